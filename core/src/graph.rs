@@ -1,0 +1,41 @@
+//! Capturing a sequence of bound calls once and replaying it.
+
+use crate::{Result, device::Stream, kernels::BoundCall};
+use std::{fmt::Debug, sync::Arc};
+
+/// Work that can be launched again and again. Everything that changes from step to step is device memory.
+pub trait Graph: Send + Debug {
+    /// Enqueues all of it.
+    ///
+    /// # Errors
+    /// If the stream is another backend's, or a fault of the device is already known.
+    fn launch(&self, stream: &mut dyn Stream) -> Result<()>;
+}
+
+/// Capturing work.
+pub trait Graphs: Send + Sync {
+    /// Captures the calls, in order, for replay on streams of this device. None of them runs.
+    ///
+    /// # Errors
+    /// If a call is not safe to capture, or the device cannot hold the graph.
+    fn capture(&self, stream: &mut dyn Stream, calls: Arc<[Box<dyn BoundCall>]>) -> Result<Box<dyn Graph>>;
+}
+
+/// What stands in for a graph on devices that have none: the list of calls.
+#[derive(Debug)]
+pub struct CallList {
+    calls: Vec<Box<dyn BoundCall>>,
+}
+
+impl CallList {
+    /// A list of calls.
+    pub fn new(calls: Vec<Box<dyn BoundCall>>) -> Self {
+        Self { calls }
+    }
+}
+
+impl Graph for CallList {
+    fn launch(&self, stream: &mut dyn Stream) -> Result<()> {
+        self.calls.iter().try_for_each(|call| call.enqueue(stream))
+    }
+}

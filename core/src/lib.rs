@@ -1,0 +1,38 @@
+//! The hardware-abstraction layer of dsrun.
+//!
+//! A model is a [`program::Program`] of primitive [`op`]s over tensors, states and weights. Everything that makes it fast
+//! is either a pass that rewrites the program or a backend that runs it better; this crate defines what both speak of. It
+//! depends on no other crate of dsrun.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`op`] | the ops: attributes, formulas, shape inference, iteration spaces |
+//! | [`program`] | programs of ops; their text form |
+//! | [`region`] | fused ops, whose meaning is their body |
+//! | [`placement`] | where a value's elements are in a device mesh |
+//! | [`device`] | backends, devices, memory, streams |
+//! | [`kernels`] | planning and running ops |
+//! | [`checked`] | the checks in front of every backend |
+//! | [`graph`] | capturing and replaying |
+//! | [`collective`] | groups of ranks; collectives over host memory |
+//! | [`registry`] | the backends of this process |
+
+pub mod checked;
+pub mod collective;
+pub mod device;
+mod dtype;
+mod error;
+pub mod graph;
+pub mod kernels;
+pub mod op;
+pub mod placement;
+pub mod program;
+pub mod region;
+pub mod registry;
+mod tensor;
+mod weight;
+
+pub use dtype::{BlockFormat, DType, WeightFormat};
+pub use error::{Code, Error, Result};
+pub use tensor::{Size, TensorDesc, TensorType};
+pub use weight::{BytesReader, WeightExpr, WeightReader, WeightType};

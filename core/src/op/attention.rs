@@ -1,0 +1,353 @@
+//! Attention: the work list of a step, attention over the paged KV cache, and attention without a cache.
+//!
+//! A step is ragged: sequence `s` brings `query_length[s]` new tokens, which are rows `query_start[s] ..` of the batch,
+//! and has `kv_length[s]` tokens in all, the new ones included. The position of its new token `j` is
+//! `kv_length[s] - query_length[s] + j`. A padded sequence has no queries and no keys.
+
+use super::{
+    Axis,
+    DimensionKind::{Parallel, Reduced},
+    IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
+    attributes::choice,
+    cache::product,
+    index_map::ABSENT,
+    signature::{operand, optional, result},
+};
+use crate::{
+    DType, Error, Result,
+    tensor::{Size, TensorType},
+};
+
+choice! {
+    /// Which keys a query sees.
+    AttentionMask {
+        /// Those at its own position and before.
+        Causal = 1 "causal",
+        /// All of its sequence.
+        Bidirectional = 2 "bidirectional",
+        /// All before this step's tokens, and those of this step whose bit is set in `mask_bits`: token trees.
+        Explicit = 3 "explicit",
+    }
+}
+
+attributes! {
+    /// Makes the work list that all attention calls of a step share, sized for the device.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `query_start`, `query_length`, `kv_length` | i32 `[S]` | |
+    /// | → `work` | i32 `[words]` | private to the backend |
+    ///
+    /// What is in the list is the backend's own business; `words` is what it asks for when queried. A backend that needs
+    /// no list asks for 0.
+    AttentionPrepare {
+        /// Length of the work list.
+        words: u32,
+    }
+}
+
+impl Operation for AttentionPrepare {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "attention_prepare",
+        profile: Profile::LlmCore1,
+        summary: "makes the backend's work list for this step's attention calls",
+        operands: &[
+            operand("query_start", OperandKind::I32),
+            operand("query_length", OperandKind::I32),
+            operand("kv_length", OperandKind::I32),
+        ],
+        results: &[result("work")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let [sequences] = operands.tensor("query_start")?.sizes()?;
+        operands.tensor("query_length")?.expect_shape([sequences], "one per sequence")?;
+        operands.tensor("kv_length")?.expect_shape([sequences], "one per sequence")?;
+        Ok(vec![TensorType::new(DType::I32, [self.words as usize])])
+    }
+
+    fn index_maps(&self, _: &Operands<'_>) -> Result<IndexMaps> {
+        Ok(IndexMaps::opaque([1, 1, 1], &[1]))
+    }
+}
+
+attributes! {
+    /// Attention of this step's queries over the paged KV cache, prompt chunks and single tokens mixed.
+    ///
+    /// For query head `h` of token `t` at position `p` of sequence `s`, over the keys `i < kv_length[s]` it sees:
+    /// `score_i = softcap(scale * q . k_i) - alibi[h] * (p - i)`, `w = softmax(score)`, `y = sum_i w_i v_i`, with
+    /// `softcap(x) = c * tanh(x / c)`. Query head `h` reads KV head `h / (query_heads / kv_heads)`. Key `i` is slot
+    /// `i % B` of page `block_table[s, i / B]`.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `query` | float `[T, query_heads * D]` | rows of no sequence are not real: their result is not written |
+    /// | `key_cache` | float `[P, kv_heads, B, D]` | this step's keys are already in it |
+    /// | `value_cache` | as `key_cache`, `[P, kv_heads, B, D']` | |
+    /// | `query_start`, `query_length`, `kv_length` | i32 `[S]` | |
+    /// | `block_table` | i32 `[S, N]` | -1 behind the last page |
+    /// | `work` | i32 `[words]` | of [`AttentionPrepare`] |
+    /// | `alibi` | f32 `[query_heads]`, optional | slopes |
+    /// | `sinks` | f32 `[query_heads]`, optional | joins the softmax as one more score with no value |
+    /// | `mask_bits` | u32 `[T, ceil(L / 32)]`, with mask `explicit` | bit `j` of row `t`: it sees its step's token `j < L` |
+    /// | → `y` | as `query`, `[T, query_heads * D']` | |
+    /// | → `log_sum_exp` | f32 `[T, query_heads]` | of the scores, sinks included |
+    ///
+    /// With `window = w > 0` a query also sees no key at `i <= p - w`. A query that sees nothing gives zeros and minus
+    /// infinity. Scores and sums in f32 or better; weights may be rounded to the element type of the cache before they
+    /// multiply values (one inner rounding); the result is rounded once.
+    PagedAttention {
+        /// Heads of `query`; a multiple of `kv_heads`.
+        query_heads: u32,
+        /// Heads of the caches.
+        kv_heads: u32,
+        /// Multiplies every score.
+        scale: f32,
+        /// Bounds the scores smoothly; 0 means no bound.
+        softcap: f32,
+        /// How many positions back a query sees, its own counted; 0 means all.
+        window: u32,
+        /// Which keys a query sees.
+        mask: AttentionMask,
+    }
+}
+
+impl PagedAttention {
+    fn group(&self) -> Result<usize> {
+        group(self.query_heads, self.kv_heads)
+    }
+}
+
+impl Operation for PagedAttention {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "paged_attention",
+        profile: Profile::LlmCore1,
+        summary: "softmax attention of ragged queries over the paged KV cache",
+        operands: &[
+            operand("query", OperandKind::Float),
+            operand("key_cache", OperandKind::Float),
+            operand("value_cache", OperandKind::Float),
+            operand("query_start", OperandKind::I32),
+            operand("query_length", OperandKind::I32),
+            operand("kv_length", OperandKind::I32),
+            operand("block_table", OperandKind::I32),
+            operand("work", OperandKind::I32),
+            optional("alibi", OperandKind::F32),
+            optional("sinks", OperandKind::F32),
+            optional("mask_bits", OperandKind::U32),
+        ],
+        results: &[result("y"), result("log_sum_exp")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let (query, keys, values) =
+            (operands.tensor("query")?, operands.tensor("key_cache")?, operands.tensor("value_cache")?);
+        self.group()?;
+        check_numbers(self.scale, self.softcap)?;
+        let [tokens, _] = query.sizes()?;
+        let [pages, heads, block, _] = values.sizes()?;
+        let [_, _, _, key_size] = keys.sizes()?;
+        keys.expect(1, &(self.kv_heads as usize).into(), "kv_heads")?;
+        keys.expect_shape([pages, heads, block, key_size], "shape of value_cache")?;
+        values.expect_dtype(keys.dtype(), "element type of key_cache")?;
+        if keys.known(2)? == 0 {
+            return Err(Error::invalid("is 0: a page needs slots").at("key_cache").field("shape[2]"));
+        }
+        let query_width = product(self.query_heads as usize, keys.known(3)?)?;
+        query.expect(1, &query_width.into(), "query_heads times head size")?;
+        let [sequences] = operands.tensor("query_start")?.sizes()?;
+        operands.tensor("query_length")?.expect_shape([sequences], "one per sequence")?;
+        operands.tensor("kv_length")?.expect_shape([sequences], "one per sequence")?;
+        let table = operands.tensor("block_table")?;
+        table.sizes::<2>()?;
+        table.expect(0, sequences, "one row per sequence")?;
+        operands.tensor("work")?.sizes::<1>()?;
+        for vector in [operands.optional("alibi"), operands.optional("sinks")].into_iter().flatten() {
+            vector.expect_shape([&(self.query_heads as usize).into()], "query_heads")?;
+        }
+        match (self.mask, operands.optional("mask_bits")) {
+            (AttentionMask::Explicit, None) => {
+                return Err(Error::invalid("is missing (mask is explicit)").at("mask_bits"));
+            }
+            (AttentionMask::Explicit, Some(bits)) => {
+                bits.sizes::<2>()?;
+                bits.expect(0, tokens, "rows of query")?;
+            }
+            (_, Some(_)) => return Err(Error::invalid("needs mask explicit").at("mask_bits")),
+            (_, None) => {}
+        }
+        let width = product(self.query_heads as usize, values.known(3)?)?;
+        Ok(vec![
+            TensorType { dtype: query.dtype(), shape: vec![tokens.clone(), width.into()] },
+            TensorType { dtype: DType::F32, shape: vec![tokens.clone(), (self.query_heads as usize).into()] },
+        ])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [tokens, _] = operands.tensor("query")?.sizes()?;
+        let (keys, values) = (operands.tensor("key_cache")?, operands.tensor("value_cache")?);
+        let absent_or = |name, axes: &'static [Axis]| if operands.optional(name).is_some() { axes } else { ABSENT };
+        Ok(IndexMaps::new(
+            head_space(tokens, self.kv_heads, self.group()?, keys.known(3)?, values.known(3)?),
+            &[
+                &[Axis::Of(&[0]), Axis::Of(&[1, 2, 3])],
+                &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[3])],
+                &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[4])],
+                &[Axis::Gathered],
+                &[Axis::Gathered],
+                &[Axis::Gathered],
+                &[Axis::Gathered, Axis::Gathered],
+                &[Axis::Gathered],
+                absent_or("alibi", &[Axis::Of(&[1, 2])]),
+                absent_or("sinks", &[Axis::Of(&[1, 2])]),
+                absent_or("mask_bits", &[Axis::Of(&[0]), Axis::Gathered]),
+            ],
+            &[&[Axis::Of(&[0]), Axis::Of(&[1, 2, 4])], &[Axis::Of(&[0]), Axis::Of(&[1, 2])]],
+        ))
+    }
+}
+
+attributes! {
+    /// Attention within ragged sequences, without a cache: what encoders use.
+    ///
+    /// As [`PagedAttention`], with key `i` of sequence `s` being row `start[s] + i` of `key` and `value`, and all sequences
+    /// as long as their queries.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `query` | float `[T, query_heads * D]` | |
+    /// | `key` | as `query`, `[T, kv_heads * D]` | |
+    /// | `value` | as `query`, `[T, kv_heads * D']` | |
+    /// | `start`, `length` | i32 `[S]` | rows of each sequence |
+    /// | `alibi` | f32 `[query_heads]`, optional | slopes |
+    /// | → `y` | as `query`, `[T, query_heads * D']` | |
+    ///
+    /// The mask is causal or bidirectional; bidirectional ALiBi uses the distance `|p - i|`, and a bidirectional window
+    /// sees `|p - i| < window`.
+    Attention {
+        /// Heads of `query`; a multiple of `kv_heads`.
+        query_heads: u32,
+        /// Heads of `key` and `value`.
+        kv_heads: u32,
+        /// Multiplies every score.
+        scale: f32,
+        /// Bounds the scores smoothly; 0 means no bound.
+        softcap: f32,
+        /// How many positions away a query sees, its own counted; 0 means all.
+        window: u32,
+        /// Which keys a query sees; not explicit.
+        mask: AttentionMask,
+    }
+}
+
+impl Attention {
+    /// Sizes of a key head and of a value head.
+    fn head_sizes(&self, operands: &Operands<'_>) -> Result<(usize, usize)> {
+        let heads = self.kv_heads as usize;
+        let size = |name| {
+            let width = operands.tensor(name)?.known(1)?;
+            if width.is_multiple_of(heads) {
+                return Ok(width / heads);
+            }
+            let message = format!("is {width}, must be a multiple of {heads} (kv_heads)");
+            Err(Error::invalid(message).at(name).field("shape[1]"))
+        };
+        group(self.query_heads, self.kv_heads)?;
+        Ok((size("key")?, size("value")?))
+    }
+}
+
+impl Operation for Attention {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "attention",
+        profile: Profile::LlmCore1,
+        summary: "softmax attention within ragged sequences, without a cache",
+        operands: &[
+            operand("query", OperandKind::Float),
+            operand("key", OperandKind::Float),
+            operand("value", OperandKind::Float),
+            operand("start", OperandKind::I32),
+            operand("length", OperandKind::I32),
+            optional("alibi", OperandKind::F32),
+        ],
+        results: &[result("y")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let query = operands.tensor("query")?;
+        let [tokens, _] = query.sizes()?;
+        check_numbers(self.scale, self.softcap)?;
+        if self.mask == AttentionMask::Explicit {
+            return Err(Error::invalid("cannot be explicit without a cache").at("mask"));
+        }
+        for name in ["key", "value"] {
+            let tensor = operands.tensor(name)?;
+            tensor.sizes::<2>()?;
+            tensor.expect(0, tokens, "rows of query")?;
+            tensor.expect_dtype(query.dtype(), "element type of query")?;
+        }
+        let (key_size, value_size) = self.head_sizes(operands)?;
+        let heads = self.query_heads as usize;
+        query.expect(1, &product(heads, key_size)?.into(), "query_heads times head size")?;
+        let [sequences] = operands.tensor("start")?.sizes()?;
+        operands.tensor("length")?.expect_shape([sequences], "one per sequence")?;
+        if let Some(alibi) = operands.optional("alibi") {
+            alibi.expect_shape([&heads.into()], "query_heads")?;
+        }
+        let width = product(heads, value_size)?;
+        Ok(vec![TensorType { dtype: query.dtype(), shape: vec![tokens.clone(), width.into()] }])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [tokens, _] = operands.tensor("query")?.sizes()?;
+        let (key_size, value_size) = self.head_sizes(operands)?;
+        let alibi = if operands.optional("alibi").is_some() { &[Axis::Of(&[1, 2])] } else { ABSENT };
+        Ok(IndexMaps::new(
+            head_space(tokens, self.kv_heads, group(self.query_heads, self.kv_heads)?, key_size, value_size),
+            &[
+                &[Axis::Of(&[0]), Axis::Of(&[1, 2, 3])],
+                &[Axis::Gathered, Axis::Of(&[1, 3])],
+                &[Axis::Gathered, Axis::Of(&[1, 4])],
+                &[Axis::Gathered],
+                &[Axis::Gathered],
+                alibi,
+            ],
+            &[&[Axis::Of(&[0]), Axis::Of(&[1, 2, 4])]],
+        ))
+    }
+}
+
+/// Query heads per KV head.
+fn group(query_heads: u32, kv_heads: u32) -> Result<usize> {
+    if kv_heads > 0 && query_heads > 0 && query_heads.is_multiple_of(kv_heads) {
+        return Ok((query_heads / kv_heads) as usize);
+    }
+    Err(Error::invalid(format!("is {query_heads}, must be a multiple of {kv_heads} (kv_heads)")).at("query_heads"))
+}
+
+fn check_numbers(scale: f32, softcap: f32) -> Result<()> {
+    if !scale.is_finite() {
+        return Err(Error::invalid(format!("is {scale}, must be finite")).at("scale"));
+    }
+    if !softcap.is_finite() || softcap < 0.0 {
+        return Err(Error::invalid(format!("is {softcap}, must be finite and not negative")).at("softcap"));
+    }
+    Ok(())
+}
+
+/// Tokens, KV heads, query heads of a KV head, key elements, value elements. Keys are reached through data.
+fn head_space(
+    tokens: &Size,
+    kv_heads: u32,
+    group: usize,
+    key: usize,
+    value: usize,
+) -> [(&'static str, super::DimensionKind, Size); 5] {
+    [
+        ("rows", Parallel, tokens.clone()),
+        ("kv_heads", Parallel, (kv_heads as usize).into()),
+        ("group", Parallel, group.into()),
+        ("key", Reduced, key.into()),
+        ("value", Parallel, value.into()),
+    ]
+}

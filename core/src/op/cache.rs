@@ -1,0 +1,197 @@
+//! The paged KV cache: writing new keys and values, and moving pages.
+//!
+//! The cache of a layer is two states, `key_cache[P, heads, B, D]` and `value_cache[P, heads, B, D']`: `P` pages of `B`
+//! slots each. Slot `s` is slot `s % B` of page `s / B`.
+
+use super::{
+    Axis, DimensionKind::Parallel, IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
+    signature::{operand, result, updated},
+};
+use crate::{Error, Result, tensor::TensorType};
+
+attributes! {
+    /// Writes the keys and values of this step's tokens into their slots.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `key_cache` | float `[P, heads, B, D]` | updated |
+    /// | `value_cache` | as `key_cache`, `[P, heads, B, D']` | updated |
+    /// | `key` | float `[T, heads * D]` | |
+    /// | `value` | float `[T, heads * D']` | |
+    /// | `slots` | i32 `[T]` | where row `t` goes; -1 skips; no slot twice |
+    /// | → `key_cache`, `value_cache` | the operands, updated | |
+    ///
+    /// Rounded once if the cache has another element type. Slots outside the cache are treated as -1.
+    KvWrite {}
+}
+
+impl Operation for KvWrite {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "kv_write",
+        profile: Profile::LlmCore1,
+        summary: "`cache[slots[t]] = key[t], value[t]`; -1 skips",
+        operands: &[
+            operand("key_cache", OperandKind::Float),
+            operand("value_cache", OperandKind::Float),
+            operand("key", OperandKind::Float),
+            operand("value", OperandKind::Float),
+            operand("slots", OperandKind::I32),
+        ],
+        results: &[updated("key_cache", 0), updated("value_cache", 1)],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let (keys, values) = (operands.tensor("key_cache")?, operands.tensor("value_cache")?);
+        let [pages, heads, block, _] = keys.sizes()?;
+        let [_, _, _, value_size] = values.sizes()?;
+        values.expect_dtype(keys.dtype(), "element type of key_cache")?;
+        values.expect_shape([pages, heads, block, value_size], "shape of key_cache")?;
+        let [tokens, _] = operands.tensor("key")?.sizes()?;
+        for (name, cache) in [("key", keys), ("value", values)] {
+            let width = product(cache.known(1)?, cache.known(3)?)?;
+            operands.tensor(name)?.expect_shape([tokens, &width.into()], "heads times head size of the cache")?;
+        }
+        operands.tensor("slots")?.expect_shape([tokens], "rows of key")?;
+        Ok(vec![keys.tensor_type().clone(), values.tensor_type().clone()])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let (keys, values) = (operands.tensor("key_cache")?, operands.tensor("value_cache")?);
+        let [tokens, _] = operands.tensor("key")?.sizes()?;
+        let [_, heads, _, key_size] = keys.sizes()?;
+        let [_, _, _, value_size] = values.sizes()?;
+        const KEYS: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[2])];
+        const VALUES: &[Axis] = &[Axis::Gathered, Axis::Of(&[1]), Axis::Gathered, Axis::Of(&[3])];
+        Ok(IndexMaps::new(
+            [
+                ("rows", Parallel, tokens.clone()),
+                ("heads", Parallel, heads.clone()),
+                ("key", Parallel, key_size.clone()),
+                ("value", Parallel, value_size.clone()),
+            ],
+            &[
+                KEYS,
+                VALUES,
+                &[Axis::Of(&[0]), Axis::Of(&[1, 2])],
+                &[Axis::Of(&[0]), Axis::Of(&[1, 3])],
+                &[Axis::Of(&[0])],
+            ],
+            &[KEYS, VALUES],
+        ))
+    }
+}
+
+attributes! {
+    /// Copies pages within a cache: for each pair, page `pairs[i, 1] = ` page `pairs[i, 0]`.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `cache` | float `[P, heads, B, D]` | updated |
+    /// | `pairs` | i32 `[N, 2]` | source and destination; -1 in either skips; no page is both source and destination |
+    /// | → `cache` | the operand, updated | |
+    ///
+    /// Exact. Pages outside the cache are treated as -1.
+    PageCopy {}
+}
+
+impl Operation for PageCopy {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "page_copy",
+        profile: Profile::LlmCore1,
+        summary: "`cache[pairs[i, 1]] = cache[pairs[i, 0]]`; -1 skips",
+        operands: &[operand("cache", OperandKind::Float), operand("pairs", OperandKind::I32)],
+        results: &[updated("cache", 0)],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let (cache, pairs) = (operands.tensor("cache")?, operands.tensor("pairs")?);
+        cache.sizes::<4>()?;
+        pairs.sizes::<2>()?;
+        pairs.expect(1, &2.into(), "source and destination")?;
+        Ok(vec![cache.tensor_type().clone()])
+    }
+
+    fn index_maps(&self, _: &Operands<'_>) -> Result<IndexMaps> {
+        Ok(IndexMaps::opaque([4, 2], &[4]))
+    }
+}
+
+attributes! {
+    /// Gathers pages into rows, to move them elsewhere: `y[i] = cache[pages[i]]`, flattened.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `cache` | float `[P, heads, B, D]` | |
+    /// | `pages` | i32 `[N]` | -1 skips: the row is not written |
+    /// | → `y` | as `cache`, `[N, heads * B * D]` | |
+    ///
+    /// Exact. Pages outside the cache are treated as -1.
+    PageGather {}
+}
+
+impl Operation for PageGather {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "page_gather",
+        profile: Profile::LlmCore1,
+        summary: "`y[i] = cache[pages[i]]`; -1 skips",
+        operands: &[operand("cache", OperandKind::Float), operand("pages", OperandKind::I32)],
+        results: &[result("y")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let (cache, [pages]) = (operands.tensor("cache")?, operands.tensor("pages")?.sizes()?);
+        cache.sizes::<4>()?;
+        let width = product(product(cache.known(1)?, cache.known(2)?)?, cache.known(3)?)?;
+        Ok(vec![TensorType { dtype: cache.dtype(), shape: vec![pages.clone(), width.into()] }])
+    }
+
+    fn index_maps(&self, _: &Operands<'_>) -> Result<IndexMaps> {
+        Ok(IndexMaps::opaque([4, 1], &[2]))
+    }
+}
+
+attributes! {
+    /// The inverse of [`PageGather`]: `cache[pages[i]] = x[i]`.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `cache` | float `[P, heads, B, D]` | updated |
+    /// | `x` | as `cache`, `[N, heads * B * D]` | |
+    /// | `pages` | i32 `[N]` | -1 skips; no page twice |
+    /// | → `cache` | the operand, updated | |
+    ///
+    /// Exact. Pages outside the cache are treated as -1.
+    PageScatter {}
+}
+
+impl Operation for PageScatter {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "page_scatter",
+        profile: Profile::LlmCore1,
+        summary: "`cache[pages[i]] = x[i]`; -1 skips",
+        operands: &[
+            operand("cache", OperandKind::Float),
+            operand("x", OperandKind::Float),
+            operand("pages", OperandKind::I32),
+        ],
+        results: &[updated("cache", 0)],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let (cache, x, [pages]) =
+            (operands.tensor("cache")?, operands.tensor("x")?, operands.tensor("pages")?.sizes()?);
+        cache.sizes::<4>()?;
+        let width = product(product(cache.known(1)?, cache.known(2)?)?, cache.known(3)?)?;
+        x.expect_dtype(cache.dtype(), "element type of cache")?;
+        x.expect_shape([pages, &width.into()], "pages times page size")?;
+        Ok(vec![cache.tensor_type().clone()])
+    }
+
+    fn index_maps(&self, _: &Operands<'_>) -> Result<IndexMaps> {
+        Ok(IndexMaps::opaque([4, 2, 1], &[4]))
+    }
+}
+
+pub(super) fn product(a: usize, b: usize) -> Result<usize> {
+    a.checked_mul(b).ok_or_else(|| Error::invalid("size overflows").field("shape"))
+}

@@ -1,0 +1,160 @@
+//! Sums, casts and fills.
+
+use super::{
+    Axis,
+    DimensionKind::Parallel,
+    IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
+    index_map::ABSENT,
+    linear::check_float,
+    signature::{operand, optional, result, updated},
+};
+use crate::{
+    DType, Error, Result,
+    tensor::{Size, TensorType},
+};
+
+const ROWS_AND_FEATURES: &[Axis] = &[Axis::Of(&[0]), Axis::Of(&[1])];
+
+fn plane(rows: &Size, features: &Size) -> [(&'static str, super::DimensionKind, Size); 2] {
+    [("rows", Parallel, rows.clone()), ("features", Parallel, features.clone())]
+}
+
+attributes! {
+    /// Residual sum: `y = a + alpha * (b + bias) + c`.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `a`, `b` | float `[T, H]`, of one type | |
+    /// | `c` | as `a`, optional | a second residual (parallel attention and MLP) |
+    /// | `bias` | float `[H]`, optional | |
+    /// | → `y` | as `a` | |
+    ///
+    /// Computed in f32, rounded once.
+    Add {
+        /// Multiplies `b + bias`.
+        alpha: f32,
+    }
+}
+
+impl Operation for Add {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "add",
+        profile: Profile::LlmCore1,
+        summary: "`y = a + alpha * (b + bias) + c`",
+        operands: &[
+            operand("a", OperandKind::Float),
+            operand("b", OperandKind::Float),
+            optional("c", OperandKind::Float),
+            optional("bias", OperandKind::Float),
+        ],
+        results: &[result("y")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let a = operands.tensor("a")?;
+        let [rows, features] = a.sizes()?;
+        for other in [operands.optional("b"), operands.optional("c")].into_iter().flatten() {
+            other.expect_dtype(a.dtype(), "element type of a")?;
+            other.expect_shape([rows, features], "shape of a")?;
+        }
+        if let Some(bias) = operands.optional("bias") {
+            bias.expect_shape([features], "features of a")?;
+        }
+        if !self.alpha.is_finite() {
+            return Err(Error::invalid(format!("is {}, must be finite", self.alpha)).at("alpha"));
+        }
+        Ok(vec![a.tensor_type().clone()])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [rows, features] = operands.tensor("a")?.sizes()?;
+        let c = if operands.optional("c").is_some() { ROWS_AND_FEATURES } else { ABSENT };
+        let bias = if operands.optional("bias").is_some() { &[Axis::Of(&[1])] } else { ABSENT };
+        let operands = [ROWS_AND_FEATURES, ROWS_AND_FEATURES, c, bias];
+        Ok(IndexMaps::new(plane(rows, features), &operands, &[ROWS_AND_FEATURES]))
+    }
+}
+
+attributes! {
+    /// Copies and rounds to another float type: `y = round(x)`, to nearest, ties to even.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `x` | float `[T, H]` | |
+    /// | → `y` | `dtype` `[T, H]` | |
+    ///
+    /// Exact but for the rounding; the same type copies bits. Values beyond f16's range become infinite.
+    Cast {
+        /// Element type of the result; a float.
+        dtype: DType,
+    }
+}
+
+impl Operation for Cast {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "cast",
+        profile: Profile::LlmCore1,
+        summary: "`y = round(x)` to another float type",
+        operands: &[operand("x", OperandKind::Float)],
+        results: &[result("y")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let x = operands.tensor("x")?;
+        let [rows, features] = x.sizes()?;
+        check_float(self.dtype)?;
+        Ok(vec![TensorType { dtype: self.dtype, shape: vec![rows.clone(), features.clone()] }])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [rows, features] = operands.tensor("x")?.sizes()?;
+        Ok(IndexMaps::new(plane(rows, features), &[ROWS_AND_FEATURES], &[ROWS_AND_FEATURES]))
+    }
+}
+
+attributes! {
+    /// Sets every element of `x` to `value`, in place.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `x` | any `[T, H]` | updated |
+    /// | → `y` | `x` | |
+    ///
+    /// For integer types `value` must be a whole number in range.
+    Fill {
+        /// The value.
+        value: f32,
+    }
+}
+
+impl Operation for Fill {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "fill",
+        profile: Profile::LlmCore1,
+        summary: "sets every element to a value, in place",
+        operands: &[operand("x", OperandKind::Any)],
+        results: &[updated("y", 0)],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let x = operands.tensor("x")?;
+        x.sizes::<2>()?;
+        let range = match x.dtype() {
+            DType::I32 => Some((f64::from(i32::MIN), f64::from(i32::MAX))),
+            DType::U32 => Some((0.0, f64::from(u32::MAX))),
+            DType::I8 => Some((f64::from(i8::MIN), f64::from(i8::MAX))),
+            DType::U8 => Some((0.0, f64::from(u8::MAX))),
+            DType::F32 | DType::F16 | DType::BF16 => None,
+        };
+        let value = f64::from(self.value);
+        if range.is_some_and(|(low, high)| value.fract() != 0.0 || !(low..=high).contains(&value)) {
+            return Err(Error::invalid(format!("{} is no {}", self.value, x.dtype())).at("value"));
+        }
+        Ok(vec![x.tensor_type().clone()])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [rows, features] = operands.tensor("x")?.sizes()?;
+        Ok(IndexMaps::new(plane(rows, features), &[ROWS_AND_FEATURES], &[ROWS_AND_FEATURES]))
+    }
+}

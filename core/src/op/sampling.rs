@@ -1,0 +1,223 @@
+//! From logits to tokens.
+//!
+//! Sampling parameters are a state, `parameters[C, 8]` in f32: one row per running request, columns as in
+//! [`SamplingColumn`]. So a request's parameters are uploaded once, and a captured step serves every mix of requests.
+
+use super::{
+    Axis,
+    DimensionKind::{Parallel, Reduced},
+    IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
+    attributes::choice,
+    index_map::ABSENT,
+    signature::{operand, optional, result},
+};
+use crate::{
+    DType, Result,
+    tensor::{Size, TensorType},
+};
+
+choice! {
+    /// The columns of a row of sampling parameters.
+    SamplingColumn {
+        /// 0 means greedy: the largest logit.
+        Temperature = 0 "temperature",
+        /// Keep this many of the largest logits; 0 means all. A whole number.
+        TopK = 1 "top_k",
+        /// Keep the likeliest tokens until their probabilities reach this; 1 means all.
+        TopP = 2 "top_p",
+        /// Keep tokens at least this likely, relative to the likeliest; 0 means all.
+        MinP = 3 "min_p",
+        /// Divides positive and multiplies negative logits of tokens already seen; 1 means none.
+        RepetitionPenalty = 4 "repetition_penalty",
+        /// Subtracted once from logits of tokens already generated.
+        PresencePenalty = 5 "presence_penalty",
+        /// Subtracted from logits for every time the token was generated.
+        FrequencyPenalty = 6 "frequency_penalty",
+    }
+}
+
+/// Columns of a row of sampling parameters; the last is reserved and 0.
+pub const SAMPLING_COLUMNS: usize = 8;
+
+attributes! {
+    /// Penalties, bias and mask on logits.
+    ///
+    /// For row `r` of request `c = requests[r]`, with `n` the count of token `v` (see [`super::IN_PROMPT`]):
+    /// `x = logits[r, v]`; if the token was seen, in the prompt or generated, `x = x / p` for `x > 0` and `x * p` else, with
+    /// the repetition penalty `p`; then `x -= frequency * n`, `x -= presence` if `n > 0`, `x += bias[c, v]`; minus infinity
+    /// where the mask bit is 0.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `logits` | float `[R, V]` | |
+    /// | `requests` | i32 `[R]` | -1 skips the row: it is not written |
+    /// | `parameters` | f32 `[C, 8]` | |
+    /// | `counts` | i32 `[C, V]` | |
+    /// | `bias` | f32 `[C, V]`, optional | |
+    /// | `mask` | u32 `[R, ceil(V / 32)]`, optional | bit `v % 32` of word `v / 32`: token `v` is allowed |
+    /// | → `y` | f32 `[R, V]` | |
+    ///
+    /// Computed in f32.
+    LogitProcess {}
+}
+
+impl Operation for LogitProcess {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "logit_process",
+        profile: Profile::LlmCore1,
+        summary: "repetition, presence and frequency penalties, bias and mask on logits",
+        operands: &[
+            operand("logits", OperandKind::Float),
+            operand("requests", OperandKind::I32),
+            operand("parameters", OperandKind::F32),
+            operand("counts", OperandKind::I32),
+            optional("bias", OperandKind::F32),
+            optional("mask", OperandKind::U32),
+        ],
+        results: &[result("y")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let logits = operands.tensor("logits")?;
+        let [rows, vocabulary] = logits.sizes()?;
+        operands.tensor("requests")?.expect_shape([rows], "rows of logits")?;
+        let parameters = operands.tensor("parameters")?;
+        let [capacity, _] = parameters.sizes()?;
+        parameters.expect(1, &SAMPLING_COLUMNS.into(), "sampling columns")?;
+        operands.tensor("counts")?.expect_shape([capacity, vocabulary], "requests times vocabulary")?;
+        if let Some(bias) = operands.optional("bias") {
+            bias.expect_shape([capacity, vocabulary], "requests times vocabulary")?;
+        }
+        if let Some(mask) = operands.optional("mask") {
+            let words: Size = logits.known(1)?.div_ceil(32).into();
+            mask.expect_shape([rows, &words], "a bit per token")?;
+        }
+        Ok(vec![TensorType { dtype: DType::F32, shape: vec![rows.clone(), vocabulary.clone()] }])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [rows, vocabulary] = operands.tensor("logits")?.sizes()?;
+        let bias = if operands.optional("bias").is_some() { &[Axis::Gathered, Axis::Of(&[1])] } else { ABSENT };
+        let mask = if operands.optional("mask").is_some() { &[Axis::Of(&[0]), Axis::Gathered] } else { ABSENT };
+        Ok(IndexMaps::new(
+            [("rows", Parallel, rows.clone()), ("vocabulary", Parallel, vocabulary.clone())],
+            &[
+                &[Axis::Of(&[0]), Axis::Of(&[1])],
+                &[Axis::Of(&[0])],
+                &[Axis::Gathered, Axis::Gathered],
+                &[Axis::Gathered, Axis::Of(&[1])],
+                bias,
+                mask,
+            ],
+            &[&[Axis::Of(&[0]), Axis::Of(&[1])]],
+        ))
+    }
+}
+
+attributes! {
+    /// The index of the largest element of each row; the lowest on ties.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `x` | float `[R, V]` | NaN counts as minus infinity |
+    /// | → `ids` | i32 `[R]` | -1 if the row is empty or all NaN |
+    ///
+    /// Exact.
+    Argmax {}
+}
+
+impl Operation for Argmax {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "argmax",
+        profile: Profile::LlmCore1,
+        summary: "index of the largest element of each row, the lowest on ties",
+        operands: &[operand("x", OperandKind::Float)],
+        results: &[result("ids")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let [rows, _] = operands.tensor("x")?.sizes()?;
+        Ok(vec![TensorType { dtype: DType::I32, shape: vec![rows.clone()] }])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [rows, vocabulary] = operands.tensor("x")?.sizes()?;
+        Ok(IndexMaps::new(
+            [("rows", Parallel, rows.clone()), ("vocabulary", Reduced, vocabulary.clone())],
+            &[&[Axis::Of(&[0]), Axis::Of(&[1])]],
+            &[&[Axis::Of(&[0])]],
+        ))
+    }
+}
+
+attributes! {
+    /// Draws one token per row, by Gumbel-max over what the filters leave.
+    ///
+    /// For row `r` of request `c = requests[r]`, with temperature `t`, and ties broken towards the lower id throughout:
+    ///
+    /// 1. `t = 0`: the token of the largest logit (as [`Argmax`]).
+    /// 2. Otherwise `x = logits / t`. Keep the `top_k` largest; `p = softmax` over them; keep the likeliest until their
+    ///    sum reaches `top_p` (the token that reaches it included); keep those with `p >= min_p * max(p)`.
+    /// 3. The token is the argmax over what is left of `x + g`, `g = -ln(-ln(1 - v))`, with `v = (w + 0.5) / 2^32` and `w`
+    ///    the first word of Philox4x32-10 with key `seeds[c]` and counter `(token, positions[r], 0, 0)`. (`ln_1p(-v)`
+    ///    keeps the rare large `g` exact in f32; `v` is at most `1 - 2^-24` there.)
+    ///
+    /// The draw depends on seed, position and token only: not on the order of rows, on shards or on the batch.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `logits` | f32 `[R, V]` | NaN and minus infinity are never drawn |
+    /// | `requests` | i32 `[R]` | -1 skips the row: its result is -1 |
+    /// | `positions` | i32 `[R]` | position of the token that is drawn |
+    /// | `parameters` | f32 `[C, 8]` | |
+    /// | `seeds` | u32 `[C, 2]` | |
+    /// | → `ids` | i32 `[R]` | -1 if no token is left |
+    /// | → `log_probability` | f32 `[R]` | `ln softmax(logits)[id]` of the logits given, no temperature or filter; 0 if the id is -1 |
+    ///
+    /// Sources: Gumbel (1954), Maddison et al., "A* Sampling" (2014); Salmon et al., "Parallel random numbers: as easy as
+    /// 1, 2, 3" (2011).
+    Sample {}
+}
+
+impl Operation for Sample {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "sample",
+        profile: Profile::LlmCore1,
+        summary: "temperature, top-k, top-p, min-p, then Gumbel-max keyed by seed, position and token",
+        operands: &[
+            operand("logits", OperandKind::F32),
+            operand("requests", OperandKind::I32),
+            operand("positions", OperandKind::I32),
+            operand("parameters", OperandKind::F32),
+            operand("seeds", OperandKind::U32),
+        ],
+        results: &[result("ids"), result("log_probability")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let [rows, _] = operands.tensor("logits")?.sizes()?;
+        for name in ["requests", "positions"] {
+            operands.tensor(name)?.expect_shape([rows], "rows of logits")?;
+        }
+        let parameters = operands.tensor("parameters")?;
+        let [capacity, _] = parameters.sizes()?;
+        parameters.expect(1, &SAMPLING_COLUMNS.into(), "sampling columns")?;
+        operands.tensor("seeds")?.expect_shape([capacity, &2.into()], "two words per request")?;
+        Ok([DType::I32, DType::F32].map(|dtype| TensorType { dtype, shape: vec![rows.clone()] }).into())
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [rows, vocabulary] = operands.tensor("logits")?.sizes()?;
+        Ok(IndexMaps::new(
+            [("rows", Parallel, rows.clone()), ("vocabulary", Reduced, vocabulary.clone())],
+            &[
+                &[Axis::Of(&[0]), Axis::Of(&[1])],
+                &[Axis::Of(&[0])],
+                &[Axis::Of(&[0])],
+                &[Axis::Gathered, Axis::Gathered],
+                &[Axis::Gathered, Axis::Gathered],
+            ],
+            &[&[Axis::Of(&[0])], &[Axis::Of(&[0])]],
+        ))
+    }
+}

@@ -1,0 +1,154 @@
+//! Building programs, with every call checked as it is added.
+
+use super::{Call, Lane, Node, Origin, Program, Segment, SegmentKind, Value, ValueId};
+use crate::{
+    Error, Result, WeightExpr, WeightType,
+    op::{Op, OperandType},
+    placement::Placements,
+    tensor::{Size, TensorType},
+};
+
+/// Builds a [`Program`], inferring types as it goes, so that a mistake is reported where it is made.
+///
+/// ```
+/// # fn main() -> dsrun_core::Result<()> {
+/// use dsrun_core::{DType, WeightExpr, WeightFormat, WeightType, TensorType, op, program::ProgramBuilder};
+///
+/// let mut program = ProgramBuilder::new("one layer");
+/// let tokens = program.bounded("tokens");
+/// let x = program.input("x", TensorType::new(DType::F32, [tokens, 4.into()]))?;
+/// let dense = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![8, 4] };
+/// let weight = program.weight("up", WeightExpr::tensor("up.weight"), dense)?;
+/// let y = program.call(op::Linear { dtype: DType::F32 }, [Some(x), Some(weight), None])?;
+/// let program = program.finish(&[y])?;
+/// assert_eq!(program.value(y)?.tensor_type().unwrap().to_string(), "f32[?tokens, 8]");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct ProgramBuilder {
+    program: Program,
+}
+
+impl ProgramBuilder {
+    /// An empty program with one segment, `step`, that may be captured.
+    pub fn new(name: impl Into<String>) -> Self {
+        let segments = vec![Segment { name: "step".into(), kind: SegmentKind::Graph }];
+        Self { program: Program { name: name.into(), segments, ..Program::default() } }
+    }
+
+    /// A bounded size; its extent is the next in the step's `extents` vector.
+    pub fn bounded(&mut self, name: &str) -> Size {
+        if !self.program.extents.iter().any(|extent| &**extent == name) {
+            self.program.extents.push(name.into());
+        }
+        Size::bounded(name)
+    }
+
+    /// Begins a segment: calls added from here on belong to it. A first segment without calls is replaced.
+    pub fn segment(&mut self, name: impl Into<String>, kind: SegmentKind) {
+        if self.program.nodes.is_empty() {
+            self.program.segments.clear();
+        }
+        self.program.segments.push(Segment { name: name.into(), kind });
+    }
+
+    /// An input: uploaded by the host before each step.
+    ///
+    /// # Errors
+    /// If the type is not allowed or the name is taken.
+    pub fn input(&mut self, name: impl Into<String>, tensor: TensorType) -> Result<ValueId> {
+        self.declare(name.into(), OperandType::Tensor(tensor), Origin::Input)
+    }
+
+    /// A state: lives from step to step, zero at first.
+    ///
+    /// # Errors
+    /// If the type is not allowed or the name is taken.
+    pub fn state(&mut self, name: impl Into<String>, tensor: TensorType) -> Result<ValueId> {
+        self.declare(name.into(), OperandType::Tensor(tensor), Origin::State)
+    }
+
+    /// A weight that the backend packs.
+    ///
+    /// # Errors
+    /// If the type is not allowed or the name is taken.
+    pub fn weight(&mut self, name: impl Into<String>, expr: WeightExpr, weight: WeightType) -> Result<ValueId> {
+        self.declare(name.into(), OperandType::Weight(weight), Origin::Weight(expr))
+    }
+
+    /// A weight that is a plain tensor: the vectors of norms, biases, rotary frequencies.
+    ///
+    /// # Errors
+    /// If the type is not allowed or the name is taken.
+    pub fn vector(&mut self, name: impl Into<String>, expr: WeightExpr, tensor: TensorType) -> Result<ValueId> {
+        self.declare(name.into(), OperandType::Tensor(tensor), Origin::Weight(expr))
+    }
+
+    fn declare(&mut self, name: String, value_type: OperandType, origin: Origin) -> Result<ValueId> {
+        let value = Value { name, value_type, origin, placements: Placements::default() };
+        let index = self.program.values.len();
+        let checked = self.program.validate_value(index, &value);
+        checked.map_err(|error| error.at(&value.name))?;
+        self.program.values.push(value);
+        Ok(ValueId::new(index))
+    }
+
+    /// Adds a call and gives its results.
+    ///
+    /// # Errors
+    /// Names op, argument and field.
+    pub fn calls(
+        &mut self,
+        op: impl Into<Op>,
+        operands: impl IntoIterator<Item = Option<ValueId>>,
+    ) -> Result<Vec<ValueId>> {
+        let (op, operands): (Op, Vec<_>) = (op.into(), operands.into_iter().collect());
+        let types = self.program.operand_types(&operands).map_err(|error| error.in_op(op.name()))?;
+        let node = self.program.nodes.len();
+        let mut results = Vec::new();
+        for tensor in op.infer(&types)? {
+            results.push(ValueId::new(self.program.values.len()));
+            let value_type = OperandType::Tensor(tensor);
+            let (name, origin, placements) = (String::new(), Origin::Node(node), Placements::default());
+            self.program.values.push(Value { name, value_type, origin, placements });
+        }
+        let lane = if op.mesh_axis().is_some() { Lane::Communication } else { Lane::Compute };
+        let segment = self.program.segments.len().saturating_sub(1);
+        self.program.nodes.push(Node { call: Call { op, operands, results: results.clone() }, lane, segment });
+        Ok(results)
+    }
+
+    /// Adds a call and gives its first result.
+    ///
+    /// # Errors
+    /// As [`Self::calls`], or if the op has no result.
+    pub fn call(
+        &mut self,
+        op: impl Into<Op>,
+        operands: impl IntoIterator<Item = Option<ValueId>>,
+    ) -> Result<ValueId> {
+        let op = op.into();
+        let name = op.name().to_owned();
+        let results = self.calls(op, operands)?;
+        results.first().copied().ok_or_else(|| Error::invalid("has no result").in_op(&name))
+    }
+
+    /// The type of a value added before.
+    ///
+    /// # Errors
+    /// If there is no such value.
+    pub fn value(&self, id: ValueId) -> Result<&Value> {
+        self.program.value(id)
+    }
+
+    /// Ends the program; `outputs` are what the host reads after a step.
+    ///
+    /// # Errors
+    /// As [`Program::validate`].
+    pub fn finish(mut self, outputs: &[ValueId]) -> Result<Program> {
+        self.program.outputs = outputs.to_vec();
+        self.program.validate()?;
+        Ok(self.program)
+    }
+}

@@ -1,0 +1,209 @@
+//! The fused op: a small program of primitives whose meaning is its body.
+//!
+//! Because the body defines the result, a region needs no formula of its own and can always be lowered: a backend that has
+//! a kernel for a body answers that it runs it natively, any other device runs the primitives. Regions with the same
+//! body are equal, whatever they are called.
+
+use crate::{
+    Error, Result,
+    op::{IndexMaps, Op, OperandType},
+    program::{Call, ValueId},
+    tensor::TensorType,
+};
+use std::fmt;
+
+/// A fused op.
+///
+/// Values of the body are numbered: first the operands, then the results of each call in turn. This numbering and the
+/// order of calls are the canonical form; [`Region::encoding`] writes it as text.
+#[derive(Clone, Debug)]
+pub struct Region {
+    name: String,
+    operands: usize,
+    calls: Vec<Call>,
+    results: Vec<ValueId>,
+}
+
+impl PartialEq for Region {
+    fn eq(&self, other: &Self) -> bool {
+        (self.operands, &self.calls, &self.results) == (other.operands, &other.calls, &other.results)
+    }
+}
+
+impl Region {
+    /// The most operands a region may have.
+    pub const MAX_OPERANDS: usize = 256;
+
+    /// A region of `operands` operands, the body `calls` and the body's values `results`.
+    ///
+    /// The name is for people: it has no part in what the region is.
+    ///
+    /// # Errors
+    /// If the body is empty, holds a region, is not numbered canonically, uses a value before it is there, leaves an
+    /// operand unused, or names a result that is none.
+    pub fn new(name: impl Into<String>, operands: usize, calls: Vec<Call>, results: Vec<ValueId>) -> Result<Self> {
+        let region = Self { name: name.into(), operands, calls, results };
+        region.check().map_err(|error| error.in_op(&region.name))?;
+        Ok(region)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.calls.is_empty() || self.results.is_empty() {
+            return Err(Error::invalid("a region needs a body and a result"));
+        }
+        if self.operands > Self::MAX_OPERANDS {
+            return Err(Error::invalid(format!("{} operands, at most {}", self.operands, Self::MAX_OPERANDS)));
+        }
+        let mut used = vec![false; self.operands];
+        let mut defined = self.operands;
+        for (index, call) in self.calls.iter().enumerate() {
+            if matches!(call.op, Op::Region(_)) {
+                return Err(Error::invalid(format!("call {index} of the body is a region itself")));
+            }
+            for value in call.operands.iter().flatten() {
+                if value.index() >= defined {
+                    return Err(Error::invalid(format!("call {index} uses {value} before it is there")));
+                }
+                if let Some(used) = used.get_mut(value.index()) {
+                    *used = true;
+                }
+            }
+            for value in &call.results {
+                if value.index() != defined {
+                    return Err(Error::invalid(format!("call {index} defines {value} where %{defined} is next")));
+                }
+                defined += 1;
+            }
+        }
+        if let Some(outside) = self.results.iter().find(|value| !(self.operands..defined).contains(&value.index())) {
+            return Err(Error::invalid(format!("result {outside} is not made by the body")));
+        }
+        if let Some(unused) = used.iter().position(|used| !used) {
+            return Err(Error::invalid(format!("operand %{unused} is not used")));
+        }
+        Ok(())
+    }
+
+    /// The name for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many operands it has.
+    pub fn operands(&self) -> usize {
+        self.operands
+    }
+
+    /// The body, in order.
+    pub fn calls(&self) -> &[Call] {
+        &self.calls
+    }
+
+    /// The body's values that are results.
+    pub fn results(&self) -> &[ValueId] {
+        &self.results
+    }
+
+    /// The types of all values of the body, operands first; `None` where an operand's type does not matter.
+    ///
+    /// # Errors
+    /// As [`Op::infer`] of the body's calls.
+    pub fn value_types(&self, operands: &[Option<OperandType>]) -> Result<Vec<Option<OperandType>>> {
+        if operands.len() != self.operands {
+            let message = format!("has {} operands, needs {}", operands.len(), self.operands);
+            return Err(Error::invalid(message).field("operands"));
+        }
+        let mut types = operands.to_vec();
+        for call in &self.calls {
+            let call_types: Vec<_> =
+                call.operands.iter().map(|value| value.and_then(|value| types[value.index()].clone())).collect();
+            types.extend(call.op.infer(&call_types)?.into_iter().map(|result| Some(OperandType::Tensor(result))));
+        }
+        Ok(types)
+    }
+
+    pub(crate) fn infer(&self, operands: &[Option<OperandType>]) -> Result<Vec<TensorType>> {
+        let types = self.value_types(operands)?;
+        let result = |value: &ValueId| match types.get(value.index()) {
+            Some(Some(OperandType::Tensor(tensor))) => Ok(tensor.clone()),
+            _ => Err(Error::internal(format!("result {value} of a region has no type"))),
+        };
+        self.results.iter().map(result).collect()
+    }
+
+    pub(crate) fn index_maps(&self, operands: &[Option<OperandType>]) -> Result<IndexMaps> {
+        let rank = |operand: &Option<OperandType>| match operand {
+            Some(OperandType::Tensor(tensor)) => tensor.shape.len(),
+            Some(OperandType::Weight(weight)) => weight.shape.len(),
+            None => 0,
+        };
+        let results: Vec<usize> = self.infer(operands)?.iter().map(|result| result.shape.len()).collect();
+        Ok(IndexMaps::opaque(operands.iter().map(rank), &results))
+    }
+
+    /// The operand that result `index` updates in place, through however many calls of the body.
+    pub fn updates(&self, index: usize) -> Option<usize> {
+        let mut value = *self.results.get(index)?;
+        while value.index() >= self.operands {
+            let (call, result) = self.calls.iter().find_map(|call| {
+                let result = call.results.iter().position(|result| *result == value)?;
+                Some((call, result))
+            })?;
+            value = (*call.operands.get(call.op.updates(result)?)?)?;
+        }
+        Some(value.index())
+    }
+
+    /// The canonical text of the body, without the name: equal for equal regions.
+    pub fn encoding(&self) -> String {
+        let results: Vec<String> = self.results.iter().map(ToString::to_string).collect();
+        let calls: Vec<String> = self.calls.iter().map(|call| format!("{call}; ")).collect();
+        format!("({}) {{ {}return {} }}", self.operands, calls.concat(), results.join(", "))
+    }
+}
+
+impl fmt::Display for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "region {:?} {}", self.name, self.encoding())
+    }
+}
+
+/// Regions with names for people, as passes make them and backends know them.
+pub mod well_known {
+    use super::Region;
+    use crate::{
+        DType, Result,
+        op::{Add, Linear, RmsNorm},
+        program::{Call, ValueId},
+    };
+
+    fn values<const N: usize>(indices: [Option<usize>; N]) -> Vec<Option<ValueId>> {
+        indices.map(|index| index.map(ValueId::new)).into()
+    }
+
+    /// Residual add and norm: operands `a, b, weight`; results `r = add(a, b)`, `y = rms_norm(r, weight)`.
+    ///
+    /// The norm may read the sum before it is rounded.
+    ///
+    /// # Errors
+    /// Never; the body is well formed.
+    pub fn add_rms_norm(add: Add, norm: RmsNorm) -> Result<Region> {
+        let add = Call::new(add, values([Some(0), Some(1), None, None]), vec![ValueId::new(3)]);
+        let norm = Call::new(norm, values([Some(3), Some(2)]), vec![ValueId::new(4)]);
+        Region::new("add_rms_norm", 3, vec![add, norm], vec![ValueId::new(3), ValueId::new(4)])
+    }
+
+    /// Norm in front of a linear layer: operands `x, norm_weight, weight` and, if `bias`, `bias`; result `y`.
+    ///
+    /// # Errors
+    /// Never; the body is well formed.
+    pub fn norm_linear(norm: RmsNorm, dtype: DType, bias: bool) -> Result<Region> {
+        let operands = 3 + usize::from(bias);
+        let normed = ValueId::new(operands);
+        let y = ValueId::new(operands + 1);
+        let norm = Call::new(norm, values([Some(0), Some(1)]), vec![normed]);
+        let linear =
+            Call::new(Linear { dtype }, vec![Some(normed), Some(ValueId::new(2)), bias.then(|| ValueId::new(3))], vec![y]);
+        Region::new("norm_linear", operands, vec![norm, linear], vec![y])
+    }
+}

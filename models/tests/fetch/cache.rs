@@ -1,0 +1,226 @@
+//! The cache folder: damage, leftovers, full disks, paths, and names that try to leave it.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use dsrun_models::fetch::{
+    FetchOptions, ModelFiles, Silent, Source, WeightFiles, list_cached, remove, resolve,
+};
+use rstest::rstest;
+
+use crate::common::{assert_says, files_under, options};
+use crate::mock_hub::{MockServer, Repository, weights};
+
+const ID: &str = "ann/tiny";
+
+/// A hub that serves one model, and options that use it with the given cache.
+fn hub(cache: &Path) -> (MockServer, FetchOptions) {
+    let repository = Repository::model(ID);
+    let hub = MockServer::start(move |request| repository.answer(request));
+    let mut options = options(cache);
+    options.hub_endpoint = hub.url();
+    (hub, options)
+}
+
+/// Damage done to a cached model, which must be noticed and mended.
+#[rstest]
+#[case::cut(|file: &Path| fs::write(file, weights(1000)).unwrap())]
+#[case::emptied(|file: &Path| fs::write(file, b"").unwrap())]
+#[case::removed(|file: &Path| fs::remove_file(file).unwrap())]
+#[case::changed(|file: &Path| {
+    let mut content = fs::read(file).unwrap();
+    content[300_000] ^= 1;
+    fs::write(file, content).unwrap();
+    set_modified(file, 60);
+})]
+#[case::no_manifest(|file: &Path| fs::remove_file(file.with_file_name("manifest.json")).unwrap())]
+#[case::cut_manifest(|file: &Path| fs::write(file.with_file_name("manifest.json"), b"{\"version\": 1").unwrap())]
+#[case::newer_manifest(|file: &Path| {
+    let path = file.with_file_name("manifest.json");
+    let text = fs::read_to_string(&path).unwrap().replace("\"version\": 1", "\"version\": 99");
+    fs::write(path, text).unwrap();
+})]
+#[case::straying_manifest(|file: &Path| {
+    let path = file.with_file_name("manifest.json");
+    let text = fs::read_to_string(&path).unwrap().replace("\"tokenizer.json\"", "\"../../tokenizer.json\"");
+    fs::write(path, text).unwrap();
+})]
+fn damage_is_noticed_and_mended(#[case] damage: fn(&Path)) {
+    let cache = tempfile::tempdir().unwrap();
+    let (_hub, mut options) = hub(cache.path());
+    let model = resolve(ID, &options, &mut Silent).unwrap();
+    let file = model.directory.join("model.safetensors");
+    damage(&file);
+    options.offline = true;
+    assert_says(resolve(ID, &options, &mut Silent), &["cache ", "offline"]);
+    options.offline = false;
+    assert_eq!(resolve(ID, &options, &mut Silent).unwrap().source, Source::Hub);
+    assert_eq!(fs::read(&file).unwrap(), weights(600_000));
+    assert_eq!(resolve(ID, &options, &mut Silent).unwrap().source, Source::Cache);
+}
+
+fn set_modified(file: &Path, seconds_ahead: u64) {
+    let time = SystemTime::now() + Duration::from_secs(seconds_ahead);
+    fs::File::options().write(true).open(file).unwrap().set_modified(time).unwrap();
+}
+
+#[test]
+fn a_file_that_was_only_touched_still_counts() {
+    let cache = tempfile::tempdir().unwrap();
+    let (_hub, options) = hub(cache.path());
+    let model = resolve(ID, &options, &mut Silent).unwrap();
+    set_modified(&model.directory.join("model.safetensors"), 60);
+    assert_eq!(resolve(ID, &options, &mut Silent).unwrap().source, Source::Cache);
+}
+
+#[test]
+fn what_a_killed_process_left_is_swept_and_never_used() {
+    let cache = tempfile::tempdir().unwrap();
+    let (_hub, options) = hub(cache.path());
+    let entry = cache.path().join("models/ann--tiny");
+    fs::create_dir_all(entry.join(".staging-1-0-pip/deep")).unwrap();
+    fs::write(entry.join(".staging-1-0-pip/deep/x"), b"x").unwrap();
+    fs::write(entry.join(".staging-1-1-model.safetensors"), weights(600_000)).unwrap();
+    fs::write(entry.join("model.safetensors"), b"not recorded").unwrap();
+    fs::write(entry.join("config.json"), b"{}").unwrap();
+    assert!(!list_cached(&options).unwrap()[0].complete);
+    let model = resolve(ID, &options, &mut Silent).unwrap();
+    assert_eq!(model.source, Source::Hub);
+    assert_eq!(fs::read(entry.join("model.safetensors")).unwrap(), weights(600_000));
+    assert!(files_under(&entry).iter().all(|file| !file.contains(".staging-")));
+}
+
+#[rstest]
+#[case::the_cache_itself("cache", "cache is a file where a folder is needed")]
+#[case::the_models("cache/models", "models is a file where a folder is needed")]
+#[case::the_entry("cache/models/ann--tiny", "ann--tiny is a file where a folder is needed")]
+fn a_file_in_the_way_is_named(#[case] file: &str, #[case] part: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(file);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, b"I was here first").unwrap();
+    let (hub, options) = hub(&folder.path().join("cache"));
+    assert_says(resolve(ID, &options, &mut Silent), &["cannot create folder", part, "DSRUN_CACHE"]);
+    assert_eq!(hub.requests().len(), 0);
+    assert_eq!(fs::read(&file).unwrap(), b"I was here first");
+}
+
+#[test]
+#[cfg(unix)]
+fn an_unwritable_cache_is_said_to_be_so_and_a_read_only_one_serves() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let cache = tempfile::tempdir().unwrap();
+    let (_hub, options) = hub(cache.path());
+    resolve(ID, &options, &mut Silent).unwrap();
+    let models = cache.path().join("models");
+    let permit = |mode| fs::set_permissions(&models, fs::Permissions::from_mode(mode)).unwrap();
+    permit(0o555);
+    if fs::write(models.join("probe"), b"").is_ok() {
+        eprintln!("skipped: this user (root?) may write to read-only folders");
+        return;
+    }
+    assert_eq!(resolve(ID, &options, &mut Silent).unwrap().source, Source::Cache);
+    let outcome = resolve("ann/tiny@v2", &options, &mut Silent);
+    permit(0o755);
+    assert_says(outcome, &["denied", "set DSRUN_CACHE to a folder that you can write to", "models"]);
+}
+
+/// Needs the right to mount: elsewhere the same error is tested on a writer that is always full.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_named_and_nothing_half_written_stays() {
+    let disk = tempfile::tempdir().unwrap();
+    let mounted =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(disk.path()).output();
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: may not mount a small file system");
+        return;
+    }
+    struct Unmount<'a>(&'a Path);
+    impl Drop for Unmount<'_> {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg(self.0).status();
+        }
+    }
+    let _unmount = Unmount(disk.path());
+    let (_hub, options) = hub(disk.path());
+    assert_says(
+        resolve(ID, &options, &mut Silent),
+        &["cannot write", "model.safetensors", "free some space", "DSRUN_CACHE"],
+    );
+    let left = files_under(disk.path());
+    assert!(left.iter().all(|file| !file.contains("safetensors")), "{left:?}");
+    assert!(!list_cached(&options).unwrap()[0].complete);
+}
+
+#[rstest]
+#[case("..")]
+#[case("../outside")]
+#[case("/etc")]
+#[case("ann/..")]
+#[case("ann--tiny/../..")]
+#[case("ann/tiny@../../..")]
+#[case("")]
+#[case(".")]
+#[case("a\\b")]
+fn remove_takes_names_only(#[case] name: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("outside")).unwrap();
+    fs::write(folder.path().join("outside/precious"), b"x").unwrap();
+    let options = options(&folder.path().join("cache"));
+    fs::create_dir_all(folder.path().join("cache/models/ann--tiny")).unwrap();
+    assert_says(remove(name, &options, &mut Silent), &["is not a model name"]);
+    assert_eq!(files_under(folder.path()), ["outside/precious"]);
+    assert!(folder.path().join("cache/models/ann--tiny").exists());
+}
+
+#[test]
+fn what_cannot_be_read_is_listed_and_can_be_removed() {
+    let cache = tempfile::tempdir().unwrap();
+    let options = options(cache.path());
+    assert_eq!(list_cached(&options).unwrap(), []);
+    let odd = cache.path().join("models/odd folder");
+    fs::create_dir_all(&odd).unwrap();
+    fs::write(odd.join("x.gguf"), b"12345").unwrap();
+    let listed = list_cached(&options).unwrap();
+    assert_eq!((listed[0].name.as_str(), listed[0].bytes, listed[0].complete), ("odd folder", 5, false));
+    remove("odd folder", &options, &mut Silent).unwrap();
+    assert!(!odd.exists());
+}
+
+#[test]
+fn a_manifest_cannot_pass_itself_off_as_another_model() {
+    let cache = tempfile::tempdir().unwrap();
+    let (_hub, options) = hub(cache.path());
+    let model = resolve(ID, &options, &mut Silent).unwrap();
+    fs::rename(&model.directory, cache.path().join("models/moved")).unwrap();
+    assert_eq!(list_cached(&options).unwrap()[0].name, "moved");
+}
+
+fn local(name: &Path) -> Result<ModelFiles, dsrun_models::fetch::FetchError> {
+    resolve(name.to_str().unwrap(), &options(&name.join("no-cache")), &mut Silent)
+}
+
+#[test]
+fn paths_come_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let gguf = folder.path().join("m.gguf");
+    fs::write(&gguf, b"GGUF").unwrap();
+    let model = local(&gguf).unwrap();
+    assert_eq!((model.source, model.weights), (Source::Path, WeightFiles::Gguf(gguf.clone())));
+    assert_eq!(local(folder.path()).unwrap().weights, WeightFiles::Gguf(gguf));
+}
+
+#[rstest]
+#[case("missing.gguf", "there is no such file")]
+#[case("empty", "neither model.safetensors")]
+#[case("notes.txt", "only .gguf and .safetensors")]
+fn a_path_without_a_model_says_why_and_looks_no_further(#[case] file: &str, #[case] part: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    fs::write(folder.path().join("notes.txt"), b"x").unwrap();
+    let message = assert_says(local(&folder.path().join(file)), &["no model at", file, part]);
+    assert!(!message.contains("hub"), "{message}");
+}

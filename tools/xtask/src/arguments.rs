@@ -1,0 +1,92 @@
+//! The command line of `cargo xtask`.
+
+use anyhow::{Result, bail};
+
+/// Printed by `--help` and named by every usage error.
+pub(crate) const USAGE: &str = "\
+Project tasks of dsrun.
+
+usage: cargo xtask ci [--only STEP]... [--list]
+       cargo xtask docs
+
+  ci             run every step, then say which failed and how to rerun it
+    --only STEP  run this step only; may be given several times
+    --list       print the steps and what each runs
+  docs           write the generated pages of the book: the op table
+";
+
+/// What the user asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// Print [`USAGE`].
+    Help,
+    /// Print the steps of `ci`.
+    List,
+    /// Write the generated pages of the book.
+    Docs,
+    /// Run the steps named, or all of them when none is.
+    Ci { only: Vec<String> },
+}
+
+/// Reads the arguments that follow the program's name.
+pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Task> {
+    match arguments.next().as_deref() {
+        None | Some("help" | "-h" | "--help") => return Ok(Task::Help),
+        Some("ci") => {}
+        Some("docs") => match arguments.next().as_deref() {
+            None => return Ok(Task::Docs),
+            Some("-h" | "--help") => return Ok(Task::Help),
+            Some(other) => bail!("`docs` does not know `{other}`; see `cargo xtask --help`"),
+        },
+        Some(other) => bail!("no task is named `{other}`; see `cargo xtask --help`"),
+    }
+    let mut only = Vec::new();
+    let mut list = false;
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "-h" | "--help" => return Ok(Task::Help),
+            "--list" => list = true,
+            "--only" => match arguments.next() {
+                Some(step) => only.push(step),
+                None => bail!("`--only` needs the name of a step; see `cargo xtask ci --list`"),
+            },
+            other => match other.strip_prefix("--only=") {
+                Some(step) => only.push(step.to_owned()),
+                None => bail!("`ci` does not know `{other}`; see `cargo xtask --help`"),
+            },
+        }
+    }
+    Ok(if list { Task::List } else { Task::Ci { only } })
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn parse_words(words: &str) -> Result<Task> {
+        parse(words.split_whitespace().map(str::to_owned))
+    }
+
+    #[rstest]
+    #[case("", Task::Help)]
+    #[case("ci --help", Task::Help)]
+    #[case("docs", Task::Docs)]
+    #[case("ci", Task::Ci { only: vec![] })]
+    #[case("ci --only fmt --only=test", Task::Ci { only: vec!["fmt".into(), "test".into()] })]
+    #[case("ci --only fmt --list", Task::List)]
+    fn accepts(#[case] words: &str, #[case] expected: Task) {
+        assert_eq!(parse_words(words).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case("cy", "`cy`")]
+    #[case("ci --only", "needs the name")]
+    #[case("ci --fast", "`--fast`")]
+    #[case("docs ops", "`ops`")]
+    fn refuses_and_names_the_argument(#[case] words: &str, #[case] part: &str) {
+        let message = parse_words(words).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    }
+}

@@ -1,0 +1,216 @@
+//! `cargo xtask ci`: the steps, the loop that runs them, and the summary.
+//!
+//! The order is cheap first, tests last. `clippy` and `rustdoc` share what `cargo check` makes of the
+//! dependencies, `build` and `test` share what `cargo build` makes; all use the one `dev` profile. For that the
+//! steps must agree on the features of every dependency, and development dependencies change those. So each step
+//! asks cargo for targets that need them: `rustdoc` says `--examples` for this reason alone. Without it, cargo would
+//! compile half of the dependencies once more.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace::{Workspace, cargo};
+use crate::{backend_names, dependency_rule, documentation, licences};
+
+/// One thing that is checked.
+struct Step {
+    /// What `--only` takes.
+    name: &'static str,
+    action: Action,
+}
+
+enum Action {
+    /// Run cargo.
+    Cargo { arguments: &'static [&'static str], environment: &'static [(&'static str, &'static str)] },
+    /// Run a check of this program, which answers with what it found in order.
+    Check { what: &'static str, run: fn(&Workspace) -> Result<String> },
+}
+
+const STEPS: &[Step] = &[
+    cargo_step("fmt", &["fmt", "--all", "--check"]),
+    check_step("dependencies", "each room depends only on rooms it may use", dependency_rule::check),
+    check_step("backend-names", "no backend is named outside its room", backend_names::check),
+    check_step("licences", "licences and sources of all dependencies", licences::check),
+    check_step("docs", "every link of the documentation leads somewhere", documentation::check),
+    cargo_step("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    Step {
+        name: "rustdoc",
+        action: Action::Cargo {
+            arguments: &["doc", "--workspace", "--no-deps", "--lib", "--bins", "--examples"],
+            environment: &[("RUSTDOCFLAGS", "-D warnings")],
+        },
+    },
+    cargo_step("build", &["build", "--workspace", "--all-targets"]),
+    cargo_step("test", &["test", "--workspace"]),
+];
+
+const fn cargo_step(name: &'static str, arguments: &'static [&'static str]) -> Step {
+    Step { name, action: Action::Cargo { arguments, environment: &[] } }
+}
+
+const fn check_step(name: &'static str, what: &'static str, run: fn(&Workspace) -> Result<String>) -> Step {
+    Step { name, action: Action::Check { what, run } }
+}
+
+impl Step {
+    /// What to type to run this step alone.
+    fn command(&self) -> String {
+        match &self.action {
+            Action::Check { .. } => format!("cargo xtask ci --only {}", self.name),
+            Action::Cargo { arguments, environment } => {
+                let environment = environment.iter().map(|(name, value)| format!("{name}=\"{value}\" "));
+                environment.collect::<String>() + "cargo " + &arguments.join(" ")
+            }
+        }
+    }
+
+    fn run(&self, root: &Path, workspace: &Result<Workspace>) -> Result<()> {
+        match &self.action {
+            Action::Check { run, .. } => {
+                let workspace = workspace.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?;
+                println!("{}", run(workspace)?);
+                Ok(())
+            }
+            Action::Cargo { arguments, environment } => {
+                let status = Command::new(cargo())
+                    .args(*arguments)
+                    .envs(environment.iter().copied())
+                    .current_dir(root)
+                    .stdin(Stdio::null())
+                    .status()
+                    .context("cargo could not be started")?;
+                if !status.success() {
+                    bail!("cargo ended with {status}");
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What came of one step.
+struct Outcome {
+    step: &'static Step,
+    passed: bool,
+    time: Duration,
+}
+
+/// Prints the steps.
+pub(crate) fn list() {
+    for step in STEPS {
+        let what = match &step.action {
+            Action::Check { what, .. } => (*what).to_owned(),
+            Action::Cargo { .. } => step.command(),
+        };
+        println!("{:<14} {what}", step.name);
+    }
+}
+
+/// Runs the steps named in `only`, in the usual order, or all of them when it is empty. All run, whatever fails;
+/// the answer is whether all passed.
+pub(crate) fn run(only: &[String]) -> Result<bool> {
+    let steps = select(only)?;
+    let workspace = Workspace::load();
+    let root = match &workspace {
+        Ok(workspace) => workspace.root().to_path_buf(),
+        // The checks will fail with the reason; cargo's own steps explain a broken manifest best.
+        Err(_) => std::env::current_dir().context("there is no current directory")?,
+    };
+    let outcomes: Vec<Outcome> = steps
+        .into_iter()
+        .map(|step| {
+            println!("\n=== {}: {}", step.name, step.command());
+            let start = Instant::now();
+            let result = step.run(&root, &workspace);
+            let time = start.elapsed();
+            if let Err(error) = &result {
+                println!("{error:#}");
+                println!("=== {} FAILED; rerun with: {}", step.name, step.command());
+            }
+            Outcome { step, passed: result.is_ok(), time }
+        })
+        .collect();
+    print!("\n{}", summary(&outcomes));
+    Ok(outcomes.iter().all(|outcome| outcome.passed))
+}
+
+fn select(only: &[String]) -> Result<Vec<&'static Step>> {
+    if let Some(unknown) = only.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
+        let names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        bail!("no step is named `{unknown}`; there are {}", names.join(", "));
+    }
+    Ok(STEPS.iter().filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)).collect())
+}
+
+/// A line for each step, and for a failed one what to rerun.
+fn summary(outcomes: &[Outcome]) -> String {
+    let mut text = String::from("=== summary\n");
+    for Outcome { step, passed, time } in outcomes {
+        let result = if *passed { "ok" } else { "FAILED" };
+        text += &format!("{:<14} {result:<8} {:>8.1} s", step.name, time.as_secs_f64());
+        if !passed {
+            text += &format!("   rerun: {}", step.command());
+        }
+        text.push('\n');
+    }
+    let total: Duration = outcomes.iter().map(|outcome| outcome.time).sum();
+    let failed = outcomes.iter().filter(|outcome| !outcome.passed).count();
+    let result = if failed == 0 { "ok".to_owned() } else { format!("{failed} failed") };
+    text + &format!("{:<14} {result:<8} {:>8.1} s\n", "total", total.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(steps: &[&Step]) -> Vec<&'static str> {
+        steps.iter().map(|step| step.name).collect()
+    }
+
+    #[test]
+    fn no_selection_means_all_and_a_selection_keeps_the_order() {
+        assert_eq!(select(&[]).unwrap().len(), STEPS.len());
+        assert_eq!(names(&select(&["test".into(), "fmt".into()]).unwrap()), ["fmt", "test"]);
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused_with_the_names_there_are() {
+        let message = select(&["lint".into()]).err().unwrap().to_string();
+        assert!(message.contains("`lint`") && message.contains("clippy"), "{message}");
+    }
+
+    #[test]
+    fn step_names_are_unique() {
+        for (index, step) in STEPS.iter().enumerate() {
+            assert!(STEPS[..index].iter().all(|earlier| earlier.name != step.name), "{}", step.name);
+        }
+    }
+
+    #[test]
+    fn commands_can_be_pasted_into_a_shell() {
+        let command = |name: &str| STEPS.iter().find(|step| step.name == name).unwrap().command();
+        assert_eq!(command("test"), "cargo test --workspace");
+        assert_eq!(
+            command("rustdoc"),
+            "RUSTDOCFLAGS=\"-D warnings\" cargo doc --workspace --no-deps --lib --bins --examples"
+        );
+        assert_eq!(command("licences"), "cargo xtask ci --only licences");
+    }
+
+    #[test]
+    fn the_summary_says_what_failed_and_how_to_rerun_it() {
+        let steps = select(&["fmt".into(), "test".into()]).unwrap();
+        let outcomes = [
+            Outcome { step: steps[0], passed: true, time: Duration::from_millis(1500) },
+            Outcome { step: steps[1], passed: false, time: Duration::from_secs(3) },
+        ];
+        let text = summary(&outcomes);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("fmt") && lines[1].ends_with("1.5 s"), "{text}");
+        assert!(lines[2].contains("FAILED") && lines[2].ends_with("rerun: cargo test --workspace"), "{text}");
+        assert!(lines[3].contains("1 failed") && lines[3].ends_with("4.5 s"), "{text}");
+    }
+}

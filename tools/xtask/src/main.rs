@@ -1,0 +1,41 @@
+//! Project tasks. `cargo xtask ci` is the one command that checks everything; the steps are in [`ci`]. `cargo xtask docs`
+//! writes the generated pages of the book.
+
+// A command-line tool: its output is its purpose.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod arguments;
+mod backend_names;
+mod ci;
+mod dependency_rule;
+mod documentation;
+mod licences;
+mod workspace;
+
+use std::process::ExitCode;
+
+use arguments::Task;
+
+fn main() -> ExitCode {
+    let result = match arguments::parse(std::env::args().skip(1)) {
+        Ok(Task::Help) => {
+            print!("{}", arguments::USAGE);
+            Ok(true)
+        }
+        Ok(Task::List) => {
+            ci::list();
+            Ok(true)
+        }
+        Ok(Task::Ci { only }) => ci::run(&only),
+        Ok(Task::Docs) => documentation::generate().map(|()| true),
+        Err(error) => Err(error),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
