@@ -61,20 +61,27 @@ impl CheckedPlan {
             return Err(Error::invalid(message).field("operands"));
         }
         for (index, (desc, argument)) in call.operands.iter().zip(&arguments.operands).enumerate() {
-            self.check_operand(desc.as_ref(), argument.as_ref()).map_err(|error| error.at(&call.operand_name(index)))?;
+            self.check_operand(desc.as_ref(), argument.as_ref())
+                .map_err(|error| error.at(&call.operand_name(index)))?;
         }
         for (index, (desc, binding)) in call.results.iter().zip(&arguments.results).enumerate() {
-            self.check_binding(desc, binding)
-                .and_then(|()| self.check_aliases(index, arguments))
-                .map_err(|error| error.at(&call.result_name(index)))?;
+            self.check_binding(desc, binding).map_err(|error| error.at(&call.result_name(index)))?;
         }
         let needed = self.plan.workspace_bytes();
         let given = arguments.workspace.as_ref().map_or(0, |workspace| workspace.bytes);
         if given < needed {
-            return Err(Error::invalid(format!("is {given} bytes, needs {needed}")).at("workspace").field("bytes"));
+            return Err(Error::invalid(format!("is {given} bytes, needs {needed}"))
+                .at("workspace")
+                .field("bytes"));
         }
         if let Some(workspace) = &arguments.workspace {
-            self.check_alignment(workspace).map_err(|error| error.at("workspace"))?;
+            self.check_slice(workspace).map_err(|error| error.at("workspace"))?;
+        }
+        for index in 0..arguments.results.len() {
+            self.check_aliases(index, arguments).map_err(|error| error.at(&call.result_name(index)))?;
+        }
+        if let Some(workspace) = &arguments.workspace {
+            self.check_not_read(workspace, None, arguments).map_err(|error| error.at("workspace"))?;
         }
         Ok(())
     }
@@ -82,7 +89,9 @@ impl CheckedPlan {
     fn check_operand(&self, desc: Option<&OperandDesc>, argument: Option<&Argument>) -> Result<()> {
         match (desc, argument) {
             (None, None) => Ok(()),
-            (Some(OperandDesc::Tensor(desc)), Some(Argument::Tensor(binding))) => self.check_binding(desc, binding),
+            (Some(OperandDesc::Tensor(desc)), Some(Argument::Tensor(binding))) => {
+                self.check_binding(desc, binding)
+            }
             (Some(OperandDesc::Weight(desc)), Some(Argument::Weight(weight))) => {
                 if weight.weight_type() == desc {
                     return Ok(());
@@ -92,27 +101,35 @@ impl CheckedPlan {
             }
             (None, Some(_)) => Err(Error::invalid("is bound, but was planned without")),
             (Some(_), None) => Err(Error::invalid("is missing")),
-            (Some(OperandDesc::Tensor(_)), Some(_)) => Err(Error::invalid("is a packed weight, must be a tensor")),
-            (Some(OperandDesc::Weight(_)), Some(_)) => Err(Error::invalid("is a tensor, must be a packed weight")),
+            (Some(OperandDesc::Tensor(_)), Some(_)) => {
+                Err(Error::invalid("is a packed weight, must be a tensor"))
+            }
+            (Some(OperandDesc::Weight(_)), Some(_)) => {
+                Err(Error::invalid("is a tensor, must be a packed weight"))
+            }
         }
     }
 
     fn check_binding(&self, desc: &TensorDesc, binding: &Binding) -> Result<()> {
         let needed = desc.bytes()?;
         if binding.slice.bytes < needed {
-            return Err(Error::invalid(format!("is {} bytes, needs {needed}", binding.slice.bytes)).field("bytes"));
+            return Err(
+                Error::invalid(format!("is {} bytes, needs {needed}", binding.slice.bytes)).field("bytes")
+            );
         }
-        self.check_alignment(&binding.slice)?;
+        self.check_slice(&binding.slice)?;
         match &binding.extent {
             Some(_) if !desc.bounded => Err(Error::invalid("was not planned as bounded").field("extent")),
             Some(extent) if extent.bytes < 4 || !extent.offset.is_multiple_of(4) => {
                 Err(Error::invalid("must be four bytes at a multiple of four").field("extent"))
             }
-            _ => Ok(()),
+            Some(extent) => check_inside(extent).map_err(|error| error.field("extent")),
+            None => Ok(()),
         }
     }
 
-    fn check_alignment(&self, slice: &BufferSlice) -> Result<()> {
+    fn check_slice(&self, slice: &BufferSlice) -> Result<()> {
+        check_inside(slice).map_err(|error| error.field("offset"))?;
         if slice.offset.is_multiple_of(self.alignment.max(1)) {
             return Ok(());
         }
@@ -124,17 +141,13 @@ impl CheckedPlan {
     fn check_aliases(&self, index: usize, arguments: &Arguments) -> Result<()> {
         let result = &arguments.results[index].slice;
         let updates = self.call.op.updates(index);
-        for (operand, argument) in arguments.operands.iter().enumerate() {
-            let Some(Argument::Tensor(binding)) = argument else { continue };
-            if updates == Some(operand) {
-                if !result.same(&binding.slice) {
-                    return Err(Error::invalid("must be bound to the operand it updates").field("slice"));
-                }
-            } else if result.overlaps(&binding.slice) {
-                let message = format!("shares storage with {}", self.call.operand_name(operand));
-                return Err(Error::invalid(message).field("slice"));
-            }
+        if let Some(Some(Argument::Tensor(updated))) =
+            updates.and_then(|operand| arguments.operands.get(operand))
+            && !result.same(&updated.slice)
+        {
+            return Err(Error::invalid("must be bound to the operand it updates").field("slice"));
         }
+        self.check_not_read(result, updates, arguments)?;
         let others = arguments.results[..index].iter().chain(&arguments.results[index + 1..]);
         let workspace = arguments.workspace.iter();
         if others.map(|other| &other.slice).chain(workspace).any(|other| result.overlaps(other)) {
@@ -142,4 +155,42 @@ impl CheckedPlan {
         }
         Ok(())
     }
+
+    /// What a call writes must not be what it reads: an operand (but for `updates`, the one a result takes over) or an
+    /// extent.
+    fn check_not_read(
+        &self,
+        written: &BufferSlice,
+        updates: Option<usize>,
+        arguments: &Arguments,
+    ) -> Result<()> {
+        let shares = |name: String| Err(Error::invalid(format!("shares storage with {name}")).field("slice"));
+        let reads_extent =
+            |binding: &Binding| binding.extent.as_ref().is_some_and(|extent| written.overlaps(extent));
+        for (operand, argument) in arguments.operands.iter().enumerate() {
+            let Some(Argument::Tensor(binding)) = argument else { continue };
+            if updates != Some(operand) && written.overlaps(&binding.slice) {
+                return shares(self.call.operand_name(operand));
+            }
+            if reads_extent(binding) {
+                return shares(format!("the extent of {}", self.call.operand_name(operand)));
+            }
+        }
+        match arguments.results.iter().position(reads_extent) {
+            Some(result) => shares(format!("the extent of {}", self.call.result_name(result))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The fields of a slice are public, so it need not have been made by [`BufferSlice::new`].
+fn check_inside(slice: &BufferSlice) -> Result<()> {
+    let whole = slice.buffer.bytes();
+    if slice.offset.checked_add(slice.bytes).is_some_and(|end| end <= whole) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{} bytes at {} are not inside a buffer of {whole}",
+        slice.bytes, slice.offset
+    )))
 }

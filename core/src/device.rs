@@ -177,7 +177,8 @@ impl BufferSlice {
         match offset.checked_add(bytes) {
             Some(end) if end <= buffer.bytes() => Ok(Self { buffer, offset, bytes }),
             _ => {
-                let message = format!("{bytes} bytes at {offset} are not inside a buffer of {} bytes", buffer.bytes());
+                let message =
+                    format!("{bytes} bytes at {offset} are not inside a buffer of {} bytes", buffer.bytes());
                 Err(Error::invalid(message).field("offset"))
             }
         }
@@ -194,17 +195,20 @@ impl BufferSlice {
     /// # Errors
     /// If it is not inside.
     pub fn slice(&self, offset: usize, bytes: usize) -> Result<Self> {
-        match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes => Self::new(self.buffer.clone(), self.offset + offset, bytes),
-            _ => Err(Error::invalid(format!("{bytes} bytes at {offset} are not inside {}", self.bytes)).field("offset")),
+        let start = self.offset.checked_add(offset);
+        match offset.checked_add(bytes).zip(start) {
+            Some((end, start)) if end <= self.bytes => Self::new(self.buffer.clone(), start, bytes),
+            _ => Err(Error::invalid(format!("{bytes} bytes at {offset} are not inside {}", self.bytes))
+                .field("offset")),
         }
     }
 
     /// Whether both are in one buffer and share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.buffer, &other.buffer)
-            && self.offset < other.offset + other.bytes
-            && other.offset < self.offset + self.bytes
+            && self.bytes.min(other.bytes) > 0
+            && self.offset < other.offset.saturating_add(other.bytes)
+            && other.offset < self.offset.saturating_add(self.bytes)
     }
 
     /// Whether both are the same range of one buffer.

@@ -124,7 +124,9 @@ impl BlockFormat {
 
     /// Decodes one block: `block` is [`Self::bytes`] long and `out` is [`Self::elements`] long.
     fn decode(self, block: &[u8], out: &mut [f32]) {
-        let half = |at: usize| block.get(at..at + 2).map_or(0.0, |b| half::f16::from_le_bytes([b[0], b[1]]).to_f32());
+        let half = |at: usize| {
+            block.get(at..at + 2).map_or(0.0, |b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
+        };
         let scale = half(0);
         match self {
             Self::Q8_0 => {
@@ -175,6 +177,20 @@ impl WeightFormat {
         }
     }
 
+    /// The number in the C ABI: an element type's own number, or 256 and a block format's number.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Dense(dtype) => dtype as u32,
+            Self::Block(format) => 0x100 + format as u32,
+        }
+    }
+
+    /// The format of this number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        let block = BlockFormat::ALL.into_iter().map(Self::Block).find(|format| format.number() == number);
+        block.or_else(|| DType::from_number(number).map(Self::Dense))
+    }
+
     /// The format of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         let block = BlockFormat::ALL.into_iter().find(|format| format.name() == name).map(Self::Block);
@@ -192,13 +208,16 @@ impl WeightFormat {
     /// If `row` is not exactly the bytes of `out.len()` elements.
     pub fn decode_row(self, row: &[u8], out: &mut [f32]) -> crate::Result<()> {
         if self.row_bytes(out.len()) != Some(row.len()) {
-            let message = format!("a row of {} {} elements cannot be {} bytes", out.len(), self.name(), row.len());
+            let message =
+                format!("a row of {} {} elements cannot be {} bytes", out.len(), self.name(), row.len());
             return Err(crate::Error::invalid(message));
         }
         match self {
             Self::Dense(dtype) => decode_dense(dtype, row, out),
             Self::Block(format) => {
-                for (block, out) in row.chunks_exact(format.bytes()).zip(out.chunks_exact_mut(format.elements())) {
+                for (block, out) in
+                    row.chunks_exact(format.bytes()).zip(out.chunks_exact_mut(format.elements()))
+                {
                     format.decode(block, out);
                 }
             }

@@ -133,6 +133,13 @@ impl Error {
         self
     }
 
+    /// Adds where the error was met, for errors that already name op and argument.
+    #[must_use]
+    pub(crate) fn note(mut self, place: &str) -> Self {
+        self.0.message.push_str(&format!(" ({place})"));
+        self
+    }
+
     /// The kind of failure.
     pub fn code(&self) -> Code {
         self.0.code
@@ -190,7 +197,10 @@ mod tests {
     fn names_the_place_and_keeps_the_innermost() {
         let error = Error::invalid("is 3, must be 2").field("rank").at("x").in_op("linear").at("y");
         assert_eq!(error.to_string(), "linear.x.rank: is 3, must be 2");
-        assert_eq!((error.op(), error.argument(), error.field_name()), (Some("linear"), Some("x"), Some("rank")));
+        assert_eq!(
+            (error.op(), error.argument(), error.field_name()),
+            (Some("linear"), Some("x"), Some("rank"))
+        );
     }
 
     #[test]

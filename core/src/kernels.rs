@@ -7,7 +7,7 @@ use crate::{
     DType, Error, Result, WeightReader, WeightType,
     collective::Comm,
     device::{BufferSlice, Stream},
-    op::{Op, OperandType},
+    op::{AllGather, AllToAll, Op, OperandType, Receive, ReduceScatter, Send as SendOp},
     tensor::TensorDesc,
 };
 use std::{any::Any, fmt::Debug, sync::Arc};
@@ -108,8 +108,27 @@ impl CallDesc {
                 Err(Error::invalid(format!("needs the ranks of axis {}", axis.name())).at("comm"))
             }
             (None, Some(_)) => Err(Error::invalid("is no collective").at("comm")),
-            _ => Ok(()),
+            (Some(_), Some(comm)) => self.check_ranks(comm.rank(), comm.ranks()),
+            (None, None) => Ok(()),
         }
+    }
+
+    /// What a collective says of its ranks must hold for the ranks it is given: buffers are sized by it.
+    fn check_ranks(&self, rank: usize, ranks: usize) -> Result<()> {
+        let (attribute, value, fits) = match &self.op {
+            Op::AllGather(AllGather { ranks: value, .. })
+            | Op::ReduceScatter(ReduceScatter { ranks: value, .. })
+            | Op::AllToAll(AllToAll { ranks: value, .. }) => ("ranks", *value, *value as usize == ranks),
+            Op::Broadcast(op) => ("root", op.root, (op.root as usize) < ranks),
+            Op::Send(SendOp { peer, .. }) | Op::Receive(Receive { peer, .. }) => {
+                ("peer", *peer, (*peer as usize) < ranks && *peer as usize != rank)
+            }
+            _ => return Ok(()),
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("is {value}, which does not fit rank {rank} of {ranks}")).at(attribute))
     }
 }
 

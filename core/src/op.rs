@@ -30,15 +30,11 @@ mod sampling;
 mod signature;
 mod step;
 
-use crate::{
-    Error, Result,
-    region::Region,
-    tensor::TensorType,
-};
+use crate::{Error, Result, region::Region, tensor::TensorType};
 pub use activation::{Activation, GateLayout, GatedActivation, Nonlinearity};
 pub use attention::{Attention, AttentionMask, AttentionPrepare, PagedAttention};
-pub use attributes::{Attribute, AttributeValue, Attributes};
 use attributes::attributes;
+pub use attributes::{Attribute, AttributeInC, AttributeSpec, AttributeValue, Attributes};
 pub use cache::{KvWrite, PageCopy, PageGather, PageScatter};
 pub use collective::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, MeshAxis, Receive, ReduceScatter, Reduction, Send,
@@ -75,7 +71,7 @@ pub trait Operation: Attributes {
 }
 
 macro_rules! primitives {
-    ($($op:ident,)*) => {
+    ($($op:ident = $number:literal,)*) => {
         /// An op with its attributes.
         #[derive(Clone, Debug, PartialEq)]
         #[non_exhaustive]
@@ -96,6 +92,42 @@ macro_rules! primitives {
         impl Op {
             /// The signatures of all primitives, in the order of the op table.
             pub const PRIMITIVES: &'static [&'static Signature] = &[$($op::SIGNATURE,)*];
+
+            /// The numbers of all primitives in the C ABI, in the order of [`Self::PRIMITIVES`]. Numbers are never changed
+            /// or used again.
+            pub const NUMBERS: &'static [u32] = &[$($number,)*];
+
+            /// The attributes of all primitives, in the order of [`Self::PRIMITIVES`].
+            pub const ATTRIBUTES: &'static [&'static [AttributeSpec]] = &[$($op::SPECS,)*];
+
+            /// The number in the C ABI; [`Self::REGION_NUMBER`] for a region.
+            pub fn number(&self) -> u32 {
+                match self {
+                    $(Self::$op(_) => $number,)*
+                    Self::Region(_) => Self::REGION_NUMBER,
+                }
+            }
+
+            /// The attributes as the words of the C ABI; none for a region.
+            pub fn words(&self) -> Vec<u32> {
+                match self {
+                    $(Self::$op(op) => op.words(),)*
+                    Self::Region(_) => Vec::new(),
+                }
+            }
+
+            /// The primitive of this number with attributes read from words.
+            ///
+            /// # Errors
+            /// If there is no such primitive, the number of words is another, or an attribute is wrong.
+            pub fn from_words(number: u32, words: &[u32]) -> Result<Self> {
+                match number {
+                    $($number => {
+                        $op::from_words(words).map(Self::$op).map_err(|error| error.in_op($op::SIGNATURE.name))
+                    })*
+                    _ => Err(Error::unsupported(format!("there is no op {number}"))),
+                }
+            }
 
             /// The signature; `None` for a region, whose operands are its own.
             pub fn signature(&self) -> Option<&'static Signature> {
@@ -155,7 +187,10 @@ macro_rules! primitives {
             pub fn index_maps(&self, operands: &[Option<OperandType>]) -> Result<IndexMaps> {
                 let maps = match self {
                     $(Self::$op(op) => {
-                        Operands::new($op::SIGNATURE, operands).and_then(|operands| op.index_maps(&operands))
+                        Operands::new($op::SIGNATURE, operands).and_then(|operands| {
+                            op.infer(&operands)?;
+                            op.index_maps(&operands)
+                        })
                     })*
                     Self::Region(region) => region.index_maps(operands),
                 };
@@ -165,13 +200,58 @@ macro_rules! primitives {
     };
 }
 
+// The numbers are fixed: they cross the C ABI. Give a new op a new one.
 primitives! {
-    Embed, RmsNorm, LayerNorm, Linear, Matmul, Activation, GatedActivation, Rope, KvWrite, PageCopy, PageGather,
-    PageScatter, AttentionPrepare, PagedAttention, Attention, Add, Cast, Fill, GatherRows, PrepareStep, LogitProcess,
-    Argmax, Sample, CommitTokens, AllReduce, AllGather, ReduceScatter, AllToAll, Broadcast, Send, Receive, Barrier,
+    Embed = 1,
+    RmsNorm = 2,
+    LayerNorm = 3,
+    Linear = 4,
+    Matmul = 5,
+    Activation = 6,
+    GatedActivation = 7,
+    Rope = 8,
+    KvWrite = 9,
+    PageCopy = 10,
+    PageGather = 11,
+    PageScatter = 12,
+    AttentionPrepare = 13,
+    PagedAttention = 14,
+    Attention = 15,
+    Add = 16,
+    Cast = 17,
+    Fill = 18,
+    GatherRows = 19,
+    PrepareStep = 20,
+    LogitProcess = 21,
+    Argmax = 22,
+    Sample = 23,
+    CommitTokens = 24,
+    AllReduce = 64,
+    AllGather = 65,
+    ReduceScatter = 66,
+    AllToAll = 67,
+    Broadcast = 68,
+    Send = 69,
+    Receive = 70,
+    Barrier = 71,
 }
 
 impl Op {
+    /// The number of every region in the C ABI: what it is, its body says.
+    pub const REGION_NUMBER: u32 = 0x1_0000;
+
+    /// The number in the C ABI of the primitive of this name.
+    pub fn number_of(name: &str) -> Option<u32> {
+        let index = Self::PRIMITIVES.iter().position(|signature| signature.name == name)?;
+        Self::NUMBERS.get(index).copied()
+    }
+
+    /// The signature of the primitive with this number in the C ABI.
+    pub fn signature_of(number: u32) -> Option<&'static Signature> {
+        let index = Self::NUMBERS.iter().position(|known| *known == number)?;
+        Self::PRIMITIVES.get(index).copied()
+    }
+
     /// The name, as programs and messages write it.
     pub fn name(&self) -> &str {
         match self {

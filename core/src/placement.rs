@@ -58,6 +58,9 @@ mod tests {
         placements.set(MeshAxis::Tensor, Placement::Sharded(1));
         placements.set(MeshAxis::Expert, Placement::Partial);
         let placed: Vec<_> = placements.placed().collect();
-        assert_eq!(placed, [(MeshAxis::Tensor, Placement::Sharded(1)), (MeshAxis::Expert, Placement::Partial)]);
+        assert_eq!(
+            placed,
+            [(MeshAxis::Tensor, Placement::Sharded(1)), (MeshAxis::Expert, Placement::Partial)]
+        );
     }
 }

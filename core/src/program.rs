@@ -269,7 +269,8 @@ impl Program {
             for call in region.calls() {
                 let operands = call.operands.iter().map(|id| id.as_ref().and_then(outer)).collect();
                 let results = call.results.iter().filter_map(outer).collect();
-                lowered.push_node(Node { call: Call::new(call.op.clone(), operands, results), ..node.clone() });
+                lowered
+                    .push_node(Node { call: Call::new(call.op.clone(), operands, results), ..node.clone() });
             }
         }
         lowered.validate()?;
@@ -293,8 +294,17 @@ impl Program {
     /// # Errors
     /// Names the node or value that is wrong.
     pub fn validate(&self) -> Result<()> {
+        let mut names = HashSet::new();
+        for (index, name) in self.extents.iter().enumerate() {
+            check_size_name(name)?;
+            if self.extents[..index].contains(name) {
+                return Err(Error::invalid(format!("extent {name} stands twice")));
+            }
+        }
         for (index, value) in self.values.iter().enumerate() {
-            self.validate_value(index, value).map_err(|error| error.at(&format!("%{index}")))?;
+            let taken = !value.name.is_empty() && !names.insert(value.name.as_str());
+            let checked = if taken { Err(taken_name(&value.name)) } else { self.validate_value(value) };
+            checked.map_err(|error| error.at(&format!("%{index}")))?;
         }
         let mut defined: Vec<bool> =
             self.values.iter().map(|value| !matches!(value.origin, Origin::Node(_))).collect();
@@ -320,13 +330,11 @@ impl Program {
         Ok(())
     }
 
-    fn validate_value(&self, index: usize, value: &Value) -> Result<()> {
+    fn validate_value(&self, value: &Value) -> Result<()> {
         let named = !matches!(value.origin, Origin::Node(_));
-        if named {
-            let twin = self.values[..index].iter().any(|other| other.name == value.name);
-            if value.name.is_empty() || twin {
-                return Err(Error::invalid(format!("{:?} is no name, or taken", value.name)));
-            }
+        if named == value.name.is_empty() {
+            let message = if named { "has no name" } else { "is a result: those have no name" };
+            return Err(Error::invalid(message));
         }
         let rank = match &value.value_type {
             OperandType::Weight(weight) => {
@@ -341,9 +349,12 @@ impl Program {
                     return Err(Error::invalid(format!("has {} dimensions", tensor.shape.len())));
                 }
                 for (dimension, size) in tensor.shape.iter().enumerate() {
+                    size.symbol().map_or(Ok(()), check_size_name)?;
                     let Size::Bounded(name) = size else { continue };
                     if dimension != 0 {
-                        return Err(Error::invalid(format!("dimension {dimension} is bounded: only the first may be")));
+                        return Err(Error::invalid(format!(
+                            "dimension {dimension} is bounded: only the first may be"
+                        )));
                     }
                     if !self.extents.contains(name) {
                         return Err(Error::invalid(format!("size ?{name} has no extent")));
@@ -354,17 +365,28 @@ impl Program {
         };
         for (axis, placement) in value.placements.placed() {
             if matches!(placement, Placement::Sharded(dimension) if dimension >= rank) {
-                return Err(Error::invalid(format!("is {placement} along {}, but has {rank} dimensions", axis.name())));
+                return Err(Error::invalid(format!(
+                    "is {placement} along {}, but has {rank} dimensions",
+                    axis.name()
+                )));
             }
         }
         Ok(())
     }
 
-    fn validate_node(&self, index: usize, node: &Node, defined: &mut [bool], gone: &mut [bool]) -> Result<()> {
+    fn validate_node(
+        &self,
+        index: usize,
+        node: &Node,
+        defined: &mut [bool],
+        gone: &mut [bool],
+    ) -> Result<()> {
         let segment = self.segments.get(node.segment);
         match segment.map(|segment| segment.kind) {
             Some(SegmentKind::Graph | SegmentKind::Eager) => {}
-            Some(kind) => return Err(Error::invalid(format!("is in a {} segment, which runs no calls", kind.name()))),
+            Some(kind) => {
+                return Err(Error::invalid(format!("is in a {} segment, which runs no calls", kind.name())));
+            }
             None => return Err(Error::invalid(format!("there is no segment {}", node.segment))),
         }
         let types = self.operand_types(&node.call.operands)?;
@@ -376,9 +398,13 @@ impl Program {
                 return Err(Error::invalid(format!("uses {id} after it was updated")));
             }
         }
-        let inferred = node.call.op.infer(&types)?;
+        let inferred = node.call.op.infer(&types).map_err(|error| error.note(&format!("node {index}")))?;
         if inferred.len() != node.call.results.len() {
-            return Err(Error::invalid(format!("has {} results, not {}", inferred.len(), node.call.results.len())));
+            return Err(Error::invalid(format!(
+                "has {} results, not {}",
+                inferred.len(),
+                node.call.results.len()
+            )));
         }
         for (result, (id, inferred)) in node.call.results.iter().zip(inferred).enumerate() {
             let value = self.value(*id)?;
@@ -388,9 +414,16 @@ impl Program {
             if value.tensor_type() != Some(&inferred) {
                 return Err(Error::invalid(format!("{id} is {inferred}, not {:?}", value.value_type)));
             }
-            if let Some(updated) = node.call.op.updates(result).and_then(|operand| node.call.operands[operand]) {
+            if let Some(updated) =
+                node.call.op.updates(result).and_then(|operand| node.call.operands[operand])
+            {
                 if matches!(self.value(updated)?.origin, Origin::Weight(_)) {
                     return Err(Error::invalid(format!("updates {updated}, which is a weight")));
+                }
+                if node.call.operands.iter().filter(|operand| **operand == Some(updated)).count() > 1 {
+                    return Err(Error::invalid(format!(
+                        "updates {updated}, which is also another operand of it"
+                    )));
                 }
                 gone[updated.index()] = true;
             }
@@ -398,4 +431,17 @@ impl Program {
         }
         Ok(())
     }
+}
+
+fn taken_name(name: &str) -> Error {
+    Error::invalid(format!("the name {name:?} is taken"))
+}
+
+/// Size names stand unquoted in a program's text, so they are words there.
+fn check_size_name(name: &str) -> Result<()> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | '+');
+    if !name.is_empty() && name.chars().all(is_part) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name:?} is no name of a size: letters, digits, `_`, `.`, `-` and `+`")))
 }

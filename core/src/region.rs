@@ -6,7 +6,7 @@
 
 use crate::{
     Error, Result,
-    op::{IndexMaps, Op, OperandType},
+    op::{IndexMaps, OperandType},
     program::{Call, ValueId},
     tensor::TensorType,
 };
@@ -26,7 +26,8 @@ pub struct Region {
 
 impl PartialEq for Region {
     fn eq(&self, other: &Self) -> bool {
-        (self.operands, &self.calls, &self.results) == (other.operands, &other.calls, &other.results)
+        // By the canonical text, not by fields: it also tells 0 from -0, and a NaN attribute equals itself.
+        self.encoding() == other.encoding()
     }
 }
 
@@ -39,9 +40,15 @@ impl Region {
     /// The name is for people: it has no part in what the region is.
     ///
     /// # Errors
-    /// If the body is empty, holds a region, is not numbered canonically, uses a value before it is there, leaves an
-    /// operand unused, or names a result that is none.
-    pub fn new(name: impl Into<String>, operands: usize, calls: Vec<Call>, results: Vec<ValueId>) -> Result<Self> {
+    /// If the body is empty, holds a region or a call of the wrong form, is not numbered canonically, uses a value before
+    /// it is there or after it was updated, leaves an operand unused, updates one without giving its new value, or names
+    /// a result that is none or stands twice.
+    pub fn new(
+        name: impl Into<String>,
+        operands: usize,
+        calls: Vec<Call>,
+        results: Vec<ValueId>,
+    ) -> Result<Self> {
         let region = Self { name: name.into(), operands, calls, results };
         region.check().map_err(|error| error.in_op(&region.name))?;
         Ok(region)
@@ -52,17 +59,33 @@ impl Region {
             return Err(Error::invalid("a region needs a body and a result"));
         }
         if self.operands > Self::MAX_OPERANDS {
-            return Err(Error::invalid(format!("{} operands, at most {}", self.operands, Self::MAX_OPERANDS)));
+            return Err(Error::invalid(format!(
+                "{} operands, at most {}",
+                self.operands,
+                Self::MAX_OPERANDS
+            )));
         }
         let mut used = vec![false; self.operands];
+        let mut gone = vec![false; self.operands];
         let mut defined = self.operands;
         for (index, call) in self.calls.iter().enumerate() {
-            if matches!(call.op, Op::Region(_)) {
+            let Some(signature) = call.op.signature() else {
                 return Err(Error::invalid(format!("call {index} of the body is a region itself")));
+            };
+            // Everything below, and inference, counts on these numbers.
+            let (operands, results) = (signature.operands.len(), signature.results.len());
+            if (call.operands.len(), call.results.len()) != (operands, results) {
+                let found = format!("{} operands and {} results", call.operands.len(), call.results.len());
+                let message =
+                    format!("call {index} has {found}, {} has {operands} and {results}", signature.name);
+                return Err(Error::invalid(message));
             }
             for value in call.operands.iter().flatten() {
                 if value.index() >= defined {
                     return Err(Error::invalid(format!("call {index} uses {value} before it is there")));
+                }
+                if gone[value.index()] {
+                    return Err(Error::invalid(format!("call {index} uses {value} after it was updated")));
                 }
                 if let Some(used) = used.get_mut(value.index()) {
                     *used = true;
@@ -70,13 +93,40 @@ impl Region {
             }
             for value in &call.results {
                 if value.index() != defined {
-                    return Err(Error::invalid(format!("call {index} defines {value} where %{defined} is next")));
+                    return Err(Error::invalid(format!(
+                        "call {index} defines {value} where %{defined} is next"
+                    )));
                 }
                 defined += 1;
             }
+            gone.resize(defined, false);
+            let updated = signature.results.iter().filter_map(|result| call.operands[result.updates?]);
+            for value in updated {
+                if call.operands.iter().filter(|operand| **operand == Some(value)).count() > 1 {
+                    let message =
+                        format!("call {index} updates {value}, which is also another operand of it");
+                    return Err(Error::invalid(message));
+                }
+                gone[value.index()] = true;
+            }
         }
-        if let Some(outside) = self.results.iter().find(|value| !(self.operands..defined).contains(&value.index())) {
+        if let Some(outside) =
+            self.results.iter().find(|value| !(self.operands..defined).contains(&value.index()))
+        {
             return Err(Error::invalid(format!("result {outside} is not made by the body")));
+        }
+        for (index, result) in self.results.iter().enumerate() {
+            if gone[result.index()] || self.results[..index].contains(result) {
+                return Err(Error::invalid(format!("result {result} was updated, or stands twice")));
+            }
+        }
+        let kept: Vec<_> = (0..self.results.len()).map(|index| self.updates(index)).collect();
+        if let Some(lost) =
+            (0..self.operands).find(|operand| gone[*operand] && !kept.contains(&Some(*operand)))
+        {
+            return Err(Error::invalid(format!(
+                "operand %{lost} is updated, but its new value is no result"
+            )));
         }
         if let Some(unused) = used.iter().position(|used| !used) {
             return Err(Error::invalid(format!("operand %{unused} is not used")));
@@ -107,7 +157,7 @@ impl Region {
     /// The types of all values of the body, operands first; `None` where an operand's type does not matter.
     ///
     /// # Errors
-    /// As [`Op::infer`] of the body's calls.
+    /// As [`infer`](crate::op::Op::infer) of the body's calls.
     pub fn value_types(&self, operands: &[Option<OperandType>]) -> Result<Vec<Option<OperandType>>> {
         if operands.len() != self.operands {
             let message = format!("has {} operands, needs {}", operands.len(), self.operands);
@@ -115,9 +165,14 @@ impl Region {
         }
         let mut types = operands.to_vec();
         for call in &self.calls {
-            let call_types: Vec<_> =
-                call.operands.iter().map(|value| value.and_then(|value| types[value.index()].clone())).collect();
-            types.extend(call.op.infer(&call_types)?.into_iter().map(|result| Some(OperandType::Tensor(result))));
+            let call_types: Vec<_> = call
+                .operands
+                .iter()
+                .map(|value| value.and_then(|value| types[value.index()].clone()))
+                .collect();
+            types.extend(
+                call.op.infer(&call_types)?.into_iter().map(|result| Some(OperandType::Tensor(result))),
+            );
         }
         Ok(types)
     }
@@ -202,8 +257,11 @@ pub mod well_known {
         let normed = ValueId::new(operands);
         let y = ValueId::new(operands + 1);
         let norm = Call::new(norm, values([Some(0), Some(1)]), vec![normed]);
-        let linear =
-            Call::new(Linear { dtype }, vec![Some(normed), Some(ValueId::new(2)), bias.then(|| ValueId::new(3))], vec![y]);
+        let linear = Call::new(
+            Linear { dtype },
+            vec![Some(normed), Some(ValueId::new(2)), bias.then(|| ValueId::new(3))],
+            vec![y],
+        );
         Region::new("norm_linear", operands, vec![norm, linear], vec![y])
     }
 }

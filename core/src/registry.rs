@@ -23,7 +23,9 @@ impl Registry {
         let name = &backend.info().name;
         let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if name.is_empty() || !name.chars().all(is_part) {
-            return Err(Error::invalid(format!("{name:?} is no backend name: lower-case letters, digits and `-`")));
+            return Err(Error::invalid(format!(
+                "{name:?} is no backend name: lower-case letters, digits and `-`"
+            )));
         }
         if self.backends.iter().any(|other| other.info().name == *name) {
             return Err(Error::invalid(format!("a backend `{name}` is there already")));
@@ -48,7 +50,8 @@ impl Registry {
         };
         found.ok_or_else(|| {
             let names: Vec<&str> = self.backends.iter().map(|backend| backend.info().name.as_str()).collect();
-            let wanted = name.map_or_else(|| "there is no backend".into(), |name| format!("there is no backend `{name}`"));
+            let wanted = name
+                .map_or_else(|| "there is no backend".into(), |name| format!("there is no backend `{name}`"));
             Error::new(Code::Unavailable, format!("{wanted}; there are: {}", names.join(", ")))
         })
     }

@@ -149,9 +149,10 @@ impl TensorDesc {
         if self.shape.contains(&0) {
             return Ok(0);
         }
-        let last = self.shape.iter().zip(&self.strides).try_fold(0usize, |offset, (size, stride)| {
-            offset.checked_add((size - 1).checked_mul(*stride)?)
-        });
+        let last =
+            self.shape.iter().zip(&self.strides).try_fold(0usize, |offset, (size, stride)| {
+                offset.checked_add((size - 1).checked_mul(*stride)?)
+            });
         last.and_then(|last| last.checked_add(1)?.checked_mul(self.dtype.bytes()))
             .ok_or_else(|| Error::invalid(format!("{:?} bytes overflow", self.shape)).field("shape"))
     }
@@ -185,7 +186,8 @@ impl TensorDesc {
             let (size, stride) = (self.shape[dimension], self.strides[dimension]);
             let contiguous = dimension + 1 < self.shape.len() || stride == 1;
             if size > 1 && (stride < needed || !contiguous) {
-                let message = format!("stride {stride} of dimension {dimension} is below {needed} or not 1 at the end");
+                let message =
+                    format!("stride {stride} of dimension {dimension} is below {needed} or not 1 at the end");
                 return Err(Error::invalid(message).field(format!("strides[{dimension}]")));
             }
             if size > 1 {
@@ -229,9 +231,17 @@ mod tests {
     #[case::too_few_strides(&[3, 4], &[1], "strides")]
     #[case::overflow(&[usize::MAX, 4], &[4, 1], "shape")]
     #[case::too_many(&[1; 7], &[1; 7], "rank")]
-    fn malformed_tensors_are_refused(#[case] shape: &[usize], #[case] strides: &[usize], #[case] field: &str) {
-        let desc =
-            TensorDesc { dtype: DType::F32, shape: shape.to_vec(), strides: strides.to_vec(), bounded: false };
+    fn malformed_tensors_are_refused(
+        #[case] shape: &[usize],
+        #[case] strides: &[usize],
+        #[case] field: &str,
+    ) {
+        let desc = TensorDesc {
+            dtype: DType::F32,
+            shape: shape.to_vec(),
+            strides: strides.to_vec(),
+            bounded: false,
+        };
         assert_eq!(desc.validate().unwrap_err().field_name(), Some(field));
     }
 

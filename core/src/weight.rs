@@ -17,9 +17,14 @@ pub struct WeightType {
 }
 
 impl WeightType {
-    /// Rows of the matrix; a vector is one row.
+    /// Rows of the matrix; a vector is one row. Saturates: a shape that overflows has no [`Self::bytes`].
     pub fn rows(&self) -> usize {
-        if self.shape.len() < 2 { 1 } else { self.shape[..self.shape.len() - 1].iter().product() }
+        self.checked_rows().unwrap_or(usize::MAX)
+    }
+
+    fn checked_rows(&self) -> Option<usize> {
+        let outer = self.shape.split_last().map_or(&[][..], |(_, outer)| outer);
+        outer.iter().try_fold(1usize, |product, size| product.checked_mul(*size))
     }
 
     /// Elements of a row.
@@ -52,7 +57,8 @@ impl WeightType {
     /// # Errors
     /// As [`Self::row_bytes`], or if the product overflows.
     pub fn bytes(&self) -> Result<usize> {
-        let bytes = self.row_bytes()?.checked_mul(self.rows());
+        let row_bytes = self.row_bytes()?;
+        let bytes = self.checked_rows().and_then(|rows| rows.checked_mul(row_bytes));
         bytes.ok_or_else(|| Error::invalid(format!("{:?} bytes overflow", self.shape)).field("shape"))
     }
 }
@@ -191,7 +197,8 @@ impl WeightExpr {
             }
             Self::Interleave { parts, block } => {
                 let types = parts.iter().map(|part| part.infer(tensor)).collect::<Result<Vec<_>>>()?;
-                let mut first = types.first().cloned().ok_or_else(|| Error::invalid("interleave of nothing"))?;
+                let mut first =
+                    types.first().cloned().ok_or_else(|| Error::invalid("interleave of nothing"))?;
                 if types.iter().any(|other| *other != first) {
                     return Err(Error::invalid(format!("interleave of unlike parts: {types:?}")));
                 }
@@ -332,7 +339,10 @@ mod tests {
         let slice = WeightExpr::Slice { of: boxed("blocks"), dimension: 0, start: 2, end: 6 };
         let expr = WeightExpr::Concat { parts: vec![slice, WeightExpr::tensor("blocks")], dimension: 0 };
         let inferred = expr.infer(&file).unwrap();
-        assert_eq!(inferred, WeightType { format: WeightFormat::Block(BlockFormat::Q4_1), shape: vec![12, 64] });
+        assert_eq!(
+            inferred,
+            WeightType { format: WeightFormat::Block(BlockFormat::Q4_1), shape: vec![12, 64] }
+        );
         assert_eq!(expr.tensors(), ["blocks", "blocks"]);
     }
 

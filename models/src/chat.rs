@@ -195,7 +195,13 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(methods::call);
     environment.add_filter("tojson", json::tojson);
-    environment.add_filter("string", |value: &Value| value.to_string());
+    // Only floats are written otherwise than in Python.
+    environment
+        .add_filter("string", |value: &Value| json::python_float(value).unwrap_or_else(|| value.to_string()));
+    environment.set_formatter(|output, state, value| match json::python_float(value) {
+        Some(text) => output.write_str(&text).map_err(minijinja::Error::from),
+        None => minijinja::escape_formatter(output, state, value),
+    });
     environment.add_function("raise_exception", raise_exception);
     // In Jinja a text is a sequence and can be iterated over, and so is a mapping; templates tell texts from lists by
     // the order in which they ask.
@@ -263,10 +269,7 @@ fn without_generation_tags(source: &str) -> String {
 }
 
 /// Runs the template engine, which panics in a few cases (`[][::-1]`) where Python has an answer.
-fn guarded<T>(
-    template: &str,
-    call: impl FnOnce() -> Result<T, minijinja::Error>,
-) -> Result<T, ChatError> {
+fn guarded<T>(template: &str, call: impl FnOnce() -> Result<T, minijinja::Error>) -> Result<T, ChatError> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => result.map_err(|error| failure(template, &error)),
         Err(_) => Err(ChatError::Template {
@@ -280,8 +283,9 @@ fn guarded<T>(
 fn failure(template: &str, error: &minijinja::Error) -> ChatError {
     let line = error.line();
     let template = error.name().unwrap_or(template).to_owned();
-    let raised = std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source())
-        .any(|cause| cause.is::<Raised>());
+    let raised =
+        std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source())
+            .any(|cause| cause.is::<Raised>());
     if raised {
         return ChatError::Refused { template, line, message: error.detail().unwrap_or_default().to_owned() };
     }

@@ -90,6 +90,20 @@ pub fn resolve(
     Err(search.give_up())
 }
 
+/// The files of a model at a path, whatever name it has: a `.gguf` or `.safetensors` file, or a folder.
+///
+/// # Errors
+/// [`FetchError::Local`] says what is missing.
+pub fn at_path(path: &Path) -> Result<ModelFiles, FetchError> {
+    let name = path.to_string_lossy();
+    let found = match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => files::from_directory(&name, path, Source::Path),
+        Ok(_) => files::from_file(&name, path, Source::Path),
+        Err(error) => Err(error.to_string()),
+    };
+    found.map_err(|reason| FetchError::Local { path: path.to_owned(), reason })
+}
+
 /// The models in the cache, sorted by name, unfinished ones included.
 pub fn list_cached(options: &FetchOptions) -> Result<Vec<CachedModel>, FetchError> {
     cache::list(&options.cache)

@@ -167,7 +167,7 @@ fn is_neutral(value: &Value, neutral: &str) -> bool {
     match (value.as_f64(), neutral.parse::<f64>()) {
         // 1 and 1.0 are the same number, but not the same JSON.
         (Some(value), Ok(neutral)) => value == neutral,
-        _ => value.to_string() == neutral,
+        _ => serde_json::from_str::<Value>(neutral).is_ok_and(|neutral| *value == neutral),
     }
 }
 
@@ -255,7 +255,9 @@ mod tests {
 
     #[test]
     fn one_end_token_and_nulls() {
-        let defaults = read(r#"{"eos_token_id": 5, "pad_token_id": null, "top_k": 0, "suppress_tokens": null}"#).unwrap();
+        let defaults =
+            read(r#"{"eos_token_id": 5, "pad_token_id": null, "top_k": 0, "suppress_tokens": null}"#)
+                .unwrap();
         assert_eq!((defaults.eos, defaults.pad, defaults.top_k), (vec![5], None, None));
         assert_eq!(defaults.unused, []);
     }

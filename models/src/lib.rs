@@ -1,3 +1,33 @@
-//! TODO
+//! Models of dsrun: from files to programs, and from text to tokens and back.
+//!
+//! [`model::Model`] is the way in: it opens a GGUF file or a folder of safetensors files, checks that every weight is
+//! there, and builds the [`dsrun_core::program::Program`] that an engine compiles.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`fetch`] | names of models to files on this machine |
+//! | [`model`] | an opened model: configuration, weights, tokenizer, program |
+//! | [`config`] | what a decoder is, from `config.json` or GGUF metadata |
+//! | [`presets`] | configurations of well-known models |
+//! | [`step`] | the part of a program that all decoders share: request table, KV cache, sampling |
+//! | `llama` | the layers of the Llama family: the example for adding a model |
+//! | [`weights`] | named tensors and expressions over them; random weights |
+//! | [`gguf`], [`safetensors_file`] | the file formats |
+//! | [`tokenizer`], [`chat`], [`stop`] | text to tokens and back, conversations, where a text ends |
+//! | [`generation`] | how a model wants to be sampled |
 
+pub mod chat;
+pub mod config;
+mod declare;
 pub mod fetch;
+pub mod generation;
+pub mod gguf;
+mod llama;
+pub mod model;
+pub mod presets;
+pub mod safetensors_file;
+pub mod step;
+pub mod stop;
+mod tensor_names;
+pub mod tokenizer;
+pub mod weights;

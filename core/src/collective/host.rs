@@ -85,7 +85,8 @@ impl Group {
         ready: impl Fn(&State) -> bool,
         missing: impl Fn(&State) -> String,
     ) -> Result<MutexGuard<'a, State>> {
-        let deadline = Instant::now() + timeout;
+        // None if the limit is further off than the clock can say.
+        let deadline = Instant::now().checked_add(timeout);
         loop {
             if let Some(failure) = &state.failure {
                 return Err(failure.clone());
@@ -93,8 +94,9 @@ impl Group {
             if ready(&state) {
                 return Ok(state);
             }
-            let now = Instant::now();
-            if now >= deadline {
+            let left =
+                deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
                 let message = format!("{what} waited {timeout:?} for {}", missing(&state));
                 let error = Error::new(Code::Timeout, message);
                 state.failure = Some(error.clone());
@@ -103,7 +105,7 @@ impl Group {
             }
             state = self
                 .changed
-                .wait_timeout(state, deadline - now)
+                .wait_timeout(state, left)
                 .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
     }
@@ -349,10 +351,16 @@ impl Comm for HostComm {
 }
 
 /// Combines the bytes at `offset` of all parts into `out`, element by element, in the order of ranks.
-fn reduce(out: &mut [u8], parts: &[Arc<[u8]>], offset: usize, dtype: DType, reduction: Reduction) -> Result<()> {
+fn reduce(
+    out: &mut [u8],
+    parts: &[Arc<[u8]>],
+    offset: usize,
+    dtype: DType,
+    reduction: Reduction,
+) -> Result<()> {
     let parts: Vec<&[u8]> = parts.iter().map(|part| &part[offset..][..out.len()]).collect();
     match dtype {
-        DType::F32 => combine(out, &parts, |bytes| f32::from_le_bytes(bytes), |x| x.to_le_bytes(), &float(reduction)),
+        DType::F32 => combine(out, &parts, f32::from_le_bytes, f32::to_le_bytes, &float(reduction)),
         DType::F16 => combine(
             out,
             &parts,
@@ -414,7 +422,8 @@ fn combine<const N: usize, T>(
     fold: &impl Fn(&mut dyn Iterator<Item = T>) -> T,
 ) {
     for (index, out) in out.as_chunks_mut::<N>().0.iter_mut().enumerate() {
-        let mut ranks = parts.iter().filter_map(|part| part.as_chunks::<N>().0.get(index)).map(|bytes| read(*bytes));
+        let mut ranks =
+            parts.iter().filter_map(|part| part.as_chunks::<N>().0.get(index)).map(|bytes| read(*bytes));
         *out = write(fold(&mut ranks));
     }
 }
@@ -440,7 +449,10 @@ mod tests {
     }
 
     #[rstest]
-    fn all_reduce_gives_every_rank_the_same(#[values(1, 2, 3, 4)] ranks: usize, #[values(0, 1, 100)] elements: usize) {
+    fn all_reduce_gives_every_rank_the_same(
+        #[values(1, 2, 3, 4)] ranks: usize,
+        #[values(0, 1, 100)] elements: usize,
+    ) {
         let results = on_ranks(ranks, |comm| {
             let mine: Vec<u8> =
                 (0..elements).flat_map(|index| ((index + comm.rank() * 7) as f32).to_le_bytes()).collect();
@@ -482,7 +494,8 @@ mod tests {
             assert_eq!(gathered, [0, 0, 1, 1, 2, 2]);
 
             let mut share = [0];
-            comm.reduce_scatter(&[rank, 10 + rank, 20 + rank], &mut share, DType::U8, Reduction::Sum).unwrap();
+            comm.reduce_scatter(&[rank, 10 + rank, 20 + rank], &mut share, DType::U8, Reduction::Sum)
+                .unwrap();
             assert_eq!(share, [[3], [33], [63]][comm.rank()]);
 
             let mut exchanged = [0; 3];
@@ -544,7 +557,9 @@ mod tests {
             }
             comm.receive(&mut [0], 0)
         });
-        assert!(results.iter().all(|result| result.as_ref().unwrap_err().message().contains("out of memory")));
+        assert!(
+            results.iter().all(|result| result.as_ref().unwrap_err().message().contains("out of memory"))
+        );
     }
 
     #[test]

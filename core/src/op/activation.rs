@@ -146,7 +146,8 @@ impl Operation for GatedActivation {
             }
         };
         if let Some(bias) = operands.optional("bias") {
-            let both = out.checked_mul(2).ok_or_else(|| Error::invalid("overflows").at("gate"))?;
+            let both =
+                out.checked_mul(2).ok_or_else(|| Error::invalid("overflows").at("gate").field("shape[1]"))?;
             bias.expect_shape([&both.into()], "gate and other half")?;
         }
         Ok(vec![TensorType { dtype: gate.dtype(), shape: vec![rows.clone(), out.into()] }])
@@ -166,7 +167,11 @@ impl Operation for GatedActivation {
         };
         let bias = if operands.optional("bias").is_some() { packed } else { ABSENT };
         Ok(IndexMaps::new(
-            [("rows", Parallel, rows.clone()), ("features", Parallel, features), ("halves", Reduced, 2.into())],
+            [
+                ("rows", Parallel, rows.clone()),
+                ("features", Parallel, features),
+                ("halves", Reduced, 2.into()),
+            ],
             &[gate_axes, up_axes, bias],
             &[&[Axis::Of(&[0]), Axis::Of(&[1])]],
         ))

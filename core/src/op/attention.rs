@@ -153,7 +153,7 @@ impl Operation for PagedAttention {
         if keys.known(2)? == 0 {
             return Err(Error::invalid("is 0: a page needs slots").at("key_cache").field("shape[2]"));
         }
-        let query_width = product(self.query_heads as usize, keys.known(3)?)?;
+        let query_width = product("key_cache", [self.query_heads as usize, keys.known(3)?])?;
         query.expect(1, &query_width.into(), "query_heads times head size")?;
         let [sequences] = operands.tensor("query_start")?.sizes()?;
         operands.tensor("query_length")?.expect_shape([sequences], "one per sequence")?;
@@ -176,7 +176,7 @@ impl Operation for PagedAttention {
             (_, Some(_)) => return Err(Error::invalid("needs mask explicit").at("mask_bits")),
             (_, None) => {}
         }
-        let width = product(self.query_heads as usize, values.known(3)?)?;
+        let width = product("value_cache", [self.query_heads as usize, values.known(3)?])?;
         Ok(vec![
             TensorType { dtype: query.dtype(), shape: vec![tokens.clone(), width.into()] },
             TensorType { dtype: DType::F32, shape: vec![tokens.clone(), (self.query_heads as usize).into()] },
@@ -186,7 +186,8 @@ impl Operation for PagedAttention {
     fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
         let [tokens, _] = operands.tensor("query")?.sizes()?;
         let (keys, values) = (operands.tensor("key_cache")?, operands.tensor("value_cache")?);
-        let absent_or = |name, axes: &'static [Axis]| if operands.optional(name).is_some() { axes } else { ABSENT };
+        let absent_or =
+            |name, axes: &'static [Axis]| if operands.optional(name).is_some() { axes } else { ABSENT };
         Ok(IndexMaps::new(
             head_space(tokens, self.kv_heads, self.group()?, keys.known(3)?, values.known(3)?),
             &[
@@ -288,13 +289,13 @@ impl Operation for Attention {
         }
         let (key_size, value_size) = self.head_sizes(operands)?;
         let heads = self.query_heads as usize;
-        query.expect(1, &product(heads, key_size)?.into(), "query_heads times head size")?;
+        query.expect(1, &product("key", [heads, key_size])?.into(), "query_heads times head size")?;
         let [sequences] = operands.tensor("start")?.sizes()?;
         operands.tensor("length")?.expect_shape([sequences], "one per sequence")?;
         if let Some(alibi) = operands.optional("alibi") {
             alibi.expect_shape([&heads.into()], "query_heads")?;
         }
-        let width = product(heads, value_size)?;
+        let width = product("value", [heads, value_size])?;
         Ok(vec![TensorType { dtype: query.dtype(), shape: vec![tokens.clone(), width.into()] }])
     }
 
@@ -322,7 +323,8 @@ fn group(query_heads: u32, kv_heads: u32) -> Result<usize> {
     if kv_heads > 0 && query_heads > 0 && query_heads.is_multiple_of(kv_heads) {
         return Ok((query_heads / kv_heads) as usize);
     }
-    Err(Error::invalid(format!("is {query_heads}, must be a multiple of {kv_heads} (kv_heads)")).at("query_heads"))
+    Err(Error::invalid(format!("is {query_heads}, must be a multiple of {kv_heads} (kv_heads)"))
+        .at("query_heads"))
 }
 
 fn check_numbers(scale: f32, softcap: f32) -> Result<()> {

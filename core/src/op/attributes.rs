@@ -38,6 +38,35 @@ pub trait Attribute: Sized {
 
     /// From the text [`AttributeValue`] prints; `None` if it is no such value.
     fn parse(text: &str) -> Option<Self>;
+
+    /// How it is declared in C, as one of the four-byte words of an op's attributes.
+    const IN_C: AttributeInC;
+
+    /// As a word of the C ABI: the bits of a number, 0 or 1 for a flag, the number of a choice.
+    fn word(&self) -> u32;
+
+    /// From a word of the C ABI; `None` if it is no such value.
+    fn from_word(word: u32) -> Option<Self>;
+}
+
+/// How an attribute's type is declared in C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttributeInC {
+    /// The type, four bytes long.
+    pub type_name: &'static str,
+    /// For a named choice: its name in Rust, and the name and number of each of its values.
+    pub choice: Option<(&'static str, &'static [(&'static str, u32)])>,
+}
+
+/// One attribute of an op, for generated declarations and documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttributeSpec {
+    /// Its name.
+    pub name: &'static str,
+    /// What it means: the documentation of its field.
+    pub documentation: &'static str,
+    /// How it is declared in C.
+    pub in_c: AttributeInC,
 }
 
 impl Attribute for f32 {
@@ -48,11 +77,31 @@ impl Attribute for f32 {
     fn parse(text: &str) -> Option<Self> {
         text.parse().ok()
     }
+
+    const IN_C: AttributeInC = AttributeInC { type_name: "float", choice: None };
+
+    fn word(&self) -> u32 {
+        self.to_bits()
+    }
+
+    fn from_word(word: u32) -> Option<Self> {
+        Some(Self::from_bits(word))
+    }
 }
 
 macro_rules! whole_attribute {
-    ($($whole:ty),*) => {$(
+    ($($whole:ty: $in_c:literal),*) => {$(
         impl Attribute for $whole {
+            const IN_C: AttributeInC = AttributeInC { type_name: $in_c, choice: None };
+
+            fn word(&self) -> u32 {
+                u32::from_ne_bytes(self.to_ne_bytes())
+            }
+
+            fn from_word(word: u32) -> Option<Self> {
+                Some(Self::from_ne_bytes(word.to_ne_bytes()))
+            }
+
             fn value(&self) -> AttributeValue {
                 AttributeValue::Whole(i64::from(*self))
             }
@@ -64,7 +113,7 @@ macro_rules! whole_attribute {
     )*};
 }
 
-whole_attribute!(u32, i32);
+whole_attribute!(u32: "uint32_t", i32: "int32_t");
 
 impl Attribute for bool {
     fn value(&self) -> AttributeValue {
@@ -73,6 +122,20 @@ impl Attribute for bool {
 
     fn parse(text: &str) -> Option<Self> {
         text.parse().ok()
+    }
+
+    const IN_C: AttributeInC = AttributeInC { type_name: "uint32_t", choice: None };
+
+    fn word(&self) -> u32 {
+        u32::from(*self)
+    }
+
+    fn from_word(word: u32) -> Option<Self> {
+        match word {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
     }
 }
 
@@ -84,12 +147,25 @@ impl Attribute for DType {
     fn parse(text: &str) -> Option<Self> {
         Self::from_name(text)
     }
+
+    const IN_C: AttributeInC = AttributeInC { type_name: "uint32_t", choice: None };
+
+    fn word(&self) -> u32 {
+        *self as u32
+    }
+
+    fn from_word(word: u32) -> Option<Self> {
+        Self::from_number(word)
+    }
 }
 
 /// The attributes of an op, by name and in a fixed order.
 pub trait Attributes: Sized {
     /// The names, in order.
     const NAMES: &'static [&'static str];
+
+    /// Each attribute with its documentation and its declaration in C, in the order of [`Self::NAMES`].
+    const SPECS: &'static [AttributeSpec];
 
     /// Name and value of each, in order.
     fn attributes(&self) -> Vec<(&'static str, AttributeValue)>;
@@ -99,25 +175,50 @@ pub trait Attributes: Sized {
     /// # Errors
     /// Names the attribute that is missing or is no value of its type.
     fn from_texts(take: &dyn Fn(&str) -> Option<String>) -> Result<Self>;
+
+    /// As the words of the C ABI, in the order of [`Self::NAMES`].
+    fn words(&self) -> Vec<u32>;
+
+    /// From the words of the C ABI.
+    ///
+    /// # Errors
+    /// If there are more or fewer than [`Self::NAMES`]; names the attribute that is no value of its type.
+    fn from_words(words: &[u32]) -> Result<Self>;
+}
+
+/// Reads one attribute for [`Attributes::from_words`], and leaves the words behind it.
+pub(crate) fn word_attribute<T: Attribute>(name: &'static str, words: &mut &[u32]) -> Result<T> {
+    let (word, rest) = words.split_first().ok_or_else(|| Error::invalid("is missing").at(name))?;
+    *words = rest;
+    T::from_word(*word).ok_or_else(|| Error::invalid(format!("{word} is no value for it")).at(name))
 }
 
 /// Reads one attribute for [`Attributes::from_texts`].
-pub(crate) fn parse_attribute<T: Attribute>(name: &'static str, take: &dyn Fn(&str) -> Option<String>) -> Result<T> {
+pub(crate) fn parse_attribute<T: Attribute>(
+    name: &'static str,
+    take: &dyn Fn(&str) -> Option<String>,
+) -> Result<T> {
     let text = take(name).ok_or_else(|| Error::invalid("is missing").at(name))?;
     T::parse(&text).ok_or_else(|| Error::invalid(format!("`{text}` is no value for it")).at(name))
 }
 
 /// Declares the attribute struct of an op.
 macro_rules! attributes {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $field_doc:literal])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub struct $name {
-            $($(#[$field_doc])* pub $field: $type,)*
+            $($(#[doc = $field_doc])* pub $field: $type,)*
         }
 
         impl $crate::op::Attributes for $name {
             const NAMES: &'static [&'static str] = &[$(stringify!($field),)*];
+
+            const SPECS: &'static [$crate::op::AttributeSpec] = &[$($crate::op::AttributeSpec {
+                name: stringify!($field),
+                documentation: concat!($($field_doc,)*),
+                in_c: <$type as $crate::op::Attribute>::IN_C,
+            },)*];
 
             fn attributes(&self) -> Vec<(&'static str, $crate::op::AttributeValue)> {
                 vec![$((stringify!($field), $crate::op::Attribute::value(&self.$field)),)*]
@@ -126,6 +227,21 @@ macro_rules! attributes {
             #[allow(unused_variables, reason = "ops without attributes take nothing")]
             fn from_texts(take: &dyn Fn(&str) -> Option<String>) -> $crate::Result<Self> {
                 Ok(Self { $($field: $crate::op::attributes::parse_attribute(stringify!($field), take)?,)* })
+            }
+
+            fn words(&self) -> Vec<u32> {
+                vec![$($crate::op::Attribute::word(&self.$field),)*]
+            }
+
+            fn from_words(words: &[u32]) -> $crate::Result<Self> {
+                let expected = <Self as $crate::op::Attributes>::NAMES.len();
+                if words.len() != expected {
+                    let message = format!("are {} words, must be {expected}", words.len());
+                    return Err($crate::Error::invalid(message).at("attributes"));
+                }
+                #[allow(unused_mut, unused_variables, reason = "ops without attributes read nothing")]
+                let mut rest = words;
+                Ok(Self { $($field: $crate::op::attributes::word_attribute(stringify!($field), &mut rest)?,)* })
             }
         }
     };
@@ -165,6 +281,19 @@ macro_rules! choice {
 
             fn parse(text: &str) -> Option<Self> {
                 Self::from_name(text)
+            }
+
+            const IN_C: $crate::op::AttributeInC = $crate::op::AttributeInC {
+                type_name: "uint32_t",
+                choice: Some((stringify!($name), &[$(($text, $number),)*])),
+            };
+
+            fn word(&self) -> u32 {
+                *self as u32
+            }
+
+            fn from_word(word: u32) -> Option<Self> {
+                Self::ALL.iter().copied().find(|choice| *choice as u32 == word)
             }
         }
     };

@@ -4,7 +4,9 @@
 //! slots each. Slot `s` is slot `s % B` of page `s / B`.
 
 use super::{
-    Axis, DimensionKind::Parallel, IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
+    Axis,
+    DimensionKind::Parallel,
+    IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
     signature::{operand, result, updated},
 };
 use crate::{Error, Result, tensor::TensorType};
@@ -48,8 +50,10 @@ impl Operation for KvWrite {
         values.expect_shape([pages, heads, block, value_size], "shape of key_cache")?;
         let [tokens, _] = operands.tensor("key")?.sizes()?;
         for (name, cache) in [("key", keys), ("value", values)] {
-            let width = product(cache.known(1)?, cache.known(3)?)?;
-            operands.tensor(name)?.expect_shape([tokens, &width.into()], "heads times head size of the cache")?;
+            let width = product(name, [cache.known(1)?, cache.known(3)?])?;
+            operands
+                .tensor(name)?
+                .expect_shape([tokens, &width.into()], "heads times head size of the cache")?;
         }
         operands.tensor("slots")?.expect_shape([tokens], "rows of key")?;
         Ok(vec![keys.tensor_type().clone(), values.tensor_type().clone()])
@@ -141,7 +145,7 @@ impl Operation for PageGather {
     fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
         let (cache, [pages]) = (operands.tensor("cache")?, operands.tensor("pages")?.sizes()?);
         cache.sizes::<4>()?;
-        let width = product(product(cache.known(1)?, cache.known(2)?)?, cache.known(3)?)?;
+        let width = product("cache", [cache.known(1)?, cache.known(2)?, cache.known(3)?])?;
         Ok(vec![TensorType { dtype: cache.dtype(), shape: vec![pages.clone(), width.into()] }])
     }
 
@@ -181,7 +185,7 @@ impl Operation for PageScatter {
         let (cache, x, [pages]) =
             (operands.tensor("cache")?, operands.tensor("x")?, operands.tensor("pages")?.sizes()?);
         cache.sizes::<4>()?;
-        let width = product(product(cache.known(1)?, cache.known(2)?)?, cache.known(3)?)?;
+        let width = product("cache", [cache.known(1)?, cache.known(2)?, cache.known(3)?])?;
         x.expect_dtype(cache.dtype(), "element type of cache")?;
         x.expect_shape([pages, &width.into()], "pages times page size")?;
         Ok(vec![cache.tensor_type().clone()])
@@ -192,6 +196,8 @@ impl Operation for PageScatter {
     }
 }
 
-pub(super) fn product(a: usize, b: usize) -> Result<usize> {
-    a.checked_mul(b).ok_or_else(|| Error::invalid("size overflows").field("shape"))
+/// The product of sizes that operand `name` is to blame for.
+pub(super) fn product<const N: usize>(name: &str, sizes: [usize; N]) -> Result<usize> {
+    let product = sizes.into_iter().try_fold(1usize, |product, size| product.checked_mul(size));
+    product.ok_or_else(|| Error::invalid(format!("sizes {sizes:?} overflow")).at(name).field("shape"))
 }

@@ -128,7 +128,7 @@ impl Operation for AllGather {
     fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
         let (ranks, mut y) = (check_ranks(self.ranks)?, plane(operands)?);
         let dimension = usize::from(!self.rows);
-        y.shape[dimension] = product(operands.tensor("x")?.known(dimension)?, ranks)?.into();
+        y.shape[dimension] = product("x", [operands.tensor("x")?.known(dimension)?, ranks])?.into();
         Ok(vec![y])
     }
 

@@ -1,7 +1,9 @@
 //! Rows picked by index: `embed` and `gather_rows`.
 
 use super::{
-    Axis, DimensionKind::Parallel, IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
+    Axis,
+    DimensionKind::Parallel,
+    IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
     index_map::ABSENT,
     signature::{operand, optional, result},
 };

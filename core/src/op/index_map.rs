@@ -57,7 +57,8 @@ impl IndexMaps {
         operands: &[&[Axis]],
         results: &[&[Axis]],
     ) -> Self {
-        let dimensions = dimensions.into_iter().map(|(name, kind, size)| IterationDimension { name, kind, size });
+        let dimensions =
+            dimensions.into_iter().map(|(name, kind, size)| IterationDimension { name, kind, size });
         Self {
             dimensions: dimensions.collect(),
             operands: operands.iter().map(|axes| axes.to_vec()).collect(),

@@ -60,7 +60,11 @@ impl Operation for Linear {
         let (outputs, inputs) = operands.weight("weight")?;
         let bias = if operands.optional("bias").is_some() { &[Axis::Of(&[1])] } else { ABSENT };
         Ok(IndexMaps::new(
-            [("rows", Parallel, rows.clone()), ("outputs", Parallel, outputs.into()), ("inputs", Reduced, inputs.into())],
+            [
+                ("rows", Parallel, rows.clone()),
+                ("outputs", Parallel, outputs.into()),
+                ("inputs", Reduced, inputs.into()),
+            ],
             &[&[Axis::Of(&[0]), Axis::Of(&[2])], &[Axis::Of(&[1]), Axis::Of(&[2])], bias],
             &[&[Axis::Of(&[0]), Axis::Of(&[1])]],
         ))

@@ -43,6 +43,11 @@ impl Operation for RmsNorm {
         x.sizes::<2>()?;
         weight.sizes::<1>()?;
         check_eps(self.eps)?;
+        if !self.weight_offset.is_finite() {
+            return Err(
+                Error::invalid(format!("is {}, must be finite", self.weight_offset)).at("weight_offset")
+            );
+        }
         let (features, width) = (x.known(1)?, weight.known(0)?);
         if width == 0 || !features.is_multiple_of(width) {
             let message = format!("is {width}, must divide {features} (features of x)");
@@ -56,7 +61,11 @@ impl Operation for RmsNorm {
         let [rows, _] = x.sizes()?;
         let groups = x.known(1)? / width.max(1);
         Ok(IndexMaps::new(
-            [("rows", Parallel, rows.clone()), ("groups", Parallel, groups.into()), ("width", Whole, width.into())],
+            [
+                ("rows", Parallel, rows.clone()),
+                ("groups", Parallel, groups.into()),
+                ("width", Whole, width.into()),
+            ],
             &[&[Axis::Of(&[0]), Axis::Of(&[1, 2])], &[Axis::Of(&[2])]],
             &[&[Axis::Of(&[0]), Axis::Of(&[1, 2])]],
         ))

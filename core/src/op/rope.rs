@@ -96,6 +96,8 @@ impl Operation for Rope {
 fn head_size(features: usize, heads: u32) -> Result<usize> {
     match heads as usize {
         heads if heads > 0 && features.is_multiple_of(heads) => Ok(features / heads),
-        heads => Err(Error::invalid(format!("is {heads}, must divide {features} (features of x)")).at("heads")),
+        heads => {
+            Err(Error::invalid(format!("is {heads}, must divide {features} (features of x)")).at("heads"))
+        }
     }
 }

@@ -97,8 +97,10 @@ impl Operation for LogitProcess {
 
     fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
         let [rows, vocabulary] = operands.tensor("logits")?.sizes()?;
-        let bias = if operands.optional("bias").is_some() { &[Axis::Gathered, Axis::Of(&[1])] } else { ABSENT };
-        let mask = if operands.optional("mask").is_some() { &[Axis::Of(&[0]), Axis::Gathered] } else { ABSENT };
+        let bias =
+            if operands.optional("bias").is_some() { &[Axis::Gathered, Axis::Of(&[1])] } else { ABSENT };
+        let mask =
+            if operands.optional("mask").is_some() { &[Axis::Of(&[0]), Axis::Gathered] } else { ABSENT };
         Ok(IndexMaps::new(
             [("rows", Parallel, rows.clone()), ("vocabulary", Parallel, vocabulary.clone())],
             &[

@@ -7,19 +7,24 @@ use crate::{
 
 /// The set of ops a backend promises to have. A backend names the profiles it supports; the conformance suite holds it
 /// to them.
+/// The numbers are fixed: they cross the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
 pub enum Profile {
     /// What dense transformer models need.
-    LlmCore1,
+    LlmCore1 = 1,
     /// Quantised activations and weights.
-    LlmQuant1,
+    LlmQuant1 = 2,
     /// Mixture of experts.
-    LlmMoe1,
+    LlmMoe1 = 3,
     /// Collectives.
-    LlmDist1,
+    LlmDist1 = 4,
 }
 
 impl Profile {
+    /// Every profile, in the order of its number.
+    pub const ALL: [Self; 4] = [Self::LlmCore1, Self::LlmQuant1, Self::LlmMoe1, Self::LlmDist1];
+
     /// The name used in documents and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -160,7 +165,9 @@ impl<'a> Operands<'a> {
                 (None, _) if spec.optional => {}
                 (None, _) => return wrong("is missing".into()),
                 (Some(OperandType::Weight(_)), OperandKind::Weight) => {}
-                (Some(OperandType::Weight(_)), _) => return wrong("is a packed weight, must be a tensor".into()),
+                (Some(OperandType::Weight(_)), _) => {
+                    return wrong("is a packed weight, must be a tensor".into());
+                }
                 (Some(OperandType::Tensor(_)), OperandKind::Weight) => {
                     return wrong("is a tensor, must be a packed weight".into());
                 }
@@ -204,7 +211,9 @@ impl<'a> Operands<'a> {
         match self.get(name) {
             Some(OperandType::Weight(weight)) => match weight.shape.as_slice() {
                 [rows, columns] => Ok(Some((*rows, *columns))),
-                shape => Err(Error::invalid(format!("is {shape:?}, must be a matrix")).at(name).field("rank")),
+                shape => {
+                    Err(Error::invalid(format!("is {shape:?}, must be a matrix")).at(name).field("rank"))
+                }
             },
             _ => Ok(None),
         }

@@ -1,6 +1,6 @@
 //! Building programs, with every call checked as it is added.
 
-use super::{Call, Lane, Node, Origin, Program, Segment, SegmentKind, Value, ValueId};
+use super::{Call, Lane, Node, Origin, Program, Segment, SegmentKind, Value, ValueId, taken_name};
 use crate::{
     Error, Result, WeightExpr, WeightType,
     op::{Op, OperandType},
@@ -45,10 +45,13 @@ impl ProgramBuilder {
         Size::bounded(name)
     }
 
-    /// Begins a segment: calls added from here on belong to it. A first segment without calls is replaced.
+    /// Begins a segment: calls added from here on belong to it. A first segment that may run calls but has none is
+    /// replaced.
     pub fn segment(&mut self, name: impl Into<String>, kind: SegmentKind) {
         if self.program.nodes.is_empty() {
-            self.program.segments.clear();
+            self.program
+                .segments
+                .retain(|segment| matches!(segment.kind, SegmentKind::Host | SegmentKind::Wait));
         }
         self.program.segments.push(Segment { name: name.into(), kind });
     }
@@ -73,7 +76,12 @@ impl ProgramBuilder {
     ///
     /// # Errors
     /// If the type is not allowed or the name is taken.
-    pub fn weight(&mut self, name: impl Into<String>, expr: WeightExpr, weight: WeightType) -> Result<ValueId> {
+    pub fn weight(
+        &mut self,
+        name: impl Into<String>,
+        expr: WeightExpr,
+        weight: WeightType,
+    ) -> Result<ValueId> {
         self.declare(name.into(), OperandType::Weight(weight), Origin::Weight(expr))
     }
 
@@ -81,14 +89,20 @@ impl ProgramBuilder {
     ///
     /// # Errors
     /// If the type is not allowed or the name is taken.
-    pub fn vector(&mut self, name: impl Into<String>, expr: WeightExpr, tensor: TensorType) -> Result<ValueId> {
+    pub fn vector(
+        &mut self,
+        name: impl Into<String>,
+        expr: WeightExpr,
+        tensor: TensorType,
+    ) -> Result<ValueId> {
         self.declare(name.into(), OperandType::Tensor(tensor), Origin::Weight(expr))
     }
 
     fn declare(&mut self, name: String, value_type: OperandType, origin: Origin) -> Result<ValueId> {
         let value = Value { name, value_type, origin, placements: Placements::default() };
         let index = self.program.values.len();
-        let checked = self.program.validate_value(index, &value);
+        let taken = self.program.values.iter().any(|other| other.name == value.name);
+        let checked = if taken { Err(taken_name(&value.name)) } else { self.program.validate_value(&value) };
         checked.map_err(|error| error.at(&value.name))?;
         self.program.values.push(value);
         Ok(ValueId::new(index))
@@ -115,7 +129,11 @@ impl ProgramBuilder {
         }
         let lane = if op.mesh_axis().is_some() { Lane::Communication } else { Lane::Compute };
         let segment = self.program.segments.len().saturating_sub(1);
-        self.program.nodes.push(Node { call: Call { op, operands, results: results.clone() }, lane, segment });
+        self.program.nodes.push(Node {
+            call: Call { op, operands, results: results.clone() },
+            lane,
+            segment,
+        });
         Ok(results)
     }
 
@@ -129,9 +147,12 @@ impl ProgramBuilder {
         operands: impl IntoIterator<Item = Option<ValueId>>,
     ) -> Result<ValueId> {
         let op = op.into();
-        let name = op.name().to_owned();
+        // Asked first, so that a refused call is not in the program.
+        if op.signature().is_some_and(|signature| signature.results.is_empty()) {
+            return Err(Error::invalid("has no result").in_op(op.name()));
+        }
         let results = self.calls(op, operands)?;
-        results.first().copied().ok_or_else(|| Error::invalid("has no result").in_op(&name))
+        results.first().copied().ok_or_else(|| Error::internal("an op with results gave none"))
     }
 
     /// The type of a value added before.

@@ -20,8 +20,9 @@ impl FromStr for Program {
     fn from_str(text: &str) -> Result<Self> {
         let mut parser = Parser { text, at: 0 };
         let program = parser.program().map_err(|error| {
-            let line = text[..parser.at].matches('\n').count() + 1;
-            error.at(&format!("line {line}"))
+            let line = format!("line {}", text[..parser.at].matches('\n').count() + 1);
+            // Wrong attributes are already named in the argument's place.
+            if error.argument().is_some() { error.note(&line) } else { error.at(&line) }
         })?;
         program.validate()?;
         Ok(program)
@@ -118,7 +119,8 @@ impl<'a> Parser<'a> {
                     Some('r') => text.push('\r'),
                     Some('0') => text.push('\0'),
                     Some('u') => {
-                        let hex: String = chars.by_ref().map(|(_, c)| c).skip(1).take_while(|c| *c != '}').collect();
+                        let hex: String =
+                            chars.by_ref().map(|(_, c)| c).skip(1).take_while(|c| *c != '}').collect();
                         let code = u32::from_str_radix(&hex, 16).ok().and_then(char::from_u32);
                         text.push(code.map_or_else(|| self.expected("a character code"), Ok)?);
                     }
@@ -218,7 +220,8 @@ impl<'a> Parser<'a> {
         } else {
             usual
         };
-        let segment = program.segments.len().checked_sub(1).ok_or_else(|| Error::invalid("no segment yet"))?;
+        let segment =
+            program.segments.len().checked_sub(1).ok_or_else(|| Error::invalid("no segment yet"))?;
         program.nodes.push(Node { call: Call { op, operands, results }, lane, segment });
         Ok(())
     }
@@ -316,7 +319,9 @@ impl<'a> Parser<'a> {
         self.expect("(")?;
         let expr = match keyword {
             "tensor" => WeightExpr::Tensor(self.string()?),
-            "constant" => return Ok(WeightExpr::Constant(self.list(")", |parser| parser.parsed("a number"))?)),
+            "constant" => {
+                return Ok(WeightExpr::Constant(self.list(")", |parser| parser.parsed("a number"))?));
+            }
             "slice" => {
                 let (dimension, start, end) = (self.comma()?, self.comma()?, self.comma()?);
                 WeightExpr::Slice { of: Box::new(self.weight_expr(depth + 1)?), dimension, start, end }
@@ -375,6 +380,9 @@ impl<'a> Parser<'a> {
             return Ok(Op::Region(Arc::new(self.region()?)));
         }
         let name = self.word()?;
+        if !Op::PRIMITIVES.iter().any(|signature| signature.name == name) {
+            return Err(Error::unsupported(format!("there is no op `{name}`")));
+        }
         let mut texts: Vec<(&str, &str)> = Vec::new();
         if self.eat("{") {
             texts = self.list("}", |parser| {
@@ -402,11 +410,15 @@ impl<'a> Parser<'a> {
         self.expect("{")?;
         let mut calls = Vec::new();
         while !self.eat_word("return") {
-            let mut results = vec![self.value_id()?];
-            while self.eat(",") {
+            let mut results = Vec::new();
+            if self.eat("%") {
+                self.at -= 1;
                 results.push(self.value_id()?);
+                while self.eat(",") {
+                    results.push(self.value_id()?);
+                }
+                self.expect("=")?;
             }
-            self.expect("=")?;
             let op = self.op()?;
             calls.push(Call { op, operands: self.operands()?, results });
             self.expect(";")?;

@@ -68,7 +68,9 @@ impl Display for WeightExpr {
                 list(f, values.iter().map(|value| format!("{value:?}")))?;
                 f.write_char(')')
             }
-            Self::Slice { of, dimension, start, end } => write!(f, "slice({dimension}, {start}, {end}, {of})"),
+            Self::Slice { of, dimension, start, end } => {
+                write!(f, "slice({dimension}, {start}, {end}, {of})")
+            }
             Self::Concat { parts, dimension } => {
                 write!(f, "concat({dimension}, ")?;
                 list(f, parts)?;

@@ -138,6 +138,16 @@ fn number(value: &Value) -> String {
     f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
 }
 
+/// The text of a float as Python prints it; `None` for other values.
+pub(super) fn python_float(value: &Value) -> Option<String> {
+    if value.kind() != ValueKind::Number || value.is_integer() {
+        return None;
+    }
+    let value = f64::try_from(value.clone()).ok()?;
+    // `repr(float("inf"))` is `inf`, JSON's is `Infinity`.
+    Some(if value.is_finite() { float(value) } else { format!("{value}").to_lowercase() })
+}
+
 /// A float as Python writes it: the shortest digits that read back the same, with an exponent for numbers below 1e-4
 /// and from 1e16 on.
 fn float(value: f64) -> String {

@@ -2,11 +2,16 @@
 //!
 //! Most come from `minijinja-contrib`; here are those it lacks or answers differently.
 
-use minijinja::value::{ValueKind, from_args};
+use minijinja::value::{Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
 /// Calls `method` on `value`.
-pub(super) fn call(state: &mut State, value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
+pub(super) fn call(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
     let result = match value.as_str() {
         Some(text) => text_method(text, method, arguments)?,
         None if value.kind() == ValueKind::Map => map_method(value, method, arguments)?,
@@ -41,7 +46,9 @@ fn text_method(text: &str, method: &str, arguments: &[Value]) -> Result<Option<V
         }
         "rsplit" => {
             let (separator, limit): (Option<&str>, Option<i64>) = from_args(arguments)?;
-            let limit = limit.and_then(|limit| usize::try_from(limit).ok()).map_or(usize::MAX, |limit| limit.saturating_add(1));
+            let limit = limit
+                .and_then(|limit| usize::try_from(limit).ok())
+                .map_or(usize::MAX, |limit| limit.saturating_add(1));
             let mut parts: Vec<&str> = match separator {
                 Some("") => return Err(empty_separator()),
                 Some(separator) => text.rsplitn(limit, separator).collect(),
@@ -81,17 +88,18 @@ fn found<'a>(text: &str, separator: &'a str) -> &'a str {
 }
 
 fn parts(before: &str, separator: &str, after: &str) -> Value {
-    [before, separator, after].into_iter().map(Value::from).collect()
+    Value::from(Tuple::from([before, separator, after].map(Value::from)))
 }
 
 fn empty_separator() -> Error {
     Error::new(ErrorKind::InvalidOperation, "empty separator")
 }
 
-/// Splits at runs of blanks from the end, into at most `limit` parts; the last one first.
+/// Splits at runs of blanks from the end, into at most `limit` parts; the last one first. Blanks at the start stay with
+/// a part that was not split further.
 fn rsplit_blanks(text: &str, limit: usize) -> Vec<&str> {
     let mut parts = Vec::new();
-    let mut rest = text.trim();
+    let mut rest = text.trim_end();
     while !rest.is_empty() {
         match rest.rfind(char::is_whitespace).filter(|_| parts.len() + 1 < limit) {
             Some(blank) => {

@@ -1,0 +1,233 @@
+use rstest::rstest;
+use serde_json::json;
+
+use super::*;
+
+fn special() -> Vec<(String, String)> {
+    vec![("bos_token".to_owned(), "<s>".to_owned()), ("eos_token".to_owned(), "</s>".to_owned())]
+}
+
+fn conversation() -> Vec<Message> {
+    vec![
+        Message::new("system", "Be brief. "),
+        Message::new("user", "Hi <b>\"you\"</b> & ü"),
+        Message::new("assistant", "Hello."),
+        Message::new("user", "Bye"),
+    ]
+}
+
+fn render(source: &str, options: &RenderOptions) -> Result<String, ChatError> {
+    ChatTemplate::new(source, &special())?.render(&conversation(), options)
+}
+
+fn plain(source: &str) -> String {
+    render(source, &RenderOptions::default()).unwrap()
+}
+
+const CHATML: &str = "\
+{% for message in messages %}
+    {%- if loop.first and message.role != 'system' %}
+        {{- '<|im_start|>system\\nDefault<|im_end|>\\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+";
+
+#[test]
+fn writes_a_conversation() {
+    let turns = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <b>\"you\"</b> & ü<|im_end|>\n\
+                 <|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n";
+    assert_eq!(plain(CHATML), turns);
+    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    assert_eq!(render(CHATML, &options).unwrap(), format!("{turns}<|im_start|>assistant\n"));
+}
+
+/// Expected texts are those of Jinja2 3.1 with the settings of `apply_chat_template`.
+#[rstest]
+#[case::blanks("a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  b\nc")]
+#[case::one_trailing_newline("a\n\n", "a\n")]
+#[case::special_tokens("{{ bos_token }}x{{ eos_token }}{{ pad_token }}", "<s>x</s>")]
+#[case::no_escaping("{{ messages[1].content }}", "Hi <b>\"you\"</b> & ü")]
+#[case::python_words("{{ none }} {{ true }} {{ 1.0 }} {{ 4 / 2 }}", "None True 1.0 2.0")]
+#[case::small_floats("{{ 0.0000001 }} {{ 0.0000001 | string }} {{ 0.0001 }}", "1e-07 1e-07 0.0001")]
+#[case::python_values("{{ {'a': none, 'b': [true, \"it's\"]} }}", "{'a': None, 'b': [True, \"it's\"]}")]
+#[case::slices("{{ 'ab'[::-1] }} {{ messages[1:] | length }} {{ messages[-1].role }}", "ba 3 user")]
+#[case::strings("{{ 'x,y,z'.split(',') }} {{ ' a '.strip() }}| {{ 'a' * 3 }}", "['x', 'y', 'z'] a| aaa")]
+#[case::more_strings(
+    "{{ 'x,y,z'.rsplit(',', 1) }} {{ 'a b'.partition(' ') }}",
+    "['x,y', 'z'] ('a', ' ', 'b')"
+)]
+#[case::prefixes("{{ 'abc'.removeprefix('a').removesuffix('c') }} {{ '7'.zfill(3) }}", "b 007")]
+#[case::blanks_from_the_end(
+    "{{ ' a  b c '.rsplit(none, 1) }} {{ 'a b'.rsplit() }}",
+    "[' a  b', 'c'] ['a', 'b']"
+)]
+#[case::not_found("{{ 'a'.partition('x') }} {{ 'a'.rpartition('x') }}", "('a', '', '') ('', '', 'a')")]
+#[case::dictionaries("{% for k, v in {'b': 1, 'a': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "b1a2")]
+#[case::sequences(
+    "{{ 'a' is sequence }}{{ {} is sequence }}{{ 1 is sequence }}{{ 'a' is iterable }}",
+    "TrueTrueFalseTrue"
+)]
+#[case::namespaces(
+    "{% set n = namespace(x=1) %}{% for i in [1, 2] %}{% set n.x = n.x + i %}{% endfor %}{{ n.x }}",
+    "4"
+)]
+#[case::loop_controls(
+    "{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+    "1"
+)]
+#[case::macros("{% macro f(a, b='y') %}{{ a }}{{ b }}{% endmacro %}{{ f('x') }}{{ f('x', b='z') }}", "xyxz")]
+#[case::generation(
+    "{% for m in messages %}\n{%- generation -%} {{ m.role }} {%- endgeneration -%}\n{% endfor %}",
+    "systemuserassistantuser"
+)]
+#[case::generation_lines("a\n  {% generation %}\nb\n  {% endgeneration %}\nc", "a\nb\nc")]
+#[case::generation_as_a_word("{{ 'generation' }}{% if generation is defined %}x{% endif %}", "generation")]
+#[case::undefined("{{ nothing }}{{ messages[0].name }}{% if tools %}x{% endif %}{{ tools is none }}", "True")]
+fn renders_as_python_does(#[case] source: &str, #[case] expected: &str) {
+    assert_eq!(plain(source), expected);
+}
+
+#[rstest]
+#[case("{{ v | tojson }}", r#"{"b": [1, 2.0, null, true], "a": "<ü> \"q\" '\n\u0001", "e": {}, "l": []}"#)]
+#[case("{{ v.b | tojson(indent=2) }}", "[\n  1,\n  2.0,\n  null,\n  true\n]")]
+#[case("{{ v.e | tojson(indent=2) }}{{ v.l | tojson(indent=2) }}", "{}[]")]
+#[case("{{ v.b | tojson(separators=(',', ':')) }}", "[1,2.0,null,true]")]
+#[case("{{ v.a | tojson(ensure_ascii=true) }}", r#""<\u00fc> \"q\" '\n\u0001""#)]
+#[case("{{ '🦙' | tojson(ensure_ascii=true) }}", r#""\ud83e\udd99""#)]
+#[case("{{ {'z': 1, 'y': 2} | tojson(sort_keys=true, indent=1) }}", "{\n \"y\": 2,\n \"z\": 1\n}")]
+#[case(
+    "{{ [1e22, 1e-7, 123456789.125, 1e15, 1e16, 0.0] | tojson }}",
+    "[1e+22, 1e-07, 123456789.125, 1000000000000000.0, 1e+16, 0.0]"
+)]
+#[case("{{ {1: 2, false: 3, none: 4} | tojson }}", r#"{"1": 2, "false": 3, "null": 4}"#)]
+fn json_is_that_of_python(#[case] source: &str, #[case] expected: &str) {
+    let variables = json!({"v": {"b": [1, 2.0, null, true], "a": "<ü> \"q\" '\n\u{1}", "e": {}, "l": []}});
+    let variables = variables.as_object().unwrap().clone();
+    assert_eq!(render(source, &RenderOptions { variables, ..RenderOptions::default() }).unwrap(), expected);
+}
+
+#[test]
+fn tools_and_documents_keep_their_order() {
+    let options = RenderOptions {
+        tools: Some(vec![
+            json!({"type": "function", "function": {"name": "f", "arguments": {"z": 1, "a": 2}}}),
+        ]),
+        documents: Some(vec![json!({"title": "t", "body": "b"})]),
+        ..RenderOptions::default()
+    };
+    let source = "{{ tools[0].function | tojson }}{% for d in documents %}{{ d | tojson }}{% endfor %}";
+    let expected = r#"{"name": "f", "arguments": {"z": 1, "a": 2}}{"title": "t", "body": "b"}"#;
+    assert_eq!(render(source, &options).unwrap(), expected);
+}
+
+#[test]
+fn dates_come_from_the_options_or_the_clock() {
+    let source = "{{ strftime_now('%d %b %Y %H:%M') }}";
+    let options = RenderOptions { now: Some(1_753_000_000), ..RenderOptions::default() };
+    assert_eq!(render(source, &options).unwrap(), "20 Jul 2025 08:26");
+    let year: i32 = plain("{{ strftime_now('%Y') }}").parse().unwrap();
+    assert!(year >= 2025);
+    let options = RenderOptions { now: Some(i64::MAX), ..RenderOptions::default() };
+    assert!(matches!(render(source, &options), Err(ChatError::Template { line: Some(1), .. })));
+}
+
+#[test]
+fn several_templates_are_chosen_by_name_and_by_tools() {
+    let named = |names: &[&str]| -> ChatTemplate {
+        let templates: Vec<NamedTemplate> = names
+            .iter()
+            .map(|name| NamedTemplate { name: (*name).to_owned(), source: format!("this is {name}") })
+            .collect();
+        ChatTemplate::with_names(&templates, &[]).unwrap()
+    };
+    let template = named(&["default", "tool_use", "rag"]);
+    let with = |template: &ChatTemplate, name: Option<&str>, tools: bool| {
+        let options = RenderOptions {
+            template: name.map(str::to_owned),
+            tools: tools.then(Vec::new),
+            ..RenderOptions::default()
+        };
+        template.render(&[], &options)
+    };
+    assert_eq!(with(&template, None, false).unwrap(), "this is default");
+    assert_eq!(with(&template, None, true).unwrap(), "this is tool_use");
+    assert_eq!(with(&template, Some("rag"), true).unwrap(), "this is rag");
+    let message = with(&template, Some("x"), false).unwrap_err().to_string();
+    assert_eq!(message, "there is no chat template \"x\"; there are: default, tool_use, rag");
+    assert_eq!(with(&named(&["only"]), None, false).unwrap(), "this is only");
+    assert!(with(&named(&["a", "b"]), None, false).is_err());
+    assert_eq!(template.names(), ["default", "tool_use", "rag"]);
+}
+
+#[test]
+fn a_refusal_is_the_templates_own_words() {
+    let source =
+        "\n{% if messages[0].role == 'system' %}\n{{ raise_exception('no system here') }}{% endif %}";
+    let error = render(source, &RenderOptions::default()).unwrap_err();
+    let expected = ChatError::Refused {
+        template: "default".to_owned(),
+        line: Some(3),
+        message: "no system here".to_owned(),
+    };
+    assert_eq!(error, expected);
+    let message = error.to_string();
+    assert_eq!(message, "chat template \"default\" refuses the conversation, line 3: no system here");
+    // Also from within a macro.
+    let source = "{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ m() }}";
+    assert!(matches!(render(source, &RenderOptions::default()), Err(ChatError::Refused { .. })));
+}
+
+#[rstest]
+#[case("\n\n{% if %}", "line 3")]
+#[case("a\n{{ nothing.at.all }}", "line 2")]
+#[case("{{ 'a'.explode() }}", "unknown method")]
+#[case("{{ x | nothing }}", "unknown filter")]
+#[case("{{ nothing | tojson }}", "undefined is not JSON")]
+#[case("{{ 1 | tojson(indent=100000000) }}", "indent must be")]
+#[case("{{ 1 | tojson(separators=[',']) }}", "separators must be two texts")]
+#[case("{{ 1 | tojson(colour=1) }}", "colour")]
+#[case("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "takes too long")]
+#[case("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion")]
+#[case(
+    "{% set n = namespace(x=[]) %}{% for i in range(300) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}",
+    "nested too deeply"
+)]
+#[case("{% include 'other' %}", "other")]
+#[case("{{ 'a'.rsplit('') }}", "empty separator")]
+#[case("{{ 'a'.index('b') }}", "substring not found")]
+fn errors_name_the_template_and_say_what_is_wrong(#[case] source: &str, #[case] expected: &str) {
+    let error = render(source, &RenderOptions::default()).unwrap_err();
+    let message = error.to_string();
+    assert!(matches!(error, ChatError::Template { .. }), "{message}");
+    assert!(message.contains("\"default\"") && message.contains(expected), "{message}");
+}
+
+#[test]
+fn a_failure_of_the_engine_is_an_error() {
+    let template = ChatTemplate::new("{% for m in messages[::-1] %}{{ m.role }}{% endfor %}", &[]).unwrap();
+    let result = template.render(&[], &RenderOptions::default());
+    assert!(matches!(result.as_deref(), Ok("") | Err(ChatError::Template { .. })), "{result:?}");
+}
+
+#[test]
+fn messages_read_from_json_keep_what_templates_look_at() {
+    let messages: Vec<Message> = serde_json::from_value(json!([
+        {"role": "user", "content": [{"type": "text", "text": "part"}]},
+        {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]},
+        {"role": "assistant", "reasoning": "why", "content": "so"},
+        {"role": "tool", "name": "f"},
+    ]))
+    .unwrap();
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content is defined }}:\
+                  {% if m.content is string %}{{ m.content }}{% elif m.content %}{{ m.content[0].text }}{% endif %}:\
+                  {{ m.tool_calls[0].function.name if m.tool_calls }}:{{ m.reasoning_content }}:{{ m.thinking }}\n{% endfor %}";
+    let text = ChatTemplate::new(source, &[]).unwrap().render(&messages, &RenderOptions::default()).unwrap();
+    assert_eq!(text, "user:True:part:::\nassistant:True::f::\nassistant:True:so::why:why\ntool:False::::\n");
+    // And back.
+    let again: Vec<Message> = serde_json::from_value(serde_json::to_value(&messages).unwrap()).unwrap();
+    assert_eq!(again, messages);
+}

@@ -138,9 +138,6 @@ impl Client {
                     let next = target
                         .and_then(|target| redirected(&url, target))
                         .ok_or_else(|| protocol(&shown, "a redirect without a usable target"))?;
-                    if url.scheme_str() == Some("https") && next.scheme_str() != Some("https") {
-                        return Err(protocol(&shown, "a redirect from https to an unencrypted address"));
-                    }
                     url = next;
                 }
                 status @ (401 | 403) if at_hub => {
@@ -221,7 +218,8 @@ fn network(url: &str, error: &ureq::Error) -> Failure {
     Failure::Network { url: url.to_owned(), reason: error.to_string() }
 }
 
-/// The address that a `Location` header means, seen from `from`.
+/// The address that a `Location` header means, seen from `from`. An encrypted address never leads to an open
+/// one.
 fn redirected(from: &Uri, target: &str) -> Option<Uri> {
     let scheme = from.scheme_str()?;
     let authority = from.authority()?;
@@ -236,7 +234,8 @@ fn redirected(from: &Uri, target: &str) -> Option<Uri> {
         format!("{scheme}://{authority}{folder}/{target}")
     };
     let address: Uri = absolute.split('#').next()?.parse().ok()?;
-    Origin::of(&address).map(|_| address)
+    let origin = Origin::of(&address)?;
+    (scheme != "https" || origin.scheme == "https").then_some(address)
 }
 
 /// First byte and total length from `bytes 5-9/10`.
@@ -259,6 +258,7 @@ mod tests {
     #[case("other", Some("https://hub.example:8443/a/b/other"))]
     #[case("/x#part", Some("https://hub.example:8443/x"))]
     #[case("ftp://cdn.example/x", None)]
+    #[case("http://cdn.example/x", None)]
     #[case("http://", None)]
     fn redirects_are_resolved(#[case] target: &str, #[case] expected: Option<&str>) {
         let from: Uri = "https://hub.example:8443/a/b/c".parse().unwrap();

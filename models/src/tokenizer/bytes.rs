@@ -23,10 +23,8 @@ static BYTE_OF_CHARACTER: LazyLock<[Option<u8>; 0x144]> = LazyLock::new(|| {
 /// The bytes that a byte-level token stands for. A token with a character outside that alphabet (an added token such
 /// as `<｜User｜>`) stands for its own text.
 pub(super) fn from_byte_level(token: &str) -> Vec<u8> {
-    let bytes: Option<Vec<u8>> = token
-        .chars()
-        .map(|character| BYTE_OF_CHARACTER.get(character as usize).copied().flatten())
-        .collect();
+    let bytes: Option<Vec<u8>> =
+        token.chars().map(|character| BYTE_OF_CHARACTER.get(character as usize).copied().flatten()).collect();
     bytes.unwrap_or_else(|| token.as_bytes().to_vec())
 }
 

@@ -25,7 +25,9 @@ pub enum TokenizerError {
         message: String,
     },
     /// The GGUF vocabulary is of a kind that is not supported.
-    #[error("tokenizer model \"{model}\" is not supported; supported: gpt2, llama. A tokenizer.json file also works")]
+    #[error(
+        "tokenizer model \"{model}\" is not supported; supported: gpt2, llama. A tokenizer.json file also works"
+    )]
     UnknownModel {
         /// The value of `tokenizer.ggml.model`.
         model: String,

@@ -220,7 +220,8 @@ fn added(
 }
 
 fn ranked_merges(tokens: &[(u32, &str)], merges: &[String], whole_words: bool) -> Result<BPE> {
-    let vocabulary: HashMap<String, u32> = tokens.iter().map(|(id, token)| ((*token).to_owned(), *id)).collect();
+    let vocabulary: HashMap<String, u32> =
+        tokens.iter().map(|(id, token)| ((*token).to_owned(), *id)).collect();
     let mut pairs = Vec::with_capacity(merges.len());
     for (index, merge) in merges.iter().enumerate() {
         let error = |problem: String| TokenizerError::Merge { index, merge: merge.clone(), problem };
@@ -231,7 +232,9 @@ fn ranked_merges(tokens: &[(u32, &str)], merges: &[String], whole_words: bool) -
             return Err(error("is not two tokens with a space between".to_owned()));
         };
         let joined = format!("{left}{right}");
-        if let Some(missing) = [left, right, &joined].into_iter().find(|token| !vocabulary.contains_key(*token)) {
+        if let Some(missing) =
+            [left, right, &joined].into_iter().find(|token| !vocabulary.contains_key(*token))
+        {
             return Err(error(format!("needs token {missing:?}, which the vocabulary does not have")));
         }
         pairs.push((left.to_owned(), right.to_owned()));

@@ -100,7 +100,8 @@ pub(super) fn load(content: &[u8]) -> Result<(JsonEncoder, Pieces)> {
 fn check_merges(model: &BytePairModel) -> Result<()> {
     let prefix = model.continuing_subword_prefix.as_deref().unwrap_or_default();
     let check = |index: usize, left: &str, right: &str| {
-        let error = |problem: String| TokenizerError::Merge { index, merge: format!("{left} {right}"), problem };
+        let error =
+            |problem: String| TokenizerError::Merge { index, merge: format!("{left} {right}"), problem };
         let Some(tail) = right.get(prefix.len()..) else {
             return Err(error(format!("has a right side shorter than the prefix {prefix:?}")));
         };
@@ -173,11 +174,9 @@ fn pieces(
         Decoding::ByteLevel => Ok(Pieces::from_bytes(tokens, special, TextStart::Kept, |id, token| {
             bytes::from_byte_level(&written(id, token))
         })),
-        Decoding::Marked { marker, start } => {
-            Ok(Pieces::from_bytes(tokens, special, start, |id, token| {
-                written(id, token).replace(marker, " ").into_bytes()
-            }))
-        }
+        Decoding::Marked { marker, start } => Ok(Pieces::from_bytes(tokens, special, start, |id, token| {
+            written(id, token).replace(marker, " ").into_bytes()
+        })),
         Decoding::Steps { replacements, byte_tokens, start } => {
             Ok(Pieces::from_bytes(tokens, special, start, |id, token| {
                 let mut text = written(id, token);
@@ -267,7 +266,8 @@ impl Decoding {
             }
             _ => {}
         }
-        let (mut replacements, mut byte_tokens, mut fused, mut start) = (vec![], false, false, TextStart::Kept);
+        let (mut replacements, mut byte_tokens, mut fused, mut start) =
+            (vec![], false, false, TextStart::Kept);
         for step in steps {
             match step {
                 Step::Replace { pattern: Pattern::String(from), content } if !fused && !byte_tokens => {

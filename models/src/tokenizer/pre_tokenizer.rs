@@ -160,8 +160,11 @@ mod tests {
         for split in &PreTokenizer::by_name(name).unwrap().splits {
             split.pre_tokenize(&mut words).unwrap();
         }
-        let words: Vec<&str> =
-            words.get_splits(OffsetReferential::Original, OffsetType::None).iter().map(|word| word.0).collect();
+        let words: Vec<&str> = words
+            .get_splits(OffsetReferential::Original, OffsetType::None)
+            .iter()
+            .map(|word| word.0)
+            .collect();
         assert_eq!(words, expected);
     }
 

@@ -37,11 +37,11 @@ impl Converter {
         target: DType,
         out: &mut Vec<u8>,
     ) -> Result<()> {
-        let values = self.decode(format, row, columns)?;
+        self.decode(format, row, columns)?;
         if let Some(factor) = factor {
-            values.iter_mut().for_each(|value| *value *= factor);
+            self.values.iter_mut().for_each(|value| *value *= factor);
         }
-        let values = &*values;
+        let values = self.values.as_slice();
         match target {
             DType::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
             DType::F16 => {
@@ -57,7 +57,9 @@ impl Converter {
                 self.bf16s.resize(columns, bf16::ZERO);
                 self.bf16s.convert_from_f32_slice(values);
                 let pairs = || self.bf16s.iter().zip(values);
-                if let Some((_, value)) = pairs().find(|(rounded, value)| rounded.is_infinite() && value.is_finite()) {
+                if let Some((_, value)) =
+                    pairs().find(|(rounded, value)| rounded.is_infinite() && value.is_finite())
+                {
                     return Err(too_large(*value, target));
                 }
                 out.extend(self.bf16s.iter().flat_map(|value| value.to_le_bytes()));

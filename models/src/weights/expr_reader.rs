@@ -44,7 +44,8 @@ impl<'a> ExprReader<'a> {
             _ if format == current => {}
             WeightFormat::Dense(dtype) if dtype.is_float() => self.root = self.root.converted(None, dtype)?,
             other => {
-                let message = format!("a weight stored as {current} cannot be stored as {other} without quantising it");
+                let message =
+                    format!("a weight stored as {current} cannot be stored as {other} without quantising it");
                 return Err(Error::unsupported(message));
             }
         }
@@ -189,7 +190,9 @@ impl Part {
             WeightExpr::Scale { of, factor } => {
                 Node::Convert { of: Box::new(part(of)?), factor: Some(*factor), dtype: DType::F32 }
             }
-            WeightExpr::Cast { of, dtype } => Node::Convert { of: Box::new(part(of)?), factor: None, dtype: *dtype },
+            WeightExpr::Cast { of, dtype } => {
+                Node::Convert { of: Box::new(part(of)?), factor: None, dtype: *dtype }
+            }
         };
         Ok(Self { weight_type, row_bytes, node })
     }
@@ -206,12 +209,20 @@ impl Part {
     fn read<'s>(&'s self, source: &'s dyn TensorSource, first: usize, count: usize) -> Result<Cow<'s, [u8]>> {
         let rows = self.weight_type.rows();
         if first.checked_add(count).is_none_or(|end| end > rows) {
-            return Err(Error::invalid(format!("rows {first}..{first}+{count} of a weight of {rows} rows asked for")));
+            return Err(Error::invalid(format!(
+                "rows {first}..{first}+{count} of a weight of {rows} rows asked for"
+            )));
+        }
+        if self.row_bytes == 0 {
+            // There may be any number of rows without columns; nothing below should count them.
+            return Ok(Cow::Borrowed(&[]));
         }
         match &self.node {
             Node::Tensor(name) => source.rows(name, first, count),
             Node::Constant(bytes) => Ok(Cow::Borrowed(if count == 0 { &[] } else { bytes })),
-            Node::Groups { parts, stretches } => self.gather(source, parts, &group_segments(stretches, first, count)),
+            Node::Groups { parts, stretches } => {
+                self.gather(source, parts, &group_segments(stretches, first, count))
+            }
             Node::Permute { of, rows } => {
                 let chosen = rows.get(first..first + count).unwrap_or_default();
                 self.gather(source, std::slice::from_ref(&**of), &runs(chosen))
@@ -239,7 +250,8 @@ impl Part {
         parts: &'s [Self],
         segments: &[Segment],
     ) -> Result<Cow<'s, [u8]>> {
-        let part = |index: usize| parts.get(index).ok_or_else(|| Error::internal("a weight lost one of its parts"));
+        let part =
+            |index: usize| parts.get(index).ok_or_else(|| Error::internal("a weight lost one of its parts"));
         if let [Segment { part: Some(index), first, count }] = segments {
             return part(*index)?.read(source, *first, *count);
         }
@@ -247,7 +259,9 @@ impl Part {
         let mut out = Vec::with_capacity(rows * self.row_bytes);
         for segment in segments {
             match segment.part {
-                Some(index) => out.extend_from_slice(&part(index)?.read(source, segment.first, segment.count)?),
+                Some(index) => {
+                    out.extend_from_slice(&part(index)?.read(source, segment.first, segment.count)?)
+                }
                 // All zero bytes are zeros in every format: scales and minima are zero too.
                 None => out.resize(out.len() + segment.count * self.row_bytes, 0),
             }
@@ -267,9 +281,8 @@ impl Part {
             other => return Err(Error::internal(format!("a cut through rows cannot be {other}"))),
         };
         let lost = || Error::internal("a cut through rows is outside its part");
-        let of_part = parts.iter().map(|(part, columns)| {
-            Ok((part, columns, part.read(source, first, count)?))
-        });
+        let of_part =
+            parts.iter().map(|(part, columns)| Ok((part, columns, part.read(source, first, count)?)));
         let of_part = of_part.collect::<Result<Vec<_>>>()?;
         // One row of one part is one piece of the file.
         if let ([(part, columns, Cow::Borrowed(bytes))], 1) = (of_part.as_slice(), count)
@@ -287,7 +300,8 @@ impl Part {
                     let piece = row.get(columns.start * element..columns.end * element);
                     out.extend_from_slice(piece.ok_or_else(lost)?);
                 } else {
-                    let (start, end, row) = covering_blocks(part.weight_type.format, columns, row).ok_or_else(lost)?;
+                    let (start, end, row) =
+                        covering_blocks(part.weight_type.format, columns, row).ok_or_else(lost)?;
                     let values = converter.decode(part.weight_type.format, row, end - start)?;
                     let piece = values.get(columns.start - start..columns.end - start);
                     out.extend(piece.ok_or_else(lost)?.iter().flat_map(|value| value.to_le_bytes()));
@@ -345,11 +359,10 @@ fn group_segments(stretches: &[Stretch], first: usize, count: usize) -> Vec<Segm
             if count == 0 {
                 break;
             }
-            push(&mut segments, Segment {
-                part: stretch.part,
-                first: group * stretch.size + stretch.start + within,
-                count,
-            });
+            push(
+                &mut segments,
+                Segment { part: stretch.part, first: group * stretch.size + stretch.start + within, count },
+            );
             row += count;
             within = 0;
         }
@@ -369,7 +382,9 @@ fn runs(rows: &[usize]) -> Vec<Segment> {
 /// Adds a segment, to the last one if it goes on there.
 fn push(segments: &mut Vec<Segment>, next: Segment) {
     match segments.last_mut() {
-        Some(last) if last.part == next.part && (last.part.is_none() || last.first + last.count == next.first) => {
+        Some(last)
+            if last.part == next.part && (last.part.is_none() || last.first + last.count == next.first) =>
+        {
             last.count += next.count;
         }
         _ => segments.push(next),

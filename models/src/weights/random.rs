@@ -117,7 +117,9 @@ impl RandomSource {
     }
 
     fn recipe(&self, name: &str) -> Result<&Recipe> {
-        self.tensors.get(name).ok_or_else(|| Error::invalid("the random weights have no such tensor").at(name))
+        self.tensors
+            .get(name)
+            .ok_or_else(|| Error::invalid("the random weights have no such tensor").at(name))
     }
 }
 
@@ -155,7 +157,9 @@ impl Recipe {
                 let elements = BlockFormat::Q8_0.elements();
                 for block in 0..count / elements {
                     out.extend(head);
-                    each_sum(start, first + (block * elements) as u64, elements, |sum| out.push(quantised_sum(sum)));
+                    each_sum(start, first + (block * elements) as u64, elements, |sum| {
+                        out.push(quantised_sum(sum))
+                    });
                 }
             }
             Kind::Nibbles { head } => {
@@ -175,13 +179,17 @@ impl Recipe {
 impl Kind {
     fn new(format: WeightFormat, Distribution { mean, deviation }: Distribution) -> Result<Self> {
         if !mean.is_finite() || !deviation.is_finite() || deviation < 0.0 {
-            return Err(Error::invalid(format!("a mean of {mean} and deviation of {deviation} make no weights")));
+            return Err(Error::invalid(format!(
+                "a mean of {mean} and deviation of {deviation} make no weights"
+            )));
         }
         let value = |sum: usize| (sum as i32 - SUM_MEAN) as f32 / SUM_DEVIATION * deviation + mean;
         let f16 = |value: f32| f16::from_f32(value).to_le_bytes();
         let nibble = deviation / NIBBLE_DEVIATION;
         match format {
-            WeightFormat::Dense(DType::F32) => Ok(Self::Four(Box::new(std::array::from_fn(|sum| value(sum).to_bits())))),
+            WeightFormat::Dense(DType::F32) => {
+                Ok(Self::Four(Box::new(std::array::from_fn(|sum| value(sum).to_bits()))))
+            }
             WeightFormat::Dense(DType::F16) => {
                 Ok(Self::Two(Box::new(std::array::from_fn(|sum| f16::from_f32(value(sum)).to_bits()))))
             }
@@ -192,11 +200,14 @@ impl Kind {
                 let head = [f16(nibble), f16(mean - 8.0 * nibble)].concat();
                 Ok(Self::Nibbles { head })
             }
-            WeightFormat::Block(format) if mean != 0.0 => {
-                Err(Error::unsupported(format!("random {} weights are centred on 0, not {mean}", format.name())))
-            }
+            WeightFormat::Block(format) if mean != 0.0 => Err(Error::unsupported(format!(
+                "random {} weights are centred on 0, not {mean}",
+                format.name()
+            ))),
             WeightFormat::Block(BlockFormat::Q4_0) => Ok(Self::Nibbles { head: f16(nibble).to_vec() }),
-            WeightFormat::Block(BlockFormat::Q8_0) => Ok(Self::Eight { head: f16(deviation / (SUM_DEVIATION / 4.0)) }),
+            WeightFormat::Block(BlockFormat::Q8_0) => {
+                Ok(Self::Eight { head: f16(deviation / (SUM_DEVIATION / 4.0)) })
+            }
             other => Err(Error::unsupported(format!("random weights cannot be {other}"))),
         }
     }
@@ -260,7 +271,8 @@ mod tests {
     use rstest::rstest;
 
     fn source(format: &str, shape: &[usize], distribution: Distribution) -> Result<RandomSource> {
-        let weight_type = WeightType { format: WeightFormat::from_name(format).unwrap(), shape: shape.to_vec() };
+        let weight_type =
+            WeightType { format: WeightFormat::from_name(format).unwrap(), shape: shape.to_vec() };
         RandomSource::new(7, [RandomTensor { name: "w".into(), weight_type, distribution }])
     }
 

@@ -27,6 +27,11 @@ fn hub(cache: &Path) -> (MockServer, FetchOptions) {
 /// Damage done to a cached model, which must be noticed and mended.
 #[rstest]
 #[case::cut(|file: &Path| fs::write(file, weights(1000)).unwrap())]
+#[case::cut_without_trace(|file: &Path| {
+    let modified = fs::metadata(file).unwrap().modified().unwrap();
+    fs::write(file, weights(1000)).unwrap();
+    fs::File::options().write(true).open(file).unwrap().set_modified(modified).unwrap();
+})]
 #[case::emptied(|file: &Path| fs::write(file, b"").unwrap())]
 #[case::removed(|file: &Path| fs::remove_file(file).unwrap())]
 #[case::changed(|file: &Path| {
@@ -43,6 +48,7 @@ fn hub(cache: &Path) -> (MockServer, FetchOptions) {
     fs::write(path, text).unwrap();
 })]
 #[case::straying_manifest(|file: &Path| {
+    fs::copy(file.with_file_name("tokenizer.json"), file.parent().unwrap().join("../../tokenizer.json")).unwrap();
     let path = file.with_file_name("manifest.json");
     let text = fs::read_to_string(&path).unwrap().replace("\"tokenizer.json\"", "\"../../tokenizer.json\"");
     fs::write(path, text).unwrap();

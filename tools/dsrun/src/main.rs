@@ -1,2 +1,52 @@
-//! TODO
-fn main() {}
+//! `dsrun`: generate text with transformer models from the command line.
+//!
+//! Text that was asked for goes to standard output; everything else (memory plans, progress, figures, errors) goes to
+//! standard error, so that output can be piped.
+
+mod arguments;
+mod commands;
+mod input;
+mod interrupt;
+mod session;
+mod terminal;
+
+use arguments::{Arguments, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    start_log(arguments.log.as_deref());
+    let terminal = terminal::Terminal::new(arguments.quiet);
+    let run = match &arguments.command {
+        Command::Generate(command) => commands::generate::run(command, &terminal),
+        Command::Chat(command) => commands::chat::run(command, &terminal),
+        Command::Pull(command) => commands::models::pull(command, &terminal),
+        Command::Models(command) => commands::models::run(command, &terminal),
+        Command::Inspect(command) => commands::inspect::run(command, &terminal),
+        Command::Logits(command) => commands::logits::run(command, &terminal),
+        Command::Backends(command) => commands::backends::run(command),
+        Command::Bench(command) => commands::bench::run(command, &terminal),
+    };
+    match run {
+        Ok(()) if interrupt::happened() => ExitCode::from(130),
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of our output has gone (`dsrun .. | head`): not our failure, and nobody to tell.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            terminal.error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Logs go to standard error, as `--log` or `DSRUN_LOG` say: `warn` unless asked otherwise.
+fn start_log(filter: Option<&str>) {
+    let filter = tracing_subscriber::EnvFilter::new(filter.unwrap_or("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let kind = error.root_cause().downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    kind == Some(std::io::ErrorKind::BrokenPipe)
+}

@@ -105,7 +105,8 @@ fn skipped_tokens_do_not_count_as_the_start() {
 
 #[test]
 fn ids_without_a_token_give_no_text() {
-    let vocabulary = GgufVocabulary { model: "gpt2".to_owned(), tokens: vec!["a".to_owned()], ..Default::default() };
+    let vocabulary =
+        GgufVocabulary { model: "gpt2".to_owned(), tokens: vec!["a".to_owned()], ..Default::default() };
     let tokenizer = Tokenizer::from_gguf(vocabulary).unwrap();
     assert_eq!(stream(&tokenizer, StreamOptions::default(), &[0, 1, u32::MAX, 0]), ["a", "a"]);
 }

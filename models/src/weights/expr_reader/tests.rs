@@ -55,8 +55,9 @@ impl Memory {
                 .flat_map(|i| half::f16::from_f32(i as f32 * 0.25 - f32::from(salt)).to_le_bytes())
                 .collect(),
             WeightFormat::Block(block) => {
-                let mut bytes: Vec<u8> =
-                    (0..weight_type.bytes().unwrap()).map(|i| (i as u8).wrapping_mul(31).wrapping_add(salt)).collect();
+                let mut bytes: Vec<u8> = (0..weight_type.bytes().unwrap())
+                    .map(|i| (i as u8).wrapping_mul(31).wrapping_add(salt))
+                    .collect();
                 for (i, block) in bytes.chunks_mut(block.bytes()).enumerate() {
                     block[..2].copy_from_slice(&half::f16::from_f32(0.01 * (i + 1) as f32).to_le_bytes());
                     if block.len() == 20 {
@@ -279,7 +280,8 @@ fn expressions_mean_what_they_say(#[case] expr: WeightExpr) {
 
 /// Expressions of 8 x 64 made of each other, so that any two can be combined.
 fn same_shape() -> impl Strategy<Value = WeightExpr> {
-    let leaf = prop_oneof![Just("a"), Just("b"), Just("q"), Just("q8"), Just("f"), Just("h")].prop_map(tensor);
+    let leaf =
+        prop_oneof![Just("a"), Just("b"), Just("q"), Just("q8"), Just("f"), Just("h")].prop_map(tensor);
     leaf.prop_recursive(3, 12, 2, |inner| {
         prop_oneof![
             prop::collection::vec(0..8usize, 8).prop_flat_map({
@@ -292,8 +294,7 @@ fn same_shape() -> impl Strategy<Value = WeightExpr> {
                 let (left, right) = (scale(left, 1.0), scale(right, 1.0));
                 concat(vec![slice(left, 1, cut, 64), slice(right, 1, 0, cut)], 1)
             }),
-            (inner.clone(), 0..4usize)
-                .prop_map(|(of, rows)| pad(slice(of, 0, rows, 8 - rows), rows, rows)),
+            (inner.clone(), 0..4usize).prop_map(|(of, rows)| pad(slice(of, 0, rows, 8 - rows), rows, rows)),
             (inner.clone(), prop_oneof![Just(1usize), Just(2), Just(4)]).prop_map(|(of, block)| {
                 let (upper, lower) = (slice(of.clone(), 0, 0, 4), slice(of, 0, 4, 8));
                 interleave(vec![upper, lower], block)
@@ -320,7 +321,11 @@ proptest! {
 #[case::inside_a_pad(pad(tensor("q"), 4, 0), 4, 8)]
 #[case::cast_to_the_same(cast(tensor("a"), DType::BF16), 0, 8)]
 #[case::columns_of_one_row(slice(tensor("a"), 1, 3, 9), 2, 1)]
-fn rows_that_lie_together_are_not_copied(#[case] expr: WeightExpr, #[case] first: usize, #[case] count: usize) {
+fn rows_that_lie_together_are_not_copied(
+    #[case] expr: WeightExpr,
+    #[case] first: usize,
+    #[case] count: usize,
+) {
     let source = sample();
     let mut reader = ExprReader::new(&source, &expr).unwrap();
     assert!(matches!(reader.rows(first, count).unwrap(), Cow::Borrowed(_)));
@@ -334,7 +339,11 @@ fn rows_that_lie_together_are_not_copied(#[case] expr: WeightExpr, #[case] first
 #[case("f", "q8_0", Some("stored as f32 cannot be stored as q8_0"))]
 #[case("q8", "q4_0", Some("quantising"))]
 #[case("f", "i8", Some("cannot be stored as i8"))]
-fn stored_as_converts_or_says_why_not(#[case] name: &str, #[case] format: &str, #[case] refusal: Option<&str>) {
+fn stored_as_converts_or_says_why_not(
+    #[case] name: &str,
+    #[case] format: &str,
+    #[case] refusal: Option<&str>,
+) {
     let source = sample();
     let format = WeightFormat::from_name(format).unwrap();
     let stored = ExprReader::new(&source, &tensor(name)).unwrap().stored_as(format);

@@ -1,0 +1,158 @@
+//! Host memory: who may have how much, and buffers.
+
+use crate::device::Core;
+use dsrun_core::{
+    Code, Error, Result,
+    device::{Buffer, MemoryKind},
+};
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    fmt,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Buffers start at multiples of this, which is a cache line and the widest vector register.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// Counts the memory a device handle holds.
+#[derive(Debug)]
+pub(crate) struct Account {
+    limit: Option<u64>,
+    used: AtomicU64,
+}
+
+impl Account {
+    pub(crate) fn new(limit: Option<u64>) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicU64::new(0) })
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// What is left below the limit, if there is one.
+    pub(crate) fn free(&self) -> Option<u64> {
+        self.limit.map(|limit| limit.saturating_sub(self.used()))
+    }
+
+    /// Sets `bytes` aside until the reservation is dropped.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reservation> {
+        let amount = bytes as u64;
+        let add = |used: u64| used.checked_add(amount).filter(|sum| self.limit.is_none_or(|limit| *sum <= limit));
+        match self.used.try_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(_) => Ok(Reservation { account: self.clone(), bytes: amount }),
+            Err(_) => Err(self.exhausted(bytes)),
+        }
+    }
+
+    fn exhausted(&self, bytes: usize) -> Error {
+        let free = self.free().map_or_else(|| "an unknown amount is".to_owned(), |free| format!("{free} bytes are"));
+        let message = format!(
+            "{bytes} bytes of host memory wanted, {free} free and {} in use; use a smaller model or batch, or raise \
+             the memory limit",
+            self.used()
+        );
+        Error::new(Code::OutOfMemory, message)
+    }
+}
+
+/// Memory set aside in an [`Account`].
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    account: Arc<Account>,
+    bytes: u64,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.account.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A zeroed piece of host memory.
+///
+/// Its bytes are reached through a raw pointer only, while the device's lock is held: see [`crate::view`].
+pub(crate) struct HostBuffer {
+    /// What the allocator gave; `None` if there is nothing in it.
+    allocation: Option<(NonNull<u8>, Layout)>,
+    /// The first byte, aligned.
+    pointer: NonNull<u8>,
+    bytes: usize,
+    kind: MemoryKind,
+    device: Arc<Core>,
+    _reservation: Reservation,
+}
+
+// SAFETY: the memory belongs to the buffer alone and is freed with it. The buffer itself never touches the bytes;
+// whoever does holds the lock of `device`, or is told so by the contract of `Buffer::host_pointer`.
+unsafe impl Send for HostBuffer {}
+// SAFETY: as above; all methods that take `&self` only read fields that never change.
+unsafe impl Sync for HostBuffer {}
+
+impl HostBuffer {
+    pub(crate) fn new(device: Arc<Core>, bytes: usize, kind: MemoryKind) -> Result<Self> {
+        let reservation = device.account.reserve(bytes)?;
+        if bytes == 0 {
+            let pointer = NonNull::<AlignedByte>::dangling().cast();
+            return Ok(Self { allocation: None, pointer, bytes, kind, device, _reservation: reservation });
+        }
+        let exhausted = || device.account.exhausted(bytes);
+        // The allocator clears memory page by page as it is touched, but only at its natural alignment: so this asks for
+        // a little more and aligns by hand, rather than have gigabytes cleared up front.
+        let layout = bytes.checked_add(ALIGNMENT).and_then(|bytes| Layout::from_size_align(bytes, 16).ok());
+        let layout = layout.ok_or_else(exhausted)?;
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(exhausted)?;
+        let offset = start.align_offset(ALIGNMENT);
+        // SAFETY: `offset` is below `ALIGNMENT`, by which the allocation is longer than `bytes`.
+        let pointer = unsafe { start.add(offset) };
+        Ok(Self { allocation: Some((start, layout)), pointer, bytes, kind, device, _reservation: reservation })
+    }
+
+    /// The first byte. Using it takes the lock of [`Self::device`].
+    pub(crate) fn pointer(&self) -> NonNull<u8> {
+        self.pointer
+    }
+
+    /// The handle that allocated it.
+    pub(crate) fn device(&self) -> &Arc<Core> {
+        &self.device
+    }
+}
+
+/// Only for its alignment: where empty buffers point.
+#[repr(align(64))]
+struct AlignedByte;
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        if let Some((start, layout)) = self.allocation {
+            // SAFETY: `start` was allocated with `layout` and is freed once.
+            unsafe { dealloc(start.as_ptr(), layout) };
+        }
+    }
+}
+
+impl Buffer for HostBuffer {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    fn host_pointer(&self) -> Option<NonNull<u8>> {
+        Some(self.pointer)
+    }
+}
+
+impl fmt::Debug for HostBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostBuffer").field("bytes", &self.bytes).field("kind", &self.kind).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,132 @@
+//! Sixteen numbers at a time: the few vector operations that the kernels are made of, once per instruction set.
+//!
+//! A value of a [`Lanes`] type is a proof that the processor has its instructions, because only `detect` makes one.
+//! Kernels are generic over it, marked `#[inline(always)]`, and entered through [`Lanes::run`], which compiles them with
+//! those instructions switched on.
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod x86;
+
+/// Lanes of a vector, and rows of a panel.
+pub(super) const WIDTH: usize = 16;
+
+/// A piece of work that can be compiled for any instruction set. `run` must be `#[inline(always)]`.
+pub(super) trait Task {
+    /// What it computes.
+    type Output;
+
+    fn run<L: Lanes>(self, lanes: L) -> Self::Output;
+}
+
+/// An instruction set.
+pub(super) trait Lanes: Copy {
+    /// Sixteen f32.
+    type Float: Copy;
+    /// Sixteen u32.
+    type Bits: Copy;
+
+    /// How many rows of activations a kernel should multiply at once: as many sums as fit the registers.
+    const ROWS: usize;
+
+    /// Runs a task compiled for this instruction set.
+    fn run<T: Task>(self, task: T) -> T::Output;
+
+    fn splat(self, value: f32) -> Self::Float;
+    fn load(self, from: &[f32; WIDTH]) -> Self::Float;
+    fn load_f16(self, from: &[u16; WIDTH]) -> Self::Float;
+    fn load_bf16(self, from: &[u16; WIDTH]) -> Self::Float;
+    fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits;
+    fn store(self, value: Self::Float, to: &mut [f32; WIDTH]);
+    fn add(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// `a * b + c`, rounded once where the processor can.
+    fn mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
+    /// `bits & mask` as a number. The mask leaves bit 31 out: the conversion is a signed one.
+    fn masked(self, bits: Self::Bits, mask: u32) -> Self::Float;
+    /// `bits >> SHIFT` as a number. `SHIFT` is not 0, for the same reason.
+    fn shifted<const SHIFT: u32>(self, bits: Self::Bits) -> Self::Float;
+}
+
+/// Plain Rust, for every processor; the compiler vectorises it for the target's baseline (SSE2, NEON).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Portable;
+
+/// Whether the baseline has a fused multiply-add; where it has not, `f32::mul_add` is a slow library call.
+const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
+impl Lanes for Portable {
+    type Float = [f32; WIDTH];
+    type Bits = [u32; WIDTH];
+
+    // Of 16 (x86-64) or 32 (aarch64) registers of four lanes.
+    const ROWS: usize = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
+
+    #[inline(always)]
+    fn run<T: Task>(self, task: T) -> T::Output {
+        task.run(self)
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> [f32; WIDTH] {
+        [value; WIDTH]
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; WIDTH]) -> [f32; WIDTH] {
+        *from
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[u16; WIDTH]) -> [f32; WIDTH] {
+        from.map(|bits| half::f16::from_bits(bits).to_f32())
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[u16; WIDTH]) -> [f32; WIDTH] {
+        from.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn load_bits(self, from: &[u32; WIDTH]) -> [u32; WIDTH] {
+        *from
+    }
+
+    #[inline(always)]
+    fn store(self, value: [f32; WIDTH], to: &mut [f32; WIDTH]) {
+        *to = value;
+    }
+
+    #[inline(always)]
+    fn add(self, mut a: [f32; WIDTH], b: [f32; WIDTH]) -> [f32; WIDTH] {
+        for (a, b) in a.iter_mut().zip(b) {
+            *a += b;
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn mul(self, mut a: [f32; WIDTH], b: [f32; WIDTH]) -> [f32; WIDTH] {
+        for (a, b) in a.iter_mut().zip(b) {
+            *a *= b;
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [f32; WIDTH], b: [f32; WIDTH], mut c: [f32; WIDTH]) -> [f32; WIDTH] {
+        for ((a, b), c) in a.into_iter().zip(b).zip(&mut c) {
+            *c = if FUSED { a.mul_add(b, *c) } else { a * b + *c };
+        }
+        c
+    }
+
+    #[inline(always)]
+    fn masked(self, bits: [u32; WIDTH], mask: u32) -> [f32; WIDTH] {
+        bits.map(|bits| (bits & mask) as i32 as f32)
+    }
+
+    #[inline(always)]
+    fn shifted<const SHIFT: u32>(self, bits: [u32; WIDTH]) -> [f32; WIDTH] {
+        bits.map(|bits| (bits >> SHIFT) as i32 as f32)
+    }
+}

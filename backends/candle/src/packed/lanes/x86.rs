@@ -1,0 +1,233 @@
+//! x86-64: AVX2 (two registers of eight lanes) and AVX-512 (one of sixteen).
+
+use super::{Lanes, Task, WIDTH};
+use std::arch::x86_64::*;
+
+/// AVX2 with FMA and F16C: every x86-64 processor since 2013 (Intel) and 2015 (AMD) but a few small ones.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::packed) struct Avx2(());
+
+impl Avx2 {
+    /// Proof that this processor has the instructions, if it has.
+    pub(in crate::packed) fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        found.then_some(Self(()))
+    }
+}
+
+/// AVX-512 F (foundation), with all of [`Avx2`].
+#[derive(Clone, Copy, Debug)]
+pub(in crate::packed) struct Avx512(());
+
+impl Avx512 {
+    /// Proof that this processor has the instructions, if it has.
+    pub(in crate::packed) fn detect() -> Option<Self> {
+        (Avx2::detect().is_some() && is_x86_feature_detected!("avx512f")).then_some(Self(()))
+    }
+}
+
+// SAFETY of every block below: `self` exists, so the processor has the instructions; loads and stores go through
+// references to arrays that are exactly as long as what is read or written, and need no alignment.
+
+impl Lanes for Avx2 {
+    type Float = [__m256; 2];
+    type Bits = [__m256i; 2];
+
+    // 6 rows x 2 registers of sums, 2 of weights, 1 of activations: 15 of 16.
+    const ROWS: usize = 6;
+
+    #[inline(always)]
+    fn run<T: Task>(self, task: T) -> T::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn enter<T: Task>(lanes: Avx2, task: T) -> T::Output {
+            task.run(lanes)
+        }
+        // SAFETY: `self` exists, see above.
+        unsafe { enter(self, task) }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { [_mm256_set1_ps(value); 2] }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; WIDTH]) -> Self::Float {
+        let (low, high) = from.split_at(WIDTH / 2);
+        // SAFETY: eight elements each, see above.
+        unsafe { [_mm256_loadu_ps(low.as_ptr()), _mm256_loadu_ps(high.as_ptr())] }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[u16; WIDTH]) -> Self::Float {
+        let (low, high) = from.split_at(WIDTH / 2);
+        // SAFETY: eight elements each, see above.
+        unsafe {
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(low.as_ptr().cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(high.as_ptr().cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[u16; WIDTH]) -> Self::Float {
+        let (low, high) = from.split_at(WIDTH / 2);
+        // SAFETY: eight elements each, see above.
+        unsafe {
+            [low, high].map(|half| {
+                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(half.as_ptr().cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits {
+        let (low, high) = from.split_at(WIDTH / 2);
+        // SAFETY: eight elements each, see above.
+        unsafe { [_mm256_loadu_si256(low.as_ptr().cast()), _mm256_loadu_si256(high.as_ptr().cast())] }
+    }
+
+    #[inline(always)]
+    fn store(self, value: Self::Float, to: &mut [f32; WIDTH]) {
+        let (low, high) = to.split_at_mut(WIDTH / 2);
+        // SAFETY: eight elements each, see above.
+        unsafe {
+            _mm256_storeu_ps(low.as_mut_ptr(), value[0]);
+            _mm256_storeu_ps(high.as_mut_ptr(), value[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::Float, b: Self::Float) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+
+    #[inline(always)]
+    fn masked(self, bits: Self::Bits, mask: u32) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            let mask = _mm256_set1_epi32(mask as i32);
+            [
+                _mm256_cvtepi32_ps(_mm256_and_si256(bits[0], mask)),
+                _mm256_cvtepi32_ps(_mm256_and_si256(bits[1], mask)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn shifted<const SHIFT: u32>(self, bits: Self::Bits) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            let count = _mm_cvtsi32_si128(SHIFT as i32);
+            [
+                _mm256_cvtepi32_ps(_mm256_srl_epi32(bits[0], count)),
+                _mm256_cvtepi32_ps(_mm256_srl_epi32(bits[1], count)),
+            ]
+        }
+    }
+}
+
+impl Lanes for Avx512 {
+    type Float = __m512;
+    type Bits = __m512i;
+
+    // 12 registers of sums keep two multiply-adders of latency four busy; there are 32.
+    const ROWS: usize = 12;
+
+    #[inline(always)]
+    fn run<T: Task>(self, task: T) -> T::Output {
+        #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+        fn enter<T: Task>(lanes: Avx512, task: T) -> T::Output {
+            task.run(lanes)
+        }
+        // SAFETY: `self` exists, see above.
+        unsafe { enter(self, task) }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; WIDTH]) -> Self::Float {
+        // SAFETY: sixteen elements, see above.
+        unsafe { _mm512_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[u16; WIDTH]) -> Self::Float {
+        // SAFETY: sixteen elements, see above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[u16; WIDTH]) -> Self::Float {
+        // SAFETY: sixteen elements, see above.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits {
+        // SAFETY: sixteen elements, see above.
+        unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store(self, value: Self::Float, to: &mut [f32; WIDTH]) {
+        // SAFETY: sixteen elements, see above.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::Float, b: Self::Float) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn masked(self, bits: Self::Bits, mask: u32) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_and_si512(bits, _mm512_set1_epi32(mask as i32))) }
+    }
+
+    #[inline(always)]
+    fn shifted<const SHIFT: u32>(self, bits: Self::Bits) -> Self::Float {
+        // SAFETY: `self` exists, see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_srlv_epi32(bits, _mm512_set1_epi32(SHIFT as i32))) }
+    }
+}

@@ -1,0 +1,258 @@
+//! The layout of packed weights: panels of sixteen rows, interleaved.
+//!
+//! Sixteen rows of a matrix become one panel, a run of [`Block`]s along the row. In a block every vector holds one number
+//! per row: lane `r` is row `r`. So one load yields the scales of sixteen rows, sums need no reduction across lanes, and a
+//! panel is read from front to back. A block takes the bytes of the sixteen blocks it was made from, no more.
+//!
+//! | format | block of a panel | elements of a row |
+//! |---|---|---|
+//! | `f32`, `f16`, `bf16` | 16 numbers | 1 |
+//! | `q4_0` | 16 scales; 4 x 16 words of 8 nibbles | 32 |
+//! | `q4_1` | 16 scales; 16 minima; 4 x 16 words of 8 nibbles | 32 |
+//! | `q8_0` | 16 scales; 8 x 16 words of 4 bytes, each plus 128 | 32 |
+//!
+//! Of `n` words of a row, word `w` holds elements `w`, `w + n`, `w + 2n`, .., the first in the lowest bits. So elements come
+//! in order if the kernel takes the first of every word, then the second of every word, and so on, and it needs each set of
+//! scales only once. An element is taken out of its word by a mask alone: what is left is `q * 2^s`, converted exactly, and
+//! the scale brings the `2^-s` with it. Only the topmost element, which would touch the sign, is shifted down.
+
+use super::lanes::{Lanes, WIDTH};
+use bytemuck::{Pod, Zeroable};
+use half::{bf16, f16};
+
+/// A run of elements of sixteen rows.
+pub(super) trait Block: Pod + Send + Sync {
+    /// Words of a row.
+    const WORDS: usize;
+    /// Elements of a word.
+    const STEPS: usize;
+    /// Elements of a row.
+    const LENGTH: usize = Self::WORDS * Self::STEPS;
+
+    /// What a lane's integers are multiplied by and shifted by.
+    type Scale<L: Lanes>: Copy;
+
+    /// The scales of the sixteen rows.
+    fn scale<L: Lanes>(&self, lanes: L) -> Self::Scale<L>;
+
+    /// The scales for element `step` of a word.
+    fn scale_for_step<L: Lanes>(lanes: L, scale: Self::Scale<L>, step: usize) -> Self::Scale<L>;
+
+    /// Element `step` of word `word` of the sixteen rows. `scale` is [`Self::scale_for_step`] of that step.
+    fn weights<L: Lanes>(&self, lanes: L, scale: Self::Scale<L>, word: usize, step: usize) -> L::Float;
+
+    /// Fills one lane from the bytes of a row's block.
+    fn set_row(&mut self, lane: usize, bytes: &[u8]);
+
+    /// Element `index` of a row, by the formula of the format.
+    fn element(&self, lane: usize, index: usize) -> f32;
+}
+
+/// One element of sixteen rows.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(transparent)]
+pub(super) struct F32([f32; WIDTH]);
+
+/// One element of sixteen rows.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(transparent)]
+pub(super) struct F16([u16; WIDTH]);
+
+/// One element of sixteen rows.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(transparent)]
+pub(super) struct BF16([u16; WIDTH]);
+
+/// 32 elements of sixteen rows.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Q4_0 {
+    scales: [u16; WIDTH],
+    words: [[u32; WIDTH]; 4],
+}
+
+/// 32 elements of sixteen rows.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Q4_1 {
+    scales: [u16; WIDTH],
+    minima: [u16; WIDTH],
+    words: [[u32; WIDTH]; 4],
+}
+
+/// 32 elements of sixteen rows.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Q8_0 {
+    scales: [u16; WIDTH],
+    words: [[u32; WIDTH]; 8],
+}
+
+impl F32 {
+    /// The storage of sixteen decoded weights.
+    pub(super) fn lanes_mut(&mut self) -> &mut [f32; WIDTH] {
+        &mut self.0
+    }
+}
+
+macro_rules! dense {
+    ($block:ident, $load:ident, $bits:ty, |$lane:ident| $value:expr) => {
+        impl Block for $block {
+            const WORDS: usize = 1;
+            const STEPS: usize = 1;
+
+            type Scale<L: Lanes> = ();
+
+            #[inline(always)]
+            fn scale<L: Lanes>(&self, _: L) {}
+
+            #[inline(always)]
+            fn scale_for_step<L: Lanes>(_: L, (): (), _: usize) {}
+
+            #[inline(always)]
+            fn weights<L: Lanes>(&self, lanes: L, (): (), _: usize, _: usize) -> L::Float {
+                lanes.$load(&self.0)
+            }
+
+            fn set_row(&mut self, lane: usize, bytes: &[u8]) {
+                self.0[lane] = <$bits>::from_le_bytes(array(bytes));
+            }
+
+            fn element(&self, lane: usize, _: usize) -> f32 {
+                let $lane = self.0[lane];
+                $value
+            }
+        }
+    };
+}
+
+dense!(F32, load, f32, |lane| lane);
+dense!(F16, load_f16, u16, |lane| f16::from_bits(lane).to_f32());
+dense!(BF16, load_bf16, u16, |lane| bf16::from_bits(lane).to_f32());
+
+/// What is needed to turn integers into weights: `weight = integer * scale + offset`.
+#[derive(Clone, Copy)]
+pub(super) struct Affine<L: Lanes> {
+    scale: L::Float,
+    offset: L::Float,
+}
+
+/// Takes element `step` of `BITS` bits out of words and decodes it. The one rounding is that of the multiply-add; the
+/// products themselves are exact (11 bits of scale times at most 8).
+#[inline(always)]
+fn decode<L: Lanes, const BITS: usize>(lanes: L, affine: Affine<L>, words: &[u32; WIDTH], step: usize) -> L::Float {
+    let bits = lanes.load_bits(words);
+    let element = match (BITS, step) {
+        (4, 7) => lanes.shifted::<28>(bits),
+        (8, 3) => lanes.shifted::<24>(bits),
+        _ => lanes.masked(bits, ((1 << BITS) - 1) << (BITS * step)),
+    };
+    lanes.mul_add(element, affine.scale, affine.offset)
+}
+
+/// The factor `2^-s` that undoes the position `s` of element `step`, which [`decode`] leaves in; 1 for the last, shifted
+/// one. The smallest scale is 2^-24 and the largest position 24, so nothing comes near the subnormal numbers.
+#[inline(always)]
+fn for_step<L: Lanes, const BITS: usize>(lanes: L, affine: Affine<L>, step: usize) -> Affine<L> {
+    let position = if step == 32 / BITS - 1 { 0 } else { BITS * step };
+    let factor = f32::from_bits((127 - position as u32) << 23);
+    Affine { scale: lanes.mul(affine.scale, lanes.splat(factor)), ..affine }
+}
+
+macro_rules! quantised {
+    ($block:ident, $words:literal, $bits:literal, |$lanes:ident, $scale:ident, $of:pat_param| $offset:expr) => {
+        impl Block for $block {
+            const WORDS: usize = $words;
+            const STEPS: usize = 32 / $bits;
+
+            type Scale<L: Lanes> = Affine<L>;
+
+            #[inline(always)]
+            fn scale<L: Lanes>(&self, $lanes: L) -> Affine<L> {
+                let $of = self;
+                let $scale = $lanes.load_f16(&self.scales);
+                Affine { scale: $scale, offset: $offset }
+            }
+
+            #[inline(always)]
+            fn scale_for_step<L: Lanes>(lanes: L, scale: Affine<L>, step: usize) -> Affine<L> {
+                for_step::<L, $bits>(lanes, scale, step)
+            }
+
+            #[inline(always)]
+            fn weights<L: Lanes>(&self, lanes: L, scale: Affine<L>, word: usize, step: usize) -> L::Float {
+                decode::<L, $bits>(lanes, scale, &self.words[word], step)
+            }
+
+            fn set_row(&mut self, lane: usize, bytes: &[u8]) {
+                self.fill(lane, bytes);
+            }
+
+            fn element(&self, lane: usize, index: usize) -> f32 {
+                let (step, word) = (index / Self::WORDS, index % Self::WORDS);
+                let integer = self.words[word][lane] >> ($bits * step) & ((1 << $bits) - 1);
+                self.decode(lane, integer as f32)
+            }
+        }
+    };
+}
+
+quantised!(Q4_0, 4, 4, |lanes, scale, _| lanes.mul(scale, lanes.splat(-8.0)));
+quantised!(Q4_1, 4, 4, |lanes, scale, block| lanes.load_f16(&block.minima));
+quantised!(Q8_0, 8, 8, |lanes, scale, _| lanes.mul(scale, lanes.splat(-128.0)));
+
+impl Q4_0 {
+    fn fill(&mut self, lane: usize, bytes: &[u8]) {
+        self.scales[lane] = u16::from_le_bytes(array(bytes));
+        set_nibbles(&mut self.words, lane, &bytes[2..]);
+    }
+
+    fn decode(&self, lane: usize, integer: f32) -> f32 {
+        f16::from_bits(self.scales[lane]).to_f32() * (integer - 8.0)
+    }
+}
+
+impl Q4_1 {
+    fn fill(&mut self, lane: usize, bytes: &[u8]) {
+        self.scales[lane] = u16::from_le_bytes(array(bytes));
+        self.minima[lane] = u16::from_le_bytes(array(&bytes[2..]));
+        set_nibbles(&mut self.words, lane, &bytes[4..]);
+    }
+
+    fn decode(&self, lane: usize, integer: f32) -> f32 {
+        f16::from_bits(self.scales[lane]).to_f32() * integer + f16::from_bits(self.minima[lane]).to_f32()
+    }
+}
+
+impl Q8_0 {
+    fn fill(&mut self, lane: usize, bytes: &[u8]) {
+        self.scales[lane] = u16::from_le_bytes(array(bytes));
+        for (word, words) in self.words.iter_mut().enumerate() {
+            let elements = [0, 8, 16, 24].map(|first| bytes[2 + first + word]);
+            // Flipping the sign bit of a signed byte adds 128.
+            words[lane] = u32::from_le_bytes(elements) ^ 0x8080_8080;
+        }
+    }
+
+    fn decode(&self, lane: usize, integer: f32) -> f32 {
+        f16::from_bits(self.scales[lane]).to_f32() * (integer - 128.0)
+    }
+}
+
+/// The first `N` bytes. The blocks of a row are cut to size before they come here.
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[..N]);
+    array
+}
+
+/// Elements 0..16 of a block are the low nibbles of its 16 bytes, elements 16..32 the high ones.
+fn set_nibbles(words: &mut [[u32; WIDTH]; 4], lane: usize, bytes: &[u8]) {
+    for (word, words) in words.iter_mut().enumerate() {
+        let pairs = [0, 4, 8, 12].map(|first| u32::from(bytes[first + word]));
+        let place = |sum: u32, (position, pair): (usize, u32)| {
+            sum | (pair & 15) << (4 * position) | (pair >> 4) << (4 * position + 16)
+        };
+        words[lane] = pairs.into_iter().enumerate().fold(0, place);
+    }
+}

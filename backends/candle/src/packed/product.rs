@@ -1,0 +1,213 @@
+//! The product of a packed matrix with activations: which tile is computed when, and on which thread.
+
+#[cfg(target_arch = "x86_64")]
+use super::lanes::x86::{Avx2, Avx512};
+use super::{
+    lanes::{Lanes, Portable, WIDTH},
+    panel::{Block, F32},
+    tile::{Decode, STRIP, Tile},
+};
+use bytemuck::Zeroable;
+use rayon::prelude::*;
+use std::{marker::PhantomData, ops::Range};
+
+/// Weights (times rows) below which a task is not worth handing to another thread: a few microseconds of work.
+const SMALLEST_TASK: usize = 32 << 10;
+
+/// The instruction sets there are kernels for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum InstructionSet {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl InstructionSet {
+    /// Every set that this processor has, the best last.
+    pub(super) fn available() -> impl Iterator<Item = Self> {
+        #[cfg(target_arch = "x86_64")]
+        let more = [Avx2::detect().map(Self::Avx2), Avx512::detect().map(Self::Avx512)];
+        #[cfg(not(target_arch = "x86_64"))]
+        let more = [];
+        [Some(Self::Portable)].into_iter().chain(more).flatten()
+    }
+
+    /// The fastest set that this processor has.
+    pub(super) fn best() -> Self {
+        Self::available().last().unwrap_or(Self::Portable)
+    }
+}
+
+/// A packed matrix and what it is multiplied with. Neither side is empty.
+pub(super) struct Product<'a, B> {
+    /// The panels, back to back.
+    pub(super) blocks: &'a [B],
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    /// `[rows, inputs]`.
+    pub(super) x: &'a [f32],
+    pub(super) rows: usize,
+}
+
+impl<B: Block> Product<'_, B> {
+    /// Computes `out`, which is `[rows, outputs]`.
+    pub(super) fn run(&self, instructions: InstructionSet, out: &mut [f32], pool: &rayon::ThreadPool) {
+        let panels = self.outputs.div_ceil(WIDTH);
+        let out = Output::new(out, self.outputs);
+        // Two tasks for every thread even out what else the machine is doing, and cost little.
+        let work = self.outputs.saturating_mul(self.inputs).saturating_mul(self.rows);
+        let tasks = (work / SMALLEST_TASK).clamp(1, pool.current_num_threads() * 2).min(panels);
+        let task = |index: usize| {
+            let range = panels * index / tasks..panels * (index + 1) / tasks;
+            match instructions {
+                InstructionSet::Portable => self.panels(Portable, range, &out),
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx2(lanes) => self.panels(lanes, range, &out),
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx512(lanes) => self.panels(lanes, range, &out),
+            }
+        };
+        if tasks == 1 {
+            task(0);
+        } else {
+            pool.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each(task));
+        }
+    }
+
+    /// The outputs of some panels.
+    fn panels<L: Lanes>(&self, lanes: L, panels: Range<usize>, out: &Output<'_>) {
+        if self.rows == 1 {
+            // Panel after panel: this is a stream of weights from memory.
+            let mut panel = panels.start;
+            while panel < panels.end {
+                let pair = panel + 1 < panels.end;
+                for strip in self.strips() {
+                    if pair {
+                        self.tile::<L, 2, 1>(lanes, [panel, panel + 1], 0, &strip, out);
+                    } else {
+                        self.tile::<L, 1, 1>(lanes, [panel], 0, &strip, out);
+                    }
+                }
+                panel += if pair { 2 } else { 1 };
+            }
+        } else if self.rows <= 2 * L::ROWS {
+            // Decoding the weights twice costs less than writing them down and reading them back.
+            for panel in panels {
+                for strip in self.strips() {
+                    let weights = self.strip_of(panel, &strip);
+                    self.rows_of_panel(lanes, weights, panel, &strip, out);
+                }
+            }
+        } else {
+            // Strip after strip: the activations of one strip stay in the L2 cache for all panels.
+            let mut decoded = vec![F32::zeroed(); STRIP.min(self.inputs)];
+            for strip in self.strips() {
+                for panel in panels.clone() {
+                    let weights = &mut decoded[..strip.len()];
+                    lanes.run(Decode { panel: self.strip_of(panel, &strip), weights });
+                    self.rows_of_panel(lanes, &decoded[..strip.len()], panel, &strip, out);
+                }
+            }
+        }
+    }
+
+    /// The ranges of inputs that are summed up separately.
+    fn strips(&self) -> impl Iterator<Item = Range<usize>> {
+        let inputs = self.inputs;
+        (0..inputs).step_by(STRIP).map(move |start| start..(start + STRIP).min(inputs))
+    }
+
+    /// A panel's blocks for a range of inputs.
+    fn strip_of(&self, panel: usize, strip: &Range<usize>) -> &[B] {
+        let first = panel * (self.inputs / B::LENGTH);
+        &self.blocks[first + strip.start / B::LENGTH..first + strip.end / B::LENGTH]
+    }
+
+    /// All rows of a strip, as many at a time as the registers hold.
+    fn rows_of_panel<L: Lanes, W: Block>(
+        &self,
+        lanes: L,
+        weights: &[W],
+        panel: usize,
+        strip: &Range<usize>,
+        out: &Output<'_>,
+    ) {
+        let mut row = 0;
+        while row < self.rows {
+            let left = (self.rows - row).min(L::ROWS);
+            macro_rules! rows {
+                ($count:literal) => {{
+                    let x = std::array::from_fn(|m| self.x_of(row + m, strip));
+                    let sums = lanes.run(Tile::<W, 1, $count> { panels: [weights], x });
+                    for (m, sums) in sums[0].iter().enumerate() {
+                        out.add(row + m, panel, sums, strip.start == 0);
+                    }
+                    $count
+                }};
+            }
+            row += match left {
+                1 => rows!(1),
+                2 => rows!(2),
+                3 => rows!(3),
+                4 | 5 => rows!(4),
+                6 | 7 => rows!(6),
+                8..12 => rows!(8),
+                _ => rows!(12),
+            };
+        }
+    }
+
+    /// One row of a strip of `P` panels, straight from the packed weights.
+    fn tile<L: Lanes, const P: usize, const M: usize>(
+        &self,
+        lanes: L,
+        panels: [usize; P],
+        row: usize,
+        strip: &Range<usize>,
+        out: &Output<'_>,
+    ) {
+        let x = std::array::from_fn(|m| self.x_of(row + m, strip));
+        let sums = lanes.run(Tile::<B, P, M> { panels: panels.map(|panel| self.strip_of(panel, strip)), x });
+        for (panel, sums) in panels.into_iter().zip(&sums) {
+            for (m, sums) in sums.iter().enumerate() {
+                out.add(row + m, panel, sums, strip.start == 0);
+            }
+        }
+    }
+
+    fn x_of(&self, row: usize, strip: &Range<usize>) -> &[f32] {
+        &self.x[row * self.inputs..][strip.clone()]
+    }
+}
+
+/// The result matrix, shared by tasks that each own some of its columns.
+struct Output<'a> {
+    start: *mut f32,
+    rows: usize,
+    outputs: usize,
+    borrowed: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: `add` is called for a panel only by the task that owns the panel, and panels have no element in common.
+unsafe impl Sync for Output<'_> {}
+
+impl<'a> Output<'a> {
+    fn new(out: &'a mut [f32], outputs: usize) -> Self {
+        Self { start: out.as_mut_ptr(), rows: out.len() / outputs, outputs, borrowed: PhantomData }
+    }
+
+    /// Adds to (or sets, if it is the first of its sums) the sixteen outputs of a panel, or as many as there are.
+    fn add(&self, row: usize, panel: usize, sums: &[f32; WIDTH], first: bool) {
+        let column = panel * WIDTH;
+        assert!(row < self.rows && column < self.outputs, "a tile is inside the result");
+        let count = WIDTH.min(self.outputs - column);
+        // SAFETY: the elements are inside the slice that `self` borrows, by the assertion, and no other task touches
+        // this panel's.
+        let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.outputs + column), count) };
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = if first { *sum } else { *out + *sum };
+        }
+    }
+}

@@ -1,0 +1,2 @@
+use super::*;
+use dsrun_core::BytesReader;

@@ -1,0 +1,92 @@
+//! The inner kernels: a strip of a panel times a few rows of activations.
+//!
+//! A tile is sixteen outputs (one panel) times up to [`Lanes::ROWS`] rows. Its sums stay in registers over a strip of
+//! [`STRIP`] inputs; per sixteen weights there is one mask, one conversion and one multiply-add to decode them, and per
+//! row one broadcast load and one multiply-add to use them. With one row, two panels go side by side: a single chain of
+//! dependent additions would wait for its own latency.
+//!
+//! Every output is the sum over strips of the sums within a strip, each in one fixed order of the inputs. The number of
+//! rows decides only which sums are computed next to each other, so a row's result does not depend on the batch.
+
+use super::{
+    lanes::{Lanes, Task, WIDTH},
+    panel::{Block, F32},
+};
+
+/// Inputs that are summed up before they are added to the output. A multiple of every block's length. Short strips keep
+/// rounding errors of long sums down (they grow with the strip plus the number of strips, not with the inputs) and a
+/// decoded strip, 16 KiB, in the L1 cache.
+pub(super) const STRIP: usize = 256;
+
+/// The sums of one strip of `P` panels for `M` rows, in the order of `[panel][row]`.
+pub(super) struct Tile<'a, B, const P: usize, const M: usize> {
+    /// Blocks of the strip, the same number for every panel.
+    pub(super) panels: [&'a [B]; P],
+    /// The inputs of the strip of every row.
+    pub(super) x: [&'a [f32]; M],
+}
+
+impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
+    type Output = [[[f32; WIDTH]; M]; P];
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) -> Self::Output {
+        let blocks = self.panels[0].len();
+        assert!(self.panels.iter().all(|panel| panel.len() == blocks), "a strip is as long in every panel");
+        assert!(self.x.iter().all(|x| x.len() == blocks * B::LENGTH), "a strip is as long in every row");
+
+        let mut sums = [[lanes.splat(0.0); M]; P];
+        for index in 0..blocks {
+            // SAFETY: every panel has `blocks` blocks, see above.
+            let block: [&B; P] = self.panels.map(|panel| unsafe { panel.get_unchecked(index) });
+            let scales = block.map(|block| block.scale(lanes));
+            for step in 0..B::STEPS {
+                let scales = scales.map(|scale| B::scale_for_step(lanes, scale, step));
+                for word in 0..B::WORDS {
+                    let mut weights = [lanes.splat(0.0); P];
+                    for panel in 0..P {
+                        weights[panel] = block[panel].weights(lanes, scales[panel], word, step);
+                    }
+                    let input = index * B::LENGTH + step * B::WORDS + word;
+                    for row in 0..M {
+                        // SAFETY: `input < blocks * LENGTH`, which is the length of every row, see above.
+                        let x = lanes.splat(unsafe { *self.x[row].get_unchecked(input) });
+                        for panel in 0..P {
+                            sums[panel][row] = lanes.mul_add(weights[panel], x, sums[panel][row]);
+                        }
+                    }
+                }
+            }
+        }
+        let mut out = [[[0.0; WIDTH]; M]; P];
+        for (out, sums) in out.iter_mut().flatten().zip(sums.into_iter().flatten()) {
+            lanes.store(sums, out);
+        }
+        out
+    }
+}
+
+/// Decodes a strip of a panel, so that many rows can share the work.
+pub(super) struct Decode<'a, B> {
+    /// Blocks of the strip.
+    pub(super) panel: &'a [B],
+    /// One element for each of the strip's inputs.
+    pub(super) weights: &'a mut [F32],
+}
+
+impl<B: Block> Task for Decode<'_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for (block, weights) in self.panel.iter().zip(self.weights.chunks_exact_mut(B::LENGTH)) {
+            let scale = block.scale(lanes);
+            for (step, weights) in weights.chunks_exact_mut(B::WORDS).enumerate() {
+                let scale = B::scale_for_step(lanes, scale, step);
+                for (word, weights) in weights.iter_mut().enumerate() {
+                    lanes.store(block.weights(lanes, scale, word, step), weights.lanes_mut());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Work on a device: its threads, their scratch memory, and how loops are spread over them.
+
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Scalar operations below which waking other threads costs more than it saves.
+const WORTH_SHARING: usize = 100_000;
+
+/// What one device handle keeps from call to call, so that calls need not allocate. Guarded by the device's lock.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// One per thread; at least one.
+    lanes: Vec<Lane>,
+    /// Small operands (weights of norms, biases), widened to f32.
+    pub(crate) vectors: [Vec<f32>; 3],
+    /// Activations of a linear layer, widened to f32.
+    pub(crate) inputs: Vec<f32>,
+    /// Results of a linear layer, before they are rounded.
+    pub(crate) outputs: Vec<f32>,
+    /// The sequence each row of a step belongs to.
+    pub(crate) owners: Vec<u32>,
+    /// Runs of rows that attention works on at a time.
+    pub(crate) tiles: Vec<crate::ops::attention::Tile>,
+    /// What is left to draw from.
+    pub(crate) candidates: Vec<crate::ops::sample::Candidate>,
+}
+
+impl Scratch {
+    pub(crate) fn new(threads: usize) -> Self {
+        Self { lanes: (0..threads.max(1)).map(|_| Lane::default()).collect(), ..Self::default() }
+    }
+}
+
+/// Scratch memory of one thread.
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    floats: Vec<f32>,
+    row: Vec<f32>,
+}
+
+impl Lane {
+    /// Disjoint slices of these lengths, with whatever is left in them.
+    pub(crate) fn split<const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [f32]; N] {
+        let total = lengths.iter().sum();
+        if self.floats.len() < total {
+            self.floats.resize(total, 0.0);
+        }
+        let mut rest = self.floats.as_mut_slice();
+        lengths.map(|length| {
+            let (slice, tail) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = tail;
+            slice
+        })
+    }
+
+    /// Takes a row of this length out, to be used next to [`Self::split`]; [`Self::put_row`] gives it back.
+    pub(crate) fn take_row(&mut self, length: usize) -> Vec<f32> {
+        let mut row = std::mem::take(&mut self.row);
+        if row.len() < length {
+            row.resize(length, 0.0);
+        }
+        row
+    }
+
+    /// See [`Self::take_row`].
+    pub(crate) fn put_row(&mut self, row: Vec<f32>) {
+        self.row = row;
+    }
+}
+
+/// The threads of a device, each with its scratch memory.
+pub(crate) struct Team<'a> {
+    pub(crate) pool: &'a rayon::ThreadPool,
+    lanes: &'a mut [Lane],
+}
+
+impl Team<'_> {
+    /// Does `work` once for each of `0..count`, at about `cost` scalar operations each: in turn, or on all threads if that
+    /// is worth it.
+    pub(crate) fn for_each(&mut self, count: usize, cost: usize, work: impl Fn(usize, &mut Lane) + Sync) {
+        let alone = self.lanes.len() < 2 || count < 2 || count.saturating_mul(cost) < WORTH_SHARING;
+        if let (true, Some(lane)) = (alone, self.lanes.first_mut()) {
+            (0..count).for_each(|index| work(index, lane));
+            return;
+        }
+        // Threads take a few items at a time, so that uneven items still end together.
+        let grain = (count / (self.lanes.len() * 8)).max(1);
+        let next = AtomicUsize::new(0);
+        self.pool.install(|| {
+            self.lanes.par_iter_mut().with_max_len(1).for_each(|lane| {
+                loop {
+                    let start = next.fetch_add(grain, Ordering::Relaxed);
+                    if start >= count {
+                        break;
+                    }
+                    (start..count.min(start + grain)).for_each(|index| work(index, lane));
+                }
+            });
+        });
+    }
+
+    /// The scratch memory of the calling thread.
+    pub(crate) fn lane(&mut self) -> &mut Lane {
+        &mut self.lanes[0]
+    }
+}
+
+/// Everything a kernel works with besides its operands.
+pub(crate) struct Worker<'a> {
+    pub(crate) team: Team<'a>,
+    pub(crate) vectors: &'a mut [Vec<f32>; 3],
+    pub(crate) inputs: &'a mut Vec<f32>,
+    pub(crate) outputs: &'a mut Vec<f32>,
+    pub(crate) owners: &'a mut Vec<u32>,
+    pub(crate) tiles: &'a mut Vec<crate::ops::attention::Tile>,
+    pub(crate) candidates: &'a mut Vec<crate::ops::sample::Candidate>,
+}
+
+impl<'a> Worker<'a> {
+    pub(crate) fn new(pool: &'a rayon::ThreadPool, scratch: &'a mut Scratch) -> Self {
+        let Scratch { lanes, vectors, inputs, outputs, owners, tiles, candidates } = scratch;
+        Self { team: Team { pool, lanes }, vectors, inputs, outputs, owners, tiles, candidates }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use std::sync::atomic::AtomicU32;
+
+    #[rstest]
+    fn every_item_is_done_once(
+        #[values(0, 1, 2, 1000)] count: usize,
+        #[values(1, 1_000_000)] cost: usize,
+        #[values(1, 3)] threads: usize,
+    ) {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let mut scratch = Scratch::new(threads);
+        let done: Vec<AtomicU32> = (0..count).map(|_| AtomicU32::new(0)).collect();
+        Worker::new(&pool, &mut scratch).team.for_each(count, cost, |index, _| {
+            done[index].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(done.iter().all(|done| done.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn a_lane_is_split_into_disjoint_slices() {
+        let mut lane = Lane::default();
+        let [a, b, c] = lane.split([2, 0, 3]);
+        a.fill(1.0);
+        c.fill(2.0);
+        assert_eq!((&*a, b.len(), &*c), (&[1.0, 1.0][..], 0, &[2.0; 3][..]));
+    }
+}

@@ -1,0 +1,331 @@
+//! How far a device may be from the oracle.
+//!
+//! Two gates, and both must hold. With `y` the oracle's value, `ŷ` the device's, `u` the unit roundoff of the stored type
+//! (f32 2⁻²⁴, f16 2⁻¹¹, bf16 2⁻⁸), `m` the magnitude and `n` the terms of [`Real`]:
+//!
+//! **Every element**: `|ŷ − y| ≤ 2u|y| + 8·2⁻²⁴·c·m (+ 2u'·m') (+ 2⁻²⁰|y|) + tiny`, where
+//!
+//! - `2u|y|` is one rounding on store: `u|y|` to nearest, twice that by truncation, which some hardware does. A second
+//!   rounding on the way, as in an op put together from half-precision steps, does not fit in general.
+//! - `8·2⁻²⁴·c·m` is f32 arithmetic. Errors of sums scale with the size of what is summed, not with the sum: this is what
+//!   lets honest results pass when terms cancel, and still catches a single wrong element that an average hides.
+//!   `c = max(1, √n / 8)` is for sums made one term after the other: the rounding of a partial sum that has grown to a
+//!   share of `m` is up to 2⁻²⁴ of that share, `n` of them add up like a random walk to `2⁻²⁴ m √n / 3` (one standard
+//!   deviation, all terms of one sign, the worst there is), and three deviations are `√n · 2⁻²⁴ m`. Sums made in blocks are
+//!   far below. An f16 accumulator is above from the first few terms on.
+//! - `2u'·m'` stands only where the op's document allows an inner rounding, to type `'` of terms of size `m'`: attention
+//!   weights, dequantised weights, what a region need not round but may. Two because of truncation, again.
+//! - `2⁻²⁰|y|` stands only where a result is in proportion to an exponential, sine or logarithm that a device computes by
+//!   its fast instructions: those are good to about 2⁻²¹ relative (`ex2.approx` plus the rounding of its argument).
+//! - `tiny` is what is lost when subnormal numbers are flushed or truncated on the way: the larger of one subnormal step of
+//!   the stored type and the smallest normal f32. For f16 that is its step, 2⁻²⁴: an f16 result must keep its subnormals.
+//!
+//! **All elements of a result together**: the mean of `((ŷ − y) / s)²`, `s = max(|y|, m / 64, smallest normal)`, is at most
+//!
+//! | type | limit | with inner rounding | why |
+//! |---|---|---|---|
+//! | f32 | 1e-10 | 1e-10 | far above f32 noise (an f32 rounding is 4e-15), far below TF32 or f16 inside (1e-7 and more) |
+//! | f16 | 2e-7 | 5e-7 | one rounding by truncation is 1.7e-7, to nearest 4e-8; twice by truncation, 4e-7 |
+//! | bf16 | 1.2e-5 | 3e-5 | one rounding by truncation is 1.1e-5, to nearest 3e-6; twice by truncation, 2.7e-5 |
+//!
+//! It catches what the element gate is too wide for: a bias of all elements, a cheaper type inside. Dividing each element
+//! by its own size keeps a few large ones from hiding the rest. `m / 64` is there because an element whose terms cancel has
+//! no relative accuracy: random signs make `m / |y|` about `√n`, 64 for 4096 terms. A mean of few elements says little, so
+//! the gate needs 64 of them.
+//!
+//! Integers, copies and the values -inf, inf and NaN are exact, except that NaN is only asked for if the device says it is
+//! strict about NaN ([`dsrun_core::device::DeviceProperties::strict_nan`]).
+//!
+//! No bound depends on the backend: there are no exceptions by name.
+
+use crate::{
+    case::{Element, Expected},
+    oracle::{Real, float},
+};
+use dsrun_core::DType;
+
+/// What a result's document allows beyond one rounding of f32 arithmetic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gate {
+    /// The type that terms may be rounded to on the way.
+    pub inner: Option<DType>,
+    /// Whether results are in proportion to an exponential, sine or logarithm.
+    pub exponential: bool,
+}
+
+/// The fewest elements whose mean error says something.
+const ENOUGH: usize = 64;
+
+/// How an element of a result is off, compared with what it may be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Worst {
+    /// Its index in the result.
+    pub index: Vec<usize>,
+    /// What the device gave.
+    pub found: f64,
+    /// What the oracle says.
+    pub expected: f64,
+    /// The largest difference allowed.
+    pub limit: f64,
+    /// Difference over limit: above 1 is wrong.
+    pub ratio: f64,
+}
+
+/// What the gates say of one result.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// The float element nearest to or farthest beyond its limit.
+    pub worst: Option<Worst>,
+    /// The mean of squared relative errors, if enough elements were compared.
+    pub mean_square: Option<f64>,
+    /// What is wrong, a sentence each; empty if nothing is.
+    pub failures: Vec<String>,
+}
+
+impl Gate {
+    /// The largest difference allowed for one element.
+    pub fn limit(self, dtype: DType, real: Real) -> f64 {
+        let single = float::unit(DType::F32);
+        let growth = ((real.terms as f64).sqrt() / 8.0).max(1.0);
+        let inner = self.inner.map_or(0.0, |inner| 2.0 * float::unit(inner) * real.inner);
+        let exponential = if self.exponential { 2f64.powi(-20) * real.value.abs() } else { 0.0 };
+        let tiny = float::subnormal_step(dtype).max(float::smallest_normal(DType::F32));
+        2.0 * float::unit(dtype) * real.value.abs() + 8.0 * single * growth * real.magnitude + inner + exponential + tiny
+    }
+
+    /// The largest mean of squared relative errors.
+    pub fn mean_square_limit(self, dtype: DType) -> f64 {
+        match (dtype, self.inner.is_some()) {
+            (DType::F16, false) => 2e-7,
+            (DType::F16, true) => 5e-7,
+            (DType::BF16, false) => 1.2e-5,
+            (DType::BF16, true) => 3e-5,
+            // A result wider than its inner rounding has that rounding's error.
+            _ => match self.inner {
+                Some(DType::F16) => 5e-7,
+                Some(DType::BF16) => 3e-5,
+                _ => 1e-10,
+            },
+        }
+    }
+}
+
+/// Compares a result with what is expected. `found` and `before` are the bits of its elements after and before the call.
+pub fn judge(
+    dtype: DType,
+    shape: &[usize],
+    expected: &Expected,
+    found: &[u32],
+    before: &[u32],
+    strict_nan: bool,
+) -> Verdict {
+    let mut verdict = Verdict::default();
+    let mut wrong = Wrong::default();
+    let (mut squares, mut compared) = (0.0, 0usize);
+    for (at, element) in expected.elements.iter().enumerate() {
+        let (bits, value) = (found[at], float::value(dtype, found[at]));
+        match element {
+            Element::Anything => {}
+            Element::Untouched => wrong.note(bits != before[at], at, || "was written, must be left alone".into()),
+            Element::Bits(right) => wrong.note(bits != *right, at, || {
+                format!("is {}, must be {}", show(dtype, bits), show(dtype, *right))
+            }),
+            Element::OneOf(all) => wrong.note(!all.contains(&bits), at, || {
+                let all: Vec<String> = all.iter().map(|bits| show(dtype, *bits)).collect();
+                format!("is {}, must be one of {}", show(dtype, bits), all.join(", "))
+            }),
+            Element::Real(real) if real.value.is_nan() => {
+                wrong.note(strict_nan && !value.is_nan(), at, || format!("is {value}, must be NaN"));
+            }
+            Element::Real(real) if real.value.is_infinite() => {
+                wrong.note(value != real.value, at, || format!("is {value}, must be {}", real.value));
+            }
+            Element::Real(real) => {
+                let limit = expected.gate.limit(dtype, *real);
+                // A value near the end of the range may round to infinity.
+                let overflows = value == f64::INFINITY.copysign(real.value);
+                let in_reach = real.value.abs() + limit > float::largest(dtype);
+                let error = if overflows && in_reach { 0.0 } else { (value - real.value).abs() };
+                let ratio = if error.is_nan() { f64::INFINITY } else { error / limit };
+                if verdict.worst.as_ref().is_none_or(|worst| ratio > worst.ratio) {
+                    let index = unravel(shape, at);
+                    verdict.worst = Some(Worst { index, found: value, expected: real.value, limit, ratio });
+                }
+                wrong.note(ratio > 1.0, at, || {
+                    let expected = real.value;
+                    format!("is {value:e}, must be {expected:e} ± {limit:.1e} ({ratio:.3} times the limit away)")
+                });
+                let scale = real.value.abs().max(real.magnitude / 64.0).max(float::smallest_normal(dtype));
+                squares += (error / scale) * (error / scale);
+                compared += 1;
+            }
+        }
+    }
+    if let Some((at, message)) = wrong.first {
+        let all = expected.elements.len();
+        let worst = verdict.worst.as_ref().filter(|worst| worst.ratio > 1.0 && worst.index != unravel(shape, at));
+        let worst = worst.map_or_else(String::new, |worst| {
+            let Worst { index, found, expected, ratio, .. } = worst;
+            format!("; the worst is {index:?}: {found:e} for {expected:e}, {ratio:.3} times the limit away")
+        });
+        let index = unravel(shape, at);
+        verdict.failures.push(format!("{} of {all} elements are wrong; first {index:?} {message}{worst}", wrong.count));
+    }
+    if compared >= ENOUGH {
+        let (mean_square, limit) = (squares / compared as f64, expected.gate.mean_square_limit(dtype));
+        verdict.mean_square = Some(mean_square);
+        if mean_square > limit || mean_square.is_nan() {
+            verdict.failures.push(format!("the mean square of relative errors is {mean_square:.2e}, at most {limit:.1e}"));
+        }
+    }
+    if let Some(probabilities) = &expected.distribution {
+        verdict.failures.extend(chi_square(probabilities, found).err());
+    }
+    verdict
+}
+
+/// The first wrong element and how many there are.
+#[derive(Default)]
+struct Wrong {
+    count: usize,
+    first: Option<(usize, String)>,
+}
+
+impl Wrong {
+    fn note(&mut self, is_wrong: bool, at: usize, message: impl FnOnce() -> String) {
+        if is_wrong {
+            self.count += 1;
+            self.first.get_or_insert_with(|| (at, message()));
+        }
+    }
+}
+
+fn show(dtype: DType, bits: u32) -> String {
+    let value = float::value(dtype, bits);
+    if dtype.is_float() { format!("{value:e} (bits {bits:#x})") } else { format!("{value}") }
+}
+
+/// The index of an element of a dense tensor.
+fn unravel(shape: &[usize], at: usize) -> Vec<usize> {
+    let mut rest = at;
+    let mut index: Vec<usize> = shape.iter().rev().map(|size| { let i = rest % size; rest /= size; i }).collect();
+    index.reverse();
+    index
+}
+
+/// Pearson's test that ids were drawn with these probabilities. Fails if chance alone would do so less than about once in a
+/// million; the seeds are fixed, so a pass stays a pass.
+fn chi_square(probabilities: &[f64], ids: &[u32]) -> Result<(), String> {
+    let mut counts = vec![0usize; probabilities.len()];
+    for id in ids {
+        match counts.get_mut(*id as usize) {
+            Some(count) => *count += 1,
+            None => return Err(format!("{} was drawn, which is no token", *id as i32)),
+        }
+    }
+    let total = ids.len() as f64;
+    let mut statistic = 0.0;
+    for (token, (count, probability)) in counts.iter().zip(probabilities).enumerate() {
+        let mean = total * probability;
+        if *probability == 0.0 {
+            if *count > 0 {
+                return Err(format!("token {token} was drawn {count} times, though the filters exclude it"));
+            }
+            continue;
+        }
+        statistic += (*count as f64 - mean) * (*count as f64 - mean) / mean;
+    }
+    let freedom = probabilities.iter().filter(|probability| **probability > 0.0).count().saturating_sub(1);
+    let limit = chi_square_limit(freedom);
+    if statistic <= limit {
+        return Ok(());
+    }
+    Err(format!("draws do not follow the probabilities: chi-square {statistic:.1} over {freedom}, at most {limit:.1}"))
+}
+
+/// The value that chi-square exceeds once in a million, by the cube-root approximation of Wilson and Hilferty (1931).
+fn chi_square_limit(freedom: usize) -> f64 {
+    if freedom == 0 {
+        return 1e-9;
+    }
+    let (freedom, deviations) = (freedom as f64, 4.753);
+    let spread = 2.0 / (9.0 * freedom);
+    freedom * (1.0 - spread + deviations * spread.sqrt()).powi(3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn verdict(dtype: DType, elements: Vec<Element>, found: &[f64]) -> Verdict {
+        let bits: Vec<u32> = found.iter().map(|value| float::bits(dtype, *value)).collect();
+        judge(dtype, &[bits.len()], &Expected::new(elements), &bits, &bits, true)
+    }
+
+    fn passes(dtype: DType, real: Real, found: f64) -> bool {
+        verdict(dtype, vec![Element::Real(real)], &[found]).failures.is_empty()
+    }
+
+    #[rstest]
+    #[case::one_rounding_up(DType::F16, 1.0 + 2f64.powi(-10), true)]
+    #[case::two_steps(DType::F16, 1.0 + 2f64.powi(-9), false)]
+    #[case::one_bf16_step(DType::BF16, 1.0 + 2f64.powi(-7), true)]
+    #[case::f32_noise(DType::F32, 1.0 + 2f64.powi(-22), true)]
+    #[case::tf32(DType::F32, 1.0 + 2f64.powi(-12), false)]
+    #[case::nan(DType::F32, f64::NAN, false)]
+    #[case::infinite(DType::F32, f64::INFINITY, false)]
+    fn one_element(#[case] dtype: DType, #[case] found: f64, #[case] right: bool) {
+        assert_eq!(passes(dtype, Real::new(1.0, 1.0), found), right);
+    }
+
+    #[test]
+    fn cancelling_terms_leave_room_and_their_absence_takes_it() {
+        assert!(passes(DType::F32, Real::new(1e-6, 1.0), 1.2e-6));
+        assert!(!passes(DType::F32, Real::new(1e-6, 1e-6), 1.2e-6));
+    }
+
+    #[test]
+    fn special_values_are_exact() {
+        assert!(passes(DType::F16, Real::new(f64::NEG_INFINITY, 0.0), f64::NEG_INFINITY));
+        assert!(!passes(DType::F16, Real::new(f64::NEG_INFINITY, 0.0), -65504.0));
+        assert!(passes(DType::F16, Real::new(f64::NAN, 0.0), f64::NAN));
+        assert!(!passes(DType::F16, Real::new(f64::NAN, 0.0), 0.0));
+        // 65519 rounds to the largest value, and by a hair to infinity.
+        assert!(passes(DType::F16, Real::new(65_519.0, 65_519.0), f64::INFINITY));
+        assert!(!passes(DType::F16, Real::new(60_000.0, 60_000.0), f64::INFINITY));
+        assert!(!passes(DType::F16, Real::new(65_519.0, 65_519.0), f64::NEG_INFINITY));
+    }
+
+    #[test]
+    fn a_bias_of_all_elements_is_caught_where_each_alone_would_pass() {
+        let one = Real::new(1.5, 1.5);
+        let elements = vec![Element::Real(one); ENOUGH];
+        let off = 1.5 + 2f64.powi(-10);
+        assert!(passes(DType::F16, one, off));
+        let verdict = verdict(DType::F16, elements, &[off; ENOUGH]);
+        assert!(verdict.failures.iter().any(|failure| failure.contains("mean square")), "{verdict:?}");
+    }
+
+    #[test]
+    fn bits_choices_and_untouched_elements() {
+        let elements = vec![Element::Bits(5), Element::OneOf(vec![1, 2]), Element::Anything, Element::Untouched];
+        let expected = Expected::new(elements);
+        let judge = |found: [u32; 4]| judge(DType::I32, &[2, 2], &expected, &found, &[9; 4], true).failures;
+        assert!(judge([5, 2, 77, 9]).is_empty());
+        assert!(judge([5, 3, 0, 9])[0].contains("first [0, 1] is 3, must be one of 1, 2"));
+        assert!(judge([4, 1, 0, 8])[0].contains("2 of 4"));
+    }
+
+    #[test]
+    fn chi_square_knows_fair_from_loaded() {
+        let ids = |counts: [u32; 3]| -> Vec<u32> {
+            counts.into_iter().enumerate().flat_map(|(id, count)| vec![id as u32; count as usize]).collect()
+        };
+        assert!(chi_square(&[0.5, 0.3, 0.2], &ids([5050, 2950, 2000])).is_ok());
+        assert!(chi_square(&[0.5, 0.3, 0.2], &ids([5300, 2900, 1800])).is_err());
+        assert!(chi_square(&[0.5, 0.5, 0.0], &ids([5000, 5000, 1])).is_err());
+        // Tables give 23.9 for 1 and 59.0 for 16 degrees of freedom and a millionth.
+        assert!((chi_square_limit(1) - 23.9).abs() < 1.0 && (chi_square_limit(16) - 59.0).abs() < 1.0);
+    }
+}

@@ -1,0 +1,95 @@
+//! `activation` and `gated_activation`.
+
+use super::Real;
+use dsrun_core::op::Nonlinearity;
+
+/// The error function, by the series `erf(x) = 2 / sqrt(pi) * exp(-x^2) * sum_n 2^n x^(2n+1) / (2n+1)!!`, whose terms all
+/// have one sign and so never cancel.
+pub fn erf(x: f64) -> f64 {
+    if x.is_nan() {
+        return x;
+    }
+    if x.abs() > 6.5 {
+        return 1f64.copysign(x);
+    }
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > sum.abs() * 1e-18 {
+        n += 1.0;
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        sum += term;
+    }
+    2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
+}
+
+/// The non-linear function.
+pub fn apply(function: Nonlinearity, x: f64) -> f64 {
+    match function {
+        Nonlinearity::Relu if x.is_nan() => x,
+        Nonlinearity::Relu => x.max(0.0),
+        Nonlinearity::Silu => x / (1.0 + (-x).exp()),
+        Nonlinearity::GeluErf => x / 2.0 * (1.0 + erf(x / 2f64.sqrt())),
+        Nonlinearity::GeluTanh => {
+            x / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+        }
+    }
+}
+
+/// `f64::min` drops NaN; the ops do not.
+fn at_most(x: f64, limit: f64) -> f64 {
+    if x.is_nan() || limit == 0.0 { x } else { x.min(limit) }
+}
+
+/// `f(min(x + bias, limit))`.
+///
+/// The magnitude is that of the sum and not of the value: with a bias the sum is rounded before `f` sees it, and in the
+/// lower tail of the GELUs `1 + erf` cancels, which leaves an error in proportion to `x`.
+pub fn activation(function: Nonlinearity, limit: f64, x: f64, bias: f64) -> Real {
+    Real::new(apply(function, at_most(x + bias, limit)), x.abs() + bias.abs())
+}
+
+/// `f(min(gate + gate_bias, limit)) * clamp(up + up_bias, -limit, limit)`.
+pub fn gated(function: Nonlinearity, limit: f64, gate: [f64; 2], up: [f64; 2]) -> Real {
+    let other = at_most(up[0] + up[1], limit);
+    let other = if limit == 0.0 || other.is_nan() { other } else { other.max(-limit) };
+    let gated = activation(function, limit, gate[0], gate[1]);
+    Real::new(gated.value * other, gated.magnitude * (up[0].abs() + up[1].abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    // From tables of the error function.
+    #[rstest]
+    #[case(0.0, 0.0)]
+    #[case(0.5, 0.520_499_877_813_046_5)]
+    #[case(1.0, 0.842_700_792_949_714_9)]
+    #[case(-2.0, -0.995_322_265_018_952_7)]
+    #[case(3.5, 0.999_999_256_901_627_7)]
+    #[case(7.0, 1.0)]
+    fn erf_of_known_points(#[case] x: f64, #[case] expected: f64) {
+        assert!((erf(x) - expected).abs() < 1e-15, "{}", erf(x));
+    }
+
+    #[rstest]
+    #[case(Nonlinearity::Relu, -2.0, 0.0)]
+    #[case(Nonlinearity::Relu, 2.0, 2.0)]
+    #[case(Nonlinearity::Silu, 1.0, 0.731_058_578_630_004_9)] // 1 / (1 + 1/e)
+    #[case(Nonlinearity::Silu, -1.0, -0.268_941_421_369_995_1)]
+    #[case(Nonlinearity::GeluErf, 1.0, 0.841_344_746_068_542_9)] // the normal distribution at 1
+    #[case(Nonlinearity::GeluErf, -1.0, -0.158_655_253_931_457_1)]
+    #[case(Nonlinearity::GeluTanh, 1.0, 0.841_191_990_608_276_6)]
+    fn functions_at_known_points(#[case] function: Nonlinearity, #[case] x: f64, #[case] expected: f64) {
+        assert!((apply(function, x) - expected).abs() < 1e-9, "{}", apply(function, x));
+    }
+
+    #[test]
+    fn limits_bound_the_gate_above_and_the_other_half_on_both_sides() {
+        assert_eq!(activation(Nonlinearity::Relu, 3.0, 5.0, 1.0).value, 3.0);
+        assert_eq!(activation(Nonlinearity::Relu, 0.0, 5.0, 1.0).value, 6.0);
+        assert_eq!(gated(Nonlinearity::Relu, 3.0, [5.0, 0.0], [-9.0, 1.0]).value, -9.0);
+        assert_eq!(gated(Nonlinearity::Relu, 0.0, [5.0, 0.0], [-9.0, 1.0]).value, -40.0);
+        assert!(gated(Nonlinearity::Silu, 1.0, [f64::NAN, 0.0], [1.0, 0.0]).value.is_nan());
+    }
+}

@@ -1,0 +1,184 @@
+//! `paged_attention` and `attention`: one query head over the keys it sees.
+//!
+//! Errors. A score is a dot product, off by its own f32 error; softmax turns an absolute error `e` of a score into a relative
+//! error `e` of its weight, and through the sum into one of every other weight. So with `m_i` the magnitude of score `i`
+//! and `w_i` its weight, the result `sum_i w_i v_i` has the magnitude `sum_i w_i |v_i| (1 + m_i + sum_j w_j m_j)`: the
+//! first-order effect of all of it. Rounding the weights to the cache's type before they meet the values is the one inner
+//! rounding the document allows; its terms are `w_i |v_i|`.
+
+use super::Real;
+use dsrun_core::op::AttentionMask;
+
+/// What is the same for all keys of a query head.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scoring {
+    /// Multiplies every score.
+    pub scale: f64,
+    /// Bounds the scores; 0 means no bound.
+    pub softcap: f64,
+    /// ALiBi slope; 0 means none.
+    pub slope: f64,
+    /// One more score, with no value.
+    pub sink: Option<f64>,
+}
+
+/// A key that a query sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// How far back it is: query position minus key position, or its size where the mask says so.
+    pub distance: f64,
+    /// The key.
+    pub key: &'a [f64],
+    /// The value.
+    pub value: &'a [f64],
+}
+
+/// The result of a query head and the logarithm of the sum of the exponentials of its scores.
+pub fn attend(scoring: Scoring, query: &[f64], seen: &[Seen<'_>], value_size: usize) -> (Vec<Real>, Real) {
+    if seen.is_empty() {
+        return (vec![Real::default(); value_size], Real::new(f64::NEG_INFINITY, 0.0));
+    }
+    let mut scores: Vec<(f64, f64)> = seen.iter().map(|seen| score(scoring, query, seen)).collect();
+    scores.extend(scoring.sink.map(|sink| (sink, 0.0)));
+    let largest = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = scores.iter().map(|(score, _)| (score - largest).exp()).sum();
+    let weights: Vec<f64> = scores.iter().map(|(score, _)| (score - largest).exp() / total).collect();
+    let mean_error: f64 = weights.iter().zip(&scores).map(|(weight, (_, magnitude))| weight * magnitude).sum();
+    // Every dot product has as many terms as the query; the sum over keys has one per key.
+    let terms = query.len().max(seen.len());
+    let element = |index: usize| {
+        let mut real = Real::sum(0.0, 0.0, terms);
+        for ((seen, weight), (_, error)) in seen.iter().zip(&weights).zip(&scores) {
+            let term = weight * seen.value[index];
+            real.value += term;
+            real.inner += term.abs();
+            real.magnitude += term.abs() * (1.0 + error + mean_error);
+        }
+        real
+    };
+    let log_sum_exp = largest + total.ln();
+    let log_magnitude = mean_error + largest.abs() + log_sum_exp.abs() + 1.0;
+    ((0..value_size).map(element).collect(), Real::sum(log_sum_exp, log_magnitude, terms))
+}
+
+/// A score and its magnitude, in units of f32 roundings of 1.
+fn score(scoring: Scoring, query: &[f64], seen: &Seen<'_>) -> (f64, f64) {
+    let product: f64 = query.iter().zip(seen.key).map(|(q, k)| q * k).sum();
+    let mut magnitude = scoring.scale.abs() * query.iter().zip(seen.key).map(|(q, k)| (q * k).abs()).sum::<f64>();
+    let mut score = scoring.scale * product;
+    if scoring.softcap > 0.0 {
+        score = scoring.softcap * (score / scoring.softcap).tanh();
+        // tanh is computed through exponentials, whose results may be off by 2^-20 (see the gates): 2 of the 8 roundings
+        // that the gate grants every unit of magnitude.
+        magnitude += 2.0 * score.abs();
+    }
+    let bias = scoring.slope * seen.distance;
+    (score - bias, magnitude + bias.abs())
+}
+
+/// Which keys the queries of a sequence see.
+#[derive(Clone, Copy, Debug)]
+pub struct Visibility {
+    /// The mask.
+    pub mask: AttentionMask,
+    /// How many positions back a query sees; 0 means all.
+    pub window: usize,
+    /// Tokens in all.
+    pub kv_length: usize,
+    /// New tokens.
+    pub query_length: usize,
+    /// Whether the window bounds both sides, as without a cache.
+    pub two_sided: bool,
+}
+
+impl Visibility {
+    /// Whether new token `query` sees key `key`. `bit` tells the explicit mask's bit of a new token.
+    pub fn sees(&self, query: usize, key: usize, bit: impl Fn(usize) -> bool) -> bool {
+        let before = self.kv_length - self.query_length;
+        let position = before + query;
+        let masked = match self.mask {
+            AttentionMask::Causal => key <= position,
+            AttentionMask::Bidirectional => true,
+            AttentionMask::Explicit => key < before || bit(key - before),
+        };
+        let near = key + self.window > position && (!self.two_sided || key < position + self.window);
+        masked && (self.window == 0 || near)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn values(reals: &[Real]) -> Vec<f64> {
+        reals.iter().map(|real| (real.value * 1e9).round() / 1e9).collect()
+    }
+
+    const VALUES: [[f64; 1]; 2] = [[10.0], [20.0]];
+
+    fn two_keys(keys: &[[f64; 2]; 2]) -> Vec<Seen<'_>> {
+        let one = |index: usize| Seen { distance: 1.0 - index as f64, key: &keys[index], value: &VALUES[index] };
+        (0..2).map(one).collect()
+    }
+
+    #[test]
+    fn two_keys_by_hand() {
+        // Scores 0 and ln 3: weights 1/4 and 3/4.
+        let keys = [[0.0, 7.0], [3f64.ln(), 7.0]];
+        let scoring = Scoring { scale: 1.0, ..Scoring::default() };
+        let (y, lse) = attend(scoring, &[1.0, 0.0], &two_keys(&keys), 1);
+        assert_eq!(values(&y), [17.5]);
+        assert!((lse.value - 4f64.ln()).abs() < 1e-12);
+        assert!((y[0].inner - 17.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn scale_alibi_softcap_and_sinks_by_hand() {
+        let equal = [[2.0, 0.0], [2.0, 0.0]];
+        // ALiBi of slope ln 3 takes ln 3 off the older key: weights 1/4 and 3/4.
+        let alibi = Scoring { scale: 0.5, slope: 3f64.ln(), ..Scoring::default() };
+        let (y, _) = attend(alibi, &[1.0, 0.0], &two_keys(&equal), 1);
+        assert_eq!(values(&y), [17.5]);
+        // A sink as high as both keys takes a third.
+        let sink = Scoring { scale: 0.5, sink: Some(1.0), ..Scoring::default() };
+        let (y, lse) = attend(sink, &[1.0, 0.0], &two_keys(&equal), 1);
+        assert_eq!(values(&y), [10.0]);
+        assert!((lse.value - (1.0 + 3f64.ln())).abs() < 1e-12);
+        // Softcap: 2 tanh(4 / 2) for the second key, 0 for the first.
+        let cap = Scoring { scale: 1.0, softcap: 2.0, ..Scoring::default() };
+        let (_, lse) = attend(cap, &[1.0, 0.0], &two_keys(&[[0.0, 0.0], [4.0, 0.0]]), 1);
+        let capped = 2.0 * 0.964_027_580_075_816_9; // tanh 2
+        assert!((lse.value - (1.0 + f64::exp(capped)).ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn nothing_seen_gives_zeros_and_minus_infinity() {
+        let (y, lse) = attend(Scoring::default(), &[1.0], &[], 3);
+        assert_eq!(values(&y), [0.0; 3]);
+        assert_eq!(lse.value, f64::NEG_INFINITY);
+    }
+
+    #[rstest]
+    // Two new tokens, at positions 3 and 4 of a sequence of 5.
+    #[case::causal(AttentionMask::Causal, 0, false, &[&[0, 1, 2, 3], &[0, 1, 2, 3, 4]])]
+    #[case::window(AttentionMask::Causal, 2, false, &[&[2, 3], &[3, 4]])]
+    #[case::bidirectional(AttentionMask::Bidirectional, 0, false, &[&[0, 1, 2, 3, 4], &[0, 1, 2, 3, 4]])]
+    #[case::two_sided(AttentionMask::Bidirectional, 1, true, &[&[3], &[4]])]
+    // The bits say that token 0 sees token 1 alone and token 1 none.
+    #[case::explicit(AttentionMask::Explicit, 0, false, &[&[0, 1, 2, 4], &[0, 1, 2]])]
+    #[case::explicit_window(AttentionMask::Explicit, 3, false, &[&[1, 2, 4], &[2]])]
+    fn visibility(
+        #[case] mask: AttentionMask,
+        #[case] window: usize,
+        #[case] two_sided: bool,
+        #[case] expected: &[&[usize]; 2],
+    ) {
+        let visibility = Visibility { mask, window, kv_length: 5, query_length: 2, two_sided };
+        for query in 0..2 {
+            let seen: Vec<usize> =
+                (0..5).filter(|key| visibility.sees(query, *key, |bit| query == 0 && bit == 1)).collect();
+            assert_eq!(seen, expected[query]);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Runs a case on a device and judges the result.
+//!
+//! Beyond the numbers, every run checks what a device must not do:
+//!
+//! - every tensor and the workspace stand between canaries, gaps between rows are poisoned: nothing outside the elements
+//!   of a result may change, and nothing read from there may show;
+//! - results are poisoned before the call, floats with NaN: what is not written is seen;
+//! - operands that are not updated must be unchanged;
+//! - the same bound call runs twice from the same start, with another content of the workspace, and must give the same
+//!   bits;
+//! - the device must not hold more memory after a call than before it.
+
+mod call;
+mod image;
+pub mod lowering;
+
+use crate::{
+    case::Case,
+    gate::{Verdict, Worst},
+};
+use call::{CallRun, Stop};
+use dsrun_core::{
+    Code, Error,
+    collective::{Collective, Comm, GroupId},
+    device::Device,
+};
+use std::{fmt, sync::Arc, thread, time::Duration};
+
+/// How long any wait may take.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How a case went.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// Everything is right.
+    Passed,
+    /// What is wrong, a sentence each.
+    Failed(Vec<String>),
+    /// The device says it does not run this, and why.
+    Unsupported(String),
+}
+
+/// The result of a case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Which case.
+    pub id: String,
+    /// How it went.
+    pub status: Status,
+    /// What the gates say of each result, with its name; of all ranks in turn.
+    pub verdicts: Vec<(String, Verdict)>,
+}
+
+impl Report {
+    /// Whether everything is right.
+    pub fn passed(&self) -> bool {
+        self.status == Status::Passed
+    }
+
+    /// The float element that is nearest to or farthest beyond its limit.
+    pub fn worst(&self) -> Option<&Worst> {
+        let all = self.verdicts.iter().filter_map(|(_, verdict)| verdict.worst.as_ref());
+        all.max_by(|a, b| a.ratio.total_cmp(&b.ratio))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.status {
+            Status::Passed => write!(f, "{}: passed", self.id),
+            Status::Unsupported(reason) => write!(f, "{}: unsupported: {reason}", self.id),
+            Status::Failed(failures) => {
+                write!(f, "{}: failed", self.id)?;
+                failures.iter().try_for_each(|failure| write!(f, "\n    {failure}"))
+            }
+        }
+    }
+}
+
+/// Runs a case. Rank `i` of a collective uses `devices[i]`, so there must be as many as the case has calls; the ranks run
+/// on threads of their own.
+pub fn run(case: &Case, devices: &[Arc<dyn Device>]) -> Report {
+    let result = match (case.calls.as_slice(), devices) {
+        (_, few) if few.len() < case.calls.len() => {
+            Err(Stop::Unsupported(format!("needs {} devices, there are {}", case.calls.len(), few.len())))
+        }
+        ([call], [device, ..]) if call.op.mesh_axis().is_none() => {
+            call::run(call, device, None).map(|run| vec![run])
+        }
+        _ => run_ranks(case, devices),
+    };
+    judge(case, result)
+}
+
+fn judge(case: &Case, result: Result<Vec<CallRun>, Stop>) -> Report {
+    let mut report = Report { id: case.id.clone(), status: Status::Passed, verdicts: Vec::new() };
+    let runs = match result {
+        Ok(runs) => runs,
+        Err(Stop::Unsupported(reason)) => return Report { status: Status::Unsupported(reason), ..report },
+        Err(Stop::Failed(error)) => return Report { status: Status::Failed(vec![error]), ..report },
+    };
+    let mut failures = Vec::new();
+    if case.alike && runs.iter().any(|run| run.results != runs[0].results) {
+        failures.push("ranks got different bits".to_owned());
+    }
+    for (rank, run) in runs.into_iter().enumerate() {
+        let place = if case.calls.len() > 1 { format!("rank {rank}: ") } else { String::new() };
+        failures.extend(run.failures.into_iter().map(|failure| format!("{place}{failure}")));
+        report.verdicts.extend(run.verdicts.into_iter().map(|(name, verdict)| (format!("{place}{name}"), verdict)));
+    }
+    if !failures.is_empty() {
+        report.status = Status::Failed(failures);
+    }
+    report
+}
+
+/// Runs every rank on a thread of its own. If one cannot go on, the group is aborted, so that the others do not wait.
+fn run_ranks(case: &Case, devices: &[Arc<dyn Device>]) -> Result<Vec<CallRun>, Stop> {
+    let collective = devices.first().and_then(|device| device.collective());
+    let id = collective.ok_or_else(|| Stop::Unsupported("the device has no collectives".into()))?.group_id()?;
+    let ranks = case.calls.len();
+    let results: Vec<Result<CallRun, Stop>> = thread::scope(|scope| {
+        let run = |rank: usize| {
+            let device = &devices[rank];
+            let comm = join(device.collective(), &id, rank, ranks)?;
+            let result = call::run(&case.calls[rank], device, Some(comm.clone()));
+            if result.is_err() {
+                comm.abort("this rank cannot go on");
+            }
+            result
+        };
+        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || run(rank))).collect();
+        let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
+        joined.map(|result| result.unwrap_or_else(|_| Err(Stop::Failed("a rank panicked".into())))).collect()
+    });
+    // The rank that stopped first is the one to hear: the others only say that the group was aborted.
+    let first = results.iter().position(|result| matches!(result, Err(stop) if !stop.is_abort()));
+    let mut results = results;
+    if let Some(first) = first {
+        return results.swap_remove(first).map(|run| vec![run]);
+    }
+    results.into_iter().collect()
+}
+
+fn join(
+    collective: Option<&dyn Collective>,
+    id: &GroupId,
+    rank: usize,
+    ranks: usize,
+) -> Result<Arc<dyn Comm>, Error> {
+    let missing = || Error::new(Code::Unsupported, "the device has no collectives");
+    collective.ok_or_else(missing)?.join(id, rank, ranks, TIMEOUT)
+}

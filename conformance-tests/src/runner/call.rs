@@ -1,0 +1,301 @@
+//! Runs one call on one device.
+
+use super::image::{Image, Scratch, describe, poison};
+use crate::{
+    case::{CallCase, Expected, Operand, Weight},
+    gate::{self, Verdict},
+    tensor::Tensor,
+};
+use dsrun_core::{
+    BytesReader, Code, DType, Error, TensorDesc,
+    checked::CheckedPlan,
+    collective::Comm,
+    device::{Device, Stream},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse},
+    op::{AttentionPrepare, Op},
+};
+use std::sync::Arc;
+
+/// What came of a call.
+#[derive(Debug, Default)]
+pub(crate) struct CallRun {
+    /// The bits of each result.
+    pub(crate) results: Vec<Vec<u32>>,
+    /// The element type of each result.
+    pub(crate) dtypes: Vec<DType>,
+    /// What the gates say, with the name of the result.
+    pub(crate) verdicts: Vec<(String, Verdict)>,
+    /// What is wrong.
+    pub(crate) failures: Vec<String>,
+}
+
+/// Why a call did not run.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The device says it does not run it.
+    Unsupported(String),
+    /// Something failed that must not.
+    Failed(String),
+}
+
+impl Stop {
+    /// Whether this is the echo of another rank's failure.
+    pub(crate) fn is_abort(&self) -> bool {
+        matches!(self, Self::Failed(message) if message.contains("cannot go on"))
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        match error.code() {
+            Code::Unsupported => Self::Unsupported(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// An operand on the device.
+pub(crate) enum Placed {
+    Absent,
+    Tensor(Image),
+    Weight(Arc<dyn PackedWeight>),
+}
+
+/// Runs a call twice and judges what came out.
+pub(crate) fn run(case: &CallCase, device: &Arc<dyn Device>, comm: Option<Arc<dyn Comm>>) -> Result<CallRun, Stop> {
+    let device = &**device;
+    let mut stream = device.stream()?;
+    let stream = &mut *stream;
+    let operands = place_operands(case, device, stream)?;
+    let operand_descs: Vec<Option<OperandDesc>> = operands.iter().map(Placed::desc).collect();
+    let op = sized(device, &case.op, &operand_descs)?;
+    let mut call = CallDesc { op, operands: operand_descs, results: Vec::new(), comm };
+    let mut results: Vec<Option<Image>> = Vec::new();
+    for (index, inferred) in call.op.infer(&call.operand_types())?.iter().enumerate() {
+        let shape = inferred.resolve(&|_| None)?;
+        if let Some(updated) = call.op.updates(index) {
+            let desc = operands.get(updated).and_then(Placed::image).map(|image| image.desc.clone());
+            call.results.push(desc.ok_or_else(|| Stop::Failed(format!("result {index} updates no tensor")))?);
+            results.push(None);
+            continue;
+        }
+        let layout = case.results.get(index).map(|expected| expected.layout).unwrap_or_default();
+        let image = Image::new(device, stream, &Tensor::filled(inferred.dtype, &shape, poison(inferred.dtype)), layout)?;
+        call.results.push(image.desc.clone());
+        results.push(Some(image));
+    }
+    let plan = CheckedPlan::new(device, call)?;
+    let call = plan.call().clone();
+    let scratch = Scratch::new(device, plan.workspace_bytes())?;
+    let image_of = |index: usize| match (&results[index], call.op.updates(index)) {
+        (Some(image), _) => Some(image),
+        (None, updated) => updated.and_then(|operand| operands[operand].image()),
+    };
+    let bindings = (0..results.len()).filter_map(image_of).map(Image::binding);
+    let arguments = Arguments {
+        operands: operands.iter().map(Placed::argument).collect::<Result<_, _>>()?,
+        results: bindings.collect::<Result<_, _>>()?,
+        workspace: Some(scratch.slice()?),
+    };
+    let bound = plan.bind(&arguments)?;
+    let images: Vec<(String, &Image, Option<usize>)> = named_images(&call, &operands, &results);
+    let mut run = CallRun::default();
+    let mut first: Vec<Vec<u8>> = Vec::new();
+    let held = device.memory().used;
+    for (round, byte) in [0x7Fu8, 0x33].into_iter().enumerate() {
+        images.iter().try_for_each(|(_, image, _)| image.upload(stream))?;
+        scratch.fill(stream, byte)?;
+        bound.enqueue(stream)?;
+        stream.synchronize("a case of the conformance suite", super::TIMEOUT)?;
+        let after: Vec<Vec<u8>> =
+            images.iter().map(|(_, image, _)| image.download(stream)).collect::<Result<_, _>>()?;
+        if !scratch.intact(stream)? {
+            run.failures.push("memory around the workspace was overwritten".into());
+        }
+        if round == 0 {
+            first = after;
+            continue;
+        }
+        let differing = images.iter().zip(first.iter().zip(&after)).find(|(_, (first, second))| first != second);
+        if let Some(((name, ..), _)) = differing {
+            run.failures.push(format!("{name} differs when the same call runs again"));
+        }
+    }
+    let holds = device.memory().used;
+    if holds > held {
+        run.failures.push(format!("the device holds {} bytes more after the call than before", holds - held));
+    }
+    for ((name, image, result), bytes) in images.iter().zip(&first) {
+        run.failures.extend(image.outside(bytes).map(|change| format!("{name}: {change}")));
+        let found = image.elements(bytes);
+        let Some(result) = result else {
+            if bytes != image.initial() {
+                run.failures.push(format!("{name} is an operand, and was changed"));
+            }
+            continue;
+        };
+        let Some(expected) = case.results.get(*result).filter(|expected| !expected.elements.is_empty()) else { continue };
+        let before = image.elements(image.initial());
+        let verdict = judge(&image.desc, expected, &found, &before, device)?;
+        run.failures.extend(verdict.failures.iter().map(|failure| format!("{name}: {failure}")));
+        run.verdicts.push((name.clone(), verdict));
+    }
+    run.dtypes = call.results.iter().map(|desc| desc.dtype).collect();
+    run.results = (0..results.len())
+        .filter_map(image_of)
+        .filter_map(|image| {
+            let at = images.iter().position(|(_, other, _)| std::ptr::eq(*other, image))?;
+            Some(image.elements(&first[at]))
+        })
+        .collect();
+    Ok(run)
+}
+
+/// Compares a result with what the case expects.
+pub(crate) fn judge(
+    desc: &TensorDesc,
+    expected: &Expected,
+    found: &[u32],
+    before: &[u32],
+    device: &dyn Device,
+) -> Result<Verdict, Stop> {
+    if expected.elements.len() != found.len() {
+        let message = format!("the case expects {} elements, the result has {}", expected.elements.len(), found.len());
+        return Err(Stop::Failed(message));
+    }
+    Ok(gate::judge(desc.dtype, &desc.shape, expected, found, before, device.properties().strict_nan))
+}
+
+/// All tensors of a call, each once, with its name and, if it is a result, which.
+fn named_images<'a>(
+    call: &CallDesc,
+    operands: &'a [Placed],
+    results: &'a [Option<Image>],
+) -> Vec<(String, &'a Image, Option<usize>)> {
+    let mut images = Vec::new();
+    for (index, operand) in operands.iter().enumerate() {
+        if let Some(image) = operand.image() {
+            let result = (0..results.len()).find(|result| call.op.updates(*result) == Some(index));
+            images.push((call.operand_name(index), image, result));
+        }
+    }
+    for (index, image) in results.iter().enumerate() {
+        images.extend(image.as_ref().map(|image| (call.result_name(index), image, Some(index))));
+    }
+    images
+}
+
+impl Placed {
+    pub(crate) fn image(&self) -> Option<&Image> {
+        match self {
+            Self::Tensor(image) => Some(image),
+            Self::Absent | Self::Weight(_) => None,
+        }
+    }
+
+    pub(crate) fn desc(&self) -> Option<OperandDesc> {
+        match self {
+            Self::Absent => None,
+            Self::Tensor(image) => Some(OperandDesc::Tensor(image.desc.clone())),
+            Self::Weight(weight) => Some(OperandDesc::Weight(weight.weight_type().clone())),
+        }
+    }
+
+    pub(crate) fn argument(&self) -> Result<Option<Argument>, Error> {
+        Ok(match self {
+            Self::Absent => None,
+            Self::Tensor(image) => Some(Argument::Tensor(image.binding()?)),
+            Self::Weight(weight) => Some(Argument::Weight(weight.clone())),
+        })
+    }
+}
+
+/// Brings the operands of a call to the device.
+pub(crate) fn place_operands(
+    case: &CallCase,
+    device: &dyn Device,
+    stream: &mut dyn Stream,
+) -> Result<Vec<Placed>, Stop> {
+    let rows = case.operands.iter().find_map(|operand| match operand {
+        Some(Operand::Tensor(input)) => input.tensor.shape.first().copied(),
+        _ => None,
+    });
+    let mut placed = Vec::new();
+    for (index, operand) in case.operands.iter().enumerate() {
+        placed.push(match operand {
+            None => Placed::Absent,
+            Some(Operand::Tensor(input)) => {
+                Placed::Tensor(Image::new(device, stream, &input.tensor, input.layout)?)
+            }
+            Some(Operand::Weight(weight)) => {
+                Placed::Weight(pack(device, stream, weight, case.op.name(), rows.unwrap_or(0))?)
+            }
+            Some(Operand::WorkList) => Placed::Tensor(work_list(case, index, device, stream, &placed)?),
+        });
+        if let Some(Placed::Tensor(image)) = placed.last() {
+            image.upload(stream)?;
+        }
+    }
+    Ok(placed)
+}
+
+fn pack(
+    device: &dyn Device,
+    stream: &mut dyn Stream,
+    weight: &Weight,
+    op: &str,
+    max_rows: usize,
+) -> Result<Arc<dyn PackedWeight>, Stop> {
+    // A weight's uses are primitives; a region around one reads it through `linear`.
+    let op = Op::PRIMITIVES.iter().map(|signature| signature.name).find(|name| *name == op).unwrap_or("linear");
+    let uses = vec![WeightUse { op, dtype: weight.used_with, max_rows }];
+    let desc = WeightDesc { weight_type: weight.weight_type.clone(), uses, immutable: true };
+    device.kernels().prepack_query(&desc)?;
+    let mut reader = BytesReader::new(weight.weight_type.clone(), weight.bytes.as_slice())?;
+    Ok(device.kernels().prepack(stream, &desc, &mut reader)?)
+}
+
+/// The op with the size the device wants, if it is the one whose result the device sizes.
+fn sized(device: &dyn Device, op: &Op, operands: &[Option<OperandDesc>]) -> Result<Op, Stop> {
+    let Op::AttentionPrepare(_) = op else { return Ok(op.clone()) };
+    let results = vec![TensorDesc::dense(DType::I32, &[0])];
+    let op = Op::from(AttentionPrepare { words: 0 });
+    let call = CallDesc { op, operands: operands.to_vec(), results, comm: None };
+    let words = device.kernels().query(&call)?.work_words;
+    let words = u32::try_from(words).map_err(|_| Stop::Failed(format!("a work list of {words} words")))?;
+    Ok(AttentionPrepare { words }.into())
+}
+
+/// Has the device make the work list of a paged attention from the lengths in front of it.
+fn work_list(
+    case: &CallCase,
+    index: usize,
+    device: &dyn Device,
+    stream: &mut dyn Stream,
+    placed: &[Placed],
+) -> Result<Image, Stop> {
+    let lengths = placed.get(3..6).filter(|_| index == 7);
+    let lengths = lengths.ok_or_else(|| Stop::Failed(format!("{} takes no work list there", case.op.name())))?;
+    let operands: Vec<_> = lengths.iter().map(Placed::desc).collect();
+    let op = sized(device, &AttentionPrepare { words: 0 }.into(), &operands)?;
+    let Op::AttentionPrepare(AttentionPrepare { words }) = op else {
+        return Err(Stop::Failed("no work list".into()));
+    };
+    let desc = describe(DType::I32, &[words as usize], Default::default());
+    let plan = CheckedPlan::new(device, CallDesc { op, operands, results: vec![desc], comm: None })?;
+    let empty = Tensor::filled(DType::I32, &[words as usize], poison(DType::I32));
+    let image = Image::new(device, stream, &empty, Default::default())?;
+    image.upload(stream)?;
+    let scratch = Scratch::new(device, plan.workspace_bytes())?;
+    let binding: Binding = image.binding()?;
+    let bound = plan.bind(&Arguments {
+        operands: lengths.iter().map(Placed::argument).collect::<Result<_, _>>()?,
+        results: vec![binding],
+        workspace: Some(scratch.slice()?),
+    })?;
+    bound.enqueue(stream)?;
+    // The list becomes what the image starts from, so that the runs of the attention itself begin with it.
+    let bytes = image.download(stream)?;
+    let list = Tensor { bits: image.elements(&bytes), ..empty };
+    Ok(Image::new(device, stream, &list, Default::default())?)
+}

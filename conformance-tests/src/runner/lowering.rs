@@ -1,0 +1,117 @@
+//! Runs the body of a region op by op, and compares the fused op with it.
+
+use super::{
+    Report, Status,
+    call::{self, CallRun, Placed, Stop, place_operands},
+    image::{Image, Scratch, poison},
+    judge,
+};
+use crate::{
+    case::{CallCase, Case, Element},
+    gate::Gate,
+    oracle::float,
+    tensor::Tensor,
+};
+use dsrun_core::{
+    checked::CheckedPlan,
+    device::Device,
+    kernels::{Arguments, CallDesc},
+    op::Op,
+    region::Region,
+};
+use std::sync::Arc;
+
+/// Runs the body of the case's region op by op, and holds the results to what the case expects of the region. If the device
+/// runs the region itself, its results must also be as near to those of the body as both are to the oracle.
+pub fn run(case: &Case, device: &Arc<dyn Device>) -> Report {
+    let [call] = case.calls.as_slice() else {
+        return judge(case, Err(Stop::Failed("a region runs on one rank".into())));
+    };
+    let lowered = match &call.op {
+        Op::Region(region) => run_body(call, region, device),
+        _ => Err(Stop::Failed("is no region".into())),
+    };
+    let fused = call::run(call, device, None);
+    let difference = match (&lowered, &fused) {
+        (Ok(lowered), Ok(fused)) => compare(call, lowered, fused),
+        _ => Vec::new(),
+    };
+    let mut report = judge(case, lowered.map(|run| vec![run]));
+    report.id.push_str("/lowered");
+    if !difference.is_empty() {
+        report.status = match report.status {
+            Status::Failed(failures) => Status::Failed(failures.into_iter().chain(difference).collect()),
+            _ => Status::Failed(difference),
+        };
+    }
+    report
+}
+
+fn compare(case: &CallCase, lowered: &CallRun, fused: &CallRun) -> Vec<String> {
+    let mut failures = Vec::new();
+    for (index, expected) in case.results.iter().enumerate() {
+        let dtype = lowered.dtypes.get(index).copied();
+        let (Some(dtype), Some(a), Some(b)) = (dtype, lowered.results.get(index), fused.results.get(index)) else {
+            continue;
+        };
+        for (at, element) in expected.elements.iter().enumerate() {
+            let Element::Real(real) = element else { continue };
+            let (a, b) = (float::value(dtype, a[at]), float::value(dtype, b[at]));
+            let limit = 2.0 * Gate::limit(expected.gate, dtype, *real);
+            // A difference that is NaN is one too.
+            if real.value.is_finite() && !((a - b).abs() <= limit) {
+                failures.push(format!("result {index}, element {at}: the region gives {b:e}, its body {a:e} (± {limit:.1e})"));
+                break;
+            }
+        }
+    }
+    failures
+}
+
+fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Result<CallRun, Stop> {
+    let device = &**device;
+    let mut stream = device.stream()?;
+    let stream = &mut *stream;
+    let mut values = place_operands(case, device, stream)?;
+    for call in region.calls() {
+        let of = |id: &Option<_>| id.map_or(&Placed::Absent, |id: dsrun_core::program::ValueId| &values[id.index()]);
+        let operands: Vec<&Placed> = call.operands.iter().map(of).collect();
+        let mut desc = CallDesc {
+            op: call.op.clone(),
+            operands: operands.iter().map(|placed| placed.desc()).collect(),
+            results: Vec::new(),
+            comm: None,
+        };
+        let mut results = Vec::new();
+        for inferred in call.op.infer(&desc.operand_types())? {
+            let shape = inferred.resolve(&|_| None)?;
+            let empty = Tensor::filled(inferred.dtype, &shape, poison(inferred.dtype));
+            let image = Image::new(device, stream, &empty, Default::default())?;
+            image.upload(stream)?;
+            desc.results.push(image.desc.clone());
+            results.push(image);
+        }
+        let plan = CheckedPlan::new(device, desc)?;
+        let scratch = Scratch::new(device, plan.workspace_bytes())?;
+        let bound = plan.bind(&Arguments {
+            operands: operands.iter().map(|placed| placed.argument()).collect::<Result<_, _>>()?,
+            results: results.iter().map(Image::binding).collect::<Result<_, _>>()?,
+            workspace: Some(scratch.slice()?),
+        })?;
+        bound.enqueue(stream)?;
+        stream.synchronize("the body of a region", super::TIMEOUT)?;
+        values.extend(results.into_iter().map(Placed::Tensor));
+    }
+    let mut run = CallRun::default();
+    for (index, (id, expected)) in region.results().iter().zip(&case.results).enumerate() {
+        let Some(image) = values[id.index()].image() else { continue };
+        let bytes = image.download(stream)?;
+        let (found, before) = (image.elements(&bytes), image.elements(image.initial()));
+        let verdict = call::judge(&image.desc, expected, &found, &before, device)?;
+        run.failures.extend(verdict.failures.iter().map(|failure| format!("result {index}: {failure}")));
+        run.verdicts.push((format!("result {index}"), verdict));
+        run.dtypes.push(image.desc.dtype);
+        run.results.push(found);
+    }
+    Ok(run)
+}

@@ -1,0 +1,91 @@
+//! Tensors in host memory, as the bits of their elements.
+
+use crate::oracle::float;
+use dsrun_core::DType;
+
+/// A dense tensor: one word per element, holding the element's bits in its low end.
+///
+/// Values are rounded to the element type when a tensor is made, so that oracle and device start from the same numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// The element type.
+    pub dtype: DType,
+    /// The sizes, outermost first.
+    pub shape: Vec<usize>,
+    /// The elements, row-major.
+    pub bits: Vec<u32>,
+}
+
+impl Tensor {
+    /// A float tensor of values rounded to the element type.
+    pub fn floats(dtype: DType, shape: &[usize], values: &[f64]) -> Self {
+        let bits = values.iter().map(|value| float::bits(dtype, *value)).collect();
+        Self { dtype, shape: shape.to_vec(), bits }
+    }
+
+    /// An i32 tensor.
+    pub fn integers(shape: &[usize], values: &[i32]) -> Self {
+        Self { dtype: DType::I32, shape: shape.to_vec(), bits: values.iter().map(|value| *value as u32).collect() }
+    }
+
+    /// A vector of i32.
+    pub fn vector(values: &[i32]) -> Self {
+        Self::integers(&[values.len()], values)
+    }
+
+    /// A u32 tensor.
+    pub fn words(shape: &[usize], values: &[u32]) -> Self {
+        Self { dtype: DType::U32, shape: shape.to_vec(), bits: values.to_vec() }
+    }
+
+    /// A tensor whose elements all have these bits.
+    pub fn filled(dtype: DType, shape: &[usize], bits: u32) -> Self {
+        Self { dtype, shape: shape.to_vec(), bits: vec![bits; shape.iter().product()] }
+    }
+
+    /// The elements as numbers.
+    pub fn values(&self) -> Vec<f64> {
+        self.bits.iter().map(|bits| float::value(self.dtype, *bits)).collect()
+    }
+
+    /// The elements of an i32 tensor.
+    pub fn signed(&self) -> Vec<i32> {
+        self.bits.iter().map(|bits| *bits as i32).collect()
+    }
+
+    /// The elements as bytes, little-endian, without gaps.
+    pub fn bytes(&self) -> Vec<u8> {
+        let size = self.dtype.bytes();
+        self.bits.iter().flat_map(|bits| bits.to_le_bytes().into_iter().take(size)).collect()
+    }
+}
+
+/// Reads an element of `size` bytes.
+pub(crate) fn read_bits(bytes: &[u8], at: usize, size: usize) -> u32 {
+    bytes[at..at + size].iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte))
+}
+
+/// Writes an element of `size` bytes.
+pub(crate) fn write_bits(bytes: &mut [u8], at: usize, size: usize, bits: u32) {
+    bytes[at..at + size].copy_from_slice(&bits.to_le_bytes()[..size]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_rounded_to_the_element_type() {
+        let tensor = Tensor::floats(DType::BF16, &[2], &[1.0 + 1.0 / 512.0, -3.0]);
+        assert_eq!(tensor.values(), [1.0, -3.0]);
+        assert_eq!(tensor.bytes(), [0x80, 0x3F, 0x40, 0xC0]);
+        assert_eq!(read_bits(&tensor.bytes(), 2, 2), tensor.bits[1]);
+    }
+
+    #[test]
+    fn integers_keep_their_sign() {
+        let tensor = Tensor::vector(&[-1, 7]);
+        assert_eq!(tensor.signed(), [-1, 7]);
+        assert_eq!(tensor.values(), [-1.0, 7.0]);
+    }
+}

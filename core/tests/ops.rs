@@ -1,0 +1,674 @@
+//! Every primitive against one table of valid calls: what they infer, how each wrong operand and attribute is refused,
+//! and whether their iteration spaces fit their shapes.
+
+#[path = "support/types.rs"]
+mod types;
+
+use dsrun_core::{
+    Code, DType, Error, Size,
+    op::{
+        Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
+        AttributeValue, Axis, Barrier, Broadcast, Cast, CommitTokens, DimensionKind, Embed, Fill, GateLayout,
+        GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul, MeshAxis,
+        Nonlinearity, Op, OperandKind, OperandType, PageCopy, PageGather, PageScatter, PagedAttention,
+        PrepareStep, Receive, ReduceScatter, Reduction, RmsNorm, Rope, RopePairing, Sample, Send,
+    },
+};
+use rstest::rstest;
+use std::collections::HashSet;
+use types::{infer, operand};
+
+const AXIS: MeshAxis = MeshAxis::Tensor;
+const EMBED: Embed = Embed { dtype: DType::F16, first_row: 7, position_offset: 2 };
+const RMS_NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 1.0 };
+const ACTIVATION: Activation = Activation { function: Nonlinearity::Silu, limit: 0.0 };
+const GATED: GatedActivation =
+    GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Separate, limit: 7.0 };
+const ROPE: Rope = Rope { heads: 4, pairing: RopePairing::Halves, scale: 1.0 };
+const PAGED: PagedAttention = PagedAttention {
+    query_heads: 4,
+    kv_heads: 2,
+    scale: 0.35,
+    softcap: 0.0,
+    window: 0,
+    mask: AttentionMask::Explicit,
+};
+const ATTENTION: Attention = Attention {
+    query_heads: 4,
+    kv_heads: 2,
+    scale: 0.35,
+    softcap: 30.0,
+    window: 9,
+    mask: AttentionMask::Bidirectional,
+};
+const GATHER: AllGather = AllGather { axis: AXIS, ranks: 4, rows: false };
+const SCATTER: ReduceScatter = ReduceScatter { axis: AXIS, ranks: 4, rows: false, reduction: Reduction::Sum };
+const ALL_REDUCE: AllReduce = AllReduce { axis: AXIS, reduction: Reduction::Sum };
+
+struct Case {
+    op: Op,
+    operands: Vec<Option<OperandType>>,
+    results: Vec<&'static str>,
+}
+
+impl Case {
+    fn name(&self) -> &'static str {
+        self.op.signature().unwrap().name
+    }
+
+    /// The case with operand `index` replaced.
+    fn with(&self, index: usize, replacement: Option<OperandType>) -> Vec<Option<OperandType>> {
+        let mut operands = self.operands.clone();
+        operands[index] = replacement;
+        operands
+    }
+}
+
+/// Valid calls. The first of each op has all operands that it can have at once.
+fn valid() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut add = |op: Op, operands: &[&str], results: &[&'static str]| {
+        let operands = operands.iter().map(|text| operand(text)).collect();
+        cases.push(Case { op, operands, results: results.to_vec() });
+    };
+    let (table, positions) = ("weight q4_1[100, 64]", "weight f32[50, 64]");
+    add(EMBED.into(), &["i32[?t]", table, "i32[?t]", positions], &["f16[?t, 64]"]);
+    add(EMBED.into(), &["i32[?t]", table, "_", "_"], &["f16[?t, 64]"]);
+    add(RMS_NORM.into(), &["bf16[?t, 64]", "f32[16]"], &["bf16[?t, 64]"]);
+    add(RMS_NORM.into(), &["f32[0, 64]", "f32[64]"], &["f32[0, 64]"]);
+    add(LayerNorm { eps: 0.0 }.into(), &["f32[?t, 64]", "f16[64]", "f16[64]"], &["f32[?t, 64]"]);
+    add(LayerNorm { eps: 0.0 }.into(), &["f32[?t, 64]", "_", "_"], &["f32[?t, 64]"]);
+    let linear = Linear { dtype: DType::F32 };
+    add(linear.into(), &["f16[?t, 64]", "weight q8_0[96, 64]", "f32[96]"], &["f32[?t, 96]"]);
+    add(linear.into(), &["f16[?t, 64]", "weight bf16[96, 64]", "_"], &["f32[?t, 96]"]);
+    let matmul = |transpose_b| Matmul { dtype: DType::F16, transpose_b };
+    add(matmul(false).into(), &["f32[?g, $m, 8]", "f32[?g, 8, 5]"], &["f16[?g, $m, 5]"]);
+    add(matmul(true).into(), &["f32[?g, $m, 8]", "f32[?g, 5, 8]"], &["f16[?g, $m, 5]"]);
+    add(ACTIVATION.into(), &["f16[?t, 8]", "f32[8]"], &["f16[?t, 8]"]);
+    add(ACTIVATION.into(), &["f16[?t, 8]", "_"], &["f16[?t, 8]"]);
+    add(GATED.into(), &["f32[?t, 8]", "f32[?t, 8]", "f32[16]"], &["f32[?t, 8]"]);
+    for layout in [GateLayout::Concatenated, GateLayout::Interleaved] {
+        add(GatedActivation { layout, ..GATED }.into(), &["f32[?t, 16]", "_", "f32[16]"], &["f32[?t, 8]"]);
+        add(GatedActivation { layout, ..GATED }.into(), &["f32[?t, 16]", "_", "_"], &["f32[?t, 8]"]);
+    }
+    add(ROPE.into(), &["f16[?t, 64]", "i32[?t]", "f32[8]"], &["f16[?t, 64]"]);
+    add(ROPE.into(), &["f16[?t, 64]", "i32[?t]", "f32[5]"], &["f16[?t, 64]"]);
+    let (keys, values) = ("f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 4]");
+    add(KvWrite {}.into(), &[keys, values, "f32[?t, 16]", "f32[?t, 8]", "i32[?t]"], &[keys, values]);
+    add(PageCopy {}.into(), &[keys, "i32[?n, 2]"], &[keys]);
+    add(PageGather {}.into(), &[keys, "i32[?n]"], &["f16[?n, 256]"]);
+    add(PageScatter {}.into(), &[keys, "f16[?n, 256]", "i32[?n]"], &[keys]);
+    add(AttentionPrepare { words: 12 }.into(), &["i32[?s]", "i32[?s]", "i32[?s]"], &["i32[12]"]);
+    let paged = ["f32[?t, 32]", keys, values, "i32[?s]", "i32[?s]", "i32[?s]", "i32[?s, $n]", "i32[12]"];
+    let explicit = [&paged[..], &["f32[4]", "f32[4]", "u32[?t, 3]"]].concat();
+    add(PAGED.into(), &explicit, &["f32[?t, 16]", "f32[?t, 4]"]);
+    let causal = PagedAttention { mask: AttentionMask::Causal, ..PAGED };
+    add(causal.into(), &[&paged[..], &["_", "_", "_"]].concat(), &["f32[?t, 16]", "f32[?t, 4]"]);
+    let ragged = ["f32[?t, 32]", "f32[?t, 16]", "f32[?t, 8]", "i32[?s]", "i32[?s]"];
+    add(ATTENTION.into(), &[&ragged[..], &["f32[4]"]].concat(), &["f32[?t, 16]"]);
+    add(ATTENTION.into(), &[&ragged[..], &["_"]].concat(), &["f32[?t, 16]"]);
+    let sum = Add { alpha: 1.0 };
+    add(sum.into(), &["f16[?t, 8]", "f16[?t, 8]", "f16[?t, 8]", "f32[8]"], &["f16[?t, 8]"]);
+    add(sum.into(), &["f16[?t, 8]", "f16[?t, 8]", "_", "_"], &["f16[?t, 8]"]);
+    add(Cast { dtype: DType::BF16 }.into(), &["f32[?t, 8]"], &["bf16[?t, 8]"]);
+    add(Fill { value: -3.0 }.into(), &["i32[?t, 8]"], &["i32[?t, 8]"]);
+    add(Fill { value: 0.5 }.into(), &["f16[?t, 8]"], &["f16[?t, 8]"]);
+    add(GatherRows {}.into(), &["f32[?t, 8]", "i32[?r]"], &["f32[?r, 8]"]);
+    let (per_sequence, request, counts) = ("i32[?s]", "i32[64]", "i32[64, 100]");
+    add(
+        PrepareStep { block_size: 16 }.into(),
+        &[
+            per_sequence,
+            per_sequence,
+            per_sequence,
+            "i32[?t]",
+            "i32[?r]",
+            "i32[64, 10]",
+            request,
+            request,
+            request,
+            counts,
+        ],
+        &[
+            "i32[?t]",
+            "i32[?t]",
+            "i32[?t]",
+            per_sequence,
+            per_sequence,
+            per_sequence,
+            "i32[?s, 10]",
+            "i32[?r]",
+            request,
+            counts,
+        ],
+    );
+    let logits = ["f16[?r, 100]", "i32[?r]", "f32[64, 8]", counts];
+    add(LogitProcess {}.into(), &[&logits[..], &["f32[64, 100]", "u32[?r, 4]"]].concat(), &["f32[?r, 100]"]);
+    add(LogitProcess {}.into(), &[&logits[..], &["_", "_"]].concat(), &["f32[?r, 100]"]);
+    add(Argmax {}.into(), &["f16[?r, 100]"], &["i32[?r]"]);
+    let sampled = ["f32[?r, 100]", "i32[?r]", "i32[?r]", "f32[64, 8]", "u32[64, 2]"];
+    add(Sample {}.into(), &sampled, &["i32[?r]", "f32[?r]"]);
+    let committed = ["i32[?r]", "i32[?r]", "i32[3]", request, request, counts];
+    add(CommitTokens {}.into(), &committed, &[request, request, counts]);
+    let rows = AllGather { rows: true, ..GATHER };
+    add(ALL_REDUCE.into(), &["f16[?t, 8]"], &["f16[?t, 8]"]);
+    add(GATHER.into(), &["i8[?t, 8]"], &["i8[?t, 32]"]);
+    add(rows.into(), &["i8[3, $h]"], &["i8[12, $h]"]);
+    add(SCATTER.into(), &["f32[?t, 8]"], &["f32[?t, 2]"]);
+    add(ReduceScatter { rows: true, ..SCATTER }.into(), &["f32[8, $h]"], &["f32[2, $h]"]);
+    add(AllToAll { axis: AXIS, ranks: 4 }.into(), &["u8[8, 3]"], &["u8[8, 3]"]);
+    add(Broadcast { axis: AXIS, root: 1 }.into(), &["f16[?t, 8]"], &["f16[?t, 8]"]);
+    add(Send { axis: AXIS, peer: 1 }.into(), &["f16[?t, 8]"], &[]);
+    add(Receive { axis: AXIS, peer: 1 }.into(), &["f16[?t, 8]"], &["f16[?t, 8]"]);
+    add(Barrier { axis: AXIS }.into(), &[], &[]);
+    cases
+}
+
+/// The first valid call of an op.
+fn case_of(name: &str) -> Case {
+    valid().into_iter().find(|case| case.name() == name).unwrap()
+}
+
+/// Asserts that an error names op, argument and field.
+#[track_caller]
+fn assert_names(error: &Error, op: &str, argument: &str, field: Option<&str>) {
+    let found = (error.op(), error.argument(), error.field_name());
+    assert_eq!(found, (Some(op), Some(argument), field), "{error}");
+    assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+    assert!(!error.message().is_empty());
+}
+
+#[test]
+fn the_table_has_every_primitive_and_every_operand() {
+    let cases = valid();
+    let names: HashSet<&str> = cases.iter().map(Case::name).collect();
+    assert_eq!(names.len(), Op::PRIMITIVES.len(), "two primitives of one name, or one without a case");
+    for signature in Op::PRIMITIVES {
+        assert!(names.contains(signature.name), "no valid call of {}", signature.name);
+        let first = case_of(signature.name);
+        let full = first.operands.iter().all(Option::is_some) || signature.name == "gated_activation";
+        assert!(full, "the first call of {} leaves operands out", signature.name);
+    }
+}
+
+#[test]
+fn valid_calls_infer_the_documented_results() {
+    for case in valid() {
+        assert_eq!(infer(&case.op, &case.operands).unwrap(), case.results, "{}", case.op);
+        assert_eq!(case.op.signature().unwrap().results.len(), case.results.len(), "{}", case.op);
+    }
+}
+
+#[test]
+fn signatures_are_sound() {
+    for case in valid() {
+        let signature = case.op.signature().unwrap();
+        for (index, result) in signature.results.iter().enumerate() {
+            assert_eq!(case.op.updates(index), result.updates);
+            let Some(updated) = result.updates else { continue };
+            // What is updated in place cannot change its type.
+            let Some(OperandType::Tensor(tensor)) = &case.operands[updated] else { panic!("{}", case.op) };
+            assert_eq!(tensor.to_string(), case.results[index], "{}", case.op);
+        }
+        let names: HashSet<&str> = signature.operands.iter().map(|operand| operand.name).collect();
+        assert_eq!(names.len(), signature.operands.len(), "{}", signature.name);
+    }
+}
+
+#[test]
+fn attributes_round_trip_as_text_and_each_is_needed() {
+    for case in valid() {
+        let attributes = case.op.attributes();
+        let names: Vec<&str> = attributes.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, Op::attribute_names(case.name()));
+        let text_of = |wanted: &str| Some(attributes.iter().find(|(name, _)| *name == wanted)?.1.to_string());
+        assert_eq!(Op::from_texts(case.name(), &text_of).unwrap(), case.op);
+        for attribute in names {
+            let missing = |name: &str| text_of(name).filter(|_| name != attribute);
+            assert_names(&Op::from_texts(case.name(), &missing).unwrap_err(), case.name(), attribute, None);
+            let wrong = |name: &str| if name == attribute { Some("no_value".into()) } else { text_of(name) };
+            assert_names(&Op::from_texts(case.name(), &wrong).unwrap_err(), case.name(), attribute, None);
+        }
+    }
+    assert_eq!(Op::from_texts("no_op", &|_| None).unwrap_err().code(), Code::Unsupported);
+}
+
+#[test]
+fn missing_operands_are_named() {
+    for case in valid() {
+        for (index, spec) in case.op.signature().unwrap().operands.iter().enumerate() {
+            if !spec.optional {
+                let error = infer(&case.op, &case.with(index, None)).unwrap_err();
+                assert_names(&error, case.name(), spec.name, None);
+            }
+        }
+        let mut operands = case.operands.clone();
+        operands.push(None);
+        let error = infer(&case.op, &operands).unwrap_err();
+        assert_eq!((error.op(), error.field_name()), (Some(case.name()), Some("operands")), "{error}");
+    }
+}
+
+#[test]
+fn operands_of_the_wrong_type_are_named() {
+    for case in valid() {
+        for (index, spec) in case.op.signature().unwrap().operands.iter().enumerate() {
+            let Some(right) = &case.operands[index] else { continue };
+            let (wrong, field) = match (right, spec.kind) {
+                (OperandType::Tensor(right), kind) => {
+                    let dtype = match kind {
+                        OperandKind::Float => DType::I32,
+                        OperandKind::F32 => DType::F16,
+                        OperandKind::I32 => DType::U32,
+                        OperandKind::U32 => DType::I32,
+                        OperandKind::Any | OperandKind::Weight => right.dtype,
+                    };
+                    let mut tensor = right.clone();
+                    tensor.dtype = dtype;
+                    let wrong = if kind == OperandKind::Any {
+                        operand("weight f32[8, 8]").unwrap()
+                    } else {
+                        OperandType::Tensor(tensor)
+                    };
+                    (wrong, (kind != OperandKind::Any).then_some("dtype"))
+                }
+                (OperandType::Weight(_), _) => (operand("f32[100, 64]").unwrap(), None),
+            };
+            let error = infer(&case.op, &case.with(index, Some(wrong))).unwrap_err();
+            assert_names(&error, case.name(), spec.name, field);
+        }
+    }
+}
+
+#[test]
+fn operands_of_the_wrong_rank_are_named() {
+    for case in valid() {
+        for (index, spec) in case.op.signature().unwrap().operands.iter().enumerate() {
+            for longer in [true, false] {
+                let mut wrong = match &case.operands[index] {
+                    Some(right) => right.clone(),
+                    None => continue,
+                };
+                match &mut wrong {
+                    OperandType::Tensor(tensor) if longer => tensor.shape.push(2.into()),
+                    OperandType::Tensor(tensor) => drop(tensor.shape.pop()),
+                    OperandType::Weight(weight) if longer => weight.shape.push(32),
+                    OperandType::Weight(weight) => drop(weight.shape.pop()),
+                }
+                let error = infer(&case.op, &case.with(index, Some(wrong))).unwrap_err();
+                assert_names(&error, case.name(), spec.name, Some("rank"));
+            }
+        }
+    }
+    let error = infer(&Argmax {}.into(), &[operand("f32[1, 1, 1, 1, 1, 1, 1]")]).unwrap_err();
+    assert_names(&error, "argmax", "x", None);
+}
+
+/// Operands that do not fit the others: op, operand, what it is instead of the table's, and what the error names.
+const MISFITS: &[(&str, &str, &str, &str, &str)] = &[
+    ("embed", "ids", "i32[?u]", "positions", "shape[0]"),
+    ("embed", "table", "weight q4_1[100, 32]", "position_table", "shape[1]"),
+    ("embed", "positions", "i32[$t]", "positions", "shape[0]"),
+    ("embed", "position_table", "weight f32[50, 63]", "position_table", "shape[1]"),
+    ("rms_norm", "x", "f32[?t, 63]", "weight", "shape[0]"),
+    ("rms_norm", "x", "f32[?t, $h]", "x", "shape[1]"),
+    ("rms_norm", "weight", "f32[0]", "weight", "shape[0]"),
+    ("rms_norm", "weight", "f32[$h]", "weight", "shape[0]"),
+    ("layer_norm", "x", "f32[?t, 63]", "weight", "shape[0]"),
+    ("layer_norm", "x", "f32[?t, $h]", "x", "shape[1]"),
+    ("layer_norm", "weight", "f32[63]", "weight", "shape[0]"),
+    ("layer_norm", "bias", "f32[1]", "bias", "shape[0]"),
+    ("linear", "x", "f16[?t, 63]", "x", "shape[1]"),
+    ("linear", "weight", "weight q8_0[96, 32]", "x", "shape[1]"),
+    ("linear", "weight", "weight q8_0[95, 64]", "bias", "shape[0]"),
+    ("linear", "bias", "f32[64]", "bias", "shape[0]"),
+    ("matmul", "a", "f32[?g, $m, 9]", "b", "shape[1]"),
+    ("matmul", "a", "f16[?g, $m, 8]", "b", "dtype"),
+    ("matmul", "b", "f32[2, 8, 5]", "b", "shape[0]"),
+    ("matmul", "b", "f32[?g, 5, 8]", "b", "shape[1]"),
+    ("activation", "x", "f16[?t, 9]", "bias", "shape[0]"),
+    ("activation", "bias", "f32[9]", "bias", "shape[0]"),
+    ("gated_activation", "gate", "f32[?t, $f]", "gate", "shape[1]"),
+    ("gated_activation", "gate", "f32[?t, 9]", "up", "shape[1]"),
+    ("gated_activation", "up", "f16[?t, 8]", "up", "dtype"),
+    ("gated_activation", "up", "f32[?u, 8]", "up", "shape[0]"),
+    ("gated_activation", "bias", "f32[8]", "bias", "shape[0]"),
+    ("rope", "x", "f16[?u, 64]", "positions", "shape[0]"),
+    ("rope", "x", "f16[?t, $h]", "x", "shape[1]"),
+    ("rope", "positions", "i32[?u]", "positions", "shape[0]"),
+    ("rope", "inverse_frequencies", "f32[9]", "inverse_frequencies", "shape[0]"),
+    ("rope", "inverse_frequencies", "f32[$r]", "inverse_frequencies", "shape[0]"),
+    ("kv_write", "key_cache", "f16[$p, 2, 15, 8]", "value_cache", "shape[2]"),
+    ("kv_write", "key_cache", "f16[$p, $h, 16, 8]", "value_cache", "shape[1]"),
+    ("kv_write", "value_cache", "f16[$q, 2, 16, 4]", "value_cache", "shape[0]"),
+    ("kv_write", "value_cache", "bf16[$p, 2, 16, 4]", "value_cache", "dtype"),
+    ("kv_write", "key", "f32[?t, 8]", "key", "shape[1]"),
+    ("kv_write", "value", "f32[?t, 16]", "value", "shape[1]"),
+    ("kv_write", "value", "f32[?u, 8]", "value", "shape[0]"),
+    ("kv_write", "slots", "i32[?u]", "slots", "shape[0]"),
+    ("page_copy", "pairs", "i32[?n, 3]", "pairs", "shape[1]"),
+    ("page_gather", "cache", "f16[$p, $h, 16, 8]", "cache", "shape[1]"),
+    ("page_scatter", "cache", "f16[$p, 2, 16, 4]", "x", "shape[1]"),
+    ("page_scatter", "cache", "f16[$p, 2, 16, $d]", "cache", "shape[3]"),
+    ("page_scatter", "x", "f32[?n, 256]", "x", "dtype"),
+    ("page_scatter", "x", "f16[?n, 255]", "x", "shape[1]"),
+    ("page_scatter", "pages", "i32[?m]", "x", "shape[0]"),
+    ("attention_prepare", "query_start", "i32[?u]", "query_length", "shape[0]"),
+    ("attention_prepare", "query_length", "i32[?u]", "query_length", "shape[0]"),
+    ("attention_prepare", "kv_length", "i32[?u]", "kv_length", "shape[0]"),
+    ("paged_attention", "query", "f32[?t, 31]", "query", "shape[1]"),
+    ("paged_attention", "query", "f32[?u, 32]", "mask_bits", "shape[0]"),
+    ("paged_attention", "key_cache", "f16[$p, 4, 16, 8]", "key_cache", "shape[1]"),
+    ("paged_attention", "key_cache", "f16[$p, 2, 15, 8]", "key_cache", "shape[2]"),
+    ("paged_attention", "key_cache", "f16[$p, 2, 16, 4]", "query", "shape[1]"),
+    ("paged_attention", "key_cache", "bf16[$p, 2, 16, 8]", "value_cache", "dtype"),
+    ("paged_attention", "value_cache", "f16[$q, 2, 16, 4]", "key_cache", "shape[0]"),
+    ("paged_attention", "value_cache", "f16[$p, 2, 16, $d]", "value_cache", "shape[3]"),
+    ("paged_attention", "query_start", "i32[?u]", "query_length", "shape[0]"),
+    ("paged_attention", "query_length", "i32[?u]", "query_length", "shape[0]"),
+    ("paged_attention", "kv_length", "i32[?u]", "kv_length", "shape[0]"),
+    ("paged_attention", "block_table", "i32[?u, $n]", "block_table", "shape[0]"),
+    ("paged_attention", "alibi", "f32[2]", "alibi", "shape[0]"),
+    ("paged_attention", "sinks", "f32[5]", "sinks", "shape[0]"),
+    ("paged_attention", "mask_bits", "u32[?u, 3]", "mask_bits", "shape[0]"),
+    ("attention", "query", "f32[?t, 31]", "query", "shape[1]"),
+    ("attention", "query", "f16[?t, 32]", "key", "dtype"),
+    ("attention", "key", "f32[?t, 15]", "key", "shape[1]"),
+    ("attention", "key", "f32[?t, 8]", "query", "shape[1]"),
+    ("attention", "value", "f32[?t, 9]", "value", "shape[1]"),
+    ("attention", "value", "f32[?u, 8]", "value", "shape[0]"),
+    ("attention", "start", "i32[?u]", "length", "shape[0]"),
+    ("attention", "length", "i32[?u]", "length", "shape[0]"),
+    ("attention", "alibi", "f32[2]", "alibi", "shape[0]"),
+    ("add", "a", "f16[?t, 9]", "b", "shape[1]"),
+    ("add", "b", "f32[?t, 8]", "b", "dtype"),
+    ("add", "b", "f16[?u, 8]", "b", "shape[0]"),
+    ("add", "c", "f16[?t, 1]", "c", "shape[1]"),
+    ("add", "bias", "f32[1]", "bias", "shape[0]"),
+    ("prepare_step", "step_request", "i32[?u]", "step_length", "shape[0]"),
+    ("prepare_step", "step_length", "i32[?u]", "step_length", "shape[0]"),
+    ("prepare_step", "step_source", "i32[?u]", "step_source", "shape[0]"),
+    ("prepare_step", "block_table", "i32[63, 10]", "last_token", "shape[0]"),
+    ("prepare_step", "last_token", "i32[63]", "last_token", "shape[0]"),
+    ("prepare_step", "finished", "i32[63]", "finished", "shape[0]"),
+    ("prepare_step", "length", "i32[63]", "length", "shape[0]"),
+    ("prepare_step", "counts", "i32[63, 100]", "counts", "shape[0]"),
+    ("logit_process", "logits", "f16[?r, 101]", "counts", "shape[1]"),
+    ("logit_process", "logits", "f16[?u, 100]", "requests", "shape[0]"),
+    ("logit_process", "requests", "i32[?u]", "requests", "shape[0]"),
+    ("logit_process", "parameters", "f32[64, 7]", "parameters", "shape[1]"),
+    ("logit_process", "parameters", "f32[63, 8]", "counts", "shape[0]"),
+    ("logit_process", "counts", "i32[64, 101]", "counts", "shape[1]"),
+    ("logit_process", "bias", "f32[64, 1]", "bias", "shape[1]"),
+    ("logit_process", "mask", "u32[?r, 3]", "mask", "shape[1]"),
+    ("sample", "logits", "f32[?u, 100]", "requests", "shape[0]"),
+    ("sample", "requests", "i32[?u]", "requests", "shape[0]"),
+    ("sample", "positions", "i32[?u]", "positions", "shape[0]"),
+    ("sample", "parameters", "f32[64, 9]", "parameters", "shape[1]"),
+    ("sample", "seeds", "u32[63, 2]", "seeds", "shape[0]"),
+    ("sample", "seeds", "u32[64, 3]", "seeds", "shape[1]"),
+    ("commit_tokens", "requests", "i32[?u]", "ids", "shape[0]"),
+    ("commit_tokens", "ids", "i32[?u]", "ids", "shape[0]"),
+    ("commit_tokens", "last_token", "i32[63]", "finished", "shape[0]"),
+    ("commit_tokens", "finished", "i32[63]", "finished", "shape[0]"),
+    ("commit_tokens", "counts", "i32[63, 100]", "counts", "shape[0]"),
+    ("all_gather", "x", "i8[?t, $h]", "x", "shape[1]"),
+    ("reduce_scatter", "x", "f32[?t, 9]", "x", "shape[1]"),
+    ("all_to_all", "x", "u8[9, 3]", "x", "shape[0]"),
+    ("all_to_all", "x", "u8[?t, 3]", "x", "shape[0]"),
+];
+
+#[test]
+fn operands_that_do_not_fit_are_named() {
+    for (op, name, instead, argument, field) in MISFITS {
+        let case = case_of(op);
+        let index = case.op.signature().unwrap().operands.iter().position(|spec| spec.name == *name).unwrap();
+        let Err(error) = infer(&case.op, &case.with(index, operand(instead))) else {
+            panic!("{op} takes {instead} as {name}");
+        };
+        assert_names(&error, op, argument, Some(field));
+    }
+}
+
+/// Changes every size of every valid call: either the size is free, or the error names what does not fit, and then the
+/// table of misfits has a row for it.
+#[test]
+fn every_size_that_is_not_free_has_a_misfit() {
+    for case in valid() {
+        let signature = case.op.signature().unwrap();
+        let attributes = Op::attribute_names(signature.name);
+        for (index, spec) in signature.operands.iter().enumerate() {
+            let Some(right) = &case.operands[index] else { continue };
+            let rank = match right {
+                OperandType::Tensor(tensor) => tensor.shape.len(),
+                OperandType::Weight(weight) => weight.shape.len(),
+            };
+            for dimension in 0..rank {
+                let mut wrong = right.clone();
+                match &mut wrong {
+                    OperandType::Tensor(tensor) => {
+                        let size = &mut tensor.shape[dimension];
+                        *size =
+                            size.known().map_or_else(|| Size::bucket("other"), |size| Size::Static(size + 1));
+                    }
+                    OperandType::Weight(weight) => weight.shape[dimension] += 32,
+                }
+                let Err(error) = infer(&case.op, &case.with(index, Some(wrong))) else { continue };
+                assert_eq!(error.op(), Some(signature.name));
+                let argument = error.argument().unwrap();
+                let of_operand = signature.operands.iter().any(|operand| operand.name == argument)
+                    && error.field_name().is_some_and(|field| field.starts_with("shape["));
+                assert!(of_operand || attributes.contains(&argument), "{error}");
+                let listed =
+                    MISFITS.iter().any(|(op, operand, ..)| (*op, *operand) == (signature.name, spec.name));
+                assert!(listed, "no misfit for {}.{}: {error}", signature.name, spec.name);
+            }
+        }
+    }
+}
+
+/// Attribute values that are of the right type but refused, and the argument and field the error names.
+fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static str>)> {
+    let mut refused: Vec<(&'static str, Op, &'static str, Option<&'static str>)> = Vec::new();
+    let mut add = |attribute, op: Op| refused.push((attribute, op, attribute, None));
+    add("dtype", Embed { dtype: DType::I32, ..EMBED }.into());
+    for eps in [-1e-5, f32::NAN, f32::INFINITY] {
+        add("eps", RmsNorm { eps, ..RMS_NORM }.into());
+        add("eps", LayerNorm { eps }.into());
+    }
+    add("weight_offset", RmsNorm { weight_offset: f32::NAN, ..RMS_NORM }.into());
+    add("dtype", Linear { dtype: DType::U8 }.into());
+    add("dtype", Matmul { dtype: DType::I8, transpose_b: false }.into());
+    add("dtype", Cast { dtype: DType::U32 }.into());
+    for limit in [-1.0, f32::NAN, f32::INFINITY] {
+        add("limit", Activation { limit, ..ACTIVATION }.into());
+        add("limit", GatedActivation { limit, ..GATED }.into());
+    }
+    for heads in [0, 5, u32::MAX] {
+        add("heads", Rope { heads, ..ROPE }.into());
+        add("query_heads", PagedAttention { query_heads: heads, ..PAGED }.into());
+        add("query_heads", Attention { query_heads: heads, ..ATTENTION }.into());
+    }
+    for (scale, softcap) in [(f32::NAN, 0.0), (f32::INFINITY, 0.0)] {
+        add("scale", Rope { scale, ..ROPE }.into());
+        add("scale", PagedAttention { scale, softcap, ..PAGED }.into());
+        add("scale", Attention { scale, softcap, ..ATTENTION }.into());
+    }
+    for softcap in [-1.0, f32::NAN, f32::INFINITY] {
+        add("softcap", PagedAttention { softcap, ..PAGED }.into());
+        add("softcap", Attention { softcap, ..ATTENTION }.into());
+    }
+    add("mask", Attention { mask: AttentionMask::Explicit, ..ATTENTION }.into());
+    add("alpha", Add { alpha: f32::NAN }.into());
+    // The table's call fills i32.
+    for value in [0.5, 2_147_483_648.0, -2_147_483_904.0, f32::NAN, f32::INFINITY] {
+        add("value", Fill { value }.into());
+    }
+    add("block_size", PrepareStep { block_size: 0 }.into());
+    add("ranks", AllGather { ranks: 0, ..GATHER }.into());
+    add("ranks", ReduceScatter { ranks: 0, ..SCATTER }.into());
+    add("ranks", AllToAll { axis: AXIS, ranks: 0 }.into());
+
+    // Some show in the operand they are at odds with.
+    let mut add = |attribute, op: Op, argument, field| refused.push((attribute, op, argument, field));
+    let paged = |kv_heads| PagedAttention { kv_heads, ..PAGED };
+    add("kv_heads", paged(0).into(), "query_heads", None);
+    add("kv_heads", paged(4).into(), "key_cache", Some("shape[1]"));
+    add("mask", PagedAttention { mask: AttentionMask::Causal, ..PAGED }.into(), "mask_bits", None);
+    let attention = |kv_heads| Attention { kv_heads, ..ATTENTION };
+    add("kv_heads", attention(0).into(), "query_heads", None);
+    add("kv_heads", attention(1).into(), "query", Some("shape[1]"));
+    let packed = |layout| GatedActivation { layout, ..GATED };
+    add("layout", packed(GateLayout::Concatenated).into(), "up", None);
+    add("layout", packed(GateLayout::Interleaved).into(), "up", None);
+    add("transpose_b", Matmul { dtype: DType::F16, transpose_b: true }.into(), "b", Some("shape[2]"));
+    add("rows", AllGather { rows: true, ..GATHER }.into(), "x", Some("shape[0]"));
+    add("rows", ReduceScatter { rows: true, ..SCATTER }.into(), "x", Some("shape[0]"));
+    add("ranks", ReduceScatter { ranks: 3, ..SCATTER }.into(), "x", Some("shape[1]"));
+    add("ranks", AllToAll { axis: AXIS, ranks: 3 }.into(), "x", Some("shape[0]"));
+    refused
+}
+
+#[test]
+fn refused_attribute_values_are_named() {
+    for (_, op, argument, field) in refused_attributes() {
+        let case = case_of(op.name());
+        let Err(error) = infer(&op, &case.operands) else { panic!("{op} is taken") };
+        assert_names(&error, case.name(), argument, field);
+    }
+}
+
+/// Each real number, size or count among the attributes is refused for some value, unless every value means something.
+#[test]
+fn every_attribute_with_wrong_values_has_one() {
+    const ALWAYS_RIGHT: &[(&str, &str)] = &[
+        ("embed", "first_row"),
+        ("embed", "position_offset"),
+        ("attention_prepare", "words"),
+        ("paged_attention", "window"),
+        ("attention", "window"),
+        // The group they must be in is only known when the call is planned.
+        ("broadcast", "root"),
+        ("send", "peer"),
+        ("receive", "peer"),
+    ];
+    let refused = refused_attributes();
+    for signature in Op::PRIMITIVES {
+        for (attribute, value) in case_of(signature.name).op.attributes() {
+            if matches!(value, AttributeValue::Choice(_) | AttributeValue::Flag(_)) {
+                continue;
+            }
+            let listed =
+                refused.iter().any(|(name, op, ..)| op.name() == signature.name && *name == attribute);
+            let free = ALWAYS_RIGHT.contains(&(signature.name, attribute));
+            assert!(listed != free, "{}.{attribute}", signature.name);
+        }
+    }
+}
+
+#[rstest]
+#[case::positions_alone(EMBED, &["i32[3]", "weight f32[9, 8]", "i32[3]", "_"], "position_table")]
+#[case::position_table_alone(EMBED, &["i32[3]", "weight f32[9, 8]", "_", "weight f32[9, 8]"], "positions")]
+#[case::no_other_half(GATED, &["f32[3, 8]", "_", "_"], "up")]
+#[case::no_mask(PAGED, &["f32[3, 8]", "f32[9, 2, 4, 2]", "f32[9, 2, 4, 2]", "i32[1]", "i32[1]", "i32[1]", "i32[1, 1]", "i32[0]", "_", "_", "_"], "mask_bits")]
+fn optional_operands_that_belong_together_are_missed(
+    #[case] op: impl Into<Op>,
+    #[case] operands: &[&str],
+    #[case] argument: &str,
+) {
+    let op = op.into();
+    let operands: Vec<_> = operands.iter().map(|text| operand(text)).collect();
+    assert_names(&infer(&op, &operands).unwrap_err(), op.name(), argument, None);
+}
+
+#[rstest]
+#[case(GatedActivation { layout: GateLayout::Concatenated, ..GATED }, "f32[?t, 15]", "gate", Some("shape[1]"))]
+#[case(AllReduce { reduction: Reduction::Mean, ..ALL_REDUCE }, "i32[?t, 8]", "reduction", None)]
+#[case(ReduceScatter { reduction: Reduction::Mean, ..SCATTER }, "u8[?t, 8]", "reduction", None)]
+#[case(AllGather { ranks: u32::MAX, ..GATHER }, "u8[?t, 18446744073709551615]", "x", Some("shape"))]
+#[case(Fill { value: 256.0 }, "u8[?t, 8]", "value", None)]
+#[case(Fill { value: -129.0 }, "i8[?t, 8]", "value", None)]
+#[case(Fill { value: -1.0 }, "u32[?t, 8]", "value", None)]
+fn attributes_at_odds_with_an_operand_are_named(
+    #[case] op: impl Into<Op>,
+    #[case] x: &str,
+    #[case] argument: &str,
+    #[case] field: Option<&str>,
+) {
+    let op = op.into();
+    let mut operands = vec![None; op.signature().unwrap().operands.len()];
+    operands[0] = operand(x);
+    assert_names(&infer(&op, &operands).unwrap_err(), op.name(), argument, field);
+}
+
+#[test]
+fn sizes_that_overflow_are_refused() {
+    let huge = format!("f32[1, {0}, {0}, 2]", 1u64 << 40);
+    let error = infer(&PageGather {}.into(), &[operand(&huge), operand("i32[1]")]).unwrap_err();
+    assert_names(&error, "page_gather", "cache", Some("shape"));
+    let gate = format!("f32[1, {}]", usize::MAX);
+    let operands = [operand(&gate), operand(&gate), operand("f32[2]")];
+    assert_names(&infer(&GATED.into(), &operands).unwrap_err(), "gated_activation", "gate", Some("shape[1]"));
+}
+
+/// The size that a list of iteration dimensions spans; `None` if it has to be known and is not.
+fn product(sizes: &[Size]) -> Option<Size> {
+    match sizes {
+        [size] => Some(size.clone()),
+        many => many.iter().map(Size::known).product::<Option<usize>>().map(Size::Static),
+    }
+}
+
+#[test]
+fn index_maps_fit_the_shapes() {
+    for case in valid() {
+        let op = &case.op;
+        let maps = op.index_maps(&case.operands).unwrap();
+        let results = op.infer(&case.operands).unwrap();
+        assert_eq!((maps.operands.len(), maps.results.len()), (case.operands.len(), results.len()), "{op}");
+
+        let shape = |operand: &Option<OperandType>| match operand {
+            Some(OperandType::Tensor(tensor)) => tensor.shape.clone(),
+            Some(OperandType::Weight(weight)) => weight.shape.iter().map(|size| (*size).into()).collect(),
+            None => Vec::new(),
+        };
+        let operand_shapes = case.operands.iter().map(shape);
+        let shapes = operand_shapes.chain(results.iter().map(|result| result.shape.clone()));
+        for (index, (shape, axes)) in shapes.zip(maps.operands.iter().chain(&maps.results)).enumerate() {
+            assert_eq!(shape.len(), axes.len(), "{op}, map {index}");
+            for (size, axis) in shape.iter().zip(axes) {
+                let Axis::Of(dimensions) = axis else { continue };
+                let sizes: Vec<Size> =
+                    dimensions.iter().map(|dimension| maps.dimensions[*dimension].size.clone()).collect();
+                assert_eq!(product(&sizes).as_ref(), Some(size), "{op}, map {index}");
+            }
+        }
+
+        let mut in_results: HashSet<usize> = HashSet::new();
+        for axis in maps.results.iter().flatten() {
+            if let Axis::Of(dimensions) = axis {
+                in_results.extend(*dimensions);
+            }
+        }
+        // What is scattered through indices is in the result without being one of its axes.
+        let scatters = maps.results.iter().flatten().any(|axis| *axis == Axis::Gathered);
+        for (index, dimension) in maps.dimensions.iter().enumerate() {
+            match dimension.kind {
+                DimensionKind::Reduced => assert!(!in_results.contains(&index), "{op}: {dimension:?}"),
+                DimensionKind::Parallel | DimensionKind::Whole => {
+                    assert!(in_results.contains(&index) || scatters, "{op}: {dimension:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn index_maps_refuse_what_inference_refuses() {
+    for (op, name, instead, ..) in MISFITS {
+        let case = case_of(op);
+        let index = case.op.signature().unwrap().operands.iter().position(|spec| spec.name == *name).unwrap();
+        let operands = case.with(index, operand(instead));
+        assert_eq!(case.op.index_maps(&operands).unwrap_err(), case.op.infer(&operands).unwrap_err());
+    }
+}

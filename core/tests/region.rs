@@ -1,0 +1,263 @@
+//! Fused ops: what they infer, that they lower to their body, and which bodies are refused.
+
+#[path = "support/types.rs"]
+mod types;
+
+use dsrun_core::{
+    DType,
+    op::{Add, Axis, Cast, Fill, Linear, Op, OperandType, PageCopy, RmsNorm},
+    program::{Call, Node, Program, ProgramBuilder, ValueId},
+    region::{Region, well_known},
+};
+use rstest::rstest;
+use std::sync::Arc;
+use types::{infer, operand};
+
+const ADD: Add = Add { alpha: 1.0 };
+const NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+const CAST: Cast = Cast { dtype: DType::F16 };
+const FILL: Fill = Fill { value: 0.0 };
+
+fn ids<const N: usize>(indices: [usize; N]) -> Vec<ValueId> {
+    indices.map(ValueId::new).into()
+}
+
+fn call<const N: usize, const M: usize>(
+    op: impl Into<Op>,
+    operands: [usize; N],
+    results: [usize; M],
+) -> Call {
+    Call::new(op, operands.map(|index| Some(ValueId::new(index))).into(), ids(results))
+}
+
+fn add(operands: [usize; 2], result: usize) -> Call {
+    let [a, b] = operands.map(|index| Some(ValueId::new(index)));
+    Call::new(ADD, vec![a, b, None, None], ids([result]))
+}
+
+fn types<const N: usize>(texts: [&str; N]) -> Vec<Option<OperandType>> {
+    texts.map(operand).into()
+}
+
+fn region_op(region: Region) -> Op {
+    Op::Region(Arc::new(region))
+}
+
+#[test]
+fn add_rms_norm_gives_sum_and_norm() {
+    let op = region_op(well_known::add_rms_norm(ADD, NORM).unwrap());
+    assert_eq!(op.name(), "add_rms_norm");
+    let right = types(["bf16[?t, 64]", "bf16[?t, 64]", "f32[64]"]);
+    assert_eq!(infer(&op, &right).unwrap(), ["bf16[?t, 64]", "bf16[?t, 64]"]);
+    let error = infer(&op, &types(["bf16[?t, 64]", "f16[?t, 64]", "f32[64]"])).unwrap_err();
+    // The deepest op that knows what is wrong is named.
+    assert_eq!((error.op(), error.argument(), error.field_name()), (Some("add"), Some("b"), Some("dtype")));
+    let error = infer(&op, &right[..2]).unwrap_err();
+    assert_eq!((error.op(), error.field_name()), (Some("add_rms_norm"), Some("operands")));
+}
+
+#[rstest]
+#[case(false, &["f16[?t, 64]", "f32[64]", "weight q4_0[96, 64]"])]
+#[case(true, &["f16[?t, 64]", "f32[64]", "weight q4_0[96, 64]", "f32[96]"])]
+fn norm_linear_gives_the_layer(#[case] bias: bool, #[case] operands: &[&str]) {
+    let op = region_op(well_known::norm_linear(NORM, DType::BF16, bias).unwrap());
+    let mut operands: Vec<_> = operands.iter().map(|text| operand(text)).collect();
+    assert_eq!(infer(&op, &operands).unwrap(), ["bf16[?t, 96]"]);
+
+    let maps = op.index_maps(&operands).unwrap();
+    let ranks: Vec<usize> = maps.operands.iter().map(Vec::len).collect();
+    assert_eq!(ranks, [2, 1, 2, 1][..operands.len()]);
+    assert!(maps.dimensions.is_empty() && maps.operands.iter().flatten().all(|axis| *axis == Axis::Gathered));
+
+    operands[2] = operand("weight q4_0[96, 32]");
+    let error = infer(&op, &operands).unwrap_err();
+    assert_eq!(
+        (error.op(), error.argument(), error.field_name()),
+        (Some("linear"), Some("x"), Some("shape[1]"))
+    );
+    assert_eq!(op.index_maps(&operands).unwrap_err(), error);
+}
+
+/// Two regions and a primitive; with `fused` false the same as primitives, made by hand.
+fn program(fused: bool) -> Program {
+    let mut program = ProgramBuilder::new("layer");
+    program.bounded("t");
+    let tensor = |text| match operand(text) {
+        Some(OperandType::Tensor(tensor)) => tensor,
+        _ => panic!(),
+    };
+    let a = program.input("a", tensor("f32[?t, 64]")).unwrap();
+    let b = program.input("b", tensor("f32[?t, 64]")).unwrap();
+    let norm = program.state("norm", tensor("f32[64]")).unwrap();
+    let Some(OperandType::Weight(weight)) = operand("weight f32[96, 64]") else { panic!() };
+    let weight = program.weight("up", dsrun_core::WeightExpr::tensor("up"), weight).unwrap();
+    let (sum, normed) = if fused {
+        let region = region_op(well_known::add_rms_norm(ADD, NORM).unwrap());
+        let results = program.calls(region, [a, b, norm].map(Some)).unwrap();
+        (results[0], results[1])
+    } else {
+        let sum = program.call(ADD, [Some(a), Some(b), None, None]).unwrap();
+        (sum, program.call(NORM, [sum, norm].map(Some)).unwrap())
+    };
+    let scaled = program.call(Add { alpha: 0.5 }, [Some(sum), Some(normed), None, None]).unwrap();
+    let y = if fused {
+        let region = region_op(well_known::norm_linear(NORM, DType::F16, false).unwrap());
+        program.call(region, [scaled, norm, weight].map(Some)).unwrap()
+    } else {
+        let normed = program.call(NORM, [scaled, norm].map(Some)).unwrap();
+        program.call(Linear { dtype: DType::F16 }, [Some(normed), Some(weight), None]).unwrap()
+    };
+    program.finish(&[y, sum]).unwrap()
+}
+
+fn types_of(program: &Program, ids: &[ValueId]) -> Vec<OperandType> {
+    ids.iter().map(|id| program.value(*id).unwrap().value_type.clone()).collect()
+}
+
+#[test]
+fn lowering_gives_the_primitives() {
+    let (fused, primitive) = (program(true), program(false));
+    assert_eq!((fused.nodes.len(), primitive.nodes.len()), (3, 5));
+    let lowered = fused.lower_regions(&mut |_| Ok(false)).unwrap();
+    lowered.validate().unwrap();
+    let ops = |program: &Program| program.nodes.iter().map(|node| node.call.op.clone()).collect::<Vec<_>>();
+    assert_eq!(ops(&lowered), ops(&primitive));
+    for (lowered_node, node) in lowered.nodes.iter().zip(&primitive.nodes) {
+        let found = types_of(&lowered, &lowered_node.call.results);
+        assert_eq!(found, types_of(&primitive, &node.call.results));
+        assert_eq!(lowered_node.call.operands.len(), node.call.operands.len());
+    }
+    // What was a value before keeps its number, so outputs and whoever holds an id still mean the same.
+    assert_eq!(lowered.outputs, fused.outputs);
+    for (value, before) in lowered.values.iter().zip(&fused.values) {
+        assert_eq!(
+            (&value.name, &value.value_type, value.placements),
+            (&before.name, &before.value_type, before.placements)
+        );
+    }
+    assert_eq!(lowered.values.len(), fused.values.len() + 1, "one value is inside a region only");
+    assert_eq!(lowered.to_string().parse::<Program>().unwrap(), lowered);
+}
+
+#[test]
+fn lowering_keeps_what_it_is_told_to() {
+    let fused = program(true);
+    let mut is_norm_linear = |node: &Node| Ok(node.call.op.name() == "norm_linear");
+    let lowered = fused.lower_regions(&mut is_norm_linear).unwrap();
+    let names: Vec<&str> = lowered.nodes.iter().map(|node| node.call.op.name()).collect();
+    assert_eq!(names, ["add", "rms_norm", "add", "norm_linear"]);
+    assert_eq!(fused.lower_regions(&mut |_| Ok(true)).unwrap(), fused);
+    let error = fused.lower_regions(&mut |_| Err(dsrun_core::Error::internal("lost"))).unwrap_err();
+    assert_eq!(error.message(), "lost");
+}
+
+#[test]
+fn what_a_region_is_does_not_depend_on_its_name() {
+    let calls = vec![add([0, 1], 2), call(CAST, [2], [3])];
+    let region = |name: &str| Region::new(name, 2, calls.clone(), ids([3])).unwrap();
+    assert_eq!(region("one"), region("two"));
+    assert_eq!(region("one").encoding(), region("two").encoding());
+    let encoding = "(2) { %2 = add{alpha=1.0}(%0, %1, _, _); %3 = cast{dtype=f16}(%2); return %3 }";
+    assert_eq!(region("one").encoding(), encoding);
+    assert_eq!(region("one").to_string(), format!("region \"one\" {encoding}"));
+}
+
+/// Every pair of different bodies differs, and equality and encoding agree on it.
+#[test]
+fn different_bodies_are_different() {
+    let signed = |alpha: f32| {
+        let calls = vec![Call::new(Add { alpha }, add([0, 1], 2).operands, ids([2]))];
+        Region::new("", 2, calls, ids([2])).unwrap()
+    };
+    let two = |results| Region::new("", 2, vec![add([0, 1], 2), add([0, 2], 3)], results).unwrap();
+    let regions = [
+        signed(1.0),
+        signed(0.0),
+        signed(-0.0),
+        signed(f32::NAN),
+        Region::new("", 2, vec![add([1, 0], 2)], ids([2])).unwrap(),
+        two(ids([2, 3])),
+        two(ids([3, 2])),
+        two(ids([3])),
+    ];
+    for (i, a) in regions.iter().enumerate() {
+        for (j, b) in regions.iter().enumerate() {
+            assert_eq!(a == b, i == j, "{a} and {b}");
+            assert_eq!(a.encoding() == b.encoding(), i == j);
+        }
+    }
+}
+
+#[rstest]
+#[case::empty(2, vec![], vec![0], "needs a body")]
+#[case::no_result(2, vec![add([0, 1], 2)], vec![], "needs a body and a result")]
+#[case::nested(2, vec![Call::new(region_op(well_known::add_rms_norm(ADD, NORM).unwrap()), vec![], vec![])], vec![2],
+    "is a region itself")]
+#[case::before_it_is_there(2, vec![add([0, 3], 2), add([1, 0], 3)], vec![3], "call 0 uses %3 before it is there")]
+#[case::of_itself(2, vec![add([0, 1], 2), add([3, 1], 3)], vec![3], "call 1 uses %3 before it is there")]
+#[case::not_numbered_in_order(2, vec![add([0, 1], 3)], vec![3], "defines %3 where %2 is next")]
+#[case::defined_twice(2, vec![add([0, 1], 2), add([0, 1], 2)], vec![2], "defines %2 where %3 is next")]
+#[case::result_is_an_operand(2, vec![add([0, 1], 2)], vec![1], "result %1 is not made by the body")]
+#[case::result_is_nothing(2, vec![add([0, 1], 2)], vec![3], "result %3 is not made by the body")]
+#[case::result_twice(2, vec![add([0, 1], 2)], vec![2, 2], "result %2 was updated, or stands twice")]
+#[case::unused(3, vec![add([0, 1], 3)], vec![3], "operand %2 is not used")]
+#[case::too_many(257, vec![add([0, 1], 257)], vec![257], "257 operands, at most 256")]
+#[case::absurdly_many(usize::MAX, vec![add([0, 1], 2)], vec![2], "at most 256")]
+#[case::too_few_operands(2, vec![call(ADD, [0, 1], [2])], vec![2], "call 0 has 2 operands and 1 results")]
+#[case::too_many_results(1, vec![call(CAST, [0], [1, 2]), call(CAST, [2], [3])], vec![3], "cast has 1 and 1")]
+#[case::too_few_results(1, vec![call(CAST, [0], []), call(CAST, [0], [1])], vec![1], "1 operands and 0 results")]
+#[case::use_after_update(1, vec![call(FILL, [0], [1]), call(CAST, [0], [2])], vec![1, 2],
+    "call 1 uses %0 after it was updated")]
+#[case::result_was_updated(2, vec![add([0, 1], 2), call(FILL, [2], [3])], vec![2, 3], "result %2 was updated")]
+#[case::update_is_lost(2, vec![call(FILL, [0], [2]), add([1, 2], 3)], vec![3],
+    "operand %0 is updated, but its new value is no result")]
+fn bad_bodies_are_refused(
+    #[case] operands: usize,
+    #[case] calls: Vec<Call>,
+    #[case] results: Vec<usize>,
+    #[case] message: &str,
+) {
+    let results = results.into_iter().map(ValueId::new).collect();
+    let error = Region::new("bad", operands, calls, results).unwrap_err();
+    assert_eq!(error.op(), Some("bad"));
+    assert!(error.message().contains(message), "{error}");
+}
+
+#[test]
+fn an_operand_updated_in_the_body_stands_alone_in_its_call() {
+    let write = call(dsrun_core::op::KvWrite {}, [0, 0, 1, 1, 2], [3, 4]);
+    let error = Region::new("twice", 3, vec![write], ids([3, 4])).unwrap_err();
+    assert!(error.message().contains("updates %0, which is also another operand"), "{error}");
+}
+
+#[test]
+fn updates_are_followed_through_the_body() {
+    // %0 cache, %1 pairs, %2 a, %3 b; the cache is updated twice, the sum is storage of the region's own.
+    let calls = vec![
+        call(PageCopy {}, [0, 1], [4]),
+        add([2, 3], 5),
+        call(PageCopy {}, [4, 1], [6]),
+        call(FILL, [5], [7]),
+    ];
+    let op = region_op(Region::new("chain", 4, calls, ids([7, 6])).unwrap());
+    assert_eq!((op.updates(0), op.updates(1), op.updates(2)), (None, Some(0), None));
+
+    let mut program = ProgramBuilder::new("chain");
+    let mut declare = |name: &str, text| match operand(text) {
+        Some(OperandType::Tensor(tensor)) => program.state(name, tensor).unwrap(),
+        _ => panic!(),
+    };
+    let cache = declare("cache", "f16[4, 2, 8, 4]");
+    let (pairs, a) = (declare("pairs", "i32[3, 2]"), declare("a", "f32[4, 8]"));
+    let results = program.calls(op, [cache, pairs, a, a].map(Some)).unwrap();
+    let fused = program.finish(&results).unwrap();
+    let lowered = fused.lower_regions(&mut |_| Ok(false)).unwrap();
+    assert_eq!(lowered.outputs, results);
+
+    // The region takes the cache over as its body does: neither program may name the old one afterwards.
+    for mut program in [fused, lowered] {
+        program.outputs.push(cache);
+        let error = program.validate().unwrap_err();
+        assert!(error.message().contains("output %0 is not there"), "{error}");
+    }
+}

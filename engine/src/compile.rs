@@ -1,0 +1,256 @@
+//! From a program to calls a device can run: sizes chosen, storage assigned, ops planned and bound.
+//!
+//! A step is compiled once per [`Bucket`] and kept. All buckets share the step's input buffer and its arena, since one
+//! step runs at a time.
+
+mod layout;
+mod plans;
+
+use crate::error::Result;
+use dsrun_core::{
+    DType, Error,
+    device::{BufferSlice, Device, Stream},
+    kernels::{Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight},
+    op::OperandType,
+    program::{Origin, Program, ValueId},
+};
+pub(crate) use layout::Layout;
+pub(crate) use plans::PlanCache;
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+/// The sizes a step is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Bucket {
+    /// Most tokens.
+    pub(crate) tokens: usize,
+    /// Most sequences.
+    pub(crate) sequences: usize,
+    /// Most rows whose logits are wanted.
+    pub(crate) rows: usize,
+}
+
+impl Bucket {
+    /// The bucket for these sizes: each rounded up to a power of two, within the limits.
+    pub(crate) fn fitting(tokens: usize, sequences: usize, rows: usize, limits: Self) -> Self {
+        let up = |size: usize, limit: usize| size.max(1).next_power_of_two().min(limit.max(1));
+        Self {
+            tokens: up(tokens, limits.tokens),
+            sequences: up(sequences, limits.sequences),
+            rows: up(rows, limits.rows),
+        }
+    }
+}
+
+/// Sizes that hold for as long as the engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FixedSizes {
+    /// Rows of the request table.
+    pub(crate) requests: usize,
+    /// Pages a request can have.
+    pub(crate) blocks: usize,
+    /// Pages of the KV cache.
+    pub(crate) pages: usize,
+    /// Tokens that end a request.
+    pub(crate) stop_ids: usize,
+}
+
+/// All sizes of a bucket by name.
+pub(crate) fn sizes(bucket: Bucket, fixed: FixedSizes) -> impl Fn(&str) -> Option<usize> {
+    move |name| match name {
+        "tokens" => Some(bucket.tokens),
+        "sequences" => Some(bucket.sequences),
+        "rows" => Some(bucket.rows),
+        "requests" => Some(fixed.requests),
+        "blocks" => Some(fixed.blocks),
+        "pages" => Some(fixed.pages),
+        "stop_ids" => Some(fixed.stop_ids),
+        _ => None,
+    }
+}
+
+/// Weights and states on the device, by their value in the program.
+#[derive(Debug, Default)]
+pub(crate) struct Resident {
+    /// Plain tensors: states, and weights that are vectors.
+    pub(crate) tensors: HashMap<ValueId, BufferSlice>,
+    /// Packed weights.
+    pub(crate) weights: HashMap<ValueId, Arc<dyn PackedWeight>>,
+}
+
+/// Memory that all buckets share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    /// The step's inputs, uploaded in one piece.
+    pub(crate) inputs: BufferSlice,
+    /// Intermediate results and outputs.
+    pub(crate) arena: BufferSlice,
+    /// Scratch memory of ops.
+    pub(crate) workspace: BufferSlice,
+}
+
+/// A step ready to run.
+#[derive(Debug)]
+pub(crate) struct CompiledStep {
+    segments: Vec<(String, Vec<Box<dyn BoundCall>>)>,
+    inputs: HashMap<String, Range<usize>>,
+    input_bytes: usize,
+    outputs: HashMap<String, BufferSlice>,
+}
+
+/// The name under which the extents stand among the inputs.
+pub(crate) const EXTENTS: &str = "extents";
+
+impl CompiledStep {
+    /// Plans and binds every call of `program`, whose storage is `layout`.
+    ///
+    /// # Errors
+    /// If the device refuses a call.
+    pub(crate) fn new(
+        program: &Program,
+        layout: &Layout,
+        device: &dyn Device,
+        plans: &mut PlanCache,
+        resident: &Resident,
+        shared: &Shared,
+    ) -> Result<Self> {
+        let storage = Storage { program, layout, resident, shared };
+        let mut segments: Vec<_> =
+            program.segments.iter().map(|segment| (segment.name.clone(), Vec::new())).collect();
+        for (node, desc) in program.nodes.iter().zip(&layout.calls) {
+            let plan = plans.plan(device, desc)?;
+            let arguments = Arguments {
+                operands: (node.call.operands.iter())
+                    .map(|id| id.map(|id| storage.argument(id)).transpose())
+                    .collect::<Result<_>>()?,
+                results: node.call.results.iter().map(|id| storage.binding(*id)).collect::<Result<_>>()?,
+                workspace: Some(shared.workspace.clone()),
+            };
+            segments[node.segment].1.push(plan.bind(&arguments)?);
+        }
+        let mut outputs = HashMap::new();
+        for (name, id) in &layout.outputs {
+            outputs.insert(name.clone(), storage.binding(*id)?.slice);
+        }
+        Ok(Self { segments, inputs: layout.inputs.clone(), input_bytes: layout.input_bytes, outputs })
+    }
+
+    /// Bytes of the inputs' staging memory.
+    pub(crate) fn input_bytes(&self) -> usize {
+        self.input_bytes
+    }
+
+    /// Where an input stands in the staging memory.
+    pub(crate) fn input(&self, name: &str) -> Result<Range<usize>> {
+        let range = self.inputs.get(name).cloned();
+        Ok(range.ok_or_else(|| Error::internal(format!("the program has no input `{name}`")))?)
+    }
+
+    /// Where an output is after the step.
+    pub(crate) fn output(&self, name: &str) -> Result<&BufferSlice> {
+        let slice = self.outputs.get(name);
+        Ok(slice.ok_or_else(|| Error::internal(format!("the program has no output `{name}`")))?)
+    }
+
+    /// Calls in all.
+    pub(crate) fn calls(&self) -> usize {
+        self.segments.iter().map(|(_, calls)| calls.len()).sum()
+    }
+
+    /// Enqueues a segment.
+    pub(crate) fn enqueue(&self, segment: &str, stream: &mut dyn Stream) -> Result<()> {
+        for (_, calls) in self.segments.iter().filter(|(name, _)| name == segment) {
+            calls.iter().try_for_each(|call| call.enqueue(stream))?;
+        }
+        Ok(())
+    }
+}
+
+/// Finds the storage of a program's values.
+struct Storage<'a> {
+    program: &'a Program,
+    layout: &'a Layout,
+    resident: &'a Resident,
+    shared: &'a Shared,
+}
+
+impl Storage<'_> {
+    fn argument(&self, id: ValueId) -> Result<Argument> {
+        if let OperandType::Weight(_) = self.program.value(id)?.value_type {
+            let weight = self.resident.weights.get(&id);
+            return Ok(Argument::Weight(weight.ok_or_else(|| not_resident(self.program, id))?.clone()));
+        }
+        self.binding(id).map(Argument::Tensor)
+    }
+
+    fn binding(&self, id: ValueId) -> Result<Binding> {
+        let root = self.layout.root(id);
+        let value = self.program.value(root)?;
+        let slice = match value.origin {
+            Origin::Input => {
+                let range = self.layout.inputs.get(&value.name).cloned();
+                let range = range.ok_or_else(|| not_resident(self.program, root))?;
+                self.shared.inputs.slice(range.start, range.len())?
+            }
+            Origin::State | Origin::Weight(_) => {
+                self.resident.tensors.get(&root).ok_or_else(|| not_resident(self.program, root))?.clone()
+            }
+            Origin::Node(_) => {
+                let range = self.layout.arena.get(&root).ok_or_else(|| not_resident(self.program, root))?;
+                self.shared.arena.slice(range.start, range.len())?
+            }
+        };
+        Ok(Binding { slice, extent: self.extent(id)? })
+    }
+
+    /// The device's count of real rows of a value, if its first dimension is bounded.
+    fn extent(&self, id: ValueId) -> Result<Option<BufferSlice>> {
+        let Some(index) = self.layout.extent_index(self.program, id)? else { return Ok(None) };
+        let extents = self.layout.inputs.get(EXTENTS).ok_or_else(|| not_resident(self.program, id))?;
+        Ok(Some(self.shared.inputs.slice(extents.start + index * DType::I32.bytes(), DType::I32.bytes())?))
+    }
+}
+
+fn not_resident(program: &Program, id: ValueId) -> Error {
+    let name = program.value(id).map(|value| value.name.clone()).unwrap_or_default();
+    Error::internal(format!("{id} {name} has no storage"))
+}
+
+/// For each region of a program, in order: whether the device has a kernel for it.
+pub(crate) fn natives(
+    program: &Program,
+    device: &dyn Device,
+    sizes: &dyn Fn(&str) -> Option<usize>,
+) -> Result<Vec<bool>> {
+    let calls = describe(program, sizes)?;
+    let regions = calls.iter().filter(|call| matches!(call.op, dsrun_core::op::Op::Region(_)));
+    regions.map(|call| Ok(device.kernels().query(call)?.native)).collect()
+}
+
+/// The descriptions of every call of a program, for the sizes of a bucket.
+fn describe(program: &Program, sizes: &dyn Fn(&str) -> Option<usize>) -> Result<Vec<CallDesc>> {
+    let tensor = |id: ValueId| -> Result<_> {
+        let value = program.value(id)?;
+        let tensor = value.tensor_type().ok_or_else(|| Error::internal(format!("{id} is no tensor")))?;
+        let desc = dsrun_core::TensorDesc::dense(tensor.dtype, &tensor.resolve(sizes)?);
+        let bounded = matches!(tensor.shape.first(), Some(dsrun_core::Size::Bounded(_)));
+        Ok(if bounded { desc.with_extent() } else { desc })
+    };
+    let operand = |id: ValueId| -> Result<OperandDesc> {
+        Ok(match &program.value(id)?.value_type {
+            OperandType::Weight(weight) => OperandDesc::Weight(weight.clone()),
+            OperandType::Tensor(_) => OperandDesc::Tensor(tensor(id)?),
+        })
+    };
+    let mut calls = Vec::with_capacity(program.nodes.len());
+    for node in &program.nodes {
+        calls.push(CallDesc {
+            op: node.call.op.clone(),
+            operands: (node.call.operands.iter())
+                .map(|id| id.map(operand).transpose())
+                .collect::<Result<_>>()?,
+            results: node.call.results.iter().map(|id| tensor(*id)).collect::<Result<_>>()?,
+            comm: None,
+        });
+    }
+    Ok(calls)
+}

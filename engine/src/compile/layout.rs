@@ -1,0 +1,153 @@
+//! Where every value of a step is kept: inputs side by side, intermediate results in an arena by their lifetimes.
+
+use super::{EXTENTS, describe};
+use crate::error::Result;
+use dsrun_core::{
+    DType, Error,
+    device::Device,
+    kernels::CallDesc,
+    op::OperandType,
+    program::{Origin, Program, ValueId},
+};
+use dsrun_models::step::OUTPUTS;
+use std::{collections::HashMap, ops::Range};
+
+/// The storage plan of a program for one bucket. Making one allocates nothing on the device.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    /// What each node is planned as.
+    pub(super) calls: Vec<CallDesc>,
+    /// Inputs by name, and the extents, as ranges of the input buffer.
+    pub(super) inputs: HashMap<String, Range<usize>>,
+    /// Bytes of the input buffer.
+    pub(crate) input_bytes: usize,
+    /// Results in the arena, by the value that owns the storage.
+    pub(super) arena: HashMap<ValueId, Range<usize>>,
+    /// Bytes of the arena.
+    pub(crate) arena_bytes: usize,
+    /// Scratch memory of the neediest op.
+    pub(crate) workspace_bytes: usize,
+    /// What the host reads afterwards, by name.
+    pub(super) outputs: Vec<(String, ValueId)>,
+    /// For each value, the value whose storage it has: itself, or the one it updates.
+    roots: Vec<ValueId>,
+}
+
+impl Layout {
+    /// Plans the storage of `program`.
+    ///
+    /// # Errors
+    /// If a size has no value, or the device does not run a call.
+    pub(crate) fn new(
+        program: &Program,
+        device: &dyn Device,
+        sizes: &dyn Fn(&str) -> Option<usize>,
+    ) -> Result<Self> {
+        let alignment = device.properties().alignment.max(4);
+        let calls = describe(program, sizes)?;
+        let mut workspace_bytes = 0;
+        for call in &calls {
+            let support = device.kernels().query(call)?;
+            if !support.native {
+                return Err(Error::unsupported(support.reason).in_op(call.op.name()).into());
+            }
+            workspace_bytes = workspace_bytes.max(support.workspace_bytes);
+        }
+        let roots = roots(program);
+        let (inputs, input_bytes) = place_inputs(program, sizes, alignment)?;
+        let (arena, arena_bytes) = place_results(program, &calls, &roots, alignment)?;
+        let outputs = OUTPUTS.iter().zip(&program.outputs).map(|(name, id)| ((*name).to_owned(), *id)).collect();
+        Ok(Self { calls, inputs, input_bytes, arena, arena_bytes, workspace_bytes, outputs, roots })
+    }
+
+    /// The value whose storage this one has.
+    pub(super) fn root(&self, id: ValueId) -> ValueId {
+        self.roots.get(id.index()).copied().unwrap_or(id)
+    }
+
+    /// Which extent bounds the first dimension of a value.
+    pub(super) fn extent_index(&self, program: &Program, id: ValueId) -> Result<Option<usize>> {
+        let OperandType::Tensor(tensor) = &program.value(id)?.value_type else { return Ok(None) };
+        let Some(dsrun_core::Size::Bounded(name)) = tensor.shape.first() else { return Ok(None) };
+        Ok(program.extents.iter().position(|extent| extent == name))
+    }
+}
+
+/// Follows updates back to the value that owns the storage.
+fn roots(program: &Program) -> Vec<ValueId> {
+    let mut roots: Vec<ValueId> = (0..program.values.len()).map(ValueId::new).collect();
+    for node in &program.nodes {
+        for (index, result) in node.call.results.iter().enumerate() {
+            let operand = node.call.op.updates(index).and_then(|operand| *node.call.operands.get(operand)?);
+            if let Some(operand) = operand {
+                roots[result.index()] = roots[operand.index()];
+            }
+        }
+    }
+    roots
+}
+
+/// Extents and inputs, one behind the other, so that one upload brings them all.
+fn place_inputs(
+    program: &Program,
+    sizes: &dyn Fn(&str) -> Option<usize>,
+    alignment: usize,
+) -> Result<(HashMap<String, Range<usize>>, usize)> {
+    let mut inputs = HashMap::new();
+    let mut end = program.extents.len() * DType::I32.bytes();
+    inputs.insert(EXTENTS.to_owned(), 0..end);
+    for (_, value) in program.values_from(|origin| *origin == Origin::Input) {
+        let Some(tensor) = value.tensor_type() else { continue };
+        let bytes = tensor.resolve(sizes)?.iter().product::<usize>() * tensor.dtype.bytes();
+        let start = end.next_multiple_of(alignment);
+        end = start + bytes;
+        inputs.insert(value.name.clone(), start..end);
+    }
+    Ok((inputs, end))
+}
+
+/// Places results first-fit by their lifetimes: a result may take the place of another that no later call uses.
+fn place_results(
+    program: &Program,
+    calls: &[CallDesc],
+    roots: &[ValueId],
+    alignment: usize,
+) -> Result<(HashMap<ValueId, Range<usize>>, usize)> {
+    let mut last_use: HashMap<ValueId, usize> = HashMap::new();
+    for (index, node) in program.nodes.iter().enumerate() {
+        let used = node.call.operands.iter().flatten().chain(&node.call.results);
+        for id in used {
+            last_use.insert(roots[id.index()], index);
+        }
+    }
+    for output in &program.outputs {
+        last_use.insert(roots[output.index()], usize::MAX);
+    }
+    let mut placed: HashMap<ValueId, Range<usize>> = HashMap::new();
+    let mut live: Vec<(Range<usize>, usize)> = Vec::new();
+    let mut end = 0;
+    for (index, (node, call)) in program.nodes.iter().zip(calls).enumerate() {
+        live.retain(|(_, last)| *last >= index);
+        for (result, desc) in node.call.results.iter().zip(&call.results) {
+            let root = roots[result.index()];
+            if root != *result {
+                continue;
+            }
+            // Even an empty result gets a byte of its own, so that no two results share storage.
+            let bytes = desc.bytes()?.max(1).next_multiple_of(alignment);
+            live.sort_by_key(|(range, _)| range.start);
+            let mut start = 0;
+            for (range, _) in &live {
+                if start + bytes <= range.start {
+                    break;
+                }
+                start = start.max(range.end);
+            }
+            let range = start..start + bytes;
+            end = end.max(range.end);
+            live.push((range.clone(), last_use.get(&root).copied().unwrap_or(index)));
+            placed.insert(root, range);
+        }
+    }
+    Ok((placed, end))
+}

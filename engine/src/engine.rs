@@ -1,0 +1,459 @@
+//! The engine: takes requests, runs steps, gives tokens.
+
+use crate::{
+    blocks::PageAllocator,
+    compile::{Bucket, CompiledStep, EXTENTS, Layout, PlanCache, Resident, Shared, sizes},
+    error::{EngineError, Result},
+    load::{EnginePlan, allocate_shared},
+    memory::MemoryPlan,
+    sampling::SamplingOptions,
+    schedule::{Part, Sequence, Waiting, admit, next_step},
+};
+use dsrun_core::{
+    Error,
+    device::{BufferSlice, Device, Stream},
+    program::{Program, ValueId},
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+/// How long a step may take before the device counts as hung.
+const STEP_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Rows of logits that are scored at a time.
+const SCORE_ROWS: usize = 16;
+
+/// What is asked of the engine: a prompt and how to continue it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// The prompt's tokens; at least one.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: SamplingOptions,
+    /// The most tokens to generate; what fits into the context if absent.
+    pub max_tokens: Option<usize>,
+}
+
+/// A request's number. Numbers are not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(u64);
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its answer, or a stop string came.
+    Stop,
+    /// The limit on tokens, or the context, was reached.
+    Length,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// A token of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenEvent {
+    /// Whose it is.
+    pub request: RequestId,
+    /// The token.
+    pub token: u32,
+    /// The natural logarithm of its probability, after penalties and before temperature and filters.
+    pub log_probability: f32,
+    /// Set on a request's last token.
+    pub finish: Option<FinishReason>,
+}
+
+/// A request that runs.
+#[derive(Debug)]
+struct Running {
+    id: RequestId,
+    generated: usize,
+    limit: usize,
+}
+
+/// Runs a model on a device.
+#[derive(Debug)]
+pub struct Engine {
+    // Dropped first: bound calls hold buffers and weights.
+    steps: HashMap<Bucket, CompiledStep>,
+    plans: PlanCache,
+    stream: Box<dyn Stream>,
+    resident: Resident,
+    shared: Shared,
+    device: Arc<dyn Device>,
+    plan: EnginePlan,
+    states: HashMap<String, BufferSlice>,
+    staging: Vec<u8>,
+    pages: PageAllocator,
+    free_slots: Vec<usize>,
+    waiting: VecDeque<Waiting<(RequestId, Request)>>,
+    running: Vec<Running>,
+    /// In step with `running`.
+    sequences: Vec<Sequence>,
+    stop_ids: Vec<u32>,
+    vocabulary: usize,
+    next_id: u64,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        plan: EnginePlan,
+        device: Arc<dyn Device>,
+        stream: Box<dyn Stream>,
+        resident: Resident,
+        shared: Shared,
+        stop_ids: Vec<u32>,
+        vocabulary: usize,
+    ) -> Result<Self> {
+        let state = |(id, name): (ValueId, &String)| Some((name.clone(), resident.tensors.get(&id)?.clone()));
+        let named = plan.program.values_from(|_| true).map(|(id, value)| (id, &value.name));
+        let states = named.filter_map(state).collect();
+        let mut engine = Self {
+            steps: HashMap::new(),
+            plans: PlanCache::default(),
+            pages: PageAllocator::new(plan.fixed.pages),
+            free_slots: (0..plan.fixed.requests).rev().collect(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            sequences: Vec::new(),
+            staging: Vec::new(),
+            next_id: 0,
+            stream,
+            resident,
+            shared,
+            device,
+            plan,
+            states,
+            stop_ids,
+            vocabulary,
+        };
+        let stop_ids: Vec<i32> =
+            if engine.stop_ids.is_empty() { vec![-1] } else { as_i32(&engine.stop_ids).collect() };
+        engine.upload("stop_ids", 0, &stop_ids)?;
+        Ok(engine)
+    }
+
+    /// What was allocated.
+    pub fn memory(&self) -> &MemoryPlan {
+        self.plan.memory()
+    }
+
+    /// The program that runs, after all passes.
+    pub fn program(&self) -> &Program {
+        &self.plan.program
+    }
+
+    /// Tokens a request may have, prompt and answer together.
+    pub fn context(&self) -> usize {
+        self.plan.context
+    }
+
+    /// The device it runs on.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Tokens that end an answer.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Pages of the KV cache in use.
+    pub fn pages_in_use(&self) -> usize {
+        self.pages.total() - self.pages.free()
+    }
+
+    /// Takes a request. It runs as soon as a place in the request table and its pages are free.
+    ///
+    /// # Errors
+    /// If the prompt is empty, has tokens the model does not have, or can never fit; if a sampling option is out of range.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId> {
+        request.sampling.validate()?;
+        let prompt = request.prompt.len();
+        self.check_prompt(&request.prompt)?;
+        if request.max_tokens == Some(0) {
+            return Err(EngineError::option("max-tokens", 0, "must be at least 1"));
+        }
+        let block = self.plan.options.block_size;
+        // The last token generated is never fed back, so it needs no slot.
+        let tokens = (prompt + self.limit(&request) - 1).max(prompt);
+        let pages = tokens.div_ceil(block);
+        if pages > self.pages.total() {
+            let rule = format!("this request alone needs {} tokens of KV cache", pages * block);
+            return Err(EngineError::option("kv-tokens", self.pages.total() * block, rule));
+        }
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        self.waiting.push_back(Waiting { pages, item: (id, request) });
+        Ok(id)
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
+        if prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if prompt.len() > self.plan.context {
+            return Err(EngineError::PromptTooLong { tokens: prompt.len(), context: self.plan.context });
+        }
+        match prompt.iter().find(|token| **token as usize >= self.vocabulary) {
+            Some(token) => Err(EngineError::NoSuchToken { token: *token, vocabulary: self.vocabulary }),
+            None => Ok(()),
+        }
+    }
+
+    /// The most tokens a request may generate: the token after a full context can still be sampled.
+    fn limit(&self, request: &Request) -> usize {
+        let room = self.plan.context - request.prompt.len() + 1;
+        request.max_tokens.unwrap_or(usize::MAX).min(room)
+    }
+
+    /// Ends a request. Its pages are free at once.
+    pub fn cancel(&mut self, id: RequestId) {
+        self.waiting.retain(|waiting| waiting.item.0 != id);
+        if let Some(index) = self.running.iter().position(|running| running.id == id) {
+            self.release(index);
+        }
+    }
+
+    fn release(&mut self, index: usize) {
+        self.running.remove(index);
+        let sequence = self.sequences.remove(index);
+        self.pages.give(sequence.pages);
+        self.free_slots.push(sequence.slot);
+    }
+
+    /// Runs one step: one token of every request that generates, and chunks of the prompts of the others.
+    ///
+    /// # Errors
+    /// If the device failed. The requests of the step are lost then.
+    pub fn step(&mut self) -> Result<Vec<TokenEvent>> {
+        while let Some(((id, request), slot, pages)) =
+            admit(&mut self.waiting, &mut self.free_slots, &mut self.pages)
+        {
+            let limit = self.limit(&request);
+            self.start(slot, &pages, &request.sampling)?;
+            self.running.push(Running { id, generated: 0, limit });
+            let prompt = as_i32(&request.prompt).collect();
+            self.sequences.push(Sequence { slot, prompt, processed: 0, pages });
+        }
+        let parts = next_step(&mut self.sequences, self.plan.limits.tokens);
+        if parts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let samples: Vec<usize> = parts.iter().filter(|part| part.samples).map(|part| part.sequence).collect();
+        let bucket = self.run(&parts)?;
+        if samples.is_empty() {
+            return Ok(Vec::new());
+        }
+        let step = &self.steps[&bucket];
+        step.enqueue("sample", &mut *self.stream)?;
+        let ids = download(&mut *self.stream, step.output("ids")?, samples.len())?;
+        let log_probabilities =
+            download(&mut *self.stream, step.output("log_probability")?, samples.len())?;
+        let mut events = Vec::new();
+        for ((sequence, id), log_probability) in samples.into_iter().zip(ids).zip(log_probabilities) {
+            let running = &mut self.running[sequence];
+            running.generated += 1;
+            let token = u32::try_from(i32::from_le_bytes(id)).map_err(|_| {
+                Error::internal("no token is left to sample: the model's logits are not numbers")
+            })?;
+            let finish = if self.stop_ids.contains(&token) {
+                Some(FinishReason::Stop)
+            } else {
+                (running.generated >= running.limit).then_some(FinishReason::Length)
+            };
+            let log_probability = f32::from_le_bytes(log_probability);
+            events.push(TokenEvent { request: running.id, token, log_probability, finish });
+        }
+        for event in events.iter().filter(|event| event.finish.is_some()) {
+            self.cancel(event.request);
+        }
+        Ok(events)
+    }
+
+    /// The logits after each token of a sequence, given those before it: `each(position, logits)` is called in order.
+    ///
+    /// # Errors
+    /// As [`Self::submit`] for the tokens; if requests are running; if the device failed.
+    pub fn score(&mut self, tokens: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        self.check_prompt(tokens)?;
+        if !self.is_idle() {
+            return Err(Error::new(dsrun_core::Code::FailedPrecondition, "requests are running").into());
+        }
+        let pages = tokens.len().div_ceil(self.plan.options.block_size);
+        let pages = self.pages.take(pages).ok_or(EngineError::PromptTooLong {
+            tokens: tokens.len(),
+            context: self.pages.total() * self.plan.options.block_size,
+        })?;
+        let scored = self.score_in(&pages, tokens, each);
+        self.pages.give(pages);
+        self.sequences.clear();
+        scored
+    }
+
+    fn score_in(
+        &mut self,
+        pages: &[i32],
+        tokens: &[u32],
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        self.start(0, pages, &SamplingOptions::default())?;
+        let prompt: Vec<i32> = as_i32(tokens).collect();
+        self.sequences = vec![Sequence { slot: 0, prompt, processed: 0, pages: Vec::new() }];
+        let chunk = SCORE_ROWS.min(self.plan.limits.tokens);
+        for start in (0..tokens.len()).step_by(chunk) {
+            let count = chunk.min(tokens.len() - start);
+            let part = Part { sequence: 0, tokens: count, from: Some(start), samples: false };
+            let rows: Vec<(i32, i32)> = (0..count as i32).map(|row| (row, -1)).collect();
+            let bucket = self.run_rows(&[part], &rows)?;
+            let logits = self.steps[&bucket].output("logits")?;
+            let logits = download::<4>(&mut *self.stream, logits, count * self.vocabulary)?;
+            let logits: Vec<f32> = logits.into_iter().map(f32::from_le_bytes).collect();
+            for (row, logits) in logits.chunks_exact(self.vocabulary).enumerate() {
+                each(start + row, logits);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets up a request's row of the request table.
+    fn start(&mut self, slot: usize, pages: &[i32], sampling: &SamplingOptions) -> Result<()> {
+        let blocks = self.plan.fixed.blocks;
+        let mut table = vec![-1; blocks];
+        table.iter_mut().zip(pages).for_each(|(entry, page)| *entry = *page);
+        self.upload("block_table", slot * blocks, &table)?;
+        self.upload("length", slot, &[0])?;
+        self.upload("finished", slot, &[0])?;
+        let row = sampling.row();
+        self.upload("parameters", slot * row.len(), &row)?;
+        self.upload("seeds", slot * 2, &sampling.seed_row())?;
+        let counts = self.state("counts")?;
+        let row_bytes = self.vocabulary * 4;
+        self.stream.fill(&counts.slice(slot * row_bytes, row_bytes)?, 0)?;
+        Ok(())
+    }
+
+    fn state(&self, name: &str) -> Result<BufferSlice> {
+        let state = self.states.get(name).cloned();
+        Ok(state.ok_or_else(|| Error::internal(format!("the program has no state `{name}`")))?)
+    }
+
+    /// Writes elements of a state, from element `start` on.
+    fn upload<T: bytemuck::NoUninit>(&mut self, name: &str, start: usize, elements: &[T]) -> Result<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(elements);
+        let slice = self.state(name)?.slice(start * size_of::<T>(), bytes.len())?;
+        Ok(self.stream.upload(bytes, &slice)?)
+    }
+
+    /// Enqueues the forward pass of a step; wanted rows are the last of each part that samples.
+    fn run(&mut self, parts: &[Part]) -> Result<Bucket> {
+        let mut end = 0;
+        let mut rows = Vec::new();
+        for part in parts {
+            end += part.tokens as i32;
+            if part.samples {
+                rows.push((end - 1, self.sequences[part.sequence].slot as i32));
+            }
+        }
+        self.run_rows(parts, &rows)
+    }
+
+    /// Enqueues the forward pass of a step. `rows` are the wanted rows and the requests they are sampled for, -1 for none.
+    fn run_rows(&mut self, parts: &[Part], rows: &[(i32, i32)]) -> Result<Bucket> {
+        let tokens: usize = parts.iter().map(|part| part.tokens).sum();
+        let limits = Bucket { rows: self.plan.limits.rows.max(rows.len()), ..self.plan.limits };
+        let bucket = Bucket::fitting(tokens, parts.len(), rows.len(), limits);
+        self.compile(bucket)?;
+        let step = self.steps.get(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
+
+        self.staging.clear();
+        self.staging.resize(step.input_bytes(), 0xFF); // -1 everywhere
+        let extents: Vec<i32> = (self.plan.program.extents.iter())
+            .map(|name| match &**name {
+                "tokens" => tokens as i32,
+                "sequences" => parts.len() as i32,
+                "rows" => rows.len() as i32,
+                _ => 0,
+            })
+            .collect();
+        let mut ids = Vec::with_capacity(tokens);
+        let mut columns = [Vec::new(), Vec::new(), Vec::new()];
+        for part in parts {
+            let sequence = &self.sequences[part.sequence];
+            let source = part.from.map_or(-1, |_| ids.len() as i32);
+            if let Some(from) = part.from {
+                ids.extend_from_slice(&sequence.prompt[from..from + part.tokens]);
+            }
+            columns[0].push(sequence.slot as i32);
+            columns[1].push(part.tokens as i32);
+            columns[2].push(source);
+        }
+        let [requests, lengths, sources] = columns;
+        let (row_indices, row_requests): (Vec<i32>, Vec<i32>) = rows.iter().copied().unzip();
+        for (name, values) in [
+            (EXTENTS, &extents),
+            ("step_request", &requests),
+            ("step_length", &lengths),
+            ("step_source", &sources),
+            ("prompt_ids", &ids),
+            ("rows", &row_indices),
+            ("row_request", &row_requests),
+        ] {
+            let range = step.input(name)?;
+            let bytes: &[u8] = bytemuck::cast_slice(values);
+            let place = self.staging.get_mut(range).and_then(|place| place.get_mut(..bytes.len()));
+            place.ok_or_else(|| Error::internal(format!("{name} does not fit its input")))?.copy_from_slice(bytes);
+        }
+        self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
+        step.enqueue("forward", &mut *self.stream)?;
+        Ok(bucket)
+    }
+
+    /// Makes sure a bucket is compiled, and that the shared memory is large enough for it.
+    fn compile(&mut self, bucket: Bucket) -> Result<()> {
+        if self.steps.contains_key(&bucket) {
+            return Ok(());
+        }
+        let sizes = sizes(bucket, self.plan.fixed);
+        let layout = Layout::new(&self.plan.program, &*self.device, &sizes)?;
+        let fits = layout.input_bytes <= self.shared.inputs.bytes
+            && layout.arena_bytes <= self.shared.arena.bytes
+            && layout.workspace_bytes <= self.shared.workspace.bytes;
+        if !fits {
+            // Steps are bound to the memory they share, so they go with it.
+            self.steps.clear();
+            self.shared = allocate_shared(&*self.device, &layout)?;
+        }
+        let step = CompiledStep::new(
+            &self.plan.program,
+            &layout,
+            &*self.device,
+            &mut self.plans,
+            &self.resident,
+            &self.shared,
+        )?;
+        tracing::debug!(?bucket, calls = step.calls(), plans = self.plans.len(), "compiled a step");
+        self.steps.insert(bucket, step);
+        Ok(())
+    }
+}
+
+fn as_i32(tokens: &[u32]) -> impl Iterator<Item = i32> + '_ {
+    // Tokens were checked against the vocabulary, which is far below `i32::MAX`.
+    tokens.iter().map(|token| *token as i32)
+}
+
+/// The first `count` elements of an output.
+fn download<const N: usize>(stream: &mut dyn Stream, output: &BufferSlice, count: usize) -> Result<Vec<[u8; N]>> {
+    let mut bytes = vec![0; count * N];
+    stream.download(&output.slice(0, bytes.len())?, &mut bytes, "the results of a step", STEP_TIMEOUT)?;
+    Ok(bytes.as_chunks::<N>().0.to_vec())
+}

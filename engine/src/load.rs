@@ -1,0 +1,294 @@
+//! Planning an engine and loading it: everything is counted before anything is allocated.
+
+use crate::{
+    Engine,
+    compile::{Bucket, FixedSizes, Layout, Resident, Shared, sizes},
+    error::{EngineError, Result},
+    memory::MemoryPlan,
+    options::EngineOptions,
+    passes::size_work_lists,
+};
+use dsrun_core::{
+    DType, Error, WeightFormat, WeightType,
+    device::{BufferSlice, Device, MemoryKind, Stream},
+    kernels::{WeightDesc, WeightUse},
+    op::OperandType,
+    program::{Origin, Program, Value, ValueId},
+};
+use dsrun_models::{
+    model::Model,
+    step::{ProgramOptions, Storage},
+    weights::{ExprReader, TensorSource},
+};
+use std::{sync::Arc, time::Duration};
+
+/// How long the device may take to take in the weights.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// An engine that is planned but not loaded: its program and its memory.
+#[derive(Debug)]
+pub struct EnginePlan {
+    pub(crate) program: Program,
+    pub(crate) options: EngineOptions,
+    pub(crate) context: usize,
+    pub(crate) fixed: FixedSizes,
+    pub(crate) limits: Bucket,
+    layout: Layout,
+    memory: MemoryPlan,
+}
+
+/// What a step of generation reads from memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepTraffic {
+    /// Bytes of weights, read once per step whatever the batch.
+    pub weights: u64,
+    /// Bytes of KV cache read per token of a request's context.
+    pub kv_per_token: u64,
+}
+
+impl EnginePlan {
+    /// Plans an engine for a model on a device. Allocates nothing.
+    ///
+    /// # Errors
+    /// If an option is out of range, or the device does not run one of the model's ops.
+    pub fn new(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Self> {
+        options.validate()?;
+        let context = options.context(model.config().context)?;
+        let blocks = context.div_ceil(options.block_size);
+        let kv_tokens = options.kv_tokens.unwrap_or(context.saturating_mul(options.max_requests));
+        if kv_tokens < options.block_size {
+            let rule = format!("must hold at least one page of {}", options.block_size);
+            return Err(EngineError::option("kv-tokens", kv_tokens, rule));
+        }
+        let pages = if options.kv_tokens.is_some() {
+            kv_tokens / options.block_size
+        } else {
+            blocks.saturating_mul(options.max_requests)
+        };
+        // The device names the type it likes best first.
+        let preferred = device.properties().dtypes.first().copied().unwrap_or(DType::F32);
+        let activation = options.precision.dtype().unwrap_or(preferred);
+        let mut program = model.program(&ProgramOptions {
+            activation,
+            storage: options.precision.dtype().map_or(Storage::Keep, Storage::Cast),
+            cache: activation,
+            block_size: options.block_size as u32,
+        })?;
+        let fixed = FixedSizes {
+            requests: options.max_requests,
+            blocks,
+            pages,
+            stop_ids: if options.ignore_end { 1 } else { model.eos().len().max(1) },
+        };
+        let limits =
+            Bucket { tokens: options.step_tokens, sequences: options.max_requests, rows: options.max_requests };
+        let sizes = sizes(limits, fixed);
+        size_work_lists(&mut program, device, &sizes)?;
+        lower_what_is_not_native(&mut program, device, &sizes)?;
+        let layout = Layout::new(&program, device, &sizes)?;
+        let memory = plan_memory(&program, device, &layout, fixed, options)?;
+        Ok(Self { program, options: options.clone(), context, fixed, limits, layout, memory })
+    }
+
+    /// What will be allocated.
+    pub fn memory(&self) -> &MemoryPlan {
+        &self.memory
+    }
+
+    /// The program that will run, after all passes.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Tokens a request may have, prompt and answer together.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// What a step of generation has to read: every matrix a product uses, and the caches. An embedding that is only
+    /// looked up, vectors and activations are left out as too small to matter.
+    ///
+    /// # Errors
+    /// If the device cannot say how large it keeps a weight.
+    pub fn step_traffic(&self, device: &dyn Device) -> Result<StepTraffic> {
+        let mut traffic = StepTraffic { weights: 0, kv_per_token: 0 };
+        for (id, value) in self.program.values_from(|origin| *origin != Origin::Input) {
+            match (&value.origin, &value.value_type) {
+                (Origin::Weight(_), OperandType::Weight(weight)) => {
+                    let desc = weight_desc(&self.program, id, weight, self.limits);
+                    if desc.uses.iter().any(|weight_use| weight_use.op != "embed") {
+                        traffic.weights += device.kernels().prepack_query(&desc)?.bytes as u64;
+                    }
+                }
+                (Origin::State, _) if is_cache(value) => {
+                    let slots = self.fixed.pages * self.options.block_size;
+                    let bytes = state_bytes(value, self.limits, self.fixed)?;
+                    traffic.kv_per_token += (bytes / slots.max(1)) as u64;
+                }
+                _ => {}
+            }
+        }
+        Ok(traffic)
+    }
+
+    /// Allocates what was planned and brings the weights to the device. `progress` is told the bytes of weights that are
+    /// loaded, and how many there are.
+    ///
+    /// # Errors
+    /// [`EngineError::DoesNotFit`] if there is too little memory; those of reading the model and of the device.
+    pub fn load(
+        self,
+        model: &Model,
+        device: Arc<dyn Device>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Engine> {
+        if let Some(missing) = self.memory.missing() {
+            return Err(EngineError::DoesNotFit { missing, plan: Box::new(self.memory) });
+        }
+        let mut stream = device.stream()?;
+        let shared = allocate_shared(&*device, &self.layout)?;
+        let mut resident = Resident::default();
+        for (id, value) in self.program.values_from(|origin| *origin == Origin::State) {
+            let bytes = state_bytes(value, self.limits, self.fixed)?;
+            resident.tensors.insert(id, BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?));
+        }
+        self.load_weights(&**model.weights(), &*device, &mut *stream, &mut resident, progress)?;
+        stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
+        let stop_ids = if self.options.ignore_end { Vec::new() } else { model.eos().to_vec() };
+        Engine::new(self, device, stream, resident, shared, stop_ids, model.config().vocabulary)
+    }
+
+    fn load_weights(
+        &self,
+        source: &dyn TensorSource,
+        device: &dyn Device,
+        stream: &mut dyn Stream,
+        resident: &mut Resident,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        let (mut loaded, total) = (0, self.memory.weights);
+        progress(0, total);
+        for (id, value) in self.program.values_from(|origin| matches!(origin, Origin::Weight(_))) {
+            let Origin::Weight(expr) = &value.origin else { continue };
+            let in_weight = |error: Error| error.at(&value.name);
+            let reader = ExprReader::new(source, expr).map_err(in_weight)?;
+            match &value.value_type {
+                OperandType::Weight(weight) => {
+                    let mut reader = reader.stored_as(weight.format).map_err(in_weight)?;
+                    let desc = weight_desc(&self.program, id, weight, self.limits);
+                    let packed = device.kernels().prepack(stream, &desc, &mut reader).map_err(in_weight)?;
+                    loaded += packed.bytes() as u64;
+                    resident.weights.insert(id, packed);
+                    reader.release();
+                }
+                OperandType::Tensor(tensor) => {
+                    use dsrun_core::WeightReader;
+                    let mut reader = reader.stored_as(WeightFormat::Dense(tensor.dtype)).map_err(in_weight)?;
+                    let rows = reader.weight_type().rows();
+                    let bytes = reader.rows(0, rows).map_err(in_weight)?;
+                    let slice = BufferSlice::whole(device.allocate(bytes.len().max(1), MemoryKind::Device)?);
+                    stream.upload(&bytes, &slice.slice(0, bytes.len())?)?;
+                    loaded += bytes.len() as u64;
+                    resident.tensors.insert(id, slice);
+                }
+            }
+            progress(loaded, total);
+        }
+        Ok(())
+    }
+}
+
+/// Replaces the regions the device has no kernel for by their primitives.
+fn lower_what_is_not_native(
+    program: &mut Program,
+    device: &dyn Device,
+    sizes: &dyn Fn(&str) -> Option<usize>,
+) -> Result<()> {
+    let natives = crate::compile::natives(program, device, sizes)?;
+    let mut natives = natives.into_iter();
+    *program = program.lower_regions(&mut |_| Ok(natives.next().unwrap_or(false)))?;
+    Ok(())
+}
+
+/// What a weight is used for: every op of the program that reads it.
+fn weight_desc(program: &Program, id: ValueId, weight: &WeightType, limits: Bucket) -> WeightDesc {
+    let mut uses = Vec::new();
+    for node in &program.nodes {
+        if !node.call.operands.contains(&Some(id)) {
+            continue;
+        }
+        // The rows of a call are those of its first result; its activations have that result's element type.
+        let result = node.call.results.first().and_then(|result| program.values.get(result.index()));
+        let Some(tensor) = result.and_then(Value::tensor_type) else { continue };
+        let max_rows = match tensor.shape.first().and_then(dsrun_core::Size::symbol) {
+            Some("rows") => limits.rows,
+            _ => limits.tokens,
+        };
+        let op = node.call.op.signature().map_or("region", |signature| signature.name);
+        let weight_use = WeightUse { op, dtype: tensor.dtype, max_rows };
+        if !uses.contains(&weight_use) {
+            uses.push(weight_use);
+        }
+    }
+    WeightDesc { weight_type: weight.clone(), uses, immutable: true }
+}
+
+fn state_bytes(value: &Value, limits: Bucket, fixed: FixedSizes) -> Result<usize> {
+    let tensor = value.tensor_type().ok_or_else(|| Error::internal("a state is no tensor"))?;
+    let shape = tensor.resolve(&sizes(limits, fixed))?;
+    let bytes = shape.iter().try_fold(tensor.dtype.bytes(), |bytes, size| bytes.checked_mul(*size));
+    Ok(bytes.ok_or_else(|| Error::invalid(format!("{shape:?} bytes overflow")).at(&value.name))?)
+}
+
+/// The caches are the states that are pages.
+fn is_cache(value: &Value) -> bool {
+    let first = value.tensor_type().and_then(|tensor| tensor.shape.first());
+    first.and_then(dsrun_core::Size::symbol) == Some("pages")
+}
+
+fn plan_memory(
+    program: &Program,
+    device: &dyn Device,
+    layout: &Layout,
+    fixed: FixedSizes,
+    options: &EngineOptions,
+) -> Result<MemoryPlan> {
+    let limits = Bucket { tokens: options.step_tokens, sequences: options.max_requests, rows: options.max_requests };
+    let mut memory = MemoryPlan {
+        kv_tokens: (fixed.pages * options.block_size) as u64,
+        activations: layout.arena_bytes as u64,
+        workspace: (layout.workspace_bytes + layout.input_bytes) as u64,
+        available: device.memory().free,
+        ..MemoryPlan::default()
+    };
+    for (index, value) in program.values.iter().enumerate() {
+        match (&value.origin, &value.value_type) {
+            (Origin::Weight(_), OperandType::Weight(weight)) => {
+                let desc = weight_desc(program, ValueId::new(index), weight, limits);
+                memory.weights += device.kernels().prepack_query(&desc)?.bytes as u64;
+            }
+            (Origin::Weight(_), OperandType::Tensor(tensor)) => {
+                let elements: usize = tensor.resolve(&|_| None)?.iter().product();
+                memory.weights += (elements * tensor.dtype.bytes()) as u64;
+            }
+            (Origin::State, _) => {
+                let bytes = state_bytes(value, limits, fixed)? as u64;
+                *(if is_cache(value) { &mut memory.kv_cache } else { &mut memory.requests }) += bytes;
+            }
+            _ => {}
+        }
+    }
+    Ok(memory)
+}
+
+/// The memory all buckets share.
+pub(crate) fn allocate_shared(device: &dyn Device, layout: &Layout) -> Result<Shared> {
+    let allocate = |bytes: usize| -> Result<BufferSlice> {
+        Ok(BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?))
+    };
+    Ok(Shared {
+        inputs: allocate(layout.input_bytes)?,
+        arena: allocate(layout.arena_bytes)?,
+        workspace: allocate(layout.workspace_bytes)?,
+    })
+}

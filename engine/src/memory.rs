@@ -1,0 +1,102 @@
+//! The memory plan: what will be allocated, counted before anything is.
+
+use std::fmt;
+
+/// Bytes an engine will hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryPlan {
+    /// Packed weights and vectors, in the device's layouts.
+    pub weights: u64,
+    /// The KV cache.
+    pub kv_cache: u64,
+    /// Tokens the KV cache holds, over all requests.
+    pub kv_tokens: u64,
+    /// The request table: token counts, sampling parameters, block tables.
+    pub requests: u64,
+    /// Intermediate results of a step.
+    pub activations: u64,
+    /// Scratch memory of ops, and the step's inputs.
+    pub workspace: u64,
+    /// Memory the device has left for this, if it says so.
+    pub available: Option<u64>,
+}
+
+impl MemoryPlan {
+    /// Bytes in all.
+    pub fn total(&self) -> u64 {
+        let parts = [self.weights, self.kv_cache, self.requests, self.activations, self.workspace];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Bytes that are missing, if it does not fit.
+    pub fn missing(&self) -> Option<u64> {
+        let missing = self.total().checked_sub(self.available?)?;
+        (missing > 0).then_some(missing)
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kv = format!("KV cache ({} tokens)", self.kv_tokens);
+        let rows = [
+            ("weights", self.weights),
+            (kv.as_str(), self.kv_cache),
+            ("request table", self.requests),
+            ("activations", self.activations),
+            ("workspace and inputs", self.workspace),
+            ("total", self.total()),
+        ];
+        let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        for (name, bytes) in rows {
+            writeln!(f, "  {name:width$} {:>10}", Bytes(bytes).to_string())?;
+        }
+        match self.available {
+            Some(available) => write!(f, "  {:width$} {:>10}", "device has free", Bytes(available).to_string()),
+            None => write!(f, "  the device does not say how much is free"),
+        }
+    }
+}
+
+/// A number of bytes, printed for people in binary units.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes(
+    /// The number.
+    pub u64,
+);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let mut value = self.0 as f64;
+        let mut unit = 0;
+        while value >= 1000.0 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", UNITS[unit]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(0, "0 B")]
+    #[case(999, "999 B")]
+    #[case(1000, "1.0 KiB")]
+    #[case(98_362_432, "93.8 MiB")]
+    #[case(u64::MAX, "16777216.0 TiB")]
+    fn bytes_read_well(#[case] bytes: u64, #[case] expected: &str) {
+        assert_eq!(Bytes(bytes).to_string(), expected);
+    }
+
+    #[test]
+    fn missing_counts_against_what_is_available() {
+        let plan = MemoryPlan { weights: 10, kv_cache: 5, ..MemoryPlan::default() };
+        assert_eq!(plan.missing(), None);
+        assert_eq!(MemoryPlan { available: Some(15), ..plan.clone() }.missing(), None);
+        assert_eq!(MemoryPlan { available: Some(12), ..plan }.missing(), Some(3));
+    }
+}

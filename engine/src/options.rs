@@ -1,0 +1,110 @@
+//! How an engine is set up.
+
+use crate::error::{EngineError, Result};
+use dsrun_core::DType;
+
+/// Element types of weights, activations and cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Weights as the file has them; activations in the type the device likes best.
+    #[default]
+    Keep,
+    /// Everything in f32.
+    F32,
+    /// Everything in bf16.
+    Bf16,
+    /// Everything in f16.
+    F16,
+}
+
+impl Precision {
+    /// The element type everything is in; `None` to keep the file's.
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Self::Keep => None,
+            Self::F32 => Some(DType::F32),
+            Self::Bf16 => Some(DType::BF16),
+            Self::F16 => Some(DType::F16),
+        }
+    }
+}
+
+/// How an engine is set up.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct EngineOptions {
+    /// Element types.
+    pub precision: Precision,
+    /// Tokens a request may have, prompt and answer together. The model's own limit if absent, at most
+    /// [`EngineOptions::DEFAULT_CONTEXT`].
+    pub context: Option<usize>,
+    /// Requests that run at the same time.
+    pub max_requests: usize,
+    /// Tokens a step may process: longer prompts are cut into chunks.
+    pub step_tokens: usize,
+    /// Slots of a page of the KV cache.
+    pub block_size: usize,
+    /// Tokens the KV cache holds over all requests. Enough for every request's whole context if absent.
+    pub kv_tokens: Option<usize>,
+    /// Whether answers run on past the model's end tokens, for measurements.
+    pub ignore_end: bool,
+}
+
+impl EngineOptions {
+    /// The context that is planned for unless asked otherwise.
+    pub const DEFAULT_CONTEXT: usize = 2048;
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            precision: Precision::Keep,
+            context: None,
+            max_requests: 1,
+            step_tokens: 256,
+            block_size: 16,
+            kv_tokens: None,
+            ignore_end: false,
+        }
+    }
+}
+
+impl EngineOptions {
+    /// The context, given the model's own limit.
+    ///
+    /// # Errors
+    /// If it is 0 or above the model's limit.
+    pub(crate) fn context(&self, limit: usize) -> Result<usize> {
+        match self.context {
+            None => Ok(limit.min(Self::DEFAULT_CONTEXT)),
+            Some(context) if (1..=limit).contains(&context) => Ok(context),
+            Some(context) => {
+                Err(EngineError::option("context", context, format!("must be from 1 to the model's {limit}")))
+            }
+        }
+    }
+
+    /// Checks every field's range.
+    ///
+    /// # Errors
+    /// Names the option, its value and the range.
+    pub(crate) fn validate(&self) -> Result<()> {
+        let ranges = [
+            ("max-requests", self.max_requests, 1..=4096),
+            ("step-tokens", self.step_tokens, 1..=65536),
+            ("block-size", self.block_size, 1..=1024),
+        ];
+        for (option, value, range) in ranges {
+            if !range.contains(&value) {
+                let rule = format!("must be from {} to {}", range.start(), range.end());
+                return Err(EngineError::option(option, value, rule));
+            }
+        }
+        if self.step_tokens < self.max_requests {
+            let rule = format!("must be at least max-requests ({}): each brings a token", self.max_requests);
+            return Err(EngineError::option("step-tokens", self.step_tokens, rule));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,5 @@
+//! Passes: program in, program out.
+
+mod work_lists;
+
+pub use work_lists::size_work_lists;

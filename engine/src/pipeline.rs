@@ -1,0 +1,333 @@
+//! From text to text: prompts in, streamed answers out.
+
+use crate::{
+    Engine, EngineOptions, EnginePlan, FinishReason, Request, RequestId, SamplingOptions, TokenEvent,
+    error::{EngineError, Result},
+};
+use dsrun_core::device::Device;
+use dsrun_models::{
+    model::Model,
+    chat::{Message, RenderOptions},
+    stop::StopMatcher,
+    tokenizer::{EncodeOptions, StreamDecoder, StreamOptions, Tokenizer},
+};
+use std::{
+    collections::HashMap,
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// What a model is to continue.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Text as it stands; special tokens in it are taken as such.
+    Text(String),
+    /// A conversation, put into the model's own form by its chat template.
+    Chat(Vec<Message>),
+    /// Tokens.
+    Tokens(Vec<u32>),
+}
+
+/// How an answer is generated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateOptions {
+    /// How tokens are chosen.
+    pub sampling: SamplingOptions,
+    /// The most tokens of an answer; what fits into the context if absent.
+    pub max_tokens: Option<usize>,
+    /// Texts that end an answer. They are not part of it.
+    pub stop: Vec<String>,
+}
+
+impl GenerateOptions {
+    /// What the model's makers suggest; greedy where they say nothing.
+    pub fn suggested(model: &Model) -> Self {
+        let defaults = model.generation();
+        let mut sampling = SamplingOptions::default();
+        sampling.repetition_penalty = defaults.repetition_penalty.unwrap_or(sampling.repetition_penalty);
+        if !defaults.greedy {
+            sampling.temperature = defaults.temperature.unwrap_or(sampling.temperature);
+            sampling.top_k = defaults.top_k.map_or(sampling.top_k, |top_k| u32::try_from(top_k).unwrap_or(0));
+            sampling.top_p = defaults.top_p.unwrap_or(sampling.top_p);
+            sampling.min_p = defaults.min_p.unwrap_or(sampling.min_p);
+        }
+        Self { sampling, max_tokens: defaults.max_new_tokens, stop: defaults.stop_strings.clone() }
+    }
+}
+
+/// A finished answer.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Answer {
+    /// How many tokens the prompt had.
+    pub prompt_tokens: usize,
+    /// The tokens generated, an end token included.
+    pub tokens: Vec<u32>,
+    /// The natural logarithm of each token's probability.
+    pub log_probabilities: Vec<f32>,
+    /// The text, without special tokens and up to a stop string.
+    pub text: String,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// How long it took.
+    pub timings: Timings,
+}
+
+/// How long an answer took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Timings {
+    /// Seconds from the request to its first token.
+    pub first_token_seconds: f64,
+    /// Seconds from its first token to its last.
+    pub decode_seconds: f64,
+}
+
+impl Timings {
+    /// Prompt tokens per second.
+    pub fn prompt_rate(&self, tokens: usize) -> f64 {
+        tokens as f64 / self.first_token_seconds.max(f64::MIN_POSITIVE)
+    }
+
+    /// Generated tokens per second, after the first.
+    pub fn decode_rate(&self, tokens: usize) -> f64 {
+        tokens.saturating_sub(1) as f64 / self.decode_seconds.max(f64::MIN_POSITIVE)
+    }
+}
+
+/// A model on a device, from text to text.
+///
+/// ```no_run
+/// # use dsrun_core::{device::{Backend, DeviceOptions}};
+/// use dsrun_engine::{GenerateOptions, Pipeline, Prompt};
+/// use dsrun_models::model::Model;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = dsrun_candle::CandleBackend::new().open(0, &DeviceOptions::default())?;
+/// let mut pipeline = Pipeline::new(Model::open("SmolLM2-135M-Instruct.Q4_1.gguf")?, device)?;
+/// let options = GenerateOptions::suggested(pipeline.model());
+/// let answer = pipeline.generate(&Prompt::Text("The sky is".into()), &options)?;
+/// println!("{}", answer.text);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Pipeline {
+    model: Arc<Model>,
+    engine: Engine,
+}
+
+impl Pipeline {
+    /// Loads a model onto a device, with default options.
+    ///
+    /// # Errors
+    /// As [`EnginePlan::new`] and [`EnginePlan::load`].
+    pub fn new(model: impl Into<Arc<Model>>, device: Arc<dyn Device>) -> Result<Self> {
+        let model = model.into();
+        let plan = EnginePlan::new(&model, &*device, &EngineOptions::default())?;
+        let engine = plan.load(&model, device, &mut |_, _| {})?;
+        Ok(Self { model, engine })
+    }
+
+    /// A pipeline over an engine that is loaded with this model.
+    pub fn with_engine(model: impl Into<Arc<Model>>, engine: Engine) -> Self {
+        Self { model: model.into(), engine }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The engine.
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer> {
+        let hint = "give token ids, or a model with a tokenizer";
+        self.model.tokenizer().ok_or(EngineError::Missing { what: "tokenizer", hint })
+    }
+
+    /// The tokens of a prompt.
+    ///
+    /// # Errors
+    /// If the model has no tokenizer or no chat template, or the prompt cannot be encoded.
+    pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        match prompt {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text(text) => {
+                let options = EncodeOptions { add_special: true, parse_special: true };
+                Ok(self.tokenizer()?.encode(text, options)?)
+            }
+            Prompt::Chat(messages) => {
+                let template = self.model.chat_template()?;
+                let render = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+                let text = template.render(messages, &render)?;
+                // The template writes the special tokens itself.
+                let options = EncodeOptions { add_special: false, parse_special: true };
+                Ok(self.tokenizer()?.encode(&text, options)?)
+            }
+        }
+    }
+
+    /// Continues one prompt.
+    ///
+    /// # Errors
+    /// As [`Self::generate_all`].
+    pub fn generate(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<Answer> {
+        let answers = self.generate_all(std::slice::from_ref(prompt), options, &mut |_| ControlFlow::Continue(()))?;
+        let none = || dsrun_core::Error::internal("a prompt had no answer").into();
+        answers.into_iter().next().ok_or_else(none)
+    }
+
+    /// Continues several prompts side by side. `progress` hears of every token, and may break all answers off: they
+    /// then end with [`FinishReason::Cancelled`].
+    ///
+    /// # Errors
+    /// If a prompt cannot be encoded or does not fit, an option is out of range, or the device failed.
+    pub fn generate_all(
+        &mut self,
+        prompts: &[Prompt],
+        options: &GenerateOptions,
+        progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    ) -> Result<Vec<Answer>> {
+        let encoded = prompts.iter().map(|prompt| self.encode(prompt)).collect::<Result<Vec<_>>>()?;
+        let mut streams = Vec::new();
+        let mut indices = HashMap::new();
+        let submitted = self.submit_all(encoded, options, &mut streams, &mut indices);
+        let finished = submitted.and_then(|()| self.run(&mut streams, &indices, progress));
+        if let Err(error) = finished {
+            indices.keys().for_each(|id| self.engine.cancel(*id));
+            return Err(error);
+        }
+        Ok(streams.into_iter().map(AnswerStream::finish).collect())
+    }
+
+    fn submit_all(
+        &mut self,
+        prompts: Vec<Vec<u32>>,
+        options: &GenerateOptions,
+        streams: &mut Vec<AnswerStream>,
+        indices: &mut HashMap<RequestId, usize>,
+    ) -> Result<()> {
+        for prompt in prompts {
+            let stream = AnswerStream::new(self.model.tokenizer(), prompt.len(), &options.stop);
+            let request = Request { prompt, sampling: options.sampling.clone(), max_tokens: options.max_tokens };
+            indices.insert(self.engine.submit(request)?, streams.len());
+            streams.push(stream);
+        }
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        streams: &mut [AnswerStream],
+        indices: &HashMap<RequestId, usize>,
+        progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        while !self.engine.is_idle() {
+            for event in self.engine.step()? {
+                let Some(index) = indices.get(&event.request).copied() else { continue };
+                let stream = &mut streams[index];
+                let text = stream.push(&event);
+                if stream.finish.is_some() && event.finish.is_none() {
+                    self.engine.cancel(event.request); // a stop string came
+                }
+                let told = Progress { index, token: event.token, text: &text, finish: stream.finish };
+                if progress(told).is_break() {
+                    indices.keys().for_each(|id| self.engine.cancel(*id));
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What [`Pipeline::generate_all`] tells as it goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// Which prompt it is about.
+    pub index: usize,
+    /// The token that came.
+    pub token: u32,
+    /// Text that is certain now; may be empty, may be of several tokens.
+    pub text: &'a str,
+    /// Set with the last token.
+    pub finish: Option<FinishReason>,
+}
+
+/// An answer as it comes in.
+struct AnswerStream {
+    prompt_tokens: usize,
+    tokens: Vec<u32>,
+    log_probabilities: Vec<f32>,
+    text: String,
+    decoder: Option<StreamDecoder>,
+    stops: StopMatcher,
+    finish: Option<FinishReason>,
+    started: Instant,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+}
+
+impl AnswerStream {
+    fn new(tokenizer: Option<&Tokenizer>, prompt_tokens: usize, stop: &[String]) -> Self {
+        Self {
+            prompt_tokens,
+            tokens: Vec::new(),
+            log_probabilities: Vec::new(),
+            text: String::new(),
+            decoder: tokenizer.map(|tokenizer| {
+                StreamDecoder::new(tokenizer, StreamOptions { skip_special: true, continues_text: true })
+            }),
+            stops: StopMatcher::new(stop),
+            finish: None,
+            started: Instant::now(),
+            first_token: None,
+            last_token: None,
+        }
+    }
+
+    /// Takes a token and gives the text that is certain now.
+    fn push(&mut self, event: &TokenEvent) -> String {
+        let now = Instant::now();
+        self.first_token.get_or_insert(now);
+        self.last_token = Some(now);
+        self.tokens.push(event.token);
+        self.log_probabilities.push(event.log_probability);
+        self.finish = event.finish;
+        let mut certain = String::new();
+        if let Some(decoder) = &mut self.decoder {
+            let mut text = decoder.push(event.token).unwrap_or_default();
+            if event.finish.is_some() {
+                text.push_str(&decoder.finish().unwrap_or_default());
+            }
+            let output = self.stops.push(&text);
+            certain = output.text;
+            if output.matched.is_some() {
+                self.finish = Some(FinishReason::Stop);
+            } else if event.finish.is_some() {
+                certain.push_str(&self.stops.finish());
+            }
+        }
+        self.text.push_str(&certain);
+        certain
+    }
+
+    fn finish(self) -> Answer {
+        let first = self.first_token.unwrap_or(self.started);
+        let seconds = |from: Instant, to: Instant| to.checked_duration_since(from).unwrap_or(Duration::ZERO);
+        Answer {
+            prompt_tokens: self.prompt_tokens,
+            tokens: self.tokens,
+            log_probabilities: self.log_probabilities,
+            text: self.text,
+            finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
+            timings: Timings {
+                first_token_seconds: seconds(self.started, first).as_secs_f64(),
+                decode_seconds: seconds(first, self.last_token.unwrap_or(first)).as_secs_f64(),
+            },
+        }
+    }
+}

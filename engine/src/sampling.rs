@@ -1,0 +1,114 @@
+//! How a request's tokens are chosen.
+
+use crate::{EngineError, error::Result};
+use dsrun_core::op::{SAMPLING_COLUMNS, SamplingColumn};
+
+/// How tokens are chosen. The default is greedy.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplingOptions {
+    /// 0 takes the likeliest token; 1 samples from the model's own distribution; more flattens it.
+    pub temperature: f32,
+    /// Keep this many of the likeliest tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the likeliest tokens until their probabilities reach this; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens at least this likely, relative to the likeliest; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen before, in the prompt or generated; 1 is none.
+    pub repetition_penalty: f32,
+    /// Subtracted once from the logits of tokens generated before.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of tokens for every time they were generated.
+    pub frequency_penalty: f32,
+    /// The seed. Equal seeds give equal draws, whatever else is in the batch.
+    pub seed: u64,
+}
+
+impl Default for SamplingOptions {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+impl SamplingOptions {
+    /// Checks every field's range.
+    ///
+    /// # Errors
+    /// Names the field, its value and the range.
+    pub fn validate(&self) -> Result<()> {
+        let check = |option, value: f32, valid: bool, rule: &str| {
+            if value.is_finite() && valid { Ok(()) } else { Err(EngineError::option(option, value, rule)) }
+        };
+        check("temperature", self.temperature, self.temperature >= 0.0, "must be 0 (greedy) or more")?;
+        check("top-p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "must be above 0 and at most 1")?;
+        check("min-p", self.min_p, (0.0..=1.0).contains(&self.min_p), "must be from 0 to 1")?;
+        check("repetition-penalty", self.repetition_penalty, self.repetition_penalty > 0.0, "must be above 0")?;
+        let penalty = "must be from -2 to 2";
+        check("presence-penalty", self.presence_penalty, self.presence_penalty.abs() <= 2.0, penalty)?;
+        check("frequency-penalty", self.frequency_penalty, self.frequency_penalty.abs() <= 2.0, penalty)?;
+        if self.top_k >= 1 << 24 {
+            return Err(EngineError::option("top-k", self.top_k, "must be below 16777216"));
+        }
+        Ok(())
+    }
+
+    /// The request's row of the device's sampling parameters.
+    pub(crate) fn row(&self) -> [f32; SAMPLING_COLUMNS] {
+        let mut row = [0.0; SAMPLING_COLUMNS];
+        for column in SamplingColumn::ALL {
+            row[*column as usize] = match column {
+                SamplingColumn::Temperature => self.temperature,
+                SamplingColumn::TopK => self.top_k as f32,
+                SamplingColumn::TopP => self.top_p,
+                SamplingColumn::MinP => self.min_p,
+                SamplingColumn::RepetitionPenalty => self.repetition_penalty,
+                SamplingColumn::PresencePenalty => self.presence_penalty,
+                SamplingColumn::FrequencyPenalty => self.frequency_penalty,
+            };
+        }
+        row
+    }
+
+    /// The request's row of the device's seeds.
+    pub(crate) fn seed_row(&self) -> [u32; 2] {
+        [self.seed as u32, (self.seed >> 32) as u32]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::temperature(SamplingOptions { temperature: -0.1, ..Default::default() }, "temperature")]
+    #[case::nan(SamplingOptions { temperature: f32::NAN, ..Default::default() }, "temperature")]
+    #[case::top_p_zero(SamplingOptions { top_p: 0.0, ..Default::default() }, "top-p")]
+    #[case::top_p_large(SamplingOptions { top_p: 1.5, ..Default::default() }, "top-p")]
+    #[case::min_p(SamplingOptions { min_p: -1.0, ..Default::default() }, "min-p")]
+    #[case::repetition(SamplingOptions { repetition_penalty: 0.0, ..Default::default() }, "repetition-penalty")]
+    #[case::presence(SamplingOptions { presence_penalty: 3.0, ..Default::default() }, "presence-penalty")]
+    #[case::frequency(SamplingOptions { frequency_penalty: f32::INFINITY, ..Default::default() }, "frequency-penalty")]
+    #[case::top_k(SamplingOptions { top_k: 1 << 24, ..Default::default() }, "top-k")]
+    fn out_of_range_is_refused_by_name(#[case] options: SamplingOptions, #[case] name: &str) {
+        assert!(options.validate().unwrap_err().to_string().starts_with(name));
+    }
+
+    #[test]
+    fn rows_hold_every_column_and_both_halves_of_the_seed() {
+        let options = SamplingOptions { top_k: 40, seed: 0x1_0000_0002, ..Default::default() };
+        assert!(options.validate().is_ok());
+        assert_eq!(options.row(), [0.0, 40.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]);
+        assert_eq!(options.seed_row(), [2, 1]);
+    }
+}

@@ -1,0 +1,93 @@
+//! Teacher-forced logits: what a model thinks of a text, position by position.
+
+use crate::{Engine, error::Result};
+
+/// What a model thinks of a sequence of tokens.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Score {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// Mean negative log-likelihood in nats of the tokens after the first, each given those before it; `None` for a
+    /// single token.
+    pub mean_nll: Option<f64>,
+    /// The wanted positions.
+    pub positions: Vec<ScoredPosition>,
+}
+
+/// The logits after one token.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct ScoredPosition {
+    /// The position of the token, from 0.
+    pub index: usize,
+    /// The largest logits, largest first, as token and logit.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl Score {
+    /// Scores `tokens`. For the positions `wanted` admits, keeps the `top` largest logits.
+    ///
+    /// # Errors
+    /// As [`Engine::score`].
+    pub fn of(
+        engine: &mut Engine,
+        tokens: &[u32],
+        top: usize,
+        wanted: &dyn Fn(usize) -> bool,
+    ) -> Result<Self> {
+        let mut positions = Vec::new();
+        let mut sum = 0.0;
+        engine.score(tokens, &mut |index, logits| {
+            if let Some(next) = tokens.get(index + 1) {
+                sum -= log_probability(logits, *next);
+            }
+            if wanted(index) {
+                positions.push(ScoredPosition { index, top: largest(logits, top) });
+            }
+        })?;
+        let scored = tokens.len() - 1;
+        let mean_nll = (scored > 0).then(|| sum / scored as f64);
+        Ok(Self { tokens: tokens.to_vec(), mean_nll, positions })
+    }
+}
+
+/// `ln softmax(logits)[token]`, in f64.
+fn log_probability(logits: &[f32], token: u32) -> f64 {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
+    let logit = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    f64::from(logit - largest) - sum.ln()
+}
+
+/// The `count` largest logits, largest first; the lower token first on ties.
+fn largest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let mut all: Vec<(u32, f32)> = (0u32..).zip(logits.iter().copied()).collect();
+    let count = count.min(all.len());
+    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if count > 0 && count < all.len() {
+        all.select_nth_unstable_by(count - 1, order);
+    }
+    all.truncate(count);
+    all.sort_by(order);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn largest_are_in_order_and_ties_go_to_the_lower_token() {
+        assert_eq!(largest(&[1.0, 5.0, 3.0, 5.0], 3), [(1, 5.0), (3, 5.0), (2, 3.0)]);
+        assert_eq!(largest(&[1.0], 10), [(0, 1.0)]);
+        assert_eq!(largest(&[1.0, 2.0], 0), []);
+    }
+
+    #[test]
+    fn log_probabilities_sum_to_one() {
+        let logits = [0.5, -3.0, 80.0, 79.0];
+        let sum: f64 = (0..4).map(|token| log_probability(&logits, token).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-12);
+        // Two logits one apart, the others negligible: p = 1 / (1 + 1/e).
+        assert!((log_probability(&logits, 2) + (1.0 + (-1.0f64).exp()).ln()).abs() < 1e-12);
+    }
+}

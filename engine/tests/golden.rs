@@ -1,0 +1,122 @@
+//! The real SmolLM2, against what an independent engine computes for it (see `data/`).
+
+mod support;
+
+use dsrun_engine::{EngineOptions, Precision, Score, SamplingOptions};
+use dsrun_models::tokenizer::EncodeOptions;
+use serde::Deserialize;
+use support::{assert_greedy, engine, greedy, real_model};
+
+#[derive(Deserialize)]
+struct Golden {
+    prompt: String,
+    tokens: Vec<u32>,
+    mean_nll: f64,
+    positions: Vec<Position>,
+    greedy: Vec<u32>,
+    greedy_margin: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Position {
+    index: usize,
+    top: Vec<(u32, f32)>,
+}
+
+fn golden() -> Vec<Golden> {
+    serde_json::from_str(include_str!("data/smollm2-135m-instruct-f32.json")).unwrap()
+}
+
+#[test]
+fn f32_reproduces_logits_likelihoods_and_greedy_text() {
+    let Some(model) = real_model() else { return };
+    let options = EngineOptions { precision: Precision::F32, max_requests: 2, ..EngineOptions::default() };
+    let mut engine = engine(&model, &options);
+    let mut largest_error = 0f32;
+    for golden in golden() {
+        let encode = EncodeOptions { add_special: true, parse_special: true };
+        let tokens = model.tokenizer().unwrap().encode(&golden.prompt, encode).unwrap();
+        assert_eq!(tokens, golden.tokens, "{:?}", golden.prompt);
+
+        let wanted = |index: usize| golden.positions.iter().any(|position| position.index == index);
+        let score = Score::of(&mut engine, &tokens, 49152, &wanted).unwrap();
+        let nll = score.mean_nll.unwrap();
+        assert!((nll - golden.mean_nll).abs() < 1e-4, "{:?}: {nll}, not {}", golden.prompt, golden.mean_nll);
+        for (found, expected) in score.positions.iter().zip(&golden.positions) {
+            assert_eq!(found.index, expected.index);
+            for (token, logit) in &expected.top {
+                let found = found.top.iter().find(|(id, _)| id == token).unwrap().1;
+                largest_error = largest_error.max((found - logit).abs());
+            }
+        }
+        assert!(largest_error < 5e-4, "{:?}: off by {largest_error}", golden.prompt);
+    }
+    let prompts: Vec<Vec<u32>> = golden().into_iter().map(|golden| golden.tokens).collect();
+    let answers = greedy(&mut engine, &prompts, 64);
+    for (answer, golden) in answers.iter().zip(golden()) {
+        assert_greedy(answer, &golden.greedy, &golden.greedy_margin, f64::from(2.0 * largest_error));
+    }
+}
+
+#[test]
+fn the_default_mode_stays_near_f32() {
+    let Some(model) = real_model() else { return };
+    let mut engine = engine(&model, &EngineOptions::default());
+    for golden in golden() {
+        let score = Score::of(&mut engine, &golden.tokens, 1, &|_| true).unwrap();
+        let nll = score.mean_nll.unwrap();
+        assert!((nll - golden.mean_nll).abs() < 0.05, "{:?}: {nll}, not {}", golden.prompt, golden.mean_nll);
+        for expected in &golden.positions {
+            if expected.top[0].1 - expected.top[1].1 > 1.5 {
+                assert_eq!(score.positions[expected.index].top[0].0, expected.top[0].0);
+            }
+        }
+        // Teacher-forced: the likeliest token after each token of the reference's own answer.
+        let whole: Vec<u32> = golden.tokens.iter().chain(&golden.greedy).copied().collect();
+        let score = Score::of(&mut engine, &whole, 1, &|_| true).unwrap();
+        for (index, (token, margin)) in golden.greedy.iter().zip(&golden.greedy_margin).enumerate() {
+            let found = score.positions[golden.tokens.len() + index - 1].top[0].0;
+            assert!(found == *token || *margin <= 1.5, "{:?}: token {index}", golden.prompt);
+        }
+    }
+}
+
+#[test]
+fn four_sequences_in_one_batch_are_as_alone() {
+    let Some(model) = real_model() else { return };
+    let prompts: Vec<Vec<u32>> = golden().into_iter().take(4).map(|golden| golden.tokens).collect();
+    let options = |requests, step_tokens| EngineOptions {
+        max_requests: requests,
+        step_tokens,
+        context: Some(256),
+        ..EngineOptions::default()
+    };
+    let mut alone_engine = engine(&model, &options(1, 256));
+    let alone: Vec<Vec<u32>> =
+        prompts.iter().map(|prompt| greedy(&mut alone_engine, &[prompt.clone()], 32).remove(0)).collect();
+    // In chunks of 16 tokens and side by side: sums run in another order, so close calls may turn out differently.
+    let together = greedy(&mut engine(&model, &options(4, 16)), &prompts, 32);
+    for (index, (together, alone)) in together.iter().zip(&alone).enumerate() {
+        if together == alone {
+            continue;
+        }
+        let place = together.iter().zip(alone).position(|(a, b)| a != b).unwrap_or(alone.len().min(together.len()));
+        let prefix: Vec<u32> = prompts[index].iter().chain(&alone[..place]).copied().collect();
+        let score = Score::of(&mut alone_engine, &prefix, 2, &|at| at + 1 == prefix.len()).unwrap();
+        let top = &score.positions[0].top;
+        assert!(top[0].1 - top[1].1 < 1e-3, "prompt {index} differs at token {place} though it is no close call");
+    }
+}
+
+#[test]
+fn seeds_repeat_and_differ() {
+    let Some(model) = real_model() else { return };
+    let mut engine = engine(&model, &EngineOptions { context: Some(128), ..EngineOptions::default() });
+    let prompt = golden()[0].tokens.clone();
+    let mut draw = |seed| {
+        let sampling = SamplingOptions { temperature: 1.0, top_p: 0.95, seed, ..SamplingOptions::default() };
+        support::sampled(&mut engine, &[prompt.clone()], 16, &sampling)
+    };
+    assert_eq!(draw(1), draw(1));
+    assert_ne!(draw(1), draw(2));
+}

@@ -1,0 +1,104 @@
+//! What the engine's tests share.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use dsrun_core::device::{Backend, Device, DeviceOptions};
+use dsrun_engine::{Engine, EngineOptions, EnginePlan, Precision, Request, SamplingOptions};
+use dsrun_models::model::Model;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The reference device.
+pub fn device() -> Arc<dyn Device> {
+    dsrun_candle::CandleBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there")
+}
+
+/// The folder of the models' fixtures.
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures")
+}
+
+/// An engine over a model, for tests.
+pub fn engine(model: &Model, options: &EngineOptions) -> Engine {
+    let device = device();
+    let plan = EnginePlan::new(model, &*device, options).expect("the model is planned");
+    plan.load(model, device, &mut |_, _| {}).expect("the model is loaded")
+}
+
+/// Everything in f32.
+pub fn exact(step_tokens: usize, max_requests: usize) -> EngineOptions {
+    EngineOptions { precision: Precision::F32, step_tokens, max_requests, block_size: 4, ..EngineOptions::default() }
+}
+
+/// Greedy tokens of several prompts that run side by side.
+pub fn greedy(engine: &mut Engine, prompts: &[Vec<u32>], count: usize) -> Vec<Vec<u32>> {
+    sampled(engine, prompts, count, &SamplingOptions::default())
+}
+
+/// Tokens of several prompts that run side by side.
+pub fn sampled(
+    engine: &mut Engine,
+    prompts: &[Vec<u32>],
+    count: usize,
+    sampling: &SamplingOptions,
+) -> Vec<Vec<u32>> {
+    let ids: Vec<_> = prompts
+        .iter()
+        .map(|prompt| {
+            let request =
+                Request { prompt: prompt.clone(), sampling: sampling.clone(), max_tokens: Some(count) };
+            engine.submit(request).expect("the request is taken")
+        })
+        .collect();
+    let mut answers = vec![Vec::new(); prompts.len()];
+    while !engine.is_idle() {
+        for event in engine.step().expect("the step runs") {
+            let index = ids.iter().position(|id| *id == event.request).expect("the request is ours");
+            answers[index].push(event.token);
+        }
+    }
+    assert_eq!(engine.pages_in_use(), 0, "pages were not given back");
+    answers
+}
+
+/// Logits after each token.
+pub fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut rows = Vec::new();
+    engine
+        .score(tokens, &mut |position, logits| {
+            assert_eq!(position, rows.len());
+            rows.push(logits.to_vec());
+        })
+        .expect("the tokens are scored");
+    rows
+}
+
+/// The largest difference of two lists of rows.
+pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let pairs = a.iter().zip(b).flat_map(|(a, b)| {
+        assert_eq!(a.len(), b.len());
+        a.iter().zip(b)
+    });
+    pairs.map(|(a, b)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() }).fold(0.0, f32::max)
+}
+
+/// Compares greedy tokens with those expected, up to the first choice that is closer than the logit error could turn.
+pub fn assert_greedy(found: &[u32], expected: &[u32], margins: &[f64], smallest_margin: f64) {
+    for (index, ((found, expected), margin)) in found.iter().zip(expected).zip(margins).enumerate() {
+        if *margin <= smallest_margin {
+            return;
+        }
+        assert_eq!(found, expected, "token {index}, whose margin is {margin}");
+    }
+}
+
+/// The real model, if the tests are told where it is.
+pub fn real_model() -> Option<Model> {
+    let Some(path) = std::env::var_os("DSRUN_TEST_MODEL").map(PathBuf::from) else {
+        eprintln!("skipped: DSRUN_TEST_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf (dsrun pull fetches it)");
+        return None;
+    };
+    Some(Model::open(path).expect("DSRUN_TEST_MODEL is a model"))
+}

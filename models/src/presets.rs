@@ -1,0 +1,162 @@
+//! The published configurations of well-known models, for benchmarks and tests with random weights.
+//!
+//! They are kept as the fields of their `config.json` files and read like those. What does not matter to the result is
+//! left out. Where base and chat model differ, it is the chat model.
+
+use crate::config::{ConfigError, DecoderConfig};
+
+/// A well-known model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preset {
+    /// The name it is chosen by.
+    pub name: &'static str,
+    /// Where it is published on the Hugging Face hub.
+    pub repository: &'static str,
+    json: &'static str,
+}
+
+impl Preset {
+    /// All presets, smaller before larger within a family.
+    pub const ALL: &'static [Self] = PRESETS;
+
+    /// The preset of this name.
+    pub fn from_name(name: &str) -> Option<&'static Self> {
+        PRESETS.iter().find(|preset| preset.name == name)
+    }
+
+    /// The configuration.
+    ///
+    /// # Errors
+    /// None that a test has not ruled out for every preset.
+    pub fn config(&self) -> Result<DecoderConfig, ConfigError> {
+        DecoderConfig::from_json_bytes(self.json.as_bytes())
+    }
+}
+
+const PRESETS: &[Preset] = &[
+    Preset {
+        name: "smollm2-135m",
+        repository: "HuggingFaceTB/SmolLM2-135M-Instruct",
+        json: r#"{
+            "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+            "num_attention_heads": 9, "num_key_value_heads": 3, "rms_norm_eps": 1e-05,
+            "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 100000,
+            "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}"#,
+    },
+    Preset {
+        name: "smollm2-360m",
+        repository: "HuggingFaceTB/SmolLM2-360M-Instruct",
+        json: r#"{
+            "model_type": "llama", "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
+            "num_attention_heads": 15, "num_key_value_heads": 5, "rms_norm_eps": 1e-05,
+            "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 100000,
+            "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}"#,
+    },
+    Preset {
+        name: "smollm2-1.7b",
+        repository: "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+        json: r#"{
+            "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+            "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-05, "vocab_size": 49152, "max_position_embeddings": 8192,
+            "rope_theta": 130000, "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}"#,
+    },
+    Preset {
+        name: "llama-1b",
+        repository: "meta-llama/Llama-3.2-1B-Instruct",
+        json: r#"{
+            "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+            "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05, "head_dim": 64, "vocab_size": 128256,
+            "max_position_embeddings": 131072, "rope_theta": 500000.0,
+            "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192},
+            "tie_word_embeddings": true, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]}"#,
+    },
+    Preset {
+        name: "llama-3b",
+        repository: "meta-llama/Llama-3.2-3B-Instruct",
+        json: r#"{
+            "model_type": "llama", "hidden_size": 3072, "intermediate_size": 8192,
+            "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05, "head_dim": 128, "vocab_size": 128256,
+            "max_position_embeddings": 131072, "rope_theta": 500000.0,
+            "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192},
+            "tie_word_embeddings": true, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]}"#,
+    },
+    Preset {
+        name: "llama-8b",
+        repository: "meta-llama/Llama-3.1-8B-Instruct",
+        json: r#"{
+            "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05, "head_dim": 128, "vocab_size": 128256,
+            "max_position_embeddings": 131072, "rope_theta": 500000.0,
+            "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192},
+            "tie_word_embeddings": false, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]}"#,
+    },
+    Preset {
+        name: "llama-70b",
+        repository: "meta-llama/Llama-3.1-70B-Instruct",
+        json: r#"{
+            "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
+            "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05, "head_dim": 128, "vocab_size": 128256,
+            "max_position_embeddings": 131072, "rope_theta": 500000.0,
+            "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192},
+            "tie_word_embeddings": false, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]}"#,
+    },
+    Preset {
+        name: "qwen2.5-0.5b",
+        repository: "Qwen/Qwen2.5-0.5B-Instruct",
+        json: r#"{
+            "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+            "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
+            "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+            "use_sliding_window": false, "tie_word_embeddings": true, "bos_token_id": 151643,
+            "eos_token_id": [151645, 151643]}"#,
+    },
+    Preset {
+        name: "qwen2.5-7b",
+        repository: "Qwen/Qwen2.5-7B-Instruct",
+        json: r#"{
+            "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
+            "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+            "vocab_size": 152064, "max_position_embeddings": 32768, "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0, "use_sliding_window": false, "tie_word_embeddings": false,
+            "bos_token_id": 151643, "eos_token_id": [151645, 151643]}"#,
+    },
+    Preset {
+        name: "qwen3-0.6b",
+        repository: "Qwen/Qwen3-0.6B",
+        json: r#"{
+            "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
+            "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+            "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0, "use_sliding_window": false, "tie_word_embeddings": true,
+            "bos_token_id": 151643, "eos_token_id": [151645, 151643]}"#,
+    },
+    Preset {
+        name: "qwen3-8b",
+        repository: "Qwen/Qwen3-8B",
+        json: r#"{
+            "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
+            "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0, "use_sliding_window": false, "tie_word_embeddings": false,
+            "bos_token_id": 151643, "eos_token_id": [151645, 151643]}"#,
+    },
+    Preset {
+        name: "mistral-7b",
+        repository: "mistralai/Mistral-7B-Instruct-v0.3",
+        json: r#"{
+            "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "vocab_size": 32768, "max_position_embeddings": 32768, "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false,
+            "bos_token_id": 1, "eos_token_id": 2}"#,
+    },
+];

@@ -1,0 +1,248 @@
+//! What every decoder program has in common: the step around the layers.
+//!
+//! A step brings some tokens of some sequences, runs them through the layers, and samples a token for each row that
+//! wants one. What is uploaded for each step is small; the rest is derived on the device from the request table (see
+//! [`dsrun_core::op::PrepareStep`]), so steps can be launched ahead of the tokens they depend on.
+//!
+//! # Inputs (i32; extents in the order tokens, sequences, rows)
+//!
+//! | input | shape | |
+//! |---|---|---|
+//! | `step_request` | `[?sequences]` | row of the request table; -1 is a padded sequence |
+//! | `step_length` | `[?sequences]` | how many tokens it brings |
+//! | `step_source` | `[?sequences]` | where they start in `prompt_ids`; -1: it brings the token generated last |
+//! | `prompt_ids` | `[?tokens]` | prompt tokens |
+//! | `rows` | `[?rows]` | rows of the step whose logits are wanted |
+//! | `row_request` | `[?rows]` | whose token the row samples; -1: only logits are wanted |
+//!
+//! # States
+//!
+//! | state | type | |
+//! |---|---|---|
+//! | `block_table` | i32 `[$requests, $blocks]` | pages of each request, -1 behind the last |
+//! | `last_token`, `finished`, `length` | i32 `[$requests]` | |
+//! | `counts` | i32 `[$requests, V]` | for penalties |
+//! | `parameters` | f32 `[$requests, 8]` | see [`dsrun_core::op::SamplingColumn`] |
+//! | `seeds` | u32 `[$requests, 2]` | |
+//! | `stop_ids` | i32 `[$stop_ids]` | tokens that finish a request; -1 is none |
+//! | `layers.N.key_cache`, `layers.N.value_cache` | `[$pages, kv_heads, block_size, head_dim]` | |
+//!
+//! # Segments and outputs
+//!
+//! `forward` ends with the logits, `sample` turns them into tokens and records them. The outputs are `logits` f32
+//! `[?rows, V]`, `ids` i32 `[?rows]`, `log_probability` f32 `[?rows]` and then the updated states ([`OUTPUTS`] says in
+//! which order), so that nothing of a step is lost as dead.
+//!
+//! # Attention's work list
+//!
+//! `attention_prepare` is built with a list of 0 words. Who compiles the program asks the backend how long it must be and
+//! sets the attribute `words`.
+
+use dsrun_core::{
+    DType, Result,
+    op::{
+        AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite, Linear, LogitProcess, PagedAttention,
+        PrepareStep, SAMPLING_COLUMNS, Sample,
+    },
+    program::{Program, ProgramBuilder, SegmentKind, ValueId},
+    Size, TensorType,
+};
+
+/// The first outputs of a decoder program, in order. Behind them come the states that a step updates: `length`,
+/// `last_token`, `finished`, `counts`, and the key and value cache of each layer.
+pub const OUTPUTS: [&str; 7] = ["logits", "ids", "log_probability", "length", "last_token", "finished", "counts"];
+
+/// How weights are stored on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Storage {
+    /// As the file has them.
+    #[default]
+    Keep,
+    /// Rounded to a dense float type.
+    Cast(DType),
+}
+
+/// What is chosen when a program is built, because it does not depend on the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProgramOptions {
+    /// Element type of activations; a float.
+    pub activation: DType,
+    /// How matrices are stored.
+    pub storage: Storage,
+    /// Element type of the KV cache; a float.
+    pub cache: DType,
+    /// Slots of a page of the KV cache.
+    pub block_size: u32,
+}
+
+impl Default for ProgramOptions {
+    fn default() -> Self {
+        Self { activation: DType::F32, storage: Storage::Keep, cache: DType::F32, block_size: 16 }
+    }
+}
+
+/// The queries, keys and values of a layer, rotated, and how they attend.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// `[tokens, heads * head_dim]`.
+    pub query: ValueId,
+    /// `[tokens, kv_heads * head_dim]`.
+    pub key: ValueId,
+    /// `[tokens, kv_heads * head_dim]`.
+    pub value: ValueId,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// How many keys a query sees, its own included; `None` for all before it.
+    pub window: Option<u32>,
+}
+
+/// A decoder program under construction. Make one, embed, add layers, and end with [`Self::finish`].
+#[derive(Debug)]
+pub struct DecoderStep {
+    /// Where layers add their calls.
+    pub program: ProgramBuilder,
+    /// The position of each token of the step: i32 `[?tokens]`.
+    pub positions: ValueId,
+    options: ProgramOptions,
+    ids: ValueId,
+    slots: ValueId,
+    query_start: ValueId,
+    query_length: ValueId,
+    kv_length: ValueId,
+    tables: ValueId,
+    work: ValueId,
+    rows: ValueId,
+    row_request: ValueId,
+    row_positions: ValueId,
+    length: ValueId,
+    counts: ValueId,
+    last_token: ValueId,
+    finished: ValueId,
+    parameters: ValueId,
+    seeds: ValueId,
+    stop_ids: ValueId,
+    caches: Vec<ValueId>,
+}
+
+impl DecoderStep {
+    /// Declares inputs and request table, and begins the segment `forward`.
+    ///
+    /// # Errors
+    /// If an option is not possible, such as pages of 0 slots.
+    pub fn begin(name: &str, vocabulary: usize, options: ProgramOptions) -> Result<Self> {
+        let mut program = ProgramBuilder::new(name);
+        program.segment("forward", SegmentKind::Graph);
+        let [tokens, sequences, wanted] = ["tokens", "sequences", "rows"].map(|extent| program.bounded(extent));
+        let mut input = |name, size: &Size| program.input(name, TensorType::new(DType::I32, [size.clone()]));
+        let step_request = input("step_request", &sequences)?;
+        let step_length = input("step_length", &sequences)?;
+        let step_source = input("step_source", &sequences)?;
+        let prompt_ids = input("prompt_ids", &tokens)?;
+        let rows = input("rows", &wanted)?;
+        let row_request = input("row_request", &wanted)?;
+
+        let requests = || Size::bucket("requests");
+        let mut state = |name, dtype, shape: Vec<Size>| program.state(name, TensorType { dtype, shape });
+        let block_table = state("block_table", DType::I32, vec![requests(), Size::bucket("blocks")])?;
+        let last_token = state("last_token", DType::I32, vec![requests()])?;
+        let finished = state("finished", DType::I32, vec![requests()])?;
+        let length = state("length", DType::I32, vec![requests()])?;
+        let counts = state("counts", DType::I32, vec![requests(), vocabulary.into()])?;
+        let parameters = state("parameters", DType::F32, vec![requests(), SAMPLING_COLUMNS.into()])?;
+        let seeds = state("seeds", DType::U32, vec![requests(), 2.into()])?;
+        let stop_ids = state("stop_ids", DType::I32, vec![Size::bucket("stop_ids")])?;
+
+        let prepare = PrepareStep { block_size: options.block_size };
+        let operands = [
+            step_request, step_length, step_source, prompt_ids, rows, block_table, last_token, finished, length, counts,
+        ];
+        let results = fixed(program.calls(prepare, operands.map(Some))?)?;
+        let [
+            ids, positions, slots, query_start, query_length, kv_length, tables, row_positions, length, counts,
+        ] = results;
+        let work =
+            program.call(AttentionPrepare { words: 0 }, [query_start, query_length, kv_length].map(Some))?;
+        Ok(Self {
+            program, positions, options, ids, slots, query_start, query_length, kv_length, tables, work, rows, row_request,
+            row_positions, length, counts, last_token, finished, parameters, seeds, stop_ids,
+            caches: Vec::new(),
+        })
+    }
+
+    /// The embeddings of the step's tokens: `[?tokens, hidden]`.
+    ///
+    /// # Errors
+    /// If `table` is no matrix.
+    pub fn embed(&mut self, table: ValueId) -> Result<ValueId> {
+        let embed = Embed { dtype: self.options.activation, first_row: 0, position_offset: 0 };
+        self.program.call(embed, [Some(self.ids), Some(table), None, None])
+    }
+
+    /// Puts the keys and values of the next layer into its cache, and attends to it: `[?tokens, heads * head_dim]`.
+    ///
+    /// # Errors
+    /// If the sizes do not fit.
+    pub fn attention(&mut self, heads: Heads) -> Result<ValueId> {
+        let layer = self.caches.len() / 2;
+        let count = |count: usize| {
+            u32::try_from(count).map_err(|_| dsrun_core::Error::invalid(format!("{count} heads are too many")))
+        };
+        let block_size = self.options.block_size as usize;
+        let shape = [Size::bucket("pages"), heads.kv_heads.into(), block_size.into(), heads.head_dim.into()];
+        let cache = TensorType::new(self.options.cache, shape);
+        let keys = self.program.state(format!("layers.{layer}.key_cache"), cache.clone())?;
+        let values = self.program.state(format!("layers.{layer}.value_cache"), cache)?;
+        let write = [keys, values, heads.key, heads.value, self.slots];
+        let [keys, values] = fixed(self.program.calls(KvWrite {}, write.map(Some))?)?;
+        self.caches.extend([keys, values]);
+
+        let attention = PagedAttention {
+            query_heads: count(heads.heads)?,
+            kv_heads: count(heads.kv_heads)?,
+            scale: (1.0 / (heads.head_dim as f64).sqrt()) as f32,
+            softcap: 0.0,
+            window: heads.window.unwrap_or(0),
+            mask: AttentionMask::Causal,
+        };
+        let operands = [
+            heads.query, keys, values, self.query_start, self.query_length, self.kv_length, self.tables, self.work,
+        ];
+        let optional = [None; 3];
+        self.program.call(attention, operands.map(Some).into_iter().chain(optional))
+    }
+
+    /// Turns the hidden states of all tokens into logits of the wanted rows, samples, and ends the program. `head` is the
+    /// matrix `[vocabulary, hidden]`.
+    ///
+    /// # Errors
+    /// If the sizes do not fit, or the program is not valid.
+    pub fn finish(mut self, hidden: ValueId, head: ValueId) -> Result<Program> {
+        let program = &mut self.program;
+        let wanted = program.call(GatherRows {}, [hidden, self.rows].map(Some))?;
+        let logits = program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(head), None])?;
+
+        program.segment("sample", SegmentKind::Graph);
+        let process = [logits, self.row_request, self.parameters, self.counts].map(Some).into_iter().chain([None; 2]);
+        let processed = program.call(LogitProcess {}, process)?;
+        let sample = [processed, self.row_request, self.row_positions, self.parameters, self.seeds];
+        let [ids, log_probability] = fixed(program.calls(Sample {}, sample.map(Some))?)?;
+        let commit = [self.row_request, ids, self.stop_ids, self.last_token, self.finished, self.counts];
+        let [last_token, finished, counts] = fixed(program.calls(CommitTokens {}, commit.map(Some))?)?;
+
+        let first: [ValueId; OUTPUTS.len()] =
+            [logits, ids, log_probability, self.length, last_token, finished, counts];
+        let outputs: Vec<ValueId> = first.into_iter().chain(self.caches).collect();
+        self.program.finish(&outputs)
+    }
+}
+
+/// The results of an op that has exactly `N`.
+fn fixed<const N: usize>(results: Vec<ValueId>) -> Result<[ValueId; N]> {
+    results.try_into().map_err(|results: Vec<ValueId>| {
+        dsrun_core::Error::internal(format!("an op has {} results, not {N}", results.len()))
+    })
+}

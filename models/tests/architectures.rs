@@ -1,0 +1,15 @@
+//! From model files to programs: fixtures of every architecture and switch, broken files, presets.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
+#[path = "architectures/configs.rs"]
+mod configs;
+#[path = "architectures/fixtures.rs"]
+mod fixtures;
+#[path = "architectures/gguf.rs"]
+mod gguf;
+#[path = "architectures/presets.rs"]
+mod presets;
+#[path = "architectures/programs.rs"]
+mod programs;
+#[path = "architectures/switches.rs"]
+mod switches;

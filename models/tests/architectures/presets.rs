@@ -1,0 +1,78 @@
+//! Presets and random weights.
+
+use super::fixtures;
+use dsrun_core::{
+    BlockFormat, DType, WeightFormat,
+    program::{Origin, Program},
+};
+use dsrun_models::{
+    model::{Model, ModelError},
+    presets::Preset,
+    step::ProgramOptions,
+    weights::ExprReader,
+};
+use rstest::rstest;
+
+/// The elements of all tensors that a program reads.
+fn parameters(model: &Model, program: &Program) -> u64 {
+    let mut tensors: Vec<&str> = Vec::new();
+    for (_, value) in program.values_from(|_| true) {
+        if let Origin::Weight(expr) = &value.origin {
+            tensors.extend(expr.tensors());
+        }
+    }
+    let size = |name: &&str| model.weights().tensor_type(name).unwrap().elements().unwrap() as u64;
+    tensors.iter().map(size).sum()
+}
+
+/// The numbers are those that the hub shows for the published files.
+#[rstest]
+#[case("smollm2-135m", 134_515_008)]
+#[case("smollm2-360m", 361_821_120)]
+#[case("smollm2-1.7b", 1_711_376_384)]
+#[case("llama-1b", 1_235_814_400)]
+#[case("llama-3b", 3_212_749_824)]
+#[case("llama-8b", 8_030_261_248)]
+#[case("llama-70b", 70_553_706_496)]
+#[case("qwen2.5-0.5b", 494_032_768)]
+#[case("qwen2.5-7b", 7_615_616_512)]
+#[case("qwen3-0.6b", 596_049_920)]
+#[case("qwen3-8b", 8_190_735_360)]
+#[case("mistral-7b", 7_248_023_552)]
+fn presets_have_as_many_parameters_as_published(#[case] name: &str, #[case] published: u64) {
+    let model = Model::random_named(name, 1).unwrap();
+    let program = model.program(&ProgramOptions::default()).unwrap();
+    assert_eq!(parameters(&model, &program), published);
+}
+
+#[test]
+fn every_preset_is_tested() {
+    assert_eq!(Preset::ALL.len(), 12);
+}
+
+#[test]
+fn random_weights_follow_the_seed_and_the_format() {
+    let config = || Preset::from_name("smollm2-135m").unwrap().config().unwrap();
+    let rows = |seed, format| {
+        let model = Model::random("test", config(), seed, format).unwrap();
+        let program = model.program(&ProgramOptions::default()).unwrap();
+        let (_, query) = program.values_from(|_| true).find(|(_, value)| value.name == "layers.3.query").unwrap();
+        assert_eq!(query.weight_type().unwrap().format, format);
+        let Origin::Weight(expr) = &query.origin else { panic!("no weight") };
+        ExprReader::new(&**model.weights(), expr).unwrap().decoded_rows(0, 4).unwrap()
+    };
+    let bf16 = WeightFormat::Dense(DType::BF16);
+    let first = rows(1, bf16);
+    assert_eq!(first, rows(1, bf16));
+    assert_ne!(first, rows(2, bf16));
+    rows(1, WeightFormat::Block(BlockFormat::Q4_0));
+}
+
+#[test]
+fn random_models_come_from_configuration_files_too() {
+    for path in [fixtures::folder("qwen2"), fixtures::folder("qwen2").join("config.json")] {
+        assert_eq!(Model::random_named(path.to_str().unwrap(), 3).unwrap().config().vocabulary, 96);
+    }
+    let error = Model::random_named("smollm3", 3).unwrap_err();
+    assert!(matches!(error, ModelError::UnknownPreset { .. }) && error.to_string().contains("smollm2-135m"));
+}

@@ -1,0 +1,334 @@
+//! The command line, as clap reads it. The doc comments are the help text.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use dsrun_engine::Precision;
+use std::path::PathBuf;
+
+/// Generate text with transformer models.
+#[derive(Debug, Parser)]
+#[command(name = "dsrun", version, max_term_width = 100, after_help = "\
+Examples:
+  dsrun generate \"Why is the sky blue?\"
+  dsrun chat --model path/to/model.gguf
+  dsrun bench latency --model llama-1b --weights random --prompt 128 --gen 32")]
+pub(crate) struct Arguments {
+    /// Print nothing but results and errors.
+    #[arg(long, short, global = true)]
+    pub(crate) quiet: bool,
+    /// What to log to standard error: error, warn, info, debug, trace, or a filter such as dsrun_engine=debug.
+    #[arg(long, global = true, env = "DSRUN_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Continue a prompt.
+    Generate(Generate),
+    /// Talk with a model.
+    Chat(Chat),
+    /// Fetch a model, and print where it is.
+    Pull(Pull),
+    /// List or remove fetched models.
+    Models(Models),
+    /// Show a model: configuration, memory plan, tensors, program.
+    Inspect(Inspect),
+    /// Print the logits of a text, position by position.
+    Logits(Logits),
+    /// List backends and devices.
+    Backends(Backends),
+    /// Measure speed.
+    Bench(Bench),
+}
+
+/// Which model, and where it comes from.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArguments {
+    /// A name (`smollm2`), a path (GGUF file, safetensors file or folder), or a Hugging Face id (owner/name[@revision] or
+    /// owner/name:file.gguf). With --weights random also a preset such as llama-1b.
+    #[arg(long, short, default_value = dsrun_models::fetch::DEFAULT_MODEL, value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Where weights come from: the model's file, or made up from its configuration.
+    #[arg(long, value_enum, default_value_t = Weights::File)]
+    pub(crate) weights: Weights,
+    /// Use only what is on this machine.
+    #[arg(long)]
+    pub(crate) offline: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Weights {
+    /// As the model's file has them.
+    File,
+    /// Random, the same every time.
+    Random,
+}
+
+/// Which device, and how much of it.
+#[derive(Debug, Args)]
+pub(crate) struct DeviceArguments {
+    /// The backend; `dsrun backends` lists them.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) backend: Option<String>,
+    /// The device of the backend.
+    #[arg(long, default_value_t = 0, value_name = "INDEX")]
+    pub(crate) device: usize,
+    /// Threads a CPU device may use; all cores if not given.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+}
+
+/// How the engine is set up.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArguments {
+    /// Element type of weights, activations and cache; `keep` leaves weights as the file has them.
+    #[arg(long, value_enum, default_value_t = Dtype::Keep)]
+    pub(crate) dtype: Dtype,
+    /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) context: Option<usize>,
+    /// Tokens a step may process: longer prompts are cut into chunks.
+    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
+    pub(crate) step_tokens: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    /// Weights as the file has them.
+    Keep,
+    /// 32-bit floats.
+    F32,
+    /// Brain floats.
+    Bf16,
+    /// 16-bit floats.
+    F16,
+}
+
+impl From<Dtype> for Precision {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Keep => Self::Keep,
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::Bf16,
+            Dtype::F16 => Self::F16,
+        }
+    }
+}
+
+/// How tokens are chosen. What is not given is as the model suggests; greedy if it suggests nothing.
+#[derive(Debug, Default, Args)]
+pub(crate) struct SamplingArguments {
+    /// 0 takes the likeliest token; 1 samples from the model's own distribution.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) temperature: Option<f32>,
+    /// Keep this many of the likeliest tokens; 0 keeps all.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) top_k: Option<u32>,
+    /// Keep the likeliest tokens until their probabilities reach this.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) top_p: Option<f32>,
+    /// Keep tokens at least this likely, relative to the likeliest.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) min_p: Option<f32>,
+    /// Make tokens seen before less likely: divides their logits.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Make tokens generated before less likely: subtracted once.
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Make tokens generated before less likely: subtracted for every time.
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Seed of the random draws: equal seeds give equal answers.
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub(crate) seed: u64,
+    /// The most tokens of an answer.
+    #[arg(long, short = 'n', value_name = "COUNT")]
+    pub(crate) max_tokens: Option<usize>,
+    /// A text that ends the answer; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Generate {
+    /// The prompt; `-` or nothing reads standard input.
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file.
+    #[arg(long, short, conflicts_with = "prompt", value_name = "PATH")]
+    pub(crate) file: Option<PathBuf>,
+    /// What the model is told before the prompt, if its chat template takes that.
+    #[arg(long, conflicts_with = "raw", value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Continue the bare prompt, without the chat template.
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Print one JSON object: text, tokens, finish_reason, timings.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Chat {
+    /// What the model is told before the conversation.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// The model, as for --model elsewhere.
+    #[arg(default_value = dsrun_models::fetch::DEFAULT_MODEL)]
+    pub(crate) model: String,
+    /// Use only what is on this machine.
+    #[arg(long)]
+    pub(crate) offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Models {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<ModelsCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelsCommand {
+    /// Remove a fetched model from the cache.
+    Remove {
+        /// Its name, as `dsrun models` shows it.
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    /// List the tensors of the file.
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Print the program that runs, after all passes.
+    #[arg(long)]
+    pub(crate) program: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logits {
+    /// The text; special tokens in it are taken as such. `-` reads standard input.
+    #[arg(long, required_unless_present = "tokens", conflicts_with = "tokens", value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+    /// Token ids, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "IDS")]
+    pub(crate) tokens: Vec<u32>,
+    /// How many of the largest logits to print.
+    #[arg(long, default_value_t = 10, value_name = "COUNT")]
+    pub(crate) top: usize,
+    /// Only these positions, counted from 0, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "POSITIONS")]
+    pub(crate) at: Vec<usize>,
+    /// Print one JSON object: tokens, mean_nll, positions.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Backends {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    pub(crate) command: BenchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure the time to the first token and the time per token.
+    Latency(Latency),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Latency {
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) prompt: usize,
+    /// Tokens to generate for each prompt.
+    #[arg(long = "gen", default_value_t = 64, value_name = "TOKENS", value_parser = at_least_two)]
+    pub(crate) generate: usize,
+    /// Prompts that run side by side.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
+    pub(crate) batch: usize,
+    /// How often to measure; the median is shown.
+    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive)]
+    pub(crate) repeat: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        other => other.map_err(|_| "must be a whole number".into()),
+    }
+}
+
+fn at_least_two(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0 | 1) => Err("must be at least 2: the time per token is measured between tokens".into()),
+        other => other.map_err(|_| "must be a whole number".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,24 @@
+//! One module per command.
+
+pub(crate) mod backends;
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod logits;
+pub(crate) mod models;
+
+use anyhow::Result;
+use serde::Serialize;
+use std::io::Write;
+
+/// Prints a value as JSON to standard output.
+fn print_json(value: &impl Serialize) -> Result<()> {
+    print(&serde_json::to_string_pretty(value)?)
+}
+
+/// Prints a line to standard output.
+fn print(line: &str) -> Result<()> {
+    writeln!(std::io::stdout().lock(), "{line}")?;
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! How fast a device reads its memory: the roof under which generation runs.
+
+use anyhow::Result;
+use dsrun_core::{
+    BytesReader, DType, TensorDesc, WeightFormat, WeightType,
+    checked::CheckedPlan,
+    device::{BufferSlice, Device, MemoryKind},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, WeightDesc, WeightUse},
+    op::Linear,
+};
+use std::time::{Duration, Instant};
+
+/// Columns of the matrix that is read.
+const COLUMNS: usize = 2048;
+/// How often it is read; the fastest counts.
+const REPEATS: usize = 7;
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Bytes per second, as the fastest of several passes over a dense f32 matrix far larger than any cache, multiplied by one
+/// row: two operations for every four bytes, so that memory is the limit.
+pub(crate) fn read_bandwidth(device: &dyn Device) -> Result<f64> {
+    // Device memory is fast and its caches large: 1 GiB there, 256 MiB where the host's memory is the device's.
+    let bytes: usize = if device.properties().unified_memory { 256 << 20 } else { 1 << 30 };
+    let rows = bytes / 4 / COLUMNS;
+    let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![rows, COLUMNS] };
+    let uses = vec![WeightUse { op: "linear", dtype: DType::F32, max_rows: 1 }];
+    let desc = WeightDesc { weight_type: weight_type.clone(), uses, immutable: true };
+    let mut stream = device.stream()?;
+    let weight = {
+        let mut reader = BytesReader::new(weight_type.clone(), values(rows * COLUMNS))?;
+        device.kernels().prepack(&mut *stream, &desc, &mut reader)?
+    };
+    let x = TensorDesc::dense(DType::F32, &[1, COLUMNS]);
+    let y = TensorDesc::dense(DType::F32, &[1, rows]);
+    let allocate = |desc: &TensorDesc| -> Result<Binding> {
+        Ok(Binding::new(BufferSlice::whole(device.allocate(desc.bytes()?, MemoryKind::Device)?)))
+    };
+    let (input, output) = (allocate(&x)?, allocate(&y)?);
+    stream.upload(&values(COLUMNS), &input.slice)?;
+    let call = CallDesc {
+        op: Linear { dtype: DType::F32 }.into(),
+        operands: vec![Some(OperandDesc::Tensor(x)), Some(OperandDesc::Weight(weight_type)), None],
+        results: vec![y],
+        comm: None,
+    };
+    let plan = CheckedPlan::new(device, call)?;
+    let workspace = BufferSlice::whole(device.allocate(plan.workspace_bytes().max(1), MemoryKind::Device)?);
+    let bound = plan.bind(&Arguments {
+        operands: vec![Some(Argument::Tensor(input)), Some(Argument::Weight(weight)), None],
+        results: vec![output],
+        workspace: Some(workspace),
+    })?;
+    let mut fastest = f64::INFINITY;
+    for _ in 0..REPEATS {
+        let start = Instant::now();
+        bound.enqueue(&mut *stream)?;
+        stream.synchronize("measuring bandwidth", TIMEOUT)?;
+        fastest = fastest.min(start.elapsed().as_secs_f64());
+    }
+    Ok(bytes as f64 / fastest)
+}
+
+/// Values from -1 to 1 that do not repeat soon: zeros may be faster than real data.
+fn values(count: usize) -> Vec<u8> {
+    let mut state = 0x9E37_79B9u32;
+    let mut bytes = Vec::with_capacity(count * 4);
+    for _ in 0..count {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let value = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
+        bytes.extend_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}

@@ -1,0 +1,170 @@
+//! `dsrun bench latency`: time to the first token, time per token, and how near that is to what memory allows.
+
+use super::bandwidth::read_bandwidth;
+use crate::{
+    arguments::Latency,
+    commands::{print, print_json},
+    session::{engine_options, open_device, open_model},
+    terminal::Terminal,
+};
+use anyhow::{Result, bail};
+use dsrun_engine::{Bytes, Engine, EnginePlan, Request, SamplingOptions};
+use serde::Serialize;
+use std::time::Instant;
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct Figures {
+    model: String,
+    backend_device: String,
+    dtype: String,
+    prompt_tokens: usize,
+    generated_tokens: usize,
+    batch: usize,
+    repeats: usize,
+    /// Seconds from the request to the first token of all prompts.
+    first_token_seconds: f64,
+    prompt_tokens_per_second: f64,
+    /// Of one request.
+    ms_per_token: f64,
+    /// Of all requests together.
+    decode_tokens_per_second: f64,
+    /// Weights and KV cache that a step has to read.
+    bytes_per_step: u64,
+    read_bandwidth_bytes_per_second: f64,
+    /// Bytes read per second of decoding, over the bandwidth.
+    share_of_bandwidth: f64,
+}
+
+pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
+    let model = open_model(&command.model, terminal)?;
+    let device = open_device(&command.device)?;
+    let mut options = engine_options(&command.engine, command.batch);
+    options.ignore_end = true;
+    let tokens = command.prompt + command.generate;
+    options.context = Some(options.context.unwrap_or(tokens));
+    if options.context < Some(tokens) {
+        bail!("--prompt and --gen together are {tokens} tokens, more than --context");
+    }
+    terminal.note("measuring the device's read bandwidth");
+    let bandwidth = read_bandwidth(&*device)?;
+    let plan = EnginePlan::new(&model, &*device, &options)?;
+    terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
+    let traffic = plan.step_traffic(&*device)?;
+    let bar = terminal.bar("loading", Some(plan.memory().weights));
+    let engine = plan.load(&model, device.clone(), &mut |loaded, _| bar.set_position(loaded));
+    bar.finish_and_clear();
+    let mut engine = engine?;
+
+    // The first run compiles the steps.
+    run_once(&mut engine, command, model.config().vocabulary)?;
+    let mut runs = Vec::new();
+    for repeat in 0..command.repeat {
+        terminal.note(&format!("run {} of {}", repeat + 1, command.repeat));
+        runs.push(run_once(&mut engine, command, model.config().vocabulary)?);
+    }
+    let first = median(runs.iter().map(|run| run.0).collect());
+    let decode = median(runs.iter().map(|run| run.1).collect());
+    let steps = (command.generate - 1) as f64;
+    let step = decode / steps;
+    // Halfway through the answer, for every request.
+    let context = (command.prompt + command.generate / 2) as u64;
+    let bytes = traffic.weights + traffic.kv_per_token * context * command.batch as u64;
+    let figures = Figures {
+        model: model.name().to_owned(),
+        backend_device: device.properties().name.clone(),
+        dtype: format!("{:?}", command.engine.dtype).to_lowercase(),
+        prompt_tokens: command.prompt,
+        generated_tokens: command.generate,
+        batch: command.batch,
+        repeats: command.repeat,
+        first_token_seconds: first,
+        prompt_tokens_per_second: (command.prompt * command.batch) as f64 / first,
+        ms_per_token: step * 1e3,
+        decode_tokens_per_second: command.batch as f64 / step,
+        bytes_per_step: bytes,
+        read_bandwidth_bytes_per_second: bandwidth,
+        share_of_bandwidth: bytes as f64 / step / bandwidth,
+    };
+    if command.json { print_json(&figures) } else { show(&figures) }
+}
+
+/// Seconds to the first token of all requests, and from there to the last.
+fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result<(f64, f64)> {
+    let start = Instant::now();
+    for request in 0..command.batch {
+        let prompt = (0..command.prompt).map(|index| token(request * command.prompt + index, vocabulary)).collect();
+        let sampling = SamplingOptions::default();
+        engine.submit(Request { prompt, sampling, max_tokens: Some(command.generate) })?;
+    }
+    let mut first = None;
+    let mut waiting = command.batch;
+    while !engine.is_idle() {
+        let events = engine.step()?;
+        waiting = waiting.saturating_sub(if first.is_none() { events.len() } else { 0 });
+        if waiting == 0 {
+            first.get_or_insert_with(Instant::now);
+        }
+    }
+    let first = first.unwrap_or(start);
+    Ok(((first - start).as_secs_f64(), first.elapsed().as_secs_f64()))
+}
+
+/// Tokens without a pattern, the same every time.
+fn token(index: usize, vocabulary: usize) -> u32 {
+    let mixed = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+    (mixed % vocabulary.max(1) as u64) as u32
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn show(figures: &Figures) -> Result<()> {
+    let bandwidth = figures.read_bandwidth_bytes_per_second / 1e9;
+    print(&format!(
+        "{} on {}, dtype {}: {} prompt tokens, {} generated, batch {}, median of {}",
+        figures.model,
+        figures.backend_device,
+        figures.dtype,
+        figures.prompt_tokens,
+        figures.generated_tokens,
+        figures.batch,
+        figures.repeats,
+    ))?;
+    print(&format!(
+        "first token  {:.1} ms ({:.1} prompt tokens/s)",
+        figures.first_token_seconds * 1e3,
+        figures.prompt_tokens_per_second
+    ))?;
+    print(&format!(
+        "per token    {:.3} ms ({:.1} tokens/s in all)",
+        figures.ms_per_token, figures.decode_tokens_per_second
+    ))?;
+    print(&format!(
+        "memory       {} read per step: {:.0}% of the {bandwidth:.1} GB/s the device reads",
+        Bytes(figures.bytes_per_step),
+        figures.share_of_bandwidth * 100.0
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_stay_in_the_vocabulary_and_differ() {
+        let tokens: Vec<u32> = (0..100).map(|index| token(index, 1000)).collect();
+        assert!(tokens.iter().all(|token| *token < 1000));
+        let mut distinct = tokens.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert!(distinct.len() > 80);
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+    }
+}

@@ -1,0 +1,81 @@
+//! `dsrun chat`: talk with a model.
+
+use super::generate::figures;
+use crate::{
+    arguments::Chat,
+    interrupt,
+    session::{engine_options, generate_options, load, open_device, open_model},
+    terminal::Terminal,
+};
+use anyhow::{Result, bail};
+use dsrun_engine::{EngineError, FinishReason, Prompt};
+use dsrun_models::chat::Message;
+use rustyline::{DefaultEditor, error::ReadlineError};
+use std::ops::ControlFlow;
+
+pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
+    let model = open_model(&command.model, terminal)?;
+    if model.chat_template().is_err() {
+        bail!("the model has no chat template, so it cannot hold a conversation\nhint: use dsrun generate --raw");
+    }
+    let options = generate_options(&model, &command.sampling)?;
+    let device = open_device(&command.device)?;
+    let mut pipeline = load(model, device, &engine_options(&command.engine, 1), terminal)?;
+
+    interrupt::listen()?;
+    let mut editor = DefaultEditor::new()?;
+    let system: Vec<Message> = command.system.iter().map(|system| Message::new("system", system)).collect();
+    let mut messages = system.clone();
+    terminal.note("Ctrl-C stops an answer. /reset forgets the conversation, /exit or Ctrl-D ends it.");
+    loop {
+        interrupt::take();
+        let line = match editor.readline("> ") {
+            Ok(line) => line,
+            Err(ReadlineError::Interrupted) => {
+                terminal.note("/exit or Ctrl-D ends the conversation");
+                continue;
+            }
+            Err(ReadlineError::Eof) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        match line.trim() {
+            "" => continue,
+            "/exit" => return Ok(()),
+            "/reset" => {
+                messages.clone_from(&system);
+                terminal.note("the conversation is forgotten");
+                continue;
+            }
+            _ => {}
+        }
+        editor.add_history_entry(&line)?;
+        messages.push(Message::new("user", line));
+
+        let mut writer = terminal.stream();
+        let mut written = Ok(());
+        let prompt = Prompt::Chat(messages.clone());
+        let answers = pipeline.generate_all(&[prompt], &options, &mut |progress| {
+            written = writer.token(progress.text);
+            if written.is_err() || interrupt::happened() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        let answers = match answers {
+            Ok(answers) => answers,
+            Err(error @ EngineError::PromptTooLong { .. }) => {
+                drop(writer);
+                messages.pop();
+                terminal.note(&format!("{error}\n/reset starts a new conversation"));
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        written?;
+        writer.finish()?;
+        for answer in answers {
+            terminal.note(&figures(&answer));
+            if answer.finish_reason == FinishReason::Length {
+                terminal.note("the answer was cut off: --context or --max-tokens allow longer ones");
+            }
+            messages.push(Message::new("assistant", answer.text));
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! `dsrun generate`: continue a prompt.
+
+use super::print_json;
+use crate::{
+    arguments::Generate,
+    input, interrupt,
+    session::{engine_options, generate_options, load, open_device, open_model},
+    terminal::Terminal,
+};
+use anyhow::Result;
+use dsrun_engine::{Answer, FinishReason, Prompt};
+use dsrun_models::{chat::Message, model::Model};
+use std::ops::ControlFlow;
+
+pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
+    let text = input::prompt(command.prompt.as_deref(), command.file.as_deref())?;
+    let model = open_model(&command.model, terminal)?;
+    let options = generate_options(&model, &command.sampling)?;
+    let prompt = as_prompt(text, command, &model);
+    let device = open_device(&command.device)?;
+    let mut pipeline = load(model, device, &engine_options(&command.engine, 1), terminal)?;
+
+    interrupt::listen()?;
+    let mut writer = (!command.json).then(|| terminal.stream());
+    let mut written = Ok(());
+    let answers = pipeline.generate_all(&[prompt], &options, &mut |progress| {
+        if let Some(writer) = &mut writer {
+            written = writer.token(progress.text);
+        }
+        if written.is_err() || interrupt::happened() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    written?;
+    if let Some(writer) = writer {
+        writer.finish()?;
+    }
+    for answer in &answers {
+        if command.json {
+            print_json(answer)?;
+        } else {
+            terminal.note(&figures(answer));
+        }
+    }
+    Ok(())
+}
+
+fn as_prompt(text: String, command: &Generate, model: &Model) -> Prompt {
+    if command.raw || (model.chat_template().is_err() && command.system.is_none()) {
+        return Prompt::Text(text);
+    }
+    let system = command.system.iter().map(|system| Message::new("system", system));
+    Prompt::Chat(system.chain([Message::new("user", text)]).collect())
+}
+
+/// What an answer took, in a line.
+pub(crate) fn figures(answer: &Answer) -> String {
+    let (prompt, tokens, timings) = (answer.prompt_tokens, answer.tokens.len(), &answer.timings);
+    let end = match answer.finish_reason {
+        FinishReason::Stop => "",
+        FinishReason::Length => "; the limit on tokens was reached",
+        FinishReason::Cancelled => "; stopped",
+    };
+    format!(
+        "{prompt} prompt tokens at {:.1} tokens/s, {tokens} tokens at {:.1} tokens/s, first after {:.2} s{end}",
+        timings.prompt_rate(prompt),
+        timings.decode_rate(tokens),
+        timings.first_token_seconds,
+    )
+}

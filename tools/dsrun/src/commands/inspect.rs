@@ -1,0 +1,139 @@
+//! `dsrun inspect`: what a model is, and what running it would take.
+
+use super::{print, print_json};
+use crate::{
+    arguments::{Inspect, SamplingArguments},
+    session::{engine_options, generate_options, open_device, open_model},
+    terminal::Terminal,
+};
+use anyhow::Result;
+use dsrun_core::WeightType;
+use dsrun_engine::{Bytes, EnginePlan, GenerateOptions};
+use dsrun_models::model::Model;
+use serde_json::{Value, json};
+
+pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
+    let model = open_model(&command.model, terminal)?;
+    let device = open_device(&command.device)?;
+    let plan = EnginePlan::new(&model, &*device, &engine_options(&command.engine, 1))?;
+    let tensors = tensors(&model);
+    let defaults = generate_options(&model, &SamplingArguments::default())?;
+    if command.json {
+        return print_json(&as_json(command, &model, &plan, &tensors, &defaults));
+    }
+    let elements: usize = tensors.iter().filter_map(|(_, tensor)| tensor.elements().ok()).sum();
+    print(&format!("model      {} ({})", model.name(), model.weights().describe()))?;
+    for (name, value) in facts(&model) {
+        print(&format!("{name:10} {value}"))?;
+    }
+    print(&format!("parameters {:.1} million in {} tensors", elements as f64 / 1e6, tensors.len()))?;
+    print(&format!("context    {} tokens, planned for {}", model.config().context, plan.context()))?;
+    print(&format!("sampling   {}", sampling(&defaults)))?;
+    for (field, value) in &model.generation().unused {
+        print(&format!("           {field} = {value} is not used"))?;
+    }
+    print(&format!("memory on {}:\n{}", device.properties().name, plan.memory()))?;
+    if command.tensors {
+        let width = tensors.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        for (name, tensor) in &tensors {
+            print(&format!("{name:width$}  {tensor}"))?;
+        }
+    }
+    if command.program {
+        print(plan.program().to_string().trim_end())?;
+    }
+    Ok(())
+}
+
+/// Names and types of the file's tensors, sorted by name.
+fn tensors(model: &Model) -> Vec<(String, WeightType)> {
+    let names = model.weights().names();
+    let known = |name: &str| Some((name.to_owned(), model.weights().tensor_type(name).ok()?));
+    let mut tensors: Vec<_> = names.into_iter().filter_map(known).collect();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    tensors
+}
+
+/// The configuration, a line each.
+fn facts(model: &Model) -> Vec<(&'static str, String)> {
+    let config = model.config();
+    let windowed = config.windows.iter().flatten().count();
+    let window = config.windows.iter().flatten().next();
+    let mut facts = vec![
+        ("family", config.architecture.name().to_owned()),
+        ("layers", format!("{} of hidden size {}, MLP {}", config.layers, config.hidden, config.intermediate)),
+        ("heads", format!("{} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads)),
+        ("vocabulary", format!("{}{}", config.vocabulary, if config.tied { ", head tied to embedding" } else { "" })),
+        ("rope", format!("theta {}, scaling {:?}", config.rope.theta, config.rope.scaling)),
+    ];
+    if let Some(window) = window {
+        facts.push(("window", format!("{window} tokens in {windowed} of {} layers", config.layers)));
+    }
+    let chat = if model.chat_template().is_ok() { "a chat template" } else { "no chat template" };
+    let tokenizer = match model.tokenizer() {
+        Some(tokenizer) => format!("{} tokens, {chat}", tokenizer.vocabulary_size()),
+        None => "none".to_owned(),
+    };
+    facts.push(("tokenizer", tokenizer));
+    facts.push(("ends at", format!("tokens {:?}", model.eos())));
+    facts
+}
+
+fn sampling(options: &GenerateOptions) -> String {
+    let sampling = &options.sampling;
+    let how = if sampling.temperature == 0.0 {
+        "greedy".to_owned()
+    } else {
+        format!(
+            "temperature {}, top-k {}, top-p {}, min-p {}",
+            sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        )
+    };
+    let penalty = if sampling.repetition_penalty == 1.0 {
+        String::new()
+    } else {
+        format!(", repetition penalty {}", sampling.repetition_penalty)
+    };
+    let length = options.max_tokens.map_or_else(|| "up to the context".into(), |tokens| format!("up to {tokens} tokens"));
+    format!("{how}{penalty}, {length}")
+}
+
+fn as_json(
+    command: &Inspect,
+    model: &Model,
+    plan: &EnginePlan,
+    tensors: &[(String, WeightType)],
+    defaults: &GenerateOptions,
+) -> Value {
+    let config = model.config();
+    let mut value = json!({
+        "name": model.name(),
+        "source": model.weights().describe(),
+        "family": config.architecture.name(),
+        "layers": config.layers,
+        "hidden": config.hidden,
+        "intermediate": config.intermediate,
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "vocabulary": config.vocabulary,
+        "tied": config.tied,
+        "context": config.context,
+        "planned_context": plan.context(),
+        "stop_ids": model.eos(),
+        "chat_template": model.chat_template().is_ok(),
+        "sampling": defaults.sampling,
+        "max_tokens": defaults.max_tokens,
+        "memory": plan.memory(),
+    });
+    if command.tensors {
+        let tensor = |(name, tensor): &(String, WeightType)| {
+            json!({ "name": name, "format": tensor.format.name(), "shape": tensor.shape })
+        };
+        value["tensors"] = tensors.iter().map(tensor).collect();
+    }
+    if command.program {
+        value["program"] = plan.program().to_string().into();
+    }
+    value
+}

@@ -1,0 +1,58 @@
+//! `dsrun pull` and `dsrun models`: what is on this machine.
+
+use super::{print, print_json};
+use crate::{
+    arguments::{Models, ModelsCommand, Pull},
+    terminal::{FetchBar, Terminal},
+};
+use anyhow::Result;
+use dsrun_engine::Bytes;
+use dsrun_models::fetch::{CachedModel, FetchOptions, WeightFiles, list_cached, remove, resolve};
+use serde_json::json;
+
+/// Fetches a model and prints where its weights are: the file of a GGUF, the folder of safetensors.
+pub(crate) fn pull(command: &Pull, terminal: &Terminal) -> Result<()> {
+    let mut options = FetchOptions::from_env()?;
+    options.offline |= command.offline;
+    let files = resolve(&command.model, &options, &mut FetchBar::new(terminal))?;
+    let path = match &files.weights {
+        WeightFiles::Gguf(path) => path,
+        WeightFiles::Safetensors(_) => &files.directory,
+    };
+    print(&path.display().to_string())
+}
+
+pub(crate) fn run(command: &Models, terminal: &Terminal) -> Result<()> {
+    let options = FetchOptions::from_env()?;
+    if let Some(ModelsCommand::Remove { name }) = &command.command {
+        remove(name, &options, &mut FetchBar::new(terminal))?;
+        terminal.note(&format!("removed {name}"));
+        return Ok(());
+    }
+    let models = list_cached(&options)?;
+    if command.json {
+        return print_json(&models.iter().map(as_json).collect::<Vec<_>>());
+    }
+    if models.is_empty() {
+        terminal.note("no model is cached; dsrun pull fetches one");
+        return Ok(());
+    }
+    let width = models.iter().map(|model| model.name.len()).max().unwrap_or(0);
+    for model in models {
+        let state = if model.complete { "" } else { ", not complete" };
+        let size = Bytes(model.bytes).to_string();
+        print(&format!("{:width$}  {size:>10}  {}{state}", model.name, model.source))?;
+    }
+    Ok(())
+}
+
+fn as_json(model: &CachedModel) -> serde_json::Value {
+    json!({
+        "name": model.name,
+        "path": model.path,
+        "bytes": model.bytes,
+        "files": model.files,
+        "source": model.source,
+        "complete": model.complete,
+    })
+}

@@ -1,0 +1,27 @@
+//! Ctrl-C: the first asks the running answer to stop, the second ends the program.
+
+use anyhow::{Context, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static ASKED: AtomicBool = AtomicBool::new(false);
+
+/// From here on Ctrl-C sets a mark instead of ending the program. A second one, while the mark is set, ends it.
+pub(crate) fn listen() -> Result<()> {
+    let mark = || {
+        if ASKED.swap(true, Ordering::SeqCst) {
+            #[expect(clippy::exit, reason = "the user insists, and what runs does not stop by itself")]
+            std::process::exit(130);
+        }
+    };
+    ctrlc::set_handler(mark).context("Ctrl-C cannot be caught")
+}
+
+/// Whether Ctrl-C was pressed.
+pub(crate) fn happened() -> bool {
+    ASKED.load(Ordering::SeqCst)
+}
+
+/// Whether Ctrl-C was pressed; forgets it.
+pub(crate) fn take() -> bool {
+    ASKED.swap(false, Ordering::SeqCst)
+}

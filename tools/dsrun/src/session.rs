@@ -1,0 +1,94 @@
+//! From arguments to a loaded model: the steps every command shares.
+
+use crate::{
+    arguments::{DeviceArguments, EngineArguments, ModelArguments, SamplingArguments, Weights},
+    terminal::{FetchBar, Terminal},
+};
+use anyhow::{Context, Result};
+use dsrun_core::{
+    device::{Device, DeviceOptions},
+    registry::Registry,
+};
+use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions, Pipeline};
+use dsrun_models::{
+    fetch::{FetchOptions, resolve},
+    model::Model,
+};
+use std::sync::Arc;
+
+/// The seed of random weights.
+const RANDOM_SEED: u64 = 0;
+
+/// The backends of this program.
+pub(crate) fn registry() -> Result<Registry> {
+    let mut registry = Registry::new();
+    registry.register(Arc::new(dsrun_candle::CandleBackend::new()))?;
+    Ok(registry)
+}
+
+/// Opens the device that was asked for.
+pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>> {
+    let registry = registry()?;
+    let backend = registry.backend(arguments.backend.as_deref())?;
+    let options = DeviceOptions { threads: arguments.threads.map(usize::from), ..DeviceOptions::default() };
+    let device = backend.open(arguments.device, &options);
+    device.with_context(|| format!("cannot open device {} of backend {}", arguments.device, backend.info().name))
+}
+
+/// Finds, fetches if need be, and opens the model that was asked for.
+pub(crate) fn open_model(arguments: &ModelArguments, terminal: &Terminal) -> Result<Model> {
+    if arguments.weights == Weights::Random {
+        return Ok(Model::random_named(&arguments.model, RANDOM_SEED)?);
+    }
+    let mut options = FetchOptions::from_env()?;
+    options.offline |= arguments.offline;
+    let files = resolve(&arguments.model, &options, &mut FetchBar::new(terminal))?;
+    Ok(Model::from_files(&files)?)
+}
+
+/// How the engine is set up for `requests` at a time.
+pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> EngineOptions {
+    EngineOptions {
+        precision: arguments.dtype.into(),
+        context: arguments.context,
+        step_tokens: arguments.step_tokens.max(requests),
+        max_requests: requests,
+        ..EngineOptions::default()
+    }
+}
+
+/// Plans an engine, shows the plan, and loads it.
+pub(crate) fn load(
+    model: Model,
+    device: Arc<dyn Device>,
+    options: &EngineOptions,
+    terminal: &Terminal,
+) -> Result<Pipeline> {
+    let plan = EnginePlan::new(&model, &*device, options)?;
+    terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
+    let bar = terminal.bar("loading", Some(plan.memory().weights));
+    let engine = plan.load(&model, device, &mut |loaded, _| bar.set_position(loaded));
+    bar.finish_and_clear();
+    Ok(Pipeline::with_engine(model, engine?))
+}
+
+/// How answers are generated: as the model suggests, but for what was asked.
+pub(crate) fn generate_options(model: &Model, arguments: &SamplingArguments) -> Result<GenerateOptions> {
+    let mut options = GenerateOptions::suggested(model);
+    let sampling = &mut options.sampling;
+    sampling.temperature = arguments.temperature.unwrap_or(sampling.temperature);
+    sampling.top_k = arguments.top_k.unwrap_or(sampling.top_k);
+    sampling.top_p = arguments.top_p.unwrap_or(sampling.top_p);
+    sampling.min_p = arguments.min_p.unwrap_or(sampling.min_p);
+    sampling.repetition_penalty = arguments.repetition_penalty.unwrap_or(sampling.repetition_penalty);
+    sampling.presence_penalty = arguments.presence_penalty.unwrap_or(sampling.presence_penalty);
+    sampling.frequency_penalty = arguments.frequency_penalty.unwrap_or(sampling.frequency_penalty);
+    sampling.seed = arguments.seed;
+    sampling.validate()?;
+    options.max_tokens = arguments.max_tokens.or(options.max_tokens);
+    options.stop.extend(arguments.stop.iter().cloned());
+    if options.stop.iter().any(String::is_empty) {
+        anyhow::bail!("a stop text is empty\nhint: leave --stop out");
+    }
+    Ok(options)
+}
