@@ -1,1 +1,117 @@
+//! The case tables: for every op a fixed corpus of edges and seeded random cases.
+//!
+//! A table makes its cases anew whenever it is asked, from seeds that hang on nothing but the names, so that the
+//! identifier of a case is all that is needed to run it again.
 
+mod activation;
+mod attention;
+mod cache;
+mod collective;
+mod elementwise;
+mod embed;
+mod linear;
+mod norm;
+mod plane;
+mod region;
+mod rope;
+mod sampling;
+mod step;
+
+use crate::{case::Case, gate::Gate};
+use dsrun_core::DType;
+
+/// The cases of an op.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// The op, or the well-known region.
+    pub op: &'static str,
+    /// The element types it has cases for. Cases are filed under the type of the activations; ops on integers under i32.
+    pub dtypes: &'static [DType],
+    /// Makes the cases of an element type.
+    pub cases: fn(DType) -> Vec<Case>,
+}
+
+const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
+const ALL: &[DType] = &DType::ALL;
+const INTEGERS: &[DType] = &[DType::I32];
+const F32: &[DType] = &[DType::F32];
+
+const fn table(op: &'static str, dtypes: &'static [DType], cases: fn(DType) -> Vec<Case>) -> Table {
+    Table { op, dtypes, cases }
+}
+
+/// Every table, primitives in the order of the op table, then regions.
+pub const TABLES: &[Table] = &[
+    table("embed", FLOATS, embed::embed),
+    table("rms_norm", FLOATS, norm::rms_norm),
+    table("layer_norm", FLOATS, norm::layer_norm),
+    table("linear", FLOATS, linear::linear),
+    table("matmul", FLOATS, linear::matmul),
+    table("activation", FLOATS, activation::activation),
+    table("gated_activation", FLOATS, activation::gated_activation),
+    table("rope", FLOATS, rope::rope),
+    table("kv_write", FLOATS, cache::kv_write),
+    table("page_copy", FLOATS, cache::page_copy),
+    table("page_gather", FLOATS, cache::page_gather),
+    table("page_scatter", FLOATS, cache::page_scatter),
+    table("attention_prepare", INTEGERS, attention::prepare),
+    table("paged_attention", FLOATS, attention::paged),
+    table("attention", FLOATS, attention::unpaged),
+    table("add", FLOATS, elementwise::add),
+    table("cast", FLOATS, elementwise::cast),
+    table("fill", ALL, elementwise::fill),
+    table("gather_rows", FLOATS, embed::gather_rows),
+    table("prepare_step", INTEGERS, step::prepare_step),
+    table("logit_process", FLOATS, sampling::logit_process),
+    table("argmax", FLOATS, sampling::argmax),
+    table("sample", F32, sampling::sample),
+    table("commit_tokens", INTEGERS, step::commit_tokens),
+    table("all_reduce", ALL, collective::all_reduce),
+    table("all_gather", ALL, collective::all_gather),
+    table("reduce_scatter", ALL, collective::reduce_scatter),
+    table("all_to_all", ALL, collective::all_to_all),
+    table("broadcast", ALL, collective::broadcast),
+    table("send", ALL, collective::send_and_receive),
+    table("receive", ALL, collective::send_and_receive),
+    table("barrier", INTEGERS, collective::barrier),
+    table("add_rms_norm", FLOATS, region::add_rms_norm),
+    table("norm_linear", FLOATS, region::norm_linear),
+];
+
+const EXPONENTIAL: Gate = Gate { inner: None, exponential: true };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dsrun_core::op::Op;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_primitive_has_a_table_with_cases_for_each_type_it_takes() {
+        let primitives: Vec<&str> = Op::PRIMITIVES.iter().map(|signature| signature.name).collect();
+        let tables: Vec<&str> = TABLES.iter().map(|table| table.op).collect();
+        assert_eq!(tables[..primitives.len()], primitives);
+        assert_eq!(tables[primitives.len()..], ["add_rms_norm", "norm_linear"]);
+        for table in TABLES {
+            for dtype in table.dtypes {
+                let cases = (table.cases)(*dtype);
+                let own = cases.iter().flat_map(|case| &case.calls).filter(|call| call.op.name() == table.op);
+                assert!(own.count() >= 3, "{} has too few cases for {dtype}", table.op);
+            }
+        }
+    }
+
+    #[test]
+    fn identifiers_are_unique_and_cases_repeat() {
+        let mut seen = HashSet::new();
+        for table in TABLES.iter().filter(|table| table.op != "receive") {
+            for dtype in table.dtypes {
+                let (once, again) = ((table.cases)(*dtype), (table.cases)(*dtype));
+                for (case, again) in once.iter().zip(&again) {
+                    assert!(seen.insert(case.id.clone()), "{} stands twice", case.id);
+                    assert!(format!("{case:?}") == format!("{again:?}"), "{} differs from run to run", case.id);
+                }
+            }
+        }
+    }
+}

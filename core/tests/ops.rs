@@ -16,7 +16,7 @@ use dsrun_core::{
 };
 use rstest::rstest;
 use std::collections::HashSet;
-use types::{infer, operand};
+use types::operand;
 
 const AXIS: MeshAxis = MeshAxis::Tensor;
 const EMBED: Embed = Embed { dtype: DType::F16, first_row: 7, position_offset: 2 };
@@ -44,6 +44,11 @@ const ATTENTION: Attention = Attention {
 const GATHER: AllGather = AllGather { axis: AXIS, ranks: 4, rows: false };
 const SCATTER: ReduceScatter = ReduceScatter { axis: AXIS, ranks: 4, rows: false, reduction: Reduction::Sum };
 const ALL_REDUCE: AllReduce = AllReduce { axis: AXIS, reduction: Reduction::Sum };
+
+/// The types of a call's results, as texts.
+fn infer(op: &Op, operands: &[Option<OperandType>]) -> dsrun_core::Result<Vec<String>> {
+    Ok(op.infer(operands)?.iter().map(ToString::to_string).collect())
+}
 
 struct Case {
     op: Op,

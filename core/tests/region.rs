@@ -11,12 +11,17 @@ use dsrun_core::{
 };
 use rstest::rstest;
 use std::sync::Arc;
-use types::{infer, operand};
+use types::operand;
 
 const ADD: Add = Add { alpha: 1.0 };
 const NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
 const CAST: Cast = Cast { dtype: DType::F16 };
 const FILL: Fill = Fill { value: 0.0 };
+
+/// The types of a call's results, as texts.
+fn infer(op: &Op, operands: &[Option<OperandType>]) -> dsrun_core::Result<Vec<String>> {
+    Ok(op.infer(operands)?.iter().map(ToString::to_string).collect())
+}
 
 fn ids<const N: usize>(indices: [usize; N]) -> Vec<ValueId> {
     indices.map(ValueId::new).into()

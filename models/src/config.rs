@@ -177,7 +177,11 @@ impl DecoderConfig {
             return Err(ConfigError::value(names.kv_heads, self.kv_heads, expected));
         }
         if !self.head_dim.is_multiple_of(2) {
-            return Err(ConfigError::value(names.head_dim, self.head_dim, "even: its elements are rotated in pairs"));
+            return Err(ConfigError::value(
+                names.head_dim,
+                self.head_dim,
+                "even: its elements are rotated in pairs",
+            ));
         }
         if !self.eps.is_finite() || self.eps <= 0.0 {
             return Err(ConfigError::value(names.eps, self.eps, "a number above 0"));
@@ -249,4 +253,3 @@ impl FieldNames {
         windows: "attention.sliding_window",
     };
 }
-

@@ -68,7 +68,12 @@ impl Declare<'_> {
     }
 
     /// A vector that the model computed.
-    pub(crate) fn constant(&mut self, program: &mut ProgramBuilder, name: &str, values: Vec<f32>) -> Result<ValueId> {
+    pub(crate) fn constant(
+        &mut self,
+        program: &mut ProgramBuilder,
+        name: &str,
+        values: Vec<f32>,
+    ) -> Result<ValueId> {
         let tensor_type = TensorType::new(DType::F32, [values.len()]);
         program.vector(name, WeightExpr::Constant(values), tensor_type)
     }

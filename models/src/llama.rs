@@ -106,7 +106,8 @@ impl Llama<'_> {
     }
 
     fn rotate(&mut self, x: ValueId, heads: usize) -> Result<ValueId> {
-        let heads = u32::try_from(heads).map_err(|_| Error::invalid(format!("{heads} heads are too many")))?;
+        let heads =
+            u32::try_from(heads).map_err(|_| Error::invalid(format!("{heads} heads are too many")))?;
         let rope = Rope { heads, pairing: self.config.rope.pairing, scale: 1.0 };
         self.step.program.call(rope, [x, self.step.positions, self.frequencies].map(Some))
     }

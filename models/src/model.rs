@@ -84,9 +84,12 @@ impl Model {
         let config = DecoderConfig::from_gguf(&file)
             .map_err(|source| ModelError::Config { path: path.to_owned(), source })?;
         let tokenizer = gguf_tokenizer(files, path, &file)?;
-        let text = |id: Option<u32>| id.zip(tokenizer.as_ref()).and_then(|(id, tokenizer)| tokenizer.id_to_token(id));
+        let text = |id: Option<u32>| {
+            id.zip(tokenizer.as_ref()).and_then(|(id, tokenizer)| tokenizer.id_to_token(id))
+        };
         let specials = [("bos_token", text(config.bos)), ("eos_token", text(config.eos.first().copied()))];
-        let specials = specials.into_iter().filter_map(|(name, text)| Some((name.to_owned(), text?.to_owned())));
+        let specials =
+            specials.into_iter().filter_map(|(name, text)| Some((name.to_owned(), text?.to_owned())));
         let specials: Vec<(String, String)> = specials.collect();
         let chat = match (file.chat_template()?, &files.chat_template) {
             (Some(source), _) => Chat::new(path, &[default_template(source.to_owned())], &specials),
@@ -120,7 +123,15 @@ impl Model {
             _ => Chat::None,
         };
         let (generation, weights) = (generation(files)?, Arc::new(weights));
-        Ok(Self::assemble(files.name.clone(), config, weights, Naming::HuggingFace, tokenizer, chat, generation))
+        Ok(Self::assemble(
+            files.name.clone(),
+            config,
+            weights,
+            Naming::HuggingFace,
+            tokenizer,
+            chat,
+            generation,
+        ))
     }
 
     fn assemble(
@@ -189,7 +200,9 @@ impl Model {
         match &self.chat {
             Chat::None => Err(ModelError::NoChatTemplate { name: self.name.clone() }),
             Chat::Template(template) => Ok(template),
-            Chat::Broken { path, source } => Err(ModelError::Chat { path: path.clone(), source: source.clone() }),
+            Chat::Broken { path, source } => {
+                Err(ModelError::Chat { path: path.clone(), source: source.clone() })
+            }
         }
     }
 

@@ -39,18 +39,18 @@
 //! sets the attribute `words`.
 
 use dsrun_core::{
-    DType, Result,
+    DType, Result, Size, TensorType,
     op::{
-        AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite, Linear, LogitProcess, PagedAttention,
-        PrepareStep, SAMPLING_COLUMNS, Sample,
+        AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite, Linear, LogitProcess,
+        PagedAttention, PrepareStep, SAMPLING_COLUMNS, Sample,
     },
     program::{Program, ProgramBuilder, SegmentKind, ValueId},
-    Size, TensorType,
 };
 
 /// The first outputs of a decoder program, in order. Behind them come the states that a step updates: `length`,
 /// `last_token`, `finished`, `counts`, and the key and value cache of each layer.
-pub const OUTPUTS: [&str; 7] = ["logits", "ids", "log_probability", "length", "last_token", "finished", "counts"];
+pub const OUTPUTS: [&str; 7] =
+    ["logits", "ids", "log_probability", "length", "last_token", "finished", "counts"];
 
 /// How weights are stored on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -136,7 +136,8 @@ impl DecoderStep {
     pub fn begin(name: &str, vocabulary: usize, options: ProgramOptions) -> Result<Self> {
         let mut program = ProgramBuilder::new(name);
         program.segment("forward", SegmentKind::Graph);
-        let [tokens, sequences, wanted] = ["tokens", "sequences", "rows"].map(|extent| program.bounded(extent));
+        let [tokens, sequences, wanted] =
+            ["tokens", "sequences", "rows"].map(|extent| program.bounded(extent));
         let mut input = |name, size: &Size| program.input(name, TensorType::new(DType::I32, [size.clone()]));
         let step_request = input("step_request", &sequences)?;
         let step_length = input("step_length", &sequences)?;
@@ -158,17 +159,53 @@ impl DecoderStep {
 
         let prepare = PrepareStep { block_size: options.block_size };
         let operands = [
-            step_request, step_length, step_source, prompt_ids, rows, block_table, last_token, finished, length, counts,
+            step_request,
+            step_length,
+            step_source,
+            prompt_ids,
+            rows,
+            block_table,
+            last_token,
+            finished,
+            length,
+            counts,
         ];
         let results = fixed(program.calls(prepare, operands.map(Some))?)?;
         let [
-            ids, positions, slots, query_start, query_length, kv_length, tables, row_positions, length, counts,
+            ids,
+            positions,
+            slots,
+            query_start,
+            query_length,
+            kv_length,
+            tables,
+            row_positions,
+            length,
+            counts,
         ] = results;
         let work =
             program.call(AttentionPrepare { words: 0 }, [query_start, query_length, kv_length].map(Some))?;
         Ok(Self {
-            program, positions, options, ids, slots, query_start, query_length, kv_length, tables, work, rows, row_request,
-            row_positions, length, counts, last_token, finished, parameters, seeds, stop_ids,
+            program,
+            positions,
+            options,
+            ids,
+            slots,
+            query_start,
+            query_length,
+            kv_length,
+            tables,
+            work,
+            rows,
+            row_request,
+            row_positions,
+            length,
+            counts,
+            last_token,
+            finished,
+            parameters,
+            seeds,
+            stop_ids,
             caches: Vec::new(),
         })
     }
@@ -189,7 +226,8 @@ impl DecoderStep {
     pub fn attention(&mut self, heads: Heads) -> Result<ValueId> {
         let layer = self.caches.len() / 2;
         let count = |count: usize| {
-            u32::try_from(count).map_err(|_| dsrun_core::Error::invalid(format!("{count} heads are too many")))
+            u32::try_from(count)
+                .map_err(|_| dsrun_core::Error::invalid(format!("{count} heads are too many")))
         };
         let block_size = self.options.block_size as usize;
         let shape = [Size::bucket("pages"), heads.kv_heads.into(), block_size.into(), heads.head_dim.into()];
@@ -209,7 +247,14 @@ impl DecoderStep {
             mask: AttentionMask::Causal,
         };
         let operands = [
-            heads.query, keys, values, self.query_start, self.query_length, self.kv_length, self.tables, self.work,
+            heads.query,
+            keys,
+            values,
+            self.query_start,
+            self.query_length,
+            self.kv_length,
+            self.tables,
+            self.work,
         ];
         let optional = [None; 3];
         self.program.call(attention, operands.map(Some).into_iter().chain(optional))
@@ -226,7 +271,8 @@ impl DecoderStep {
         let logits = program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(head), None])?;
 
         program.segment("sample", SegmentKind::Graph);
-        let process = [logits, self.row_request, self.parameters, self.counts].map(Some).into_iter().chain([None; 2]);
+        let process =
+            [logits, self.row_request, self.parameters, self.counts].map(Some).into_iter().chain([None; 2]);
         let processed = program.call(LogitProcess {}, process)?;
         let sample = [processed, self.row_request, self.row_positions, self.parameters, self.seeds];
         let [ids, log_probability] = fixed(program.calls(Sample {}, sample.map(Some))?)?;

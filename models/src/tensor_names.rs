@@ -35,14 +35,20 @@ impl Part {
             Self::Embedding => ["embedding", "model.embed_tokens", "token_embd"],
             Self::FinalNorm => ["final_norm", "model.norm", "output_norm"],
             Self::Head => ["head", "lm_head", "output"],
-            Self::AttentionNorm => ["layers.{}.attention_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"],
+            Self::AttentionNorm => {
+                ["layers.{}.attention_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"]
+            }
             Self::Query => ["layers.{}.query", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"],
             Self::Key => ["layers.{}.key", "model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"],
             Self::Value => ["layers.{}.value", "model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"],
-            Self::QueryNorm => ["layers.{}.query_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"],
+            Self::QueryNorm => {
+                ["layers.{}.query_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"]
+            }
             Self::KeyNorm => ["layers.{}.key_norm", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"],
             Self::Output => ["layers.{}.output", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"],
-            Self::MlpNorm => ["layers.{}.mlp_norm", "model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"],
+            Self::MlpNorm => {
+                ["layers.{}.mlp_norm", "model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"]
+            }
             Self::Gate => ["layers.{}.gate", "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"],
             Self::Up => ["layers.{}.up", "model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"],
             Self::Down => ["layers.{}.down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"],

@@ -43,7 +43,9 @@ fn metadata_of_every_type() {
     assert_eq!(metadata.require::<Vec<i64>>("tokenizer.ggml.token_type").unwrap(), [3, 1, 1, 1, 1]);
     assert_eq!(metadata.require::<Vec<&str>>("test.empty").unwrap(), [""; 0]);
     assert_eq!(metadata.get::<u32>("absent").unwrap(), None);
-    let Some(Value::Array(tokens)) = metadata.value("tokenizer.ggml.tokens") else { panic!("tokens are an array") };
+    let Some(Value::Array(tokens)) = metadata.value("tokenizer.ggml.tokens") else {
+        panic!("tokens are an array")
+    };
     assert_eq!((tokens.len(), tokens.element_type()), (5, ValueType::String));
     assert_eq!(tokens.iter().last(), Some(Value::String("é")));
     assert_eq!(Value::Array(tokens).to_string(), "[`<s>`, `a`, `b`, `ab`, .. 5 in all]");
@@ -59,7 +61,10 @@ fn vocabulary_and_template() {
     assert_eq!(vocabulary.merges, ["a b"]);
     assert!(vocabulary.scores.is_empty());
     assert_eq!((vocabulary.bos, vocabulary.eos, vocabulary.unk, vocabulary.pad), (Some(0), None, None, None));
-    assert_eq!((vocabulary.add_bos, vocabulary.add_eos, vocabulary.add_space_prefix), (Some(false), None, None));
+    assert_eq!(
+        (vocabulary.add_bos, vocabulary.add_eos, vocabulary.add_space_prefix),
+        (Some(false), None, None)
+    );
     assert_eq!(file.chat_template().unwrap(), Some("{{ messages }}"));
 
     let error = open(Writer::new(3).finish()).unwrap().vocabulary().unwrap_err().to_string();
@@ -69,7 +74,7 @@ fn vocabulary_and_template() {
 #[test]
 fn tensors_of_every_type() {
     let file = open(sample().finish()).unwrap();
-    assert_eq!(file.names(), ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q6_k", "future"]);
+    assert_eq!(file.names(), ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "future", "q6_k"]);
     // The file says [3, 2], innermost first.
     assert_eq!(file.tensor("f32").unwrap().shape, [2, 3]);
     assert_eq!(file.tensor("q8_0").unwrap().shape, [2, 2, 1, 32]);
@@ -91,7 +96,10 @@ fn unusable_types_are_errors_only_when_used() {
     let file = open(sample().finish()).unwrap();
     let error = file.tensor_type("q6_k").unwrap_err();
     assert_eq!(error.code(), Code::Unsupported);
-    assert!(error.to_string().contains("model.gguf: tensor `q6_k` has type Q6_K, which cannot be used"), "{error}");
+    assert!(
+        error.to_string().contains("model.gguf: tensor `q6_k` has type Q6_K, which cannot be used"),
+        "{error}"
+    );
     let error = file.rows("future", 0, 1).unwrap_err().to_string();
     assert!(error.contains("tensor `future` has type number 1000"), "{error}");
     let error = file.rows("absent", 0, 1).unwrap_err().to_string();

@@ -10,12 +10,7 @@
 
 mod floats;
 
-use crate::{
-    device::Core,
-    kernels::HostWeight,
-    packed::PackedMatrix,
-    stream::locate,
-};
+use crate::{device::Core, kernels::HostWeight, packed::PackedMatrix, stream::locate};
 use bytemuck::Pod;
 use dsrun_core::{
     DType, Error, Result, TensorDesc, TensorType,
@@ -161,10 +156,16 @@ impl Views {
         Ok(views)
     }
 
-    fn push_result(&mut self, call: &CallDesc, index: usize, view: View) -> Result<()> {
+    fn push_result(&mut self, call: &CallDesc, index: usize, mut view: View) -> Result<()> {
         if let Some(operand) = call.op.updates(index).and_then(|operand| self.operands.get_mut(operand)) {
             match operand {
-                BoundOperand::Tensor(updated) if updated.range() == view.range() => *operand = BoundOperand::Updated,
+                BoundOperand::Tensor(updated) if updated.range() == view.range() => {
+                    if view.extent.is_none() {
+                        view.extent = updated.extent;
+                        view._buffers[1] = updated._buffers[1].take();
+                    }
+                    *operand = BoundOperand::Updated;
+                }
                 _ => return Err(Error::invalid("must be bound to the operand it updates").field("slice")),
             }
         }
@@ -238,7 +239,7 @@ impl<T: Copy> Tensor<'_, &[T]> {
 
     /// Row `index` of a matrix.
     pub(crate) fn row(&self, index: usize) -> &[T] {
-        &self.data[self.row_start(index)..][..self.width()]
+        if self.width() == 0 { &[] } else { &self.data[self.row_start(index)..][..self.width()] }
     }
 }
 
@@ -260,7 +261,8 @@ impl<T: Copy> Tensor<'_, &mut [T]> {
 
     /// Row `index` of a matrix.
     pub(crate) fn row_mut(&mut self, index: usize) -> &mut [T] {
-        &mut self.data[index * self.strides[0]..][..self.shape.last().copied().unwrap_or(1)]
+        let width = self.width();
+        if width == 0 { &mut [] } else { &mut self.data[index * self.strides[0]..][..width] }
     }
 }
 
@@ -274,14 +276,14 @@ pub(crate) struct Bytes<D> {
 impl Bytes<&[u8]> {
     /// The bytes of elements `start .. start + count`.
     pub(crate) fn range(&self, start: usize, count: usize) -> &[u8] {
-        &self.data[start * self.element..][..count * self.element]
+        if count == 0 { &[] } else { &self.data[start * self.element..][..count * self.element] }
     }
 }
 
 impl Bytes<&mut [u8]> {
     /// The bytes of elements `start .. start + count`.
     pub(crate) fn range_mut(&mut self, start: usize, count: usize) -> &mut [u8] {
-        &mut self.data[start * self.element..][..count * self.element]
+        if count == 0 { &mut [] } else { &mut self.data[start * self.element..][..count * self.element] }
     }
 
     /// Copies `count` elements from one place to another.

@@ -161,18 +161,18 @@ mod tests {
 
     #[rstest]
     // Two new tokens, at positions 3 and 4 of a sequence of 5.
-    #[case::causal(AttentionMask::Causal, 0, false, &[&[0, 1, 2, 3], &[0, 1, 2, 3, 4]])]
-    #[case::window(AttentionMask::Causal, 2, false, &[&[2, 3], &[3, 4]])]
-    #[case::bidirectional(AttentionMask::Bidirectional, 0, false, &[&[0, 1, 2, 3, 4], &[0, 1, 2, 3, 4]])]
-    #[case::two_sided(AttentionMask::Bidirectional, 1, true, &[&[3], &[4]])]
+    #[case::causal(AttentionMask::Causal, 0, false, [vec![0, 1, 2, 3], vec![0, 1, 2, 3, 4]])]
+    #[case::window(AttentionMask::Causal, 2, false, [vec![2, 3], vec![3, 4]])]
+    #[case::bidirectional(AttentionMask::Bidirectional, 0, false, [vec![0, 1, 2, 3, 4], vec![0, 1, 2, 3, 4]])]
+    #[case::two_sided(AttentionMask::Bidirectional, 1, true, [vec![3], vec![4]])]
     // The bits say that token 0 sees token 1 alone and token 1 none.
-    #[case::explicit(AttentionMask::Explicit, 0, false, &[&[0, 1, 2, 4], &[0, 1, 2]])]
-    #[case::explicit_window(AttentionMask::Explicit, 3, false, &[&[1, 2, 4], &[2]])]
+    #[case::explicit(AttentionMask::Explicit, 0, false, [vec![0, 1, 2, 4], vec![0, 1, 2]])]
+    #[case::explicit_window(AttentionMask::Explicit, 3, false, [vec![1, 2, 4], vec![2]])]
     fn visibility(
         #[case] mask: AttentionMask,
         #[case] window: usize,
         #[case] two_sided: bool,
-        #[case] expected: &[&[usize]; 2],
+        #[case] expected: [Vec<usize>; 2],
     ) {
         let visibility = Visibility { mask, window, kv_length: 5, query_length: 2, two_sided };
         for query in 0..2 {

@@ -23,8 +23,8 @@ pub(crate) fn poison(dtype: DType) -> u32 {
         DType::F32 => 0x7FDE_AD00,
         DType::F16 => 0x7F5D,
         DType::BF16 => 0x7FDE,
-        DType::I32 | DType::U32 => 0x5B5B_5B5B,
         DType::I8 | DType::U8 => 0x5B,
+        _ => 0x5B5B_5B5B,
     }
 }
 

@@ -83,6 +83,7 @@ impl<'a> Parser<'a> {
     }
 
     fn parsed<T: FromStr>(&mut self, what: &str) -> Result<T> {
+        self.skip_space();
         let start = self.at;
         self.word()?.parse().or_else(|_| {
             self.at = start;
@@ -91,6 +92,7 @@ impl<'a> Parser<'a> {
     }
 
     fn named<T>(&mut self, what: &str, from_name: impl Fn(&str) -> Option<T>) -> Result<T> {
+        self.skip_space();
         let start = self.at;
         let word = self.word()?;
         from_name(word).map_or_else(

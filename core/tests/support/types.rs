@@ -1,12 +1,9 @@
 //! Types of operands as short texts, as programs print them, so that tables of calls stay readable.
 
-use dsrun_core::{
-    DType, Size, TensorType, WeightFormat, WeightType,
-    op::{Op, OperandType},
-};
+use dsrun_core::{DType, Size, TensorType, WeightFormat, WeightType, op::OperandType};
 
 /// `f32[?tokens, 8]` is a tensor, `weight q4_1[96, 64]` a packed weight, `_` an operand that is left out.
-pub fn operand(text: &str) -> Option<OperandType> {
+pub(crate) fn operand(text: &str) -> Option<OperandType> {
     if text == "_" {
         return None;
     }
@@ -27,9 +24,4 @@ fn size(text: &str) -> Size {
         (_, Some(name)) => Size::bounded(name),
         _ => Size::Static(text.parse().unwrap()),
     }
-}
-
-/// The types of a call's results, as texts.
-pub fn infer(op: &Op, operands: &[Option<OperandType>]) -> dsrun_core::Result<Vec<String>> {
-    Ok(op.infer(operands)?.iter().map(ToString::to_string).collect())
 }

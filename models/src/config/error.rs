@@ -74,7 +74,11 @@ impl ConfigError {
         Self::Value { field: field.into(), value: value.to_string(), expected: expected.into() }
     }
 
-    pub(super) fn unsupported(field: impl Into<String>, value: impl Display, reason: impl Into<String>) -> Self {
+    pub(super) fn unsupported(
+        field: impl Into<String>,
+        value: impl Display,
+        reason: impl Into<String>,
+    ) -> Self {
         Self::Unsupported { field: field.into(), value: value.to_string(), reason: reason.into() }
     }
 }

@@ -6,7 +6,8 @@
 //! neighbours, so quantised blocks are read without being touched.
 
 use super::{
-    Architecture, Biases, ConfigError, DecoderConfig, FieldNames, Result, Rope, RopeScaling, fields::is_positive, limits,
+    Architecture, Biases, ConfigError, DecoderConfig, FieldNames, Result, Rope, RopeScaling,
+    fields::is_positive, limits,
 };
 use crate::{
     gguf::{FromValue, GgufFile, Value},
@@ -38,7 +39,8 @@ const READ: &[&str] = &[
 ];
 
 /// Keys that change nothing.
-const NO_EFFECT: &[&str] = &["rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"];
+const NO_EFFECT: &[&str] =
+    &["rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"];
 
 /// Counts of things that these models do not have; some converters write them as 0.
 const ZERO: &[&str] = &["expert_count", "expert_used_count", "leading_dense_block_count", "pooling_type"];
@@ -50,9 +52,13 @@ pub(crate) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig> {
     let name: &str = whole_key(file, "general.architecture")?
         .ok_or_else(|| ConfigError::Missing { field: "general.architecture".into() })?;
-    let architecture = ARCHITECTURES.into_iter().find(|architecture| architecture.name() == name).ok_or_else(|| {
-        ConfigError::Architecture { field: "general.architecture", found: name.chars().take(80).collect() }
-    })?;
+    let architecture = ARCHITECTURES
+        .into_iter()
+        .find(|architecture| architecture.name() == name)
+        .ok_or_else(|| ConfigError::Architecture {
+            field: "general.architecture",
+            found: name.chars().take(80).collect(),
+        })?;
     let keys = Keys { file, architecture };
     keys.refuse_unknown()?;
 
@@ -81,9 +87,9 @@ pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig> {
         head_dim,
         intermediate: keys.required_size("feed_forward_length", limits::INTERMEDIATE)?,
         vocabulary,
-        eps: keys.positive("attention.layer_norm_rms_epsilon")?.ok_or_else(|| ConfigError::Missing {
-            field: keys.path("attention.layer_norm_rms_epsilon"),
-        })?,
+        eps: keys
+            .positive("attention.layer_norm_rms_epsilon")?
+            .ok_or_else(|| ConfigError::Missing { field: keys.path("attention.layer_norm_rms_epsilon") })?,
         rope: keys.rope(head_dim)?,
         windows: vec![None; layers],
         biases: Biases {
@@ -194,7 +200,8 @@ impl<'a> Keys<'a> {
             Some(head_dim) => head_dim,
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
-                let expected = format!("a divisor of {hidden} (embedding_length), as there is no attention.key_length");
+                let expected =
+                    format!("a divisor of {hidden} (embedding_length), as there is no attention.key_length");
                 return Err(ConfigError::value(self.path("attention.head_count"), heads, expected));
             }
         };
@@ -211,7 +218,8 @@ impl<'a> Keys<'a> {
     fn no_window(&self, context: usize) -> Result<()> {
         match self.get::<usize>("attention.sliding_window")? {
             Some(window) if window != 0 && window < context => {
-                let reason = "GGUF files do not say which layers have a window; use the model's safetensors files";
+                let reason =
+                    "GGUF files do not say which layers have a window; use the model's safetensors files";
                 Err(ConfigError::unsupported(self.path("attention.sliding_window"), window, reason))
             }
             _ => Ok(()),
@@ -219,8 +227,11 @@ impl<'a> Keys<'a> {
     }
 
     fn rope(&self, head_dim: usize) -> Result<Rope> {
-        let pairing =
-            if self.architecture == Architecture::Llama { RopePairing::Neighbours } else { RopePairing::Halves };
+        let pairing = if self.architecture == Architecture::Llama {
+            RopePairing::Neighbours
+        } else {
+            RopePairing::Halves
+        };
         let theta = self.positive("rope.freq_base")?.map_or(10_000.0, f64::from);
         let factor = match self.positive("rope.scaling.factor")? {
             Some(factor) => Some(factor),
@@ -233,7 +244,8 @@ impl<'a> Keys<'a> {
                 return Err(ConfigError::Missing { field: self.path("rope.scaling.factor") });
             }
             (Some(other), _) => {
-                let (kind, reason) = (shown(Value::String(other)), "rotary embeddings can be scaled as none or linear");
+                let (kind, reason) =
+                    (shown(Value::String(other)), "rotary embeddings can be scaled as none or linear");
                 return Err(ConfigError::unsupported(self.path("rope.scaling.type"), kind, reason));
             }
         };

@@ -104,7 +104,9 @@ const NO_EFFECT: &[&str] = &[
     "forced_eos_token_id",
     "length_penalty",
     "max_length",
+    "max_sequence_length",
     "min_length",
+    "model_max_length",
     "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",
@@ -122,7 +124,8 @@ const NO_EFFECT: &[&str] = &[
 ];
 
 /// Switches of other families that old files carry, switched off.
-const OFF: &[&str] = &["add_cross_attention", "is_decoder", "is_encoder_decoder", "tie_encoder_decoder"];
+const OFF: &[&str] =
+    &["add_cross_attention", "is_decoder", "is_encoder_decoder", "tie_encoder_decoder", "use_mrope"];
 
 /// Reads the content of a `config.json` file.
 pub(super) fn read(bytes: &[u8]) -> Result<DecoderConfig> {
@@ -165,9 +168,12 @@ pub(super) fn read(bytes: &[u8]) -> Result<DecoderConfig> {
 }
 
 fn architecture(fields: Fields<'_>) -> Result<Architecture> {
-    let name = fields.text("model_type")?.ok_or_else(|| ConfigError::Missing { field: "model_type".into() })?;
-    Architecture::from_name(name)
-        .ok_or_else(|| ConfigError::Architecture { field: "model_type", found: name.chars().take(80).collect() })
+    let name =
+        fields.text("model_type")?.ok_or_else(|| ConfigError::Missing { field: "model_type".into() })?;
+    Architecture::from_name(name).ok_or_else(|| ConfigError::Architecture {
+        field: "model_type",
+        found: name.chars().take(80).collect(),
+    })
 }
 
 fn refuse_unknown(fields: Fields<'_>, architecture: Architecture) -> Result<()> {
@@ -184,7 +190,11 @@ fn refuse_unknown(fields: Fields<'_>, architecture: Architecture) -> Result<()> 
             return Err(ConfigError::unsupported(field, shortened(value), reason));
         }
         let field = field.chars().take(80).collect();
-        return Err(ConfigError::Unknown { field, value: shortened(value), architecture: architecture.name() });
+        return Err(ConfigError::Unknown {
+            field,
+            value: shortened(value),
+            architecture: architecture.name(),
+        });
     }
     Ok(())
 }
@@ -219,7 +229,8 @@ fn head_dim(fields: Fields<'_>, architecture: Architecture, hidden: usize, heads
 fn biases(fields: Fields<'_>, architecture: Architecture) -> Result<Biases> {
     let (attention, mlp) = (fields.flag("attention_bias")?, fields.flag("mlp_bias")?);
     let (attention, mlp) = (attention.unwrap_or(false), mlp.unwrap_or(false));
-    let all = Biases { query: attention, key: attention, value: attention, output: attention, ..Biases::default() };
+    let all =
+        Biases { query: attention, key: attention, value: attention, output: attention, ..Biases::default() };
     Ok(match architecture {
         Architecture::Llama => Biases { gate: mlp, up: mlp, down: mlp, ..all },
         Architecture::Mistral => Biases::default(),
@@ -275,7 +286,9 @@ fn windows(fields: Fields<'_>, architecture: Architecture, layers: usize) -> Res
     };
     let of_layer = |(layer, kind): (usize, &&str)| match *kind {
         // Mistral has no such field: there it may only say what is so anyway.
-        "full_attention" if architecture == Architecture::Mistral && window.is_some() => Err(contradiction(layer, kind)),
+        "full_attention" if architecture == Architecture::Mistral && window.is_some() => {
+            Err(contradiction(layer, kind))
+        }
         "full_attention" => Ok(None),
         "sliding_attention" if window.is_some() => Ok(window),
         "sliding_attention" => Err(contradiction(layer, kind)),

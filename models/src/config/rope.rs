@@ -64,7 +64,9 @@ impl Rope {
                 let kept = ((turns - low_frequency_factor) / band).clamp(0.0, 1.0);
                 frequency * (kept + (1.0 - kept) / factor)
             }
-            RopeScaling::Divisors(divisors) => frequency / divisors.get(pair).map_or(1.0, |divisor| f64::from(*divisor)),
+            RopeScaling::Divisors(divisors) => {
+                frequency / divisors.get(pair).map_or(1.0, |divisor| f64::from(*divisor))
+            }
         });
         scaled.map(|frequency| frequency as f32).collect()
     }
@@ -95,13 +97,18 @@ impl Rope {
             RopeScaling::Divisors(divisors) => {
                 if divisors.len() != head_dim / 2 {
                     let expected = format!("{} long, half of a head", head_dim / 2);
-                    return Err(ConfigError::value("rope divisors", format!("{} long", divisors.len()), expected));
+                    return Err(ConfigError::value(
+                        "rope divisors",
+                        format!("{} long", divisors.len()),
+                        expected,
+                    ));
                 }
                 divisors.iter().try_for_each(|divisor| positive("rope divisor", f64::from(*divisor)))?;
             }
         }
         // A huge base times a long head can still leave f32; a frequency of 0 would never turn.
-        match self.inverse_frequencies(head_dim).iter().find(|frequency| !is_positive(f64::from(**frequency))) {
+        match self.inverse_frequencies(head_dim).iter().find(|frequency| !is_positive(f64::from(**frequency)))
+        {
             Some(frequency) => Err(ConfigError::value("a rotary frequency", frequency, "a number above 0")),
             None => Ok(()),
         }
@@ -129,7 +136,11 @@ pub(super) fn read(fields: Fields<'_>, architecture: &'static str, context: usiz
     let scaling_table = fields.object("rope_scaling")?;
     let parameters = fields.object("rope_parameters")?;
     let Some(table) = scaling_table.or(parameters) else {
-        return Ok(Rope { theta: beside.unwrap_or(10_000.0), scaling: RopeScaling::None, pairing: RopePairing::Halves });
+        return Ok(Rope {
+            theta: beside.unwrap_or(10_000.0),
+            scaling: RopeScaling::None,
+            pairing: RopePairing::Halves,
+        });
     };
     let kind = kind(table)?;
     if let Some((field, value)) = table.present().find(|(field, _)| !KNOWN.contains(field)) {

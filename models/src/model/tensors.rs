@@ -26,7 +26,8 @@ pub(super) fn program(
 ) -> Result<(Program, HashSet<String>)> {
     let names = source.names().into_iter().collect();
     let mut types = FileTypes { source, names, wanted: HashSet::new(), problems: Vec::new() };
-    let built = llama::program(config, options, Declare { naming, storage: options.storage, types: &mut types });
+    let built =
+        llama::program(config, options, Declare { naming, storage: options.storage, types: &mut types });
     let FileTypes { wanted, problems, .. } = types;
     if !problems.is_empty() {
         return Err(ModelError::Weights { source_name: source.describe(), problems });
@@ -105,7 +106,9 @@ impl TensorTypes for FileTypes<'_> {
         let problem = if self.names.contains(name) {
             match self.source.tensor_type(name) {
                 Ok(weight_type) if weight_type.shape == shape => return Ok(weight_type),
-                Ok(weight_type) => format!("{name} has shape {:?}, but should have {shape:?}", weight_type.shape),
+                Ok(weight_type) => {
+                    format!("{name} has shape {:?}, but should have {shape:?}", weight_type.shape)
+                }
                 Err(error) => error.to_string(),
             }
         } else {
@@ -121,7 +124,11 @@ impl TensorTypes for FileTypes<'_> {
 }
 
 /// The tensors that a program of this configuration wants, to be made up: matrices in `format`, vectors in f32.
-pub(super) fn random(config: &DecoderConfig, naming: Naming, format: WeightFormat) -> Result<Vec<RandomTensor>> {
+pub(super) fn random(
+    config: &DecoderConfig,
+    naming: Naming,
+    format: WeightFormat,
+) -> Result<Vec<RandomTensor>> {
     let mut types = RandomTypes { format, tensors: Vec::new() };
     let options = ProgramOptions::default();
     llama::program(config, options, Declare { naming, storage: options.storage, types: &mut types })?;
@@ -142,7 +149,11 @@ impl TensorTypes for RandomTypes {
             _ => (WeightFormat::Dense(DType::F32), Distribution::norm()),
         };
         let weight_type = WeightType { format, shape: shape.to_vec() };
-        self.tensors.push(RandomTensor { name: name.to_owned(), weight_type: weight_type.clone(), distribution });
+        self.tensors.push(RandomTensor {
+            name: name.to_owned(),
+            weight_type: weight_type.clone(),
+            distribution,
+        });
         Ok(weight_type)
     }
 }

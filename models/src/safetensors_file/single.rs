@@ -11,14 +11,19 @@
 use super::error::{Result, SafetensorsError, SafetensorsProblem};
 use super::unique_map::{EntryValue, UniqueMap};
 use crate::weights::file_bytes::FileBytes;
+use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::de::MapAccess;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The longest header that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
+/// The most dimensions a tensor may have; the format sets no limit.
+const MAX_RANK: usize = 16;
 /// Bytes of the header's length.
 const LENGTH: usize = 8;
 
@@ -108,10 +113,48 @@ enum Entry {
 impl<'de> EntryValue<'de> for Entry {
     fn read<A: MapAccess<'de>>(key: &str, map: &mut A) -> Result<Self, A::Error> {
         if key == "__metadata__" {
-            map.next_value().map(Self::Metadata)
-        } else {
-            map.next_value().map(Self::Tensor)
+            return map.next_value().map(Self::Metadata);
         }
+        let Tensor { dtype, shape: Shape(shape), data_offsets } = map.next_value()?;
+        Ok(Self::Tensor(TensorInfo { dtype, shape, data_offsets }))
+    }
+}
+
+/// What [`TensorInfo`] holds, as it is read.
+#[derive(Deserialize)]
+struct Tensor {
+    dtype: Dtype,
+    shape: Shape,
+    data_offsets: (usize, usize),
+}
+
+/// The sizes of a tensor, refused when there are too many: a size takes far less room in a header than in memory.
+struct Shape(Vec<usize>);
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(Sizes)
+    }
+}
+
+struct Sizes;
+
+impl<'de> Visitor<'de> for Sizes {
+    type Value = Shape;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a shape")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Shape, A::Error> {
+        let mut sizes = Vec::new();
+        while let Some(size) = sequence.next_element()? {
+            if sizes.len() == MAX_RANK {
+                return Err(A::Error::custom(format!("a shape has more than {MAX_RANK} dimensions")));
+            }
+            sizes.push(size);
+        }
+        Ok(Shape(sizes))
     }
 }
 

@@ -9,17 +9,17 @@ use std::{
 };
 
 /// The folder of all fixtures.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures")
 }
 
 /// The names of the fixtures in safetensors format, sorted.
-pub fn names() -> Vec<String> {
+pub(crate) fn names() -> Vec<String> {
     folders(&root(), |folder| folder.join("config.json").is_file())
 }
 
 /// The names of the GGUF fixtures, sorted.
-pub fn gguf_names() -> Vec<String> {
+pub(crate) fn gguf_names() -> Vec<String> {
     folders(&root().join("gguf"), |folder| folder.join("model.gguf").is_file())
 }
 
@@ -35,17 +35,17 @@ fn folders(root: &Path, is_one: impl Fn(&Path) -> bool) -> Vec<String> {
 }
 
 /// The folder of a fixture.
-pub fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     root().join(name)
 }
 
 /// The file of a GGUF fixture.
-pub fn gguf(name: &str) -> PathBuf {
+pub(crate) fn gguf(name: &str) -> PathBuf {
     root().join("gguf").join(name).join("model.gguf")
 }
 
 /// The parsed `config.json` of a fixture.
-pub fn config(name: &str) -> Value {
+pub(crate) fn config(name: &str) -> Value {
     json(&folder(name).join("config.json"))
 }
 
@@ -54,7 +54,7 @@ fn json(path: &Path) -> Value {
 }
 
 /// A copy of a fixture with another configuration. The weights are the fixture's own files.
-pub fn with_config(name: &str, config: &Value) -> tempfile::TempDir {
+pub(crate) fn with_config(name: &str, config: &Value) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(folder(name)).unwrap() {
         let path = entry.unwrap().path();
@@ -69,7 +69,7 @@ pub fn with_config(name: &str, config: &Value) -> tempfile::TempDir {
 
 /// What a changed field does to the logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub(crate) enum Effect {
     Changes,
     None,
     Error,
@@ -77,22 +77,22 @@ pub enum Effect {
 
 /// One field of a fixture's configuration with another value.
 #[derive(Clone, Debug)]
-pub struct Flip {
-    pub fixture: String,
-    pub pointer: String,
-    pub value: Value,
-    pub effect: Effect,
+pub(crate) struct Flip {
+    pub(crate) fixture: String,
+    pub(crate) pointer: String,
+    pub(crate) value: Value,
+    pub(crate) effect: Effect,
     /// Tensors of the file become superfluous.
-    pub leaves_tensors: bool,
+    pub(crate) leaves_tensors: bool,
     /// Readers disagree on it.
-    pub disputed: bool,
+    pub(crate) disputed: bool,
     /// Why it has no effect, or another remark.
-    pub note: String,
+    pub(crate) note: String,
 }
 
 impl Flip {
     /// The configuration of the fixture with the field changed, or added.
-    pub fn apply(&self) -> Value {
+    pub(crate) fn apply(&self) -> Value {
         let mut config = config(&self.fixture);
         let (parent, field) = self.pointer.rsplit_once('/').unwrap();
         let parent = config.pointer_mut(parent).unwrap();
@@ -102,7 +102,7 @@ impl Flip {
 }
 
 /// All changes that `switches.json` lists.
-pub fn flips() -> Vec<Flip> {
+pub(crate) fn flips() -> Vec<Flip> {
     let switches = json(&root().join("switches.json"));
     let of_fixture = |(fixture, flips): (&String, &Value)| -> Vec<Flip> {
         let read = |flip: &Value| Flip {
@@ -126,24 +126,25 @@ pub fn flips() -> Vec<Flip> {
 
 /// A prompt with what transformers makes of it.
 #[derive(Clone, Debug)]
-pub struct Sequence {
-    pub tokens: Vec<u32>,
+pub(crate) struct Sequence {
+    pub(crate) tokens: Vec<u32>,
     /// `[tokens, vocabulary]`.
-    pub logits: Vec<f32>,
+    pub(crate) logits: Vec<f32>,
     /// A bound on the distance between float32 and float64.
-    pub float32_error_below: f32,
+    pub(crate) float32_error_below: f32,
     /// The greedy continuation.
-    pub continuation: Vec<u32>,
+    pub(crate) continuation: Vec<u32>,
     /// By how much each token of it was the best.
-    pub margins: Vec<f32>,
+    pub(crate) margins: Vec<f32>,
 }
 
 /// The expected answers in a fixture's folder.
-pub fn expected(folder: &Path) -> Vec<Sequence> {
+pub(crate) fn expected(folder: &Path) -> Vec<Sequence> {
     let expected = json(&folder.join("expected.json"));
     let bytes = fs::read(folder.join("expected.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let tokens = |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    let tokens =
+        |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     let sequence = |sequence: &Value| {
         let logits = tensors.tensor(sequence["logits"].as_str().unwrap()).unwrap();
         let values = logits.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));

@@ -51,7 +51,10 @@ fn programs_build_and_print_for_every_fixture() {
             let program = model.program(&options).unwrap();
             program.validate().unwrap();
             assert_eq!(program.to_string().parse::<Program>().unwrap(), program, "{}", model.name());
-            assert_eq!(program.extents.iter().map(|name| &**name).collect::<Vec<_>>(), ["tokens", "sequences", "rows"]);
+            assert_eq!(
+                program.extents.iter().map(|name| &**name).collect::<Vec<_>>(),
+                ["tokens", "sequences", "rows"]
+            );
             assert_eq!(program.outputs.len(), OUTPUTS.len() + 2 * model.config().layers);
             check_weights(&model, &program);
         }
@@ -171,7 +174,8 @@ fn a_tokenizer_of_another_model_is_refused() {
 #[test]
 fn what_stands_beside_the_weights_is_read() {
     let folder = fixtures::with_config("llama2", &fixtures::config("llama2"));
-    fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": [7, 8], "top_k": 20}"#).unwrap();
+    fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": [7, 8], "top_k": 20}"#)
+        .unwrap();
     fs::write(folder.path().join("chat_template.jinja"), "{{ messages[0].content }}!").unwrap();
     let model = Model::open(folder.path()).unwrap();
     assert_eq!((model.eos(), model.generation().top_k), (&[7, 8][..], Some(20)));

@@ -1,17 +1,18 @@
 //! Writes small GGUF files and remembers where every number of the header is.
 
-/// A number of the header.
+/// A number of the header. Not every test that writes files looks at them.
+#[allow(dead_code)]
 #[derive(Clone, Debug)]
-pub struct Field {
-    pub label: String,
-    pub offset: usize,
-    pub width: usize,
+pub(crate) struct Field {
+    pub(crate) label: String,
+    pub(crate) offset: usize,
+    pub(crate) width: usize,
 }
 
 /// A file as it is being written: metadata first, then tensors, then [`Self::finish`].
-pub struct Writer {
-    pub bytes: Vec<u8>,
-    pub fields: Vec<Field>,
+pub(crate) struct Writer {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fields: Vec<Field>,
     alignment: usize,
     keys: u64,
     tensors: u64,
@@ -19,48 +20,54 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub fn new(version: u32) -> Self {
-        let mut writer =
-            Self { bytes: b"GGUF".to_vec(), fields: vec![], alignment: 32, keys: 0, tensors: 0, data: vec![] };
+    pub(crate) fn new(version: u32) -> Self {
+        let mut writer = Self {
+            bytes: b"GGUF".to_vec(),
+            fields: vec![],
+            alignment: 32,
+            keys: 0,
+            tensors: 0,
+            data: vec![],
+        };
         writer.u32("version", version);
         writer.u64("tensor count", 0);
         writer.u64("key count", 0);
         writer
     }
 
-    pub fn number(&mut self, label: impl Into<String>, bytes: &[u8]) {
+    pub(crate) fn number(&mut self, label: impl Into<String>, bytes: &[u8]) {
         self.fields.push(Field { label: label.into(), offset: self.bytes.len(), width: bytes.len() });
         self.bytes.extend_from_slice(bytes);
     }
 
-    pub fn u32(&mut self, label: impl Into<String>, value: u32) {
+    pub(crate) fn u32(&mut self, label: impl Into<String>, value: u32) {
         self.number(label, &value.to_le_bytes());
     }
 
-    pub fn u64(&mut self, label: impl Into<String>, value: u64) {
+    pub(crate) fn u64(&mut self, label: impl Into<String>, value: u64) {
         self.number(label, &value.to_le_bytes());
     }
 
-    pub fn text(&mut self, label: &str, text: &[u8]) {
+    pub(crate) fn text(&mut self, label: &str, text: &[u8]) {
         self.u64(format!("length of {label}"), text.len() as u64);
         self.bytes.extend_from_slice(text);
     }
 
     /// Starts a metadata entry; the value follows.
-    pub fn key(&mut self, key: &str, value_type: u32) -> &mut Self {
+    pub(crate) fn key(&mut self, key: &str, value_type: u32) -> &mut Self {
         self.keys += 1;
         self.text(&format!("key {key}"), key.as_bytes());
         self.u32(format!("type of {key}"), value_type);
         self
     }
 
-    pub fn string(&mut self, key: &str, value: &str) -> &mut Self {
+    pub(crate) fn string(&mut self, key: &str, value: &str) -> &mut Self {
         self.key(key, 8).text(&format!("value of {key}"), value.as_bytes());
         self
     }
 
     /// A number of any type; `general.alignment` also sets how the data is laid out.
-    pub fn scalar(&mut self, key: &str, value_type: u32, value: &[u8]) -> &mut Self {
+    pub(crate) fn scalar(&mut self, key: &str, value_type: u32, value: &[u8]) -> &mut Self {
         self.key(key, value_type).number(format!("value of {key}"), value);
         if let ("general.alignment", Ok(value)) = (key, <[u8; 4]>::try_from(value)) {
             self.alignment = u32::from_le_bytes(value) as usize;
@@ -69,14 +76,14 @@ impl Writer {
     }
 
     /// Starts an array; the elements follow.
-    pub fn array(&mut self, key: &str, element_type: u32, count: u64) -> &mut Self {
+    pub(crate) fn array(&mut self, key: &str, element_type: u32, count: u64) -> &mut Self {
         self.key(key, 9);
         self.u32(format!("element type of {key}"), element_type);
         self.u64(format!("length of array {key}"), count);
         self
     }
 
-    pub fn strings(&mut self, key: &str, values: &[&str]) -> &mut Self {
+    pub(crate) fn strings(&mut self, key: &str, values: &[&str]) -> &mut Self {
         self.array(key, 8, values.len() as u64);
         for (index, value) in values.iter().enumerate() {
             self.text(&format!("element {index} of {key}"), value.as_bytes());
@@ -85,7 +92,7 @@ impl Writer {
     }
 
     /// A tensor whose data follows that of the one before; `shape` is innermost first, as in the file.
-    pub fn tensor(&mut self, name: &str, shape: &[u64], tensor_type: u32, data: &[u8]) -> &mut Self {
+    pub(crate) fn tensor(&mut self, name: &str, shape: &[u64], tensor_type: u32, data: &[u8]) -> &mut Self {
         self.data.resize(self.data.len().next_multiple_of(self.alignment), 0);
         let offset = self.data.len() as u64;
         self.data.extend_from_slice(data);
@@ -93,7 +100,13 @@ impl Writer {
     }
 
     /// A tensor at an offset, without data of its own.
-    pub fn tensor_at(&mut self, name: &str, shape: &[u64], tensor_type: u32, offset: u64) -> &mut Self {
+    pub(crate) fn tensor_at(
+        &mut self,
+        name: &str,
+        shape: &[u64],
+        tensor_type: u32,
+        offset: u64,
+    ) -> &mut Self {
         self.tensors += 1;
         self.text(&format!("tensor {name}"), name.as_bytes());
         self.u32(format!("rank of {name}"), shape.len() as u32);
@@ -106,7 +119,7 @@ impl Writer {
     }
 
     /// Fills in the counts and adds the data.
-    pub fn finish(&mut self) -> Vec<u8> {
+    pub(crate) fn finish(&mut self) -> Vec<u8> {
         self.bytes[8..16].copy_from_slice(&self.tensors.to_le_bytes());
         self.bytes[16..24].copy_from_slice(&self.keys.to_le_bytes());
         let mut file = self.bytes.clone();
@@ -117,7 +130,7 @@ impl Writer {
 }
 
 /// A file with every kind of metadata value, a vocabulary, and a tensor of every type that can be used.
-pub fn sample() -> Writer {
+pub(crate) fn sample() -> Writer {
     let mut writer = Writer::new(3);
     writer
         .string("general.architecture", "llama")
@@ -140,7 +153,10 @@ pub fn sample() -> Writer {
         .scalar("tokenizer.ggml.bos_token_id", 4, &0u32.to_le_bytes())
         .scalar("tokenizer.ggml.add_bos_token", 7, &[0])
         .string("tokenizer.chat_template", "{{ messages }}");
-    writer.array("tokenizer.ggml.token_type", 5, 5).bytes.extend([3i32, 1, 1, 1, 1].map(i32::to_le_bytes).concat());
+    writer
+        .array("tokenizer.ggml.token_type", 5, 5)
+        .bytes
+        .extend([3i32, 1, 1, 1, 1].map(i32::to_le_bytes).concat());
     writer.array("test.floats", 6, 2).bytes.extend([0.5f32, -1.5].map(f32::to_le_bytes).concat());
     writer.array("test.bools", 7, 3).bytes.extend([1, 0, 1]);
     writer.array("test.empty", 8, 0);
@@ -165,7 +181,7 @@ pub fn sample() -> Writer {
         .tensor("q4_0", &[64, 2], 2, &blocks(18))
         .tensor("q4_1", &[32, 2, 2], 3, &blocks(20))
         .tensor("q8_0", &[32, 1, 2, 2], 8, &blocks(34))
-        .tensor("q6_k", &[256], 14, &[7; 210])
-        .tensor("future", &[5], 1000, &[1; 5]);
+        .tensor("future", &[5], 1000, &[1; 5])
+        .tensor("q6_k", &[256], 14, &[7; 210]);
     writer
 }

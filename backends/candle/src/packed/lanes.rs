@@ -45,6 +45,8 @@ pub(super) trait Lanes: Copy {
     fn masked(self, bits: Self::Bits, mask: u32) -> Self::Float;
     /// `bits >> SHIFT` as a number. `SHIFT` is not 0, for the same reason.
     fn shifted<const SHIFT: u32>(self, bits: Self::Bits) -> Self::Float;
+    /// Asks for a cache line, at any address at all.
+    fn prefetch(self, address: *const u8);
 }
 
 /// Plain Rust, for every processor; the compiler vectorises it for the target's baseline (SSE2, NEON).
@@ -129,4 +131,7 @@ impl Lanes for Portable {
     fn shifted<const SHIFT: u32>(self, bits: [u32; WIDTH]) -> [f32; WIDTH] {
         bits.map(|bits| (bits >> SHIFT) as i32 as f32)
     }
+
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
 }

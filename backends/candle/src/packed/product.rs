@@ -97,7 +97,7 @@ impl<B: Block> Product<'_, B> {
             for panel in panels {
                 for strip in self.strips() {
                     let weights = self.strip_of(panel, &strip);
-                    self.rows_of_panel(lanes, weights, panel, &strip, out);
+                    self.rows_of_panel(lanes, weights, true, panel, &strip, out);
                 }
             }
         } else {
@@ -107,7 +107,7 @@ impl<B: Block> Product<'_, B> {
                 for panel in panels.clone() {
                     let weights = &mut decoded[..strip.len()];
                     lanes.run(Decode { panel: self.strip_of(panel, &strip), weights });
-                    self.rows_of_panel(lanes, &decoded[..strip.len()], panel, &strip, out);
+                    self.rows_of_panel(lanes, &decoded[..strip.len()], false, panel, &strip, out);
                 }
             }
         }
@@ -130,6 +130,7 @@ impl<B: Block> Product<'_, B> {
         &self,
         lanes: L,
         weights: &[W],
+        from_memory: bool,
         panel: usize,
         strip: &Range<usize>,
         out: &Output<'_>,
@@ -140,7 +141,7 @@ impl<B: Block> Product<'_, B> {
             macro_rules! rows {
                 ($count:literal) => {{
                     let x = std::array::from_fn(|m| self.x_of(row + m, strip));
-                    let sums = lanes.run(Tile::<W, 1, $count> { panels: [weights], x });
+                    let sums = lanes.run(Tile::<W, 1, $count> { panels: [weights], x, from_memory });
                     for (m, sums) in sums[0].iter().enumerate() {
                         out.add(row + m, panel, sums, strip.start == 0);
                     }
@@ -169,7 +170,7 @@ impl<B: Block> Product<'_, B> {
         out: &Output<'_>,
     ) {
         let x = std::array::from_fn(|m| self.x_of(row + m, strip));
-        let sums = lanes.run(Tile::<B, P, M> { panels: panels.map(|panel| self.strip_of(panel, strip)), x });
+        let sums = lanes.run(Tile::<B, P, M> { panels: panels.map(|panel| self.strip_of(panel, strip)), x, from_memory: true });
         for (panel, sums) in panels.into_iter().zip(&sums) {
             for (m, sums) in sums.iter().enumerate() {
                 out.add(row + m, panel, sums, strip.start == 0);

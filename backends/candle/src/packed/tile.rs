@@ -18,12 +18,17 @@ use super::{
 /// decoded strip, 16 KiB, in the L1 cache.
 pub(super) const STRIP: usize = 256;
 
+/// Bytes between what is used and what is fetched.
+const AHEAD: usize = 2048;
+
 /// The sums of one strip of `P` panels for `M` rows, in the order of `[panel][row]`.
 pub(super) struct Tile<'a, B, const P: usize, const M: usize> {
     /// Blocks of the strip, the same number for every panel.
     pub(super) panels: [&'a [B]; P],
     /// The inputs of the strip of every row.
     pub(super) x: [&'a [f32]; M],
+    /// Whether the panels come from memory, so that what follows them is worth fetching.
+    pub(super) from_memory: bool,
 }
 
 impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
@@ -35,17 +40,28 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
         assert!(self.panels.iter().all(|panel| panel.len() == blocks), "a strip is as long in every panel");
         assert!(self.x.iter().all(|x| x.len() == blocks * B::LENGTH), "a strip is as long in every row");
 
+        // Loops rather than `array::map`: its closures are not always inlined, and a call costs more than the work.
         let mut sums = [[lanes.splat(0.0); M]; P];
         for index in 0..blocks {
-            // SAFETY: every panel has `blocks` blocks, see above.
-            let block: [&B; P] = self.panels.map(|panel| unsafe { panel.get_unchecked(index) });
-            let scales = block.map(|block| block.scale(lanes));
+            let mut block = [&self.panels[0][index]; P];
+            let mut scale = [block[0].scale(lanes); P];
+            for panel in 0..P {
+                // SAFETY: every panel has `blocks` blocks, see above.
+                block[panel] = unsafe { self.panels[panel].get_unchecked(index) };
+                scale[panel] = block[panel].scale(lanes);
+                if self.from_memory {
+                    prefetch(lanes, block[panel]);
+                }
+            }
             for step in 0..B::STEPS {
-                let scales = scales.map(|scale| B::scale_for_step(lanes, scale, step));
+                let mut step_scale = scale;
+                for panel in 0..P {
+                    step_scale[panel] = B::scale_for_step(lanes, scale[panel], step);
+                }
                 for word in 0..B::WORDS {
                     let mut weights = [lanes.splat(0.0); P];
                     for panel in 0..P {
-                        weights[panel] = block[panel].weights(lanes, scales[panel], word, step);
+                        weights[panel] = block[panel].weights(lanes, step_scale[panel], word, step);
                     }
                     let input = index * B::LENGTH + step * B::WORDS + word;
                     for row in 0..M {
@@ -63,6 +79,16 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
             lanes.store(sums, out);
         }
         out
+    }
+}
+
+/// Asks for the part of a panel that is [`AHEAD`] of a block. The processor's own prefetching stops at the end of a page
+/// of 4 KiB, which is not far at this pace.
+#[inline(always)]
+fn prefetch<L: Lanes, B>(lanes: L, block: &B) {
+    let ahead = std::ptr::from_ref(block).cast::<u8>().wrapping_add(AHEAD);
+    for line in 0..size_of::<B>().div_ceil(64) {
+        lanes.prefetch(ahead.wrapping_add(64 * line));
     }
 }
 

@@ -20,6 +20,8 @@ impl<'a> Floats<'a> {
         'a: 's,
     {
         match self {
+            // An empty tensor has no place that `start` could be in.
+            _ if count == 0 => &[],
             Self::F32(data) => &data[start..][..count],
             _ => {
                 self.widen(start, &mut scratch[..count]);
@@ -204,6 +206,9 @@ impl<'a> Tensor<'a, FloatsMut<'a>> {
         fill: impl Fn(usize, &mut [f32], &mut Lane) + Sync,
     ) {
         let (rows, width) = (rows.min(self.rows), self.width());
+        if width == 0 {
+            return;
+        }
         let out = self.share();
         team.for_each(rows, width.saturating_mul(cost), |row, lane| {
             if wanted(row) {

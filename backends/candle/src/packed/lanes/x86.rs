@@ -143,6 +143,12 @@ impl Lanes for Avx2 {
             ]
         }
     }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
 }
 
 impl Lanes for Avx512 {
@@ -229,5 +235,11 @@ impl Lanes for Avx512 {
     fn shifted<const SHIFT: u32>(self, bits: Self::Bits) -> Self::Float {
         // SAFETY: `self` exists, see above.
         unsafe { _mm512_cvtepi32_ps(_mm512_srlv_epi32(bits, _mm512_set1_epi32(SHIFT as i32))) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 }

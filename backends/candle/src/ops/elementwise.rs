@@ -1,0 +1,81 @@
+//! Sums, casts and fills.
+
+use crate::{kernels::Kernel, parallel::Worker, view::Frame};
+use dsrun_core::{
+    DType, Error, Result,
+    op::{Add, Cast, Fill},
+};
+use half::{bf16, f16};
+
+impl Kernel for Add {
+    fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
+        let (a, b, c) = (frame.floats(0)?, frame.floats(1)?, frame.optional_floats(2)?);
+        let bias = frame.optional_floats(3)?;
+        let bias = bias.as_ref().map(|bias| bias.vector(&mut worker.vectors[0]));
+        let rows = c.as_ref().map_or(usize::MAX, |c| c.rows).min(a.rows).min(b.rows);
+        frame.floats_mut(0)?.fill_rows(&mut worker.team, rows, 1, |row, out, lane| {
+            let [scratch] = lane.split([a.row_scratch()]);
+            add_row(self.alpha, a.row(row, scratch), bias, |out| b.data.widen(b.row_start(row), out), out);
+            if let Some(c) = &c {
+                out.iter_mut().zip(c.row(row, scratch)).for_each(|(out, c)| *out += c);
+            }
+        });
+        Ok(())
+    }
+}
+
+/// `out = a + alpha * (b + bias)`, with `b` brought by `load`.
+pub(super) fn add_row(
+    alpha: f32,
+    a: &[f32],
+    bias: Option<&[f32]>,
+    load: impl FnOnce(&mut [f32]),
+    out: &mut [f32],
+) {
+    load(out);
+    if let Some(bias) = bias {
+        out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
+    }
+    out.iter_mut().zip(a).for_each(|(out, a)| *out = a + alpha * *out);
+}
+
+impl Kernel for Cast {
+    fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
+        if frame.operand_dtype(0)? == self.dtype {
+            let (x, mut y) = (frame.bytes(0)?, frame.bytes_mut(0)?);
+            let width = x.width();
+            for row in 0..x.rows.min(y.rows) {
+                let start = y.row_start(row);
+                y.data.range_mut(start, width).copy_from_slice(x.data.range(x.row_start(row), width));
+            }
+            return Ok(());
+        }
+        let x = frame.floats(0)?;
+        frame.floats_mut(0)?.fill_rows(&mut worker.team, x.rows, 1, |row, out, _| {
+            x.data.widen(x.row_start(row), out);
+        });
+        Ok(())
+    }
+}
+
+impl Kernel for Fill {
+    fn run(&self, frame: &Frame<'_>, _: &mut Worker<'_>) -> Result<()> {
+        let value = self.value;
+        match frame.result_dtype(0)? {
+            DType::F32 => fill(frame, value),
+            DType::F16 => fill(frame, f16::from_f32(value)),
+            DType::BF16 => fill(frame, bf16::from_f32(value)),
+            DType::I32 => fill(frame, value as i32),
+            DType::U32 => fill(frame, value as u32),
+            DType::I8 => fill(frame, value as i8),
+            DType::U8 => fill(frame, value as u8),
+            other => Err(Error::unsupported(format!("candle cannot fill {other}"))),
+        }
+    }
+}
+
+fn fill<T: crate::view::Element>(frame: &Frame<'_>, value: T) -> Result<()> {
+    let mut x = frame.output::<T>(0)?;
+    (0..x.rows).for_each(|row| x.row_mut(row).fill(value));
+    Ok(())
+}

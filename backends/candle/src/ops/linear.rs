@@ -1,0 +1,136 @@
+//! Matrix products.
+
+use crate::{
+    kernels::Kernel,
+    packed::PackedMatrix,
+    parallel::{Lane, Worker},
+    simd,
+    view::{Floats, FloatsMut, Frame, Tensor},
+};
+use dsrun_core::{
+    Result,
+    kernels::PackedWeight,
+    op::{Linear, Matmul},
+};
+
+/// Elements of widened activations and unrounded results that are held at a time.
+const HELD: usize = 8 << 20;
+
+impl Kernel for Linear {
+    fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
+        let (x, weight) = (frame.floats(0)?, frame.weight(1)?);
+        let (bias, y) = (frame.optional_floats(2)?, frame.floats_mut(0)?);
+        let rows = x.rows.min(y.rows);
+        let widen = |row: usize, out: &mut [f32], _: &mut Lane| x.data.widen(x.row_start(row), out);
+        let source = match x.data {
+            Floats::F32(data) if x.is_dense(rows) => Source::Dense(data),
+            _ => Source::Rows(widen),
+        };
+        multiply(weight, bias.as_ref(), &source, rows, y, worker)
+    }
+}
+
+/// Where the activations of a linear layer come from.
+pub(super) enum Source<'a, F> {
+    /// They are there.
+    Dense(&'a [f32]),
+    /// Each row is made when it is needed.
+    Rows(F),
+}
+
+/// `y = x . weight + bias` for the first `rows` rows.
+pub(super) fn multiply<F: Fn(usize, &mut [f32], &mut Lane) + Sync>(
+    weight: &PackedMatrix,
+    bias: Option<&Tensor<'_, Floats<'_>>>,
+    source: &Source<'_, F>,
+    rows: usize,
+    mut y: Tensor<'_, FloatsMut<'_>>,
+    worker: &mut Worker<'_>,
+) -> Result<()> {
+    let (inputs, outputs) = (weight.weight_type().columns(), y.width());
+    let in_place = matches!(y.data, FloatsMut::F32(_)) && y.is_dense(rows);
+    if rows == 0 || outputs == 0 {
+        return Ok(());
+    }
+    let bias = bias.map(|bias| bias.vector(&mut worker.vectors[0]));
+    let at_once = match source {
+        Source::Dense(_) if in_place => rows,
+        _ => (HELD / inputs.saturating_add(outputs).max(1)).max(16).min(rows),
+    };
+    for first in (0..rows).step_by(at_once) {
+        let count = at_once.min(rows - first);
+        let x = match source {
+            Source::Dense(data) => &data[first * inputs..][..count * inputs],
+            Source::Rows(make) => {
+                grow(worker.inputs, count * inputs);
+                let (shape, strides) = ([count, inputs], [inputs, 1]);
+                let data = FloatsMut::F32(&mut worker.inputs[..count * inputs]);
+                let held = Tensor { data, shape: &shape, strides: &strides, rows: count };
+                held.fill_rows(&mut worker.team, count, 2, |row, out, lane| make(first + row, out, lane));
+                &worker.inputs[..count * inputs]
+            }
+        };
+        let out = match &mut y.data {
+            FloatsMut::F32(data) if in_place => &mut data[first * outputs..][..count * outputs],
+            _ => {
+                grow(worker.outputs, count * outputs);
+                &mut worker.outputs[..count * outputs]
+            }
+        };
+        weight.multiply(x, count, out, worker.team.pool)?;
+        if let Some(bias) = bias {
+            for row in out.chunks_exact_mut(outputs) {
+                row.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
+            }
+        }
+        if !in_place {
+            for (row, values) in worker.outputs.chunks_exact(outputs).take(count).enumerate() {
+                let start = y.row_start(first + row);
+                y.data.store(start, values);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn grow(scratch: &mut Vec<f32>, length: usize) {
+    if scratch.len() < length {
+        scratch.resize(length, 0.0);
+    }
+}
+
+impl Kernel for Matmul {
+    fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
+        let (a, b, y) = (frame.floats(0)?, frame.floats(1)?, frame.floats_mut(0)?);
+        let groups = a.rows.min(b.rows).min(y.rows);
+        let (&[_, m, inner], &[_, _, n]) = (a.shape, y.shape) else { return Ok(()) };
+        if m == 0 || n == 0 {
+            return Ok(());
+        }
+        let (y_strides, y) = (y.strides, y.share());
+        worker.team.for_each(groups * m, 2 * inner.saturating_mul(n), |cell, lane| {
+            let (group, row) = (cell / m, cell % m);
+            let start = group * y_strides[0] + row * y_strides[1];
+            // SAFETY: `for_each` gives each row of each group to one call, and rows do not overlap.
+            unsafe {
+                y.data.write(start, n, lane, |out, lane| {
+                    let [left, right] = lane.split([a.data.scratch(inner), b.data.scratch(inner.max(n))]);
+                    let left = a.data.range(group * a.strides[0] + row * a.strides[1], inner, left);
+                    let right_row = |index: usize| group * b.strides[0] + index * b.strides[1];
+                    out.fill(0.0);
+                    if self.transpose_b {
+                        for (column, out) in out.iter_mut().enumerate() {
+                            *out = simd::dot(left, b.data.range(right_row(column), inner, right));
+                        }
+                    } else {
+                        for (index, weight) in left.chunks_exact(1).enumerate() {
+                            let values = b.data.range(right_row(index), n, right);
+                            simd::add_weighted_rows(weight, values, n, out);
+                        }
+                    }
+                });
+            }
+        });
+        Ok(())
+    }
+}

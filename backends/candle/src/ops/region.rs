@@ -1,0 +1,105 @@
+//! Fused kernels for the regions that core has names for. Every other region is core's to lower.
+
+use super::{
+    elementwise::add_row,
+    linear::{Source, multiply},
+    norm::rms_norm_row,
+};
+use crate::{
+    kernels::Kernel,
+    parallel::{Lane, Worker},
+    view::Frame,
+};
+use dsrun_core::{
+    Error, Result,
+    op::{Add, Linear, Op, RmsNorm},
+    region::{Region, well_known},
+};
+
+/// The kernel for a region, found by its body.
+pub(crate) fn kernel(region: &Region) -> Result<Box<dyn Kernel>> {
+    if let [first, second] = region.calls() {
+        match (&first.op, &second.op) {
+            (Op::Add(add), Op::RmsNorm(norm)) if *region == well_known::add_rms_norm(*add, *norm)? => {
+                return Ok(Box::new(AddRmsNorm { add: *add, norm: *norm }));
+            }
+            (Op::RmsNorm(norm), Op::Linear(Linear { dtype })) => {
+                for bias in [false, true] {
+                    if *region == well_known::norm_linear(*norm, *dtype, bias)? {
+                        return Ok(Box::new(NormLinear { norm: *norm, bias }));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let ops: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
+    Err(Error::unsupported(format!("candle has no fused kernel for a body of {}", ops.join(", "))))
+}
+
+/// `r = a + alpha * b`, `y = rms_norm(r, weight)`: the norm reads the sum before it is rounded.
+#[derive(Debug)]
+struct AddRmsNorm {
+    add: Add,
+    norm: RmsNorm,
+}
+
+impl Kernel for AddRmsNorm {
+    fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
+        let (a, b, weight) = (frame.floats(0)?, frame.floats(1)?, frame.floats(2)?);
+        let weight = weight.vector(&mut worker.vectors[0]);
+        let (sums, normed) = (frame.floats_mut(0)?, frame.floats_mut(1)?);
+        let (rows, width) = (a.rows.min(b.rows).min(sums.rows).min(normed.rows), a.width());
+        if width == 0 {
+            return Ok(());
+        }
+        let add = |row: usize, scratch: &mut [f32], out: &mut [f32]| {
+            let load = |out: &mut [f32]| b.data.widen(b.row_start(row), out);
+            add_row(self.add.alpha, a.row(row, scratch), None, load, out);
+        };
+        let (sums, normed) = (sums.share(), normed.share());
+        worker.team.for_each(rows, width.saturating_mul(4), |row, lane| {
+            // The sum is made twice rather than kept: it is cheap, and its operands are in the cache.
+            //
+            // SAFETY: `for_each` gives each row to one call, and rows do not overlap.
+            unsafe {
+                sums.data.write(sums.row_start(row), width, lane, |out, lane| {
+                    let [scratch] = lane.split([width]);
+                    add(row, scratch, out);
+                });
+                normed.data.write(normed.row_start(row), width, lane, |out, lane| {
+                    let [scratch, sum] = lane.split([width, width]);
+                    add(row, scratch, sum);
+                    rms_norm_row(&self.norm, sum, weight, out);
+                });
+            }
+        });
+        Ok(())
+    }
+}
+
+/// `y = linear(rms_norm(x, norm_weight), weight, bias)`: the normed activations are never rounded.
+#[derive(Debug)]
+struct NormLinear {
+    norm: RmsNorm,
+    bias: bool,
+}
+
+impl Kernel for NormLinear {
+    fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
+        let (x, norm_weight, weight) = (frame.floats(0)?, frame.floats(1)?, frame.weight(2)?);
+        let bias = if self.bias { frame.optional_floats(3)? } else { None };
+        let y = frame.floats_mut(0)?;
+        let rows = x.rows.min(y.rows);
+        // `multiply` keeps the bias in the first vector.
+        let mut held = std::mem::take(&mut worker.vectors[1]);
+        let norms = norm_weight.vector(&mut held);
+        let make = |row: usize, out: &mut [f32], lane: &mut Lane| {
+            let [scratch] = lane.split([x.row_scratch()]);
+            rms_norm_row(&self.norm, x.row(row, scratch), norms, out);
+        };
+        let done = multiply(weight, bias.as_ref(), &Source::Rows(make), rows, y, worker);
+        worker.vectors[1] = held;
+        done
+    }
+}

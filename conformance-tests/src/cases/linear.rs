@@ -1,0 +1,170 @@
+//! `linear` and `matmul`, and the weights that other tables use too.
+
+use super::plane;
+use crate::{
+    case::{CallCase, Case, Expected, Layout, Operand, Weight},
+    gate::Gate,
+    oracle::{linear, weight},
+    random::{Random, Values},
+};
+use dsrun_core::{
+    BlockFormat, DType, WeightFormat, WeightType,
+    op::{Linear, Matmul},
+};
+
+/// A random weight, its elements about `size` large, and what they are.
+pub(super) fn random_weight(
+    random: &mut Random,
+    format: WeightFormat,
+    shape: [usize; 2],
+    size: f64,
+    used_with: DType,
+) -> (Weight, Vec<f64>) {
+    let weight_type = WeightType { format, shape: shape.to_vec() };
+    let bytes = match format {
+        WeightFormat::Dense(dtype) => random.scaled(dtype, &shape, Values::HeavyTailed, size).bytes(),
+        WeightFormat::Block(block) => {
+            let blocks = shape[0] * shape[1] / block.elements();
+            (0..blocks).flat_map(|_| random_block(random, block, size)).collect()
+        }
+        other => unreachable!("the suite makes no weights of format {other}"),
+    };
+    let elements = weight::decode(&weight_type, &bytes);
+    (Weight { weight_type, bytes, used_with }, elements)
+}
+
+/// A block of random integers with scales that make its elements about `size` large.
+fn random_block(random: &mut Random, format: BlockFormat, size: f64) -> Vec<u8> {
+    let levels = if format == BlockFormat::Q8_0 { 100.0 } else { 6.0 };
+    let scales = if format == BlockFormat::Q4_1 { 2 } else { 1 };
+    let mut bytes = Vec::new();
+    for index in 0..scales {
+        let scale = if index == 0 { random.between(0.5, 1.5) / levels } else { random.between(-1.5, 0.0) };
+        bytes.extend(half::f16::from_f64(scale * size).to_le_bytes());
+    }
+    bytes.extend((bytes.len()..format.bytes()).map(|_| random.bits() as u8));
+    bytes
+}
+
+/// Label, rows, outputs, inputs, layout.
+type Shape = (&'static str, usize, usize, usize, Layout);
+
+const fn layout(gap: usize, bounded: bool, extent: Option<usize>) -> Layout {
+    Layout { gap, offset: 0, bounded, extent }
+}
+
+const PLAIN: Layout = layout(0, false, None);
+
+/// Inputs are multiples of 32, so that every format can hold them.
+const SHAPES: &[Shape] = &[
+    ("no_rows", 0, 8, 32, PLAIN),
+    ("one_output", 1, 1, 32, PLAIN),
+    ("one_row", 1, 65, 160, PLAIN),
+    ("two_rows", 2, 31, 64, PLAIN),
+    ("seven_rows", 7, 32, 96, PLAIN),
+    ("below_a_tile", 15, 63, 128, PLAIN),
+    ("above_a_tile", 17, 129, 160, PLAIN),
+    ("many_rows", 67, 33, 64, PLAIN),
+    ("long_sum", 3, 5, 14_336, PLAIN),
+    ("strided", 5, 24, 64, layout(16, false, None)),
+    ("strided_oddly", 5, 23, 64, layout(3, false, None)),
+    ("bounded_full", 6, 24, 64, layout(0, true, None)),
+    ("extent", 9, 24, 64, layout(8, true, Some(7))),
+    ("extent_of_one", 33, 40, 32, layout(0, true, Some(1))),
+    ("extent_of_nothing", 6, 24, 64, layout(0, true, Some(0))),
+];
+
+/// Shapes that only dense weights can have.
+const DENSE_SHAPES: &[Shape] = &[
+    ("one_element", 1, 1, 1, PLAIN),
+    ("odd", 7, 31, 33, PLAIN),
+    ("prime", 13, 61, 127, layout(1, false, None)),
+];
+
+const FORMATS: [WeightFormat; 6] = [
+    WeightFormat::Dense(DType::F32),
+    WeightFormat::Dense(DType::F16),
+    WeightFormat::Dense(DType::BF16),
+    WeightFormat::Block(BlockFormat::Q4_0),
+    WeightFormat::Block(BlockFormat::Q4_1),
+    WeightFormat::Block(BlockFormat::Q8_0),
+];
+
+pub(super) fn linear(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in FORMATS {
+        // Dense weights of another type go with f32 activations: on CPUs they stay in their type.
+        if matches!(format, WeightFormat::Dense(stored) if stored != dtype && dtype != DType::F32) {
+            continue;
+        }
+        let dense = if format.is_quantised() { &[] } else { DENSE_SHAPES };
+        for (number, (label, m, n, k, layout)) in SHAPES.iter().chain(dense).copied().enumerate() {
+            let id = format!("linear_{format}/{dtype}/{label}");
+            let mut random = Random::named(&id);
+            let x = random.tensor(dtype, &[m, k], Values::USUAL[number % 3]);
+            let size = 1.0 / (k as f64).sqrt();
+            let (weight, elements) = random_weight(&mut random, format, [n, k], size, dtype);
+            let bias = (number % 2 == 1).then(|| random.tensor(dtype, &[n], Values::HeavyTailed));
+            // Logits are wanted in f32 whatever the activations are.
+            let to = if number % 4 == 3 { DType::F32 } else { dtype };
+            let biases = bias.as_ref().map(|bias| bias.values());
+            let reals = linear::linear(&x.values(), &elements, biases.as_deref(), [m, n, k]);
+            let gate = Gate { inner: format.is_quantised().then_some(dtype), exponential: false };
+            let expected = Expected::reals(reals).gated(gate).laid(Layout { offset: 1, ..layout }, n);
+            let operands =
+                vec![Operand::laid(x, layout), Operand::weight(weight), bias.and_then(Operand::tensor)];
+            cases.push(Case::new(id, CallCase::new(Linear { dtype: to }, operands, vec![expected])));
+        }
+    }
+    cases
+}
+
+/// Label, groups, m, n, k, gap.
+const PRODUCTS: &[(&str, [usize; 4], usize)] = &[
+    ("no_groups", [0, 3, 4, 5], 0),
+    ("no_rows", [2, 0, 4, 5], 0),
+    ("nothing_to_sum", [2, 3, 4, 0], 0),
+    ("one_element", [1, 1, 1, 1], 0),
+    ("one_row", [1, 1, 65, 64], 0),
+    ("small", [3, 7, 2, 7], 0),
+    ("above_a_tile", [2, 33, 65, 33], 0),
+    ("prime", [3, 13, 31, 61], 0),
+    ("long_sum", [1, 2, 3, 4099], 0),
+    ("strided", [2, 5, 8, 16], 8),
+    ("strided_oddly", [3, 4, 7, 9], 3),
+];
+
+pub(super) fn matmul(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (number, (label, sizes, gap)) in PRODUCTS.iter().enumerate() {
+        for transpose_b in [false, true] {
+            let [groups, m, n, k] = *sizes;
+            let id = format!("matmul{}/{dtype}/{label}", if transpose_b { "_transposed" } else { "" });
+            let mut random = Random::named(&id);
+            let a = random.tensor(dtype, &[groups, m, k], Values::USUAL[number % 3]);
+            let shape = if transpose_b { [groups, n, k] } else { [groups, k, n] };
+            let b = random.scaled(dtype, &shape, Values::HeavyTailed, 0.1);
+            let to = if number % 4 == 3 { DType::F32 } else { dtype };
+            let reals = linear::matmul(&a.values(), &b.values(), transpose_b, *sizes);
+            let layout = Layout::strided(*gap, 0);
+            let expected = Expected::reals(reals).laid(Layout { offset: 1, ..layout }, m * n);
+            let operands = vec![Operand::laid(a, layout), Operand::laid(b, layout)];
+            cases.push(Case::new(id, CallCase::new(Matmul { dtype: to, transpose_b }, operands, vec![expected])));
+        }
+    }
+    // The groups may be bounded like any first dimension.
+    for plane in plane::planes("matmul_groups", dtype, &[Values::Uniform], |features| features.min(40)) {
+        let (mut random, groups, k) = (plane.random.clone(), plane.rows.min(12), plane.features);
+        let layout = plane.layout.with_extent(plane.layout.extent.map(|extent| extent.min(groups)));
+        let (a, b) = (
+            random.tensor(dtype, &[groups, 2, k], plane.values),
+            random.tensor(dtype, &[groups, k, 3], plane.values),
+        );
+        let reals = linear::matmul(&a.values(), &b.values(), false, [groups, 2, 3, k]);
+        let expected = Expected::reals(reals).laid(layout, 6);
+        let operands = vec![Operand::laid(a, layout), Operand::laid(b, layout)];
+        let op = Matmul { dtype, transpose_b: false };
+        cases.push(Case::new(plane.id, CallCase::new(op, operands, vec![expected])));
+    }
+    cases
+}

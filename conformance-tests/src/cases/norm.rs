@@ -1,0 +1,59 @@
+//! `rms_norm` and `layer_norm`.
+
+use super::plane::planes;
+use crate::{
+    case::{CallCase, Case, Expected, Operand},
+    oracle::norm,
+    random::Values,
+};
+use dsrun_core::{
+    DType,
+    op::{LayerNorm, RmsNorm},
+};
+
+const EPSILONS: [f32; 3] = [1e-5, 1e-6, 0.1];
+
+/// A width that divides the features: per-head norms have a few groups in a row.
+fn width(features: usize, number: usize) -> usize {
+    let groups = [1, 1, 2, 3, 7, 4][number % 6];
+    if features.is_multiple_of(groups) { features / groups } else { features }
+}
+
+pub(super) fn rms_norm(dtype: DType) -> Vec<Case> {
+    let one = |plane: super::plane::Plane| {
+        let (mut random, columns) = (plane.random.clone(), plane.features);
+        let width = width(columns, plane.number);
+        let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
+        // Weights are stored in f32 in some models whose activations are not.
+        let weight_type = if plane.number % 5 == 4 { DType::F32 } else { dtype };
+        let weight = random.tensor(weight_type, &[width], Values::HeavyTailed);
+        let (eps, weight_offset) = (random.pick(&EPSILONS), random.pick(&[0.0f32, 1.0]));
+        let (values, weights) = (x.values(), weight.values());
+        let groups = values.chunks(width);
+        let reals = groups.flat_map(|x| norm::rms_norm(x, &weights, f64::from(eps), f64::from(weight_offset)));
+        let expected = Expected::reals(reals).laid(plane.other(5), columns);
+        let operands = vec![Operand::laid(x, plane.layout), Operand::tensor(weight)];
+        Case::new(plane.id, CallCase::new(RmsNorm { eps, weight_offset }, operands, vec![expected]))
+    };
+    let kinds = [Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Subnormal];
+    planes("rms_norm", dtype, &kinds, |features| features).into_iter().map(one).collect()
+}
+
+pub(super) fn layer_norm(dtype: DType) -> Vec<Case> {
+    let one = |plane: super::plane::Plane| {
+        let (mut random, columns) = (plane.random.clone(), plane.features);
+        let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
+        let weight = (plane.number % 2 == 0).then(|| random.tensor(dtype, &[columns], Values::HeavyTailed));
+        let bias = (plane.number % 3 != 0).then(|| random.tensor(dtype, &[columns], Values::Uniform));
+        let eps = random.pick(&EPSILONS);
+        let (weights, biases) = (weight.as_ref().map(|w| w.values()), bias.as_ref().map(|b| b.values()));
+        let values = x.values();
+        let rows = values.chunks(columns.max(1));
+        let reals = rows.flat_map(|x| norm::layer_norm(x, weights.as_deref(), biases.as_deref(), f64::from(eps)));
+        let expected = Expected::reals(reals).laid(plane.other(5), columns);
+        let operands =
+            vec![Operand::laid(x, plane.layout), weight.and_then(Operand::tensor), bias.and_then(Operand::tensor)];
+        Case::new(plane.id, CallCase::new(LayerNorm { eps }, operands, vec![expected]))
+    };
+    planes("layer_norm", dtype, &Values::USUAL, |features| features).into_iter().map(one).collect()
+}

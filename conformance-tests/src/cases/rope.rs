@@ -1,0 +1,76 @@
+//! `rope`.
+
+use crate::{
+    case::{CallCase, Case, Element, Expected, Layout, Operand},
+    gate::Gate,
+    oracle::rope,
+    random::{Random, Values},
+    tensor::Tensor,
+};
+use dsrun_core::{
+    DType,
+    op::{Rope, RopePairing},
+};
+
+/// Label, rows, heads, head size, rotated pairs, first position, layout.
+type Shape = (&'static str, usize, usize, usize, usize, i32, Layout);
+
+const fn layout(gap: usize, extent: Option<usize>) -> Layout {
+    Layout { gap, offset: 0, bounded: extent.is_some(), extent }
+}
+
+const SHAPES: &[Shape] = &[
+    ("no_rows", 0, 2, 64, 32, 0, layout(0, None)),
+    ("one_pair", 1, 1, 2, 1, 5, layout(0, None)),
+    ("one_token", 1, 9, 64, 32, 0, layout(0, None)),
+    ("head_80", 5, 3, 80, 40, 17, layout(0, None)),
+    ("head_96_partly", 7, 2, 96, 16, 1000, layout(0, None)),
+    ("head_128", 33, 4, 128, 64, 4000, layout(32, None)),
+    ("odd_head", 4, 3, 7, 3, 11, layout(5, None)),
+    ("nothing_rotated", 3, 2, 8, 0, 3, layout(0, None)),
+    ("far_positions", 6, 2, 64, 32, 131_000, layout(0, None)),
+    ("farthest_exact_positions", 3, 1, 64, 32, (1 << 24) - 3, layout(0, None)),
+    ("extent", 6, 3, 32, 16, 40, layout(8, Some(4))),
+    ("extent_of_nothing", 6, 3, 32, 16, 40, layout(0, Some(0))),
+];
+
+pub(super) fn rope(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for pairing in RopePairing::ALL {
+        for (number, (label, rows, heads, head, pairs, first, layout)) in SHAPES.iter().copied().enumerate() {
+            let id = format!("rope_{}/{dtype}/{label}", pairing.name());
+            let mut random = Random::named(&id);
+            let features = heads * head;
+            let x = random.tensor(dtype, &[rows, features], Values::USUAL[number % 3]);
+            let skipped = |row: usize| row % 5 == 3;
+            let position = |row: usize| if skipped(row) { -1 } else { first + row as i32 };
+            let positions: Vec<i32> = (0..rows).map(position).collect();
+            let base = random.pick(&[10_000f64, 500_000.0]);
+            let frequencies: Vec<f64> = (0..pairs).map(|pair| base.powf(-(pair as f64) / pairs as f64)).collect();
+            let frequencies = Tensor::floats(DType::F32, &[pairs], &frequencies);
+            let scale = random.pick(&[1.0f32, 1.0, 1.25]);
+            let (values, frequency) = (x.values(), frequencies.values());
+            let mut elements = Vec::new();
+            for (index, values) in values.chunks(head).enumerate() {
+                let row = index / heads;
+                let rotated = rope::rope(values, positions[row], &frequency, *pairing, f64::from(scale));
+                elements.extend(rotated.into_iter().enumerate().map(|(at, real)| match real {
+                    _ if skipped(row) => Element::Untouched,
+                    Some(real) => Element::Real(real),
+                    None => Element::Bits(x.bits[index * head + at]),
+                }));
+            }
+            let rows_of = |layout: Layout| Layout { gap: 0, ..layout };
+            let expected = Expected::new(elements).gated(Gate::default());
+            let expected = expected.laid(Layout { offset: 2, ..layout }, features);
+            let operands = vec![
+                Operand::laid(x, layout),
+                Operand::laid(Tensor::vector(&positions), rows_of(layout)),
+                Operand::tensor(frequencies),
+            ];
+            let op = Rope { heads: heads as u32, pairing: *pairing, scale };
+            cases.push(Case::new(id, CallCase::new(op, operands, vec![expected])));
+        }
+    }
+    cases
+}

@@ -1,0 +1,289 @@
+//! Configurations: what they mean, what is refused, and that nothing in them makes the reader panic.
+
+use super::fixtures;
+use dsrun_core::op::Nonlinearity;
+use dsrun_models::config::{Architecture, Biases, ConfigError, DecoderConfig, RopeScaling};
+use proptest::prelude::*;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+fn read(config: &Value) -> Result<DecoderConfig, ConfigError> {
+    DecoderConfig::from_json_bytes(config.to_string().as_bytes())
+}
+
+/// The least that a configuration must say.
+fn least(model_type: &str) -> Value {
+    json!({
+        "model_type": model_type, "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 30,
+        "num_attention_heads": 32, "vocab_size": 1000,
+    })
+}
+
+fn with(model_type: &str, fields: Value) -> Value {
+    let mut config = least(model_type);
+    for (field, value) in fields.as_object().unwrap() {
+        config[field] = value.clone();
+    }
+    config
+}
+
+#[test]
+fn every_fixture_is_read() {
+    for name in fixtures::names() {
+        let config = read(&fixtures::config(&name)).unwrap();
+        assert_eq!((config.vocabulary, config.bos, config.eos.as_slice()), (96, Some(1), &[2][..]), "{name}");
+    }
+}
+
+#[rstest]
+#[case("llama", 32, 128, 2048, Biases::default(), false)]
+#[case("mistral", 8, 128, 131_072, Biases::default(), false)]
+#[case("qwen2", 32, 128, 32_768, Biases { query: true, key: true, value: true, ..Biases::default() }, false)]
+#[case("qwen3", 32, 128, 32_768, Biases::default(), true)]
+fn fields_left_out_mean_what_their_architecture_says(
+    #[case] model_type: &str,
+    #[case] kv_heads: usize,
+    #[case] head_dim: usize,
+    #[case] context: usize,
+    #[case] biases: Biases,
+    #[case] qk_norm: bool,
+) {
+    let config = read(&least(model_type)).unwrap();
+    assert_eq!(config.architecture, Architecture::from_name(model_type).unwrap());
+    assert_eq!((config.kv_heads, config.head_dim, config.context), (kv_heads, head_dim, context));
+    assert_eq!((config.biases, config.qk_norm, config.tied), (biases, qk_norm, false));
+    assert_eq!((config.eps, config.rope.theta, config.activation), (1e-6, 10_000.0, Nonlinearity::Silu));
+    let windowed = if model_type == "mistral" { Some(4096) } else { None };
+    assert_eq!(config.windows, vec![windowed; 30]);
+    let switched_on = read(&with(model_type, json!({"use_sliding_window": true}))).unwrap().windows;
+    let qwen = model_type.starts_with("qwen");
+    assert_eq!(switched_on[27..], if qwen { [None, Some(4096), Some(4096)] } else { [windowed; 3] });
+}
+
+#[test]
+fn null_means_as_many_heads_except_where_it_means_nothing() {
+    for model_type in ["llama", "mistral", "qwen2", "qwen3"] {
+        let config = read(&with(model_type, json!({"num_key_value_heads": null}))).unwrap();
+        assert_eq!(config.kv_heads, 32, "{model_type}");
+        let config = read(&with(model_type, json!({"head_dim": null, "num_key_value_heads": 8})));
+        assert_eq!(config.is_err(), model_type == "qwen3");
+    }
+    assert_eq!(read(&with("qwen3", json!({"num_attention_heads": 64}))).unwrap().head_dim, 128);
+}
+
+#[test]
+fn the_table_of_rotary_parameters_wins_over_what_stands_beside_it() {
+    let theta = |fields| read(&with("llama", fields)).unwrap().rope.theta;
+    assert_eq!(theta(json!({"rope_theta": 5.0})), 5.0);
+    assert_eq!(theta(json!({"rope_theta": 5.0, "rope_parameters": {"rope_theta": 7.0}})), 7.0);
+    assert_eq!(theta(json!({"rope_theta": 5.0, "rope_parameters": {"rope_type": "default"}})), 5.0);
+    let both =
+        json!({"rope_parameters": {"rope_theta": 7.0}, "rope_scaling": {"type": "linear", "factor": 2.0}});
+    assert_eq!(theta(both), 10_000.0);
+    assert_eq!(theta(json!({"rope_parameters": {"rope_theta": 7.0}, "rope_scaling": {}})), 7.0);
+}
+
+#[test]
+fn llama3_scaling_falls_back_to_the_context() {
+    let scaling = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4});
+    let config =
+        read(&with("llama", json!({"rope_scaling": scaling, "max_position_embeddings": 512}))).unwrap();
+    let RopeScaling::Llama3 { original_context, factor, .. } = config.rope.scaling else { panic!() };
+    assert_eq!((original_context, factor), (512, 8.0));
+}
+
+/// The expected numbers are those of transformers 5.23, which computes them in f32.
+#[rstest]
+#[case::llama_1b(
+    "llama-1b",
+    &[(0, 1.0), (1, 0.663_601_3), (13, 0.004_839_421), (14, 0.003_211_446), (15, 0.001_290_548),
+      (16, 0.000_429_557), (17, 9.708_286e-5), (18, 1.946_164e-5), (31, 9.418_306e-8)]
+)]
+#[case::smollm2(
+    "smollm2-135m",
+    &[(0, 1.0), (1, 0.697_830_6), (16, 0.003_162_278), (31, 1.433_012_7e-5)]
+)]
+fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] expected: &[(usize, f32)]) {
+    let config = dsrun_models::presets::Preset::from_name(preset).unwrap().config().unwrap();
+    let frequencies = config.rope.inverse_frequencies(config.head_dim);
+    assert_eq!(frequencies.len(), config.head_dim / 2);
+    for (pair, frequency) in expected {
+        let relative = (frequencies[*pair] / frequency - 1.0).abs();
+        assert!(relative < 1e-6, "pair {pair}: {} is not {frequency}", frequencies[*pair]);
+    }
+}
+
+/// What is wrong is named in the message.
+#[rstest]
+#[case::family("gpt2", json!({}), "gpt2")]
+#[case::no_heads("llama", json!({"num_attention_heads": null}), "num_attention_heads is missing")]
+#[case::zero("llama", json!({"num_hidden_layers": 0}), "num_hidden_layers is 0")]
+#[case::negative("llama", json!({"vocab_size": -5}), "vocab_size is -5")]
+#[case::fraction("llama", json!({"hidden_size": 12.5}), "hidden_size is 12.5")]
+#[case::absurd("llama", json!({"hidden_size": u64::MAX}), "hidden_size")]
+#[case::absurd_layers("llama", json!({"num_hidden_layers": 1_000_000_000}), "num_hidden_layers")]
+#[case::text("llama", json!({"intermediate_size": "64"}), "intermediate_size is \"64\"")]
+#[case::heads("llama", json!({"num_attention_heads": 33}), "num_attention_heads is 33")]
+#[case::groups("llama", json!({"num_key_value_heads": 5}), "num_key_value_heads is 5")]
+#[case::odd("llama", json!({"head_dim": 15}), "head_dim is 15")]
+#[case::eps("llama", json!({"rms_norm_eps": 0}), "rms_norm_eps is 0")]
+#[case::tiny_eps("llama", json!({"rms_norm_eps": 1e-60}), "rms_norm_eps")]
+#[case::theta("llama", json!({"rope_theta": -1.0}), "rope_theta is -1")]
+#[case::theta_inside("llama", json!({"rope_parameters": {"rope_theta": 0}}), "rope_parameters.rope_theta is 0")]
+#[case::factor("llama", json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing")]
+#[case::yarn("llama", json!({"rope_scaling": {"type": "yarn", "beta_fast": 32}}), "yarn")]
+#[case::dynamic("llama", json!({"rope_scaling": {"type": "dynamic", "factor": 2}}), "dynamic")]
+#[case::longrope("qwen2", json!({"rope_parameters": {"rope_type": "longrope", "long_factor": []}}), "longrope")]
+#[case::rope_field("llama", json!({"rope_scaling": {"type": "linear", "factor": 2, "base": 3}}), "rope_scaling.base")]
+#[case::layered_rope("qwen3", json!({"rope_parameters": {"full_attention": {}}}), "rope_parameters.full_attention")]
+#[case::bands(
+    "llama",
+    json!({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}}),
+    "high_freq_factor"
+)]
+#[case::partial("llama", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor = 0.5")]
+#[case::activation("llama", json!({"hidden_act": "swish2"}), "hidden_act = \"swish2\"")]
+#[case::window("mistral", json!({"sliding_window": 0}), "sliding_window is 0")]
+#[case::kinds("qwen2", json!({"layer_types": ["full_attention"]}), "layer_types is 1 long")]
+#[case::kind("qwen2", json!({"num_hidden_layers": 1, "layer_types": ["mamba"]}), "layer_types[0] = \"mamba\"")]
+#[case::kind_without_window(
+    "qwen2",
+    json!({"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}),
+    "layer_types[0] = \"sliding_attention\""
+)]
+#[case::switch_of_no_one("llama", json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping = 50.0")]
+#[case::unknown("llama", json!({"clip_qkv": 8}), "clip_qkv")]
+#[case::quantised("llama", json!({"quantization_config": {"bits": 4}}), "quantization_config")]
+#[case::encoder("llama", json!({"is_encoder_decoder": true}), "is_encoder_decoder")]
+#[case::tokens("llama", json!({"eos_token_id": [1, "x"]}), "eos_token_id")]
+#[case::tied("llama", json!({"tie_word_embeddings": "yes"}), "tie_word_embeddings")]
+fn errors_name_the_field(#[case] model_type: &str, #[case] fields: Value, #[case] named: &str) {
+    let message = read(&with(model_type, fields)).unwrap_err().to_string();
+    assert!(message.contains(named), "{message}");
+}
+
+#[rstest]
+#[case(b"")]
+#[case(b"[]")]
+#[case(b"{\"model_type\": \"llama\"")]
+#[case(b"{\"rope_theta\": 1e999}")]
+#[case(b"\xff\xfe")]
+fn files_that_are_no_json_objects_are_refused(#[case] bytes: &[u8]) {
+    assert!(matches!(DecoderConfig::from_json_bytes(bytes), Err(ConfigError::Json { .. })));
+}
+
+#[test]
+fn deeply_nested_json_is_an_error() {
+    let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let config = format!("{{\"model_type\": \"llama\", \"x\": {nested}}}");
+    assert!(matches!(DecoderConfig::from_json_bytes(config.as_bytes()), Err(ConfigError::Json { .. })));
+}
+
+#[test]
+fn unknown_fields_of_value_null_are_as_good_as_left_out() {
+    assert_eq!(read(&with("llama", json!({"clip_qkv": null}))).unwrap(), read(&least("llama")).unwrap());
+}
+
+/// Values of every kind, with those near the edges of what numbers can hold.
+fn any_value() -> impl Strategy<Value = Value> {
+    let edges = [0, 1, 2, 3, 64, i64::from(i32::MAX), i64::from(u32::MAX), 1 << 40, i64::MAX, -1, i64::MIN];
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        proptest::sample::select(edges.to_vec()).prop_map(Value::from),
+        (1u64..5000).prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        proptest::sample::select(vec![1e-320, 1e-38, 1e38, 1e300, -0.0, 0.5]).prop_map(Value::from),
+        proptest::sample::select(vec![
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "silu",
+            "gelu",
+            "linear",
+            "llama3",
+            "default",
+            "sliding_attention",
+            "full_attention",
+            "",
+        ])
+        .prop_map(Value::from),
+        ".{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(2, 16, 8, |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+            proptest::collection::vec((proptest::sample::select(ROPE_FIELDS.to_vec()), inner), 0..6)
+                .prop_map(|fields| fields
+                    .into_iter()
+                    .map(|(field, value)| (field.to_owned(), value))
+                    .collect()),
+        ]
+    })
+}
+
+const ROPE_FIELDS: [&str; 7] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+];
+
+const FIELDS: [&str; 23] = [
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "hidden_act",
+    "attention_bias",
+    "mlp_bias",
+    "tie_word_embeddings",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "layer_types",
+    "eos_token_id",
+    "an_unknown_field",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn hostile_values_give_a_valid_configuration_or_an_error(
+        model_type in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3"]),
+        changes in proptest::collection::vec((proptest::sample::select(FIELDS.to_vec()), any_value()), 1..4),
+    ) {
+        let mut config = least(model_type);
+        for (field, value) in changes {
+            config[field] = value;
+        }
+        match read(&config) {
+            Ok(config) => {
+                prop_assert!(config.validate().is_ok());
+                let frequencies = config.rope.inverse_frequencies(config.head_dim);
+                prop_assert!(frequencies.iter().all(|frequency| frequency.is_finite() && *frequency > 0.0));
+            }
+            Err(error) => prop_assert!(error.to_string().len() < 600, "{error}"),
+        }
+    }
+
+    #[test]
+    fn bytes_of_any_kind_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = DecoderConfig::from_json_bytes(&bytes);
+    }
+}

@@ -1,0 +1,171 @@
+//! The program as a user meets it: output, messages, exit codes.
+
+use snapbox::cmd::{Command, cargo_bin};
+use std::{fs, path::PathBuf};
+
+/// A tiny GGUF model with a tokenizer of its own.
+fn tiny() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/fixtures/gguf/smollm2_q4_1/model.gguf")
+}
+
+/// `dsrun`, cut off from the network and the user's own files.
+fn dsrun(arguments: &[&str]) -> Command {
+    let nowhere = std::env::temp_dir().join("dsrun-tests-no-cache");
+    Command::new(cargo_bin!("dsrun"))
+        .args(arguments)
+        .env("HF_HUB_OFFLINE", "1")
+        .env("DSRUN_CACHE", nowhere.join("cache"))
+        .env("HF_HOME", nowhere.join("hub"))
+        .env("NO_COLOR", "1")
+        .env_remove("DSRUN_LOG")
+}
+
+fn with_tiny(command: &str, arguments: &[&str]) -> Command {
+    dsrun(&[command]).arg("--model").arg(tiny()).args(arguments)
+}
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn run(command: Command) -> Ran {
+    let output = command.output().expect("dsrun starts");
+    let text = |bytes| String::from_utf8(bytes).expect("output is UTF-8");
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
+}
+
+#[test]
+fn help_names_every_command_and_fits_a_terminal() {
+    let ran = run(dsrun(&["--help"]));
+    assert_eq!(ran.code, Some(0));
+    for command in ["generate", "chat", "pull", "models", "inspect", "logits", "backends", "bench"] {
+        assert!(ran.out.contains(&format!("  {command} ")), "{command} is missing in\n{}", ran.out);
+    }
+    assert!(ran.out.lines().all(|line| line.chars().count() <= 100));
+}
+
+#[test]
+fn unknown_flags_are_refused_with_exit_code_2() {
+    for arguments in [&["--nonsense"][..], &["generate", "--nonsense", "x"], &["bench", "latency", "--batch", "0"]] {
+        let ran = run(dsrun(arguments));
+        assert_eq!(ran.code, Some(2), "{arguments:?}");
+        assert!(ran.out.is_empty() && ran.err.contains("error:"), "{}", ran.err);
+    }
+}
+
+#[test]
+fn text_goes_to_standard_output_and_everything_else_to_standard_error() {
+    let ran = run(with_tiny("generate", &["--raw", "-n", "8", "the sky"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.out.ends_with('\n') && !ran.out.contains("tokens/s"), "{}", ran.out);
+    assert!(ran.err.contains("KV cache") && ran.err.contains("tokens/s"), "{}", ran.err);
+    let quiet = run(with_tiny("generate", &["--raw", "-n", "8", "-q", "the sky"]));
+    assert_eq!((quiet.code, quiet.out, quiet.err.as_str()), (Some(0), ran.out, ""));
+}
+
+#[test]
+fn prompts_come_from_arguments_files_and_standard_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("prompt.txt");
+    fs::write(&file, "the sky\n").unwrap();
+    let arguments = ["--raw", "-n", "8", "-q", "--json"];
+    let argument = json(&run(with_tiny("generate", &arguments).arg("the sky")).out);
+    let from_file = json(&run(with_tiny("generate", &arguments).arg("--file").arg(&file)).out);
+    let from_input = json(&run(with_tiny("generate", &arguments).arg("-").stdin("the sky\n")).out);
+    for answer in [&argument, &from_file, &from_input] {
+        assert_eq!(answer["tokens"], argument["tokens"]);
+        assert!(answer["text"].is_string() && answer["timings"]["first_token_seconds"].is_number());
+        assert!(["stop", "length"].contains(&answer["finish_reason"].as_str().unwrap()));
+    }
+}
+
+#[test]
+fn logits_have_the_fields_that_other_engines_are_compared_by() {
+    let ran = run(with_tiny("logits", &["--tokens", "5,6,7,8", "--top", "3", "--json", "-q", "--dtype", "f32"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let score = json(&ran.out);
+    assert_eq!(score["tokens"], serde_json::json!([5, 6, 7, 8]));
+    assert!(score["mean_nll"].is_number());
+    assert_eq!(score["positions"].as_array().unwrap().len(), 4);
+    assert_eq!(score["positions"][2]["index"], 2);
+    assert_eq!(score["positions"][2]["top"].as_array().unwrap().len(), 3);
+    let some = run(with_tiny("logits", &["--tokens", "5,6,7,8", "--at", "1,3", "--json", "-q"]));
+    let indices: Vec<_> = json(&some.out)["positions"].as_array().unwrap().iter().map(|p| p["index"].clone()).collect();
+    assert_eq!(indices, [1, 3]);
+    let outside = run(with_tiny("logits", &["--tokens", "5,6", "--at", "2", "-q"]));
+    assert_eq!(outside.code, Some(1));
+    assert!(outside.err.contains("no position 2"), "{}", outside.err);
+}
+
+#[test]
+fn inspect_shows_configuration_plan_tensors_and_program() {
+    let ran = run(with_tiny("inspect", &["--tensors", "--program"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    for part in ["family     llama", "sampling   greedy", "KV cache", "blk.0.attn_q.weight", "paged_attention{", "output %"] {
+        assert!(ran.out.contains(part), "{part} is missing in\n{}", ran.out);
+    }
+    let value = json(&run(with_tiny("inspect", &["--json", "--program"])).out);
+    let program: dsrun_core::program::Program = value["program"].as_str().unwrap().parse().unwrap();
+    assert_eq!(program.name, "llama");
+}
+
+#[test]
+fn backends_are_listed_with_their_devices() {
+    let value = json(&run(dsrun(&["backends", "--json"])).out);
+    assert!(!value[0]["devices"].as_array().unwrap().is_empty());
+    let name = value[0]["name"].as_str().unwrap();
+    assert!(run(dsrun(&["backends"])).out.contains(&format!("{name} ")));
+    let ran = run(with_tiny("generate", &["--backend", "abacus", "x"]));
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("no backend `abacus`") && ran.err.contains(name), "{}", ran.err);
+}
+
+#[test]
+fn bench_latency_reports_every_figure() {
+    let ran = run(with_tiny("bench", &[]));
+    assert_eq!(ran.code, Some(2), "bench needs to be told what to measure");
+    let bench = dsrun(&["bench", "latency", "--prompt", "6", "--gen", "4", "--batch", "2", "--repeat", "1", "-q", "--json"]);
+    let figures = json(&run(bench.arg("--model").arg(tiny())).out);
+    for field in ["ms_per_token", "first_token_seconds", "bytes_per_step", "share_of_bandwidth"] {
+        assert!(figures[field].as_f64().is_some_and(|value| value > 0.0), "{field}: {figures}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let broken = folder.path().join("broken.gguf");
+    let bytes = fs::read(tiny()).unwrap();
+    fs::write(&broken, &bytes[..bytes.len() / 2]).unwrap();
+    let binary = folder.path().join("prompt.bin");
+    fs::write(&binary, b"ab\xff").unwrap();
+    let (broken, binary) = (broken.to_str().unwrap(), binary.to_str().unwrap());
+    let tiny = tiny();
+    let tiny = tiny.to_str().unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (&["generate", "--model", broken, "x"], "broken.gguf"),
+        (&["generate", "--model", "/no/such/model.gguf", "x"], "/no/such/model.gguf"),
+        (&["generate", "--model", "owner/nothing", "x"], "offline"),
+        (&["generate", "--model", tiny, "--file", binary], "not UTF-8"),
+        (&["generate", "--model", tiny, "--file", "/no/such/prompt"], "/no/such/prompt"),
+        (&["generate", "--model", tiny, "--temperature", "-1", "x"], "temperature"),
+        (&["generate", "--model", tiny, "--context", "1000000", "x"], "context"),
+        (&["generate", "--model", tiny, "--raw", "--context", "4", "the sky is blue today"], "the context holds 4"),
+        (&["generate", "--model", tiny, "--device", "7", "x"], "device 7"),
+        (&["generate", "--model", tiny, "--stop", "", "x"], "stop text is empty"),
+        (&["logits", "--model", tiny, "--tokens", "5,4096"], "4096"),
+        (&["models", "remove", "../escape"], "../escape"),
+    ];
+    for (arguments, part) in cases {
+        let ran = run(dsrun(arguments));
+        assert_eq!(ran.code, Some(1), "{arguments:?}: {}", ran.err);
+        assert!(ran.err.contains("error:") && ran.err.contains(part), "{arguments:?}: {}", ran.err);
+        assert!(!ran.err.contains("panicked"), "{arguments:?}: {}", ran.err);
+    }
+}
