@@ -26,7 +26,7 @@ pub struct CallCase {
 }
 
 /// An operand of a case.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operand {
     /// A tensor.
     Tensor(Input),
@@ -37,7 +37,7 @@ pub enum Operand {
 }
 
 /// A tensor operand.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
     /// The elements. Those of rows past the extent are replaced by poison before the device sees them.
     pub tensor: Tensor,
@@ -59,7 +59,7 @@ pub struct Layout {
 }
 
 /// A weight operand, in the bytes of its format.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weight {
     /// Shape and format.
     pub weight_type: WeightType,

@@ -87,7 +87,8 @@ impl Random {
             Values::Uniform => self.between(-1.0, 1.0),
             Values::HeavyTailed if self.chance(0.01) => self.normal().clamp(-3.0, 3.0) * 100.0,
             Values::HeavyTailed => self.normal(),
-            Values::LargeMean => if dtype == DType::F32 { 1000.0 } else { 30.0 } + self.normal(),
+            Values::LargeMean if dtype == DType::F32 => 1000.0 + self.normal(),
+            Values::LargeMean => 30.0 + self.normal(),
             Values::Subnormal => self.between(-4.0, 4.0) * float::smallest_normal(dtype),
             Values::Special => match self.below(12) {
                 0 => f64::INFINITY,

@@ -33,6 +33,17 @@ impl CheckedPlan {
         Ok(Self { alignment: device.properties().alignment, plan, call: Arc::new(call) })
     }
 
+    /// Checks arguments as [`Self::bind`] does, for a backend that asks about them.
+    pub(crate) fn check_arguments(
+        call: CallDesc,
+        plan: Arc<dyn Plan>,
+        alignment: usize,
+        arguments: &Arguments,
+    ) -> Result<()> {
+        let checked = Self { call: Arc::new(call), plan, alignment };
+        checked.check(arguments).map_err(|error| error.in_op(checked.call.op.name()))
+    }
+
     /// What was planned.
     pub fn call(&self) -> &CallDesc {
         &self.call

@@ -288,7 +288,7 @@ pub trait Plan: Send + Sync + Debug {
 }
 
 /// A call ready to run. Keeps its plan, buffers and weights alive.
-pub trait BoundCall: Send + Debug {
+pub trait BoundCall: Any + Send + Debug {
     /// Enqueues the call. Never allocates, never waits.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! What `Program::validate` and `ProgramBuilder` refuse.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[path = "support/types.rs"]
 mod types;
 

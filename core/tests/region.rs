@@ -1,5 +1,7 @@
 //! Fused ops: what they infer, that they lower to their body, and which bodies are refused.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[path = "support/types.rs"]
 mod types;
 

@@ -1,5 +1,7 @@
 //! Programs as text: what is written reads back as the same program, and no text does harm.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[path = "support/types.rs"]
 mod types;
 

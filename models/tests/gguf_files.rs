@@ -1,6 +1,8 @@
 //! The GGUF reader: values of a file with everything in it, agreement between storage types, and errors that say what
 //! is wrong and where.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 #[path = "support/gguf_writer.rs"]
 mod gguf_writer;
 

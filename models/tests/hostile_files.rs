@@ -9,6 +9,8 @@
 //! refused is noticed. After a change that is meant to, write them anew with
 //! `cargo test -p dsrun-models --test hostile_files -- --ignored write_mutants`.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 #[path = "support/counting_allocator.rs"]
 mod counting_allocator;
 #[path = "support/gguf_writer.rs"]

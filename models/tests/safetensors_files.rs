@@ -1,5 +1,7 @@
 //! The safetensors reader: values, shards, and errors that say what is wrong and where.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 #[path = "support/safetensors_writer.rs"]
 mod safetensors_writer;
 

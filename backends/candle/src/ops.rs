@@ -10,7 +10,7 @@ mod linear;
 mod norm;
 pub(crate) mod region;
 mod rope;
-pub(crate) mod sample;
+mod sample;
 mod sampling;
 mod step;
 

@@ -104,7 +104,9 @@ impl PanelFormat {
             WeightFormat::Block(BlockFormat::Q4_1) => Ok(Self::Q4_1),
             WeightFormat::Block(BlockFormat::Q8_0) => Ok(Self::Q8_0),
             other => {
-                let message = format!("weights stored as {other} cannot be packed; f32, f16, bf16, q4_0, q4_1, q8_0 can");
+                let message = format!(
+                    "weights stored as {other} cannot be packed; f32, f16, bf16, q4_0, q4_1, q8_0 can"
+                );
                 Err(Error::unsupported(message).at("weight").field("format"))
             }
         }
@@ -120,7 +122,8 @@ impl PanelShape {
         let padded = outputs.checked_next_multiple_of(WIDTH).and_then(|rows| rows.checked_mul(row_bytes));
         let bytes = padded.filter(|bytes| *bytes <= isize::MAX as usize - size_of::<Line>());
         let bytes = bytes.ok_or_else(|| {
-            let message = format!("{:?} {} elements do not fit an address space", weight.shape, weight.format);
+            let message =
+                format!("{:?} {} elements do not fit an address space", weight.shape, weight.format);
             Error::invalid(message).at("weight").field("shape")
         })?;
         Ok(Self { format, outputs, inputs, row_bytes, bytes })
@@ -247,9 +250,9 @@ impl fmt::Debug for PackedMatrix {
 fn zeroed_lines(bytes: usize) -> Result<Vec<Line>> {
     let count = bytes.div_ceil(size_of::<Line>());
     let mut lines = Vec::new();
-    lines
-        .try_reserve_exact(count)
-        .map_err(|_| Error::new(Code::OutOfMemory, format!("no {bytes} bytes of host memory for a weight")))?;
+    lines.try_reserve_exact(count).map_err(|_| {
+        Error::new(Code::OutOfMemory, format!("no {bytes} bytes of host memory for a weight"))
+    })?;
     lines.resize(count, Line([0; 64]));
     Ok(lines)
 }
@@ -268,12 +271,15 @@ fn pack_panels<B: Block>(
         let count = (shape.outputs - first).min(panels_at_once * WIDTH);
         let source = rows.rows(first, count)?;
         if source.len() != count * shape.row_bytes {
-            let message = format!("rows {first}..+{count} are {} bytes of {}", source.len(), count * shape.row_bytes);
+            let message =
+                format!("rows {first}..+{count} are {} bytes of {}", source.len(), count * shape.row_bytes);
             return Err(Error::invalid(message).at("weight"));
         }
         pool.install(|| {
             let panels = piece.par_chunks_mut(panel_bytes).zip(source.par_chunks(panel_bytes));
-            panels.for_each(|(panel, rows)| pack_panel::<B>(bytemuck::cast_slice_mut(panel), rows, shape.row_bytes));
+            panels.for_each(|(panel, rows)| {
+                pack_panel::<B>(bytemuck::cast_slice_mut(panel), rows, shape.row_bytes)
+            });
         });
     }
     Ok(())

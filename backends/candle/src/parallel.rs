@@ -21,8 +21,6 @@ pub(crate) struct Scratch {
     pub(crate) owners: Vec<u32>,
     /// Runs of rows that attention works on at a time.
     pub(crate) tiles: Vec<crate::ops::attention::Tile>,
-    /// What is left to draw from.
-    pub(crate) candidates: Vec<crate::ops::sample::Candidate>,
 }
 
 impl Scratch {
@@ -51,6 +49,17 @@ impl Lane {
             rest = tail;
             slice
         })
+    }
+
+    /// As [`Self::split`], for work that needs the lane besides.
+    pub(crate) fn with_split<const N: usize>(
+        &mut self,
+        lengths: [usize; N],
+        work: impl FnOnce([&mut [f32]; N], &mut Self),
+    ) {
+        let mut held = Self { floats: std::mem::take(&mut self.floats), row: Vec::new() };
+        work(held.split(lengths), self);
+        self.floats = held.floats;
     }
 
     /// Takes a row of this length out, to be used next to [`Self::split`]; [`Self::put_row`] gives it back.
@@ -113,13 +122,12 @@ pub(crate) struct Worker<'a> {
     pub(crate) outputs: &'a mut Vec<f32>,
     pub(crate) owners: &'a mut Vec<u32>,
     pub(crate) tiles: &'a mut Vec<crate::ops::attention::Tile>,
-    pub(crate) candidates: &'a mut Vec<crate::ops::sample::Candidate>,
 }
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(pool: &'a rayon::ThreadPool, scratch: &'a mut Scratch) -> Self {
-        let Scratch { lanes, vectors, inputs, outputs, owners, tiles, candidates } = scratch;
-        Self { team: Team { pool, lanes }, vectors, inputs, outputs, owners, tiles, candidates }
+        let Scratch { lanes, vectors, inputs, outputs, owners, tiles } = scratch;
+        Self { team: Team { pool, lanes }, vectors, inputs, outputs, owners, tiles }
     }
 }
 

@@ -97,6 +97,9 @@ fn sum_body<const FMA: bool>(values: &[f32]) -> f32 {
 
 #[inline(always)]
 fn dot_rows_body<const FMA: bool>(vector: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
+    if vector.is_empty() {
+        return out.fill(0.0);
+    }
     for (index, out) in out.iter_mut().enumerate() {
         *out = dot_body::<FMA>(vector, &rows[index * stride..][..vector.len()]);
     }

@@ -273,10 +273,15 @@ pub(crate) struct Bytes<D> {
     element: usize,
 }
 
-impl Bytes<&[u8]> {
+impl<D: AsRef<[u8]>> Bytes<D> {
+    /// Bytes of an element.
+    pub(crate) fn element(&self) -> usize {
+        self.element
+    }
+
     /// The bytes of elements `start .. start + count`.
     pub(crate) fn range(&self, start: usize, count: usize) -> &[u8] {
-        if count == 0 { &[] } else { &self.data[start * self.element..][..count * self.element] }
+        if count == 0 { &[] } else { &self.data.as_ref()[start * self.element..][..count * self.element] }
     }
 }
 
@@ -429,6 +434,11 @@ impl<'a> Frame<'a> {
         // SAFETY: as in `slice_mut`; bytes need no alignment.
         let data = unsafe { std::slice::from_raw_parts_mut(view.pointer.as_ptr(), length) };
         Ok(Self::tensor(view, self.result_rows[index], Bytes { data, element: view.dtype.bytes() }))
+    }
+
+    /// How many rows of result `index` are real.
+    pub(crate) fn result_rows(&self, index: usize) -> usize {
+        self.result_rows.get(index).copied().unwrap_or(0)
     }
 
     /// Element type of result `index`.

@@ -68,7 +68,7 @@ pub(super) fn fill(dtype: DType) -> Vec<Case> {
         DType::U32 => &[0.0, 1.0, 2_147_483_648.0],
         DType::I8 => &[0.0, -128.0, 127.0],
         DType::U8 => &[0.0, 255.0],
-        _ => &[0.0, -1.5, 0.1, 1e6, f32::NEG_INFINITY],
+        _ => &[0.0, -1.5, 0.1, 1e4, f32::NEG_INFINITY],
     };
     let one = |plane: super::plane::Plane| {
         let value = values[plane.number % values.len()];

@@ -600,8 +600,7 @@ pub struct dsr_bind_limits {
     /// First argument of the functions.
     pub context: *mut c_void,
     /// How long a buffer is; DSR_NONE if it is no buffer of this plugin.
-    pub buffer_bytes:
-        Option<unsafe extern "C" fn(context: *mut c_void, buffer: *const dsr_buffer) -> u64>,
+    pub buffer_bytes: Option<unsafe extern "C" fn(context: *mut c_void, buffer: *const dsr_buffer) -> u64>,
     /// The type a weight was packed from; 0 if it is no weight of this plugin, else 1. May be NULL if no op here takes one.
     pub weight_type: Option<
         unsafe extern "C" fn(

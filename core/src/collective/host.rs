@@ -38,12 +38,38 @@ impl Collective for HostCollective {
     }
 }
 
-/// A rank of a group of threads.
+/// Collectives over memory of the host, by other means than threads of this copy of the crate: what a plugin is given by
+/// the program it is loaded into. The methods mean what those of [`HostComm`] do.
+#[allow(missing_docs, reason = "documented at HostComm")]
+#[allow(clippy::missing_errors_doc, reason = "documented at HostComm")]
+pub trait HostTransport: Send + Sync + std::fmt::Debug {
+    fn all_reduce(&self, bytes: &mut [u8], dtype: DType, reduction: Reduction) -> Result<()>;
+    fn reduce_scatter(
+        &self,
+        source: &[u8],
+        destination: &mut [u8],
+        dtype: DType,
+        reduction: Reduction,
+    ) -> Result<()>;
+    /// `destination` takes the bytes of every rank, in the order of ranks.
+    fn all_gather(&self, source: &[u8], destination: &mut [u8]) -> Result<()>;
+    fn all_to_all(&self, source: &[u8], destination: &mut [u8]) -> Result<()>;
+    fn broadcast(&self, bytes: &mut [u8], root: usize) -> Result<()>;
+    fn barrier(&self) -> Result<()>;
+    fn send(&self, bytes: &[u8], peer: usize) -> Result<()>;
+    fn receive(&self, bytes: &mut [u8], peer: usize) -> Result<()>;
+    fn status(&self) -> Result<()>;
+    fn abort(&self, reason: &str);
+}
+
+/// A rank of a group of threads, or of a group that another [`HostTransport`] reaches.
 #[derive(Debug)]
 pub struct HostComm {
     group: Arc<Group>,
     rank: usize,
     timeout: Duration,
+    /// Does everything, if there; `group` then only knows how many ranks there are.
+    transport: Option<Box<dyn HostTransport>>,
 }
 
 #[derive(Debug)]
@@ -127,7 +153,9 @@ impl HostComm {
             return Err(Error::invalid("is 0, must be at least 1").at("ranks"));
         }
         let group = Arc::new(Group::new(ranks));
-        Ok((0..ranks).map(|rank| Self { group: group.clone(), rank, timeout: DEFAULT_TIMEOUT }).collect())
+        Ok((0..ranks)
+            .map(|rank| Self { group: group.clone(), rank, timeout: DEFAULT_TIMEOUT, transport: None })
+            .collect())
     }
 
     /// Joins a group as [`Collective::join`] does.
@@ -159,7 +187,19 @@ impl HostComm {
             GATHERING.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
             return Err(error);
         }
-        Ok(Self { group, rank, timeout: DEFAULT_TIMEOUT })
+        Ok(Self { group, rank, timeout: DEFAULT_TIMEOUT, transport: None })
+    }
+
+    /// A rank of a group that a transport reaches, which also decides how long to wait.
+    ///
+    /// # Errors
+    /// If there is no such rank.
+    pub fn over(transport: Box<dyn HostTransport>, rank: usize, ranks: usize) -> Result<Self> {
+        if rank >= ranks {
+            return Err(Error::invalid(format!("is {rank}, must be below {ranks}")).at("rank"));
+        }
+        let group = Arc::new(Group { ranks, state: Mutex::default(), changed: Condvar::new() });
+        Ok(Self { group, rank, timeout: DEFAULT_TIMEOUT, transport: Some(transport) })
     }
 
     /// The same membership with another limit on how long a collective waits.
@@ -206,6 +246,9 @@ impl HostComm {
     /// # Errors
     /// If ranks disagree, time runs out, or the group was aborted.
     pub fn all_reduce(&self, bytes: &mut [u8], dtype: DType, reduction: Reduction) -> Result<()> {
+        if let Some(transport) = &self.transport {
+            return transport.all_reduce(bytes, dtype, reduction);
+        }
         let parts = self.exchange(format!("all_reduce of {} {dtype} bytes", bytes.len()), bytes)?;
         reduce(bytes, &parts, 0, dtype, reduction)
     }
@@ -224,6 +267,9 @@ impl HostComm {
         if destination.len().checked_mul(self.group.ranks) != Some(source.len()) {
             return Err(Error::invalid("source is not as long as all ranks' shares"));
         }
+        if let Some(transport) = &self.transport {
+            return transport.reduce_scatter(source, destination, dtype, reduction);
+        }
         let parts = self.exchange(format!("reduce_scatter of {} {dtype} bytes", source.len()), source)?;
         let offset = self.rank * destination.len();
         reduce(destination, &parts, offset, dtype, reduction)
@@ -234,6 +280,13 @@ impl HostComm {
     /// # Errors
     /// As [`Self::all_reduce`].
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+        if let Some(transport) = &self.transport {
+            let length = bytes.len().checked_mul(self.group.ranks);
+            let mut all = vec![0; length.ok_or_else(|| Error::invalid("all ranks' bytes overflow"))?];
+            transport.all_gather(bytes, &mut all)?;
+            let rank = |rank: usize| all[rank * bytes.len()..][..bytes.len()].into();
+            return Ok((0..self.group.ranks).map(rank).collect());
+        }
         self.exchange(format!("all_gather of {} bytes", bytes.len()), bytes)
     }
 
@@ -244,6 +297,9 @@ impl HostComm {
     pub fn all_to_all(&self, source: &[u8], destination: &mut [u8]) -> Result<()> {
         if source.len() != destination.len() || !source.len().is_multiple_of(self.group.ranks) {
             return Err(Error::invalid("blocks of all_to_all are not equally long"));
+        }
+        if let Some(transport) = &self.transport {
+            return transport.all_to_all(source, destination);
         }
         let parts = self.exchange(format!("all_to_all of {} bytes", source.len()), source)?;
         let block = source.len() / self.group.ranks;
@@ -263,6 +319,9 @@ impl HostComm {
         if root >= self.group.ranks {
             return Err(Error::invalid(format!("is {root}, must be below {}", self.group.ranks)).at("root"));
         }
+        if let Some(transport) = &self.transport {
+            return transport.broadcast(bytes, root);
+        }
         let own: &[u8] = if self.rank == root { bytes } else { &[] };
         let parts = self.exchange(format!("broadcast of {} bytes from rank {root}", bytes.len()), own)?;
         bytes.copy_from_slice(&parts[root]);
@@ -274,6 +333,9 @@ impl HostComm {
     /// # Errors
     /// As [`Self::all_reduce`].
     pub fn barrier(&self) -> Result<()> {
+        if let Some(transport) = &self.transport {
+            return transport.barrier();
+        }
         self.exchange("barrier".into(), &[]).map(drop)
     }
 
@@ -283,6 +345,9 @@ impl HostComm {
     /// If there is no such rank or the group has failed.
     pub fn send(&self, bytes: &[u8], peer: usize) -> Result<()> {
         self.check_peer(peer)?;
+        if let Some(transport) = &self.transport {
+            return transport.send(bytes, peer);
+        }
         let mut state = self.group.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
@@ -299,6 +364,9 @@ impl HostComm {
     /// If there is no such rank, its message has another length, or as [`Self::all_reduce`].
     pub fn receive(&self, bytes: &mut [u8], peer: usize) -> Result<()> {
         self.check_peer(peer)?;
+        if let Some(transport) = &self.transport {
+            return transport.receive(bytes, peer);
+        }
         let key = (peer, self.rank);
         let there = |state: &State| state.messages.get(&key).is_some_and(|queue| !queue.is_empty());
         let missing = |_: &State| format!("a message of rank {peer}");
@@ -339,10 +407,16 @@ impl Comm for HostComm {
     }
 
     fn status(&self) -> Result<()> {
+        if let Some(transport) = &self.transport {
+            return transport.status();
+        }
         self.group.lock().failure.clone().map_or(Ok(()), Err)
     }
 
     fn abort(&self, reason: &str) {
+        if let Some(transport) = &self.transport {
+            return transport.abort(reason);
+        }
         let mut state = self.group.lock();
         let message = format!("rank {} aborted: {reason}", self.rank);
         state.failure.get_or_insert_with(|| Error::new(Code::Communication, message));

@@ -141,34 +141,33 @@ impl TensorSource for RandomSource {
         let bytes = row_range(&recipe.weight_type, first, count).map_err(|error| error.at(name))?.len();
         let columns = recipe.weight_type.columns();
         // Cannot overflow: the number of bytes of the whole tensor does not.
-        Ok(Cow::Owned(recipe.make((first * columns) as u64, count * columns, bytes)))
+        Ok(Cow::Owned(recipe.make((first * columns) as u64, bytes)))
     }
 }
 
 impl Recipe {
-    /// `count` elements from element `first` on, which take `bytes` bytes.
-    fn make(&self, first: u64, count: usize, bytes: usize) -> Vec<u8> {
-        let mut out = Vec::with_capacity(bytes);
-        let start = self.start;
+    /// The elements from element `first` on that take `bytes` bytes.
+    fn make(&self, first: u64, bytes: usize) -> Vec<u8> {
+        let (mut out, start) = (vec![0; bytes], self.start);
         match &self.kind {
-            Kind::Two(table) => each_sum(start, first, count, |sum| out.extend(table[sum].to_le_bytes())),
-            Kind::Four(table) => each_sum(start, first, count, |sum| out.extend(table[sum].to_le_bytes())),
+            Kind::Two(table) => fill(&mut out, start, first, |sum| table[sum].to_le_bytes()),
+            Kind::Four(table) => fill(&mut out, start, first, |sum| table[sum].to_le_bytes()),
             Kind::Eight { head } => {
-                let elements = BlockFormat::Q8_0.elements();
-                for block in 0..count / elements {
-                    out.extend(head);
-                    each_sum(start, first + (block * elements) as u64, elements, |sum| {
-                        out.push(quantised_sum(sum))
-                    });
+                let (bytes, elements) = (BlockFormat::Q8_0.bytes(), BlockFormat::Q8_0.elements() as u64);
+                for (block, first) in out.chunks_exact_mut(bytes).zip((first..).step_by(elements as usize)) {
+                    let (scale, quants) = block.split_at_mut(head.len());
+                    scale.copy_from_slice(head);
+                    fill(quants, start, first, |sum| [quantised_sum(sum)]);
                 }
             }
             Kind::Nibbles { head } => {
                 // A block of 32 nibbles is two words, whatever the format.
-                let first = first / 32;
-                for block in first..first + (count / 32) as u64 {
-                    out.extend(head);
-                    out.extend(nibbles(word(start, block * 2)).to_le_bytes());
-                    out.extend(nibbles(word(start, block * 2 + 1)).to_le_bytes());
+                for (block, first) in out.chunks_exact_mut(head.len() + 16).zip((first / 16..).step_by(2)) {
+                    let (scale, quants) = block.split_at_mut(head.len());
+                    scale.copy_from_slice(head);
+                    for (quants, index) in quants.as_chunks_mut().0.iter_mut().zip(first..) {
+                        *quants = nibbles(word(start, index)).to_le_bytes();
+                    }
                 }
             }
         }
@@ -213,22 +212,23 @@ impl Kind {
     }
 }
 
-/// The sums of four bytes of elements `first .. first + count`, in order.
-fn each_sum(start: u64, first: u64, count: usize, mut take: impl FnMut(usize)) {
-    let end = first + count as u64;
-    let mut element = first;
-    if element % 2 == 1 && element < end {
-        take(sums(word(start, element / 2)).1);
-        element += 1;
+/// Fills `out` with the elements from `first` on, each made of its sum of four bytes.
+fn fill<const BYTES: usize>(out: &mut [u8], start: u64, first: u64, encode: impl Fn(usize) -> [u8; BYTES]) {
+    let elements = out.as_chunks_mut().0;
+    // The second half of a word, when the first belongs to the element before.
+    let (head, rest) = elements.split_at_mut(elements.len().min((first % 2) as usize));
+    for element in head {
+        *element = encode(sums(word(start, first / 2)).1);
     }
-    while element + 1 < end {
-        let (low, high) = sums(word(start, element / 2));
-        take(low);
-        take(high);
-        element += 2;
+    let (pairs, tail) = rest.as_chunks_mut();
+    let mut index = first.div_ceil(2);
+    for [low, high] in pairs {
+        let sums = sums(word(start, index));
+        (*low, *high) = (encode(sums.0), encode(sums.1));
+        index += 1;
     }
-    if element < end {
-        take(sums(word(start, element / 2)).0);
+    for element in tail {
+        *element = encode(sums(word(start, index)).0);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Writes small GGUF files and remembers where every number of the header is.
 
-/// A number of the header. Not every test that writes files looks at them.
-#[allow(dead_code)]
+/// A number of the header.
+#[allow(dead_code, reason = "not every test program looks at the fields")]
 #[derive(Clone, Debug)]
 pub(crate) struct Field {
     pub(crate) label: String,

@@ -25,8 +25,11 @@ pub(super) trait Lanes: Copy {
     /// Sixteen u32.
     type Bits: Copy;
 
-    /// How many rows of activations a kernel should multiply at once: as many sums as fit the registers.
+    /// How many rows of activations a kernel should multiply at once with weights that are f32 already: as many sums as
+    /// fit the registers.
     const ROWS: usize;
+    /// The same for weights that are decoded on the way, which takes registers too.
+    const ROWS_DECODING: usize;
 
     /// Runs a task compiled for this instruction set.
     fn run<T: Task>(self, task: T) -> T::Output;
@@ -62,6 +65,7 @@ impl Lanes for Portable {
 
     // Of 16 (x86-64) or 32 (aarch64) registers of four lanes.
     const ROWS: usize = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
+    const ROWS_DECODING: usize = Self::ROWS;
 
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Output {
@@ -80,7 +84,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn load_f16(self, from: &[u16; WIDTH]) -> [f32; WIDTH] {
-        from.map(|bits| half::f16::from_bits(bits).to_f32())
+        from.map(widen_f16)
     }
 
     #[inline(always)]
@@ -134,4 +138,31 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}
+}
+
+/// The value of an f16, without branches, so that it vectorises.
+#[inline(always)]
+fn widen_f16(bits: u16) -> f32 {
+    let magnitude = u32::from(bits & 0x7FFF) << 13;
+    // In the place of an f32's exponent and fraction, the exponent is too small by the difference of the biases, 112;
+    // multiplying puts it right for normal and subnormal numbers alike, exactly.
+    let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
+    let infinite_or_nan = if bits & 0x7C00 == 0x7C00 { 0x7F80_0000 } else { 0 };
+    f32::from_bits(finite | infinite_or_nan | u32::from(bits & 0x8000) << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_f16_widens_to_its_value() {
+        for bits in 0..=u16::MAX {
+            let (found, expected) = (widen_f16(bits), half::f16::from_bits(bits).to_f32());
+            assert!(
+                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
+                "{bits:#x}"
+            );
+        }
+    }
 }

@@ -41,6 +41,11 @@ pub(super) trait Block: Pod + Send + Sync {
     /// Element `step` of word `word` of the sixteen rows. `scale` is [`Self::scale_for_step`] of that step.
     fn weights<L: Lanes>(&self, lanes: L, scale: Self::Scale<L>, word: usize, step: usize) -> L::Float;
 
+    /// The blocks as they are, if there is nothing to decode.
+    fn decoded(_: &[Self]) -> Option<&[F32]> {
+        None
+    }
+
     /// Fills one lane from the bytes of a row's block.
     fn set_row(&mut self, lane: usize, bytes: &[u8]);
 
@@ -96,7 +101,7 @@ impl F32 {
 }
 
 macro_rules! dense {
-    ($block:ident, $load:ident, $bits:ty, |$lane:ident| $value:expr) => {
+    ($block:ident, $load:ident, $bits:ty, |$lane:ident| $value:expr $(, $decoded:item)?) => {
         impl Block for $block {
             const WORDS: usize = 1;
             const STEPS: usize = 1;
@@ -114,6 +119,8 @@ macro_rules! dense {
                 lanes.$load(&self.0)
             }
 
+            $($decoded)?
+
             fn set_row(&mut self, lane: usize, bytes: &[u8]) {
                 self.0[lane] = <$bits>::from_le_bytes(array(bytes));
             }
@@ -126,7 +133,15 @@ macro_rules! dense {
     };
 }
 
-dense!(F32, load, f32, |lane| lane);
+dense!(
+    F32,
+    load,
+    f32,
+    |lane| lane,
+    fn decoded(blocks: &[Self]) -> Option<&[Self]> {
+        Some(blocks)
+    }
+);
 dense!(F16, load_f16, u16, |lane| f16::from_bits(lane).to_f32());
 dense!(BF16, load_bf16, u16, |lane| bf16::from_bits(lane).to_f32());
 
@@ -140,7 +155,12 @@ pub(super) struct Affine<L: Lanes> {
 /// Takes element `step` of `BITS` bits out of words and decodes it. The one rounding is that of the multiply-add; the
 /// products themselves are exact (11 bits of scale times at most 8).
 #[inline(always)]
-fn decode<L: Lanes, const BITS: usize>(lanes: L, affine: Affine<L>, words: &[u32; WIDTH], step: usize) -> L::Float {
+fn decode<L: Lanes, const BITS: usize>(
+    lanes: L,
+    affine: Affine<L>,
+    words: &[u32; WIDTH],
+    step: usize,
+) -> L::Float {
     let bits = lanes.load_bits(words);
     let element = match (BITS, step) {
         (4, 7) => lanes.shifted::<28>(bits),

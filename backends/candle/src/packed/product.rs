@@ -5,7 +5,7 @@ use super::lanes::x86::{Avx2, Avx512};
 use super::{
     lanes::{Lanes, Portable, WIDTH},
     panel::{Block, F32},
-    tile::{Decode, STRIP, Tile},
+    tile::{Decode, STRIP, Source, Tile},
 };
 use bytemuck::Zeroable;
 use rayon::prelude::*;
@@ -79,25 +79,20 @@ impl<B: Block> Product<'_, B> {
     /// The outputs of some panels.
     fn panels<L: Lanes>(&self, lanes: L, panels: Range<usize>, out: &Output<'_>) {
         if self.rows == 1 {
-            // Panel after panel: this is a stream of weights from memory.
-            let mut panel = panels.start;
-            while panel < panels.end {
-                let pair = panel + 1 < panels.end;
-                for strip in self.strips() {
-                    if pair {
-                        self.tile::<L, 2, 1>(lanes, [panel, panel + 1], 0, &strip, out);
-                    } else {
-                        self.tile::<L, 1, 1>(lanes, [panel], 0, &strip, out);
-                    }
-                }
-                panel += if pair { 2 } else { 1 };
+            // Two halves side by side, each from front to back: two streams of weights from memory.
+            let half = panels.len() / 2;
+            for panel in panels.start..panels.start + half {
+                self.row_of_panels(lanes, [panel, panel + half], out);
             }
-        } else if self.rows <= 2 * L::ROWS {
+            if panels.len() > 2 * half {
+                self.row_of_panels(lanes, [panels.end - 1], out);
+            }
+        } else if self.rows <= 2 * L::ROWS_DECODING {
             // Decoding the weights twice costs less than writing them down and reading them back.
             for panel in panels {
                 for strip in self.strips() {
                     let weights = self.strip_of(panel, &strip);
-                    self.rows_of_panel(lanes, weights, true, panel, &strip, out);
+                    self.rows_of_panel(lanes, weights, Source::Memory, panel, &strip, out);
                 }
             }
         } else {
@@ -105,9 +100,13 @@ impl<B: Block> Product<'_, B> {
             let mut decoded = vec![F32::zeroed(); STRIP.min(self.inputs)];
             for strip in self.strips() {
                 for panel in panels.clone() {
-                    let weights = &mut decoded[..strip.len()];
-                    lanes.run(Decode { panel: self.strip_of(panel, &strip), weights });
-                    self.rows_of_panel(lanes, &decoded[..strip.len()], false, panel, &strip, out);
+                    let packed = self.strip_of(panel, &strip);
+                    let weights = B::decoded(packed).unwrap_or_else(|| {
+                        let weights = &mut decoded[..strip.len()];
+                        lanes.run(Decode { panel: packed, weights: &mut *weights });
+                        weights
+                    });
+                    self.rows_of_panel(lanes, weights, Source::Decoded, panel, &strip, out);
                 }
             }
         }
@@ -130,20 +129,22 @@ impl<B: Block> Product<'_, B> {
         &self,
         lanes: L,
         weights: &[W],
-        from_memory: bool,
+        source: Source,
         panel: usize,
         strip: &Range<usize>,
         out: &Output<'_>,
     ) {
+        let most = if source == Source::Memory { L::ROWS_DECODING } else { L::ROWS };
         let mut row = 0;
         while row < self.rows {
-            let left = (self.rows - row).min(L::ROWS);
+            let left = (self.rows - row).min(most);
             macro_rules! rows {
                 ($count:literal) => {{
                     let x = std::array::from_fn(|m| self.x_of(row + m, strip));
-                    let sums = lanes.run(Tile::<W, 1, $count> { panels: [weights], x, from_memory });
+                    let sums = lanes.run(Tile::<W, 1, $count> { panels: [weights], x, source });
                     for (m, sums) in sums[0].iter().enumerate() {
-                        out.add(row + m, panel, sums, strip.start == 0);
+                        // SAFETY: this task owns the panel.
+                        unsafe { out.add(row + m, panel, sums, strip.start == 0) };
                     }
                     $count
                 }};
@@ -160,20 +161,14 @@ impl<B: Block> Product<'_, B> {
         }
     }
 
-    /// One row of a strip of `P` panels, straight from the packed weights.
-    fn tile<L: Lanes, const P: usize, const M: usize>(
-        &self,
-        lanes: L,
-        panels: [usize; P],
-        row: usize,
-        strip: &Range<usize>,
-        out: &Output<'_>,
-    ) {
-        let x = std::array::from_fn(|m| self.x_of(row + m, strip));
-        let sums = lanes.run(Tile::<B, P, M> { panels: panels.map(|panel| self.strip_of(panel, strip)), x, from_memory: true });
-        for (panel, sums) in panels.into_iter().zip(&sums) {
-            for (m, sums) in sums.iter().enumerate() {
-                out.add(row + m, panel, sums, strip.start == 0);
+    /// The only row of `P` panels.
+    fn row_of_panels<L: Lanes, const P: usize>(&self, lanes: L, panels: [usize; P], out: &Output<'_>) {
+        for strip in self.strips() {
+            let weights = panels.map(|panel| self.strip_of(panel, &strip));
+            let sums = lanes.run(Tile { panels: weights, x: [self.x_of(0, &strip)], source: Source::Memory });
+            for (panel, [sums]) in panels.into_iter().zip(&sums) {
+                // SAFETY: this task owns the panels.
+                unsafe { out.add(0, panel, sums, strip.start == 0) };
             }
         }
     }
@@ -191,7 +186,7 @@ struct Output<'a> {
     borrowed: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: `add` is called for a panel only by the task that owns the panel, and panels have no element in common.
+// SAFETY: `add` asks its callers to keep to their own panels, and panels have no element in common.
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
@@ -200,13 +195,17 @@ impl<'a> Output<'a> {
     }
 
     /// Adds to (or sets, if it is the first of its sums) the sixteen outputs of a panel, or as many as there are.
-    fn add(&self, row: usize, panel: usize, sums: &[f32; WIDTH], first: bool) {
+    ///
+    /// # Safety
+    /// No other thread adds to this panel at the same time.
+    unsafe fn add(&self, row: usize, panel: usize, sums: &[f32; WIDTH], first: bool) {
         let column = panel * WIDTH;
         assert!(row < self.rows && column < self.outputs, "a tile is inside the result");
         let count = WIDTH.min(self.outputs - column);
         // SAFETY: the elements are inside the slice that `self` borrows, by the assertion, and no other task touches
         // this panel's.
-        let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.outputs + column), count) };
+        let out =
+            unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.outputs + column), count) };
         for (out, sum) in out.iter_mut().zip(sums) {
             *out = if first { *sum } else { *out + *sum };
         }

@@ -18,6 +18,15 @@ use super::{
 /// decoded strip, 16 KiB, in the L1 cache.
 pub(super) const STRIP: usize = 256;
 
+/// Where a tile's weights are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// In the packed matrix: what follows is worth fetching.
+    Memory,
+    /// In a decoded strip, in the L1 cache.
+    Decoded,
+}
+
 /// Bytes between what is used and what is fetched.
 const AHEAD: usize = 2048;
 
@@ -27,8 +36,7 @@ pub(super) struct Tile<'a, B, const P: usize, const M: usize> {
     pub(super) panels: [&'a [B]; P],
     /// The inputs of the strip of every row.
     pub(super) x: [&'a [f32]; M],
-    /// Whether the panels come from memory, so that what follows them is worth fetching.
-    pub(super) from_memory: bool,
+    pub(super) source: Source,
 }
 
 impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
@@ -49,7 +57,7 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
                 // SAFETY: every panel has `blocks` blocks, see above.
                 block[panel] = unsafe { self.panels[panel].get_unchecked(index) };
                 scale[panel] = block[panel].scale(lanes);
-                if self.from_memory {
+                if self.source == Source::Memory {
                     prefetch(lanes, block[panel]);
                 }
             }

@@ -20,21 +20,18 @@ pub struct dsr_host_api {
     pub status_new:
         Option<unsafe extern "C" fn(host: *mut dsr_host, error: *const dsr_error) -> *mut dsr_status>,
     /// Reads an error. The texts are valid until it is freed. Success (NULL) reads as code 0 and empty texts.
-    pub status_get: Option<
-        unsafe extern "C" fn(host: *mut dsr_host, status: *const dsr_status, error: *mut dsr_error),
-    >,
+    pub status_get:
+        Option<unsafe extern "C" fn(host: *mut dsr_host, status: *const dsr_status, error: *mut dsr_error)>,
     /// Frees an error that the plugin got and does not return. NULL is allowed.
     pub status_free: Option<unsafe extern "C" fn(host: *mut dsr_host, status: *mut dsr_status)>,
     /// Sets a text the host asked for; the last one counts. Copies it.
-    pub text_set:
-        Option<unsafe extern "C" fn(host: *mut dsr_host, text: *mut dsr_text, value: dsr_str)>,
+    pub text_set: Option<unsafe extern "C" fn(host: *mut dsr_host, text: *mut dsr_text, value: dsr_str)>,
     /// Writes to the host's log with a DSR_LOG_* level. May be called while the plugin holds locks.
     pub log: Option<unsafe extern "C" fn(host: *mut dsr_host, level: u32, message: dsr_str)>,
     /// Checks everything that can be wrong with a call. The host does this in front of every plugin; a plugin that checks what
     /// it is given, whoever calls it, begins query and plan with this. The error names op, argument and field.
-    pub validate_call: Option<
-        unsafe extern "C" fn(host: *mut dsr_host, call: *const dsr_call_desc) -> *mut dsr_status,
-    >,
+    pub validate_call:
+        Option<unsafe extern "C" fn(host: *mut dsr_host, call: *const dsr_call_desc) -> *mut dsr_status>,
     /// Checks everything that can be wrong with the arguments of a bind: sizes, offsets, alignment, aliases, the types of
     /// weights. `call` is what was planned; `limits` asks the plugin about its own buffers and weights.
     pub validate_arguments: Option<
@@ -46,8 +43,7 @@ pub struct dsr_host_api {
         ) -> *mut dsr_status,
     >,
     /// A table of functions that are not in this version, by name; NULL if the host does not have it.
-    pub get_extension:
-        Option<unsafe extern "C" fn(host: *mut dsr_host, name: dsr_str) -> *const c_void>,
+    pub get_extension: Option<unsafe extern "C" fn(host: *mut dsr_host, name: dsr_str) -> *const c_void>,
 }
 
 /// What a plugin gives the host. It is valid for ever; the host does not unload plugins. Functions may be called from any
@@ -201,13 +197,10 @@ pub struct dsr_stream_api {
         ) -> *mut dsr_status,
     >,
     /// Lets `event` mark the point reached when everything enqueued so far is done.
-    pub record: Option<
-        unsafe extern "C" fn(stream: *mut dsr_stream, event: *mut dsr_event) -> *mut dsr_status,
-    >,
+    pub record:
+        Option<unsafe extern "C" fn(stream: *mut dsr_stream, event: *mut dsr_event) -> *mut dsr_status>,
     /// Lets later work wait for an event recorded on any stream of the plugin.
-    pub wait: Option<
-        unsafe extern "C" fn(stream: *mut dsr_stream, event: *mut dsr_event) -> *mut dsr_status,
-    >,
+    pub wait: Option<unsafe extern "C" fn(stream: *mut dsr_stream, event: *mut dsr_event) -> *mut dsr_status>,
     /// Waits until everything enqueued so far is done. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
     pub synchronize: Option<
         unsafe extern "C" fn(
@@ -227,15 +220,12 @@ pub struct dsr_event_api {
     /// 0.
     pub reserved: u32,
     /// Creates an event. The host owns it and frees it once.
-    pub create: Option<
-        unsafe extern "C" fn(device: *mut dsr_device, event: *mut *mut dsr_event) -> *mut dsr_status,
-    >,
+    pub create:
+        Option<unsafe extern "C" fn(device: *mut dsr_device, event: *mut *mut dsr_event) -> *mut dsr_status>,
     /// Frees an event.
     pub free: Option<unsafe extern "C" fn(event: *mut dsr_event)>,
     /// Sets `reached` to 1 if the point last recorded is reached or none ever was, else to 0.
-    pub reached: Option<
-        unsafe extern "C" fn(event: *mut dsr_event, reached: *mut u32) -> *mut dsr_status,
-    >,
+    pub reached: Option<unsafe extern "C" fn(event: *mut dsr_event, reached: *mut u32) -> *mut dsr_status>,
     /// Waits until it is reached. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
     pub synchronize: Option<
         unsafe extern "C" fn(
@@ -316,9 +306,8 @@ pub struct dsr_op_api {
         ) -> *mut dsr_status,
     >,
     /// Enqueues a bound call. Never allocates, never waits.
-    pub enqueue: Option<
-        unsafe extern "C" fn(call: *mut dsr_call, stream: *mut dsr_stream) -> *mut dsr_status,
-    >,
+    pub enqueue:
+        Option<unsafe extern "C" fn(call: *mut dsr_call, stream: *mut dsr_stream) -> *mut dsr_status>,
     /// Frees a bound call.
     pub call_free: Option<unsafe extern "C" fn(call: *mut dsr_call)>,
 }
@@ -343,9 +332,8 @@ pub struct dsr_graph_api {
         ) -> *mut dsr_status,
     >,
     /// Enqueues all of it.
-    pub launch: Option<
-        unsafe extern "C" fn(graph: *mut dsr_graph, stream: *mut dsr_stream) -> *mut dsr_status,
-    >,
+    pub launch:
+        Option<unsafe extern "C" fn(graph: *mut dsr_graph, stream: *mut dsr_stream) -> *mut dsr_status>,
     /// Frees a graph.
     pub free: Option<unsafe extern "C" fn(graph: *mut dsr_graph)>,
 }
@@ -359,9 +347,8 @@ pub struct dsr_comm_api {
     /// 0.
     pub reserved: u32,
     /// Makes the name of a new group. One rank does, and the host brings it to the others.
-    pub group_id: Option<
-        unsafe extern "C" fn(device: *mut dsr_device, id: *mut dsr_group_id) -> *mut dsr_status,
-    >,
+    pub group_id:
+        Option<unsafe extern "C" fn(device: *mut dsr_device, id: *mut dsr_group_id) -> *mut dsr_status>,
     /// Joins a group, and waits until all ranks have. The host owns the membership and frees it once, after every plan that uses
     /// it. DSR_CODE_TIMEOUT names the ranks that are missing.
     pub join: Option<
@@ -384,7 +371,5 @@ pub struct dsr_comm_api {
 
 /// The one symbol a plugin exports, as `dsrun_plugin_entry_v0`. Called once for every load, before anything else. `host` is
 /// valid for ever. Sets `plugin` to the plugin's table, which is valid for ever.
-pub type dsr_plugin_entry = unsafe extern "C" fn(
-    host: *const dsr_host_api,
-    plugin: *mut *const dsr_plugin_api,
-) -> *mut dsr_status;
+pub type dsr_plugin_entry =
+    unsafe extern "C" fn(host: *const dsr_host_api, plugin: *mut *const dsr_plugin_api) -> *mut dsr_status;

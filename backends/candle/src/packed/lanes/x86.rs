@@ -37,6 +37,7 @@ impl Lanes for Avx2 {
 
     // 6 rows x 2 registers of sums, 2 of weights, 1 of activations: 15 of 16.
     const ROWS: usize = 6;
+    const ROWS_DECODING: usize = 4;
 
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Output {
@@ -157,6 +158,7 @@ impl Lanes for Avx512 {
 
     // 12 registers of sums keep two multiply-adders of latency four busy; there are 32.
     const ROWS: usize = 12;
+    const ROWS_DECODING: usize = 12;
 
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Output {

@@ -1,0 +1,54 @@
+/*
+ * activation and gated_activation: one thread per element of the result.
+ *
+ * Grid: (column chunks of 256, rows up to 65535). Reads each operand once, writes the result once. FUNCTION is 1 relu,
+ * 2 silu, 3 gelu with erf, 4 gelu with tanh; LAYOUT is 1 separate, 2 concatenated, 3 interleaved. Comparisons are written so
+ * that NaN goes through.
+ */
+
+__device__ inline float apply(float x) {
+#if FUNCTION == 1
+    return x < 0.0f ? 0.0f : x;
+#elif FUNCTION == 2
+    return x / (1.0f + expf(-x));
+#elif FUNCTION == 3
+    return 0.5f * x * (x < -1.0f ? erfcf(x * -0.70710678118654752f) : 1.0f + erff(x * 0.70710678118654752f));
+#else
+    /* (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)): no cancellation for large negative x. */
+    float z = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + expf(-2.0f * z));
+#endif
+}
+
+extern "C" __global__ void activation(Extent extent, i64 columns, float limit, const T0* x, i64 x_row, const T1* bias, T0* y,
+                                      i64 y_row) {
+    i64 rows = extent.count();
+    FOR_ROWS(row, rows) {
+        FOR_COLUMNS(i, columns) {
+            float value = widen(x[row * x_row + i]) + or_else(bias, i, 0.0f);
+            if (limit > 0.0f && value > limit) value = limit;
+            y[row * y_row + i] = narrow<T0>(apply(value));
+        }
+    }
+}
+
+#ifdef LAYOUT
+extern "C" __global__ void gated_activation(Extent extent, i64 columns, float limit, const T0* gate, i64 gate_row,
+                                            const T0* up, i64 up_row, const T1* bias, T0* y, i64 y_row) {
+    i64 rows = extent.count();
+    FOR_ROWS(row, rows) {
+        FOR_COLUMNS(i, columns) {
+            i64 g = LAYOUT == 3 ? 2 * i : i;
+            i64 u = LAYOUT == 3 ? 2 * i + 1 : columns + i;
+            float first = widen(gate[row * gate_row + g]) + or_else(bias, g, 0.0f);
+            float second = widen(LAYOUT == 1 ? up[row * up_row + i] : gate[row * gate_row + u]) + or_else(bias, u, 0.0f);
+            if (limit > 0.0f) {
+                if (first > limit) first = limit;
+                if (second > limit) second = limit;
+                if (second < -limit) second = -limit;
+            }
+            y[row * y_row + i] = narrow<T0>(apply(first) * second);
+        }
+    }
+}
+#endif

@@ -1,0 +1,55 @@
+/*
+ * add, cast, fill, gather_rows: one thread per element.
+ *
+ * Grid: (column chunks of 256, rows up to 65535). Reads each operand once, writes the result once; any row stride. Loads
+ * are as wide as an element, coalesced over the warp, so wide planes of half-precision types reach about half of the
+ * bandwidth a copy has; at batch 1 these kernels are bounded by their launch.
+ */
+
+/* y = a + alpha * (b + bias) + c */
+extern "C" __global__ void add(Extent extent, i64 columns, float alpha, const T0* a, i64 a_row, const T0* b, i64 b_row,
+                               const T0* c, i64 c_row, const T1* bias, T0* y, i64 y_row) {
+    i64 rows = extent.count();
+    FOR_ROWS(row, rows) {
+        FOR_COLUMNS(i, columns) {
+            float sum = widen(b[row * b_row + i]) + or_else(bias, i, 0.0f);
+            sum = widen(a[row * a_row + i]) + alpha * sum;
+            if (c) sum += widen(c[row * c_row + i]);
+            y[row * y_row + i] = narrow<T0>(sum);
+        }
+    }
+}
+
+/* y = round(x). The same type copies bits. */
+template <typename From, typename To> struct Convert {
+    static __device__ To apply(From x) { return narrow<To>(widen(x)); }
+};
+template <typename T> struct Convert<T, T> {
+    static __device__ T apply(T x) { return x; }
+};
+
+extern "C" __global__ void cast(Extent extent, i64 columns, const T0* x, i64 x_row, T1* y, i64 y_row) {
+    i64 rows = extent.count();
+    FOR_ROWS(row, rows) {
+        FOR_COLUMNS(i, columns) y[row * y_row + i] = Convert<T0, T1>::apply(x[row * x_row + i]);
+    }
+}
+
+/* The value comes as the bits of an element, whatever its type: T0 is an unsigned integer of its size. */
+extern "C" __global__ void fill(Extent extent, i64 columns, u32 bits, T0* x, i64 x_row) {
+    i64 rows = extent.count();
+    FOR_ROWS(row, rows) {
+        FOR_COLUMNS(i, columns) x[row * x_row + i] = (T0)bits;
+    }
+}
+
+/* y[r] = x[rows[r]]; indices outside are skipped. */
+extern "C" __global__ void gather_rows(Extent extent, Extent source, i64 columns, const T0* x, i64 x_row, const int* index,
+                                       T0* y, i64 y_row) {
+    i64 rows = extent.count(), limit = source.count();
+    FOR_ROWS(row, rows) {
+        i64 from = index[row];
+        if (from < 0 || from >= limit) continue;
+        FOR_COLUMNS(i, columns) y[row * y_row + i] = x[from * x_row + i];
+    }
+}

@@ -1,0 +1,125 @@
+/*
+ * What every kernel of the CUDA backend may use. Compiled by NVRTC without any header of CUDA's.
+ *
+ * Element types are structs, so that no arithmetic happens in them by accident: values are widened to float when they are
+ * read and rounded once when they are written. No fast mathematics, no flushing of subnormal numbers.
+ */
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+typedef float f32;
+
+/* 16 bytes, the widest load there is. */
+struct alignas(16) Vector { u32 word[4]; };
+
+/* How many rows are real: the smallest of those said in device memory, at most `rows`. */
+struct Extent {
+    const int* said[4];
+    i64 rows;
+
+    __device__ i64 count() const {
+        i64 result = rows;
+        for (int i = 0; i < 4; ++i) {
+            if (said[i]) {
+                i64 here = *said[i];
+                result = here < result ? (here < 0 ? 0 : here) : result;
+            }
+        }
+        return result;
+    }
+};
+
+__device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
+__device__ inline bool is_nan(float x) { return x != x; }
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ inline float widen(f16 x) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+    return result;
+}
+
+template <typename T> __device__ inline T narrow(float x);
+template <> __device__ inline float narrow<float>(float x) { return x; }
+template <> __device__ inline f16 narrow<f16>(float x) {
+    f16 result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+    return result;
+}
+template <> __device__ inline bf16 narrow<bf16>(float x) {
+    bf16 result;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+#else
+    u32 bits = __float_as_uint(x);
+    bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    result.bits = nan ? 0x7fff : (u16)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+#endif
+    return result;
+}
+
+/* An optional vector: element `i`, or what stands for it. */
+template <typename T> __device__ inline float or_else(const T* vector, i64 i, float missing) {
+    return vector ? widen(vector[i]) : missing;
+}
+
+/* Element `i` of 16 bytes of T, widened. Index with constants only. */
+template <typename T> struct Lanes;
+template <> struct Lanes<float> {
+    static constexpr int count = 4;
+    static __device__ inline float get(const Vector& v, int i) { return __uint_as_float(v.word[i]); }
+};
+template <> struct Lanes<bf16> {
+    static constexpr int count = 8;
+    static __device__ inline float get(const Vector& v, int i) {
+        u32 word = v.word[i / 2];
+        return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+    }
+};
+template <> struct Lanes<f16> {
+    static constexpr int count = 8;
+    static __device__ inline float get(const Vector& v, int i) {
+        u32 word = v.word[i / 2];
+        f16 half = {(u16)(i % 2 ? word >> 16 : word & 0xffffu)};
+        return widen(half);
+    }
+};
+
+__device__ inline Vector load_vector(const void* from) { return *(const Vector*)from; }
+
+/* Weights are read once: past the L1, and first to leave the L2. */
+__device__ inline Vector load_stream(const void* from) {
+    Vector v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(from));
+    return v;
+}
+
+__device__ inline float warp_sum(float x) {
+    for (int distance = 16; distance; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+/* The sum over a block, in every thread and in the same order every time. Up to 1024 threads; all must call. */
+__device__ inline float block_sum(float x) {
+    __shared__ float partial[32];
+    x = warp_sum(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    int warps = (blockDim.x + 31) / 32;
+    float total = threadIdx.x % 32 < warps ? partial[threadIdx.x % 32] : 0.0f;
+    return warp_sum(total);
+}
+
+/* Loops over the columns of a plane with the first dimension of the grid, over rows with the second. */
+#define FOR_ROWS(row, rows) for (i64 row = blockIdx.y; row < (rows); row += gridDim.y)
+#define FOR_COLUMNS(column, columns) \
+    for (i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x; column < (columns); column += (i64)gridDim.x * blockDim.x)

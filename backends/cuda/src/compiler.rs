@@ -1,0 +1,280 @@
+//! Building kernels at run time with NVRTC, and keeping the binaries on disk.
+//!
+//! A binary is kept under a hash of everything it is made from: source, options, NVRTC's version and architecture. A file
+//! that is cut short or changed is noticed by its checksum, and built again. A cache that cannot be written costs time only.
+
+use crate::{library::Library, ops::KernelSpec, source};
+use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
+use dsrun_core::{Code, Error, Result};
+use sha2::{Digest, Sha256};
+use std::{
+    env,
+    ffi::{CStr, CString, c_char},
+    fs,
+    path::{Path, PathBuf},
+    ptr,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Bytes of a checksum.
+const CHECKSUM: usize = 32;
+
+/// What kernels are built for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    option: String,
+    binary: bool,
+}
+
+impl Architecture {
+    /// The best NVRTC can do for a compute capability (major times ten plus minor), given those it knows: a binary if it
+    /// knows it, else intermediate code of the newest below it, which the driver finishes.
+    pub fn choose(capability: u32, known: &[u32]) -> Option<Self> {
+        if known.contains(&capability) {
+            // Hopper's own instructions are only in the `a` variant, and its binaries run on Hopper alone.
+            let suffix = if capability == 90 { "a" } else { "" };
+            return Some(Self { option: format!("sm_{capability}{suffix}"), binary: true });
+        }
+        let below = known.iter().filter(|known| **known < capability).max()?;
+        Some(Self { option: format!("compute_{below}"), binary: false })
+    }
+}
+
+/// A folder of binaries.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    folder: Option<PathBuf>,
+}
+
+impl Cache {
+    /// The cache below this folder, or none.
+    pub fn new(folder: Option<PathBuf>) -> Self {
+        Self { folder }
+    }
+
+    /// `kernels` below `$DSRUN_CACHE`, `$XDG_CACHE_HOME/dsrun` or `~/.cache/dsrun`, whichever is set first.
+    pub fn of_user() -> Self {
+        let folder = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let root = folder("DSRUN_CACHE")
+            .or_else(|| folder("XDG_CACHE_HOME").map(|root| root.join("dsrun")))
+            .or_else(|| folder("HOME").map(|root| root.join(".cache").join("dsrun")));
+        Self::new(root.map(|root| root.join("kernels")))
+    }
+
+    fn read(&self, key: &str) -> Option<Vec<u8>> {
+        let bytes = fs::read(self.folder.as_ref()?.join(key)).ok()?;
+        let (checksum, image) = bytes.split_at_checked(CHECKSUM)?;
+        (Sha256::digest(image).as_slice() == checksum).then(|| image.to_vec())
+    }
+
+    fn write(&self, key: &str, image: &[u8]) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let Some(folder) = &self.folder else { return };
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let partial = folder.join(format!("{key}.{}.{number}.partial", std::process::id()));
+        let bytes = [Sha256::digest(image).as_slice(), image].concat();
+        let written = fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&partial, bytes))
+            .and_then(|()| fs::rename(&partial, folder.join(key)));
+        if let Err(error) = written {
+            tracing::warn!(folder = %folder.display(), %error, "cannot keep a kernel: it will be built again next time");
+            let _ = fs::remove_file(&partial);
+        }
+    }
+
+    /// Where binaries are kept.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+}
+
+/// NVRTC for one architecture.
+#[derive(Debug)]
+pub struct Compiler {
+    architecture: Architecture,
+    version: (i32, i32),
+    cache: Cache,
+}
+
+fn check(status: nvrtcResult, what: &str) -> Result<()> {
+    match status {
+        nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        status => Err(Error::internal(format!("{what}: NVRTC says {status:?}"))),
+    }
+}
+
+impl Compiler {
+    /// A compiler for devices of a compute capability (major times ten plus minor).
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`] if NVRTC is missing or too old for the device.
+    pub fn new(capability: u32, cache: Cache) -> Result<Self> {
+        Library::Nvrtc.require()?;
+        let (mut major, mut minor, mut count) = (0, 0, 0);
+        // SAFETY: NVRTC is present; the pointers are to places of the right type, the array as long as NVRTC asks for.
+        let known = unsafe {
+            check(sys::nvrtcVersion(&raw mut major, &raw mut minor), "asking for the version")?;
+            check(sys::nvrtcGetNumSupportedArchs(&raw mut count), "asking for architectures")?;
+            let mut known = vec![0i32; usize::try_from(count).unwrap_or(0)];
+            check(sys::nvrtcGetSupportedArchs(known.as_mut_ptr()), "asking for architectures")?;
+            known
+        };
+        let known: Vec<u32> = known.into_iter().filter_map(|known| u32::try_from(known).ok()).collect();
+        let architecture = Architecture::choose(capability, &known).ok_or_else(|| {
+            let message = format!("NVRTC {major}.{minor} builds for {known:?}, which is too new for {capability}");
+            Error::new(Code::Unavailable, message)
+        })?;
+        Ok(Self { architecture, version: (major, minor), cache })
+    }
+
+    /// The binary of a kernel: from the cache, or built.
+    ///
+    /// # Errors
+    /// If it does not compile: with the compiler's log.
+    pub fn build(&self, spec: &KernelSpec) -> Result<Vec<u8>> {
+        let text = source::text(spec.unit)
+            .ok_or_else(|| Error::internal(format!("there is no kernel source {}", spec.unit)))?;
+        let mut options: Vec<String> = [
+            format!("--gpu-architecture={}", self.architecture.option),
+            "--std=c++17".into(),
+            "--device-as-default-execution-space".into(),
+            "-DNDEBUG".into(),
+        ]
+        .into();
+        options.extend(spec.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        let mut hash = Sha256::new();
+        for part in options.iter().map(String::as_str).chain([text.as_str(), &format!("{:?}", self.version)]) {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        let key: String = hash.finalize().iter().take(20).map(|byte| format!("{byte:02x}")).collect();
+        if let Some(image) = self.cache.read(&key) {
+            return Ok(image);
+        }
+        let image = self.compile(spec, &text, &options)?;
+        self.cache.write(&key, &image);
+        Ok(image)
+    }
+
+    fn compile(&self, spec: &KernelSpec, text: &str, options: &[String]) -> Result<Vec<u8>> {
+        let terminated = |text: &str| {
+            CString::new(text).map_err(|_| Error::internal(format!("{spec} has a zero in its source or options")))
+        };
+        let (text, name) = (terminated(text)?, terminated(spec.unit)?);
+        let options = options.iter().map(|option| terminated(option)).collect::<Result<Vec<_>>>()?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut program: nvrtcProgram = ptr::null_mut();
+        // SAFETY: texts are terminated and live through the call.
+        let status = unsafe {
+            let (none, names) = (ptr::null(), ptr::null());
+            sys::nvrtcCreateProgram(&raw mut program, text.as_ptr(), name.as_ptr(), 0, none, names)
+        };
+        check(status, "making a program")?;
+        let program = Program(program);
+        let count = i32::try_from(options.len()).map_err(|_| Error::internal("too many options"))?;
+        // SAFETY: the program is live, the options are terminated texts.
+        let status = unsafe { sys::nvrtcCompileProgram(program.0, count, options.as_ptr()) };
+        if status != nvrtcResult::NVRTC_SUCCESS {
+            let message = format!("{spec} does not compile for {}: {status:?}\n{}", self.architecture.option, program.log());
+            return Err(Error::internal(message));
+        }
+        program.image(self.architecture.binary)
+    }
+}
+
+/// A program of NVRTC.
+struct Program(nvrtcProgram);
+
+impl Program {
+    fn log(&self) -> String {
+        let mut size = 0;
+        // SAFETY: the program is live; the text is as long as NVRTC asks for.
+        unsafe {
+            if sys::nvrtcGetProgramLogSize(self.0, &raw mut size) != nvrtcResult::NVRTC_SUCCESS {
+                return "there is no log".into();
+            }
+            let mut log = vec![0u8; size.max(1)];
+            if sys::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast()) != nvrtcResult::NVRTC_SUCCESS {
+                return "there is no log".into();
+            }
+            CStr::from_bytes_until_nul(&log).map_or_else(|_| String::new(), |log| log.to_string_lossy().into_owned())
+        }
+    }
+
+    fn image(&self, binary: bool) -> Result<Vec<u8>> {
+        let mut size = 0;
+        // SAFETY: the program is live and compiled; the image is as long as NVRTC asks for.
+        unsafe {
+            let status = match binary {
+                true => sys::nvrtcGetCUBINSize(self.0, &raw mut size),
+                false => sys::nvrtcGetPTXSize(self.0, &raw mut size),
+            };
+            check(status, "asking for the size of a binary")?;
+            let mut image = vec![0u8; size];
+            let status = match binary {
+                true => sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()),
+                false => sys::nvrtcGetPTX(self.0, image.as_mut_ptr().cast()),
+            };
+            check(status, "asking for a binary")?;
+            Ok(image)
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: the program is live and dropped once.
+        unsafe { sys::nvrtcDestroyProgram(&raw mut self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(90, Some(("sm_90a", true)))]
+    #[case(80, Some(("sm_80", true)))]
+    #[case(121, Some(("compute_120", false)))]
+    #[case(70, None)]
+    fn architecture_is_the_best_there_is(#[case] capability: u32, #[case] expected: Option<(&str, bool)>) {
+        let chosen = Architecture::choose(capability, &[75, 80, 90, 100, 120]);
+        assert_eq!(chosen.as_ref().map(|chosen| (chosen.option.as_str(), chosen.binary)), expected);
+    }
+
+    #[test]
+    fn a_damaged_file_is_no_hit() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(Some(folder.path().join("kernels")));
+        assert_eq!(cache.read("key"), None);
+        cache.write("key", b"image");
+        assert_eq!(cache.read("key").as_deref(), Some(&b"image"[..]));
+        let path = folder.path().join("kernels").join("key");
+        let mut bytes = fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(cache.read("key"), None);
+        fs::write(&path, b"short").unwrap();
+        assert_eq!(cache.read("key"), None);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_no_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, b"").unwrap();
+        let cache = Cache::new(Some(file));
+        cache.write("key", b"image");
+        assert_eq!(cache.read("key"), None);
+    }
+
+    #[test]
+    fn every_unit_opens_with_what_it_is() {
+        for name in source::names() {
+            let text = source::text(name).unwrap();
+            let own = include_str!("../kernels/prelude.cuh").len();
+            assert!(text[own..].trim_start().starts_with("/*") || text[own..].contains("\n/*"), "{name}");
+        }
+    }
+}

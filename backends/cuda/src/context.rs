@@ -1,0 +1,314 @@
+//! What all objects of a device handle share.
+
+use crate::{
+    blas::Blas,
+    compiler::{Cache, Compiler},
+    fault,
+    launch::Function,
+    memory::Account,
+    ops::{KernelSpec, Machine},
+};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUmodule, CUresult, CUstream};
+use dsrun_core::{Code, Error, Result};
+use std::{
+    collections::HashMap,
+    ffi::CString,
+    fmt, ptr,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// How long the backend waits for the device on its own account: for memory to be cleared, for work before a free.
+pub(crate) const OWN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A handle of the driver. They may be used from any thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Raw<T>(pub(crate) *mut T);
+
+// SAFETY: handles of the driver are names; the driver synchronises their use.
+unsafe impl<T> Send for Raw<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Raw<T> {}
+
+type RawContext = Raw<sys::CUctx_st>;
+pub(crate) type RawStream = Raw<sys::CUstream_st>;
+pub(crate) type RawEvent = Raw<sys::CUevent_st>;
+type RawPool = Raw<sys::CUmemPoolHandle_st>;
+type RawModule = Raw<sys::CUmod_st>;
+
+/// The CUDA context of a device handle, and what was made in it. Lives until the last object of the handle is dropped.
+pub(crate) struct Context {
+    device: CUdevice,
+    raw: RawContext,
+    pub(crate) machine: Machine,
+    pub(crate) account: Arc<Account>,
+    pool: RawPool,
+    /// Where memory is allocated, cleared and freed, in order.
+    memory_stream: RawStream,
+    /// The streams that work may be running on. Held while a stream is captured: see [`crate::graph`].
+    streams: Mutex<Vec<RawStream>>,
+    fence: RawEvent,
+    compiler: OnceLock<Result<Compiler>>,
+    modules: Mutex<HashMap<KernelSpec, Arc<Function>>>,
+    loaded: Mutex<Vec<RawModule>>,
+    blas: OnceLock<Result<Blas>>,
+    lost: OnceLock<String>,
+}
+
+impl Context {
+    /// Opens a device. The driver must be present and initialised.
+    pub(crate) fn open(index: usize, machine: Machine, account: Arc<Account>) -> Result<Arc<Self>> {
+        let ordinal = i32::try_from(index).map_err(|_| Error::invalid("is no device").at("index"))?;
+        let (mut device, mut raw): (CUdevice, CUcontext) = (0, ptr::null_mut());
+        let (mut pool, mut memory_stream): (CUmemoryPool, CUstream) = (ptr::null_mut(), ptr::null_mut());
+        let mut fence: CUevent = ptr::null_mut();
+        // SAFETY: plain data for which zero is a valid value in every field.
+        let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
+        properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        properties.location.id = ordinal;
+        let mut keep = u64::MAX;
+        let keep_all = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        // SAFETY: all pointers are to places of the right type that live through the calls, and the context that is made
+        // current is the one just retained.
+        unsafe {
+            fault::check(sys::cuDeviceGet(&raw mut device, ordinal), "opening the device")?;
+            fault::check(sys::cuDevicePrimaryCtxRetain(&raw mut raw, device), "making a context")?;
+            fault::check(sys::cuCtxSetCurrent(raw), "entering the context")?;
+            fault::check(sys::cuMemPoolCreate(&raw mut pool, &raw const properties), "making a memory pool")?;
+            let keep = (&raw mut keep).cast();
+            fault::check(sys::cuMemPoolSetAttribute(pool, keep_all, keep), "setting up the memory pool")?;
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            fault::check(sys::cuStreamCreate(&raw mut memory_stream, flags), "making a stream")?;
+            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+            fault::check(sys::cuEventCreate(&raw mut fence, flags), "making an event")?;
+        }
+        Ok(Arc::new(Self {
+            device,
+            raw: Raw(raw),
+            machine,
+            account,
+            pool: Raw(pool),
+            memory_stream: Raw(memory_stream),
+            streams: Mutex::default(),
+            fence: Raw(fence),
+            compiler: OnceLock::new(),
+            modules: Mutex::default(),
+            loaded: Mutex::default(),
+            blas: OnceLock::new(),
+            lost: OnceLock::new(),
+        }))
+    }
+
+    /// Makes the context the calling thread's, and refuses if the device is lost. Every entry point calls it once.
+    pub(crate) fn enter(&self) -> Result<()> {
+        if let Some(reason) = self.lost.get() {
+            return Err(Error::new(Code::DeviceLost, format!("the device failed before: {reason}")));
+        }
+        self.enter_anyway()
+    }
+
+    /// As [`Self::enter`], for dropping.
+    pub(crate) fn enter_anyway(&self) -> Result<()> {
+        // SAFETY: the context is retained as long as `self` lives.
+        fault::check(unsafe { sys::cuCtxSetCurrent(self.raw.0) }, "entering the context")
+    }
+
+    /// Success, or an error that says what was being done. Faults that stay are remembered.
+    pub(crate) fn check(&self, status: CUresult, what: &str) -> Result<()> {
+        if status == CUresult::CUDA_SUCCESS {
+            return Ok(());
+        }
+        let error = fault::error(status, what);
+        if fault::stays(status) {
+            let _ = self.lost.set(error.message().to_owned());
+        }
+        Err(error)
+    }
+
+    /// As [`Self::check`], with a description that is costly to make.
+    pub(crate) fn check_with(&self, status: CUresult, what: impl FnOnce() -> String) -> Result<()> {
+        if status == CUresult::CUDA_SUCCESS {
+            return Ok(());
+        }
+        self.check(status, &what())
+    }
+
+    /// The streams of this handle. While it is held no memory is freed and no stream comes or goes.
+    pub(crate) fn streams(&self) -> MutexGuard<'_, Vec<RawStream>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Clears new memory, and waits for it.
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.enter()?;
+        let mut pointer = 0;
+        let _streams = self.streams();
+        let stream = self.memory_stream.0;
+        // SAFETY: the pool and the stream live as long as `self`; the pointer is to a place of the right type.
+        let mut status =
+            unsafe { sys::cuMemAllocFromPoolAsync(&raw mut pointer, bytes, self.pool.0, stream) };
+        if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            // What was freed but not yet reached may be enough.
+            self.poll(self.memory_stream, "memory to be freed", OWN_TIMEOUT, &|| String::new())?;
+            // SAFETY: as above.
+            status = unsafe {
+                sys::cuMemPoolTrimTo(self.pool.0, 0);
+                sys::cuMemAllocFromPoolAsync(&raw mut pointer, bytes, self.pool.0, stream)
+            };
+        }
+        self.check_with(status, || self.account.exhausted_message(bytes))?;
+        // SAFETY: the memory was just allocated on this stream and is `bytes` long.
+        self.check(unsafe { sys::cuMemsetD8Async(pointer, 0, bytes, stream) }, "clearing memory")?;
+        self.poll(self.memory_stream, "memory to be cleared", OWN_TIMEOUT, &|| String::new())?;
+        Ok(pointer)
+    }
+
+    /// Frees memory when all work enqueued so far on any stream of the handle is done.
+    pub(crate) fn release(&self, pointer: u64) {
+        let streams = self.streams();
+        if self.enter_anyway().is_ok() {
+            streams.iter().for_each(|stream| self.order_behind(*stream));
+            // SAFETY: the memory was allocated from the pool and is freed once; all work that uses it is in front.
+            unsafe { sys::cuMemFreeAsync(pointer, self.memory_stream.0) };
+        }
+    }
+
+    /// Makes the memory stream wait for what is on `stream` now.
+    fn order_behind(&self, stream: RawStream) {
+        // SAFETY: event and streams are live. If the device is lost this fails, and there is nothing to wait for.
+        unsafe {
+            sys::cuEventRecord(self.fence.0, stream.0);
+            sys::cuStreamWaitEvent(self.memory_stream.0, self.fence.0, 0);
+        }
+    }
+
+    /// Waits until all work on all streams is done, whether it succeeds or not.
+    pub(crate) fn settle(&self) {
+        let streams = self.streams();
+        if self.enter_anyway().is_ok() {
+            streams.iter().for_each(|stream| self.order_behind(*stream));
+            let _ = self.poll(self.memory_stream, "work that uses pinned memory", OWN_TIMEOUT, &|| String::new());
+        }
+    }
+
+    /// Makes a stream.
+    pub(crate) fn add_stream(&self) -> Result<RawStream> {
+        self.enter()?;
+        let mut raw = ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the pointer is to a place of the right type.
+        self.check(unsafe { sys::cuStreamCreate(&raw mut raw, flags) }, "making a stream")?;
+        self.streams().push(Raw(raw));
+        Ok(Raw(raw))
+    }
+
+    /// Destroys a stream. Memory freed later still waits for what is on it.
+    pub(crate) fn remove_stream(&self, stream: RawStream) {
+        let mut streams = self.streams();
+        streams.retain(|other| *other != stream);
+        if self.enter_anyway().is_ok() {
+            self.order_behind(stream);
+            // SAFETY: the stream is live and used no more.
+            unsafe { sys::cuStreamDestroy_v2(stream.0) };
+        }
+    }
+
+    /// Polls a stream until it is idle. `recent` names what ran on it last, for messages.
+    pub(crate) fn poll(
+        &self,
+        stream: RawStream,
+        what: &str,
+        timeout: Duration,
+        recent: &dyn Fn() -> String,
+    ) -> Result<()> {
+        // SAFETY: the stream is live.
+        self.wait_until(what, timeout, recent, || unsafe { sys::cuStreamQuery(stream.0) })
+    }
+
+    /// Asks again and again until the answer is not "not ready": first at once, then with short sleeps.
+    pub(crate) fn wait_until(
+        &self,
+        what: &str,
+        timeout: Duration,
+        recent: &dyn Fn() -> String,
+        query: impl Fn() -> CUresult,
+    ) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            match query() {
+                CUresult::CUDA_ERROR_NOT_READY => {}
+                status => return self.check_with(status, || format!("waiting for {what}{}", recent())),
+            }
+            let waited = start.elapsed();
+            if waited > timeout {
+                let message = format!("waited {waited:.1?} for {what}{}", recent());
+                return Err(Error::new(Code::Timeout, message));
+            }
+            if waited > Duration::from_millis(2) {
+                std::thread::sleep(Duration::from_micros(50));
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// The compiler, made when it is first needed.
+    fn compiler(&self) -> Result<&Compiler> {
+        let made = self.compiler.get_or_init(|| Compiler::new(self.machine.capability, Cache::of_user()));
+        made.as_ref().map_err(Clone::clone)
+    }
+
+    /// cuBLASLt, opened when it is first needed.
+    pub(crate) fn blas(&self) -> Result<&Blas> {
+        self.blas.get_or_init(Blas::new).as_ref().map_err(Clone::clone)
+    }
+
+    /// A kernel, compiled and loaded if it is not yet.
+    pub(crate) fn function(&self, spec: &KernelSpec) -> Result<Arc<Function>> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = modules.get(spec) {
+            return Ok(function.clone());
+        }
+        self.enter()?;
+        let image = self.compiler()?.build(spec)?;
+        let name = CString::new(spec.entry).map_err(|_| Error::internal("a kernel's name holds a zero"))?;
+        let (mut module, mut function): (CUmodule, _) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the image is a binary, or terminated text, from NVRTC; pointers are to places of the right type.
+        let status = unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
+        self.check_with(status, || format!("loading kernel {spec}"))?;
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).push(Raw(module));
+        // SAFETY: as above; the module was just loaded.
+        let status = unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
+        self.check_with(status, || format!("finding kernel {spec}"))?;
+        let function = Arc::new(Function { raw: Raw(function), name: spec.entry });
+        modules.insert(spec.clone(), function.clone());
+        Ok(function)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.enter_anyway().is_err() {
+            return;
+        }
+        let _ = self.poll(self.memory_stream, "memory to be freed", OWN_TIMEOUT, &|| String::new());
+        // SAFETY: nothing of this handle is left: every object keeps the context alive.
+        unsafe {
+            for module in self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner) {
+                sys::cuModuleUnload(module.0);
+            }
+            sys::cuEventDestroy_v2(self.fence.0);
+            sys::cuStreamDestroy_v2(self.memory_stream.0);
+            sys::cuMemPoolDestroy(self.pool.0);
+            self.blas.take();
+            sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("device", &self.device).field("machine", &self.machine).finish_non_exhaustive()
+    }
+}

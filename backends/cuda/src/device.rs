@@ -1,0 +1,232 @@
+//! The backend, its devices, and handles on them.
+
+use crate::{
+    context::Context,
+    fault,
+    graph::CudaGraphs,
+    kernels::CudaKernels,
+    library::Library,
+    memory::{ALIGNMENT, Account, CudaBuffer},
+    ops::Machine,
+    stream::{CudaEvent, CudaStream},
+};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use dsrun_core::{
+    Code, DType, Error, Result,
+    device::{
+        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, MemoryKind,
+        MemoryUse, Stream,
+    },
+    graph::Graphs,
+    kernels::Kernels,
+    op::Profile,
+};
+use std::{ffi::CStr, sync::Arc};
+
+/// The oldest driver: 12.0.
+const OLDEST_DRIVER: i32 = 12_000;
+/// The oldest devices: compute capability 7.5.
+const OLDEST_CAPABILITY: u32 = 75;
+/// Memory left to the driver and to compiled kernels.
+const RESERVE: u64 = 256 << 20;
+
+/// The CUDA backend.
+#[derive(Debug)]
+pub struct CudaBackend {
+    info: BackendInfo,
+}
+
+impl CudaBackend {
+    /// The backend. Needs nothing: what is missing shows when devices are asked for.
+    pub fn new() -> Self {
+        let info = BackendInfo {
+            name: "cuda".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            description: "NVIDIA GPUs, compute capability 7.5 and up".into(),
+        };
+        Self { info }
+    }
+}
+
+impl Default for CudaBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Backend for CudaBackend {
+    fn info(&self) -> &BackendInfo {
+        &self.info
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let count = initialise()?;
+        (0..count)
+            .map(|index| {
+                let device = handle(index)?;
+                let info = DeviceInfo { index, name: name(device)?, memory_bytes: Some(memory(device)?) };
+                Ok(info)
+            })
+            .collect()
+    }
+
+    fn open(&self, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>> {
+        let count = initialise()?;
+        if index >= count {
+            return Err(Error::invalid(format!("is {index}, there are {count}")).at("device"));
+        }
+        Ok(Arc::new(CudaDevice::open(index, options)?))
+    }
+}
+
+/// Finds the driver, and says how many devices there are.
+fn initialise() -> Result<usize> {
+    Library::Driver.require()?;
+    let (mut version, mut count) = (0, 0);
+    // SAFETY: the driver is present; the pointers are to places of the right type. These functions are in every driver.
+    unsafe {
+        fault::check(sys::cuDriverGetVersion(&raw mut version), "asking for the driver's version")?;
+        if version < OLDEST_DRIVER {
+            let (major, minor) = (version / 1000, version % 1000 / 10);
+            let message = format!("the driver is for CUDA {major}.{minor}; this backend needs one for 12.0 or newer");
+            return Err(Error::new(Code::Unavailable, message));
+        }
+        fault::check(sys::cuInit(0), "starting the driver")?;
+        fault::check(sys::cuDeviceGetCount(&raw mut count), "counting devices")?;
+    }
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+fn handle(index: usize) -> Result<sys::CUdevice> {
+    let mut device = 0;
+    let ordinal = i32::try_from(index).map_err(|_| Error::invalid("is no device").at("device"))?;
+    // SAFETY: the driver was started; the pointer is to a place of the right type.
+    fault::check(unsafe { sys::cuDeviceGet(&raw mut device, ordinal) }, "finding a device")?;
+    Ok(device)
+}
+
+fn name(device: sys::CUdevice) -> Result<String> {
+    let mut text = [0u8; 256];
+    // SAFETY: the text is as long as is said.
+    fault::check(unsafe { sys::cuDeviceGetName(text.as_mut_ptr().cast(), 255, device) }, "asking for a device's name")?;
+    Ok(CStr::from_bytes_until_nul(&text).map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned()))
+}
+
+fn memory(device: sys::CUdevice) -> Result<u64> {
+    let mut bytes = 0;
+    // SAFETY: the pointer is to a place of the right type.
+    fault::check(unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, device) }, "asking for a device's memory")?;
+    Ok(bytes as u64)
+}
+
+fn attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32> {
+    let mut value = 0;
+    // SAFETY: the pointer is to a place of the right type.
+    let status = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
+    fault::check(status, "asking for a device's properties")?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+/// An open device.
+#[derive(Debug)]
+struct CudaDevice {
+    properties: DeviceProperties,
+    context: Arc<Context>,
+    kernels: CudaKernels,
+    graphs: CudaGraphs,
+}
+
+impl CudaDevice {
+    fn open(index: usize, options: &DeviceOptions) -> Result<Self> {
+        let device = handle(index)?;
+        let (name, total) = (name(device)?, memory(device)?);
+        let capability = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
+            + attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if capability < OLDEST_CAPABILITY {
+            let message = format!("{name} has compute capability {}.{}, 7.5 is needed", capability / 10, capability % 10);
+            return Err(Error::unsupported(message));
+        }
+        if attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
+            return Err(Error::unsupported(format!("{name} has no stream-ordered memory pools here")));
+        }
+        if options.compute_share.is_some_and(|share| share != 1.0) {
+            let message = "cannot be shared by compute units yet; leave it out";
+            return Err(Error::unsupported(message).at("compute_share"));
+        }
+        Library::Nvrtc.require()?;
+        let machine = Machine {
+            capability,
+            processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize,
+            blas: Library::CublasLt.is_present(),
+        };
+        let account = Account::new(options.memory_limit.unwrap_or_else(|| total.saturating_sub(RESERVE)));
+        let context = Context::open(index, machine, account)?;
+        tracing::debug!(%name, ?machine, total, "opened a GPU");
+        let properties = DeviceProperties {
+            name,
+            memory_bytes: total,
+            alignment: ALIGNMENT,
+            dtypes: vec![DType::BF16, DType::F16, DType::F32],
+            profiles: vec![Profile::LlmCore1],
+            strict_nan: true,
+            unified_memory: false,
+        };
+        let (kernels, graphs) = (CudaKernels { context: context.clone() }, CudaGraphs { context: context.clone() });
+        Ok(Self { properties, context, kernels, graphs })
+    }
+}
+
+impl Device for CudaDevice {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let account = &self.context.account;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is entered; the pointers are to places of the right type.
+        let known = self.context.enter().is_ok()
+            && unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) } == sys::CUresult::CUDA_SUCCESS;
+        let free = if known { (free as u64).min(account.free()) } else { account.free() };
+        MemoryUse { used: account.used(), free: Some(free) }
+    }
+
+    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
+        Ok(Arc::new(CudaBuffer::new(self.context.clone(), bytes, kind)?))
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(CudaStream::new(self.context.clone())?))
+    }
+
+    fn event(&self) -> Result<Arc<dyn Event>> {
+        Ok(Arc::new(CudaEvent::new(self.context.clone())?))
+    }
+
+    fn kernels(&self) -> &dyn Kernels {
+        &self.kernels
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        Some(&self.graphs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_the_backend_is_there_and_says_what_is_missing() {
+        let backend = CudaBackend::new();
+        assert_eq!(backend.info().name, "cuda");
+        match backend.devices() {
+            Ok(devices) => println!("skipped: there is a driver, with {} devices", devices.len()),
+            Err(error) => {
+                assert_eq!(error.code(), Code::Unavailable, "{error}");
+                assert!(error.message().contains("libcuda"), "{error}");
+                assert_eq!(backend.open(0, &DeviceOptions::default()).unwrap_err().code(), Code::Unavailable);
+            }
+        }
+    }
+}

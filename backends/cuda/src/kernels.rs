@@ -1,0 +1,110 @@
+//! Query, prepack, plan and bind.
+
+use crate::{
+    context::Context,
+    launch::{Frame, Function, Step},
+    memory::CudaBuffer,
+    ops::{self, Recipe},
+    stream::CudaStream,
+    weight::{self, CudaWeight},
+};
+use dsrun_core::{
+    Result, WeightReader,
+    device::{MemoryKind, Stream},
+    kernels::{
+        Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
+    },
+};
+use std::{fmt, sync::Arc};
+
+/// What a handle computes.
+#[derive(Debug)]
+pub(crate) struct CudaKernels {
+    pub(crate) context: Arc<Context>,
+}
+
+impl Kernels for CudaKernels {
+    fn query(&self, call: &CallDesc) -> Result<Support> {
+        let recipe = call.validate().and_then(|()| ops::recipe(call, &self.context.machine));
+        Ok(match recipe {
+            Ok(recipe) => Support {
+                workspace_bytes: recipe.workspace,
+                persistent_bytes: recipe.persistent,
+                batch_invariant: recipe.batch_invariant,
+                ..Support::native()
+            },
+            Err(error) => Support::no(error.to_string()),
+        })
+    }
+
+    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
+        weight::packed_layout(weight)
+    }
+
+    fn prepack(
+        &self,
+        stream: &mut dyn Stream,
+        weight: &WeightDesc,
+        rows: &mut dyn WeightReader,
+    ) -> Result<Arc<dyn PackedWeight>> {
+        let stream = CudaStream::own(stream, &self.context)?;
+        Ok(Arc::new(CudaWeight::pack(&self.context, stream, weight, rows)?))
+    }
+
+    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+        call.validate()?;
+        let recipe = ops::recipe(call, &self.context.machine)?;
+        let functions = recipe.kernels.iter().map(|spec| self.context.function(spec)).collect::<Result<_>>()?;
+        Ok(Arc::new(CudaPlan { context: self.context.clone(), call: call.clone(), recipe, functions }))
+    }
+}
+
+/// A recipe with its kernels loaded.
+struct CudaPlan {
+    context: Arc<Context>,
+    call: CallDesc,
+    recipe: Recipe,
+    functions: Vec<Arc<Function>>,
+}
+
+impl fmt::Debug for CudaPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaPlan").field("call", &self.call).finish_non_exhaustive()
+    }
+}
+
+impl Plan for CudaPlan {
+    fn workspace_bytes(&self) -> usize {
+        self.recipe.workspace
+    }
+
+    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+        let persistent = match self.recipe.persistent {
+            0 => None,
+            bytes => Some(Arc::new(CudaBuffer::new(self.context.clone(), bytes, MemoryKind::Device)?)),
+        };
+        let frame = Frame::bind(&self.call, arguments, &self.context, persistent)?;
+        let steps = (self.recipe.steps)(&frame, &self.functions, &self.context)?;
+        tracing::trace!(op = self.call.op.name(), steps = steps.len(), buffers = frame.kept(), "bound");
+        Ok(Box::new(CudaCall { plan: self, _frame: frame, steps }))
+    }
+}
+
+/// Launches with all parameters filled in.
+#[derive(Debug)]
+struct CudaCall {
+    plan: Arc<CudaPlan>,
+    /// Keeps buffers and weights alive.
+    _frame: Frame,
+    steps: Vec<Step>,
+}
+
+impl BoundCall for CudaCall {
+    fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
+        let context = &self.plan.context;
+        let in_op = |error: dsrun_core::Error| error.in_op(self.plan.call.op.name());
+        let stream = CudaStream::own(stream, context).map_err(in_op)?;
+        context.enter().map_err(in_op)?;
+        self.steps.iter().try_for_each(|step| step.enqueue(context, stream)).map_err(in_op)
+    }
+}

@@ -1,0 +1,308 @@
+//! Kernel launches: parameters, steps of a bound call, and where its operands are.
+
+use crate::{
+    blas::Product,
+    context::{Context, Raw},
+    memory::CudaBuffer,
+    stream::CudaStream,
+    weight::CudaWeight,
+};
+use cudarc::driver::sys;
+use dsrun_core::{
+    DType, Error, Result, TensorDesc,
+    device::Buffer,
+    kernels::{Argument, Arguments, Binding, CallDesc},
+};
+use std::{any::Any, ffi::c_void, sync::Arc};
+
+/// A loaded kernel. Its module lives as long as the context.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) raw: Raw<sys::CUfunc_st>,
+    pub(crate) name: &'static str,
+}
+
+/// The most parameters a kernel has.
+const MAX_PARAMETERS: usize = 40;
+
+/// Parameters of a kernel, in the order of its signature.
+///
+/// Each takes a word or more; the driver reads as many bytes from each as the kernel's parameter is long, so words may
+/// stand for all scalars, and several for a struct of words.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Parameters {
+    words: Vec<u64>,
+    starts: Vec<usize>,
+}
+
+impl Parameters {
+    fn start(&mut self) {
+        self.starts.push(self.words.len());
+    }
+
+    /// An address, or 0 for none.
+    #[must_use]
+    pub(crate) fn address(mut self, address: u64) -> Self {
+        self.start();
+        self.words.push(address);
+        self
+    }
+
+    /// A tensor: address and distance between rows, two parameters.
+    #[must_use]
+    pub(crate) fn rows(self, tensor: &Bound) -> Self {
+        let stride = tensor.stride(0);
+        self.address(tensor.address).size(stride)
+    }
+
+    /// A 64-bit whole number.
+    #[must_use]
+    pub(crate) fn size(mut self, size: usize) -> Self {
+        self.start();
+        self.words.push(size as u64);
+        self
+    }
+
+    /// A 32-bit whole number; what does not fit is a mistake of the recipe, which bounds sizes first.
+    #[must_use]
+    pub(crate) fn int(mut self, value: usize) -> Self {
+        self.start();
+        self.words.push(u64::from(u32::try_from(value).unwrap_or(i32::MAX as u32)));
+        self
+    }
+
+    /// A word of 32 bits.
+    #[must_use]
+    pub(crate) fn word(mut self, value: u32) -> Self {
+        self.start();
+        self.words.push(u64::from(value));
+        self
+    }
+
+    /// A real number.
+    #[must_use]
+    pub(crate) fn float(self, value: f32) -> Self {
+        self.word(value.to_bits())
+    }
+
+    /// The extents of these tensors, and how many rows there are at most: `struct Extent` of the prelude.
+    #[must_use]
+    pub(crate) fn extent(mut self, rows: usize, tensors: &[&Bound]) -> Self {
+        self.start();
+        let mut pointers: Vec<u64> = tensors.iter().map(|tensor| tensor.extent).filter(|extent| *extent != 0).collect();
+        pointers.sort_unstable();
+        pointers.dedup();
+        pointers.resize(4, 0);
+        self.words.extend(pointers);
+        self.words.push(rows as u64);
+        self
+    }
+}
+
+/// A kernel with its grid and parameters.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) function: Arc<Function>,
+    pub(crate) grid: [usize; 3],
+    pub(crate) threads: usize,
+    pub(crate) parameters: Parameters,
+}
+
+/// What a bound call enqueues.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// A kernel.
+    Kernel(Launch),
+    /// A product by cuBLASLt.
+    Product(Product),
+}
+
+/// The most blocks along the second and third dimension of a grid.
+pub(crate) const MAX_GRID: usize = 65_535;
+
+impl Step {
+    /// A kernel; none if the grid is empty.
+    pub(crate) fn kernel(function: &Arc<Function>, grid: [usize; 3], threads: usize, parameters: Parameters) -> Option<Self> {
+        let empty = grid.contains(&0);
+        let launch = Launch { function: function.clone(), grid, threads, parameters };
+        (!empty).then_some(Self::Kernel(launch))
+    }
+
+    pub(crate) fn enqueue(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {
+        match self {
+            Self::Kernel(launch) => launch.enqueue(context, stream),
+            Self::Product(product) => {
+                stream.remember("cublasLtMatmul");
+                product.enqueue(stream)
+            }
+        }
+    }
+}
+
+impl Launch {
+    fn enqueue(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {
+        let Parameters { words, starts } = &self.parameters;
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMETERS];
+        if starts.len() > MAX_PARAMETERS {
+            return Err(Error::internal(format!("kernel {} has too many parameters", self.function.name)));
+        }
+        for (pointer, start) in pointers.iter_mut().zip(starts) {
+            *pointer = words[*start..].as_ptr().cast_mut().cast();
+        }
+        let [x, y, z] = self.grid.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
+        let threads = u32::try_from(self.threads).unwrap_or(u32::MAX);
+        stream.remember(self.function.name);
+        // SAFETY: the parameters were made for this kernel by its recipe; the memory they point to is kept alive by the
+        // bound call, and freed behind the stream's work.
+        let status = unsafe {
+            let (raw, none) = (self.function.raw.0, std::ptr::null_mut());
+            sys::cuLaunchKernel(raw, x, y, z, threads, 1, 1, 0, stream.raw.0, pointers.as_mut_ptr(), none)
+        };
+        context.check_with(status, || format!("launching kernel {}", self.function.name))
+    }
+}
+
+/// A tensor of a bound call.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    pub(crate) desc: TensorDesc,
+    /// Where its first element is.
+    pub(crate) address: u64,
+    /// Where its extent is; 0 if all rows are real.
+    pub(crate) extent: u64,
+}
+
+impl Bound {
+    /// Distance between neighbours of a dimension, in elements.
+    pub(crate) fn stride(&self, dimension: usize) -> usize {
+        self.desc.strides.get(dimension).copied().unwrap_or(1)
+    }
+
+    /// A size; 1 for a dimension it does not have.
+    pub(crate) fn size(&self, dimension: usize) -> usize {
+        self.desc.shape.get(dimension).copied().unwrap_or(1)
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.desc.dtype
+    }
+}
+
+#[derive(Debug)]
+enum Operand {
+    Tensor(Bound),
+    Weight(Arc<CudaWeight>),
+}
+
+/// The operands and results of a bound call.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    operands: Vec<Option<Operand>>,
+    pub(crate) results: Vec<Bound>,
+    pub(crate) workspace: u64,
+    /// Zeroed memory of this bound call alone.
+    pub(crate) persistent: u64,
+    keep: Vec<Arc<CudaBuffer>>,
+}
+
+impl Frame {
+    pub(crate) fn bind(
+        call: &CallDesc,
+        arguments: &Arguments,
+        context: &Arc<Context>,
+        persistent: Option<Arc<CudaBuffer>>,
+    ) -> Result<Self> {
+        let mut keep = Vec::new();
+        let mut tensor = |desc: &TensorDesc, binding: &Binding| -> Result<Bound> {
+            let (buffer, address) = CudaBuffer::locate(&binding.slice, context)?;
+            keep.push(buffer);
+            let mut extent = 0;
+            if let Some(slice) = &binding.extent {
+                let (buffer, address) = CudaBuffer::locate(slice, context)?;
+                keep.push(buffer);
+                extent = address;
+            }
+            let needed = desc.bytes()?;
+            if binding.slice.bytes < needed {
+                let message = format!("is {} bytes, needs {needed}", binding.slice.bytes);
+                return Err(Error::invalid(message).field("bytes"));
+            }
+            Ok(Bound { desc: desc.clone(), address, extent })
+        };
+        let mut operands = Vec::new();
+        for (index, argument) in arguments.operands.iter().enumerate() {
+            let bound = match argument {
+                None => None,
+                Some(Argument::Tensor(binding)) => {
+                    let missing = || Error::invalid("was planned without a tensor");
+                    let desc = call.tensor(index).ok_or_else(missing);
+                    let bound = desc.and_then(|desc| tensor(desc, binding));
+                    Some(Operand::Tensor(bound.map_err(|error| error.at(&call.operand_name(index)))?))
+                }
+                Some(Argument::Weight(weight)) => {
+                    let any: Arc<dyn Any + Send + Sync> = weight.clone();
+                    let own = any.downcast::<CudaWeight>().map_err(|_| {
+                        Error::invalid("belongs to another backend").at(&call.operand_name(index))
+                    })?;
+                    Some(Operand::Weight(own))
+                }
+            };
+            operands.push(bound);
+        }
+        let mut results = Vec::new();
+        for (index, (desc, binding)) in call.results.iter().zip(&arguments.results).enumerate() {
+            results.push(tensor(desc, binding).map_err(|error| error.at(&call.result_name(index)))?);
+        }
+        let mut workspace = 0;
+        if let Some(slice) = &arguments.workspace {
+            let (buffer, address) = CudaBuffer::locate(slice, context).map_err(|error| error.at("workspace"))?;
+            keep.push(buffer);
+            workspace = address;
+        }
+        let own = persistent.as_ref().map_or(0, |buffer| buffer.pointer);
+        keep.extend(persistent);
+        keep.retain(|buffer| buffer.bytes() > 0);
+        Ok(Self { operands, results, workspace, persistent: own, keep })
+    }
+
+    /// The tensor operand at `index`, if it is there.
+    pub(crate) fn optional(&self, index: usize) -> Option<&Bound> {
+        match self.operands.get(index)?.as_ref()? {
+            Operand::Tensor(bound) => Some(bound),
+            Operand::Weight(_) => None,
+        }
+    }
+
+    /// Where the tensor operand at `index` is, or 0.
+    pub(crate) fn address(&self, index: usize) -> u64 {
+        self.optional(index).map_or(0, |bound| bound.address)
+    }
+
+    /// The tensor operand at `index`.
+    pub(crate) fn tensor(&self, index: usize) -> Result<&Bound> {
+        self.optional(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+    }
+
+    /// The weight at `index`, if it is there.
+    pub(crate) fn optional_weight(&self, index: usize) -> Option<&Arc<CudaWeight>> {
+        match self.operands.get(index)?.as_ref()? {
+            Operand::Weight(weight) => Some(weight),
+            Operand::Tensor(_) => None,
+        }
+    }
+
+    /// The weight at `index`.
+    pub(crate) fn weight(&self, index: usize) -> Result<&Arc<CudaWeight>> {
+        self.optional_weight(index).ok_or_else(|| Error::internal(format!("operand {index} is no weight")))
+    }
+
+    /// The result at `index`.
+    pub(crate) fn result(&self, index: usize) -> Result<&Bound> {
+        self.results.get(index).ok_or_else(|| Error::internal(format!("there is no result {index}")))
+    }
+
+    /// How many buffers the frame keeps alive.
+    pub(crate) fn kept(&self) -> usize {
+        self.keep.len()
+    }
+}

@@ -1,0 +1,114 @@
+//! Which of CUDA's libraries are there.
+//!
+//! `cudarc` panics when a library is missing, so nothing may call into one before it was found here. Libraries are looked
+//! for by name, as the system's loader does it; those in folders named by `DSRUN_CUDA_LIBRARIES` (separated by `:`) are
+//! opened first, which is how an NVRTC from a Python package is used.
+
+use dsrun_core::{Code, Error, Result};
+use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW};
+use std::{
+    env, fmt,
+    path::PathBuf,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+/// One of CUDA's libraries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// The driver.
+    Driver,
+    /// The run-time compiler.
+    Nvrtc,
+    /// Matrix products.
+    CublasLt,
+}
+
+impl Library {
+    /// Every library, in the order they are needed.
+    pub const ALL: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::CublasLt];
+
+    /// The name without prefix and suffix.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "cuda",
+            Self::Nvrtc => "nvrtc",
+            Self::CublasLt => "cublasLt",
+        }
+    }
+
+    const fn purpose(self) -> &'static str {
+        match self {
+            Self::Driver => "the NVIDIA driver; install it, or run on a machine with a GPU",
+            Self::Nvrtc => "the run-time compiler NVRTC, which builds the kernels; install CUDA's, or `pip install nvidia-cuda-nvrtc`",
+            Self::CublasLt => "cuBLASLt, which multiplies large matrices; install CUDA's, or `pip install nvidia-cublas`",
+        }
+    }
+
+    /// Whether it can be opened. Looked up once.
+    pub fn is_present(self) -> bool {
+        static PRESENT: [OnceLock<bool>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+        *PRESENT[self as usize].get_or_init(|| {
+            preload();
+            // SAFETY: opening these libraries runs their initialisers, which are NVIDIA's and made for it.
+            unsafe {
+                match self {
+                    Self::Driver => cudarc::driver::sys::is_culib_present(),
+                    Self::Nvrtc => cudarc::nvrtc::sys::is_culib_present(),
+                    Self::CublasLt => cudarc::cublaslt::sys::is_culib_present(),
+                }
+            }
+        })
+    }
+
+    /// Checks that it is there.
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`]: says what is missing, what for, and where it was looked for.
+    pub fn require(self) -> Result<()> {
+        if self.is_present() {
+            return Ok(());
+        }
+        let names = cudarc::get_lib_name_candidates(self.name()).join(", ");
+        let paths = env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        let folders = env::var(FOLDERS).unwrap_or_default();
+        let message = format!(
+            "{self} is missing: {}. Looked for {names} where the system's loader looks, with LD_LIBRARY_PATH={paths:?} \
+             and {FOLDERS}={folders:?}",
+            self.purpose()
+        );
+        Err(Error::new(Code::Unavailable, message))
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lib{}", self.name())
+    }
+}
+
+/// The variable that names folders to open libraries from.
+const FOLDERS: &str = "DSRUN_CUDA_LIBRARIES";
+
+/// Opens what stands in the named folders, NVRTC's builtins before NVRTC, which finds them by name only.
+fn preload() {
+    static OPENED: Mutex<Option<Vec<Handle>>> = Mutex::new(None);
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    if opened.is_some() {
+        return;
+    }
+    let folders: Vec<PathBuf> = env::var_os(FOLDERS).map(|all| env::split_paths(&all).collect()).unwrap_or_default();
+    let mut handles = Vec::new();
+    for prefix in ["libnvrtc-builtins.so", "libnvrtc.so", "libcublasLt.so"] {
+        for folder in &folders {
+            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+            for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)) {
+                // SAFETY: the user names these folders to have their libraries opened.
+                match unsafe { Handle::open(Some(entry.path()), RTLD_NOW | RTLD_GLOBAL) } {
+                    Ok(handle) => handles.push(handle),
+                    Err(error) => tracing::warn!(path = %entry.path().display(), %error, "cannot open a library"),
+                }
+            }
+        }
+    }
+    *opened = Some(handles);
+}

@@ -1,0 +1,177 @@
+//! Memory: who may have how much, and buffers on the device and on the host.
+
+use crate::context::Context;
+use cudarc::driver::sys;
+use dsrun_core::{
+    Code, Error, Result,
+    device::{Buffer, BufferSlice, MemoryKind},
+};
+use std::{
+    any::Any,
+    ptr::{self, NonNull},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Operands are bound at multiples of this: a line of the cache, and what every vector load and copy engine wants.
+pub(crate) const ALIGNMENT: usize = 128;
+
+/// Counts the memory a device handle holds.
+#[derive(Debug)]
+pub(crate) struct Account {
+    limit: u64,
+    used: AtomicU64,
+}
+
+impl Account {
+    /// An account that may hold `limit` bytes.
+    pub(crate) fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicU64::new(0) })
+    }
+
+    /// Bytes held.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Bytes left below the limit.
+    pub(crate) fn free(&self) -> u64 {
+        self.limit.saturating_sub(self.used())
+    }
+
+    /// What to say when `bytes` cannot be had.
+    pub(crate) fn exhausted_message(&self, bytes: usize) -> String {
+        format!(
+            "{bytes} bytes of device memory wanted, {} in use by this handle, {} left below its limit; use a smaller \
+             model, batch or KV cache, or raise the memory limit",
+            self.used(),
+            self.free()
+        )
+    }
+
+    fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reservation> {
+        let amount = bytes as u64;
+        let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= self.limit);
+        match self.used.try_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(_) => Ok(Reservation { account: self.clone(), bytes: amount }),
+            Err(_) => Err(Error::new(Code::OutOfMemory, self.exhausted_message(bytes))),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Reservation {
+    account: Arc<Account>,
+    bytes: u64,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.account.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A zeroed piece of memory, freed when all work that was enqueued before the drop is done.
+#[derive(Debug)]
+pub(crate) struct CudaBuffer {
+    pub(crate) context: Arc<Context>,
+    /// Where the device sees it; 0 if it is empty.
+    pub(crate) pointer: u64,
+    host: Option<HostPointer>,
+    bytes: usize,
+    kind: MemoryKind,
+    _reservation: Option<Reservation>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct HostPointer(NonNull<u8>);
+
+// SAFETY: the memory belongs to its buffer, which never touches it; whoever does keeps to `Buffer::host_pointer`.
+unsafe impl Send for HostPointer {}
+// SAFETY: as above.
+unsafe impl Sync for HostPointer {}
+
+impl CudaBuffer {
+    /// Allocates.
+    pub(crate) fn new(context: Arc<Context>, bytes: usize, kind: MemoryKind) -> Result<Self> {
+        match kind {
+            MemoryKind::Device => {
+                let reservation = context.account.reserve(bytes)?;
+                let pointer = if bytes == 0 { 0 } else { context.allocate(bytes)? };
+                Ok(Self { context, pointer, host: None, bytes, kind, _reservation: Some(reservation) })
+            }
+            MemoryKind::Pinned => {
+                let (host, pointer) = pin(&context, bytes.max(1))?;
+                Ok(Self { context, pointer, host: Some(host), bytes, kind, _reservation: None })
+            }
+        }
+    }
+
+    /// The buffer of a slice, if it belongs to this handle and the slice lies in it, and where the device sees the slice.
+    pub(crate) fn locate(slice: &BufferSlice, context: &Arc<Context>) -> Result<(Arc<Self>, u64)> {
+        let any: Arc<dyn Any + Send + Sync> = slice.buffer.clone();
+        let buffer =
+            any.downcast::<Self>().map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
+        if !Arc::ptr_eq(&buffer.context, context) {
+            return Err(Error::invalid("belongs to another handle of the device").field("buffer"));
+        }
+        // The fields of a slice are public, so that it lies in its buffer is not a matter of course.
+        BufferSlice::new(slice.buffer.clone(), slice.offset, slice.bytes)?;
+        let pointer = buffer.pointer + slice.offset as u64;
+        Ok((buffer, pointer))
+    }
+
+    /// Host memory of a pinned buffer.
+    pub(crate) fn host(&self) -> Option<*mut u8> {
+        self.host.map(|host| host.0.as_ptr())
+    }
+}
+
+fn pin(context: &Context, bytes: usize) -> Result<(HostPointer, u64)> {
+    context.enter()?;
+    let (mut host, mut pointer) = (ptr::null_mut(), 0);
+    let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+    // SAFETY: the pointers are to places of the right type.
+    context.check(unsafe { sys::cuMemHostAlloc(&raw mut host, bytes, flags) }, "pinning host memory")?;
+    let address = NonNull::new(host.cast::<u8>()).ok_or_else(|| Error::internal("pinned memory is at null"))?;
+    // SAFETY: the memory was just allocated and is `bytes` long.
+    unsafe { ptr::write_bytes(address.as_ptr(), 0, bytes) };
+    // SAFETY: as above.
+    let status = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, host, 0) };
+    if let Err(error) = context.check(status, "mapping pinned memory") {
+        // SAFETY: allocated above, and given to no one.
+        unsafe { sys::cuMemFreeHost(host) };
+        return Err(error);
+    }
+    Ok((HostPointer(address), pointer))
+}
+
+impl Drop for CudaBuffer {
+    fn drop(&mut self) {
+        match self.host {
+            Some(host) => {
+                self.context.settle();
+                // SAFETY: allocated by `pin`, freed once, and all work that uses it is done.
+                unsafe { sys::cuMemFreeHost(host.0.as_ptr().cast()) };
+            }
+            None if self.pointer != 0 => self.context.release(self.pointer),
+            None => {}
+        }
+    }
+}
+
+impl Buffer for CudaBuffer {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    fn host_pointer(&self) -> Option<NonNull<u8>> {
+        self.host.map(|host| host.0)
+    }
+}

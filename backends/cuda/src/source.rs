@@ -1,0 +1,55 @@
+//! The kernel sources, embedded as text. A unit is the prelude, the headers it names and one `.cu` file, put together here:
+//! the compiler is given one text and no folder to look in.
+
+/// What every kernel may use.
+const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
+
+/// A source file: its name below `kernels/`, its text, and the headers it needs behind the prelude.
+struct Unit {
+    name: &'static str,
+    text: &'static str,
+    headers: &'static [&'static str],
+}
+
+macro_rules! unit {
+    ($name:literal $(, $header:literal)*) => {
+        Unit {
+            name: $name,
+            text: include_str!(concat!("../kernels/", $name)),
+            headers: &[$(include_str!(concat!("../kernels/", $header))),*],
+        }
+    };
+}
+
+const UNITS: &[Unit] = &[
+    unit!("elementwise/elementwise.cu"),
+    unit!("elementwise/activation.cu"),
+    unit!("elementwise/embed.cu", "linear/weight.cuh"),
+    unit!("elementwise/rope.cu"),
+    unit!("norm/norm.cu"),
+    unit!("cache/cache.cu"),
+    unit!("step/step.cu"),
+    unit!("sampling/logits.cu"),
+    unit!("sampling/argmax.cu"),
+    unit!("sampling/sample.cu"),
+    unit!("attention/attention.cu"),
+    unit!("linear/skinny.cu", "linear/weight.cuh"),
+    unit!("linear/skinny_mma.cu"),
+    unit!("linear/tiled.cu", "linear/weight.cuh"),
+    unit!("linear/matmul.cu"),
+    unit!("linear/unpack.cu", "linear/weight.cuh"),
+    unit!("linear/finish.cu"),
+];
+
+/// The whole text of a unit.
+pub(crate) fn text(name: &str) -> Option<String> {
+    let unit = UNITS.iter().find(|unit| unit.name == name)?;
+    let parts = [PRELUDE].into_iter().chain(unit.headers.iter().copied()).chain([unit.text]);
+    Some(parts.collect::<Vec<_>>().join("\n"))
+}
+
+/// The names of all units.
+#[cfg(test)]
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    UNITS.iter().map(|unit| unit.name)
+}

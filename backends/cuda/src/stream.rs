@@ -1,0 +1,284 @@
+//! Streams and events. The host never blocks inside the driver: every wait polls, and has a limit.
+
+use crate::{
+    context::{Context, OWN_TIMEOUT, Raw, RawEvent, RawStream},
+    memory::CudaBuffer,
+};
+use cudarc::driver::sys::{self, CUevent};
+use dsrun_core::{
+    Code, Error, Result,
+    device::{BufferSlice, Event, MemoryKind, Stream},
+};
+use std::{
+    any::Any,
+    collections::VecDeque,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+/// Bytes of a piece of staging memory.
+const PIECE: usize = 1 << 20;
+/// Pieces in the ring: so many copies are under way while the host fills the next.
+const PIECES: usize = 4;
+/// Names of calls remembered for messages.
+const REMEMBERED: usize = 6;
+
+/// A queue of work.
+#[derive(Debug)]
+pub(crate) struct CudaStream {
+    pub(crate) context: Arc<Context>,
+    pub(crate) raw: RawStream,
+    /// Pinned memory that uploads and downloads go through, and for each piece the event behind its last copy.
+    staging: Option<(CudaBuffer, Vec<CudaEvent>)>,
+    /// The piece in use, and how much of it is full.
+    position: (usize, usize),
+    recent: VecDeque<&'static str>,
+}
+
+impl CudaStream {
+    pub(crate) fn new(context: Arc<Context>) -> Result<Self> {
+        let raw = context.add_stream()?;
+        Ok(Self { context, raw, staging: None, position: (0, 0), recent: VecDeque::new() })
+    }
+
+    /// The stream behind the trait, if it belongs to this handle.
+    pub(crate) fn own<'a>(stream: &'a mut dyn Stream, context: &Arc<Context>) -> Result<&'a mut Self> {
+        match (stream as &mut dyn Any).downcast_mut::<Self>() {
+            Some(own) if Arc::ptr_eq(&own.context, context) => Ok(own),
+            Some(_) => Err(Error::invalid("belongs to another handle of the device").at("stream")),
+            None => Err(Error::invalid("belongs to another backend").at("stream")),
+        }
+    }
+
+    /// Remembers that a kernel was enqueued: an error shows only when the stream is waited for.
+    pub(crate) fn remember(&mut self, name: &'static str) {
+        if self.recent.len() == REMEMBERED {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(name);
+    }
+
+    fn recently(&self) -> String {
+        if self.recent.is_empty() {
+            return String::new();
+        }
+        let names: Vec<&str> = self.recent.iter().rev().copied().collect();
+        format!(" (enqueued last, newest first: {})", names.join(", "))
+    }
+
+    pub(crate) fn wait_idle(&self, what: &str, timeout: Duration) -> Result<()> {
+        self.context.poll(self.raw, what, timeout, &|| self.recently())
+    }
+
+    /// Takes up to `wanted` bytes of staging memory: host address and length. Waits for the copy that used them before.
+    fn stage(&mut self, wanted: usize) -> Result<(*mut u8, usize)> {
+        if self.staging.is_none() {
+            let buffer = CudaBuffer::new(self.context.clone(), PIECE * PIECES, MemoryKind::Pinned)?;
+            let events = (0..PIECES).map(|_| CudaEvent::new(self.context.clone())).collect::<Result<_>>()?;
+            self.staging = Some((buffer, events));
+        }
+        let (buffer, events) = self.staging.as_ref().ok_or_else(|| Error::internal("no staging memory"))?;
+        let (mut piece, mut start) = self.position;
+        if start == PIECE {
+            events[piece].record_on(self.raw)?;
+            (piece, start) = ((piece + 1) % PIECES, 0);
+            events[piece].wait_for("staging memory", OWN_TIMEOUT)?;
+        }
+        let bytes = wanted.min(PIECE - start);
+        // Copies start at multiples of 16, so that each is fast.
+        self.position = (piece, (start + bytes).next_multiple_of(16).min(PIECE));
+        let host = buffer.host().ok_or_else(|| Error::internal("staging memory is not on the host"))?;
+        // SAFETY: `piece < PIECES` and `start <= PIECE`, so this is inside the buffer.
+        Ok((unsafe { host.add(piece * PIECE + start) }, bytes))
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        self.context.remove_stream(self.raw);
+    }
+}
+
+fn equal_lengths(source: usize, destination: usize) -> Result<()> {
+    if source == destination {
+        return Ok(());
+    }
+    let message = format!("is {destination} bytes, but the source is {source}");
+    Err(Error::invalid(message).at("destination").field("bytes"))
+}
+
+impl Stream for CudaStream {
+    fn upload(&mut self, source: &[u8], destination: &BufferSlice) -> Result<()> {
+        equal_lengths(source.len(), destination.bytes)?;
+        let (_buffer, mut to) = CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
+        self.context.enter()?;
+        let mut rest = source;
+        while !rest.is_empty() {
+            let (staged, bytes) = self.stage(rest.len())?;
+            let (now, later) = rest.split_at(bytes);
+            // SAFETY: `staged` is `bytes` of pinned memory that no copy under way uses; the destination was checked. Both
+            // live until the copy is done: the buffer's free is ordered behind it.
+            let status = unsafe {
+                ptr::copy_nonoverlapping(now.as_ptr(), staged, bytes);
+                sys::cuMemcpyHtoDAsync_v2(to, staged.cast(), bytes, self.raw.0)
+            };
+            self.context.check(status, "uploading")?;
+            (rest, to) = (later, to + bytes as u64);
+        }
+        Ok(())
+    }
+
+    fn download(
+        &mut self,
+        source: &BufferSlice,
+        destination: &mut [u8],
+        what: &str,
+        timeout: Duration,
+    ) -> Result<()> {
+        equal_lengths(source.bytes, destination.len())?;
+        let (_buffer, mut from) = CudaBuffer::locate(source, &self.context).map_err(|e| e.at("source"))?;
+        self.context.enter()?;
+        self.wait_idle(what, timeout)?;
+        let mut rest = destination;
+        while !rest.is_empty() {
+            let (staged, bytes) = self.stage(rest.len())?;
+            // SAFETY: as in `upload`.
+            let status = unsafe { sys::cuMemcpyDtoHAsync_v2(staged.cast(), from, bytes, self.raw.0) };
+            self.context.check(status, "downloading")?;
+            self.wait_idle(what, timeout)?;
+            let (now, later) = rest.split_at_mut(bytes);
+            // SAFETY: the copy is done, so the staging memory is ours to read.
+            unsafe { ptr::copy_nonoverlapping(staged, now.as_mut_ptr(), bytes) };
+            (rest, from) = (later, from + bytes as u64);
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, source: &BufferSlice, destination: &BufferSlice) -> Result<()> {
+        equal_lengths(source.bytes, destination.bytes)?;
+        let (_from, from) = CudaBuffer::locate(source, &self.context).map_err(|e| e.at("source"))?;
+        let (_to, to) = CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
+        if source.overlaps(destination) {
+            return Err(Error::invalid("overlaps the source").at("destination"));
+        }
+        self.context.enter()?;
+        if source.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both ranges were checked, and stay as long as the copy runs.
+        let status = unsafe { sys::cuMemcpyAsync(to, from, source.bytes, self.raw.0) };
+        self.context.check(status, "copying on the device")
+    }
+
+    fn fill(&mut self, destination: &BufferSlice, byte: u8) -> Result<()> {
+        let (_buffer, to) = CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
+        self.context.enter()?;
+        if destination.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range was checked, and stays as long as the fill runs.
+        let status = unsafe { sys::cuMemsetD8Async(to, byte, destination.bytes, self.raw.0) };
+        self.context.check(status, "filling memory")
+    }
+
+    fn record(&mut self, event: &dyn Event) -> Result<()> {
+        let event = CudaEvent::own(event)?;
+        self.context.enter()?;
+        event.record_on(self.raw)
+    }
+
+    fn wait(&mut self, event: &dyn Event) -> Result<()> {
+        let event = CudaEvent::own(event)?;
+        self.context.enter()?;
+        // SAFETY: event and stream are live. An event that was never recorded is not waited for.
+        let status = unsafe { sys::cuStreamWaitEvent(self.raw.0, event.raw.0, 0) };
+        self.context.check(status, "ordering streams")
+    }
+
+    fn synchronize(&mut self, what: &str, timeout: Duration) -> Result<()> {
+        self.context.enter()?;
+        self.wait_idle(what, timeout)
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub(crate) struct CudaEvent {
+    context: Arc<Context>,
+    raw: RawEvent,
+    recorded: AtomicBool,
+}
+
+impl CudaEvent {
+    pub(crate) fn new(context: Arc<Context>) -> Result<Self> {
+        context.enter()?;
+        let mut raw: CUevent = ptr::null_mut();
+        // SAFETY: the pointer is to a place of the right type.
+        context.check(unsafe { sys::cuEventCreate(&raw mut raw, 0) }, "making an event")?;
+        Ok(Self { context, raw: Raw(raw), recorded: AtomicBool::new(false) })
+    }
+
+    fn own(event: &dyn Event) -> Result<&Self> {
+        let own = (event as &dyn Any).downcast_ref::<Self>();
+        own.ok_or_else(|| Error::invalid("belongs to another backend").at("event"))
+    }
+
+    fn record_on(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: event and stream are live.
+        self.context.check(unsafe { sys::cuEventRecord(self.raw.0, stream.0) }, "recording an event")?;
+        self.recorded.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn wait_for(&self, what: &str, timeout: Duration) -> Result<()> {
+        // SAFETY: the event is live.
+        self.context.wait_until(what, timeout, &String::new, || unsafe { sys::cuEventQuery(self.raw.0) })
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if self.context.enter_anyway().is_ok() {
+            // SAFETY: the event is live and used no more; the driver keeps it until it is reached.
+            unsafe { sys::cuEventDestroy_v2(self.raw.0) };
+        }
+    }
+}
+
+impl Event for CudaEvent {
+    fn reached(&self) -> Result<bool> {
+        self.context.enter()?;
+        // SAFETY: the event is live.
+        match unsafe { sys::cuEventQuery(self.raw.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => self.context.check(status, "asking for an event").map(|()| true),
+        }
+    }
+
+    fn synchronize(&self, what: &str, timeout: Duration) -> Result<()> {
+        self.context.enter()?;
+        self.wait_for(what, timeout)
+    }
+
+    fn elapsed_since(&self, earlier: &dyn Event) -> Result<Option<Duration>> {
+        let earlier = Self::own(earlier)?;
+        self.context.enter()?;
+        for (event, name) in [(earlier, "earlier"), (self, "event")] {
+            if !event.recorded.load(Ordering::Acquire) {
+                return Err(Error::invalid("was never recorded").at(name));
+            }
+            if !event.reached()? {
+                return Err(Error::new(Code::FailedPrecondition, "is not reached yet").at(name));
+            }
+        }
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are live and were recorded.
+        let status = unsafe { sys::cuEventElapsedTime(&raw mut milliseconds, earlier.raw.0, self.raw.0) };
+        self.context.check(status, "reading the time between events")?;
+        Ok(Some(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3)))
+    }
+}

@@ -1,0 +1,453 @@
+//! `attention_prepare`, `paged_attention` and `attention`.
+
+use crate::{
+    case::{CallCase, Case, Element, Expected, Layout, Operand},
+    gate::Gate,
+    oracle::{
+        Real, cache,
+        attention::{Scoring, Seen, Visibility, attend},
+    },
+    random::{Random, Values},
+    tensor::Tensor,
+};
+use dsrun_core::{
+    DType,
+    op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
+};
+
+/// A step's sequences and what attention does with them.
+#[derive(Clone, Debug)]
+struct Setup {
+    label: &'static str,
+    /// New tokens and tokens in all, of each sequence.
+    sequences: Vec<(usize, usize)>,
+    query_heads: usize,
+    kv_heads: usize,
+    key_size: usize,
+    value_size: usize,
+    block: usize,
+    window: usize,
+    softcap: f32,
+    mask: AttentionMask,
+    alibi: bool,
+    sinks: bool,
+    /// Rows between sequences and behind the last that belong to none.
+    spare: usize,
+    layout: Layout,
+    /// How many of the sequences are real.
+    real_sequences: Option<usize>,
+    /// Whether the query, and with it the result, is f32, whatever the cache is.
+    wide_query: bool,
+}
+
+impl Setup {
+    fn new(label: &'static str, sequences: &[(usize, usize)], [query_heads, kv_heads, size]: [usize; 3]) -> Self {
+        Self {
+            label,
+            sequences: sequences.to_vec(),
+            query_heads,
+            kv_heads,
+            key_size: size,
+            value_size: size,
+            block: 16,
+            window: 0,
+            softcap: 0.0,
+            mask: AttentionMask::Causal,
+            alibi: false,
+            sinks: false,
+            spare: 0,
+            layout: Layout::default(),
+            real_sequences: None,
+            wide_query: false,
+        }
+    }
+}
+
+fn setups() -> Vec<Setup> {
+    use AttentionMask::{Bidirectional, Explicit};
+    let mixed: &[(usize, usize)] = &[(1, 33), (5, 5), (3, 19), (1, 1), (7, 40)];
+    let new = Setup::new;
+    vec![
+        new("no_sequences", &[], [2, 1, 16]),
+        new("one_token", &[(1, 1)], [1, 1, 64]),
+        new("decode_at_page_bounds", &[(1, 15), (1, 16), (1, 17), (1, 32)], [3, 3, 64]),
+        new("prompts_at_page_bounds", &[(15, 15), (16, 16), (17, 17)], [2, 2, 64]),
+        new("group_of_three", mixed, [9, 3, 64]),
+        new("group_of_four_head_80", mixed, [8, 2, 80]),
+        new("group_of_eight_head_96", mixed, [8, 1, 96]),
+        new("head_128", &[(1, 70), (2, 2)], [4, 4, 128]),
+        new("head_256", &[(2, 9)], [2, 1, 256]),
+        new("odd_head", mixed, [3, 1, 5]),
+        new("long", &[(1, 2100), (2, 1025)], [2, 1, 32]),
+        Setup { value_size: 24, ..new("unlike_sizes", mixed, [4, 2, 16]) },
+        Setup { block: 1, ..new("pages_of_one", &[(1, 7), (4, 4)], [2, 1, 16]) },
+        Setup { block: 7, ..new("odd_pages", mixed, [2, 1, 16]) },
+        Setup { window: 8, ..new("window", mixed, [4, 2, 32]) },
+        Setup { window: 1, ..new("window_of_one", mixed, [4, 2, 32]) },
+        Setup { window: 1000, ..new("window_of_all", mixed, [4, 2, 32]) },
+        Setup { softcap: 5.0, ..new("softcap", mixed, [4, 2, 32]) },
+        Setup { alibi: true, ..new("alibi", mixed, [4, 2, 32]) },
+        Setup { sinks: true, ..new("sinks", mixed, [4, 2, 32]) },
+        Setup { alibi: true, sinks: true, window: 8, softcap: 3.0, ..new("everything", mixed, [6, 2, 32]) },
+        Setup { mask: Bidirectional, ..new("bidirectional", mixed, [4, 2, 32]) },
+        Setup { mask: Explicit, ..new("explicit", &[(40, 57), (1, 9), (7, 7)], [4, 2, 32]) },
+        Setup { mask: Explicit, window: 4, ..new("explicit_window", &[(33, 50), (5, 5)], [2, 1, 32]) },
+        Setup { mask: Explicit, sinks: true, ..new("explicit_sinks", &[(5, 5), (3, 20)], [2, 1, 32]) },
+        Setup { spare: 2, ..new("rows_of_no_sequence", &[(1, 33), (0, 0), (3, 19), (0, 0)], [4, 2, 32]) },
+        Setup { layout: Layout::strided(16, 1), ..new("strided", mixed, [4, 2, 32]) },
+        Setup { layout: Layout::strided(3, 0), ..new("strided_oddly", mixed, [4, 2, 32]) },
+        Setup { wide_query: true, ..new("f32_query", mixed, [4, 2, 32]) },
+        Setup {
+            spare: 3,
+            layout: Layout { gap: 0, offset: 0, bounded: true, extent: Some(17) },
+            ..new("extent", mixed, [4, 2, 32])
+        },
+        Setup {
+            real_sequences: Some(3),
+            layout: Layout { gap: 0, offset: 0, bounded: true, extent: Some(9) },
+            ..new("sequence_extent", mixed, [4, 2, 32])
+        },
+        Setup {
+            real_sequences: Some(0),
+            layout: Layout { gap: 0, offset: 0, bounded: true, extent: Some(0) },
+            ..new("extent_of_nothing", mixed, [4, 2, 32])
+        },
+    ]
+}
+
+/// Random steps.
+fn random_setups(random: &mut Random) -> Vec<Setup> {
+    const LABELS: [&str; 6] = ["random_0", "random_1", "random_2", "random_3", "random_4", "random_5"];
+    let mut one = |label| {
+        let sequences: Vec<(usize, usize)> = (0..1 + random.below(6))
+            .map(|_| {
+                let new = random.below(9);
+                if new == 0 { (0, 0) } else { (new, new + random.below(50)) }
+            })
+            .collect();
+        let (kv_heads, group) = (1 + random.below(3), random.pick(&[1, 2, 3, 4, 8]));
+        let sizes = [kv_heads * group, kv_heads, random.pick(&[8, 16, 24, 64, 80])];
+        Setup {
+            block: random.pick(&[4, 8, 16]),
+            window: random.pick(&[0, 0, 5, 17]),
+            softcap: random.pick(&[0.0, 0.0, 8.0]),
+            alibi: random.chance(0.3),
+            sinks: random.chance(0.3),
+            spare: random.below(3),
+            layout: Layout::strided(random.pick(&[0, 8]), random.below(2)),
+            ..Setup::new(label, &sequences, sizes)
+        }
+    };
+    LABELS.into_iter().map(&mut one).collect()
+}
+
+/// The tensors of a step.
+struct Batch {
+    tokens: usize,
+    start: Vec<usize>,
+    pages: usize,
+    /// Columns of the block table.
+    columns: usize,
+    table: Vec<i32>,
+    scale: f32,
+    alibi: Option<Tensor>,
+    sinks: Option<Tensor>,
+    bits: Option<Tensor>,
+}
+
+impl Batch {
+    fn new(setup: &Setup, random: &mut Random) -> Self {
+        let mut tokens = 0;
+        let mut start = Vec::new();
+        for (new, _) in &setup.sequences {
+            start.push(tokens);
+            tokens += new + setup.spare;
+        }
+        let needs = |all: usize| all.div_ceil(setup.block);
+        let used: usize = setup.sequences.iter().map(|(_, all)| needs(*all)).sum();
+        // Two pages more than are used, and one column more than is needed.
+        let pages = used + 2;
+        let columns = setup.sequences.iter().map(|(_, all)| needs(*all)).max().unwrap_or(0) + 1;
+        let mut free = random.shuffled(pages).into_iter();
+        let mut table = Vec::new();
+        for (new, all) in &setup.sequences {
+            for column in 0..columns {
+                // Pages that lie wholly outside every query's window have been given back.
+                let first_seen = if setup.window == 0 { 0 } else { (all - new + 1).saturating_sub(setup.window) };
+                let is_free = column >= needs(*all) || (column + 1) * setup.block <= first_seen;
+                table.push(if is_free { -1 } else { free.next().map_or(-1, |page| page as i32) });
+            }
+        }
+        let heads = setup.query_heads;
+        let alibi = setup.alibi.then(|| {
+            let slopes: Vec<f64> = (0..heads).map(|head| 2f64.powf(-8.0 * (head + 1) as f64 / heads as f64)).collect();
+            Tensor::floats(DType::F32, &[heads], &slopes)
+        });
+        let sinks = setup.sinks.then(|| random.tensor(DType::F32, &[heads], Values::HeavyTailed));
+        let longest = setup.sequences.iter().map(|(new, _)| *new).max().unwrap_or(0);
+        let bits = (setup.mask == AttentionMask::Explicit).then(|| {
+            let words = longest.div_ceil(32);
+            // A row of zeros now and then: in a sequence without earlier tokens such a query sees nothing.
+            let word = |random: &mut Random, row: usize| if row % 4 == 1 { 0 } else { random.bits() as u32 };
+            let all: Vec<u32> = (0..tokens * words).map(|index| word(random, index / words)).collect();
+            Tensor::words(&[tokens, words], &all)
+        });
+        let scale = (setup.key_size as f32).sqrt().recip();
+        Self { tokens, start, pages, columns, table, scale, alibi, sinks, bits }
+    }
+
+    fn scoring(&self, setup: &Setup, head: usize) -> Scoring {
+        let of = |vector: &Option<Tensor>| vector.as_ref().map(|vector| vector.values()[head]);
+        Scoring {
+            scale: f64::from(self.scale),
+            softcap: f64::from(setup.softcap),
+            slope: of(&self.alibi).unwrap_or(0.0),
+            sink: of(&self.sinks),
+        }
+    }
+
+    /// Whether the bit that lets row `row` see new token `token` is set.
+    fn bit(&self, row: usize, token: usize) -> bool {
+        self.bits.as_ref().is_some_and(|bits| {
+            let words = bits.shape[1];
+            token / 32 < words && bits.bits[row * words + token / 32] >> (token % 32) & 1 == 1
+        })
+    }
+}
+
+/// A cache whose slots hold NaN, except those of tokens that are there.
+fn cache_of(setup: &Setup, batch: &Batch, random: &mut Random, dtype: DType, size: usize, values: Values) -> Tensor {
+    let shape = [batch.pages, setup.kv_heads, setup.block, size];
+    let mut all = vec![f64::NAN; shape.iter().product()];
+    for (sequence, (_, length)) in setup.sequences.iter().enumerate() {
+        for key in 0..*length {
+            let page = batch.table[sequence * batch.columns + key / setup.block];
+            let Ok(page) = usize::try_from(page) else { continue };
+            for head in 0..setup.kv_heads {
+                for index in 0..size {
+                    let at = cache::element(shape, page, head, key % setup.block, index);
+                    all[at] = random.value(dtype, values);
+                }
+            }
+        }
+    }
+    Tensor::floats(dtype, &shape, &all)
+}
+
+pub(super) fn paged(dtype: DType) -> Vec<Case> {
+    let mut all = setups();
+    all.extend(random_setups(&mut Random::named(&format!("paged_attention/{dtype}"))));
+    let all = all.into_iter().enumerate();
+    all.map(|(number, setup)| paged_case(dtype, &setup, Values::USUAL[number % 3])).collect()
+}
+
+fn paged_case(dtype: DType, setup: &Setup, values: Values) -> Case {
+    let id = format!("paged_attention/{dtype}/{}", setup.label);
+    let mut random = Random::named(&id);
+    let batch = Batch::new(setup, &mut random);
+    let (heads, group) = (setup.query_heads, setup.query_heads / setup.kv_heads);
+    let query_type = if setup.wide_query { DType::F32 } else { dtype };
+    // Queries are never far from 0: with keys of a large mean, scores would all be of one size and very large.
+    let query = random.tensor(query_type, &[batch.tokens, heads * setup.key_size], Values::Uniform);
+    let keys = cache_of(setup, &batch, &mut random, dtype, setup.key_size, Values::HeavyTailed);
+    let cached = cache_of(setup, &batch, &mut random, dtype, setup.value_size, values);
+    let (query_values, key_values, value_values) = (query.values(), keys.values(), cached.values());
+    let mut y = vec![Element::Untouched; batch.tokens * heads * setup.value_size];
+    let mut log_sum_exp = vec![Element::Untouched; batch.tokens * heads];
+    let real = setup.real_sequences.unwrap_or(setup.sequences.len());
+    for (sequence, (new, length)) in setup.sequences.iter().enumerate().take(real) {
+        let visibility = Visibility {
+            mask: setup.mask,
+            window: setup.window,
+            kv_length: *length,
+            query_length: *new,
+            two_sided: false,
+        };
+        for (token, head) in (0..*new).flat_map(|token| (0..heads).map(move |head| (token, head))) {
+            let row = batch.start[sequence] + token;
+            let position = length - new + token;
+            let seen_key = |key: usize| {
+                let page = batch.table[sequence * batch.columns + key / setup.block] as usize;
+                let at = |size: usize| {
+                    let shape = [batch.pages, setup.kv_heads, setup.block, size];
+                    cache::element(shape, page, head / group, key % setup.block, 0)
+                };
+                Seen {
+                    distance: position as f64 - key as f64,
+                    key: &key_values[at(setup.key_size)..][..setup.key_size],
+                    value: &value_values[at(setup.value_size)..][..setup.value_size],
+                }
+            };
+            let keys = (0..*length).filter(|key| visibility.sees(token, *key, |other| batch.bit(row, other)));
+            let seen: Vec<Seen<'_>> = keys.map(seen_key).collect();
+            let query = &query_values[(row * heads + head) * setup.key_size..][..setup.key_size];
+            let (reals, log) = attend(batch.scoring(setup, head), query, &seen, setup.value_size);
+            // With sinks the document can be read both ways for a query that sees no key.
+            let unclear = seen.is_empty() && setup.sinks;
+            log_sum_exp[row * heads + head] = if unclear { Element::Anything } else { Element::Real(log) };
+            for (index, real) in reals.into_iter().enumerate() {
+                y[(row * heads + head) * setup.value_size + index] = Element::Real(real);
+            }
+        }
+    }
+    let rows = setup.layout;
+    let gate = Gate { inner: Some(dtype), exponential: true };
+    let results = vec![
+        Expected::new(y).gated(gate).laid(Layout { offset: 1, ..rows }, heads * setup.value_size),
+        Expected::new(log_sum_exp).gated(Gate { inner: None, ..gate }).laid(rows, heads),
+    ];
+    let per_sequence = Layout::default().with_extent(setup.real_sequences);
+    let vector = |all: Vec<usize>| {
+        let all: Vec<i32> = all.into_iter().map(|value| value as i32).collect();
+        Operand::laid(Tensor::vector(&all), per_sequence)
+    };
+    let table = Tensor::integers(&[setup.sequences.len(), batch.columns], &batch.table);
+    let gaps = Layout::strided(rows.gap, 0);
+    let operands = vec![
+        Operand::laid(query, rows),
+        Operand::laid(keys, gaps),
+        Operand::laid(cached, gaps),
+        vector(batch.start.clone()),
+        vector(setup.sequences.iter().map(|(new, _)| *new).collect()),
+        vector(setup.sequences.iter().map(|(_, length)| *length).collect()),
+        Operand::laid(table, Layout { gap: rows.gap, ..per_sequence }),
+        Some(Operand::WorkList),
+        batch.alibi.clone().and_then(Operand::tensor),
+        batch.sinks.clone().and_then(Operand::tensor),
+        batch.bits.clone().and_then(|bits| Operand::laid(bits, rows)),
+    ];
+    let op = PagedAttention {
+        query_heads: heads as u32,
+        kv_heads: setup.kv_heads as u32,
+        scale: batch.scale,
+        softcap: setup.softcap,
+        window: setup.window as u32,
+        mask: setup.mask,
+    };
+    Case::new(id, CallCase::new(op, operands, results))
+}
+
+pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
+    let lengths = |setup: &mut Setup| setup.sequences.iter_mut().for_each(|(new, all)| *all = *new);
+    let mut all = setups();
+    all.extend(random_setups(&mut Random::named(&format!("attention/{dtype}"))));
+    let mut cases = Vec::new();
+    for (number, mut setup) in all.into_iter().enumerate() {
+        if setup.mask == AttentionMask::Explicit || setup.wide_query {
+            continue;
+        }
+        setup.sinks = false;
+        if setup.label == "long" {
+            setup.sequences = vec![(150, 150), (1, 1)];
+        }
+        lengths(&mut setup);
+        cases.push(unpaged_case(dtype, &setup, Values::USUAL[number % 3]));
+        // Encoders look both ways, and their windows and distances do too.
+        if matches!(setup.label, "window" | "alibi" | "everything" | "odd_head" | "window_of_one") {
+            let label = format!("{}_bidirectional", setup.label);
+            let mut case = unpaged_case(dtype, &Setup { mask: AttentionMask::Bidirectional, ..setup }, Values::Uniform);
+            case.id = format!("attention/{dtype}/{label}");
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+fn unpaged_case(dtype: DType, setup: &Setup, values: Values) -> Case {
+    let id = format!("attention/{dtype}/{}", setup.label);
+    let mut random = Random::named(&id);
+    let batch = Batch::new(setup, &mut random);
+    let (heads, group) = (setup.query_heads, setup.query_heads / setup.kv_heads);
+    let query = random.tensor(dtype, &[batch.tokens, heads * setup.key_size], Values::Uniform);
+    let (key_width, value_width) = (setup.kv_heads * setup.key_size, setup.kv_heads * setup.value_size);
+    let mut key = random.tensor(dtype, &[batch.tokens, key_width], Values::HeavyTailed);
+    let mut value = random.tensor(dtype, &[batch.tokens, value_width], values);
+    // Rows of no sequence must not show.
+    for row in 0..batch.tokens {
+        let of = |(start, (new, _)): (&usize, &(usize, usize))| (*start..start + new).contains(&row);
+        if !batch.start.iter().zip(&setup.sequences).any(of) {
+            key.bits[row * key_width..][..key_width].fill(crate::oracle::float::bits(dtype, f64::NAN));
+            value.bits[row * value_width..][..value_width].fill(crate::oracle::float::bits(dtype, f64::NAN));
+        }
+    }
+    let (query_values, key_values, value_values) = (query.values(), key.values(), value.values());
+    let mut y = vec![Element::Untouched; batch.tokens * heads * setup.value_size];
+    let two_sided = setup.mask == AttentionMask::Bidirectional;
+    let real = setup.real_sequences.unwrap_or(setup.sequences.len());
+    for (sequence, (length, _)) in setup.sequences.iter().enumerate().take(real) {
+        let visibility = Visibility {
+            mask: setup.mask,
+            window: setup.window,
+            kv_length: *length,
+            query_length: *length,
+            two_sided,
+        };
+        for (token, head) in (0..*length).flat_map(|token| (0..heads).map(move |head| (token, head))) {
+            let row = batch.start[sequence] + token;
+            let seen_key = |key: usize| {
+                let (row, head) = (batch.start[sequence] + key, head / group);
+                let distance = token as f64 - key as f64;
+                Seen {
+                    distance: if two_sided { distance.abs() } else { distance },
+                    key: &key_values[row * key_width + head * setup.key_size..][..setup.key_size],
+                    value: &value_values[row * value_width + head * setup.value_size..][..setup.value_size],
+                }
+            };
+            let keys = (0..*length).filter(|key| visibility.sees(token, *key, |_| false));
+            let seen: Vec<Seen<'_>> = keys.map(seen_key).collect();
+            let query = &query_values[(row * heads + head) * setup.key_size..][..setup.key_size];
+            let (reals, _): (Vec<Real>, Real) = attend(batch.scoring(setup, head), query, &seen, setup.value_size);
+            for (index, real) in reals.into_iter().enumerate() {
+                y[(row * heads + head) * setup.value_size + index] = Element::Real(real);
+            }
+        }
+    }
+    let rows = setup.layout;
+    let gate = Gate { inner: Some(dtype), exponential: true };
+    let expected = Expected::new(y).gated(gate).laid(Layout { offset: 1, ..rows }, heads * setup.value_size);
+    let per_sequence = Layout::default().with_extent(setup.real_sequences);
+    let vector = |all: Vec<usize>| {
+        let all: Vec<i32> = all.into_iter().map(|value| value as i32).collect();
+        Operand::laid(Tensor::vector(&all), per_sequence)
+    };
+    let operands = vec![
+        Operand::laid(query, rows),
+        Operand::laid(key, rows),
+        Operand::laid(value, rows),
+        vector(batch.start.clone()),
+        vector(setup.sequences.iter().map(|(new, _)| *new).collect()),
+        batch.alibi.clone().and_then(Operand::tensor),
+    ];
+    let op = Attention {
+        query_heads: heads as u32,
+        kv_heads: setup.kv_heads as u32,
+        scale: batch.scale,
+        softcap: setup.softcap,
+        window: setup.window as u32,
+        mask: setup.mask,
+    };
+    Case::new(id, CallCase::new(op, operands, vec![expected]))
+}
+
+/// The list itself is the device's own business; what can be seen from outside is that making it touches nothing else and
+/// gives the same bits every time. That it is right shows in `paged_attention`.
+pub(super) fn prepare(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for setup in setups() {
+        let id = format!("attention_prepare/{dtype}/{}", setup.label);
+        let batch = Batch::new(&setup, &mut Random::named(&id));
+        let layout = Layout::default().with_extent(setup.real_sequences);
+        let vector = |all: Vec<usize>| {
+            let all: Vec<i32> = all.into_iter().map(|value| value as i32).collect();
+            Operand::laid(Tensor::vector(&all), layout)
+        };
+        let operands = vec![
+            vector(batch.start.clone()),
+            vector(setup.sequences.iter().map(|(new, _)| *new).collect()),
+            vector(setup.sequences.iter().map(|(_, length)| *length).collect()),
+        ];
+        let op = AttentionPrepare { words: 0 };
+        cases.push(Case::new(id, CallCase::new(op, operands, vec![Expected::new(Vec::new())])));
+    }
+    cases
+}

@@ -1,0 +1,180 @@
+//! `kv_write` and the ops that move pages.
+
+use crate::{
+    case::{CallCase, Case, Element, Expected, Layout, Operand},
+    oracle::{Real, cache, elementwise},
+    random::{Random, Values},
+    tensor::Tensor,
+};
+use dsrun_core::{
+    DType,
+    op::{KvWrite, PageCopy, PageGather, PageScatter},
+};
+
+/// Label, pages, heads, slots of a page, key size, value size, tokens, extent, gap.
+const WRITES: &[(&str, [usize; 5], usize, Option<usize>, usize)] = &[
+    ("no_tokens", [2, 2, 16, 8, 8], 0, None, 0),
+    ("one_token", [1, 1, 1, 1, 1], 1, None, 0),
+    ("decode", [9, 3, 16, 64, 64], 7, None, 0),
+    ("prompt", [5, 2, 16, 80, 80], 61, None, 0),
+    ("unlike_sizes", [4, 2, 8, 24, 5], 9, None, 0),
+    ("strided", [4, 2, 8, 16, 16], 9, None, 8),
+    ("extent", [4, 2, 8, 16, 16], 9, Some(6), 3),
+    ("extent_of_nothing", [4, 2, 8, 16, 16], 9, Some(0), 0),
+];
+
+pub(super) fn kv_write(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    // Keys and values of another type than the cache's are rounded on the way.
+    let rounded = (dtype != DType::F32).then_some((DType::F32, "kv_write_of_f32"));
+    for (from, name) in [(dtype, "kv_write")].into_iter().chain(rounded) {
+        for (label, [pages, heads, block, key_size, value_size], tokens, extent, gap) in WRITES.iter().copied() {
+            let id = format!("{name}/{dtype}/{label}");
+            let mut random = Random::named(&id);
+            // Every slot at most once, and between them -1 and slots outside.
+            let free = random.shuffled(pages * block);
+            let slot = |token: usize, random: &mut Random| match random.below(6) {
+                0 => random.pick(&[-1, -2, (pages * block) as i32, i32::MAX, i32::MIN]),
+                _ => free.get(token).map_or(-1, |slot| *slot as i32),
+            };
+            let slots: Vec<i32> = (0..tokens).map(|token| slot(token, &mut random)).collect();
+            let (mut operands, mut results) = (Vec::new(), Vec::new());
+            let mut rows = Vec::new();
+            for size in [key_size, value_size] {
+                let shape = [pages, heads, block, size];
+                let before = random.tensor(dtype, &shape, Values::Special);
+                let new = random.tensor(from, &[tokens, heads * size], Values::HeavyTailed);
+                let mut elements = vec![Element::Untouched; before.bits.len()];
+                for (token, slot) in slots.iter().enumerate().take(extent.unwrap_or(tokens)) {
+                    let Some((page, place)) = cache::place(*slot, pages, block) else { continue };
+                    for (column, bits) in new.bits[token * heads * size..][..heads * size].iter().enumerate() {
+                        let at = cache::element(shape, page, column / size, place, column % size);
+                        elements[at] = element(from, *bits, dtype);
+                    }
+                }
+                operands.push(Operand::laid(before, Layout::strided(gap, 1)));
+                results.push(Expected::new(elements));
+                rows.push(Operand::laid(new, Layout::strided(gap, 0).with_extent(extent)));
+            }
+            operands.extend(rows);
+            operands.push(Operand::laid(Tensor::vector(&slots), Layout::default().with_extent(extent)));
+            cases.push(Case::new(id, CallCase::new(KvWrite {}, operands, results)));
+        }
+    }
+    cases
+}
+
+/// A copy into another type.
+fn element(from: DType, bits: u32, to: DType) -> Element {
+    let nan = Element::Real(Real::new(f64::NAN, 0.0));
+    elementwise::cast(from, bits, to).map_or(nan, Element::Bits)
+}
+
+/// Label, shape of the cache, pages moved, extent, gap.
+const MOVES: &[(&str, [usize; 4], usize, Option<usize>, usize)] = &[
+    ("nothing", [3, 2, 4, 8], 0, None, 0),
+    ("one_element", [2, 1, 1, 1], 1, None, 0),
+    ("some", [16, 3, 16, 20], 7, None, 0),
+    ("many", [61, 2, 8, 7], 29, None, 0),
+    ("strided", [12, 2, 4, 8], 5, None, 4),
+    ("extent", [12, 2, 4, 8], 6, Some(4), 0),
+    ("extent_of_nothing", [12, 2, 4, 8], 6, Some(0), 0),
+];
+
+/// Random distinct pages, and between them -1 and pages outside.
+fn pages(random: &mut Random, there: usize, count: usize) -> Vec<i32> {
+    let order = random.shuffled(there);
+    let page = |index: usize, random: &mut Random| match random.below(5) {
+        0 => random.pick(&[-1, -2, there as i32, i32::MAX, i32::MIN]),
+        _ => order.get(index).map_or(-1, |page| *page as i32),
+    };
+    (0..count).map(|index| page(index, random)).collect()
+}
+
+pub(super) fn page_copy(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (label, shape, count, extent, gap) in MOVES.iter().copied() {
+        let id = format!("page_copy/{dtype}/{label}");
+        let mut random = Random::named(&id);
+        let before = random.tensor(dtype, &shape, Values::Special);
+        // The first half of the pages are sources, the second destinations: no page is both.
+        let half = shape[0] / 2;
+        let sources: Vec<i32> = (0..count).map(|_| random.below(half) as i32).collect();
+        let order = random.shuffled(shape[0] - half);
+        let mut pairs = Vec::new();
+        for (index, source) in sources.iter().enumerate() {
+            let destination = order.get(index).map_or(-1, |page| (half + page) as i32);
+            let outside = random.pick(&[-1, -2, shape[0] as i32, i32::MAX]);
+            pairs.extend(match random.below(6) {
+                0 => [outside, destination],
+                1 => [*source, outside],
+                _ => [*source, destination],
+            });
+        }
+        let size: usize = shape[1..].iter().product();
+        let mut elements = vec![Element::Untouched; before.bits.len()];
+        for pair in pairs.chunks(2).take(extent.unwrap_or(count)) {
+            let places = cache::page(pair[0], shape[0]).zip(cache::page(pair[1], shape[0]));
+            let Some((source, destination)) = places else { continue };
+            for index in 0..size {
+                elements[destination * size + index] = Element::Bits(before.bits[source * size + index]);
+            }
+        }
+        let pairs = Tensor::integers(&[count, 2], &pairs);
+        let operands = vec![
+            Operand::laid(before, Layout::strided(gap, 1)),
+            Operand::laid(pairs, Layout::default().with_extent(extent)),
+        ];
+        cases.push(Case::new(id, CallCase::new(PageCopy {}, operands, vec![Expected::new(elements)])));
+    }
+    cases
+}
+
+pub(super) fn page_gather(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (label, shape, count, extent, gap) in MOVES.iter().copied() {
+        let id = format!("page_gather/{dtype}/{label}");
+        let mut random = Random::named(&id);
+        let cache = random.tensor(dtype, &shape, Values::Special);
+        let wanted = pages(&mut random, shape[0], count);
+        let size: usize = shape[1..].iter().product();
+        let row = |index: &i32| match cache::page(*index, shape[0]) {
+            Some(page) => cache.bits[page * size..][..size].iter().copied().map(Element::Bits).collect(),
+            None => vec![Element::Untouched; size],
+        };
+        let elements = wanted.iter().flat_map(row).collect();
+        let layout = Layout::default().with_extent(extent);
+        let expected = Expected::new(elements).laid(Layout { gap, ..layout }, size);
+        let operands =
+            vec![Operand::laid(cache, Layout::strided(gap, 0)), Operand::laid(Tensor::vector(&wanted), layout)];
+        cases.push(Case::new(id, CallCase::new(PageGather {}, operands, vec![expected])));
+    }
+    cases
+}
+
+pub(super) fn page_scatter(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (label, shape, count, extent, gap) in MOVES.iter().copied() {
+        let id = format!("page_scatter/{dtype}/{label}");
+        let mut random = Random::named(&id);
+        let before = random.tensor(dtype, &shape, Values::Special);
+        let size: usize = shape[1..].iter().product();
+        let x = random.tensor(dtype, &[count, size], Values::Special);
+        let places = pages(&mut random, shape[0], count);
+        let mut elements = vec![Element::Untouched; before.bits.len()];
+        for (row, index) in places.iter().enumerate().take(extent.unwrap_or(count)) {
+            let Some(page) = cache::page(*index, shape[0]) else { continue };
+            for index in 0..size {
+                elements[page * size + index] = Element::Bits(x.bits[row * size + index]);
+            }
+        }
+        let layout = Layout::default().with_extent(extent);
+        let operands = vec![
+            Operand::laid(before, Layout::strided(gap, 1)),
+            Operand::laid(x, Layout { gap, ..layout }),
+            Operand::laid(Tensor::vector(&places), layout),
+        ];
+        cases.push(Case::new(id, CallCase::new(PageScatter {}, operands, vec![Expected::new(elements)])));
+    }
+    cases
+}

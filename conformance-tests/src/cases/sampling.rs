@@ -1,0 +1,310 @@
+//! `logit_process`, `argmax` and `sample`.
+
+use super::plane::planes;
+use crate::{
+    case::{CallCase, Case, Element, Expected, Layout, Operand},
+    gate::Gate,
+    oracle::sampling::{self, Filters, Penalties},
+    random::{Random, Values},
+    tensor::Tensor,
+};
+use dsrun_core::{
+    DType,
+    op::{Argmax, IN_PROMPT, LogitProcess, SAMPLING_COLUMNS, Sample, SamplingColumn},
+};
+
+/// A row of the parameter table.
+fn parameters(filters: Filters, penalties: Penalties) -> [f64; SAMPLING_COLUMNS] {
+    let mut row = [0.0; SAMPLING_COLUMNS];
+    let mut set = |column: SamplingColumn, value: f64| row[column as usize] = value;
+    set(SamplingColumn::Temperature, filters.temperature);
+    set(SamplingColumn::TopK, filters.top_k as f64);
+    set(SamplingColumn::TopP, filters.top_p);
+    set(SamplingColumn::MinP, filters.min_p);
+    set(SamplingColumn::RepetitionPenalty, penalties.repetition);
+    set(SamplingColumn::PresencePenalty, penalties.presence);
+    set(SamplingColumn::FrequencyPenalty, penalties.frequency);
+    row
+}
+
+const GREEDY: Filters = Filters { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
+const PLAIN: Filters = Filters { temperature: 1.0, ..GREEDY };
+const NO_PENALTIES: Penalties = Penalties { repetition: 1.0, presence: 0.0, frequency: 0.0 };
+
+/// Rows of requests in random order, some of them skipped.
+fn requests(random: &mut Random, rows: usize, capacity: usize) -> Vec<i32> {
+    (0..rows).map(|row| if row % 7 == 4 { -1 } else { random.below(capacity) as i32 }).collect()
+}
+
+pub(super) fn logit_process(dtype: DType) -> Vec<Case> {
+    let one = |plane: super::plane::Plane| {
+        let (mut random, rows, vocabulary) = (plane.random.clone(), plane.rows, plane.features);
+        let capacity = 1 + random.below(9);
+        let logits = random.tensor(dtype, &[rows, vocabulary], plane.values);
+        let requests = requests(&mut random, rows, capacity);
+        // All values exact in f32, so that the table and the oracle agree.
+        let penalties: Vec<Penalties> = (0..capacity)
+            .map(|_| Penalties {
+                repetition: random.pick(&[1.0, 1.25, 2.0, 0.5]),
+                presence: random.pick(&[0.0, 0.5, -0.25]),
+                frequency: random.pick(&[0.0, 0.125, -0.5]),
+            })
+            .collect();
+        let table: Vec<f64> = penalties.iter().flat_map(|penalties| parameters(PLAIN, *penalties)).collect();
+        let count = |random: &mut Random| match random.below(4) {
+            0 => random.below(5) as i32,
+            1 => IN_PROMPT,
+            2 => IN_PROMPT | random.below(5) as i32,
+            _ => 0,
+        };
+        let counts: Vec<i32> = (0..capacity * vocabulary).map(|_| count(&mut random)).collect();
+        let bias = (plane.number % 2 == 1).then(|| {
+            let value = |random: &mut Random| if random.chance(0.1) { f64::NEG_INFINITY } else { random.normal() };
+            let all: Vec<f64> = (0..capacity * vocabulary).map(|_| value(&mut random)).collect();
+            Tensor::floats(DType::F32, &[capacity, vocabulary], &all)
+        });
+        let words = vocabulary.div_ceil(32);
+        let mask = (plane.number % 3 != 0).then(|| {
+            let all: Vec<u32> = (0..rows * words).map(|_| random.bits() as u32).collect();
+            Tensor::words(&[rows, words], &all)
+        });
+        let (values, biases) = (logits.values(), bias.as_ref().map(|bias| bias.values()));
+        let element = |index: usize| {
+            let (row, token) = (index / vocabulary, index % vocabulary);
+            let Ok(request) = usize::try_from(requests[row]) else { return Element::Untouched };
+            let allowed =
+                mask.as_ref().is_none_or(|mask| mask.bits[row * words + token / 32] >> (token % 32) & 1 == 1);
+            let entry = request * vocabulary + token;
+            let bias = biases.as_ref().map_or(0.0, |bias| bias[entry]);
+            Element::Real(sampling::process(values[index], counts[entry], penalties[request], bias, allowed))
+        };
+        let expected = Expected::new((0..values.len()).map(element).collect()).laid(plane.other(5), vocabulary);
+        let vector = Layout { gap: 0, ..plane.layout };
+        let operands = vec![
+            Operand::laid(logits, plane.layout),
+            Operand::laid(Tensor::vector(&requests), vector),
+            Operand::tensor(Tensor::floats(DType::F32, &[capacity, SAMPLING_COLUMNS], &table)),
+            Operand::laid(Tensor::integers(&[capacity, vocabulary], &counts), Layout::strided(plane.layout.gap, 0)),
+            bias.and_then(Operand::tensor),
+            mask.and_then(|mask| Operand::laid(mask, plane.layout)),
+        ];
+        Case::new(plane.id, CallCase::new(LogitProcess {}, operands, vec![expected]))
+    };
+    planes("logit_process", dtype, &Values::USUAL, |features| features).into_iter().map(one).collect()
+}
+
+pub(super) fn argmax(dtype: DType) -> Vec<Case> {
+    let kinds = [Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Special, Values::Subnormal];
+    let mut cases: Vec<Case> = planes("argmax", dtype, &kinds, |features| features)
+        .into_iter()
+        .map(|plane| {
+            let mut random = plane.random.clone();
+            let mut x = random.tensor(dtype, &[plane.rows, plane.features], plane.values);
+            // Every third row repeats its numbers, so that the largest stands more than once.
+            for row in x.bits.chunks_mut(plane.features).step_by(3) {
+                let half = row.len() / 2;
+                let (first, second) = row.split_at_mut(half);
+                second[..half].copy_from_slice(first);
+            }
+            argmax_case(plane.id, &x, plane.features, plane.layout)
+        })
+        .collect();
+    let rows: [[f64; 3]; 6] = [
+        [f64::NAN; 3],
+        [f64::NEG_INFINITY; 3],
+        [f64::NAN, f64::NEG_INFINITY, f64::NAN],
+        [f64::NAN, 1.0, f64::INFINITY],
+        [f64::INFINITY, f64::NAN, f64::INFINITY],
+        [-0.0, 0.0, 0.0],
+    ];
+    let x = Tensor::floats(dtype, &[6, 3], rows.as_flattened());
+    cases.push(argmax_case(format!("argmax/{dtype}/edges_of_the_numbers"), &x, 3, Layout::default()));
+    let empty = Tensor::floats(dtype, &[3, 0], &[]);
+    cases.push(argmax_case(format!("argmax/{dtype}/empty_rows"), &empty, 0, Layout::default()));
+    cases
+}
+
+fn argmax_case(id: String, x: &Tensor, columns: usize, layout: Layout) -> Case {
+    let values = x.values();
+    let row = |row: usize| {
+        let row = &values[row * columns..][..columns];
+        let id = sampling::argmax(row);
+        // Where NaN stands before minus infinities only, both count as the same number: either index will do.
+        let lowest = row.iter().position(|x| *x == f64::NEG_INFINITY);
+        match lowest {
+            Some(lowest) if row.iter().all(|x| x.is_nan() || *x == f64::NEG_INFINITY) => {
+                Element::OneOf(vec![id as u32, lowest as u32])
+            }
+            _ => Element::Bits(id as u32),
+        }
+    };
+    let expected = Expected::new((0..x.shape[0]).map(row).collect()).laid(Layout { gap: 0, ..layout }, 1);
+    Case::new(id, CallCase::new(Argmax {}, vec![Operand::laid(x.clone(), layout)], vec![expected]))
+}
+
+/// What a batch of rows is sampled from.
+struct Batch {
+    id: String,
+    vocabulary: usize,
+    layout: Layout,
+    logits: Tensor,
+    requests: Vec<i32>,
+    positions: Vec<i32>,
+    filters: Vec<Filters>,
+    seeds: Vec<u32>,
+    distribution: Option<Vec<f64>>,
+}
+
+impl Batch {
+    fn case(self) -> Case {
+        let values = self.logits.values();
+        let (mut ids, mut log_probabilities) = (Vec::new(), Vec::new());
+        for (row, request) in self.requests.iter().enumerate() {
+            let Ok(request) = usize::try_from(*request) else {
+                ids.push(Element::Bits(-1i32 as u32));
+                log_probabilities.push(Element::Bits(0));
+                continue;
+            };
+            let seed = [self.seeds[2 * request], self.seeds[2 * request + 1]];
+            let logits = &values[row * self.vocabulary..][..self.vocabulary];
+            let draw = sampling::sample(logits, self.filters[request], seed, self.positions[row]);
+            // Where the draw is too close to call, the logarithm is that of the token drawn: not known here.
+            let [id] = draw.ids[..] else {
+                ids.push(Element::OneOf(draw.ids.iter().map(|id| *id as u32).collect()));
+                log_probabilities.push(Element::Anything);
+                continue;
+            };
+            ids.push(Element::Bits(id as u32));
+            log_probabilities.push(Element::Real(draw.log_probabilities[0]));
+        }
+        let vector = Layout { gap: 0, ..self.layout };
+        let gate = Gate { inner: None, exponential: true };
+        let results = vec![
+            Expected { distribution: self.distribution, ..Expected::new(ids).laid(vector, 1) },
+            Expected::new(log_probabilities).gated(gate).laid(vector, 1),
+        ];
+        let capacity = self.filters.len();
+        let table: Vec<f64> = self.filters.iter().flat_map(|filters| parameters(*filters, NO_PENALTIES)).collect();
+        let operands = vec![
+            Operand::laid(self.logits, self.layout),
+            Operand::laid(Tensor::vector(&self.requests), vector),
+            Operand::laid(Tensor::vector(&self.positions), vector),
+            Operand::tensor(Tensor::floats(DType::F32, &[capacity, SAMPLING_COLUMNS], &table)),
+            Operand::tensor(Tensor::words(&[capacity, 2], &self.seeds)),
+        ];
+        Case::new(self.id, CallCase::new(Sample {}, operands, results))
+    }
+}
+
+/// Filters to choose from; all numbers are exact in f32.
+const FILTERS: &[(&str, Filters)] = &[
+    ("greedy", GREEDY),
+    ("plain", PLAIN),
+    ("cold", Filters { temperature: 0.25, ..PLAIN }),
+    ("hot", Filters { temperature: 2.5, ..PLAIN }),
+    ("top_k", Filters { top_k: 5, ..PLAIN }),
+    ("top_k_of_one", Filters { top_k: 1, ..PLAIN }),
+    ("top_k_of_all", Filters { top_k: 100_000, ..PLAIN }),
+    ("top_p", Filters { top_p: 0.75, ..PLAIN }),
+    ("top_p_of_little", Filters { top_p: 0.0625, ..PLAIN }),
+    ("min_p", Filters { min_p: 0.125, ..PLAIN }),
+    ("all", Filters { temperature: 0.75, top_k: 20, top_p: 0.875, min_p: 0.03125 }),
+];
+
+/// Label, rows, vocabulary.
+const ROWS: &[(&str, usize, usize)] =
+    &[("no_rows", 0, 32), ("one_token", 3, 1), ("odd", 33, 31), ("tile", 17, 128), ("prime", 13, 1009), ("wide", 3, 32_003)];
+
+pub(super) fn sample(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (label, rows, vocabulary) in ROWS.iter().copied() {
+        for (filter, filters) in FILTERS {
+            let id = format!("sample_{filter}/{dtype}/{label}");
+            let mut random = Random::named(&id);
+            let logits = random.scaled(dtype, &[rows, vocabulary], Values::Uniform, 6.0);
+            let layout = Layout::strided(random.pick(&[0, 8]), 0);
+            cases.push(mixed(id, &mut random, logits, layout, &[*filters]));
+        }
+        // All kinds in one batch, some rows past the extent, logits with special values and with ties.
+        for (values, extent) in [(Values::HeavyTailed, None), (Values::Special, Some(rows / 2)), (Values::Uniform, Some(0))] {
+            let id = format!("sample_mixed_{}/{dtype}/{label}", format!("{values:?}").to_lowercase());
+            let mut random = Random::named(&id);
+            let mut logits = random.tensor(dtype, &[rows, vocabulary], values);
+            for bits in &mut logits.bits {
+                let value = f32::from_bits(*bits);
+                // The document does not say what +inf draws. Quarters make ties.
+                let value = if value == f32::INFINITY { 2.0 } else { (value * 4.0).round() / 4.0 };
+                *bits = value.to_bits();
+            }
+            let filters: Vec<Filters> = FILTERS.iter().map(|(_, filters)| *filters).collect();
+            cases.push(mixed(id, &mut random, logits, Layout::default().with_extent(extent), &filters));
+        }
+    }
+    cases.push(hopeless(dtype));
+    cases.extend(FILTERS.iter().filter(|(_, filters)| filters.temperature > 0.0).map(|(label, filters)| {
+        chi_square(format!("sample_distribution/{dtype}/{label}"), *filters)
+    }));
+    cases
+}
+
+fn mixed(id: String, random: &mut Random, logits: Tensor, layout: Layout, filters: &[Filters]) -> Case {
+    let (rows, vocabulary) = (logits.shape[0], logits.shape[1]);
+    let capacity = filters.len();
+    let batch = Batch {
+        id,
+        vocabulary,
+        layout,
+        requests: requests(random, rows, capacity),
+        positions: (0..rows).map(|_| random.below(100_000) as i32).collect(),
+        filters: filters.to_vec(),
+        seeds: (0..2 * capacity).map(|_| random.bits() as u32).collect(),
+        logits,
+        distribution: None,
+    };
+    batch.case()
+}
+
+/// Rows with nothing to draw, and with one token to draw.
+fn hopeless(dtype: DType) -> Case {
+    let (nothing, nan) = (f64::NEG_INFINITY, f64::NAN);
+    let rows = [[nothing; 4], [nan; 4], [nan, nothing, nan, nothing], [nothing, -3.0, nan, nothing]];
+    let logits: Vec<f64> = rows.iter().chain(&rows).flatten().copied().collect();
+    let all = Filters { top_k: 3, top_p: 0.5, min_p: 0.5, ..PLAIN };
+    let batch = Batch {
+        id: format!("sample/{dtype}/nothing_to_draw"),
+        vocabulary: 4,
+        layout: Layout::default(),
+        logits: Tensor::floats(dtype, &[8, 4], &logits),
+        requests: vec![0, 0, 0, 0, 1, 1, 1, 1],
+        positions: vec![0; 8],
+        filters: vec![PLAIN, all],
+        seeds: vec![1, 2, 3, 4],
+        distribution: None,
+    };
+    batch.case()
+}
+
+/// A hundred thousand draws from one row of logits, which differ in their positions only.
+fn chi_square(id: String, filters: Filters) -> Case {
+    const DRAWS: usize = 100_000;
+    let mut random = Random::named(&id);
+    let row = random.scaled(DType::F32, &[16], Values::Uniform, 2.0);
+    let values = row.values();
+    let kept = sampling::filter(&values, filters);
+    let weight = |token: usize| (values[token] / filters.temperature).exp();
+    let total: f64 = kept.iter().map(|(token, _)| weight(*token)).sum();
+    let mut distribution = vec![0.0; 16];
+    kept.iter().for_each(|(token, _)| distribution[*token] = weight(*token) / total);
+    let batch = Batch {
+        id,
+        vocabulary: 16,
+        layout: Layout::default(),
+        logits: Tensor { dtype: DType::F32, shape: vec![DRAWS, 16], bits: row.bits.repeat(DRAWS) },
+        requests: vec![0; DRAWS],
+        positions: (0..DRAWS as i32).collect(),
+        filters: vec![filters],
+        seeds: vec![random.bits() as u32, random.bits() as u32],
+        distribution: Some(distribution),
+    };
+    batch.case()
+}

@@ -1,0 +1,172 @@
+//! `prepare_step` and `commit_tokens`.
+
+use crate::{
+    case::{CallCase, Case, Element, Expected, Layout, Operand},
+    oracle::step::{Planned, Requests, commit, prepare},
+    random::Random,
+    tensor::Tensor,
+};
+use dsrun_core::{
+    DType,
+    op::{CommitTokens, PrepareStep},
+};
+
+/// Label, requests, sequences, columns of the block table, slots of a page, vocabulary.
+const SHAPES: &[(&str, [usize; 5])] = &[
+    ("no_sequences", [3, 0, 2, 4, 10]),
+    ("one_sequence", [1, 1, 3, 16, 33]),
+    ("pages_of_one", [5, 3, 40, 1, 50]),
+    ("mixed", [9, 7, 4, 16, 257]),
+    ("many", [64, 40, 5, 16, 100]),
+    ("pages_run_out", [8, 8, 1, 4, 20]),
+];
+
+fn table(random: &mut Random, [capacity, _, blocks, block, vocabulary]: [usize; 5]) -> Requests {
+    let mut free = random.shuffled(capacity * blocks).into_iter();
+    let mut requests = Requests {
+        block_table: Vec::new(),
+        last_token: (0..capacity).map(|_| random.below(vocabulary) as i32).collect(),
+        finished: (0..capacity).map(|_| i32::from(random.chance(0.2)) * random.pick(&[1, 7, -1])).collect(),
+        length: Vec::new(),
+        counts: Vec::new(),
+    };
+    for _ in 0..capacity {
+        // Lengths at and around the bounds of pages are the ones to go wrong.
+        let pages = random.below(blocks + 1);
+        let length = (pages * block + random.below(3)).saturating_sub(1);
+        requests.length.push(length as i32);
+        let there = (pages + random.below(2)).min(blocks);
+        let page = |column: usize| if column < there { free.next().map_or(-1, |page| page as i32) } else { -1 };
+        requests.block_table.push((0..blocks).map(page).collect());
+        requests.counts.push((0..vocabulary).map(|_| if random.chance(0.1) { random.below(4) as i32 } else { 0 }).collect());
+    }
+    requests
+}
+
+fn flat(rows: &[Vec<i32>]) -> Vec<i32> {
+    rows.iter().flatten().copied().collect()
+}
+
+pub(super) fn prepare_step(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (label, shape) in SHAPES {
+        // Exactly as many rows as tokens; more rows; and extents on everything.
+        for (variant, spare, bounded) in [("full", 0, false), ("padded", 5, false), ("extents", 5, true)] {
+            let id = format!("prepare_step/{dtype}/{label}_{variant}");
+            cases.push(prepare_case(id, *shape, spare, bounded));
+        }
+    }
+    cases
+}
+
+fn prepare_case(id: String, shape: [usize; 5], spare: usize, bounded: bool) -> Case {
+    let [capacity, sequences, blocks, block, vocabulary] = shape;
+    let mut random = Random::named(&id);
+    let before = table(&mut random, shape);
+    let order = random.shuffled(capacity);
+    let mut plan: Vec<Planned> = Vec::new();
+    let (mut tokens, mut prompt) = (0usize, 0usize);
+    for request in order.into_iter().take(sequences) {
+        let length = if random.chance(0.5) { 1 } else { 1 + random.below(20) };
+        let is_prompt = length > 1 || random.chance(0.3);
+        plan.push(Planned {
+            request: request as i32,
+            length: length as i32,
+            source: if is_prompt { prompt as i32 } else { -1 },
+        });
+        tokens += length;
+        prompt += if is_prompt { length } else { 0 };
+    }
+    // Sequences without a request stand at the end.
+    let padded = if spare > 0 { 2 } else { 0 };
+    plan.extend(vec![Planned { request: -1, length: 0, source: -1 }; padded]);
+    let (real, all) = (tokens + if bounded { 2 } else { spare }, tokens + spare);
+    let prompt_ids: Vec<i32> = (0..all).map(|_| random.below(vocabulary) as i32).collect();
+    let row = |random: &mut Random| if random.chance(0.2) { -1 } else { random.below(tokens.max(1)) as i32 };
+    let rows: Vec<i32> = (0..sequences + 3).map(|_| row(&mut random)).collect();
+    let mut after = before.clone();
+    let step = prepare(&mut after, &plan, &prompt_ids, &rows, all, block);
+
+    let extent = |real: usize| Layout::default().with_extent(bounded.then_some(real));
+    let (per_token, per_sequence, per_row) = (extent(real), extent(plan.len() - padded / 2), extent(rows.len() - 1));
+    let is_finished = |planned: &Planned| planned.request >= 0 && before.finished[planned.request as usize] != 0;
+    // The document leaves open where a sequence without rows starts, and what pages a finished one has.
+    let start = |(planned, start): (&Planned, &i32)| match is_finished(planned) || planned.request < 0 {
+        true => Element::Anything,
+        false => Element::Bits(*start as u32),
+    };
+    let pages = |(planned, table): (&Planned, &Vec<i32>)| -> Vec<Element> {
+        let open = is_finished(planned);
+        let one = |page: &i32| if open { Element::OneOf(vec![*page as u32, u32::MAX]) } else { Element::Bits(*page as u32) };
+        table.iter().map(one).collect()
+    };
+    let results = vec![
+        Expected::integers(&step.ids).laid(per_token, 1),
+        Expected::integers(&step.positions).laid(per_token, 1),
+        Expected::integers(&step.slots).laid(per_token, 1),
+        Expected::new(plan.iter().zip(&step.query_start).map(start).collect()).laid(per_sequence, 1),
+        Expected::integers(&step.query_length).laid(per_sequence, 1),
+        Expected::integers(&step.kv_length).laid(per_sequence, 1),
+        Expected::new(plan.iter().zip(&step.tables).flat_map(pages).collect()).laid(per_sequence, blocks),
+        Expected::integers(&step.row_positions).laid(per_row, 1),
+        Expected::integers(&after.length),
+        Expected::integers(&flat(&after.counts)),
+    ];
+    let vector = |all: Vec<i32>, layout: Layout| Operand::laid(Tensor::vector(&all), layout);
+    let operands = vec![
+        vector(plan.iter().map(|planned| planned.request).collect(), per_sequence),
+        vector(plan.iter().map(|planned| planned.length).collect(), per_sequence),
+        vector(plan.iter().map(|planned| planned.source).collect(), per_sequence),
+        vector(prompt_ids, per_token),
+        vector(rows, per_row),
+        Operand::tensor(Tensor::integers(&[capacity, blocks], &flat(&before.block_table))),
+        vector(before.last_token.clone(), Layout::default()),
+        vector(before.finished.clone(), Layout::default()),
+        vector(before.length.clone(), Layout::default()),
+        Operand::tensor(Tensor::integers(&[capacity, vocabulary], &flat(&before.counts))),
+    ];
+    Case::new(id, CallCase::new(PrepareStep { block_size: block as u32 }, operands, results))
+}
+
+pub(super) fn commit_tokens(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (label, shape) in SHAPES {
+        for (variant, stops, bounded) in [("plain", 0, false), ("stops", 3, false), ("extent", 40, true)] {
+            let id = format!("commit_tokens/{dtype}/{label}_{variant}");
+            let [capacity, _, _, _, vocabulary] = *shape;
+            let mut random = Random::named(&id);
+            let before = table(&mut random, *shape);
+            // No request twice; some rows are skipped by their request, some by their token.
+            let rows: Vec<(i32, i32)> = random
+                .shuffled(capacity + 3)
+                .into_iter()
+                .map(|request| {
+                    let id = if random.chance(0.2) { -1 } else { random.below(vocabulary) as i32 };
+                    (if request < capacity { request as i32 } else { -1 }, id)
+                })
+                .collect();
+            let stop = |random: &mut Random| if random.chance(0.3) { -1 } else { random.below(vocabulary) as i32 };
+            let stop_ids: Vec<i32> = (0..stops).map(|_| stop(&mut random)).collect();
+            let extent = bounded.then_some(rows.len() / 2);
+            let mut after = before.clone();
+            commit(&mut after, &rows[..extent.unwrap_or(rows.len())], &stop_ids);
+            let layout = Layout::default().with_extent(extent);
+            let (requests, ids): (Vec<i32>, Vec<i32>) = rows.into_iter().unzip();
+            let operands = vec![
+                Operand::laid(Tensor::vector(&requests), layout),
+                Operand::laid(Tensor::vector(&ids), layout),
+                Operand::tensor(Tensor::vector(&stop_ids)),
+                Operand::tensor(Tensor::vector(&before.last_token)),
+                Operand::tensor(Tensor::vector(&before.finished)),
+                Operand::tensor(Tensor::integers(&[capacity, vocabulary], &flat(&before.counts))),
+            ];
+            let results = vec![
+                Expected::integers(&after.last_token),
+                Expected::integers(&after.finished),
+                Expected::integers(&flat(&after.counts)),
+            ];
+            cases.push(Case::new(id, CallCase::new(CommitTokens {}, operands, results)));
+        }
+    }
+    cases
+}

@@ -1,0 +1,70 @@
+//! Holds the candle backend to every case table: one test per op and element type.
+//!
+//! `cargo test -p dsrun-conformance --test candle -- paged_attention` runs one op.
+
+use dsrun_candle::CandleBackend;
+use dsrun_conformance::{
+    case::Case,
+    cases::{TABLES, Table},
+    runner::{self, Report, Status, lowering},
+};
+use dsrun_core::{
+    DType,
+    device::{Backend, Device, DeviceOptions},
+    op::Op,
+};
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::sync::Arc;
+
+/// Failures shown of a table; the rest is counted.
+const SHOWN: usize = 12;
+
+fn main() {
+    let trials = TABLES.iter().flat_map(|table| table.dtypes.iter().map(move |dtype| (table, *dtype)));
+    let trials = trials.map(|(table, dtype)| {
+        Trial::test(format!("{}::{dtype}", table.op), move || hold(table, dtype))
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+}
+
+/// Runs all cases of a table for an element type.
+fn hold(table: &Table, dtype: DType) -> Result<(), Failed> {
+    let backend = CandleBackend::new();
+    // One thread each: the tests already run side by side.
+    let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    let mut reports = Vec::new();
+    for case in (table.cases)(dtype) {
+        while devices.len() < case.calls.len() {
+            devices.push(backend.open(0, &options)?);
+        }
+        reports.push(settle(runner::run(&case, &devices), &case, &*devices[0]));
+        if matches!(case.calls[0].op, Op::Region(_)) {
+            reports.push(lowering::run(&case, &devices[0]));
+        }
+    }
+    let wrong: Vec<&Report> = reports.iter().filter(|report| !report.passed()).collect();
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    let mut message = format!("{} of {} cases\n", wrong.len(), reports.len());
+    for report in wrong.iter().take(SHOWN) {
+        message.push_str(&format!("  {report}\n"));
+    }
+    for report in wrong.iter().skip(SHOWN) {
+        message.push_str(&format!("  {}: as above or otherwise\n", report.id));
+    }
+    Err(message.into())
+}
+
+/// What a device does not run counts as passed only if it is optional: a region, which can be lowered, or an op of a profile
+/// the device does not claim.
+fn settle(report: Report, case: &Case, device: &dyn Device) -> Report {
+    let claimed = case.calls.iter().filter_map(|call| call.op.signature()).any(|signature| {
+        device.properties().profiles.contains(&signature.profile)
+    });
+    match report.status {
+        Status::Unsupported(_) if !claimed => Report { status: Status::Passed, ..report },
+        _ => report,
+    }
+}
