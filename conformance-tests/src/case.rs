@@ -177,7 +177,10 @@ impl Expected {
     #[must_use]
     pub fn laid(mut self, layout: Layout, row: usize) -> Self {
         if let Some(extent) = layout.extent {
-            self.elements.iter_mut().skip(extent.saturating_mul(row)).for_each(|element| *element = Element::Untouched);
+            self.elements
+                .iter_mut()
+                .skip(extent.saturating_mul(row))
+                .for_each(|element| *element = Element::Untouched);
         }
         Self { layout, ..self }
     }

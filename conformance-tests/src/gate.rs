@@ -20,7 +20,8 @@
 //! - `tiny` is what is lost when subnormal numbers are flushed or truncated on the way: the larger of one subnormal step of
 //!   the stored type and the smallest normal f32. For f16 that is its step, 2⁻²⁴: an f16 result must keep its subnormals.
 //!
-//! **All elements of a result together**: the mean of `((ŷ − y) / s)²`, `s = max(|y|, m / 64, smallest normal)`, is at most
+//! **All elements of a result together**: the mean of `((ŷ − y) / s)²` is at most the limit below, with
+//! `s = max(|y|, m / 64, m₂', smallest normal)` and `m₂'` the root of the sum of squares of inner terms:
 //!
 //! | type | limit | with inner rounding | why |
 //! |---|---|---|---|
@@ -30,8 +31,9 @@
 //!
 //! It catches what the element gate is too wide for: a bias of all elements, a cheaper type inside. Dividing each element
 //! by its own size keeps a few large ones from hiding the rest. `m / 64` is there because an element whose terms cancel has
-//! no relative accuracy: random signs make `m / |y|` about `√n`, 64 for 4096 terms. A mean of few elements says little, so
-//! the gate needs 64 of them.
+//! no relative accuracy: random signs make `m / |y|` about `√n`, 64 for 4096 terms. Where terms are rounded inside, their
+//! errors add up to a rounding of `m₂'`, however small the sum is. A mean of few elements says little, so the gate needs 64
+//! of them.
 //!
 //! Integers, copies and the values -inf, inf and NaN are exact, except that NaN is only asked for if the device says it is
 //! strict about NaN ([`dsrun_core::device::DeviceProperties::strict_nan`]).
@@ -90,7 +92,11 @@ impl Gate {
         let inner = self.inner.map_or(0.0, |inner| 2.0 * float::unit(inner) * real.inner);
         let exponential = if self.exponential { 2f64.powi(-20) * real.value.abs() } else { 0.0 };
         let tiny = float::subnormal_step(dtype).max(float::smallest_normal(DType::F32));
-        2.0 * float::unit(dtype) * real.value.abs() + 8.0 * single * growth * real.magnitude + inner + exponential + tiny
+        2.0 * float::unit(dtype) * real.value.abs()
+            + 8.0 * single * growth * real.magnitude
+            + inner
+            + exponential
+            + tiny
     }
 
     /// The largest mean of squared relative errors.
@@ -126,7 +132,9 @@ pub fn judge(
         let (bits, value) = (found[at], float::value(dtype, found[at]));
         match element {
             Element::Anything => {}
-            Element::Untouched => wrong.note(bits != before[at], at, || "was written, must be left alone".into()),
+            Element::Untouched => {
+                wrong.note(bits != before[at], at, || "was written, must be left alone".into())
+            }
             Element::Bits(right) => wrong.note(bits != *right, at, || {
                 format!("is {}, must be {}", show(dtype, bits), show(dtype, *right))
             }),
@@ -153,9 +161,13 @@ pub fn judge(
                 }
                 wrong.note(ratio > 1.0, at, || {
                     let expected = real.value;
-                    format!("is {value:e}, must be {expected:e} ± {limit:.1e} ({ratio:.3} times the limit away)")
+                    format!(
+                        "is {value:e}, must be {expected:e} ± {limit:.1e} ({ratio:.3} times the limit away)"
+                    )
                 });
-                let scale = real.value.abs().max(real.magnitude / 64.0).max(float::smallest_normal(dtype));
+                let inner = expected.gate.inner.map_or(0.0, |_| real.spread);
+                let scale = real.value.abs().max(real.magnitude / 64.0).max(inner);
+                let scale = scale.max(float::smallest_normal(dtype));
                 squares += (error / scale) * (error / scale);
                 compared += 1;
             }
@@ -163,19 +175,24 @@ pub fn judge(
     }
     if let Some((at, message)) = wrong.first {
         let all = expected.elements.len();
-        let worst = verdict.worst.as_ref().filter(|worst| worst.ratio > 1.0 && worst.index != unravel(shape, at));
+        let worst =
+            verdict.worst.as_ref().filter(|worst| worst.ratio > 1.0 && worst.index != unravel(shape, at));
         let worst = worst.map_or_else(String::new, |worst| {
             let Worst { index, found, expected, ratio, .. } = worst;
             format!("; the worst is {index:?}: {found:e} for {expected:e}, {ratio:.3} times the limit away")
         });
         let index = unravel(shape, at);
-        verdict.failures.push(format!("{} of {all} elements are wrong; first {index:?} {message}{worst}", wrong.count));
+        verdict
+            .failures
+            .push(format!("{} of {all} elements are wrong; first {index:?} {message}{worst}", wrong.count));
     }
     if compared >= ENOUGH {
         let (mean_square, limit) = (squares / compared as f64, expected.gate.mean_square_limit(dtype));
         verdict.mean_square = Some(mean_square);
         if mean_square > limit || mean_square.is_nan() {
-            verdict.failures.push(format!("the mean square of relative errors is {mean_square:.2e}, at most {limit:.1e}"));
+            verdict.failures.push(format!(
+                "the mean square of relative errors is {mean_square:.2e}, at most {limit:.1e}"
+            ));
         }
     }
     if let Some(probabilities) = &expected.distribution {
@@ -208,7 +225,15 @@ fn show(dtype: DType, bits: u32) -> String {
 /// The index of an element of a dense tensor.
 fn unravel(shape: &[usize], at: usize) -> Vec<usize> {
     let mut rest = at;
-    let mut index: Vec<usize> = shape.iter().rev().map(|size| { let i = rest % size; rest /= size; i }).collect();
+    let mut index: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|size| {
+            let i = rest % size;
+            rest /= size;
+            i
+        })
+        .collect();
     index.reverse();
     index
 }
@@ -240,7 +265,9 @@ fn chi_square(probabilities: &[f64], ids: &[u32]) -> Result<(), String> {
     if statistic <= limit {
         return Ok(());
     }
-    Err(format!("draws do not follow the probabilities: chi-square {statistic:.1} over {freedom}, at most {limit:.1}"))
+    Err(format!(
+        "draws do not follow the probabilities: chi-square {statistic:.1} over {freedom}, at most {limit:.1}"
+    ))
 }
 
 /// The value that chi-square exceeds about once in a million, by the cube-root approximation of Wilson and Hilferty (1931).
@@ -310,7 +337,8 @@ mod tests {
 
     #[test]
     fn bits_choices_and_untouched_elements() {
-        let elements = vec![Element::Bits(5), Element::OneOf(vec![1, 2]), Element::Anything, Element::Untouched];
+        let elements =
+            vec![Element::Bits(5), Element::OneOf(vec![1, 2]), Element::Anything, Element::Untouched];
         let expected = Expected::new(elements);
         let judge = |found: [u32; 4]| judge(DType::I32, &[2, 2], &expected, &found, &[9; 4], true).failures;
         assert!(judge([5, 2, 77, 9]).is_empty());

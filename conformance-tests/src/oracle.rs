@@ -29,6 +29,8 @@ pub struct Real {
     pub magnitude: f64,
     /// As `magnitude`, of the terms that the op's document allows to be rounded to a storage type on the way.
     pub inner: f64,
+    /// Root of the sum of squares of those terms: what the error of rounding each of them scales with on average.
+    pub spread: f64,
     /// How many terms are summed, for the growth of errors along long sums.
     pub terms: usize,
 }
@@ -36,17 +38,17 @@ pub struct Real {
 impl Real {
     /// A value of one or a few terms, nothing of it rounded on the way.
     pub fn new(value: f64, magnitude: f64) -> Self {
-        Self { value, magnitude, inner: 0.0, terms: 1 }
+        Self::sum(value, magnitude, 1)
     }
 
     /// A sum of so many terms.
     pub fn sum(value: f64, magnitude: f64, terms: usize) -> Self {
-        Self { value, magnitude, inner: 0.0, terms }
+        Self { value, magnitude, terms, ..Self::default() }
     }
 
-    /// The same, with terms that may be rounded on the way.
+    /// The same, with terms that may be rounded on the way: the sum of their sizes and the root of that of their squares.
     #[must_use]
-    pub fn rounded_inside(self, inner: f64) -> Self {
-        Self { inner, ..self }
+    pub fn rounded_inside(self, inner: f64, spread: f64) -> Self {
+        Self { inner, spread, ..self }
     }
 }

@@ -106,7 +106,9 @@ fn judge(case: &Case, result: Result<Vec<CallRun>, Stop>) -> Report {
     for (rank, run) in runs.into_iter().enumerate() {
         let place = if case.calls.len() > 1 { format!("rank {rank}: ") } else { String::new() };
         failures.extend(run.failures.into_iter().map(|failure| format!("{place}{failure}")));
-        report.verdicts.extend(run.verdicts.into_iter().map(|(name, verdict)| (format!("{place}{name}"), verdict)));
+        report
+            .verdicts
+            .extend(run.verdicts.into_iter().map(|(name, verdict)| (format!("{place}{name}"), verdict)));
     }
     if !failures.is_empty() {
         report.status = Status::Failed(failures);
@@ -117,7 +119,8 @@ fn judge(case: &Case, result: Result<Vec<CallRun>, Stop>) -> Report {
 /// Runs every rank on a thread of its own. If one cannot go on, the group is aborted, so that the others do not wait.
 fn run_ranks(case: &Case, devices: &[Arc<dyn Device>]) -> Result<Vec<CallRun>, Stop> {
     let collective = devices.first().and_then(|device| device.collective());
-    let id = collective.ok_or_else(|| Stop::Unsupported("the device has no collectives".into()))?.group_id()?;
+    let id =
+        collective.ok_or_else(|| Stop::Unsupported("the device has no collectives".into()))?.group_id()?;
     let ranks = case.calls.len();
     let results: Vec<Result<CallRun, Stop>> = thread::scope(|scope| {
         let run = |rank: usize| {

@@ -25,7 +25,11 @@ impl Tensor {
 
     /// An i32 tensor.
     pub fn integers(shape: &[usize], values: &[i32]) -> Self {
-        Self { dtype: DType::I32, shape: shape.to_vec(), bits: values.iter().map(|value| *value as u32).collect() }
+        Self {
+            dtype: DType::I32,
+            shape: shape.to_vec(),
+            bits: values.iter().map(|value| *value as u32).collect(),
+        }
     }
 
     /// A vector of i32.

@@ -21,9 +21,8 @@ const SHOWN: usize = 12;
 
 fn main() {
     let trials = TABLES.iter().flat_map(|table| table.dtypes.iter().map(move |dtype| (table, *dtype)));
-    let trials = trials.map(|(table, dtype)| {
-        Trial::test(format!("{}::{dtype}", table.op), move || hold(table, dtype))
-    });
+    let trials = trials
+        .map(|(table, dtype)| Trial::test(format!("{}::{dtype}", table.op), move || hold(table, dtype)));
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
 }
 
@@ -60,9 +59,11 @@ fn hold(table: &Table, dtype: DType) -> Result<(), Failed> {
 /// What a device does not run counts as passed only if it is optional: a region, which can be lowered, or an op of a profile
 /// the device does not claim.
 fn settle(report: Report, case: &Case, device: &dyn Device) -> Report {
-    let claimed = case.calls.iter().filter_map(|call| call.op.signature()).any(|signature| {
-        device.properties().profiles.contains(&signature.profile)
-    });
+    let claimed = case
+        .calls
+        .iter()
+        .filter_map(|call| call.op.signature())
+        .any(|signature| device.properties().profiles.contains(&signature.profile));
     match report.status {
         Status::Unsupported(_) if !claimed => Report { status: Status::Passed, ..report },
         _ => report,

@@ -88,5 +88,8 @@ fn ranks_that_get_unlike_bits_are_caught() {
 fn a_device_that_declines_is_unsupported_with_its_reason() {
     let case = cases("add", DType::F16).remove(0);
     let report = play(&case, Fault::Declines);
-    assert!(matches!(&report.status, Status::Unsupported(reason) if reason.contains("not today")), "{report}");
+    assert!(
+        matches!(&report.status, Status::Unsupported(reason) if reason.contains("not today")),
+        "{report}"
+    );
 }

@@ -1,7 +1,7 @@
 //! Capturing a sequence of bound calls once and replaying it.
 
 use crate::{Result, device::Stream, kernels::BoundCall};
-use std::{fmt::Debug, sync::Arc};
+use std::fmt::Debug;
 
 /// Work that can be launched again and again. Everything that changes from step to step is device memory.
 pub trait Graph: Send + Debug {
@@ -18,7 +18,7 @@ pub trait Graphs: Send + Sync {
     ///
     /// # Errors
     /// If a call is not safe to capture, or the device cannot hold the graph.
-    fn capture(&self, stream: &mut dyn Stream, calls: Arc<[Box<dyn BoundCall>]>) -> Result<Box<dyn Graph>>;
+    fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>>;
 }
 
 /// What stands in for a graph on devices that have none: the list of calls.

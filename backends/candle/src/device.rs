@@ -124,7 +124,9 @@ impl HostDevice {
             .num_threads(threads)
             .thread_name(|index| format!("dsrun-candle-{index}"))
             .build()
-            .map_err(|error| Error::new(Code::Unavailable, format!("cannot start {threads} threads: {error}")))?;
+            .map_err(|error| {
+                Error::new(Code::Unavailable, format!("cannot start {threads} threads: {error}"))
+            })?;
         let memory = host_memory();
         let account = Account::new(options.memory_limit.or(memory));
         let scratch = Mutex::new(Scratch::new(threads));

@@ -17,7 +17,8 @@ use dsrun_core::{
     collective::host::HostComm,
     device::Stream,
     kernels::{
-        Arguments, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
+        Arguments, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support,
+        WeightDesc,
     },
     op::Op,
 };
@@ -97,7 +98,8 @@ fn implementation(call: &CallDesc) -> Result<Implementation> {
 fn collective(exchange: Box<dyn Exchange>, call: &CallDesc) -> Result<Implementation> {
     let comm = call.comm.clone().ok_or_else(|| Error::invalid("is missing").at("comm"))?;
     let any: Arc<dyn Any + Send + Sync> = comm;
-    let comm = any.downcast::<HostComm>().map_err(|_| Error::invalid("belongs to another backend").at("comm"))?;
+    let comm =
+        any.downcast::<HostComm>().map_err(|_| Error::invalid("belongs to another backend").at("comm"))?;
     ops::collective::check(call)?;
     Ok(Implementation::Collective(exchange, comm))
 }
@@ -202,8 +204,10 @@ impl HostCall {
                 kernel.run(&frame, &mut Worker::new(&core.pool, &mut scratch))
             }
             Implementation::Collective(exchange, comm) => {
-                let mut staging =
-                    self.staging.try_borrow_mut().map_err(|_| Error::internal("the call is running already"))?;
+                let mut staging = self
+                    .staging
+                    .try_borrow_mut()
+                    .map_err(|_| Error::internal("the call is running already"))?;
                 {
                     let _turn = core.lock();
                     // SAFETY: as above.

@@ -42,7 +42,8 @@ impl Account {
     /// Sets `bytes` aside until the reservation is dropped.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reservation> {
         let amount = bytes as u64;
-        let add = |used: u64| used.checked_add(amount).filter(|sum| self.limit.is_none_or(|limit| *sum <= limit));
+        let add =
+            |used: u64| used.checked_add(amount).filter(|sum| self.limit.is_none_or(|limit| *sum <= limit));
         match self.used.try_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => Ok(Reservation { account: self.clone(), bytes: amount }),
             Err(_) => Err(self.exhausted(bytes)),
@@ -50,7 +51,8 @@ impl Account {
     }
 
     fn exhausted(&self, bytes: usize) -> Error {
-        let free = self.free().map_or_else(|| "an unknown amount is".to_owned(), |free| format!("{free} bytes are"));
+        let free =
+            self.free().map_or_else(|| "an unknown amount is".to_owned(), |free| format!("{free} bytes are"));
         let message = format!(
             "{bytes} bytes of host memory wanted, {free} free and {} in use; use a smaller model or batch, or raise \
              the memory limit",
@@ -110,7 +112,14 @@ impl HostBuffer {
         let offset = start.align_offset(ALIGNMENT);
         // SAFETY: `offset` is below `ALIGNMENT`, by which the allocation is longer than `bytes`.
         let pointer = unsafe { start.add(offset) };
-        Ok(Self { allocation: Some((start, layout)), pointer, bytes, kind, device, _reservation: reservation })
+        Ok(Self {
+            allocation: Some((start, layout)),
+            pointer,
+            bytes,
+            kind,
+            device,
+            _reservation: reservation,
+        })
     }
 
     /// The first byte. Using it takes the lock of [`Self::device`].
@@ -153,6 +162,9 @@ impl Buffer for HostBuffer {
 
 impl fmt::Debug for HostBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostBuffer").field("bytes", &self.bytes).field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("HostBuffer")
+            .field("bytes", &self.bytes)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
     }
 }

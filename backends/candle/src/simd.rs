@@ -2,7 +2,11 @@
 //!
 //! Each loop is written once, over fixed-size groups of numbers that compilers turn into vector instructions, and compiled
 //! twice on x86-64: for every processor, and for those with AVX2 and fused multiply-add, which is asked when the program
-//! runs. Elsewhere the portable form is all there is; on AArch64 that has vectors and fused multiply-add.
+//! runs. Dot products have a form of their own there ([`x86`]). Elsewhere the portable form is all there is; on AArch64 that
+//! has vectors and fused multiply-add.
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 /// Numbers of a group: two AVX registers.
 const GROUP: usize = 16;
@@ -33,12 +37,8 @@ macro_rules! dispatched {
 }
 
 dispatched! {
-    /// `sum_i a[i] * b[i]`.
-    fn dot(a: &[f32], b: &[f32]) -> f32 = dot_body;
     /// The sum of all elements.
     fn sum(values: &[f32]) -> f32 = sum_body;
-    /// `out[i] = vector . rows[i * stride ..]` for every `i`.
-    fn dot_rows(vector: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) = dot_rows_body;
     /// `out[j] += sum_i weights[i] * rows[i * stride + j]`.
     fn add_weighted_rows(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) = add_weighted_rows_body;
     /// `values[i] = exp(values[i] - shift)`; gives their sum.
@@ -95,13 +95,30 @@ fn sum_body<const FMA: bool>(values: &[f32]) -> f32 {
     total(sums) + rest.iter().sum::<f32>()
 }
 
-#[inline(always)]
-fn dot_rows_body<const FMA: bool>(vector: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
+/// `sum_i a[i] * b[i]`.
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        // SAFETY: the processor has both features.
+        return unsafe { x86::dot(a, b) };
+    }
+    dot_body::<PORTABLE_FMA>(a, b)
+}
+
+/// `out[i] = vector . rows[i * stride ..]` for every `i`.
+///
+/// Dot products are the loops that compilers do not find a good form for, so x86-64 has them by hand.
+pub(crate) fn dot_rows(vector: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
     if vector.is_empty() {
         return out.fill(0.0);
     }
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        // SAFETY: the processor has both features.
+        return unsafe { x86::dot_rows(vector, rows, stride, out) };
+    }
     for (index, out) in out.iter_mut().enumerate() {
-        *out = dot_body::<FMA>(vector, &rows[index * stride..][..vector.len()]);
+        *out = dot_body::<PORTABLE_FMA>(vector, &rows[index * stride..][..vector.len()]);
     }
 }
 
@@ -255,6 +272,26 @@ mod tests {
         for (column, out) in out.iter().enumerate() {
             let sum: f32 = (0..rows).map(|row| weights[row] * values[row * stride + column]).sum();
             assert!((out - 1.0 - sum).abs() < 1e-5);
+        }
+    }
+
+    #[rstest]
+    fn dots_with_rows_agree_with_f64(
+        #[values(1, 8, 13, 64, 100)] width: usize,
+        #[values(1, 4, 7)] rows: usize,
+    ) {
+        let (stride, vector) = (width + 3, numbers(width, 2));
+        let values = numbers((rows - 1) * stride + width, 1);
+        let mut out = vec![0.0; rows];
+        dot_rows(&vector, &values, stride, &mut out);
+        for (row, out) in out.iter().enumerate() {
+            let values = &values[row * stride..];
+            let exact: f64 = vector.iter().zip(values).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+            assert!((f64::from(*out) - exact).abs() < 1e-5);
+            // The result does not depend on which rows are next to it.
+            let mut alone = [0.0];
+            dot_rows(&vector, values, stride, &mut alone);
+            assert_eq!(alone[0], *out);
         }
     }
 

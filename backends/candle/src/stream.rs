@@ -1,9 +1,6 @@
 //! Streams and events. Work is done when it is enqueued, so there is never anything to wait for.
 
-use crate::{
-    device::Core,
-    memory::HostBuffer,
-};
+use crate::{device::Core, memory::HostBuffer};
 use dsrun_core::{
     Error, Result,
     device::{BufferSlice, Event, Stream},
@@ -43,7 +40,9 @@ impl HostStream {
 /// The buffer of a slice, if it is one of the device `core` and the slice lies in it, and where the slice starts.
 pub(crate) fn locate(slice: &BufferSlice, core: &Arc<Core>) -> Result<(Arc<HostBuffer>, NonNull<u8>)> {
     let any: Arc<dyn Any + Send + Sync> = slice.buffer.clone();
-    let buffer = any.downcast::<HostBuffer>().map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
+    let buffer = any
+        .downcast::<HostBuffer>()
+        .map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
     if !Arc::ptr_eq(buffer.device(), core) {
         return Err(Error::invalid("belongs to another handle of the device").field("buffer"));
     }

@@ -108,10 +108,12 @@ fn another_handles_objects_are_refused() {
         comm: None,
     };
     let plan = own.device.kernels().plan(&call).unwrap();
-    let arguments = |b: &Bench, y: &Bench| bench::arguments(
-        vec![Some(own.upload(&[1f32; 8])), Some(b.upload(&[1f32; 8])), None, None],
-        vec![y.upload(&[0f32; 8])],
-    );
+    let arguments = |b: &Bench, y: &Bench| {
+        bench::arguments(
+            vec![Some(own.upload(&[1f32; 8])), Some(b.upload(&[1f32; 8])), None, None],
+            vec![y.upload(&[0f32; 8])],
+        )
+    };
     for bad in [arguments(&other, &own), arguments(&own, &other)] {
         let error = plan.clone().bind(&bad).unwrap_err();
         assert!(error.message().contains("another handle"), "{error}");
@@ -137,7 +139,8 @@ fn a_raw_plan_checks_ranges_and_overlaps_itself() {
     let plan = bench.device.kernels().plan(&call).unwrap();
     let all = bench.upload(&[0f32; 64]);
     let at = |offset: usize| BufferSlice { buffer: all.buffer.clone(), offset, bytes: 32 };
-    let bind = |a, b, y| plan.clone().bind(&bench::arguments(vec![Some(a), Some(b), None, None], vec![y])).map(drop);
+    let bind =
+        |a, b, y| plan.clone().bind(&bench::arguments(vec![Some(a), Some(b), None, None], vec![y])).map(drop);
     assert!(bind(at(0), at(0), at(64)).is_ok());
     assert!(bind(at(0), at(64), at(64)).is_err(), "result on operand");
     assert!(bind(at(0), at(64), at(2)).is_err(), "misaligned");
@@ -158,7 +161,9 @@ fn rows_past_the_extent_are_left_alone(#[case] extent: i32, #[case] rows: usize)
     let bound = |values: &[bf16]| Binding { slice: bench.upload(values), extent: Some(extent.clone()) };
     let operand = || Some((bench::tensor(x.clone()), Argument::Tensor(bound(&[bf16::ONE; 15]))));
     let y = bound(&[bf16::from_f32(7.0); 15]);
-    bench.run(Add { alpha: 2.0 }, vec![operand(), operand(), None, None], vec![(x.clone(), y.clone())]).unwrap();
+    bench
+        .run(Add { alpha: 2.0 }, vec![operand(), operand(), None, None], vec![(x.clone(), y.clone())])
+        .unwrap();
     let found: Vec<bf16> = bench.download(&y.slice);
     for (index, value) in found.iter().enumerate() {
         let written = index / 5 < rows && index % 5 < 4;
@@ -173,10 +178,8 @@ fn gathering_stops_at_the_extent_of_what_is_gathered() {
     let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0].map(f16::from_f32);
     let bound = Binding { slice: bench.upload(&values), extent: Some(bench.upload(&[2])) };
     let y = bench.upload(&[f16::ZERO; 6]);
-    let operands = vec![
-        Some((bench::tensor(x), Argument::Tensor(bound))),
-        Some(bench.operand(&[1, 2, 0], &[3])),
-    ];
+    let operands =
+        vec![Some((bench::tensor(x), Argument::Tensor(bound))), Some(bench.operand(&[1, 2, 0], &[3]))];
     bench.run(GatherRows {}, operands, vec![(desc(DType::F16, &[3, 2]), Binding::new(y.clone()))]).unwrap();
     assert_eq!(bench.download::<f16>(&y), [3.0, 4.0, 0.0, 0.0, 1.0, 2.0].map(f16::from_f32));
 }
@@ -259,7 +262,8 @@ fn norm_linear_is_its_body(#[values(false, true)] half: bool, #[values(false, tr
 #[test]
 fn other_regions_are_left_to_core_with_a_reason() {
     let bench = Bench::new(1);
-    let values = |indices: &[usize]| indices.iter().map(|index| Some(ValueId::new(*index))).collect::<Vec<_>>();
+    let values =
+        |indices: &[usize]| indices.iter().map(|index| Some(ValueId::new(*index))).collect::<Vec<_>>();
     let norm = RmsNorm { eps: 0.0, weight_offset: 0.0 };
     // The same two ops as a known region, but only the second value is a result.
     let mut add = values(&[0, 1]);
@@ -284,7 +288,8 @@ fn other_regions_are_left_to_core_with_a_reason() {
 #[test]
 fn events_are_reached_at_once_and_keep_time() {
     let device = open(DeviceOptions::default()).unwrap();
-    let (mut stream, first, second) = (device.stream().unwrap(), device.event().unwrap(), device.event().unwrap());
+    let (mut stream, first, second) =
+        (device.stream().unwrap(), device.event().unwrap(), device.event().unwrap());
     assert!(first.reached().unwrap());
     assert!(second.elapsed_since(first.as_ref()).is_err());
     stream.record(first.as_ref()).unwrap();

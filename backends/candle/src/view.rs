@@ -68,7 +68,9 @@ impl View {
         }
         let (extent_buffer, extent) = match &binding.extent {
             None => (None, None),
-            Some(_) if !desc.bounded => return Err(Error::invalid("was not planned as bounded").field("extent")),
+            Some(_) if !desc.bounded => {
+                return Err(Error::invalid("was not planned as bounded").field("extent"));
+            }
             Some(extent) => {
                 let (buffer, pointer) = locate(extent, core).map_err(|error| error.field("extent"))?;
                 if extent.bytes < 4 || pointer.align_offset(4) != 0 {
@@ -140,7 +142,9 @@ impl Views {
     /// Checks arguments against their description and the device.
     pub(crate) fn bind(call: &CallDesc, arguments: &Arguments, core: &Arc<Core>) -> Result<Self> {
         let (operands, results) = (arguments.operands.len(), arguments.results.len());
-        if (operands, results) != (call.operands.len(), call.results.len()) || operands.max(results) > MAX_TENSORS {
+        if (operands, results) != (call.operands.len(), call.results.len())
+            || operands.max(results) > MAX_TENSORS
+        {
             let message = format!("{operands} operands and {results} results bound, not as described");
             return Err(Error::invalid(message).field("operands"));
         }
@@ -182,7 +186,11 @@ impl Views {
     }
 }
 
-fn bind_operand(desc: Option<&OperandDesc>, argument: Option<&Argument>, core: &Arc<Core>) -> Result<BoundOperand> {
+fn bind_operand(
+    desc: Option<&OperandDesc>,
+    argument: Option<&Argument>,
+    core: &Arc<Core>,
+) -> Result<BoundOperand> {
     match (desc, argument) {
         (None, None) => Ok(BoundOperand::Absent),
         (Some(OperandDesc::Tensor(desc)), Some(Argument::Tensor(binding))) => {

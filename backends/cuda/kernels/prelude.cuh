@@ -20,12 +20,12 @@ struct alignas(16) Vector { u32 word[4]; };
 
 /* How many rows are real: the smallest of those said in device memory, at most `rows`. */
 struct Extent {
-    const int* said[4];
+    const int* said[8];
     i64 rows;
 
     __device__ i64 count() const {
         i64 result = rows;
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 8; ++i) {
             if (said[i]) {
                 i64 here = *said[i];
                 result = here < result ? (here < 0 ? 0 : here) : result;

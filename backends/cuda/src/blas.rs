@@ -47,11 +47,13 @@ pub(crate) struct Shape {
     pub(crate) inputs: usize,
     /// Element type of both operands.
     pub(crate) dtype: DType,
+    /// Element type of the result: that of the operands, or f32.
+    pub(crate) result: DType,
     /// Elements from row to row of `x`, `w` and `y`.
     pub(crate) strides: [usize; 3],
 }
 
-/// Descriptions of a product, with the algorithm chosen for it. `y` is f32.
+/// Descriptions of a product, with the algorithm chosen for it.
 pub(crate) struct Setup {
     handle: Raw<sys::cublasLtContext>,
     product: Raw<sys::cublasLtMatmulDescOpaque_t>,
@@ -89,7 +91,7 @@ impl Setup {
         let [x, w, y] = shape.strides.map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
         let (rows, outputs, inputs) = (shape.rows as u64, shape.outputs as u64, shape.inputs as u64);
         let matrices =
-            [(kind, inputs, outputs, w), (kind, inputs, rows, x), (cudaDataType_t::CUDA_R_32F, outputs, rows, y)];
+            [(kind, inputs, outputs, w), (kind, inputs, rows, x), (data_type(shape.result)?, outputs, rows, y)];
         for (layout, (kind, rows, columns, stride)) in setup.layouts.iter_mut().zip(matrices) {
             let made = result::create_matrix_layout(kind, rows, columns, stride);
             *layout = Raw(made.map_err(failed("describing a matrix"))?);

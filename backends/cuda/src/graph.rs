@@ -20,7 +20,7 @@ pub(crate) struct CudaGraphs {
 }
 
 impl Graphs for CudaGraphs {
-    fn capture(&self, stream: &mut dyn Stream, calls: Arc<[Box<dyn BoundCall>]>) -> Result<Box<dyn Graph>> {
+    fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
         let raw = CudaStream::own(stream, &self.context)?.raw;
         let context = &self.context;
         context.enter()?;
@@ -63,7 +63,7 @@ impl Drop for Captured {
 struct CudaGraph {
     context: Arc<Context>,
     raw: Raw<sys::CUgraphExec_st>,
-    _calls: Arc<[Box<dyn BoundCall>]>,
+    _calls: Vec<Box<dyn BoundCall>>,
 }
 
 // SAFETY: a graph is used by one thread at a time, and the calls in it are not touched but for keeping them alive; every

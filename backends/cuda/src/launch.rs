@@ -22,6 +22,9 @@ pub(crate) struct Function {
     pub(crate) name: &'static str,
 }
 
+/// How many different extents a kernel takes into account: no op has more operands and results over one dimension.
+const EXTENTS: usize = 8;
+
 /// The most parameters a kernel has.
 const MAX_PARAMETERS: usize = 40;
 
@@ -63,11 +66,11 @@ impl Parameters {
         self
     }
 
-    /// A 32-bit whole number; what does not fit is a mistake of the recipe, which bounds sizes first.
+    /// A struct of 64-bit words.
     #[must_use]
-    pub(crate) fn int(mut self, value: usize) -> Self {
+    pub(crate) fn words<const N: usize>(mut self, words: [u64; N]) -> Self {
         self.start();
-        self.words.push(u64::from(u32::try_from(value).unwrap_or(i32::MAX as u32)));
+        self.words.extend(words);
         self
     }
 
@@ -92,7 +95,7 @@ impl Parameters {
         let mut pointers: Vec<u64> = tensors.iter().map(|tensor| tensor.extent).filter(|extent| *extent != 0).collect();
         pointers.sort_unstable();
         pointers.dedup();
-        pointers.resize(4, 0);
+        pointers.resize(EXTENTS, 0);
         self.words.extend(pointers);
         self.words.push(rows as u64);
         self

@@ -15,8 +15,8 @@ use std::{
     },
 };
 
-/// Operands are bound at multiples of this: a line of the cache, and what every vector load and copy engine wants.
-pub(crate) const ALIGNMENT: usize = 128;
+/// Operands are bound at multiples of this: what cuBLASLt takes for granted, and more than any vector load wants.
+pub(crate) const ALIGNMENT: usize = 256;
 
 /// Counts the memory a device handle holds.
 #[derive(Debug)]

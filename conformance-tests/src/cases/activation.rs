@@ -44,7 +44,8 @@ pub(super) fn activation(dtype: DType) -> Vec<Case> {
 pub(super) fn gated_activation(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     for layout in GateLayout::ALL {
-        for plane in planes(&format!("gated_activation_{}", layout.name()), dtype, KINDS, |features| features) {
+        for plane in planes(&format!("gated_activation_{}", layout.name()), dtype, KINDS, |features| features)
+        {
             let (mut random, columns) = (plane.random.clone(), plane.features);
             let function = Nonlinearity::ALL[plane.number % Nonlinearity::ALL.len()];
             let limit = random.pick(&[0.0f32, 0.5, 7.0]);

@@ -4,8 +4,9 @@ use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
     gate::Gate,
     oracle::{
-        Real, cache,
+        Real,
         attention::{Scoring, Seen, Visibility, attend},
+        cache,
     },
     random::{Random, Values},
     tensor::Tensor,
@@ -41,7 +42,11 @@ struct Setup {
 }
 
 impl Setup {
-    fn new(label: &'static str, sequences: &[(usize, usize)], [query_heads, kv_heads, size]: [usize; 3]) -> Self {
+    fn new(
+        label: &'static str,
+        sequences: &[(usize, usize)],
+        [query_heads, kv_heads, size]: [usize; 3],
+    ) -> Self {
         Self {
             label,
             sequences: sequences.to_vec(),
@@ -173,14 +178,16 @@ impl Batch {
         for (new, all) in &setup.sequences {
             for column in 0..columns {
                 // Pages that lie wholly outside every query's window have been given back.
-                let first_seen = if setup.window == 0 { 0 } else { (all - new + 1).saturating_sub(setup.window) };
+                let first_seen =
+                    if setup.window == 0 { 0 } else { (all - new + 1).saturating_sub(setup.window) };
                 let is_free = column >= needs(*all) || (column + 1) * setup.block <= first_seen;
                 table.push(if is_free { -1 } else { free.next().map_or(-1, |page| page as i32) });
             }
         }
         let heads = setup.query_heads;
         let alibi = setup.alibi.then(|| {
-            let slopes: Vec<f64> = (0..heads).map(|head| 2f64.powf(-8.0 * (head + 1) as f64 / heads as f64)).collect();
+            let slopes: Vec<f64> =
+                (0..heads).map(|head| 2f64.powf(-8.0 * (head + 1) as f64 / heads as f64)).collect();
             Tensor::floats(DType::F32, &[heads], &slopes)
         });
         let sinks = setup.sinks.then(|| random.tensor(DType::F32, &[heads], Values::HeavyTailed));
@@ -216,7 +223,14 @@ impl Batch {
 }
 
 /// A cache whose slots hold NaN, except those of tokens that are there.
-fn cache_of(setup: &Setup, batch: &Batch, random: &mut Random, dtype: DType, size: usize, values: Values) -> Tensor {
+fn cache_of(
+    setup: &Setup,
+    batch: &Batch,
+    random: &mut Random,
+    dtype: DType,
+    size: usize,
+    values: Values,
+) -> Tensor {
     let shape = [batch.pages, setup.kv_heads, setup.block, size];
     let mut all = vec![f64::NAN; shape.iter().product()];
     for (sequence, (_, length)) in setup.sequences.iter().enumerate() {
@@ -345,7 +359,8 @@ pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
         // Encoders look both ways, and their windows and distances do too.
         if matches!(setup.label, "window" | "alibi" | "everything" | "odd_head" | "window_of_one") {
             let label = format!("{}_bidirectional", setup.label);
-            let mut case = unpaged_case(dtype, &Setup { mask: AttentionMask::Bidirectional, ..setup }, Values::Uniform);
+            let mut case =
+                unpaged_case(dtype, &Setup { mask: AttentionMask::Bidirectional, ..setup }, Values::Uniform);
             case.id = format!("attention/{dtype}/{label}");
             cases.push(case);
         }
@@ -396,7 +411,8 @@ fn unpaged_case(dtype: DType, setup: &Setup, values: Values) -> Case {
             let keys = (0..*length).filter(|key| visibility.sees(token, *key, |_| false));
             let seen: Vec<Seen<'_>> = keys.map(seen_key).collect();
             let query = &query_values[(row * heads + head) * setup.key_size..][..setup.key_size];
-            let (reals, _): (Vec<Real>, Real) = attend(batch.scoring(setup, head), query, &seen, setup.value_size);
+            let (reals, _): (Vec<Real>, Real) =
+                attend(batch.scoring(setup, head), query, &seen, setup.value_size);
             for (index, real) in reals.into_iter().enumerate() {
                 y[(row * heads + head) * setup.value_size + index] = Element::Real(real);
             }

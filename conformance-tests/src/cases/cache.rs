@@ -28,7 +28,9 @@ pub(super) fn kv_write(dtype: DType) -> Vec<Case> {
     // Keys and values of another type than the cache's are rounded on the way.
     let rounded = (dtype != DType::F32).then_some((DType::F32, "kv_write_of_f32"));
     for (from, name) in [(dtype, "kv_write")].into_iter().chain(rounded) {
-        for (label, [pages, heads, block, key_size, value_size], tokens, extent, gap) in WRITES.iter().copied() {
+        for (label, [pages, heads, block, key_size, value_size], tokens, extent, gap) in
+            WRITES.iter().copied()
+        {
             let id = format!("{name}/{dtype}/{label}");
             let mut random = Random::named(&id);
             // Every slot at most once, and between them -1 and slots outside.
@@ -47,7 +49,8 @@ pub(super) fn kv_write(dtype: DType) -> Vec<Case> {
                 let mut elements = vec![Element::Untouched; before.bits.len()];
                 for (token, slot) in slots.iter().enumerate().take(extent.unwrap_or(tokens)) {
                     let Some((page, place)) = cache::place(*slot, pages, block) else { continue };
-                    for (column, bits) in new.bits[token * heads * size..][..heads * size].iter().enumerate() {
+                    for (column, bits) in new.bits[token * heads * size..][..heads * size].iter().enumerate()
+                    {
                         let at = cache::element(shape, page, column / size, place, column % size);
                         elements[at] = element(from, *bits, dtype);
                     }
@@ -145,8 +148,10 @@ pub(super) fn page_gather(dtype: DType) -> Vec<Case> {
         let elements = wanted.iter().flat_map(row).collect();
         let layout = Layout::default().with_extent(extent);
         let expected = Expected::new(elements).laid(Layout { gap, ..layout }, size);
-        let operands =
-            vec![Operand::laid(cache, Layout::strided(gap, 0)), Operand::laid(Tensor::vector(&wanted), layout)];
+        let operands = vec![
+            Operand::laid(cache, Layout::strided(gap, 0)),
+            Operand::laid(Tensor::vector(&wanted), layout),
+        ];
         cases.push(Case::new(id, CallCase::new(PageGather {}, operands, vec![expected])));
     }
     cases

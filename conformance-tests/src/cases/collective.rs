@@ -9,7 +9,8 @@ use crate::{
 use dsrun_core::{
     DType,
     op::{
-        AllGather, AllReduce, AllToAll, Barrier, Broadcast, MeshAxis, Op, Receive, ReduceScatter, Reduction, Send,
+        AllGather, AllReduce, AllToAll, Barrier, Broadcast, MeshAxis, Op, Receive, ReduceScatter, Reduction,
+        Send,
     },
 };
 
@@ -17,10 +18,17 @@ const AXIS: MeshAxis = MeshAxis::Tensor;
 
 /// Label, rows and features; both are multiplied by the ranks where an op shares them out. Rows that are not real are
 /// still sent by some, so extents are left alone here.
-const SHAPES: &[(&str, usize, usize)] = &[("nothing", 0, 8), ("one", 1, 1), ("odd", 7, 33), ("large", 61, 257)];
+const SHAPES: &[(&str, usize, usize)] =
+    &[("nothing", 0, 8), ("one", 1, 1), ("odd", 7, 33), ("large", 61, 257)];
 
 /// The tensor of every rank.
-fn tensors(random: &mut Random, dtype: DType, ranks: usize, shape: [usize; 2], values: Values) -> Vec<Tensor> {
+fn tensors(
+    random: &mut Random,
+    dtype: DType,
+    ranks: usize,
+    shape: [usize; 2],
+    values: Values,
+) -> Vec<Tensor> {
     let one = |random: &mut Random| {
         if dtype.is_float() {
             return random.tensor(dtype, &shape, values);
@@ -97,7 +105,8 @@ pub(super) fn all_gather(dtype: DType) -> Vec<Case> {
                 all.iter().flat_map(|tensor| tensor.bits.iter().copied()).collect()
             } else {
                 let row = |row: usize| {
-                    all.iter().flat_map(move |tensor| tensor.bits[row * shape[1]..][..shape[1]].iter().copied())
+                    all.iter()
+                        .flat_map(move |tensor| tensor.bits[row * shape[1]..][..shape[1]].iter().copied())
                 };
                 (0..shape[0]).flat_map(row).collect()
             };
@@ -115,7 +124,9 @@ pub(super) fn all_gather(dtype: DType) -> Vec<Case> {
 
 pub(super) fn reduce_scatter(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (rows, reduction) in [false, true].into_iter().flat_map(|rows| reductions(dtype).map(move |r| (rows, r))) {
+    for (rows, reduction) in
+        [false, true].into_iter().flat_map(|rows| reductions(dtype).map(move |r| (rows, r)))
+    {
         let name = format!("reduce_scatter_{}{}", reduction.name(), if rows { "_rows" } else { "" });
         each(&name, dtype, |id, mut random, ranks, [mut height, mut width], number| {
             let share = if rows { &mut height } else { &mut width };
@@ -193,5 +204,7 @@ pub(super) fn send_and_receive(dtype: DType) -> Vec<Case> {
 
 pub(super) fn barrier(dtype: DType) -> Vec<Case> {
     let call = || CallCase::new(Op::from(Barrier { axis: AXIS }), Vec::new(), Vec::new());
-    (1..=4).map(|ranks| case(format!("barrier/{dtype}/over_{ranks}"), (0..ranks).map(|_| call()).collect())).collect()
+    (1..=4)
+        .map(|ranks| case(format!("barrier/{dtype}/over_{ranks}"), (0..ranks).map(|_| call()).collect()))
+        .collect()
 }

@@ -52,7 +52,8 @@ pub(super) fn cast(dtype: DType) -> Vec<Case> {
             let factor = if plane.values == Values::HeavyTailed { 1000.0 } else { 1.0 };
             let x = random.scaled(dtype, &[plane.rows, plane.features], plane.values, factor);
             let nan = Element::Real(Real::new(f64::NAN, 0.0));
-            let element = |bits: &u32| elementwise::cast(dtype, *bits, to).map_or_else(|| nan.clone(), Element::Bits);
+            let element =
+                |bits: &u32| elementwise::cast(dtype, *bits, to).map_or_else(|| nan.clone(), Element::Bits);
             let expected = Expected::new(x.bits.iter().map(element).collect());
             let expected = expected.laid(plane.other(5), plane.features);
             let operands = vec![Operand::laid(x, plane.layout)];

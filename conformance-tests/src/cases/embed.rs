@@ -37,7 +37,8 @@ pub(super) fn embed(dtype: DType) -> Vec<Case> {
         if matches!(format, WeightFormat::Dense(stored) if stored != dtype && dtype != DType::F32) {
             continue;
         }
-        for (number, (label, tokens, rows, columns, first_row, extent)) in SHAPES.iter().copied().enumerate() {
+        for (number, (label, tokens, rows, columns, first_row, extent)) in SHAPES.iter().copied().enumerate()
+        {
             let id = format!("embed_{format}/{dtype}/{label}");
             let mut random = Random::named(&id);
             let (table, elements) = random_weight(&mut random, format, [rows, columns], 0.5, dtype);
@@ -57,7 +58,8 @@ pub(super) fn embed(dtype: DType) -> Vec<Case> {
                 (positions, table, elements, random.pick(&[0u32, 2]))
             });
             let reals = ids.iter().enumerate().flat_map(|(token, id)| {
-                let position = positions.as_ref().map(|(all, _, table, offset)| (all[token], table.as_slice(), *offset));
+                let position =
+                    positions.as_ref().map(|(all, _, table, offset)| (all[token], table.as_slice(), *offset));
                 embed::embed(*id, &elements, first_row, position, columns)
             });
             let layout = Layout::default().with_extent(extent);

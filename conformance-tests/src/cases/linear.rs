@@ -149,7 +149,10 @@ pub(super) fn matmul(dtype: DType) -> Vec<Case> {
             let layout = Layout::strided(*gap, 0);
             let expected = Expected::reals(reals).laid(Layout { offset: 1, ..layout }, m * n);
             let operands = vec![Operand::laid(a, layout), Operand::laid(b, layout)];
-            cases.push(Case::new(id, CallCase::new(Matmul { dtype: to, transpose_b }, operands, vec![expected])));
+            cases.push(Case::new(
+                id,
+                CallCase::new(Matmul { dtype: to, transpose_b }, operands, vec![expected]),
+            ));
         }
     }
     // The groups may be bounded like any first dimension.

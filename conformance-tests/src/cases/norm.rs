@@ -30,7 +30,8 @@ pub(super) fn rms_norm(dtype: DType) -> Vec<Case> {
         let (eps, weight_offset) = (random.pick(&EPSILONS), random.pick(&[0.0f32, 1.0]));
         let (values, weights) = (x.values(), weight.values());
         let groups = values.chunks(width);
-        let reals = groups.flat_map(|x| norm::rms_norm(x, &weights, f64::from(eps), f64::from(weight_offset)));
+        let reals =
+            groups.flat_map(|x| norm::rms_norm(x, &weights, f64::from(eps), f64::from(weight_offset)));
         let expected = Expected::reals(reals).laid(plane.other(5), columns);
         let operands = vec![Operand::laid(x, plane.layout), Operand::tensor(weight)];
         Case::new(plane.id, CallCase::new(RmsNorm { eps, weight_offset }, operands, vec![expected]))
@@ -49,10 +50,14 @@ pub(super) fn layer_norm(dtype: DType) -> Vec<Case> {
         let (weights, biases) = (weight.as_ref().map(|w| w.values()), bias.as_ref().map(|b| b.values()));
         let values = x.values();
         let rows = values.chunks(columns.max(1));
-        let reals = rows.flat_map(|x| norm::layer_norm(x, weights.as_deref(), biases.as_deref(), f64::from(eps)));
+        let reals =
+            rows.flat_map(|x| norm::layer_norm(x, weights.as_deref(), biases.as_deref(), f64::from(eps)));
         let expected = Expected::reals(reals).laid(plane.other(5), columns);
-        let operands =
-            vec![Operand::laid(x, plane.layout), weight.and_then(Operand::tensor), bias.and_then(Operand::tensor)];
+        let operands = vec![
+            Operand::laid(x, plane.layout),
+            weight.and_then(Operand::tensor),
+            bias.and_then(Operand::tensor),
+        ];
         Case::new(plane.id, CallCase::new(LayerNorm { eps }, operands, vec![expected]))
     };
     planes("layer_norm", dtype, &Values::USUAL, |features| features).into_iter().map(one).collect()

@@ -24,7 +24,11 @@ pub(super) struct Plane {
 impl Plane {
     /// The layout of another tensor of the plane: the same rows are real, but it lies elsewhere.
     pub(super) fn other(&self, gap: usize) -> Layout {
-        Layout { gap: if self.layout.gap > 0 { gap } else { 0 }, offset: self.layout.offset + 1, ..self.layout }
+        Layout {
+            gap: if self.layout.gap > 0 { gap } else { 0 },
+            offset: self.layout.offset + 1,
+            ..self.layout
+        }
     }
 }
 
@@ -58,7 +62,12 @@ const EDGES: &[(&str, usize, usize, Layout)] = &[
 ];
 
 /// The edges and some random planes. `features` fits a number of features to the op.
-pub(super) fn planes(op: &str, dtype: DType, kinds: &[Values], features: impl Fn(usize) -> usize) -> Vec<Plane> {
+pub(super) fn planes(
+    op: &str,
+    dtype: DType,
+    kinds: &[Values],
+    features: impl Fn(usize) -> usize,
+) -> Vec<Plane> {
     let mut planes = Vec::new();
     for (number, (label, rows, wanted, layout)) in EDGES.iter().enumerate() {
         let id = format!("{op}/{dtype}/{label}");

@@ -44,7 +44,7 @@ pub(super) fn add_rms_norm(dtype: DType) -> Vec<Case> {
                 let weight = weight.abs() + f64::from(weight_offset).abs();
                 // The sum may be rounded to its storage type before the norm reads it.
                 let inner = sum.value.abs() * factor * weight;
-                Real { magnitude: sum.magnitude * factor * weight, ..real }.rounded_inside(inner)
+                Real { magnitude: sum.magnitude * factor * weight, ..real }.rounded_inside(inner, inner)
             };
             normed.extend(reals.into_iter().zip(row).zip(&weights).map(stretched));
         }
@@ -80,12 +80,14 @@ pub(super) fn norm_linear(dtype: DType) -> Vec<Case> {
         let biases = bias.as_ref().map(|bias| bias.values());
         let mut reals = Vec::new();
         for row in values.chunks(k) {
-            let normed: Vec<f64> =
-                norm::rms_norm(row, &norm_weights, f64::from(eps), 0.0).iter().map(|real| real.value).collect();
+            let normed: Vec<f64> = norm::rms_norm(row, &norm_weights, f64::from(eps), 0.0)
+                .iter()
+                .map(|real| real.value)
+                .collect();
             for real in linear::linear(&normed, &elements, biases.as_deref(), [1, n, k]) {
                 // The normed row may be rounded, and so may dequantised weights.
-                let roundings = if format.is_quantised() { 2.0 } else { 1.0 };
-                reals.push(real.rounded_inside(roundings * real.inner));
+                let roundings = if format.is_quantised() { 2.0f64 } else { 1.0 };
+                reals.push(real.rounded_inside(roundings * real.inner, roundings.sqrt() * real.spread));
             }
         }
         let gate = Gate { inner: Some(dtype), exponential: false };

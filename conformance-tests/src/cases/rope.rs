@@ -46,7 +46,8 @@ pub(super) fn rope(dtype: DType) -> Vec<Case> {
             let position = |row: usize| if skipped(row) { -1 } else { first + row as i32 };
             let positions: Vec<i32> = (0..rows).map(position).collect();
             let base = random.pick(&[10_000f64, 500_000.0]);
-            let frequencies: Vec<f64> = (0..pairs).map(|pair| base.powf(-(pair as f64) / pairs as f64)).collect();
+            let frequencies: Vec<f64> =
+                (0..pairs).map(|pair| base.powf(-(pair as f64) / pairs as f64)).collect();
             let frequencies = Tensor::floats(DType::F32, &[pairs], &frequencies);
             let scale = random.pick(&[1.0f32, 1.0, 1.25]);
             let (values, frequency) = (x.values(), frequencies.values());

@@ -59,7 +59,8 @@ pub(super) fn logit_process(dtype: DType) -> Vec<Case> {
         };
         let counts: Vec<i32> = (0..capacity * vocabulary).map(|_| count(&mut random)).collect();
         let bias = (plane.number % 2 == 1).then(|| {
-            let value = |random: &mut Random| if random.chance(0.1) { f64::NEG_INFINITY } else { random.normal() };
+            let value =
+                |random: &mut Random| if random.chance(0.1) { f64::NEG_INFINITY } else { random.normal() };
             let all: Vec<f64> = (0..capacity * vocabulary).map(|_| value(&mut random)).collect();
             Tensor::floats(DType::F32, &[capacity, vocabulary], &all)
         });
@@ -78,13 +79,17 @@ pub(super) fn logit_process(dtype: DType) -> Vec<Case> {
             let bias = biases.as_ref().map_or(0.0, |bias| bias[entry]);
             Element::Real(sampling::process(values[index], counts[entry], penalties[request], bias, allowed))
         };
-        let expected = Expected::new((0..values.len()).map(element).collect()).laid(plane.other(5), vocabulary);
+        let expected =
+            Expected::new((0..values.len()).map(element).collect()).laid(plane.other(5), vocabulary);
         let vector = Layout { gap: 0, ..plane.layout };
         let operands = vec![
             Operand::laid(logits, plane.layout),
             Operand::laid(Tensor::vector(&requests), vector),
             Operand::tensor(Tensor::floats(DType::F32, &[capacity, SAMPLING_COLUMNS], &table)),
-            Operand::laid(Tensor::integers(&[capacity, vocabulary], &counts), Layout::strided(plane.layout.gap, 0)),
+            Operand::laid(
+                Tensor::integers(&[capacity, vocabulary], &counts),
+                Layout::strided(plane.layout.gap, 0),
+            ),
             bias.and_then(Operand::tensor),
             mask.and_then(|mask| Operand::laid(mask, plane.layout)),
         ];
@@ -184,7 +189,8 @@ impl Batch {
             Expected::new(log_probabilities).gated(gate).laid(vector, 1),
         ];
         let capacity = self.filters.len();
-        let table: Vec<f64> = self.filters.iter().flat_map(|filters| parameters(*filters, NO_PENALTIES)).collect();
+        let table: Vec<f64> =
+            self.filters.iter().flat_map(|filters| parameters(*filters, NO_PENALTIES)).collect();
         let operands = vec![
             Operand::laid(self.logits, self.layout),
             Operand::laid(Tensor::vector(&self.requests), vector),
@@ -212,8 +218,14 @@ const FILTERS: &[(&str, Filters)] = &[
 ];
 
 /// Label, rows, vocabulary.
-const ROWS: &[(&str, usize, usize)] =
-    &[("no_rows", 0, 32), ("one_token", 3, 1), ("odd", 33, 31), ("tile", 17, 128), ("prime", 13, 1009), ("wide", 3, 32_003)];
+const ROWS: &[(&str, usize, usize)] = &[
+    ("no_rows", 0, 32),
+    ("one_token", 3, 1),
+    ("odd", 33, 31),
+    ("tile", 17, 128),
+    ("prime", 13, 1009),
+    ("wide", 3, 32_003),
+];
 
 pub(super) fn sample(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -226,7 +238,9 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
             cases.push(mixed(id, &mut random, logits, layout, &[*filters]));
         }
         // All kinds in one batch, some rows past the extent, logits with special values and with ties.
-        for (values, extent) in [(Values::HeavyTailed, None), (Values::Special, Some(rows / 2)), (Values::Uniform, Some(0))] {
+        for (values, extent) in
+            [(Values::HeavyTailed, None), (Values::Special, Some(rows / 2)), (Values::Uniform, Some(0))]
+        {
             let id = format!("sample_mixed_{}/{dtype}/{label}", format!("{values:?}").to_lowercase());
             let mut random = Random::named(&id);
             let mut logits = random.tensor(dtype, &[rows, vocabulary], values);
@@ -241,9 +255,12 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
         }
     }
     cases.push(hopeless(dtype));
-    cases.extend(FILTERS.iter().filter(|(_, filters)| filters.temperature > 0.0).map(|(label, filters)| {
-        chi_square(format!("sample_distribution/{dtype}/{label}"), *filters)
-    }));
+    cases.extend(
+        FILTERS
+            .iter()
+            .filter(|(_, filters)| filters.temperature > 0.0)
+            .map(|(label, filters)| chi_square(format!("sample_distribution/{dtype}/{label}"), *filters)),
+    );
     cases
 }
 

@@ -36,9 +36,12 @@ fn table(random: &mut Random, [capacity, _, blocks, block, vocabulary]: [usize; 
         let length = (pages * block + random.below(3)).saturating_sub(1);
         requests.length.push(length as i32);
         let there = (pages + random.below(2)).min(blocks);
-        let page = |column: usize| if column < there { free.next().map_or(-1, |page| page as i32) } else { -1 };
+        let page =
+            |column: usize| if column < there { free.next().map_or(-1, |page| page as i32) } else { -1 };
         requests.block_table.push((0..blocks).map(page).collect());
-        requests.counts.push((0..vocabulary).map(|_| if random.chance(0.1) { random.below(4) as i32 } else { 0 }).collect());
+        requests.counts.push(
+            (0..vocabulary).map(|_| if random.chance(0.1) { random.below(4) as i32 } else { 0 }).collect(),
+        );
     }
     requests
 }
@@ -88,8 +91,10 @@ fn prepare_case(id: String, shape: [usize; 5], spare: usize, bounded: bool) -> C
     let step = prepare(&mut after, &plan, &prompt_ids, &rows, all, block);
 
     let extent = |real: usize| Layout::default().with_extent(bounded.then_some(real));
-    let (per_token, per_sequence, per_row) = (extent(real), extent(plan.len() - padded / 2), extent(rows.len() - 1));
-    let is_finished = |planned: &Planned| planned.request >= 0 && before.finished[planned.request as usize] != 0;
+    let (per_token, per_sequence, per_row) =
+        (extent(real), extent(plan.len() - padded / 2), extent(rows.len() - 1));
+    let is_finished =
+        |planned: &Planned| planned.request >= 0 && before.finished[planned.request as usize] != 0;
     // The document leaves open where a sequence without rows starts, and what pages a finished one has.
     let start = |(planned, start): (&Planned, &i32)| match is_finished(planned) || planned.request < 0 {
         true => Element::Anything,
@@ -97,7 +102,9 @@ fn prepare_case(id: String, shape: [usize; 5], spare: usize, bounded: bool) -> C
     };
     let pages = |(planned, table): (&Planned, &Vec<i32>)| -> Vec<Element> {
         let open = is_finished(planned);
-        let one = |page: &i32| if open { Element::OneOf(vec![*page as u32, u32::MAX]) } else { Element::Bits(*page as u32) };
+        let one = |page: &i32| {
+            if open { Element::OneOf(vec![*page as u32, u32::MAX]) } else { Element::Bits(*page as u32) }
+        };
         table.iter().map(one).collect()
     };
     let results = vec![
@@ -145,7 +152,8 @@ pub(super) fn commit_tokens(dtype: DType) -> Vec<Case> {
                     (if request < capacity { request as i32 } else { -1 }, id)
                 })
                 .collect();
-            let stop = |random: &mut Random| if random.chance(0.3) { -1 } else { random.below(vocabulary) as i32 };
+            let stop =
+                |random: &mut Random| if random.chance(0.3) { -1 } else { random.below(vocabulary) as i32 };
             let stop_ids: Vec<i32> = (0..stops).map(|_| stop(&mut random)).collect();
             let extent = bounded.then_some(rows.len() / 2);
             let mut after = before.clone();

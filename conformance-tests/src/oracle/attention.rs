@@ -43,7 +43,8 @@ pub fn attend(scoring: Scoring, query: &[f64], seen: &[Seen<'_>], value_size: us
     let largest = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
     let total: f64 = scores.iter().map(|(score, _)| (score - largest).exp()).sum();
     let weights: Vec<f64> = scores.iter().map(|(score, _)| (score - largest).exp() / total).collect();
-    let mean_error: f64 = weights.iter().zip(&scores).map(|(weight, (_, magnitude))| weight * magnitude).sum();
+    let mean_error: f64 =
+        weights.iter().zip(&scores).map(|(weight, (_, magnitude))| weight * magnitude).sum();
     // Every dot product has as many terms as the query; the sum over keys has one per key.
     let terms = query.len().max(seen.len());
     let element = |index: usize| {
@@ -52,6 +53,7 @@ pub fn attend(scoring: Scoring, query: &[f64], seen: &[Seen<'_>], value_size: us
             let term = weight * seen.value[index];
             real.value += term;
             real.inner += term.abs();
+            real.spread = real.spread.hypot(term);
             real.magnitude += term.abs() * (1.0 + error + mean_error);
         }
         real
@@ -64,7 +66,8 @@ pub fn attend(scoring: Scoring, query: &[f64], seen: &[Seen<'_>], value_size: us
 /// A score and its magnitude, in units of f32 roundings of 1.
 fn score(scoring: Scoring, query: &[f64], seen: &Seen<'_>) -> (f64, f64) {
     let product: f64 = query.iter().zip(seen.key).map(|(q, k)| q * k).sum();
-    let mut magnitude = scoring.scale.abs() * query.iter().zip(seen.key).map(|(q, k)| (q * k).abs()).sum::<f64>();
+    let mut magnitude =
+        scoring.scale.abs() * query.iter().zip(seen.key).map(|(q, k)| (q * k).abs()).sum::<f64>();
     let mut score = scoring.scale * product;
     if scoring.softcap > 0.0 {
         score = scoring.softcap * (score / scoring.softcap).tanh();
@@ -118,7 +121,8 @@ mod tests {
     const VALUES: [[f64; 1]; 2] = [[10.0], [20.0]];
 
     fn two_keys(keys: &[[f64; 2]; 2]) -> Vec<Seen<'_>> {
-        let one = |index: usize| Seen { distance: 1.0 - index as f64, key: &keys[index], value: &VALUES[index] };
+        let one =
+            |index: usize| Seen { distance: 1.0 - index as f64, key: &keys[index], value: &VALUES[index] };
         (0..2).map(one).collect()
     }
 

@@ -12,7 +12,13 @@ pub fn page(index: i32, pages: usize) -> Option<usize> {
 }
 
 /// Index of an element in a dense cache `[pages, heads, block, size]`.
-pub fn element([_, heads, block, size]: [usize; 4], page: usize, head: usize, place: usize, index: usize) -> usize {
+pub fn element(
+    [_, heads, block, size]: [usize; 4],
+    page: usize,
+    head: usize,
+    place: usize,
+    index: usize,
+) -> usize {
     ((page * heads + head) * block + place) * size + index
 }
 

@@ -18,7 +18,8 @@ pub enum Reduced {
 pub fn reduce(dtype: DType, reduction: Reduction, ranks: &[u32]) -> Reduced {
     let values: Vec<f64> = ranks.iter().map(|bits| float::value(dtype, *bits)).collect();
     let pick = |better: fn(f64, f64) -> bool| {
-        let best = (1..values.len()).fold(0, |best, rank| if better(values[rank], values[best]) { rank } else { best });
+        let best = (1..values.len())
+            .fold(0, |best, rank| if better(values[rank], values[best]) { rank } else { best });
         Reduced::Bits(ranks[best])
     };
     match reduction {
@@ -30,7 +31,7 @@ pub fn reduce(dtype: DType, reduction: Reduction, ranks: &[u32]) -> Reduced {
             let magnitude = values.iter().map(|value| value.abs()).sum::<f64>() / part;
             let inner = if values.len() > 1 { magnitude * count / 2.0 } else { 0.0 };
             let sum = values.iter().sum::<f64>() / part;
-            Reduced::Float(Real::sum(sum, magnitude, values.len()).rounded_inside(inner))
+            Reduced::Float(Real::sum(sum, magnitude, values.len()).rounded_inside(inner, inner))
         }
         Reduction::Sum | Reduction::Mean => {
             let mask = u32::MAX >> (32 - 8 * dtype.bytes());

@@ -9,7 +9,13 @@ fn row(table: &[f64], columns: usize, index: i64) -> Option<&[f64]> {
 }
 
 /// One token's embedding: the sum of its row and, if there are positions, that of its position.
-pub fn embed(id: i32, table: &[f64], first_row: u32, position: Option<(i32, &[f64], u32)>, columns: usize) -> Vec<Real> {
+pub fn embed(
+    id: i32,
+    table: &[f64],
+    first_row: u32,
+    position: Option<(i32, &[f64], u32)>,
+    columns: usize,
+) -> Vec<Real> {
     let token = row(table, columns, i64::from(id) - i64::from(first_row));
     let place = position.and_then(|(position, table, offset)| {
         // -1 is no position, whatever is added to it.

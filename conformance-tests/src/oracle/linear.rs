@@ -4,13 +4,14 @@ use super::Real;
 
 /// `sum_k x[k] * weight[k] + bias`. All products may see a rounded weight.
 pub fn dot(x: impl IntoIterator<Item = f64>, weight: impl IntoIterator<Item = f64>, bias: f64) -> Real {
-    let (mut value, mut products, mut terms) = (0.0, 0.0, 1);
+    let (mut value, mut products, mut squares, mut terms) = (0.0, 0.0f64, 0.0f64, 1);
     for (x, weight) in x.into_iter().zip(weight) {
         value += x * weight;
         products += (x * weight).abs();
+        squares += (x * weight) * (x * weight);
         terms += 1;
     }
-    Real::sum(value + bias, products + bias.abs(), terms).rounded_inside(products)
+    Real::sum(value + bias, products + bias.abs(), terms).rounded_inside(products, squares.sqrt())
 }
 
 /// `y[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]`, row-major.
@@ -28,10 +29,9 @@ pub fn matmul(a: &[f64], b: &[f64], transposed: bool, [groups, m, n, k]: [usize;
     let cell = |index: usize| {
         let (group, row, column) = (index / (m * n), index / n % m, index % n);
         let a = (0..k).map(|inner| a[(group * m + row) * k + inner]);
-        let b = (0..k).map(|inner| {
-            b[group * n * k + if transposed { column * k + inner } else { inner * n + column }]
-        });
-        dot(a, b, 0.0).rounded_inside(0.0)
+        let b = (0..k)
+            .map(|inner| b[group * n * k + if transposed { column * k + inner } else { inner * n + column }]);
+        dot(a, b, 0.0).rounded_inside(0.0, 0.0)
     };
     (0..groups * m * n).map(cell).collect()
 }
@@ -46,9 +46,14 @@ mod tests {
 
     #[test]
     fn linear_by_hand() {
-        let y = linear(&[1.0, 2.0, 3.0, -1.0], &[1.0, 1.0, 0.0, 2.0, 5.0, 0.0], Some(&[0.0, 10.0, 0.0]), [2, 3, 2]);
+        let y = linear(
+            &[1.0, 2.0, 3.0, -1.0],
+            &[1.0, 1.0, 0.0, 2.0, 5.0, 0.0],
+            Some(&[0.0, 10.0, 0.0]),
+            [2, 3, 2],
+        );
         assert_eq!(values(&y), [3.0, 14.0, 5.0, 2.0, 8.0, 15.0]);
-        assert_eq!((y[3].magnitude, y[3].inner), (4.0, 4.0));
+        assert_eq!((y[3].magnitude, y[3].inner, y[1].spread), (4.0, 4.0, 4.0));
         assert_eq!(y[4].magnitude, 12.0);
     }
 

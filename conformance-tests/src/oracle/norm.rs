@@ -50,7 +50,8 @@ mod tests {
     #[test]
     fn layer_norm_by_hand() {
         // mean 2, deviations -2, 0, 2, 0, variance 2, and eps 2: the factor is a half.
-        let y = layer_norm(&[0.0, 2.0, 4.0, 2.0], Some(&[1.0, 1.0, 3.0, 1.0]), Some(&[0.0, 5.0, 1.0, 0.0]), 2.0);
+        let y =
+            layer_norm(&[0.0, 2.0, 4.0, 2.0], Some(&[1.0, 1.0, 3.0, 1.0]), Some(&[0.0, 5.0, 1.0, 0.0]), 2.0);
         assert_eq!(values(&y), [-1.0, 5.0, 4.0, 0.0]);
         assert_eq!(values(&layer_norm(&[0.0, 2.0, 4.0, 2.0], None, None, 2.0)), [-1.0, 0.0, 1.0, 0.0]);
     }

@@ -8,7 +8,13 @@ use dsrun_core::{DType, op::RopePairing};
 /// The angle is a product rounded once to f32, as the document says; so the oracle takes sine and cosine of the rounded
 /// product. At position 100,000 the rounding moves the angle by up to 0.004, far more than any gate would let pass.
 /// Sine and cosine may be off by an f32 rounding of 1 each, which is why both elements count in full.
-pub fn rope(head: &[f64], position: i32, frequencies: &[f64], pairing: RopePairing, scale: f64) -> Vec<Option<Real>> {
+pub fn rope(
+    head: &[f64],
+    position: i32,
+    frequencies: &[f64],
+    pairing: RopePairing,
+    scale: f64,
+) -> Vec<Option<Real>> {
     let mut rotated = vec![None; head.len()];
     for (pair, frequency) in frequencies.iter().enumerate() {
         let (first, second) = match pairing {

@@ -78,7 +78,8 @@ pub fn gumbel(seed: [u32; 2], position: i32, token: u32) -> (f64, f64) {
 
 /// The order in which filters see tokens: largest first, lower ids first among equals; those never drawn are left out.
 fn ranking(logits: &[f64]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..logits.len()).filter(|token| logits[*token] > f64::NEG_INFINITY).collect();
+    let mut order: Vec<usize> =
+        (0..logits.len()).filter(|token| logits[*token] > f64::NEG_INFINITY).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
     order
 }
@@ -95,7 +96,8 @@ pub fn filter(logits: &[f64], filters: Filters) -> Vec<(usize, bool)> {
     let scaled: Vec<f64> = order.iter().map(|token| logits[*token] / filters.temperature).collect();
     let count = if filters.top_k == 0 { order.len() } else { filters.top_k.min(order.len()) };
     // Equal logits are equal in f32 too, and ids decide: no doubt there. Unequal ones may become equal by the division.
-    let doubtful = |a: usize, b: usize| scaled[a] != scaled[b] && (scaled[a] - scaled[b]).abs() <= tolerance(scaled[a]);
+    let doubtful =
+        |a: usize, b: usize| scaled[a] != scaled[b] && (scaled[a] - scaled[b]).abs() <= tolerance(scaled[a]);
     let mut kept: Vec<(usize, bool)> = (0..order.len())
         .filter(|rank| *rank < count || doubtful(*rank, count - 1))
         .map(|rank| (rank, rank < count && (count == order.len() || !doubtful(rank, count))))
@@ -105,7 +107,9 @@ pub fn filter(logits: &[f64], filters: Filters) -> Vec<(usize, bool)> {
     let probability = |rank: usize| (scaled[rank] - largest).exp() / total;
     // A sum of so many probabilities, each off by the error of its exponent and exponential.
     let slack = |rank: usize| {
-        (count as f64).sqrt() * 2f64.powi(-23) + 2f64.powi(-20) + 2.0 * tolerance(scaled[rank]).max(tolerance(largest))
+        (count as f64).sqrt() * 2f64.powi(-23)
+            + 2f64.powi(-20)
+            + 2.0 * tolerance(scaled[rank]).max(tolerance(largest))
     };
     if filters.top_p < 1.0 {
         let mut before = 0.0;

@@ -70,7 +70,8 @@ pub fn prepare(
         step.query_start.push(start as i32);
         step.query_length.push(brings as i32);
         step.kv_length.push(if running.is_some() { before + brings as i32 } else { 0 });
-        step.tables.push(request.map_or_else(|| vec![-1; blocks], |request| requests.block_table[request].clone()));
+        step.tables
+            .push(request.map_or_else(|| vec![-1; blocks], |request| requests.block_table[request].clone()));
         if let Some(request) = running {
             for offset in 0..brings {
                 let id = if planned.source >= 0 {
@@ -84,7 +85,8 @@ pub fn prepare(
                     requests.last_token[request]
                 };
                 let position = before + offset as i32;
-                let page = requests.block_table[request].get(position as usize / block).copied().unwrap_or(-1);
+                let page =
+                    requests.block_table[request].get(position as usize / block).copied().unwrap_or(-1);
                 let row = start + offset;
                 step.ids[row] = id;
                 step.positions[row] = position;

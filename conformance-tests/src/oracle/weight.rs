@@ -7,10 +7,13 @@ use dsrun_core::{BlockFormat, DType, WeightFormat, WeightType};
 pub fn decode(weight_type: &WeightType, bytes: &[u8]) -> Vec<f64> {
     match weight_type.format {
         WeightFormat::Dense(dtype) => {
-            let word = |bytes: &[u8]| bytes.iter().rev().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte));
+            let word =
+                |bytes: &[u8]| bytes.iter().rev().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte));
             bytes.chunks(dtype.bytes()).map(|element| float::value(dtype, word(element))).collect()
         }
-        WeightFormat::Block(format) => bytes.chunks(format.bytes()).flat_map(|bytes| block(format, bytes)).collect(),
+        WeightFormat::Block(format) => {
+            bytes.chunks(format.bytes()).flat_map(|bytes| block(format, bytes)).collect()
+        }
         other => unreachable!("the suite makes no weights of format {other}"),
     }
 }

@@ -62,7 +62,11 @@ pub(crate) enum Placed {
 }
 
 /// Runs a call twice and judges what came out.
-pub(crate) fn run(case: &CallCase, device: &Arc<dyn Device>, comm: Option<Arc<dyn Comm>>) -> Result<CallRun, Stop> {
+pub(crate) fn run(
+    case: &CallCase,
+    device: &Arc<dyn Device>,
+    comm: Option<Arc<dyn Comm>>,
+) -> Result<CallRun, Stop> {
     let device = &**device;
     let mut stream = device.stream()?;
     let stream = &mut *stream;
@@ -80,7 +84,12 @@ pub(crate) fn run(case: &CallCase, device: &Arc<dyn Device>, comm: Option<Arc<dy
             continue;
         }
         let layout = case.results.get(index).map(|expected| expected.layout).unwrap_or_default();
-        let image = Image::new(device, stream, &Tensor::filled(inferred.dtype, &shape, poison(inferred.dtype)), layout)?;
+        let image = Image::new(
+            device,
+            stream,
+            &Tensor::filled(inferred.dtype, &shape, poison(inferred.dtype)),
+            layout,
+        )?;
         call.results.push(image.desc.clone());
         results.push(Some(image));
     }
@@ -116,7 +125,8 @@ pub(crate) fn run(case: &CallCase, device: &Arc<dyn Device>, comm: Option<Arc<dy
             first = after;
             continue;
         }
-        let differing = images.iter().zip(first.iter().zip(&after)).find(|(_, (first, second))| first != second);
+        let differing =
+            images.iter().zip(first.iter().zip(&after)).find(|(_, (first, second))| first != second);
         if let Some(((name, ..), _)) = differing {
             run.failures.push(format!("{name} differs when the same call runs again"));
         }
@@ -134,7 +144,10 @@ pub(crate) fn run(case: &CallCase, device: &Arc<dyn Device>, comm: Option<Arc<dy
             }
             continue;
         };
-        let Some(expected) = case.results.get(*result).filter(|expected| !expected.elements.is_empty()) else { continue };
+        let Some(expected) = case.results.get(*result).filter(|expected| !expected.elements.is_empty())
+        else {
+            continue;
+        };
         let before = image.elements(image.initial());
         let verdict = judge(&image.desc, expected, &found, &before, device)?;
         run.failures.extend(verdict.failures.iter().map(|failure| format!("{name}: {failure}")));
@@ -160,7 +173,8 @@ pub(crate) fn judge(
     device: &dyn Device,
 ) -> Result<Verdict, Stop> {
     if expected.elements.len() != found.len() {
-        let message = format!("the case expects {} elements, the result has {}", expected.elements.len(), found.len());
+        let message =
+            format!("the case expects {} elements, the result has {}", expected.elements.len(), found.len());
         return Err(Stop::Failed(message));
     }
     Ok(gate::judge(desc.dtype, &desc.shape, expected, found, before, device.properties().strict_nan))
@@ -247,7 +261,8 @@ fn pack(
     max_rows: usize,
 ) -> Result<Arc<dyn PackedWeight>, Stop> {
     // A weight's uses are primitives; a region around one reads it through `linear`.
-    let op = Op::PRIMITIVES.iter().map(|signature| signature.name).find(|name| *name == op).unwrap_or("linear");
+    let op =
+        Op::PRIMITIVES.iter().map(|signature| signature.name).find(|name| *name == op).unwrap_or("linear");
     let uses = vec![WeightUse { op, dtype: weight.used_with, max_rows }];
     let desc = WeightDesc { weight_type: weight.weight_type.clone(), uses, immutable: true };
     device.kernels().prepack_query(&desc)?;
@@ -275,7 +290,8 @@ fn work_list(
     placed: &[Placed],
 ) -> Result<Image, Stop> {
     let lengths = placed.get(3..6).filter(|_| index == 7);
-    let lengths = lengths.ok_or_else(|| Stop::Failed(format!("{} takes no work list there", case.op.name())))?;
+    let lengths =
+        lengths.ok_or_else(|| Stop::Failed(format!("{} takes no work list there", case.op.name())))?;
     let operands: Vec<_> = lengths.iter().map(Placed::desc).collect();
     let op = sized(device, &AttentionPrepare { words: 0 }.into(), &operands)?;
     let Op::AttentionPrepare(AttentionPrepare { words }) = op else {

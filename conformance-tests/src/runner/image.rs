@@ -40,7 +40,12 @@ pub(crate) struct Image {
 
 impl Image {
     /// Lays a tensor out in new device memory. Elements of rows past the extent are poisoned.
-    pub(crate) fn new(device: &dyn Device, stream: &mut dyn Stream, tensor: &Tensor, layout: Layout) -> Result<Self> {
+    pub(crate) fn new(
+        device: &dyn Device,
+        stream: &mut dyn Stream,
+        tensor: &Tensor,
+        layout: Layout,
+    ) -> Result<Self> {
         let desc = describe(tensor.dtype, &tensor.shape, layout);
         let alignment = device.properties().alignment.max(1);
         let unit = GUARD.div_ceil(alignment) * alignment;
@@ -94,7 +99,9 @@ impl Image {
     /// The bits of the elements in bytes as [`Self::download`] gives them.
     pub(crate) fn elements(&self, bytes: &[u8]) -> Vec<u32> {
         let (element, count) = (self.desc.dtype.bytes(), self.desc.shape.iter().product());
-        (0..count).map(|index| read_bits(bytes, self.start + offset(&self.desc, index) * element, element)).collect()
+        (0..count)
+            .map(|index| read_bits(bytes, self.start + offset(&self.desc, index) * element, element))
+            .collect()
     }
 
     /// Says where bytes outside the elements have changed, if any have.

@@ -7,7 +7,7 @@ use super::{
     judge,
 };
 use crate::{
-    case::{CallCase, Case, Element},
+    case::{CallCase, Case, Element, Layout},
     gate::Gate,
     oracle::float,
     tensor::Tensor,
@@ -51,7 +51,8 @@ fn compare(case: &CallCase, lowered: &CallRun, fused: &CallRun) -> Vec<String> {
     let mut failures = Vec::new();
     for (index, expected) in case.results.iter().enumerate() {
         let dtype = lowered.dtypes.get(index).copied();
-        let (Some(dtype), Some(a), Some(b)) = (dtype, lowered.results.get(index), fused.results.get(index)) else {
+        let (Some(dtype), Some(a), Some(b)) = (dtype, lowered.results.get(index), fused.results.get(index))
+        else {
             continue;
         };
         for (at, element) in expected.elements.iter().enumerate() {
@@ -60,7 +61,9 @@ fn compare(case: &CallCase, lowered: &CallRun, fused: &CallRun) -> Vec<String> {
             let limit = 2.0 * Gate::limit(expected.gate, dtype, *real);
             // A difference that is NaN is one too.
             if real.value.is_finite() && !((a - b).abs() <= limit) {
-                failures.push(format!("result {index}, element {at}: the region gives {b:e}, its body {a:e} (± {limit:.1e})"));
+                failures.push(format!(
+                    "result {index}, element {at}: the region gives {b:e}, its body {a:e} (± {limit:.1e})"
+                ));
                 break;
             }
         }
@@ -73,8 +76,13 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
     let mut stream = device.stream()?;
     let stream = &mut *stream;
     let mut values = place_operands(case, device, stream)?;
+    // What has an extent in the region has it in the body: the rows of the first result are those of every value.
+    let rows = case.results.first().map(|expected| expected.layout).unwrap_or_default();
+    let layout = Layout { gap: 0, ..rows };
     for call in region.calls() {
-        let of = |id: &Option<_>| id.map_or(&Placed::Absent, |id: dsrun_core::program::ValueId| &values[id.index()]);
+        let of = |id: &Option<_>| {
+            id.map_or(&Placed::Absent, |id: dsrun_core::program::ValueId| &values[id.index()])
+        };
         let operands: Vec<&Placed> = call.operands.iter().map(of).collect();
         let mut desc = CallDesc {
             op: call.op.clone(),
@@ -86,7 +94,7 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
         for inferred in call.op.infer(&desc.operand_types())? {
             let shape = inferred.resolve(&|_| None)?;
             let empty = Tensor::filled(inferred.dtype, &shape, poison(inferred.dtype));
-            let image = Image::new(device, stream, &empty, Default::default())?;
+            let image = Image::new(device, stream, &empty, layout)?;
             image.upload(stream)?;
             desc.results.push(image.desc.clone());
             results.push(image);

@@ -7,13 +7,11 @@ use dsrun_conformance::{
 use dsrun_core::{
     Code, DType, Error, Result, TensorDesc, WeightReader, WeightType,
     collective::{Collective, host::HostCollective},
-    device::{
-        Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream,
-    },
+    device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
     kernels::{
-        Argument, Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
+        Argument, Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support,
+        WeightDesc,
     },
-    op::Op,
 };
 use std::{
     any::Any,
@@ -118,7 +116,11 @@ impl Buffer for Memory {
 /// The bytes of a whole buffer.
 fn lock(buffer: &Arc<dyn Buffer>) -> MutexGuard<'_, Vec<u8>> {
     let any: &dyn Any = &**buffer;
-    any.downcast_ref::<Memory>().expect("a buffer of this device").bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    any.downcast_ref::<Memory>()
+        .expect("a buffer of this device")
+        .bytes
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Debug)]
@@ -181,7 +183,12 @@ impl Kernels for PlaybackDevice {
         Ok(PackedLayout { bytes: 0, name: "nothing".into() })
     }
 
-    fn prepack(&self, _: &mut dyn Stream, weight: &WeightDesc, _: &mut dyn WeightReader) -> Result<Arc<dyn PackedWeight>> {
+    fn prepack(
+        &self,
+        _: &mut dyn Stream,
+        weight: &WeightDesc,
+        _: &mut dyn WeightReader,
+    ) -> Result<Arc<dyn PackedWeight>> {
         Ok(Arc::new(Packed(weight.weight_type.clone())))
     }
 
@@ -234,13 +241,15 @@ impl BoundCall for Playback {
         let arguments = self.arguments.as_ref().ok_or_else(|| Error::internal("nothing is bound"))?;
         let run = self.runs.fetch_add(1, Ordering::Relaxed);
         for (index, desc) in self.results.iter().enumerate() {
-            if let Some(result) = arguments.results.get(index).filter(|_| self.fault != Fault::WritesNothing) {
+            if let Some(result) = arguments.results.get(index).filter(|_| self.fault != Fault::WritesNothing)
+            {
                 self.write(index, desc, &result.slice, run);
             }
         }
         match self.fault {
             Fault::OverrunsWorkspace => {
-                let workspace = arguments.workspace.as_ref().ok_or_else(|| Error::internal("no workspace"))?;
+                let workspace =
+                    arguments.workspace.as_ref().ok_or_else(|| Error::internal("no workspace"))?;
                 lock(&workspace.buffer)[workspace.offset + workspace.bytes] ^= 1;
             }
             Fault::ChangesOperand => {

@@ -8,11 +8,13 @@ Project tasks of dsrun.
 
 usage: cargo xtask ci [--only STEP]... [--list]
        cargo xtask docs
+       cargo xtask header
 
   ci             run every step, then say which failed and how to rerun it
     --only STEP  run this step only; may be given several times
     --list       print the steps and what each runs
   docs           write the generated pages of the book: the op table
+  header         write the generated C header of the plugin ABI: core/include/dsrun.h
 ";
 
 /// What the user asked for.
@@ -24,6 +26,8 @@ pub(crate) enum Task {
     List,
     /// Write the generated pages of the book.
     Docs,
+    /// Write the C header of the plugin ABI.
+    Header,
     /// Run the steps named, or all of them when none is.
     Ci { only: Vec<String> },
 }
@@ -33,10 +37,10 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Task>
     match arguments.next().as_deref() {
         None | Some("help" | "-h" | "--help") => return Ok(Task::Help),
         Some("ci") => {}
-        Some("docs") => match arguments.next().as_deref() {
-            None => return Ok(Task::Docs),
+        Some(name @ ("docs" | "header")) => match arguments.next().as_deref() {
+            None => return Ok(if name == "docs" { Task::Docs } else { Task::Header }),
             Some("-h" | "--help") => return Ok(Task::Help),
-            Some(other) => bail!("`docs` does not know `{other}`; see `cargo xtask --help`"),
+            Some(other) => bail!("`{name}` does not know `{other}`; see `cargo xtask --help`"),
         },
         Some(other) => bail!("no task is named `{other}`; see `cargo xtask --help`"),
     }
@@ -73,6 +77,7 @@ mod tests {
     #[case("", Task::Help)]
     #[case("ci --help", Task::Help)]
     #[case("docs", Task::Docs)]
+    #[case("header", Task::Header)]
     #[case("ci", Task::Ci { only: vec![] })]
     #[case("ci --only fmt --only=test", Task::Ci { only: vec!["fmt".into(), "test".into()] })]
     #[case("ci --only fmt --list", Task::List)]
@@ -85,6 +90,7 @@ mod tests {
     #[case("ci --only", "needs the name")]
     #[case("ci --fast", "`--fast`")]
     #[case("docs ops", "`ops`")]
+    #[case("header dsrun.h", "`dsrun.h`")]
     fn refuses_and_names_the_argument(#[case] words: &str, #[case] part: &str) {
         let message = parse_words(words).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");

@@ -1,5 +1,5 @@
 //! Project tasks. `cargo xtask ci` is the one command that checks everything; the steps are in [`ci`]. `cargo xtask docs`
-//! writes the generated pages of the book.
+//! writes the generated pages of the book, `cargo xtask header` the C header of the plugin ABI.
 
 // A command-line tool: its output is its purpose.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -9,6 +9,7 @@ mod backend_names;
 mod ci;
 mod dependency_rule;
 mod documentation;
+mod header;
 mod licences;
 mod workspace;
 
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         }
         Ok(Task::Ci { only }) => ci::run(&only),
         Ok(Task::Docs) => documentation::generate().map(|()| true),
+        Ok(Task::Header) => header::generate().map(|()| true),
         Err(error) => Err(error),
     };
     match result {

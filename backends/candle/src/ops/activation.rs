@@ -12,13 +12,16 @@ const COST: usize = 16;
 
 /// `out = f(x)`.
 fn apply(function: Nonlinearity, x: &[f32], out: &mut [f32]) {
-    let each = |out: &mut [f32], f: &dyn Fn(f32) -> f32| out.iter_mut().zip(x).for_each(|(out, x)| *out = f(*x));
+    let each =
+        |out: &mut [f32], f: &dyn Fn(f32) -> f32| out.iter_mut().zip(x).for_each(|(out, x)| *out = f(*x));
     match function {
         // Not `max`, which would turn NaN into 0.
         Nonlinearity::Relu => each(out, &|x| if x < 0.0 { 0.0 } else { x }),
         Nonlinearity::Silu => simd::silu(x, out),
         Nonlinearity::GeluErf => each(out, &|x| 0.5 * x * (1.0 + libm::erff(x * FRAC_1_SQRT_2))),
-        Nonlinearity::GeluTanh => each(out, &|x| 0.5 * x * (1.0 + (FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x)).tanh())),
+        Nonlinearity::GeluTanh => {
+            each(out, &|x| 0.5 * x * (1.0 + (FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x)).tanh()))
+        }
     }
 }
 

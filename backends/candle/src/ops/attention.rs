@@ -100,7 +100,9 @@ impl KeySource for Paged<'_> {
 impl Kernel for PagedAttention {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
         let (query, keys, values) = (frame.floats(0)?, frame.floats(1)?, frame.floats(2)?);
-        let (&[_, _, block, key_size], &[_, _, _, value_size]) = (keys.shape, values.shape) else { return Ok(()) };
+        let (&[_, _, block, key_size], &[_, _, _, value_size]) = (keys.shape, values.shape) else {
+            return Ok(());
+        };
         let source = Paged {
             query_start: frame.input(3)?,
             query_length: frame.input(4)?,
@@ -168,7 +170,8 @@ impl KeySource for Rows<'_> {
     fn run(&self, sequence: usize, head: usize, key: usize) -> (usize, Option<(usize, usize)>) {
         let Some(sequence) = self.sequence(sequence) else { return (RUN, None) };
         let row = sequence.first_row + key;
-        let place = (row * self.key_stride + head * self.key_size, row * self.value_stride + head * self.value_size);
+        let place =
+            (row * self.key_stride + head * self.key_size, row * self.value_stride + head * self.value_size);
         (sequence.keys - key, Some(place))
     }
 }
@@ -299,7 +302,8 @@ struct Problem<'a, S> {
 
 impl<S: KeySource> Problem<'_, S> {
     fn run(&self, tiles: &[Tile], team: &mut Team<'_>) {
-        let work = |tile: &Tile| tile.rows * self.source.sequence(tile.sequence).map_or(0, |sequence| sequence.keys);
+        let work =
+            |tile: &Tile| tile.rows * self.source.sequence(tile.sequence).map_or(0, |sequence| sequence.keys);
         let pairs: usize = tiles.iter().map(work).sum();
         let per_pair = 2 * self.group * (self.key.size + self.value.size + 8);
         let cost = pairs.saturating_mul(per_pair) / tiles.len().max(1);
@@ -339,7 +343,8 @@ impl<S: KeySource> Problem<'_, S> {
             self.value.scratch(),
         ];
         lane.with_split(sizes, |[queries, sums, states, weights, key_scratch, value_scratch], lane| {
-            let position = |row: usize| sequence.first_position + (tile.first_row + row - sequence.first_row) as i64;
+            let position =
+                |row: usize| sequence.first_position + (tile.first_row + row - sequence.first_row) as i64;
             let range = |row: usize| self.visible(position(row), sequence.keys);
             sums.fill(0.0);
             for row in 0..tile.rows {
@@ -367,7 +372,8 @@ impl<S: KeySource> Problem<'_, S> {
                     for row in 0..tile.rows {
                         let range = range(row);
                         let (start, end) = (range.start.max(key), range.end.min(key + count));
-                        let visible = |index: usize| self.has_bit(tile.first_row + row, index, sequence.first_position);
+                        let visible =
+                            |index: usize| self.has_bit(tile.first_row + row, index, sequence.first_position);
                         for_each_run(start, end, visible, |start, end| {
                             let (skipped, count) = (start - key, end - start);
                             let keys = &keys[(skipped * key_stride).min(keys.len())..];
@@ -403,7 +409,13 @@ impl<S: KeySource> Problem<'_, S> {
     }
 
     /// Divides by the sum of weights and writes the results.
-    fn finish(&self, row: usize, kv_head: usize, (tile_row, sums, states): (usize, &[f32], &[f32]), lane: &mut Lane) {
+    fn finish(
+        &self,
+        row: usize,
+        kv_head: usize,
+        (tile_row, sums, states): (usize, &[f32], &[f32]),
+        lane: &mut Lane,
+    ) {
         let (group, size) = (self.group, self.value.size);
         let first = tile_row * group;
         if size > 0 {
@@ -435,7 +447,12 @@ impl<S: KeySource> Problem<'_, S> {
 }
 
 /// Calls `work` with each longest part of `start..end` that is visible.
-fn for_each_run(start: usize, end: usize, visible: impl Fn(usize) -> bool, mut work: impl FnMut(usize, usize)) {
+fn for_each_run(
+    start: usize,
+    end: usize,
+    visible: impl Fn(usize) -> bool,
+    mut work: impl FnMut(usize, usize),
+) {
     let mut next = start;
     while next < end {
         let Some(first) = (next..end).find(|index| visible(*index)) else { return };

@@ -37,7 +37,8 @@ pub(crate) fn check(call: &CallDesc) -> Result<()> {
         Op::AllToAll(_) => true,
         _ => false,
     };
-    let bounded = call.tensor(0).is_some_and(|x| x.bounded) || call.results.iter().any(|result| result.bounded);
+    let bounded =
+        call.tensor(0).is_some_and(|x| x.bounded) || call.results.iter().any(|result| result.bounded);
     if shares_rows && bounded {
         return Err(Error::unsupported("is bounded, but its rows are shared out").at("x").field("extent"));
     }
@@ -45,7 +46,13 @@ pub(crate) fn check(call: &CallDesc) -> Result<()> {
 }
 
 /// Appends `rows` rows, `count` elements from element `first` of each.
-fn pack<D: AsRef<[u8]>>(x: &Tensor<'_, Bytes<D>>, rows: usize, first: usize, count: usize, out: &mut Vec<u8>) {
+fn pack<D: AsRef<[u8]>>(
+    x: &Tensor<'_, Bytes<D>>,
+    rows: usize,
+    first: usize,
+    count: usize,
+    out: &mut Vec<u8>,
+) {
     for row in 0..rows {
         out.extend_from_slice(x.data.range(x.row_start(row) + first, count));
     }

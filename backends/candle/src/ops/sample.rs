@@ -4,7 +4,7 @@ use super::sampling::largest;
 use crate::{
     kernels::Kernel,
     parallel::Worker,
-    simd::sum_exp_shifted,
+    simd::{exp_shifted, sum_exp_shifted},
     view::{FloatsMut, Frame, Tensor},
 };
 use dsrun_core::{
@@ -15,6 +15,9 @@ use std::cmp::Ordering;
 
 /// No Gumbel number is larger: `g` is largest for the smallest `v`, `2^-33`, and is `33 ln 2` there.
 const LARGEST_GUMBEL: f64 = 22.9;
+
+/// Tokens whose chances are estimated at a time.
+const BLOCK: usize = 64;
 
 impl Kernel for Sample {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
@@ -104,15 +107,12 @@ impl Draw<'_> {
             return Some(favourite);
         }
         let scale = Scale { best: f64::from(best), temperature: parameters.temperature };
-        let mut race = Race { draw: self, scale, leader: None };
-        race.enter(favourite);
+        let mut race = Race { draw: self, scale, leader: favourite, score: gumbel(self.uniform(favourite)) };
         let floor = parameters.min_p;
         let keeps = |logit: f32| floor <= 0.0 || floor.is_nan() || scale.relative(logit).exp() >= floor;
         if parameters.top_k.is_none_or(|k| k >= self.logits.len()) && parameters.top_p.is_none() {
-            for (token, logit) in self.logits.iter().enumerate() {
-                if *logit > f32::NEG_INFINITY && race.may_win(*logit) && keeps(*logit) {
-                    race.enter(token);
-                }
+            for (index, logits) in self.logits.chunks(BLOCK).enumerate() {
+                race.enter_block(index * BLOCK, logits, keeps);
             }
         } else {
             for token in self.keep_likeliest(parameters, scale, order) {
@@ -122,7 +122,7 @@ impl Draw<'_> {
                 }
             }
         }
-        race.leader.map(|(token, _)| token)
+        Some(race.leader)
     }
 
     /// The tokens that `top_k` and `top_p` leave, moved to the front of `order`.
@@ -136,9 +136,8 @@ impl Draw<'_> {
         }
         let order = &mut order[..count];
         let logit = |token: &u32| self.logits[*token as usize];
-        let likelier = |a: &u32, b: &u32| {
-            logit(b).partial_cmp(&logit(a)).unwrap_or(Ordering::Equal).then(a.cmp(b))
-        };
+        let likelier =
+            |a: &u32, b: &u32| logit(b).partial_cmp(&logit(a)).unwrap_or(Ordering::Equal).then(a.cmp(b));
         let left = parameters.top_k.unwrap_or(count).min(count);
         if left < count {
             order.select_nth_unstable_by(left, likelier);
@@ -165,12 +164,16 @@ impl Draw<'_> {
         order
     }
 
-    /// The Gumbel number of a token.
-    fn gumbel(&self, token: usize) -> f64 {
+    /// The random number of a token, between 0 and 1.
+    fn uniform(&self, token: usize) -> f64 {
         let [word, ..] = philox4x32_10(self.key, [token as u32, self.position, 0, 0]);
-        let v = (f64::from(word) + 0.5) / 4_294_967_296.0;
-        -(-(-v).ln_1p()).ln()
+        (f64::from(word) + 0.5) / 4_294_967_296.0
     }
+}
+
+/// The Gumbel number made from a random number `v`.
+fn gumbel(v: f64) -> f64 {
+    -(-(-v).ln_1p()).ln()
 }
 
 /// Logits relative to the largest, over the temperature.
@@ -192,20 +195,48 @@ impl Scale {
 struct Race<'a> {
     draw: &'a Draw<'a>,
     scale: Scale,
-    leader: Option<(usize, f64)>,
+    leader: usize,
+    score: f64,
 }
 
 impl Race<'_> {
     /// Whether any Gumbel number could put a token with this logit in front.
     fn may_win(&self, logit: f32) -> bool {
-        self.leader.is_none_or(|(_, score)| self.scale.relative(logit) + LARGEST_GUMBEL >= score)
+        self.scale.relative(logit) + LARGEST_GUMBEL >= self.score
+    }
+
+    /// Enters the tokens from `first` on that have these logits, but for those that cannot win.
+    ///
+    /// A token at `x` beats a score `b` if `g > b - x`, that is, if `-ln(1 - v) < exp(x - b)`; and `v` is below
+    /// `-ln(1 - v)`. So most tokens are out after one vectorised exponential and one comparison.
+    fn enter_block(&mut self, first: usize, logits: &[f32], keeps: impl Fn(f32) -> bool) {
+        let mut bounds = [0f32; BLOCK];
+        let bounds = &mut bounds[..logits.len()];
+        for (bound, logit) in bounds.iter_mut().zip(logits) {
+            *bound = self.scale.relative(*logit) as f32;
+        }
+        exp_shifted(bounds, self.score as f32);
+        for (offset, (bound, logit)) in bounds.iter().zip(logits).enumerate() {
+            // The estimate is good to far better than a thousandth. NaN and minus infinity fail the comparison.
+            let bound = f64::from(*bound) * 1.001;
+            if bound < 1e-10 || *logit == f32::NEG_INFINITY || logit.is_nan() {
+                continue;
+            }
+            let v = self.draw.uniform(first + offset);
+            if v <= bound && keeps(*logit) {
+                self.enter_with(first + offset, v);
+            }
+        }
     }
 
     fn enter(&mut self, token: usize) {
-        let score = self.scale.relative(self.draw.logits[token]) + self.draw.gumbel(token);
-        let wins = |(leader, best): (usize, f64)| score > best || (score == best && token < leader);
-        if self.leader.is_none_or(wins) {
-            self.leader = Some((token, score));
+        self.enter_with(token, self.draw.uniform(token));
+    }
+
+    fn enter_with(&mut self, token: usize, v: f64) {
+        let score = self.scale.relative(self.draw.logits[token]) + gumbel(v);
+        if score > self.score || (score == self.score && token < self.leader) {
+            (self.leader, self.score) = (token, score);
         }
     }
 }
@@ -235,7 +266,11 @@ mod tests {
     #[rstest]
     #[case([0; 2], [0; 4], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8])]
     #[case([u32::MAX; 2], [u32::MAX; 4], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd])]
-    fn philox_gives_the_known_answers(#[case] key: [u32; 2], #[case] counter: [u32; 4], #[case] words: [u32; 4]) {
+    fn philox_gives_the_known_answers(
+        #[case] key: [u32; 2],
+        #[case] counter: [u32; 4],
+        #[case] words: [u32; 4],
+    ) {
         assert_eq!(philox4x32_10(key, counter), words);
     }
 
@@ -263,7 +298,9 @@ mod tests {
         }
         let largest = p(&order[0]);
         order.retain(|token| p(token) >= parameters.min_p * largest);
-        order.into_iter().max_by(|a, b| (x(a) + draw.gumbel(*a)).total_cmp(&(x(b) + draw.gumbel(*b))))
+        order
+            .into_iter()
+            .max_by(|a, b| (x(a) + gumbel(draw.uniform(*a))).total_cmp(&(x(b) + gumbel(draw.uniform(*b)))))
     }
 
     #[rstest]

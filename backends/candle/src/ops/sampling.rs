@@ -61,7 +61,8 @@ impl Kernel for LogitProcess {
 /// nothing but NaN.
 pub(super) fn largest(values: &[f32]) -> Option<(usize, f32)> {
     // The largest of each group first, which needs no branches; then where it is.
-    let group = |values: &[f32]| values.iter().fold(f32::NEG_INFINITY, |best, x| if *x > best { *x } else { best });
+    let group =
+        |values: &[f32]| values.iter().fold(f32::NEG_INFINITY, |best, x| if *x > best { *x } else { best });
     let mut best = f32::NEG_INFINITY;
     let mut best_start = 0;
     for (index, values) in values.chunks(256).enumerate() {

@@ -32,8 +32,7 @@ impl Kernel for PrepareStep {
             .into_iter()
             .chain([kv_length.rows, tables.rows])
             .fold(usize::MAX, usize::min);
-        let capacity =
-            table.rows.min(last_token.rows).min(finished.rows).min(length.rows).min(counts.rows);
+        let capacity = table.rows.min(last_token.rows).min(finished.rows).min(length.rows).min(counts.rows);
         let (block, vocabulary) = (self.block_size as usize, counts.width());
 
         for row in 0..tokens {
@@ -62,7 +61,8 @@ impl Kernel for PrepareStep {
                         Some(source) => {
                             let index = source.saturating_add(offset);
                             let id = if index < prompt.rows { prompt.at(index) } else { -1 };
-                            if let Some(count) = counts.row_mut(request).get_mut(size_or_none(id, vocabulary)) {
+                            if let Some(count) = counts.row_mut(request).get_mut(size_or_none(id, vocabulary))
+                            {
                                 *count |= IN_PROMPT;
                             }
                             id

@@ -25,10 +25,9 @@ pub(super) trait Lanes: Copy {
     /// Sixteen u32.
     type Bits: Copy;
 
-    /// How many rows of activations a kernel should multiply at once with weights that are f32 already: as many sums as
-    /// fit the registers.
+    /// How many rows of activations a kernel should multiply at once with dense weights: as many sums as fit the registers.
     const ROWS: usize;
-    /// The same for weights that are decoded on the way, which takes registers too.
+    /// The same with quantised weights: decoding them takes registers too.
     const ROWS_DECODING: usize;
 
     /// Runs a task compiled for this instruction set.

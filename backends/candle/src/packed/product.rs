@@ -14,6 +14,12 @@ use std::{marker::PhantomData, ops::Range};
 /// Weights (times rows) below which a task is not worth handing to another thread: a few microseconds of work.
 const SMALLEST_TASK: usize = 32 << 10;
 
+/// Rows of activations that many rows are cut into: so many that decoding the weights again for the next costs little.
+const SLAB_ROWS: usize = 96;
+
+/// Inputs of such a slab, a whole number of strips: 384 KiB in all.
+const SLAB_INPUTS: usize = 4 * STRIP;
+
 /// The instruction sets there are kernels for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum InstructionSet {
@@ -87,35 +93,41 @@ impl<B: Block> Product<'_, B> {
             if panels.len() > 2 * half {
                 self.row_of_panels(lanes, [panels.end - 1], out);
             }
-        } else if self.rows <= 2 * L::ROWS_DECODING {
+        } else if self.rows <= 2 * rows_at_once::<L, B>() {
             // Decoding the weights twice costs less than writing them down and reading them back.
             for panel in panels {
-                for strip in self.strips() {
+                for strip in strips(0..self.inputs) {
                     let weights = self.strip_of(panel, &strip);
-                    self.rows_of_panel(lanes, weights, Source::Memory, panel, &strip, out);
+                    self.rows_of_panel(lanes, weights, Source::Memory, 0..self.rows, panel, &strip, out);
                 }
             }
         } else {
-            // Strip after strip: the activations of one strip stay in the L2 cache for all panels.
+            // In slabs of activations that stay in the L2 cache for all panels, while the sums of a panel stay in the L1.
             let mut decoded = vec![F32::zeroed(); STRIP.min(self.inputs)];
-            for strip in self.strips() {
-                for panel in panels.clone() {
-                    let packed = self.strip_of(panel, &strip);
-                    let weights = B::decoded(packed).unwrap_or_else(|| {
-                        let weights = &mut decoded[..strip.len()];
-                        lanes.run(Decode { panel: packed, weights: &mut *weights });
-                        weights
-                    });
-                    self.rows_of_panel(lanes, weights, Source::Decoded, panel, &strip, out);
+            for rows in pieces(0..self.rows, SLAB_ROWS) {
+                for slab in pieces(0..self.inputs, SLAB_INPUTS) {
+                    for panel in panels.clone() {
+                        for strip in strips(slab.clone()) {
+                            let packed = self.strip_of(panel, &strip);
+                            let weights = B::decoded(packed).unwrap_or_else(|| {
+                                let weights = &mut decoded[..strip.len()];
+                                lanes.run(Decode { panel: packed, weights: &mut *weights });
+                                weights
+                            });
+                            self.rows_of_panel(
+                                lanes,
+                                weights,
+                                Source::Decoded,
+                                rows.clone(),
+                                panel,
+                                &strip,
+                                out,
+                            );
+                        }
+                    }
                 }
             }
         }
-    }
-
-    /// The ranges of inputs that are summed up separately.
-    fn strips(&self) -> impl Iterator<Item = Range<usize>> {
-        let inputs = self.inputs;
-        (0..inputs).step_by(STRIP).map(move |start| start..(start + STRIP).min(inputs))
     }
 
     /// A panel's blocks for a range of inputs.
@@ -124,20 +136,21 @@ impl<B: Block> Product<'_, B> {
         &self.blocks[first + strip.start / B::LENGTH..first + strip.end / B::LENGTH]
     }
 
-    /// All rows of a strip, as many at a time as the registers hold.
+    /// Some rows of a strip, as many at a time as the registers hold.
+    #[expect(clippy::too_many_arguments, reason = "a strip has as many coordinates")]
     fn rows_of_panel<L: Lanes, W: Block>(
         &self,
         lanes: L,
         weights: &[W],
         source: Source,
+        rows: Range<usize>,
         panel: usize,
         strip: &Range<usize>,
         out: &Output<'_>,
     ) {
-        let most = if source == Source::Memory { L::ROWS_DECODING } else { L::ROWS };
-        let mut row = 0;
-        while row < self.rows {
-            let left = (self.rows - row).min(most);
+        let mut row = rows.start;
+        while row < rows.end {
+            let left = (rows.end - row).min(rows_at_once::<L, W>());
             macro_rules! rows {
                 ($count:literal) => {{
                     let x = std::array::from_fn(|m| self.x_of(row + m, strip));
@@ -163,7 +176,7 @@ impl<B: Block> Product<'_, B> {
 
     /// The only row of `P` panels.
     fn row_of_panels<L: Lanes, const P: usize>(&self, lanes: L, panels: [usize; P], out: &Output<'_>) {
-        for strip in self.strips() {
+        for strip in strips(0..self.inputs) {
             let weights = panels.map(|panel| self.strip_of(panel, &strip));
             let sums = lanes.run(Tile { panels: weights, x: [self.x_of(0, &strip)], source: Source::Memory });
             for (panel, [sums]) in panels.into_iter().zip(&sums) {
@@ -176,6 +189,22 @@ impl<B: Block> Product<'_, B> {
     fn x_of(&self, row: usize, strip: &Range<usize>) -> &[f32] {
         &self.x[row * self.inputs..][strip.clone()]
     }
+}
+
+/// How many rows share a pass over weights of this kind.
+fn rows_at_once<L: Lanes, B: Block>() -> usize {
+    if B::STEPS > 1 { L::ROWS_DECODING } else { L::ROWS }
+}
+
+/// The ranges of inputs that are summed up separately.
+fn strips(inputs: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    pieces(inputs, STRIP)
+}
+
+/// Cuts a range into pieces of a size; the last may be smaller.
+fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let Range { start, end } = range;
+    (start..end).step_by(size).map(move |start| start..(start + size).min(end))
 }
 
 /// The result matrix, shared by tasks that each own some of its columns.

@@ -102,7 +102,8 @@ impl Bench {
         let weight_type =
             WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![outputs, inputs] };
         let weight = WeightDesc { weight_type: weight_type.clone(), uses: vec![], immutable: true };
-        let mut reader = BytesReader::new(weight_type.clone(), bytemuck::cast_slice::<_, u8>(values)).unwrap();
+        let mut reader =
+            BytesReader::new(weight_type.clone(), bytemuck::cast_slice::<_, u8>(values)).unwrap();
         let mut stream = self.device.stream().unwrap();
         let packed = self.device.kernels().prepack(stream.as_mut(), &weight, &mut reader).unwrap();
         (OperandDesc::Weight(weight_type), Argument::Weight(packed))

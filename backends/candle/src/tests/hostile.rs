@@ -6,8 +6,8 @@ use dsrun_core::{
     device::BufferSlice,
     kernels::{Argument, Binding, OperandDesc},
     op::{
-        Attention, AttentionMask, CommitTokens, Embed, GatherRows, KvWrite, LogitProcess, Op, PageCopy, PageGather,
-        PageScatter, PagedAttention, PrepareStep, Rope, RopePairing, Sample,
+        Attention, AttentionMask, CommitTokens, Embed, GatherRows, KvWrite, LogitProcess, Op, PageCopy,
+        PageGather, PageScatter, PagedAttention, PrepareStep, Rope, RopePairing, Sample,
     },
 };
 use rstest::rstest;
@@ -50,7 +50,12 @@ impl Attack {
     }
 
     /// Runs a call whose results have these types; those that update operand `updates` share its storage.
-    fn run(&self, op: impl Into<Op>, operands: Vec<Option<Operand>>, results: &[(DType, &[usize], Option<usize>)]) {
+    fn run(
+        &self,
+        op: impl Into<Op>,
+        operands: Vec<Option<Operand>>,
+        results: &[(DType, &[usize], Option<usize>)],
+    ) {
         let result = |(dtype, shape, updates): &(DType, &[usize], Option<usize>)| {
             let slice: BufferSlice = match updates.map(|index| &operands[index]) {
                 Some(Some((OperandDesc::Tensor(_), Argument::Tensor(binding)))) => binding.slice.clone(),
@@ -75,7 +80,11 @@ fn nothing_panics(#[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] seed: u64, #[values(1
         let table = Some(a.bench.weight(&[1.0; 5 * 16], 5, 16));
         let learned = Some(a.bench.weight(&[1.0; 4 * 16], 4, 16));
         let operands = vec![a.indices(&[6]), table, a.indices(&[6]), learned];
-        a.run(Embed { dtype: F32, first_row: u32::MAX, position_offset: u32::MAX }, operands, &[(F32, &rows, None)]);
+        a.run(
+            Embed { dtype: F32, first_row: u32::MAX, position_offset: u32::MAX },
+            operands,
+            &[(F32, &rows, None)],
+        );
 
         let operands = vec![a.of(1f32, &rows), a.indices(&[6])];
         a.run(GatherRows {}, operands, &[(F32, &rows, None)]);
@@ -84,7 +93,8 @@ fn nothing_panics(#[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] seed: u64, #[values(1
         let rope = Rope { heads: 2, pairing: RopePairing::Halves, scale: 1.0 };
         a.run(rope, operands, &[(F32, &rows, None)]);
 
-        let (caches, values) = ([a.of(1f32, &cache), a.of(1f32, &cache)], [a.of(2f32, &rows), a.of(2f32, &rows)]);
+        let (caches, values) =
+            ([a.of(1f32, &cache), a.of(1f32, &cache)], [a.of(2f32, &rows), a.of(2f32, &rows)]);
         let mut operands = [caches, values].concat();
         operands.push(a.indices(&[6]));
         a.run(KvWrite {}, operands, &[(F32, &cache, Some(0)), (F32, &cache, Some(1))]);
@@ -117,8 +127,15 @@ fn nothing_panics(#[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] seed: u64, #[values(1
             }
         }
 
-        let mut operands = vec![a.indices(&[3]), a.indices(&[3]), a.indices(&[3]), a.indices(&[6]), a.indices(&[2])];
-        operands.extend([a.indices(&[4, 2]), a.indices(&[4]), a.indices(&[4]), a.indices(&[4]), a.indices(&[4, 5])]);
+        let mut operands =
+            vec![a.indices(&[3]), a.indices(&[3]), a.indices(&[3]), a.indices(&[6]), a.indices(&[2])];
+        operands.extend([
+            a.indices(&[4, 2]),
+            a.indices(&[4]),
+            a.indices(&[4]),
+            a.indices(&[4]),
+            a.indices(&[4, 5]),
+        ]);
         let results: [(_, &[usize], _); 10] = [
             (I32, &[6], None),
             (I32, &[6], None),
@@ -135,7 +152,11 @@ fn nothing_panics(#[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] seed: u64, #[values(1
 
         let mut operands = vec![a.indices(&[3]), a.indices(&[3]), a.indices(&[2])];
         operands.extend([a.indices(&[4]), a.indices(&[4]), a.indices(&[4, 5])]);
-        a.run(CommitTokens {}, operands, &[(I32, &[4], Some(3)), (I32, &[4], Some(4)), (I32, &[4, 5], Some(5))]);
+        a.run(
+            CommitTokens {},
+            operands,
+            &[(I32, &[4], Some(3)), (I32, &[4], Some(4)), (I32, &[4, 5], Some(5))],
+        );
 
         for parameter in [f32::NAN, f32::INFINITY, -1.0, 0.0, 1e-40, 0.7, 3.0] {
             for logit in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0] {

@@ -6,6 +6,7 @@
  * bandwidth a copy has; at batch 1 these kernels are bounded by their launch.
  */
 
+#ifndef FILL_ONLY
 /* y = a + alpha * (b + bias) + c */
 extern "C" __global__ void add(Extent extent, i64 columns, float alpha, const T0* a, i64 a_row, const T0* b, i64 b_row,
                                const T0* c, i64 c_row, const T1* bias, T0* y, i64 y_row) {
@@ -35,6 +36,9 @@ extern "C" __global__ void cast(Extent extent, i64 columns, const T0* x, i64 x_r
     }
 }
 
+#endif
+
+#ifdef FILL_ONLY
 /* The value comes as the bits of an element, whatever its type: T0 is an unsigned integer of its size. */
 extern "C" __global__ void fill(Extent extent, i64 columns, u32 bits, T0* x, i64 x_row) {
     i64 rows = extent.count();
@@ -43,6 +47,9 @@ extern "C" __global__ void fill(Extent extent, i64 columns, u32 bits, T0* x, i64
     }
 }
 
+#endif
+
+#ifndef FILL_ONLY
 /* y[r] = x[rows[r]]; indices outside are skipped. */
 extern "C" __global__ void gather_rows(Extent extent, Extent source, i64 columns, const T0* x, i64 x_row, const int* index,
                                        T0* y, i64 y_row) {
@@ -53,3 +60,4 @@ extern "C" __global__ void gather_rows(Extent extent, Extent source, i64 columns
         FOR_COLUMNS(i, columns) y[row * y_row + i] = x[from * x_row + i];
     }
 }
+#endif

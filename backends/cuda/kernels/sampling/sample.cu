@@ -27,7 +27,7 @@ struct Row {
     i64 columns;
     float temperature, largest;
 
-    __device__ float value(i64 i) const { return logits[i] / temperature; }
+    __device__ float value(i64 i) const { return logits[i] / temperature + 0.0f; } /* -0 becomes 0 */
     /* NaN and minus infinity are never drawn. */
     __device__ bool drawable(float x) const { return x > -infinity(); }
     __device__ float weight(float x) const { return x == largest ? 1.0f : expf(x - largest); }

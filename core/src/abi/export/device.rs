@@ -54,7 +54,7 @@ pub(super) fn plugin_api(backend: &Arc<dyn Backend>, aborts_on_panic: bool) -> d
 
 /// A table with its size and nothing reserved.
 macro_rules! table {
-    ($type:ident { $($function:ident,)* }) => {
+    ($type:ident { $($function:ident),* $(,)? }) => {
         $type {
             struct_size: size_of::<$type>() as u32,
             reserved: 0,

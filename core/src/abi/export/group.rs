@@ -72,7 +72,7 @@ mod graphs {
                 Ok(Box::new(CapturedCall(shared)) as Box<dyn BoundCall>)
             };
             let calls = prefix::array(calls, count, MAX_CALLS, "calls")?;
-            let calls: Arc<[_]> = calls.iter().map(captured).collect::<Result<Vec<_>>>()?.into();
+            let calls = calls.iter().map(captured).collect::<Result<Vec<_>>>()?;
             let made = with_stream(stream, |stream| graphs.capture(stream, calls))?;
             prefix::put(graph, "graph", hand_out(Mutex::new(made)))
         })

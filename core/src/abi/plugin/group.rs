@@ -29,7 +29,7 @@ impl OpenDevice {
 }
 
 impl Graphs for PluginDevice {
-    fn capture(&self, stream: &mut dyn Stream, calls: Arc<[Box<dyn BoundCall>]>) -> Result<Box<dyn Graph>> {
+    fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
         let stream = PluginStream::of(stream, &self.open.plugin)?;
         let handle_of = |call: &dyn BoundCall| {
             let any: &dyn Any = call;
@@ -48,7 +48,7 @@ impl Graphs for PluginDevice {
         Ok(Box::new(PluginGraph {
             handle,
             health: Health::default(),
-            _calls: KeptCalls(calls),
+            _calls: calls,
             open: self.open.clone(),
         }))
     }
@@ -59,16 +59,10 @@ impl Graphs for PluginDevice {
 struct PluginGraph {
     handle: Raw<dsr_graph>,
     health: Health,
-    _calls: KeptCalls,
+    /// Kept because the plugin may use them as long as the graph lives.
+    _calls: Vec<Box<dyn BoundCall>>,
     open: Arc<OpenDevice>,
 }
-
-/// Calls that a graph was made of, kept because the plugin may use them as long as the graph lives.
-#[derive(Debug)]
-struct KeptCalls(#[allow(dead_code, reason = "kept, not used")] Arc<[Box<dyn BoundCall>]>);
-
-// SAFETY: made by `capture`, which has seen that all of them are `PluginCall`s, and those may be shared between threads.
-unsafe impl Send for KeptCalls where PluginCall: Sync {}
 
 impl Drop for PluginGraph {
     fn drop(&mut self) {

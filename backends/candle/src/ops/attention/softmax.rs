@@ -115,7 +115,13 @@ mod tests {
     fn attend(sink: Option<f32>, runs: &[&[f32]]) -> (f32, f32) {
         let (mut state, mut sums, mut value) = (State::new(sink), [0.0], 0.0);
         for run in runs {
-            let values: Vec<f32> = run.iter().map(|_| { value += 1.0; value }).collect();
+            let values: Vec<f32> = run
+                .iter()
+                .map(|_| {
+                    value += 1.0;
+                    value
+                })
+                .collect();
             state.absorb(&mut run.to_vec(), &values, 1, &mut sums);
         }
         (state.weigh(sums[0]), state.log_sum_exp())
@@ -130,7 +136,8 @@ mod tests {
         }
         let weights = [1f32, 5.0, -2.0, 8.0].map(f32::exp);
         let sum: f32 = weights.iter().sum();
-        let mean = weights.iter().zip([1.0, 2.0, 3.0, 4.0]).map(|(weight, value)| weight * value).sum::<f32>() / sum;
+        let mean =
+            weights.iter().zip([1.0, 2.0, 3.0, 4.0]).map(|(weight, value)| weight * value).sum::<f32>() / sum;
         assert!((whole.0 - mean).abs() < 1e-6 && (whole.1 - sum.ln()).abs() < 1e-6);
     }
 

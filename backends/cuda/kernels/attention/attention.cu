@@ -1,0 +1,345 @@
+/*
+ * paged_attention and attention, on plain arithmetic.
+ *
+ * A tile is TOKENS queries of a sequence by HEADS query heads that share a KV head: ROWS rows, at most 8. Grid: (tiles, KV
+ * heads times parts of their groups, splits of the keys). Every block finds its sequence by itself, by scanning the lengths
+ * 32 at a time, so no work list is needed and one launch serves prompts and single tokens alike.
+ *
+ * A block of 4 warps walks over its share of the keys. A key is read by LANES lanes, 8 elements (16 bytes of half precision)
+ * each; a warp reads 32 / LANES keys at once and two such sets ahead, straight from the cache to registers: the cache is read
+ * once per tile and needs no shared memory. Each group of lanes keeps the running maximum, sum and weighted values of every
+ * row; at the end they are merged in shared memory, in a fixed order.
+ *
+ * With more than one split, blocks leave unnormalised results in scratch memory, and the one that comes last merges them; the
+ * counter that finds it is back at 0 afterwards. How a row is split depends on its sequence's length alone.
+ *
+ * Bytes: keys and values once per tile. Right for decoding; prompts read them once per tile of 8 rows, through the L2, and
+ * use no tensor cores.
+ */
+#define ROWS (TOKENS * HEADS)
+#define WARPS 4
+#define KEYS (32 / LANES)
+#define PARTS (WARPS * KEYS)
+#define KEY_PIECES ((KEY_SIZE + LANES * 8 - 1) / (LANES * 8))
+#define VALUE_PIECES ((VALUE_SIZE + LANES * 8 - 1) / (LANES * 8))
+#define AHEAD 2
+
+struct Strides { i64 page, head, slot; };
+
+/* 8 elements of a row of `size`, from element `at` on; zeros behind the last. */
+template <typename T, int Size, bool Vectors> __device__ inline void load(const T* row, int at, float (&out)[8]) {
+    if (Vectors && Size % 8 == 0) {
+        if (at < Size) {
+#pragma unroll
+            for (int i = 0; i < 8 / Lanes<T>::count; ++i) {
+                Vector v = load_vector(row + at + i * Lanes<T>::count);
+#pragma unroll
+                for (int j = 0; j < Lanes<T>::count; ++j) out[i * Lanes<T>::count + j] = Lanes<T>::get(v, j);
+            }
+            return;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = at + i < Size ? widen(row[at + i]) : 0.0f;
+}
+
+struct Arguments {
+    const Q* query;
+    i64 query_row;
+    const K* keys;
+    Strides key_strides;
+    const K* values;
+    Strides value_strides;
+    const int* query_start;
+    const int* query_length;
+    const int* kv_length;
+    const int* table;
+    i64 table_row, table_columns, pages, slots;
+    const float* alibi;
+    const float* sinks;
+    const u32* mask_bits;
+    i64 mask_row, mask_columns;
+    i64 group, parts, window;
+    Q* y;
+    i64 y_row;
+    float* log_sum_exp;
+    i64 log_row;
+    i64 splits;
+    float* partial;
+    u32* counters;
+};
+
+/* What a block works on. */
+struct Tile { i64 start, length, total, first, count; };
+
+/* The tile of this number, by scanning the sequences' lengths; false if there are fewer. */
+__device__ bool find_tile(const Arguments& a, i64 sequences, i64 number, i64& sequence, Tile& tile) {
+    int lane = threadIdx.x % 32;
+    for (i64 base = 0; base < sequences; base += 32) {
+        i64 length = base + lane < sequences ? a.query_length[base + lane] : 0;
+        i64 tiles = length > 0 ? (length + TOKENS - 1) / TOKENS : 0, upto = tiles;
+        for (int distance = 1; distance < 32; distance *= 2) {
+            i64 before = __shfl_up_sync(0xffffffffu, upto, distance);
+            if (lane >= distance) upto += before;
+        }
+        u32 reached = __ballot_sync(0xffffffffu, upto > number);
+        if (reached) {
+            int owner = __ffs(reached) - 1;
+            i64 first = number - __shfl_sync(0xffffffffu, upto - tiles, owner);
+            sequence = base + owner;
+            tile.start = a.query_start[sequence];
+            tile.length = a.query_length[sequence];
+            tile.total = PAGED ? a.kv_length[sequence] : tile.length;
+            tile.first = first * TOKENS;
+            tile.count = tile.length - tile.first < TOKENS ? tile.length - tile.first : TOKENS;
+            return true;
+        }
+        number -= __shfl_sync(0xffffffffu, upto, 31);
+    }
+    return false;
+}
+
+/* Whether the token at `position` (row `row` of the batch) sees key `key`. */
+__device__ inline bool sees(const Arguments& a, const Tile& tile, i64 position, i64 row, i64 key) {
+#if MASK == 1
+    bool seen = key <= position;
+#elif MASK == 2
+    bool seen = true;
+#else
+    i64 bit = key - (tile.total - tile.length);
+    bool seen = bit < 0 || (bit < a.mask_columns * 32 && (a.mask_bits[row * a.mask_row + bit / 32] >> (bit % 32) & 1));
+#endif
+    if (a.window > 0) seen = seen && key > position - a.window && (PAGED || key < position + a.window);
+    return seen;
+}
+
+/* Writes a row from its sum of weighted values. `shared` rows are of VALUE_SIZE. */
+__device__ void finish(const Arguments& a, i64 row, i64 head, float maximum, float sum, const float* values) {
+    bool empty = sum == 0.0f;
+    if (a.sinks && !empty) {
+        float sink = a.sinks[head], larger = maximum > sink ? maximum : sink;
+        float shrink = expf(maximum - larger);
+        sum = sum * shrink + expf(sink - larger);
+        maximum = larger;
+        for (int i = threadIdx.x % 32; i < VALUE_SIZE; i += 32) {
+            a.y[row * a.y_row + head * VALUE_SIZE + i] = narrow<Q>(values[i] * shrink / sum);
+        }
+    } else {
+        for (int i = threadIdx.x % 32; i < VALUE_SIZE; i += 32) {
+            a.y[row * a.y_row + head * VALUE_SIZE + i] = narrow<Q>(empty ? 0.0f : values[i] / sum);
+        }
+    }
+    if (a.log_sum_exp && threadIdx.x % 32 == 0) {
+        a.log_sum_exp[row * a.log_row + head] = empty ? -infinity() : maximum + logf(sum);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequence_extent, Extent token_extent, float scale,
+                                                                   float softcap, Arguments a) {
+    __shared__ float maxima[PARTS][ROWS], sums[PARTS][ROWS];
+    __shared__ float values[PARTS][ROWS][VALUE_SIZE];
+    __shared__ bool last;
+    i64 tokens = token_extent.count(), sequence;
+    Tile tile;
+    if (!find_tile(a, sequence_extent.count(), blockIdx.x, sequence, tile)) return;
+
+    /* Keys that any row of the tile sees. */
+    i64 before = tile.total - tile.length, from = 0, to = tile.total;
+    if (MASK == 1) to = before + tile.first + tile.count < to ? before + tile.first + tile.count : to;
+    if (a.window > 0) {
+        i64 earliest = before + tile.first - a.window + 1, latest = before + tile.first + tile.count - 1 + a.window;
+        from = earliest > 0 ? earliest : 0;
+        if (!PAGED && latest < to) to = latest;
+    }
+    if (PAGED && to > a.table_columns * a.slots) to = a.table_columns * a.slots;
+    i64 length = to > from ? to - from : 0;
+    i64 share = (length + a.splits - 1) / a.splits;
+    share = share < 64 ? 64 : (share + 15) / 16 * 16;
+    i64 splits = length > 0 ? (length + share - 1) / share : 1;
+    if (blockIdx.z >= splits) return;
+    i64 begin = from + blockIdx.z * share, end = begin + share < to ? begin + share : to;
+
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, mine = lane % LANES, group = lane / LANES;
+    i64 kv_head = blockIdx.y / a.parts, first_head = kv_head * a.group + blockIdx.y % a.parts * HEADS;
+    float query[ROWS][KEY_PIECES][8], weighted[ROWS][VALUE_PIECES][8], maximum[ROWS], sum[ROWS], slope[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        i64 token = r / HEADS, head = first_head + r % HEADS, row = tile.start + tile.first + token;
+        bool real = token < tile.count && row >= 0 && row < tokens;
+        maximum[r] = -infinity();
+        sum[r] = 0.0f;
+        slope[r] = a.alibi ? a.alibi[head] : 0.0f;
+#pragma unroll
+        for (int p = 0; p < KEY_PIECES; ++p) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) query[r][p][i] = 0.0f;
+            if (real) load<Q, KEY_SIZE, QUERY_VECTORS>(a.query + row * a.query_row + head * KEY_SIZE, (p * LANES + mine) * 8, query[r][p]);
+        }
+#pragma unroll
+        for (int p = 0; p < VALUE_PIECES; ++p) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) weighted[r][p][i] = 0.0f;
+        }
+    }
+
+    for (i64 base = begin; base < end; base += PARTS * AHEAD) {
+        float key[AHEAD][KEY_PIECES][8], value[AHEAD][VALUE_PIECES][8];
+        bool there[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            i64 at = base + (u * WARPS + warp) * KEYS + group;
+            there[u] = at < end;
+            const K* key_row = a.keys;
+            const K* value_row = a.values;
+            if (there[u]) {
+#if PAGED
+                i64 page = a.table[sequence * a.table_row + at / a.slots], slot = at % a.slots;
+                there[u] = page >= 0 && page < a.pages;
+                key_row += page * a.key_strides.page + kv_head * a.key_strides.head + slot * a.key_strides.slot;
+                value_row += page * a.value_strides.page + kv_head * a.value_strides.head + slot * a.value_strides.slot;
+#else
+                there[u] = tile.start + at >= 0 && tile.start + at < tokens;
+                key_row += (tile.start + at) * a.key_strides.slot + kv_head * a.key_strides.head;
+                value_row += (tile.start + at) * a.value_strides.slot + kv_head * a.value_strides.head;
+#endif
+            }
+#pragma unroll
+            for (int p = 0; p < KEY_PIECES; ++p) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) key[u][p][i] = 0.0f;
+                if (there[u]) load<K, KEY_SIZE, CACHE_VECTORS>(key_row, (p * LANES + mine) * 8, key[u][p]);
+            }
+#pragma unroll
+            for (int p = 0; p < VALUE_PIECES; ++p) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) value[u][p][i] = 0.0f;
+                if (there[u]) load<K, VALUE_SIZE, CACHE_VECTORS>(value_row, (p * LANES + mine) * 8, value[u][p]);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            i64 at = base + (u * WARPS + warp) * KEYS + group;
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                float score = 0.0f;
+#pragma unroll
+                for (int p = 0; p < KEY_PIECES; ++p) {
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) score += query[r][p][i] * key[u][p][i];
+                }
+                for (int distance = LANES / 2; distance; distance /= 2) score += __shfl_xor_sync(0xffffffffu, score, distance);
+                i64 position = before + tile.first + r / HEADS;
+                bool seen = there[u] && r / HEADS < tile.count && sees(a, tile, position, tile.start + tile.first + r / HEADS, at);
+                if (!seen) continue;
+                score *= scale;
+                if (softcap > 0.0f) score = softcap * tanhf(score / softcap);
+                i64 distance = position - at;
+                if (!PAGED && distance < 0) distance = -distance;
+                score -= slope[r] * (float)distance;
+                if (score > maximum[r]) {
+                    float shrink = expf(maximum[r] - score);
+                    maximum[r] = score;
+                    sum[r] *= shrink;
+#pragma unroll
+                    for (int p = 0; p < VALUE_PIECES; ++p) {
+#pragma unroll
+                        for (int i = 0; i < 8; ++i) weighted[r][p][i] *= shrink;
+                    }
+                }
+                if (score == -infinity()) continue;
+                float weight = expf(score - maximum[r]);
+                sum[r] += weight;
+#pragma unroll
+                for (int p = 0; p < VALUE_PIECES; ++p) {
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) weighted[r][p][i] += weight * value[u][p][i];
+                }
+            }
+        }
+    }
+
+    int part = warp * KEYS + group;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        if (mine == 0) {
+            maxima[part][r] = maximum[r];
+            sums[part][r] = sum[r];
+        }
+#pragma unroll
+        for (int p = 0; p < VALUE_PIECES; ++p) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                int element = (p * LANES + mine) * 8 + i;
+                if (element < VALUE_SIZE) values[part][r][element] = weighted[r][p][i];
+            }
+        }
+    }
+    __syncthreads();
+
+    /* Each warp merges its rows; the result takes the place of the first part. */
+    i64 slot = (i64)blockIdx.x * gridDim.y + blockIdx.y;
+    for (int r = warp; r < ROWS; r += WARPS) {
+        float largest = -infinity(), total = 0.0f;
+        for (int p = 0; p < PARTS; ++p) largest = maxima[p][r] > largest ? maxima[p][r] : largest;
+        float factor[PARTS];
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            factor[p] = sums[p][r] == 0.0f ? 0.0f : expf(maxima[p][r] - largest);
+            total += sums[p][r] * factor[p];
+        }
+        for (int i = lane; i < VALUE_SIZE; i += 32) {
+            float merged = 0.0f;
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) merged += sums[p][r] == 0.0f ? 0.0f : values[p][r][i] * factor[p];
+            values[0][r][i] = merged;
+        }
+        __syncwarp();
+        if (splits == 1) {
+            i64 row = tile.start + tile.first + r / HEADS;
+            if (r / HEADS < tile.count && row >= 0 && row < tokens) finish(a, row, first_head + r % HEADS, largest, total, values[0][r]);
+        } else {
+            float* out = a.partial + ((slot * a.splits + blockIdx.z) * ROWS + r) * (VALUE_SIZE + 2);
+            for (int i = lane; i < VALUE_SIZE; i += 32) out[2 + i] = values[0][r][i];
+            if (lane == 0) {
+                out[0] = largest;
+                out[1] = total;
+            }
+        }
+    }
+    if (splits == 1) return;
+
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(a.counters + slot, 1u) == splits - 1;
+        if (last) a.counters[slot] = 0;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (int r = warp; r < ROWS; r += WARPS) {
+        i64 row = tile.start + tile.first + r / HEADS;
+        if (r / HEADS >= tile.count || row < 0 || row >= tokens) continue;
+        const float* own = a.partial + (slot * a.splits * ROWS + r) * (VALUE_SIZE + 2);
+        i64 step = ROWS * (VALUE_SIZE + 2);
+        float largest = -infinity(), total = 0.0f;
+        for (i64 s = 0; s < splits; ++s) {
+            float here = __ldcg(own + s * step);
+            largest = here > largest ? here : largest;
+        }
+        for (i64 s = 0; s < splits; ++s) {
+            float amount = __ldcg(own + s * step + 1);
+            total += amount == 0.0f ? 0.0f : amount * expf(__ldcg(own + s * step) - largest);
+        }
+        for (int i = lane; i < VALUE_SIZE; i += 32) {
+            float merged = 0.0f;
+            for (i64 s = 0; s < splits; ++s) {
+                float amount = __ldcg(own + s * step + 1);
+                merged += amount == 0.0f ? 0.0f : __ldcg(own + s * step + 2 + i) * expf(__ldcg(own + s * step) - largest);
+            }
+            values[0][r][i] = merged;
+        }
+        __syncwarp();
+        finish(a, row, first_head + r % HEADS, largest, total, values[0][r]);
+    }
+}

@@ -1,0 +1,197 @@
+/*
+ * linear for a few rows, on plain arithmetic: y = x W^T + b, and with NORM y = rms_norm(x) W^T + b.
+ *
+ * SPLIT warps share ROWS outputs (one, or two where several tokens pay for the reads of x) and up to TOKENS tokens; a block
+ * has 4 warps. Grid: (blocks of outputs, blocks of tokens). A lane takes 16 bytes of a weight row at a time, UNROLL of them
+ * in flight before the first use: at batch 1 that is 32 lanes * 16 bytes * 8 = 4 KiB a warp, 60 KiB or more an SM, which is
+ * what keeps HBM3e busy. x comes through the L1, where all warps of an SM find it. Nothing is kept in shared memory but the
+ * partial sums of the SPLIT warps, added in a fixed order.
+ *
+ * The norm costs no pass of its own: y = sum_k(x_k g_k W_nk) / rms(x), and each warp that reads x adds up its squares.
+ *
+ * Bytes: the weights once per block of tokens (from memory once, then from the L2), x from the L2.
+ * Floor at batch 1: weight bytes over read bandwidth. Measured figures: docs/performance/cuda.md.
+ */
+#define WARPS 4
+
+#if FORMAT == FORMAT_F32
+#define WIDTH 4
+typedef Lanes<float> Elements;
+#elif FORMAT == FORMAT_F16
+#define WIDTH 8
+typedef Lanes<f16> Elements;
+#elif FORMAT == FORMAT_BF16
+#define WIDTH 8
+typedef Lanes<bf16> Elements;
+#elif FORMAT == FORMAT_Q8_0
+#define WIDTH 16
+#else
+#define WIDTH 32
+#endif
+
+/* The whole numbers (or elements) of 16 bytes. A float with the number in its low bits, less 2^23, is the number. */
+__device__ inline void unpack(const Vector& v, float (&out)[WIDTH]) {
+#if FORMAT == FORMAT_Q8_0
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        u32 byte = (v.word[i / 4] ^ 0x80808080u) >> (i % 4 * 8) & 255;
+        out[i] = __uint_as_float(0x4B000000u | byte) - 8388736.0f;
+    }
+#elif FORMAT == FORMAT_Q4_0 || FORMAT == FORMAT_Q4_1
+    const float zero = FORMAT == FORMAT_Q4_0 ? 8388616.0f : 8388608.0f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        u32 byte = v.word[i / 4] >> (i % 4 * 8);
+        out[i] = __uint_as_float(0x4B000000u | (byte & 15)) - zero;
+        out[i + 16] = __uint_as_float(0x4B000000u | (byte >> 4 & 15)) - zero;
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) out[i] = Elements::get(v, i);
+#endif
+}
+
+/* `WIDTH` elements of x; zeros behind the last. */
+__device__ inline void load_x(const X* from, i64 left, float (&out)[WIDTH]) {
+#if X_VECTORS
+#pragma unroll
+    for (int i = 0; i < WIDTH / Lanes<X>::count; ++i) {
+        Vector v = load_vector(from + i * Lanes<X>::count);
+#pragma unroll
+        for (int j = 0; j < Lanes<X>::count; ++j) out[i * Lanes<X>::count + j] = Lanes<X>::get(v, j);
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) out[i] = i < left ? widen(from[i]) : 0.0f;
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(Extent extent, i64 outputs, i64 inputs, const X* x, i64 x_row,
+                                                                Weight weight, const BIAS* bias, Y* y, i64 y_row
+#if NORM
+                                                                , const G* gain, float eps, float offset
+#endif
+) {
+    i64 first = (i64)blockIdx.y * TOKENS, tokens = extent.count() - first;
+    if (tokens <= 0) return;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % SPLIT;
+    i64 output = ((i64)blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
+    i64 pieces = (inputs + WIDTH - 1) / WIDTH;
+
+    float sum[ROWS][TOKENS] = {};
+#if NORM
+    float squares[TOKENS] = {};
+#endif
+    const u8* row[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) row[r] = weight.elements + (output + r < outputs ? output + r : 0) * weight.row_bytes;
+    x += first * x_row;
+
+    for (i64 base = part * 32 + lane; base < pieces; base += SPLIT * 32 * UNROLL) {
+        Vector piece[UNROLL][ROWS];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            i64 at = base + u * SPLIT * 32;
+            if (at < pieces) {
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) piece[u][r] = load_stream(row[r] + at * 16);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            i64 at = base + u * SPLIT * 32;
+            if (at >= pieces) break;
+            float w[ROWS][WIDTH];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) unpack(piece[u][r], w[r]);
+#if NORM
+            float g[WIDTH];
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) g[i] = at * WIDTH + i < inputs ? widen(gain[at * WIDTH + i]) + offset : 0.0f;
+#endif
+#pragma unroll
+            for (int t = 0; t < TOKENS; ++t) {
+                if (t >= tokens) break;
+                float own[WIDTH];
+                load_x(x + t * x_row + at * WIDTH, inputs - at * WIDTH, own);
+#if NORM
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) {
+                    squares[t] += own[i] * own[i];
+                    own[i] *= g[i];
+                }
+#endif
+#if FORMAT == FORMAT_Q4_1
+                float total = 0.0f;
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) total += own[i];
+#endif
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+#if FORMAT <= FORMAT_BF16
+#pragma unroll
+                    for (int i = 0; i < WIDTH; ++i) sum[r][t] += own[i] * w[r][i];
+#else
+                    float dot = 0.0f;
+#pragma unroll
+                    for (int i = 0; i < WIDTH; ++i) dot += own[i] * w[r][i];
+                    i64 here = output + r < outputs ? output + r : 0;
+#if FORMAT == FORMAT_Q4_1
+                    sum[r][t] += weight.scale(here, 2 * at) * dot + weight.scale(here, 2 * at + 1) * total;
+#else
+                    sum[r][t] += weight.scale(here, at * WIDTH / 32) * dot;
+#endif
+#endif
+                }
+            }
+        }
+    }
+
+#pragma unroll
+    for (int t = 0; t < TOKENS; ++t) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) sum[r][t] = warp_sum(sum[r][t]);
+#if NORM
+        squares[t] = warp_sum(squares[t]);
+#endif
+    }
+#if SPLIT > 1
+    __shared__ float partial[WARPS][TOKENS][ROWS + 1];
+    if (lane == 0) {
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) partial[warp][t][r] = sum[r][t];
+#if NORM
+            partial[warp][t][ROWS] = squares[t];
+#endif
+        }
+    }
+    __syncthreads();
+    if (part != 0) return;
+#pragma unroll
+    for (int t = 0; t < TOKENS; ++t) {
+        for (int other = 1; other < SPLIT; ++other) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) sum[r][t] += partial[warp + other][t][r];
+#if NORM
+            squares[t] += partial[warp + other][t][ROWS];
+#endif
+        }
+    }
+#endif
+    if (lane != 0) return;
+#pragma unroll
+    for (int t = 0; t < TOKENS; ++t) {
+        if (t >= tokens) break;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            if (output + r >= outputs) break;
+            float result = sum[r][t];
+#if NORM
+            result *= 1.0f / sqrtf(squares[t] / (float)inputs + eps);
+#endif
+            y[(first + t) * y_row + output + r] = narrow<Y>(result + or_else(bias, output + r, 0.0f));
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Embedding, activations, rotary positions, sums, casts, fills and picked rows.
+
+use super::{Recipe, KernelSpec, THREADS, operand, plane, result, type_name, type_of, type_or_f32};
+use crate::{
+    launch::{Bound, Frame, Parameters, Step},
+    weight::{CudaWeight, format_name},
+};
+use dsrun_core::{
+    DType, Error, Result,
+    kernels::{CallDesc, OperandDesc},
+    op::{Activation, Add, Cast, Embed, Fill, GatedActivation, GateLayout, Rope, RopePairing},
+};
+
+/// An optional tensor with its row stride.
+fn optional_rows(parameters: Parameters, tensor: Option<&Bound>) -> Parameters {
+    match tensor {
+        Some(tensor) => parameters.rows(tensor),
+        None => parameters.address(0).size(0),
+    }
+}
+
+/// The present ones of these operands.
+fn present<'a, const N: usize>(frame: &'a Frame, indices: [usize; N]) -> Vec<&'a Bound> {
+    indices.into_iter().filter_map(|index| frame.optional(index)).collect()
+}
+
+pub(super) fn add(op: &Add, call: &CallDesc) -> Result<Recipe> {
+    let alpha = op.alpha;
+    let types: [(_, &dyn std::fmt::Display); 2] = [("T0", &type_of(call, 0)?), ("T1", &type_or_f32(call, 3)?)];
+    let spec = KernelSpec::new("elementwise/elementwise.cu", "add", types);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (a, b, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
+        let (rows, columns) = (y.size(0), y.size(1));
+        let mut bounds = present(frame, [0, 1, 2]);
+        bounds.push(y);
+        let parameters = Parameters::default().extent(rows, &bounds).size(columns).float(alpha).rows(a).rows(b);
+        let parameters = optional_rows(parameters, frame.optional(2)).address(frame.address(3)).rows(y);
+        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+    }))
+}
+
+pub(super) fn cast(op: &Cast, call: &CallDesc) -> Result<Recipe> {
+    let types: [(_, &dyn std::fmt::Display); 2] = [("T0", &type_of(call, 0)?), ("T1", &type_name(op.dtype)?)];
+    let spec = KernelSpec::new("elementwise/elementwise.cu", "cast", types);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (x, y) = (frame.tensor(0)?, frame.result(0)?);
+        let (rows, columns) = (y.size(0), y.size(1));
+        let parameters = Parameters::default().extent(rows, &[x, y]).size(columns).rows(x).rows(y);
+        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+    }))
+}
+
+pub(super) fn fill(op: &Fill, call: &CallDesc) -> Result<Recipe> {
+    let (dtype, value) = (operand(call, 0)?.dtype, op.value);
+    let bits = match dtype {
+        DType::F32 => value.to_bits(),
+        DType::F16 => u32::from(half::f16::from_f32(value).to_bits()),
+        DType::BF16 => u32::from(half::bf16::from_f32(value).to_bits()),
+        DType::U32 => value as u32,
+        // A whole number in range; the low bits are what is stored.
+        _ => value as i32 as u32,
+    };
+    let name = match dtype.bytes() {
+        1 => "u8",
+        2 => "u16",
+        _ => "u32",
+    };
+    let spec = KernelSpec::new("elementwise/elementwise.cu", "fill", [("T0", &name), ("T1", &name)]);
+    Ok(Recipe::of_one(fill_spec(spec), move |frame, function| {
+        let x = frame.result(0)?;
+        let (rows, columns) = (x.size(0), x.size(1));
+        let operand = frame.tensor(0)?;
+        let parameters = Parameters::default().extent(rows, &[x, operand]).size(columns).word(bits).rows(x);
+        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+    }))
+}
+
+/// Integers have no floats to widen: the other kernels of the source are left out.
+fn fill_spec(mut spec: KernelSpec) -> KernelSpec {
+    spec.defines.push(("FILL_ONLY", "1".into()));
+    spec
+}
+
+pub(super) fn gather_rows(call: &CallDesc) -> Result<Recipe> {
+    let name = type_of(call, 0)?;
+    let spec = KernelSpec::new("elementwise/elementwise.cu", "gather_rows", [("T0", &name), ("T1", &name)]);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (x, index, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
+        let (rows, columns) = (y.size(0), y.size(1));
+        let parameters = Parameters::default()
+            .extent(rows, &[index, y])
+            .extent(x.size(0), &[x])
+            .size(columns)
+            .rows(x)
+            .address(index.address)
+            .rows(y);
+        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+    }))
+}
+
+pub(super) fn activation(op: &Activation, call: &CallDesc) -> Result<Recipe> {
+    let (function, limit) = (op.function as u32, op.limit);
+    let types: [(_, &dyn std::fmt::Display); 3] =
+        [("T0", &type_of(call, 0)?), ("T1", &type_or_f32(call, 1)?), ("FUNCTION", &function)];
+    let spec = KernelSpec::new("elementwise/activation.cu", "activation", types);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (x, y) = (frame.tensor(0)?, frame.result(0)?);
+        let (rows, columns) = (y.size(0), y.size(1));
+        let parameters = Parameters::default().extent(rows, &[x, y]).size(columns).float(limit).rows(x);
+        let parameters = parameters.address(frame.address(1)).rows(y);
+        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+    }))
+}
+
+pub(super) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<Recipe> {
+    let (function, limit) = (op.function as u32, op.limit);
+    let layout = match op.layout {
+        GateLayout::Separate => 1,
+        GateLayout::Concatenated => 2,
+        GateLayout::Interleaved => 3,
+    };
+    let types: [(_, &dyn std::fmt::Display); 4] = [
+        ("T0", &type_of(call, 0)?),
+        ("T1", &type_or_f32(call, 2)?),
+        ("FUNCTION", &function),
+        ("LAYOUT", &layout),
+    ];
+    let spec = KernelSpec::new("elementwise/activation.cu", "gated_activation", types);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (gate, y) = (frame.tensor(0)?, frame.result(0)?);
+        let (rows, columns) = (y.size(0), y.size(1));
+        let mut bounds = present(frame, [0, 1]);
+        bounds.push(y);
+        let parameters = Parameters::default().extent(rows, &bounds).size(columns).float(limit).rows(gate);
+        let parameters = optional_rows(parameters, frame.optional(1)).address(frame.address(2)).rows(y);
+        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+    }))
+}
+
+pub(super) fn rope(op: &Rope, call: &CallDesc) -> Result<Recipe> {
+    let (heads, scale) = (op.heads as usize, op.scale);
+    let neighbours = i32::from(op.pairing == RopePairing::Neighbours);
+    let types: [(_, &dyn std::fmt::Display); 2] = [("T0", &type_of(call, 0)?), ("NEIGHBOURS", &neighbours)];
+    let spec = KernelSpec::new("elementwise/rope.cu", "rope", types);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (x, positions, frequencies, y) =
+            (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?, frame.result(0)?);
+        let (rows, size, pairs) = (y.size(0), y.size(1) / heads.max(1), frequencies.size(0));
+        let parameters = Parameters::default()
+            .extent(rows, &[x, positions, y])
+            .size(heads)
+            .size(size)
+            .size(pairs)
+            .float(scale)
+            .rows(x)
+            .address(positions.address)
+            .address(frequencies.address)
+            .rows(y);
+        Ok(Step::kernel(function, plane(rows, heads * (size - pairs)), THREADS, parameters))
+    }))
+}
+
+/// A weight as kernels take it: elements, scales and their row strides, one struct.
+pub(super) fn weight_words(parameters: Parameters, weight: Option<&CudaWeight>) -> Parameters {
+    match weight {
+        Some(weight) => parameters.words([
+            weight.address(),
+            weight.scales(),
+            weight.layout.row_bytes as u64,
+            weight.layout.scale_bytes as u64,
+        ]),
+        None => parameters.words([0; 4]),
+    }
+}
+
+pub(super) fn embed(op: &Embed, call: &CallDesc) -> Result<Recipe> {
+    let (first_row, offset) = (op.first_row as usize, op.position_offset as usize);
+    let format = |index: usize| match call.operands.get(index) {
+        Some(Some(OperandDesc::Weight(weight))) => format_name(weight.format),
+        Some(None) => Ok("FORMAT_F32"),
+        _ => Err(Error::internal(format!("operand {index} is no weight"))),
+    };
+    let types: [(_, &dyn std::fmt::Display); 3] = [
+        ("T0", &type_name(result(call, 0)?.dtype)?),
+        ("FORMAT", &format(1)?),
+        ("OTHER_FORMAT", &format(3)?),
+    ];
+    let spec = KernelSpec::new("elementwise/embed.cu", "embed", types);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (ids, table, y) = (frame.tensor(0)?, frame.weight(1)?, frame.result(0)?);
+        let places = frame.optional_weight(3).map(|weight| &**weight);
+        let (rows, columns) = (y.size(0), y.size(1));
+        let mut bounds = present(frame, [0, 2]);
+        bounds.push(y);
+        let parameters =
+            Parameters::default().extent(rows, &bounds).size(columns).address(ids.address).size(first_row);
+        let parameters = weight_words(parameters, Some(table))
+            .size(table.layout.rows)
+            .address(frame.address(2))
+            .size(offset);
+        let parameters =
+            weight_words(parameters, places).size(places.map_or(0, |places| places.layout.rows)).rows(y);
+        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+    }))
+}

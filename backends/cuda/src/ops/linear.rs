@@ -1,0 +1,401 @@
+//! Products: `linear` over packed weights and `matmul` over two tensors.
+//!
+//! | rows | types | kernel |
+//! |---|---|---|
+//! | 1 to 4 | all | `skinny`: plain arithmetic at memory speed |
+//! | 5 to 16 | f16 or bf16 throughout | `skinny_mma`: tensor cores at memory speed |
+//! | 5 to 16, block formats to 32 | all others | `skinny`, four rows at a time |
+//! | more | same type throughout; block formats unpacked to the type of `x`; any weight widened for f32 | cuBLASLt |
+//! | more | others, or without cuBLASLt | `skinny_mma` to 64 rows, then `tiled` |
+
+use super::{
+    KernelSpec, Machine, Recipe, THREADS, elementwise::weight_words, operand, plane, result, type_name, type_of,
+};
+use crate::{
+    blas::{Product, Setup, Shape, WORKSPACE},
+    context::Context,
+    launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step},
+    weight::format_name,
+};
+use dsrun_core::{
+    BlockFormat, DType, Error, Result, TensorDesc, WeightFormat, WeightType,
+    kernels::{CallDesc, OperandDesc},
+    op::{Linear, Matmul, RmsNorm},
+};
+use std::{
+    fmt::Display,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Warps of a block of `skinny`.
+const WARPS: usize = 4;
+/// Rows that cuBLASLt is not asked for.
+const FEW_ROWS: usize = 16;
+/// The same for block formats, which would have to be unpacked.
+const FEW_ROWS_OF_BLOCKS: usize = 32;
+/// The most rows of `skinny_mma`.
+const MMA_ROWS: usize = 64;
+/// Bytes of weights unpacked at a time.
+const SLAB: usize = 64 << 20;
+
+/// A linear layer, whatever its operands are called.
+pub(super) struct Layer<'a> {
+    pub(super) x: &'a TensorDesc,
+    pub(super) weight: &'a WeightType,
+    pub(super) y: &'a TensorDesc,
+    /// Element type of the bias, if there is one.
+    pub(super) bias: Option<DType>,
+    /// The norm in front, with the element type of its weight.
+    pub(super) norm: Option<(RmsNorm, DType)>,
+}
+
+/// Where a layer's tensors are.
+pub(super) struct Places<'a> {
+    pub(super) x: &'a Bound,
+    pub(super) weight: &'a crate::weight::CudaWeight,
+    pub(super) bias: u64,
+    pub(super) gain: u64,
+    pub(super) y: &'a Bound,
+    /// Tensors whose extents count.
+    pub(super) bounds: &'a [&'a Bound],
+    pub(super) workspace: u64,
+}
+
+/// How a layer is run.
+pub(super) struct Layered {
+    pub(super) kernels: Vec<KernelSpec>,
+    pub(super) workspace: usize,
+    pub(super) batch_invariant: bool,
+    steps: Box<dyn Fn(&Places<'_>, &[Arc<Function>], &Context) -> Result<Vec<Step>> + Send + Sync>,
+}
+
+impl Layered {
+    pub(super) fn steps(
+        &self,
+        places: &Places<'_>,
+        functions: &[Arc<Function>],
+        context: &Context,
+    ) -> Result<Vec<Step>> {
+        (self.steps)(places, functions, context)
+    }
+}
+
+/// Elements of a weight in 16 bytes.
+fn width(format: WeightFormat) -> usize {
+    match format {
+        WeightFormat::Dense(dtype) => 16 / dtype.bytes(),
+        WeightFormat::Block(BlockFormat::Q8_0) => 16,
+        WeightFormat::Block(_) => 32,
+        _ => 1,
+    }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+impl Layer<'_> {
+    fn rows(&self) -> usize {
+        self.x.shape[0]
+    }
+
+    fn outputs(&self) -> usize {
+        self.weight.rows()
+    }
+
+    fn inputs(&self) -> usize {
+        self.weight.columns()
+    }
+
+    fn bias_name(&self) -> Result<&'static str> {
+        self.bias.map_or(Ok("f32"), type_name)
+    }
+
+    /// Whether the norm in front can be part of the kernel.
+    pub(super) fn takes_norm(&self) -> bool {
+        self.rows() <= WARPS
+    }
+
+    pub(super) fn plan(&self, machine: &Machine) -> Result<Layered> {
+        let (rows, format) = (self.rows(), self.weight.format);
+        format_name(format)?;
+        let same = format == WeightFormat::Dense(self.x.dtype);
+        let on_tensor_cores = machine.capability >= 80
+            && same
+            && is_half(self.x.dtype)
+            && self.inputs().is_multiple_of(32)
+            && self.x.strides[0].is_multiple_of(8);
+        let few = if format.is_quantised() { FEW_ROWS_OF_BLOCKS } else { FEW_ROWS };
+        // Only widening is exact; a narrower type for `x` than for a dense weight must not round the weight.
+        let by_blas = machine.blas && self.inputs() > 0 && (same || format.is_quantised() || self.x.dtype == DType::F32);
+        if rows <= 4 || self.norm.is_some() || (rows <= few && !on_tensor_cores) {
+            self.skinny(machine)
+        } else if on_tensor_cores && (rows <= FEW_ROWS || (rows <= MMA_ROWS && !by_blas)) {
+            self.skinny_mma()
+        } else if by_blas {
+            self.by_blas(same)
+        } else {
+            self.tiled()
+        }
+    }
+
+    fn skinny(&self, machine: &Machine) -> Result<Layered> {
+        let format = self.weight.format;
+        let tokens = self.rows().next_power_of_two().clamp(1, WARPS);
+        let pieces = self.inputs().div_ceil(width(format));
+        // Several outputs for a warp where a read of x is dear beside the weights it meets.
+        let outputs = if tokens == 4 || format.is_quantised() { 2 } else { 1 };
+        let wanted = machine.processors * 16;
+        let split = [1, 2, 4]
+            .into_iter()
+            .find(|split| self.outputs() / outputs * split >= wanted || pieces < 64 * split)
+            .unwrap_or(WARPS);
+        let unroll = pieces.div_ceil(32 * split).next_power_of_two().clamp(1, 8 / outputs);
+        let vectors = self.x.strides[0].is_multiple_of(16 / self.x.dtype.bytes())
+            && self.inputs().is_multiple_of(width(format).max(16 / self.x.dtype.bytes()));
+        let gain = self.norm.as_ref().map_or(Ok("f32"), |(_, dtype)| type_name(*dtype))?;
+        let defines: [(_, &dyn Display); 11] = [
+            ("X", &type_name(self.x.dtype)?),
+            ("Y", &type_name(self.y.dtype)?),
+            ("BIAS", &self.bias_name()?),
+            ("G", &gain),
+            ("FORMAT", &format_name(format)?),
+            ("TOKENS", &tokens),
+            ("ROWS", &outputs),
+            ("SPLIT", &split),
+            ("UNROLL", &unroll),
+            ("X_VECTORS", &i32::from(vectors)),
+            ("NORM", &i32::from(self.norm.is_some())),
+        ];
+        let spec = KernelSpec::new("linear/skinny.cu", "skinny", defines);
+        let norm = self.norm.as_ref().map(|(norm, _)| *norm);
+        let per_block = WARPS / split * outputs;
+        Ok(Layered {
+            kernels: vec![spec],
+            workspace: 0,
+            batch_invariant: true,
+            steps: Box::new(move |places, functions, _| {
+                let mut parameters = common(places);
+                parameters = parameters.rows(places.x);
+                parameters = weight_words(parameters, Some(places.weight)).address(places.bias).rows(places.y);
+                if let Some(norm) = norm {
+                    parameters = parameters.address(places.gain).float(norm.eps).float(norm.weight_offset);
+                }
+                let grid = [places.y.size(1).div_ceil(per_block), places.y.size(0).div_ceil(tokens), 1];
+                Ok(Step::kernel(function(functions, 0)?, grid, WARPS * 32, parameters).into_iter().collect())
+            }),
+        })
+    }
+
+    fn skinny_mma(&self) -> Result<Layered> {
+        let blocks = self.inputs() / 32;
+        let tiles = self.rows().div_ceil(8).next_power_of_two();
+        let unroll = blocks.div_ceil(8).next_power_of_two().clamp(1, 4);
+        let name = type_name(self.x.dtype)?;
+        let defines: [(_, &dyn Display); 6] = [
+            ("X", &name),
+            ("Y", &type_name(self.y.dtype)?),
+            ("BIAS", &self.bias_name()?),
+            ("HALF", &i32::from(self.x.dtype == DType::F16)),
+            ("TILES", &tiles),
+            ("UNROLL", &unroll),
+        ];
+        Ok(Layered {
+            kernels: vec![KernelSpec::new("linear/skinny_mma.cu", "skinny_mma", defines)],
+            workspace: 0,
+            batch_invariant: true,
+            steps: Box::new(|places, functions, _| {
+                let parameters = common(places)
+                    .rows(places.x)
+                    .address(places.weight.address())
+                    .size(places.weight.layout.row_bytes)
+                    .address(places.bias)
+                    .rows(places.y);
+                let grid = [places.y.size(1).div_ceil(16), places.y.size(0).min(1), 1];
+                Ok(Step::kernel(function(functions, 0)?, grid, 256, parameters).into_iter().collect())
+            }),
+        })
+    }
+
+    fn tiled(&self) -> Result<Layered> {
+        let defines: [(_, &dyn Display); 4] = [
+            ("X", &type_name(self.x.dtype)?),
+            ("Y", &type_name(self.y.dtype)?),
+            ("BIAS", &self.bias_name()?),
+            ("FORMAT", &format_name(self.weight.format)?),
+        ];
+        Ok(Layered {
+            kernels: vec![KernelSpec::new("linear/tiled.cu", "tiled", defines)],
+            workspace: 0,
+            batch_invariant: true,
+            steps: Box::new(|places, functions, _| {
+                let parameters = weight_words(common(places).rows(places.x), Some(places.weight));
+                let parameters = parameters.address(places.bias).rows(places.y);
+                let blocks = places.y.size(0).div_ceil(64).min(MAX_GRID);
+                let grid = [places.y.size(1).div_ceil(64), blocks, 1];
+                Ok(Step::kernel(function(functions, 0)?, grid, THREADS, parameters).into_iter().collect())
+            }),
+        })
+    }
+
+    fn by_blas(&self, same: bool) -> Result<Layered> {
+        let (rows, outputs, inputs) = (self.rows(), self.outputs(), self.inputs());
+        let (dtype, size) = (self.x.dtype, self.x.dtype.bytes());
+        // The bias is added to the unrounded sum, and cuBLASLt writes the type of x or f32.
+        let product_type = if self.bias.is_none() && self.y.dtype == dtype { dtype } else { DType::F32 };
+        let direct = !self.x.bounded && !self.y.bounded && self.bias.is_none() && self.y.dtype == product_type;
+        let row_bytes = crate::weight::layout(self.weight)?.row_bytes;
+        let slab = if same { outputs } else { (SLAB / (inputs * size)).max(1).min(outputs) };
+        let slab_stride = (inputs * size).next_multiple_of(16) / size;
+        let slab_bytes = if same { 0 } else { (slab * slab_stride * size).next_multiple_of(256) };
+        let product_bytes = if direct { 0 } else { rows * outputs * product_type.bytes() };
+        let weight_stride = if same { row_bytes / size } else { slab_stride };
+        let y_stride = if direct { self.y.strides[0] } else { outputs };
+        let (bias, y_name) = (self.bias_name()?, type_name(self.y.dtype)?);
+        let mut kernels = Vec::new();
+        if !same {
+            let defines: [(_, &dyn Display); 2] =
+                [("Y", &type_name(dtype)?), ("FORMAT", &format_name(self.weight.format)?)];
+            kernels.push(KernelSpec::new("linear/unpack.cu", "unpack", defines));
+        }
+        if !direct {
+            let defines: [(_, &dyn Display); 3] = [("X", &type_name(product_type)?), ("BIAS", &bias), ("Y", &y_name)];
+            kernels.push(KernelSpec::new("linear/finish.cu", "finish", defines));
+        }
+        let shape = Shape {
+            rows,
+            outputs: slab,
+            inputs,
+            dtype,
+            result: product_type,
+            strides: [self.x.strides[0], weight_stride, y_stride],
+        };
+        let setups = Setups::default();
+        Ok(Layered {
+            kernels,
+            workspace: WORKSPACE + slab_bytes + product_bytes,
+            batch_invariant: false,
+            steps: Box::new(move |places, functions, context| {
+                let scratch = places.workspace + WORKSPACE as u64;
+                let product = if direct { places.y.address } else { scratch + slab_bytes as u64 };
+                let mut steps = Vec::new();
+                let mut first = 0;
+                while first < outputs {
+                    let count = slab.min(outputs - first);
+                    let weight = if same {
+                        places.weight.address() + (first * row_bytes) as u64
+                    } else {
+                        let parameters = Parameters::default().size(first).size(count).size(inputs);
+                        let parameters =
+                            weight_words(parameters, Some(places.weight)).address(scratch).size(slab_stride);
+                        steps.extend(Step::kernel(function(functions, 0)?, plane(count, inputs), THREADS, parameters));
+                        scratch
+                    };
+                    let setup = setups.get(context, Shape { outputs: count, ..shape })?;
+                    let y = product + (first * product_type.bytes()) as u64;
+                    let (x, workspace) = (places.x.address, places.workspace);
+                    steps.push(Step::Product(Product { setup, x, weight, y, workspace }));
+                    first += count;
+                }
+                if !direct {
+                    let last = functions.last().ok_or_else(|| Error::internal("no kernel to finish with"))?;
+                    let parameters = Parameters::default()
+                        .extent(rows, places.bounds)
+                        .size(outputs)
+                        .address(product)
+                        .size(outputs)
+                        .address(places.bias)
+                        .rows(places.y);
+                    steps.extend(Step::kernel(last, plane(rows, outputs), THREADS, parameters));
+                }
+                Ok(steps)
+            }),
+        })
+    }
+}
+
+/// Products set up so far: all layers that share a plan share them.
+#[derive(Default)]
+struct Setups(Mutex<Vec<(Shape, Arc<Setup>)>>);
+
+impl Setups {
+    fn get(&self, context: &Context, shape: Shape) -> Result<Arc<Setup>> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, setup)) = known.iter().find(|(known, _)| *known == shape) {
+            return Ok(setup.clone());
+        }
+        context.enter()?;
+        let setup = Arc::new(Setup::new(context.blas()?, shape)?);
+        known.push((shape, setup.clone()));
+        Ok(setup)
+    }
+}
+
+fn function(functions: &[Arc<Function>], index: usize) -> Result<&Arc<Function>> {
+    functions.get(index).ok_or_else(|| Error::internal("a recipe without a kernel"))
+}
+
+/// What all kernels of a layer begin with.
+fn common(places: &Places<'_>) -> Parameters {
+    let layout = &places.weight.layout;
+    Parameters::default().extent(places.y.size(0), places.bounds).size(layout.rows).size(layout.columns)
+}
+
+/// The packed weight at `index` of a description.
+pub(super) fn weight_type(call: &CallDesc, index: usize) -> Result<&WeightType> {
+    match call.operands.get(index) {
+        Some(Some(OperandDesc::Weight(weight))) => Ok(weight),
+        _ => Err(Error::internal(format!("operand {index} is no weight"))),
+    }
+}
+
+pub(super) fn linear(_: &Linear, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+    let layer = Layer {
+        x: operand(call, 0)?,
+        weight: weight_type(call, 1)?,
+        y: result(call, 0)?,
+        bias: call.tensor(2).map(|bias| bias.dtype),
+        norm: None,
+    };
+    let layered = layer.plan(machine)?;
+    let (kernels, workspace, batch_invariant) =
+        (layered.kernels.clone(), layered.workspace, layered.batch_invariant);
+    let steps = Box::new(move |frame: &Frame, functions: &[Arc<Function>], context: &Context| {
+        let (x, y) = (frame.tensor(0)?, frame.result(0)?);
+        let places = Places {
+            x,
+            weight: frame.weight(1)?,
+            bias: frame.address(2),
+            gain: 0,
+            y,
+            bounds: &[x, y],
+            workspace: frame.workspace,
+        };
+        if y.size(0) == 0 || y.size(1) == 0 {
+            return Ok(Vec::new());
+        }
+        layered.steps(&places, functions, context)
+    });
+    Ok(Recipe { kernels, workspace, persistent: 0, batch_invariant, steps })
+}
+
+pub(super) fn matmul(op: &Matmul, call: &CallDesc) -> Result<Recipe> {
+    let transposed = op.transpose_b;
+    let defines: [(_, &dyn Display); 3] = [
+        ("X", &type_of(call, 0)?),
+        ("Y", &type_name(op.dtype)?),
+        ("TRANSPOSED", &i32::from(transposed)),
+    ];
+    let spec = KernelSpec::new("linear/matmul.cu", "matmul", defines);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (a, b, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
+        let [groups, rows, columns] = [0, 1, 2].map(|dimension| y.size(dimension));
+        let tensor = |parameters: Parameters, tensor: &Bound| {
+            parameters.address(tensor.address).size(tensor.stride(0)).size(tensor.stride(1))
+        };
+        let parameters = Parameters::default().extent(groups, &[a, b, y]).size(rows).size(columns).size(a.size(2));
+        let parameters = tensor(tensor(tensor(parameters, a), b), y);
+        let grid = [columns.div_ceil(64), rows.div_ceil(64).min(MAX_GRID), groups.min(MAX_GRID)];
+        Ok(Step::kernel(function, grid, THREADS, parameters))
+    }))
+}

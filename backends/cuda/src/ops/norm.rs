@@ -1,0 +1,78 @@
+//! Norms over the features of a row.
+
+use super::{KernelSpec, Recipe, THREADS, operand, type_of, type_or_f32};
+use crate::launch::{MAX_GRID, Parameters, Step};
+use dsrun_core::{
+    Result,
+    kernels::CallDesc,
+    op::{Add, LayerNorm, RmsNorm},
+};
+
+pub(super) fn rms_norm_spec(x: &str, weight: &str) -> KernelSpec {
+    KernelSpec::new("norm/norm.cu", "rms_norm", [("T0", &x), ("T1", &weight), ("T2", &"f32")])
+}
+
+/// Blocks and threads of norms: a block per group of a row.
+pub(super) fn grid(rows: usize, columns: usize, width: usize) -> [usize; 3] {
+    if columns == 0 {
+        return [0; 3];
+    }
+    [columns / width.max(1), rows.min(MAX_GRID), 1]
+}
+
+/// Threads for a group of so many elements.
+pub(super) fn threads(width: usize) -> usize {
+    width.next_multiple_of(32).clamp(32, if width > 2048 { 1024 } else { THREADS })
+}
+
+pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc) -> Result<Recipe> {
+    let (eps, offset) = (op.eps, op.weight_offset);
+    Ok(Recipe::of_one(rms_norm_spec(type_of(call, 0)?, type_of(call, 1)?), move |frame, function| {
+        let (x, weight, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
+        let (rows, width) = (y.size(0), weight.size(0));
+        let parameters = Parameters::default().extent(rows, &[x, y]).size(width).float(eps).float(offset);
+        let parameters = parameters.rows(x).address(weight.address).rows(y);
+        Ok(Step::kernel(function, grid(rows, y.size(1), width), threads(width), parameters))
+    }))
+}
+
+pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<Recipe> {
+    let eps = op.eps;
+    let types: [(_, &dyn std::fmt::Display); 3] =
+        [("T0", &type_of(call, 0)?), ("T1", &type_or_f32(call, 1)?), ("T2", &type_or_f32(call, 2)?)];
+    let spec = KernelSpec::new("norm/norm.cu", "layer_norm", types);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (x, y) = (frame.tensor(0)?, frame.result(0)?);
+        let (rows, width) = (y.size(0), y.size(1));
+        let parameters = Parameters::default().extent(rows, &[x, y]).size(width).float(eps).rows(x);
+        let parameters = parameters.address(frame.address(1)).address(frame.address(2)).rows(y);
+        Ok(Step::kernel(function, grid(rows, width, width), threads(width), parameters))
+    }))
+}
+
+/// The region `r = a + alpha * b`, `y = rms_norm(r, weight)`.
+pub(super) fn add_rms_norm(add: &Add, norm: &RmsNorm, call: &CallDesc) -> Result<Recipe> {
+    let (alpha, eps, offset) = (add.alpha, norm.eps, norm.weight_offset);
+    operand(call, 1)?;
+    let types: [(_, &dyn std::fmt::Display); 3] =
+        [("T0", &type_of(call, 0)?), ("T1", &type_of(call, 2)?), ("T2", &"f32")];
+    let spec = KernelSpec::new("norm/norm.cu", "add_rms_norm", types);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (a, b, weight) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
+        let (r, y) = (frame.result(0)?, frame.result(1)?);
+        let (rows, columns, width) = (y.size(0), y.size(1), weight.size(0));
+        let parameters = Parameters::default()
+            .extent(rows, &[a, b, r, y])
+            .size(columns)
+            .size(width)
+            .float(alpha)
+            .float(eps)
+            .float(offset)
+            .rows(a)
+            .rows(b)
+            .address(weight.address)
+            .rows(r)
+            .rows(y);
+        Ok(Step::kernel(function, grid(rows, columns, width), threads(width), parameters))
+    }))
+}

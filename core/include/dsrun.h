@@ -1,0 +1,1173 @@
+/*
+ * dsrun.h: the C ABI of dsrun, for those who write backends.
+ *
+ * Generated from dsrun-core by `cargo xtask header`. Do not edit.
+ *
+ * A backend is a dynamic library that exports one function, dsrun_plugin_entry_v0. It is given the host's table and gives its
+ * own. Rules that hold everywhere:
+ *
+ * Errors     A function that can fail returns a dsr_status: NULL is success. The host makes errors (dsr_host_api.status_new) and
+ *            frees them; a plugin returns them and keeps none. On an error, what the function would have filled in is
+ *            untouched. The last parameters of a function are what it fills in; they are never NULL.
+ * Ownership  What a plugin makes is owned by the host, which frees it exactly once, children before their parents. What a
+ *            parameter points to belongs to the caller and is valid until the function returns, unless its comment says
+ *            otherwise. Texts a plugin gives are copied by dsr_host_api.text_set.
+ * Sizes      A struct that begins with struct_size may grow at its end in later versions. Whoever fills one in sets the size it
+ *            was compiled with; whoever reads or fills in one of somebody else's leaves alone what lies behind that size: see
+ *            DSR_HAS. What is missing means what 0 means. Arrays hold structs whose size never changes.
+ * Threads    Functions of the plugin and of a device may be called from any thread, at the same time. A stream, a bound call and
+ *            a graph are used by one thread at a time, and may move between threads. Nothing may depend on which thread
+ *            calls. A plugin calls back into the host under no lock of its own, but for log, text_set and status_*.
+ * Unwinding  No panic, exception or longjmp leaves a function. What would is returned as DSR_CODE_PANIC, and the host uses the
+ *            object no more: dsrun.hpp does this for C++.
+ * Process    A plugin does not end the process, install signal handlers or change the environment. It is never unloaded.
+ * Checks     The host checks every description and every argument before a plugin sees it. A plugin that is to be safe with other
+ *            callers checks with one call each: dsr_host_api.validate_call and validate_arguments.
+ * Version    While DSR_ABI_MAJOR is 0, host and plugin must have the same DSR_ABI_MINOR. A plugin whose host has another version
+ *            gives its table and calls nothing: the host will see the version and say so. Numbers are never used again.
+ */
+
+#ifndef DSRUN_H
+#define DSRUN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+
+// What kind of failure an error is.
+#define DSR_CODE_INVALID_ARGUMENT 1
+#define DSR_CODE_OUT_OF_MEMORY 2
+#define DSR_CODE_UNSUPPORTED 3
+#define DSR_CODE_FAILED_PRECONDITION 4
+#define DSR_CODE_UNAVAILABLE 5
+#define DSR_CODE_TIMEOUT 6
+#define DSR_CODE_DEVICE_LOST 7
+#define DSR_CODE_COMMUNICATION 8
+#define DSR_CODE_PANIC 9
+#define DSR_CODE_ABI_MISMATCH 10
+#define DSR_CODE_INTERNAL 11
+
+// Element types.
+#define DSR_DTYPE_F32 1
+#define DSR_DTYPE_F16 2
+#define DSR_DTYPE_BF16 3
+#define DSR_DTYPE_I32 4
+#define DSR_DTYPE_U32 5
+#define DSR_DTYPE_I8 6
+#define DSR_DTYPE_U8 7
+
+// Storage formats of weights: an element type's number, or blocks along the last dimension as in GGUF files.
+#define DSR_FORMAT_F32 1
+#define DSR_FORMAT_F16 2
+#define DSR_FORMAT_BF16 3
+#define DSR_FORMAT_I32 4
+#define DSR_FORMAT_U32 5
+#define DSR_FORMAT_I8 6
+#define DSR_FORMAT_U8 7
+#define DSR_FORMAT_Q4_0 257
+#define DSR_FORMAT_Q4_1 258
+#define DSR_FORMAT_Q8_0 259
+
+// Sets of ops that a device has all of.
+#define DSR_PROFILE_LLM_CORE_1 1
+#define DSR_PROFILE_LLM_QUANT_1 2
+#define DSR_PROFILE_LLM_MOE_1 3
+#define DSR_PROFILE_LLM_DIST_1 4
+
+// Ops. What each computes is in the documentation of its type in dsrun-core.
+#define DSR_OP_EMBED 1 // y[t] = table[ids[t]] (+ position_table[positions[t]]); ids outside give zeros
+#define DSR_OP_RMS_NORM 2 // y = x * rsqrt(mean(x^2) + eps) * (weight + weight_offset) over groups of W features
+#define DSR_OP_LAYER_NORM 3 // y = (x - mean) * rsqrt(var + eps) * weight + bias, biased variance
+#define DSR_OP_LINEAR 4 // y[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
+#define DSR_OP_MATMUL 5 // y[g, m, n] = sum_k a[g, m, k] * b[g, k, n]
+#define DSR_OP_ACTIVATION 6 // y = f(x + bias): relu, silu, gelu_erf, gelu_tanh
+#define DSR_OP_GATED_ACTIVATION 7 // y = f(gate) * up, the two halves separate, concatenated or interleaved
+#define DSR_OP_ROPE 8 // rotates pairs of each head by positions[t] * inverse_frequencies[i]
+#define DSR_OP_KV_WRITE 9 // cache[slots[t]] = key[t], value[t]; -1 skips
+#define DSR_OP_PAGE_COPY 10 // cache[pairs[i, 1]] = cache[pairs[i, 0]]; -1 skips
+#define DSR_OP_PAGE_GATHER 11 // y[i] = cache[pages[i]]; -1 skips
+#define DSR_OP_PAGE_SCATTER 12 // cache[pages[i]] = x[i]; -1 skips
+#define DSR_OP_ATTENTION_PREPARE 13 // makes the backend's work list for this step's attention calls
+#define DSR_OP_PAGED_ATTENTION 14 // softmax attention of ragged queries over the paged KV cache
+#define DSR_OP_ATTENTION 15 // softmax attention within ragged sequences, without a cache
+#define DSR_OP_ADD 16 // y = a + alpha * (b + bias) + c
+#define DSR_OP_CAST 17 // y = round(x) to another float type
+#define DSR_OP_FILL 18 // sets every element to a value, in place
+#define DSR_OP_GATHER_ROWS 19 // y[r] = x[rows[r]]; -1 skips the row
+#define DSR_OP_PREPARE_STEP 20 // derives ids, positions, slots and lengths of a step from the request table
+#define DSR_OP_LOGIT_PROCESS 21 // repetition, presence and frequency penalties, bias and mask on logits
+#define DSR_OP_ARGMAX 22 // index of the largest element of each row, the lowest on ties
+#define DSR_OP_SAMPLE 23 // temperature, top-k, top-p, min-p, then Gumbel-max keyed by seed, position and token
+#define DSR_OP_COMMIT_TOKENS 24 // records sampled tokens in the request table
+#define DSR_OP_ALL_REDUCE 64 // reduces x over the ranks of a mesh axis; every rank gets the result
+#define DSR_OP_ALL_GATHER 65 // puts every rank's x together, along features or rows
+#define DSR_OP_REDUCE_SCATTER 66 // reduces x over the ranks; each keeps its share of features or rows
+#define DSR_OP_ALL_TO_ALL 67 // block j of rank i's x becomes block i of rank j's y
+#define DSR_OP_BROADCAST 68 // gives every rank the x of one rank
+#define DSR_OP_SEND 69 // sends x to another rank
+#define DSR_OP_RECEIVE 70 // receives into x what another rank sends
+#define DSR_OP_BARRIER 71 // waits until every rank is here
+#define DSR_OP_REGION 65536 // a fused op: see dsr_region
+
+// Values of attributes.
+#define DSR_NONLINEARITY_RELU 1
+#define DSR_NONLINEARITY_SILU 2
+#define DSR_NONLINEARITY_GELU_ERF 3
+#define DSR_NONLINEARITY_GELU_TANH 4
+#define DSR_GATE_LAYOUT_SEPARATE 1
+#define DSR_GATE_LAYOUT_CONCATENATED 2
+#define DSR_GATE_LAYOUT_INTERLEAVED 3
+#define DSR_ROPE_PAIRING_HALVES 1
+#define DSR_ROPE_PAIRING_NEIGHBOURS 2
+#define DSR_ATTENTION_MASK_CAUSAL 1
+#define DSR_ATTENTION_MASK_BIDIRECTIONAL 2
+#define DSR_ATTENTION_MASK_EXPLICIT 3
+#define DSR_MESH_AXIS_DATA 0
+#define DSR_MESH_AXIS_PIPELINE 1
+#define DSR_MESH_AXIS_TENSOR 2
+#define DSR_MESH_AXIS_EXPERT 3
+#define DSR_REDUCTION_SUM 1
+#define DSR_REDUCTION_MAX 2
+#define DSR_REDUCTION_MIN 3
+#define DSR_REDUCTION_MEAN 4
+
+// Major version of this ABI. While it is 0, host and plugin must have the same minor version too.
+#define DSR_ABI_MAJOR 0
+
+// Minor version of this ABI.
+#define DSR_ABI_MINOR 1
+
+// The most dimensions of a tensor or weight.
+#define DSR_MAX_RANK 6
+
+// "No value" where a number may be left out.
+#define DSR_NONE UINT64_MAX
+
+// "No value" in place of the number of a value in a region.
+#define DSR_NO_VALUE UINT32_MAX
+
+// In dsr_plugin_api.flags: built so that a panic ends the process. The host refuses such a plugin.
+#define DSR_PLUGIN_ABORTS_ON_PANIC 1
+
+// Levels of dsr_host_api.log.
+#define DSR_LOG_ERROR 1
+
+// Something works, but not as well as it could.
+#define DSR_LOG_WARN 2
+
+// For users.
+#define DSR_LOG_INFO 3
+
+// For developers.
+#define DSR_LOG_DEBUG 4
+
+// For developers, much of it.
+#define DSR_LOG_TRACE 5
+
+// In dsr_device_properties.flags: NaN in an input shows in exactly the results that depend on it.
+#define DSR_DEVICE_STRICT_NAN 1
+
+// The host can read the device's memory in place.
+#define DSR_DEVICE_UNIFIED_MEMORY 2
+
+// The graph table works on this device.
+#define DSR_DEVICE_GRAPHS 4
+
+// The comm table works on this device.
+#define DSR_DEVICE_COLLECTIVES 8
+
+// Kinds of memory: on the device.
+#define DSR_MEMORY_DEVICE 1
+
+// On the host, reachable by the device; has a host pointer.
+#define DSR_MEMORY_PINNED 2
+
+// In dsr_tensor_desc.flags: a call may bind an extent that makes the first dimension shorter.
+#define DSR_TENSOR_BOUNDED 1
+
+// Kinds of operands: left out.
+#define DSR_OPERAND_ABSENT 0
+
+// A tensor.
+#define DSR_OPERAND_TENSOR 1
+
+// A packed weight.
+#define DSR_OPERAND_WEIGHT 2
+
+// In dsr_support.flags: the device runs the call itself.
+#define DSR_SUPPORT_NATIVE 1
+
+// The call may be captured in a graph.
+#define DSR_SUPPORT_CAPTURE_SAFE 2
+
+// A row's result does not depend on the other rows, to the bit.
+#define DSR_SUPPORT_BATCH_INVARIANT 4
+
+// In dsr_weight_desc.flags: the weight never changes once it is packed.
+#define DSR_WEIGHT_IMMUTABLE 1
+
+// The plugin's own data; NULL if it needs none.
+typedef struct dsr_backend dsr_backend;
+
+// A piece of memory, made by the plugin.
+typedef struct dsr_buffer dsr_buffer;
+
+// A plan with its arguments, made by the plugin.
+typedef struct dsr_call dsr_call;
+
+// A rank's membership in a group of the plugin's own collective library, made by the plugin.
+typedef struct dsr_comm dsr_comm;
+
+// An open device, made by the plugin.
+typedef struct dsr_device dsr_device;
+
+// A point in a stream, made by the plugin.
+typedef struct dsr_event dsr_event;
+
+// Calls captured for replay, made by the plugin.
+typedef struct dsr_graph dsr_graph;
+
+// The host, as its functions want to be given it.
+typedef struct dsr_host dsr_host;
+
+// A prepared op, made by the plugin.
+typedef struct dsr_plan dsr_plan;
+
+// An error of the host; NULL means success. Made by dsr_host_api.status_new only, so that it outlives the plugin. Whoever
+// gets one owns it, and returns it on or frees it with dsr_host_api.status_free.
+typedef struct dsr_status dsr_status;
+
+// A queue of work that runs in order, made by the plugin.
+typedef struct dsr_stream dsr_stream;
+
+// A text the host wants to be told: see dsr_host_api.text_set.
+typedef struct dsr_text dsr_text;
+
+// A weight in the device's own layout, made by the plugin.
+typedef struct dsr_weight dsr_weight;
+
+// UTF-8 text, not ended by a zero. Empty if `length` is 0, whatever `data` is.
+typedef struct dsr_str {
+    // First byte.
+    const char *data;
+    // Number of bytes.
+    size_t length;
+} dsr_str;
+
+// What an error says.
+typedef struct dsr_error {
+    // sizeof(dsr_error).
+    uint32_t struct_size;
+    // One of DSR_CODE_*.
+    uint32_t code;
+    // What is wrong and what to do about it.
+    struct dsr_str message;
+    // The op it is about; may be empty.
+    struct dsr_str op;
+    // The operand, result or attribute it is about; may be empty.
+    struct dsr_str argument;
+    // The field of the argument ("dtype", "shape[1]", ..); may be empty.
+    struct dsr_str field;
+} dsr_error;
+
+// A device before it is opened. The plugin fills it in.
+typedef struct dsr_device_info {
+    // sizeof(dsr_device_info) of the host.
+    uint32_t struct_size;
+    // What device_open takes.
+    uint32_t index;
+    // Bytes of memory, or DSR_NONE if not known.
+    uint64_t memory_bytes;
+    // Takes the device's name for people.
+    struct dsr_text *name;
+} dsr_device_info;
+
+// How a device is opened.
+typedef struct dsr_device_options {
+    // sizeof(dsr_device_options) of the host.
+    uint32_t struct_size;
+    // The share of the compute units this handle may use, above 0 and up to 1; 0 means all.
+    float compute_share;
+    // Threads a CPU device may use, or DSR_NONE for all cores.
+    uint64_t threads;
+    // The most bytes this handle may hold, or DSR_NONE.
+    uint64_t memory_limit;
+} dsr_device_options;
+
+// What a device is and can do. The plugin fills it in.
+typedef struct dsr_device_properties {
+    // sizeof(dsr_device_properties) of the host.
+    uint32_t struct_size;
+    // Operands are bound at multiples of this many bytes: a power of two.
+    uint32_t alignment;
+    // Bytes of memory; 0 if not known.
+    uint64_t memory_bytes;
+    // Element types its kernels take: bit n stands for DSR_DTYPE_* = n.
+    uint64_t dtypes;
+    // Profiles it has all ops of: bit n stands for DSR_PROFILE_* = n.
+    uint64_t profiles;
+    // DSR_DEVICE_* flags.
+    uint64_t flags;
+    // Takes the device's name for people.
+    struct dsr_text *name;
+} dsr_device_properties;
+
+// Memory in use. The plugin fills it in.
+typedef struct dsr_memory_use {
+    // sizeof(dsr_memory_use) of the host.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // Bytes held by live buffers and weights of this handle.
+    uint64_t used;
+    // Bytes that can still be had, or DSR_NONE if not known.
+    uint64_t free;
+} dsr_memory_use;
+
+// A tensor as it is planned for: the largest sizes that come. Its size never changes.
+typedef struct dsr_tensor_desc {
+    // One of DSR_DTYPE_*.
+    uint32_t dtype;
+    // Dimensions, at most DSR_MAX_RANK.
+    uint32_t rank;
+    // Sizes, outermost first; 0 behind `rank`.
+    uint64_t shape[DSR_MAX_RANK];
+    // Distance between neighbours of each dimension, in elements; 1 in the last; 0 behind `rank`.
+    uint64_t strides[DSR_MAX_RANK];
+    // DSR_TENSOR_* flags.
+    uint32_t flags;
+    // 0.
+    uint32_t reserved;
+} dsr_tensor_desc;
+
+// Shape and storage format of a weight. Its size never changes.
+typedef struct dsr_weight_type {
+    // One of DSR_FORMAT_*.
+    uint32_t format;
+    // Dimensions; a matrix is [outputs, inputs].
+    uint32_t rank;
+    // Sizes, outermost first; 0 behind `rank`.
+    uint64_t shape[DSR_MAX_RANK];
+    // 0.
+    uint32_t reserved[2];
+} dsr_weight_type;
+
+// An operand as it is planned for. Its size never changes.
+typedef struct dsr_operand_desc {
+    // One of DSR_OPERAND_*.
+    uint32_t kind;
+    // 0.
+    uint32_t reserved;
+    // With DSR_OPERAND_TENSOR.
+    struct dsr_tensor_desc tensor;
+    // With DSR_OPERAND_WEIGHT: the type it was packed from.
+    struct dsr_weight_type weight;
+} dsr_operand_desc;
+
+// A call in the body of a region. Its size never changes.
+typedef struct dsr_region_call {
+    // One of DSR_OP_*, no region.
+    uint32_t op;
+    // sizeof(the op's attribute struct).
+    uint32_t attributes_size;
+    // The op's attribute struct: dsr_<op>_attributes.
+    const void *attributes;
+    // The numbers of its operands, one for each of the op's; DSR_NO_VALUE for those left out.
+    const uint32_t *operands;
+    // The numbers of its results, one for each of the op's.
+    const uint32_t *results;
+    // Length of `operands`.
+    uint32_t operand_count;
+    // Length of `results`.
+    uint32_t result_count;
+} dsr_region_call;
+
+// A fused op: a program of its own, whose meaning is its body. Values are numbered: first the operands, then the results of
+// each call in turn.
+typedef struct dsr_region {
+    // sizeof(dsr_region) of the caller.
+    uint32_t struct_size;
+    // Operands of the region.
+    uint32_t operand_count;
+    // A name for people; no part of what the region is.
+    struct dsr_str name;
+    // The body, in order.
+    const struct dsr_region_call *calls;
+    // The numbers of the values that are the region's results.
+    const uint32_t *results;
+    // Length of `calls`.
+    uint32_t call_count;
+    // Length of `results`.
+    uint32_t result_count;
+} dsr_region;
+
+// A rank's membership in a group of the host: collectives over memory of the host, for plugins without a collective library.
+// Every rank calls the same functions in the same order; each waits for the others up to the group's time limit, and fails
+// with DSR_CODE_TIMEOUT or DSR_CODE_COMMUNICATION. One thread at a time.
+typedef struct dsr_transport {
+    // sizeof(dsr_transport) of the host.
+    uint32_t struct_size;
+    // This rank.
+    uint32_t rank;
+    // How many ranks there are.
+    uint32_t ranks;
+    // 0.
+    uint32_t reserved;
+    // First argument of every function.
+    void *context;
+    // Reduces `bytes` (elements of DSR_DTYPE_*) over all ranks with DSR_REDUCTION_*, in place.
+    struct dsr_status *(*all_reduce)(void *context,
+                                     void *bytes,
+                                     size_t length,
+                                     uint32_t dtype,
+                                     uint32_t reduction);
+    // Reduces `source` over all ranks and gives each its share, in the order of ranks: `length` bytes of `ranks * length`.
+    struct dsr_status *(*reduce_scatter)(void *context,
+                                         const void *source,
+                                         void *destination,
+                                         size_t length,
+                                         uint32_t dtype,
+                                         uint32_t reduction);
+    // Puts the `length` bytes of every rank behind each other, in the order of ranks: `ranks * length` bytes.
+    struct dsr_status *(*all_gather)(void *context,
+                                     const void *source,
+                                     void *destination,
+                                     size_t length);
+    // Block j of `source` goes to rank j, block j of `destination` comes from rank j. Both are `length` bytes, a multiple of
+    // `ranks`, and do not overlap.
+    struct dsr_status *(*all_to_all)(void *context,
+                                     const void *source,
+                                     void *destination,
+                                     size_t length);
+    // Gives every rank the bytes of rank `root`, in place.
+    struct dsr_status *(*broadcast)(void *context, void *bytes, size_t length, uint32_t root);
+    // Waits until all ranks are here.
+    struct dsr_status *(*barrier)(void *context);
+    // Sends bytes to another rank, without waiting for it.
+    struct dsr_status *(*send)(void *context, const void *bytes, size_t length, uint32_t peer);
+    // Receives what another rank sends: exactly `length` bytes.
+    struct dsr_status *(*receive)(void *context, void *bytes, size_t length, uint32_t peer);
+    // The error that the group has failed with, or NULL. Any thread.
+    struct dsr_status *(*status)(void *context);
+    // Makes everything that waits in this group, on any rank, fail now. Any thread.
+    void (*abort)(void *context, struct dsr_str reason);
+} dsr_transport;
+
+// A call as it is planned for. Everything it points to is the caller's, and is valid until the function returns; `comm` and
+// `transport` are valid as long as the plan.
+typedef struct dsr_call_desc {
+    // sizeof(dsr_call_desc) of the caller.
+    uint32_t struct_size;
+    // One of DSR_OP_*.
+    uint32_t op;
+    // The op's attribute struct: dsr_<op>_attributes.
+    const void *attributes;
+    // One for each operand of the op, those left out included.
+    const struct dsr_operand_desc *operands;
+    // One for each result of the op. A result that updates an operand is described like it.
+    const struct dsr_tensor_desc *results;
+    // sizeof(the op's attribute struct).
+    uint32_t attributes_size;
+    // Length of `operands`.
+    uint32_t operand_count;
+    // Length of `results`.
+    uint32_t result_count;
+    // 0.
+    uint32_t flags;
+    // With DSR_OP_REGION: the body.
+    const struct dsr_region *region;
+    // For a collective, the group: of the plugin's own library, or ..
+    struct dsr_comm *comm;
+    // .. of the host.
+    const struct dsr_transport *transport;
+    // For a collective: this rank.
+    uint32_t rank;
+    // For a collective: how many ranks there are.
+    uint32_t ranks;
+} dsr_call_desc;
+
+// Whether and how a device runs a call. The plugin fills it in.
+typedef struct dsr_support {
+    // sizeof(dsr_support) of the host.
+    uint32_t struct_size;
+    // DSR_SUPPORT_* flags; without DSR_SUPPORT_NATIVE the device does not run the call.
+    uint32_t flags;
+    // Scratch memory a bound call needs.
+    uint64_t workspace_bytes;
+    // Memory the plan will hold as long as it lives.
+    uint64_t persistent_bytes;
+    // For DSR_OP_ATTENTION_PREPARE: how long the device wants its work list.
+    uint64_t work_words;
+    // Takes why the device does not run the call: which element type, shape or feature.
+    struct dsr_text *reason;
+} dsr_support;
+
+// What a weight is used for. Its size never changes.
+typedef struct dsr_weight_use {
+    // The op that reads it, one of DSR_OP_*.
+    uint32_t op;
+    // Element type of the activations, one of DSR_DTYPE_*.
+    uint32_t dtype;
+    // The most rows of activations in a call.
+    uint64_t max_rows;
+} dsr_weight_use;
+
+// A weight to be packed. What it points to is the caller's, and is valid until the function returns.
+typedef struct dsr_weight_desc {
+    // sizeof(dsr_weight_desc) of the caller.
+    uint32_t struct_size;
+    // DSR_WEIGHT_* flags.
+    uint32_t flags;
+    // Shape and format it comes in.
+    struct dsr_weight_type weight_type;
+    // What it is used for.
+    const struct dsr_weight_use *uses;
+    // Length of `uses`.
+    uint32_t use_count;
+    // 0.
+    uint32_t reserved;
+} dsr_weight_desc;
+
+// How a device would keep a weight. The plugin fills it in.
+typedef struct dsr_packed_layout {
+    // sizeof(dsr_packed_layout) of the host.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // Bytes on the device.
+    uint64_t bytes;
+    // Takes a name for the layout, private to the plugin and its version.
+    struct dsr_text *name;
+} dsr_packed_layout;
+
+// The rows of a weight, in the canonical layout of its format: one after the other, no padding, little-endian.
+typedef struct dsr_row_reader {
+    // sizeof(dsr_row_reader) of the caller.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // First argument of `rows`.
+    void *context;
+    // Gives the bytes of rows first .. first + count, in any order and number. They are the host's, and valid until the next
+    // call or until prepack returns. One thread at a time.
+    struct dsr_status *(*rows)(void *context,
+                               uint64_t first,
+                               uint64_t count,
+                               const void **bytes,
+                               size_t *length);
+} dsr_row_reader;
+
+// A range of a buffer. Its size never changes.
+typedef struct dsr_slice {
+    // The buffer.
+    struct dsr_buffer *buffer;
+    // Where the range starts, in bytes.
+    uint64_t offset;
+    // How many bytes it is long.
+    uint64_t bytes;
+} dsr_slice;
+
+// What an operand or result is bound to. Its size never changes.
+typedef struct dsr_argument {
+    // One of DSR_OPERAND_*.
+    uint32_t kind;
+    // 0.
+    uint32_t reserved;
+    // With DSR_OPERAND_TENSOR: where its elements are.
+    struct dsr_slice slice;
+    // With a bounded tensor: an i32 on the device, how many rows of the first dimension are real. No buffer: all are.
+    struct dsr_slice extent;
+    // With DSR_OPERAND_WEIGHT.
+    struct dsr_weight *weight;
+} dsr_argument;
+
+// What a call is bound to. What it points to is the caller's, and is valid until the function returns; the buffers and weights
+// are valid as long as the bound call.
+typedef struct dsr_arguments {
+    // sizeof(dsr_arguments) of the caller.
+    uint32_t struct_size;
+    // Length of `operands`.
+    uint32_t operand_count;
+    // One for each operand of the description.
+    const struct dsr_argument *operands;
+    // One for each result; a result that updates an operand is bound to the same range.
+    const struct dsr_argument *results;
+    // Length of `results`.
+    uint32_t result_count;
+    // 0.
+    uint32_t flags;
+    // Scratch memory; no buffer if the plan needs none.
+    struct dsr_slice workspace;
+} dsr_arguments;
+
+// What a plugin knows of the arguments of a bind, for dsr_host_api.validate_arguments.
+typedef struct dsr_bind_limits {
+    // sizeof(dsr_bind_limits) of the plugin.
+    uint32_t struct_size;
+    // The device's alignment.
+    uint32_t alignment;
+    // Scratch memory the plan needs.
+    uint64_t workspace_bytes;
+    // First argument of the functions.
+    void *context;
+    // How long a buffer is; DSR_NONE if it is no buffer of this plugin.
+    uint64_t (*buffer_bytes)(void *context, const struct dsr_buffer *buffer);
+    // The type a weight was packed from; 0 if it is no weight of this plugin, else 1. May be NULL if no op here takes one.
+    uint32_t (*weight_type)(void *context,
+                            const struct dsr_weight *weight,
+                            struct dsr_weight_type *weight_type);
+} dsr_bind_limits;
+
+// The name of a group while its ranks gather.
+typedef struct dsr_group_id {
+    // What one rank made and gave to the others.
+    uint8_t bytes[128];
+} dsr_group_id;
+
+// What the host gives a plugin. It is valid for ever. All functions may be called from any thread, at the same time.
+typedef struct dsr_host_api {
+    // sizeof(dsr_host_api) of the host.
+    uint32_t struct_size;
+    // DSR_ABI_MAJOR of the host.
+    uint16_t abi_major;
+    // DSR_ABI_MINOR of the host.
+    uint16_t abi_minor;
+    // First argument of the functions.
+    struct dsr_host *host;
+    // The file this plugin was loaded from; empty if it is linked into the program.
+    struct dsr_str library_path;
+    // Makes an error. Copies the texts; the caller owns the result. Never NULL: if `error` cannot be read, the result says so.
+    struct dsr_status *(*status_new)(struct dsr_host *host, const struct dsr_error *error);
+    // Reads an error. The texts are valid until it is freed. Success (NULL) reads as code 0 and empty texts.
+    void (*status_get)(struct dsr_host *host,
+                       const struct dsr_status *status,
+                       struct dsr_error *error);
+    // Frees an error that the plugin got and does not return. NULL is allowed.
+    void (*status_free)(struct dsr_host *host, struct dsr_status *status);
+    // Sets a text the host asked for; the last one counts. Copies it.
+    void (*text_set)(struct dsr_host *host, struct dsr_text *text, struct dsr_str value);
+    // Writes to the host's log with a DSR_LOG_* level. May be called while the plugin holds locks.
+    void (*log)(struct dsr_host *host, uint32_t level, struct dsr_str message);
+    // Checks everything that can be wrong with a call. The host does this in front of every plugin; a plugin that checks what
+    // it is given, whoever calls it, begins query and plan with this. The error names op, argument and field.
+    struct dsr_status *(*validate_call)(struct dsr_host *host, const struct dsr_call_desc *call);
+    // Checks everything that can be wrong with the arguments of a bind: sizes, offsets, alignment, aliases, the types of
+    // weights. `call` is what was planned; `limits` asks the plugin about its own buffers and weights.
+    struct dsr_status *(*validate_arguments)(struct dsr_host *host,
+                                             const struct dsr_call_desc *call,
+                                             const struct dsr_arguments *arguments,
+                                             const struct dsr_bind_limits *limits);
+    // A table of functions that are not in this version, by name; NULL if the host does not have it.
+    const void *(*get_extension)(struct dsr_host *host, struct dsr_str name);
+} dsr_host_api;
+
+// Memory. Any thread, at the same time.
+typedef struct dsr_memory_api {
+    // sizeof(dsr_memory_api) of the plugin.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // Allocates memory of a DSR_MEMORY_* kind. Its contents are zero. The host owns it and frees it once.
+    // DSR_CODE_OUT_OF_MEMORY says what was asked for and what is free; DSR_CODE_FAILED_PRECONDITION during capture.
+    struct dsr_status *(*allocate)(struct dsr_device *device,
+                                   uint64_t bytes,
+                                   uint32_t kind,
+                                   struct dsr_buffer **buffer);
+    // Frees memory, once all work that was enqueued with it is done. Waits if it has to.
+    void (*free)(struct dsr_buffer *buffer);
+    // The address by which the host may access it, valid until it is freed; NULL if the host may not. Accesses do not race
+    // with work on streams.
+    void *(*host_pointer)(struct dsr_buffer *buffer);
+    // Memory in use.
+    struct dsr_status *(*memory_use)(struct dsr_device *device, struct dsr_memory_use *memory_use);
+} dsr_memory_api;
+
+// Streams. A stream is used by one thread at a time and may move between threads. Work runs in order, and may run later: what
+// enqueues reports wrong arguments only. A fault of the device shows where the stream or an event is waited for, and stays:
+// after DSR_CODE_DEVICE_LOST only freeing works.
+typedef struct dsr_stream_api {
+    // sizeof(dsr_stream_api) of the plugin.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // Creates a stream. The host owns it and frees it once.
+    struct dsr_status *(*create)(struct dsr_device *device, struct dsr_stream **stream);
+    // Frees a stream. Its work is finished first.
+    void (*free)(struct dsr_stream *stream);
+    // Copies bytes from the host. `source` may be reused as soon as this returns. `length` is that of `destination`.
+    struct dsr_status *(*upload)(struct dsr_stream *stream,
+                                 const void *source,
+                                 size_t length,
+                                 const struct dsr_slice *destination);
+    // Waits for all work enqueued so far, then copies bytes to the host. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
+    struct dsr_status *(*download)(struct dsr_stream *stream,
+                                   const struct dsr_slice *source,
+                                   void *destination,
+                                   size_t length,
+                                   struct dsr_str what,
+                                   uint64_t timeout_nanoseconds);
+    // Copies bytes on the device. The ranges are equally long and do not overlap.
+    struct dsr_status *(*copy)(struct dsr_stream *stream,
+                               const struct dsr_slice *source,
+                               const struct dsr_slice *destination);
+    // Sets every byte to `byte`, below 256.
+    struct dsr_status *(*fill)(struct dsr_stream *stream,
+                               const struct dsr_slice *destination,
+                               uint32_t byte);
+    // Lets `event` mark the point reached when everything enqueued so far is done.
+    struct dsr_status *(*record)(struct dsr_stream *stream, struct dsr_event *event);
+    // Lets later work wait for an event recorded on any stream of the plugin.
+    struct dsr_status *(*wait)(struct dsr_stream *stream, struct dsr_event *event);
+    // Waits until everything enqueued so far is done. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
+    struct dsr_status *(*synchronize)(struct dsr_stream *stream,
+                                      struct dsr_str what,
+                                      uint64_t timeout_nanoseconds);
+} dsr_stream_api;
+
+// Events. Any thread, at the same time.
+typedef struct dsr_event_api {
+    // sizeof(dsr_event_api) of the plugin.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // Creates an event. The host owns it and frees it once.
+    struct dsr_status *(*create)(struct dsr_device *device, struct dsr_event **event);
+    // Frees an event.
+    void (*free)(struct dsr_event *event);
+    // Sets `reached` to 1 if the point last recorded is reached or none ever was, else to 0.
+    struct dsr_status *(*reached)(struct dsr_event *event, uint32_t *reached);
+    // Waits until it is reached. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
+    struct dsr_status *(*synchronize)(struct dsr_event *event,
+                                      struct dsr_str what,
+                                      uint64_t timeout_nanoseconds);
+    // Time from an earlier event to this one; DSR_NONE if the device keeps no time.
+    struct dsr_status *(*elapsed)(struct dsr_event *event,
+                                  struct dsr_event *earlier,
+                                  uint64_t *nanoseconds);
+} dsr_event_api;
+
+// Ops. Any thread, at the same time, but for enqueue: a bound call and a stream are used by one thread at a time.
+typedef struct dsr_op_api {
+    // sizeof(dsr_op_api) of the plugin.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // Whether and how the device runs a call. Cheap. What cannot be run is an answer and no error.
+    struct dsr_status *(*query)(struct dsr_device *device,
+                                const struct dsr_call_desc *call,
+                                struct dsr_support *support);
+    // How the device would keep a weight. Cheap. DSR_CODE_UNSUPPORTED if it cannot keep this format.
+    struct dsr_status *(*prepack_query)(struct dsr_device *device,
+                                        const struct dsr_weight_desc *weight,
+                                        struct dsr_packed_layout *layout);
+    // Brings a weight to the device in the layout that prepack_query named. The host owns the result and frees it once. Errors
+    // of the reader are returned on. `rows` is valid until this returns.
+    struct dsr_status *(*prepack)(struct dsr_device *device,
+                                  struct dsr_stream *stream,
+                                  const struct dsr_weight_desc *weight,
+                                  const struct dsr_row_reader *rows,
+                                  struct dsr_weight **packed);
+    // Bytes a packed weight holds on the device.
+    uint64_t (*weight_bytes)(struct dsr_weight *weight);
+    // Frees a packed weight, once all work that was enqueued with it is done.
+    void (*weight_free)(struct dsr_weight *weight);
+    // Prepares a call that query answers natively. May compile, tune and allocate. The host owns the plan, uses it for any
+    // number of bound calls, and frees it once, after them. DSR_CODE_UNSUPPORTED if the device does not run the call.
+    struct dsr_status *(*plan)(struct dsr_device *device,
+                               const struct dsr_call_desc *call,
+                               struct dsr_plan **plan);
+    // Frees a plan.
+    void (*plan_free)(struct dsr_plan *plan);
+    // Scratch memory a bound call needs.
+    uint64_t (*plan_workspace)(struct dsr_plan *plan);
+    // Fixes the arguments of a call. The host owns the bound call and frees it once; it keeps plan, buffers and weights until
+    // then.
+    struct dsr_status *(*bind)(struct dsr_plan *plan,
+                               const struct dsr_arguments *arguments,
+                               struct dsr_call **call);
+    // Enqueues a bound call. Never allocates, never waits.
+    struct dsr_status *(*enqueue)(struct dsr_call *call, struct dsr_stream *stream);
+    // Frees a bound call.
+    void (*call_free)(struct dsr_call *call);
+} dsr_op_api;
+
+// Capturing and replaying work. A graph and a stream are used by one thread at a time.
+typedef struct dsr_graph_api {
+    // sizeof(dsr_graph_api) of the plugin.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // Captures calls, in order, for replay on streams of this device. None of them runs. The host owns the graph and frees it
+    // once; it keeps the calls until then.
+    struct dsr_status *(*capture)(struct dsr_device *device,
+                                  struct dsr_stream *stream,
+                                  struct dsr_call *const *calls,
+                                  size_t count,
+                                  struct dsr_graph **graph);
+    // Enqueues all of it.
+    struct dsr_status *(*launch)(struct dsr_graph *graph, struct dsr_stream *stream);
+    // Frees a graph.
+    void (*free)(struct dsr_graph *graph);
+} dsr_graph_api;
+
+// Collectives of the plugin's own library. Any thread, at the same time.
+typedef struct dsr_comm_api {
+    // sizeof(dsr_comm_api) of the plugin.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // Makes the name of a new group. One rank does, and the host brings it to the others.
+    struct dsr_status *(*group_id)(struct dsr_device *device, struct dsr_group_id *id);
+    // Joins a group, and waits until all ranks have. The host owns the membership and frees it once, after every plan that uses
+    // it. DSR_CODE_TIMEOUT names the ranks that are missing.
+    struct dsr_status *(*join)(struct dsr_device *device,
+                               const struct dsr_group_id *id,
+                               uint32_t rank,
+                               uint32_t ranks,
+                               uint64_t timeout_nanoseconds,
+                               struct dsr_comm **comm);
+    // Leaves a group.
+    void (*free)(struct dsr_comm *comm);
+    // The error of a collective that failed after it was enqueued, or NULL.
+    struct dsr_status *(*status)(struct dsr_comm *comm);
+    // Makes everything that waits in this group, on any rank, fail now.
+    void (*abort)(struct dsr_comm *comm, struct dsr_str reason);
+} dsr_comm_api;
+
+// What a plugin gives the host. It is valid for ever; the host does not unload plugins. Functions may be called from any
+// thread, at the same time. Tables and functions are never NULL unless they say so.
+typedef struct dsr_plugin_api {
+    // sizeof(dsr_plugin_api) of the plugin.
+    uint32_t struct_size;
+    // DSR_ABI_MAJOR of the plugin.
+    uint16_t abi_major;
+    // DSR_ABI_MINOR of the plugin.
+    uint16_t abi_minor;
+    // DSR_PLUGIN_* flags.
+    uint64_t flags;
+    // First argument of the functions; may be NULL.
+    struct dsr_backend *backend;
+    // The name users select it by: lower case, digits and "-".
+    struct dsr_str name;
+    // Its version.
+    struct dsr_str version;
+    // What it is, in a line.
+    struct dsr_str description;
+    // How many devices there are now: 0 if there are none. DSR_CODE_UNAVAILABLE if a driver or library is missing: the message
+    // says which, and where it was looked for.
+    struct dsr_status *(*device_count)(struct dsr_backend *backend, uint32_t *count);
+    // Describes device number `position`, below device_count.
+    struct dsr_status *(*device_info)(struct dsr_backend *backend,
+                                      uint32_t position,
+                                      struct dsr_device_info *info);
+    // Opens a device, or a share of one. The host owns it and closes it once, when everything made from it is freed. `options`
+    // may be NULL. DSR_CODE_INVALID_ARGUMENT if there is no such device or an option cannot be met.
+    struct dsr_status *(*device_open)(struct dsr_backend *backend,
+                                      uint32_t index,
+                                      const struct dsr_device_options *options,
+                                      struct dsr_device **device);
+    // Closes a device.
+    void (*device_close)(struct dsr_device *device);
+    // What the device is and can do; always the same for an open device.
+    struct dsr_status *(*device_properties)(struct dsr_device *device,
+                                            struct dsr_device_properties *properties);
+    // Memory.
+    const struct dsr_memory_api *memory;
+    // Streams.
+    const struct dsr_stream_api *stream;
+    // Events.
+    const struct dsr_event_api *event;
+    // Ops.
+    const struct dsr_op_api *op;
+    // Graphs; may be NULL: the host replays calls one by one.
+    const struct dsr_graph_api *graph;
+    // Collectives; may be NULL: calls that need them are given a dsr_transport.
+    const struct dsr_comm_api *comm;
+    // A table of functions that are not in this version, by name; NULL if there is none. May be NULL itself.
+    const void *(*get_extension)(struct dsr_backend *backend, struct dsr_str name);
+} dsr_plugin_api;
+
+// The one symbol a plugin exports, as `dsrun_plugin_entry_v0`. Called once for every load, before anything else. `host` is
+// valid for ever. Sets `plugin` to the plugin's table, which is valid for ever.
+typedef struct dsr_status *(*dsr_plugin_entry)(const struct dsr_host_api *host,
+                                               const struct dsr_plugin_api **plugin);
+
+// Operands and results of each op, in order, and its attributes for dsr_call_desc.attributes. An operand with `?` may be
+// left out; a result `y = x` is the operand x, updated in place.
+
+// embed(ids: i32, table: weight, positions?: i32, position_table?: weight) -> y
+typedef struct dsr_embed_attributes {
+    // Element type of the result; a float.
+    uint32_t dtype;
+    // The vocabulary's row that is row 0 of table.
+    uint32_t first_row;
+    // Added to every position (OPT counts positions from 2).
+    uint32_t position_offset;
+} dsr_embed_attributes;
+
+// rms_norm(x: float, weight: float) -> y
+typedef struct dsr_rms_norm_attributes {
+    // Added to the mean square; not negative.
+    float eps;
+    // Added to the weight (1 in models that store weight - 1).
+    float weight_offset;
+} dsr_rms_norm_attributes;
+
+// layer_norm(x: float, weight?: float, bias?: float) -> y
+typedef struct dsr_layer_norm_attributes {
+    // Added to the variance; not negative.
+    float eps;
+} dsr_layer_norm_attributes;
+
+// linear(x: float, weight: weight, bias?: float) -> y
+typedef struct dsr_linear_attributes {
+    // Element type of the result; a float.
+    uint32_t dtype;
+} dsr_linear_attributes;
+
+// matmul(a: float, b: float) -> y
+typedef struct dsr_matmul_attributes {
+    // Element type of the result; a float.
+    uint32_t dtype;
+    // Whether b is stored with its last two dimensions swapped.
+    uint32_t transpose_b;
+} dsr_matmul_attributes;
+
+// activation(x: float, bias?: float) -> y
+typedef struct dsr_activation_attributes {
+    // The function f. DSR_NONLINEARITY_*.
+    uint32_t function;
+    // The largest input; 0 means no limit.
+    float limit;
+} dsr_activation_attributes;
+
+// gated_activation(gate: float, up?: float, bias?: float) -> y
+typedef struct dsr_gated_activation_attributes {
+    // The function f. DSR_NONLINEARITY_*.
+    uint32_t function;
+    // Where gate and other half are. DSR_GATE_LAYOUT_*.
+    uint32_t layout;
+    // The largest gate and the largest size of the other half; 0 means no limit.
+    float limit;
+} dsr_gated_activation_attributes;
+
+// rope(x: float, positions: i32, inverse_frequencies: f32) -> y
+typedef struct dsr_rope_attributes {
+    // Heads in a row.
+    uint32_t heads;
+    // Which elements are rotated together. DSR_ROPE_PAIRING_*.
+    uint32_t pairing;
+    // Multiplies the rotated elements (1 unless the model's scaling for long context says otherwise).
+    float scale;
+} dsr_rope_attributes;
+
+// kv_write(key_cache: float, value_cache: float, key: float, value: float, slots: i32) -> key_cache = key_cache, value_cache = value_cache
+
+// page_copy(cache: float, pairs: i32) -> cache = cache
+
+// page_gather(cache: float, pages: i32) -> y
+
+// page_scatter(cache: float, x: float, pages: i32) -> cache = cache
+
+// attention_prepare(query_start: i32, query_length: i32, kv_length: i32) -> work
+typedef struct dsr_attention_prepare_attributes {
+    // Length of the work list.
+    uint32_t words;
+} dsr_attention_prepare_attributes;
+
+// paged_attention(query: float, key_cache: float, value_cache: float, query_start: i32, query_length: i32, kv_length: i32, block_table: i32, work: i32, alibi?: f32, sinks?: f32, mask_bits?: u32) -> y, log_sum_exp
+typedef struct dsr_paged_attention_attributes {
+    // Heads of query; a multiple of kv_heads.
+    uint32_t query_heads;
+    // Heads of the caches.
+    uint32_t kv_heads;
+    // Multiplies every score.
+    float scale;
+    // Bounds the scores smoothly; 0 means no bound.
+    float softcap;
+    // How many positions back a query sees, its own counted; 0 means all.
+    uint32_t window;
+    // Which keys a query sees. DSR_ATTENTION_MASK_*.
+    uint32_t mask;
+} dsr_paged_attention_attributes;
+
+// attention(query: float, key: float, value: float, start: i32, length: i32, alibi?: f32) -> y
+typedef struct dsr_attention_attributes {
+    // Heads of query; a multiple of kv_heads.
+    uint32_t query_heads;
+    // Heads of key and value.
+    uint32_t kv_heads;
+    // Multiplies every score.
+    float scale;
+    // Bounds the scores smoothly; 0 means no bound.
+    float softcap;
+    // How many positions away a query sees, its own counted; 0 means all.
+    uint32_t window;
+    // Which keys a query sees; not explicit. DSR_ATTENTION_MASK_*.
+    uint32_t mask;
+} dsr_attention_attributes;
+
+// add(a: float, b: float, c?: float, bias?: float) -> y
+typedef struct dsr_add_attributes {
+    // Multiplies b + bias.
+    float alpha;
+} dsr_add_attributes;
+
+// cast(x: float) -> y
+typedef struct dsr_cast_attributes {
+    // Element type of the result; a float.
+    uint32_t dtype;
+} dsr_cast_attributes;
+
+// fill(x: any) -> y = x
+typedef struct dsr_fill_attributes {
+    // The value.
+    float value;
+} dsr_fill_attributes;
+
+// gather_rows(x: float, rows: i32) -> y
+
+// prepare_step(step_request: i32, step_length: i32, step_source: i32, prompt_ids: i32, rows: i32, block_table: i32, last_token: i32, finished: i32, length: i32, counts: i32) -> ids, positions, slots, query_start, query_length, kv_length, tables, row_positions, length = length, counts = counts
+typedef struct dsr_prepare_step_attributes {
+    // Slots of a page.
+    uint32_t block_size;
+} dsr_prepare_step_attributes;
+
+// logit_process(logits: float, requests: i32, parameters: f32, counts: i32, bias?: f32, mask?: u32) -> y
+
+// argmax(x: float) -> ids
+
+// sample(logits: f32, requests: i32, positions: i32, parameters: f32, seeds: u32) -> ids, log_probability
+
+// commit_tokens(requests: i32, ids: i32, stop_ids: i32, last_token: i32, finished: i32, counts: i32) -> last_token = last_token, finished = finished, counts = counts
+
+// all_reduce(x: any) -> y = x
+typedef struct dsr_all_reduce_attributes {
+    // The axis whose ranks take part. DSR_MESH_AXIS_*.
+    uint32_t axis;
+    // How elements are combined. DSR_REDUCTION_*.
+    uint32_t reduction;
+} dsr_all_reduce_attributes;
+
+// all_gather(x: any) -> y
+typedef struct dsr_all_gather_attributes {
+    // The axis whose ranks take part. DSR_MESH_AXIS_*.
+    uint32_t axis;
+    // How many they are.
+    uint32_t ranks;
+    // Whether rows are put together, and not features.
+    uint32_t rows;
+} dsr_all_gather_attributes;
+
+// reduce_scatter(x: any) -> y
+typedef struct dsr_reduce_scatter_attributes {
+    // The axis whose ranks take part. DSR_MESH_AXIS_*.
+    uint32_t axis;
+    // How many they are.
+    uint32_t ranks;
+    // Whether rows are shared out, and not features.
+    uint32_t rows;
+    // How elements are combined. DSR_REDUCTION_*.
+    uint32_t reduction;
+} dsr_reduce_scatter_attributes;
+
+// all_to_all(x: any) -> y
+typedef struct dsr_all_to_all_attributes {
+    // The axis whose ranks take part. DSR_MESH_AXIS_*.
+    uint32_t axis;
+    // How many they are.
+    uint32_t ranks;
+} dsr_all_to_all_attributes;
+
+// broadcast(x: any) -> y = x
+typedef struct dsr_broadcast_attributes {
+    // The axis whose ranks take part. DSR_MESH_AXIS_*.
+    uint32_t axis;
+    // The rank whose tensor everyone gets.
+    uint32_t root;
+} dsr_broadcast_attributes;
+
+// send(x: any)
+typedef struct dsr_send_attributes {
+    // The axis whose ranks take part. DSR_MESH_AXIS_*.
+    uint32_t axis;
+    // Who receives.
+    uint32_t peer;
+} dsr_send_attributes;
+
+// receive(x: any) -> y = x
+typedef struct dsr_receive_attributes {
+    // The axis whose ranks take part. DSR_MESH_AXIS_*.
+    uint32_t axis;
+    // Who sends.
+    uint32_t peer;
+} dsr_receive_attributes;
+
+// barrier()
+typedef struct dsr_barrier_attributes {
+    // The axis whose ranks take part. DSR_MESH_AXIS_*.
+    uint32_t axis;
+} dsr_barrier_attributes;
+
+
+#if defined(_WIN32)
+#define DSR_EXPORT __declspec(dllexport)
+#elif defined(__GNUC__)
+#define DSR_EXPORT __attribute__((visibility("default")))
+#else
+#define DSR_EXPORT
+#endif
+
+/* Whether a struct of somebody else's, given by a pointer, is long enough to have a field. */
+#define DSR_HAS(pointer, type, field) \
+    ((pointer)->struct_size >= offsetof(type, field) + sizeof((pointer)->field))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a plugin exports. `host` is valid for ever. Sets `plugin` to a table that is valid for ever. Called once for every load,
+ * before anything else. */
+DSR_EXPORT dsr_status *dsrun_plugin_entry_v0(const dsr_host_api *host, const dsr_plugin_api **plugin);
+
+/* A text that ends with a zero. */
+static inline dsr_str dsr_text_of(const char *text) {
+    dsr_str result = {text, 0};
+    while (text != NULL && text[result.length] != '\0') {
+        result.length += 1;
+    }
+    return result;
+}
+
+/* An error about nothing in particular. */
+static inline dsr_status *dsr_fail(const dsr_host_api *host, uint32_t code, const char *message) {
+    dsr_str none = {NULL, 0};
+    dsr_error error;
+    error.struct_size = (uint32_t)sizeof error;
+    error.code = code;
+    error.message = dsr_text_of(message);
+    error.op = none;
+    error.argument = none;
+    error.field = none;
+    return host->status_new(host->host, &error);
+}
+
+/* An error about an argument (operand, result or parameter) and a field of it; `field` may be NULL. */
+static inline dsr_status *dsr_fail_at(const dsr_host_api *host, uint32_t code, const char *argument,
+                                      const char *field, const char *message) {
+    dsr_str none = {NULL, 0};
+    dsr_error error;
+    error.struct_size = (uint32_t)sizeof error;
+    error.code = code;
+    error.message = dsr_text_of(message);
+    error.op = none;
+    error.argument = dsr_text_of(argument);
+    error.field = dsr_text_of(field);
+    return host->status_new(host->host, &error);
+}
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* DSRUN_H */

@@ -1,0 +1,61 @@
+#if defined(_WIN32)
+#define DSR_EXPORT __declspec(dllexport)
+#elif defined(__GNUC__)
+#define DSR_EXPORT __attribute__((visibility("default")))
+#else
+#define DSR_EXPORT
+#endif
+
+/* Whether a struct of somebody else's, given by a pointer, is long enough to have a field. */
+#define DSR_HAS(pointer, type, field) \
+    ((pointer)->struct_size >= offsetof(type, field) + sizeof((pointer)->field))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a plugin exports. `host` is valid for ever. Sets `plugin` to a table that is valid for ever. Called once for every load,
+ * before anything else. */
+DSR_EXPORT dsr_status *dsrun_plugin_entry_v0(const dsr_host_api *host, const dsr_plugin_api **plugin);
+
+/* A text that ends with a zero. */
+static inline dsr_str dsr_text_of(const char *text) {
+    dsr_str result = {text, 0};
+    while (text != NULL && text[result.length] != '\0') {
+        result.length += 1;
+    }
+    return result;
+}
+
+/* An error about nothing in particular. */
+static inline dsr_status *dsr_fail(const dsr_host_api *host, uint32_t code, const char *message) {
+    dsr_str none = {NULL, 0};
+    dsr_error error;
+    error.struct_size = (uint32_t)sizeof error;
+    error.code = code;
+    error.message = dsr_text_of(message);
+    error.op = none;
+    error.argument = none;
+    error.field = none;
+    return host->status_new(host->host, &error);
+}
+
+/* An error about an argument (operand, result or parameter) and a field of it; `field` may be NULL. */
+static inline dsr_status *dsr_fail_at(const dsr_host_api *host, uint32_t code, const char *argument,
+                                      const char *field, const char *message) {
+    dsr_str none = {NULL, 0};
+    dsr_error error;
+    error.struct_size = (uint32_t)sizeof error;
+    error.code = code;
+    error.message = dsr_text_of(message);
+    error.op = none;
+    error.argument = dsr_text_of(argument);
+    error.field = dsr_text_of(field);
+    return host->status_new(host->host, &error);
+}
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* DSRUN_H */
