@@ -131,6 +131,19 @@
 #define DSR_REDUCTION_MIN 3
 #define DSR_REDUCTION_MEAN 4
 
+// Columns of a row of sampling parameters, and how many there are.
+#define DSR_SAMPLING_TEMPERATURE 0
+#define DSR_SAMPLING_TOP_K 1
+#define DSR_SAMPLING_TOP_P 2
+#define DSR_SAMPLING_MIN_P 3
+#define DSR_SAMPLING_REPETITION_PENALTY 4
+#define DSR_SAMPLING_PRESENCE_PENALTY 5
+#define DSR_SAMPLING_FREQUENCY_PENALTY 6
+#define DSR_SAMPLING_COLUMNS 8
+
+// Set in a request's count of a token if the token stands in its prompt.
+#define DSR_IN_PROMPT 1073741824
+
 // Major version of this ABI. While it is 0, host and plugin must have the same minor version too.
 #define DSR_ABI_MAJOR 0
 
@@ -214,6 +227,9 @@ typedef struct dsr_buffer dsr_buffer;
 
 // A plan with its arguments, made by the plugin.
 typedef struct dsr_call dsr_call;
+
+// A call that was checked, kept by the host for a plugin: see dsr_host_api.validate_call.
+typedef struct dsr_checked_call dsr_checked_call;
 
 // A rank's membership in a group of the plugin's own collective library, made by the plugin.
 typedef struct dsr_comm dsr_comm;
@@ -649,14 +665,19 @@ typedef struct dsr_host_api {
     // Writes to the host's log with a DSR_LOG_* level. May be called while the plugin holds locks.
     void (*log)(struct dsr_host *host, uint32_t level, struct dsr_str message);
     // Checks everything that can be wrong with a call. The host does this in front of every plugin; a plugin that checks what
-    // it is given, whoever calls it, begins query and plan with this. The error names op, argument and field.
-    struct dsr_status *(*validate_call)(struct dsr_host *host, const struct dsr_call_desc *call);
+    // it is given, whoever calls it, begins query and plan with this. The error names op, argument and field. If `kept` is not
+    // NULL it takes a copy for validate_arguments, which the plugin owns and frees with checked_call_free.
+    struct dsr_status *(*validate_call)(struct dsr_host *host,
+                                        const struct dsr_call_desc *call,
+                                        struct dsr_checked_call **kept);
     // Checks everything that can be wrong with the arguments of a bind: sizes, offsets, alignment, aliases, the types of
     // weights. `call` is what was planned; `limits` asks the plugin about its own buffers and weights.
     struct dsr_status *(*validate_arguments)(struct dsr_host *host,
-                                             const struct dsr_call_desc *call,
+                                             const struct dsr_checked_call *call,
                                              const struct dsr_arguments *arguments,
                                              const struct dsr_bind_limits *limits);
+    // Frees a copy of a call. NULL is allowed.
+    void (*checked_call_free)(struct dsr_host *host, struct dsr_checked_call *call);
     // A table of functions that are not in this version, by name; NULL if the host does not have it.
     const void *(*get_extension)(struct dsr_host *host, struct dsr_str name);
 } dsr_host_api;
@@ -961,7 +982,8 @@ typedef struct dsr_rope_attributes {
     float scale;
 } dsr_rope_attributes;
 
-// kv_write(key_cache: float, value_cache: float, key: float, value: float, slots: i32) -> key_cache = key_cache, value_cache = value_cache
+// kv_write(key_cache: float, value_cache: float, key: float, value: float, slots: i32) -> key_cache
+//     = key_cache, value_cache = value_cache
 
 // page_copy(cache: float, pairs: i32) -> cache = cache
 
@@ -975,7 +997,9 @@ typedef struct dsr_attention_prepare_attributes {
     uint32_t words;
 } dsr_attention_prepare_attributes;
 
-// paged_attention(query: float, key_cache: float, value_cache: float, query_start: i32, query_length: i32, kv_length: i32, block_table: i32, work: i32, alibi?: f32, sinks?: f32, mask_bits?: u32) -> y, log_sum_exp
+// paged_attention(query: float, key_cache: float, value_cache: float, query_start: i32,
+//     query_length: i32, kv_length: i32, block_table: i32, work: i32, alibi?: f32, sinks?: f32,
+//     mask_bits?: u32) -> y, log_sum_exp
 typedef struct dsr_paged_attention_attributes {
     // Heads of query; a multiple of kv_heads.
     uint32_t query_heads;
@@ -1027,19 +1051,25 @@ typedef struct dsr_fill_attributes {
 
 // gather_rows(x: float, rows: i32) -> y
 
-// prepare_step(step_request: i32, step_length: i32, step_source: i32, prompt_ids: i32, rows: i32, block_table: i32, last_token: i32, finished: i32, length: i32, counts: i32) -> ids, positions, slots, query_start, query_length, kv_length, tables, row_positions, length = length, counts = counts
+// prepare_step(step_request: i32, step_length: i32, step_source: i32, prompt_ids: i32, rows: i32,
+//     block_table: i32, last_token: i32, finished: i32, length: i32, counts: i32) -> ids,
+//     positions, slots, query_start, query_length, kv_length, tables, row_positions, length =
+//     length, counts = counts
 typedef struct dsr_prepare_step_attributes {
     // Slots of a page.
     uint32_t block_size;
 } dsr_prepare_step_attributes;
 
-// logit_process(logits: float, requests: i32, parameters: f32, counts: i32, bias?: f32, mask?: u32) -> y
+// logit_process(logits: float, requests: i32, parameters: f32, counts: i32, bias?: f32, mask?: u32)
+//     -> y
 
 // argmax(x: float) -> ids
 
-// sample(logits: f32, requests: i32, positions: i32, parameters: f32, seeds: u32) -> ids, log_probability
+// sample(logits: f32, requests: i32, positions: i32, parameters: f32, seeds: u32) -> ids,
+//     log_probability
 
-// commit_tokens(requests: i32, ids: i32, stop_ids: i32, last_token: i32, finished: i32, counts: i32) -> last_token = last_token, finished = finished, counts = counts
+// commit_tokens(requests: i32, ids: i32, stop_ids: i32, last_token: i32, finished: i32, counts:
+//     i32) -> last_token = last_token, finished = finished, counts = counts
 
 // all_reduce(x: any) -> y = x
 typedef struct dsr_all_reduce_attributes {

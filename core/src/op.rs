@@ -10,7 +10,8 @@
 //!   logits are wanted, `C` requests in the request table, `V` vocabulary, `H` hidden size, `D` head size, `P` pages of `B`
 //!   slots.
 //! - A first dimension may be bounded ([`crate::Size::Bounded`]): rows past its extent are neither read nor written.
-//! - In every index operand -1 means skip.
+//! - In every index operand -1 means skip, and an index outside what it points into is treated as -1: no content of an index
+//!   operand makes an op touch memory that is not its own.
 //! - Floats are f32, f16 or bf16. Sums are accumulated in f32 or better; results are rounded once, to nearest. A
 //!   [`Region`] may leave inner roundings out, never add one.
 //! - Tensors with a size of 0 are valid and nothing happens to them.

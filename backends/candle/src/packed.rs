@@ -4,6 +4,11 @@
 //! used ([`tile`]); activations are f32 and exact. Kernels are written once over a handful of vector operations
 //! ([`lanes`]), for AVX2, AVX-512 and plain Rust, chosen when the program runs.
 //!
+//! All sizes of batch run on these kernels. Decoding tiles for a general matrix product (`Tensor::matmul`) was measured
+//! against them: even without the decoding it is level at 256 rows and half as fast at 16, and its sums depend on the
+//! batch. For one row the product is as fast as memory, or as decoding where that takes longer. On two cores of a Zen 4
+//! server, GB/s of weights with AVX-512 (AVX2): f32 34 (34), bf16 42 (23), q8_0 36 (23), q4_1 26 (10).
+//!
 //! A row's result does not depend on the other rows of the batch, nor on the number of threads, to the bit. It may differ
 //! in the last bits between processors with and without fused multiply-add.
 

@@ -366,10 +366,13 @@ impl<'a> Frame<'a> {
         Ok(unsafe { std::slice::from_raw_parts(view.pointer.cast().as_ptr(), view.span) })
     }
 
-    fn slice_mut<T: Element>(view: &'a View) -> Result<&'a mut [T]> {
+    /// # Safety
+    /// `view` was just handed out by [`Self::result`], and is not used again.
+    #[expect(clippy::mut_from_ref, reason = "the view is an address; `result` hands it out once")]
+    unsafe fn slice_mut<T: Element>(view: &'a View) -> Result<&'a mut [T]> {
         expect_dtype::<T>(view.dtype)?;
-        // SAFETY: as in `slice`; by points 1 to 3 of the module documentation this is the only reference to these elements,
-        // because `result` hands out each view once.
+        // SAFETY: as in `slice`; by points 1 to 3 of the module documentation and by this function's contract, this is the
+        // only reference to these elements.
         Ok(unsafe { std::slice::from_raw_parts_mut(view.pointer.cast().as_ptr(), view.span) })
     }
 
@@ -420,16 +423,21 @@ impl<'a> Frame<'a> {
     /// Result `index`, of element type `T`. Handed out once.
     pub(crate) fn output<T: Element>(&self, index: usize) -> Result<Tensor<'a, &'a mut [T]>> {
         let view = self.result(index)?;
-        Ok(Self::tensor(view, self.result_rows[index], Self::slice_mut(view)?))
+        // SAFETY: the view was just handed out.
+        let data = unsafe { Self::slice_mut(view) }?;
+        Ok(Self::tensor(view, self.result_rows[index], data))
     }
 
     /// Result `index`, of any float type. Handed out once.
     pub(crate) fn floats_mut(&self, index: usize) -> Result<Tensor<'a, FloatsMut<'a>>> {
         let view = self.result(index)?;
         let data = match view.dtype {
-            DType::F32 => FloatsMut::F32(Self::slice_mut(view)?),
-            DType::F16 => FloatsMut::F16(Self::slice_mut(view)?),
-            DType::BF16 => FloatsMut::BF16(Self::slice_mut(view)?),
+            // SAFETY: the view was just handed out.
+            DType::F32 => FloatsMut::F32(unsafe { Self::slice_mut(view) }?),
+            // SAFETY: the view was just handed out.
+            DType::F16 => FloatsMut::F16(unsafe { Self::slice_mut(view) }?),
+            // SAFETY: the view was just handed out.
+            DType::BF16 => FloatsMut::BF16(unsafe { Self::slice_mut(view) }?),
             other => return Err(Error::internal(format!("{other} is no float type"))),
         };
         Ok(Self::tensor(view, self.result_rows[index], data))

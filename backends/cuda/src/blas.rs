@@ -86,7 +86,8 @@ impl Setup {
         let algorithm = unsafe { std::mem::zeroed() };
         let mut setup =
             Self { handle: blas.handle, product: Raw(product), layouts: [null; 3], algorithm };
-        let transpose = sys::cublasOperation_t::CUBLAS_OP_T;
+        // CUBLAS_OP_T, which the bindings leave out.
+        let transpose: i32 = 1;
         let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
         let [x, w, y] = shape.strides.map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
         let (rows, outputs, inputs) = (shape.rows as u64, shape.outputs as u64, shape.inputs as u64);

@@ -22,8 +22,16 @@ use std::{
 pub(crate) const OWN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A handle of the driver. They may be used from any thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Raw<T>(pub(crate) *mut T);
+
+impl<T> Clone for Raw<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Raw<T> {}
 
 // SAFETY: handles of the driver are names; the driver synchronises their use.
 unsafe impl<T> Send for Raw<T> {}
@@ -39,6 +47,8 @@ type RawModule = Raw<sys::CUmod_st>;
 /// The CUDA context of a device handle, and what was made in it. Lives until the last object of the handle is dropped.
 pub(crate) struct Context {
     device: CUdevice,
+    /// The driver's version, as it counts: 13000 is 13.0.
+    pub(crate) driver: i32,
     raw: RawContext,
     pub(crate) machine: Machine,
     pub(crate) account: Arc<Account>,
@@ -59,7 +69,7 @@ impl Context {
     /// Opens a device. The driver must be present and initialised.
     pub(crate) fn open(index: usize, machine: Machine, account: Arc<Account>) -> Result<Arc<Self>> {
         let ordinal = i32::try_from(index).map_err(|_| Error::invalid("is no device").at("index"))?;
-        let (mut device, mut raw): (CUdevice, CUcontext) = (0, ptr::null_mut());
+        let (mut device, mut driver, mut raw): (CUdevice, i32, CUcontext) = (0, 0, ptr::null_mut());
         let (mut pool, mut memory_stream): (CUmemoryPool, CUstream) = (ptr::null_mut(), ptr::null_mut());
         let mut fence: CUevent = ptr::null_mut();
         // SAFETY: plain data for which zero is a valid value in every field.
@@ -72,6 +82,7 @@ impl Context {
         // SAFETY: all pointers are to places of the right type that live through the calls, and the context that is made
         // current is the one just retained.
         unsafe {
+            fault::check(sys::cuDriverGetVersion(&raw mut driver), "asking for the driver's version")?;
             fault::check(sys::cuDeviceGet(&raw mut device, ordinal), "opening the device")?;
             fault::check(sys::cuDevicePrimaryCtxRetain(&raw mut raw, device), "making a context")?;
             fault::check(sys::cuCtxSetCurrent(raw), "entering the context")?;
@@ -85,6 +96,7 @@ impl Context {
         }
         Ok(Arc::new(Self {
             device,
+            driver,
             raw: Raw(raw),
             machine,
             account,
@@ -206,7 +218,7 @@ impl Context {
     /// Destroys a stream. Memory freed later still waits for what is on it.
     pub(crate) fn remove_stream(&self, stream: RawStream) {
         let mut streams = self.streams();
-        streams.retain(|other| *other != stream);
+        streams.retain(|other| other.0 != stream.0);
         if self.enter_anyway().is_ok() {
             self.order_behind(stream);
             // SAFETY: the stream is live and used no more.

@@ -9,7 +9,7 @@ use crate::{
 };
 use cudarc::driver::sys;
 use dsrun_core::{
-    DType, Error, Result, TensorDesc,
+    Error, Result, TensorDesc,
     device::Buffer,
     kernels::{Argument, Arguments, Binding, CallDesc},
 };
@@ -186,9 +186,6 @@ impl Bound {
         self.desc.shape.get(dimension).copied().unwrap_or(1)
     }
 
-    pub(crate) fn dtype(&self) -> DType {
-        self.desc.dtype
-    }
 }
 
 #[derive(Debug)]

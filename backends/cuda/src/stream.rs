@@ -24,6 +24,8 @@ use std::{
 const PIECE: usize = 1 << 20;
 /// Pieces in the ring: so many copies are under way while the host fills the next.
 const PIECES: usize = 4;
+/// The first driver with the function that reads the time between events: 12.8.
+const TIMED_DRIVER: i32 = 12_080;
 /// Names of calls remembered for messages.
 const REMEMBERED: usize = 6;
 
@@ -275,9 +277,12 @@ impl Event for CudaEvent {
                 return Err(Error::new(Code::FailedPrecondition, "is not reached yet").at(name));
             }
         }
-        let mut milliseconds = 0.0;
+        if self.context.driver < TIMED_DRIVER {
+            return Ok(None);
+        }
+        let mut milliseconds: f32 = 0.0;
         // SAFETY: both events are live and were recorded.
-        let status = unsafe { sys::cuEventElapsedTime(&raw mut milliseconds, earlier.raw.0, self.raw.0) };
+        let status = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.raw.0, self.raw.0) };
         self.context.check(status, "reading the time between events")?;
         Ok(Some(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3)))
     }

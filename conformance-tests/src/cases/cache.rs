@@ -11,8 +11,10 @@ use dsrun_core::{
     op::{KvWrite, PageCopy, PageGather, PageScatter},
 };
 
-/// Label, pages, heads, slots of a page, key size, value size, tokens, extent, gap.
-const WRITES: &[(&str, [usize; 5], usize, Option<usize>, usize)] = &[
+/// Label; pages, heads, slots of a page, key size, value size; tokens, extent, gap.
+type Write = (&'static str, [usize; 5], usize, Option<usize>, usize);
+
+const WRITES: &[Write] = &[
     ("no_tokens", [2, 2, 16, 8, 8], 0, None, 0),
     ("one_token", [1, 1, 1, 1, 1], 1, None, 0),
     ("decode", [9, 3, 16, 64, 64], 7, None, 0),
@@ -74,7 +76,9 @@ fn element(from: DType, bits: u32, to: DType) -> Element {
 }
 
 /// Label, shape of the cache, pages moved, extent, gap.
-const MOVES: &[(&str, [usize; 4], usize, Option<usize>, usize)] = &[
+type Move = (&'static str, [usize; 4], usize, Option<usize>, usize);
+
+const MOVES: &[Move] = &[
     ("nothing", [3, 2, 4, 8], 0, None, 0),
     ("one_element", [2, 1, 1, 1], 1, None, 0),
     ("some", [16, 3, 16, 20], 7, None, 0),

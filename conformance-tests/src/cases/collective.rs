@@ -191,7 +191,7 @@ pub(super) fn send_and_receive(dtype: DType) -> Vec<Case> {
         let layout = Layout::strided(if number == 2 { 3 } else { 0 }, 0);
         let call = |rank: usize| {
             let operands = vec![Operand::laid(all[rank].clone(), layout)];
-            if rank % 2 == 0 {
+            if rank.is_multiple_of(2) {
                 return CallCase::new(Send { axis: AXIS, peer: rank as u32 + 1 }, operands, Vec::new());
             }
             let expected = Expected::bits(all[rank - 1].bits.iter().copied());

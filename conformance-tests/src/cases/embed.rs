@@ -13,7 +13,9 @@ use dsrun_core::{
 };
 
 /// Label, tokens, rows of the table, features, its first row, extent.
-const SHAPES: &[(&str, usize, usize, usize, u32, Option<usize>)] = &[
+type Shape = (&'static str, usize, usize, usize, u32, Option<usize>);
+
+const SHAPES: &[Shape] = &[
     ("no_tokens", 0, 10, 32, 0, None),
     ("one_token", 1, 1, 32, 0, None),
     ("shard", 33, 50, 64, 20, None),
@@ -82,7 +84,9 @@ pub(super) fn embed(dtype: DType) -> Vec<Case> {
 }
 
 /// Label, rows there are, how many of them are real, rows wanted, how many of those are real, gap.
-const GATHERS: &[(&str, usize, Option<usize>, usize, Option<usize>, usize)] = &[
+type Gather = (&'static str, usize, Option<usize>, usize, Option<usize>, usize);
+
+const GATHERS: &[Gather] = &[
     ("nothing_wanted", 5, None, 0, None, 0),
     ("one", 1, None, 1, None, 0),
     ("some", 61, None, 33, None, 0),

@@ -44,8 +44,10 @@ pub(super) fn layer_norm(dtype: DType) -> Vec<Case> {
     let one = |plane: super::plane::Plane| {
         let (mut random, columns) = (plane.random.clone(), plane.features);
         let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
-        let weight = (plane.number % 2 == 0).then(|| random.tensor(dtype, &[columns], Values::HeavyTailed));
-        let bias = (plane.number % 3 != 0).then(|| random.tensor(dtype, &[columns], Values::Uniform));
+        let weight =
+            plane.number.is_multiple_of(2).then(|| random.tensor(dtype, &[columns], Values::HeavyTailed));
+        let bias =
+            (!plane.number.is_multiple_of(3)).then(|| random.tensor(dtype, &[columns], Values::Uniform));
         let eps = random.pick(&EPSILONS);
         let (weights, biases) = (weight.as_ref().map(|w| w.values()), bias.as_ref().map(|b| b.values()));
         let values = x.values();

@@ -65,7 +65,7 @@ pub(super) fn logit_process(dtype: DType) -> Vec<Case> {
             Tensor::floats(DType::F32, &[capacity, vocabulary], &all)
         });
         let words = vocabulary.div_ceil(32);
-        let mask = (plane.number % 3 != 0).then(|| {
+        let mask = (!plane.number.is_multiple_of(3)).then(|| {
             let all: Vec<u32> = (0..rows * words).map(|_| random.bits() as u32).collect();
             Tensor::words(&[rows, words], &all)
         });

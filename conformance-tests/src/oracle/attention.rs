@@ -179,10 +179,10 @@ mod tests {
         #[case] expected: [Vec<usize>; 2],
     ) {
         let visibility = Visibility { mask, window, kv_length: 5, query_length: 2, two_sided };
-        for query in 0..2 {
+        for (query, expected) in expected.iter().enumerate() {
             let seen: Vec<usize> =
                 (0..5).filter(|key| visibility.sees(query, *key, |bit| query == 0 && bit == 1)).collect();
-            assert_eq!(seen, expected[query]);
+            assert_eq!(seen, *expected);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::{
     Error, Result, WeightType,
     checked::CheckedPlan,
     device::{Buffer, MemoryKind},
-    kernels::{Arguments, BoundCall, PackedWeight, Plan},
+    kernels::{Arguments, BoundCall, CallDesc, PackedWeight, Plan},
 };
 use std::{
     collections::HashMap,
@@ -53,6 +53,7 @@ fn leak(library: String) -> &'static SharedTable {
         log: Some(log),
         validate_call: Some(validate_call),
         validate_arguments: Some(validate_arguments),
+        checked_call_free: Some(checked_call_free),
         get_extension: Some(get_extension),
         ..prefix::zeroed()
     })))
@@ -135,30 +136,48 @@ unsafe extern "C" fn get_extension(_: *mut dsr_host, _: dsr_str) -> *const c_voi
     ptr::null()
 }
 
-unsafe extern "C" fn validate_call(_: *mut dsr_host, call: *const dsr_call_desc) -> *mut dsr_status {
+unsafe extern "C" fn validate_call(
+    _: *mut dsr_host,
+    call: *const dsr_call_desc,
+    kept: *mut *mut dsr_checked_call,
+) -> *mut dsr_status {
     status::returned(|| {
         // SAFETY: a plugin passes on the description it was given.
-        unsafe { decode::call(call, RanksOnly::comm) }?.validate()
+        let call = unsafe { decode::call(call, RanksOnly::comm) }?;
+        call.validate()?;
+        if kept.is_null() {
+            return Ok(());
+        }
+        prefix::check_out(kept, "kept")?;
+        // SAFETY: a place the plugin gives for the copy.
+        unsafe { prefix::put(kept, "kept", Box::into_raw(Box::new(call)).cast()) }
     })
 }
 
 unsafe extern "C" fn validate_arguments(
     _: *mut dsr_host,
-    call: *const dsr_call_desc,
+    call: *const dsr_checked_call,
     arguments: *const dsr_arguments,
     limits: *const dsr_bind_limits,
 ) -> *mut dsr_status {
     status::returned(|| {
-        // SAFETY: a plugin passes on what it was given, and its own limits.
-        let (call, limits) = unsafe { (decode::call(call, RanksOnly::comm)?, prefix::read(limits)?) };
-        call.validate()?;
+        // SAFETY: a plugin passes null or a copy that `validate_call` made and that is not freed, and its own limits.
+        let (call, limits) = unsafe { (call.cast::<CallDesc>().as_ref(), prefix::read(limits)?) };
+        let call = call.ok_or_else(|| Error::invalid("is null").at("call"))?;
         let mut known = KnownObjects { limits, buffers: HashMap::new() };
-        // SAFETY: as above.
-        let arguments = unsafe { decode::arguments(arguments, &call, &mut known) }?;
+        // SAFETY: a plugin passes on the arguments it was given.
+        let arguments = unsafe { decode::arguments(arguments, call, &mut known) }?;
         let workspace_bytes = prefix::size(limits.workspace_bytes, "workspace")?;
         let plan = Arc::new(ElsewherePlan { workspace_bytes });
-        CheckedPlan::check_arguments(call, plan, limits.alignment as usize, &arguments)
+        CheckedPlan::check_arguments(call.clone(), plan, limits.alignment as usize, &arguments)
     })
+}
+
+unsafe extern "C" fn checked_call_free(_: *mut dsr_host, call: *mut dsr_checked_call) {
+    if !call.is_null() {
+        // SAFETY: a plugin frees a copy that `validate_call` made, once.
+        drop(unsafe { Box::from_raw(call.cast::<CallDesc>()) });
+    }
 }
 
 /// The buffers and weights of the plugin that asks, as far as it says.

@@ -71,7 +71,8 @@ layout! {
     dsr_group_id { bytes }
     dsr_host_api {
         struct_size, abi_major, abi_minor, host, library_path, status_new, status_get, status_free, text_set, log,
-        validate_call, validate_arguments, get_extension
+        validate_call, validate_arguments,
+        checked_call_free, get_extension
     }
     dsr_plugin_api {
         struct_size, abi_major, abi_minor, flags, backend, name, version, description, device_count, device_info, device_open,

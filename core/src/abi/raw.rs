@@ -87,6 +87,11 @@ pub struct dsr_text {
     _opaque: [u8; 0],
 }
 
+/// A call that was checked, kept by the host for a plugin: see dsr_host_api.validate_call.
+pub struct dsr_checked_call {
+    _opaque: [u8; 0],
+}
+
 /// The plugin's own data; NULL if it needs none.
 pub struct dsr_backend {
     _opaque: [u8; 0],

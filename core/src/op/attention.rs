@@ -93,8 +93,8 @@ attributes! {
     /// | → `y` | as `query`, `[T, query_heads * D']` | |
     /// | → `log_sum_exp` | f32 `[T, query_heads]` | of the scores, sinks included |
     ///
-    /// With `window = w > 0` a query also sees no key at `i <= p - w`. A query that sees nothing gives zeros and minus
-    /// infinity. Scores and sums in f32 or better; weights may be rounded to the element type of the cache before they
+    /// With `window = w > 0` a query also sees no key at `i <= p - w`. A query that sees nothing gives zeros, and minus
+    /// infinity or its sink. Scores and sums in f32 or better; weights may be rounded to the element type of the cache before they
     /// multiply values (one inner rounding); the result is rounded once.
     PagedAttention {
         /// Heads of `query`; a multiple of `kv_heads`.

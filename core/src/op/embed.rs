@@ -24,7 +24,7 @@ attributes! {
     /// | → `y` | `dtype` `[T, H]` | |
     ///
     /// An id outside the table's rows, -1 included, contributes zeros: so shards of the vocabulary add up to the whole. A
-    /// position outside its table contributes zeros too. The sum is rounded once.
+    /// position that is -1, or outside its table, contributes zeros too. The sum is rounded once.
     Embed {
         /// Element type of the result; a float.
         dtype: DType,

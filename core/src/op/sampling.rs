@@ -157,12 +157,12 @@ attributes! {
     ///
     /// For row `r` of request `c = requests[r]`, with temperature `t`, and ties broken towards the lower id throughout:
     ///
-    /// 1. `t = 0`: the token of the largest logit (as [`Argmax`]).
+    /// 1. `t = 0`: the token of the largest logit (as [`Argmax`], but minus infinity is no choice).
     /// 2. Otherwise `x = logits / t`. Keep the `top_k` largest; `p = softmax` over them; keep the likeliest until their
-    ///    sum reaches `top_p` (the token that reaches it included); keep those with `p >= min_p * max(p)`.
+    ///    sum reaches `top_p` (the token that reaches it included, so at least one); keep those with `p >= min_p * max(p)`.
     /// 3. The token is the argmax over what is left of `x + g`, `g = -ln(-ln(1 - v))`, with `v = (w + 0.5) / 2^32` and `w`
     ///    the first word of Philox4x32-10 with key `seeds[c]` and counter `(token, positions[r], 0, 0)`. (`ln_1p(-v)`
-    ///    keeps the rare large `g` exact in f32; `v` is at most `1 - 2^-24` there.)
+    ///    keeps the rare large `g` exact in f32, where `v` is held to at most `1 - 2^-24`.)
     ///
     /// The draw depends on seed, position and token only: not on the order of rows, on shards or on the batch.
     ///

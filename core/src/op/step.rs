@@ -36,7 +36,7 @@ attributes! {
     /// | → `ids` | i32 `[T]` | -1 behind the last |
     /// | → `positions` | i32 `[T]` | -1 behind the last |
     /// | → `slots` | i32 `[T]` | where keys and values go; -1 where there is no page |
-    /// | → `query_start`, `query_length`, `kv_length` | i32 `[S]` | 0 and 0 for a padded or finished sequence |
+    /// | → `query_start`, `query_length`, `kv_length` | i32 `[S]` | lengths 0 for a padded or finished sequence, whose start and table say nothing |
     /// | → `tables` | i32 `[S, N]` | rows of `block_table`, in the step's order |
     /// | → `row_positions` | i32 `[R]` | position of the token that follows each wanted row; -1 for skipped rows |
     /// | → `length`, `counts` | the operands, updated | |

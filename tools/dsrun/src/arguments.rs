@@ -120,19 +120,19 @@ impl From<Dtype> for Precision {
 #[derive(Debug, Default, Args)]
 pub(crate) struct SamplingArguments {
     /// 0 takes the likeliest token; 1 samples from the model's own distribution.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Keep this many of the likeliest tokens; 0 keeps all.
     #[arg(long, value_name = "COUNT")]
     pub(crate) top_k: Option<u32>,
     /// Keep the likeliest tokens until their probabilities reach this.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
     /// Keep tokens at least this likely, relative to the likeliest.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
     /// Make tokens seen before less likely: divides their logits.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
     /// Make tokens generated before less likely: subtracted once.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]

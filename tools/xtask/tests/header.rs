@@ -9,7 +9,10 @@ use std::process::Command;
 use std::{env, fs};
 
 use dsrun_core::abi::layout::STRUCTS;
-use dsrun_core::op::{AttributeSpec, Op, OperandSpec, Profile, ResultSpec, Signature};
+use dsrun_core::op::{
+    AttributeSpec, IN_PROMPT, Op, OperandSpec, Profile, ResultSpec, SAMPLING_COLUMNS, SamplingColumn,
+    Signature,
+};
 use dsrun_core::{BlockFormat, Code, DType, WeightFormat};
 
 const PREAMBLE: &str = include_str!("header/preamble.h");
@@ -39,14 +42,16 @@ fn cpp_lays_everything_out_as_rust_does() {
 
 #[test]
 fn the_cpp_helper_compiles_and_is_used_as_its_comment_says() {
-    let example: String = CPP
-        .lines()
-        .filter_map(|line| line.strip_prefix(" *     "))
-        .map(|line| format!("{line}\n"))
-        .collect();
+    let example: String =
+        CPP.lines().filter_map(|line| line.strip_prefix(" *     ")).map(|line| format!("{line}\n")).collect();
     assert!(example.contains("dsr::guard"), "the example is gone from the comment");
     let source = format!("#include \"dsrun.hpp\"\nstatic const dsr_host_api *host;\n{example}");
-    compile("c++", "-std=c++17", "helper.cpp", &(source + "int main() { return allocate(nullptr, 0, 0, nullptr) == nullptr; }\n"));
+    compile(
+        "c++",
+        "-std=c++17",
+        "helper.cpp",
+        &(source + "int main() { return allocate(nullptr, 0, 0, nullptr) == nullptr; }\n"),
+    );
 }
 
 #[test]
@@ -135,6 +140,13 @@ fn numbers() -> String {
             define(&mut text, &screaming(name), value, *number, "");
         }
     }
+    text += "\n// Columns of a row of sampling parameters, and how many there are.\n";
+    for column in SamplingColumn::ALL {
+        define(&mut text, "SAMPLING", column.name(), *column as u32, "");
+    }
+    define(&mut text, "SAMPLING", "columns", SAMPLING_COLUMNS as u32, "");
+    text += "\n// Set in a request's count of a token if the token stands in its prompt.\n";
+    define(&mut text, "IN", "prompt", IN_PROMPT as u32, "");
     text
 }
 
@@ -145,7 +157,7 @@ fn op_declarations() -> String {
          // left out; a result `y = x` is the operand x, updated in place.\n\n",
     );
     for (signature, specs) in Op::PRIMITIVES.iter().zip(Op::ATTRIBUTES) {
-        writeln!(text, "// {}", operands(signature)).expect("text takes text");
+        text += &wrapped(&operands(signature));
         if specs.is_empty() {
             text.push('\n');
             continue;
@@ -159,6 +171,20 @@ fn op_declarations() -> String {
         writeln!(text, "}} {name};\n").expect("text takes text");
     }
     text
+}
+
+/// As comment lines of at most 100 characters.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::from("//")];
+    for word in text.split(' ') {
+        if lines.last().is_some_and(|line| line.len() + 1 + word.len() > 100) {
+            lines.push(String::from("//    "));
+        }
+        let line = lines.last_mut().expect("there is a line");
+        *line += " ";
+        *line += word;
+    }
+    lines.join("\n") + "\n"
 }
 
 /// `linear(x: float, weight: weight, bias?: float) -> y`
@@ -211,13 +237,17 @@ fn layout_checks(assert: &str, align: &str) -> String {
     };
     for layout in STRUCTS {
         check(format!("sizeof({}) == {}", layout.name, layout.size), format!("size of {}", layout.name));
-        check(format!("{align}({}) == {}", layout.name, layout.alignment), format!("alignment of {}", layout.name));
+        check(
+            format!("{align}({}) == {}", layout.name, layout.alignment),
+            format!("alignment of {}", layout.name),
+        );
         for field in layout.fields {
             let place = format!("offsetof({}, {}) == {}", layout.name, field.name, field.offset);
             check(place, format!("{}.{}", layout.name, field.name));
         }
     }
-    for (signature, specs) in Op::PRIMITIVES.iter().zip(Op::ATTRIBUTES).filter(|(_, specs)| !specs.is_empty()) {
+    for (signature, specs) in Op::PRIMITIVES.iter().zip(Op::ATTRIBUTES).filter(|(_, specs)| !specs.is_empty())
+    {
         let name = format!("dsr_{}_attributes", signature.name);
         check(format!("sizeof({name}) == {}", 4 * specs.len()), format!("size of {name}"));
         for (index, spec) in specs.iter().enumerate() {
@@ -230,7 +260,8 @@ fn layout_checks(assert: &str, align: &str) -> String {
 
 /// Compiles a source against the header, with every warning an error.
 fn compile(compiler: &str, standard: &str, name: &str, source: &str) {
-    let compiler = env::var_os(if compiler == "cc" { "CC" } else { "CXX" }).unwrap_or_else(|| compiler.into());
+    let compiler =
+        env::var_os(if compiler == "cc" { "CC" } else { "CXX" }).unwrap_or_else(|| compiler.into());
     if Command::new(&compiler).arg("--version").output().is_err() {
         println!("skipped: there is no compiler {}", compiler.to_string_lossy());
         return;

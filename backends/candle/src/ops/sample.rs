@@ -102,8 +102,7 @@ impl Draw<'_> {
         if best == f32::NEG_INFINITY {
             return None;
         }
-        // Not `<= 0`: NaN is no temperature either.
-        if !(parameters.temperature > 0.0) {
+        if parameters.temperature <= 0.0 || parameters.temperature.is_nan() {
             return Some(favourite);
         }
         let scale = Scale { best: f64::from(best), temperature: parameters.temperature };

@@ -39,7 +39,6 @@ pub(super) trait Lanes: Copy {
     fn load_bf16(self, from: &[u16; WIDTH]) -> Self::Float;
     fn load_bits(self, from: &[u32; WIDTH]) -> Self::Bits;
     fn store(self, value: Self::Float, to: &mut [f32; WIDTH]);
-    fn add(self, a: Self::Float, b: Self::Float) -> Self::Float;
     fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float;
     /// `a * b + c`, rounded once where the processor can.
     fn mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
@@ -99,14 +98,6 @@ impl Lanes for Portable {
     #[inline(always)]
     fn store(self, value: [f32; WIDTH], to: &mut [f32; WIDTH]) {
         *to = value;
-    }
-
-    #[inline(always)]
-    fn add(self, mut a: [f32; WIDTH], b: [f32; WIDTH]) -> [f32; WIDTH] {
-        for (a, b) in a.iter_mut().zip(b) {
-            *a += b;
-        }
-        a
     }
 
     #[inline(always)]

@@ -109,20 +109,15 @@ impl<B: Block> Product<'_, B> {
                     for panel in panels.clone() {
                         for strip in strips(slab.clone()) {
                             let packed = self.strip_of(panel, &strip);
-                            let weights = B::decoded(packed).unwrap_or_else(|| {
-                                let weights = &mut decoded[..strip.len()];
-                                lanes.run(Decode { panel: packed, weights: &mut *weights });
-                                weights
-                            });
-                            self.rows_of_panel(
-                                lanes,
-                                weights,
-                                Source::Decoded,
-                                rows.clone(),
-                                panel,
-                                &strip,
-                                out,
-                            );
+                            let (weights, source) = match B::decoded(packed) {
+                                Some(weights) => (weights, Source::Memory),
+                                None => {
+                                    let weights = &mut decoded[..strip.len()];
+                                    lanes.run(Decode { panel: packed, weights: &mut *weights });
+                                    (&*weights, Source::Decoded)
+                                }
+                            };
+                            self.rows_of_panel(lanes, weights, source, rows.clone(), panel, &strip, out);
                         }
                     }
                 }

@@ -43,6 +43,7 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
     type Output = [[[f32; WIDTH]; M]; P];
 
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
     fn run<L: Lanes>(self, lanes: L) -> Self::Output {
         let blocks = self.panels[0].len();
         assert!(self.panels.iter().all(|panel| panel.len() == blocks), "a strip is as long in every panel");

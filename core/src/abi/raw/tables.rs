@@ -29,19 +29,27 @@ pub struct dsr_host_api {
     /// Writes to the host's log with a DSR_LOG_* level. May be called while the plugin holds locks.
     pub log: Option<unsafe extern "C" fn(host: *mut dsr_host, level: u32, message: dsr_str)>,
     /// Checks everything that can be wrong with a call. The host does this in front of every plugin; a plugin that checks what
-    /// it is given, whoever calls it, begins query and plan with this. The error names op, argument and field.
-    pub validate_call:
-        Option<unsafe extern "C" fn(host: *mut dsr_host, call: *const dsr_call_desc) -> *mut dsr_status>,
+    /// it is given, whoever calls it, begins query and plan with this. The error names op, argument and field. If `kept` is not
+    /// NULL it takes a copy for validate_arguments, which the plugin owns and frees with checked_call_free.
+    pub validate_call: Option<
+        unsafe extern "C" fn(
+            host: *mut dsr_host,
+            call: *const dsr_call_desc,
+            kept: *mut *mut dsr_checked_call,
+        ) -> *mut dsr_status,
+    >,
     /// Checks everything that can be wrong with the arguments of a bind: sizes, offsets, alignment, aliases, the types of
     /// weights. `call` is what was planned; `limits` asks the plugin about its own buffers and weights.
     pub validate_arguments: Option<
         unsafe extern "C" fn(
             host: *mut dsr_host,
-            call: *const dsr_call_desc,
+            call: *const dsr_checked_call,
             arguments: *const dsr_arguments,
             limits: *const dsr_bind_limits,
         ) -> *mut dsr_status,
     >,
+    /// Frees a copy of a call. NULL is allowed.
+    pub checked_call_free: Option<unsafe extern "C" fn(host: *mut dsr_host, call: *mut dsr_checked_call)>,
     /// A table of functions that are not in this version, by name; NULL if the host does not have it.
     pub get_extension: Option<unsafe extern "C" fn(host: *mut dsr_host, name: dsr_str) -> *const c_void>,
 }

@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::Result;
 use dsrun_core::WeightType;
-use dsrun_engine::{Bytes, EnginePlan, GenerateOptions};
+use dsrun_engine::{EnginePlan, GenerateOptions};
 use dsrun_models::model::Model;
 use serde_json::{Value, json};
 

@@ -104,12 +104,6 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn add(self, a: Self::Float, b: Self::Float) -> Self::Float {
-        // SAFETY: `self` exists, see above.
-        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
-    }
-
-    #[inline(always)]
     fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float {
         // SAFETY: `self` exists, see above.
         unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
@@ -207,12 +201,6 @@ impl Lanes for Avx512 {
     fn store(self, value: Self::Float, to: &mut [f32; WIDTH]) {
         // SAFETY: sixteen elements, see above.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
-    }
-
-    #[inline(always)]
-    fn add(self, a: Self::Float, b: Self::Float) -> Self::Float {
-        // SAFETY: `self` exists, see above.
-        unsafe { _mm512_add_ps(a, b) }
     }
 
     #[inline(always)]

@@ -1,0 +1,206 @@
+//! Every kernel compiles for every architecture, without a GPU.
+//!
+//! Needs NVRTC, for example from `pip install nvidia-cuda-nvrtc` with `DSRUN_CUDA_LIBRARIES` naming its `lib` folder. Without
+//! it the test says so and is skipped.
+
+use dsrun_core::{
+    BlockFormat, DType, TensorDesc, WeightFormat, WeightType,
+    kernels::{CallDesc, OperandDesc},
+    op::{
+        Activation, Add, Argmax, Attention, AttentionMask, Cast, CommitTokens, Embed, Fill, GateLayout, GatedActivation,
+        GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul, Nonlinearity, Op, PageCopy, PageGather, PageScatter,
+        PagedAttention, PrepareStep, RmsNorm, Rope, RopePairing, Sample,
+    },
+    region::well_known,
+};
+use dsrun_cuda::{
+    KernelSpec, Machine,
+    compiler::{Cache, Compiler},
+    kernel_specs,
+    library::Library,
+};
+use std::collections::HashSet;
+
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+type Operand = Option<OperandDesc>;
+
+fn tensor(dtype: DType, shape: &[usize]) -> Operand {
+    Some(OperandDesc::Tensor(TensorDesc::dense(dtype, shape)))
+}
+
+fn bounded(dtype: DType, shape: &[usize]) -> Operand {
+    Some(OperandDesc::Tensor(TensorDesc::dense(dtype, shape).with_extent()))
+}
+
+fn weight(format: WeightFormat, shape: [usize; 2]) -> Operand {
+    Some(OperandDesc::Weight(WeightType { format, shape: shape.to_vec() }))
+}
+
+fn call(op: impl Into<Op>, operands: Vec<Operand>) -> CallDesc {
+    let mut call = CallDesc { op: op.into(), operands, results: Vec::new(), comm: None };
+    let inferred = call.op.infer(&call.operand_types()).unwrap();
+    for (index, inferred) in inferred.iter().enumerate() {
+        let shape = inferred.resolve(&|_| None).unwrap();
+        let updated = call.op.updates(index).and_then(|operand| call.tensor(operand).cloned());
+        call.results.push(updated.unwrap_or_else(|| TensorDesc::dense(inferred.dtype, &shape)));
+    }
+    call
+}
+
+fn formats(dtype: DType) -> Vec<WeightFormat> {
+    let blocks = BlockFormat::ALL.map(WeightFormat::Block);
+    [WeightFormat::Dense(dtype), WeightFormat::Dense(DType::BF16)].into_iter().chain(blocks).collect()
+}
+
+fn attention_calls(dtype: DType) -> Vec<CallDesc> {
+    let mut calls = Vec::new();
+    let integers = |size: usize| tensor(DType::I32, &[size]);
+    for (tokens, sequences, query_heads, kv_heads, size) in
+        [(1, 1, 32, 8, 128), (64, 4, 32, 8, 64), (8, 8, 12, 12, 80), (3, 2, 9, 3, 33), (2, 2, 8, 1, 256)]
+    {
+        for mask in [AttentionMask::Causal, AttentionMask::Bidirectional, AttentionMask::Explicit] {
+            let op = PagedAttention { query_heads, kv_heads, scale: 0.1, softcap: 0.0, window: 0, mask };
+            let cache = tensor(dtype, &[8, kv_heads as usize, 16, size]);
+            let query = tensor(dtype, &[tokens, query_heads as usize * size]);
+            let lengths = [integers(sequences), integers(sequences), integers(sequences)];
+            let bits = if mask == AttentionMask::Explicit { tensor(DType::U32, &[tokens, 2]) } else { None };
+            let mut operands = vec![query, cache.clone(), cache];
+            operands.extend(lengths);
+            operands.extend([tensor(DType::I32, &[sequences, 4]), integers(0), None, None, bits]);
+            calls.push(call(op, operands));
+        }
+        let op = Attention { query_heads, kv_heads, scale: 0.1, softcap: 0.0, window: 0, mask: AttentionMask::Bidirectional };
+        let key = tensor(dtype, &[tokens, kv_heads as usize * size]);
+        let query = tensor(dtype, &[tokens, query_heads as usize * size]);
+        calls.push(call(op, vec![query, key.clone(), key, integers(sequences), integers(sequences), None]));
+    }
+    calls
+}
+
+fn linear_calls(dtype: DType) -> Vec<CallDesc> {
+    let mut calls = Vec::new();
+    let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+    for format in formats(dtype) {
+        for rows in [1, 2, 3, 7, 20, 64, 100] {
+            for inputs in [2048, 96] {
+                let (x, w) = (bounded(dtype, &[rows, inputs]), weight(format, [512, inputs]));
+                let bias = tensor(dtype, &[512]);
+                calls.push(call(Linear { dtype }, vec![x.clone(), w.clone(), None]));
+                calls.push(call(Linear { dtype: DType::F32 }, vec![x.clone(), w.clone(), bias.clone()]));
+                let region = well_known::norm_linear(norm, dtype, true).unwrap();
+                calls.push(call(Op::Region(region.into()), vec![x, tensor(dtype, &[inputs]), w, bias]));
+            }
+        }
+        let op = Embed { dtype, first_row: 0, position_offset: 0 };
+        let ids = tensor(DType::I32, &[3]);
+        calls.push(call(op, vec![ids.clone(), weight(format, [10, 64]), ids, weight(format, [10, 64])]));
+    }
+    calls
+}
+
+fn plane_calls(dtype: DType) -> Vec<CallDesc> {
+    let (plane, vector) = (tensor(dtype, &[3, 64]), tensor(dtype, &[64]));
+    let cache = tensor(dtype, &[4, 2, 8, 32]);
+    let (norm, add) = (RmsNorm { eps: 1e-5, weight_offset: 0.0 }, Add { alpha: 1.0 });
+    let ids = tensor(DType::I32, &[3]);
+    let page = tensor(dtype, &[3, 512]);
+    let mut calls = vec![
+        call(norm, vec![plane.clone(), vector.clone()]),
+        call(LayerNorm { eps: 1e-5 }, vec![plane.clone(), vector.clone(), vector.clone()]),
+        call(add, vec![plane.clone(), plane.clone(), plane.clone(), vector.clone()]),
+        call(GatherRows {}, vec![plane.clone(), ids.clone()]),
+        call(KvWrite {}, vec![cache.clone(), cache.clone(), plane.clone(), plane.clone(), ids.clone()]),
+        call(PageCopy {}, vec![cache.clone(), tensor(DType::I32, &[3, 2])]),
+        call(PageGather {}, vec![cache.clone(), ids.clone()]),
+        call(PageScatter {}, vec![cache, page, ids.clone()]),
+        call(Argmax {}, vec![plane.clone()]),
+        call(
+            LogitProcess {},
+            vec![plane.clone(), ids.clone(), tensor(DType::F32, &[2, 8]), tensor(DType::I32, &[2, 64]), None, None],
+        ),
+    ];
+    let region = well_known::add_rms_norm(add, norm).unwrap();
+    calls.push(call(Op::Region(region.into()), vec![plane.clone(), plane.clone(), vector.clone()]));
+    for to in FLOATS {
+        calls.push(call(Cast { dtype: to }, vec![plane.clone()]));
+        for transpose_b in [false, true] {
+            let square = tensor(dtype, &[2, 8, 8]);
+            calls.push(call(Matmul { dtype: to, transpose_b }, vec![square.clone(), square]));
+        }
+    }
+    for function in [Nonlinearity::Relu, Nonlinearity::Silu, Nonlinearity::GeluErf, Nonlinearity::GeluTanh] {
+        calls.push(call(Activation { function, limit: 0.0 }, vec![plane.clone(), vector.clone()]));
+        for layout in [GateLayout::Separate, GateLayout::Concatenated, GateLayout::Interleaved] {
+            let up = if layout == GateLayout::Separate { plane.clone() } else { None };
+            calls.push(call(GatedActivation { function, layout, limit: 0.0 }, vec![plane.clone(), up, None]));
+        }
+    }
+    for pairing in [RopePairing::Halves, RopePairing::Neighbours] {
+        let frequencies = tensor(DType::F32, &[16]);
+        calls.push(call(Rope { heads: 2, pairing, scale: 1.0 }, vec![plane.clone(), ids.clone(), frequencies]));
+    }
+    calls
+}
+
+fn integer_calls() -> Vec<CallDesc> {
+    let ids = |size: usize| tensor(DType::I32, &[size]);
+    let (table, counts) = (tensor(DType::I32, &[4, 8]), tensor(DType::I32, &[4, 64]));
+    let (settings, seeds) = (tensor(DType::F32, &[4, 8]), tensor(DType::U32, &[4, 2]));
+    let mut calls = vec![
+        call(
+            PrepareStep { block_size: 16 },
+            vec![ids(2), ids(2), ids(2), ids(6), ids(2), table, ids(4), ids(4), ids(4), counts.clone()],
+        ),
+        call(CommitTokens {}, vec![ids(2), ids(2), ids(1), ids(4), ids(4), counts]),
+        call(Sample {}, vec![tensor(DType::F32, &[2, 64]), ids(2), ids(2), settings, seeds]),
+    ];
+    calls.extend(DType::ALL.map(|dtype| call(Fill { value: 1.0 }, vec![tensor(dtype, &[2, 2])])));
+    calls
+}
+
+/// The kernels that common calls need on a device of this capability, with cuBLASLt and without.
+fn specs(capability: u32) -> HashSet<KernelSpec> {
+    let mut calls = integer_calls();
+    for dtype in FLOATS {
+        calls.extend(plane_calls(dtype));
+        calls.extend(linear_calls(dtype));
+        calls.extend(attention_calls(dtype));
+    }
+    let machines = [true, false].map(|blas| Machine { capability, processors: 132, blas });
+    calls.iter().flat_map(|call| machines.map(|machine| kernel_specs(call, &machine).unwrap())).flatten().collect()
+}
+
+fn compiles_for(capability: u32) {
+    if let Err(error) = Library::Nvrtc.require() {
+        println!("skipped: {error}");
+        return;
+    }
+    let compiler = Compiler::new(capability, Cache::new(None)).unwrap();
+    let specs = specs(capability);
+    assert!(specs.len() > 100, "only {} kernels", specs.len());
+    let failures: Vec<String> =
+        specs.iter().filter_map(|spec| compiler.build(spec).err()).map(|error| error.to_string()).collect();
+    assert!(failures.is_empty(), "{} of {} fail; the first:\n{}", failures.len(), specs.len(), failures[0]);
+    println!("{} kernels compile for compute capability {capability}", specs.len());
+}
+
+#[test]
+fn every_kernel_compiles_for_turing() {
+    compiles_for(75);
+}
+
+#[test]
+fn every_kernel_compiles_for_ampere() {
+    compiles_for(80);
+}
+
+#[test]
+fn every_kernel_compiles_for_hopper() {
+    compiles_for(90);
+}
+
+#[test]
+fn every_kernel_compiles_for_blackwell() {
+    compiles_for(100);
+}

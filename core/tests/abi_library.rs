@@ -1,0 +1,170 @@
+//! A Rust plugin as a library of its own, with its own copy of this crate: what the loopback cannot show.
+
+use dsrun_core::{
+    BytesReader, Code, DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
+    abi::PluginBackend,
+    checked::CheckedPlan,
+    collective::{Comm, host::HostComm},
+    device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind, Stream},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, WeightDesc},
+    op::{AllReduce, Argmax, Cast, Fill, MeshAxis, Op, Reduction},
+};
+use std::{
+    borrow::Cow,
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// The example `tiny_plugin`, which cargo has built if all tests were asked for, and otherwise builds now.
+fn library() -> PathBuf {
+    let program = env::current_exe().unwrap();
+    let profile = program.parent().and_then(Path::parent).unwrap();
+    let name = format!("{}tiny_plugin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+    let library = profile.join("examples").join(name);
+    let built = library.metadata().and_then(|file| file.modified());
+    if built.is_ok_and(|built| built >= newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))) {
+        return library;
+    }
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--package", "dsrun-core", "--example", "tiny_plugin", "--target-dir"])
+        .arg(profile.parent().unwrap())
+        .args((!cfg!(debug_assertions)).then_some("--release"))
+        .status()
+        .unwrap();
+    assert!(status.success(), "the plugin could not be built");
+    library
+}
+
+fn newest(folder: &Path) -> SystemTime {
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let time = |path: PathBuf| match path.is_dir() {
+        true => newest(&path),
+        false => path.metadata().unwrap().modified().unwrap(),
+    };
+    files.map(time).max().unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+fn device() -> Arc<dyn Device> {
+    PluginBackend::load(&library()).unwrap().open(0, &DeviceOptions::default()).unwrap()
+}
+
+fn in_place(op: impl Into<Op>, comm: Option<Arc<dyn Comm>>) -> CallDesc {
+    let desc = TensorDesc::dense(DType::F32, &[1, 2]);
+    let operands = vec![Some(OperandDesc::Tensor(desc.clone()))];
+    CallDesc { op: op.into(), operands, results: vec![desc], comm }
+}
+
+fn run(device: &dyn Device, stream: &mut dyn Stream, call: CallDesc, values: [f32; 2]) -> Result<[f32; 2]> {
+    let slice = BufferSlice::whole(device.allocate(8, MemoryKind::Device)?);
+    stream.upload(&values.map(f32::to_le_bytes).concat(), &slice)?;
+    let operands = vec![Some(Argument::Tensor(Binding::new(slice.clone())))];
+    let arguments = Arguments { operands, results: vec![Binding::new(slice.clone())], workspace: None };
+    CheckedPlan::new(device, call)?.bind(&arguments)?.enqueue(stream)?;
+    let mut bytes = [[0; 4]; 2];
+    stream.download(&slice, bytes.as_flattened_mut(), "a result", SOON)?;
+    Ok(bytes.map(f32::from_le_bytes))
+}
+
+#[test]
+fn a_call_runs_and_errors_and_panics_come_back() {
+    let device = device();
+    let mut stream = device.stream().unwrap();
+    let filled = run(&*device, &mut *stream, in_place(Fill { value: 2.5 }, None), [0.0; 2]);
+    assert_eq!(filled, Ok([2.5, 2.5]));
+    let error = device.allocate(1 << 40, MemoryKind::Device).unwrap_err();
+    assert_eq!(error.code(), Code::OutOfMemory);
+
+    let mut cast = in_place(Cast { dtype: DType::F32 }, None);
+    cast.results = vec![TensorDesc::dense(DType::F32, &[1, 2])];
+    let slice = |bytes| Binding::new(BufferSlice::whole(device.allocate(bytes, MemoryKind::Device).unwrap()));
+    let arguments = Arguments {
+        operands: vec![Some(Argument::Tensor(slice(8)))],
+        results: vec![slice(8)],
+        workspace: None,
+    };
+    let bound = CheckedPlan::new(&*device, cast).unwrap().bind(&arguments).unwrap();
+    let error = bound.enqueue(&mut *stream).unwrap_err();
+    assert_eq!((error.code(), error.message()), (Code::Panic, "nobody has written cast{dtype=f32}"));
+    assert!(stream.synchronize("it", SOON).unwrap_err().message().contains("cannot be used any more"));
+
+    let desc = TensorDesc::dense(DType::F32, &[2, 2]);
+    let argmax = CallDesc {
+        op: Argmax {}.into(),
+        operands: vec![Some(OperandDesc::Tensor(desc))],
+        results: vec![TensorDesc::dense(DType::I32, &[2])],
+        comm: None,
+    };
+    assert_eq!(device.kernels().query(&argmax).unwrap_err().code(), Code::Panic);
+    // Everything made before is freed, and the library lives on.
+    drop((bound, arguments, stream, device));
+    let again = self::device();
+    let mut stream = again.stream().unwrap();
+    assert_eq!(run(&*again, &mut *stream, in_place(Fill { value: 1.0 }, None), [0.0; 2]), Ok([1.0, 1.0]));
+}
+
+#[test]
+fn ranks_meet_over_the_hosts_transport() {
+    let group = HostComm::group(3).unwrap();
+    let results: Vec<[f32; 2]> = std::thread::scope(|scope| {
+        let threads: Vec<_> = group
+            .into_iter()
+            .map(|comm| {
+                scope.spawn(move || {
+                    let device = device();
+                    let rank = comm.rank() as f32;
+                    let op = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Max };
+                    let call = in_place(op, Some(Arc::new(comm)));
+                    run(&*device, &mut *device.stream().unwrap(), call, [rank, -rank]).unwrap()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(results, [[2.0, 0.0]; 3]);
+}
+
+#[test]
+fn an_aborted_group_fails_with_the_hosts_reason() {
+    let mut group = HostComm::group(2).unwrap().into_iter();
+    let (here, gone) = (group.next().unwrap(), group.next().unwrap());
+    gone.abort("its card fell out");
+    let device = device();
+    let op = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
+    let call = in_place(op, Some(Arc::new(here)));
+    let error = run(&*device, &mut *device.stream().unwrap(), call, [0.0; 2]).unwrap_err();
+    assert_eq!((error.code(), error.message()), (Code::Communication, "rank 1 aborted: its card fell out"));
+}
+
+/// Fails at its second row.
+struct TornFile(WeightType);
+
+impl WeightReader for TornFile {
+    fn weight_type(&self) -> &WeightType {
+        &self.0
+    }
+
+    fn rows(&mut self, first: usize, _: usize) -> Result<Cow<'_, [u8]>> {
+        match first {
+            1 => Err(Error::new(Code::Unavailable, "the file is torn").at("blk.0.weight")),
+            _ => Ok(Cow::Owned(vec![0; 8])),
+        }
+    }
+}
+
+#[test]
+fn weights_are_read_through_the_host() {
+    let device = device();
+    let mut stream = device.stream().unwrap();
+    let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![3, 2] };
+    let desc = WeightDesc { weight_type: weight_type.clone(), uses: Vec::new(), immutable: true };
+    let mut rows = BytesReader::new(weight_type.clone(), vec![0; 24]).unwrap();
+    let packed = device.kernels().prepack(&mut *stream, &desc, &mut rows).unwrap();
+    assert_eq!(packed.bytes(), 24);
+    let error = device.kernels().prepack(&mut *stream, &desc, &mut TornFile(weight_type)).unwrap_err();
+    assert_eq!(error, Error::new(Code::Unavailable, "the file is torn").at("blk.0.weight"));
+}
