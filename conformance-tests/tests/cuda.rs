@@ -15,7 +15,6 @@ use dsrun_core::{
 };
 use dsrun_cuda::CudaBackend;
 use libtest_mimic::{Arguments, Failed, Trial};
-use std::sync::Arc;
 
 /// Failures of a table that are shown in full; of the rest the identifiers are.
 const SHOWN: usize = 12;

@@ -4,10 +4,10 @@
 //! used ([`tile`]); activations are f32 and exact. Kernels are written once over a handful of vector operations
 //! ([`lanes`]), for AVX2, AVX-512 and plain Rust, chosen when the program runs.
 //!
-//! All sizes of batch run on these kernels. Decoding tiles for a general matrix product (`Tensor::matmul`) was measured
-//! against them: even without the decoding it is level at 256 rows and half as fast at 16, and its sums depend on the
-//! batch. For one row the product is as fast as memory, or as decoding where that takes longer. On two cores of a Zen 4
-//! server, GB/s of weights with AVX-512 (AVX2): f32 34 (34), bf16 42 (23), q8_0 36 (23), q4_1 26 (10).
+//! All sizes of batch run on these kernels. A general matrix product over decoded tiles (`Tensor::matmul`) was measured
+//! against them: even without the decoding it is level from 256 rows on, two thirds as fast at 24 and half at 12, and its
+//! sums depend on the batch. For one row the product is as fast as memory, or as decoding where that takes longer: on two
+//! cores of a Zen 4 server with AVX-512, 34 GB/s of f32 weights, 42 of bf16, 36 of q8_0, 26 of q4_1.
 //!
 //! A row's result does not depend on the other rows of the batch, nor on the number of threads, to the bit. It may differ
 //! in the last bits between processors with and without fused multiply-add.
