@@ -282,7 +282,7 @@ typedef struct dsr_error {
     struct dsr_str op;
     // The operand, result or attribute it is about; may be empty.
     struct dsr_str argument;
-    // The field of the argument ("dtype", "shape[1]", ..); may be empty.
+    // The field of the argument (such as `dtype` or `shape[1]`); may be empty.
     struct dsr_str field;
 } dsr_error;
 
@@ -360,7 +360,7 @@ typedef struct dsr_tensor_desc {
 typedef struct dsr_weight_type {
     // One of DSR_FORMAT_*.
     uint32_t format;
-    // Dimensions; a matrix is [outputs, inputs].
+    // Dimensions; a matrix is outputs by inputs.
     uint32_t rank;
     // Sizes, outermost first; 0 behind `rank`.
     uint64_t shape[DSR_MAX_RANK];
@@ -386,7 +386,7 @@ typedef struct dsr_region_call {
     uint32_t op;
     // sizeof(the op's attribute struct).
     uint32_t attributes_size;
-    // The op's attribute struct: dsr_<op>_attributes.
+    // The op's attribute struct, such as dsr_linear_attributes.
     const void *attributes;
     // The numbers of its operands, one for each of the op's; DSR_NO_VALUE for those left out.
     const uint32_t *operands;
@@ -476,7 +476,7 @@ typedef struct dsr_call_desc {
     uint32_t struct_size;
     // One of DSR_OP_*.
     uint32_t op;
-    // The op's attribute struct: dsr_<op>_attributes.
+    // The op's attribute struct, such as dsr_linear_attributes.
     const void *attributes;
     // One for each operand of the op, those left out included.
     const struct dsr_operand_desc *operands;

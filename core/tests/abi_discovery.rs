@@ -1,4 +1,6 @@
 //! Discovery in folders made for it: order, precedence, and broken plugins that hide nobody.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![cfg(unix)]
 
 #[path = "support/cc.rs"]

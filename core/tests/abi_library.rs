@@ -1,5 +1,7 @@
 //! A Rust plugin as a library of its own, with its own copy of this crate: what the loopback cannot show.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use dsrun_core::{
     BytesReader, Code, DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
     abi::PluginBackend,

@@ -1,5 +1,7 @@
 //! Loading plugins written in C, right ones and wrong ones: each refusal says precisely what is wrong.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[path = "support/cc.rs"]
 mod cc;
 

@@ -1,5 +1,7 @@
 //! A Rust backend through its own C tables: everything the traits say arrives, both ways.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[path = "support/tiny.rs"]
 mod tiny;
 

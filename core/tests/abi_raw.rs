@@ -1,6 +1,8 @@
 //! The tables of an exported backend, called as no host would: every fault is an error that says what is wrong, leaves what
 //! would be filled in as it was, and the device usable.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[allow(dead_code, reason = "the loopback's tests use more of it")]
 #[path = "support/tiny.rs"]
 mod tiny;
@@ -126,7 +128,8 @@ enum Change {
 }
 
 #[rstest]
-#[case::short(Change::Desc(|desc| desc.struct_size = 8), (None, None, None), "no op 0")]
+#[case::short(Change::Desc(|desc| desc.struct_size = 8), (Some("fill"), Some("attributes"), None), "0 words, must be 1")]
+#[case::without_an_op(Change::Desc(|desc| desc.op = 0), (None, None, None), "no op 0")]
 #[case::shorter(Change::Desc(|desc| desc.struct_size = 3), (None, Some("dsr_call_desc"), Some("struct_size")), "is 3")]
 #[case::unknown_op(Change::Desc(|desc| desc.op = 999), (None, None, None), "no op 999")]
 #[case::null_attributes(Change::Desc(|desc| desc.attributes = ptr::null()), (Some("fill"), Some("attributes"), None), "null")]
@@ -362,4 +365,23 @@ fn a_stream_that_two_threads_use_at_once_refuses_one_of_them() {
     let slice = dsr_slice { buffer: shared.1, offset: 0, bytes: 4 };
     // SAFETY: our stream and buffer, now used by one thread.
     unsafe { take_status(fill(shared.0, &raw const slice, 1)) }.unwrap();
+}
+
+#[test]
+fn a_host_of_another_version_gets_the_version_and_nothing_else() {
+    let entry = backend_entry!(Tiny::new());
+    // SAFETY: all bytes zero is a valid table.
+    let mut host: dsr_host_api = unsafe { std::mem::zeroed() };
+    host.struct_size = size_of::<dsr_host_api>() as u32;
+    for (major, minor) in [(DSR_ABI_MAJOR, DSR_ABI_MINOR + 1), (DSR_ABI_MAJOR + 1, DSR_ABI_MINOR)] {
+        (host.abi_major, host.abi_minor) = (major, minor);
+        let mut table = ptr::null();
+        // SAFETY: a table that can be read, and a place for the plugin's.
+        let status = unsafe { entry(&raw const host, &raw mut table) };
+        assert!(status.is_null());
+        // SAFETY: given by the entry.
+        let table = unsafe { *table };
+        assert_eq!((table.abi_major, table.abi_minor), (DSR_ABI_MAJOR, DSR_ABI_MINOR));
+        assert!(table.device_open.is_none() && table.op.is_null());
+    }
 }

@@ -10,9 +10,10 @@ use crate::error::Result;
 use dsrun_core::{
     DType, Error,
     device::{BufferSlice, Device, Stream},
+    graph::{CallList, Graph},
     kernels::{Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight},
     op::OperandType,
-    program::{Origin, Program, ValueId},
+    program::{Origin, Program, SegmentKind, ValueId},
 };
 pub(crate) use layout::Layout;
 pub(crate) use plans::PlanCache;
@@ -91,7 +92,8 @@ pub(crate) struct Shared {
 /// A step ready to run.
 #[derive(Debug)]
 pub(crate) struct CompiledStep {
-    segments: Vec<(String, Vec<Box<dyn BoundCall>>)>,
+    segments: Vec<(String, Box<dyn Graph>)>,
+    calls: usize,
     inputs: HashMap<String, Range<usize>>,
     input_bytes: usize,
     outputs: HashMap<String, BufferSlice>,
@@ -109,13 +111,13 @@ impl CompiledStep {
         program: &Program,
         layout: &Layout,
         device: &dyn Device,
+        stream: &mut dyn Stream,
         plans: &mut PlanCache,
         resident: &Resident,
         shared: &Shared,
     ) -> Result<Self> {
         let storage = Storage { program, layout, resident, shared };
-        let mut segments: Vec<_> =
-            program.segments.iter().map(|segment| (segment.name.clone(), Vec::new())).collect();
+        let mut calls: Vec<Vec<Box<dyn BoundCall>>> = program.segments.iter().map(|_| Vec::new()).collect();
         for (node, desc) in program.nodes.iter().zip(&layout.calls) {
             let plan = plans.plan(device, desc)?;
             let arguments = Arguments {
@@ -125,13 +127,22 @@ impl CompiledStep {
                 results: node.call.results.iter().map(|id| storage.binding(*id)).collect::<Result<_>>()?,
                 workspace: Some(shared.workspace.clone()),
             };
-            segments[node.segment].1.push(plan.bind(&arguments)?);
+            calls[node.segment].push(plan.bind(&arguments)?);
+        }
+        let count = calls.iter().map(Vec::len).sum();
+        let mut segments = Vec::new();
+        for (segment, calls) in program.segments.iter().zip(calls) {
+            let graph = match device.graphs() {
+                Some(graphs) if segment.kind == SegmentKind::Graph => graphs.capture(stream, calls)?,
+                _ => Box::new(CallList::new(calls)),
+            };
+            segments.push((segment.name.clone(), graph));
         }
         let mut outputs = HashMap::new();
         for (name, id) in &layout.outputs {
             outputs.insert(name.clone(), storage.binding(*id)?.slice);
         }
-        Ok(Self { segments, inputs: layout.inputs.clone(), input_bytes: layout.input_bytes, outputs })
+        Ok(Self { segments, calls: count, inputs: layout.inputs.clone(), input_bytes: layout.input_bytes, outputs })
     }
 
     /// Bytes of the inputs' staging memory.
@@ -153,15 +164,13 @@ impl CompiledStep {
 
     /// Calls in all.
     pub(crate) fn calls(&self) -> usize {
-        self.segments.iter().map(|(_, calls)| calls.len()).sum()
+        self.calls
     }
 
     /// Enqueues a segment.
     pub(crate) fn enqueue(&self, segment: &str, stream: &mut dyn Stream) -> Result<()> {
-        for (_, calls) in self.segments.iter().filter(|(name, _)| name == segment) {
-            calls.iter().try_for_each(|call| call.enqueue(stream))?;
-        }
-        Ok(())
+        let mut named = self.segments.iter().filter(|(name, _)| name == segment);
+        Ok(named.try_for_each(|(_, graph)| graph.launch(stream))?)
     }
 }
 

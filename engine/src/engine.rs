@@ -436,6 +436,7 @@ impl Engine {
             &self.plan.program,
             &layout,
             &*self.device,
+            &mut *self.stream,
             &mut self.plans,
             &self.resident,
             &self.shared,

@@ -56,7 +56,7 @@ impl EnginePlan {
         let context = options.context(model.config().context)?;
         let blocks = context.div_ceil(options.block_size);
         let kv_tokens = options.kv_tokens.unwrap_or(context.saturating_mul(options.max_requests));
-        if kv_tokens < options.block_size {
+        if options.kv_tokens.is_some() && kv_tokens < options.block_size {
             let rule = format!("must hold at least one page of {}", options.block_size);
             return Err(EngineError::option("kv-tokens", kv_tokens, rule));
         }

@@ -1,6 +1,7 @@
 //! The backend, its one device, and what a handle on it owns.
 
 use crate::{
+    graph::HostGraphs,
     kernels::HostKernels,
     memory::{ALIGNMENT, Account, HostBuffer},
     parallel::Scratch,
@@ -13,6 +14,7 @@ use dsrun_core::{
         Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, MemoryKind,
         MemoryUse, Stream,
     },
+    graph::Graphs,
     kernels::Kernels,
     op::Profile,
 };
@@ -115,6 +117,7 @@ pub(crate) struct HostDevice {
     kernels: HostKernels,
     core: Arc<Core>,
     collective: HostCollective,
+    graphs: HostGraphs,
 }
 
 impl HostDevice {
@@ -141,7 +144,8 @@ impl HostDevice {
             unified_memory: true,
         };
         tracing::debug!(threads, memory = ?core.account.free(), "opened the CPU");
-        Ok(Self { properties, kernels: HostKernels::new(core.clone()), core, collective: HostCollective })
+        let (kernels, graphs) = (HostKernels::new(core.clone()), HostGraphs::new(core.clone()));
+        Ok(Self { properties, kernels, graphs, core, collective: HostCollective })
     }
 }
 
@@ -185,5 +189,9 @@ impl Device for HostDevice {
 
     fn collective(&self) -> Option<&dyn Collective> {
         Some(&self.collective)
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        Some(&self.graphs)
     }
 }

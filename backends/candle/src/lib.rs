@@ -21,6 +21,7 @@
 //! | `memory` | buffers and the memory account |
 //! | `stream` | streams and events |
 //! | `view` | operands as slices of rows |
+//! | `graph` | lists of calls that run without leaving the pool |
 //! | `kernels` | query, prepack, plan, bind |
 //! | `ops` | one file per op family, as in `dsrun_core::op` |
 //! | `packed` | packed weights and their product |
@@ -28,6 +29,7 @@
 //! | `parallel` | loops over threads, scratch memory |
 
 mod device;
+mod graph;
 mod kernels;
 mod memory;
 mod ops;

@@ -14,7 +14,7 @@ use crate::{Code, Error, Result, device::Backend};
 use std::{
     ffi::c_void,
     ptr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, TryLockError},
 };
 
 /// Exports a backend from a dynamic library, as the one symbol a plugin has.
@@ -83,28 +83,60 @@ macro_rules! backend_entry {
 /// tables is its own host.
 static HOST: OnceLock<HostTable> = OnceLock::new();
 
-/// The host's table.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HostTable(dsr_host_api);
+/// What a host of another version is given: a table that says which version this is, and has nothing.
+struct VersionOnly(dsr_plugin_api);
 
-// SAFETY: the table is valid for ever, never changes, and its functions may be called from any thread.
+// SAFETY: never changes, and points to nothing.
+unsafe impl Send for VersionOnly {}
+// SAFETY: as above.
+unsafe impl Sync for VersionOnly {}
+
+static VERSION_ONLY: LazyLock<VersionOnly> = LazyLock::new(|| {
+    VersionOnly(dsr_plugin_api { abi_major: DSR_ABI_MAJOR, abi_minor: DSR_ABI_MINOR, ..prefix::zeroed() })
+});
+
+/// The host's functions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostTable {
+    host: *mut dsr_host,
+    status_new: unsafe extern "C" fn(*mut dsr_host, *const dsr_error) -> *mut dsr_status,
+    status_get: unsafe extern "C" fn(*mut dsr_host, *const dsr_status, *mut dsr_error),
+    status_free: unsafe extern "C" fn(*mut dsr_host, *mut dsr_status),
+    text_set: unsafe extern "C" fn(*mut dsr_host, *mut dsr_text, dsr_str),
+    log: unsafe extern "C" fn(*mut dsr_host, u32, dsr_str),
+}
+
+// SAFETY: the functions may be called from any thread, for ever, with the pointer that comes with them.
 unsafe impl Send for HostTable {}
 // SAFETY: as above.
 unsafe impl Sync for HostTable {}
 
 impl HostTable {
-    /// Whether another table belongs to the same host.
-    fn is_of(&self, other: &Self) -> bool {
-        let address = |table: &Self| table.0.status_new.map(|function| function as usize);
-        address(self) == address(other)
+    /// The functions of a host of our version.
+    ///
+    /// # Safety
+    /// The pointer is null or to a host's table.
+    unsafe fn read(pointer: *const dsr_host_api) -> Option<Self> {
+        // SAFETY: as the caller says.
+        let table = unsafe { prefix::read(pointer) }.ok()?;
+        if (table.abi_major, table.abi_minor) != (DSR_ABI_MAJOR, DSR_ABI_MINOR) {
+            return None;
+        }
+        Some(Self {
+            host: table.host,
+            status_new: table.status_new?,
+            status_get: table.status_get?,
+            status_free: table.status_free?,
+            text_set: table.text_set?,
+            log: table.log?,
+        })
     }
 
     /// Hands an error to the host.
     fn error(&self, error: &Error) -> *mut dsr_status {
-        let Some(status_new) = self.0.status_new else { std::process::abort() };
         let description = status::describe(error);
         // SAFETY: the host's function, with a description that lives meanwhile.
-        unsafe { status_new(self.0.host, &raw const description) }
+        unsafe { (self.status_new)(self.host, &raw const description) }
     }
 
     /// Takes an error of the host.
@@ -116,31 +148,23 @@ impl HostTable {
             return Ok(());
         }
         let mut description: dsr_error = prefix::zeroed();
-        if let Some(status_get) = self.0.status_get {
-            // SAFETY: the host's function, its status, and a description to be filled.
-            unsafe { status_get(self.0.host, raw, &raw mut description) };
-        }
-        // SAFETY: the texts live until the status is freed.
-        let error = unsafe { status::from_description(&description) };
-        if let Some(status_free) = self.0.status_free {
-            // SAFETY: the host's function and its status, which is used no more.
-            unsafe { status_free(self.0.host, raw) };
-        }
-        Err(error)
+        // SAFETY: the host's functions, its status, which is used no more, and a description whose texts live until it is freed.
+        Err(unsafe {
+            (self.status_get)(self.host, raw, &raw mut description);
+            let error = status::from_description(&description);
+            (self.status_free)(self.host, raw);
+            error
+        })
     }
 
     fn set_text(&self, text: *mut dsr_text, value: &str) {
-        if let Some(text_set) = self.0.text_set {
-            // SAFETY: the host's function, the sink it gave, and a text that lives meanwhile.
-            unsafe { text_set(self.0.host, text, prefix::str_of(value)) };
-        }
+        // SAFETY: the host's function, the sink it gave, and a text that lives meanwhile.
+        unsafe { (self.text_set)(self.host, text, prefix::str_of(value)) };
     }
 
     fn log(&self, level: u32, message: &str) {
-        if let Some(log) = self.0.log {
-            // SAFETY: the host's function and a text that lives meanwhile.
-            unsafe { log(self.0.host, level, prefix::str_of(message)) };
-        }
+        // SAFETY: the host's function and a text that lives meanwhile.
+        unsafe { (self.log)(self.host, level, prefix::str_of(message)) };
     }
 }
 
@@ -208,18 +232,17 @@ impl Export {
         plugin: *mut *const dsr_plugin_api,
         install: impl FnOnce(HostTable),
     ) -> *mut dsr_status {
-        // SAFETY: the caller says that the table can be read. Without one nobody can be told anything.
-        let Ok(host) = (unsafe { prefix::read(host) }).map(HostTable) else { return ptr::null_mut() };
-        if (host.0.abi_major, host.0.abi_minor) != (DSR_ABI_MAJOR, DSR_ABI_MINOR) {
-            // The rest of the table may mean anything. The host will see our version and refuse us.
-            return match status::catch(|| self.made()) {
-                // SAFETY: `plugin` is writable, as the caller says.
-                Ok(made) => unsafe { prefix::put(plugin, "plugin", &raw const made.api) }
-                    .map_or(ptr::null_mut(), |()| ptr::null_mut()),
-                Err(_) => ptr::null_mut(),
-            };
-        }
-        if !HOST.get_or_init(|| host).is_of(&host) {
+        // SAFETY: the caller says that the table can be read.
+        let Some(host) = (unsafe { HostTable::read(host) }) else {
+            // The rest of a table of another version may mean anything, and without one nobody can be told why. The host sees
+            // the version here, or no table.
+            if prefix::check_out(plugin, "plugin").is_ok() {
+                // SAFETY: not null, and writable as the caller says.
+                unsafe { plugin.write(&raw const VERSION_ONLY.0) };
+            }
+            return ptr::null_mut();
+        };
+        if HOST.get_or_init(|| host).status_new as usize != host.status_new as usize {
             let message = "the library serves another host in this process already";
             return host.error(&Error::new(Code::FailedPrecondition, message));
         }
@@ -254,8 +277,8 @@ fn returned(run: impl FnOnce() -> Result<()>) -> *mut dsr_status {
     match (status::catch(run), HOST.get()) {
         (Ok(()), _) => ptr::null_mut(),
         (Err(error), Some(host)) => host.error(&error),
-        // Only reached through a table, which only the entry gives, which knows the host.
-        (Err(_), None) => std::process::abort(),
+        // A table with functions is only given to a host that is known.
+        (Err(_), None) => unreachable!("a function of a plugin runs before its entry"),
     }
 }
 

@@ -166,7 +166,7 @@ pub struct dsr_error {
     pub op: dsr_str,
     /// The operand, result or attribute it is about; may be empty.
     pub argument: dsr_str,
-    /// The field of the argument ("dtype", "shape[1]", ..); may be empty.
+    /// The field of the argument (such as `dtype` or `shape[1]`); may be empty.
     pub field: dsr_str,
 }
 
@@ -256,7 +256,7 @@ pub struct dsr_tensor_desc {
 pub struct dsr_weight_type {
     /// One of DSR_FORMAT_*.
     pub format: u32,
-    /// Dimensions; a matrix is [outputs, inputs].
+    /// Dimensions; a matrix is outputs by inputs.
     pub rank: u32,
     /// Sizes, outermost first; 0 behind `rank`.
     pub shape: [u64; DSR_MAX_RANK],
@@ -286,7 +286,7 @@ pub struct dsr_region_call {
     pub op: u32,
     /// sizeof(the op's attribute struct).
     pub attributes_size: u32,
-    /// The op's attribute struct: dsr_<op>_attributes.
+    /// The op's attribute struct, such as dsr_linear_attributes.
     pub attributes: *const c_void,
     /// The numbers of its operands, one for each of the op's; DSR_NO_VALUE for those left out.
     pub operands: *const u32,
@@ -419,7 +419,7 @@ pub struct dsr_call_desc {
     pub struct_size: u32,
     /// One of DSR_OP_*.
     pub op: u32,
-    /// The op's attribute struct: dsr_<op>_attributes.
+    /// The op's attribute struct, such as dsr_linear_attributes.
     pub attributes: *const c_void,
     /// One for each operand of the op, those left out included.
     pub operands: *const dsr_operand_desc,

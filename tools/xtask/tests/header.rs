@@ -50,8 +50,14 @@ fn the_cpp_helper_compiles_and_is_used_as_its_comment_says() {
         "c++",
         "-std=c++17",
         "helper.cpp",
-        &(source + "int main() { return allocate(nullptr, 0, 0, nullptr) == nullptr; }\n"),
+        &(source
+            + "int main(int count, char **) { return count > 9 && allocate(nullptr, 0, 0, nullptr) == nullptr; }\n"),
     );
+}
+
+#[test]
+fn the_cpp_helper_turns_exceptions_into_statuses() {
+    compile("c++", "-std=c++17", "guard.cpp", include_str!("header/helper.cpp"));
 }
 
 #[test]
@@ -258,24 +264,27 @@ fn layout_checks(assert: &str, align: &str) -> String {
     text + "int main(void) { return 0; }\n"
 }
 
-/// Compiles a source against the header, with every warning an error.
+/// Compiles a source against the header, with every warning an error, and runs what comes out.
+#[allow(clippy::print_stdout, reason = "a test that skips says why")]
 fn compile(compiler: &str, standard: &str, name: &str, source: &str) {
-    let compiler =
-        env::var_os(if compiler == "cc" { "CC" } else { "CXX" }).unwrap_or_else(|| compiler.into());
+    let variable = if compiler == "cc" { "CC" } else { "CXX" };
+    let compiler = env::var_os(variable).unwrap_or_else(|| compiler.into());
     if Command::new(&compiler).arg("--version").output().is_err() {
         println!("skipped: there is no compiler {}", compiler.to_string_lossy());
         return;
     }
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let file = folder.path().join(name);
+    let (file, program) = (folder.path().join(name), folder.path().join("program"));
     fs::write(&file, source).expect("the source can be written");
     let output = Command::new(&compiler)
-        .args([standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-c", "-o"])
-        .arg(folder.path().join("object.o"))
+        .args([standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-o"])
+        .arg(&program)
         .arg("-I")
         .arg(core().join("include"))
         .arg(&file)
         .output()
         .expect("the compiler starts");
+    assert!(output.status.success(), "{name}:\n{}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(&program).output().expect("the program starts");
     assert!(output.status.success(), "{name}:\n{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -4,11 +4,10 @@ use crate::{
     kernels::Kernel,
     packed::PackedMatrix,
     parallel::{Lane, Worker},
-    simd,
     view::{Floats, FloatsMut, Frame, Tensor},
 };
 use dsrun_core::{
-    Result,
+    Error, Result,
     kernels::PackedWeight,
     op::{Linear, Matmul},
 };
@@ -100,37 +99,49 @@ fn grow(scratch: &mut Vec<f32>, length: usize) {
 }
 
 impl Kernel for Matmul {
+    /// candle's matrix product, on f32 copies of the operands.
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
-        let (a, b, y) = (frame.floats(0)?, frame.floats(1)?, frame.floats_mut(0)?);
+        let (a, b, mut y) = (frame.floats(0)?, frame.floats(1)?, frame.floats_mut(0)?);
         let groups = a.rows.min(b.rows).min(y.rows);
-        let (&[_, m, inner], &[_, _, n]) = (a.shape, y.shape) else { return Ok(()) };
-        if m == 0 || n == 0 {
+        let (&[_, m, inner], &[_, b_rows, b_columns], &[_, _, n]) = (a.shape, b.shape, y.shape) else {
+            return Ok(());
+        };
+        if groups == 0 || m == 0 || n == 0 {
             return Ok(());
         }
-        let (y_strides, y) = (y.strides, y.share());
-        worker.team.for_each(groups * m, 2 * inner.saturating_mul(n), |cell, lane| {
-            let (group, row) = (cell / m, cell % m);
-            let start = group * y_strides[0] + row * y_strides[1];
-            // SAFETY: `for_each` gives each row of each group to one call, and rows do not overlap.
-            unsafe {
-                y.data.write(start, n, lane, |out, lane| {
-                    let [left, right] = lane.split([a.data.scratch(inner), b.data.scratch(inner.max(n))]);
-                    let left = a.data.range(group * a.strides[0] + row * a.strides[1], inner, left);
-                    let right_row = |index: usize| group * b.strides[0] + index * b.strides[1];
-                    out.fill(0.0);
-                    if self.transpose_b {
-                        for (column, out) in out.iter_mut().enumerate() {
-                            *out = simd::dot(left, b.data.range(right_row(column), inner, right));
-                        }
-                    } else {
-                        for (index, weight) in left.chunks_exact(1).enumerate() {
-                            let values = b.data.range(right_row(index), n, right);
-                            simd::add_weighted_rows(weight, values, n, out);
-                        }
-                    }
-                });
-            }
-        });
+        let product = if inner == 0 {
+            vec![0.0; groups * m * n]
+        } else {
+            let left = candle_matrix(&a, groups, m, inner)?;
+            let right = candle_matrix(&b, groups, b_rows, b_columns)?;
+            let right = if self.transpose_b { right.transpose(1, 2).map_err(candle_failed)? } else { right };
+            let product = worker.team.pool.install(|| left.matmul(&right)).map_err(candle_failed)?;
+            product.flatten_all().and_then(|product| product.to_vec1()).map_err(candle_failed)?
+        };
+        for (index, values) in product.chunks_exact(n).enumerate() {
+            let (group, row) = (index / m, index % m);
+            y.data.store(group * y.strides[0] + row * y.strides[1], values);
+        }
         Ok(())
     }
+}
+
+/// The first `groups` matrices of an operand, widened to f32, as a tensor of candle's.
+fn candle_matrix(
+    operand: &Tensor<'_, Floats<'_>>,
+    groups: usize,
+    rows: usize,
+    columns: usize,
+) -> Result<candle_core::Tensor> {
+    let mut values = vec![0.0; groups * rows * columns];
+    for (index, out) in values.chunks_exact_mut(columns).enumerate() {
+        let (group, row) = (index / rows, index % rows);
+        operand.data.widen(group * operand.strides[0] + row * operand.strides[1], out);
+    }
+    let device = &candle_core::Device::Cpu;
+    candle_core::Tensor::from_vec(values, (groups, rows, columns), device).map_err(candle_failed)
+}
+
+fn candle_failed(error: candle_core::Error) -> Error {
+    Error::internal(format!("candle: {error}"))
 }
