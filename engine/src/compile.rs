@@ -142,7 +142,13 @@ impl CompiledStep {
         for (name, id) in &layout.outputs {
             outputs.insert(name.clone(), storage.binding(*id)?.slice);
         }
-        Ok(Self { segments, calls: count, inputs: layout.inputs.clone(), input_bytes: layout.input_bytes, outputs })
+        Ok(Self {
+            segments,
+            calls: count,
+            inputs: layout.inputs.clone(),
+            input_bytes: layout.input_bytes,
+            outputs,
+        })
     }
 
     /// Bytes of the inputs' staging memory.

@@ -248,7 +248,8 @@ impl Engine {
         if parts.is_empty() {
             return Ok(Vec::new());
         }
-        let samples: Vec<usize> = parts.iter().filter(|part| part.samples).map(|part| part.sequence).collect();
+        let samples: Vec<usize> =
+            parts.iter().filter(|part| part.samples).map(|part| part.sequence).collect();
         let bucket = self.run(&parts)?;
         if samples.is_empty() {
             return Ok(Vec::new());
@@ -256,8 +257,7 @@ impl Engine {
         let step = &self.steps[&bucket];
         step.enqueue("sample", &mut *self.stream)?;
         let ids = download(&mut *self.stream, step.output("ids")?, samples.len())?;
-        let log_probabilities =
-            download(&mut *self.stream, step.output("log_probability")?, samples.len())?;
+        let log_probabilities = download(&mut *self.stream, step.output("log_probability")?, samples.len())?;
         let mut events = Vec::new();
         for ((sequence, id), log_probability) in samples.into_iter().zip(ids).zip(log_probabilities) {
             let running = &mut self.running[sequence];
@@ -299,12 +299,7 @@ impl Engine {
         scored
     }
 
-    fn score_in(
-        &mut self,
-        pages: &[i32],
-        tokens: &[u32],
-        each: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<()> {
+    fn score_in(&mut self, pages: &[i32], tokens: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
         self.start(0, pages, &SamplingOptions::default())?;
         let prompt: Vec<i32> = as_i32(tokens).collect();
         self.sequences = vec![Sequence { slot: 0, prompt, processed: 0, pages: Vec::new() }];
@@ -410,7 +405,9 @@ impl Engine {
             let range = step.input(name)?;
             let bytes: &[u8] = bytemuck::cast_slice(values);
             let place = self.staging.get_mut(range).and_then(|place| place.get_mut(..bytes.len()));
-            place.ok_or_else(|| Error::internal(format!("{name} does not fit its input")))?.copy_from_slice(bytes);
+            place
+                .ok_or_else(|| Error::internal(format!("{name} does not fit its input")))?
+                .copy_from_slice(bytes);
         }
         self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
         step.enqueue("forward", &mut *self.stream)?;
@@ -453,7 +450,11 @@ fn as_i32(tokens: &[u32]) -> impl Iterator<Item = i32> + '_ {
 }
 
 /// The first `count` elements of an output.
-fn download<const N: usize>(stream: &mut dyn Stream, output: &BufferSlice, count: usize) -> Result<Vec<[u8; N]>> {
+fn download<const N: usize>(
+    stream: &mut dyn Stream,
+    output: &BufferSlice,
+    count: usize,
+) -> Result<Vec<[u8; N]>> {
     let mut bytes = vec![0; count * N];
     stream.download(&output.slice(0, bytes.len())?, &mut bytes, "the results of a step", STEP_TIMEOUT)?;
     Ok(bytes.as_chunks::<N>().0.to_vec())

@@ -44,7 +44,9 @@ pub enum EngineError {
     },
 
     /// A prompt is longer than the context.
-    #[error("the prompt has {tokens} tokens, but the context holds {context}: shorten it, or raise --context")]
+    #[error(
+        "the prompt has {tokens} tokens, but the context holds {context}: shorten it, or raise --context"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,

@@ -80,8 +80,11 @@ impl EnginePlan {
             pages,
             stop_ids: if options.ignore_end { 1 } else { model.eos().len().max(1) },
         };
-        let limits =
-            Bucket { tokens: options.step_tokens, sequences: options.max_requests, rows: options.max_requests };
+        let limits = Bucket {
+            tokens: options.step_tokens,
+            sequences: options.max_requests,
+            rows: options.max_requests,
+        };
         let sizes = sizes(limits, fixed);
         size_work_lists(&mut program, device, &sizes)?;
         lower_what_is_not_native(&mut program, device, &sizes)?;
@@ -150,7 +153,9 @@ impl EnginePlan {
         let mut resident = Resident::default();
         for (id, value) in self.program.values_from(|origin| *origin == Origin::State) {
             let bytes = state_bytes(value, self.limits, self.fixed)?;
-            resident.tensors.insert(id, BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?));
+            resident
+                .tensors
+                .insert(id, BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?));
         }
         self.load_weights(&**model.weights(), &*device, &mut *stream, &mut resident, progress)?;
         stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
@@ -183,7 +188,8 @@ impl EnginePlan {
                 }
                 OperandType::Tensor(tensor) => {
                     use dsrun_core::WeightReader;
-                    let mut reader = reader.stored_as(WeightFormat::Dense(tensor.dtype)).map_err(in_weight)?;
+                    let mut reader =
+                        reader.stored_as(WeightFormat::Dense(tensor.dtype)).map_err(in_weight)?;
                     let rows = reader.weight_type().rows();
                     let bytes = reader.rows(0, rows).map_err(in_weight)?;
                     let slice = BufferSlice::whole(device.allocate(bytes.len().max(1), MemoryKind::Device)?);
@@ -253,7 +259,8 @@ fn plan_memory(
     fixed: FixedSizes,
     options: &EngineOptions,
 ) -> Result<MemoryPlan> {
-    let limits = Bucket { tokens: options.step_tokens, sequences: options.max_requests, rows: options.max_requests };
+    let limits =
+        Bucket { tokens: options.step_tokens, sequences: options.max_requests, rows: options.max_requests };
     let mut memory = MemoryPlan {
         kv_tokens: (fixed.pages * options.block_size) as u64,
         activations: layout.arena_bytes as u64,

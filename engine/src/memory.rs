@@ -51,7 +51,9 @@ impl fmt::Display for MemoryPlan {
             writeln!(f, "  {name:width$} {:>10}", Bytes(bytes).to_string())?;
         }
         match self.available {
-            Some(available) => write!(f, "  {:width$} {:>10}", "device has free", Bytes(available).to_string()),
+            Some(available) => {
+                write!(f, "  {:width$} {:>10}", "device has free", Bytes(available).to_string())
+            }
             None => write!(f, "  the device does not say how much is free"),
         }
     }

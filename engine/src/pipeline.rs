@@ -6,8 +6,8 @@ use crate::{
 };
 use dsrun_core::device::Device;
 use dsrun_models::{
-    model::Model,
     chat::{Message, RenderOptions},
+    model::Model,
     stop::StopMatcher,
     tokenizer::{EncodeOptions, StreamDecoder, StreamOptions, Tokenizer},
 };
@@ -175,7 +175,8 @@ impl Pipeline {
     /// # Errors
     /// As [`Self::generate_all`].
     pub fn generate(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<Answer> {
-        let answers = self.generate_all(std::slice::from_ref(prompt), options, &mut |_| ControlFlow::Continue(()))?;
+        let answers =
+            self.generate_all(std::slice::from_ref(prompt), options, &mut |_| ControlFlow::Continue(()))?;
         let none = || dsrun_core::Error::internal("a prompt had no answer").into();
         answers.into_iter().next().ok_or_else(none)
     }
@@ -212,7 +213,8 @@ impl Pipeline {
     ) -> Result<()> {
         for prompt in prompts {
             let stream = AnswerStream::new(self.model.tokenizer(), prompt.len(), &options.stop);
-            let request = Request { prompt, sampling: options.sampling.clone(), max_tokens: options.max_tokens };
+            let request =
+                Request { prompt, sampling: options.sampling.clone(), max_tokens: options.max_tokens };
             indices.insert(self.engine.submit(request)?, streams.len());
             streams.push(stream);
         }

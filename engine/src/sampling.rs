@@ -52,7 +52,12 @@ impl SamplingOptions {
         check("temperature", self.temperature, self.temperature >= 0.0, "must be 0 (greedy) or more")?;
         check("top-p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "must be above 0 and at most 1")?;
         check("min-p", self.min_p, (0.0..=1.0).contains(&self.min_p), "must be from 0 to 1")?;
-        check("repetition-penalty", self.repetition_penalty, self.repetition_penalty > 0.0, "must be above 0")?;
+        check(
+            "repetition-penalty",
+            self.repetition_penalty,
+            self.repetition_penalty > 0.0,
+            "must be above 0",
+        )?;
         let penalty = "must be from -2 to 2";
         check("presence-penalty", self.presence_penalty, self.presence_penalty.abs() <= 2.0, penalty)?;
         check("frequency-penalty", self.frequency_penalty, self.frequency_penalty.abs() <= 2.0, penalty)?;

@@ -157,7 +157,10 @@ mod tests {
             [("a", 3), ("b", 2), ("c", 1)].map(|(item, pages)| Waiting { pages, item }).into();
         let (item, slot, taken) = admit(&mut waiting, &mut slots, &mut pages).unwrap();
         assert_eq!((item, slot, taken.len()), ("a", 0, 3));
-        assert!(admit(&mut waiting, &mut slots, &mut pages).is_none(), "b does not fit and c may not overtake");
+        assert!(
+            admit(&mut waiting, &mut slots, &mut pages).is_none(),
+            "b does not fit and c may not overtake"
+        );
         pages.give(taken);
         assert_eq!(admit(&mut waiting, &mut slots, &mut pages).unwrap().0, "b");
         assert!(admit(&mut waiting, &mut slots, &mut pages).is_none(), "no slot is free");

@@ -12,7 +12,9 @@ fn model() -> Model {
 }
 
 fn prompts() -> Vec<Vec<u32>> {
-    (0..6u32).map(|prompt| (0..3 + prompt * 7).map(|index| (prompt * 31 + index * 17 + 5) % 96).collect()).collect()
+    (0..6u32)
+        .map(|prompt| (0..3 + prompt * 7).map(|index| (prompt * 31 + index * 17 + 5) % 96).collect())
+        .collect()
 }
 
 fn endless(step_tokens: usize, max_requests: usize) -> EngineOptions {
@@ -20,10 +22,15 @@ fn endless(step_tokens: usize, max_requests: usize) -> EngineOptions {
 }
 
 #[rstest]
-fn a_batch_gives_the_tokens_of_each_alone(#[values(1, 2, 4, 6)] requests: usize, #[values(6, 16, 256)] step: usize) {
+fn a_batch_gives_the_tokens_of_each_alone(
+    #[values(1, 2, 4, 6)] requests: usize,
+    #[values(6, 16, 256)] step: usize,
+) {
     let model = model();
-    let alone: Vec<Vec<u32>> =
-        prompts().iter().map(|prompt| greedy(&mut engine(&model, &endless(256, 1)), &[prompt.clone()], 12).remove(0)).collect();
+    let alone: Vec<Vec<u32>> = prompts()
+        .iter()
+        .map(|prompt| greedy(&mut engine(&model, &endless(256, 1)), &[prompt.clone()], 12).remove(0))
+        .collect();
     assert_eq!(greedy(&mut engine(&model, &endless(step, requests)), &prompts(), 12), alone);
 }
 
@@ -33,7 +40,9 @@ fn sampling_does_not_depend_on_the_batch_but_on_the_seed() {
     let sampling = SamplingOptions { temperature: 1.5, top_k: 40, seed: 7, ..SamplingOptions::default() };
     let alone: Vec<Vec<u32>> = prompts()
         .iter()
-        .map(|prompt| sampled(&mut engine(&model, &endless(256, 1)), &[prompt.clone()], 12, &sampling).remove(0))
+        .map(|prompt| {
+            sampled(&mut engine(&model, &endless(256, 1)), &[prompt.clone()], 12, &sampling).remove(0)
+        })
         .collect();
     assert_eq!(sampled(&mut engine(&model, &endless(16, 3)), &prompts(), 12, &sampling), alone);
     let other = SamplingOptions { seed: 8, ..sampling };
@@ -102,10 +111,16 @@ fn answers_end_at_the_context() {
 fn cancelling_frees_pages_at_once() {
     let model = model();
     let mut engine = engine(&model, &endless(16, 2));
-    let request =
-        |tokens: u32| Request { prompt: (0..tokens).collect(), sampling: SamplingOptions::default(), max_tokens: Some(20) };
-    let (a, b, c) =
-        (engine.submit(request(30)).unwrap(), engine.submit(request(5)).unwrap(), engine.submit(request(5)).unwrap());
+    let request = |tokens: u32| Request {
+        prompt: (0..tokens).collect(),
+        sampling: SamplingOptions::default(),
+        max_tokens: Some(20),
+    };
+    let (a, b, c) = (
+        engine.submit(request(30)).unwrap(),
+        engine.submit(request(5)).unwrap(),
+        engine.submit(request(5)).unwrap(),
+    );
     engine.step().unwrap();
     let before = engine.pages_in_use();
     engine.cancel(a);

@@ -57,12 +57,14 @@ fn open(folder: &Path) -> Model {
 }
 
 fn expected(folder: &Path) -> (Expected, Vec<Vec<Vec<f32>>>) {
-    let expected: Expected = serde_json::from_slice(&fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let expected: Expected =
+        serde_json::from_slice(&fs::read(folder.join("expected.json")).unwrap()).unwrap();
     let bytes = fs::read(folder.join(&expected.logits_file)).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let rows = |sequence: &Sequence| {
         let tensor = tensors.tensor(&sequence.logits).unwrap();
-        let values: Vec<f32> = tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        let values: Vec<f32> =
+            tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         values.chunks_exact(tensor.shape()[1]).map(<[f32]>::to_vec).collect()
     };
     let logits = expected.sequences.iter().map(rows).collect();

@@ -2,7 +2,7 @@
 
 mod support;
 
-use dsrun_engine::{EngineOptions, Precision, Score, SamplingOptions};
+use dsrun_engine::{EngineOptions, Precision, SamplingOptions, Score};
 use dsrun_models::tokenizer::EncodeOptions;
 use serde::Deserialize;
 use support::{assert_greedy, engine, greedy, real_model};
@@ -100,11 +100,15 @@ fn four_sequences_in_one_batch_are_as_alone() {
         if together == alone {
             continue;
         }
-        let place = together.iter().zip(alone).position(|(a, b)| a != b).unwrap_or(alone.len().min(together.len()));
+        let place =
+            together.iter().zip(alone).position(|(a, b)| a != b).unwrap_or(alone.len().min(together.len()));
         let prefix: Vec<u32> = prompts[index].iter().chain(&alone[..place]).copied().collect();
         let score = Score::of(&mut alone_engine, &prefix, 2, &|at| at + 1 == prefix.len()).unwrap();
         let top = &score.positions[0].top;
-        assert!(top[0].1 - top[1].1 < 1e-3, "prompt {index} differs at token {place} though it is no close call");
+        assert!(
+            top[0].1 - top[1].1 < 1e-3,
+            "prompt {index} differs at token {place} though it is no close call"
+        );
     }
 }
 

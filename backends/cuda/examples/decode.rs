@@ -10,10 +10,12 @@ use dsrun_core::{
     DType, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
     checked::CheckedPlan,
     device::{Backend, Buffer, BufferSlice, Device, DeviceOptions, MemoryKind, Stream},
-    kernels::{Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse},
+    kernels::{
+        Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse,
+    },
     op::{
-        Add, Argmax, AttentionMask, Embed, GateLayout, GatedActivation, KvWrite, Linear, Nonlinearity, Op, PagedAttention,
-        RmsNorm, Rope, RopePairing,
+        Add, Argmax, AttentionMask, Embed, GateLayout, GatedActivation, KvWrite, Linear, Nonlinearity, Op,
+        PagedAttention, RmsNorm, Rope, RopePairing,
     },
     region::well_known,
 };
@@ -41,8 +43,26 @@ struct Model {
 }
 
 const MODELS: [Model; 2] = [
-    Model { name: "llama-1b", layers: 16, hidden: 2048, heads: 32, kv_heads: 8, head: 64, inner: 8192, vocabulary: 128_256 },
-    Model { name: "llama-8b", layers: 32, hidden: 4096, heads: 32, kv_heads: 8, head: 128, inner: 14_336, vocabulary: 128_256 },
+    Model {
+        name: "llama-1b",
+        layers: 16,
+        hidden: 2048,
+        heads: 32,
+        kv_heads: 8,
+        head: 64,
+        inner: 8192,
+        vocabulary: 128_256,
+    },
+    Model {
+        name: "llama-8b",
+        layers: 32,
+        hidden: 4096,
+        heads: 32,
+        kv_heads: 8,
+        head: 128,
+        inner: 14_336,
+        vocabulary: 128_256,
+    },
 ];
 
 /// Random small numbers, made as they are read: the same block of rows again and again.
@@ -213,15 +233,20 @@ fn build(step: &mut Step<'_>, model: &Model) -> Result<()> {
         window: 0,
         mask: AttentionMask::Causal,
     };
-    let gated = GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
-    let mut x = step.one(Embed { dtype: DTYPE, first_row: 0, position_offset: 0 }, &[Some(&ids), Some(&embedding), None, None])?;
+    let gated =
+        GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
+    let mut x = step.one(
+        Embed { dtype: DTYPE, first_row: 0, position_offset: 0 },
+        &[Some(&ids), Some(&embedding), None, None],
+    )?;
     for _ in 0..model.layers {
         let (wqkv, wo) = (step.weight(query + 2 * kv, hidden)?, step.weight(hidden, query)?);
         let (wgu, wd) = (step.weight(2 * model.inner, hidden)?, step.weight(hidden, model.inner)?);
         let keys = step.tensor(DTYPE, &[pages, model.kv_heads, PAGE, model.head])?;
         let values = step.tensor(DTYPE, &[pages, model.kv_heads, PAGE, model.head])?;
         let qkv = step.one(norm_linear.clone(), &[Some(&x), Some(&gain), Some(&wqkv)])?;
-        let (q, k, v) = (features(&qkv, 0, query)?, features(&qkv, query, kv)?, features(&qkv, query + kv, kv)?);
+        let (q, k, v) =
+            (features(&qkv, 0, query)?, features(&qkv, query, kv)?, features(&qkv, query + kv, kv)?);
         let q = step.one(rope(model.heads), &[Some(&q), Some(&position), Some(&frequencies)])?;
         let k = step.one(rope(model.kv_heads), &[Some(&k), Some(&position), Some(&frequencies)])?;
         step.call(KvWrite {}, &[Some(&keys), Some(&values), Some(&k), Some(&v), Some(&slot)])?;
@@ -279,8 +304,11 @@ fn main() -> Result<()> {
     let mut out = std::io::stdout();
     let bandwidth = copy_bandwidth(&*device, &mut *stream)?;
     let _ = writeln!(out, "{}: copy {:.2} TB/s", device.properties().name, bandwidth / 1e12);
-    let _ = writeln!(out, "model | launches | GB | floor ms | median ms | p10 | p90 | eager ms | share of floor");
-    for model in MODELS.iter().filter(|model| wanted.is_empty() || wanted.iter().any(|name| name == model.name)) {
+    let _ =
+        writeln!(out, "model | launches | GB | floor ms | median ms | p10 | p90 | eager ms | share of floor");
+    for model in
+        MODELS.iter().filter(|model| wanted.is_empty() || wanted.iter().any(|name| name == model.name))
+    {
         let mut step = Step {
             device: &*device,
             stream: &mut *stream,
@@ -292,7 +320,9 @@ fn main() -> Result<()> {
         let Step { calls, weight_bytes, .. } = step;
         let cache_bytes = 2 * model.layers * CONTEXT * model.kv_heads * model.head * 2;
         let floor = (weight_bytes + cache_bytes) as f64 / bandwidth * 1e3;
-        let eager = time(&*device, &mut *stream, 20, |stream| calls.iter().try_for_each(|call| call.enqueue(stream)))?;
+        let eager = time(&*device, &mut *stream, 20, |stream| {
+            calls.iter().try_for_each(|call| call.enqueue(stream))
+        })?;
         let launches = calls.len();
         let graphs = device.graphs().ok_or_else(|| dsrun_core::Error::unsupported("no graphs"))?;
         let graph = graphs.capture(&mut *stream, calls.into())?;

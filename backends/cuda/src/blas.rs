@@ -84,15 +84,17 @@ impl Setup {
         let null = Raw(ptr::null_mut());
         // SAFETY: plain data for which zero is a valid value; it is overwritten before use.
         let algorithm = unsafe { std::mem::zeroed() };
-        let mut setup =
-            Self { handle: blas.handle, product: Raw(product), layouts: [null; 3], algorithm };
+        let mut setup = Self { handle: blas.handle, product: Raw(product), layouts: [null; 3], algorithm };
         // CUBLAS_OP_T, which the bindings leave out.
         let transpose: i32 = 1;
         let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
         let [x, w, y] = shape.strides.map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
         let (rows, outputs, inputs) = (shape.rows as u64, shape.outputs as u64, shape.inputs as u64);
-        let matrices =
-            [(kind, inputs, outputs, w), (kind, inputs, rows, x), (data_type(shape.result)?, outputs, rows, y)];
+        let matrices = [
+            (kind, inputs, outputs, w),
+            (kind, inputs, rows, x),
+            (data_type(shape.result)?, outputs, rows, y),
+        ];
         for (layout, (kind, rows, columns, stride)) in setup.layouts.iter_mut().zip(matrices) {
             let made = result::create_matrix_layout(kind, rows, columns, stride);
             *layout = Raw(made.map_err(failed("describing a matrix"))?);

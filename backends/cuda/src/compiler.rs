@@ -121,7 +121,8 @@ impl Compiler {
         };
         let known: Vec<u32> = known.into_iter().filter_map(|known| u32::try_from(known).ok()).collect();
         let architecture = Architecture::choose(capability, &known).ok_or_else(|| {
-            let message = format!("NVRTC {major}.{minor} builds for {known:?}, which is too new for {capability}");
+            let message =
+                format!("NVRTC {major}.{minor} builds for {known:?}, which is too new for {capability}");
             Error::new(Code::Unavailable, message)
         })?;
         Ok(Self { architecture, version: (major, minor), cache })
@@ -143,7 +144,8 @@ impl Compiler {
         .into();
         options.extend(spec.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
         let mut hash = Sha256::new();
-        for part in options.iter().map(String::as_str).chain([text.as_str(), &format!("{:?}", self.version)]) {
+        for part in options.iter().map(String::as_str).chain([text.as_str(), &format!("{:?}", self.version)])
+        {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
@@ -158,7 +160,8 @@ impl Compiler {
 
     fn compile(&self, spec: &KernelSpec, text: &str, options: &[String]) -> Result<Vec<u8>> {
         let terminated = |text: &str| {
-            CString::new(text).map_err(|_| Error::internal(format!("{spec} has a zero in its source or options")))
+            CString::new(text)
+                .map_err(|_| Error::internal(format!("{spec} has a zero in its source or options")))
         };
         let (text, name) = (terminated(text)?, terminated(spec.unit)?);
         let options = options.iter().map(|option| terminated(option)).collect::<Result<Vec<_>>>()?;
@@ -175,7 +178,11 @@ impl Compiler {
         // SAFETY: the program is live, the options are terminated texts.
         let status = unsafe { sys::nvrtcCompileProgram(program.0, count, options.as_ptr()) };
         if status != nvrtcResult::NVRTC_SUCCESS {
-            let message = format!("{spec} does not compile for {}: {status:?}\n{}", self.architecture.option, program.log());
+            let message = format!(
+                "{spec} does not compile for {}: {status:?}\n{}",
+                self.architecture.option,
+                program.log()
+            );
             return Err(Error::internal(message));
         }
         program.image(self.architecture.binary)
@@ -197,7 +204,8 @@ impl Program {
             if sys::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast()) != nvrtcResult::NVRTC_SUCCESS {
                 return "there is no log".into();
             }
-            CStr::from_bytes_until_nul(&log).map_or_else(|_| String::new(), |log| log.to_string_lossy().into_owned())
+            CStr::from_bytes_until_nul(&log)
+                .map_or_else(|_| String::new(), |log| log.to_string_lossy().into_owned())
         }
     }
 

@@ -200,7 +200,8 @@ impl Context {
         let streams = self.streams();
         if self.enter_anyway().is_ok() {
             streams.iter().for_each(|stream| self.order_behind(*stream));
-            let _ = self.poll(self.memory_stream, "work that uses pinned memory", OWN_TIMEOUT, &|| String::new());
+            let _ =
+                self.poll(self.memory_stream, "work that uses pinned memory", OWN_TIMEOUT, &|| String::new());
         }
     }
 
@@ -321,6 +322,9 @@ impl Drop for Context {
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("device", &self.device).field("machine", &self.machine).finish_non_exhaustive()
+        f.debug_struct("Context")
+            .field("device", &self.device)
+            .field("machine", &self.machine)
+            .finish_non_exhaustive()
     }
 }

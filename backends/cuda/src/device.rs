@@ -88,7 +88,8 @@ fn initialise() -> Result<usize> {
         fault::check(sys::cuDriverGetVersion(&raw mut version), "asking for the driver's version")?;
         if version < OLDEST_DRIVER {
             let (major, minor) = (version / 1000, version % 1000 / 10);
-            let message = format!("the driver is for CUDA {major}.{minor}; this backend needs one for 12.0 or newer");
+            let message =
+                format!("the driver is for CUDA {major}.{minor}; this backend needs one for 12.0 or newer");
             return Err(Error::new(Code::Unavailable, message));
         }
         fault::check(sys::cuInit(0), "starting the driver")?;
@@ -108,14 +109,21 @@ fn handle(index: usize) -> Result<sys::CUdevice> {
 fn name(device: sys::CUdevice) -> Result<String> {
     let mut text = [0u8; 256];
     // SAFETY: the text is as long as is said.
-    fault::check(unsafe { sys::cuDeviceGetName(text.as_mut_ptr().cast(), 255, device) }, "asking for a device's name")?;
-    Ok(CStr::from_bytes_until_nul(&text).map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned()))
+    fault::check(
+        unsafe { sys::cuDeviceGetName(text.as_mut_ptr().cast(), 255, device) },
+        "asking for a device's name",
+    )?;
+    Ok(CStr::from_bytes_until_nul(&text)
+        .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned()))
 }
 
 fn memory(device: sys::CUdevice) -> Result<u64> {
     let mut bytes = 0;
     // SAFETY: the pointer is to a place of the right type.
-    fault::check(unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, device) }, "asking for a device's memory")?;
+    fault::check(
+        unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, device) },
+        "asking for a device's memory",
+    )?;
     Ok(bytes as u64)
 }
 
@@ -143,7 +151,11 @@ impl CudaDevice {
         let capability = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
             + attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         if capability < OLDEST_CAPABILITY {
-            let message = format!("{name} has compute capability {}.{}, 7.5 is needed", capability / 10, capability % 10);
+            let message = format!(
+                "{name} has compute capability {}.{}, 7.5 is needed",
+                capability / 10,
+                capability % 10
+            );
             return Err(Error::unsupported(message));
         }
         if attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
@@ -156,7 +168,8 @@ impl CudaDevice {
         Library::Nvrtc.require()?;
         let machine = Machine {
             capability,
-            processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize,
+            processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1)
+                as usize,
             blas: Library::CublasLt.is_present(),
         };
         let account = Account::new(options.memory_limit.unwrap_or_else(|| total.saturating_sub(RESERVE)));
@@ -171,7 +184,8 @@ impl CudaDevice {
             strict_nan: true,
             unified_memory: false,
         };
-        let (kernels, graphs) = (CudaKernels { context: context.clone() }, CudaGraphs { context: context.clone() });
+        let (kernels, graphs) =
+            (CudaKernels { context: context.clone() }, CudaGraphs { context: context.clone() });
         Ok(Self { properties, context, kernels, graphs })
     }
 }

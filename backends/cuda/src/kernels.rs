@@ -54,7 +54,8 @@ impl Kernels for CudaKernels {
     fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
         call.validate()?;
         let recipe = ops::recipe(call, &self.context.machine)?;
-        let functions = recipe.kernels.iter().map(|spec| self.context.function(spec)).collect::<Result<_>>()?;
+        let functions =
+            recipe.kernels.iter().map(|spec| self.context.function(spec)).collect::<Result<_>>()?;
         Ok(Arc::new(CudaPlan { context: self.context.clone(), call: call.clone(), recipe, functions }))
     }
 }

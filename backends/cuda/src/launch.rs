@@ -92,7 +92,8 @@ impl Parameters {
     #[must_use]
     pub(crate) fn extent(mut self, rows: usize, tensors: &[&Bound]) -> Self {
         self.start();
-        let mut pointers: Vec<u64> = tensors.iter().map(|tensor| tensor.extent).filter(|extent| *extent != 0).collect();
+        let mut pointers: Vec<u64> =
+            tensors.iter().map(|tensor| tensor.extent).filter(|extent| *extent != 0).collect();
         pointers.sort_unstable();
         pointers.dedup();
         pointers.resize(EXTENTS, 0);
@@ -125,7 +126,12 @@ pub(crate) const MAX_GRID: usize = 65_535;
 
 impl Step {
     /// A kernel; none if the grid is empty.
-    pub(crate) fn kernel(function: &Arc<Function>, grid: [usize; 3], threads: usize, parameters: Parameters) -> Option<Self> {
+    pub(crate) fn kernel(
+        function: &Arc<Function>,
+        grid: [usize; 3],
+        threads: usize,
+        parameters: Parameters,
+    ) -> Option<Self> {
         let empty = grid.contains(&0);
         let launch = Launch { function: function.clone(), grid, threads, parameters };
         (!empty).then_some(Self::Kernel(launch))
@@ -185,7 +191,6 @@ impl Bound {
     pub(crate) fn size(&self, dimension: usize) -> usize {
         self.desc.shape.get(dimension).copied().unwrap_or(1)
     }
-
 }
 
 #[derive(Debug)]
@@ -255,7 +260,8 @@ impl Frame {
         }
         let mut workspace = 0;
         if let Some(slice) = &arguments.workspace {
-            let (buffer, address) = CudaBuffer::locate(slice, context).map_err(|error| error.at("workspace"))?;
+            let (buffer, address) =
+                CudaBuffer::locate(slice, context).map_err(|error| error.at("workspace"))?;
             keep.push(buffer);
             workspace = address;
         }

@@ -39,8 +39,12 @@ impl Library {
     const fn purpose(self) -> &'static str {
         match self {
             Self::Driver => "the NVIDIA driver; install it, or run on a machine with a GPU",
-            Self::Nvrtc => "the run-time compiler NVRTC, which builds the kernels; install CUDA's, or `pip install nvidia-cuda-nvrtc`",
-            Self::CublasLt => "cuBLASLt, which multiplies large matrices; install CUDA's, or `pip install nvidia-cublas`",
+            Self::Nvrtc => {
+                "the run-time compiler NVRTC, which builds the kernels; install CUDA's, or `pip install nvidia-cuda-nvrtc`"
+            }
+            Self::CublasLt => {
+                "cuBLASLt, which multiplies large matrices; install CUDA's, or `pip install nvidia-cublas`"
+            }
         }
     }
 
@@ -96,7 +100,8 @@ fn preload() {
     if opened.is_some() {
         return;
     }
-    let folders: Vec<PathBuf> = env::var_os(FOLDERS).map(|all| env::split_paths(&all).collect()).unwrap_or_default();
+    let folders: Vec<PathBuf> =
+        env::var_os(FOLDERS).map(|all| env::split_paths(&all).collect()).unwrap_or_default();
     let mut handles = Vec::new();
     for prefix in ["libnvrtc-builtins.so", "libnvrtc.so", "libcublasLt.so"] {
         for folder in &folders {
@@ -105,7 +110,9 @@ fn preload() {
                 // SAFETY: the user names these folders to have their libraries opened.
                 match unsafe { Handle::open(Some(entry.path()), RTLD_NOW | RTLD_GLOBAL) } {
                     Ok(handle) => handles.push(handle),
-                    Err(error) => tracing::warn!(path = %entry.path().display(), %error, "cannot open a library"),
+                    Err(error) => {
+                        tracing::warn!(path = %entry.path().display(), %error, "cannot open a library")
+                    }
                 }
             }
         }

@@ -112,8 +112,9 @@ impl CudaBuffer {
     /// The buffer of a slice, if it belongs to this handle and the slice lies in it, and where the device sees the slice.
     pub(crate) fn locate(slice: &BufferSlice, context: &Arc<Context>) -> Result<(Arc<Self>, u64)> {
         let any: Arc<dyn Any + Send + Sync> = slice.buffer.clone();
-        let buffer =
-            any.downcast::<Self>().map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
+        let buffer = any
+            .downcast::<Self>()
+            .map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
         if !Arc::ptr_eq(&buffer.context, context) {
             return Err(Error::invalid("belongs to another handle of the device").field("buffer"));
         }
@@ -135,7 +136,8 @@ fn pin(context: &Context, bytes: usize) -> Result<(HostPointer, u64)> {
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
     // SAFETY: the pointers are to places of the right type.
     context.check(unsafe { sys::cuMemHostAlloc(&raw mut host, bytes, flags) }, "pinning host memory")?;
-    let address = NonNull::new(host.cast::<u8>()).ok_or_else(|| Error::internal("pinned memory is at null"))?;
+    let address =
+        NonNull::new(host.cast::<u8>()).ok_or_else(|| Error::internal("pinned memory is at null"))?;
     // SAFETY: the memory was just allocated and is `bytes` long.
     unsafe { ptr::write_bytes(address.as_ptr(), 0, bytes) };
     // SAFETY: as above.

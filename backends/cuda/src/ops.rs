@@ -142,10 +142,13 @@ pub fn kernel_specs(call: &CallDesc, machine: &Machine) -> Result<Vec<KernelSpec
 
 /// Kernels count in signed 32 bits per dimension and 64 bits in all; grids have at most 2^31 blocks.
 fn check_sizes(call: &CallDesc) -> Result<()> {
-    let check = |tensor: &TensorDesc, name: &str| match tensor.shape.iter().find(|size| **size > i32::MAX as usize) {
-        Some(size) => Err(Error::unsupported(format!("a dimension of {size} is too long for CUDA")).at(name)),
-        None => Ok(()),
-    };
+    let check =
+        |tensor: &TensorDesc, name: &str| match tensor.shape.iter().find(|size| **size > i32::MAX as usize) {
+            Some(size) => {
+                Err(Error::unsupported(format!("a dimension of {size} is too long for CUDA")).at(name))
+            }
+            None => Ok(()),
+        };
     for (index, operand) in call.operands.iter().enumerate() {
         match operand {
             Some(OperandDesc::Tensor(tensor)) => check(tensor, &call.operand_name(index))?,

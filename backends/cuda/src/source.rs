@@ -35,6 +35,7 @@ const UNITS: &[Unit] = &[
     unit!("attention/attention.cu"),
     unit!("linear/skinny.cu", "linear/weight.cuh"),
     unit!("linear/skinny_mma.cu"),
+    unit!("linear/stream.cu", "linear/weight.cuh"),
     unit!("linear/tiled.cu", "linear/weight.cuh"),
     unit!("linear/matmul.cu"),
     unit!("linear/unpack.cu", "linear/weight.cuh"),

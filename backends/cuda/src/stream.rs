@@ -116,7 +116,8 @@ fn equal_lengths(source: usize, destination: usize) -> Result<()> {
 impl Stream for CudaStream {
     fn upload(&mut self, source: &[u8], destination: &BufferSlice) -> Result<()> {
         equal_lengths(source.len(), destination.bytes)?;
-        let (_buffer, mut to) = CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
+        let (_buffer, mut to) =
+            CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
         self.context.enter()?;
         let mut rest = source;
         while !rest.is_empty() {
@@ -177,7 +178,8 @@ impl Stream for CudaStream {
     }
 
     fn fill(&mut self, destination: &BufferSlice, byte: u8) -> Result<()> {
-        let (_buffer, to) = CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
+        let (_buffer, to) =
+            CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
         self.context.enter()?;
         if destination.bytes == 0 {
             return Ok(());

@@ -42,14 +42,16 @@ const fn parts(format: BlockFormat) -> Option<(usize, usize)> {
 
 /// How a weight would be packed.
 pub(crate) fn layout(weight: &WeightType) -> Result<Layout> {
-    let unsupported =
-        || Error::unsupported(format!("CUDA cannot keep weights of format {}", weight.format)).field("format");
+    let unsupported = || {
+        Error::unsupported(format!("CUDA cannot keep weights of format {}", weight.format)).field("format")
+    };
     weight.bytes()?;
     let (rows, columns) = (weight.rows(), weight.columns());
     let too_large = || Error::invalid(format!("{:?} bytes overflow", weight.shape)).field("shape");
     let (row_bytes, scale_bytes) = match weight.format {
         WeightFormat::Dense(dtype) if dtype.is_float() => {
-            let bytes = columns.checked_mul(dtype.bytes()).and_then(|bytes| bytes.checked_next_multiple_of(16));
+            let bytes =
+                columns.checked_mul(dtype.bytes()).and_then(|bytes| bytes.checked_next_multiple_of(16));
             (bytes.ok_or_else(too_large)?, 0)
         }
         WeightFormat::Block(format) => {
@@ -61,7 +63,8 @@ pub(crate) fn layout(weight: &WeightType) -> Result<Layout> {
     };
     let scales = rows.checked_mul(row_bytes).and_then(|bytes| bytes.checked_next_multiple_of(256));
     let scales = scales.ok_or_else(too_large)?;
-    let bytes = rows.checked_mul(scale_bytes).and_then(|bytes| bytes.checked_add(scales)).ok_or_else(too_large)?;
+    let bytes =
+        rows.checked_mul(scale_bytes).and_then(|bytes| bytes.checked_add(scales)).ok_or_else(too_large)?;
     Ok(Layout { rows, columns, row_bytes, scales, scale_bytes, bytes })
 }
 

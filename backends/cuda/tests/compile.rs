@@ -7,9 +7,9 @@ use dsrun_core::{
     BlockFormat, DType, TensorDesc, WeightFormat, WeightType,
     kernels::{CallDesc, OperandDesc},
     op::{
-        Activation, Add, Argmax, Attention, AttentionMask, Cast, CommitTokens, Embed, Fill, GateLayout, GatedActivation,
-        GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul, Nonlinearity, Op, PageCopy, PageGather, PageScatter,
-        PagedAttention, PrepareStep, RmsNorm, Rope, RopePairing, Sample,
+        Activation, Add, Argmax, Attention, AttentionMask, Cast, CommitTokens, Embed, Fill, GateLayout,
+        GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul, Nonlinearity, Op,
+        PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep, RmsNorm, Rope, RopePairing, Sample,
     },
     region::well_known,
 };
@@ -70,7 +70,14 @@ fn attention_calls(dtype: DType) -> Vec<CallDesc> {
             operands.extend([tensor(DType::I32, &[sequences, 4]), integers(0), None, None, bits]);
             calls.push(call(op, operands));
         }
-        let op = Attention { query_heads, kv_heads, scale: 0.1, softcap: 0.0, window: 0, mask: AttentionMask::Bidirectional };
+        let op = Attention {
+            query_heads,
+            kv_heads,
+            scale: 0.1,
+            softcap: 0.0,
+            window: 0,
+            mask: AttentionMask::Bidirectional,
+        };
         let key = tensor(dtype, &[tokens, kv_heads as usize * size]);
         let query = tensor(dtype, &[tokens, query_heads as usize * size]);
         calls.push(call(op, vec![query, key.clone(), key, integers(sequences), integers(sequences), None]));
@@ -117,7 +124,14 @@ fn plane_calls(dtype: DType) -> Vec<CallDesc> {
         call(Argmax {}, vec![plane.clone()]),
         call(
             LogitProcess {},
-            vec![plane.clone(), ids.clone(), tensor(DType::F32, &[2, 8]), tensor(DType::I32, &[2, 64]), None, None],
+            vec![
+                plane.clone(),
+                ids.clone(),
+                tensor(DType::F32, &[2, 8]),
+                tensor(DType::I32, &[2, 64]),
+                None,
+                None,
+            ],
         ),
     ];
     let region = well_known::add_rms_norm(add, norm).unwrap();
@@ -138,7 +152,10 @@ fn plane_calls(dtype: DType) -> Vec<CallDesc> {
     }
     for pairing in [RopePairing::Halves, RopePairing::Neighbours] {
         let frequencies = tensor(DType::F32, &[16]);
-        calls.push(call(Rope { heads: 2, pairing, scale: 1.0 }, vec![plane.clone(), ids.clone(), frequencies]));
+        calls.push(call(
+            Rope { heads: 2, pairing, scale: 1.0 },
+            vec![plane.clone(), ids.clone(), frequencies],
+        ));
     }
     calls
 }
@@ -168,7 +185,11 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(attention_calls(dtype));
     }
     let machines = [true, false].map(|blas| Machine { capability, processors: 132, blas });
-    calls.iter().flat_map(|call| machines.map(|machine| kernel_specs(call, &machine).unwrap())).flatten().collect()
+    calls
+        .iter()
+        .flat_map(|call| machines.map(|machine| kernel_specs(call, &machine).unwrap()))
+        .flatten()
+        .collect()
 }
 
 fn compiles_for(capability: u32) {

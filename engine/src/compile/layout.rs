@@ -56,7 +56,8 @@ impl Layout {
         let roots = roots(program);
         let (inputs, input_bytes) = place_inputs(program, sizes, alignment)?;
         let (arena, arena_bytes) = place_results(program, &calls, &roots, alignment)?;
-        let outputs = OUTPUTS.iter().zip(&program.outputs).map(|(name, id)| ((*name).to_owned(), *id)).collect();
+        let outputs =
+            OUTPUTS.iter().zip(&program.outputs).map(|(name, id)| ((*name).to_owned(), *id)).collect();
         Ok(Self { calls, inputs, input_bytes, arena, arena_bytes, workspace_bytes, outputs, roots })
     }
 

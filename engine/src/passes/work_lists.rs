@@ -22,9 +22,12 @@ pub fn size_work_lists(
         let Op::AttentionPrepare(_) = program.nodes[index].call.op else { continue };
         let mut operands = Vec::new();
         for operand in &program.nodes[index].call.operands {
-            let tensor = operand.and_then(|id| program.values.get(id.index())).and_then(|value| value.tensor_type());
+            let tensor =
+                operand.and_then(|id| program.values.get(id.index())).and_then(|value| value.tensor_type());
             let desc = match tensor {
-                Some(tensor) => Some(OperandDesc::Tensor(TensorDesc::dense(tensor.dtype, &tensor.resolve(sizes)?))),
+                Some(tensor) => {
+                    Some(OperandDesc::Tensor(TensorDesc::dense(tensor.dtype, &tensor.resolve(sizes)?)))
+                }
                 None => None,
             };
             operands.push(desc);

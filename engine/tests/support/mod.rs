@@ -28,7 +28,13 @@ pub fn engine(model: &Model, options: &EngineOptions) -> Engine {
 
 /// Everything in f32.
 pub fn exact(step_tokens: usize, max_requests: usize) -> EngineOptions {
-    EngineOptions { precision: Precision::F32, step_tokens, max_requests, block_size: 4, ..EngineOptions::default() }
+    EngineOptions {
+        precision: Precision::F32,
+        step_tokens,
+        max_requests,
+        block_size: 4,
+        ..EngineOptions::default()
+    }
 }
 
 /// Greedy tokens of several prompts that run side by side.
@@ -81,7 +87,9 @@ pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
         assert_eq!(a.len(), b.len());
         a.iter().zip(b)
     });
-    pairs.map(|(a, b)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() }).fold(0.0, f32::max)
+    pairs
+        .map(|(a, b)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() })
+        .fold(0.0, f32::max)
 }
 
 /// Compares greedy tokens with those expected, up to the first choice that is closer than the logit error could turn.
@@ -97,7 +105,9 @@ pub fn assert_greedy(found: &[u32], expected: &[u32], margins: &[f64], smallest_
 /// The real model, if the tests are told where it is.
 pub fn real_model() -> Option<Model> {
     let Some(path) = std::env::var_os("DSRUN_TEST_MODEL").map(PathBuf::from) else {
-        eprintln!("skipped: DSRUN_TEST_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf (dsrun pull fetches it)");
+        eprintln!(
+            "skipped: DSRUN_TEST_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf (dsrun pull fetches it)"
+        );
         return None;
     };
     Some(Model::open(path).expect("DSRUN_TEST_MODEL is a model"))

@@ -6,11 +6,16 @@ use std::path::PathBuf;
 
 /// Generate text with transformer models.
 #[derive(Debug, Parser)]
-#[command(name = "dsrun", version, max_term_width = 100, after_help = "\
+#[command(
+    name = "dsrun",
+    version,
+    max_term_width = 100,
+    after_help = "\
 Examples:
   dsrun generate \"Why is the sky blue?\"
   dsrun chat --model path/to/model.gguf
-  dsrun bench latency --model llama-1b --weights random --prompt 128 --gen 32")]
+  dsrun bench latency --model llama-1b --weights random --prompt 128 --gen 32"
+)]
 pub(crate) struct Arguments {
     /// Print nothing but results and errors.
     #[arg(long, short, global = true)]

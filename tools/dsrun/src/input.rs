@@ -13,14 +13,17 @@ const MAX_BYTES: u64 = 64 << 20;
 pub(crate) fn prompt(text: Option<&str>, file: Option<&Path>) -> Result<String> {
     match (text, file) {
         (_, Some(path)) => {
-            let file = std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+            let file =
+                std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
             read(file).with_context(|| format!("cannot read the prompt from {}", path.display()))
         }
         (Some(text), None) if text != "-" => Ok(text.to_owned()),
         (text, None) => {
             let input = std::io::stdin();
             if text.is_none() && input.is_terminal() {
-                bail!("there is no prompt\nhint: give one (dsrun generate \"...\"), or `-` to type it and end with Ctrl-D");
+                bail!(
+                    "there is no prompt\nhint: give one (dsrun generate \"...\"), or `-` to type it and end with Ctrl-D"
+                );
             }
             read(input.lock()).context("cannot read the prompt from standard input")
         }
@@ -34,8 +37,9 @@ fn read(source: impl Read) -> Result<String> {
     if bytes.len() as u64 > MAX_BYTES {
         bail!("it is longer than {MAX_BYTES} bytes");
     }
-    let mut text = String::from_utf8(bytes)
-        .map_err(|error| anyhow::anyhow!("it is not UTF-8: byte {} is wrong", error.utf8_error().valid_up_to()))?;
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        anyhow::anyhow!("it is not UTF-8: byte {} is wrong", error.utf8_error().valid_up_to())
+    })?;
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {

@@ -32,7 +32,9 @@ pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>
     let backend = registry.backend(arguments.backend.as_deref())?;
     let options = DeviceOptions { threads: arguments.threads.map(usize::from), ..DeviceOptions::default() };
     let device = backend.open(arguments.device, &options);
-    device.with_context(|| format!("cannot open device {} of backend {}", arguments.device, backend.info().name))
+    device.with_context(|| {
+        format!("cannot open device {} of backend {}", arguments.device, backend.info().name)
+    })
 }
 
 /// Finds, fetches if need be, and opens the model that was asked for.

@@ -52,7 +52,9 @@ fn help_names_every_command_and_fits_a_terminal() {
 
 #[test]
 fn unknown_flags_are_refused_with_exit_code_2() {
-    for arguments in [&["--nonsense"][..], &["generate", "--nonsense", "x"], &["bench", "latency", "--batch", "0"]] {
+    for arguments in
+        [&["--nonsense"][..], &["generate", "--nonsense", "x"], &["bench", "latency", "--batch", "0"]]
+    {
         let ran = run(dsrun(arguments));
         assert_eq!(ran.code, Some(2), "{arguments:?}");
         assert!(ran.out.is_empty() && ran.err.contains("error:"), "{}", ran.err);
@@ -87,7 +89,8 @@ fn prompts_come_from_arguments_files_and_standard_input() {
 
 #[test]
 fn logits_have_the_fields_that_other_engines_are_compared_by() {
-    let ran = run(with_tiny("logits", &["--tokens", "5,6,7,8", "--top", "3", "--json", "-q", "--dtype", "f32"]));
+    let ran =
+        run(with_tiny("logits", &["--tokens", "5,6,7,8", "--top", "3", "--json", "-q", "--dtype", "f32"]));
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let score = json(&ran.out);
     assert_eq!(score["tokens"], serde_json::json!([5, 6, 7, 8]));
@@ -96,7 +99,8 @@ fn logits_have_the_fields_that_other_engines_are_compared_by() {
     assert_eq!(score["positions"][2]["index"], 2);
     assert_eq!(score["positions"][2]["top"].as_array().unwrap().len(), 3);
     let some = run(with_tiny("logits", &["--tokens", "5,6,7,8", "--at", "1,3", "--json", "-q"]));
-    let indices: Vec<_> = json(&some.out)["positions"].as_array().unwrap().iter().map(|p| p["index"].clone()).collect();
+    let indices: Vec<_> =
+        json(&some.out)["positions"].as_array().unwrap().iter().map(|p| p["index"].clone()).collect();
     assert_eq!(indices, [1, 3]);
     let outside = run(with_tiny("logits", &["--tokens", "5,6", "--at", "2", "-q"]));
     assert_eq!(outside.code, Some(1));
@@ -107,7 +111,14 @@ fn logits_have_the_fields_that_other_engines_are_compared_by() {
 fn inspect_shows_configuration_plan_tensors_and_program() {
     let ran = run(with_tiny("inspect", &["--tensors", "--program"]));
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    for part in ["family     llama", "sampling   greedy", "KV cache", "blk.0.attn_q.weight", "paged_attention{", "output %"] {
+    for part in [
+        "family     llama",
+        "sampling   greedy",
+        "KV cache",
+        "blk.0.attn_q.weight",
+        "paged_attention{",
+        "output %",
+    ] {
         assert!(ran.out.contains(part), "{part} is missing in\n{}", ran.out);
     }
     let value = json(&run(with_tiny("inspect", &["--json", "--program"])).out);
@@ -130,7 +141,9 @@ fn backends_are_listed_with_their_devices() {
 fn bench_latency_reports_every_figure() {
     let ran = run(with_tiny("bench", &[]));
     assert_eq!(ran.code, Some(2), "bench needs to be told what to measure");
-    let bench = dsrun(&["bench", "latency", "--prompt", "6", "--gen", "4", "--batch", "2", "--repeat", "1", "-q", "--json"]);
+    let bench = dsrun(&[
+        "bench", "latency", "--prompt", "6", "--gen", "4", "--batch", "2", "--repeat", "1", "-q", "--json",
+    ]);
     let figures = json(&run(bench.arg("--model").arg(tiny())).out);
     for field in ["ms_per_token", "first_token_seconds", "bytes_per_step", "share_of_bandwidth"] {
         assert!(figures[field].as_f64().is_some_and(|value| value > 0.0), "{field}: {figures}");
@@ -156,7 +169,10 @@ fn what_is_wrong_is_named() {
         (&["generate", "--model", tiny, "--file", "/no/such/prompt"], "/no/such/prompt"),
         (&["generate", "--model", tiny, "--temperature", "-1", "x"], "temperature"),
         (&["generate", "--model", tiny, "--context", "1000000", "x"], "context"),
-        (&["generate", "--model", tiny, "--raw", "--context", "4", "the sky is blue today"], "the context holds 4"),
+        (
+            &["generate", "--model", tiny, "--raw", "--context", "4", "the sky is blue today"],
+            "the context holds 4",
+        ),
         (&["generate", "--model", tiny, "--device", "7", "x"], "device 7"),
         (&["generate", "--model", tiny, "--stop", "", "x"], "stop text is empty"),
         (&["logits", "--model", tiny, "--tokens", "5,4096"], "4096"),

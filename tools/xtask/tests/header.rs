@@ -94,6 +94,8 @@ fn header() -> String {
     let source = core().join("src/abi");
     let bindings = cbindgen::Builder::new()
         .with_config(config)
+        .with_src(source.join("raw/constants.rs"))
+        .with_src(source.join("raw/handles.rs"))
         .with_src(source.join("raw.rs"))
         .with_src(source.join("raw/tables.rs"))
         .generate()

@@ -22,7 +22,10 @@
 #define PARTS (WARPS * KEYS)
 #define KEY_PIECES ((KEY_SIZE + LANES * 8 - 1) / (LANES * 8))
 #define VALUE_PIECES ((VALUE_SIZE + LANES * 8 - 1) / (LANES * 8))
-#define AHEAD 2
+#define AHEAD (ROWS > 4 ? 2 : 4)
+
+/* The fewest keys worth a split. */
+#define SHARE 32
 
 struct Strides { i64 page, head, slot; };
 
@@ -154,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequen
     if (PAGED && to > a.table_columns * a.slots) to = a.table_columns * a.slots;
     i64 length = to > from ? to - from : 0;
     i64 share = (length + a.splits - 1) / a.splits;
-    share = share < 64 ? 64 : (share + 15) / 16 * 16;
+    share = share < SHARE ? SHARE : (share + 15) / 16 * 16;
     i64 splits = length > 0 ? (length + share - 1) / share : 1;
     if (blockIdx.z >= splits) return;
     i64 begin = from + blockIdx.z * share, end = begin + share < to ? begin + share : to;
@@ -193,7 +196,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequen
             const K* value_row = a.values;
             if (there[u]) {
 #if PAGED
-                i64 page = a.table[sequence * a.table_row + at / a.slots], slot = at % a.slots;
+                u32 entry = (u32)at / (u32)a.slots;
+                i64 page = a.table[sequence * a.table_row + entry], slot = (u32)at - entry * (u32)a.slots;
                 there[u] = page >= 0 && page < a.pages;
                 key_row += page * a.key_strides.page + kv_head * a.key_strides.head + slot * a.key_strides.slot;
                 value_row += page * a.value_strides.page + kv_head * a.value_strides.head + slot * a.value_strides.slot;
@@ -322,22 +326,26 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequen
         if (r / HEADS >= tile.count || row < 0 || row >= tokens) continue;
         const float* own = a.partial + (slot * a.splits * ROWS + r) * (VALUE_SIZE + 2);
         i64 step = ROWS * (VALUE_SIZE + 2);
-        float largest = -infinity(), total = 0.0f;
-        for (i64 s = 0; s < splits; ++s) {
-            float here = __ldcg(own + s * step);
-            largest = here > largest ? here : largest;
+        /* There are at most 32 splits: a lane knows the maximum and the sum of one. */
+        float here = lane < splits ? __ldcg(own + lane * step) : -infinity();
+        float amount = lane < splits ? __ldcg(own + lane * step + 1) : 0.0f;
+        float largest = here;
+        for (int distance = 16; distance; distance /= 2) {
+            float other = __shfl_xor_sync(0xffffffffu, largest, distance);
+            largest = other > largest ? other : largest;
         }
-        for (i64 s = 0; s < splits; ++s) {
-            float amount = __ldcg(own + s * step + 1);
-            total += amount == 0.0f ? 0.0f : amount * expf(__ldcg(own + s * step) - largest);
-        }
-        for (int i = lane; i < VALUE_SIZE; i += 32) {
+        float factor = amount == 0.0f ? 0.0f : expf(here - largest);
+        float total = warp_sum(amount * factor);
+        for (int start = 0; start < VALUE_SIZE; start += 32) {
+            int i = start + lane;
             float merged = 0.0f;
-            for (i64 s = 0; s < splits; ++s) {
-                float amount = __ldcg(own + s * step + 1);
-                merged += amount == 0.0f ? 0.0f : __ldcg(own + s * step + 2 + i) * expf(__ldcg(own + s * step) - largest);
+#pragma unroll 8
+            for (int s = 0; s < (int)splits; ++s) {
+                float its = __shfl_sync(0xffffffffu, factor, s);
+                bool empty = __shfl_sync(0xffffffffu, amount, s) == 0.0f;
+                if (!empty && i < VALUE_SIZE) merged += __ldcg(own + s * step + 2 + i) * its;
             }
-            values[0][r][i] = merged;
+            if (i < VALUE_SIZE) values[0][r][i] = merged;
         }
         __syncwarp();
         finish(a, row, first_head + r % HEADS, largest, total, values[0][r]);

@@ -40,15 +40,7 @@ impl Cut {
         // One token for each sequence: tiles of more would be empty.
         let in_tile = if tokens <= sequences { 1 } else { (MAX_ROWS / heads).max(1) };
         let tiles = tokens.min((tokens / in_tile).saturating_add(sequences));
-        Self {
-            heads,
-            tokens: in_tile,
-            group,
-            kv_heads: kv_heads as usize,
-            tiles,
-            splits: 1,
-            value_size,
-        }
+        Self { heads, tokens: in_tile, group, kv_heads: kv_heads as usize, tiles, splits: 1, value_size }
     }
 
     fn parts(&self) -> usize {
@@ -94,7 +86,8 @@ struct Kinds {
 fn spec(kinds: &Kinds, cut: &Cut) -> Result<KernelSpec> {
     let (key_size, value_size) = (kinds.key_size, kinds.value_size);
     if !(1..=MAX_HEAD).contains(&key_size) || !(1..=MAX_HEAD).contains(&value_size) {
-        let message = format!("heads of {key_size} and {value_size} elements; CUDA has kernels for 1 to {MAX_HEAD}");
+        let message =
+            format!("heads of {key_size} and {value_size} elements; CUDA has kernels for 1 to {MAX_HEAD}");
         return Err(Error::unsupported(message));
     }
     let mask = match kinds.mask {

@@ -1,6 +1,6 @@
 //! Embedding, activations, rotary positions, sums, casts, fills and picked rows.
 
-use super::{Recipe, KernelSpec, THREADS, operand, plane, result, type_name, type_of, type_or_f32};
+use super::{KernelSpec, Recipe, THREADS, operand, plane, result, type_name, type_of, type_or_f32};
 use crate::{
     launch::{Bound, Frame, Parameters, Step},
     weight::{CudaWeight, format_name},
@@ -8,7 +8,7 @@ use crate::{
 use dsrun_core::{
     DType, Error, Result,
     kernels::{CallDesc, OperandDesc},
-    op::{Activation, Add, Cast, Embed, Fill, GatedActivation, GateLayout, Rope, RopePairing},
+    op::{Activation, Add, Cast, Embed, Fill, GateLayout, GatedActivation, Rope, RopePairing},
 };
 
 /// An optional tensor with its row stride.
@@ -20,20 +20,22 @@ fn optional_rows(parameters: Parameters, tensor: Option<&Bound>) -> Parameters {
 }
 
 /// The present ones of these operands.
-fn present<'a, const N: usize>(frame: &'a Frame, indices: [usize; N]) -> Vec<&'a Bound> {
+fn present<const N: usize>(frame: &Frame, indices: [usize; N]) -> Vec<&Bound> {
     indices.into_iter().filter_map(|index| frame.optional(index)).collect()
 }
 
 pub(super) fn add(op: &Add, call: &CallDesc) -> Result<Recipe> {
     let alpha = op.alpha;
-    let types: [(_, &dyn std::fmt::Display); 2] = [("T0", &type_of(call, 0)?), ("T1", &type_or_f32(call, 3)?)];
+    let types: [(_, &dyn std::fmt::Display); 2] =
+        [("T0", &type_of(call, 0)?), ("T1", &type_or_f32(call, 3)?)];
     let spec = KernelSpec::new("elementwise/elementwise.cu", "add", types);
     Ok(Recipe::of_one(spec, move |frame, function| {
         let (a, b, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let mut bounds = present(frame, [0, 1, 2]);
         bounds.push(y);
-        let parameters = Parameters::default().extent(rows, &bounds).size(columns).float(alpha).rows(a).rows(b);
+        let parameters =
+            Parameters::default().extent(rows, &bounds).size(columns).float(alpha).rows(a).rows(b);
         let parameters = optional_rows(parameters, frame.optional(2)).address(frame.address(3)).rows(y);
         Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
     }))
@@ -180,11 +182,8 @@ pub(super) fn embed(op: &Embed, call: &CallDesc) -> Result<Recipe> {
         Some(None) => Ok("FORMAT_F32"),
         _ => Err(Error::internal(format!("operand {index} is no weight"))),
     };
-    let types: [(_, &dyn std::fmt::Display); 3] = [
-        ("T0", &type_name(result(call, 0)?.dtype)?),
-        ("FORMAT", &format(1)?),
-        ("OTHER_FORMAT", &format(3)?),
-    ];
+    let types: [(_, &dyn std::fmt::Display); 3] =
+        [("T0", &type_name(result(call, 0)?.dtype)?), ("FORMAT", &format(1)?), ("OTHER_FORMAT", &format(3)?)];
     let spec = KernelSpec::new("elementwise/embed.cu", "embed", types);
     Ok(Recipe::of_one(spec, move |frame, function| {
         let (ids, table, y) = (frame.tensor(0)?, frame.weight(1)?, frame.result(0)?);

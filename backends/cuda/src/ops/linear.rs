@@ -2,14 +2,16 @@
 //!
 //! | rows | types | kernel |
 //! |---|---|---|
-//! | 1 to 4 | all | `skinny`: plain arithmetic at memory speed |
+//! | 1 | dense weights | `stream`: plain arithmetic at memory speed |
+//! | 1 to 4 | all others | `skinny`: plain arithmetic |
 //! | 5 to 16 | f16 or bf16 throughout | `skinny_mma`: tensor cores at memory speed |
 //! | 5 to 16, block formats to 32 | all others | `skinny`, four rows at a time |
 //! | more | same type throughout; block formats unpacked to the type of `x`; any weight widened for f32 | cuBLASLt |
 //! | more | others, or without cuBLASLt | `skinny_mma` to 64 rows, then `tiled` |
 
 use super::{
-    KernelSpec, Machine, Recipe, THREADS, elementwise::weight_words, operand, plane, result, type_name, type_of,
+    KernelSpec, Machine, Recipe, THREADS, elementwise::weight_words, operand, plane, result, type_name,
+    type_of,
 };
 use crate::{
     blas::{Product, Setup, Shape, WORKSPACE},
@@ -27,7 +29,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Warps of a block of `skinny`.
+/// Blocks of `stream` on a multiprocessor.
+const BLOCKS: usize = 6;
+/// Warps of a block of `skinny` and of `stream`.
 const WARPS: usize = 4;
 /// Rows that cuBLASLt is not asked for.
 const FEW_ROWS: usize = 16;
@@ -66,8 +70,11 @@ pub(super) struct Layered {
     pub(super) kernels: Vec<KernelSpec>,
     pub(super) workspace: usize,
     pub(super) batch_invariant: bool,
-    steps: Box<dyn Fn(&Places<'_>, &[Arc<Function>], &Context) -> Result<Vec<Step>> + Send + Sync>,
+    steps: LayerSteps,
 }
+
+/// As [`super::MakeSteps`], for a layer.
+type LayerSteps = Box<dyn Fn(&Places<'_>, &[Arc<Function>], &Context) -> Result<Vec<Step>> + Send + Sync>;
 
 impl Layered {
     pub(super) fn steps(
@@ -127,8 +134,13 @@ impl Layer<'_> {
             && self.x.strides[0].is_multiple_of(8);
         let few = if format.is_quantised() { FEW_ROWS_OF_BLOCKS } else { FEW_ROWS };
         // Only widening is exact; a narrower type for `x` than for a dense weight must not round the weight.
-        let by_blas = machine.blas && self.inputs() > 0 && (same || format.is_quantised() || self.x.dtype == DType::F32);
-        if rows <= 4 || self.norm.is_some() || (rows <= few && !on_tensor_cores) {
+        let by_blas = machine.blas
+            && self.inputs() > 0
+            && (same || format.is_quantised() || self.x.dtype == DType::F32);
+        let indexable = self.outputs().max(self.inputs()) < 1 << 30;
+        if rows == 1 && machine.capability >= 80 && !format.is_quantised() && self.inputs() > 0 && indexable {
+            self.stream(machine)
+        } else if rows <= 4 || self.norm.is_some() || (rows <= few && !on_tensor_cores) {
             self.skinny(machine)
         } else if on_tensor_cores && (rows <= FEW_ROWS || (rows <= MMA_ROWS && !by_blas)) {
             self.skinny_mma()
@@ -137,6 +149,46 @@ impl Layer<'_> {
         } else {
             self.tiled()
         }
+    }
+
+    fn stream(&self, machine: &Machine) -> Result<Layered> {
+        let format = self.weight.format;
+        let pieces = self.inputs().div_ceil(width(format));
+        // Warps that a multiprocessor holds; fewer than two thirds of them would leave memory waiting.
+        let most = machine.processors * BLOCKS * WARPS;
+        let split = [1, 2].into_iter().find(|split| self.outputs() * split * 2 >= most || pieces < 64 * split);
+        let split = split.unwrap_or(WARPS);
+        // As many groups as make all take the same number of turns.
+        let turns = self.outputs().div_ceil((most / split).max(1)).max(1);
+        let blocks = self.outputs().div_ceil(turns).div_ceil(WARPS / split);
+        let vectors = |dtype: DType| self.inputs().is_multiple_of(width(format).max(16 / dtype.bytes()));
+        let gain = self.norm.as_ref().map_or(DType::F32, |(_, dtype)| *dtype);
+        let defines: [(_, &dyn Display); 9] = [
+            ("X", &type_name(self.x.dtype)?),
+            ("Y", &type_name(self.y.dtype)?),
+            ("BIAS", &self.bias_name()?),
+            ("G", &type_name(gain)?),
+            ("FORMAT", &format_name(format)?),
+            ("SPLIT", &split),
+            ("X_VECTORS", &i32::from(vectors(self.x.dtype) && self.x.dtype.bytes() * width(format) >= 16)),
+            ("G_VECTORS", &i32::from(vectors(gain) && gain.bytes() * width(format) >= 16)),
+            ("NORM", &i32::from(self.norm.is_some())),
+        ];
+        let norm = self.norm.as_ref().map(|(norm, _)| *norm);
+        Ok(Layered {
+            kernels: vec![KernelSpec::new("linear/stream.cu", "stream", defines)],
+            workspace: 0,
+            batch_invariant: true,
+            steps: Box::new(move |places, functions, _| {
+                let parameters = weight_words(common(places).rows(places.x), Some(places.weight));
+                let mut parameters = parameters.address(places.bias).rows(places.y);
+                if let Some(norm) = norm {
+                    parameters = parameters.address(places.gain).float(norm.eps).float(norm.weight_offset);
+                }
+                let step = Step::kernel(function(functions, 0)?, [blocks, 1, 1], WARPS * 32, parameters);
+                Ok(step.into_iter().collect())
+            }),
+        })
     }
 
     fn skinny(&self, machine: &Machine) -> Result<Layered> {
@@ -177,7 +229,8 @@ impl Layer<'_> {
             steps: Box::new(move |places, functions, _| {
                 let mut parameters = common(places);
                 parameters = parameters.rows(places.x);
-                parameters = weight_words(parameters, Some(places.weight)).address(places.bias).rows(places.y);
+                parameters =
+                    weight_words(parameters, Some(places.weight)).address(places.bias).rows(places.y);
                 if let Some(norm) = norm {
                     parameters = parameters.address(places.gain).float(norm.eps).float(norm.weight_offset);
                 }
@@ -243,7 +296,8 @@ impl Layer<'_> {
         let (dtype, size) = (self.x.dtype, self.x.dtype.bytes());
         // The bias is added to the unrounded sum, and cuBLASLt writes the type of x or f32.
         let product_type = if self.bias.is_none() && self.y.dtype == dtype { dtype } else { DType::F32 };
-        let direct = !self.x.bounded && !self.y.bounded && self.bias.is_none() && self.y.dtype == product_type;
+        let direct =
+            !self.x.bounded && !self.y.bounded && self.bias.is_none() && self.y.dtype == product_type;
         let row_bytes = crate::weight::layout(self.weight)?.row_bytes;
         let slab = if same { outputs } else { (SLAB / (inputs * size)).max(1).min(outputs) };
         let slab_stride = (inputs * size).next_multiple_of(16) / size;
@@ -259,7 +313,8 @@ impl Layer<'_> {
             kernels.push(KernelSpec::new("linear/unpack.cu", "unpack", defines));
         }
         if !direct {
-            let defines: [(_, &dyn Display); 3] = [("X", &type_name(product_type)?), ("BIAS", &bias), ("Y", &y_name)];
+            let defines: [(_, &dyn Display); 3] =
+                [("X", &type_name(product_type)?), ("BIAS", &bias), ("Y", &y_name)];
             kernels.push(KernelSpec::new("linear/finish.cu", "finish", defines));
         }
         let shape = Shape {
@@ -288,7 +343,12 @@ impl Layer<'_> {
                         let parameters = Parameters::default().size(first).size(count).size(inputs);
                         let parameters =
                             weight_words(parameters, Some(places.weight)).address(scratch).size(slab_stride);
-                        steps.extend(Step::kernel(function(functions, 0)?, plane(count, inputs), THREADS, parameters));
+                        steps.extend(Step::kernel(
+                            function(functions, 0)?,
+                            plane(count, inputs),
+                            THREADS,
+                            parameters,
+                        ));
                         scratch
                     };
                     let setup = setups.get(context, Shape { outputs: count, ..shape })?;
@@ -381,11 +441,8 @@ pub(super) fn linear(_: &Linear, call: &CallDesc, machine: &Machine) -> Result<R
 
 pub(super) fn matmul(op: &Matmul, call: &CallDesc) -> Result<Recipe> {
     let transposed = op.transpose_b;
-    let defines: [(_, &dyn Display); 3] = [
-        ("X", &type_of(call, 0)?),
-        ("Y", &type_name(op.dtype)?),
-        ("TRANSPOSED", &i32::from(transposed)),
-    ];
+    let defines: [(_, &dyn Display); 3] =
+        [("X", &type_of(call, 0)?), ("Y", &type_name(op.dtype)?), ("TRANSPOSED", &i32::from(transposed))];
     let spec = KernelSpec::new("linear/matmul.cu", "matmul", defines);
     Ok(Recipe::of_one(spec, move |frame, function| {
         let (a, b, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
@@ -393,7 +450,8 @@ pub(super) fn matmul(op: &Matmul, call: &CallDesc) -> Result<Recipe> {
         let tensor = |parameters: Parameters, tensor: &Bound| {
             parameters.address(tensor.address).size(tensor.stride(0)).size(tensor.stride(1))
         };
-        let parameters = Parameters::default().extent(groups, &[a, b, y]).size(rows).size(columns).size(a.size(2));
+        let parameters =
+            Parameters::default().extent(groups, &[a, b, y]).size(rows).size(columns).size(a.size(2));
         let parameters = tensor(tensor(tensor(parameters, a), b), y);
         let grid = [columns.div_ceil(64), rows.div_ceil(64).min(MAX_GRID), groups.min(MAX_GRID)];
         Ok(Step::kernel(function, grid, THREADS, parameters))

@@ -86,10 +86,13 @@ fn norm_linear(op: &RmsNorm, bias: bool, call: &CallDesc, machine: &Machine) -> 
         }
         let [first, rest @ ..] = functions else { return Err(Error::internal("a recipe without a kernel")) };
         let between = Bound { desc: normed.clone(), address: frame.workspace, extent: x.extent };
-        let parameters = Parameters::default().extent(rows, &[x, y]).size(width).float(op.eps).float(op.weight_offset);
+        let parameters =
+            Parameters::default().extent(rows, &[x, y]).size(width).float(op.eps).float(op.weight_offset);
         let parameters = parameters.rows(x).address(gain.address).rows(&between);
         let mut steps: Vec<Step> =
-            Step::kernel(first, norm::grid(rows, columns, width), norm::threads(width), parameters).into_iter().collect();
+            Step::kernel(first, norm::grid(rows, columns, width), norm::threads(width), parameters)
+                .into_iter()
+                .collect();
         let places = Places {
             x: &between,
             weight: frame.weight(2)?,

@@ -27,7 +27,8 @@ pub(super) fn logit_process(call: &CallDesc) -> Result<Recipe> {
             .address(requests.address)
             .rows(settings)
             .rows(counts);
-        let parameters = optional_rows(optional_rows(parameters, frame.optional(4)), frame.optional(5)).rows(y);
+        let parameters =
+            optional_rows(optional_rows(parameters, frame.optional(4)), frame.optional(5)).rows(y);
         Ok(Step::kernel(function, plane(rows, vocabulary), THREADS, parameters))
     }))
 }

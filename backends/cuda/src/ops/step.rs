@@ -2,11 +2,7 @@
 
 use super::{KernelSpec, Recipe, THREADS};
 use crate::launch::{Bound, Parameters, Step};
-use dsrun_core::{
-    Result,
-    kernels::CallDesc,
-    op::PrepareStep,
-};
+use dsrun_core::{Result, kernels::CallDesc, op::PrepareStep};
 
 /// The most blocks that copy rows of the block table.
 const COPIERS: usize = 1024;

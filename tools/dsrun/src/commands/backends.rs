@@ -32,9 +32,7 @@ fn line(device: &DeviceInfo) -> String {
 
 fn as_json(backend: &dyn Backend) -> Value {
     let info = backend.info();
-    let device = |device: &DeviceInfo| {
-        json!({ "index": device.index, "name": device.name, "memory_bytes": device.memory_bytes })
-    };
+    let device = |device: &DeviceInfo| json!({ "index": device.index, "name": device.name, "memory_bytes": device.memory_bytes });
     let (devices, error) = match backend.devices() {
         Ok(devices) => (devices.iter().map(device).collect(), None),
         Err(error) => (Vec::new(), Some(error.to_string())),

@@ -16,7 +16,9 @@ use std::ops::ControlFlow;
 pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
     let model = open_model(&command.model, terminal)?;
     if model.chat_template().is_err() {
-        bail!("the model has no chat template, so it cannot hold a conversation\nhint: use dsrun generate --raw");
+        bail!(
+            "the model has no chat template, so it cannot hold a conversation\nhint: use dsrun generate --raw"
+        );
     }
     let options = generate_options(&model, &command.sampling)?;
     let device = open_device(&command.device)?;
@@ -56,7 +58,11 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
         let prompt = Prompt::Chat(messages.clone());
         let answers = pipeline.generate_all(&[prompt], &options, &mut |progress| {
             written = writer.token(progress.text);
-            if written.is_err() || interrupt::happened() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if written.is_err() || interrupt::happened() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         });
         let answers = match answers {
             Ok(answers) => answers,

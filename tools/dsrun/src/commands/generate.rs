@@ -27,7 +27,11 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
         if let Some(writer) = &mut writer {
             written = writer.token(progress.text);
         }
-        if written.is_err() || interrupt::happened() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if written.is_err() || interrupt::happened() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     })?;
     written?;
     if let Some(writer) = writer {

@@ -61,9 +61,18 @@ fn facts(model: &Model) -> Vec<(&'static str, String)> {
     let window = config.windows.iter().flatten().next();
     let mut facts = vec![
         ("family", config.architecture.name().to_owned()),
-        ("layers", format!("{} of hidden size {}, MLP {}", config.layers, config.hidden, config.intermediate)),
-        ("heads", format!("{} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads)),
-        ("vocabulary", format!("{}{}", config.vocabulary, if config.tied { ", head tied to embedding" } else { "" })),
+        (
+            "layers",
+            format!("{} of hidden size {}, MLP {}", config.layers, config.hidden, config.intermediate),
+        ),
+        (
+            "heads",
+            format!("{} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
+        ),
+        (
+            "vocabulary",
+            format!("{}{}", config.vocabulary, if config.tied { ", head tied to embedding" } else { "" }),
+        ),
         ("rope", format!("theta {}, scaling {:?}", config.rope.theta, config.rope.scaling)),
     ];
     if let Some(window) = window {
@@ -94,7 +103,9 @@ fn sampling(options: &GenerateOptions) -> String {
     } else {
         format!(", repetition penalty {}", sampling.repetition_penalty)
     };
-    let length = options.max_tokens.map_or_else(|| "up to the context".into(), |tokens| format!("up to {tokens} tokens"));
+    let length = options
+        .max_tokens
+        .map_or_else(|| "up to the context".into(), |tokens| format!("up to {tokens} tokens"));
     format!("{how}{penalty}, {length}")
 }
 
@@ -127,9 +138,7 @@ fn as_json(
         "memory": plan.memory(),
     });
     if command.tensors {
-        let tensor = |(name, tensor): &(String, WeightType)| {
-            json!({ "name": name, "format": tensor.format.name(), "shape": tensor.shape })
-        };
+        let tensor = |(name, tensor): &(String, WeightType)| json!({ "name": name, "format": tensor.format.name(), "shape": tensor.shape });
         value["tensors"] = tensors.iter().map(tensor).collect();
     }
     if command.program {

@@ -32,7 +32,9 @@ pub(crate) fn run(command: &Logits, terminal: &Terminal) -> Result<()> {
         print(&line(position, &score.tokens, pipeline.model()))?;
     }
     match score.mean_nll {
-        Some(nll) => print(&format!("mean negative log-likelihood: {nll:.6} nats, perplexity {:.4}", nll.exp())),
+        Some(nll) => {
+            print(&format!("mean negative log-likelihood: {nll:.6} nats, perplexity {:.4}", nll.exp()))
+        }
         None => Ok(()),
     }
 }
@@ -42,6 +44,7 @@ fn line(position: &ScoredPosition, tokens: &[u32], model: &Model) -> String {
         Some(tokenizer) => format!("{:?}", tokenizer.decode(&[id], false).unwrap_or_default()),
         None => id.to_string(),
     };
-    let top: Vec<String> = position.top.iter().map(|(id, logit)| format!("{} {logit:.4}", piece(*id))).collect();
+    let top: Vec<String> =
+        position.top.iter().map(|(id, logit)| format!("{} {logit:.4}", piece(*id))).collect();
     format!("{:>4} {:14} {}", position.index, piece(tokens[position.index]), top.join(", "))
 }

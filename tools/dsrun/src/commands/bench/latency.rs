@@ -93,7 +93,8 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
 fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result<(f64, f64)> {
     let start = Instant::now();
     for request in 0..command.batch {
-        let prompt = (0..command.prompt).map(|index| token(request * command.prompt + index, vocabulary)).collect();
+        let prompt =
+            (0..command.prompt).map(|index| token(request * command.prompt + index, vocabulary)).collect();
         let sampling = SamplingOptions::default();
         engine.submit(Request { prompt, sampling, max_tokens: Some(command.generate) })?;
     }

@@ -1,0 +1,169 @@
+/*
+ * linear for one row, on plain arithmetic, sm_80 and up: y = x W^T + b, and with NORM y = rms_norm(x) W^T + b.
+ *
+ * Blocks of 4 warps, at most 6 on a multiprocessor, stay for the whole product; SPLIT warps share an output and go from
+ * output to output. Each lane copies 16 bytes of the weights at a time into a ring of its own in shared memory (cp.async), of
+ * which STAGES - 1 are under way at any moment, across the ends of rows: the memory pipe never drains. That is 3.5 KiB a
+ * warp and up to 84 KiB a multiprocessor, where 4.8 TB/s need about 29 KiB. A lane reads what it copied itself, so no
+ * barrier is needed. x (and the norm's weight) come through the L1, where all warps of the multiprocessor find them.
+ *
+ * The norm costs no pass of its own: y = sum_k(x_k g_k W_nk) / rms(x), and each warp adds up the squares of what it reads of
+ * x along with its first output.
+ *
+ * Bytes: the weights, once. Floor: those over read bandwidth. Measured figures: docs/performance/cuda.md.
+ */
+#define WARPS 4
+#define STAGES 8
+
+#if FORMAT == FORMAT_F32
+#define WIDTH 4
+typedef Lanes<float> Elements;
+#elif FORMAT == FORMAT_F16
+#define WIDTH 8
+typedef Lanes<f16> Elements;
+#else
+#define WIDTH 8
+typedef Lanes<bf16> Elements;
+#endif
+
+/* Starts copying 16 bytes, or writes zeros. */
+__device__ inline void copy_ahead(Vector* to, const void* from, bool real) {
+#if __CUDA_ARCH__ >= 800
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(from), "r"(real ? 16 : 0) : "memory");
+#endif
+}
+
+__device__ inline void close_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits for all but the newest STAGES - 2 groups. */
+__device__ inline void await_oldest() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
+#endif
+}
+
+__device__ inline void load_x(const X* from, i64 left, float (&out)[WIDTH]) {
+#if X_VECTORS
+#pragma unroll
+    for (int i = 0; i < WIDTH / Lanes<X>::count; ++i) {
+        Vector v = load_vector(from + i * Lanes<X>::count);
+#pragma unroll
+        for (int j = 0; j < Lanes<X>::count; ++j) out[i * Lanes<X>::count + j] = Lanes<X>::get(v, j);
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) out[i] = i < left ? widen(from[i]) : 0.0f;
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent, i64 output_count, i64 input_count, const X* x,
+                                                                   i64 x_row, Weight weight, const BIAS* bias, Y* y, i64 y_row
+#if NORM
+                                                                   , const G* gain, float eps, float offset
+#endif
+) {
+    __shared__ Vector ring[WARPS][STAGES][32];
+    __shared__ float partial[2][WARPS][2];
+    if (extent.count() <= 0) return;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % SPLIT;
+    int outputs = (int)output_count, inputs = (int)input_count;
+    int groups = gridDim.x * (WARPS / SPLIT), first = blockIdx.x * (WARPS / SPLIT) + warp / SPLIT;
+    int pieces = (inputs + WIDTH - 1) / WIDTH, steps = (pieces + 32 * SPLIT - 1) / (32 * SPLIT);
+    /* All warps of a block take as many turns, for the barriers of SPLIT. */
+    int turns = (outputs + groups - 1) / groups;
+
+    /* What is copied next: output, step in its row, place in the ring. */
+    int ahead_output = first, ahead_step = 0, ahead_slot = 0, ahead_left = turns * steps;
+    auto fetch = [&]() {
+        int piece = (ahead_step * SPLIT + part) * 32 + lane;
+        bool real = ahead_left > 0 && ahead_output < outputs && piece < pieces;
+        const u8* from = weight.elements + (real ? (i64)ahead_output * weight.row_bytes + (i64)piece * 16 : 0);
+        copy_ahead(&ring[warp][ahead_slot][lane], from, real);
+        close_group();
+        ahead_slot = (ahead_slot + 1) % STAGES;
+        ahead_left -= 1;
+        if (++ahead_step == steps) {
+            ahead_step = 0;
+            ahead_output += groups;
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) fetch();
+
+    float squares = 0.0f, scale = 1.0f;
+    int slot = 0;
+    for (int turn = 0; turn < turns; ++turn) {
+        int output = first + turn * groups;
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int step = 0; step < steps; ++step) {
+            int piece = (step * SPLIT + part) * 32 + lane;
+            float own[WIDTH] = {};
+            if (piece < pieces) {
+                load_x(x + piece * WIDTH, inputs - piece * WIDTH, own);
+#if NORM
+                if (turn == 0) {
+#pragma unroll
+                    for (int i = 0; i < WIDTH; ++i) squares += own[i] * own[i];
+                }
+                float g[WIDTH];
+#if G_VECTORS
+#pragma unroll
+                for (int i = 0; i < WIDTH / Lanes<G>::count; ++i) {
+                    Vector v = load_vector(gain + piece * WIDTH + i * Lanes<G>::count);
+#pragma unroll
+                    for (int j = 0; j < Lanes<G>::count; ++j) g[i * Lanes<G>::count + j] = Lanes<G>::get(v, j);
+                }
+#else
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) g[i] = piece * WIDTH + i < inputs ? widen(gain[piece * WIDTH + i]) : 0.0f;
+#endif
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) own[i] *= g[i] + offset;
+#endif
+            }
+            await_oldest();
+            Vector v = ring[warp][slot][lane];
+            slot = (slot + 1) % STAGES;
+            /* Into the place that was read a step ago. */
+            fetch();
+            if (piece < pieces) {
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) sum += own[i] * Elements::get(v, i);
+            }
+        }
+        sum = warp_sum(sum);
+#if NORM
+        if (turn == 0) squares = warp_sum(squares);
+#endif
+#if SPLIT > 1
+        float(*here)[2] = partial[turn % 2];
+        if (lane == 0) {
+            here[warp][0] = sum;
+            here[warp][1] = squares;
+        }
+        __syncthreads();
+        if (part == 0) {
+            for (int other = 1; other < SPLIT; ++other) sum += here[warp + other][0];
+        }
+#if NORM
+        if (turn == 0) {
+            float all = 0.0f;
+            for (int other = 0; other < SPLIT; ++other) all += here[warp - part + other][1];
+            squares = all;
+        }
+#endif
+#endif
+#if NORM
+        if (turn == 0) scale = 1.0f / sqrtf(squares / (float)inputs + eps);
+#endif
+        if (part == 0 && lane == 0 && output < outputs) {
+            y[output] = narrow<Y>(sum * scale + or_else(bias, output, 0.0f));
+        }
+    }
+}
