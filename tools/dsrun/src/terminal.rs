@@ -1,5 +1,6 @@
 //! What people see: progress bars, the line of live figures, figures at the end, errors.
 
+use crate::interrupt;
 use anyhow::Result;
 use dsrun_models::fetch::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -74,7 +75,7 @@ impl Terminal {
     pub(crate) fn stream(&self) -> StreamWriter {
         let live = self.rich && !self.quiet;
         let mode = match (live, std::io::stdout().is_terminal()) {
-            (true, true) => Live::Below,
+            (true, true) => StatusLine::reserve().map_or(Live::No, Live::Bottom),
             (true, false) => Live::Spinner(self.bar("", None)),
             (false, _) => Live::No,
         };
@@ -120,12 +121,53 @@ impl Progress for FetchBar<'_> {
     }
 }
 
+/// The bottom line of the terminal, kept free of text: what is written above scrolls past it.
+struct StatusLine {
+    row: u16,
+}
+
+impl StatusLine {
+    /// Takes the bottom line, if the terminal says how high it is.
+    fn reserve() -> Option<Self> {
+        let (_, terminal_size::Height(row)) = terminal_size::terminal_size_of(std::io::stderr())?;
+        if row < 4 {
+            return None;
+        }
+        interrupt::on_exit(RELEASE);
+        // A line break and back makes sure that the cursor is not in the bottom line. Then only the lines above scroll.
+        // Setting that moves the cursor, so its place is remembered around it.
+        write_escapes(&format!("\n\x1b[A\x1b7\x1b[1;{}r\x1b8", row - 1));
+        Some(Self { row })
+    }
+
+    fn draw(&self, text: &str) {
+        write_escapes(&format!("\x1b7\x1b[{};1H\x1b[2K{text}\x1b8", self.row));
+    }
+}
+
+/// Lets the whole terminal scroll again.
+const RELEASE: &str = "\x1b7\x1b[r\x1b8";
+
+impl Drop for StatusLine {
+    fn drop(&mut self) {
+        self.draw("");
+        write_escapes(RELEASE);
+        interrupt::on_exit("");
+    }
+}
+
+fn write_escapes(text: &str) {
+    let mut stream = std::io::stderr().lock();
+    // Nobody is left to see it if standard error is gone.
+    let _ = stream.write_all(text.as_bytes()).and_then(|()| stream.flush());
+}
+
 /// Where live figures go.
 enum Live {
     /// Nowhere.
     No,
-    /// Text and figures share a terminal: figures stand in the line below the text.
-    Below,
+    /// Text and figures share a terminal: figures have its bottom line.
+    Bottom(StatusLine),
     /// Text goes elsewhere: figures have the terminal to themselves.
     Spinner(ProgressBar),
 }
@@ -147,7 +189,6 @@ impl StreamWriter {
             self.started = Instant::now();
         }
         self.tokens += 1;
-        self.clear_below();
         if !text.is_empty() {
             let mut output = std::io::stdout().lock();
             output.write_all(text.as_bytes())?;
@@ -159,39 +200,21 @@ impl StreamWriter {
         Ok(())
     }
 
-    fn figures(&self) -> String {
-        let rate = (self.tokens - 1) as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
-        format!("{} tokens, {rate:.1} tokens/s", self.tokens)
-    }
-
     fn draw(&mut self) {
+        let rate = (self.tokens - 1) as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
+        let figures = format!("{} tokens, {rate:.1} tokens/s", self.tokens);
         match &self.mode {
             Live::No => {}
-            Live::Spinner(spinner) => spinner.set_message(self.figures()),
-            Live::Below => {
-                let (dim, plain) = if self.colour { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
-                // Make room below (which may scroll), come back, remember the place, write below, return to the place.
-                let line = format!("\x1bD\x1b[A\x1b7\x1b[B\r\x1b[2K{dim}{}{plain}\x1b8", self.figures());
-                let _ = write!(std::io::stderr().lock(), "{line}");
-            }
+            Live::Spinner(spinner) => spinner.set_message(figures),
+            Live::Bottom(line) if self.colour => line.draw(&format!("\x1b[2m{figures}\x1b[0m")),
+            Live::Bottom(line) => line.draw(&figures),
         }
         self.drawn = Some(Instant::now());
     }
 
-    /// Takes the figures away, so that text may flow over their line.
-    fn clear_below(&mut self) {
-        if matches!(self.mode, Live::Below) && self.drawn.is_some() {
-            let _ = write!(std::io::stderr().lock(), "\x1b7\x1b[B\r\x1b[2K\x1b8");
-        }
-    }
-
     /// Ends the text with a line break.
-    pub(crate) fn finish(mut self) -> Result<()> {
-        self.clear_below();
-        self.drawn = None;
-        if let Live::Spinner(spinner) = &self.mode {
-            spinner.finish_and_clear();
-        }
+    pub(crate) fn finish(self) -> Result<()> {
+        drop(self);
         let mut output = std::io::stdout().lock();
         output.write_all(b"\n")?;
         output.flush()?;
@@ -201,7 +224,6 @@ impl StreamWriter {
 
 impl Drop for StreamWriter {
     fn drop(&mut self) {
-        self.clear_below();
         if let Live::Spinner(spinner) = &self.mode {
             spinner.finish_and_clear();
         }

@@ -156,7 +156,8 @@ impl Layer<'_> {
         let pieces = self.inputs().div_ceil(width(format));
         // Warps that a multiprocessor holds; fewer than two thirds of them would leave memory waiting.
         let most = machine.processors * BLOCKS * WARPS;
-        let split = [1, 2].into_iter().find(|split| self.outputs() * split * 2 >= most || pieces < 64 * split);
+        let split =
+            [1, 2].into_iter().find(|split| self.outputs() * split * 2 >= most || pieces < 64 * split);
         let split = split.unwrap_or(WARPS);
         // As many groups as make all take the same number of turns.
         let turns = self.outputs().div_ceil((most / split).max(1)).max(1);
