@@ -325,7 +325,7 @@ fn main() -> Result<()> {
         })?;
         let launches = calls.len();
         let graphs = device.graphs().ok_or_else(|| dsrun_core::Error::unsupported("no graphs"))?;
-        let graph = graphs.capture(&mut *stream, calls.into())?;
+        let graph = graphs.capture(&mut *stream, calls)?;
         let times = time(&*device, &mut *stream, REPLAYS, |stream| graph.launch(stream))?;
         let median = times[times.len() / 2];
         let _ = writeln!(

@@ -73,7 +73,7 @@ pub(crate) enum Weights {
 /// Which device, and how much of it.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceArguments {
-    /// The backend; `dsrun backends` lists them.
+    /// The backend: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
     #[arg(long, value_name = "NAME")]
     pub(crate) backend: Option<String>,
     /// The device of the backend.
@@ -271,6 +271,9 @@ pub(crate) struct Logits {
 
 #[derive(Debug, Args)]
 pub(crate) struct Backends {
+    /// Also print every place that was searched for plugins, and what came of it.
+    #[arg(long)]
+    pub(crate) explain: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

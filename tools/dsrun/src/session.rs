@@ -6,7 +6,8 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use dsrun_core::{
-    device::{Device, DeviceOptions},
+    device::{Backend, Device, DeviceOptions},
+    discovery::{Origin, Places, discover},
     registry::Registry,
 };
 use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions, Pipeline};
@@ -26,10 +27,29 @@ pub(crate) fn registry() -> Result<Registry> {
     Ok(registry)
 }
 
+/// Finds a backend: one that is linked in, or a plugin. A path names a plugin's manifest or library.
+fn find_backend(name: Option<&str>) -> Result<Arc<dyn Backend>> {
+    let registry = registry()?;
+    let (name, missing) = match (name, registry.backend(name)) {
+        (_, Ok(backend)) => return Ok(backend.clone()),
+        (None, Err(missing)) => return Err(missing.into()),
+        (Some(name), Err(missing)) => (name, missing),
+    };
+    if name.contains(std::path::is_separator) {
+        let path = std::path::absolute(name).with_context(|| format!("{name} is no path"))?;
+        let report = discover(&Places::of_process([path]));
+        let plugin = report.plugins.iter().find(|plugin| plugin.origin == Origin::Argument);
+        let plugin = plugin.with_context(|| format!("there is no plugin {name}"))?;
+        return Ok(Arc::new(plugin.load()?));
+    }
+    let plugin = discover(&Places::of_process([])).load(name);
+    let hint = "hint: `dsrun backends --explain` shows where plugins are looked for";
+    Ok(Arc::new(plugin.with_context(|| format!("{missing}\n{hint}"))?))
+}
+
 /// Opens the device that was asked for.
 pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>> {
-    let registry = registry()?;
-    let backend = registry.backend(arguments.backend.as_deref())?;
+    let backend = find_backend(arguments.backend.as_deref())?;
     let options = DeviceOptions { threads: arguments.threads.map(usize::from), ..DeviceOptions::default() };
     let device = backend.open(arguments.device, &options);
     device.with_context(|| {

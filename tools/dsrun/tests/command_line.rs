@@ -129,12 +129,15 @@ fn inspect_shows_configuration_plan_tensors_and_program() {
 #[test]
 fn backends_are_listed_with_their_devices() {
     let value = json(&run(dsrun(&["backends", "--json"])).out);
-    assert!(!value[0]["devices"].as_array().unwrap().is_empty());
-    let name = value[0]["name"].as_str().unwrap();
+    assert!(!value["linked"][0]["devices"].as_array().unwrap().is_empty());
+    let name = value["linked"][0]["name"].as_str().unwrap();
     assert!(run(dsrun(&["backends"])).out.contains(&format!("{name} ")));
     let ran = run(with_tiny("generate", &["--backend", "abacus", "x"]));
     assert_eq!(ran.code, Some(1));
     assert!(ran.err.contains("no backend `abacus`") && ran.err.contains(name), "{}", ran.err);
+    assert!(ran.err.contains("backends --explain"), "{}", ran.err);
+    let explained = run(dsrun(&["backends", "--explain"]));
+    assert!(explained.code == Some(0) && explained.out.contains("backends.d"), "{}", explained.out);
 }
 
 #[test]
@@ -174,6 +177,8 @@ fn what_is_wrong_is_named() {
             "the context holds 4",
         ),
         (&["generate", "--model", tiny, "--device", "7", "x"], "device 7"),
+        (&["generate", "--model", tiny, "--backend", "./nowhere.so", "x"], "nowhere.so"),
+        (&["generate", "--model", tiny, "--backend", binary, "x"], "prompt.bin"),
         (&["generate", "--model", tiny, "--stop", "", "x"], "stop text is empty"),
         (&["logits", "--model", tiny, "--tokens", "5,4096"], "4096"),
         (&["models", "remove", "../escape"], "../escape"),

@@ -112,7 +112,9 @@ __device__ inline bool sees(const Arguments& a, const Tile& tile, i64 position, 
     i64 bit = key - (tile.total - tile.length);
     bool seen = bit < 0 || (bit < a.mask_columns * 32 && (a.mask_bits[row * a.mask_row + bit / 32] >> (bit % 32) & 1));
 #endif
-    if (a.window > 0) seen = seen && key > position - a.window && (PAGED || key < position + a.window);
+#if WINDOW
+    seen = seen && key > position - a.window && (PAGED || key < position + a.window);
+#endif
     return seen;
 }
 
@@ -220,11 +222,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequen
                 if (there[u]) load<K, VALUE_SIZE, CACHE_VECTORS>(value_row, (p * LANES + mine) * 8, value[u][p]);
             }
         }
+        int nearest = (int)(base + warp * KEYS + group);
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            i64 at = base + (u * WARPS + warp) * KEYS + group;
+        for (int r = 0; r < ROWS; ++r) {
+            float scores[AHEAD], top = maximum[r];
+            int token = r / HEADS, position = (int)(before + tile.first) + token;
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
+            for (int u = 0; u < AHEAD; ++u) {
                 float score = 0.0f;
 #pragma unroll
                 for (int p = 0; p < KEY_PIECES; ++p) {
@@ -232,26 +236,35 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequen
                     for (int i = 0; i < 8; ++i) score += query[r][p][i] * key[u][p][i];
                 }
                 for (int distance = LANES / 2; distance; distance /= 2) score += __shfl_xor_sync(0xffffffffu, score, distance);
-                i64 position = before + tile.first + r / HEADS;
-                bool seen = there[u] && r / HEADS < tile.count && sees(a, tile, position, tile.start + tile.first + r / HEADS, at);
-                if (!seen) continue;
+                int at = nearest + u * (WARPS * KEYS);
+                bool seen = there[u] && token < tile.count && sees(a, tile, position, tile.start + tile.first + token, at);
                 score *= scale;
-                if (softcap > 0.0f) score = softcap * tanhf(score / softcap);
-                i64 distance = position - at;
+#if SOFTCAP
+                score = softcap * tanhf(score / softcap);
+#endif
+#if ALIBI
+                int distance = position - at;
                 if (!PAGED && distance < 0) distance = -distance;
                 score -= slope[r] * (float)distance;
-                if (score > maximum[r]) {
-                    float shrink = expf(maximum[r] - score);
-                    maximum[r] = score;
-                    sum[r] *= shrink;
+#endif
+                scores[u] = seen ? score : -infinity();
+                top = scores[u] > top ? scores[u] : top;
+            }
+            if (top > maximum[r]) {
+                float shrink = expf(maximum[r] - top);
+                maximum[r] = top;
+                sum[r] *= shrink;
 #pragma unroll
-                    for (int p = 0; p < VALUE_PIECES; ++p) {
+                for (int p = 0; p < VALUE_PIECES; ++p) {
 #pragma unroll
-                        for (int i = 0; i < 8; ++i) weighted[r][p][i] *= shrink;
-                    }
+                    for (int i = 0; i < 8; ++i) weighted[r][p][i] *= shrink;
                 }
-                if (score == -infinity()) continue;
-                float weight = expf(score - maximum[r]);
+            }
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                /* What is not seen must not count, not even by its NaN. */
+                if (scores[u] == -infinity()) continue;
+                float weight = expf(scores[u] - top);
                 sum[r] += weight;
 #pragma unroll
                 for (int p = 0; p < VALUE_PIECES; ++p) {

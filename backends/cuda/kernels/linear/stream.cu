@@ -7,8 +7,9 @@
  * warp and up to 84 KiB a multiprocessor, where 4.8 TB/s need about 29 KiB. A lane reads what it copied itself, so no
  * barrier is needed. x (and the norm's weight) come through the L1, where all warps of the multiprocessor find them.
  *
- * The norm costs no pass of its own: y = sum_k(x_k g_k W_nk) / rms(x), and each warp adds up the squares of what it reads of
- * x along with its first output.
+ * With STAGED, x is widened once per block and kept in shared memory, which leaves a third of the instructions: behind the
+ * first copies, so that it costs little time. The norm costs no pass of its own: y = sum_k(x_k g_k W_nk) / rms(x). WHOLE says
+ * that a row is a whole number of steps of SPLIT warps.
  *
  * Bytes: the weights, once. Floor: those over read bandwidth. Measured figures: docs/performance/cuda.md.
  */
@@ -61,14 +62,25 @@ __device__ inline void load_x(const X* from, i64 left, float (&out)[WIDTH]) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent, i64 output_count, i64 input_count, const X* x,
-                                                                   i64 x_row, Weight weight, const BIAS* bias, Y* y, i64 y_row
+/* `WIDTH` elements of x, times the norm's weight; zeros behind the last. */
+__device__ inline void load_scaled(const X* x, const void* gain, float offset, int piece, int inputs, float (&out)[WIDTH]) {
+    load_x(x + piece * WIDTH, inputs - piece * WIDTH, out);
 #if NORM
-                                                                   , const G* gain, float eps, float offset
+    const G* own = (const G*)gain;
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) out[i] *= piece * WIDTH + i < inputs ? widen(own[piece * WIDTH + i]) + offset : 0.0f;
 #endif
-) {
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent, i64 output_count, i64 input_count, const X* x,
+                                                                   i64 x_row, Weight weight, const BIAS* bias, Y* y, i64 y_row,
+                                                                   const void* gain, float eps, float offset) {
     __shared__ Vector ring[WARPS][STAGES][32];
     __shared__ float partial[2][WARPS][2];
+#if STAGED > 0
+    /* x, scaled and widened, in planes of four elements of every piece: no two lanes meet in a bank. */
+    __shared__ Vector staged[WIDTH / 4][STAGED];
+#endif
     if (extent.count() <= 0) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % SPLIT;
     int outputs = (int)output_count, inputs = (int)input_count;
@@ -77,54 +89,69 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent
     /* All warps of a block take as many turns, for the barriers of SPLIT. */
     int turns = (outputs + groups - 1) / groups;
 
-    /* What is copied next: output, step in its row, place in the ring. */
-    int ahead_output = first, ahead_step = 0, ahead_slot = 0, ahead_left = turns * steps;
+    /* What is copied next: where it is, its step in the row, its place in the ring. */
+    const u8* ahead = weight.elements + (i64)first * weight.row_bytes + (part * 32 + lane) * 16;
+    const i64 to_next_row = (i64)groups * weight.row_bytes - (i64)steps * (SPLIT * 32 * 16);
+    int ahead_output = first, ahead_step = 0, ahead_slot = 0;
     auto fetch = [&]() {
-        int piece = (ahead_step * SPLIT + part) * 32 + lane;
-        bool real = ahead_left > 0 && ahead_output < outputs && piece < pieces;
-        const u8* from = weight.elements + (real ? (i64)ahead_output * weight.row_bytes + (i64)piece * 16 : 0);
-        copy_ahead(&ring[warp][ahead_slot][lane], from, real);
+        bool real = ahead_output < outputs;
+#if !WHOLE
+        real = real && (ahead_step * SPLIT + part) * 32 + lane < pieces;
+#endif
+        copy_ahead(&ring[warp][ahead_slot][lane], real ? ahead : weight.elements, real);
         close_group();
         ahead_slot = (ahead_slot + 1) % STAGES;
-        ahead_left -= 1;
+        ahead += SPLIT * 32 * 16;
         if (++ahead_step == steps) {
             ahead_step = 0;
             ahead_output += groups;
+            ahead += to_next_row;
         }
     };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) fetch();
 
     float squares = 0.0f, scale = 1.0f;
+#if STAGED > 0
+    for (int piece = threadIdx.x; piece < pieces; piece += WARPS * 32) {
+        float own[WIDTH];
+#if NORM
+        load_x(x + piece * WIDTH, inputs - piece * WIDTH, own);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) squares += own[i] * own[i];
+#endif
+        load_scaled(x, gain, offset, piece, inputs, own);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) staged[i / 4][piece].word[i % 4] = __float_as_uint(own[i]);
+    }
+#if NORM
+    squares = block_sum(squares);
+    scale = 1.0f / sqrtf(squares / (float)inputs + eps);
+#endif
+    __syncthreads();
+#endif
     int slot = 0;
     for (int turn = 0; turn < turns; ++turn) {
         int output = first + turn * groups;
-        float sum = 0.0f;
+        float sums[2] = {};
 #pragma unroll 4
         for (int step = 0; step < steps; ++step) {
             int piece = (step * SPLIT + part) * 32 + lane;
+            bool real = WHOLE || piece < pieces;
             float own[WIDTH] = {};
-            if (piece < pieces) {
-                load_x(x + piece * WIDTH, inputs - piece * WIDTH, own);
+            if (real) {
+#if STAGED > 0
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) own[i] = __uint_as_float(staged[i / 4][piece].word[i % 4]);
+#else
 #if NORM
                 if (turn == 0) {
+                    load_x(x + piece * WIDTH, inputs - piece * WIDTH, own);
 #pragma unroll
                     for (int i = 0; i < WIDTH; ++i) squares += own[i] * own[i];
                 }
-                float g[WIDTH];
-#if G_VECTORS
-#pragma unroll
-                for (int i = 0; i < WIDTH / Lanes<G>::count; ++i) {
-                    Vector v = load_vector(gain + piece * WIDTH + i * Lanes<G>::count);
-#pragma unroll
-                    for (int j = 0; j < Lanes<G>::count; ++j) g[i * Lanes<G>::count + j] = Lanes<G>::get(v, j);
-                }
-#else
-#pragma unroll
-                for (int i = 0; i < WIDTH; ++i) g[i] = piece * WIDTH + i < inputs ? widen(gain[piece * WIDTH + i]) : 0.0f;
 #endif
-#pragma unroll
-                for (int i = 0; i < WIDTH; ++i) own[i] *= g[i] + offset;
+                load_scaled(x, gain, offset, piece, inputs, own);
 #endif
             }
             await_oldest();
@@ -132,13 +159,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent
             slot = (slot + 1) % STAGES;
             /* Into the place that was read a step ago. */
             fetch();
-            if (piece < pieces) {
+            if (real) {
 #pragma unroll
-                for (int i = 0; i < WIDTH; ++i) sum += own[i] * Elements::get(v, i);
+                for (int i = 0; i < WIDTH; ++i) sums[i % 2] += own[i] * Elements::get(v, i);
             }
         }
-        sum = warp_sum(sum);
-#if NORM
+        float sum = warp_sum(sums[0] + sums[1]);
+#if NORM && STAGED == 0
         if (turn == 0) squares = warp_sum(squares);
 #endif
 #if SPLIT > 1
@@ -151,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent
         if (part == 0) {
             for (int other = 1; other < SPLIT; ++other) sum += here[warp + other][0];
         }
-#if NORM
+#if NORM && STAGED == 0
         if (turn == 0) {
             float all = 0.0f;
             for (int other = 0; other < SPLIT; ++other) all += here[warp - part + other][1];
@@ -159,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent
         }
 #endif
 #endif
-#if NORM
+#if NORM && STAGED == 0
         if (turn == 0) scale = 1.0f / sqrtf(squares / (float)inputs + eps);
 #endif
         if (part == 0 && lane == 0 && output < outputs) {

@@ -81,6 +81,9 @@ struct Kinds {
     paged: bool,
     query_vectors: bool,
     cache_vectors: bool,
+    softcap: bool,
+    window: bool,
+    alibi: bool,
 }
 
 fn spec(kinds: &Kinds, cut: &Cut) -> Result<KernelSpec> {
@@ -95,7 +98,7 @@ fn spec(kinds: &Kinds, cut: &Cut) -> Result<KernelSpec> {
         AttentionMask::Bidirectional => 2,
         AttentionMask::Explicit => 3,
     };
-    let defines: [(_, &dyn std::fmt::Display); 11] = [
+    let defines: [(_, &dyn std::fmt::Display); 14] = [
         ("Q", &type_name(kinds.query)?),
         ("K", &type_name(kinds.cache)?),
         ("KEY_SIZE", &key_size),
@@ -105,6 +108,9 @@ fn spec(kinds: &Kinds, cut: &Cut) -> Result<KernelSpec> {
         ("TOKENS", &cut.tokens),
         ("MASK", &mask),
         ("PAGED", &i32::from(kinds.paged)),
+        ("SOFTCAP", &i32::from(kinds.softcap)),
+        ("WINDOW", &i32::from(kinds.window)),
+        ("ALIBI", &i32::from(kinds.alibi)),
         ("QUERY_VECTORS", &(if kinds.query_vectors { "true" } else { "false" })),
         ("CACHE_VECTORS", &(if kinds.cache_vectors { "true" } else { "false" })),
     ];
@@ -132,6 +138,9 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, machine: &super::Machi
         paged: true,
         query_vectors: vectors(query, key_size),
         cache_vectors: vectors(keys, key_size) && vectors(values, value_size),
+        softcap: op.softcap > 0.0,
+        window: op.window > 0,
+        alibi: call.tensor(8).is_some(),
     };
     result(call, 1)?;
     let (spec, op) = (spec(&kinds, &cut)?, *op);
@@ -213,6 +222,9 @@ pub(super) fn unpaged(op: &Attention, call: &CallDesc) -> Result<Recipe> {
         paged: false,
         query_vectors: vectors(query, key_size),
         cache_vectors: vectors(key, key_size) && vectors(value, value_size),
+        softcap: op.softcap > 0.0,
+        window: op.window > 0,
+        alibi: call.tensor(5).is_some(),
     };
     let (spec, op) = (spec(&kinds, &cut)?, *op);
     Ok(Recipe::of_one(spec, move |frame, function| {

@@ -29,6 +29,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+/// The most inputs that `stream` keeps in shared memory, as f32 beside its ring.
+const STAGED: usize = 7168;
 /// Blocks of `stream` on a multiprocessor.
 const BLOCKS: usize = 6;
 /// Warps of a block of `skinny` and of `stream`.
@@ -164,7 +166,7 @@ impl Layer<'_> {
         let blocks = self.outputs().div_ceil(turns).div_ceil(WARPS / split);
         let vectors = |dtype: DType| self.inputs().is_multiple_of(width(format).max(16 / dtype.bytes()));
         let gain = self.norm.as_ref().map_or(DType::F32, |(_, dtype)| *dtype);
-        let defines: [(_, &dyn Display); 9] = [
+        let defines: [(_, &dyn Display); 10] = [
             ("X", &type_name(self.x.dtype)?),
             ("Y", &type_name(self.y.dtype)?),
             ("BIAS", &self.bias_name()?),
@@ -172,20 +174,19 @@ impl Layer<'_> {
             ("FORMAT", &format_name(format)?),
             ("SPLIT", &split),
             ("X_VECTORS", &i32::from(vectors(self.x.dtype) && self.x.dtype.bytes() * width(format) >= 16)),
-            ("G_VECTORS", &i32::from(vectors(gain) && gain.bytes() * width(format) >= 16)),
+            ("STAGED", &(if self.inputs() <= STAGED { pieces } else { 0 })),
+            ("WHOLE", &i32::from(pieces.is_multiple_of(32 * split))),
             ("NORM", &i32::from(self.norm.is_some())),
         ];
-        let norm = self.norm.as_ref().map(|(norm, _)| *norm);
+        let norm = self.norm.as_ref().map_or((0.0, 0.0), |(norm, _)| (norm.eps, norm.weight_offset));
         Ok(Layered {
             kernels: vec![KernelSpec::new("linear/stream.cu", "stream", defines)],
             workspace: 0,
             batch_invariant: true,
             steps: Box::new(move |places, functions, _| {
                 let parameters = weight_words(common(places).rows(places.x), Some(places.weight));
-                let mut parameters = parameters.address(places.bias).rows(places.y);
-                if let Some(norm) = norm {
-                    parameters = parameters.address(places.gain).float(norm.eps).float(norm.weight_offset);
-                }
+                let parameters = parameters.address(places.bias).rows(places.y);
+                let parameters = parameters.address(places.gain).float(norm.0).float(norm.1);
                 let step = Step::kernel(function(functions, 0)?, [blocks, 1, 1], WARPS * 32, parameters);
                 Ok(step.into_iter().collect())
             }),

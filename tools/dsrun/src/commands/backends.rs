@@ -1,17 +1,21 @@
-//! `dsrun backends`: what can run models here.
+//! `dsrun backends`: what can run models here. Runs no code of plugins.
 
 use super::{print, print_json};
 use crate::{arguments::Backends, session::registry};
 use anyhow::Result;
-use dsrun_core::device::{Backend, DeviceInfo};
+use dsrun_core::{
+    device::{Backend, DeviceInfo},
+    discovery::{Places, Plugin, State, discover},
+};
 use dsrun_engine::Bytes;
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Backends) -> Result<()> {
     let registry = registry()?;
+    let report = discover(&Places::of_process([]));
     if command.json {
-        let backends: Vec<Value> = registry.backends().iter().map(|backend| as_json(&**backend)).collect();
-        return print_json(&backends);
+        let linked: Vec<Value> = registry.backends().iter().map(|backend| as_json(&**backend)).collect();
+        return print_json(&json!({ "linked": linked, "plugins": report.plugins, "places": report.places }));
     }
     for (index, backend) in registry.backends().iter().enumerate() {
         let info = backend.info();
@@ -22,12 +26,24 @@ pub(crate) fn run(command: &Backends) -> Result<()> {
             Err(error) => print(&format!("  not available: {error}"))?,
         }
     }
-    Ok(())
+    if command.explain {
+        return print(report.to_string().trim_end());
+    }
+    report.plugins.iter().try_for_each(|plugin| print(&plugin_line(plugin)))
 }
 
 fn line(device: &DeviceInfo) -> String {
     let memory = device.memory_bytes.map(|bytes| format!(", {}", Bytes(bytes))).unwrap_or_default();
     format!("device {}: {}{memory}", device.index, device.name)
+}
+
+fn plugin_line(plugin: &Plugin) -> String {
+    let state = match &plugin.state {
+        State::Ready => plugin.file().display().to_string(),
+        State::Shadowed(_) | State::Broken(_) => plugin.problem().unwrap_or_default(),
+    };
+    let version = plugin.version.as_deref().unwrap_or_default();
+    format!("{} {version} (plugin): {state}", plugin.name)
 }
 
 fn as_json(backend: &dyn Backend) -> Value {
