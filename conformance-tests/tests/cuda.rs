@@ -3,6 +3,8 @@
 //!
 //! `cargo test -p dsrun-conformance --test cuda -- paged_attention` runs one op.
 
+#![allow(clippy::print_stdout, reason = "a test that skips says why")]
+
 use dsrun_conformance::{
     case::Case,
     cases::{TABLES, Table},

@@ -1,5 +1,11 @@
 //! The reference backend three ways: linked in, through its own C tables, and as a loaded plugin. All must agree to the bit.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on has failed, and says why it skips"
+)]
+
 use dsrun_candle::CandleBackend;
 use dsrun_core::{
     abi::PluginBackend,

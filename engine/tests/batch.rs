@@ -1,5 +1,11 @@
 //! Several requests at once: what runs beside a request must not change it.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on has failed, and says why it skips"
+)]
+
 mod support;
 
 use dsrun_engine::{EngineError, EngineOptions, FinishReason, Precision, Request, SamplingOptions};
@@ -29,7 +35,9 @@ fn a_batch_gives_the_tokens_of_each_alone(
     let model = model();
     let alone: Vec<Vec<u32>> = prompts()
         .iter()
-        .map(|prompt| greedy(&mut engine(&model, &endless(256, 1)), &[prompt.clone()], 12).remove(0))
+        .map(|prompt| {
+            greedy(&mut engine(&model, &endless(256, 1)), std::slice::from_ref(prompt), 12).remove(0)
+        })
         .collect();
     assert_eq!(greedy(&mut engine(&model, &endless(step, requests)), &prompts(), 12), alone);
 }
@@ -41,7 +49,8 @@ fn sampling_does_not_depend_on_the_batch_but_on_the_seed() {
     let alone: Vec<Vec<u32>> = prompts()
         .iter()
         .map(|prompt| {
-            sampled(&mut engine(&model, &endless(256, 1)), &[prompt.clone()], 12, &sampling).remove(0)
+            sampled(&mut engine(&model, &endless(256, 1)), std::slice::from_ref(prompt), 12, &sampling)
+                .remove(0)
         })
         .collect();
     assert_eq!(sampled(&mut engine(&model, &endless(16, 3)), &prompts(), 12, &sampling), alone);

@@ -279,10 +279,11 @@ mod tests {
 
     #[test]
     fn every_unit_opens_with_what_it_is() {
-        for name in source::names() {
-            let text = source::text(name).unwrap();
-            let own = include_str!("../kernels/prelude.cuh").len();
-            assert!(text[own..].trim_start().starts_with("/*") || text[own..].contains("\n/*"), "{name}");
+        for (name, own) in source::units() {
+            assert!(own.starts_with("/*\n * "), "{name} has no comment at the top");
+            let whole = source::text(name).unwrap();
+            assert!(whole.ends_with(own) && whole.len() > own.len(), "{name} is put together wrongly");
         }
+        assert_eq!(source::text("missing.cu"), None);
     }
 }

@@ -49,8 +49,8 @@ pub(crate) fn text(name: &str) -> Option<String> {
     Some(parts.collect::<Vec<_>>().join("\n"))
 }
 
-/// The names of all units.
+/// All units: name and own text.
 #[cfg(test)]
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    UNITS.iter().map(|unit| unit.name)
+pub(crate) fn units() -> impl Iterator<Item = (&'static str, &'static str)> {
+    UNITS.iter().map(|unit| (unit.name, unit.text))
 }

@@ -3,7 +3,11 @@
 //! Needs NVRTC, for example from `pip install nvidia-cuda-nvrtc` with `DSRUN_CUDA_LIBRARIES` naming its `lib` folder. Without
 //! it the test says so and is skipped.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test, with helpers outside of test functions")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test, with helpers outside of test functions"
+)]
 
 use dsrun_core::{
     BlockFormat, DType, TensorDesc, WeightFormat, WeightType,

@@ -10,24 +10,24 @@ use std::{
 };
 
 /// The reference device.
-pub fn device() -> Arc<dyn Device> {
+pub(crate) fn device() -> Arc<dyn Device> {
     dsrun_candle::CandleBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there")
 }
 
 /// The folder of the models' fixtures.
-pub fn fixtures() -> PathBuf {
+pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures")
 }
 
 /// An engine over a model, for tests.
-pub fn engine(model: &Model, options: &EngineOptions) -> Engine {
+pub(crate) fn engine(model: &Model, options: &EngineOptions) -> Engine {
     let device = device();
     let plan = EnginePlan::new(model, &*device, options).expect("the model is planned");
     plan.load(model, device, &mut |_, _| {}).expect("the model is loaded")
 }
 
 /// Everything in f32.
-pub fn exact(step_tokens: usize, max_requests: usize) -> EngineOptions {
+pub(crate) fn exact(step_tokens: usize, max_requests: usize) -> EngineOptions {
     EngineOptions {
         precision: Precision::F32,
         step_tokens,
@@ -38,12 +38,12 @@ pub fn exact(step_tokens: usize, max_requests: usize) -> EngineOptions {
 }
 
 /// Greedy tokens of several prompts that run side by side.
-pub fn greedy(engine: &mut Engine, prompts: &[Vec<u32>], count: usize) -> Vec<Vec<u32>> {
+pub(crate) fn greedy(engine: &mut Engine, prompts: &[Vec<u32>], count: usize) -> Vec<Vec<u32>> {
     sampled(engine, prompts, count, &SamplingOptions::default())
 }
 
 /// Tokens of several prompts that run side by side.
-pub fn sampled(
+pub(crate) fn sampled(
     engine: &mut Engine,
     prompts: &[Vec<u32>],
     count: usize,
@@ -69,7 +69,7 @@ pub fn sampled(
 }
 
 /// Logits after each token.
-pub fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+pub(crate) fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
     let mut rows = Vec::new();
     engine
         .score(tokens, &mut |position, logits| {
@@ -81,7 +81,7 @@ pub fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
 }
 
 /// The largest difference of two lists of rows.
-pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     assert_eq!(a.len(), b.len());
     let pairs = a.iter().zip(b).flat_map(|(a, b)| {
         assert_eq!(a.len(), b.len());
@@ -93,7 +93,7 @@ pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 }
 
 /// Compares greedy tokens with those expected, up to the first choice that is closer than the logit error could turn.
-pub fn assert_greedy(found: &[u32], expected: &[u32], margins: &[f64], smallest_margin: f64) {
+pub(crate) fn assert_greedy(found: &[u32], expected: &[u32], margins: &[f64], smallest_margin: f64) {
     for (index, ((found, expected), margin)) in found.iter().zip(expected).zip(margins).enumerate() {
         if *margin <= smallest_margin {
             return;
@@ -103,7 +103,7 @@ pub fn assert_greedy(found: &[u32], expected: &[u32], margins: &[f64], smallest_
 }
 
 /// The real model, if the tests are told where it is.
-pub fn real_model() -> Option<Model> {
+pub(crate) fn real_model() -> Option<Model> {
     let Some(path) = std::env::var_os("DSRUN_TEST_MODEL").map(PathBuf::from) else {
         eprintln!(
             "skipped: DSRUN_TEST_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf (dsrun pull fetches it)"

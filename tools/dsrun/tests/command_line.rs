@@ -1,5 +1,11 @@
 //! The program as a user meets it: output, messages, exit codes.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on has failed, and says why it skips"
+)]
+
 use snapbox::cmd::{Command, cargo_bin};
 use std::{fs, path::PathBuf};
 

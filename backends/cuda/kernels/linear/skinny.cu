@@ -10,7 +10,7 @@
  * The norm costs no pass of its own: y = sum_k(x_k g_k W_nk) / rms(x), and each warp that reads x adds up its squares.
  *
  * Bytes: the weights once per block of tokens (from memory once, then from the L2), x from the L2.
- * Floor at batch 1: weight bytes over read bandwidth. Measured figures: docs/performance/cuda.md.
+ * Floor at batch 1: weight bytes over read bandwidth. Measured figures: docs/src/performance/cuda.md.
  */
 #define WARPS 4
 

@@ -11,7 +11,7 @@
  * first copies, so that it costs little time. The norm costs no pass of its own: y = sum_k(x_k g_k W_nk) / rms(x). WHOLE says
  * that a row is a whole number of steps of SPLIT warps.
  *
- * Bytes: the weights, once. Floor: those over read bandwidth. Measured figures: docs/performance/cuda.md.
+ * Bytes: the weights, once. Floor: those over read bandwidth. Measured figures: docs/src/performance/cuda.md.
  */
 #define WARPS 4
 #define STAGES 8

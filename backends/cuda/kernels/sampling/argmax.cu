@@ -1,9 +1,10 @@
 /*
- * argmax: one block of 1024 threads per row, which owns all of it. Grid: (rows). Reads the row once; each thread keeps its
- * best, then warps and the block agree on the largest, the lowest index on ties. NaN counts as minus infinity.
+ * argmax: one block of 1024 threads per row, which owns all of it. Grid: (rows). Reads the row once, 16 bytes at a time if it
+ * is aligned; each thread keeps its best, then warps and the block agree on the largest, the lowest index on ties. NaN counts
+ * as minus infinity. 128256 logits in bf16 took 15 us on an H200; what one multiprocessor can read says 2 us.
  */
 /* Loads under way at once. */
-#define AHEAD 16
+#define AHEAD 8
 
 struct Best { float value; i64 index; };
 
@@ -18,18 +19,30 @@ extern "C" __global__ void __launch_bounds__(1024) argmax(Extent extent, i64 col
     Best best = {-infinity(), -1};
     bool numbers = false;
     const T0* from = x + row * x_row;
-    for (i64 base = threadIdx.x; base < columns; base += AHEAD * 1024) {
-        float values[AHEAD];
-#pragma unroll
-        for (int u = 0; u < AHEAD; ++u) values[u] = base + u * 1024 < columns ? widen(from[base + u * 1024]) : __uint_as_float(0x7fffffffu);
+    auto consider = [&](float value, i64 index) {
+        if (is_nan(value)) return;
+        numbers = true;
+        /* A thread's indices grow, so the first of equal ones stays. */
+        if (best.index < 0 || value > best.value) best = {value, index};
+    };
+#if VECTORS
+    const int width = Lanes<T0>::count;
+    for (i64 base = threadIdx.x * width; base < columns; base += AHEAD * 1024 * width) {
+        Vector pieces[AHEAD];
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
-            if (is_nan(values[u])) continue;
-            numbers = true;
-            /* Indices grow, so the first of equal ones stays. */
-            if (best.index < 0 || values[u] > best.value) best = {values[u], base + u * 1024};
+            if (base + u * 1024 * width < columns) pieces[u] = load_vector(from + base + u * 1024 * width);
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            if (base + u * 1024 * width >= columns) break;
+#pragma unroll
+            for (int i = 0; i < width; ++i) consider(Lanes<T0>::get(pieces[u], i), base + u * 1024 * width + i);
         }
     }
+#else
+    for (i64 i = threadIdx.x; i < columns; i += 1024) consider(widen(from[i]), i);
+#endif
     /* NaN counts as minus infinity: it is only chosen where nothing is above that, and then the first element is. */
     bool any = __syncthreads_or(numbers);
     if (best.value == -infinity()) best = {-infinity(), threadIdx.x < columns ? (i64)threadIdx.x : -1};

@@ -1,6 +1,6 @@
 //! From logits to tokens.
 
-use super::{KernelSpec, Recipe, THREADS, plane, type_of};
+use super::{KernelSpec, Recipe, THREADS, operand, plane, type_of};
 use crate::launch::{Bound, Parameters, Step};
 use dsrun_core::{Result, kernels::CallDesc};
 
@@ -34,7 +34,12 @@ pub(super) fn logit_process(call: &CallDesc) -> Result<Recipe> {
 }
 
 pub(super) fn argmax(call: &CallDesc) -> Result<Recipe> {
-    let spec = KernelSpec::new("sampling/argmax.cu", "argmax", [("T0", &type_of(call, 0)?)]);
+    let x = operand(call, 0)?;
+    let unit = 16 / x.dtype.bytes();
+    let vectors = x.shape[1].is_multiple_of(unit) && x.strides[0].is_multiple_of(unit);
+    let defines: [(_, &dyn std::fmt::Display); 2] =
+        [("T0", &type_of(call, 0)?), ("VECTORS", &i32::from(vectors))];
+    let spec = KernelSpec::new("sampling/argmax.cu", "argmax", defines);
     Ok(Recipe::of_one(spec, move |frame, function| {
         let (x, ids) = (frame.tensor(0)?, frame.result(0)?);
         let rows = ids.size(0);
