@@ -50,8 +50,8 @@ pub(crate) enum Command {
 /// Which model, and where it comes from.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// A name (`smollm2`), a path (GGUF file, safetensors file or folder), or a Hugging Face id (owner/name[@revision] or
-    /// owner/name:file.gguf). With --weights random also a preset such as llama-1b.
+    /// A name (`smollm2`), a path (GGUF file, safetensors file or folder), or a Hugging Face id (`owner/name`,
+    /// `owner/name@revision` or `owner/name:file.gguf`). With --weights random also a preset such as llama-1b.
     #[arg(long, short, default_value = dsrun_models::fetch::DEFAULT_MODEL, value_name = "MODEL")]
     pub(crate) model: String,
     /// Where weights come from: the model's file, or made up from its configuration.
