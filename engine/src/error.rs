@@ -1,6 +1,6 @@
 //! The errors of the engine.
 
-use crate::memory::MemoryPlan;
+use crate::memory::{Bytes, MemoryPlan};
 use dsrun_models::{chat::ChatError, model::ModelError, tokenizer::TokenizerError};
 
 /// Why the engine could not do something.
@@ -35,7 +35,11 @@ pub enum EngineError {
     },
 
     /// The model and its caches do not fit into the memory there is.
-    #[error("the model does not fit: {missing} bytes short\n{plan}")]
+    #[error(
+        "the model does not fit: {} are missing\n{plan}\nhint: {}",
+        Bytes(*missing),
+        "a smaller --context takes less cache; --dtype bf16 or a quantised file takes less for weights"
+    )]
     DoesNotFit {
         /// Bytes that are missing.
         missing: u64,

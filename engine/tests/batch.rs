@@ -8,7 +8,10 @@
 
 mod support;
 
-use dsrun_engine::{EngineError, EngineOptions, FinishReason, Precision, Request, SamplingOptions};
+use dsrun_core::device::{Backend, DeviceOptions};
+use dsrun_engine::{
+    EngineError, EngineOptions, EnginePlan, FinishReason, Precision, Request, SamplingOptions,
+};
 use dsrun_models::model::Model;
 use rstest::rstest;
 use support::{difference, engine, exact, fixtures, greedy, logits, sampled};
@@ -97,6 +100,19 @@ fn requests_that_cannot_run_are_refused_with_the_reason() {
     let error = submit(vec![1; 10], None).unwrap_err().to_string();
     assert!(error.contains("kv-tokens is 12") && error.contains("16 tokens"), "{error}");
     assert!(submit(vec![1; 10], Some(3)).is_ok());
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
+    let model = model();
+    let limited = DeviceOptions { memory_limit: Some(100_000), ..DeviceOptions::default() };
+    let device = dsrun_candle::CandleBackend::new().open(0, &limited).unwrap();
+    let plan = EnginePlan::new(&model, &*device, &exact(64, 1)).unwrap();
+    let missing = plan.memory().total() - 100_000;
+    let error = plan.load(&model, device.clone(), &mut |_, _| panic!("nothing may be loaded")).unwrap_err();
+    assert!(matches!(error, EngineError::DoesNotFit { missing: found, .. } if found == missing), "{error}");
+    assert!(error.to_string().contains("--context"), "{error}");
+    assert_eq!(device.memory().used, 0);
 }
 
 #[test]
