@@ -6,6 +6,8 @@
 //! | [`gate`] | how far a device may be from the oracle, with the argument for each bound |
 //! | [`case`](mod@case) | a call with its inputs and what has to come out |
 //! | [`cases`] | the case tables, one file per op family |
+//! | [`checks`] | checks of behaviour, which need more than one call |
+//! | [`subject`] | the backend under test |
 //! | [`random`] | seeded numbers for the tables |
 //! | [`runner`] | runs a case on a device and judges the result |
 //! | [`tensor`] | tensors in host memory, as bits |
@@ -15,8 +17,10 @@
 
 pub mod case;
 pub mod cases;
+pub mod checks;
 pub mod gate;
 pub mod oracle;
 pub mod random;
 pub mod runner;
+pub mod subject;
 pub mod tensor;

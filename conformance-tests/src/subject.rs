@@ -1,0 +1,97 @@
+//! The backend under test.
+
+use dsrun_core::{
+    DType, Result,
+    abi::{PluginBackend, raw::dsr_plugin_api},
+    device::{Backend, Device, DeviceOptions},
+    op::Profile,
+};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A backend under test, and the devices that were opened for it.
+#[derive(Debug)]
+pub struct Subject {
+    backend: Arc<dyn Backend>,
+    plugin: Option<PluginBackend>,
+    index: usize,
+    options: DeviceOptions,
+    /// The device itself, then one for each further rank that a case has asked for.
+    devices: Mutex<Vec<Arc<dyn Device>>>,
+    device: Arc<dyn Device>,
+}
+
+impl Subject {
+    /// Opens device `index` of a backend that is linked into the program.
+    ///
+    /// # Errors
+    /// As [`Backend::open`].
+    pub fn linked(backend: Arc<dyn Backend>, index: usize, options: DeviceOptions) -> Result<Self> {
+        let device = backend.open(index, &options)?;
+        let devices = Mutex::new(vec![device.clone()]);
+        Ok(Self { backend, plugin: None, index, options, devices, device })
+    }
+
+    /// Opens device `index` of a plugin.
+    ///
+    /// # Errors
+    /// As [`Backend::open`].
+    pub fn plugin(plugin: PluginBackend, index: usize, options: DeviceOptions) -> Result<Self> {
+        let subject = Self::linked(Arc::new(plugin.clone()), index, options)?;
+        Ok(Self { plugin: Some(plugin), ..subject })
+    }
+
+    /// The backend. What is opened through it has the host's checks in front of it where they belong to a plugin's wrapper.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    /// The plugin's own table, with nothing in front of it; `None` if the backend is linked into the program.
+    pub fn raw_table(&self) -> Option<&dsr_plugin_api> {
+        self.plugin.as_ref().map(PluginBackend::raw_table)
+    }
+
+    /// The plugin; `None` if the backend is linked into the program.
+    pub fn loaded(&self) -> Option<&PluginBackend> {
+        self.plugin.as_ref()
+    }
+
+    /// Which of the backend's devices is tested.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// How devices are opened.
+    pub fn options(&self) -> &DeviceOptions {
+        &self.options
+    }
+
+    /// The device that is tested, open.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Devices for so many ranks, the tested one first. Where the backend has fewer, ranks share a device, each with a handle
+    /// of its own.
+    ///
+    /// # Errors
+    /// As [`Backend::open`].
+    pub fn ranks(&self, count: usize) -> Result<Vec<Arc<dyn Device>>> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        while devices.len() < count {
+            let there = self.backend.devices()?.len().max(1);
+            let index = (self.index + devices.len()) % there;
+            devices.push(self.backend.open(index, &self.options)?);
+        }
+        Ok(devices[..count].to_vec())
+    }
+
+    /// Whether the device says that it has all ops of a profile.
+    pub fn claims(&self, profile: Profile) -> bool {
+        self.device.properties().profiles.contains(&profile)
+    }
+
+    /// Whether the device says that its kernels take an element type.
+    pub fn takes(&self, dtype: DType) -> bool {
+        self.device.properties().dtypes.contains(&dtype)
+    }
+}
