@@ -1,8 +1,8 @@
 //! Products of many rows, by cuBLASLt.
 //!
 //! `y[m, n] = sum_k x[m, k] w[n, k]`, accumulated in f32 and never through TF32. cuBLASLt counts columns first: to it this
-//! is `y^T = w x^T`, with `w` transposed. It knows nothing of extents, so products go to scratch memory, from where
-//! `linear/finish.cu` takes the rows that are real.
+//! is `y^T = w x^T`, with `w` transposed. A bias and a residual are part of the product. It knows nothing of extents: what is
+//! done about rows past them is said in [`crate::ops`]' `linear`.
 
 use crate::{context::Raw, library::Library, stream::CudaStream};
 use cudarc::cublaslt::{
@@ -11,6 +11,7 @@ use cudarc::cublaslt::{
 };
 use dsrun_core::{DType, Error, Result};
 use std::{fmt, ptr};
+use sys::{cublasLtMatmulDescAttributes_t as Describe, cublasLtMatmulPreferenceAttributes_t as Prefer};
 
 /// Scratch memory cuBLASLt may use.
 pub(crate) const WORKSPACE: usize = 32 << 20;
@@ -51,13 +52,22 @@ pub(crate) struct Shape {
     pub(crate) result: DType,
     /// Elements from row to row of `x`, `w` and `y`.
     pub(crate) strides: [usize; 3],
+    /// Elements from row to row of what the product is added to, if it is: of the type of the result.
+    pub(crate) residual: Option<usize>,
+    /// Bytes that the addresses of `x`, `w`, the residual and `y` are multiples of, at most 256.
+    pub(crate) alignments: [u32; 4],
+    /// Where the bias is, of the type of the result, or 0.
+    pub(crate) bias: u64,
 }
 
 /// Descriptions of a product, with the algorithm chosen for it.
 pub(crate) struct Setup {
     handle: Raw<sys::cublasLtContext>,
     product: Raw<sys::cublasLtMatmulDescOpaque_t>,
-    layouts: [Raw<sys::cublasLtMatrixLayoutOpaque_t>; 3],
+    /// Of `w`, `x`, the residual and `y`.
+    layouts: [Raw<sys::cublasLtMatrixLayoutOpaque_t>; 4],
+    /// What the residual is multiplied with.
+    beta: f32,
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
@@ -82,46 +92,83 @@ impl Setup {
         let (compute, scale) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
         let product = result::create_matmul_desc(compute, scale).map_err(failed("describing a product"))?;
         let null = Raw(ptr::null_mut());
+        let beta = if shape.residual.is_some() { 1.0 } else { 0.0 };
         // SAFETY: plain data for which zero is a valid value; it is overwritten before use.
         let algorithm = unsafe { std::mem::zeroed() };
-        let mut setup = Self { handle: blas.handle, product: Raw(product), layouts: [null; 3], algorithm };
+        let mut setup =
+            Self { handle: blas.handle, product: Raw(product), layouts: [null; 4], beta, algorithm };
         // CUBLAS_OP_T, which the bindings leave out.
-        let transpose: i32 = 1;
-        let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-        let [x, w, y] = shape.strides.map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
+        setup.describe(Describe::CUBLASLT_MATMUL_DESC_TRANSA, 1i32)?;
+        if shape.bias != 0 {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            setup.describe(Describe::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+            setup.describe(Describe::CUBLASLT_MATMUL_DESC_BIAS_POINTER, shape.bias)?;
+        }
+        let [x, w, y] = shape.strides;
+        let residual = shape.residual.unwrap_or(y);
+        let [x, w, y, residual] = [x, w, y, residual].map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
         let (rows, outputs, inputs) = (shape.rows as u64, shape.outputs as u64, shape.inputs as u64);
+        let written = data_type(shape.result)?;
         let matrices = [
             (kind, inputs, outputs, w),
             (kind, inputs, rows, x),
-            (data_type(shape.result)?, outputs, rows, y),
+            (written, outputs, rows, residual),
+            (written, outputs, rows, y),
         ];
         for (layout, (kind, rows, columns, stride)) in setup.layouts.iter_mut().zip(matrices) {
             let made = result::create_matrix_layout(kind, rows, columns, stride);
             *layout = Raw(made.map_err(failed("describing a matrix"))?);
         }
+        setup.algorithm = setup.choose(shape.alignments)?;
+        Ok(setup)
+    }
+
+    /// Sets an attribute of the product.
+    fn describe<T>(&self, attribute: Describe, value: T) -> Result<()> {
+        // SAFETY: the description is live; the value is given with its own size, and copied.
+        let set = unsafe {
+            let value = (&raw const value).cast();
+            result::set_matmul_desc_attribute(self.product.0, attribute, value, size_of::<T>())
+        };
+        set.map_err(failed("describing a product"))
+    }
+
+    /// The algorithm cuBLASLt thinks best for addresses of these alignments: of `x`, `w`, the residual and `y`.
+    fn choose(&self, alignments: [u32; 4]) -> Result<sys::cublasLtMatmulAlgo_t> {
         let preference = result::create_matmul_pref().map_err(failed("making a preference"))?;
-        let limit = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        let [a, b, d] = setup.layouts;
-        // SAFETY: all objects are live; attributes are given with their own size.
+        let [x, w, residual, y] = alignments;
+        let aligned = [
+            (Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, w),
+            (Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, x),
+            (Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, residual),
+            (Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, y),
+        ];
+        let [a, b, c, d] = self.layouts;
+        // SAFETY: all objects are live; attributes are given with their own size, and copied.
         let found = unsafe {
-            let set = result::set_matmul_desc_attribute(
-                product,
-                attribute,
-                (&raw const transpose).cast(),
-                size_of_val(&transpose),
-            )
-            .and_then(|()| {
-                let bytes = (&raw const WORKSPACE_BYTES).cast();
-                result::set_matmul_pref_attribute(preference, limit, bytes, size_of::<usize>())
+            let set = |attribute, value, bytes| {
+                result::set_matmul_pref_attribute(preference, attribute, value, bytes)
+            };
+            let bytes = (&raw const WORKSPACE_BYTES).cast();
+            let limited = set(Prefer::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes, size_of::<usize>());
+            let set = aligned.iter().fold(limited, |so_far, (attribute, bytes)| {
+                so_far.and_then(|()| set(*attribute, (&raw const *bytes).cast(), size_of::<u32>()))
             });
             let found = set.and_then(|()| {
-                result::get_matmul_algo_heuristic(blas.handle.0, product, a.0, b.0, d.0, d.0, preference)
+                result::get_matmul_algo_heuristic(
+                    self.handle.0,
+                    self.product.0,
+                    a.0,
+                    b.0,
+                    c.0,
+                    d.0,
+                    preference,
+                )
             });
             let _ = result::destroy_matmul_pref(preference);
             found
         };
-        setup.algorithm = found.map_err(failed("choosing an algorithm"))?.algo;
-        Ok(setup)
+        Ok(found.map_err(failed("choosing an algorithm"))?.algo)
     }
 }
 
@@ -147,27 +194,29 @@ pub(crate) struct Product {
     pub(crate) setup: std::sync::Arc<Setup>,
     pub(crate) x: u64,
     pub(crate) weight: u64,
+    /// The residual; any address where there is none.
+    pub(crate) added: u64,
     pub(crate) y: u64,
     pub(crate) workspace: u64,
 }
 
 impl Product {
     pub(crate) fn enqueue(&self, stream: &CudaStream) -> Result<()> {
-        let (one, zero) = (1f32, 0f32);
-        let Setup { handle, product, layouts: [a, b, d], algorithm } = &*self.setup;
+        let one = 1f32;
+        let Setup { handle, product, layouts: [a, b, c, d], beta, algorithm } = &*self.setup;
         // SAFETY: the descriptions are live and say what the addresses hold, which the bound call keeps alive.
         let status = unsafe {
             result::matmul(
                 handle.0,
                 product.0,
                 (&raw const one).cast(),
-                (&raw const zero).cast(),
+                (&raw const *beta).cast(),
                 self.weight as *const _,
                 a.0,
                 self.x as *const _,
                 b.0,
-                self.y as *const _,
-                d.0,
+                self.added as *const _,
+                c.0,
                 self.y as *mut _,
                 d.0,
                 algorithm,

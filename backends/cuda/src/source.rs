@@ -40,6 +40,7 @@ const UNITS: &[Unit] = &[
     unit!("linear/matmul.cu"),
     unit!("linear/unpack.cu", "linear/weight.cuh"),
     unit!("linear/finish.cu"),
+    unit!("linear/guard.cu"),
 ];
 
 /// The whole text of a unit.

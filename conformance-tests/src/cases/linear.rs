@@ -79,6 +79,8 @@ const DENSE_SHAPES: &[Shape] = &[
     ("one_element", 1, 1, 1, PLAIN),
     ("odd", 7, 31, 33, PLAIN),
     ("prime", 13, 61, 127, layout(1, false, None)),
+    // So large that a backend may write its result in place and put back the rows past the extent.
+    ("large_extent", 70, 30_000, 16, layout(0, true, Some(67))),
 ];
 
 const FORMATS: [WeightFormat; 6] = [

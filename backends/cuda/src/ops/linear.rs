@@ -41,6 +41,11 @@ const FEW_ROWS: usize = 16;
 const FEW_ROWS_OF_BLOCKS: usize = 32;
 /// The most rows of `skinny_mma`.
 const MMA_ROWS: usize = 64;
+/// Bytes of a product from where on guarding rows is cheaper than copying them: two launches that find nothing to do take
+/// about as long as one that copies 4 MiB.
+const GUARDED: usize = 4 << 20;
+/// Blocks of `guard`.
+const GUARDS: usize = 264;
 /// Bytes of weights unpacked at a time.
 const SLAB: usize = 64 << 20;
 
@@ -53,6 +58,10 @@ pub(super) struct Layer<'a> {
     pub(super) bias: Option<DType>,
     /// The norm in front, with the element type of its weight.
     pub(super) norm: Option<(RmsNorm, DType)>,
+    /// What the product is added to, of the type of `y`, rounded once. Only where [`Layer::takes_residual`] says so.
+    pub(super) residual: Option<&'a TensorDesc>,
+    /// Whether `y` is scratch memory, where rows past the extent may be written.
+    pub(super) scratch: bool,
 }
 
 /// Where a layer's tensors are.
@@ -61,6 +70,8 @@ pub(super) struct Places<'a> {
     pub(super) weight: &'a crate::weight::CudaWeight,
     pub(super) bias: u64,
     pub(super) gain: u64,
+    /// As [`Layer::residual`]. It may be `y` itself.
+    pub(super) residual: Option<&'a Bound>,
     pub(super) y: &'a Bound,
     /// Tensors whose extents count.
     pub(super) bounds: &'a [&'a Bound],
@@ -99,6 +110,16 @@ fn width(format: WeightFormat) -> usize {
     }
 }
 
+/// The kernels there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Stream,
+    Skinny,
+    SkinnyMma,
+    Blas,
+    Tiled,
+}
+
 fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
@@ -125,9 +146,9 @@ impl Layer<'_> {
         self.rows() <= WARPS
     }
 
-    pub(super) fn plan(&self, machine: &Machine) -> Result<Layered> {
+    /// The kernel for the layer: see the table above.
+    fn way(&self, machine: &Machine) -> Way {
         let (rows, format) = (self.rows(), self.weight.format);
-        format_name(format)?;
         let same = format == WeightFormat::Dense(self.x.dtype);
         let on_tensor_cores = machine.capability >= 80
             && same
@@ -141,15 +162,36 @@ impl Layer<'_> {
             && (same || format.is_quantised() || self.x.dtype == DType::F32);
         let indexable = self.outputs().max(self.inputs()) < 1 << 30;
         if rows == 1 && machine.capability >= 80 && !format.is_quantised() && self.inputs() > 0 && indexable {
-            self.stream(machine)
+            Way::Stream
         } else if rows <= 4 || self.norm.is_some() || (rows <= few && !on_tensor_cores) {
-            self.skinny(machine)
+            Way::Skinny
         } else if on_tensor_cores && (rows <= FEW_ROWS || (rows <= MMA_ROWS && !by_blas)) {
-            self.skinny_mma()
+            Way::SkinnyMma
         } else if by_blas {
-            self.by_blas(same)
+            Way::Blas
         } else {
-            self.tiled()
+            Way::Tiled
+        }
+    }
+
+    /// Whether the sum with [`Layer::residual`] can be part of the product.
+    #[expect(dead_code, reason = "for the recipes of regions that end in a sum")]
+    pub(super) fn takes_residual(&self, machine: &Machine) -> bool {
+        self.way(machine) == Way::Blas
+    }
+
+    pub(super) fn plan(&self, machine: &Machine) -> Result<Layered> {
+        format_name(self.weight.format)?;
+        let way = self.way(machine);
+        if self.residual.is_some() && way != Way::Blas {
+            return Err(Error::internal("a sum was asked of a product that has none"));
+        }
+        match way {
+            Way::Stream => self.stream(machine),
+            Way::Skinny => self.skinny(machine),
+            Way::SkinnyMma => self.skinny_mma(),
+            Way::Blas => self.by_blas(),
+            Way::Tiled => self.tiled(),
         }
     }
 
@@ -293,32 +335,56 @@ impl Layer<'_> {
         })
     }
 
-    fn by_blas(&self, same: bool) -> Result<Layered> {
+    /// How a product by cuBLASLt reaches `y`.
+    fn arrival(&self) -> Arrival {
+        let (x, y) = (self.x, self.y);
+        // cuBLASLt writes the type of x or f32, and takes a bias of the type it writes.
+        let takes_all =
+            [x.dtype, DType::F32].contains(&y.dtype) && self.bias.is_none_or(|bias| bias == y.dtype);
+        let bounded = x.bounded || y.bounded || self.residual.is_some_and(|residual| residual.bounded);
+        if !takes_all {
+            Arrival::Finished
+        } else if self.scratch || !bounded {
+            Arrival::Direct
+        } else if self.rows() * self.outputs() * y.dtype.bytes() >= GUARDED {
+            Arrival::Guarded
+        } else {
+            Arrival::Copied
+        }
+    }
+
+    fn by_blas(&self) -> Result<Layered> {
         let (rows, outputs, inputs) = (self.rows(), self.outputs(), self.inputs());
         let (dtype, size) = (self.x.dtype, self.x.dtype.bytes());
-        // The bias is added to the unrounded sum, and cuBLASLt writes the type of x or f32.
-        let product_type = if self.bias.is_none() && self.y.dtype == dtype { dtype } else { DType::F32 };
-        let direct =
-            !self.x.bounded && !self.y.bounded && self.bias.is_none() && self.y.dtype == product_type;
+        let arrival = self.arrival();
+        let in_scratch = matches!(arrival, Arrival::Copied | Arrival::Finished);
+        // What is finished later is not rounded before.
+        let product_type = if arrival == Arrival::Finished { DType::F32 } else { self.y.dtype };
+        let same = self.weight.format == WeightFormat::Dense(dtype);
         let row_bytes = crate::weight::layout(self.weight)?.row_bytes;
         let slab = if same { outputs } else { (SLAB / (inputs * size)).max(1).min(outputs) };
         let slab_stride = (inputs * size).next_multiple_of(16) / size;
         let slab_bytes = if same { 0 } else { (slab * slab_stride * size).next_multiple_of(256) };
-        let product_bytes = if direct { 0 } else { rows * outputs * product_type.bytes() };
+        let beside = if arrival == Arrival::Direct { 0 } else { rows * outputs * product_type.bytes() };
         let weight_stride = if same { row_bytes / size } else { slab_stride };
-        let y_stride = if direct { self.y.strides[0] } else { outputs };
-        let (bias, y_name) = (self.bias_name()?, type_name(self.y.dtype)?);
+        let y_stride = if in_scratch { outputs } else { self.y.strides[0] };
+        let y_name = type_name(self.y.dtype)?;
         let mut kernels = Vec::new();
         if !same {
             let defines: [(_, &dyn Display); 2] =
                 [("Y", &type_name(dtype)?), ("FORMAT", &format_name(self.weight.format)?)];
             kernels.push(KernelSpec::new("linear/unpack.cu", "unpack", defines));
         }
-        if !direct {
+        if in_scratch {
             let defines: [(_, &dyn Display); 3] =
-                [("X", &type_name(product_type)?), ("BIAS", &bias), ("Y", &y_name)];
+                [("X", &type_name(product_type)?), ("BIAS", &self.bias_name()?), ("Y", &y_name)];
             kernels.push(KernelSpec::new("linear/finish.cu", "finish", defines));
         }
+        if arrival == Arrival::Guarded {
+            kernels.push(KernelSpec::new("linear/guard.cu", "guard", [("Y", &y_name)]));
+        }
+        let in_product = arrival != Arrival::Finished;
+        let bias_bytes = self.bias.map_or(0, DType::bytes);
         let shape = Shape {
             rows,
             outputs: slab,
@@ -326,16 +392,38 @@ impl Layer<'_> {
             dtype,
             result: product_type,
             strides: [self.x.strides[0], weight_stride, y_stride],
+            residual: self.residual.filter(|_| in_product).map(|residual| residual.strides[0]),
+            alignments: [0; 4],
+            bias: 0,
         };
         let setups = Setups::default();
         Ok(Layered {
             kernels,
-            workspace: WORKSPACE + slab_bytes + product_bytes,
+            workspace: WORKSPACE + slab_bytes + beside,
             batch_invariant: false,
             steps: Box::new(move |places, functions, context| {
-                let scratch = places.workspace + WORKSPACE as u64;
-                let product = if direct { places.y.address } else { scratch + slab_bytes as u64 };
+                let unpacked = places.workspace + WORKSPACE as u64;
+                let kept = unpacked + slab_bytes as u64;
+                let product = if in_scratch { kept } else { places.y.address };
+                let residual =
+                    places.residual.map_or((0, 0), |residual| (residual.address, residual.stride(0)));
+                let guard = |from: (u64, usize), to: (u64, usize)| {
+                    let last = functions.last().ok_or_else(|| Error::internal("no kernel to guard with"))?;
+                    let parameters = Parameters::default()
+                        .extent(rows, places.bounds)
+                        .size(rows)
+                        .size(outputs)
+                        .address(from.0)
+                        .size(from.1)
+                        .address(to.0)
+                        .size(to.1);
+                    Ok::<_, Error>(Step::kernel(last, [rows.min(GUARDS), 1, 1], THREADS, parameters))
+                };
+                let (own, beside) = ((places.y.address, y_stride), (kept, outputs));
                 let mut steps = Vec::new();
+                if arrival == Arrival::Guarded {
+                    steps.extend(guard(own, beside)?);
+                }
                 let mut first = 0;
                 while first < outputs {
                     let count = slab.min(outputs - first);
@@ -344,36 +432,70 @@ impl Layer<'_> {
                     } else {
                         let parameters = Parameters::default().size(first).size(count).size(inputs);
                         let parameters =
-                            weight_words(parameters, Some(places.weight)).address(scratch).size(slab_stride);
+                            weight_words(parameters, Some(places.weight)).address(unpacked).size(slab_stride);
                         steps.extend(Step::kernel(
                             function(functions, 0)?,
                             plane(count, inputs),
                             THREADS,
                             parameters,
                         ));
-                        scratch
+                        unpacked
                     };
-                    let setup = setups.get(context, Shape { outputs: count, ..shape })?;
-                    let y = product + (first * product_type.bytes()) as u64;
+                    let at = |address: u64, bytes: usize| {
+                        if address == 0 { 0 } else { address + (first * bytes) as u64 }
+                    };
+                    let y = at(product, product_type.bytes());
                     let (x, workspace) = (places.x.address, places.workspace);
-                    steps.push(Step::Product(Product { setup, x, weight, y, workspace }));
+                    let added = if in_product { at(residual.0, product_type.bytes()) } else { 0 };
+                    let bias = if in_product { at(places.bias, bias_bytes) } else { 0 };
+                    let added = if added == 0 { y } else { added };
+                    let alignments = [x, weight, added, y].map(alignment);
+                    let shape = Shape { outputs: count, alignments, bias, ..shape };
+                    let setup = setups.get(context, shape)?;
+                    steps.push(Step::Product(Product { setup, x, weight, added, y, workspace }));
                     first += count;
                 }
-                if !direct {
-                    let last = functions.last().ok_or_else(|| Error::internal("no kernel to finish with"))?;
-                    let parameters = Parameters::default()
-                        .extent(rows, places.bounds)
-                        .size(outputs)
-                        .address(product)
-                        .size(outputs)
-                        .address(places.bias)
-                        .rows(places.y);
-                    steps.extend(Step::kernel(last, plane(rows, outputs), THREADS, parameters));
+                match arrival {
+                    Arrival::Direct => {}
+                    Arrival::Guarded => steps.extend(guard(beside, own)?),
+                    Arrival::Copied | Arrival::Finished => {
+                        let last =
+                            functions.last().ok_or_else(|| Error::internal("no kernel to finish with"))?;
+                        let (bias, residual) = if in_product { (0, (0, 0)) } else { (places.bias, residual) };
+                        let parameters = Parameters::default()
+                            .extent(rows, places.bounds)
+                            .size(outputs)
+                            .address(product)
+                            .size(outputs)
+                            .address(bias)
+                            .address(residual.0)
+                            .size(residual.1)
+                            .rows(places.y);
+                        steps.extend(Step::kernel(last, plane(rows, outputs), THREADS, parameters));
+                    }
                 }
                 Ok(steps)
             }),
         })
     }
+}
+
+/// How a product by cuBLASLt, which knows nothing of extents, reaches its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrival {
+    /// It is written where it belongs: all rows are real, or may be written.
+    Direct,
+    /// It is written where it belongs; rows past the extent are kept aside and put back.
+    Guarded,
+    /// It goes to scratch memory whole, and its real rows are copied.
+    Copied,
+    /// It goes to scratch memory without bias and residual, which are added on the way from there.
+    Finished,
+}
+
+/// The largest power of two, up to 256, that divides an address.
+fn alignment(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(8)
 }
 
 /// Products set up so far: all layers that share a plan share them.
@@ -418,6 +540,8 @@ pub(super) fn linear(_: &Linear, call: &CallDesc, machine: &Machine) -> Result<R
         y: result(call, 0)?,
         bias: call.tensor(2).map(|bias| bias.dtype),
         norm: None,
+        residual: None,
+        scratch: false,
     };
     let layered = layer.plan(machine)?;
     let (kernels, workspace, batch_invariant) =
@@ -429,6 +553,7 @@ pub(super) fn linear(_: &Linear, call: &CallDesc, machine: &Machine) -> Result<R
             weight: frame.weight(1)?,
             bias: frame.address(2),
             gain: 0,
+            residual: None,
             y,
             bounds: &[x, y],
             workspace: frame.workspace,

@@ -43,7 +43,8 @@ fn norm_linear(op: &RmsNorm, bias: bool, call: &CallDesc, machine: &Machine) -> 
     let (x, gain, y) = (operand(call, 0)?, operand(call, 1)?, result(call, 0)?);
     let weight = weight_type(call, 2)?;
     let bias = if bias { Some(operand(call, 3)?.dtype) } else { None };
-    let mut layer = Layer { x, weight, y, bias, norm: Some((*op, gain.dtype)) };
+    let mut layer =
+        Layer { x, weight, y, bias, norm: Some((*op, gain.dtype)), residual: None, scratch: false };
     if layer.takes_norm() && gain.shape == [weight.columns()] {
         let layered = layer.plan(machine)?;
         let kernels = layered.kernels.clone();
@@ -57,6 +58,7 @@ fn norm_linear(op: &RmsNorm, bias: bool, call: &CallDesc, machine: &Machine) -> 
                 weight: frame.weight(2)?,
                 bias: frame.address(3),
                 gain: frame.address(1),
+                residual: None,
                 y,
                 bounds: &[x, y],
                 workspace: frame.workspace,
@@ -98,6 +100,7 @@ fn norm_linear(op: &RmsNorm, bias: bool, call: &CallDesc, machine: &Machine) -> 
             weight: frame.weight(2)?,
             bias: frame.address(3),
             gain: 0,
+            residual: None,
             y,
             bounds: &[x, y],
             workspace: frame.workspace + normed_bytes as u64,
