@@ -17,7 +17,11 @@ mod rope;
 mod sampling;
 mod step;
 
-use crate::{case::Case, gate::Gate};
+use crate::{
+    case::Case,
+    draw::{Draw, DrawnId},
+    gate::Gate,
+};
 use dsrun_core::DType;
 
 /// The cases of an op.
@@ -29,6 +33,18 @@ pub struct Table {
     pub dtypes: &'static [DType],
     /// Makes the cases of an element type.
     pub cases: fn(DType) -> Vec<Case>,
+    /// Draws a case of an element type; `None` where there is nothing to draw.
+    pub drawn: Option<fn(DType, &mut Draw) -> Case>,
+}
+
+impl Table {
+    /// The drawn case of a name, and the choices that made it; `None` if the table has none of the kind.
+    pub fn draw(&self, id: DrawnId) -> Option<(Case, Vec<usize>)> {
+        let drawn = self.drawn.filter(|_| self.op == id.op && self.dtypes.contains(&id.dtype))?;
+        let (dtype, mut draw) = (id.dtype, Draw::new(id));
+        let case = drawn(dtype, &mut draw);
+        Some((case, draw.made().to_vec()))
+    }
 }
 
 const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
@@ -36,46 +52,52 @@ const ALL: &[DType] = &DType::ALL;
 const INTEGERS: &[DType] = &[DType::I32];
 const F32: &[DType] = &[DType::F32];
 
-const fn table(op: &'static str, dtypes: &'static [DType], cases: fn(DType) -> Vec<Case>) -> Table {
-    Table { op, dtypes, cases }
+const fn table(
+    op: &'static str,
+    dtypes: &'static [DType],
+    cases: fn(DType) -> Vec<Case>,
+    drawn: fn(DType, &mut Draw) -> Case,
+) -> Table {
+    Table { op, dtypes, cases, drawn: Some(drawn) }
 }
 
 /// Every table, primitives in the order of the op table, then regions.
 pub const TABLES: &[Table] = &[
-    table("embed", FLOATS, embed::embed),
-    table("rms_norm", FLOATS, norm::rms_norm),
-    table("layer_norm", FLOATS, norm::layer_norm),
-    table("linear", FLOATS, linear::linear),
-    table("matmul", FLOATS, linear::matmul),
-    table("activation", FLOATS, activation::activation),
-    table("gated_activation", FLOATS, activation::gated_activation),
-    table("rope", FLOATS, rope::rope),
-    table("kv_write", FLOATS, cache::kv_write),
-    table("page_copy", FLOATS, cache::page_copy),
-    table("page_gather", FLOATS, cache::page_gather),
-    table("page_scatter", FLOATS, cache::page_scatter),
-    table("attention_prepare", INTEGERS, attention::prepare),
-    table("paged_attention", FLOATS, attention::paged),
-    table("attention", FLOATS, attention::unpaged),
-    table("add", FLOATS, elementwise::add),
-    table("cast", FLOATS, elementwise::cast),
-    table("fill", ALL, elementwise::fill),
-    table("gather_rows", FLOATS, embed::gather_rows),
-    table("prepare_step", INTEGERS, step::prepare_step),
-    table("logit_process", FLOATS, sampling::logit_process),
-    table("argmax", FLOATS, sampling::argmax),
-    table("sample", F32, sampling::sample),
-    table("commit_tokens", INTEGERS, step::commit_tokens),
-    table("all_reduce", ALL, collective::all_reduce),
-    table("all_gather", ALL, collective::all_gather),
-    table("reduce_scatter", ALL, collective::reduce_scatter),
-    table("all_to_all", ALL, collective::all_to_all),
-    table("broadcast", ALL, collective::broadcast),
-    table("send", ALL, collective::send_and_receive),
-    table("receive", ALL, collective::send_and_receive),
-    table("barrier", INTEGERS, collective::barrier),
-    table("add_rms_norm", FLOATS, region::add_rms_norm),
-    table("norm_linear", FLOATS, region::norm_linear),
+    table("embed", FLOATS, embed::embed, embed::drawn_embed),
+    table("rms_norm", FLOATS, norm::rms_norm, norm::drawn_rms_norm),
+    table("layer_norm", FLOATS, norm::layer_norm, norm::drawn_layer_norm),
+    table("linear", FLOATS, linear::linear, linear::drawn_linear),
+    table("matmul", FLOATS, linear::matmul, linear::drawn_matmul),
+    table("activation", FLOATS, activation::activation, activation::drawn_activation),
+    table("gated_activation", FLOATS, activation::gated_activation, activation::drawn_gated_activation),
+    table("rope", FLOATS, rope::rope, rope::drawn_rope),
+    table("kv_write", FLOATS, cache::kv_write, cache::drawn_kv_write),
+    table("page_copy", FLOATS, cache::page_copy, cache::drawn_page_copy),
+    table("page_gather", FLOATS, cache::page_gather, cache::drawn_page_gather),
+    table("page_scatter", FLOATS, cache::page_scatter, cache::drawn_page_scatter),
+    table("attention_prepare", INTEGERS, attention::prepare, attention::drawn_prepare),
+    table("paged_attention", FLOATS, attention::paged, attention::drawn_paged),
+    table("attention", FLOATS, attention::unpaged, attention::drawn_unpaged),
+    table("add", FLOATS, elementwise::add, elementwise::drawn_add),
+    table("cast", FLOATS, elementwise::cast, elementwise::drawn_cast),
+    table("fill", ALL, elementwise::fill, elementwise::drawn_fill),
+    table("gather_rows", FLOATS, embed::gather_rows, embed::drawn_gather_rows),
+    table("prepare_step", INTEGERS, step::prepare_step, step::drawn_prepare_step),
+    table("logit_process", FLOATS, sampling::logit_process, sampling::drawn_logit_process),
+    table("argmax", FLOATS, sampling::argmax, sampling::drawn_argmax),
+    table("sample", F32, sampling::sample, sampling::drawn_sample),
+    table("commit_tokens", INTEGERS, step::commit_tokens, step::drawn_commit_tokens),
+    table("all_reduce", ALL, collective::all_reduce, collective::drawn_all_reduce),
+    table("all_gather", ALL, collective::all_gather, collective::drawn_all_gather),
+    table("reduce_scatter", ALL, collective::reduce_scatter, collective::drawn_reduce_scatter),
+    table("all_to_all", ALL, collective::all_to_all, collective::drawn_all_to_all),
+    table("broadcast", ALL, collective::broadcast, collective::drawn_broadcast),
+    table("send", ALL, collective::send_and_receive, collective::drawn_send),
+    // Drawn as `send`.
+    Table { op: "receive", dtypes: ALL, cases: collective::send_and_receive, drawn: None },
+    Table { op: "barrier", dtypes: INTEGERS, cases: collective::barrier, drawn: None },
+    table("add_rms_norm", FLOATS, region::add_rms_norm, region::drawn_add_rms_norm),
+    table("norm_linear", FLOATS, region::norm_linear, region::drawn_norm_linear),
 ];
 
 const EXPONENTIAL: Gate = Gate { inner: None, exponential: true };
@@ -97,6 +119,25 @@ mod tests {
                 let cases = (table.cases)(*dtype);
                 let own = cases.iter().flat_map(|case| &case.calls).filter(|call| call.op.name() == table.op);
                 assert!(own.count() >= 3, "{} has too few cases for {dtype}", table.op);
+            }
+        }
+    }
+
+    #[test]
+    fn drawn_cases_are_named_and_repeat() {
+        for table in TABLES.iter().filter(|table| table.drawn.is_some()) {
+            let dtype = table.dtypes[table.dtypes.len() - 1];
+            for index in 0..3 {
+                let id = DrawnId::numbered(table.op, dtype, 0, index);
+                let (case, choices) = table.draw(id.clone()).expect("the table draws");
+                assert_eq!(case.id, id.to_string());
+                let spelled = id.with_choices(&choices);
+                let (again, _) = table.draw(spelled.clone()).expect("the table draws");
+                assert_eq!(again.id, spelled.to_string());
+                for (call, again) in case.calls.iter().zip(&again.calls) {
+                    assert_eq!(call.op, again.op, "{}", case.id);
+                    assert!(call.operands == again.operands, "{} and {spelled} differ", case.id);
+                }
             }
         }
     }

@@ -18,9 +18,11 @@
 pub mod case;
 pub mod cases;
 pub mod checks;
+pub mod draw;
 pub mod gate;
 pub mod oracle;
 pub mod random;
 pub mod runner;
 pub mod subject;
+pub mod suite;
 pub mod tensor;

@@ -7,16 +7,14 @@
 
 use dsrun_candle::CandleBackend;
 use dsrun_conformance::{
-    case::Case,
-    cases::{TABLES, Table},
-    checks::{CHECKS, Check},
-    runner::{self, Report, Status, lowering},
+    draw::{DrawnId, simplify},
+    runner::{Report, Status},
     subject::Subject,
+    suite::{DRAWN, Group, Item, SEED, groups},
 };
 use dsrun_core::{
-    DType,
     device::{Backend, DeviceOptions},
-    op::Op,
+    op::Profile,
 };
 use dsrun_cuda::CudaBackend;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -24,6 +22,9 @@ use std::sync::Arc;
 
 /// Failures of a table that are shown in full; of the rest the identifiers are.
 const SHOWN: usize = 12;
+
+/// How many simpler cases are tried when a drawn one fails.
+const TRIES: usize = 200;
 
 fn main() {
     let backends: [Arc<dyn Backend>; 2] = [Arc::new(CandleBackend::new()), Arc::new(CudaBackend::new())];
@@ -42,69 +43,59 @@ fn trials(backend: Arc<dyn Backend>) -> Vec<Trial> {
     if let Some(reason) = &reason {
         println!("{name} skipped: {reason}");
     }
-    let mut trials = Vec::new();
-    for table in TABLES {
-        for dtype in table.dtypes.iter().copied() {
-            let backend = backend.clone();
-            let title = format!("{name}::{}::{dtype}", table.op);
-            trials.push(Trial::test(title, move || hold(&subject(backend)?, table, dtype)));
-        }
-    }
-    for check in CHECKS {
+    let one = |group: Group| {
         let backend = backend.clone();
-        let title = format!("{name}::check::{}", check.id);
-        trials.push(Trial::test(title, move || hold_check(&subject(backend)?, check)));
-    }
-    trials.into_iter().map(|trial| trial.with_ignored_flag(reason.is_some())).collect()
+        let title = format!("{name}::{}", group.name().replace('/', "::"));
+        Trial::test(title, move || hold(backend, group)).with_ignored_flag(reason.is_some())
+    };
+    groups().map(one).collect()
 }
 
-fn subject(backend: Arc<dyn Backend>) -> Result<Subject, Failed> {
+/// Runs all items of a group.
+fn hold(backend: Arc<dyn Backend>, group: Group) -> Result<(), Failed> {
     // One thread each: the tests already run side by side.
     let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
-    Ok(Subject::linked(backend, 0, options)?)
-}
-
-/// Runs all cases of a table for an element type.
-fn hold(subject: &Subject, table: &Table, dtype: DType) -> Result<(), Failed> {
-    let mut reports = Vec::new();
-    for case in (table.cases)(dtype) {
-        let devices = subject.ranks(case.calls.len())?;
-        reports.push(settle(runner::run(&case, &devices), &case, subject));
-        if matches!(case.calls[0].op, Op::Region(_)) {
-            reports.push(lowering::run(&case, &devices[0]));
+    let subject = Subject::linked(backend, 0, options)?;
+    // These backends keep weights in blocks, whatever profiles they claim.
+    let claimed = Profile::ALL.into_iter().filter(|profile| subject.claims(*profile));
+    let profiles: Vec<Profile> = claimed.chain([Profile::LlmQuant1]).collect();
+    let items = group.items(SEED, DRAWN);
+    let count = items.len();
+    let mut wrong = Vec::new();
+    for item in items {
+        let report = item.run(&subject);
+        if !fails(&report, &item, &subject, &profiles) {
+            continue;
         }
+        wrong.push(simplest(&item, &subject, &profiles).unwrap_or(report));
     }
-    let wrong: Vec<&Report> = reports.iter().filter(|report| !report.passed()).collect();
     if wrong.is_empty() {
         return Ok(());
     }
-    let mut message = format!("{} of {} cases\n", wrong.len(), reports.len());
-    for report in wrong.iter().take(SHOWN) {
-        message.push_str(&format!("  {report}\n"));
-    }
-    for report in wrong.iter().skip(SHOWN) {
-        message.push_str(&format!("  {}\n", report.id));
+    let mut message = format!("{} of {count} cases\n", wrong.len());
+    for (index, report) in wrong.iter().enumerate() {
+        let text = if index < SHOWN { report.to_string() } else { report.id.clone() };
+        message.push_str(&format!("  {text}\n"));
     }
     Err(message.into())
 }
 
-/// What a device does not run counts as passed only if it is optional: a region, which can be lowered, or an op of a profile
-/// the device does not claim.
-fn settle(report: Report, case: &Case, subject: &Subject) -> Report {
-    let signatures = case.calls.iter().filter_map(|call| call.op.signature());
-    let claimed = signatures.into_iter().any(|signature| subject.claims(signature.profile));
+/// What a device does not run is a failure only where a profile it claims asks for it.
+fn fails(report: &Report, item: &Item, subject: &Subject, profiles: &[Profile]) -> bool {
     match report.status {
-        Status::Unsupported(_) if !claimed => Report { status: Status::Passed, ..report },
-        _ => report,
+        Status::Passed => false,
+        Status::Failed(_) => true,
+        Status::Unsupported(_) => item.is_required(subject, profiles),
     }
 }
 
-fn hold_check(subject: &Subject, check: &Check) -> Result<(), Failed> {
-    let report = check.report(subject);
-    let asked = check.profile.is_some_and(|profile| subject.claims(profile));
-    match report.status {
-        Status::Passed => Ok(()),
-        Status::Unsupported(_) if !asked => Ok(()),
-        _ => Err(report.to_string().into()),
-    }
+/// The simplest case that fails as a drawn one does.
+fn simplest(item: &Item, subject: &Subject, profiles: &[Profile]) -> Option<Report> {
+    let (id, choices) = (DrawnId::parse(&item.id)?, item.choices.as_ref()?);
+    let run = |id: &DrawnId| {
+        let item = Item::find(&id.to_string())?;
+        let report = item.run(subject);
+        fails(&report, &item, subject, profiles).then_some(report)
+    };
+    run(&simplify(&id, choices, TRIES, |id| run(id).is_some()))
 }

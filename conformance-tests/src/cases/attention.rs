@@ -1,7 +1,9 @@
 //! `attention_prepare`, `paged_attention` and `attention`.
 
+use super::plane::drawn_layout;
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
+    draw::Draw,
     gate::Gate,
     oracle::{
         Real,
@@ -146,6 +148,33 @@ fn random_setups(random: &mut Random) -> Vec<Setup> {
     LABELS.into_iter().map(&mut one).collect()
 }
 
+/// A drawn step.
+fn drawn_setup(draw: &mut Draw) -> Setup {
+    let count = draw.pick(&[1, 0, 2, 3, 5]);
+    let block = draw.pick(&[16, 1, 4, 7, 8, 32]);
+    let one = |draw: &mut Draw| {
+        let new = draw.pick(&[1, 0, 2, 7, block - 1, block, block + 1, 31]);
+        let before = draw.pick(&[0, 1, 2, 7, block - 1, block, block + 1, 2 * block, 61, 129]);
+        if new == 0 { (0, 0) } else { (new, new + before) }
+    };
+    let sequences: Vec<(usize, usize)> = (0..count).map(|_| one(draw)).collect();
+    let (kv_heads, group) = (draw.pick(&[1, 2, 3]), draw.pick(&[1, 2, 3, 4, 8]));
+    let size = draw.pick(&[16, 5, 32, 64, 80, 96, 128]);
+    let tokens: usize = sequences.iter().map(|(new, _)| new).sum();
+    let rows = drawn_layout(draw, tokens);
+    Setup {
+        block,
+        window: draw.pick(&[0, 1, 5, 17, 1000]),
+        softcap: draw.pick(&[0.0, 8.0]),
+        alibi: draw.sometimes(),
+        sinks: draw.sometimes(),
+        spare: draw.below(3),
+        // Rows behind a sequence's end are never real: extents cut off whole sequences, and are in the table of edges.
+        layout: Layout { extent: None, ..rows },
+        ..Setup::new("", &sequences, [kv_heads * group, kv_heads, size])
+    }
+}
+
 /// The tensors of a step.
 struct Batch {
     tokens: usize,
@@ -252,12 +281,26 @@ pub(super) fn paged(dtype: DType) -> Vec<Case> {
     let mut all = setups();
     all.extend(random_setups(&mut Random::named(&format!("paged_attention/{dtype}"))));
     let all = all.into_iter().enumerate();
-    all.map(|(number, setup)| paged_case(dtype, &setup, Values::USUAL[number % 3])).collect()
+    let one = |(number, setup): (usize, Setup)| {
+        let id = format!("paged_attention/{dtype}/{}", setup.label);
+        let random = Random::named(&id);
+        paged_case(dtype, id, random, &setup, Values::USUAL[number % 3])
+    };
+    all.map(one).collect()
 }
 
-fn paged_case(dtype: DType, setup: &Setup, values: Values) -> Case {
-    let id = format!("paged_attention/{dtype}/{}", setup.label);
-    let mut random = Random::named(&id);
+pub(super) fn drawn_paged(dtype: DType, draw: &mut Draw) -> Case {
+    use AttentionMask::{Bidirectional, Causal, Explicit};
+    let mask = draw.pick(&[Causal, Bidirectional, Explicit]);
+    let value_size = draw.pick(&[None, Some(24)]);
+    let wide_query = draw.sometimes();
+    let setup = drawn_setup(draw);
+    let setup = Setup { mask, wide_query, value_size: value_size.unwrap_or(setup.value_size), ..setup };
+    let values = draw.pick(&Values::USUAL);
+    paged_case(dtype, draw.id(), draw.values(), &setup, values)
+}
+
+fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, values: Values) -> Case {
     let batch = Batch::new(setup, &mut random);
     let (heads, group) = (setup.query_heads, setup.query_heads / setup.kv_heads);
     let query_type = if setup.wide_query { DType::F32 } else { dtype };
@@ -355,22 +398,28 @@ pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
             setup.sequences = vec![(150, 150), (1, 1)];
         }
         lengths(&mut setup);
-        cases.push(unpaged_case(dtype, &setup, Values::USUAL[number % 3]));
+        let id = format!("attention/{dtype}/{}", setup.label);
+        let random = Random::named(&id);
+        cases.push(unpaged_case(dtype, id.clone(), random.clone(), &setup, Values::USUAL[number % 3]));
         // Encoders look both ways, and their windows and distances do too.
         if matches!(setup.label, "window" | "alibi" | "everything" | "odd_head" | "window_of_one") {
-            let label = format!("{}_bidirectional", setup.label);
-            let mut case =
-                unpaged_case(dtype, &Setup { mask: AttentionMask::Bidirectional, ..setup }, Values::Uniform);
-            case.id = format!("attention/{dtype}/{label}");
-            cases.push(case);
+            let both = Setup { mask: AttentionMask::Bidirectional, ..setup };
+            cases.push(unpaged_case(dtype, id + "_bidirectional", random, &both, Values::Uniform));
         }
     }
     cases
 }
 
-fn unpaged_case(dtype: DType, setup: &Setup, values: Values) -> Case {
-    let id = format!("attention/{dtype}/{}", setup.label);
-    let mut random = Random::named(&id);
+pub(super) fn drawn_unpaged(dtype: DType, draw: &mut Draw) -> Case {
+    let mask = draw.pick(&[AttentionMask::Causal, AttentionMask::Bidirectional]);
+    let mut setup = Setup { mask, ..drawn_setup(draw) };
+    setup.sinks = false;
+    setup.sequences.iter_mut().for_each(|(new, all)| *all = *new);
+    let values = draw.pick(&Values::USUAL);
+    unpaged_case(dtype, draw.id(), draw.values(), &setup, values)
+}
+
+fn unpaged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, values: Values) -> Case {
     let batch = Batch::new(setup, &mut random);
     let (heads, group) = (setup.query_heads, setup.query_heads / setup.kv_heads);
     let query = random.tensor(dtype, &[batch.tokens, heads * setup.key_size], Values::Uniform);
@@ -448,22 +497,31 @@ fn unpaged_case(dtype: DType, setup: &Setup, values: Values) -> Case {
 /// The list itself is the device's own business; what can be seen from outside is that making it touches nothing else and
 /// gives the same bits every time. That it is right shows in `paged_attention`.
 pub(super) fn prepare(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for setup in setups() {
+    let one = |setup: Setup| {
         let id = format!("attention_prepare/{dtype}/{}", setup.label);
-        let batch = Batch::new(&setup, &mut Random::named(&id));
-        let layout = Layout::default().with_extent(setup.real_sequences);
-        let vector = |all: Vec<usize>| {
-            let all: Vec<i32> = all.into_iter().map(|value| value as i32).collect();
-            Operand::laid(Tensor::vector(&all), layout)
-        };
-        let operands = vec![
-            vector(batch.start.clone()),
-            vector(setup.sequences.iter().map(|(new, _)| *new).collect()),
-            vector(setup.sequences.iter().map(|(_, length)| *length).collect()),
-        ];
-        let op = AttentionPrepare { words: 0 };
-        cases.push(Case::new(id, CallCase::new(op, operands, vec![Expected::new(Vec::new())])));
-    }
-    cases
+        let random = Random::named(&id);
+        prepare_case(id, random, &setup)
+    };
+    setups().into_iter().map(one).collect()
+}
+
+pub(super) fn drawn_prepare(_: DType, draw: &mut Draw) -> Case {
+    let setup = drawn_setup(draw);
+    prepare_case(draw.id(), draw.values(), &setup)
+}
+
+fn prepare_case(id: String, mut random: Random, setup: &Setup) -> Case {
+    let batch = Batch::new(setup, &mut random);
+    let layout = Layout::default().with_extent(setup.real_sequences);
+    let vector = |all: Vec<usize>| {
+        let all: Vec<i32> = all.into_iter().map(|value| value as i32).collect();
+        Operand::laid(Tensor::vector(&all), layout)
+    };
+    let operands = vec![
+        vector(batch.start.clone()),
+        vector(setup.sequences.iter().map(|(new, _)| *new).collect()),
+        vector(setup.sequences.iter().map(|(_, length)| *length).collect()),
+    ];
+    let op = AttentionPrepare { words: 0 };
+    Case::new(id, CallCase::new(op, operands, vec![Expected::new(Vec::new())]))
 }

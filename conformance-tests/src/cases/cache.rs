@@ -1,7 +1,9 @@
 //! `kv_write` and the ops that move pages.
 
+use super::plane::drawn_layout;
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
+    draw::Draw,
     oracle::{Real, cache, elementwise},
     random::{Random, Values},
     tensor::Tensor,
@@ -26,47 +28,61 @@ const WRITES: &[Write] = &[
 ];
 
 pub(super) fn kv_write(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
     // Keys and values of another type than the cache's are rounded on the way.
     let rounded = (dtype != DType::F32).then_some((DType::F32, "kv_write_of_f32"));
-    for (from, name) in [(dtype, "kv_write")].into_iter().chain(rounded) {
-        for (label, [pages, heads, block, key_size, value_size], tokens, extent, gap) in
-            WRITES.iter().copied()
-        {
-            let id = format!("{name}/{dtype}/{label}");
-            let mut random = Random::named(&id);
-            // Every slot at most once, and between them -1 and slots outside.
-            let free = random.shuffled(pages * block);
-            let slot = |token: usize, random: &mut Random| match random.below(6) {
-                0 => random.pick(&[-1, -2, (pages * block) as i32, i32::MAX, i32::MIN]),
-                _ => free.get(token).map_or(-1, |slot| *slot as i32),
-            };
-            let slots: Vec<i32> = (0..tokens).map(|token| slot(token, &mut random)).collect();
-            let (mut operands, mut results) = (Vec::new(), Vec::new());
-            let mut rows = Vec::new();
-            for size in [key_size, value_size] {
-                let shape = [pages, heads, block, size];
-                let before = random.tensor(dtype, &shape, Values::Special);
-                let new = random.tensor(from, &[tokens, heads * size], Values::HeavyTailed);
-                let mut elements = vec![Element::Untouched; before.bits.len()];
-                for (token, slot) in slots.iter().enumerate().take(extent.unwrap_or(tokens)) {
-                    let Some((page, place)) = cache::place(*slot, pages, block) else { continue };
-                    for (column, bits) in new.bits[token * heads * size..][..heads * size].iter().enumerate()
-                    {
-                        let at = cache::element(shape, page, column / size, place, column % size);
-                        elements[at] = element(from, *bits, dtype);
-                    }
-                }
-                operands.push(Operand::laid(before, Layout::strided(gap, 1)));
-                results.push(Expected::new(elements));
-                rows.push(Operand::laid(new, Layout::strided(gap, 0).with_extent(extent)));
+    let of = |(from, name): (DType, &str)| {
+        let one = |write: &Write| {
+            let id = format!("{name}/{dtype}/{}", write.0);
+            let random = Random::named(&id);
+            write_case([from, dtype], id, random, *write)
+        };
+        WRITES.iter().map(one).collect::<Vec<_>>()
+    };
+    [(dtype, "kv_write")].into_iter().chain(rounded).flat_map(of).collect()
+}
+
+pub(super) fn drawn_kv_write(dtype: DType, draw: &mut Draw) -> Case {
+    let from = draw.pick(&[dtype, DType::F32]);
+    let (tokens, pages) = (draw.pick(&[1, 0, 2, 7, 16, 17, 61]), draw.pick(&[1, 2, 7, 9]));
+    let (heads, block) = (draw.pick(&[1, 2, 3]), draw.pick(&[1, 4, 7, 8, 16, 32]));
+    let key_size = draw.pick(&[1, 5, 8, 64, 80, 128]);
+    let value_size = draw.pick(&[key_size, 1, 24, 64]);
+    let layout = drawn_layout(draw, tokens);
+    let write = ("", [pages, heads, block, key_size, value_size], tokens, layout.extent, layout.gap);
+    write_case([from, dtype], draw.id(), draw.values(), write)
+}
+
+/// Keys and values of the first type, a cache of the second.
+fn write_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: Write) -> Case {
+    let (_, [pages, heads, block, key_size, value_size], tokens, extent, gap) = write;
+    // Every slot at most once, and between them -1 and slots outside.
+    let free = random.shuffled(pages * block);
+    let slot = |token: usize, random: &mut Random| match random.below(6) {
+        0 => random.pick(&[-1, -2, (pages * block) as i32, i32::MAX, i32::MIN]),
+        _ => free.get(token).map_or(-1, |slot| *slot as i32),
+    };
+    let slots: Vec<i32> = (0..tokens).map(|token| slot(token, &mut random)).collect();
+    let (mut operands, mut results) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    for size in [key_size, value_size] {
+        let shape = [pages, heads, block, size];
+        let before = random.tensor(dtype, &shape, Values::Special);
+        let new = random.tensor(from, &[tokens, heads * size], Values::HeavyTailed);
+        let mut elements = vec![Element::Untouched; before.bits.len()];
+        for (token, slot) in slots.iter().enumerate().take(extent.unwrap_or(tokens)) {
+            let Some((page, place)) = cache::place(*slot, pages, block) else { continue };
+            for (column, bits) in new.bits[token * heads * size..][..heads * size].iter().enumerate() {
+                let at = cache::element(shape, page, column / size, place, column % size);
+                elements[at] = element(from, *bits, dtype);
             }
-            operands.extend(rows);
-            operands.push(Operand::laid(Tensor::vector(&slots), Layout::default().with_extent(extent)));
-            cases.push(Case::new(id, CallCase::new(KvWrite {}, operands, results)));
         }
+        operands.push(Operand::laid(before, Layout::strided(gap, 1)));
+        results.push(Expected::new(elements));
+        rows.push(Operand::laid(new, Layout::strided(gap, 0).with_extent(extent)));
     }
-    cases
+    operands.extend(rows);
+    operands.push(Operand::laid(Tensor::vector(&slots), Layout::default().with_extent(extent)));
+    Case::new(id, CallCase::new(KvWrite {}, operands, results))
 }
 
 /// A copy into another type.
@@ -88,6 +104,28 @@ const MOVES: &[Move] = &[
     ("extent_of_nothing", [12, 2, 4, 8], 6, Some(0), 0),
 ];
 
+/// The cases of a table of moves.
+fn cases_of(name: &str, dtype: DType, make: fn(DType, String, Random, Move) -> Case) -> Vec<Case> {
+    let one = |moved: &Move| {
+        let id = format!("{name}/{dtype}/{}", moved.0);
+        let random = Random::named(&id);
+        make(dtype, id, random, *moved)
+    };
+    MOVES.iter().map(one).collect()
+}
+
+fn drawn_move(draw: &mut Draw) -> Move {
+    let count = draw.pick(&[1, 0, 2, 7, 16, 29]);
+    let shape = [
+        draw.pick(&[2, 3, 7, 16, 61]),
+        draw.pick(&[1, 2, 3]),
+        draw.pick(&[1, 4, 7, 16]),
+        draw.pick(&[1, 2, 7, 8, 20, 64, 128]),
+    ];
+    let layout = drawn_layout(draw, count);
+    ("", shape, count, layout.extent, layout.gap)
+}
+
 /// Random distinct pages, and between them -1 and pages outside.
 fn pages(random: &mut Random, there: usize, count: usize) -> Vec<i32> {
     let order = random.shuffled(there);
@@ -99,91 +137,110 @@ fn pages(random: &mut Random, there: usize, count: usize) -> Vec<i32> {
 }
 
 pub(super) fn page_copy(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (label, shape, count, extent, gap) in MOVES.iter().copied() {
-        let id = format!("page_copy/{dtype}/{label}");
-        let mut random = Random::named(&id);
-        let before = random.tensor(dtype, &shape, Values::Special);
-        // The first half of the pages are sources, the second destinations: no page is both.
-        let half = shape[0] / 2;
-        let sources: Vec<i32> = (0..count).map(|_| random.below(half) as i32).collect();
-        let order = random.shuffled(shape[0] - half);
-        let mut pairs = Vec::new();
-        for (index, source) in sources.iter().enumerate() {
-            let destination = order.get(index).map_or(-1, |page| (half + page) as i32);
-            let outside = random.pick(&[-1, -2, shape[0] as i32, i32::MAX]);
-            pairs.extend(match random.below(6) {
-                0 => [outside, destination],
-                1 => [*source, outside],
-                _ => [*source, destination],
-            });
-        }
-        let size: usize = shape[1..].iter().product();
-        let mut elements = vec![Element::Untouched; before.bits.len()];
-        for pair in pairs.chunks(2).take(extent.unwrap_or(count)) {
-            let places = cache::page(pair[0], shape[0]).zip(cache::page(pair[1], shape[0]));
-            let Some((source, destination)) = places else { continue };
-            for index in 0..size {
-                elements[destination * size + index] = Element::Bits(before.bits[source * size + index]);
-            }
-        }
-        let pairs = Tensor::integers(&[count, 2], &pairs);
-        let operands = vec![
-            Operand::laid(before, Layout::strided(gap, 1)),
-            Operand::laid(pairs, Layout::default().with_extent(extent)),
-        ];
-        cases.push(Case::new(id, CallCase::new(PageCopy {}, operands, vec![Expected::new(elements)])));
+    cases_of("page_copy", dtype, page_copy_case)
+}
+
+pub(super) fn drawn_page_copy(dtype: DType, draw: &mut Draw) -> Case {
+    page_copy_case(dtype, draw.id(), draw.values(), drawn_move(draw))
+}
+
+fn page_copy_case(
+    dtype: DType,
+    id: String,
+    mut random: Random,
+    (_, shape, count, extent, gap): Move,
+) -> Case {
+    let before = random.tensor(dtype, &shape, Values::Special);
+    // The first half of the pages are sources, the second destinations: no page is both.
+    let half = shape[0] / 2;
+    let sources: Vec<i32> = (0..count).map(|_| random.below(half) as i32).collect();
+    let order = random.shuffled(shape[0] - half);
+    let mut pairs = Vec::new();
+    for (index, source) in sources.iter().enumerate() {
+        let destination = order.get(index).map_or(-1, |page| (half + page) as i32);
+        let outside = random.pick(&[-1, -2, shape[0] as i32, i32::MAX]);
+        pairs.extend(match random.below(6) {
+            0 => [outside, destination],
+            1 => [*source, outside],
+            _ => [*source, destination],
+        });
     }
-    cases
+    let size: usize = shape[1..].iter().product();
+    let mut elements = vec![Element::Untouched; before.bits.len()];
+    for pair in pairs.chunks(2).take(extent.unwrap_or(count)) {
+        let places = cache::page(pair[0], shape[0]).zip(cache::page(pair[1], shape[0]));
+        let Some((source, destination)) = places else { continue };
+        for index in 0..size {
+            elements[destination * size + index] = Element::Bits(before.bits[source * size + index]);
+        }
+    }
+    let pairs = Tensor::integers(&[count, 2], &pairs);
+    let operands = vec![
+        Operand::laid(before, Layout::strided(gap, 1)),
+        Operand::laid(pairs, Layout::default().with_extent(extent)),
+    ];
+    Case::new(id, CallCase::new(PageCopy {}, operands, vec![Expected::new(elements)]))
 }
 
 pub(super) fn page_gather(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (label, shape, count, extent, gap) in MOVES.iter().copied() {
-        let id = format!("page_gather/{dtype}/{label}");
-        let mut random = Random::named(&id);
-        let cache = random.tensor(dtype, &shape, Values::Special);
-        let wanted = pages(&mut random, shape[0], count);
-        let size: usize = shape[1..].iter().product();
-        let row = |index: &i32| match cache::page(*index, shape[0]) {
-            Some(page) => cache.bits[page * size..][..size].iter().copied().map(Element::Bits).collect(),
-            None => vec![Element::Untouched; size],
-        };
-        let elements = wanted.iter().flat_map(row).collect();
-        let layout = Layout::default().with_extent(extent);
-        let expected = Expected::new(elements).laid(Layout { gap, ..layout }, size);
-        let operands = vec![
-            Operand::laid(cache, Layout::strided(gap, 0)),
-            Operand::laid(Tensor::vector(&wanted), layout),
-        ];
-        cases.push(Case::new(id, CallCase::new(PageGather {}, operands, vec![expected])));
-    }
-    cases
+    cases_of("page_gather", dtype, page_gather_case)
+}
+
+pub(super) fn drawn_page_gather(dtype: DType, draw: &mut Draw) -> Case {
+    page_gather_case(dtype, draw.id(), draw.values(), drawn_move(draw))
+}
+
+fn page_gather_case(
+    dtype: DType,
+    id: String,
+    mut random: Random,
+    (_, shape, count, extent, gap): Move,
+) -> Case {
+    let cache = random.tensor(dtype, &shape, Values::Special);
+    let wanted = pages(&mut random, shape[0], count);
+    let size: usize = shape[1..].iter().product();
+    let row = |index: &i32| match cache::page(*index, shape[0]) {
+        Some(page) => cache.bits[page * size..][..size].iter().copied().map(Element::Bits).collect(),
+        None => vec![Element::Untouched; size],
+    };
+    let elements = wanted.iter().flat_map(row).collect();
+    let layout = Layout::default().with_extent(extent);
+    let expected = Expected::new(elements).laid(Layout { gap, ..layout }, size);
+    let operands =
+        vec![Operand::laid(cache, Layout::strided(gap, 0)), Operand::laid(Tensor::vector(&wanted), layout)];
+    Case::new(id, CallCase::new(PageGather {}, operands, vec![expected]))
 }
 
 pub(super) fn page_scatter(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (label, shape, count, extent, gap) in MOVES.iter().copied() {
-        let id = format!("page_scatter/{dtype}/{label}");
-        let mut random = Random::named(&id);
-        let before = random.tensor(dtype, &shape, Values::Special);
-        let size: usize = shape[1..].iter().product();
-        let x = random.tensor(dtype, &[count, size], Values::Special);
-        let places = pages(&mut random, shape[0], count);
-        let mut elements = vec![Element::Untouched; before.bits.len()];
-        for (row, index) in places.iter().enumerate().take(extent.unwrap_or(count)) {
-            let Some(page) = cache::page(*index, shape[0]) else { continue };
-            for index in 0..size {
-                elements[page * size + index] = Element::Bits(x.bits[row * size + index]);
-            }
+    cases_of("page_scatter", dtype, page_scatter_case)
+}
+
+pub(super) fn drawn_page_scatter(dtype: DType, draw: &mut Draw) -> Case {
+    page_scatter_case(dtype, draw.id(), draw.values(), drawn_move(draw))
+}
+
+fn page_scatter_case(
+    dtype: DType,
+    id: String,
+    mut random: Random,
+    (_, shape, count, extent, gap): Move,
+) -> Case {
+    let before = random.tensor(dtype, &shape, Values::Special);
+    let size: usize = shape[1..].iter().product();
+    let x = random.tensor(dtype, &[count, size], Values::Special);
+    let places = pages(&mut random, shape[0], count);
+    let mut elements = vec![Element::Untouched; before.bits.len()];
+    for (row, index) in places.iter().enumerate().take(extent.unwrap_or(count)) {
+        let Some(page) = cache::page(*index, shape[0]) else { continue };
+        for index in 0..size {
+            elements[page * size + index] = Element::Bits(x.bits[row * size + index]);
         }
-        let layout = Layout::default().with_extent(extent);
-        let operands = vec![
-            Operand::laid(before, Layout::strided(gap, 1)),
-            Operand::laid(x, Layout { gap, ..layout }),
-            Operand::laid(Tensor::vector(&places), layout),
-        ];
-        cases.push(Case::new(id, CallCase::new(PageScatter {}, operands, vec![Expected::new(elements)])));
     }
-    cases
+    let layout = Layout::default().with_extent(extent);
+    let operands = vec![
+        Operand::laid(before, Layout::strided(gap, 1)),
+        Operand::laid(x, Layout { gap, ..layout }),
+        Operand::laid(Tensor::vector(&places), layout),
+    ];
+    Case::new(id, CallCase::new(PageScatter {}, operands, vec![Expected::new(elements)]))
 }

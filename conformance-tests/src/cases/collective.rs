@@ -2,6 +2,7 @@
 
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
+    draw::Draw,
     oracle::collective::{Reduced, reduce},
     random::{Random, Values},
     tensor::Tensor,
@@ -54,14 +55,54 @@ fn combined(dtype: DType, reduction: Reduction, tensors: &[Tensor], at: usize) -
     }
 }
 
-/// Every size and number of ranks, with a stream of its own.
-fn each(op: &str, dtype: DType, mut make: impl FnMut(String, Random, usize, [usize; 2], usize)) {
+/// Ranks that do something together.
+struct Group {
+    id: String,
+    random: Random,
+    ranks: usize,
+    shape: [usize; 2],
+    layout: Layout,
+    /// Of tensors that are reduced. Those that are copied have special values too.
+    values: Values,
+}
+
+impl Group {
+    fn copied(&mut self, dtype: DType, shape: [usize; 2]) -> Vec<Tensor> {
+        tensors(&mut self.random, dtype, self.ranks, shape, Values::Special)
+    }
+
+    fn reduced(&mut self, dtype: DType, shape: [usize; 2]) -> Vec<Tensor> {
+        tensors(&mut self.random, dtype, self.ranks, shape, self.values)
+    }
+}
+
+/// Every size and number of ranks, each with a stream of its own.
+fn each(op: &str, dtype: DType, make: impl Fn(Group) -> Case) -> Vec<Case> {
+    let mut cases = Vec::new();
     for ranks in 1..=4 {
         for (number, (label, rows, features)) in SHAPES.iter().enumerate() {
             let id = format!("{op}/{dtype}/{label}_over_{ranks}");
-            let random = Random::named(&id);
-            make(id, random, ranks, [*rows, *features], number);
+            cases.push(make(Group {
+                random: Random::named(&id),
+                id,
+                ranks,
+                shape: [*rows, *features],
+                layout: Layout::strided(if number == 2 { 3 } else { 0 }, 0),
+                values: Values::USUAL[number % 3],
+            }));
         }
+    }
+    cases
+}
+
+fn drawn_group(draw: &mut Draw) -> Group {
+    Group {
+        id: draw.id(),
+        random: draw.values(),
+        ranks: draw.pick(&[2, 1, 3, 4]),
+        shape: [draw.pick(&[1, 0, 2, 7, 16, 17, 61]), draw.pick(&[1, 2, 7, 31, 32, 33, 128, 257])],
+        layout: Layout::strided(draw.pick(&[0, 3, 8]), draw.below(3)),
+        values: draw.pick(&Values::USUAL),
     }
 }
 
@@ -78,128 +119,161 @@ fn inner(dtype: DType) -> crate::gate::Gate {
 }
 
 pub(super) fn all_reduce(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for reduction in reductions(dtype) {
-        each(&format!("all_reduce_{}", reduction.name()), dtype, |id, mut random, ranks, shape, number| {
-            let all = tensors(&mut random, dtype, ranks, shape, Values::USUAL[number % 3]);
-            let layout = Layout::strided(if number == 2 { 3 } else { 0 }, 0);
-            let elements = (0..all[0].bits.len()).map(|at| combined(dtype, reduction, &all, at));
-            let expected = Expected::new(elements.collect()).gated(inner(dtype));
-            let call = |x: &Tensor| {
-                let op = AllReduce { axis: AXIS, reduction };
-                CallCase::new(op, vec![Operand::laid(x.clone(), layout)], vec![expected.clone()])
-            };
-            cases.push(Case { id, calls: all.iter().map(call).collect(), alike: true });
-        });
-    }
-    cases
+    let of = |reduction: Reduction| {
+        let name = format!("all_reduce_{}", reduction.name());
+        each(&name, dtype, |group| all_reduce_case(dtype, reduction, group))
+    };
+    reductions(dtype).flat_map(of).collect()
+}
+
+pub(super) fn drawn_all_reduce(dtype: DType, draw: &mut Draw) -> Case {
+    let reduction = draw.pick(&reductions(dtype).collect::<Vec<_>>());
+    all_reduce_case(dtype, reduction, drawn_group(draw))
+}
+
+fn all_reduce_case(dtype: DType, reduction: Reduction, mut group: Group) -> Case {
+    let all = group.reduced(dtype, group.shape);
+    let elements = (0..all[0].bits.len()).map(|at| combined(dtype, reduction, &all, at));
+    let expected = Expected::new(elements.collect()).gated(inner(dtype));
+    let call = |x: &Tensor| {
+        let op = AllReduce { axis: AXIS, reduction };
+        CallCase::new(op, vec![Operand::laid(x.clone(), group.layout)], vec![expected.clone()])
+    };
+    Case { calls: all.iter().map(call).collect(), id: group.id, alike: true }
 }
 
 pub(super) fn all_gather(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for rows in [false, true] {
+    let of = |rows: bool| {
         let name = if rows { "all_gather_rows" } else { "all_gather" };
-        each(name, dtype, |id, mut random, ranks, shape, number| {
-            let all = tensors(&mut random, dtype, ranks, shape, Values::Special);
-            let gathered: Vec<u32> = if rows {
-                all.iter().flat_map(|tensor| tensor.bits.iter().copied()).collect()
-            } else {
-                let row = |row: usize| {
-                    all.iter()
-                        .flat_map(move |tensor| tensor.bits[row * shape[1]..][..shape[1]].iter().copied())
-                };
-                (0..shape[0]).flat_map(row).collect()
-            };
-            let layout = Layout::strided(if number == 2 { 3 } else { 0 }, 0);
-            let expected = Expected::bits(gathered).laid(layout, 1);
-            let call = |x: &Tensor| {
-                let op = AllGather { axis: AXIS, ranks: ranks as u32, rows };
-                CallCase::new(op, vec![Operand::laid(x.clone(), layout)], vec![expected.clone()])
-            };
-            cases.push(Case { id, calls: all.iter().map(call).collect(), alike: true });
-        });
-    }
-    cases
+        each(name, dtype, |group| all_gather_case(dtype, rows, group))
+    };
+    [false, true].into_iter().flat_map(of).collect()
+}
+
+pub(super) fn drawn_all_gather(dtype: DType, draw: &mut Draw) -> Case {
+    let rows = draw.sometimes();
+    all_gather_case(dtype, rows, drawn_group(draw))
+}
+
+fn all_gather_case(dtype: DType, rows: bool, mut group: Group) -> Case {
+    let all = group.copied(dtype, group.shape);
+    let width = group.shape[1];
+    let gathered: Vec<u32> = if rows {
+        all.iter().flat_map(|tensor| tensor.bits.iter().copied()).collect()
+    } else {
+        let row = |row: usize| {
+            all.iter().flat_map(move |tensor| tensor.bits[row * width..][..width].iter().copied())
+        };
+        (0..group.shape[0]).flat_map(row).collect()
+    };
+    let expected = Expected::bits(gathered).laid(group.layout, 1);
+    let call = |x: &Tensor| {
+        let op = AllGather { axis: AXIS, ranks: group.ranks as u32, rows };
+        CallCase::new(op, vec![Operand::laid(x.clone(), group.layout)], vec![expected.clone()])
+    };
+    Case { calls: all.iter().map(call).collect(), id: group.id, alike: true }
 }
 
 pub(super) fn reduce_scatter(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (rows, reduction) in
-        [false, true].into_iter().flat_map(|rows| reductions(dtype).map(move |r| (rows, r)))
-    {
+    let of = |(rows, reduction): (bool, Reduction)| {
         let name = format!("reduce_scatter_{}{}", reduction.name(), if rows { "_rows" } else { "" });
-        each(&name, dtype, |id, mut random, ranks, [mut height, mut width], number| {
-            let share = if rows { &mut height } else { &mut width };
-            let kept = *share;
-            *share *= ranks;
-            let all = tensors(&mut random, dtype, ranks, [height, width], Values::USUAL[number % 3]);
-            let layout = Layout::strided(if number == 2 { 3 } else { 0 }, 0);
-            let call = |(rank, x): (usize, &Tensor)| {
-                let mine = |at: &usize| (if rows { at / width } else { at % width }) / kept == rank;
-                let elements = (0..x.bits.len()).filter(mine).map(|at| combined(dtype, reduction, &all, at));
-                let expected = Expected::new(elements.collect()).gated(inner(dtype)).laid(layout, 1);
-                let op = ReduceScatter { axis: AXIS, ranks: ranks as u32, rows, reduction };
-                CallCase::new(op, vec![Operand::laid(x.clone(), layout)], vec![expected])
-            };
-            cases.push(case(id, all.iter().enumerate().map(call).collect()));
-        });
-    }
-    cases
+        each(&name, dtype, |group| reduce_scatter_case(dtype, rows, reduction, group))
+    };
+    [false, true]
+        .into_iter()
+        .flat_map(|rows| reductions(dtype).map(move |r| (rows, r)))
+        .flat_map(of)
+        .collect()
+}
+
+pub(super) fn drawn_reduce_scatter(dtype: DType, draw: &mut Draw) -> Case {
+    let reduction = draw.pick(&reductions(dtype).collect::<Vec<_>>());
+    let rows = draw.sometimes();
+    reduce_scatter_case(dtype, rows, reduction, drawn_group(draw))
+}
+
+fn reduce_scatter_case(dtype: DType, rows: bool, reduction: Reduction, mut group: Group) -> Case {
+    let [mut height, mut width] = group.shape;
+    let share = if rows { &mut height } else { &mut width };
+    let kept = *share;
+    *share *= group.ranks;
+    let all = group.reduced(dtype, [height, width]);
+    let (ranks, layout) = (group.ranks as u32, group.layout);
+    let call = |(rank, x): (usize, &Tensor)| {
+        let mine = |at: &usize| (if rows { at / width } else { at % width }) / kept == rank;
+        let elements = (0..x.bits.len()).filter(mine).map(|at| combined(dtype, reduction, &all, at));
+        let expected = Expected::new(elements.collect()).gated(inner(dtype)).laid(layout, 1);
+        let op = ReduceScatter { axis: AXIS, ranks, rows, reduction };
+        CallCase::new(op, vec![Operand::laid(x.clone(), layout)], vec![expected])
+    };
+    case(group.id, all.iter().enumerate().map(call).collect())
 }
 
 pub(super) fn all_to_all(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    each("all_to_all", dtype, |id, mut random, ranks, [rows, width], number| {
-        let all = tensors(&mut random, dtype, ranks, [rows * ranks, width], Values::Special);
-        let layout = Layout::strided(if number == 2 { 3 } else { 0 }, 0);
-        let block = rows * width;
-        let call = |(rank, x): (usize, &Tensor)| {
-            let from = |other: &Tensor| other.bits[rank * block..][..block].to_vec();
-            let expected = Expected::bits(all.iter().flat_map(from)).laid(layout, 1);
-            let op = AllToAll { axis: AXIS, ranks: ranks as u32 };
-            CallCase::new(op, vec![Operand::laid(x.clone(), layout)], vec![expected])
-        };
-        cases.push(case(id, all.iter().enumerate().map(call).collect()));
-    });
-    cases
+    each("all_to_all", dtype, |group| all_to_all_case(dtype, group))
+}
+
+pub(super) fn drawn_all_to_all(dtype: DType, draw: &mut Draw) -> Case {
+    all_to_all_case(dtype, drawn_group(draw))
+}
+
+fn all_to_all_case(dtype: DType, mut group: Group) -> Case {
+    let [rows, width] = group.shape;
+    let all = group.copied(dtype, [rows * group.ranks, width]);
+    let block = rows * width;
+    let (ranks, layout) = (group.ranks as u32, group.layout);
+    let call = |(rank, x): (usize, &Tensor)| {
+        let from = |other: &Tensor| other.bits[rank * block..][..block].to_vec();
+        let expected = Expected::bits(all.iter().flat_map(from)).laid(layout, 1);
+        let op = AllToAll { axis: AXIS, ranks };
+        CallCase::new(op, vec![Operand::laid(x.clone(), layout)], vec![expected])
+    };
+    case(group.id, all.iter().enumerate().map(call).collect())
 }
 
 pub(super) fn broadcast(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    each("broadcast", dtype, |id, mut random, ranks, shape, number| {
-        let all = tensors(&mut random, dtype, ranks, shape, Values::Special);
-        let root = random.below(ranks);
-        let layout = Layout::strided(if number == 2 { 3 } else { 0 }, 0);
-        let expected = Expected::bits(all[root].bits.iter().copied());
-        let call = |x: &Tensor| {
-            let op = Broadcast { axis: AXIS, root: root as u32 };
-            CallCase::new(op, vec![Operand::laid(x.clone(), layout)], vec![expected.clone()])
-        };
-        cases.push(Case { id, calls: all.iter().map(call).collect(), alike: true });
-    });
+    each("broadcast", dtype, |group| broadcast_case(dtype, group))
+}
+
+pub(super) fn drawn_broadcast(dtype: DType, draw: &mut Draw) -> Case {
+    broadcast_case(dtype, drawn_group(draw))
+}
+
+fn broadcast_case(dtype: DType, mut group: Group) -> Case {
+    let all = group.copied(dtype, group.shape);
+    let root = group.random.below(group.ranks);
+    let expected = Expected::bits(all[root].bits.iter().copied());
+    let call = |x: &Tensor| {
+        let op = Broadcast { axis: AXIS, root: root as u32 };
+        CallCase::new(op, vec![Operand::laid(x.clone(), group.layout)], vec![expected.clone()])
+    };
+    Case { calls: all.iter().map(call).collect(), id: group.id, alike: true }
+}
+
+pub(super) fn send_and_receive(dtype: DType) -> Vec<Case> {
+    let mut cases = each("send", dtype, |group| send_case(dtype, group));
+    cases.retain(|case| case.calls.len() % 2 == 0);
     cases
 }
 
+pub(super) fn drawn_send(dtype: DType, draw: &mut Draw) -> Case {
+    let group = drawn_group(draw);
+    send_case(dtype, Group { ranks: group.ranks.next_multiple_of(2), ..group })
+}
+
 /// Even ranks send to the odd ones behind them.
-pub(super) fn send_and_receive(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    each("send", dtype, |id, mut random, ranks, shape, number| {
-        if ranks % 2 == 1 {
-            return;
+fn send_case(dtype: DType, mut group: Group) -> Case {
+    let all = group.copied(dtype, group.shape);
+    let call = |rank: usize| {
+        let operands = vec![Operand::laid(all[rank].clone(), group.layout)];
+        if rank.is_multiple_of(2) {
+            return CallCase::new(Send { axis: AXIS, peer: rank as u32 + 1 }, operands, Vec::new());
         }
-        let all = tensors(&mut random, dtype, ranks, shape, Values::Special);
-        let layout = Layout::strided(if number == 2 { 3 } else { 0 }, 0);
-        let call = |rank: usize| {
-            let operands = vec![Operand::laid(all[rank].clone(), layout)];
-            if rank.is_multiple_of(2) {
-                return CallCase::new(Send { axis: AXIS, peer: rank as u32 + 1 }, operands, Vec::new());
-            }
-            let expected = Expected::bits(all[rank - 1].bits.iter().copied());
-            CallCase::new(Receive { axis: AXIS, peer: rank as u32 - 1 }, operands, vec![expected])
-        };
-        cases.push(case(id, (0..ranks).map(call).collect()));
-    });
-    cases
+        let expected = Expected::bits(all[rank - 1].bits.iter().copied());
+        CallCase::new(Receive { axis: AXIS, peer: rank as u32 - 1 }, operands, vec![expected])
+    };
+    let calls = (0..group.ranks).map(call).collect();
+    case(group.id, calls)
 }
 
 pub(super) fn barrier(dtype: DType) -> Vec<Case> {

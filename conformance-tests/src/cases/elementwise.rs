@@ -1,8 +1,9 @@
 //! `add`, `cast` and `fill`.
 
-use super::plane::planes;
+use super::plane::{Plane, drawn, planes};
 use crate::{
     case::{CallCase, Case, Element, Expected, Operand},
+    draw::Draw,
     oracle::{Real, elementwise, float},
     random::Values,
 };
@@ -15,55 +16,78 @@ const KINDS: &[Values] =
     &[Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Subnormal, Values::Special];
 
 pub(super) fn add(dtype: DType) -> Vec<Case> {
-    let one = |plane: super::plane::Plane| {
-        let (mut random, columns, number) = (plane.random.clone(), plane.features, plane.number);
-        let shape = [plane.rows, columns];
-        let (a, b) = (random.tensor(dtype, &shape, plane.values), random.tensor(dtype, &shape, plane.values));
-        let c = (number % 2 == 1).then(|| random.tensor(dtype, &shape, plane.values));
-        // The document asks nothing of the bias's type: it need not be that of the plane.
-        let bias_type = if number % 8 == 2 { DType::F32 } else { dtype };
-        let bias = (number % 4 >= 2).then(|| random.tensor(bias_type, &[columns], Values::Uniform));
-        let alpha = random.pick(&[1.0f32, 1.0, -0.5, 0.125]);
-        let (av, bv) = (a.values(), b.values());
-        let (cv, biases) = (c.as_ref().map(|c| c.values()), bias.as_ref().map(|bias| bias.values()));
-        let element = |index: usize| {
-            let c = cv.as_ref().map_or(0.0, |c| c[index]);
-            let bias = biases.as_ref().map_or(0.0, |bias| bias[index % columns]);
-            elementwise::add(av[index], bv[index], c, bias, f64::from(alpha))
-        };
-        let expected = Expected::reals((0..av.len()).map(element)).laid(plane.other(5), columns);
-        let operands = vec![
-            Operand::laid(a, plane.layout),
-            Operand::laid(b, plane.other(3)),
-            c.and_then(|c| Operand::laid(c, plane.other(1))),
-            bias.and_then(Operand::tensor),
-        ];
-        Case::new(plane.id, CallCase::new(Add { alpha }, operands, vec![expected]))
-    };
-    planes("add", dtype, KINDS, |features| features).into_iter().map(one).collect()
+    let planes = planes("add", dtype, KINDS, |features| features);
+    planes.into_iter().map(|plane| add_case(dtype, plane)).collect()
 }
 
+pub(super) fn drawn_add(dtype: DType, draw: &mut Draw) -> Case {
+    add_case(dtype, drawn(draw, KINDS, |features| features))
+}
+
+fn add_case(dtype: DType, plane: Plane) -> Case {
+    let (mut random, columns, number) = (plane.random.clone(), plane.features, plane.number);
+    let shape = [plane.rows, columns];
+    let (a, b) = (random.tensor(dtype, &shape, plane.values), random.tensor(dtype, &shape, plane.values));
+    let c = (number % 2 == 1).then(|| random.tensor(dtype, &shape, plane.values));
+    // The document asks nothing of the bias's type: it need not be that of the plane.
+    let bias_type = if number % 8 == 2 { DType::F32 } else { dtype };
+    let bias = (number % 4 >= 2).then(|| random.tensor(bias_type, &[columns], Values::Uniform));
+    let alpha = random.pick(&[1.0f32, 1.0, -0.5, 0.125]);
+    let (av, bv) = (a.values(), b.values());
+    let (cv, biases) = (c.as_ref().map(|c| c.values()), bias.as_ref().map(|bias| bias.values()));
+    let element = |index: usize| {
+        let c = cv.as_ref().map_or(0.0, |c| c[index]);
+        let bias = biases.as_ref().map_or(0.0, |bias| bias[index % columns]);
+        elementwise::add(av[index], bv[index], c, bias, f64::from(alpha))
+    };
+    let expected = Expected::reals((0..av.len()).map(element)).laid(plane.other(5), columns);
+    let operands = vec![
+        Operand::laid(a, plane.layout),
+        Operand::laid(b, plane.other(3)),
+        c.and_then(|c| Operand::laid(c, plane.other(1))),
+        bias.and_then(Operand::tensor),
+    ];
+    Case::new(plane.id, CallCase::new(Add { alpha }, operands, vec![expected]))
+}
+
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
 pub(super) fn cast(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for to in [DType::F32, DType::F16, DType::BF16] {
-        for plane in planes(&format!("cast_to_{to}"), dtype, KINDS, |features| features) {
-            let mut random = plane.random.clone();
-            // Heavy tails times 1000 pass the end of f16's range.
-            let factor = if plane.values == Values::HeavyTailed { 1000.0 } else { 1.0 };
-            let x = random.scaled(dtype, &[plane.rows, plane.features], plane.values, factor);
-            let nan = Element::Real(Real::new(f64::NAN, 0.0));
-            let element =
-                |bits: &u32| elementwise::cast(dtype, *bits, to).map_or_else(|| nan.clone(), Element::Bits);
-            let expected = Expected::new(x.bits.iter().map(element).collect());
-            let expected = expected.laid(plane.other(5), plane.features);
-            let operands = vec![Operand::laid(x, plane.layout)];
-            cases.push(Case::new(plane.id, CallCase::new(Cast { dtype: to }, operands, vec![expected])));
-        }
-    }
-    cases
+    let to = |to: DType| {
+        let planes = planes(&format!("cast_to_{to}"), dtype, KINDS, |features| features);
+        planes.into_iter().map(move |plane| cast_case(dtype, to, plane))
+    };
+    FLOATS.into_iter().flat_map(to).collect()
+}
+
+pub(super) fn drawn_cast(dtype: DType, draw: &mut Draw) -> Case {
+    let to = draw.pick(&FLOATS);
+    cast_case(dtype, to, drawn(draw, KINDS, |features| features))
+}
+
+fn cast_case(dtype: DType, to: DType, plane: Plane) -> Case {
+    let mut random = plane.random.clone();
+    // Heavy tails times 1000 pass the end of f16's range.
+    let factor = if plane.values == Values::HeavyTailed { 1000.0 } else { 1.0 };
+    let x = random.scaled(dtype, &[plane.rows, plane.features], plane.values, factor);
+    let nan = Element::Real(Real::new(f64::NAN, 0.0));
+    let element = |bits: &u32| elementwise::cast(dtype, *bits, to).map_or_else(|| nan.clone(), Element::Bits);
+    let expected = Expected::new(x.bits.iter().map(element).collect());
+    let expected = expected.laid(plane.other(5), plane.features);
+    let operands = vec![Operand::laid(x, plane.layout)];
+    Case::new(plane.id, CallCase::new(Cast { dtype: to }, operands, vec![expected]))
 }
 
 pub(super) fn fill(dtype: DType) -> Vec<Case> {
+    let planes = planes("fill", dtype, &[Values::Uniform], |features| features);
+    planes.into_iter().map(|plane| fill_case(dtype, plane)).collect()
+}
+
+pub(super) fn drawn_fill(dtype: DType, draw: &mut Draw) -> Case {
+    fill_case(dtype, drawn(draw, &[Values::Uniform], |features| features))
+}
+
+fn fill_case(dtype: DType, plane: Plane) -> Case {
     let values: &[f32] = match dtype {
         DType::I32 => &[0.0, -1.0, 16_777_216.0, -2_147_483_648.0],
         DType::U32 => &[0.0, 1.0, 2_147_483_648.0],
@@ -71,21 +95,18 @@ pub(super) fn fill(dtype: DType) -> Vec<Case> {
         DType::U8 => &[0.0, 255.0],
         _ => &[0.0, -1.5, 0.1, 1e4, f32::NEG_INFINITY],
     };
-    let one = |plane: super::plane::Plane| {
-        let value = values[plane.number % values.len()];
-        let mut random = plane.random.clone();
-        let count = plane.rows * plane.features;
-        let mask = u32::MAX >> (32 - 8 * dtype.bytes());
-        let before: Vec<u32> = (0..count).map(|_| random.bits() as u32 & mask).collect();
-        let x = crate::tensor::Tensor { dtype, shape: vec![plane.rows, plane.features], bits: before };
-        let bits = match dtype {
-            DType::U32 => value as u32,
-            dtype if dtype.is_float() => float::bits(dtype, f64::from(value)),
-            _ => value as i32 as u32 & mask,
-        };
-        let expected = Expected::bits(vec![bits; count]).laid(plane.layout, plane.features);
-        let operands = vec![Operand::laid(x, plane.layout)];
-        Case::new(plane.id, CallCase::new(Fill { value }, operands, vec![expected]))
+    let value = values[plane.number % values.len()];
+    let mut random = plane.random.clone();
+    let count = plane.rows * plane.features;
+    let mask = u32::MAX >> (32 - 8 * dtype.bytes());
+    let before: Vec<u32> = (0..count).map(|_| random.bits() as u32 & mask).collect();
+    let x = crate::tensor::Tensor { dtype, shape: vec![plane.rows, plane.features], bits: before };
+    let bits = match dtype {
+        DType::U32 => value as u32,
+        dtype if dtype.is_float() => float::bits(dtype, f64::from(value)),
+        _ => value as i32 as u32 & mask,
     };
-    planes("fill", dtype, &[Values::Uniform], |features| features).into_iter().map(one).collect()
+    let expected = Expected::bits(vec![bits; count]).laid(plane.layout, plane.features);
+    let operands = vec![Operand::laid(x, plane.layout)];
+    Case::new(plane.id, CallCase::new(Fill { value }, operands, vec![expected]))
 }

@@ -1,8 +1,12 @@
 //! `embed` and `gather_rows`.
 
-use super::linear::random_weight;
+use super::{
+    linear::{goes_with, random_weight},
+    plane::drawn_layout,
+};
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
+    draw::Draw,
     oracle::embed,
     random::{Random, Values},
     tensor::Tensor,
@@ -35,52 +39,77 @@ const FORMATS: [WeightFormat; 6] = [
 
 pub(super) fn embed(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
-    for format in FORMATS {
-        if matches!(format, WeightFormat::Dense(stored) if stored != dtype && dtype != DType::F32) {
-            continue;
-        }
-        for (number, (label, tokens, rows, columns, first_row, extent)) in SHAPES.iter().copied().enumerate()
-        {
-            let id = format!("embed_{format}/{dtype}/{label}");
-            let mut random = Random::named(&id);
-            let (table, elements) = random_weight(&mut random, format, [rows, columns], 0.5, dtype);
-            // Real ids, and with them -1, ids of other shards and ids of no shard.
-            let last = first_row as i32 + rows as i32;
-            let id_of = |random: &mut Random| match random.below(6) {
-                0 => -1,
-                1 => random.pick(&[last, first_row as i32 - 1, i32::MAX, i32::MIN, -2]),
-                _ => first_row as i32 + random.below(rows) as i32,
-            };
-            let ids: Vec<i32> = (0..tokens).map(|_| id_of(&mut random)).collect();
-            let positions = (number % 2 == 1).then(|| {
-                let position = |random: &mut Random| random.pick(&[0, 1, 2, 7, 13, 14, 15, 1000, -1, -2]);
-                let positions: Vec<i32> = (0..tokens).map(|_| position(&mut random)).collect();
-                let dense = WeightFormat::Dense(dtype);
-                let (table, elements) = random_weight(&mut random, dense, [16, columns], 0.5, dtype);
-                (positions, table, elements, random.pick(&[0u32, 2]))
-            });
-            let reals = ids.iter().enumerate().flat_map(|(token, id)| {
-                let position =
-                    positions.as_ref().map(|(all, _, table, offset)| (all[token], table.as_slice(), *offset));
-                embed::embed(*id, &elements, first_row, position, columns)
-            });
-            let layout = Layout::default().with_extent(extent);
-            let gap = random.pick(&[0, 8]);
-            let expected = Expected::reals(reals).laid(Layout { gap, ..layout }, columns);
-            let position_offset = positions.as_ref().map_or(0, |(.., offset)| *offset);
-            let (positions, position_table) = match positions {
-                Some((positions, table, ..)) => {
-                    (Operand::laid(Tensor::vector(&positions), layout), Operand::weight(table))
-                }
-                None => (None, None),
-            };
-            let ids = Operand::laid(Tensor::vector(&ids), layout);
-            let operands = vec![ids, Operand::weight(table), positions, position_table];
-            let op = Embed { dtype, first_row, position_offset };
-            cases.push(Case::new(id, CallCase::new(op, operands, vec![expected])));
+    for format in FORMATS.into_iter().filter(|format| goes_with(*format, dtype)) {
+        for (number, shape) in SHAPES.iter().enumerate() {
+            let id = format!("embed_{format}/{dtype}/{}", shape.0);
+            let random = Random::named(&id);
+            cases.push(embed_case(dtype, id, random, format, *shape, number % 2 == 1));
         }
     }
     cases
+}
+
+pub(super) fn drawn_embed(dtype: DType, draw: &mut Draw) -> Case {
+    let there: Vec<WeightFormat> = [WeightFormat::Dense(dtype)]
+        .into_iter()
+        .chain(FORMATS)
+        .filter(|format| goes_with(*format, dtype))
+        .collect();
+    let format = draw.pick(&there);
+    let tokens = draw.pick(&[1, 0, 2, 7, 16, 17, 61]);
+    let (rows, columns): (usize, usize) =
+        (draw.pick(&[1, 2, 7, 50, 257]), draw.pick(&[32, 1, 7, 64, 96, 127, 128, 160, 1024]));
+    let columns = if format.is_quantised() { columns.div_ceil(32) * 32 } else { columns };
+    let first_row = draw.pick(&[0, 1, 20]);
+    let extent = drawn_layout(draw, tokens).extent;
+    let with_positions = draw.sometimes();
+    let shape = ("", tokens, rows, columns, first_row, extent);
+    embed_case(dtype, draw.id(), draw.values(), format, shape, with_positions)
+}
+
+fn embed_case(
+    dtype: DType,
+    id: String,
+    mut random: Random,
+    format: WeightFormat,
+    (_, tokens, rows, columns, first_row, extent): Shape,
+    with_positions: bool,
+) -> Case {
+    let (table, elements) = random_weight(&mut random, format, [rows, columns], 0.5, dtype);
+    // Real ids, and with them -1, ids of other shards and ids of no shard.
+    let last = first_row as i32 + rows as i32;
+    let id_of = |random: &mut Random| match random.below(6) {
+        0 => -1,
+        1 => random.pick(&[last, first_row as i32 - 1, i32::MAX, i32::MIN, -2]),
+        _ => first_row as i32 + random.below(rows) as i32,
+    };
+    let ids: Vec<i32> = (0..tokens).map(|_| id_of(&mut random)).collect();
+    let positions = with_positions.then(|| {
+        let position = |random: &mut Random| random.pick(&[0, 1, 2, 7, 13, 14, 15, 1000, -1, -2]);
+        let positions: Vec<i32> = (0..tokens).map(|_| position(&mut random)).collect();
+        let dense = WeightFormat::Dense(dtype);
+        let (table, elements) = random_weight(&mut random, dense, [16, columns], 0.5, dtype);
+        (positions, table, elements, random.pick(&[0u32, 2]))
+    });
+    let reals = ids.iter().enumerate().flat_map(|(token, id)| {
+        let position =
+            positions.as_ref().map(|(all, _, table, offset)| (all[token], table.as_slice(), *offset));
+        embed::embed(*id, &elements, first_row, position, columns)
+    });
+    let layout = Layout::default().with_extent(extent);
+    let gap = random.pick(&[0, 8]);
+    let expected = Expected::reals(reals).laid(Layout { gap, ..layout }, columns);
+    let position_offset = positions.as_ref().map_or(0, |(.., offset)| *offset);
+    let (positions, position_table) = match positions {
+        Some((positions, table, ..)) => {
+            (Operand::laid(Tensor::vector(&positions), layout), Operand::weight(table))
+        }
+        None => (None, None),
+    };
+    let ids = Operand::laid(Tensor::vector(&ids), layout);
+    let operands = vec![ids, Operand::weight(table), positions, position_table];
+    let op = Embed { dtype, first_row, position_offset };
+    Case::new(id, CallCase::new(op, operands, vec![expected]))
 }
 
 /// Label, rows there are, how many of them are real, rows wanted, how many of those are real, gap.
@@ -97,31 +126,48 @@ const GATHERS: &[Gather] = &[
 ];
 
 pub(super) fn gather_rows(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (label, rows, real_rows, wants, real_wants, gap) in GATHERS.iter().copied() {
-        let id = format!("gather_rows/{dtype}/{label}");
-        let (mut random, columns) = (Random::named(&id), 33);
-        // Copies are exact to the bit, NaN included.
-        let x = random.tensor(dtype, &[rows, columns], Values::Special);
-        let index = |random: &mut Random| match random.below(5) {
-            0 => random.pick(&[-1, -2, rows as i32, i32::MAX, i32::MIN]),
-            _ => random.below(rows) as i32,
-        };
-        let indices: Vec<i32> = (0..wants).map(|_| index(&mut random)).collect();
-        let mut elements = Vec::new();
-        for source in embed::gather(&indices, real_rows.unwrap_or(rows)) {
-            elements.extend((0..columns).map(|column| match source {
-                Some(source) => Element::Bits(x.bits[source * columns + column]),
-                None => Element::Untouched,
-            }));
-        }
-        let wanted = Layout::default().with_extent(real_wants);
-        let expected = Expected::new(elements).laid(Layout { gap, ..wanted }, columns);
-        let operands = vec![
-            Operand::laid(x, Layout::strided(gap, 1).with_extent(real_rows)),
-            Operand::laid(Tensor::vector(&indices), wanted),
-        ];
-        cases.push(Case::new(id, CallCase::new(GatherRows {}, operands, vec![expected])));
+    let one = |gather: &Gather| {
+        let id = format!("gather_rows/{dtype}/{}", gather.0);
+        let random = Random::named(&id);
+        gather_case(dtype, id, random, *gather, 33)
+    };
+    GATHERS.iter().map(one).collect()
+}
+
+pub(super) fn drawn_gather_rows(dtype: DType, draw: &mut Draw) -> Case {
+    let (rows, wants) = (draw.pick(&[1, 2, 7, 12, 61]), draw.pick(&[1, 0, 2, 7, 20, 33]));
+    let columns = draw.pick(&[1, 2, 7, 31, 32, 33, 257]);
+    let (there, wanted) = (drawn_layout(draw, rows), drawn_layout(draw, wants));
+    let gather = ("", rows, there.extent, wants, wanted.extent, there.gap);
+    gather_case(dtype, draw.id(), draw.values(), gather, columns)
+}
+
+fn gather_case(
+    dtype: DType,
+    id: String,
+    mut random: Random,
+    (_, rows, real_rows, wants, real_wants, gap): Gather,
+    columns: usize,
+) -> Case {
+    // Copies are exact to the bit, NaN included.
+    let x = random.tensor(dtype, &[rows, columns], Values::Special);
+    let index = |random: &mut Random| match random.below(5) {
+        0 => random.pick(&[-1, -2, rows as i32, i32::MAX, i32::MIN]),
+        _ => random.below(rows) as i32,
+    };
+    let indices: Vec<i32> = (0..wants).map(|_| index(&mut random)).collect();
+    let mut elements = Vec::new();
+    for source in embed::gather(&indices, real_rows.unwrap_or(rows)) {
+        elements.extend((0..columns).map(|column| match source {
+            Some(source) => Element::Bits(x.bits[source * columns + column]),
+            None => Element::Untouched,
+        }));
     }
-    cases
+    let wanted = Layout::default().with_extent(real_wants);
+    let expected = Expected::new(elements).laid(Layout { gap, ..wanted }, columns);
+    let operands = vec![
+        Operand::laid(x, Layout::strided(gap, 1).with_extent(real_rows)),
+        Operand::laid(Tensor::vector(&indices), wanted),
+    ];
+    Case::new(id, CallCase::new(GatherRows {}, operands, vec![expected]))
 }

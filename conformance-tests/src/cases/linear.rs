@@ -1,8 +1,9 @@
 //! `linear` and `matmul`, and the weights that other tables use too.
 
-use super::plane;
+use super::plane::{self, drawn_layout};
 use crate::{
     case::{CallCase, Case, Expected, Layout, Operand, Weight},
+    draw::Draw,
     gate::Gate,
     oracle::{linear, weight},
     random::{Random, Values},
@@ -92,33 +93,92 @@ const FORMATS: [WeightFormat; 6] = [
     WeightFormat::Block(BlockFormat::Q8_0),
 ];
 
+/// Whether weights of a format go with activations of an element type. Dense weights of another type go with f32: on CPUs they
+/// stay in their type.
+pub(super) fn goes_with(format: WeightFormat, dtype: DType) -> bool {
+    !matches!(format, WeightFormat::Dense(stored) if stored != dtype && dtype != DType::F32)
+}
+
+/// A product with a weight.
+struct Product {
+    id: String,
+    format: WeightFormat,
+    /// Rows, outputs, inputs.
+    sizes: [usize; 3],
+    layout: Layout,
+    values: Values,
+    bias: bool,
+    /// The element type of the result: logits are wanted in f32 whatever the activations are.
+    to: DType,
+    random: Random,
+}
+
 pub(super) fn linear(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
-    for format in FORMATS {
-        // Dense weights of another type go with f32 activations: on CPUs they stay in their type.
-        if matches!(format, WeightFormat::Dense(stored) if stored != dtype && dtype != DType::F32) {
-            continue;
-        }
+    for format in FORMATS.into_iter().filter(|format| goes_with(*format, dtype)) {
         let dense = if format.is_quantised() { &[] } else { DENSE_SHAPES };
         for (number, (label, m, n, k, layout)) in SHAPES.iter().chain(dense).copied().enumerate() {
             let id = format!("linear_{format}/{dtype}/{label}");
-            let mut random = Random::named(&id);
-            let x = random.tensor(dtype, &[m, k], Values::USUAL[number % 3]);
-            let size = 1.0 / (k as f64).sqrt();
-            let (weight, elements) = random_weight(&mut random, format, [n, k], size, dtype);
-            let bias = (number % 2 == 1).then(|| random.tensor(dtype, &[n], Values::HeavyTailed));
-            // Logits are wanted in f32 whatever the activations are.
-            let to = if number % 4 == 3 { DType::F32 } else { dtype };
-            let biases = bias.as_ref().map(|bias| bias.values());
-            let reals = linear::linear(&x.values(), &elements, biases.as_deref(), [m, n, k]);
-            let gate = Gate { inner: format.is_quantised().then_some(dtype), exponential: false };
-            let expected = Expected::reals(reals).gated(gate).laid(Layout { offset: 1, ..layout }, n);
-            let operands =
-                vec![Operand::laid(x, layout), Operand::weight(weight), bias.and_then(Operand::tensor)];
-            cases.push(Case::new(id, CallCase::new(Linear { dtype: to }, operands, vec![expected])));
+            let product = Product {
+                random: Random::named(&id),
+                id,
+                format,
+                sizes: [m, n, k],
+                layout,
+                values: Values::USUAL[number % 3],
+                bias: number % 2 == 1,
+                to: if number % 4 == 3 { DType::F32 } else { dtype },
+            };
+            cases.push(product.case(dtype));
         }
     }
     cases
+}
+
+/// Inputs and outputs to draw from: 128 and 256 are the tiles of large products.
+const INPUTS: &[usize] = &[32, 1, 2, 7, 61, 64, 127, 128, 129, 160, 256, 1024, 4099];
+const OUTPUTS: &[usize] = &[1, 2, 7, 8, 31, 32, 61, 63, 64, 65, 127, 128, 129];
+/// The most multiplications of a drawn product.
+const MULTIPLICATIONS: usize = 1 << 19;
+
+pub(super) fn drawn_linear(dtype: DType, draw: &mut Draw) -> Case {
+    let there: Vec<WeightFormat> = [WeightFormat::Dense(dtype)]
+        .into_iter()
+        .chain(FORMATS)
+        .filter(|format| goes_with(*format, dtype))
+        .collect();
+    let format = draw.pick(&there);
+    let (n, k) = (draw.pick(OUTPUTS), draw.pick(INPUTS));
+    let k = if format.is_quantised() { k.div_ceil(32) * 32 } else { k };
+    let m = draw.pick(plane::ROWS).min((MULTIPLICATIONS / (n * k)).max(1));
+    let product = Product {
+        id: draw.id(),
+        format,
+        sizes: [m, n, k],
+        layout: Layout { offset: 0, ..drawn_layout(draw, m) },
+        values: draw.pick(&Values::USUAL),
+        bias: draw.sometimes(),
+        to: draw.pick(&[dtype, DType::F32]),
+        random: draw.values(),
+    };
+    product.case(dtype)
+}
+
+impl Product {
+    fn case(self, dtype: DType) -> Case {
+        let Self { id, format, sizes: [m, n, k], layout, values, bias, to, mut random } = self;
+        let x = random.tensor(dtype, &[m, k], values);
+        let size = 1.0 / (k as f64).sqrt();
+        let (weight, elements) = random_weight(&mut random, format, [n, k], size, dtype);
+        let bias = bias.then(|| random.tensor(dtype, &[n], Values::HeavyTailed));
+        let biases = bias.as_ref().map(|bias| bias.values());
+        let reals = linear::linear(&x.values(), &elements, biases.as_deref(), [m, n, k]);
+        let gate = Gate { inner: format.is_quantised().then_some(dtype), exponential: false };
+        let expected = Expected::reals(reals).gated(gate).laid(Layout { offset: 1, ..layout }, n);
+        let operands =
+            vec![Operand::laid(x, layout), Operand::weight(weight), bias.and_then(Operand::tensor)];
+        Case::new(id, CallCase::new(Linear { dtype: to }, operands, vec![expected]))
+    }
 }
 
 /// Label, groups, m, n, k, gap.
@@ -136,40 +196,73 @@ const PRODUCTS: &[(&str, [usize; 4], usize)] = &[
     ("strided_oddly", [3, 4, 7, 9], 3),
 ];
 
+/// A product of two tensors, group by group.
+struct Groups {
+    id: String,
+    /// Groups, m, n, k.
+    sizes: [usize; 4],
+    op: Matmul,
+    layout: Layout,
+    values: Values,
+    random: Random,
+}
+
 pub(super) fn matmul(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     for (number, (label, sizes, gap)) in PRODUCTS.iter().enumerate() {
         for transpose_b in [false, true] {
-            let [groups, m, n, k] = *sizes;
             let id = format!("matmul{}/{dtype}/{label}", if transpose_b { "_transposed" } else { "" });
-            let mut random = Random::named(&id);
-            let a = random.tensor(dtype, &[groups, m, k], Values::USUAL[number % 3]);
-            let shape = if transpose_b { [groups, n, k] } else { [groups, k, n] };
-            let b = random.scaled(dtype, &shape, Values::HeavyTailed, 0.1);
-            let to = if number % 4 == 3 { DType::F32 } else { dtype };
-            let reals = linear::matmul(&a.values(), &b.values(), transpose_b, *sizes);
-            let layout = Layout::strided(*gap, 0);
-            let expected = Expected::reals(reals).laid(Layout { offset: 1, ..layout }, m * n);
-            let operands = vec![Operand::laid(a, layout), Operand::laid(b, layout)];
-            cases.push(Case::new(
+            let groups = Groups {
+                random: Random::named(&id),
                 id,
-                CallCase::new(Matmul { dtype: to, transpose_b }, operands, vec![expected]),
-            ));
+                sizes: *sizes,
+                op: Matmul { dtype: if number % 4 == 3 { DType::F32 } else { dtype }, transpose_b },
+                layout: Layout::strided(*gap, 0),
+                values: Values::USUAL[number % 3],
+            };
+            cases.push(groups.case(dtype));
         }
     }
     // The groups may be bounded like any first dimension.
     for plane in plane::planes("matmul_groups", dtype, &[Values::Uniform], |features| features.min(40)) {
-        let (mut random, groups, k) = (plane.random.clone(), plane.rows.min(12), plane.features);
-        let layout = plane.layout.with_extent(plane.layout.extent.map(|extent| extent.min(groups)));
-        let (a, b) = (
-            random.tensor(dtype, &[groups, 2, k], plane.values),
-            random.tensor(dtype, &[groups, k, 3], plane.values),
-        );
-        let reals = linear::matmul(&a.values(), &b.values(), false, [groups, 2, 3, k]);
-        let expected = Expected::reals(reals).laid(layout, 6);
-        let operands = vec![Operand::laid(a, layout), Operand::laid(b, layout)];
-        let op = Matmul { dtype, transpose_b: false };
-        cases.push(Case::new(plane.id, CallCase::new(op, operands, vec![expected])));
+        let count = plane.rows.min(12);
+        let groups = Groups {
+            id: plane.id,
+            sizes: [count, 2, 3, plane.features],
+            op: Matmul { dtype, transpose_b: false },
+            layout: plane.layout.with_extent(plane.layout.extent.map(|extent| extent.min(count))),
+            values: plane.values,
+            random: plane.random,
+        };
+        cases.push(groups.case(dtype));
     }
     cases
+}
+
+pub(super) fn drawn_matmul(dtype: DType, draw: &mut Draw) -> Case {
+    let (n, k) = (draw.pick(OUTPUTS), draw.pick(&[1, 0, 2, 7, 16, 31, 32, 33, 61, 127, 128, 129, 1024]));
+    let m = draw.pick(plane::ROWS).min((MULTIPLICATIONS / (n * k.max(1))).max(1));
+    let count = draw.pick(&[1, 0, 2, 3, 7]).min((MULTIPLICATIONS / (n * k * m).max(1)).max(1));
+    let groups = Groups {
+        id: draw.id(),
+        sizes: [count, m, n, k],
+        op: Matmul { dtype: draw.pick(&[dtype, DType::F32]), transpose_b: draw.sometimes() },
+        layout: drawn_layout(draw, count),
+        values: draw.pick(&Values::USUAL),
+        random: draw.values(),
+    };
+    groups.case(dtype)
+}
+
+impl Groups {
+    fn case(self, dtype: DType) -> Case {
+        let Self { id, sizes: [groups, m, n, k], op, layout, values, mut random } = self;
+        let a = random.tensor(dtype, &[groups, m, k], values);
+        let shape = if op.transpose_b { [groups, n, k] } else { [groups, k, n] };
+        let b = random.scaled(dtype, &shape, Values::HeavyTailed, 0.1);
+        let reals = linear::matmul(&a.values(), &b.values(), op.transpose_b, [groups, m, n, k]);
+        let expected = Expected::reals(reals).laid(Layout { offset: layout.offset + 1, ..layout }, m * n);
+        let operands = vec![Operand::laid(a, layout), Operand::laid(b, layout)];
+        Case::new(id, CallCase::new(op, operands, vec![expected]))
+    }
 }

@@ -1,8 +1,9 @@
 //! `rms_norm` and `layer_norm`.
 
-use super::plane::planes;
+use super::plane::{Plane, drawn, planes};
 use crate::{
     case::{CallCase, Case, Expected, Operand},
+    draw::Draw,
     oracle::norm,
     random::Values,
 };
@@ -19,48 +20,58 @@ fn width(features: usize, number: usize) -> usize {
     if features.is_multiple_of(groups) { features / groups } else { features }
 }
 
+const KINDS: &[Values] = &[Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Subnormal];
+
 pub(super) fn rms_norm(dtype: DType) -> Vec<Case> {
-    let one = |plane: super::plane::Plane| {
-        let (mut random, columns) = (plane.random.clone(), plane.features);
-        let width = width(columns, plane.number);
-        let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
-        // Weights are stored in f32 in some models whose activations are not.
-        let weight_type = if plane.number % 5 == 4 { DType::F32 } else { dtype };
-        let weight = random.tensor(weight_type, &[width], Values::HeavyTailed);
-        let (eps, weight_offset) = (random.pick(&EPSILONS), random.pick(&[0.0f32, 1.0]));
-        let (values, weights) = (x.values(), weight.values());
-        let groups = values.chunks(width);
-        let reals =
-            groups.flat_map(|x| norm::rms_norm(x, &weights, f64::from(eps), f64::from(weight_offset)));
-        let expected = Expected::reals(reals).laid(plane.other(5), columns);
-        let operands = vec![Operand::laid(x, plane.layout), Operand::tensor(weight)];
-        Case::new(plane.id, CallCase::new(RmsNorm { eps, weight_offset }, operands, vec![expected]))
-    };
-    let kinds = [Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Subnormal];
-    planes("rms_norm", dtype, &kinds, |features| features).into_iter().map(one).collect()
+    let planes = planes("rms_norm", dtype, KINDS, |features| features);
+    planes.into_iter().map(|plane| rms_case(dtype, plane)).collect()
+}
+
+pub(super) fn drawn_rms_norm(dtype: DType, draw: &mut Draw) -> Case {
+    rms_case(dtype, drawn(draw, KINDS, |features| features))
+}
+
+fn rms_case(dtype: DType, plane: Plane) -> Case {
+    let (mut random, columns) = (plane.random.clone(), plane.features);
+    let width = width(columns, plane.number);
+    let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
+    // Weights are stored in f32 in some models whose activations are not.
+    let weight_type = if plane.number % 5 == 4 { DType::F32 } else { dtype };
+    let weight = random.tensor(weight_type, &[width], Values::HeavyTailed);
+    let (eps, weight_offset) = (random.pick(&EPSILONS), random.pick(&[0.0f32, 1.0]));
+    let (values, weights) = (x.values(), weight.values());
+    let groups = values.chunks(width);
+    let reals = groups.flat_map(|x| norm::rms_norm(x, &weights, f64::from(eps), f64::from(weight_offset)));
+    let expected = Expected::reals(reals).laid(plane.other(5), columns);
+    let operands = vec![Operand::laid(x, plane.layout), Operand::tensor(weight)];
+    Case::new(plane.id, CallCase::new(RmsNorm { eps, weight_offset }, operands, vec![expected]))
 }
 
 pub(super) fn layer_norm(dtype: DType) -> Vec<Case> {
-    let one = |plane: super::plane::Plane| {
-        let (mut random, columns) = (plane.random.clone(), plane.features);
-        let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
-        let weight =
-            plane.number.is_multiple_of(2).then(|| random.tensor(dtype, &[columns], Values::HeavyTailed));
-        let bias =
-            (!plane.number.is_multiple_of(3)).then(|| random.tensor(dtype, &[columns], Values::Uniform));
-        let eps = random.pick(&EPSILONS);
-        let (weights, biases) = (weight.as_ref().map(|w| w.values()), bias.as_ref().map(|b| b.values()));
-        let values = x.values();
-        let rows = values.chunks(columns.max(1));
-        let reals =
-            rows.flat_map(|x| norm::layer_norm(x, weights.as_deref(), biases.as_deref(), f64::from(eps)));
-        let expected = Expected::reals(reals).laid(plane.other(5), columns);
-        let operands = vec![
-            Operand::laid(x, plane.layout),
-            weight.and_then(Operand::tensor),
-            bias.and_then(Operand::tensor),
-        ];
-        Case::new(plane.id, CallCase::new(LayerNorm { eps }, operands, vec![expected]))
-    };
-    planes("layer_norm", dtype, &Values::USUAL, |features| features).into_iter().map(one).collect()
+    let planes = planes("layer_norm", dtype, &Values::USUAL, |features| features);
+    planes.into_iter().map(|plane| layer_case(dtype, plane)).collect()
+}
+
+pub(super) fn drawn_layer_norm(dtype: DType, draw: &mut Draw) -> Case {
+    layer_case(dtype, drawn(draw, &Values::USUAL, |features| features))
+}
+
+fn layer_case(dtype: DType, plane: Plane) -> Case {
+    let (mut random, columns) = (plane.random.clone(), plane.features);
+    let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
+    let weight =
+        plane.number.is_multiple_of(2).then(|| random.tensor(dtype, &[columns], Values::HeavyTailed));
+    let bias = (!plane.number.is_multiple_of(3)).then(|| random.tensor(dtype, &[columns], Values::Uniform));
+    let eps = random.pick(&EPSILONS);
+    let (weights, biases) = (weight.as_ref().map(|w| w.values()), bias.as_ref().map(|b| b.values()));
+    let values = x.values();
+    let rows = values.chunks(columns.max(1));
+    let reals = rows.flat_map(|x| norm::layer_norm(x, weights.as_deref(), biases.as_deref(), f64::from(eps)));
+    let expected = Expected::reals(reals).laid(plane.other(5), columns);
+    let operands = vec![
+        Operand::laid(x, plane.layout),
+        weight.and_then(Operand::tensor),
+        bias.and_then(Operand::tensor),
+    ];
+    Case::new(plane.id, CallCase::new(LayerNorm { eps }, operands, vec![expected]))
 }

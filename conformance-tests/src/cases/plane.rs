@@ -2,6 +2,7 @@
 
 use crate::{
     case::Layout,
+    draw::Draw,
     random::{Random, Values},
 };
 use dsrun_core::DType;
@@ -87,4 +88,34 @@ pub(super) fn planes(
         }
     }
     planes
+}
+
+/// Rows to draw from: around the sizes of tiles, and a prime.
+pub(super) const ROWS: &[usize] = &[1, 0, 2, 7, 15, 16, 17, 31, 32, 33, 61, 129];
+/// Features to draw from, the largest beyond what one block of threads does at a time.
+pub(super) const FEATURES: &[usize] = &[1, 2, 7, 16, 31, 32, 33, 61, 127, 128, 129, 257, 1023, 4099];
+/// The most elements of a drawn plane: enough for every size above in one dimension.
+const ELEMENTS: usize = 1 << 14;
+
+/// A drawn layout for so many rows.
+pub(super) fn drawn_layout(draw: &mut Draw, rows: usize) -> Layout {
+    let (gap, offset) = (draw.pick(&[0, 8, 1, 13]), draw.below(4));
+    let extent = match draw.below(6) {
+        0 | 1 => None,
+        2 => Some(rows),
+        3 => Some(rows / 2),
+        4 => Some(rows.min(1)),
+        _ => Some(0),
+    };
+    let bounded = extent.is_none() && draw.sometimes();
+    Layout { bounded, ..Layout::strided(gap, offset) }.with_extent(extent)
+}
+
+/// A drawn plane. `features` fits a number of features to the op.
+pub(super) fn drawn(draw: &mut Draw, kinds: &[Values], features: impl Fn(usize) -> usize) -> Plane {
+    let features = features(draw.pick(FEATURES));
+    let rows = draw.pick(ROWS).min(ELEMENTS / features);
+    let layout = drawn_layout(draw, rows);
+    let (values, number) = (draw.pick(kinds), draw.below(24));
+    Plane { id: draw.id(), rows, features, layout, values, random: draw.values(), number }
 }

@@ -1,7 +1,9 @@
 //! `rope`.
 
+use super::plane::drawn_layout;
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
+    draw::Draw,
     gate::Gate,
     oracle::rope,
     random::{Random, Values},
@@ -35,43 +37,64 @@ const SHAPES: &[Shape] = &[
 ];
 
 pub(super) fn rope(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for pairing in RopePairing::ALL {
-        for (number, (label, rows, heads, head, pairs, first, layout)) in SHAPES.iter().copied().enumerate() {
-            let id = format!("rope_{}/{dtype}/{label}", pairing.name());
-            let mut random = Random::named(&id);
-            let features = heads * head;
-            let x = random.tensor(dtype, &[rows, features], Values::USUAL[number % 3]);
-            let skipped = |row: usize| row % 5 == 3;
-            let position = |row: usize| if skipped(row) { -1 } else { first + row as i32 };
-            let positions: Vec<i32> = (0..rows).map(position).collect();
-            let base = random.pick(&[10_000f64, 500_000.0]);
-            let frequencies: Vec<f64> =
-                (0..pairs).map(|pair| base.powf(-(pair as f64) / pairs as f64)).collect();
-            let frequencies = Tensor::floats(DType::F32, &[pairs], &frequencies);
-            let scale = random.pick(&[1.0f32, 1.0, 1.25]);
-            let (values, frequency) = (x.values(), frequencies.values());
-            let mut elements = Vec::new();
-            for (index, values) in values.chunks(head).enumerate() {
-                let row = index / heads;
-                let rotated = rope::rope(values, positions[row], &frequency, *pairing, f64::from(scale));
-                elements.extend(rotated.into_iter().enumerate().map(|(at, real)| match real {
-                    _ if skipped(row) => Element::Untouched,
-                    Some(real) => Element::Real(real),
-                    None => Element::Bits(x.bits[index * head + at]),
-                }));
-            }
-            let rows_of = |layout: Layout| Layout { gap: 0, ..layout };
-            let expected = Expected::new(elements).gated(Gate::default());
-            let expected = expected.laid(Layout { offset: 2, ..layout }, features);
-            let operands = vec![
-                Operand::laid(x, layout),
-                Operand::laid(Tensor::vector(&positions), rows_of(layout)),
-                Operand::tensor(frequencies),
-            ];
-            let op = Rope { heads: heads as u32, pairing: *pairing, scale };
-            cases.push(Case::new(id, CallCase::new(op, operands, vec![expected])));
-        }
+    let of = |pairing: &RopePairing| {
+        let pairing = *pairing;
+        let one = move |(number, shape): (usize, &Shape)| {
+            let id = format!("rope_{}/{dtype}/{}", pairing.name(), shape.0);
+            let random = Random::named(&id);
+            rope_case(dtype, id, random, pairing, *shape, Values::USUAL[number % 3])
+        };
+        SHAPES.iter().enumerate().map(one)
+    };
+    RopePairing::ALL.iter().flat_map(of).collect()
+}
+
+pub(super) fn drawn_rope(dtype: DType, draw: &mut Draw) -> Case {
+    let pairing = draw.pick(RopePairing::ALL);
+    let (rows, heads) = (draw.pick(&[1, 0, 2, 7, 16, 17, 33]), draw.pick(&[1, 2, 3, 8]));
+    let head = draw.pick(&[2, 7, 16, 64, 80, 96, 128, 256]);
+    let pairs = draw.pick(&[1, 0, head / 4, head / 2]);
+    let first = draw.pick(&[0, 1, 17, 1000, 131_000, (1 << 24) - 100]);
+    let layout = Layout { offset: 0, ..drawn_layout(draw, rows) };
+    let (values, random) = (draw.pick(&Values::USUAL), draw.values());
+    rope_case(dtype, draw.id(), random, pairing, ("", rows, heads, head, pairs, first, layout), values)
+}
+
+fn rope_case(
+    dtype: DType,
+    id: String,
+    mut random: Random,
+    pairing: RopePairing,
+    (_, rows, heads, head, pairs, first, layout): Shape,
+    values: Values,
+) -> Case {
+    let features = heads * head;
+    let x = random.tensor(dtype, &[rows, features], values);
+    let skipped = |row: usize| row % 5 == 3;
+    let position = |row: usize| if skipped(row) { -1 } else { first + row as i32 };
+    let positions: Vec<i32> = (0..rows).map(position).collect();
+    let base = random.pick(&[10_000f64, 500_000.0]);
+    let frequencies: Vec<f64> = (0..pairs).map(|pair| base.powf(-(pair as f64) / pairs as f64)).collect();
+    let frequencies = Tensor::floats(DType::F32, &[pairs], &frequencies);
+    let scale = random.pick(&[1.0f32, 1.0, 1.25]);
+    let (values, frequency) = (x.values(), frequencies.values());
+    let mut elements = Vec::new();
+    for (index, values) in values.chunks(head).enumerate() {
+        let row = index / heads;
+        let rotated = rope::rope(values, positions[row], &frequency, pairing, f64::from(scale));
+        elements.extend(rotated.into_iter().enumerate().map(|(at, real)| match real {
+            _ if skipped(row) => Element::Untouched,
+            Some(real) => Element::Real(real),
+            None => Element::Bits(x.bits[index * head + at]),
+        }));
     }
-    cases
+    let expected = Expected::new(elements).gated(Gate::default());
+    let expected = expected.laid(Layout { offset: 2, ..layout }, features);
+    let operands = vec![
+        Operand::laid(x, layout),
+        Operand::laid(Tensor::vector(&positions), Layout { gap: 0, ..layout }),
+        Operand::tensor(frequencies),
+    ];
+    let op = Rope { heads: heads as u32, pairing, scale };
+    Case::new(id, CallCase::new(op, operands, vec![expected]))
 }

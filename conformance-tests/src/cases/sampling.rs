@@ -1,8 +1,9 @@
 //! `logit_process`, `argmax` and `sample`.
 
-use super::plane::planes;
+use super::plane::{Plane, drawn, drawn_layout, planes};
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
+    draw::Draw,
     gate::Gate,
     oracle::sampling::{self, Filters, Penalties},
     random::{Random, Values},
@@ -37,83 +38,94 @@ fn requests(random: &mut Random, rows: usize, capacity: usize) -> Vec<i32> {
 }
 
 pub(super) fn logit_process(dtype: DType) -> Vec<Case> {
-    let one = |plane: super::plane::Plane| {
-        let (mut random, rows, vocabulary) = (plane.random.clone(), plane.rows, plane.features);
-        let capacity = 1 + random.below(9);
-        let logits = random.tensor(dtype, &[rows, vocabulary], plane.values);
-        let requests = requests(&mut random, rows, capacity);
-        // All values exact in f32, so that the table and the oracle agree.
-        let penalties: Vec<Penalties> = (0..capacity)
-            .map(|_| Penalties {
-                repetition: random.pick(&[1.0, 1.25, 2.0, 0.5]),
-                presence: random.pick(&[0.0, 0.5, -0.25]),
-                frequency: random.pick(&[0.0, 0.125, -0.5]),
-            })
-            .collect();
-        let table: Vec<f64> = penalties.iter().flat_map(|penalties| parameters(PLAIN, *penalties)).collect();
-        let count = |random: &mut Random| match random.below(4) {
-            0 => random.below(5) as i32,
-            1 => IN_PROMPT,
-            2 => IN_PROMPT | random.below(5) as i32,
-            _ => 0,
-        };
-        let counts: Vec<i32> = (0..capacity * vocabulary).map(|_| count(&mut random)).collect();
-        let bias = (plane.number % 2 == 1).then(|| {
-            let value =
-                |random: &mut Random| if random.chance(0.1) { f64::NEG_INFINITY } else { random.normal() };
-            let all: Vec<f64> = (0..capacity * vocabulary).map(|_| value(&mut random)).collect();
-            Tensor::floats(DType::F32, &[capacity, vocabulary], &all)
-        });
-        let words = vocabulary.div_ceil(32);
-        let mask = (!plane.number.is_multiple_of(3)).then(|| {
-            let all: Vec<u32> = (0..rows * words).map(|_| random.bits() as u32).collect();
-            Tensor::words(&[rows, words], &all)
-        });
-        let (values, biases) = (logits.values(), bias.as_ref().map(|bias| bias.values()));
-        let element = |index: usize| {
-            let (row, token) = (index / vocabulary, index % vocabulary);
-            let Ok(request) = usize::try_from(requests[row]) else { return Element::Untouched };
-            let allowed =
-                mask.as_ref().is_none_or(|mask| mask.bits[row * words + token / 32] >> (token % 32) & 1 == 1);
-            let entry = request * vocabulary + token;
-            let bias = biases.as_ref().map_or(0.0, |bias| bias[entry]);
-            Element::Real(sampling::process(values[index], counts[entry], penalties[request], bias, allowed))
-        };
-        let expected =
-            Expected::new((0..values.len()).map(element).collect()).laid(plane.other(5), vocabulary);
-        let vector = Layout { gap: 0, ..plane.layout };
-        let operands = vec![
-            Operand::laid(logits, plane.layout),
-            Operand::laid(Tensor::vector(&requests), vector),
-            Operand::tensor(Tensor::floats(DType::F32, &[capacity, SAMPLING_COLUMNS], &table)),
-            Operand::laid(
-                Tensor::integers(&[capacity, vocabulary], &counts),
-                Layout::strided(plane.layout.gap, 0),
-            ),
-            bias.and_then(Operand::tensor),
-            mask.and_then(|mask| Operand::laid(mask, plane.layout)),
-        ];
-        Case::new(plane.id, CallCase::new(LogitProcess {}, operands, vec![expected]))
+    let planes = planes("logit_process", dtype, &Values::USUAL, |features| features);
+    planes.into_iter().map(|plane| process_case(dtype, plane)).collect()
+}
+
+pub(super) fn drawn_logit_process(dtype: DType, draw: &mut Draw) -> Case {
+    process_case(dtype, drawn(draw, &Values::USUAL, |features| features))
+}
+
+fn process_case(dtype: DType, plane: Plane) -> Case {
+    let (mut random, rows, vocabulary) = (plane.random.clone(), plane.rows, plane.features);
+    let capacity = 1 + random.below(9);
+    let logits = random.tensor(dtype, &[rows, vocabulary], plane.values);
+    let requests = requests(&mut random, rows, capacity);
+    // All values exact in f32, so that the table and the oracle agree.
+    let penalties: Vec<Penalties> = (0..capacity)
+        .map(|_| Penalties {
+            repetition: random.pick(&[1.0, 1.25, 2.0, 0.5]),
+            presence: random.pick(&[0.0, 0.5, -0.25]),
+            frequency: random.pick(&[0.0, 0.125, -0.5]),
+        })
+        .collect();
+    let table: Vec<f64> = penalties.iter().flat_map(|penalties| parameters(PLAIN, *penalties)).collect();
+    let count = |random: &mut Random| match random.below(4) {
+        0 => random.below(5) as i32,
+        1 => IN_PROMPT,
+        2 => IN_PROMPT | random.below(5) as i32,
+        _ => 0,
     };
-    planes("logit_process", dtype, &Values::USUAL, |features| features).into_iter().map(one).collect()
+    let counts: Vec<i32> = (0..capacity * vocabulary).map(|_| count(&mut random)).collect();
+    let bias = (plane.number % 2 == 1).then(|| {
+        let value =
+            |random: &mut Random| if random.chance(0.1) { f64::NEG_INFINITY } else { random.normal() };
+        let all: Vec<f64> = (0..capacity * vocabulary).map(|_| value(&mut random)).collect();
+        Tensor::floats(DType::F32, &[capacity, vocabulary], &all)
+    });
+    let words = vocabulary.div_ceil(32);
+    let mask = (!plane.number.is_multiple_of(3)).then(|| {
+        let all: Vec<u32> = (0..rows * words).map(|_| random.bits() as u32).collect();
+        Tensor::words(&[rows, words], &all)
+    });
+    let (values, biases) = (logits.values(), bias.as_ref().map(|bias| bias.values()));
+    let element = |index: usize| {
+        let (row, token) = (index / vocabulary, index % vocabulary);
+        let Ok(request) = usize::try_from(requests[row]) else { return Element::Untouched };
+        let allowed =
+            mask.as_ref().is_none_or(|mask| mask.bits[row * words + token / 32] >> (token % 32) & 1 == 1);
+        let entry = request * vocabulary + token;
+        let bias = biases.as_ref().map_or(0.0, |bias| bias[entry]);
+        Element::Real(sampling::process(values[index], counts[entry], penalties[request], bias, allowed))
+    };
+    let expected = Expected::new((0..values.len()).map(element).collect()).laid(plane.other(5), vocabulary);
+    let vector = Layout { gap: 0, ..plane.layout };
+    let operands = vec![
+        Operand::laid(logits, plane.layout),
+        Operand::laid(Tensor::vector(&requests), vector),
+        Operand::tensor(Tensor::floats(DType::F32, &[capacity, SAMPLING_COLUMNS], &table)),
+        Operand::laid(
+            Tensor::integers(&[capacity, vocabulary], &counts),
+            Layout::strided(plane.layout.gap, 0),
+        ),
+        bias.and_then(Operand::tensor),
+        mask.and_then(|mask| Operand::laid(mask, plane.layout)),
+    ];
+    Case::new(plane.id, CallCase::new(LogitProcess {}, operands, vec![expected]))
+}
+
+const KINDS: &[Values] =
+    &[Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Special, Values::Subnormal];
+
+pub(super) fn drawn_argmax(dtype: DType, draw: &mut Draw) -> Case {
+    argmax_plane(dtype, drawn(draw, KINDS, |features| features))
+}
+
+fn argmax_plane(dtype: DType, plane: Plane) -> Case {
+    let mut random = plane.random.clone();
+    let mut x = random.tensor(dtype, &[plane.rows, plane.features], plane.values);
+    // Every third row repeats its numbers, so that the largest stands more than once.
+    for row in x.bits.chunks_mut(plane.features).step_by(3) {
+        let half = row.len() / 2;
+        let (first, second) = row.split_at_mut(half);
+        second[..half].copy_from_slice(first);
+    }
+    argmax_case(plane.id, &x, plane.features, plane.layout)
 }
 
 pub(super) fn argmax(dtype: DType) -> Vec<Case> {
-    let kinds = [Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Special, Values::Subnormal];
-    let mut cases: Vec<Case> = planes("argmax", dtype, &kinds, |features| features)
-        .into_iter()
-        .map(|plane| {
-            let mut random = plane.random.clone();
-            let mut x = random.tensor(dtype, &[plane.rows, plane.features], plane.values);
-            // Every third row repeats its numbers, so that the largest stands more than once.
-            for row in x.bits.chunks_mut(plane.features).step_by(3) {
-                let half = row.len() / 2;
-                let (first, second) = row.split_at_mut(half);
-                second[..half].copy_from_slice(first);
-            }
-            argmax_case(plane.id, &x, plane.features, plane.layout)
-        })
-        .collect();
+    let planes = planes("argmax", dtype, KINDS, |features| features);
+    let mut cases: Vec<Case> = planes.into_iter().map(|plane| argmax_plane(dtype, plane)).collect();
     let rows: [[f64; 3]; 6] = [
         [f64::NAN; 3],
         [f64::NEG_INFINITY; 3],
@@ -262,6 +274,21 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
             .map(|(label, filters)| chi_square(format!("sample_distribution/{dtype}/{label}"), *filters)),
     );
     cases
+}
+
+pub(super) fn drawn_sample(dtype: DType, draw: &mut Draw) -> Case {
+    let (rows, vocabulary) =
+        (draw.pick(&[1, 0, 2, 7, 17, 33]), draw.pick(&[2, 1, 7, 31, 32, 33, 128, 257, 1009]));
+    let layout = Layout { offset: 0, ..drawn_layout(draw, rows) };
+    let filters: Vec<Filters> = match draw.below(FILTERS.len() + 1) {
+        0 => vec![PLAIN],
+        all if all == FILTERS.len() => FILTERS.iter().map(|(_, filters)| *filters).collect(),
+        one => vec![FILTERS[one].1],
+    };
+    let (values, factor) = (draw.pick(&[Values::Uniform, Values::HeavyTailed]), draw.pick(&[6.0, 0.5]));
+    let mut random = draw.values();
+    let logits = random.scaled(dtype, &[rows, vocabulary], values, factor);
+    mixed(draw.id(), &mut random, logits, layout, &filters)
 }
 
 fn mixed(id: String, random: &mut Random, logits: Tensor, layout: Layout, filters: &[Filters]) -> Case {

@@ -2,6 +2,7 @@
 
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
+    draw::Draw,
     oracle::step::{Planned, Requests, commit, prepare},
     random::Random,
     tensor::Tensor,
@@ -56,15 +57,34 @@ pub(super) fn prepare_step(dtype: DType) -> Vec<Case> {
         // Exactly as many rows as tokens; more rows; and extents on everything.
         for (variant, spare, bounded) in [("full", 0, false), ("padded", 5, false), ("extents", 5, true)] {
             let id = format!("prepare_step/{dtype}/{label}_{variant}");
-            cases.push(prepare_case(id, *shape, spare, bounded));
+            let random = Random::named(&id);
+            cases.push(prepare_case(id, random, *shape, spare, bounded));
         }
     }
     cases
 }
 
-fn prepare_case(id: String, shape: [usize; 5], spare: usize, bounded: bool) -> Case {
+fn drawn_shape(draw: &mut Draw) -> [usize; 5] {
+    let capacity = draw.pick(&[1, 2, 7, 16, 64]);
+    let sequences = draw.below(capacity + 1);
+    [
+        capacity,
+        sequences,
+        draw.pick(&[1, 2, 4, 7, 40]),
+        draw.pick(&[16, 1, 4, 7]),
+        draw.pick(&[10, 1, 33, 257]),
+    ]
+}
+
+pub(super) fn drawn_prepare_step(_: DType, draw: &mut Draw) -> Case {
+    let shape = drawn_shape(draw);
+    let spare = draw.pick(&[0, 5]);
+    let bounded = spare > 0 && draw.sometimes();
+    prepare_case(draw.id(), draw.values(), shape, spare, bounded)
+}
+
+fn prepare_case(id: String, mut random: Random, shape: [usize; 5], spare: usize, bounded: bool) -> Case {
     let [capacity, sequences, blocks, block, vocabulary] = shape;
-    let mut random = Random::named(&id);
     let before = table(&mut random, shape);
     let order = random.shuffled(capacity);
     let mut plan: Vec<Planned> = Vec::new();
@@ -140,41 +160,50 @@ pub(super) fn commit_tokens(dtype: DType) -> Vec<Case> {
     for (label, shape) in SHAPES {
         for (variant, stops, bounded) in [("plain", 0, false), ("stops", 3, false), ("extent", 40, true)] {
             let id = format!("commit_tokens/{dtype}/{label}_{variant}");
-            let [capacity, _, _, _, vocabulary] = *shape;
-            let mut random = Random::named(&id);
-            let before = table(&mut random, *shape);
-            // No request twice; some rows are skipped by their request, some by their token.
-            let rows: Vec<(i32, i32)> = random
-                .shuffled(capacity + 3)
-                .into_iter()
-                .map(|request| {
-                    let id = if random.chance(0.2) { -1 } else { random.below(vocabulary) as i32 };
-                    (if request < capacity { request as i32 } else { -1 }, id)
-                })
-                .collect();
-            let stop =
-                |random: &mut Random| if random.chance(0.3) { -1 } else { random.below(vocabulary) as i32 };
-            let stop_ids: Vec<i32> = (0..stops).map(|_| stop(&mut random)).collect();
-            let extent = bounded.then_some(rows.len() / 2);
-            let mut after = before.clone();
-            commit(&mut after, &rows[..extent.unwrap_or(rows.len())], &stop_ids);
-            let layout = Layout::default().with_extent(extent);
-            let (requests, ids): (Vec<i32>, Vec<i32>) = rows.into_iter().unzip();
-            let operands = vec![
-                Operand::laid(Tensor::vector(&requests), layout),
-                Operand::laid(Tensor::vector(&ids), layout),
-                Operand::tensor(Tensor::vector(&stop_ids)),
-                Operand::tensor(Tensor::vector(&before.last_token)),
-                Operand::tensor(Tensor::vector(&before.finished)),
-                Operand::tensor(Tensor::integers(&[capacity, vocabulary], &flat(&before.counts))),
-            ];
-            let results = vec![
-                Expected::integers(&after.last_token),
-                Expected::integers(&after.finished),
-                Expected::integers(&flat(&after.counts)),
-            ];
-            cases.push(Case::new(id, CallCase::new(CommitTokens {}, operands, results)));
+            let random = Random::named(&id);
+            cases.push(commit_case(id, random, *shape, stops, bounded));
         }
     }
     cases
+}
+
+pub(super) fn drawn_commit_tokens(_: DType, draw: &mut Draw) -> Case {
+    let (shape, stops) = (drawn_shape(draw), draw.pick(&[0, 1, 3, 40]));
+    let bounded = draw.sometimes();
+    commit_case(draw.id(), draw.values(), shape, stops, bounded)
+}
+
+fn commit_case(id: String, mut random: Random, shape: [usize; 5], stops: usize, bounded: bool) -> Case {
+    let [capacity, _, _, _, vocabulary] = shape;
+    let before = table(&mut random, shape);
+    // No request twice; some rows are skipped by their request, some by their token.
+    let rows: Vec<(i32, i32)> = random
+        .shuffled(capacity + 3)
+        .into_iter()
+        .map(|request| {
+            let id = if random.chance(0.2) { -1 } else { random.below(vocabulary) as i32 };
+            (if request < capacity { request as i32 } else { -1 }, id)
+        })
+        .collect();
+    let stop = |random: &mut Random| if random.chance(0.3) { -1 } else { random.below(vocabulary) as i32 };
+    let stop_ids: Vec<i32> = (0..stops).map(|_| stop(&mut random)).collect();
+    let extent = bounded.then_some(rows.len() / 2);
+    let mut after = before.clone();
+    commit(&mut after, &rows[..extent.unwrap_or(rows.len())], &stop_ids);
+    let layout = Layout::default().with_extent(extent);
+    let (requests, ids): (Vec<i32>, Vec<i32>) = rows.into_iter().unzip();
+    let operands = vec![
+        Operand::laid(Tensor::vector(&requests), layout),
+        Operand::laid(Tensor::vector(&ids), layout),
+        Operand::tensor(Tensor::vector(&stop_ids)),
+        Operand::tensor(Tensor::vector(&before.last_token)),
+        Operand::tensor(Tensor::vector(&before.finished)),
+        Operand::tensor(Tensor::integers(&[capacity, vocabulary], &flat(&before.counts))),
+    ];
+    let results = vec![
+        Expected::integers(&after.last_token),
+        Expected::integers(&after.finished),
+        Expected::integers(&flat(&after.counts)),
+    ];
+    Case::new(id, CallCase::new(CommitTokens {}, operands, results))
 }

@@ -1,0 +1,263 @@
+//! What there is to run: every case of the tables, drawn cases and checks, in groups that are made at once, and each by its id.
+
+use crate::{
+    case::{CallCase, Case, Operand},
+    cases::{TABLES, Table},
+    checks::{CHECKS, Check},
+    draw::DrawnId,
+    runner::{self, Report, Status, lowering},
+    subject::Subject,
+};
+use dsrun_core::{
+    DType, TensorType, WeightFormat,
+    op::{Op, OperandType, Profile},
+};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+/// The op that checks are filed under.
+pub const CHECK: &str = "check";
+
+/// The seed of the drawn cases unless another is asked for.
+pub const SEED: u64 = 1;
+
+/// How many cases are drawn for an op and element type.
+pub const DRAWN: usize = 12;
+
+/// Behind the id of a region's case, the run of its body op by op.
+const LOWERED: &str = "/lowered";
+
+/// Cases that are made at once.
+#[derive(Clone, Copy, Debug)]
+pub enum Group {
+    /// Those of an op and element type.
+    Table(&'static Table, DType),
+    /// A check, by itself.
+    Check(&'static Check),
+}
+
+/// Something to run.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// Its name, for ever.
+    pub id: String,
+    /// The choices that made it, if it was drawn.
+    pub choices: Option<Vec<usize>>,
+    work: Work,
+}
+
+#[derive(Clone, Debug)]
+enum Work {
+    Case(Box<Case>),
+    /// The body of a region's case.
+    Lowered(Box<Case>),
+    Check(&'static Check),
+}
+
+/// Every group, in the order of the op table; checks stand at the end.
+pub fn groups() -> impl Iterator<Item = Group> {
+    let of = |table: &'static Table| table.dtypes.iter().map(move |dtype| Group::Table(table, *dtype));
+    TABLES.iter().flat_map(of).chain(CHECKS.iter().map(Group::Check))
+}
+
+impl Group {
+    /// The group that a case of this id would be in.
+    pub fn of(id: &str) -> Option<Self> {
+        let mut parts = id.split('/');
+        let (first, second) = (parts.next()?, parts.next()?);
+        if first == CHECK {
+            return CHECKS.iter().find(|check| check.id == second).map(Group::Check);
+        }
+        // An id begins with the op, or with the op and a variant of it: the longest name that fits is the op.
+        let names = |table: &&Table| {
+            first.strip_prefix(table.op).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        };
+        let table = TABLES.iter().filter(names).max_by_key(|table| table.op.len())?;
+        let dtype = DType::from_name(second).filter(|dtype| table.dtypes.contains(dtype))?;
+        Some(Self::Table(table, dtype))
+    }
+
+    /// The op it is about; [`CHECK`] for a check.
+    pub fn op(&self) -> &'static str {
+        match self {
+            Self::Table(table, _) => table.op,
+            Self::Check(_) => CHECK,
+        }
+    }
+
+    /// The element type; none for a check.
+    pub fn dtype(&self) -> Option<DType> {
+        match self {
+            Self::Table(_, dtype) => Some(*dtype),
+            Self::Check(_) => None,
+        }
+    }
+
+    /// How it is written: op and element type, or the id of the check.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Table(table, dtype) => format!("{}/{dtype}", table.op),
+            Self::Check(check) => check.full_id(),
+        }
+    }
+
+    /// Whether it belongs to one of these profiles. Regions belong to the profile of their bodies.
+    pub fn belongs_to(&self, profiles: &[Profile]) -> bool {
+        match self {
+            Self::Table(table, _) => {
+                let signature = Op::PRIMITIVES.iter().find(|signature| signature.name == table.op);
+                profiles.contains(&signature.map_or(Profile::LlmCore1, |signature| signature.profile))
+            }
+            Self::Check(check) => check.profile.is_none_or(|profile| profiles.contains(&profile)),
+        }
+    }
+
+    /// Makes its items: those of the table, then so many drawn with a seed.
+    pub fn items(&self, seed: u64, drawn: usize) -> Vec<Item> {
+        let (table, dtype) = match self {
+            Self::Table(table, dtype) => (*table, *dtype),
+            Self::Check(check) => {
+                return vec![Item { id: check.full_id(), choices: None, work: Work::Check(check) }];
+            }
+        };
+        let mut items: Vec<Item> =
+            (table.cases)(dtype).into_iter().flat_map(|case| Item::of(case, None)).collect();
+        for index in 0..drawn {
+            let id = DrawnId::numbered(table.op, dtype, seed, index);
+            let case = table.draw(id).map(|(case, choices)| Item::of(case, Some(choices)));
+            items.extend(case.into_iter().flatten());
+        }
+        items
+    }
+
+    /// The ids of its items. Quicker than making them only where they are drawn.
+    pub fn ids(&self, seed: u64, drawn: usize) -> Vec<String> {
+        self.items(seed, drawn).into_iter().map(|item| item.id).collect()
+    }
+}
+
+impl Item {
+    /// A case, and for a region the run of its body.
+    fn of(case: Case, choices: Option<Vec<usize>>) -> Vec<Self> {
+        let is_region = case.calls.iter().any(|call| matches!(call.op, Op::Region(_)));
+        let case = Box::new(case);
+        let lowered = is_region.then(|| Self {
+            id: format!("{}{LOWERED}", case.id),
+            choices: choices.clone(),
+            work: Work::Lowered(case.clone()),
+        });
+        let whole = Self { id: case.id.clone(), choices, work: Work::Case(case) };
+        [whole].into_iter().chain(lowered).collect()
+    }
+
+    /// The item of an id: one of a table, one that was drawn with any seed, or a check.
+    pub fn find(id: &str) -> Option<Self> {
+        let group = Group::of(id)?;
+        let whole = id.strip_suffix(LOWERED).unwrap_or(id);
+        let items = match (group, DrawnId::parse(whole)) {
+            (Group::Table(table, _), Some(drawn)) => {
+                let (case, choices) = table.draw(drawn)?;
+                Self::of(case, Some(choices))
+            }
+            _ => group.items(SEED, 0),
+        };
+        items.into_iter().find(|item| item.id == id)
+    }
+
+    /// Whether a backend that is held to these profiles has to run it: if it is an op of theirs, on element types that the
+    /// device lists. Regions are optional, their bodies are not. Weights in blocks are asked for by `llm-quant-1`.
+    pub fn is_required(&self, subject: &Subject, profiles: &[Profile]) -> bool {
+        let (case, op_profile): (&Case, fn(&Op) -> Option<Profile>) = match &self.work {
+            Work::Check(check) => return check.profile.is_some_and(|profile| profiles.contains(&profile)),
+            Work::Case(case) => (case, |op| op.signature().map(|signature| signature.profile)),
+            Work::Lowered(case) => (case, |_| Some(Profile::LlmCore1)),
+        };
+        let asked = |call: &CallCase| op_profile(&call.op).is_some_and(|profile| profiles.contains(&profile));
+        case.calls.iter().all(|call| asked(call) && takes(subject, profiles, call))
+    }
+
+    /// Runs it. A panic is a failure.
+    pub fn run(&self, subject: &Subject) -> Report {
+        let run = || match &self.work {
+            Work::Check(check) => check.report(subject),
+            Work::Case(case) => match subject.ranks(case.calls.len()) {
+                Ok(devices) => runner::run(case, &devices),
+                Err(error) => {
+                    let status = Status::Failed(vec![format!("a device cannot be opened: {error}")]);
+                    Report { id: self.id.clone(), status, verdicts: Vec::new() }
+                }
+            },
+            Work::Lowered(case) => lowering::run(case, subject.device()),
+        };
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Report {
+            id: self.id.clone(),
+            status: Status::Failed(vec![format!("panicked: {}", message_of(&*panic))]),
+            verdicts: Vec::new(),
+        })
+    }
+}
+
+/// Whether a device lists all element types of a call, and has the formats of its weights if the profiles ask for them.
+fn takes(subject: &Subject, profiles: &[Profile], call: &CallCase) -> bool {
+    let mut types = Vec::new();
+    for operand in &call.operands {
+        types.push(match operand {
+            None => None,
+            Some(Operand::Tensor(input)) => {
+                let shape = input.tensor.shape.iter().copied();
+                Some(OperandType::Tensor(TensorType::new(input.tensor.dtype, shape)))
+            }
+            Some(Operand::Weight(weight)) => Some(OperandType::Weight(weight.weight_type.clone())),
+            Some(Operand::WorkList) => Some(OperandType::Tensor(TensorType::new(DType::I32, [0usize]))),
+        });
+    }
+    let taken = |operand: &OperandType| match operand {
+        OperandType::Tensor(tensor) => subject.takes(tensor.dtype),
+        OperandType::Weight(weight) => match weight.format {
+            WeightFormat::Dense(dtype) => subject.takes(dtype),
+            _ => profiles.contains(&Profile::LlmQuant1),
+        },
+    };
+    // Where results cannot be inferred the case is wrong, and running it says so.
+    let results = call.op.infer(&types).unwrap_or_default();
+    types.iter().flatten().all(taken) && results.iter().all(|result| subject.takes(result.dtype))
+}
+
+fn message_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[test]
+    fn every_item_is_found_by_its_id() {
+        // Two tables hold the exchange between two ranks; draws from a distribution are slow to judge.
+        for group in groups().filter(|group| !["receive", "sample"].contains(&group.op())) {
+            let of_group = |id: &String| Group::of(id).map(|found| found.name()) == Some(group.name());
+            let ids = group.ids(SEED, 1);
+            assert!(ids.iter().all(of_group), "{}", group.name());
+            for id in [ids.first(), ids.last()].into_iter().flatten() {
+                assert_eq!(Item::find(id).map(|item| item.id).as_ref(), Some(id));
+            }
+        }
+    }
+
+    #[rstest]
+    #[case("add/f32")]
+    #[case("add/f32/no_such_case")]
+    #[case("add/i32/prime")]
+    #[case("added/f32/prime")]
+    #[case("check/no_such_check")]
+    #[case("barrier/i32/property-1")]
+    #[case("add/f32/prime/lowered")]
+    #[case("")]
+    fn other_ids_are_not(#[case] id: &str) {
+        assert!(Item::find(id).is_none());
+    }
+}
