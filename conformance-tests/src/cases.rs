@@ -87,6 +87,7 @@ pub const TABLES: &[Table] = &[
     table("argmax", FLOATS, sampling::argmax, sampling::drawn_argmax),
     table("sample", F32, sampling::sample, sampling::drawn_sample),
     table("commit_tokens", INTEGERS, step::commit_tokens, step::drawn_commit_tokens),
+    table("columns", FLOATS, elementwise::columns, elementwise::drawn_columns),
     table("all_reduce", ALL, collective::all_reduce, collective::drawn_all_reduce),
     table("all_gather", ALL, collective::all_gather, collective::drawn_all_gather),
     table("reduce_scatter", ALL, collective::reduce_scatter, collective::drawn_reduce_scatter),
@@ -98,6 +99,9 @@ pub const TABLES: &[Table] = &[
     Table { op: "barrier", dtypes: INTEGERS, cases: collective::barrier, drawn: None },
     table("add_rms_norm", FLOATS, region::add_rms_norm, region::drawn_add_rms_norm),
     table("norm_linear", FLOATS, region::norm_linear, region::drawn_norm_linear),
+    table("linear_add", FLOATS, region::linear_add, region::drawn_linear_add),
+    table("mlp_input", FLOATS, region::mlp_input, region::drawn_mlp_input),
+    table("attention_input", FLOATS, region::attention_input, region::drawn_attention_input),
 ];
 
 const EXPONENTIAL: Gate = Gate { inner: None, exponential: true };
@@ -108,12 +112,14 @@ mod tests {
     use dsrun_core::op::Op;
     use std::collections::HashSet;
 
+    const REGIONS: [&str; 5] = ["add_rms_norm", "norm_linear", "linear_add", "mlp_input", "attention_input"];
+
     #[test]
     fn every_primitive_has_a_table_with_cases_for_each_type_it_takes() {
         let primitives: Vec<&str> = Op::PRIMITIVES.iter().map(|signature| signature.name).collect();
         let tables: Vec<&str> = TABLES.iter().map(|table| table.op).collect();
         assert_eq!(tables[..primitives.len()], primitives);
-        assert_eq!(tables[primitives.len()..], ["add_rms_norm", "norm_linear"]);
+        assert_eq!(tables[primitives.len()..], REGIONS);
         for table in TABLES {
             for dtype in table.dtypes {
                 let cases = (table.cases)(*dtype);

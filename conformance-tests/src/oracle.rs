@@ -7,6 +7,7 @@
 pub mod activation;
 pub mod attention;
 pub mod cache;
+pub mod chain;
 pub mod collective;
 pub mod elementwise;
 pub mod embed;

@@ -99,6 +99,7 @@
 #define DSR_OP_ARGMAX 22 // index of the largest element of each row, the lowest on ties
 #define DSR_OP_SAMPLE 23 // temperature, top-k, top-p, min-p, then Gumbel-max keyed by seed, position and token
 #define DSR_OP_COMMIT_TOKENS 24 // records sampled tokens in the request table
+#define DSR_OP_COLUMNS 25 // y = x[:, start .. start + count]
 #define DSR_OP_ALL_REDUCE 64 // reduces x over the ranks of a mesh axis; every rank gets the result
 #define DSR_OP_ALL_GATHER 65 // puts every rank's x together, along features or rows
 #define DSR_OP_REDUCE_SCATTER 66 // reduces x over the ranks; each keeps its share of features or rows
@@ -1070,6 +1071,14 @@ typedef struct dsr_prepare_step_attributes {
 
 // commit_tokens(requests: i32, ids: i32, stop_ids: i32, last_token: i32, finished: i32, counts:
 //     i32) -> last_token = last_token, finished = finished, counts = counts
+
+// columns(x: float) -> y
+typedef struct dsr_columns_attributes {
+    // The first column.
+    uint32_t start;
+    // How many; start + count <= F.
+    uint32_t count;
+} dsr_columns_attributes;
 
 // all_reduce(x: any) -> y = x
 typedef struct dsr_all_reduce_attributes {

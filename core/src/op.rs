@@ -40,7 +40,7 @@ pub use cache::{KvWrite, PageCopy, PageGather, PageScatter};
 pub use collective::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, MeshAxis, Receive, ReduceScatter, Reduction, Send,
 };
-pub use elementwise::{Add, Cast, Fill};
+pub use elementwise::{Add, Cast, Columns, Fill};
 pub use embed::{Embed, GatherRows};
 pub use index_map::{Axis, DimensionKind, IndexMaps, IterationDimension};
 pub use linear::{Linear, Matmul};
@@ -227,6 +227,7 @@ primitives! {
     Argmax = 22,
     Sample = 23,
     CommitTokens = 24,
+    Columns = 25,
     AllReduce = 64,
     AllGather = 65,
     ReduceScatter = 66,

@@ -4,6 +4,8 @@
 //! a kernel for a body answers that it runs it natively, any other device runs the primitives. Regions with the same
 //! body are equal, whatever they are called.
 
+pub mod well_known;
+
 use crate::{
     Error, Result,
     op::{IndexMaps, OperandType},
@@ -220,48 +222,5 @@ impl Region {
 impl fmt::Display for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "region {:?} {}", self.name, self.encoding())
-    }
-}
-
-/// Regions with names for people, as passes make them and backends know them.
-pub mod well_known {
-    use super::Region;
-    use crate::{
-        DType, Result,
-        op::{Add, Linear, RmsNorm},
-        program::{Call, ValueId},
-    };
-
-    fn values<const N: usize>(indices: [Option<usize>; N]) -> Vec<Option<ValueId>> {
-        indices.map(|index| index.map(ValueId::new)).into()
-    }
-
-    /// Residual add and norm: operands `a, b, weight`; results `r = add(a, b)`, `y = rms_norm(r, weight)`.
-    ///
-    /// The norm may read the sum before it is rounded.
-    ///
-    /// # Errors
-    /// Never; the body is well formed.
-    pub fn add_rms_norm(add: Add, norm: RmsNorm) -> Result<Region> {
-        let add = Call::new(add, values([Some(0), Some(1), None, None]), vec![ValueId::new(3)]);
-        let norm = Call::new(norm, values([Some(3), Some(2)]), vec![ValueId::new(4)]);
-        Region::new("add_rms_norm", 3, vec![add, norm], vec![ValueId::new(3), ValueId::new(4)])
-    }
-
-    /// Norm in front of a linear layer: operands `x, norm_weight, weight` and, if `bias`, `bias`; result `y`.
-    ///
-    /// # Errors
-    /// Never; the body is well formed.
-    pub fn norm_linear(norm: RmsNorm, dtype: DType, bias: bool) -> Result<Region> {
-        let operands = 3 + usize::from(bias);
-        let normed = ValueId::new(operands);
-        let y = ValueId::new(operands + 1);
-        let norm = Call::new(norm, values([Some(0), Some(1)]), vec![normed]);
-        let linear = Call::new(
-            Linear { dtype },
-            vec![Some(normed), Some(ValueId::new(2)), bias.then(|| ValueId::new(3))],
-            vec![y],
-        );
-        Region::new("norm_linear", operands, vec![norm, linear], vec![y])
     }
 }

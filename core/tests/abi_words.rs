@@ -41,6 +41,7 @@ fn op_numbers_stay() {
         ("argmax", 22),
         ("sample", 23),
         ("commit_tokens", 24),
+        ("columns", 25),
         ("all_reduce", 64),
         ("all_gather", 65),
         ("reduce_scatter", 66),

@@ -9,16 +9,16 @@ mod calls;
 mod types;
 
 use calls::{
-    ACTIVATION, ALL_REDUCE, ATTENTION, AXIS, Case, EMBED, GATED, GATHER, PAGED, RMS_NORM, ROPE, SCATTER,
-    valid,
+    ACTIVATION, ALL_REDUCE, ATTENTION, AXIS, COLUMNS, Case, EMBED, GATED, GATHER, PAGED, RMS_NORM, ROPE,
+    SCATTER, valid,
 };
 use dsrun_core::{
     Code, DType, Error, Size,
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttributeValue,
-        Axis, Cast, DimensionKind, Embed, Fill, GateLayout, GatedActivation, LayerNorm, Linear, Matmul, Op,
-        OperandKind, OperandType, PageGather, PagedAttention, PrepareStep, ReduceScatter, Reduction, RmsNorm,
-        Rope,
+        Axis, Cast, Columns, DimensionKind, Embed, Fill, GateLayout, GatedActivation, LayerNorm, Linear,
+        Matmul, Op, OperandKind, OperandType, PageGather, PagedAttention, PrepareStep, ReduceScatter,
+        Reduction, RmsNorm, Rope,
     },
 };
 use rstest::rstest;
@@ -251,6 +251,7 @@ const MISFITS: &[(&str, &str, &str, &str, &str)] = &[
     ("add", "b", "f16[?u, 8]", "b", "shape[0]"),
     ("add", "c", "f16[?t, 1]", "c", "shape[1]"),
     ("add", "bias", "f32[1]", "bias", "shape[0]"),
+    ("columns", "x", "f32[?t, $h]", "x", "shape[1]"),
     ("prepare_step", "step_request", "i32[?u]", "step_length", "shape[0]"),
     ("prepare_step", "step_length", "i32[?u]", "step_length", "shape[0]"),
     ("prepare_step", "step_source", "i32[?u]", "step_source", "shape[0]"),
@@ -370,6 +371,9 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     for value in [0.5, 2_147_483_648.0, -2_147_483_904.0, f32::NAN, f32::INFINITY] {
         add("value", Fill { value }.into());
     }
+    add("start", Columns { start: 65, ..COLUMNS }.into());
+    add("count", Columns { count: 13, ..COLUMNS }.into());
+    add("start", Columns { start: u32::MAX, count: 2 }.into());
     add("block_size", PrepareStep { block_size: 0 }.into());
     add("ranks", AllGather { ranks: 0, ..GATHER }.into());
     add("ranks", ReduceScatter { ranks: 0, ..SCATTER }.into());
@@ -503,6 +507,10 @@ fn index_maps_fit_the_shapes() {
         for (index, (shape, axes)) in shapes.zip(maps.operands.iter().chain(&maps.results)).enumerate() {
             assert_eq!(shape.len(), axes.len(), "{op}, map {index}");
             for (size, axis) in shape.iter().zip(axes) {
+                if let Axis::From { dimension, start } = axis {
+                    let end = maps.dimensions[*dimension].size.known().unwrap() + start;
+                    assert!(end <= size.known().unwrap(), "{op}, map {index}");
+                }
                 let Axis::Of(dimensions) = axis else { continue };
                 let sizes: Vec<Size> =
                     dimensions.iter().map(|dimension| maps.dimensions[*dimension].size.clone()).collect();

@@ -7,9 +7,15 @@ mod types;
 
 use dsrun_core::{
     DType,
-    op::{Add, Axis, Cast, Fill, Linear, Op, OperandType, PageCopy, RmsNorm},
+    op::{
+        Activation, Add, Axis, Cast, Fill, GateLayout, GatedActivation, LayerNorm, Linear, Nonlinearity, Op,
+        OperandType, PageCopy, RmsNorm, Rope, RopePairing,
+    },
     program::{Call, Node, Program, ProgramBuilder, ValueId},
-    region::{Region, well_known},
+    region::{
+        Region,
+        well_known::{self, AttentionInput, Norm},
+    },
 };
 use rstest::rstest;
 use std::sync::Arc;
@@ -17,6 +23,22 @@ use types::operand;
 
 const ADD: Add = Add { alpha: 1.0 };
 const NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+const LAYER_NORM: LayerNorm = LayerNorm { eps: 1e-5 };
+const ACTIVATION: Activation = Activation { function: Nonlinearity::GeluTanh, limit: 0.0 };
+const ROPE: Rope = Rope { heads: 4, pairing: RopePairing::Halves, scale: 1.0 };
+const ATTENTION_INPUT: AttentionInput = AttentionInput {
+    norm: Norm::Rms(NORM),
+    dtype: DType::F16,
+    bias: true,
+    columns: [32, 16, 16],
+    head_norms: Some([NORM, NORM]),
+    ropes: Some([ROPE, Rope { heads: 2, ..ROPE }]),
+};
+
+fn gated(layout: GateLayout) -> GatedActivation {
+    GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0 }
+}
+
 const CAST: Cast = Cast { dtype: DType::F16 };
 const FILL: Fill = Fill { value: 0.0 };
 
@@ -83,6 +105,59 @@ fn norm_linear_gives_the_layer(#[case] bias: bool, #[case] operands: &[&str]) {
         (Some("linear"), Some("x"), Some("shape[1]"))
     );
     assert_eq!(op.index_maps(&operands).unwrap_err(), error);
+}
+
+#[rstest]
+#[case::linear_add(well_known::linear_add(DType::F16, false, ADD),
+    &["f16[?t, 32]", "weight q8_0[64, 32]", "f16[?t, 64]"], &["f16[?t, 64]"], &[None])]
+#[case::linear_add_with_bias(well_known::linear_add(DType::F16, true, ADD),
+    &["f16[?t, 32]", "weight q8_0[64, 32]", "f32[64]", "f16[?t, 64]"], &["f16[?t, 64]"], &[None])]
+#[case::norm_linear_of_layer_norm(well_known::norm_linear(LAYER_NORM, DType::F32, true),
+    &["f16[?t, 64]", "f32[64]", "f32[64]", "weight f16[96, 64]", "f32[96]"], &["f32[?t, 96]"], &[None])]
+#[case::mlp_input(well_known::mlp_input(NORM, DType::BF16, false, gated(GateLayout::Concatenated)),
+    &["bf16[?t, 64]", "f32[64]", "weight bf16[96, 64]"], &["bf16[?t, 48]"], &[None])]
+#[case::mlp_input_without_gate(well_known::mlp_input(LAYER_NORM, DType::BF16, true, ACTIVATION),
+    &["bf16[?t, 64]", "f32[64]", "f32[64]", "weight bf16[96, 64]", "f32[96]"], &["bf16[?t, 96]"], &[None])]
+#[case::attention_input(well_known::attention_input(AttentionInput { head_norms: None, ..ATTENTION_INPUT }),
+    &["f16[?t, 64]", "f32[64]", "weight q4_1[64, 64]", "f32[64]", "i32[?t]", "f32[4]",
+      "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
+    &["f16[?t, 32]", "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]"], &[None, Some(6), Some(7)])]
+#[case::attention_input_with_head_norms(well_known::attention_input(ATTENTION_INPUT),
+    &["f16[?t, 64]", "f32[64]", "weight q4_1[64, 64]", "f32[64]", "f32[8]", "f32[8]", "i32[?t]", "f32[4]",
+      "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
+    &["f16[?t, 32]", "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]"], &[None, Some(8), Some(9)])]
+#[case::attention_input_without_rope(well_known::attention_input(AttentionInput {
+        norm: LAYER_NORM.into(), bias: false, head_norms: None, ropes: None, ..ATTENTION_INPUT
+    }),
+    &["f16[?t, 64]", "f32[64]", "f32[64]", "weight q4_1[64, 64]",
+      "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
+    &["f16[?t, 32]", "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]"], &[None, Some(4), Some(5)])]
+fn regions_of_a_layer(
+    #[case] region: dsrun_core::Result<Region>,
+    #[case] operands: &[&str],
+    #[case] results: &[&str],
+    #[case] updates: &[Option<usize>],
+) {
+    let op = region_op(region.unwrap());
+    let types: Vec<_> = operands.iter().map(|text| operand(text)).collect();
+    assert_eq!(infer(&op, &types).unwrap(), results);
+    let found: Vec<_> = (0..results.len()).map(|result| op.updates(result)).collect();
+    assert_eq!(found, updates);
+    // Every operand is needed, in its place.
+    for index in 0..types.len() {
+        let mut fewer = types.clone();
+        fewer.remove(index);
+        assert!(op.infer(&fewer).is_err(), "{} without operand {index}", op.name());
+    }
+}
+
+#[test]
+fn attributes_that_do_not_go_together_make_no_region() {
+    let error = well_known::mlp_input(NORM, DType::F32, false, gated(GateLayout::Separate)).unwrap_err();
+    assert_eq!((error.op(), error.argument()), (Some("mlp_input"), Some("layout")), "{error}");
+    let columns = [u32::MAX, 1, 1];
+    let error = well_known::attention_input(AttentionInput { columns, ..ATTENTION_INPUT }).unwrap_err();
+    assert_eq!((error.op(), error.argument()), (Some("attention_input"), Some("columns")), "{error}");
 }
 
 /// Two regions and a primitive; with `fused` false the same as primitives, made by hand.

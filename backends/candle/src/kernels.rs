@@ -69,6 +69,7 @@ fn implementation(call: &CallDesc) -> Result<Implementation> {
         Op::Add(op) => Box::new(*op),
         Op::Cast(op) => Box::new(*op),
         Op::Fill(op) => Box::new(*op),
+        Op::Columns(op) => Box::new(*op),
         Op::GatherRows(op) => Box::new(*op),
         Op::PrepareStep(op) => Box::new(*op),
         Op::LogitProcess(op) => Box::new(*op),

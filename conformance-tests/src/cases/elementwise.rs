@@ -1,4 +1,4 @@
-//! `add`, `cast` and `fill`.
+//! `add`, `cast`, `columns` and `fill`.
 
 use super::plane::{Plane, drawn, planes};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 use dsrun_core::{
     DType,
-    op::{Add, Cast, Fill},
+    op::{Add, Cast, Columns, Fill},
 };
 
 const KINDS: &[Values] =
@@ -76,6 +76,33 @@ fn cast_case(dtype: DType, to: DType, plane: Plane) -> Case {
     let expected = expected.laid(plane.other(5), plane.features);
     let operands = vec![Operand::laid(x, plane.layout)];
     Case::new(plane.id, CallCase::new(Cast { dtype: to }, operands, vec![expected]))
+}
+
+pub(super) fn columns(dtype: DType) -> Vec<Case> {
+    let planes = planes("columns", dtype, KINDS, |features| features);
+    planes.into_iter().map(|plane| columns_case(dtype, plane)).collect()
+}
+
+pub(super) fn drawn_columns(dtype: DType, draw: &mut Draw) -> Case {
+    columns_case(dtype, drawn(draw, KINDS, |features| features))
+}
+
+fn columns_case(dtype: DType, plane: Plane) -> Case {
+    let (mut random, features) = (plane.random.clone(), plane.features);
+    // Copies are exact to the bit, NaN included.
+    let x = random.tensor(dtype, &[plane.rows, features], plane.values);
+    let (start, count) = match plane.number % 4 {
+        0 => (0, features),
+        1 => (features, 0),
+        _ => {
+            let start = random.below(features);
+            (start, 1 + random.below(features - start))
+        }
+    };
+    let bits = x.bits.chunks(features).flat_map(|row| &row[start..start + count]).copied();
+    let expected = Expected::bits(bits).laid(plane.other(5), count);
+    let op = Columns { start: start as u32, count: count as u32 };
+    Case::new(plane.id, CallCase::new(op, vec![Operand::laid(x, plane.layout)], vec![expected]))
 }
 
 pub(super) fn fill(dtype: DType) -> Vec<Case> {

@@ -17,6 +17,7 @@ use dsrun_core::{
     device::Device,
     kernels::{Arguments, CallDesc},
     op::Op,
+    program::ValueId,
     region::Region,
 };
 use std::sync::Arc;
@@ -75,14 +76,15 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
     let device = &**device;
     let mut stream = device.stream()?;
     let stream = &mut *stream;
-    let mut values = place_operands(case, device, stream)?;
+    let mut placed = place_operands(case, device, stream)?;
+    // Where each value of the body is: an updated operand is where it was.
+    let mut places: Vec<usize> = (0..placed.len()).collect();
     // What has an extent in the region has it in the body: the rows of the first result are those of every value.
     let rows = case.results.first().map(|expected| expected.layout).unwrap_or_default();
     let layout = Layout { gap: 0, ..rows };
     for call in region.calls() {
-        let of = |id: &Option<_>| {
-            id.map_or(&Placed::Absent, |id: dsrun_core::program::ValueId| &values[id.index()])
-        };
+        let place = |id: ValueId| places[id.index()];
+        let of = |id: &Option<ValueId>| id.map_or(&Placed::Absent, |id| &placed[place(id)]);
         let operands: Vec<&Placed> = call.operands.iter().map(of).collect();
         let mut desc = CallDesc {
             op: call.op.clone(),
@@ -90,29 +92,39 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
             results: Vec::new(),
             comm: None,
         };
-        let mut results = Vec::new();
-        for inferred in call.op.infer(&desc.operand_types())? {
+        let (mut made, mut bindings, mut result_places) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, inferred) in call.op.infer(&desc.operand_types())?.into_iter().enumerate() {
+            let updated = call.op.updates(index).and_then(|operand| call.operands[operand]).map(place);
+            if let Some((place, image)) = updated.and_then(|place| Some((place, placed[place].image()?))) {
+                desc.results.push(image.desc.clone());
+                bindings.push(image.binding()?);
+                result_places.push(place);
+                continue;
+            }
             let shape = inferred.resolve(&|_| None)?;
             let empty = Tensor::filled(inferred.dtype, &shape, poison(inferred.dtype));
             let image = Image::new(device, stream, &empty, layout)?;
             image.upload(stream)?;
             desc.results.push(image.desc.clone());
-            results.push(image);
+            bindings.push(image.binding()?);
+            result_places.push(placed.len() + made.len());
+            made.push(Placed::Tensor(image));
         }
         let plan = CheckedPlan::new(device, desc)?;
         let scratch = Scratch::new(device, plan.workspace_bytes())?;
         let bound = plan.bind(&Arguments {
             operands: operands.iter().map(|placed| placed.argument()).collect::<Result<_, _>>()?,
-            results: results.iter().map(Image::binding).collect::<Result<_, _>>()?,
+            results: bindings,
             workspace: Some(scratch.slice()?),
         })?;
         bound.enqueue(stream)?;
         stream.synchronize("the body of a region", super::TIMEOUT)?;
-        values.extend(results.into_iter().map(Placed::Tensor));
+        placed.extend(made);
+        places.extend(result_places);
     }
     let mut run = CallRun::default();
     for (index, (id, expected)) in region.results().iter().zip(&case.results).enumerate() {
-        let Some(image) = values[id.index()].image() else { continue };
+        let Some(image) = placed[places[id.index()]].image() else { continue };
         let bytes = image.download(stream)?;
         let (found, before) = (image.elements(&bytes), image.elements(image.initial()));
         let verdict = call::judge(&image.desc, expected, &found, &before, device)?;

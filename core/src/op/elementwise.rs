@@ -1,4 +1,4 @@
-//! Sums, casts and fills.
+//! Sums, casts, fills and runs of columns.
 
 use super::{
     Axis,
@@ -156,5 +156,55 @@ impl Operation for Fill {
     fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
         let [rows, features] = operands.tensor("x")?.sizes()?;
         Ok(IndexMaps::new(plane(rows, features), &[ROWS_AND_FEATURES], &[ROWS_AND_FEATURES]))
+    }
+}
+
+attributes! {
+    /// Takes a run of columns: `y[t, j] = x[t, start + j]` for `j < count`.
+    ///
+    /// | operand | type | |
+    /// |---|---|---|
+    /// | `x` | float `[T, F]` | |
+    /// | → `y` | as `x`, `[T, count]` | |
+    ///
+    /// Exact. Projections of the same activations can be one product over their concatenated weights; this takes the
+    /// result apart again.
+    Columns {
+        /// The first column.
+        start: u32,
+        /// How many; `start + count <= F`.
+        count: u32,
+    }
+}
+
+impl Operation for Columns {
+    const SIGNATURE: &'static Signature = &Signature {
+        name: "columns",
+        profile: Profile::LlmCore1,
+        summary: "`y = x[:, start .. start + count]`",
+        operands: &[operand("x", OperandKind::Float)],
+        results: &[result("y")],
+    };
+
+    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
+        let x = operands.tensor("x")?;
+        let [rows, _] = x.sizes()?;
+        let (features, start, count) = (x.known(1)?, self.start as usize, self.count as usize);
+        let Some(behind) = features.checked_sub(start) else {
+            let message = format!("is {start}, at most {features} (features of x)");
+            return Err(Error::invalid(message).at("start"));
+        };
+        if count > behind {
+            let message = format!("is {count}, at most {behind} (features of x from column {start} on)");
+            return Err(Error::invalid(message).at("count"));
+        }
+        Ok(vec![TensorType { dtype: x.dtype(), shape: vec![rows.clone(), count.into()] }])
+    }
+
+    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
+        let [rows, _] = operands.tensor("x")?.sizes()?;
+        let part = [Axis::Of(&[0]), Axis::From { dimension: 1, start: self.start as usize }];
+        let columns = (self.count as usize).into();
+        Ok(IndexMaps::new(plane(rows, &columns), &[&part], &[ROWS_AND_FEATURES]))
     }
 }

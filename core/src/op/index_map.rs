@@ -1,7 +1,7 @@
 //! How the elements of operands and results hang together: the iteration space of an op.
 //!
-//! An op runs over a space of named dimensions. Every dimension of an operand or result is a product of some of them, or
-//! is reached through data. From this alone `fuse` decides which ops can share a tile and `shard` where a layout changes.
+//! An op runs over a space of named dimensions. Every dimension of an operand or result is a product of some of them, a
+//! part that one of them runs over, or is reached through data. From this alone `fuse` decides which ops can share a tile and `shard` where a layout changes.
 
 use crate::tensor::Size;
 
@@ -33,6 +33,13 @@ pub struct IterationDimension {
 pub enum Axis {
     /// The product of these dimensions of the iteration space, outermost first.
     Of(&'static [usize]),
+    /// One dimension of the iteration space, over a part of the tensor's: its element 0 is element `start` of the tensor.
+    From {
+        /// The dimension of the iteration space.
+        dimension: usize,
+        /// Where in the tensor it begins.
+        start: usize,
+    },
     /// The index comes from data (ids, slots, block tables): any element may be needed.
     Gathered,
 }

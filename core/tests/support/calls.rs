@@ -5,10 +5,10 @@ use dsrun_core::{
     DType,
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
-        Barrier, Broadcast, Cast, CommitTokens, Embed, Fill, GateLayout, GatedActivation, GatherRows,
-        KvWrite, LayerNorm, Linear, LogitProcess, Matmul, MeshAxis, Nonlinearity, Op, OperandType, PageCopy,
-        PageGather, PageScatter, PagedAttention, PrepareStep, Receive, ReduceScatter, Reduction, RmsNorm,
-        Rope, RopePairing, Sample, Send,
+        Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, Fill, GateLayout, GatedActivation,
+        GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul, MeshAxis, Nonlinearity, Op,
+        OperandType, PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep, Receive, ReduceScatter,
+        Reduction, RmsNorm, Rope, RopePairing, Sample, Send,
     },
 };
 
@@ -19,6 +19,7 @@ pub(crate) const ACTIVATION: Activation = Activation { function: Nonlinearity::S
 pub(crate) const GATED: GatedActivation =
     GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Separate, limit: 7.0 };
 pub(crate) const ROPE: Rope = Rope { heads: 4, pairing: RopePairing::Halves, scale: 1.0 };
+pub(crate) const COLUMNS: Columns = Columns { start: 52, count: 12 };
 pub(crate) const PAGED: PagedAttention = PagedAttention {
     query_heads: 4,
     kv_heads: 2,
@@ -106,6 +107,8 @@ pub(crate) fn valid() -> Vec<Case> {
     add(sum.into(), &["f16[?t, 8]", "f16[?t, 8]", "f16[?t, 8]", "f32[8]"], &["f16[?t, 8]"]);
     add(sum.into(), &["f16[?t, 8]", "f16[?t, 8]", "_", "_"], &["f16[?t, 8]"]);
     add(Cast { dtype: DType::BF16 }.into(), &["f32[?t, 8]"], &["bf16[?t, 8]"]);
+    add(COLUMNS.into(), &["bf16[?t, 64]"], &["bf16[?t, 12]"]);
+    add(Columns { start: 8, count: 0 }.into(), &["f32[0, 8]"], &["f32[0, 0]"]);
     add(Fill { value: -3.0 }.into(), &["i32[?t, 8]"], &["i32[?t, 8]"]);
     add(Fill { value: 0.5 }.into(), &["f16[?t, 8]"], &["f16[?t, 8]"]);
     add(GatherRows {}.into(), &["f32[?t, 8]", "i32[?r]"], &["f32[?r, 8]"]);

@@ -1,9 +1,9 @@
-//! Sums, casts and fills.
+//! Sums, casts, fills and runs of columns.
 
 use crate::{kernels::Kernel, parallel::Worker, view::Frame};
 use dsrun_core::{
     DType, Error, Result,
-    op::{Add, Cast, Fill},
+    op::{Add, Cast, Columns, Fill},
 };
 use half::{bf16, f16};
 
@@ -42,13 +42,7 @@ pub(super) fn add_row(
 impl Kernel for Cast {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
         if frame.operand_dtype(0)? == self.dtype {
-            let (x, mut y) = (frame.bytes(0)?, frame.bytes_mut(0)?);
-            let width = x.width();
-            for row in 0..x.rows.min(y.rows) {
-                let start = y.row_start(row);
-                y.data.range_mut(start, width).copy_from_slice(x.data.range(x.row_start(row), width));
-            }
-            return Ok(());
+            return copy_columns(frame, 0);
         }
         let x = frame.floats(0)?;
         frame.floats_mut(0)?.fill_rows(&mut worker.team, x.rows, 1, |row, out, _| {
@@ -56,6 +50,23 @@ impl Kernel for Cast {
         });
         Ok(())
     }
+}
+
+impl Kernel for Columns {
+    fn run(&self, frame: &Frame<'_>, _: &mut Worker<'_>) -> Result<()> {
+        copy_columns(frame, self.start as usize)
+    }
+}
+
+/// Copies as many columns as the result has, from column `first` of the operand on.
+fn copy_columns(frame: &Frame<'_>, first: usize) -> Result<()> {
+    let (x, mut y) = (frame.bytes(0)?, frame.bytes_mut(0)?);
+    let width = y.width();
+    for row in 0..x.rows.min(y.rows) {
+        let start = y.row_start(row);
+        y.data.range_mut(start, width).copy_from_slice(x.data.range(x.row_start(row) + first, width));
+    }
+    Ok(())
 }
 
 impl Kernel for Fill {

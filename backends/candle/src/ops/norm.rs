@@ -22,6 +22,27 @@ pub(super) fn rms_norm_row(op: &RmsNorm, x: &[f32], weight: &[f32], out: &mut [f
     }
 }
 
+/// Norms a row.
+pub(super) fn layer_norm_row(
+    op: &LayerNorm,
+    x: &[f32],
+    weight: Option<&[f32]>,
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
+    let features = x.len() as f32;
+    let mean = sum(x) / features;
+    out.iter_mut().zip(x).for_each(|(out, x)| *out = x - mean);
+    let factor = 1.0 / (dot(out, out) / features + op.eps).sqrt();
+    out.iter_mut().for_each(|out| *out *= factor);
+    if let Some(weight) = weight {
+        out.iter_mut().zip(weight).for_each(|(out, weight)| *out *= weight);
+    }
+    if let Some(bias) = bias {
+        out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
+    }
+}
+
 impl Kernel for RmsNorm {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
         let (x, weight) = (frame.floats(0)?, frame.floats(1)?);
@@ -42,18 +63,7 @@ impl Kernel for LayerNorm {
         let bias = bias.as_ref().map(|bias| bias.vector(biases));
         frame.floats_mut(0)?.fill_rows(&mut worker.team, x.rows, 4, |row, out, lane| {
             let [scratch] = lane.split([x.row_scratch()]);
-            let x = x.row(row, scratch);
-            let features = x.len() as f32;
-            let mean = sum(x) / features;
-            out.iter_mut().zip(x).for_each(|(out, x)| *out = x - mean);
-            let factor = 1.0 / (dot(out, out) / features + self.eps).sqrt();
-            out.iter_mut().for_each(|out| *out *= factor);
-            if let Some(weight) = weight {
-                out.iter_mut().zip(weight).for_each(|(out, weight)| *out *= weight);
-            }
-            if let Some(bias) = bias {
-                out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
-            }
+            layer_norm_row(self, x.row(row, scratch), weight, bias, out);
         });
         Ok(())
     }

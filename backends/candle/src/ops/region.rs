@@ -3,7 +3,7 @@
 use super::{
     elementwise::add_row,
     linear::{Source, multiply},
-    norm::rms_norm_row,
+    norm::{layer_norm_row, rms_norm_row},
 };
 use crate::{
     kernels::Kernel,
@@ -13,7 +13,10 @@ use crate::{
 use dsrun_core::{
     Error, Result,
     op::{Add, Linear, Op, RmsNorm},
-    region::{Region, well_known},
+    region::{
+        Region,
+        well_known::{self, Norm},
+    },
 };
 
 /// The kernel for a region, found by its body.
@@ -23,10 +26,11 @@ pub(crate) fn kernel(region: &Region) -> Result<Box<dyn Kernel>> {
             (Op::Add(add), Op::RmsNorm(norm)) if *region == well_known::add_rms_norm(*add, *norm)? => {
                 return Ok(Box::new(AddRmsNorm { add: *add, norm: *norm }));
             }
-            (Op::RmsNorm(norm), Op::Linear(Linear { dtype })) => {
+            (norm, Op::Linear(Linear { dtype })) => {
                 for bias in [false, true] {
-                    if *region == well_known::norm_linear(*norm, *dtype, bias)? {
-                        return Ok(Box::new(NormLinear { norm: *norm, bias }));
+                    let Some(norm) = Norm::of(norm) else { break };
+                    if *region == well_known::norm_linear(norm, *dtype, bias)? {
+                        return Ok(Box::new(NormLinear { norm, bias }));
                     }
                 }
             }
@@ -78,28 +82,43 @@ impl Kernel for AddRmsNorm {
     }
 }
 
-/// `y = linear(rms_norm(x, norm_weight), weight, bias)`: the normed activations are never rounded.
+/// `y = linear(norm(x), weight, bias)`: the normed activations are never rounded.
 #[derive(Debug)]
 struct NormLinear {
-    norm: RmsNorm,
+    norm: Norm,
     bias: bool,
 }
 
 impl Kernel for NormLinear {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
-        let (x, norm_weight, weight) = (frame.floats(0)?, frame.floats(1)?, frame.weight(2)?);
-        let bias = if self.bias { frame.optional_floats(3)? } else { None };
-        let y = frame.floats_mut(0)?;
+        let behind = 1 + self.norm.vectors();
+        let (x, weight, y) = (frame.floats(0)?, frame.weight(behind)?, frame.floats_mut(0)?);
+        let bias = if self.bias { frame.optional_floats(behind + 1)? } else { None };
         let rows = x.rows.min(y.rows);
-        // `multiply` keeps the bias in the first vector.
-        let mut held = std::mem::take(&mut worker.vectors[1]);
-        let norms = norm_weight.vector(&mut held);
-        let make = |row: usize, out: &mut [f32], lane: &mut Lane| {
-            let [scratch] = lane.split([x.row_scratch()]);
-            rms_norm_row(&self.norm, x.row(row, scratch), norms, out);
+        // `multiply` keeps the bias of the product in the first vector.
+        let [_, weights, biases] = &mut worker.vectors;
+        let (mut weights, mut biases) = (std::mem::take(weights), std::mem::take(biases));
+        let norm_weight = frame.floats(1)?;
+        let norm_weight = norm_weight.vector(&mut weights);
+        let done = match &self.norm {
+            Norm::Rms(norm) => {
+                let make = |row: usize, out: &mut [f32], lane: &mut Lane| {
+                    let [scratch] = lane.split([x.row_scratch()]);
+                    rms_norm_row(norm, x.row(row, scratch), norm_weight, out);
+                };
+                multiply(weight, bias.as_ref(), &Source::Rows(make), rows, y, worker)
+            }
+            Norm::Layer(norm) => {
+                let norm_bias = frame.floats(2)?;
+                let norm_bias = norm_bias.vector(&mut biases);
+                let make = |row: usize, out: &mut [f32], lane: &mut Lane| {
+                    let [scratch] = lane.split([x.row_scratch()]);
+                    layer_norm_row(norm, x.row(row, scratch), Some(norm_weight), Some(norm_bias), out);
+                };
+                multiply(weight, bias.as_ref(), &Source::Rows(make), rows, y, worker)
+            }
         };
-        let done = multiply(weight, bias.as_ref(), &Source::Rows(make), rows, y, worker);
-        worker.vectors[1] = held;
+        (worker.vectors[1], worker.vectors[2]) = (weights, biases);
         done
     }
 }

@@ -1,0 +1,236 @@
+//! Regions with names for people, as passes make them and backends know them.
+//!
+//! Operands that are absent are left out, and those behind them move up. A constructor only fails if the attributes it is
+//! given do not go together; types are checked when the region is called.
+
+use super::Region;
+use crate::{
+    DType, Error, Result,
+    op::{
+        Activation, Add, Columns, GateLayout, GatedActivation, KvWrite, LayerNorm, Linear, Op, RmsNorm, Rope,
+    },
+    program::{Call, ValueId},
+};
+
+/// The norm at the head of a region.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Norm {
+    /// Has a weight.
+    Rms(RmsNorm),
+    /// Has a weight and a bias.
+    Layer(LayerNorm),
+}
+
+impl From<RmsNorm> for Norm {
+    fn from(norm: RmsNorm) -> Self {
+        Self::Rms(norm)
+    }
+}
+
+impl From<LayerNorm> for Norm {
+    fn from(norm: LayerNorm) -> Self {
+        Self::Layer(norm)
+    }
+}
+
+impl Norm {
+    /// The norm that an op is, if it is one.
+    pub fn of(op: &Op) -> Option<Self> {
+        match op {
+            Op::RmsNorm(norm) => Some(Self::Rms(*norm)),
+            Op::LayerNorm(norm) => Some(Self::Layer(*norm)),
+            _ => None,
+        }
+    }
+
+    /// How many operands it has behind `x`.
+    pub fn vectors(self) -> usize {
+        match self {
+            Self::Rms(_) => 1,
+            Self::Layer(_) => 2,
+        }
+    }
+}
+
+/// What an MLP does to the product of its first projection.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MlpActivation {
+    /// A function of each feature.
+    Plain(Activation),
+    /// Gate and other half in one product; the layout is not `separate`.
+    Gated(GatedActivation),
+}
+
+impl From<Activation> for MlpActivation {
+    fn from(activation: Activation) -> Self {
+        Self::Plain(activation)
+    }
+}
+
+impl From<GatedActivation> for MlpActivation {
+    fn from(activation: GatedActivation) -> Self {
+        Self::Gated(activation)
+    }
+}
+
+/// A body under construction: operands are numbered first, then the results of each call.
+struct Body {
+    operands: usize,
+    next: usize,
+    calls: Vec<Call>,
+}
+
+impl Body {
+    /// A body of so many operands, which are numbers `0 .. operands`.
+    fn new(operands: usize) -> Self {
+        Self { operands, next: operands, calls: Vec::new() }
+    }
+
+    /// Adds a call, and gives the number of its first result.
+    fn call<const N: usize>(&mut self, op: impl Into<Op>, operands: [Option<usize>; N]) -> usize {
+        let op = op.into();
+        let results = op.signature().map_or(1, |signature| signature.results.len());
+        let first = self.next;
+        self.next += results;
+        let operands = operands.map(|operand| operand.map(ValueId::new)).into();
+        self.calls.push(Call::new(op, operands, (first..self.next).map(ValueId::new).collect()));
+        first
+    }
+
+    /// The norm of operand 0, whose vectors are the operands behind it.
+    fn norm(&mut self, norm: Norm) -> usize {
+        match norm {
+            Norm::Rms(norm) => self.call(norm, [Some(0), Some(1)]),
+            Norm::Layer(norm) => self.call(norm, [Some(0), Some(1), Some(2)]),
+        }
+    }
+
+    /// The linear layer of `x`, whose weight and bias are the operands from `weight` on.
+    fn linear(&mut self, dtype: DType, x: usize, weight: usize, bias: bool) -> usize {
+        self.call(Linear { dtype }, [Some(x), Some(weight), bias.then_some(weight + 1)])
+    }
+
+    fn finish<const N: usize>(self, name: &str, results: [usize; N]) -> Result<Region> {
+        Region::new(name, self.operands, self.calls, results.map(ValueId::new).into())
+    }
+}
+
+/// Residual add and norm: operands `a, b, weight`; results `r = add(a, b)`, `y = rms_norm(r, weight)`.
+///
+/// The norm may read the sum before it is rounded.
+///
+/// # Errors
+/// Never; the body is well formed.
+pub fn add_rms_norm(add: Add, norm: RmsNorm) -> Result<Region> {
+    let mut body = Body::new(3);
+    let sum = body.call(add, [Some(0), Some(1), None, None]);
+    let normed = body.call(norm, [Some(sum), Some(2)]);
+    body.finish("add_rms_norm", [sum, normed])
+}
+
+/// Norm in front of a linear layer: operands `x, norm_weight, norm_bias?, weight, bias?`; result `y`.
+///
+/// # Errors
+/// Never; the body is well formed.
+pub fn norm_linear(norm: impl Into<Norm>, dtype: DType, bias: bool) -> Result<Region> {
+    let norm = norm.into();
+    let weight = 1 + norm.vectors();
+    let mut body = Body::new(weight + 1 + usize::from(bias));
+    let normed = body.norm(norm);
+    let y = body.linear(dtype, normed, weight, bias);
+    body.finish("norm_linear", [y])
+}
+
+/// Linear layer and residual: operands `x, weight, bias?, residual`; result `add(residual, linear(x, weight, bias))`.
+///
+/// # Errors
+/// Never; the body is well formed.
+pub fn linear_add(dtype: DType, bias: bool, add: Add) -> Result<Region> {
+    let residual = 2 + usize::from(bias);
+    let mut body = Body::new(residual + 1);
+    let y = body.linear(dtype, 0, 1, bias);
+    let sum = body.call(add, [Some(residual), Some(y), None, None]);
+    body.finish("linear_add", [sum])
+}
+
+/// The first half of an MLP: operands `x, norm_weight, norm_bias?, weight, bias?`; result `activated`. A gated activation
+/// takes gate and other half out of one product.
+///
+/// # Errors
+/// If the layout of a gated activation is `separate`.
+pub fn mlp_input(
+    norm: impl Into<Norm>,
+    dtype: DType,
+    bias: bool,
+    activation: impl Into<MlpActivation>,
+) -> Result<Region> {
+    let norm = norm.into();
+    let weight = 1 + norm.vectors();
+    let mut body = Body::new(weight + 1 + usize::from(bias));
+    let normed = body.norm(norm);
+    let product = body.linear(dtype, normed, weight, bias);
+    let activated = match activation.into() {
+        MlpActivation::Plain(activation) => body.call(activation, [Some(product), None]),
+        MlpActivation::Gated(activation) if activation.layout == GateLayout::Separate => {
+            return Err(Error::invalid("is separate, must be in one product")
+                .at("layout")
+                .in_op("mlp_input"));
+        }
+        MlpActivation::Gated(activation) => body.call(activation, [Some(product), None, None]),
+    };
+    body.finish("mlp_input", [activated])
+}
+
+/// What stands between a layer's input and its attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionInput {
+    /// The norm of the layer's input.
+    pub norm: Norm,
+    /// Element type of the projections.
+    pub dtype: DType,
+    /// Whether the projections have biases.
+    pub bias: bool,
+    /// Columns of queries, keys and values: heads times head size. They stand in this order in the product.
+    pub columns: [u32; 3],
+    /// Norms of every head of queries and keys.
+    pub head_norms: Option<[RmsNorm; 2]>,
+    /// How queries and keys are rotated.
+    pub ropes: Option<[Rope; 2]>,
+}
+
+/// What stands between a layer's input and its attention: norm, one product for queries, keys and values, norms of heads,
+/// rotation, and the write into the cache.
+///
+/// Operands `x, norm_weight, norm_bias?, weight, bias?, (query_norm, key_norm)?, (positions, inverse_frequencies)?,
+/// key_cache, value_cache, slots`; results `query, key_cache, value_cache`, the caches updated in place.
+///
+/// # Errors
+/// If the columns are more than a `u32` counts.
+pub fn attention_input(input: AttentionInput) -> Result<Region> {
+    let weight = 1 + input.norm.vectors();
+    let head_norms = weight + 1 + usize::from(input.bias);
+    let positions = head_norms + if input.head_norms.is_some() { 2 } else { 0 };
+    let caches = positions + if input.ropes.is_some() { 2 } else { 0 };
+    let mut body = Body::new(caches + 3);
+    let normed = body.norm(input.norm);
+    let product = body.linear(input.dtype, normed, weight, input.bias);
+    let mut heads = [0; 3];
+    let mut start = 0u32;
+    for (head, count) in heads.iter_mut().zip(input.columns) {
+        *head = body.call(Columns { start, count }, [Some(product)]);
+        start = start.checked_add(count).ok_or_else(|| {
+            Error::invalid("are more than a u32 counts").at("columns").in_op("attention_input")
+        })?;
+    }
+    let [mut query, mut key, value] = heads;
+    if let Some([query_norm, key_norm]) = input.head_norms {
+        query = body.call(query_norm, [query, head_norms].map(Some));
+        key = body.call(key_norm, [key, head_norms + 1].map(Some));
+    }
+    if let Some([query_rope, key_rope]) = input.ropes {
+        query = body.call(query_rope, [query, positions, positions + 1].map(Some));
+        key = body.call(key_rope, [key, positions, positions + 1].map(Some));
+    }
+    let written = body.call(KvWrite {}, [caches, caches + 1, key, value, caches + 2].map(Some));
+    body.finish("attention_input", [query, written, written + 1])
+}
