@@ -23,6 +23,7 @@ use crate::{
     gate::Gate,
 };
 use dsrun_core::DType;
+pub(crate) use linear::random_weight;
 
 /// The cases of an op.
 #[derive(Clone, Copy, Debug)]

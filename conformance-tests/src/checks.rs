@@ -4,6 +4,21 @@
 //! several streams or threads, when memory runs out, over a whole model. It is a function that is given the [`Subject`] and
 //! says how it went; it is named, run in a child process, and reported as a case is, under the id `check/NAME`.
 
+mod batch;
+mod bench;
+mod claims;
+mod collective;
+mod faults;
+mod indices;
+mod jobs;
+mod logits;
+mod memory;
+mod metamorphic;
+mod paged;
+mod replay;
+mod sampling;
+mod threads;
+
 use crate::{
     runner::{Report, Status},
     subject::Subject,
@@ -25,13 +40,145 @@ pub struct Check {
     pub run: fn(&Subject) -> Status,
 }
 
+/// A check that stops at the first thing that is wrong.
+macro_rules! check {
+    ($id:literal, $about:literal, $profile:expr, $run:path) => {
+        Check { id: $id, about: $about, profile: $profile, run: |subject| bench::status($run(subject)) }
+    };
+}
+
+const CORE: Option<Profile> = Some(Profile::LlmCore1);
+const DISTRIBUTED: Option<Profile> = Some(Profile::LlmDist1);
+
 /// Every check.
-pub const CHECKS: &[Check] = &[Check {
-    id: "device_listing",
-    about: "the tested device is listed, under one index and with a name, and open devices have the properties they promise",
-    profile: None,
-    run: device_listing,
-}];
+pub const CHECKS: &[Check] = &[
+    Check {
+        id: "device_listing",
+        about: "the tested device is listed, under one index and with a name, and open devices have the properties they promise",
+        profile: None,
+        run: device_listing,
+    },
+    check!(
+        "claims_properties",
+        "names, sizes and addresses are what the device says",
+        None,
+        claims::properties
+    ),
+    check!("claims_profiles", "every op of a claimed profile runs", None, claims::profiles),
+    check!(
+        "claims_alignment",
+        "calls run at every offset that the alignment allows",
+        CORE,
+        claims::alignment
+    ),
+    check!(
+        "claims_no",
+        "what is not run is refused with a reason, and what is run is planned",
+        None,
+        claims::no_means_no
+    ),
+    check!(
+        "replay_graph",
+        "a graph gives what its calls give, each time of what is then in memory",
+        None,
+        replay::graph
+    ),
+    check!(
+        "replay_elsewhere",
+        "a plan gives the same bits on another stream and thread",
+        CORE,
+        replay::elsewhere
+    ),
+    check!(
+        "replay_side_by_side",
+        "two bound calls of a plan do not disturb each other",
+        CORE,
+        replay::side_by_side
+    ),
+    check!(
+        "batch_rows",
+        "where it is claimed, a row gives the same bits alone as in a batch",
+        None,
+        batch::of_rows
+    ),
+    check!(
+        "batch_attention",
+        "the same of sequences, some of over two thousand keys",
+        None,
+        batch::of_attention
+    ),
+    check!("ways_chunks", "a prompt whole, in chunks and token by token", CORE, metamorphic::chunks),
+    check!("ways_pages", "where pages lie does not show", CORE, metamorphic::pages),
+    check!(
+        "ways_shards",
+        "a layer cut along outputs or inputs is the whole layer",
+        CORE,
+        metamorphic::shards
+    ),
+    check!(
+        "memory_workspace",
+        "scratch memory is as long as was said, and its content does not show",
+        CORE,
+        memory::workspace
+    ),
+    check!("memory_growth", "two hundred calls hold no more memory than one", CORE, memory::growth),
+    check!("memory_given_back", "what is dropped is given back", CORE, memory::given_back),
+    check!(
+        "memory_reopened",
+        "what a handle of the device held is given back with it",
+        CORE,
+        memory::reopened
+    ),
+    check!("memory_zeroed", "new memory is zero", None, memory::zeroed),
+    check!("memory_limit", "a memory limit holds", None, memory::limit),
+    check!("threads_eight", "eight threads plan, bind and run at once", CORE, threads::eight),
+    check!("threads_moved", "a stream may move between threads", CORE, threads::moved),
+    check!("threads_drop_order", "what is dropped first takes nothing with it", CORE, threads::drop_order),
+    check!("faults_foreign", "objects of another backend are refused", CORE, faults::foreign),
+    check!("faults_ranges", "ranges outside their buffer are refused", CORE, faults::ranges),
+    check!(
+        "faults_arguments",
+        "arguments that do not fit their plan are refused by name",
+        CORE,
+        faults::arguments
+    ),
+    check!("faults_out_of_memory", "running out of memory is an error", CORE, faults::out_of_memory),
+    check!(
+        "faults_opening",
+        "devices that are not there and options that cannot be are refused",
+        CORE,
+        faults::opening
+    ),
+    check!("events", "events are reached when what is before them is done", CORE, faults::events),
+    check!("indices", "indices that point nowhere touch nothing", CORE, indices::hostile_indices),
+    check!(
+        "ranks_wrong",
+        "ranks that cannot be are refused; one to four ranks add up",
+        DISTRIBUTED,
+        collective::ranks
+    ),
+    check!(
+        "ranks_abort",
+        "a rank that aborts wakes the others with its reason",
+        DISTRIBUTED,
+        collective::abort
+    ),
+    check!("ranks_missing", "a rank that does not come is named in time", DISTRIBUTED, collective::missing),
+    check!(
+        "ranks_sharded",
+        "a layer shared out over ranks is the whole layer",
+        DISTRIBUTED,
+        collective::sharded
+    ),
+    check!("sampling_masked", "a masked token is never drawn", CORE, sampling::masked),
+    check!("sampling_order", "a draw depends on seed, position and token alone", CORE, sampling::order),
+    check!(
+        "tiny_llama",
+        "logits of a small Llama, as a prompt, in chunks and token by token",
+        CORE,
+        logits::tiny_llama
+    ),
+];
 
 impl Check {
     /// The id it is reported under.

@@ -14,7 +14,7 @@ use dsrun_core::{
 };
 
 /// A random weight, its elements about `size` large, and what they are.
-pub(super) fn random_weight(
+pub(crate) fn random_weight(
     random: &mut Random,
     format: WeightFormat,
     shape: [usize; 2],
