@@ -15,6 +15,7 @@ mod logits;
 mod memory;
 mod metamorphic;
 mod paged;
+mod raw;
 mod replay;
 mod sampling;
 mod threads;
@@ -148,6 +149,20 @@ pub const CHECKS: &[Check] = &[
         "devices that are not there and options that cannot be are refused",
         CORE,
         faults::opening
+    ),
+    check!("raw_descriptions", "a plugin called raw refuses wrong descriptions", None, raw::descriptions),
+    check!("raw_sizes", "a plugin reads and writes structs as far as both sides know them", None, raw::sizes),
+    check!(
+        "raw_arguments",
+        "a plugin called raw refuses wrong arguments and ranges",
+        None,
+        raw::arguments_of_calls
+    ),
+    check!(
+        "raw_resources",
+        "a plugin called raw refuses memory and devices there are not",
+        None,
+        raw::resources
     ),
     check!("events", "events are reached when what is before them is done", CORE, faults::events),
     check!("indices", "indices that point nowhere touch nothing", CORE, indices::hostile_indices),

@@ -20,7 +20,7 @@ use dsrun_core::{
 use std::{sync::Arc, time::Duration};
 
 /// What the host puts in place of a message that is not there.
-const NO_REASON: &str = "no reason given";
+pub(super) const NO_REASON: &str = "no reason given";
 
 /// Fails unless something was refused with one of these codes and a reason.
 pub(super) fn refused<T>(what: &str, result: Result<T>, codes: &[Code]) -> Outcome {
