@@ -44,7 +44,9 @@ pub(crate) fn jobs(bench: &mut Bench, dtype: DType, sets: usize) -> Result<Vec<J
 
 type Made = Result<(Op, Vec<Vec<Given>>), Stop>;
 
-const MAKERS: [(&str, fn(&mut Bench, DType, usize) -> Made); 6] = [
+type Maker = fn(&mut Bench, DType, usize) -> Made;
+
+const MAKERS: [(&str, Maker); 6] = [
     ("add", add),
     ("rms_norm", rms_norm),
     ("linear", dense),
