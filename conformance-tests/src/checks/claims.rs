@@ -13,10 +13,10 @@ use dsrun_core::{
     kernels::{Arguments, Binding, OperandDesc, WeightDesc, WeightUse},
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
-        Barrier, Broadcast, Cast, CommitTokens, Embed, Fill, GateLayout, GatedActivation, GatherRows,
-        KvWrite, LayerNorm, Linear, LogitProcess, Matmul, MeshAxis, Nonlinearity, Op, PageCopy, PageGather,
-        PageScatter, PagedAttention, PrepareStep, Profile, Receive, ReduceScatter, Reduction, RmsNorm, Rope,
-        RopePairing, Sample, Send,
+        Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, Fill, GateLayout, GatedActivation,
+        GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul, MeshAxis, Nonlinearity, Op, PageCopy,
+        PageGather, PageScatter, PagedAttention, PrepareStep, Profile, Receive, ReduceScatter, Reduction,
+        RmsNorm, Rope, RopePairing, Sample, Send,
     },
 };
 use std::sync::Arc;
@@ -106,6 +106,7 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
         ),
         (Add { alpha: 1.0 }.into(), vec![float(&plane), float(&plane), None, None]),
         (Cast { dtype: DType::F32 }.into(), vec![float(&plane)]),
+        (Columns { start: 8, count: 16 }.into(), vec![float(&plane)]),
         (Fill { value: 1.0 }.into(), vec![float(&plane)]),
         (GatherRows {}.into(), vec![float(&plane), integers(&[3])]),
         (
@@ -331,8 +332,10 @@ mod tests {
     fn every_primitive_has_a_plain_call_that_is_valid() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let calls = plain(dtype, 4, 2);
-            let names: Vec<&str> = calls.iter().map(|(op, _)| op.name()).collect();
-            let all: Vec<&str> = Op::PRIMITIVES.iter().map(|signature| signature.name).collect();
+            let mut names: Vec<&str> = calls.iter().map(|(op, _)| op.name()).collect();
+            let mut all: Vec<&str> = Op::PRIMITIVES.iter().map(|signature| signature.name).collect();
+            names.sort_unstable();
+            all.sort_unstable();
             assert_eq!(names, all);
             for (op, operands) in calls {
                 let call = describe(op, operands, None).unwrap_or_else(|stop| panic!("{stop:?}"));
