@@ -90,8 +90,8 @@ impl Subject {
         self.device.properties().profiles.contains(&profile)
     }
 
-    /// Whether the device says that its kernels take an element type.
+    /// Whether the device says that its kernels take an element type. Integers go without saying.
     pub fn takes(&self, dtype: DType) -> bool {
-        self.device.properties().dtypes.contains(&dtype)
+        !dtype.is_float() || self.device.properties().dtypes.contains(&dtype)
     }
 }

@@ -20,6 +20,11 @@
  *            calls. A plugin calls back into the host under no lock of its own, but for log, text_set and status_*.
  * Unwinding  No panic, exception or longjmp leaves a function. What would is returned as DSR_CODE_PANIC, and the host uses the
  *            object no more: dsrun.hpp does this for C++.
+ * Tensors    Row-major, with a stride for each dimension; the last is contiguous. What lies between rows belongs to somebody
+ *            else. With an extent, an i32 that is read when the call runs, only the first rows are real: the others are not
+ *            read, and not written. An index of -1 means skip, wherever indices stand; one that is out of range is data that
+ *            is wrong, and must not lead out of memory. Sizes may be 0. Results share no memory with operands, but for those
+ *            they update.
  * Process    A plugin does not end the process, install signal handlers or change the environment. It is never unloaded.
  * Checks     The host checks every description and every argument before a plugin sees it. A plugin that is to be safe with other
  *            callers checks with one call each: dsr_host_api.validate_call and validate_arguments.
@@ -56,7 +61,10 @@
 #define DSR_DTYPE_I8 6
 #define DSR_DTYPE_U8 7
 
-// Storage formats of weights: an element type's number, or blocks along the last dimension as in GGUF files.
+// Storage formats of weights: an element type's number, or blocks of 32 elements along the last dimension as in GGUF
+// files. A block begins with an f16 scale d. Q4_0: then 16 bytes, an element is d * (q - 8). Q4_1: then an f16 minimum
+// m and 16 bytes, d * q + m. Q8_0: then 32 signed bytes, d * q. Of the 16 bytes, number i holds the q of element i in
+// its low half and of element i + 16 in its high half. All numbers are little-endian.
 #define DSR_FORMAT_F32 1
 #define DSR_FORMAT_F16 2
 #define DSR_FORMAT_BF16 3
@@ -74,7 +82,7 @@
 #define DSR_PROFILE_LLM_MOE_1 3
 #define DSR_PROFILE_LLM_DIST_1 4
 
-// Ops. What each computes is in the documentation of its type in dsrun-core.
+// Ops. What each computes stands with its attributes, at the end of this file.
 #define DSR_OP_EMBED 1 // y[t] = table[ids[t]] (+ position_table[positions[t]]); ids outside give zeros
 #define DSR_OP_RMS_NORM 2 // y = x * rsqrt(mean(x^2) + eps) * (weight + weight_offset) over groups of W features
 #define DSR_OP_LAYER_NORM 3 // y = (x - mean) * rsqrt(var + eps) * weight + bias, biased variance
@@ -111,35 +119,35 @@
 #define DSR_OP_REGION 65536 // a fused op: see dsr_region
 
 // Values of attributes.
-#define DSR_NONLINEARITY_RELU 1
-#define DSR_NONLINEARITY_SILU 2
-#define DSR_NONLINEARITY_GELU_ERF 3
-#define DSR_NONLINEARITY_GELU_TANH 4
-#define DSR_GATE_LAYOUT_SEPARATE 1
-#define DSR_GATE_LAYOUT_CONCATENATED 2
-#define DSR_GATE_LAYOUT_INTERLEAVED 3
-#define DSR_ROPE_PAIRING_HALVES 1
-#define DSR_ROPE_PAIRING_NEIGHBOURS 2
-#define DSR_ATTENTION_MASK_CAUSAL 1
-#define DSR_ATTENTION_MASK_BIDIRECTIONAL 2
-#define DSR_ATTENTION_MASK_EXPLICIT 3
-#define DSR_MESH_AXIS_DATA 0
-#define DSR_MESH_AXIS_PIPELINE 1
-#define DSR_MESH_AXIS_TENSOR 2
-#define DSR_MESH_AXIS_EXPERT 3
-#define DSR_REDUCTION_SUM 1
-#define DSR_REDUCTION_MAX 2
-#define DSR_REDUCTION_MIN 3
-#define DSR_REDUCTION_MEAN 4
+#define DSR_NONLINEARITY_RELU 1 // max(x, 0).
+#define DSR_NONLINEARITY_SILU 2 // x / (1 + exp(-x)).
+#define DSR_NONLINEARITY_GELU_ERF 3 // x / 2 * (1 + erf(x / sqrt(2))).
+#define DSR_NONLINEARITY_GELU_TANH 4 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+#define DSR_GATE_LAYOUT_SEPARATE 1 // Two operands: gate[T, F] and up[T, F].
+#define DSR_GATE_LAYOUT_CONCATENATED 2 // One operand gate[T, 2 F]: first all gates, then all others.
+#define DSR_GATE_LAYOUT_INTERLEAVED 3 // One operand gate[T, 2 F]: gate and other half alternate.
+#define DSR_ROPE_PAIRING_HALVES 1 // Element i with i + r / 2: halves (GPT-NeoX, Hugging Face Llama).
+#define DSR_ROPE_PAIRING_NEIGHBOURS 2 // Element 2 i with 2 i + 1: neighbours (GPT-J, GGUF Llama).
+#define DSR_ATTENTION_MASK_CAUSAL 1 // Those at its own position and before.
+#define DSR_ATTENTION_MASK_BIDIRECTIONAL 2 // All of its sequence.
+#define DSR_ATTENTION_MASK_EXPLICIT 3 // All before this step's tokens, and those of this step whose bit is set in mask_bits: token trees.
+#define DSR_MESH_AXIS_DATA 0 // Replicas with batches of their own.
+#define DSR_MESH_AXIS_PIPELINE 1 // Stages of layers.
+#define DSR_MESH_AXIS_TENSOR 2 // Slices of every layer.
+#define DSR_MESH_AXIS_EXPERT 3 // Groups of experts.
+#define DSR_REDUCTION_SUM 1 // The sum.
+#define DSR_REDUCTION_MAX 2 // The largest.
+#define DSR_REDUCTION_MIN 3 // The smallest.
+#define DSR_REDUCTION_MEAN 4 // The mean; not for integers.
 
 // Columns of a row of sampling parameters, and how many there are.
-#define DSR_SAMPLING_TEMPERATURE 0
-#define DSR_SAMPLING_TOP_K 1
-#define DSR_SAMPLING_TOP_P 2
-#define DSR_SAMPLING_MIN_P 3
-#define DSR_SAMPLING_REPETITION_PENALTY 4
-#define DSR_SAMPLING_PRESENCE_PENALTY 5
-#define DSR_SAMPLING_FREQUENCY_PENALTY 6
+#define DSR_SAMPLING_TEMPERATURE 0 // 0 means greedy: the largest logit.
+#define DSR_SAMPLING_TOP_K 1 // Keep this many of the largest logits; 0 means all. A whole number.
+#define DSR_SAMPLING_TOP_P 2 // Keep the likeliest tokens until their probabilities reach this; 1 means all.
+#define DSR_SAMPLING_MIN_P 3 // Keep tokens at least this likely, relative to the likeliest; 0 means all.
+#define DSR_SAMPLING_REPETITION_PENALTY 4 // Divides positive and multiplies negative logits of tokens already seen; 1 means none.
+#define DSR_SAMPLING_PRESENCE_PENALTY 5 // Subtracted once from logits of tokens already generated.
+#define DSR_SAMPLING_FREQUENCY_PENALTY 6 // Subtracted from logits for every time the token was generated.
 #define DSR_SAMPLING_COLUMNS 8
 
 // Set in a request's count of a token if the token stands in its prompt.
@@ -319,7 +327,8 @@ typedef struct dsr_device_properties {
     uint32_t alignment;
     // Bytes of memory; 0 if not known.
     uint64_t memory_bytes;
-    // Element types its kernels take: bit n stands for DSR_DTYPE_* = n.
+    // Float types its kernels take: bit n stands for DSR_DTYPE_* = n. A profile is claimed for these; integers go without
+    // saying, and any op may still refuse a mix of types.
     uint64_t dtypes;
     // Profiles it has all ops of: bit n stands for DSR_PROFILE_* = n.
     uint64_t profiles;
@@ -914,10 +923,21 @@ typedef struct dsr_plugin_api {
 typedef struct dsr_status *(*dsr_plugin_entry)(const struct dsr_host_api *host,
                                                const struct dsr_plugin_api **plugin);
 
-// Operands and results of each op, in order, and its attributes for dsr_call_desc.attributes. An operand with `?` may be
-// left out; a result `y = x` is the operand x, updated in place.
+// Ops: operands and results of each, in order; its definition; and its attributes for dsr_call_desc.attributes. An
+// operand with `?` may be left out; a result `y = x` is the operand x, updated in place.
 
 // embed(ids: i32, table: weight, positions?: i32, position_table?: weight) -> y
+//
+// Token embedding: y[t] = table[ids[t] - first_row] (+ position_table[positions[t] + position_offset]).
+//
+//   ids: i32 [T]; token ids
+//   table: weight [V, H]; rows first_row .. first_row + V of the vocabulary
+//   positions: i32 [T], optional; needed with position_table
+//   position_table: weight [P, H], optional; learned positions
+//   -> y: dtype [T, H]
+//
+// An id outside the table's rows, -1 included, contributes zeros: so shards of the vocabulary add up to the whole. A
+// position that is -1, or outside its table, contributes zeros too. The sum is rounded once.
 typedef struct dsr_embed_attributes {
     // Element type of the result; a float.
     uint32_t dtype;
@@ -928,6 +948,16 @@ typedef struct dsr_embed_attributes {
 } dsr_embed_attributes;
 
 // rms_norm(x: float, weight: float) -> y
+//
+// Root-mean-square norm: y = x * rsqrt(mean(x^2) + eps) * (weight + weight_offset).
+//
+//   x: float [T, H]
+//   weight: float [W]; W divides H
+//   -> y: as x
+//
+// Each run of W consecutive features is a group with its own mean; W = H is the usual norm, W = head size norms
+// every head of a projection by itself. Computed in f32, rounded once.
+// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 typedef struct dsr_rms_norm_attributes {
     // Added to the mean square; not negative.
     float eps;
@@ -936,18 +966,45 @@ typedef struct dsr_rms_norm_attributes {
 } dsr_rms_norm_attributes;
 
 // layer_norm(x: float, weight?: float, bias?: float) -> y
+//
+// Layer norm: y = (x - mean(x)) * rsqrt(var(x) + eps) * weight + bias, with the biased variance.
+//
+//   x: float [T, H]
+//   weight: float [H], optional; ones if absent
+//   bias: float [H], optional; zeros if absent
+//   -> y: as x
+//
+// Computed in f32 in two passes (mean first), rounded once.
 typedef struct dsr_layer_norm_attributes {
     // Added to the variance; not negative.
     float eps;
 } dsr_layer_norm_attributes;
 
 // linear(x: float, weight: weight, bias?: float) -> y
+//
+// Linear layer: y[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n]).
+//
+//   x: float [M, K]
+//   weight: weight [N, K]; any format; quantised elements are what their format's formula says
+//   bias: float [N], optional
+//   -> y: dtype [M, N]
+//
+// Products are accumulated in f32 or better; the sum with the bias is rounded once. A backend may round dequantised
+// weights to the element type of x, but may not quantise x: that is an op of its own.
 typedef struct dsr_linear_attributes {
     // Element type of the result; a float.
     uint32_t dtype;
 } dsr_linear_attributes;
 
 // matmul(a: float, b: float) -> y
+//
+// Batched matrix product of two tensors: y[g, m, n] = sum_k a[g, m, k] * b[g, k, n].
+//
+//   a: float [G, M, K]
+//   b: as a, [G, K, N], or [G, N, K] if transpose_b
+//   -> y: dtype [G, M, N]
+//
+// Accumulated in f32 or better, rounded once. K = 0 gives zeros.
 typedef struct dsr_matmul_attributes {
     // Element type of the result; a float.
     uint32_t dtype;
@@ -956,6 +1013,14 @@ typedef struct dsr_matmul_attributes {
 } dsr_matmul_attributes;
 
 // activation(x: float, bias?: float) -> y
+//
+// y = f(min(x + bias, limit)).
+//
+//   x: float [T, F]
+//   bias: float [F], optional
+//   -> y: as x
+//
+// Computed in f32, rounded once.
 typedef struct dsr_activation_attributes {
     // The function f. DSR_NONLINEARITY_*.
     uint32_t function;
@@ -964,6 +1029,16 @@ typedef struct dsr_activation_attributes {
 } dsr_activation_attributes;
 
 // gated_activation(gate: float, up?: float, bias?: float) -> y
+//
+// Gated activation: y = f(min(g + bias_g, limit)) * clamp(u + bias_u, -limit, limit).
+//
+//   gate: float [T, F], or [T, 2 F] if the layout packs both
+//   up: as gate, [T, F]; only with layout separate
+//   bias: float, [2 F], optional; laid out as a packed row is; gates first with layout separate
+//   -> y: as gate, [T, F]
+//
+// Computed in f32, rounded once.
+// Source: Shazeer, "GLU Variants Improve Transformer" (2020).
 typedef struct dsr_gated_activation_attributes {
     // The function f. DSR_NONLINEARITY_*.
     uint32_t function;
@@ -974,6 +1049,20 @@ typedef struct dsr_gated_activation_attributes {
 } dsr_gated_activation_attributes;
 
 // rope(x: float, positions: i32, inverse_frequencies: f32) -> y
+//
+// Rotates pairs of every head by an angle that grows with the position.
+//
+// With a = positions[t] * inverse_frequencies[i], pair i of each head, (p, q), becomes
+// scale * (p cos a - q sin a, q cos a + p sin a). The first r = 2 * len(inverse_frequencies) elements of a head
+// are rotated; the rest are copied.
+//
+//   x: float [T, heads * D]
+//   positions: i32 [T]; -1 marks a row that is not real: it is not written
+//   inverse_frequencies: f32 [r / 2]; after any scaling for long context; r <= D
+//   -> y: as x
+//
+// The angle is computed in f32 (the product rounded once), sine and cosine to f32 accuracy, the result rounded once.
+// Source: Su et al., "RoFormer" (2021).
 typedef struct dsr_rope_attributes {
     // Heads in a row.
     uint32_t heads;
@@ -985,14 +1074,58 @@ typedef struct dsr_rope_attributes {
 
 // kv_write(key_cache: float, value_cache: float, key: float, value: float, slots: i32) -> key_cache
 //     = key_cache, value_cache = value_cache
+//
+// Writes the keys and values of this step's tokens into their slots.
+//
+//   key_cache: float [P, heads, B, D]; updated
+//   value_cache: as key_cache, [P, heads, B, D']; updated
+//   key: float [T, heads * D]
+//   value: float [T, heads * D']
+//   slots: i32 [T]; where row t goes; -1 skips; no slot twice
+//   -> key_cache, value_cache: the operands, updated
+//
+// Rounded once if the cache has another element type. Slots outside the cache are treated as -1.
 
 // page_copy(cache: float, pairs: i32) -> cache = cache
+//
+// Copies pages within a cache: for each pair, page pairs[i, 1] =  page pairs[i, 0].
+//
+//   cache: float [P, heads, B, D]; updated
+//   pairs: i32 [N, 2]; source and destination; -1 in either skips; no page is both source and destination
+//   -> cache: the operand, updated
+//
+// Exact. Pages outside the cache are treated as -1.
 
 // page_gather(cache: float, pages: i32) -> y
+//
+// Gathers pages into rows, to move them elsewhere: y[i] = cache[pages[i]], flattened.
+//
+//   cache: float [P, heads, B, D]
+//   pages: i32 [N]; -1 skips: the row is not written
+//   -> y: as cache, [N, heads * B * D]
+//
+// Exact. Pages outside the cache are treated as -1.
 
 // page_scatter(cache: float, x: float, pages: i32) -> cache = cache
+//
+// The inverse of page_gather: cache[pages[i]] = x[i].
+//
+//   cache: float [P, heads, B, D]; updated
+//   x: as cache, [N, heads * B * D]
+//   pages: i32 [N]; -1 skips; no page twice
+//   -> cache: the operand, updated
+//
+// Exact. Pages outside the cache are treated as -1.
 
 // attention_prepare(query_start: i32, query_length: i32, kv_length: i32) -> work
+//
+// Makes the work list that all attention calls of a step share, sized for the device.
+//
+//   query_start, query_length, kv_length: i32 [S]
+//   -> work: i32 [words]; private to the backend
+//
+// What is in the list is the backend's own business; words is what it asks for when queried. A backend that needs
+// no list asks for 0.
 typedef struct dsr_attention_prepare_attributes {
     // Length of the work list.
     uint32_t words;
@@ -1001,6 +1134,29 @@ typedef struct dsr_attention_prepare_attributes {
 // paged_attention(query: float, key_cache: float, value_cache: float, query_start: i32,
 //     query_length: i32, kv_length: i32, block_table: i32, work: i32, alibi?: f32, sinks?: f32,
 //     mask_bits?: u32) -> y, log_sum_exp
+//
+// Attention of this step's queries over the paged KV cache, prompt chunks and single tokens mixed.
+//
+// For query head h of token t at position p of sequence s, over the keys i < kv_length[s] it sees:
+// score_i = softcap(scale * q . k_i) - alibi[h] * (p - i), w = softmax(score), y = sum_i w_i v_i, with
+// softcap(x) = c * tanh(x / c). Query head h reads KV head h / (query_heads / kv_heads). Key i is slot
+// i % B of page block_table[s, i / B].
+//
+//   query: float [T, query_heads * D]; rows of no sequence are not real: their result is not written
+//   key_cache: float [P, kv_heads, B, D]; this step's keys are already in it
+//   value_cache: as key_cache, [P, kv_heads, B, D']
+//   query_start, query_length, kv_length: i32 [S]
+//   block_table: i32 [S, N]; -1 behind the last page
+//   work: i32 [words]; of attention_prepare
+//   alibi: f32 [query_heads], optional; slopes
+//   sinks: f32 [query_heads], optional; joins the softmax as one more score with no value
+//   mask_bits: u32 [T, ceil(L / 32)], with mask explicit; bit j of row t: it sees its step's token j < L
+//   -> y: as query, [T, query_heads * D']
+//   -> log_sum_exp: f32 [T, query_heads]; of the scores, sinks included
+//
+// With window = w > 0 a query also sees no key at i <= p - w. A query that sees nothing gives zeros, and minus
+// infinity or its sink. Scores and sums in f32 or better; weights may be rounded to the element type of the cache before they
+// multiply values (one inner rounding); the result is rounded once.
 typedef struct dsr_paged_attention_attributes {
     // Heads of query; a multiple of kv_heads.
     uint32_t query_heads;
@@ -1017,6 +1173,21 @@ typedef struct dsr_paged_attention_attributes {
 } dsr_paged_attention_attributes;
 
 // attention(query: float, key: float, value: float, start: i32, length: i32, alibi?: f32) -> y
+//
+// Attention within ragged sequences, without a cache: what encoders use.
+//
+// As paged_attention, with key i of sequence s being row start[s] + i of key and value, and all sequences
+// as long as their queries.
+//
+//   query: float [T, query_heads * D]
+//   key: as query, [T, kv_heads * D]
+//   value: as query, [T, kv_heads * D']
+//   start, length: i32 [S]; rows of each sequence
+//   alibi: f32 [query_heads], optional; slopes
+//   -> y: as query, [T, query_heads * D']
+//
+// The mask is causal or bidirectional; bidirectional ALiBi uses the distance |p - i|, and a bidirectional window
+// sees |p - i| < window.
 typedef struct dsr_attention_attributes {
     // Heads of query; a multiple of kv_heads.
     uint32_t query_heads;
@@ -1033,29 +1204,87 @@ typedef struct dsr_attention_attributes {
 } dsr_attention_attributes;
 
 // add(a: float, b: float, c?: float, bias?: float) -> y
+//
+// Residual sum: y = a + alpha * (b + bias) + c.
+//
+//   a, b: float [T, H], of one type
+//   c: as a, optional; a second residual (parallel attention and MLP)
+//   bias: float [H], optional
+//   -> y: as a
+//
+// Computed in f32, rounded once.
 typedef struct dsr_add_attributes {
     // Multiplies b + bias.
     float alpha;
 } dsr_add_attributes;
 
 // cast(x: float) -> y
+//
+// Copies and rounds to another float type: y = round(x), to nearest, ties to even.
+//
+//   x: float [T, H]
+//   -> y: dtype [T, H]
+//
+// Exact but for the rounding; the same type copies bits. Values beyond f16's range become infinite.
 typedef struct dsr_cast_attributes {
     // Element type of the result; a float.
     uint32_t dtype;
 } dsr_cast_attributes;
 
 // fill(x: any) -> y = x
+//
+// Sets every element of x to value, in place.
+//
+//   x: any [T, H]; updated
+//   -> y: x
+//
+// For integer types value must be a whole number in range.
 typedef struct dsr_fill_attributes {
     // The value.
     float value;
 } dsr_fill_attributes;
 
 // gather_rows(x: float, rows: i32) -> y
+//
+// Picks rows: y[r] = x[rows[r]].
+//
+//   x: float [T, H]
+//   rows: i32 [R]; indices into x; -1 skips
+//   -> y: as x, [R, H]
+//
+// Exact. A row whose index is -1 is not written. An index outside x or its extent is a caller's error and is
+// treated as -1.
 
 // prepare_step(step_request: i32, step_length: i32, step_source: i32, prompt_ids: i32, rows: i32,
 //     block_table: i32, last_token: i32, finished: i32, length: i32, counts: i32) -> ids,
 //     positions, slots, query_start, query_length, kv_length, tables, row_positions, length =
 //     length, counts = counts
+//
+// Derives a step's inputs from the request table and the step's plan, and advances the table.
+//
+// Sequence s of the step is request c = step_request[s]. If step_source[s] >= 0 it brings step_length[s]
+// prompt tokens, prompt_ids[step_source[s] ..]; if it is -1 it brings the one token the request generated last.
+// Tokens are laid out one sequence after the other.
+//
+//   step_request: i32 [S]; row of the request table; -1 is a padded sequence
+//   step_length: i32 [S]; tokens it brings; 1 for a generated token
+//   step_source: i32 [S]; where in prompt_ids they start, or -1
+//   prompt_ids: i32 [T]; prompt tokens of this step
+//   rows: i32 [R]; rows of the step whose logits are wanted; -1 skips
+//   block_table: i32 [C, N]; pages of each request, -1 behind the last
+//   last_token: i32 [C]; the token generated last
+//   finished: i32 [C]; not 0: the request is done and brings nothing any more
+//   length: i32 [C]; tokens in the KV cache; updated: grows by those it brings
+//   counts: i32 [C, V]; updated: DSR_IN_PROMPT is set for the prompt tokens it brings
+//   -> ids: i32 [T]; -1 behind the last
+//   -> positions: i32 [T]; -1 behind the last
+//   -> slots: i32 [T]; where keys and values go; -1 where there is no page
+//   -> query_start, query_length, kv_length: i32 [S]; lengths 0 for a padded or finished sequence, whose start and table say nothing
+//   -> tables: i32 [S, N]; rows of block_table, in the step's order
+//   -> row_positions: i32 [R]; position of the token that follows each wanted row; -1 for skipped rows
+//   -> length, counts: the operands, updated
+//
+// A sequence that is finished keeps its place: its rows get id, position and slot -1, its lengths are 0. Exact.
 typedef struct dsr_prepare_step_attributes {
     // Slots of a page.
     uint32_t block_size;
@@ -1063,14 +1292,76 @@ typedef struct dsr_prepare_step_attributes {
 
 // logit_process(logits: float, requests: i32, parameters: f32, counts: i32, bias?: f32, mask?: u32)
 //     -> y
+//
+// Penalties, bias and mask on logits.
+//
+// For row r of request c = requests[r], with n the count of token v (see DSR_IN_PROMPT):
+// x = logits[r, v]; if the token was seen, in the prompt or generated, x = x / p for x > 0 and x * p else, with
+// the repetition penalty p; then x -= frequency * n, x -= presence if n > 0, x += bias[c, v]; minus infinity
+// where the mask bit is 0.
+//
+//   logits: float [R, V]
+//   requests: i32 [R]; -1 skips the row: it is not written
+//   parameters: f32 [C, 8]
+//   counts: i32 [C, V]
+//   bias: f32 [C, V], optional
+//   mask: u32 [R, ceil(V / 32)], optional; bit v % 32 of word v / 32: token v is allowed
+//   -> y: f32 [R, V]
+//
+// Computed in f32.
 
 // argmax(x: float) -> ids
+//
+// The index of the largest element of each row; the lowest on ties.
+//
+//   x: float [R, V]; NaN counts as minus infinity
+//   -> ids: i32 [R]; -1 if the row is empty or all NaN
+//
+// Exact.
 
 // sample(logits: f32, requests: i32, positions: i32, parameters: f32, seeds: u32) -> ids,
 //     log_probability
+//
+// Draws one token per row, by Gumbel-max over what the filters leave.
+//
+// For row r of request c = requests[r], with temperature t, and ties broken towards the lower id throughout:
+//
+// 1. t = 0: the token of the largest logit (as argmax, but minus infinity is no choice).
+// 2. Otherwise x = logits / t. Keep the top_k largest; p = softmax over them; keep the likeliest until their
+// sum reaches top_p (the token that reaches it included, so at least one); keep those with p >= min_p * max(p).
+// 3. The token is the argmax over what is left of x + g, g = -ln(-ln(1 - v)), with v = (w + 0.5) / 2^32 and w
+// the first word of Philox4x32-10 with key seeds[c] and counter (token, positions[r], 0, 0). (ln_1p(-v)
+// keeps the rare large g exact in f32, where v is held to at most 1 - 2^-24.)
+//
+// The draw depends on seed, position and token only: not on the order of rows, on shards or on the batch.
+//
+//   logits: f32 [R, V]; NaN and minus infinity are never drawn
+//   requests: i32 [R]; -1 skips the row: its result is -1
+//   positions: i32 [R]; position of the token that is drawn
+//   parameters: f32 [C, 8]
+//   seeds: u32 [C, 2]
+//   -> ids: i32 [R]; -1 if no token is left
+//   -> log_probability: f32 [R]; ln softmax(logits)[id] of the logits given, no temperature or filter; 0 if the id is -1
+//
+// Sources: Gumbel (1954), Maddison et al., "A* Sampling" (2014); Salmon et al., "Parallel random numbers: as easy as
+// 1, 2, 3" (2011).
 
 // commit_tokens(requests: i32, ids: i32, stop_ids: i32, last_token: i32, finished: i32, counts:
 //     i32) -> last_token = last_token, finished = finished, counts = counts
+//
+// Records the tokens a step has sampled in the request table.
+//
+// For every row r with c = requests[r] >= 0 and ids[r] >= 0: last_token[c] = ids[r], counts[c, ids[r]] += 1,
+// and finished[c] = 1 if the token is one of stop_ids. Requests that are finished are left alone.
+//
+//   requests: i32 [R]; row of the request table; -1 skips; no request twice
+//   ids: i32 [R]; sampled tokens; -1 skips
+//   stop_ids: i32 [E]; tokens that end a request; -1 is no token
+//   last_token, finished: i32 [C]; updated
+//   counts: i32 [C, V]; updated
+//   -> last_token, finished, counts: the operands, updated
+//
+// Exact.
 
 // columns(x: float) -> y
 typedef struct dsr_columns_attributes {
@@ -1081,6 +1372,14 @@ typedef struct dsr_columns_attributes {
 } dsr_columns_attributes;
 
 // all_reduce(x: any) -> y = x
+//
+// y =  the reduction of every rank's x, on every rank.
+//
+//   x: any [T, H]; updated
+//   -> y: x
+//
+// Floats are combined in an order that may differ between backends, each hop rounded to no less than their own type;
+// every rank gets the same bits.
 typedef struct dsr_all_reduce_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
@@ -1089,6 +1388,13 @@ typedef struct dsr_all_reduce_attributes {
 } dsr_all_reduce_attributes;
 
 // all_gather(x: any) -> y
+//
+// Puts every rank's x together, in the order of ranks, on every rank.
+//
+//   x: any [T, H]
+//   -> y: as x, [T, ranks * H]; or [ranks * T, H] along the rows
+//
+// Exact. Along the rows, T must be known when the program is built.
 typedef struct dsr_all_gather_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
@@ -1099,6 +1405,13 @@ typedef struct dsr_all_gather_attributes {
 } dsr_all_gather_attributes;
 
 // reduce_scatter(x: any) -> y
+//
+// Reduces every rank's x and leaves each rank its own share: rank i gets features i * H / ranks .., or rows.
+//
+//   x: any [T, H]
+//   -> y: as x, [T, H / ranks]; or [T / ranks, H] along the rows
+//
+// Rounding as all_reduce. The shared dimension must be a known multiple of ranks.
 typedef struct dsr_reduce_scatter_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
@@ -1111,6 +1424,13 @@ typedef struct dsr_reduce_scatter_attributes {
 } dsr_reduce_scatter_attributes;
 
 // all_to_all(x: any) -> y
+//
+// Exchanges blocks of rows: block j of rank i's x becomes block i of rank j's y.
+//
+//   x: any [T, H]; T a known multiple of ranks
+//   -> y: as x
+//
+// Exact.
 typedef struct dsr_all_to_all_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
@@ -1119,6 +1439,13 @@ typedef struct dsr_all_to_all_attributes {
 } dsr_all_to_all_attributes;
 
 // broadcast(x: any) -> y = x
+//
+// Gives every rank the x of rank root.
+//
+//   x: any [T, H]; updated
+//   -> y: x
+//
+// Exact.
 typedef struct dsr_broadcast_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
@@ -1127,6 +1454,12 @@ typedef struct dsr_broadcast_attributes {
 } dsr_broadcast_attributes;
 
 // send(x: any)
+//
+// Sends x to rank peer, which must receive it.
+//
+//   x: any [T, H]
+//
+// No result.
 typedef struct dsr_send_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
@@ -1135,6 +1468,13 @@ typedef struct dsr_send_attributes {
 } dsr_send_attributes;
 
 // receive(x: any) -> y = x
+//
+// Receives into x what rank peer sends.
+//
+//   x: any [T, H]; updated
+//   -> y: x
+//
+// Exact.
 typedef struct dsr_receive_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
@@ -1143,6 +1483,8 @@ typedef struct dsr_receive_attributes {
 } dsr_receive_attributes;
 
 // barrier()
+//
+// Waits until every rank of the axis is here. No operands, no results.
 typedef struct dsr_barrier_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
@@ -1168,6 +1510,9 @@ extern "C" {
 /* What a plugin exports. `host` is valid for ever. Sets `plugin` to a table that is valid for ever. Called once for every load,
  * before anything else. */
 DSR_EXPORT dsr_status *dsrun_plugin_entry_v0(const dsr_host_api *host, const dsr_plugin_api **plugin);
+
+/* The text of a string literal, for a table that is initialised with it. */
+#define DSR_TEXT(literal) {literal, sizeof(literal) - 1}
 
 /* A text that ends with a zero. */
 static inline dsr_str dsr_text_of(const char *text) {

@@ -35,7 +35,7 @@ use crate::{Error, Result, region::Region, tensor::TensorType};
 pub use activation::{Activation, GateLayout, GatedActivation, Nonlinearity};
 pub use attention::{Attention, AttentionMask, AttentionPrepare, PagedAttention};
 use attributes::attributes;
-pub use attributes::{Attribute, AttributeInC, AttributeSpec, AttributeValue, Attributes};
+pub use attributes::{Attribute, AttributeInC, AttributeSpec, AttributeValue, Attributes, ChoiceInC};
 pub use cache::{KvWrite, PageCopy, PageGather, PageScatter};
 pub use collective::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, MeshAxis, Receive, ReduceScatter, Reduction, Send,
@@ -97,6 +97,9 @@ macro_rules! primitives {
             /// The numbers of all primitives in the C ABI, in the order of [`Self::PRIMITIVES`]. Numbers are never changed
             /// or used again.
             pub const NUMBERS: &'static [u32] = &[$($number,)*];
+
+            /// The definitions of all primitives, in Markdown, in the order of [`Self::PRIMITIVES`].
+            pub const DOCUMENTATION: &'static [&'static str] = &[$($op::DOCUMENTATION,)*];
 
             /// The attributes of all primitives, in the order of [`Self::PRIMITIVES`].
             pub const ATTRIBUTES: &'static [&'static [AttributeSpec]] = &[$($op::SPECS,)*];

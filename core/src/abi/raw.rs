@@ -81,7 +81,8 @@ pub struct dsr_device_properties {
     pub alignment: u32,
     /// Bytes of memory; 0 if not known.
     pub memory_bytes: u64,
-    /// Element types its kernels take: bit n stands for DSR_DTYPE_* = n.
+    /// Float types its kernels take: bit n stands for DSR_DTYPE_* = n. A profile is claimed for these; integers go without
+    /// saying, and any op may still refuse a mix of types.
     pub dtypes: u64,
     /// Profiles it has all ops of: bit n stands for DSR_PROFILE_* = n.
     pub profiles: u64,

@@ -54,9 +54,12 @@ pub trait Attribute: Sized {
 pub struct AttributeInC {
     /// The type, four bytes long.
     pub type_name: &'static str,
-    /// For a named choice: its name in Rust, and the name and number of each of its values.
-    pub choice: Option<(&'static str, &'static [(&'static str, u32)])>,
+    /// For a named choice: its name in Rust, and its values.
+    pub choice: Option<(&'static str, &'static [ChoiceInC])>,
 }
+
+/// A value of a named choice: its name, its number and what it means.
+pub type ChoiceInC = (&'static str, u32, &'static str);
 
 /// One attribute of an op, for generated declarations and documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +164,9 @@ impl Attribute for DType {
 
 /// The attributes of an op, by name and in a fixed order.
 pub trait Attributes: Sized {
+    /// The op's definition: its documentation, in Markdown.
+    const DOCUMENTATION: &'static str;
+
     /// The names, in order.
     const NAMES: &'static [&'static str];
 
@@ -204,14 +210,16 @@ pub(crate) fn parse_attribute<T: Attribute>(
 
 /// Declares the attribute struct of an op.
 macro_rules! attributes {
-    ($(#[$doc:meta])* $name:ident { $($(#[doc = $field_doc:literal])* $field:ident: $type:ty,)* }) => {
-        $(#[$doc])*
+    ($(#[doc = $doc:literal])* $name:ident { $($(#[doc = $field_doc:literal])* $field:ident: $type:ty,)* }) => {
+        $(#[doc = $doc])*
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub struct $name {
             $($(#[doc = $field_doc])* pub $field: $type,)*
         }
 
         impl $crate::op::Attributes for $name {
+            const DOCUMENTATION: &'static str = concat!($($doc, "\n",)*);
+
             const NAMES: &'static [&'static str] = &[$(stringify!($field),)*];
 
             const SPECS: &'static [$crate::op::AttributeSpec] = &[$($crate::op::AttributeSpec {
@@ -249,12 +257,12 @@ macro_rules! attributes {
 
 /// Declares a named choice with fixed numbers, for the C ABI.
 macro_rules! choice {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $variant_doc:literal])* $variant:ident = $number:literal $text:literal,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u32)]
         pub enum $name {
-            $($(#[$variant_doc])* $variant = $number,)*
+            $($(#[doc = $variant_doc])* $variant = $number,)*
         }
 
         impl $name {
@@ -265,6 +273,13 @@ macro_rules! choice {
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
+                }
+            }
+
+            /// What it means: its documentation.
+            pub const fn documentation(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($variant_doc,)*),)*
                 }
             }
 
@@ -285,7 +300,7 @@ macro_rules! choice {
 
             const IN_C: $crate::op::AttributeInC = $crate::op::AttributeInC {
                 type_name: "uint32_t",
-                choice: Some((stringify!($name), &[$(($text, $number),)*])),
+                choice: Some((stringify!($name), &[$(($text, $number, concat!($($variant_doc,)*)),)*])),
             };
 
             fn word(&self) -> u32 {

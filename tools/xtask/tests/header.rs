@@ -122,7 +122,11 @@ fn numbers() -> String {
     for dtype in DType::ALL {
         define(&mut text, "DTYPE", dtype.name(), dtype as u32, "");
     }
-    text += "\n// Storage formats of weights: an element type's number, or blocks along the last dimension as in GGUF files.\n";
+    text += "\n\
+        // Storage formats of weights: an element type's number, or blocks of 32 elements along the last dimension as in GGUF\n\
+        // files. A block begins with an f16 scale d. Q4_0: then 16 bytes, an element is d * (q - 8). Q4_1: then an f16 minimum\n\
+        // m and 16 bytes, d * q + m. Q8_0: then 32 signed bytes, d * q. Of the 16 bytes, number i holds the q of element i in\n\
+        // its low half and of element i + 16 in its high half. All numbers are little-endian.\n";
     let dense = DType::ALL.into_iter().map(WeightFormat::Dense);
     for format in dense.chain(BlockFormat::ALL.into_iter().map(WeightFormat::Block)) {
         define(&mut text, "FORMAT", format.name(), format.number(), "");
@@ -131,10 +135,9 @@ fn numbers() -> String {
     for profile in Profile::ALL {
         define(&mut text, "PROFILE", &profile.name().replace('-', "_"), profile as u32, "");
     }
-    text += "\n// Ops. What each computes is in the documentation of its type in dsrun-core.\n";
+    text += "\n// Ops. What each computes stands with its attributes, at the end of this file.\n";
     for (signature, number) in Op::PRIMITIVES.iter().zip(Op::NUMBERS) {
-        let comment = format!(" // {}", plain(signature.summary));
-        define(&mut text, "OP", signature.name, *number, &comment);
+        define(&mut text, "OP", signature.name, *number, &comment(signature.summary));
     }
     define(&mut text, "OP", "region", Op::REGION_NUMBER, " // a fused op: see dsr_region");
     text += "\n// Values of attributes.\n";
@@ -144,13 +147,13 @@ fn numbers() -> String {
             continue;
         }
         seen.push(name);
-        for (value, number) in values {
-            define(&mut text, &screaming(name), value, *number, "");
+        for (value, number, documentation) in values {
+            define(&mut text, &screaming(name), value, *number, &comment(documentation));
         }
     }
     text += "\n// Columns of a row of sampling parameters, and how many there are.\n";
     for column in SamplingColumn::ALL {
-        define(&mut text, "SAMPLING", column.name(), *column as u32, "");
+        define(&mut text, "SAMPLING", column.name(), *column as u32, &comment(column.documentation()));
     }
     define(&mut text, "SAMPLING", "columns", SAMPLING_COLUMNS as u32, "");
     text += "\n// Set in a request's count of a token if the token stands in its prompt.\n";
@@ -158,14 +161,21 @@ fn numbers() -> String {
     text
 }
 
-/// What every op takes and gives, and a struct for its attributes if it has any.
+/// Behind a number: what it means.
+fn comment(meaning: &str) -> String {
+    format!(" // {}", plain(meaning.trim()))
+}
+
+/// What every op takes, gives and computes, and a struct for its attributes if it has any.
 fn op_declarations() -> String {
     let mut text = String::from(
-        "// Operands and results of each op, in order, and its attributes for dsr_call_desc.attributes. An operand with `?` may be\n\
-         // left out; a result `y = x` is the operand x, updated in place.\n\n",
+        "// Ops: operands and results of each, in order; its definition; and its attributes for dsr_call_desc.attributes. An\n\
+         // operand with `?` may be left out; a result `y = x` is the operand x, updated in place.\n\n",
     );
-    for (signature, specs) in Op::PRIMITIVES.iter().zip(Op::ATTRIBUTES) {
+    let ops = Op::PRIMITIVES.iter().zip(Op::DOCUMENTATION).zip(Op::ATTRIBUTES);
+    for ((signature, documentation), specs) in ops {
         text += &wrapped(&operands(signature));
+        text += &definition(documentation);
         if specs.is_empty() {
             text.push('\n');
             continue;
@@ -179,6 +189,36 @@ fn op_declarations() -> String {
         writeln!(text, "}} {name};\n").expect("text takes text");
     }
     text
+}
+
+/// An op's documentation as comment lines. Its table of operands becomes a list.
+fn definition(documentation: &str) -> String {
+    let mut text = String::from("//\n");
+    for line in documentation.trim().lines().map(str::trim) {
+        let cells: Vec<&str> =
+            line.trim_matches('|').split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        let line = match cells.as_slice() {
+            _ if !line.starts_with('|') => line.to_owned(),
+            ["operand", ..] => continue,
+            [rule, ..] if rule.starts_with("---") => continue,
+            [operand, rest @ ..] => format!("  {}: {}", operand.replace('→', "->"), rest.join("; ")),
+            [] => continue,
+        };
+        let line = plain(&with_names_of_c(&line));
+        text += format!("// {line}").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// What Rust documentation refers to, by its names in C.
+fn with_names_of_c(line: &str) -> String {
+    let mut line = line.replace("super::", "").replace("IN_PROMPT", "DSR_IN_PROMPT");
+    for signature in Op::PRIMITIVES {
+        let words = signature.name.split('_').map(|word| word[..1].to_uppercase() + &word[1..]);
+        line = line.replace(&format!("[`{}`]", words.collect::<String>()), signature.name);
+    }
+    line
 }
 
 /// As comment lines of at most 100 characters.

@@ -14,7 +14,7 @@ const INTRODUCTION: &str = "\
 <!-- Generated from the signatures in dsrun-core by `cargo xtask docs`. Do not edit. -->
 
 Every primitive op, by profile. A backend that names a profile has all of its ops. The documentation of each op's type in
-`dsrun_core::op` is its full definition: shapes, edge cases, rounding.
+`dsrun_core::op` is its full definition: shapes, edge cases, rounding. The C header `dsrun.h` has the same text.
 
 An operand is written `name: type`, with `?` when it may be left out. `float` is f32, f16 or bf16; a `weight` is packed by the
 backend and may have any weight format. A result `y = x` is the operand `x`, updated in place.

@@ -18,6 +18,9 @@ extern "C" {
  * before anything else. */
 DSR_EXPORT dsr_status *dsrun_plugin_entry_v0(const dsr_host_api *host, const dsr_plugin_api **plugin);
 
+/* The text of a string literal, for a table that is initialised with it. */
+#define DSR_TEXT(literal) {literal, sizeof(literal) - 1}
+
 /* A text that ends with a zero. */
 static inline dsr_str dsr_text_of(const char *text) {
     dsr_str result = {text, 0};

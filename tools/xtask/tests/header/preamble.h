@@ -20,6 +20,11 @@
  *            calls. A plugin calls back into the host under no lock of its own, but for log, text_set and status_*.
  * Unwinding  No panic, exception or longjmp leaves a function. What would is returned as DSR_CODE_PANIC, and the host uses the
  *            object no more: dsrun.hpp does this for C++.
+ * Tensors    Row-major, with a stride for each dimension; the last is contiguous. What lies between rows belongs to somebody
+ *            else. With an extent, an i32 that is read when the call runs, only the first rows are real: the others are not
+ *            read, and not written. An index of -1 means skip, wherever indices stand; one that is out of range is data that
+ *            is wrong, and must not lead out of memory. Sizes may be 0. Results share no memory with operands, but for those
+ *            they update.
  * Process    A plugin does not end the process, install signal handlers or change the environment. It is never unloaded.
  * Checks     The host checks every description and every argument before a plugin sees it. A plugin that is to be safe with other
  *            callers checks with one call each: dsr_host_api.validate_call and validate_arguments.

@@ -1,0 +1,118 @@
+/* Ops on one element at a time: add, cast, columns, fill, activation, gated_activation. */
+
+#include "backend.h"
+
+#include <math.h>
+
+/* y = a + alpha * (b + bias) + c */
+void run_add(const dsr_call *call) {
+    const tensor *a = &call->operands[0], *b = &call->operands[1], *c = &call->operands[2], *bias = &call->operands[3];
+    const tensor *y = &call->results[0];
+    dsr_add_attributes attributes;
+    memcpy(&attributes, call->plan->attributes, sizeof attributes);
+    uint64_t rows = common_rows(common_rows(common_rows(rows_of(y), a), b), c), width = size_of(y, 1);
+    for (uint64_t row = 0; row < rows; row++) {
+        float *out = floats(y, row);
+        const float *first = floats(a, row), *second = floats(b, row);
+        const float *third = is_there(c) ? floats(c, row) : NULL, *added = is_there(bias) ? floats(bias, 0) : NULL;
+        for (uint64_t i = 0; i < width; i++) {
+            float sum = second[i] + (added != NULL ? added[i] : 0.0f);
+            out[i] = first[i] + attributes.alpha * sum + (third != NULL ? third[i] : 0.0f);
+        }
+    }
+}
+
+/* From f32 to f32: a copy. */
+void run_cast(const dsr_call *call) {
+    const tensor *x = &call->operands[0], *y = &call->results[0];
+    uint64_t rows = common_rows(rows_of(y), x);
+    for (uint64_t row = 0; row < rows; row++) {
+        memcpy(floats(y, row), floats(x, row), size_of(y, 1) * sizeof(float));
+    }
+}
+
+/* y = x[:, start .. start + count] */
+void run_columns(const dsr_call *call) {
+    const tensor *x = &call->operands[0], *y = &call->results[0];
+    dsr_columns_attributes attributes;
+    memcpy(&attributes, call->plan->attributes, sizeof attributes);
+    uint64_t rows = common_rows(rows_of(y), x);
+    for (uint64_t row = 0; row < rows; row++) {
+        memcpy(floats(y, row), floats(x, row) + attributes.start, attributes.count * sizeof(float));
+    }
+}
+
+/* The only op that takes integers of every size. */
+void run_fill(const dsr_call *call) {
+    const tensor *x = &call->results[0];
+    dsr_fill_attributes attributes;
+    memcpy(&attributes, call->plan->attributes, sizeof attributes);
+    for (uint64_t row = 0; row < rows_of(x); row++) {
+        uint64_t first = row * x->desc->strides[0];
+        for (uint64_t i = first; i < first + size_of(x, 1); i++) {
+            switch (x->desc->dtype) {
+            case DSR_DTYPE_F32: ((float *)x->data)[i] = attributes.value; break;
+            case DSR_DTYPE_I32: ((int32_t *)x->data)[i] = (int32_t)attributes.value; break;
+            case DSR_DTYPE_U32: ((uint32_t *)x->data)[i] = (uint32_t)attributes.value; break;
+            case DSR_DTYPE_I8: ((int8_t *)x->data)[i] = (int8_t)attributes.value; break;
+            default: ((uint8_t *)x->data)[i] = (uint8_t)attributes.value; break;
+            }
+        }
+    }
+}
+
+/* The non-linear function, in double: its rounding then is the only one. NaN stays NaN. */
+static double nonlinearity(uint32_t function, double x) {
+    switch (function) {
+    case DSR_NONLINEARITY_RELU: return x < 0.0 ? 0.0 : x;
+    case DSR_NONLINEARITY_SILU: return x / (1.0 + exp(-x));
+    case DSR_NONLINEARITY_GELU_ERF: return x / 2.0 * (1.0 + erf(x / sqrt(2.0)));
+    default: return x / 2.0 * (1.0 + tanh(0.79788456080286536 /* sqrt(2 / pi) */ * (x + 0.044715 * x * x * x)));
+    }
+}
+
+/* At most `limit`, where 0 means no limit. The comparison is false for NaN. */
+static double bounded(double x, double limit) { return limit > 0.0 && x > limit ? limit : x; }
+
+/* y = f(min(x + bias, limit)) */
+void run_activation(const dsr_call *call) {
+    const tensor *x = &call->operands[0], *bias = &call->operands[1], *y = &call->results[0];
+    dsr_activation_attributes attributes;
+    memcpy(&attributes, call->plan->attributes, sizeof attributes);
+    uint64_t rows = common_rows(rows_of(y), x);
+    for (uint64_t row = 0; row < rows; row++) {
+        const float *in = floats(x, row), *added = is_there(bias) ? floats(bias, 0) : NULL;
+        float *out = floats(y, row);
+        for (uint64_t i = 0; i < size_of(y, 1); i++) {
+            double sum = (double)in[i] + (added != NULL ? added[i] : 0.0f);
+            out[i] = (float)nonlinearity(attributes.function, bounded(sum, attributes.limit));
+        }
+    }
+}
+
+/* y = f(min(gate + bias, limit)) * clamp(up + bias, -limit, limit) */
+void run_gated_activation(const dsr_call *call) {
+    const tensor *gate = &call->operands[0], *up = &call->operands[1], *bias = &call->operands[2];
+    const tensor *y = &call->results[0];
+    dsr_gated_activation_attributes attributes;
+    memcpy(&attributes, call->plan->attributes, sizeof attributes);
+    uint64_t rows = common_rows(common_rows(rows_of(y), gate), up), width = size_of(y, 1);
+    bool alternate = attributes.layout == DSR_GATE_LAYOUT_INTERLEAVED;
+    const float *added = is_there(bias) ? floats(bias, 0) : NULL;
+    for (uint64_t row = 0; row < rows; row++) {
+        const float *first = floats(gate, row);
+        const float *second = is_there(up) ? floats(up, row) : first + (alternate ? 1 : width);
+        float *out = floats(y, row);
+        for (uint64_t i = 0; i < width; i++) {
+            uint64_t place = alternate ? 2 * i : i;
+            double g = first[place], u = second[place];
+            if (added != NULL) {
+                /* Laid out as a packed row is; gates first if they come separately. */
+                g += added[place];
+                u += added[alternate ? place + 1 : place + width];
+            }
+            u = -bounded(-bounded(u, attributes.limit), attributes.limit);
+            out[i] = (float)(nonlinearity(attributes.function, bounded(g, attributes.limit)) * u);
+        }
+    }
+}

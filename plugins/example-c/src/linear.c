@@ -1,0 +1,107 @@
+/*
+ * Matrix products: linear, matmul.
+ *
+ * A row's result is the same to the bit whatever rows are around it: all sums are made in the same order, four rows at a
+ * time or one.
+ */
+
+#include "backend.h"
+
+/* Sums side by side: a multiple of the numbers in a vector register. */
+#define LANES 8
+/* Rows that share a pass over a row of weights. */
+#define TOGETHER 4
+/* Rows that stay in the cache while all weights pass by. */
+#define BLOCK 32
+
+static float fold(const float sums[LANES], const float *a, const float *b, uint64_t from, uint64_t count) {
+    float rest = 0.0f;
+    for (uint64_t i = from; i < count; i++) {
+        rest += a[i] * b[i];
+    }
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7])) + rest;
+}
+
+float dot(const float *a, const float *b, uint64_t count) {
+    float sums[LANES] = {0};
+    uint64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) {
+            sums[lane] += a[i + lane] * b[i + lane];
+        }
+    }
+    return fold(sums, a, b, i, count);
+}
+
+/* The same for four rows: what is read of `b` serves them all. */
+static void dot_four(const float *const a[TOGETHER], const float *b, uint64_t count, float results[TOGETHER]) {
+    const float *a0 = a[0], *a1 = a[1], *a2 = a[2], *a3 = a[3];
+    float s0[LANES] = {0}, s1[LANES] = {0}, s2[LANES] = {0}, s3[LANES] = {0};
+    uint64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) {
+            s0[lane] += a0[i + lane] * b[i + lane];
+            s1[lane] += a1[i + lane] * b[i + lane];
+            s2[lane] += a2[i + lane] * b[i + lane];
+            s3[lane] += a3[i + lane] * b[i + lane];
+        }
+    }
+    results[0] = fold(s0, a0, b, i, count);
+    results[1] = fold(s1, a1, b, i, count);
+    results[2] = fold(s2, a2, b, i, count);
+    results[3] = fold(s3, a3, b, i, count);
+}
+
+/* y[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n]) */
+void run_linear(const dsr_call *call) {
+    const tensor *x = &call->operands[0], *bias = &call->operands[2], *y = &call->results[0];
+    const dsr_weight *weight = call->operands[1].weight;
+    uint64_t rows = common_rows(rows_of(y), x);
+    for (uint64_t block = 0; block < rows; block += BLOCK) {
+        uint64_t end = least(rows, block + BLOCK);
+        for (uint64_t n = 0; n < weight->rows; n++) {
+            const float *weights = weight->elements + n * weight->columns;
+            float added = is_there(bias) ? floats(bias, 0)[n] : 0.0f;
+            uint64_t row = block;
+            for (; row + TOGETHER <= end; row += TOGETHER) {
+                const float *in[TOGETHER] = {floats(x, row), floats(x, row + 1), floats(x, row + 2), floats(x, row + 3)};
+                float sums[TOGETHER];
+                dot_four(in, weights, weight->columns, sums);
+                for (uint64_t i = 0; i < TOGETHER; i++) {
+                    floats(y, row + i)[n] = sums[i] + added;
+                }
+            }
+            for (; row < end; row++) {
+                floats(y, row)[n] = dot(floats(x, row), weights, weight->columns) + added;
+            }
+        }
+    }
+}
+
+/* y[g, m, n] = sum_k a[g, m, k] * b[g, k, n], or b[g, n, k] if it is transposed */
+void run_matmul(const dsr_call *call) {
+    const tensor *a = &call->operands[0], *b = &call->operands[1], *y = &call->results[0];
+    dsr_matmul_attributes attributes;
+    memcpy(&attributes, call->plan->attributes, sizeof attributes);
+    uint64_t groups = common_rows(common_rows(rows_of(y), a), b);
+    uint64_t n = size_of(y, 2), inner = size_of(a, 2);
+    for (uint64_t group = 0; group < groups; group++) {
+        const float *right = (const float *)b->data + group * b->desc->strides[0];
+        uint64_t step = b->desc->strides[1];
+        for (uint64_t m = 0; m < size_of(y, 1); m++) {
+            const float *left = (const float *)a->data + group * a->desc->strides[0] + m * a->desc->strides[1];
+            float *out = (float *)y->data + group * y->desc->strides[0] + m * y->desc->strides[1];
+            for (uint64_t i = 0; attributes.transpose_b && i < n; i++) {
+                out[i] = dot(left, right + i * step, inner);
+            }
+            if (!attributes.transpose_b) {
+                memset(out, 0, n * sizeof(float));
+                for (uint64_t k = 0; k < inner; k++) {
+                    for (uint64_t i = 0; i < n; i++) {
+                        out[i] += left[k] * right[k * step + i];
+                    }
+                }
+            }
+        }
+    }
+}
