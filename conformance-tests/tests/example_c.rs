@@ -13,7 +13,7 @@ use dsrun_candle::CandleBackend;
 use dsrun_conformance::{
     runner::Status,
     subject::Subject,
-    suite::{DRAWN, SEED, groups, Group},
+    suite::{DRAWN, Group, SEED, groups},
 };
 use dsrun_core::{
     DType,

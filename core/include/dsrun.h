@@ -771,7 +771,8 @@ typedef struct dsr_event_api {
     struct dsr_status *(*synchronize)(struct dsr_event *event,
                                       struct dsr_str what,
                                       uint64_t timeout_nanoseconds);
-    // Time from an earlier event to this one; DSR_NONE if the device keeps no time.
+    // Time from an earlier event to this one; DSR_NONE if the device keeps no time. DSR_CODE_INVALID_ARGUMENT if one of the
+    // two was never recorded.
     struct dsr_status *(*elapsed)(struct dsr_event *event,
                                   struct dsr_event *earlier,
                                   uint64_t *nanoseconds);
@@ -1364,6 +1365,14 @@ typedef struct dsr_prepare_step_attributes {
 // Exact.
 
 // columns(x: float) -> y
+//
+// Takes a run of columns: y[t, j] = x[t, start + j] for j < count.
+//
+//   x: float [T, F]
+//   -> y: as x, [T, count]
+//
+// Exact. Projections of the same activations can be one product over their concatenated weights; this takes the
+// result apart again.
 typedef struct dsr_columns_attributes {
     // The first column.
     uint32_t start;
@@ -1502,6 +1511,17 @@ typedef struct dsr_barrier_attributes {
 /* Whether a struct of somebody else's, given by a pointer, is long enough to have a field. */
 #define DSR_HAS(pointer, type, field) \
     ((pointer)->struct_size >= offsetof(type, field) + sizeof((pointer)->field))
+
+/* A field of a struct of somebody else's: 0 if the struct is too short to have it. */
+#define DSR_GET(pointer, type, field) (DSR_HAS(pointer, type, field) ? (pointer)->field : 0)
+
+/* Sets a field of a struct that somebody else wants filled in, if the struct is long enough to have it. */
+#define DSR_SET(pointer, type, field, value) \
+    do { \
+        if (DSR_HAS(pointer, type, field)) { \
+            (pointer)->field = (value); \
+        } \
+    } while (0)
 
 #ifdef __cplusplus
 extern "C" {

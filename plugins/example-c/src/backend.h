@@ -52,13 +52,14 @@ struct dsr_buffer {
     unsigned char *memory;
 };
 
-/* Work is done when it is enqueued, so neither a stream nor an event has anything to remember. */
+/* Work is done when it is enqueued, so a stream has nothing to remember. */
 struct dsr_stream {
     dsr_device *device;
 };
 
 struct dsr_event {
     dsr_device *device;
+    atomic_bool recorded;
 };
 
 /* A matrix of f32, rows behind each other. */

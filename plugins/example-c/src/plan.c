@@ -107,13 +107,15 @@ static dsr_status *query(dsr_device *device, const dsr_call_desc *call, dsr_supp
     if (wrong != NULL) {
         return wrong;
     }
-    const kernel *found = find_kernel(call, support->reason);
+    const kernel *found = find_kernel(call, DSR_GET(support, dsr_support, reason));
+    dsr_plan plan = {0};
     if (found != NULL) {
-        dsr_plan plan;
         describe(&plan, device, call, found);
-        support->flags = DSR_SUPPORT_NATIVE | DSR_SUPPORT_BATCH_INVARIANT;
-        support->workspace_bytes = plan.workspace_bytes;
     }
+    DSR_SET(support, dsr_support, flags, found != NULL ? DSR_SUPPORT_NATIVE | DSR_SUPPORT_BATCH_INVARIANT : 0);
+    DSR_SET(support, dsr_support, workspace_bytes, plan.workspace_bytes);
+    DSR_SET(support, dsr_support, persistent_bytes, 0);
+    DSR_SET(support, dsr_support, work_words, 0);
     return NULL;
 }
 

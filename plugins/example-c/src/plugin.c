@@ -45,9 +45,9 @@ static dsr_status *device_count(dsr_backend *backend, uint32_t *count) {
 
 static dsr_status *device_info(dsr_backend *backend, uint32_t position, dsr_device_info *info) {
     (void)backend;
-    info->index = position;
-    info->memory_bytes = DSR_NONE;
-    say(info->name, "CPU (one thread)");
+    DSR_SET(info, dsr_device_info, index, position);
+    DSR_SET(info, dsr_device_info, memory_bytes, DSR_NONE);
+    say(DSR_GET(info, dsr_device_info, name), "CPU (one thread)");
     return NULL;
 }
 
@@ -82,13 +82,13 @@ static void device_close(dsr_device *device) { free(device); }
 
 static dsr_status *device_properties(dsr_device *device, dsr_device_properties *properties) {
     (void)device;
-    properties->alignment = ALIGNMENT;
-    properties->memory_bytes = 0;
+    DSR_SET(properties, dsr_device_properties, alignment, ALIGNMENT);
+    DSR_SET(properties, dsr_device_properties, memory_bytes, 0);
     /* What is claimed here is what the conformance suite holds a backend to. Integers go without saying. */
-    properties->dtypes = UINT64_C(1) << DSR_DTYPE_F32;
-    properties->profiles = UINT64_C(1) << DSR_PROFILE_LLM_CORE_1;
-    properties->flags = DSR_DEVICE_STRICT_NAN | DSR_DEVICE_UNIFIED_MEMORY;
-    say(properties->name, "CPU (one thread)");
+    DSR_SET(properties, dsr_device_properties, dtypes, UINT64_C(1) << DSR_DTYPE_F32);
+    DSR_SET(properties, dsr_device_properties, profiles, UINT64_C(1) << DSR_PROFILE_LLM_CORE_1);
+    DSR_SET(properties, dsr_device_properties, flags, DSR_DEVICE_STRICT_NAN | DSR_DEVICE_UNIFIED_MEMORY);
+    say(DSR_GET(properties, dsr_device_properties, name), "CPU (one thread)");
     return NULL;
 }
 
@@ -153,8 +153,9 @@ static void buffer_free(dsr_buffer *buffer) {
 static void *host_pointer(dsr_buffer *buffer) { return buffer->memory; }
 
 static dsr_status *memory_use(dsr_device *device, dsr_memory_use *use) {
-    use->used = atomic_load(&device->used);
-    use->free = device->limit == DSR_NONE ? DSR_NONE : device->limit - use->used;
+    uint64_t used = atomic_load(&device->used);
+    DSR_SET(use, dsr_memory_use, used, used);
+    DSR_SET(use, dsr_memory_use, free, device->limit == DSR_NONE ? DSR_NONE : device->limit - used);
     return NULL;
 }
 
@@ -253,7 +254,8 @@ static dsr_status *stream_fill(dsr_stream *stream, const dsr_slice *destination,
 }
 
 static dsr_status *stream_record(dsr_stream *stream, dsr_event *event) {
-    (void)stream, (void)event;
+    (void)stream;
+    atomic_store(&event->recorded, true);
     return NULL;
 }
 
@@ -275,6 +277,7 @@ static dsr_status *event_create(dsr_device *device, dsr_event **event) {
         return fail(DSR_CODE_OUT_OF_MEMORY, NULL, NULL, "no memory for an event");
     }
     made->device = device;
+    atomic_init(&made->recorded, false);
     *event = made;
     return NULL;
 }
@@ -293,7 +296,9 @@ static dsr_status *event_synchronize(dsr_event *event, dsr_str what, uint64_t ti
 }
 
 static dsr_status *event_elapsed(dsr_event *event, dsr_event *earlier, uint64_t *nanoseconds) {
-    (void)event, (void)earlier;
+    if (!atomic_load(&event->recorded) || !atomic_load(&earlier->recorded)) {
+        return fail(DSR_CODE_INVALID_ARGUMENT, "event", NULL, "was never recorded");
+    }
     *nanoseconds = DSR_NONE; /* This device keeps no time. */
     return NULL;
 }

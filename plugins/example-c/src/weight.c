@@ -134,8 +134,8 @@ dsr_status *prepack_query(dsr_device *device, const dsr_weight_desc *weight, dsr
     layout here = {0};
     dsr_status *wrong = lay_out(&weight->weight_type, &here);
     if (wrong == NULL) {
-        answer->bytes = here.bytes;
-        say(answer->name, "f32 rows");
+        DSR_SET(answer, dsr_packed_layout, bytes, here.bytes);
+        say(DSR_GET(answer, dsr_packed_layout, name), "f32 rows");
     }
     return wrong;
 }

@@ -242,7 +242,8 @@ pub struct dsr_event_api {
             timeout_nanoseconds: u64,
         ) -> *mut dsr_status,
     >,
-    /// Time from an earlier event to this one; DSR_NONE if the device keeps no time.
+    /// Time from an earlier event to this one; DSR_NONE if the device keeps no time. DSR_CODE_INVALID_ARGUMENT if one of the
+    /// two was never recorded.
     pub elapsed: Option<
         unsafe extern "C" fn(
             event: *mut dsr_event,

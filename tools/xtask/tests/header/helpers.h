@@ -10,6 +10,17 @@
 #define DSR_HAS(pointer, type, field) \
     ((pointer)->struct_size >= offsetof(type, field) + sizeof((pointer)->field))
 
+/* A field of a struct of somebody else's: 0 if the struct is too short to have it. */
+#define DSR_GET(pointer, type, field) (DSR_HAS(pointer, type, field) ? (pointer)->field : 0)
+
+/* Sets a field of a struct that somebody else wants filled in, if the struct is long enough to have it. */
+#define DSR_SET(pointer, type, field, value) \
+    do { \
+        if (DSR_HAS(pointer, type, field)) { \
+            (pointer)->field = (value); \
+        } \
+    } while (0)
+
 #ifdef __cplusplus
 extern "C" {
 #endif
