@@ -73,13 +73,22 @@ pub struct Worst {
     pub ratio: f64,
 }
 
+/// The mean of squared relative errors of a result, and the largest allowed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeanSquare {
+    /// The mean.
+    pub value: f64,
+    /// The largest allowed.
+    pub limit: f64,
+}
+
 /// What the gates say of one result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
     /// The float element nearest to or farthest beyond its limit.
     pub worst: Option<Worst>,
     /// The mean of squared relative errors, if enough elements were compared.
-    pub mean_square: Option<f64>,
+    pub mean_square: Option<MeanSquare>,
     /// What is wrong, a sentence each; empty if nothing is.
     pub failures: Vec<String>,
 }
@@ -187,12 +196,12 @@ pub fn judge(
             .push(format!("{} of {all} elements are wrong; first {index:?} {message}{worst}", wrong.count));
     }
     if compared >= ENOUGH {
-        let (mean_square, limit) = (squares / compared as f64, expected.gate.mean_square_limit(dtype));
-        verdict.mean_square = Some(mean_square);
-        if mean_square > limit || mean_square.is_nan() {
-            verdict.failures.push(format!(
-                "the mean square of relative errors is {mean_square:.2e}, at most {limit:.1e}"
-            ));
+        let (value, limit) = (squares / compared as f64, expected.gate.mean_square_limit(dtype));
+        verdict.mean_square = Some(MeanSquare { value, limit });
+        if value > limit || value.is_nan() {
+            verdict
+                .failures
+                .push(format!("the mean square of relative errors is {value:.2e}, at most {limit:.1e}"));
         }
     }
     if let Some(probabilities) = &expected.distribution {

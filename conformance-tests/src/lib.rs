@@ -21,6 +21,7 @@ pub mod checks;
 pub mod draw;
 pub mod gate;
 pub mod oracle;
+pub mod program;
 pub mod random;
 pub mod runner;
 pub mod subject;

@@ -1,0 +1,219 @@
+//! What came of a case, as it goes from a child to its parent and from there into reports.
+
+use crate::{
+    gate::{self, Verdict},
+    runner::{Report, Status},
+    suite::{Group, Item},
+};
+use serde::{Deserialize, Serialize};
+
+/// How a case went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Outcome {
+    /// Everything is right.
+    Pass,
+    /// Something is wrong.
+    Fail,
+    /// The backend says that it does not run this.
+    Unsupported,
+    /// The process ended.
+    Crash,
+    /// It did not end in time.
+    Timeout,
+    /// It did not pass, which is known.
+    Waived,
+}
+
+impl Outcome {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Pass, Self::Fail, Self::Unsupported, Self::Crash, Self::Timeout, Self::Waived];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Unsupported => "unsupported",
+            Self::Crash => "crash",
+            Self::Timeout => "timeout",
+            Self::Waived => "waived",
+        }
+    }
+}
+
+/// What came of a case.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) id: String,
+    /// The op it is filed under.
+    pub(crate) op: String,
+    /// The element type it is filed under; none for checks.
+    pub(crate) dtype: Option<String>,
+    pub(crate) status: Outcome,
+    /// Whether the profiles ask for it, so that `unsupported` is a failure.
+    pub(crate) required: bool,
+    /// What is wrong, or why it is not supported.
+    pub(crate) messages: Vec<String>,
+    /// The element nearest to its limit or farthest beyond.
+    pub(crate) worst: Option<WorstElement>,
+    /// The result nearest to its limit on the mean or farthest beyond.
+    pub(crate) mean_square: Option<MeanSquare>,
+    pub(crate) seconds: f64,
+    /// What made it, if it was drawn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) choices: Option<Vec<usize>>,
+    /// The simplest case that fails like this one, if it was drawn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) simplest: Option<Box<Self>>,
+    /// Why the failure is waived.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) waiver: Option<Waived>,
+    /// The command that runs this case, or its simplest form, alone.
+    pub(crate) replay: String,
+}
+
+/// An element of a result and its limit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct WorstElement {
+    pub(crate) result: String,
+    pub(crate) index: Vec<usize>,
+    pub(crate) found: Number,
+    pub(crate) expected: Number,
+    pub(crate) limit: Number,
+    /// Error over limit: above 1 is wrong.
+    pub(crate) ratio: Number,
+}
+
+/// The mean of squared relative errors of a result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MeanSquare {
+    pub(crate) result: String,
+    pub(crate) value: Number,
+    pub(crate) limit: Number,
+}
+
+/// Why a failure is waived.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Waived {
+    pub(crate) reason: String,
+    pub(crate) expires: String,
+}
+
+/// A number that JSON may not be able to write: then it is text.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Written", from = "Written")]
+pub(crate) struct Number(pub(crate) f64);
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Finite(f64),
+    Other(String),
+}
+
+impl From<Number> for Written {
+    fn from(Number(value): Number) -> Self {
+        if value.is_finite() { Self::Finite(value) } else { Self::Other(value.to_string()) }
+    }
+}
+
+impl From<Written> for Number {
+    fn from(written: Written) -> Self {
+        match written {
+            Written::Finite(value) => Self(value),
+            Written::Other(text) => Self(text.parse().unwrap_or(f64::NAN)),
+        }
+    }
+}
+
+impl Record {
+    /// A case of which nothing is known but how it ended.
+    pub(crate) fn new(id: &str, status: Outcome, messages: Vec<String>) -> Self {
+        let group = Group::of(id);
+        Self {
+            id: id.to_owned(),
+            op: group
+                .map_or_else(|| id.split('/').next().unwrap_or_default().into(), |group| group.op().into()),
+            dtype: group.and_then(|group| group.dtype()).map(|dtype| dtype.name().into()),
+            status,
+            required: true,
+            messages,
+            worst: None,
+            mean_square: None,
+            seconds: 0.0,
+            choices: None,
+            simplest: None,
+            waiver: None,
+            replay: String::new(),
+        }
+    }
+
+    /// What came of an item that ran.
+    pub(crate) fn of(item: &Item, report: &Report, required: bool, seconds: f64) -> Self {
+        let (status, messages) = match &report.status {
+            Status::Passed => (Outcome::Pass, Vec::new()),
+            Status::Failed(failures) => (Outcome::Fail, failures.clone()),
+            Status::Unsupported(reason) => (Outcome::Unsupported, vec![reason.clone()]),
+        };
+        Self {
+            required,
+            worst: worst(&report.verdicts),
+            mean_square: mean_square(&report.verdicts),
+            seconds,
+            choices: item.choices.clone(),
+            ..Self::new(&item.id, status, messages)
+        }
+    }
+
+    /// Whether it counts as a failure of the backend.
+    pub(crate) fn is_failure(&self) -> bool {
+        match self.status {
+            Outcome::Pass | Outcome::Waived => false,
+            Outcome::Unsupported => self.required,
+            Outcome::Fail | Outcome::Crash | Outcome::Timeout => true,
+        }
+    }
+}
+
+fn worst(verdicts: &[(String, Verdict)]) -> Option<WorstElement> {
+    let all = verdicts.iter().filter_map(|(name, verdict)| Some((name, verdict.worst.as_ref()?)));
+    let (result, worst) = all.max_by(|(_, a), (_, b)| a.ratio.total_cmp(&b.ratio))?;
+    let gate::Worst { index, found, expected, limit, ratio } = worst.clone();
+    Some(WorstElement {
+        result: result.clone(),
+        index,
+        found: Number(found),
+        expected: Number(expected),
+        limit: Number(limit),
+        ratio: Number(ratio),
+    })
+}
+
+fn mean_square(verdicts: &[(String, Verdict)]) -> Option<MeanSquare> {
+    let all = verdicts.iter().filter_map(|(name, verdict)| Some((name, verdict.mean_square?)));
+    let share = |mean: &gate::MeanSquare| mean.value / mean.limit;
+    let (result, mean) = all.max_by(|(_, a), (_, b)| share(a).total_cmp(&share(b)))?;
+    Some(MeanSquare { result: result.clone(), value: Number(mean.value), limit: Number(mean.limit) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_json_lacks_are_kept() {
+        for value in [1.5, f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+            let text = serde_json::to_string(&Number(value)).expect("a number is written");
+            let Number(back) = serde_json::from_str(&text).expect("a number is read");
+            assert!(back == value || back.is_nan() && value.is_nan(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_case_is_filed_under_its_table() {
+        let record = Record::new("linear_q4_0/bf16/strided", Outcome::Crash, Vec::new());
+        assert_eq!((record.op.as_str(), record.dtype.as_deref()), ("linear", Some("bf16")));
+        let record = Record::new("check/device_listing", Outcome::Pass, Vec::new());
+        assert_eq!((record.op.as_str(), record.dtype), ("check", None));
+    }
+}

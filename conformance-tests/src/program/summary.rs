@@ -1,0 +1,129 @@
+//! All results together, with what is needed to read them without this run.
+
+use super::{
+    backend::Identity,
+    record::{Outcome, Record},
+};
+use anyhow::{Context, Result};
+use dsrun_core::abi::raw::{DSR_ABI_MAJOR, DSR_ABI_MINOR};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::{collections::BTreeMap, fmt::Write, fs::File, io, path::Path, path::PathBuf, time::Duration};
+
+/// Counts up when a reader of the JSON has to know.
+const SCHEMA: u32 = 1;
+
+/// The results of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Summary {
+    schema: u32,
+    suite: Suite,
+    backend: Backend,
+    device: Device,
+    /// What the backend was held to.
+    pub(crate) profiles: Vec<String>,
+    seed: u64,
+    /// Cases drawn for each op and element type.
+    drawn: usize,
+    pub(crate) seconds: f64,
+    pub(crate) passed: bool,
+    pub(crate) counts: BTreeMap<&'static str, usize>,
+    pub(crate) cases: Vec<Record>,
+}
+
+#[derive(Debug, Serialize)]
+struct Suite {
+    version: &'static str,
+    abi: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Backend {
+    name: String,
+    version: String,
+    library: Option<Library>,
+}
+
+#[derive(Debug, Serialize)]
+struct Library {
+    path: PathBuf,
+    sha256: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Device {
+    index: usize,
+    name: String,
+    claims: Vec<String>,
+    dtypes: Vec<String>,
+}
+
+/// What a run was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<'a> {
+    pub(crate) profiles: &'a [dsrun_core::op::Profile],
+    pub(crate) device: usize,
+    pub(crate) seed: u64,
+    pub(crate) drawn: usize,
+}
+
+impl Summary {
+    /// Puts the results together.
+    ///
+    /// # Errors
+    /// If the library cannot be read.
+    pub(crate) fn new(
+        asked: Asked<'_>,
+        identity: Identity,
+        cases: Vec<Record>,
+        took: Duration,
+    ) -> Result<Self> {
+        let library =
+            identity.library.map(|path| Ok::<_, anyhow::Error>(Library { sha256: sha256(&path)?, path }));
+        let count = |outcome: Outcome| cases.iter().filter(|record| record.status == outcome).count();
+        Ok(Self {
+            schema: SCHEMA,
+            suite: Suite {
+                version: env!("CARGO_PKG_VERSION"),
+                abi: format!("{DSR_ABI_MAJOR}.{DSR_ABI_MINOR}"),
+            },
+            backend: Backend {
+                name: identity.name,
+                version: identity.version,
+                library: library.transpose()?,
+            },
+            device: Device {
+                index: asked.device,
+                name: identity.device,
+                claims: identity.profiles,
+                dtypes: identity.dtypes,
+            },
+            profiles: asked.profiles.iter().map(|profile| profile.name().to_owned()).collect(),
+            seed: asked.seed,
+            drawn: asked.drawn,
+            seconds: took.as_secs_f64(),
+            passed: !cases.iter().any(Record::is_failure),
+            counts: Outcome::ALL.map(|outcome| (outcome.name(), count(outcome))).into(),
+            cases,
+        })
+    }
+
+    /// The backend and the device, in a line.
+    pub(crate) fn subject(&self) -> String {
+        let Backend { name, version, library } = &self.backend;
+        let library =
+            library.as_ref().map_or_else(|| "linked in".into(), |library| library.path.display().to_string());
+        format!("{name} {version} ({library}) on {}", self.device.name)
+    }
+}
+
+fn sha256(path: &Path) -> Result<String> {
+    let mut digest = Sha256::new();
+    let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    io::copy(&mut file, &mut digest)?;
+    let mut text = String::new();
+    for byte in digest.finalize() {
+        write!(text, "{byte:02x}")?;
+    }
+    Ok(text)
+}
