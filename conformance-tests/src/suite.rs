@@ -24,7 +24,7 @@ pub const CHECK: &str = "check";
 pub const SEED: u64 = 1;
 
 /// How many cases are drawn for an op and element type.
-pub const DRAWN: usize = 12;
+pub const DRAWN: usize = 20;
 
 /// Behind the id of a region's case, the run of its body op by op.
 const LOWERED: &str = "/lowered";

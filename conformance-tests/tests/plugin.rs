@@ -6,6 +6,9 @@
     reason = "a test that cannot go on has failed, and says why it skips"
 )]
 
+#[path = "support/built.rs"]
+mod built;
+
 use dsrun_candle::CandleBackend;
 use dsrun_core::{
     abi::PluginBackend,
@@ -17,26 +20,12 @@ use dsrun_models::model::Model;
 use std::{
     env,
     path::{Path, PathBuf},
-    process::Command,
     sync::Arc,
 };
 
-/// The example `candle_plugin`, which cargo has built if all tests were asked for, and otherwise builds now.
 fn library() -> PathBuf {
-    let program = env::current_exe().expect("a test is a program");
-    let profile = program.parent().and_then(Path::parent).expect("it is in the target folder");
-    let name = format!("{}candle_plugin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
-    let library = profile.join("examples").join(name);
-    if !library.exists() {
-        let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(["build", "--quiet", "--package", "dsrun-conformance", "--example", "candle_plugin"])
-            .arg("--target-dir")
-            .arg(profile.parent().expect("the target folder"))
-            .args((!cfg!(debug_assertions)).then_some("--release"))
-            .status();
-        assert!(built.is_ok_and(|status| status.success()), "the plugin could not be built");
-    }
-    library
+    let file = format!("{}candle_plugin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+    built::example("candle_plugin", &file)
 }
 
 /// The same backend, reached in three ways.

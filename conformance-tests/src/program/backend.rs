@@ -48,7 +48,12 @@ fn find_plugin(name: &str, linked: &[Arc<dyn Backend>]) -> Result<PluginBackend>
         let path = std::path::absolute(name).with_context(|| format!("{name} is no path"))?;
         let report = discover(&Places::of_process([path]));
         let plugin = report.plugins.iter().find(|plugin| plugin.origin == Origin::Argument);
-        return Ok(plugin.with_context(|| format!("there is no plugin {name}"))?.load()?);
+        let plugin = plugin.with_context(|| format!("there is no plugin {name}"))?;
+        return match (&plugin.manifest, &plugin.library) {
+            // A library that no manifest names may be called what it likes while it is being written.
+            (None, Some(library)) => Ok(PluginBackend::load(library)?),
+            _ => Ok(plugin.load()?),
+        };
     }
     let plugin = discover(&Places::of_process([])).load(name);
     plugin.with_context(|| {
