@@ -36,6 +36,9 @@ mod prefix;
 pub mod raw;
 mod status;
 
+/// The name of the extension by which a plugin tells what it found on the machine: a [`raw::dsr_diagnose_api`].
+pub(crate) const DIAGNOSE_EXTENSION: &str = "diagnose";
+
 pub use export::Export;
 pub(crate) use plugin::find_library;
 pub use plugin::{PluginBackend, take_status};

@@ -40,6 +40,22 @@ pub trait Backend: Send + Sync + Debug {
     /// # Errors
     /// If there is no such device, or an option cannot be met.
     fn open(&self, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>>;
+
+    /// What the backend uses on this machine, and what it found of it: for people, who want to know why it works or does not.
+    fn diagnose(&self) -> Vec<Finding> {
+        Vec::new()
+    }
+}
+
+/// Something a backend uses on a machine, and whether it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What: a driver, a library, a feature of the processor, a folder.
+    pub subject: String,
+    /// Whether it is there and fit for use.
+    pub present: bool,
+    /// Which version, and where; or where it was looked for and what to do.
+    pub detail: String,
 }
 
 /// A device, before it is opened.

@@ -102,6 +102,11 @@ pub enum WeightExpr {
         /// For each row of the result, the row it is taken from.
         rows: Vec<usize>,
     },
+    /// Rows and columns of a matrix exchanged (some files store a matrix as `[inputs, outputs]`).
+    Transpose {
+        /// The matrix.
+        of: Box<Self>,
+    },
     /// Every element times `factor`; the result is dense f32.
     Scale {
         /// What is scaled.
@@ -143,6 +148,7 @@ impl WeightExpr {
             }
             Self::Slice { of, .. }
             | Self::Permute { of, .. }
+            | Self::Transpose { of }
             | Self::Scale { of, .. }
             | Self::Cast { of, .. }
             | Self::Pad { of, .. } => of.tensors(),
@@ -217,6 +223,13 @@ impl WeightExpr {
                     return Err(Error::invalid(format!("permute takes row {outside} of {size}")));
                 }
                 inner.shape[0] = rows.len();
+                Ok(inner)
+            }
+            Self::Transpose { of } => {
+                let mut inner = of.infer(tensor)?;
+                matrix_rows(&inner, "transpose")?;
+                inner.format = cut_format(inner.format);
+                inner.shape.reverse();
                 Ok(inner)
             }
             Self::Scale { of, .. } => {
@@ -356,6 +369,14 @@ mod tests {
     }
 
     #[test]
+    fn transposing_exchanges_sizes_and_decodes_blocks() {
+        for (name, format) in [("blocks", DType::F32), ("dense", DType::BF16)] {
+            let expected = WeightType { format: WeightFormat::Dense(format), shape: vec![64, 8] };
+            assert_eq!(WeightExpr::Transpose { of: boxed(name) }.infer(&file).unwrap(), expected);
+        }
+    }
+
+    #[test]
     fn bad_expressions_are_refused() {
         let bad = [
             WeightExpr::tensor("missing"),
@@ -366,6 +387,7 @@ mod tests {
             WeightExpr::Interleave { parts: vec![*boxed("dense")], block: 3 },
             WeightExpr::Permute { of: boxed("dense"), rows: vec![8] },
             WeightExpr::Permute { of: boxed("vector"), rows: vec![0] },
+            WeightExpr::Transpose { of: boxed("vector") },
             WeightExpr::Cast { of: boxed("dense"), dtype: DType::I32 },
             WeightExpr::Pad { of: boxed("dense"), before: usize::MAX, after: 0 },
         ];

@@ -77,6 +77,7 @@ fn information_crosses_as_it_is() {
     let (plugin, plain) = (loopback(), Tiny::new());
     assert_eq!(plugin.info(), plain.info());
     assert_eq!(plugin.devices().unwrap(), plain.devices().unwrap());
+    assert_eq!(plugin.diagnose(), plain.diagnose());
     assert_eq!(plugin.library(), None);
     let options = DeviceOptions { threads: Some(3), memory_limit: Some(0), compute_share: Some(0.25) };
     for (index, options) in [(0, DeviceOptions::default()), (7, options)] {
@@ -412,6 +413,8 @@ fn a_backend_that_panics_when_listed_is_an_error() {
     assert_eq!(backend.info().name, "tiny");
     let error = backend.devices().unwrap_err();
     assert_eq!((error.code(), error.message()), (Code::Panic, "there is nothing to list"));
+    let findings = backend.diagnose();
+    assert!(!findings[0].present && findings[0].detail.contains("panicked"), "{findings:?}");
 }
 
 #[test]

@@ -37,11 +37,15 @@ pub enum Architecture {
     Qwen2,
     /// Qwen 3 (dense): norms on queries and keys, and windows in some layers.
     Qwen3,
+    /// GPT-2: layer norms, biases everywhere, learned positions.
+    Gpt2,
+    /// OPT: as GPT-2; the 350m model has its norms behind attention and MLP, and a smaller embedding.
+    Opt,
 }
 
 impl Architecture {
     /// Every architecture.
-    pub const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+    pub const ALL: [Self; 6] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Gpt2, Self::Opt];
 
     /// The name that files use (`model_type`, `general.architecture`).
     pub const fn name(self) -> &'static str {
@@ -50,6 +54,8 @@ impl Architecture {
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Gpt2 => "gpt2",
+            Self::Opt => "opt",
         }
     }
 
@@ -57,6 +63,27 @@ impl Architecture {
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|architecture| architecture.name() == name)
     }
+}
+
+/// How the features of a row are normed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// By their root mean square, times a factor each.
+    Rms,
+    /// By mean and variance.
+    Layer {
+        /// Whether a factor and a bias for each feature follow.
+        affine: bool,
+    },
+}
+
+/// What scores of queries and keys are divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoreDivisors {
+    /// The square root of the head size.
+    pub head_dim: bool,
+    /// The number of the layer, counted from 1.
+    pub layer: bool,
 }
 
 /// Which projections of a layer have a bias.
@@ -72,13 +99,19 @@ pub struct Biases {
     pub output: bool,
     /// The gate of the MLP.
     pub gate: bool,
-    /// The other half of the gated MLP.
+    /// The other half of the gated MLP, or the first projection of one without a gate.
     pub up: bool,
     /// The projection back to the hidden size.
     pub down: bool,
 }
 
-/// A decoder of the Llama family, all defaults filled in.
+impl Biases {
+    /// Every projection has one.
+    pub const ALL: Self =
+        Self { query: true, key: true, value: true, output: true, gate: true, up: true, down: true };
+}
+
+/// A decoder, all defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// The family.
@@ -91,16 +124,28 @@ pub struct DecoderConfig {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Features of a head; even. `heads * head_dim` need not be `hidden`.
+    /// Features of a head; even if they are rotated. `heads * head_dim` need not be `hidden`.
     pub head_dim: usize,
     /// Features between the two halves of an MLP.
     pub intermediate: usize,
+    /// Whether the MLP's activation is gated.
+    pub gated: bool,
     /// Rows of the embedding. Tokenizers may have fewer tokens.
     pub vocabulary: usize,
-    /// Added to the mean square in every norm.
+    /// Features of the embedding. Where they are not `hidden`, a projection follows the embedding and one precedes the head.
+    pub embedding: usize,
+    /// The kind of every norm.
+    pub norm: Norm,
+    /// Added to the mean square, or the variance, in every norm.
     pub eps: f32,
-    /// The rotary embedding.
-    pub rope: Rope,
+    /// Whether a norm stands behind the sum with the residual, rather than in front of attention and MLP.
+    pub norm_after: bool,
+    /// Whether a norm follows the last layer.
+    pub final_norm: bool,
+    /// The rotary embedding. Without one, a learned vector for each of `context` positions is added to the embedding.
+    pub rope: Option<Rope>,
+    /// What the scores of queries and keys are divided by.
+    pub score_divisors: ScoreDivisors,
     /// For each layer, how many keys a query sees, its own included; `None` for all before it.
     pub windows: Vec<Option<u32>>,
     /// Which projections have a bias.
@@ -109,7 +154,7 @@ pub struct DecoderConfig {
     pub qk_norm: bool,
     /// Whether the embedding also turns hidden states into logits.
     pub tied: bool,
-    /// The function in the gated MLP.
+    /// The function in the MLP.
     pub activation: Nonlinearity,
     /// How many tokens the model was made for, prompt and answer together.
     pub context: usize,
@@ -165,6 +210,7 @@ impl DecoderConfig {
             (names.head_dim, self.head_dim, limits::HEAD_DIM),
             (names.intermediate, self.intermediate, limits::INTERMEDIATE),
             (names.vocabulary, self.vocabulary, limits::VOCABULARY),
+            (names.embedding, self.embedding, limits::HIDDEN),
             (names.context, self.context, limits::CONTEXT),
         ];
         for (field, size, most) in sizes {
@@ -176,7 +222,7 @@ impl DecoderConfig {
             let expected = format!("a divisor of {} ({})", self.heads, names.heads);
             return Err(ConfigError::value(names.kv_heads, self.kv_heads, expected));
         }
-        if !self.head_dim.is_multiple_of(2) {
+        if self.rope.is_some() && !self.head_dim.is_multiple_of(2) {
             return Err(ConfigError::value(
                 names.head_dim,
                 self.head_dim,
@@ -194,7 +240,14 @@ impl DecoderConfig {
         if let Some(window) = self.windows.iter().flatten().find(|window| too_long(window)) {
             return Err(ConfigError::value(names.windows, window, format!("from 1 to {}", limits::CONTEXT)));
         }
-        self.rope.validate(self.head_dim)
+        self.rope.as_ref().map_or(Ok(()), |rope| rope.validate(self.head_dim))
+    }
+
+    /// What scores are multiplied by in a layer, counted from 0.
+    pub fn score_scale(&self, layer: usize) -> f32 {
+        let ScoreDivisors { head_dim, layer: by_layer } = self.score_divisors;
+        let divisor = if head_dim { (self.head_dim as f64).sqrt() } else { 1.0 };
+        (1.0 / if by_layer { divisor * (layer + 1) as f64 } else { divisor }) as f32
     }
 }
 
@@ -207,6 +260,7 @@ struct FieldNames {
     head_dim: &'static str,
     intermediate: &'static str,
     vocabulary: &'static str,
+    embedding: &'static str,
     context: &'static str,
     eps: &'static str,
     windows: &'static str,
@@ -221,12 +275,13 @@ impl FieldNames {
         head_dim: "head_dim",
         intermediate: "intermediate",
         vocabulary: "vocabulary",
+        embedding: "embedding",
         context: "context",
         eps: "eps",
         windows: "windows",
     };
 
-    const HUGGING_FACE: Self = Self {
+    const LLAMA: Self = Self {
         hidden: "hidden_size",
         layers: "num_hidden_layers",
         heads: "num_attention_heads",
@@ -234,9 +289,29 @@ impl FieldNames {
         head_dim: "head_dim",
         intermediate: "intermediate_size",
         vocabulary: "vocab_size",
+        embedding: "hidden_size",
         context: "max_position_embeddings",
         eps: "rms_norm_eps",
         windows: "sliding_window",
+    };
+
+    const GPT2: Self = Self {
+        hidden: "n_embd",
+        layers: "n_layer",
+        heads: "n_head",
+        kv_heads: "n_head",
+        intermediate: "n_inner",
+        embedding: "n_embd",
+        context: "n_positions",
+        eps: "layer_norm_epsilon",
+        ..Self::LLAMA
+    };
+
+    const OPT: Self = Self {
+        kv_heads: "num_attention_heads",
+        intermediate: "ffn_dim",
+        embedding: "word_embed_proj_dim",
+        ..Self::LLAMA
     };
 
     /// Without the name of the architecture in front.
@@ -248,6 +323,7 @@ impl FieldNames {
         head_dim: "attention.key_length",
         intermediate: "feed_forward_length",
         vocabulary: "vocab_size",
+        embedding: "embedding_length",
         context: "context_length",
         eps: "attention.layer_norm_rms_epsilon",
         windows: "attention.sliding_window",

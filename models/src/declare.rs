@@ -5,7 +5,7 @@ use crate::{
     tensor_names::{Naming, Part},
 };
 use dsrun_core::{
-    DType, Result, TensorType, WeightExpr, WeightFormat, WeightType,
+    DType, Error, Result, TensorType, WeightExpr, WeightFormat, WeightType,
     program::{ProgramBuilder, ValueId},
 };
 
@@ -29,18 +29,24 @@ impl Declare<'_> {
         program: &mut ProgramBuilder,
         part: Part,
         layer: usize,
-        shape: [usize; 2],
+        [outputs, inputs]: [usize; 2],
     ) -> Result<ValueId> {
-        let tensor = format!("{}.weight", self.naming.tensor(part, layer));
-        let in_file = self.types.tensor_type(&tensor, &shape)?;
-        let expr = WeightExpr::Tensor(tensor);
+        let place = self.naming.place(part, layer);
+        let (all, start) = place.cut.of(outputs);
+        let stored = if place.transposed { [inputs, all] } else { [all, inputs] };
+        let (mut expr, stored) = self.tensor(format!("{}.weight", place.tensor), &stored)?;
+        if place.transposed {
+            expr = WeightExpr::Transpose { of: Box::new(expr) };
+        }
+        let expr = rows(expr, start, outputs, all);
+        let read = expr.infer(&|_| Ok(stored.clone()))?;
         let (expr, format) = match self.storage {
-            Storage::Cast(dtype) if in_file.format != WeightFormat::Dense(dtype) => {
+            Storage::Cast(dtype) if read.format != WeightFormat::Dense(dtype) => {
                 (WeightExpr::Cast { of: Box::new(expr), dtype }, WeightFormat::Dense(dtype))
             }
-            Storage::Keep | Storage::Cast(_) => (expr, in_file.format),
+            Storage::Keep | Storage::Cast(_) => (expr, read.format),
         };
-        program.weight(part.value_name(layer), expr, WeightType { format, shape: shape.to_vec() })
+        program.weight(part.value_name(layer), expr, WeightType { format, shape: read.shape })
     }
 
     /// The factors of a norm, in f32.
@@ -51,11 +57,12 @@ impl Declare<'_> {
         layer: usize,
         size: usize,
     ) -> Result<ValueId> {
-        let tensor = format!("{}.weight", self.naming.tensor(part, layer));
-        self.f32_vector(program, part.value_name(layer), tensor, size)
+        let tensor = format!("{}.weight", self.naming.place(part, layer).tensor);
+        let (expr, stored) = self.tensor(tensor, &[size])?;
+        f32_vector(program, part.value_name(layer), expr, &stored)
     }
 
-    /// The bias of a matrix, in f32.
+    /// The bias of a matrix or norm, in f32.
     pub(crate) fn bias(
         &mut self,
         program: &mut ProgramBuilder,
@@ -63,8 +70,11 @@ impl Declare<'_> {
         layer: usize,
         size: usize,
     ) -> Result<ValueId> {
-        let tensor = format!("{}.bias", self.naming.tensor(part, layer));
-        self.f32_vector(program, format!("{}.bias", part.value_name(layer)), tensor, size)
+        let place = self.naming.place(part, layer);
+        let (all, start) = place.cut.of(size);
+        let (expr, stored) = self.tensor(format!("{}.bias", place.tensor), &[all])?;
+        let expr = rows(expr, start, size, all);
+        f32_vector(program, format!("{}.bias", part.value_name(layer)), expr, &stored)
     }
 
     /// A vector that the model computed.
@@ -78,18 +88,32 @@ impl Declare<'_> {
         program.vector(name, WeightExpr::Constant(values), tensor_type)
     }
 
-    fn f32_vector(
-        &mut self,
-        program: &mut ProgramBuilder,
-        name: String,
-        tensor: String,
-        size: usize,
-    ) -> Result<ValueId> {
-        let in_file = self.types.tensor_type(&tensor, &[size])?;
-        let mut expr = WeightExpr::Tensor(tensor);
-        if in_file.format != WeightFormat::Dense(DType::F32) {
-            expr = WeightExpr::Cast { of: Box::new(expr), dtype: DType::F32 };
-        }
-        program.vector(name, expr, TensorType::new(DType::F32, [size]))
+    fn tensor(&mut self, name: String, shape: &[usize]) -> Result<(WeightExpr, WeightType)> {
+        let stored = self.types.tensor_type(&name, shape)?;
+        Ok((WeightExpr::Tensor(name), stored))
     }
+}
+
+/// Some of `all` rows of a matrix, or elements of a vector.
+fn rows(of: WeightExpr, start: usize, count: usize, all: usize) -> WeightExpr {
+    if count == all {
+        return of;
+    }
+    WeightExpr::Slice { of: Box::new(of), dimension: 0, start, end: start + count }
+}
+
+fn f32_vector(
+    program: &mut ProgramBuilder,
+    name: String,
+    mut expr: WeightExpr,
+    stored: &WeightType,
+) -> Result<ValueId> {
+    let read = expr.infer(&|_| Ok(stored.clone()))?;
+    let [size] = read.shape[..] else {
+        return Err(Error::internal(format!("{name} is no vector but {:?}", read.shape)));
+    };
+    if read.format != WeightFormat::Dense(DType::F32) {
+        expr = WeightExpr::Cast { of: Box::new(expr), dtype: DType::F32 };
+    }
+    program.vector(name, expr, TensorType::new(DType::F32, [size]))
 }

@@ -10,7 +10,7 @@
 //! | [`config`] | what a decoder is, from `config.json` or GGUF metadata |
 //! | [`presets`] | configurations of well-known models |
 //! | [`step`] | the part of a program that all decoders share: request table, KV cache, sampling |
-//! | `llama` | the layers of the Llama family: the example for adding a model |
+//! | `decoder` | the layers of all decoders: where adding a model starts |
 //! | [`weights`] | named tensors and expressions over them; random weights |
 //! | [`gguf`], [`safetensors_file`] | the file formats |
 //! | [`tokenizer`], [`chat`], [`stop`] | text to tokens and back, conversations, where a text ends |
@@ -19,10 +19,10 @@
 pub mod chat;
 pub mod config;
 mod declare;
+mod decoder;
 pub mod fetch;
 pub mod generation;
 pub mod gguf;
-mod llama;
 pub mod model;
 pub mod presets;
 pub mod safetensors_file;

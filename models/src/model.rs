@@ -20,7 +20,7 @@ use crate::{
     tokenizer::{NamedTemplate, Tokenizer, TokenizerConfig, TokenizerError},
     weights::{RandomSource, TensorSource},
 };
-use dsrun_core::{DType, WeightFormat, program::Program};
+use dsrun_core::{WeightFormat, program::Program};
 pub use error::ModelError;
 use std::{
     fs::File,
@@ -97,7 +97,8 @@ impl Model {
             (None, None) => Chat::None,
         };
         let (generation, weights) = (generation(files)?, Arc::new(file));
-        Ok(Self::assemble(files.name.clone(), config, weights, Naming::Gguf, tokenizer, chat, generation))
+        let naming = Naming::Gguf(config.architecture);
+        Ok(Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation))
     }
 
     fn from_safetensors(files: &ModelFiles, paths: &[PathBuf]) -> Result<Self> {
@@ -122,16 +123,9 @@ impl Model {
             }
             _ => Chat::None,
         };
+        let naming = Naming::hugging_face(config.architecture, |name| weights.names().contains(&name));
         let (generation, weights) = (generation(files)?, Arc::new(weights));
-        Ok(Self::assemble(
-            files.name.clone(),
-            config,
-            weights,
-            Naming::HuggingFace,
-            tokenizer,
-            chat,
-            generation,
-        ))
+        Ok(Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation))
     }
 
     fn assemble(
@@ -158,18 +152,17 @@ impl Model {
     /// If the configuration is not valid, or a matrix cannot have the format.
     pub fn random(name: &str, config: DecoderConfig, seed: u64, format: WeightFormat) -> Result<Self> {
         config.validate().map_err(|source| ModelError::Config { path: name.into(), source })?;
-        let naming = Naming::HuggingFace;
-        let weights = Arc::new(RandomSource::new(seed, tensors::random(&config, naming, format)?)?);
-        let generation = GenerationDefaults::default();
+        let weights = Arc::new(RandomSource::new(seed, tensors::random(&config, format)?)?);
+        let (naming, generation) = (Naming::Plain, GenerationDefaults::default());
         Ok(Self::assemble(name.to_owned(), config, weights, naming, None, Chat::None, generation))
     }
 
-    /// A model with random bf16 weights: of a [`Preset`], of a `config.json` file, or of one in a folder.
+    /// A model with random weights: of a [`Preset`], of a `config.json` file, or of one in a folder.
     ///
     /// # Errors
     /// As [`Self::random`], and if there is neither a preset nor a file of this name.
-    pub fn random_named(name: &str, seed: u64) -> Result<Self> {
-        Self::random(name, config_named(name)?, seed, WeightFormat::Dense(DType::BF16))
+    pub fn random_named(name: &str, seed: u64, format: WeightFormat) -> Result<Self> {
+        Self::random(name, config_named(name)?, seed, format)
     }
 
     /// The name or path it was asked for by.

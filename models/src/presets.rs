@@ -159,4 +159,47 @@ const PRESETS: &[Preset] = &[
             "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false,
             "bos_token_id": 1, "eos_token_id": 2}"#,
     },
+    Preset {
+        name: "gpt2",
+        repository: "openai-community/gpt2",
+        json: r#"{
+            "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+            "layer_norm_epsilon": 1e-05, "activation_function": "gelu_new", "vocab_size": 50257,
+            "bos_token_id": 50256, "eos_token_id": 50256}"#,
+    },
+    Preset {
+        name: "gpt2-xl",
+        repository: "openai-community/gpt2-xl",
+        json: r#"{
+            "model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024,
+            "layer_norm_epsilon": 1e-05, "activation_function": "gelu_new", "vocab_size": 50257,
+            "bos_token_id": 50256, "eos_token_id": 50256}"#,
+    },
+    Preset {
+        name: "opt-125m",
+        repository: "facebook/opt-125m",
+        json: r#"{
+            "model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 12,
+            "num_attention_heads": 12, "max_position_embeddings": 2048, "activation_function": "relu",
+            "do_layer_norm_before": true, "word_embed_proj_dim": 768, "vocab_size": 50272,
+            "bos_token_id": 2, "eos_token_id": 2}"#,
+    },
+    Preset {
+        name: "opt-1.3b",
+        repository: "facebook/opt-1.3b",
+        json: r#"{
+            "model_type": "opt", "hidden_size": 2048, "ffn_dim": 8192, "num_hidden_layers": 24,
+            "num_attention_heads": 32, "max_position_embeddings": 2048, "activation_function": "relu",
+            "do_layer_norm_before": true, "word_embed_proj_dim": 2048, "vocab_size": 50272,
+            "bos_token_id": 2, "eos_token_id": 2}"#,
+    },
+    Preset {
+        name: "opt-13b",
+        repository: "facebook/opt-13b",
+        json: r#"{
+            "model_type": "opt", "hidden_size": 5120, "ffn_dim": 20480, "num_hidden_layers": 40,
+            "num_attention_heads": 40, "max_position_embeddings": 2048, "activation_function": "relu",
+            "do_layer_norm_before": true, "word_embed_proj_dim": 5120, "vocab_size": 50272,
+            "bos_token_id": 2, "eos_token_id": 2}"#,
+    },
 ];

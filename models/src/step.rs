@@ -96,6 +96,8 @@ pub struct Heads {
     pub kv_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
+    /// What scores are multiplied by.
+    pub scale: f32,
     /// How many keys a query sees, its own included; `None` for all before it.
     pub window: Option<u32>,
 }
@@ -210,13 +212,23 @@ impl DecoderStep {
         })
     }
 
-    /// The embeddings of the step's tokens: `[?tokens, hidden]`.
+    /// The embeddings of the step's tokens, with those of their positions if there is a table of them: `[?tokens, hidden]`.
+    ///
+    /// # Errors
+    /// If a table is no matrix, or they differ in columns.
+    pub fn embed(&mut self, table: ValueId, positions: Option<ValueId>) -> Result<ValueId> {
+        let embed = Embed { dtype: self.options.activation, first_row: 0, position_offset: 0 };
+        let places = positions.map(|_| self.positions);
+        self.program.call(embed, [Some(self.ids), Some(table), places, positions])
+    }
+
+    /// The embeddings of the positions of the step's tokens: `[?tokens, hidden]`.
     ///
     /// # Errors
     /// If `table` is no matrix.
-    pub fn embed(&mut self, table: ValueId) -> Result<ValueId> {
+    pub fn embed_positions(&mut self, table: ValueId) -> Result<ValueId> {
         let embed = Embed { dtype: self.options.activation, first_row: 0, position_offset: 0 };
-        self.program.call(embed, [Some(self.ids), Some(table), None, None])
+        self.program.call(embed, [Some(self.positions), Some(table), None, None])
     }
 
     /// Puts the keys and values of the next layer into its cache, and attends to it: `[?tokens, heads * head_dim]`.
@@ -241,7 +253,7 @@ impl DecoderStep {
         let attention = PagedAttention {
             query_heads: count(heads.heads)?,
             kv_heads: count(heads.kv_heads)?,
-            scale: (1.0 / (heads.head_dim as f64).sqrt()) as f32,
+            scale: heads.scale,
             softcap: 0.0,
             window: heads.window.unwrap_or(0),
             mask: AttentionMask::Causal,

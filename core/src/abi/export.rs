@@ -5,6 +5,7 @@
 //! called by anyone. An object of the backend is handed out as a box behind a tag, by which null and foreign handles are told.
 
 mod device;
+mod diagnose;
 mod group;
 mod op;
 mod stream;
@@ -12,7 +13,6 @@ mod stream;
 use super::{prefix, raw::*, status};
 use crate::{Code, Error, Result, device::Backend};
 use std::{
-    ffi::c_void,
     ptr,
     sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, TryLockError},
 };
@@ -383,8 +383,4 @@ fn exclusive<'a, T>(object: &'a Mutex<T>, name: &str) -> Result<MutexGuard<'a, T
             Error::new(Code::FailedPrecondition, "is used by another thread at the same time").at(name)
         }
     })
-}
-
-unsafe extern "C" fn no_extension(_: *mut dsr_backend, _: dsr_str) -> *const c_void {
-    ptr::null()
 }

@@ -43,6 +43,7 @@ layout! {
     dsr_str { data, length }
     dsr_error { struct_size, code, message, op, argument, field }
     dsr_device_info { struct_size, index, memory_bytes, name }
+    dsr_finding { struct_size, present, subject, detail }
     dsr_device_options { struct_size, compute_share, threads, memory_limit }
     dsr_device_properties { struct_size, alignment, memory_bytes, dtypes, profiles, flags, name }
     dsr_memory_use { struct_size, reserved, used, free }
@@ -89,4 +90,5 @@ layout! {
     }
     dsr_graph_api { struct_size, reserved, capture, launch, free }
     dsr_comm_api { struct_size, reserved, group_id, join, free, status, abort }
+    dsr_diagnose_api { struct_size, reserved, finding_count, finding }
 }

@@ -6,6 +6,7 @@
 //! thread-local destructors of a plugin may outlive any handle.
 
 mod device;
+mod diagnose;
 mod group;
 mod kernels;
 mod stream;
@@ -14,7 +15,7 @@ mod tables;
 use super::{encode, host, prefix, raw::*, status};
 use crate::{
     Code, Error, Result,
-    device::{Backend, BackendInfo, Device, DeviceInfo, DeviceOptions},
+    device::{Backend, BackendInfo, Device, DeviceInfo, DeviceOptions, Finding},
 };
 use device::PluginDevice;
 use std::{
@@ -260,6 +261,13 @@ impl Backend for PluginBackend {
         let no_device = |_| Error::invalid(format!("there is no device {index}")).at("index");
         let index = u32::try_from(index).map_err(no_device)?;
         Ok(Arc::new(PluginDevice::open(&self.plugin, index, &encode::options(options)?)?))
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        diagnose::findings(&self.plugin).unwrap_or_else(|error| {
+            let subject = "the plugin's own diagnosis".to_owned();
+            vec![Finding { subject, present: false, detail: error.to_string() }]
+        })
     }
 }
 

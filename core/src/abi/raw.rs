@@ -57,6 +57,20 @@ pub struct dsr_device_info {
     pub name: *mut dsr_text,
 }
 
+/// Something a backend uses on a machine, and whether it is there. The plugin fills it in.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct dsr_finding {
+    /// sizeof(dsr_finding) of the host.
+    pub struct_size: u32,
+    /// 1 if it is there and fit for use, else 0.
+    pub present: u32,
+    /// Takes what it is: a driver, a library, a feature of the processor, a folder.
+    pub subject: *mut dsr_text,
+    /// Takes which version, and where; or where it was looked for and what to do.
+    pub detail: *mut dsr_text,
+}
+
 /// How a device is opened.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

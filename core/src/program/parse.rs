@@ -346,6 +346,7 @@ impl<'a> Parser<'a> {
                 }
                 WeightExpr::Permute { of, rows }
             }
+            "transpose" => WeightExpr::Transpose { of: Box::new(self.weight_expr(depth + 1)?) },
             "scale" => {
                 let factor = self.comma()?;
                 WeightExpr::Scale { of: Box::new(self.weight_expr(depth + 1)?), factor }

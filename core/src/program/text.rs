@@ -86,6 +86,7 @@ impl Display for WeightExpr {
                 rows.iter().try_for_each(|row| write!(f, ", {row}"))?;
                 f.write_char(')')
             }
+            Self::Transpose { of } => write!(f, "transpose({of})"),
             Self::Scale { of, factor } => write!(f, "scale({factor:?}, {of})"),
             Self::Cast { of, dtype } => write!(f, "cast({dtype}, {of})"),
             Self::Pad { of, before, after } => write!(f, "pad({before}, {after}, {of})"),

@@ -5,7 +5,7 @@ use dsrun_core::{
     collective::{Collective, Comm, host::HostCollective, host::HostComm},
     device::{
         Backend, BackendInfo, Buffer, BufferSlice, Device, DeviceInfo, DeviceOptions, DeviceProperties,
-        Event, MemoryKind, MemoryUse, Stream,
+        Event, Finding, MemoryKind, MemoryUse, Stream,
     },
     graph::{CallList, Graph, Graphs},
     kernels::{
@@ -92,6 +92,16 @@ impl Backend for Tiny {
             },
             used: Arc::default(),
         }))
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        assert!(!self.panics_when_listed, "there is nothing to find");
+        let finding = |subject: &str, present, detail: &str| Finding {
+            subject: subject.into(),
+            present,
+            detail: detail.into(),
+        };
+        vec![finding("a library", true, "1.2 in /usr/lib"), finding("a driver – of sorts", false, "")]
     }
 }
 

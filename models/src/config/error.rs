@@ -13,12 +13,14 @@ pub enum ConfigError {
         message: String,
     },
     /// The model is of a family that is not supported.
-    #[error("architecture \"{found}\" ({field}) is not supported; supported: {}", supported())]
+    #[error("architecture \"{found}\" ({field}) is not supported; supported: {}", .supported.join(", "))]
     Architecture {
         /// The field that names it.
         field: &'static str,
         /// The name.
         found: String,
+        /// The names that would be understood.
+        supported: Vec<&'static str>,
     },
     /// A field is missing that has no default.
     #[error("{field} is missing")]
@@ -70,6 +72,11 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
+    pub(super) fn architecture(field: &'static str, found: &str, supported: &[Architecture]) -> Self {
+        let supported = supported.iter().map(|architecture| architecture.name()).collect();
+        Self::Architecture { field, found: found.chars().take(80).collect(), supported }
+    }
+
     pub(super) fn value(field: impl Into<String>, value: impl Display, expected: impl Into<String>) -> Self {
         Self::Value { field: field.into(), value: value.to_string(), expected: expected.into() }
     }
@@ -81,8 +88,4 @@ impl ConfigError {
     ) -> Self {
         Self::Unsupported { field: field.into(), value: value.to_string(), reason: reason.into() }
     }
-}
-
-fn supported() -> String {
-    Architecture::ALL.map(Architecture::name).join(", ")
 }

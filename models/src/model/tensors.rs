@@ -4,7 +4,7 @@ use super::{ModelError, Result};
 use crate::{
     config::DecoderConfig,
     declare::{Declare, TensorTypes},
-    llama,
+    decoder,
     step::ProgramOptions,
     tensor_names::{Naming, Part},
     weights::{Distribution, RandomTensor, TensorSource},
@@ -27,7 +27,7 @@ pub(super) fn program(
     let names = source.names().into_iter().collect();
     let mut types = FileTypes { source, names, wanted: HashSet::new(), problems: Vec::new() };
     let built =
-        llama::program(config, options, Declare { naming, storage: options.storage, types: &mut types });
+        decoder::program(config, options, Declare { naming, storage: options.storage, types: &mut types });
     let FileTypes { wanted, problems, .. } = types;
     if !problems.is_empty() {
         return Err(ModelError::Weights { source_name: source.describe(), problems });
@@ -42,8 +42,8 @@ pub(super) fn refuse_others(
     source: &dyn TensorSource,
     wanted: &HashSet<String>,
 ) -> Result<()> {
-    let head = format!("{}.weight", naming.tensor(Part::Head, 0));
-    let embedding = format!("{}.weight", naming.tensor(Part::Embedding, 0));
+    let head = format!("{}.weight", naming.place(Part::Head, 0).tensor);
+    let embedding = format!("{}.weight", naming.place(Part::Embedding, 0).tensor);
     let mut problems = Vec::new();
     for name in source.names() {
         if wanted.contains(name) || naming.is_no_weight(name) {
@@ -124,14 +124,11 @@ impl TensorTypes for FileTypes<'_> {
 }
 
 /// The tensors that a program of this configuration wants, to be made up: matrices in `format`, vectors in f32.
-pub(super) fn random(
-    config: &DecoderConfig,
-    naming: Naming,
-    format: WeightFormat,
-) -> Result<Vec<RandomTensor>> {
+pub(super) fn random(config: &DecoderConfig, format: WeightFormat) -> Result<Vec<RandomTensor>> {
     let mut types = RandomTypes { format, tensors: Vec::new() };
     let options = ProgramOptions::default();
-    llama::program(config, options, Declare { naming, storage: options.storage, types: &mut types })?;
+    let declare = Declare { naming: Naming::Plain, storage: options.storage, types: &mut types };
+    decoder::program(config, options, declare)?;
     Ok(types.tensors)
 }
 

@@ -4,6 +4,8 @@
 //! only choose rows say which rows of which part they need ([`Segment`]); where that is one run of rows, the bytes of
 //! the part are passed on, and so a weight that lies in one piece in a mapped file is never copied.
 
+mod transpose;
+
 use super::TensorSource;
 use super::convert::Converter;
 use dsrun_core::{DType, Error, Result, WeightExpr, WeightFormat, WeightReader, WeightType};
@@ -111,6 +113,8 @@ enum Node {
     Groups { parts: Vec<Part>, stretches: Vec<Stretch> },
     /// Rows in a given order.
     Permute { of: Box<Part>, rows: Vec<usize> },
+    /// Rows are the columns of the part.
+    Transpose(Box<Part>),
     /// Each row is made of these columns of the same row of each part, in `format`.
     Columns(Vec<(Part, Range<usize>)>),
     /// Every element times the factor, rounded.
@@ -180,6 +184,7 @@ impl Part {
                 Node::Groups { stretches: (0..parts.len()).map(stretch).collect(), parts }
             }
             WeightExpr::Permute { of, rows } => Node::Permute { of: Box::new(part(of)?), rows: rows.clone() },
+            WeightExpr::Transpose { of } => Node::Transpose(Box::new(part(of)?)),
             WeightExpr::Pad { of, before, after } => {
                 let of = part(of)?;
                 let rows = of.weight_type.rows();
@@ -227,6 +232,7 @@ impl Part {
                 let chosen = rows.get(first..first + count).unwrap_or_default();
                 self.gather(source, std::slice::from_ref(&**of), &runs(chosen))
             }
+            Node::Transpose(of) => self.transpose(source, of, first, count),
             Node::Columns(parts) => self.join_columns(source, parts, first, count),
             Node::Convert { of, factor, dtype } => {
                 let (format, columns) = (of.weight_type.format, self.weight_type.columns());

@@ -1,7 +1,7 @@
 //! Tensors made up from a seed: for benchmarks and tests of models whose files are not at hand.
 //!
 //! Every element is a function of the seed, the tensor's name and the element's index alone, so rows can be made in
-//! any order and every rank makes the same model.
+//! any order, by any number of threads, and every rank makes the same model.
 //!
 //! # Distribution
 //!
@@ -14,6 +14,7 @@
 use super::{TensorSource, row_range};
 use dsrun_core::{BlockFormat, DType, Error, Result, WeightFormat, WeightType};
 use half::{bf16, f16};
+use rayon::{iter::IndexedParallelIterator, iter::ParallelIterator, slice::ParallelSliceMut};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -25,6 +26,9 @@ const SUM_DEVIATION: f32 = 147.799_86;
 const NIBBLE_DEVIATION: f32 = 4.183_3;
 /// One more than the largest sum, rounded up to a power of two so that lookups need no bounds check.
 const SUMS: usize = 1024;
+
+/// Bytes a thread makes at a time: enough to be worth handing over, few enough to stay in its cache.
+const TASK_BYTES: usize = 1 << 18;
 
 /// How the elements of a random tensor are distributed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -148,13 +152,28 @@ impl TensorSource for RandomSource {
 impl Recipe {
     /// The elements from element `first` on that take `bytes` bytes.
     fn make(&self, first: u64, bytes: usize) -> Vec<u8> {
-        let (mut out, start) = (vec![0; bytes], self.start);
+        let (unit_bytes, unit_elements) = match &self.kind {
+            Kind::Two(_) => (2, 1),
+            Kind::Four(_) => (4, 1),
+            Kind::Eight { .. } => (BlockFormat::Q8_0.bytes(), BlockFormat::Q8_0.elements()),
+            Kind::Nibbles { head } => (head.len() + 16, 32),
+        };
+        let units = TASK_BYTES / unit_bytes;
+        let mut out = vec![0; bytes];
+        let tasks = out.par_chunks_mut(units * unit_bytes).enumerate();
+        tasks.for_each(|(task, out)| self.fill(first + (task * units * unit_elements) as u64, out));
+        out
+    }
+
+    /// Fills `out` with the elements from element `first` on.
+    fn fill(&self, first: u64, out: &mut [u8]) {
+        let start = self.start;
         match &self.kind {
-            Kind::Two(table) => fill(&mut out, start, first, |sum| table[sum].to_le_bytes()),
-            Kind::Four(table) => fill(&mut out, start, first, |sum| table[sum].to_le_bytes()),
+            Kind::Two(table) => fill(out, start, first, |sum| table[sum].to_le_bytes()),
+            Kind::Four(table) => fill(out, start, first, |sum| table[sum].to_le_bytes()),
             Kind::Eight { head } => {
-                let (bytes, elements) = (BlockFormat::Q8_0.bytes(), BlockFormat::Q8_0.elements() as u64);
-                for (block, first) in out.chunks_exact_mut(bytes).zip((first..).step_by(elements as usize)) {
+                let (bytes, elements) = (BlockFormat::Q8_0.bytes(), BlockFormat::Q8_0.elements());
+                for (block, first) in out.chunks_exact_mut(bytes).zip((first..).step_by(elements)) {
                     let (scale, quants) = block.split_at_mut(head.len());
                     scale.copy_from_slice(head);
                     fill(quants, start, first, |sum| [quantised_sum(sum)]);
@@ -171,7 +190,6 @@ impl Recipe {
                 }
             }
         }
-        out
     }
 }
 
@@ -321,6 +339,22 @@ mod tests {
         let all = source.rows("w", 0, 9).unwrap().into_owned();
         let single: Vec<u8> = (0..9).flat_map(|row| source.rows("w", row, 1).unwrap().into_owned()).collect();
         assert_eq!(all, single);
+    }
+
+    #[rstest]
+    fn tasks_join_without_a_seam(#[values("bf16", "f32", "q8_0", "q4_1")] format: &str) {
+        // Three tasks and a bit, and a row that begins in the middle of one.
+        let source = source(format, &[1000, 800], Distribution::centred(1.0)).unwrap();
+        let all = source.rows("w", 0, 1000).unwrap().into_owned();
+        let row_bytes = source.tensor_type("w").unwrap().row_bytes().unwrap();
+        for row in [0, 163, 164, 500, 999] {
+            assert_eq!(
+                &*source.rows("w", row, 1).unwrap(),
+                &all[row * row_bytes..][..row_bytes],
+                "row {row}"
+            );
+        }
+        assert_eq!(&*source.rows("w", 100, 700).unwrap(), &all[100 * row_bytes..800 * row_bytes]);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use super::fixtures;
 use dsrun_core::op::Nonlinearity;
-use dsrun_models::config::{Architecture, Biases, ConfigError, DecoderConfig, RopeScaling};
+use dsrun_models::config::{
+    Architecture, Biases, ConfigError, DecoderConfig, Norm, Rope, RopeScaling, ScoreDivisors,
+};
 use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -13,10 +15,23 @@ fn read(config: &Value) -> Result<DecoderConfig, ConfigError> {
 
 /// The least that a configuration must say.
 fn least(model_type: &str) -> Value {
-    json!({
-        "model_type": model_type, "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 30,
-        "num_attention_heads": 32, "vocab_size": 1000,
-    })
+    match model_type {
+        "gpt2" => {
+            json!({"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 1000})
+        }
+        "opt" => json!({
+            "model_type": "opt", "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "vocab_size": 1000,
+        }),
+        _ => json!({
+            "model_type": model_type, "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 30,
+            "num_attention_heads": 32, "vocab_size": 1000,
+        }),
+    }
+}
+
+fn rope(config: DecoderConfig) -> Rope {
+    config.rope.expect("the family rotates")
 }
 
 fn with(model_type: &str, fields: Value) -> Value {
@@ -52,12 +67,42 @@ fn fields_left_out_mean_what_their_architecture_says(
     assert_eq!(config.architecture, Architecture::from_name(model_type).unwrap());
     assert_eq!((config.kv_heads, config.head_dim, config.context), (kv_heads, head_dim, context));
     assert_eq!((config.biases, config.qk_norm, config.tied), (biases, qk_norm, false));
-    assert_eq!((config.eps, config.rope.theta, config.activation), (1e-6, 10_000.0, Nonlinearity::Silu));
+    assert_eq!((config.eps, config.activation), (1e-6, Nonlinearity::Silu));
     let windowed = if model_type == "mistral" { Some(4096) } else { None };
     assert_eq!(config.windows, vec![windowed; 30]);
+    assert_eq!(rope(config).theta, 10_000.0);
     let switched_on = read(&with(model_type, json!({"use_sliding_window": true}))).unwrap().windows;
     let qwen = model_type.starts_with("qwen");
     assert_eq!(switched_on[27..], if qwen { [None, Some(4096), Some(4096)] } else { [windowed; 3] });
+}
+
+#[test]
+fn gpt2_and_opt_fill_in_what_is_left_out() {
+    let norm = Norm::Layer { affine: true };
+    let biases = Biases { gate: false, ..Biases::ALL };
+    let score_divisors = ScoreDivisors { head_dim: true, layer: false };
+    let gpt2 = read(&least("gpt2")).unwrap();
+    let common = |config: &DecoderConfig| {
+        (config.norm, config.eps, config.norm_after, config.final_norm, config.biases, config.tied)
+    };
+    assert_eq!(common(&gpt2), (norm, 1e-5, false, true, biases, true));
+    assert_eq!((gpt2.intermediate, gpt2.context, gpt2.activation), (256, 1024, Nonlinearity::GeluTanh));
+    assert_eq!((gpt2.rope, gpt2.score_divisors, gpt2.head_dim), (None, score_divisors, 16));
+    let opt = read(&least("opt")).unwrap();
+    assert_eq!(common(&opt), (norm, 1e-5, false, true, biases, true));
+    assert_eq!((opt.embedding, opt.context, opt.activation), (64, 2048, Nonlinearity::Relu));
+    let after = read(&with("opt", json!({"do_layer_norm_before": false}))).unwrap();
+    assert_eq!((after.norm_after, after.final_norm), (true, false));
+}
+
+#[test]
+fn scores_are_divided_as_asked() {
+    let scale = |fields: Value| read(&with("gpt2", fields)).unwrap().score_scale(2);
+    assert_eq!(scale(json!({})), 0.25);
+    assert_eq!(scale(json!({"scale_attn_weights": false})), 1.0);
+    assert_eq!(scale(json!({"scale_attn_by_inverse_layer_idx": true})), 1.0 / 12.0);
+    // Where they are computed is not the configuration's to say.
+    assert_eq!(scale(json!({"reorder_and_upcast_attn": true})), 0.25);
 }
 
 #[test]
@@ -73,7 +118,7 @@ fn null_means_as_many_heads_except_where_it_means_nothing() {
 
 #[test]
 fn the_table_of_rotary_parameters_wins_over_what_stands_beside_it() {
-    let theta = |fields| read(&with("llama", fields)).unwrap().rope.theta;
+    let theta = |fields| rope(read(&with("llama", fields)).unwrap()).theta;
     assert_eq!(theta(json!({"rope_theta": 5.0})), 5.0);
     assert_eq!(theta(json!({"rope_theta": 5.0, "rope_parameters": {"rope_theta": 7.0}})), 7.0);
     assert_eq!(theta(json!({"rope_theta": 5.0, "rope_parameters": {"rope_type": "default"}})), 5.0);
@@ -88,7 +133,7 @@ fn llama3_scaling_falls_back_to_the_context() {
     let scaling = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4});
     let config =
         read(&with("llama", json!({"rope_scaling": scaling, "max_position_embeddings": 512}))).unwrap();
-    let RopeScaling::Llama3 { original_context, factor, .. } = config.rope.scaling else { panic!() };
+    let RopeScaling::Llama3 { original_context, factor, .. } = rope(config).scaling else { panic!() };
     assert_eq!((original_context, factor), (512, 8.0));
 }
 
@@ -105,8 +150,9 @@ fn llama3_scaling_falls_back_to_the_context() {
 )]
 fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] expected: &[(usize, f32)]) {
     let config = dsrun_models::presets::Preset::from_name(preset).unwrap().config().unwrap();
-    let frequencies = config.rope.inverse_frequencies(config.head_dim);
-    assert_eq!(frequencies.len(), config.head_dim / 2);
+    let head_dim = config.head_dim;
+    let frequencies = rope(config).inverse_frequencies(head_dim);
+    assert_eq!(frequencies.len(), head_dim / 2);
     for (pair, frequency) in expected {
         let relative = (frequencies[*pair] / frequency - 1.0).abs();
         assert!(relative < 1e-6, "pair {pair}: {} is not {frequency}", frequencies[*pair]);
@@ -115,7 +161,20 @@ fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] ex
 
 /// What is wrong is named in the message.
 #[rstest]
-#[case::family("gpt2", json!({}), "gpt2")]
+#[case::family("bloom", json!({}), "supported: llama, mistral, qwen2, qwen3, gpt2, opt")]
+#[case::other_name("gpt2", json!({"hidden_size": 64}), "hidden_size")]
+#[case::gpt2_heads("gpt2", json!({"n_head": 5}), "n_head is 5")]
+#[case::gpt2_inner("gpt2", json!({"n_inner": 0}), "n_inner is 0")]
+#[case::gpt2_positions("gpt2", json!({"n_positions": 0}), "n_positions is 0")]
+#[case::gpt2_eps("gpt2", json!({"layer_norm_epsilon": -1}), "layer_norm_epsilon is -1")]
+#[case::gpt2_activation("gpt2", json!({"activation_function": "tanh"}), "activation_function = \"tanh\"")]
+#[case::gpt2_cross("gpt2", json!({"add_cross_attention": true}), "add_cross_attention")]
+#[case::gpt2_flag("gpt2", json!({"scale_attn_weights": 1}), "scale_attn_weights is 1")]
+#[case::opt_heads("opt", json!({"num_attention_heads": 7}), "num_attention_heads is 7")]
+#[case::opt_width("opt", json!({"word_embed_proj_dim": 0}), "word_embed_proj_dim is 0")]
+#[case::opt_positions("opt", json!({"learned_embeddings": false}), "learned_embeddings")]
+#[case::opt_scaled("opt", json!({"scale_embeddings": true}), "scale_embeddings")]
+#[case::opt_norms("opt", json!({"do_layer_norm_before": "no"}), "do_layer_norm_before is \"no\"")]
 #[case::no_heads("llama", json!({"num_attention_heads": null}), "num_attention_heads is missing")]
 #[case::zero("llama", json!({"num_hidden_layers": 0}), "num_hidden_layers is 0")]
 #[case::negative("llama", json!({"vocab_size": -5}), "vocab_size is -5")]
@@ -234,7 +293,7 @@ const ROPE_FIELDS: [&str; 7] = [
     "original_max_position_embeddings",
 ];
 
-const FIELDS: [&str; 23] = [
+const FIELDS: [&str; 34] = [
     "model_type",
     "hidden_size",
     "intermediate_size",
@@ -256,6 +315,17 @@ const FIELDS: [&str; 23] = [
     "use_sliding_window",
     "max_window_layers",
     "layer_types",
+    "n_embd",
+    "n_head",
+    "n_inner",
+    "n_layer",
+    "n_positions",
+    "layer_norm_epsilon",
+    "activation_function",
+    "ffn_dim",
+    "word_embed_proj_dim",
+    "do_layer_norm_before",
+    "scale_attn_by_inverse_layer_idx",
     "eos_token_id",
     "an_unknown_field",
 ];
@@ -265,7 +335,7 @@ proptest! {
 
     #[test]
     fn hostile_values_give_a_valid_configuration_or_an_error(
-        model_type in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3"]),
+        model_type in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"]),
         changes in proptest::collection::vec((proptest::sample::select(FIELDS.to_vec()), any_value()), 1..4),
     ) {
         let mut config = least(model_type);
@@ -275,7 +345,8 @@ proptest! {
         match read(&config) {
             Ok(config) => {
                 prop_assert!(config.validate().is_ok());
-                let frequencies = config.rope.inverse_frequencies(config.head_dim);
+                let rope = config.rope.as_ref();
+                let frequencies = rope.map_or(Vec::new(), |rope| rope.inverse_frequencies(config.head_dim));
                 prop_assert!(frequencies.iter().all(|frequency| frequency.is_finite() && *frequency > 0.0));
             }
             Err(error) => prop_assert!(error.to_string().len() < 600, "{error}"),

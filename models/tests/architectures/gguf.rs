@@ -21,11 +21,15 @@ fn fixtures_say_the_same_as_the_models_they_are_made_of() {
         });
         let (config, original) = (model.config(), original.unwrap().config().clone());
         // The same frequencies, reached by other means.
-        let frequencies = |config: &DecoderConfig| config.rope.inverse_frequencies(config.head_dim);
+        let frequencies = |config: &DecoderConfig| {
+            let rope = config.rope.as_ref();
+            rope.map_or(Vec::new(), |rope| rope.inverse_frequencies(config.head_dim))
+        };
         for (ours, theirs) in frequencies(config).into_iter().zip(frequencies(&original)) {
             assert!((ours / theirs - 1.0).abs() < 1e-6, "{name}: {ours} is not {theirs}");
         }
-        let scaled = matches!(config.rope.scaling, RopeScaling::Divisors(_));
+        let scaled =
+            config.rope.as_ref().is_some_and(|rope| matches!(rope.scaling, RopeScaling::Divisors(_)));
         assert_eq!(scaled, name.starts_with("llama3"), "{name}");
         let expected = DecoderConfig { rope: config.rope.clone(), ..original };
         assert_eq!(*config, expected, "{name}");
@@ -75,6 +79,15 @@ fn errors_name_the_key(#[case] key: &str, #[case] value: [u8; 4], #[case] named:
 }
 
 #[rstest]
+#[case("gpt2.attention.head_count", 5u32.to_le_bytes(), "gpt2.attention.head_count is 5")]
+#[case("gpt2.attention.layer_norm_epsilon", 0f32.to_le_bytes(), "layer_norm_epsilon is 0")]
+#[case("gpt2.context_length", 0u32.to_le_bytes(), "gpt2.context_length is 0")]
+fn errors_of_gpt2_name_the_key(#[case] key: &str, #[case] value: [u8; 4], #[case] named: &str) {
+    let message = changed("gpt2_q8_0", key, value).unwrap_err();
+    assert!(message.contains(named), "{message}");
+}
+
+#[rstest]
 #[case("llama.vocab_size", "llama.vocab_sizf", "llama.vocab_sizf")]
 #[case("llama.context_length", "llamb.context_length", "llama.context_length is missing")]
 fn keys_that_are_unknown_or_missing_are_named(#[case] key: &str, #[case] instead: &str, #[case] named: &str) {
@@ -96,6 +109,8 @@ fn other_architectures_are_refused_by_name() {
     let file = GgufFile::from_bytes("changed.gguf", bytes).unwrap();
     let message = DecoderConfig::from_gguf(&file).unwrap_err().to_string();
     assert!(message.contains("bloom") && message.contains("qwen2"), "{message}");
+    // There are no such files of OPT.
+    assert!(!message.contains("opt"), "{message}");
 }
 
 #[test]
@@ -119,7 +134,7 @@ proptest! {
 
     #[test]
     fn hostile_metadata_gives_a_valid_configuration_or_an_error(
-        fixture in proptest::sample::select(vec!["smollm2_q8_0", "qwen2_q8_0", "llama3_q8_0"]),
+        fixture in proptest::sample::select(vec!["smollm2_q8_0", "qwen2_q8_0", "llama3_q8_0", "gpt2_q8_0"]),
         place in any::<proptest::sample::Index>(),
         value in any::<[u8; 4]>(),
     ) {

@@ -70,7 +70,7 @@ fn gguf_and_safetensors_of_a_model_give_programs_of_one_form() {
         let names: Vec<String> = program.values.iter().map(|value| value.name.clone()).collect();
         (ops, names)
     };
-    for source in ["smollm2", "qwen2", "llama3"] {
+    for source in ["smollm2", "qwen2", "llama3", "gpt2"] {
         let gguf = format!("{source}_q8_0");
         assert_eq!(form(fixtures::folder(source)), form(fixtures::gguf(&gguf)));
     }

@@ -1,16 +1,17 @@
 //! From arguments to a loaded model: the steps every command shares.
 
 use crate::{
-    arguments::{DeviceArguments, EngineArguments, ModelArguments, SamplingArguments, Weights},
+    arguments::{DeviceArguments, Dtype, EngineArguments, ModelArguments, SamplingArguments, Weights},
     terminal::{FetchBar, Terminal},
 };
 use anyhow::{Context, Result};
 use dsrun_core::{
+    DType, WeightFormat,
     device::{Backend, Device, DeviceOptions},
     discovery::{Origin, Places, discover},
     registry::Registry,
 };
-use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions, Pipeline};
+use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision};
 use dsrun_models::{
     fetch::{FetchOptions, resolve},
     model::Model,
@@ -57,10 +58,12 @@ pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>
     })
 }
 
-/// Finds, fetches if need be, and opens the model that was asked for.
-pub(crate) fn open_model(arguments: &ModelArguments, terminal: &Terminal) -> Result<Model> {
+/// Finds, fetches if need be, and opens the model that was asked for. Random weights are made in the type they are kept in:
+/// bf16 unless asked otherwise.
+pub(crate) fn open_model(arguments: &ModelArguments, dtype: Dtype, terminal: &Terminal) -> Result<Model> {
     if arguments.weights == Weights::Random {
-        return Ok(Model::random_named(&arguments.model, RANDOM_SEED)?);
+        let dtype = Precision::from(dtype).dtype().unwrap_or(DType::BF16);
+        return Ok(Model::random_named(&arguments.model, RANDOM_SEED, WeightFormat::Dense(dtype))?);
     }
     let mut options = FetchOptions::from_env()?;
     options.offline |= arguments.offline;

@@ -47,7 +47,7 @@ pub(super) fn plugin_api(backend: &Arc<dyn Backend>, aborts_on_panic: bool) -> d
         op: const { &op::OP },
         graph: const { &group::GRAPH },
         comm: const { &group::COMM },
-        get_extension: Some(super::no_extension),
+        get_extension: Some(super::diagnose::get_extension),
         ..prefix::zeroed()
     }
 }
@@ -68,7 +68,7 @@ const MEMORY: dsr_memory_api = table!(dsr_memory_api { allocate, free, host_poin
 
 /// # Safety
 /// `backend` is null or that of our table.
-unsafe fn backend<'a>(backend: *mut dsr_backend) -> Result<&'a Arc<dyn Backend>> {
+pub(super) unsafe fn backend<'a>(backend: *mut dsr_backend) -> Result<&'a Arc<dyn Backend>> {
     // SAFETY: as the caller says; it is never freed.
     let made = unsafe { backend.cast::<Made>().as_ref() };
     Ok(&made.ok_or_else(|| Error::invalid("is null").at("backend"))?.backend)

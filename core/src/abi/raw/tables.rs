@@ -378,6 +378,27 @@ pub struct dsr_comm_api {
     pub abort: Option<unsafe extern "C" fn(comm: *mut dsr_comm, reason: dsr_str)>,
 }
 
+/// The extension "diagnose" of a plugin: what it uses on this machine, and what it found of it, for people.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct dsr_diagnose_api {
+    /// sizeof(dsr_diagnose_api) of the plugin.
+    pub struct_size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// How many findings there are.
+    pub finding_count:
+        Option<unsafe extern "C" fn(backend: *mut dsr_backend, count: *mut u32) -> *mut dsr_status>,
+    /// Describes finding number `position`, below finding_count.
+    pub finding: Option<
+        unsafe extern "C" fn(
+            backend: *mut dsr_backend,
+            position: u32,
+            finding: *mut dsr_finding,
+        ) -> *mut dsr_status,
+    >,
+}
+
 /// The one symbol a plugin exports, as `dsrun_plugin_entry_v0`. Called once for every load, before anything else. `host` is
 /// valid for ever. Sets `plugin` to the plugin's table, which is valid for ever.
 pub type dsr_plugin_entry =

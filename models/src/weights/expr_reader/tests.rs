@@ -172,6 +172,10 @@ fn evaluate(source: &Memory, expr: &WeightExpr) -> Matrix {
             let of = evaluate(source, of);
             Matrix::from_fn(vec![rows.len(), of.shape[1]], |index| of.at(&[rows[index[0]], index[1]]))
         }
+        WeightExpr::Transpose { of } => {
+            let of = evaluate(source, of);
+            Matrix::from_fn(vec![of.shape[1], of.shape[0]], |index| of.at(&[index[1], index[0]]))
+        }
         WeightExpr::Scale { of, factor } => {
             let of = evaluate(source, of);
             Matrix { values: of.values.iter().map(|value| value * factor).collect(), ..of }
@@ -209,6 +213,10 @@ fn concat(parts: Vec<WeightExpr>, dimension: usize) -> WeightExpr {
 
 fn permute(of: WeightExpr, rows: &[usize]) -> WeightExpr {
     WeightExpr::Permute { of: Box::new(of), rows: rows.to_vec() }
+}
+
+fn transpose(of: WeightExpr) -> WeightExpr {
+    WeightExpr::Transpose { of: Box::new(of) }
 }
 
 fn cast(of: WeightExpr, dtype: DType) -> WeightExpr {
@@ -267,6 +275,10 @@ fn check(source: &Memory, expr: &WeightExpr) {
 #[case::interleave(interleave(vec![tensor("a"), tensor("b")], 2))]
 #[case::interleave_of_one(interleave(vec![tensor("a")], 4))]
 #[case::permute(permute(tensor("q"), &[7, 0, 1, 2, 2, 5]))]
+#[case::transpose(transpose(tensor("a")))]
+#[case::transpose_of_blocks(transpose(tensor("q")))]
+#[case::transpose_of_many_rows(transpose(pad(tensor("h"), 60, 70)))]
+#[case::slice_of_a_transpose(slice(transpose(tensor("f")), 0, 17, 40))]
 #[case::scale(scale(tensor("q"), 0.125))]
 #[case::cast_of_blocks(cast(tensor("q"), DType::F16))]
 #[case::cast_of_floats(cast(tensor("f"), DType::BF16))]
@@ -299,6 +311,7 @@ fn same_shape() -> impl Strategy<Value = WeightExpr> {
                 let (upper, lower) = (slice(of.clone(), 0, 0, 4), slice(of, 0, 4, 8));
                 interleave(vec![upper, lower], block)
             }),
+            inner.clone().prop_map(|of| transpose(transpose(of))),
             inner.prop_map(|of| cast(of, DType::BF16)),
         ]
     })

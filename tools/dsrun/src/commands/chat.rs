@@ -14,7 +14,7 @@ use rustyline::{DefaultEditor, error::ReadlineError};
 use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
-    let model = open_model(&command.model, terminal)?;
+    let model = open_model(&command.model, command.engine.dtype, terminal)?;
     if model.chat_template().is_err() {
         bail!(
             "the model has no chat template, so it cannot hold a conversation\nhint: use dsrun generate --raw"

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let text = input::prompt(command.prompt.as_deref(), command.file.as_deref())?;
-    let model = open_model(&command.model, terminal)?;
+    let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let options = generate_options(&model, &command.sampling)?;
     let prompt = as_prompt(text, command, &model);
     let device = open_device(&command.device)?;

@@ -13,7 +13,7 @@ use dsrun_models::model::Model;
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
-    let model = open_model(&command.model, terminal)?;
+    let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let device = open_device(&command.device)?;
     let plan = EnginePlan::new(&model, &*device, &engine_options(&command.engine, 1))?;
     let tensors = tensors(&model);
@@ -73,7 +73,13 @@ fn facts(model: &Model) -> Vec<(&'static str, String)> {
             "vocabulary",
             format!("{}{}", config.vocabulary, if config.tied { ", head tied to embedding" } else { "" }),
         ),
-        ("rope", format!("theta {}, scaling {:?}", config.rope.theta, config.rope.scaling)),
+        (
+            "positions",
+            match &config.rope {
+                Some(rope) => format!("rotary, theta {}, scaling {:?}", rope.theta, rope.scaling),
+                None => "learned".to_owned(),
+            },
+        ),
     ];
     if let Some(window) = window {
         facts.push(("window", format!("{window} tokens in {windowed} of {} layers", config.layers)));

@@ -1,0 +1,34 @@
+//! What a plugin says of the machine: the extension `diagnose`, if it has it.
+
+use super::{Plugin, call};
+use crate::{
+    Result,
+    abi::{DIAGNOSE_EXTENSION, host, prefix, raw::*},
+    device::Finding,
+};
+
+/// The findings of a plugin; none if it does not have the extension.
+pub(super) fn findings(plugin: &Plugin) -> Result<Vec<Finding>> {
+    let Plugin { tables, health } = plugin;
+    health.check("plugin")?;
+    let Some(get_extension) = tables.api.get_extension else { return Ok(Vec::new()) };
+    // SAFETY: the plugin's function, with its own backend and a text that lives meanwhile.
+    let table = unsafe { get_extension(tables.api.backend, prefix::str_of(DIAGNOSE_EXTENSION)) };
+    if table.is_null() {
+        return Ok(Vec::new());
+    }
+    // SAFETY: an extension of this name is such a table, and valid for ever.
+    let table = unsafe { prefix::read(table.cast::<dsr_diagnose_api>()) }?;
+    let mut count = 0;
+    health.call("plugin", || Ok(call!(table, finding_count(tables.api.backend, &raw mut count))))?;
+    let one = |position| {
+        let (mut subject, mut detail) = (host::TextSink::default(), host::TextSink::default());
+        let mut finding =
+            dsr_finding { subject: subject.as_raw(), detail: detail.as_raw(), ..prefix::zeroed() };
+        let place = &raw mut finding;
+        health.call("plugin", || Ok(call!(table, finding(tables.api.backend, position, place))))?;
+        let present = finding.present != 0;
+        Ok(Finding { subject: subject.into_text(), present, detail: detail.into_text() })
+    };
+    (0..count).map(one).collect()
+}
