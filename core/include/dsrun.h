@@ -307,6 +307,18 @@ typedef struct dsr_device_info {
     struct dsr_text *name;
 } dsr_device_info;
 
+// Something a backend uses on a machine, and whether it is there. The plugin fills it in.
+typedef struct dsr_finding {
+    // sizeof(dsr_finding) of the host.
+    uint32_t struct_size;
+    // 1 if it is there and fit for use, else 0.
+    uint32_t present;
+    // Takes what it is: a driver, a library, a feature of the processor, a folder.
+    struct dsr_text *subject;
+    // Takes which version, and where; or where it was looked for and what to do.
+    struct dsr_text *detail;
+} dsr_finding;
+
 // How a device is opened.
 typedef struct dsr_device_options {
     // sizeof(dsr_device_options) of the host.
@@ -918,6 +930,20 @@ typedef struct dsr_plugin_api {
     // A table of functions that are not in this version, by name; NULL if there is none. May be NULL itself.
     const void *(*get_extension)(struct dsr_backend *backend, struct dsr_str name);
 } dsr_plugin_api;
+
+// The extension "diagnose" of a plugin: what it uses on this machine, and what it found of it, for people.
+typedef struct dsr_diagnose_api {
+    // sizeof(dsr_diagnose_api) of the plugin.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // How many findings there are.
+    struct dsr_status *(*finding_count)(struct dsr_backend *backend, uint32_t *count);
+    // Describes finding number `position`, below finding_count.
+    struct dsr_status *(*finding)(struct dsr_backend *backend,
+                                  uint32_t position,
+                                  struct dsr_finding *finding);
+} dsr_diagnose_api;
 
 // The one symbol a plugin exports, as `dsrun_plugin_entry_v0`. Called once for every load, before anything else. `host` is
 // valid for ever. Sets `plugin` to the plugin's table, which is valid for ever.
