@@ -2,6 +2,9 @@
 
 #include "dsrun.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 static const dsr_host_api *host;
 
 #ifndef MINOR
@@ -16,6 +19,10 @@ static const dsr_host_api *host;
 
 static dsr_status *device_count(dsr_backend *backend, uint32_t *count) {
     (void)backend;
+#ifdef ABORTS_WHEN_LISTED
+    fputs("about to end the process\n", stderr);
+    abort();
+#endif
 #ifdef PANICS_WHEN_LISTED
     (void)count;
     return dsr_fail(host, DSR_CODE_PANIC, "an exception nobody caught");

@@ -271,9 +271,13 @@ pub(crate) struct Logits {
 
 #[derive(Debug, Args)]
 pub(crate) struct Backends {
-    /// Also print every place that was searched for plugins, and what came of it.
+    /// Also print every place that was searched for plugins, load each plugin (in a process of its own), and print what came
+    /// of it.
     #[arg(long)]
     pub(crate) explain: bool,
+    /// That process: load the plugin of a file, and print its devices as JSON.
+    #[arg(long, hide = true, exclusive = true, value_name = "PATH")]
+    pub(crate) probe: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -5,8 +5,10 @@
 
 mod arguments;
 mod commands;
+mod find_backend;
 mod input;
 mod interrupt;
+mod probe;
 mod session;
 mod terminal;
 

@@ -2,13 +2,13 @@
 
 use crate::{
     arguments::{DeviceArguments, Dtype, EngineArguments, ModelArguments, SamplingArguments, Weights},
+    find_backend::find_backend,
     terminal::{FetchBar, Terminal},
 };
 use anyhow::{Context, Result};
 use dsrun_core::{
     DType, WeightFormat,
-    device::{Backend, Device, DeviceOptions},
-    discovery::{Origin, Places, discover},
+    device::{Device, DeviceOptions},
     registry::Registry,
 };
 use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision};
@@ -26,26 +26,6 @@ pub(crate) fn registry() -> Result<Registry> {
     let mut registry = Registry::new();
     registry.register(Arc::new(dsrun_candle::CandleBackend::new()))?;
     Ok(registry)
-}
-
-/// Finds a backend: one that is linked in, or a plugin. A path names a plugin's manifest or library.
-fn find_backend(name: Option<&str>) -> Result<Arc<dyn Backend>> {
-    let registry = registry()?;
-    let (name, missing) = match (name, registry.backend(name)) {
-        (_, Ok(backend)) => return Ok(backend.clone()),
-        (None, Err(missing)) => return Err(missing.into()),
-        (Some(name), Err(missing)) => (name, missing),
-    };
-    if name.contains(std::path::is_separator) {
-        let path = std::path::absolute(name).with_context(|| format!("{name} is no path"))?;
-        let report = discover(&Places::of_process([path]));
-        let plugin = report.plugins.iter().find(|plugin| plugin.origin == Origin::Argument);
-        let plugin = plugin.with_context(|| format!("there is no plugin {name}"))?;
-        return Ok(Arc::new(plugin.load()?));
-    }
-    let plugin = discover(&Places::of_process([])).load(name);
-    let hint = "hint: `dsrun backends --explain` shows where plugins are looked for";
-    Ok(Arc::new(plugin.with_context(|| format!("{missing}\n{hint}"))?))
 }
 
 /// Opens the device that was asked for.

@@ -1,5 +1,5 @@
 //! Project tasks. `cargo xtask ci` is the one command that checks everything; the steps are in [`ci`]. `cargo xtask docs`
-//! writes the generated pages of the book, `cargo xtask header` the C header of the plugin ABI.
+//! writes the generated pages of the book, `cargo xtask header` the C header of the plugin ABI; `cargo xtask install` installs.
 
 // A command-line tool: its output is its purpose.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -10,6 +10,7 @@ mod ci;
 mod dependency_rule;
 mod documentation;
 mod header;
+mod install;
 mod licences;
 mod workspace;
 
@@ -30,6 +31,10 @@ fn main() -> ExitCode {
         Ok(Task::Ci { only }) => ci::run(&only),
         Ok(Task::Docs) => documentation::generate().map(|()| true),
         Ok(Task::Header) => header::generate().map(|()| true),
+        Ok(Task::Install { prefix, profile }) => install::run(&prefix, profile).map(|installed| {
+            print!("{}", install::report(&installed, &prefix));
+            true
+        }),
         Err(error) => Err(error),
     };
     match result {

@@ -1,7 +1,7 @@
-//! `dsrun backends`: what can run models here. Runs no code of plugins.
+//! `dsrun backends`: what can run models here. Runs code of plugins only to explain, and then in processes of their own.
 
 use super::{print, print_json};
-use crate::{arguments::Backends, session::registry};
+use crate::{arguments::Backends, probe, session::registry};
 use anyhow::Result;
 use dsrun_core::{
     device::{Backend, DeviceInfo},
@@ -11,11 +11,18 @@ use dsrun_engine::Bytes;
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Backends) -> Result<()> {
+    if let Some(file) = &command.probe {
+        return print(&probe::inside(file)?);
+    }
     let registry = registry()?;
     let report = discover(&Places::of_process([]));
     if command.json {
         let linked: Vec<Value> = registry.backends().iter().map(|backend| as_json(&**backend)).collect();
-        return print_json(&json!({ "linked": linked, "plugins": report.plugins, "places": report.places }));
+        let mut value = json!({ "linked": linked, "plugins": report.plugins, "places": report.places });
+        if command.explain {
+            value["loaded"] = report.ready().map(loaded_as_json).collect();
+        }
+        return print_json(&value);
     }
     for (index, backend) in registry.backends().iter().enumerate() {
         let info = backend.info();
@@ -27,7 +34,9 @@ pub(crate) fn run(command: &Backends) -> Result<()> {
         }
     }
     if command.explain {
-        return print(report.to_string().trim_end());
+        print(report.to_string().trim_end())?;
+        print("plugins that are ready, loaded to see:")?;
+        return report.ready().try_for_each(|plugin| print(&loaded_lines(plugin)));
     }
     report.plugins.iter().try_for_each(|plugin| print(&plugin_line(plugin)))
 }
@@ -44,6 +53,24 @@ fn plugin_line(plugin: &Plugin) -> String {
     };
     let version = plugin.version.as_deref().unwrap_or_default();
     format!("{} {version} (plugin): {state}", plugin.name)
+}
+
+fn loaded_lines(plugin: &Plugin) -> String {
+    match probe::devices(plugin) {
+        Ok(names) if names.is_empty() => format!("  {}: has no device here", plugin.name),
+        Ok(names) => {
+            let line = |(index, name)| format!("  {}: device {index}: {name}", plugin.name);
+            names.iter().enumerate().map(line).collect::<Vec<_>>().join("\n")
+        }
+        Err(error) => format!("  {}: not available: {error:#}", plugin.name),
+    }
+}
+
+fn loaded_as_json(plugin: &Plugin) -> Value {
+    match probe::devices(plugin) {
+        Ok(devices) => json!({ "name": plugin.name, "devices": devices }),
+        Err(error) => json!({ "name": plugin.name, "error": format!("{error:#}") }),
+    }
 }
 
 fn as_json(backend: &dyn Backend) -> Value {

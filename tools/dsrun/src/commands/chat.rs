@@ -14,6 +14,7 @@ use rustyline::{DefaultEditor, error::ReadlineError};
 use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
+    let device = open_device(&command.device)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
     if model.chat_template().is_err() {
         bail!(
@@ -21,7 +22,6 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
         );
     }
     let options = generate_options(&model, &command.sampling)?;
-    let device = open_device(&command.device)?;
     let mut pipeline = load(model, device, &engine_options(&command.engine, 1), terminal)?;
 
     interrupt::listen()?;

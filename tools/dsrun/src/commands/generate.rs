@@ -14,10 +14,11 @@ use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let text = input::prompt(command.prompt.as_deref(), command.file.as_deref())?;
+    // First: a backend that is not there should not cost a download.
+    let device = open_device(&command.device)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let options = generate_options(&model, &command.sampling)?;
     let prompt = as_prompt(text, command, &model);
-    let device = open_device(&command.device)?;
     let mut pipeline = load(model, device, &engine_options(&command.engine, 1), terminal)?;
 
     interrupt::listen()?;

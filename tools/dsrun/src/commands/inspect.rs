@@ -13,8 +13,8 @@ use dsrun_models::model::Model;
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let device = open_device(&command.device)?;
+    let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let plan = EnginePlan::new(&model, &*device, &engine_options(&command.engine, 1))?;
     let tensors = tensors(&model);
     let defaults = generate_options(&model, &SamplingArguments::default())?;

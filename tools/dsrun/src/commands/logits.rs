@@ -16,8 +16,8 @@ pub(crate) fn run(command: &Logits, terminal: &Terminal) -> Result<()> {
         Some(text) => Prompt::Text(input::prompt(Some(text), None)?),
         None => Prompt::Tokens(command.tokens.clone()),
     };
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let device = open_device(&command.device)?;
+    let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let mut pipeline = load(model, device, &engine_options(&command.engine, 1), terminal)?;
     let tokens = pipeline.encode(&prompt)?;
     if let Some(outside) = command.at.iter().find(|at| **at >= tokens.len()) {

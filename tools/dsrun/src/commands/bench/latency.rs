@@ -37,8 +37,8 @@ struct Figures {
 }
 
 pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let device = open_device(&command.device)?;
+    let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let mut options = engine_options(&command.engine, command.batch);
     options.ignore_end = true;
     let tokens = command.prompt + command.generate;

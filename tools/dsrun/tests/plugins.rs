@@ -1,0 +1,187 @@
+//! Plugins as a user meets them: what `dsrun backends --explain` says of good and broken ones, what is said when one is missing,
+//! and the backend in C at work.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on has failed, and says why it skips"
+)]
+#![cfg(target_os = "linux")]
+
+#[path = "../../../conformance-tests/tests/support/example_c.rs"]
+mod example_c;
+
+use snapbox::cmd::{Command, cargo_bin};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// `dsrun` with these plugin folders, and without those of the user.
+fn dsrun(folder: &Path, arguments: &[&str]) -> Command {
+    Command::new(cargo_bin!("dsrun"))
+        .args(arguments)
+        .env("DSRUN_BACKEND_PATH", folder)
+        .env("XDG_DATA_HOME", "/does/not/exist")
+        .env("HF_HUB_OFFLINE", "1")
+        .env("NO_COLOR", "1")
+        .env_remove("DSRUN_LOG")
+        .env_remove("DSRUN_BACKEND_FILES")
+}
+
+/// Code, standard output, standard error.
+fn run(command: Command) -> (Option<i32>, String, String) {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Compiles the plugin of core's tests with these definitions; `false`, with a printed reason, if there is no C compiler.
+fn compile(folder: &Path, name: &str, definitions: &[&str]) -> bool {
+    let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let output = std::process::Command::new(&compiler)
+        .args(["-std=c11", "-shared", "-fPIC", "-fvisibility=hidden", "-o"])
+        .arg(folder.join(format!("lib{name}.so")))
+        .arg(format!("-DNAME=\"{name}\""))
+        .args(definitions.iter().map(|definition| format!("-D{definition}")))
+        .arg("-I")
+        .arg(root().join("core/include"))
+        .arg(root().join("core/tests/support/plugin.c"))
+        .output();
+    match output {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            true
+        }
+        Err(error) => {
+            eprintln!("skipped: the C compiler {} cannot be started: {error}", compiler.to_string_lossy());
+            false
+        }
+    }
+}
+
+fn manifest(folder: &Path, name: &str, minor: u32) {
+    let text = format!(
+        "manifest_version = 1\nname = \"{name}\"\nversion = \"0.0.1\"\n[abi]\nmajor = 0\nminor = {minor}\n[library]\n\
+         linux_amd64 = \"lib{name}.so\"\nlinux_arm64 = \"lib{name}.so\"\n"
+    );
+    fs::write(folder.join(format!("{name}.dsrun.toml")), text).unwrap();
+}
+
+#[test]
+fn every_broken_plugin_is_named_and_the_others_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    if !compile(path, "good", &[]) {
+        return;
+    }
+    // Wrong by its manifest, and wrong behind a manifest that says otherwise.
+    compile(path, "newer", &["MINOR=9"]);
+    compile(path, "liar", &["MINOR=9"]);
+    compile(path, "plain", &["NO_ENTRY"]);
+    compile(path, "panics", &["PANICS_WHEN_LISTED"]);
+    compile(path, "flagged", &["FLAGS=DSR_PLUGIN_ABORTS_ON_PANIC"]);
+    compile(path, "aborts", &["ABORTS_WHEN_LISTED"]);
+    fs::write(path.join("libtext.so"), "this is no library").unwrap();
+    for name in ["aborts", "flagged", "good", "liar", "panics", "plain", "text"] {
+        manifest(path, name, 1);
+    }
+    manifest(path, "newer", 9);
+
+    let expected = [
+        // Another ABI version.
+        ("newer", "0.9"),
+        ("liar", "0.9"),
+        // A library that is no plugin.
+        ("plain", "is no dsrun plugin"),
+        // One that cannot be opened.
+        ("text", "cannot be opened"),
+        // One that panics while it is listed.
+        ("panics", "an exception nobody caught"),
+        // One built with panic=abort.
+        ("flagged", "panic = \"abort\""),
+        // One that ends the process.
+        ("aborts", "signal: 6"),
+        ("aborts", "about to end the process"),
+    ];
+    let (code, text, errors) = run(dsrun(path, &["backends", "--explain"]));
+    assert_eq!(code, Some(0), "{errors}");
+    let lines: Vec<&str> = text.lines().collect();
+    for (name, part) in expected {
+        let named = lines.iter().any(|line| line.trim().starts_with(name) && line.contains(part));
+        assert!(named, "no line says {part:?} of {name}\n{text}");
+    }
+    assert!(lines.contains(&"  good: device 0: the only one") || text.contains("good: device 0: "), "{text}");
+    assert!(lines[0].ends_with(", the default"), "{text}");
+
+    let (_, json, _) = run(dsrun(path, &["backends", "--explain", "--json"]));
+    let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let loaded = value["loaded"].as_array().unwrap();
+    let of = |name: &str| loaded.iter().find(|plugin| plugin["name"] == name).unwrap();
+    assert_eq!(of("good")["devices"].as_array().unwrap().len(), 1);
+    assert!(of("aborts")["error"].as_str().unwrap().contains("signal: 6"));
+
+    // Listing alone runs no code of plugins, and takes every manifest at its word.
+    let (code, text, _) = run(dsrun(path, &["backends"]));
+    assert_eq!(code, Some(0));
+    assert!(text.contains("aborts 0.0.1 (plugin): ") && !text.contains("signal"), "{text}");
+}
+
+#[test]
+fn a_missing_backend_is_looked_for_aloud() {
+    let folder = tempfile::tempdir().unwrap();
+    let generate = |name| run(dsrun(folder.path(), &["generate", "--backend", name, "x"]));
+    let (code, _, errors) = generate("abacus");
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("no backend `abacus`"), "{errors}");
+    assert!(errors.contains(&folder.path().display().to_string()), "{errors}");
+    assert!(errors.contains("copy the plugin's library"), "{errors}");
+    // One of ours: the command that installs it where this very program looks.
+    let (code, _, errors) = generate("example-c");
+    assert_eq!(code, Some(1));
+    let prefix = cargo_bin!("dsrun").ancestors().nth(2).unwrap().canonicalize().unwrap();
+    let command = format!("cd {} && cargo xtask install --prefix {}", root().display(), prefix.display());
+    assert!(errors.contains(&command), "{command} is not in\n{errors}");
+}
+
+/// Greedy tokens of a model.
+fn tokens(model: &Path, backend: &[&str]) -> serde_json::Value {
+    let command =
+        dsrun(Path::new("/does/not/exist"), &["generate", "--json", "-q", "-n", "24", "--temperature", "0"]);
+    let command = command.args(["--dtype", "f32", "--raw", "--model"]).arg(model).args(backend);
+    let (code, text, errors) = run(command.arg("The sky is blue because"));
+    assert_eq!(code, Some(0), "{errors}");
+    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    answer["tokens"].clone()
+}
+
+fn the_backend_in_c_generates_what_the_default_does(model: &Path) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let Some(library) = example_c::build(folder) else { return };
+    fs::copy(root().join("plugins/example-c/example-c.dsrun.toml"), folder.join("example-c.dsrun.toml"))
+        .unwrap();
+    let expected = tokens(model, &[]);
+    assert!(!expected.as_array().unwrap().is_empty());
+    assert_eq!(tokens(model, &["--backend", library.to_str().unwrap()]), expected);
+}
+
+#[test]
+fn the_backend_in_c_generates() {
+    the_backend_in_c_generates_what_the_default_does(
+        &root().join("models/tests/fixtures/gguf/smollm2_q4_1/model.gguf"),
+    );
+}
+
+#[test]
+fn the_backend_in_c_generates_from_the_real_model() {
+    let Some(path) = env::var_os("DSRUN_TEST_MODEL") else {
+        eprintln!("skipped: DSRUN_TEST_MODEL does not name a model (dsrun pull fetches one)");
+        return;
+    };
+    the_backend_in_c_generates_what_the_default_does(Path::new(&path));
+}

@@ -1,0 +1,258 @@
+//! `cargo xtask install --prefix DIR`: the programs, the plugins and the C header, where the programs look for them.
+//!
+//! | what | where |
+//! |---|---|
+//! | programs: `dsrun`, and the conformance suite's | `DIR/bin` |
+//! | plugins: libraries and manifests | `DIR/lib/dsrun/backends.d` |
+//! | `dsrun.h`, `dsrun.hpp` | `DIR/include` |
+//!
+//! A plugin is a folder of `plugins/`: a package of the workspace, or one with a Makefile that knows `make install PREFIX=`.
+//! A file is copied beside its place and then renamed, so that what runs meanwhile is not disturbed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs, process};
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::{Artifact, Message, TargetKind};
+
+use crate::workspace::{Workspace, cargo};
+
+/// Where a program in `bin` looks for plugins, from the prefix.
+const PLUGINS: &str = "lib/dsrun/backends.d";
+
+/// What is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// For users: `cargo build --release`.
+    Release,
+    /// What `cargo build --workspace --all-targets` makes: it is there already where tests run.
+    Dev,
+}
+
+impl Profile {
+    /// The profile of a name, as cargo calls it.
+    pub(crate) fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "release" => Ok(Self::Release),
+            "dev" => Ok(Self::Dev),
+            other => bail!("no profile is named `{other}`; there are release and dev"),
+        }
+    }
+}
+
+/// Builds and installs, and gives the paths that were written.
+pub(crate) fn run(prefix: &Path, profile: Profile) -> Result<Vec<PathBuf>> {
+    let workspace = Workspace::load()?;
+    // Cargo and make run in folders of their own.
+    let prefix = std::path::absolute(prefix).with_context(|| format!("{} is no path", prefix.display()))?;
+    // Before minutes are spent on building.
+    fs::create_dir_all(prefix.join(PLUGINS))
+        .with_context(|| format!("cannot create {}", prefix.join(PLUGINS).display()))?;
+    let artifacts = build(&workspace, profile)?;
+    let mut installed = Vec::new();
+    for artifact in &artifacts {
+        if let Some(program) = program(artifact, &workspace) {
+            installed.push(place(&program, &prefix.join("bin"))?);
+        }
+    }
+    ensure!(
+        installed.iter().any(|path| path.file_stem().is_some_and(|name| name == "dsrun")),
+        "cargo did not say where it put the program"
+    );
+    for folder in plugin_folders(workspace.root())? {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if folder.join("Makefile").is_file() {
+            make(&folder, &prefix, &workspace)?;
+            installed.extend(made(&folder, &prefix)?);
+            continue;
+        }
+        // Not a package of the workspace: a template.
+        let Some(library) = library(&artifacts, &folder) else { continue };
+        let manifest = folder.join(format!("{name}.dsrun.toml"));
+        ensure!(manifest.is_file(), "{} is missing: a plugin has a manifest", manifest.display());
+        installed.push(place(&library, &prefix.join(PLUGINS))?);
+        installed.push(place(&manifest, &prefix.join(PLUGINS))?);
+    }
+    for header in ["dsrun.h", "dsrun.hpp"] {
+        installed.push(place(&workspace.root().join("core/include").join(header), &prefix.join("include"))?);
+    }
+    Ok(installed)
+}
+
+/// Says what was installed and what to do next.
+pub(crate) fn report(installed: &[PathBuf], prefix: &Path) -> String {
+    let mut text: String = installed.iter().map(|path| format!("installed {}\n", path.display())).collect();
+    let programs = std::path::absolute(prefix.join("bin")).unwrap_or_else(|_| prefix.join("bin"));
+    let found =
+        env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder == programs));
+    text += &format!("`{} backends --explain` shows what is there\n", programs.join("dsrun").display());
+    if !found {
+        text += &format!("{} is not in PATH\n", programs.display());
+    }
+    text
+}
+
+/// Builds the programs and the plugins that are packages.
+fn build(workspace: &Workspace, profile: Profile) -> Result<Vec<Artifact>> {
+    let mut command = Command::new(cargo());
+    command.args(["build", "--message-format=json-render-diagnostics"]).current_dir(workspace.root());
+    match profile {
+        Profile::Dev => _ = command.args(["--workspace", "--all-targets"]),
+        Profile::Release => {
+            command.arg("--release");
+            for package in workspace.metadata.workspace_packages() {
+                let folder = workspace.folder(package);
+                if folder.starts_with("plugins/") || has_programs(&folder) {
+                    command.args(["--package", package.name.as_str()]);
+                }
+            }
+        }
+    }
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cargo could not be started")?;
+    let output = child.stdout.take().context("cargo has no output")?;
+    let mut artifacts = Vec::new();
+    for message in Message::parse_stream(std::io::BufReader::new(output)) {
+        if let Message::CompilerArtifact(artifact) = message.context("cargo's messages cannot be read")? {
+            artifacts.push(artifact);
+        }
+    }
+    let status = child.wait().context("cargo was lost")?;
+    ensure!(status.success(), "cargo could not build what is to be installed; it ended with {status}");
+    Ok(artifacts)
+}
+
+/// Rooms whose programs are for users.
+fn has_programs(folder: &str) -> bool {
+    (folder.starts_with("tools/") && folder != "tools/xtask") || folder == "conformance-tests"
+}
+
+/// The file of a program for users.
+fn program(artifact: &Artifact, workspace: &Workspace) -> Option<PathBuf> {
+    let package = workspace.metadata.packages.iter().find(|package| package.id == artifact.package_id)?;
+    let wanted = artifact.target.kind.contains(&TargetKind::Bin) && !artifact.profile.test;
+    let program = artifact.executable.as_ref().filter(|_| wanted && has_programs(&workspace.folder(package)));
+    program.map(|path| path.clone().into_std_path_buf())
+}
+
+/// The library of the plugin in a folder.
+fn library(artifacts: &[Artifact], folder: &Path) -> Option<PathBuf> {
+    let manifest = folder.join("Cargo.toml");
+    let of_folder = |artifact: &&Artifact| artifact.manifest_path.as_std_path() == manifest;
+    let is_plugin =
+        |artifact: &&Artifact| artifact.target.kind.contains(&TargetKind::CDyLib) && !artifact.profile.test;
+    let artifact = artifacts.iter().filter(of_folder).find(is_plugin)?;
+    let dynamic = |path: &Path| path.extension() == Some(env::consts::DLL_EXTENSION.as_ref());
+    artifact.filenames.iter().map(|path| path.clone().into_std_path_buf()).find(|path| dynamic(path))
+}
+
+/// The folders of `plugins/`, by name.
+fn plugin_folders(root: &Path) -> Result<Vec<PathBuf>> {
+    let plugins = root.join("plugins");
+    let entries = fs::read_dir(&plugins).with_context(|| format!("cannot list {}", plugins.display()))?;
+    let mut folders = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot list {}", plugins.display()))?.path();
+        if path.is_dir() {
+            folders.push(path);
+        }
+    }
+    folders.sort();
+    Ok(folders)
+}
+
+/// Has a plugin's Makefile build and install it.
+fn make(folder: &Path, prefix: &Path, workspace: &Workspace) -> Result<()> {
+    let name = folder.file_name().unwrap_or_default();
+    let built = workspace.metadata.target_directory.as_std_path().join("plugins").join(name);
+    let argument = |name: &str, path: &Path| format!("{name}={}", path.display());
+    let status = Command::new("make")
+        .args(["--silent", "install"])
+        .arg(argument("PREFIX", prefix))
+        .arg(argument("BUILD", &built))
+        .arg(argument("INCLUDE", &workspace.root().join("core/include")))
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .status()
+        .with_context(|| format!("make, which builds {}, could not be started", folder.display()))?;
+    ensure!(status.success(), "make ended with {status} in {}", folder.display());
+    Ok(())
+}
+
+/// The files that a Makefile was to install: the manifest, and the library it names.
+fn made(folder: &Path, prefix: &Path) -> Result<Vec<PathBuf>> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let library = format!(
+        "{}dsrun_backend_{}{}",
+        env::consts::DLL_PREFIX,
+        name.replace('-', "_"),
+        env::consts::DLL_SUFFIX
+    );
+    let files = [library, format!("{name}.dsrun.toml")].map(|file| prefix.join(PLUGINS).join(file));
+    for file in &files {
+        ensure!(file.is_file(), "`make install` in {} did not write {}", folder.display(), file.display());
+    }
+    Ok(files.to_vec())
+}
+
+/// Copies a file into a folder, at once or not at all.
+fn place(file: &Path, folder: &Path) -> Result<PathBuf> {
+    let name = file.file_name().with_context(|| format!("{} has no name", file.display()))?;
+    let target = folder.join(name);
+    let beside = folder.join(format!(".{}.{}", name.to_string_lossy(), process::id()));
+    let copy = || {
+        fs::create_dir_all(folder)?;
+        fs::copy(file, &beside)?;
+        fs::rename(&beside, &target)
+    };
+    copy().with_context(|| format!("cannot copy {} to {}", file.display(), target.display()))?;
+    Ok(target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_placed_again_over_the_old_one_and_nothing_is_left_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, prefix) = (folder.path().join("program"), folder.path().join("a/bin"));
+        for text in ["one", "two"] {
+            fs::write(&file, text).unwrap();
+            let placed = place(&file, &prefix).unwrap();
+            assert_eq!(placed, prefix.join("program"));
+            assert_eq!(fs::read_to_string(placed).unwrap(), text);
+        }
+        assert_eq!(fs::read_dir(&prefix).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_placed_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("program");
+        fs::write(&file, "one").unwrap();
+        let message = format!("{:#}", place(&file, &file.join("bin")).unwrap_err());
+        assert!(message.contains("program/bin/program"), "{message}");
+        assert!(place(&folder.path().join("none"), folder.path()).is_err());
+    }
+
+    #[test]
+    fn the_report_names_every_file() {
+        let text = report(&["/opt/d/bin/dsrun".into()], Path::new("/opt/d"));
+        assert!(text.contains("installed /opt/d/bin/dsrun\n"), "{text}");
+        assert!(
+            text.contains("`/opt/d/bin/dsrun backends --explain`") && text.contains("not in PATH"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn programs_for_users_are_those_of_the_tools_and_the_suite() {
+        for (folder, wanted) in
+            [("tools/dsrun", true), ("conformance-tests", true), ("tools/xtask", false), ("core", false)]
+        {
+            assert_eq!(has_programs(folder), wanted, "{folder}");
+        }
+    }
+}
