@@ -132,7 +132,7 @@ impl Group {
         items
     }
 
-    /// The ids of its items. Quicker than making them only where they are drawn.
+    /// The ids of its items.
     pub fn ids(&self, seed: u64, drawn: usize) -> Vec<String> {
         self.items(seed, drawn).into_iter().map(|item| item.id).collect()
     }

@@ -121,6 +121,16 @@ fn the_suite_goes_on_behind_a_case_that_crashes() {
 }
 
 #[test]
+fn a_group_that_crashes_throughout_is_left() {
+    let (ran, results) = results(misbehaving().args(["run", "always-crashes", "--op", "commit_tokens"]));
+    assert_eq!(ran.status, Some(1));
+    assert_eq!(results["counts"]["crash"], 11);
+    let left = case(&results, "commit_tokens/i32/not_run");
+    assert!(left["replay"].as_str().unwrap().ends_with(" --op commit_tokens"));
+    assert_eq!(left["messages"][0], "the rest of commit_tokens/i32 was not run after 10 times `crash`");
+}
+
+#[test]
 fn a_case_that_hangs_is_ended_and_the_next_one_runs() {
     let cases = ["--case", "fill/f32/prime", "fill/f32/seven", "--timeout", "10"];
     let (ran, results) = results(misbehaving().args(["run", "hangs"]).args(cases));

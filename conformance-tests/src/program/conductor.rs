@@ -25,6 +25,10 @@ use std::{
 const TRIES: [usize; 2] = [200, 40];
 /// How long the search for the simplest case may take.
 const SEARCH: Duration = Duration::from_secs(20);
+/// How many cases of a group may crash, and how many may run out of time, before the rest of it is left.
+const PATIENCE: [(Outcome, usize); 2] = [(Outcome::Crash, 10), (Outcome::Timeout, 3)];
+/// Behind the name of a group, what stands for the cases that were left.
+const NOT_RUN: &str = "/not_run";
 /// How long loading a backend may take at least: it may compile.
 const LOADING: Duration = Duration::from_secs(120);
 
@@ -119,8 +123,8 @@ impl Plan {
         Ok(done.into_iter().flat_map(|(_, records)| records).collect())
     }
 
-    /// The command that runs one case alone.
-    pub(crate) fn replay(&self, id: &str) -> String {
+    /// The command that runs one case alone, or one op.
+    fn command(&self, option: &str, of: &str) -> String {
         let program = std::env::args().next().unwrap_or_else(|| "dsrun-conformance".into());
         let mut words = vec![program, "run".into(), self.target.backend.clone()];
         if self.target.device != 0 {
@@ -130,7 +134,7 @@ impl Plan {
             let names: Vec<&str> = self.target.profile.iter().map(|profile| profile.name()).collect();
             words.extend(["--profile".into(), names.join(",")]);
         }
-        words.extend(["--case".into(), id.into()]);
+        words.extend([option.into(), of.into()]);
         let quoted: Vec<String> = words.iter().map(|word| quote(word)).collect();
         quoted.join(" ")
     }
@@ -163,10 +167,16 @@ impl Unit {
     }
 }
 
-/// How often a child has ended while no case of the unit ran.
-fn ends_between(records: &[Record], unit: &Unit) -> usize {
-    let name = unit.name();
-    records.iter().filter(|record| record.id == name).count()
+/// Says that a group is left before its end, if it is: what broke so often would go on to break.
+fn given_up(records: &[Record], unit: &Unit) -> Option<Record> {
+    let count = |outcome| records.iter().filter(|record| record.status == outcome).count();
+    let (outcome, broken) = PATIENCE
+        .into_iter()
+        .map(|(outcome, most)| (outcome, count(outcome), most))
+        .find_map(|(outcome, count, most)| (count >= most).then_some((outcome, count)))?;
+    let message =
+        format!("the rest of {} was not run after {broken} times `{}`", unit.name(), outcome.name());
+    Some(Record::new(&format!("{}{NOT_RUN}", unit.name()), outcome, vec![message]))
 }
 
 /// One child at a time.
@@ -191,21 +201,34 @@ impl Lane<'_> {
                 (Finish::Unknown, _) => {
                     bail!("there is no case {}; `dsrun-conformance list` shows all", unit.name())
                 }
-                // A child that ends without having run anything may do so again and again.
-                (Finish::Broken, Unit::Group(_)) if ends_between(&records, unit) < 2 => {}
+                (Finish::Broken, Unit::Group(_)) => {
+                    if let Some(record) = given_up(&records, unit) {
+                        (self.observe)(&record);
+                        records.push(record);
+                        break;
+                    }
+                }
                 _ => break,
             }
         }
+        // One that is given up crashes throughout: there is nothing to learn from a simpler case.
+        let whole = given_up(&records, unit).is_none();
         let drawn = |record: &&mut Record| {
             record.choices.is_some() && matches!(record.status, Outcome::Fail | Outcome::Crash)
         };
         // The others of the unit most likely fail for the same reason.
-        if let Some(record) = records.iter_mut().find(drawn) {
+        if whole && let Some(record) = records.iter_mut().find(drawn) {
             record.simplest = self.simplest(record)?.map(Box::new);
         }
         for record in &mut records {
             let id = record.simplest.as_ref().map_or(&record.id, |simplest| &simplest.id);
-            record.replay = self.plan.replay(id);
+            record.replay = match unit {
+                // What belongs to no case is run again with all of its op.
+                Unit::Group(group @ Group::Table(..)) if *id == unit.name() || id.ends_with(NOT_RUN) => {
+                    self.plan.command("--op", group.op())
+                }
+                _ => self.plan.command("--case", id),
+            };
         }
         Ok(records)
     }
@@ -279,7 +302,7 @@ impl Lane<'_> {
             }
         });
         stopped?;
-        Ok(best.map(|found| Record { replay: self.plan.replay(&found.id), ..found }))
+        Ok(best.map(|found| Record { replay: self.plan.command("--case", &found.id), ..found }))
     }
 }
 

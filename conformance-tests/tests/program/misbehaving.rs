@@ -29,6 +29,8 @@ enum Fault {
     Wrong,
     /// The process ends when there are 61 rows.
     Crashes,
+    /// The process ends whatever is run.
+    AlwaysCrashes,
     /// Never comes back when there are 61 rows.
     Hangs,
     /// Panics when there are 61 rows.
@@ -46,6 +48,7 @@ enum Fault {
 const ALL: &[(&str, Fault)] = &[
     ("wrong", Fault::Wrong),
     ("crashes", Fault::Crashes),
+    ("always-crashes", Fault::AlwaysCrashes),
     ("hangs", Fault::Hangs),
     ("panics", Fault::Panics),
     ("declines", Fault::Declines),
@@ -159,7 +162,7 @@ impl Kernels for Front {
         let (rows, features) = (shape.first().copied().unwrap_or(0), shape.last().copied().unwrap_or(0));
         let strikes = match self.fault {
             Fault::Wrong => rows > 0 && features >= 60,
-            Fault::Noisy => true,
+            Fault::Noisy | Fault::AlwaysCrashes => true,
             _ => rows == 61,
         };
         let fault = strikes.then_some(self.fault);
@@ -194,7 +197,7 @@ struct Bound {
 impl BoundCall for Bound {
     fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
         match self.fault {
-            Some(Fault::Crashes) => die("sixty-one is too many"),
+            Some(Fault::Crashes | Fault::AlwaysCrashes) => die("sixty-one is too many"),
             Some(Fault::Hangs) => loop {
                 thread::sleep(Duration::from_secs(3600));
             },
