@@ -59,12 +59,7 @@ pub const CHECKS: &[Check] = &[
         profile: None,
         run: device_listing,
     },
-    check!(
-        "claims_properties",
-        "names, sizes and addresses are what the device says",
-        None,
-        claims::properties
-    ),
+    check!("claims_properties", "sizes and addresses are what the device says", None, claims::properties),
     check!("claims_profiles", "every op of a claimed profile runs", None, claims::profiles),
     check!(
         "claims_alignment",
@@ -96,6 +91,7 @@ pub const CHECKS: &[Check] = &[
         CORE,
         replay::side_by_side
     ),
+    check!("replay_plans", "plans of one op do not take each other's place", CORE, replay::plans),
     check!(
         "batch_rows",
         "where it is claimed, a row gives the same bits alone as in a batch",
@@ -137,12 +133,6 @@ pub const CHECKS: &[Check] = &[
     check!("threads_drop_order", "what is dropped first takes nothing with it", CORE, threads::drop_order),
     check!("faults_foreign", "objects of another backend are refused", CORE, faults::foreign),
     check!("faults_ranges", "ranges outside their buffer are refused", CORE, faults::ranges),
-    check!(
-        "faults_arguments",
-        "arguments that do not fit their plan are refused by name",
-        CORE,
-        faults::arguments
-    ),
     check!("faults_out_of_memory", "running out of memory is an error", CORE, faults::out_of_memory),
     check!(
         "faults_opening",

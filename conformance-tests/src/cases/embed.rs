@@ -151,8 +151,9 @@ fn gather_case(
 ) -> Case {
     // Copies are exact to the bit, NaN included.
     let x = random.tensor(dtype, &[rows, columns], Values::Special);
-    let index = |random: &mut Random| match random.below(5) {
-        0 => random.pick(&[-1, -2, rows as i32, i32::MAX, i32::MIN]),
+    let index = |random: &mut Random| match random.below(6) {
+        0 => -1,
+        1 => random.pick(&[-2, rows as i32, i32::MAX, i32::MIN]),
         _ => random.below(rows) as i32,
     };
     let indices: Vec<i32> = (0..wants).map(|_| index(&mut random)).collect();

@@ -22,6 +22,9 @@ use dsrun_core::{
 };
 use std::{sync::Arc, thread, time::Duration};
 
+/// What a rank says that cannot go on.
+const GIVEN_UP: &str = "a rank of a check has failed";
+
 const SUM: AllReduce = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
 
 fn collective(device: &dyn Device) -> Result<&dyn Collective, Stop> {
@@ -48,14 +51,17 @@ fn on_ranks(
             let comm = collective(&**device)?.join(id, index, devices.len(), TIMEOUT)?;
             let outcome = rank(index, device, comm.clone());
             if outcome.is_err() {
-                comm.abort("a rank of a check has failed");
+                comm.abort(GIVEN_UP);
             }
             outcome
         };
         let threads: Vec<_> = (0..devices.len()).map(|index| scope.spawn(move || run(index))).collect();
         threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
     });
-    outcomes.into_iter().try_for_each(joined)
+    // The rank that failed first is the one to hear: the others only say that they were woken.
+    let woken = |outcome: &Outcome| matches!(outcome, Err(Stop::Failed(why)) if why.contains(GIVEN_UP));
+    let (woken, own): (Vec<Outcome>, Vec<Outcome>) = outcomes.into_iter().map(joined).partition(woken);
+    own.into_iter().chain(woken).collect()
 }
 
 /// The ranks add up to what they must: `1 + 2 + ..`.

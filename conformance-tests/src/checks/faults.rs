@@ -240,50 +240,6 @@ pub(super) fn ranges(subject: &Subject) -> Outcome {
     sum_is_right(&mut bench)
 }
 
-/// Arguments that do not fit the plan.
-pub(super) fn arguments(subject: &Subject) -> Outcome {
-    let mut bench = Bench::new(subject.device())?;
-    let sum = Sum::new(&mut bench)?;
-    let plan = bench.plan(Add { alpha: 1.0 }, &sum.operands)?;
-    let bytes = sum.result.slice.bytes;
-    let alignment = bench.device.properties().alignment;
-    let long = bench.buffer(bytes + 2 * alignment)?;
-    let result = |slice: BufferSlice| {
-        let mut arguments = sum.arguments();
-        arguments.results[0] = Binding::new(slice);
-        arguments
-    };
-    let slice = |offset, bytes| BufferSlice { buffer: long.clone(), offset, bytes };
-    let of_first = |argument: Option<Argument>| {
-        let mut arguments = sum.arguments();
-        arguments.operands[0] = argument;
-        arguments
-    };
-    let Given::Tensor(first) = &sum.operands[0] else { return fail("a sum has tensors") };
-    let extent = Binding { slice: first.slice.clone(), extent: Some(slice(0, 4)) };
-    let mut wrong = vec![
-        ("a result that is too short", result(slice(0, bytes - 1)), "y"),
-        ("a result that is not inside its buffer", result(slice(3 * alignment, bytes)), "y"),
-        ("a result at an offset that overflows", result(slice(usize::MAX - alignment + 1, bytes)), "y"),
-        ("a result in the place of an operand", result(first.slice.clone()), "y"),
-        ("an operand that is missing", of_first(None), "a"),
-        ("an extent where none was planned", of_first(Some(Argument::Tensor(extent))), "a"),
-    ];
-    if alignment > 1 {
-        wrong.push(("a result that is not aligned", result(slice(alignment / 2, bytes)), "y"));
-    }
-    for (what, arguments, argument) in wrong {
-        let error = match plan.bind(&arguments) {
-            Ok(_) => return fail(format!("{what} was accepted")),
-            Err(error) => error,
-        };
-        ensure(error.argument() == Some(argument), || format!("{what}: `{argument}` is not named: {error}"))?;
-        refused::<()>(what, Err(error), &[Code::InvalidArgument])?;
-    }
-    untouched(&mut bench, &sum.result)?;
-    sum_is_right(&mut bench)
-}
-
 /// More memory than there is.
 pub(super) fn out_of_memory(subject: &Subject) -> Outcome {
     let mut bench = Bench::new(subject.device())?;

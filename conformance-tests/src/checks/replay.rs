@@ -14,7 +14,7 @@ use crate::{
 use dsrun_core::{
     DType, WeightFormat,
     checked::CheckedPlan,
-    op::{Add, Linear, RmsNorm},
+    op::{Add, Linear, Op, RmsNorm},
 };
 use std::{sync::Barrier, thread};
 
@@ -177,6 +177,43 @@ pub(super) fn side_by_side(subject: &Subject) -> Outcome {
             threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
         });
         outcomes.into_iter().try_for_each(joined)?;
+    }
+    Ok(())
+}
+
+/// Plans of one op that differ in an attribute live next to each other: a later one does not take an earlier one's place.
+pub(super) fn plans(subject: &Subject) -> Outcome {
+    let mut bench = Bench::new(subject.device())?;
+    for dtype in floats(&**subject.device()) {
+        let mut random = Random::named(&format!("plans/{dtype}"));
+        let a = bench.give(&random.tensor(dtype, &SHAPE, Values::Uniform))?;
+        let b = bench.give(&random.tensor(dtype, &SHAPE, Values::Uniform))?;
+        let weight = bench.give(&random.tensor(dtype, &SHAPE[1..], Values::Uniform))?;
+        let (sum, norm) = ([a.clone(), b, Given::Absent, Given::Absent], [a, weight]);
+        let calls: Vec<(Op, &[Given])> = vec![
+            (Add { alpha: 1.0 }.into(), &sum),
+            (Add { alpha: -2.0 }.into(), &sum),
+            (RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(), &norm),
+            (RmsNorm { eps: 1e-5, weight_offset: 1.0 }.into(), &norm),
+        ];
+        let mut alone = Vec::new();
+        for (op, operands) in &calls {
+            let result = bench.one(op.clone(), operands)?;
+            alone.push(bench.get(&result)?);
+        }
+        let mut plans = Vec::new();
+        for (op, operands) in &calls {
+            plans.push(bench.plan(op.clone(), operands)?);
+        }
+        let mut bound = Vec::new();
+        for (plan, (_, operands)) in plans.iter().zip(&calls) {
+            bound.push(bench.bind(plan, operands)?);
+        }
+        bound.iter().try_for_each(|bound| bench.enqueue(bound))?;
+        for ((bound, expected), (op, _)) in bound.iter().zip(&alone).zip(&calls) {
+            let found = bench.get(&bound.results[0])?;
+            same_bits(&format!("{}/{dtype} next to other plans", op.name()), &found, expected)?;
+        }
     }
     Ok(())
 }

@@ -1,0 +1,109 @@
+//! The mutants: what each does wrong, and the case or check that claims to catch it. The test runs this table, and the book
+//! shows it.
+
+/// A backend with one fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mutant {
+    /// What `DSRUN_MUTANT` has to be.
+    pub(crate) name: &'static str,
+    /// What is wrong with it.
+    pub(crate) fault: &'static str,
+    /// The id of the case or check that claims to catch it.
+    pub(crate) caught_by: &'static str,
+}
+
+/// The name of the mutant without a fault.
+pub(crate) const FAULTLESS: &str = "none";
+
+const fn mutant(name: &'static str, fault: &'static str, caught_by: &'static str) -> Mutant {
+    Mutant { name, fault, caught_by }
+}
+
+/// Every mutant with a fault.
+pub(crate) const MUTANTS: &[Mutant] = &[
+    // Wrong numbers.
+    mutant("truncating_cast", "casts to bf16 cut bits off instead of rounding", "cast_to_bf16/f32/prime"),
+    mutant("bf16_sums", "sums of products of bf16 are kept in bf16", "matmul/bf16/prime"),
+    mutant("bias_dropped", "a linear layer of bf16 forgets its bias", "linear_bf16/bf16/below_a_tile"),
+    mutant("eps_outside", "the norm adds eps behind the root", "rms_norm/f32/prime"),
+    mutant("other_pairing", "rope rotates the other pairs", "rope_halves/f32/head_80"),
+    mutant("residual_twice", "the residual is added twice", "add/f32/prime"),
+    mutant("nan_swallowed", "NaN in a sum comes out as 0", "add/f32/random_special_0"),
+    mutant("argmax_last", "argmax takes the last of equal numbers", "argmax/f32/prime"),
+    mutant("fusion_rounds_more", "a region rounds its result to bf16 on the way", "add_rms_norm/f32/prime"),
+    mutant("ranks_differ", "one rank of an all-reduce has another last bit", "all_reduce_sum/f32/odd_over_3"),
+    mutant("narrow_layers_rounded", "layers of few inputs round to bf16", "check/ways_shards"),
+    mutant("partial_sums_rounded", "an all-reduce rounds sums of f32 to bf16", "check/ranks_sharded"),
+    // Wrong places.
+    mutant(
+        "page_off_by_one",
+        "attention reads the page behind the right one",
+        "paged_attention/f32/group_of_three",
+    ),
+    mutant("slot_off_by_one", "keys and values are written a slot too late", "kv_write/f32/prompt"),
+    mutant("skip_is_row_0", "index -1 is row 0 instead of nothing", "gather_rows/f32/some"),
+    mutant("slot_unchecked", "a slot just behind the cache is written", "check/indices"),
+    mutant("pages_in_order", "pages are taken to follow each other", "check/ways_pages"),
+    mutant("offset_ignored", "an operand is read at the start of its buffer", "check/claims_alignment"),
+    // Attention.
+    mutant("mask_missing", "the first query of a chunk sees all keys", "paged_attention/f32/group_of_three"),
+    mutant("groups_swapped", "query head h reads KV head h % kv_heads", "paged_attention/f32/group_of_three"),
+    mutant("softcap_ignored", "scores are not bounded", "paged_attention/f32/softcap"),
+    mutant("window_off_by_one", "the window is one key too wide", "paged_attention/f32/window"),
+    mutant("chunks_start_over", "every chunk of a prompt is taken for its beginning", "check/ways_chunks"),
+    mutant("decode_rotates_on", "a single token is rotated one position too far", "check/tiny_llama"),
+    // Sampling.
+    mutant("seed_ignored", "draws do not depend on the seed", "sample_plain/f32/odd"),
+    mutant("top_p_stops_early", "top-p leaves a token out too early", "sample_distribution/f32/top_p"),
+    mutant("mask_ignored", "masked tokens stay", "check/sampling_masked"),
+    mutant("row_in_the_draw", "a draw depends on its row", "check/sampling_order"),
+    // Memory.
+    mutant("unwritten_row", "the last row of a result is not written", "add/f32/prime"),
+    mutant("writes_behind", "one element behind the result is written", "add/f32/prime"),
+    mutant("writes_gaps", "the gap between rows is written", "add/f32/strided"),
+    mutant("writes_past_extent", "rows past the extent are written", "rms_norm/f32/extent"),
+    mutant("operand_changed", "an operand is changed", "add/f32/prime"),
+    mutant("workspace_overrun", "a byte behind the workspace is written", "add/f32/prime"),
+    mutant("workspace_stale", "what stood in the workspace shows in the result", "check/memory_workspace"),
+    mutant("workspace_misreported", "a plan needs more workspace than was said", "check/memory_workspace"),
+    mutant("leak_per_call", "every call holds a little more memory", "check/memory_growth"),
+    mutant("weights_leak", "packed weights are never given back", "check/memory_given_back"),
+    mutant("memory_not_zeroed", "new memory holds something", "check/memory_zeroed"),
+    mutant("limit_ignored", "the memory limit is not kept", "check/memory_limit"),
+    mutant("handles_leak", "every handle of the device leaves memory behind", "check/memory_reopened"),
+    // Streams, threads, plans and graphs.
+    mutant("wavers", "the last bit differs from run to run", "add/f32/prime"),
+    mutant("shared_scratch", "calls on two streams share scratch memory", "check/replay_side_by_side"),
+    mutant("second_stream_differs", "a second stream gives other bits", "check/replay_elsewhere"),
+    mutant("stale_plan", "a second plan of an op takes the place of the first", "check/replay_plans"),
+    mutant("graph_of_old_data", "a graph replays the data of its first launch", "check/replay_graph"),
+    mutant("batch_matters", "the last bit of a row depends on how many rows there are", "check/batch_rows"),
+    mutant(
+        "split_by_batch",
+        "the last bit of a sequence depends on how many others there are",
+        "check/batch_attention",
+    ),
+    mutant("bound_to_a_thread", "a call runs only on the thread that bound it", "check/threads_moved"),
+    mutant("disturbed_by_others", "calls that run at the same time give other bits", "check/threads_eight"),
+    // Promises and errors.
+    mutant("claimed_not_had", "a profile is claimed without one of its ops", "check/claims_profiles"),
+    mutant("native_not_planned", "an op is said to run, and is not planned", "check/claims_no"),
+    mutant("alignment_overstated", "memory is not as aligned as is said", "check/claims_properties"),
+    mutant("error_swallowed", "arguments that are refused are bound all the same", "check/raw_arguments"),
+    mutant("answers_too_long", "an answer is written to behind the size stated", "check/raw_sizes"),
+    mutant("checks_nothing", "a query for nonsense is answered", "check/raw_descriptions"),
+    mutant("status_without_message", "an error says nothing", "check/faults_opening"),
+    mutant("size_wraps", "an allocation of 2^62 bytes wraps around", "check/raw_resources"),
+    mutant("out_of_memory_misnamed", "no memory is an internal error", "check/faults_out_of_memory"),
+    mutant("every_index_opens", "a device that is not there is opened", "check/faults_opening"),
+    mutant("copies_overlap", "a copy onto itself is not refused", "check/faults_ranges"),
+    mutant("events_refused", "streams refuse the events of their device", "check/events"),
+    mutant("nameless", "a device has no name", "check/device_listing"),
+    mutant("timeout_misnamed", "a rank that does not come is an internal error", "check/ranks_missing"),
+    mutant("abort_without_reason", "ranks that wait are not told why they are woken", "check/ranks_abort"),
+    mutant("ranks_wrap", "rank 2 of 2 is taken for rank 0", "check/ranks_wrong"),
+    // Processes.
+    mutant("panics", "filling panics", "fill/i32/prime"),
+    mutant("aborts", "a norm of no rows ends the process", "rms_norm/f32/no_rows"),
+    mutant("hangs", "a norm of seven rows never returns", "layer_norm/f32/seven"),
+];

@@ -1,0 +1,541 @@
+//! The reference backend, with a fault between it and whoever calls.
+//!
+//! Buffers, streams and events are its own; devices, plans and calls stand in front of its own.
+
+use crate::faults::Fault;
+use dsrun_candle::CandleBackend;
+use dsrun_core::{
+    Code, Error, Result, WeightReader,
+    collective::{Collective, Comm, GroupId},
+    device::{
+        Backend, BackendInfo, Buffer, BufferSlice, Device, DeviceInfo, DeviceOptions, DeviceProperties,
+        Event, MemoryKind, MemoryUse, Stream,
+    },
+    graph::{Graph, Graphs},
+    kernels::{
+        Arguments, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support,
+        WeightDesc,
+    },
+};
+use std::{
+    any::Any,
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+/// The backend.
+#[derive(Debug)]
+pub(crate) struct MutantBackend {
+    inner: CandleBackend,
+    info: BackendInfo,
+    fault: &'static Fault,
+}
+
+impl MutantBackend {
+    pub(crate) fn new(fault: &'static Fault, description: String) -> Self {
+        let info =
+            BackendInfo { name: "mutant".into(), version: env!("CARGO_PKG_VERSION").into(), description };
+        Self { inner: CandleBackend::new(), info, fault }
+    }
+}
+
+impl Backend for MutantBackend {
+    fn info(&self) -> &BackendInfo {
+        &self.info
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let mut devices = self.inner.devices()?;
+        if self.fault.nameless {
+            devices.iter_mut().for_each(|device| device.name.clear());
+        }
+        Ok(devices)
+    }
+
+    fn open(&self, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>> {
+        let mut options = options.clone();
+        if self.fault.limit_ignored {
+            options.memory_limit = None;
+        }
+        let index = if self.fault.every_index_opens { 0 } else { index };
+        let inner = self.inner.open(index, &options).map_err(|error| match error.code() {
+            code if self.fault.status_without_message => Error::new(code, ""),
+            _ => error,
+        })?;
+        let mut properties = inner.properties().clone();
+        if self.fault.alignment_overstated {
+            // Larger than any allocator aligns by chance.
+            properties.alignment <<= 16;
+        }
+        static OPENED: AtomicU64 = AtomicU64::new(0);
+        let before = OPENED.fetch_add(1, Ordering::Relaxed);
+        let shared = Arc::new(Shared {
+            inner,
+            fault: self.fault,
+            latest: Mutex::default(),
+            leaked: Mutex::default(),
+            streams: AtomicU64::new(0),
+            left_behind: if self.fault.handles_leak { 4096 * before } else { 0 },
+        });
+        Ok(Arc::new(MutantDevice {
+            properties,
+            kernels: MutantKernels(shared.clone()),
+            graphs: MutantGraphs(shared.clone()),
+            collective: MutantCollective(shared.clone()),
+            shared,
+        }))
+    }
+}
+
+/// What a device, its plans and its calls share.
+pub(crate) struct Shared {
+    inner: Arc<dyn Device>,
+    fault: &'static Fault,
+    /// The last plan of each op.
+    latest: Mutex<HashMap<String, Arc<dyn Plan>>>,
+    leaked: Mutex<Vec<Leaked>>,
+    /// How many streams were made.
+    streams: AtomicU64,
+    /// Bytes that handles before this one have left behind.
+    left_behind: u64,
+}
+
+/// What is never given back.
+enum Leaked {
+    Buffer(#[allow(dead_code, reason = "held")] Arc<dyn Buffer>),
+    Weight(#[allow(dead_code, reason = "held")] Arc<dyn PackedWeight>),
+}
+
+impl Shared {
+    fn leak(&self, leaked: Leaked) {
+        self.leaked.lock().unwrap_or_else(PoisonError::into_inner).push(leaked);
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("fault", self.fault).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct MutantDevice {
+    properties: DeviceProperties,
+    kernels: MutantKernels,
+    graphs: MutantGraphs,
+    collective: MutantCollective,
+    shared: Arc<Shared>,
+}
+
+impl Device for MutantDevice {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let memory = self.shared.inner.memory();
+        MemoryUse { used: memory.used + self.shared.left_behind, ..memory }
+    }
+
+    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
+        let fault = self.shared.fault;
+        let bytes = if fault.size_wraps { bytes & 0xFFFF_FFFF } else { bytes };
+        let buffer = self.shared.inner.allocate(bytes, kind).map_err(|error| match error.code() {
+            Code::OutOfMemory if fault.out_of_memory_misnamed => Error::internal(error.message()),
+            _ => error,
+        })?;
+        if fault.memory_not_zeroed {
+            self.stream()?.fill(&BufferSlice::whole(buffer.clone()), 0xCC)?;
+        }
+        Ok(buffer)
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>> {
+        let number = self.shared.streams.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(MutantStream { inner: self.shared.inner.stream()?, fault: self.shared.fault, number }))
+    }
+
+    fn event(&self) -> Result<Arc<dyn Event>> {
+        let inner = self.shared.inner.event()?;
+        Ok(if self.shared.fault.events_refused { Arc::new(MutantEvent(inner)) } else { inner })
+    }
+
+    fn kernels(&self) -> &dyn Kernels {
+        &self.kernels
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        Some(&self.graphs)
+    }
+
+    fn collective(&self) -> Option<&dyn Collective> {
+        Some(&self.collective)
+    }
+}
+
+#[derive(Debug)]
+struct MutantKernels(Arc<Shared>);
+
+impl Kernels for MutantKernels {
+    fn query(&self, call: &CallDesc) -> Result<Support> {
+        let mut support = self.0.inner.kernels().query(&unwrapped(call))?;
+        if let Some(query) = self.0.fault.query {
+            query(call, &mut support);
+        }
+        Ok(support)
+    }
+
+    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
+        self.0.inner.kernels().prepack_query(weight)
+    }
+
+    fn prepack(
+        &self,
+        stream: &mut dyn Stream,
+        weight: &WeightDesc,
+        rows: &mut dyn WeightReader,
+    ) -> Result<Arc<dyn PackedWeight>> {
+        let (stream, _) = inner_stream(stream);
+        let packed = self.0.inner.kernels().prepack(stream, weight, rows)?;
+        if self.0.fault.weights_leak {
+            self.0.leak(Leaked::Weight(packed.clone()));
+        }
+        Ok(packed)
+    }
+
+    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+        let (fault, call) = (self.0.fault, &unwrapped(call));
+        if let Some(refusal) = fault.plan.and_then(|plan| plan(call)) {
+            return Err(refusal);
+        }
+        let kernels = self.0.inner.kernels();
+        let inner = kernels.plan(call)?;
+        let mut other = call.clone();
+        let changed = fault.variant.is_some_and(|variant| variant(&mut other));
+        let variant = changed.then(|| Ok::<_, Error>((kernels.plan(&other)?, other))).transpose()?;
+        if fault.stale_plan {
+            let mut latest = self.0.latest.lock().unwrap_or_else(PoisonError::into_inner);
+            latest.insert(call.op.name().to_owned(), inner.clone());
+        }
+        Ok(Arc::new(MutantPlan { shared: self.0.clone(), call: Arc::new(call.clone()), inner, variant }))
+    }
+}
+
+#[derive(Debug)]
+struct MutantPlan {
+    shared: Arc<Shared>,
+    call: Arc<CallDesc>,
+    inner: Arc<dyn Plan>,
+    /// Another call that runs in place of this one, or next to it.
+    variant: Option<(Arc<dyn Plan>, CallDesc)>,
+}
+
+impl Plan for MutantPlan {
+    fn workspace_bytes(&self) -> usize {
+        self.shared.fault.workspace
+    }
+
+    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+        let fault = self.shared.fault;
+        let mut plan = self.inner.clone();
+        if fault.stale_plan {
+            let latest = self.shared.latest.lock().unwrap_or_else(PoisonError::into_inner);
+            plan = latest.get(self.call.op.name()).cloned().unwrap_or(plan);
+        }
+        let inner = match plan.bind(arguments) {
+            Ok(bound) => Some(bound),
+            Err(_) if fault.error_swallowed => None,
+            Err(error) => return Err(error),
+        };
+        let variant = match &self.variant {
+            None => None,
+            Some((plan, call)) => {
+                let mut arguments = arguments.clone();
+                for (operand, desc) in arguments.operands.iter_mut().zip(&call.operands) {
+                    if desc.is_none() {
+                        *operand = None;
+                    }
+                }
+                Some(plan.clone().bind(&arguments)?)
+            }
+        };
+        Ok(Box::new(Run {
+            shared: self.shared.clone(),
+            call: self.call.clone(),
+            arguments: arguments.clone(),
+            inner,
+            variant,
+            thread: thread::current().id(),
+            runs: AtomicU64::new(0),
+            snapshot: RefCell::default(),
+            stream: Cell::new(0),
+        }))
+    }
+}
+
+/// A bound call.
+pub(crate) struct Run {
+    shared: Arc<Shared>,
+    pub(crate) call: Arc<CallDesc>,
+    pub(crate) arguments: Arguments,
+    inner: Option<Box<dyn BoundCall>>,
+    variant: Option<Box<dyn BoundCall>>,
+    /// The one that bound it.
+    pub(crate) thread: thread::ThreadId,
+    runs: AtomicU64,
+    /// The operands when a graph was launched for the first time.
+    pub(crate) snapshot: RefCell<Option<Vec<Vec<u8>>>>,
+    /// The stream that it runs on, counted from 0.
+    pub(crate) stream: Cell<u64>,
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run").field("call", &self.call).finish_non_exhaustive()
+    }
+}
+
+impl Run {
+    /// Runs the call as it should.
+    pub(crate) fn right(&self, stream: &mut dyn Stream) -> Result<()> {
+        self.inner.as_ref().map_or(Ok(()), |inner| inner.enqueue(stream))
+    }
+
+    /// Runs the other call, if there is one for this op.
+    pub(crate) fn other(&self, stream: &mut dyn Stream) -> Result<()> {
+        match &self.variant {
+            Some(variant) => variant.enqueue(stream),
+            None => self.right(stream),
+        }
+    }
+
+    pub(crate) fn has_other(&self) -> bool {
+        self.variant.is_some()
+    }
+
+    /// The name of the op; regions have one of their own.
+    pub(crate) fn op(&self) -> &str {
+        self.call.op.name()
+    }
+
+    /// Whether an operand of this number is a tensor.
+    pub(crate) fn operand(&self, index: usize) -> Option<&dsrun_core::TensorDesc> {
+        match self.call.operands.get(index)?.as_ref()? {
+            OperandDesc::Tensor(desc) => Some(desc),
+            OperandDesc::Weight(_) => None,
+        }
+    }
+
+    /// How often it ran before.
+    pub(crate) fn count(&self) -> u64 {
+        self.runs.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn leak(&self, bytes: usize) -> Result<()> {
+        let buffer = self.shared.inner.allocate(bytes, MemoryKind::Device)?;
+        self.shared.leak(Leaked::Buffer(buffer));
+        Ok(())
+    }
+}
+
+impl BoundCall for Run {
+    fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
+        let (stream, number) = inner_stream(stream);
+        self.stream.set(number);
+        match self.shared.fault.run {
+            Some(run) => run(self, stream),
+            None => self.right(stream),
+        }
+    }
+}
+
+thread_local! {
+    /// Whether a graph is being launched.
+    static LAUNCHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the call that runs on this thread is one of a graph.
+pub(crate) fn launching() -> bool {
+    LAUNCHING.get()
+}
+
+#[derive(Debug)]
+struct MutantGraphs(Arc<Shared>);
+
+impl Graphs for MutantGraphs {
+    fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
+        let graphs = self.0.inner.graphs();
+        let graphs = graphs.ok_or_else(|| Error::internal("the reference backend has graphs"))?;
+        let captured = |call| Box::new(Captured(call)) as Box<dyn BoundCall>;
+        let (stream, _) = inner_stream(stream);
+        Ok(Box::new(MutantGraph(graphs.capture(stream, calls.into_iter().map(captured).collect())?)))
+    }
+}
+
+#[derive(Debug)]
+struct MutantGraph(Box<dyn Graph>);
+
+impl Graph for MutantGraph {
+    fn launch(&self, stream: &mut dyn Stream) -> Result<()> {
+        self.0.launch(inner_stream(stream).0)
+    }
+}
+
+/// A call of a graph.
+#[derive(Debug)]
+struct Captured(Box<dyn BoundCall>);
+
+impl BoundCall for Captured {
+    fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
+        LAUNCHING.set(true);
+        let result = self.0.enqueue(stream);
+        LAUNCHING.set(false);
+        result
+    }
+}
+
+#[derive(Debug)]
+struct MutantCollective(Arc<Shared>);
+
+impl MutantCollective {
+    fn inner(&self) -> Result<&dyn Collective> {
+        self.0.inner.collective().ok_or_else(|| Error::internal("the reference backend has collectives"))
+    }
+}
+
+impl Collective for MutantCollective {
+    fn group_id(&self) -> Result<GroupId> {
+        self.inner()?.group_id()
+    }
+
+    fn join(&self, id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Arc<dyn Comm>> {
+        let fault = self.0.fault;
+        let rank = if fault.ranks_wrap { rank % ranks.max(1) } else { rank };
+        let joined = self.inner()?.join(id, rank, ranks, timeout);
+        let inner = joined.map_err(|error| match error.code() {
+            Code::Timeout if fault.timeout_misnamed => Error::internal(error.message()),
+            _ => error,
+        })?;
+        Ok(Arc::new(MutantComm { inner, fault }))
+    }
+}
+
+#[derive(Debug)]
+struct MutantComm {
+    inner: Arc<dyn Comm>,
+    fault: &'static Fault,
+}
+
+impl Comm for MutantComm {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.inner.ranks()
+    }
+
+    fn status(&self) -> Result<()> {
+        self.inner.status()
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(if self.fault.abort_without_reason { "it was aborted" } else { reason });
+    }
+}
+
+/// The call as the reference backend knows it.
+fn unwrapped(call: &CallDesc) -> CallDesc {
+    let mut call = call.clone();
+    call.comm = call.comm.map(|comm| {
+        let any: Arc<dyn Any + Send + Sync> = comm.clone();
+        any.downcast::<MutantComm>().map_or(comm, |comm| comm.inner.clone())
+    });
+    call
+}
+
+/// A stream of the reference backend, and which one of the device it is.
+#[derive(Debug)]
+struct MutantStream {
+    inner: Box<dyn Stream>,
+    fault: &'static Fault,
+    number: u64,
+}
+
+/// The stream as the reference backend knows it, and its number.
+fn inner_stream(stream: &mut dyn Stream) -> (&mut dyn Stream, u64) {
+    if (&*stream as &dyn Any).is::<MutantStream>() {
+        let any: &mut dyn Any = stream;
+        if let Some(MutantStream { inner, number, .. }) = any.downcast_mut() {
+            return (&mut **inner, *number);
+        }
+        unreachable!("it was just seen to be one");
+    }
+    (stream, 0)
+}
+
+impl Stream for MutantStream {
+    fn upload(&mut self, source: &[u8], destination: &BufferSlice) -> Result<()> {
+        self.inner.upload(source, destination)
+    }
+
+    fn download(
+        &mut self,
+        source: &BufferSlice,
+        destination: &mut [u8],
+        what: &str,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.inner.download(source, destination, what, timeout)
+    }
+
+    fn copy(&mut self, source: &BufferSlice, destination: &BufferSlice) -> Result<()> {
+        if self.fault.copies_overlap && source.overlaps(destination) {
+            let mut bytes = vec![0; source.bytes];
+            self.inner.download(source, &mut bytes, "a copy onto itself", Duration::from_secs(30))?;
+            return self.inner.upload(&bytes, destination);
+        }
+        self.inner.copy(source, destination)
+    }
+
+    fn fill(&mut self, destination: &BufferSlice, byte: u8) -> Result<()> {
+        self.inner.fill(destination, byte)
+    }
+
+    fn record(&mut self, event: &dyn Event) -> Result<()> {
+        self.inner.record(event)
+    }
+
+    fn wait(&mut self, event: &dyn Event) -> Result<()> {
+        self.inner.wait(event)
+    }
+
+    fn synchronize(&mut self, what: &str, timeout: Duration) -> Result<()> {
+        self.inner.synchronize(what, timeout)
+    }
+}
+
+/// An event that no stream knows.
+#[derive(Debug)]
+struct MutantEvent(Arc<dyn Event>);
+
+impl Event for MutantEvent {
+    fn reached(&self) -> Result<bool> {
+        self.0.reached()
+    }
+
+    fn synchronize(&self, what: &str, timeout: Duration) -> Result<()> {
+        self.0.synchronize(what, timeout)
+    }
+
+    fn elapsed_since(&self, earlier: &dyn Event) -> Result<Option<Duration>> {
+        self.0.elapsed_since(earlier)
+    }
+}
