@@ -58,10 +58,13 @@ fn is_caught(mutant: &Mutant) -> Result<(), Failed> {
         _ => None,
     });
     let case = case.ok_or("not one case was run")?;
-    if (case["id"].as_str(), case["status"].as_str(), status) == (Some(mutant.caught_by), Some(expected), Some(1)) {
+    if (case["id"].as_str(), case["status"].as_str(), status)
+        == (Some(mutant.caught_by), Some(expected), Some(1))
+    {
         return Ok(());
     }
-    Err(format!("{} is not caught by {}: exit status {status:?}, {case:#}", mutant.fault, mutant.caught_by).into())
+    Err(format!("{} is not caught by {}: exit status {status:?}, {case:#}", mutant.fault, mutant.caught_by)
+        .into())
 }
 
 fn without_a_fault() -> Result<(), Failed> {
@@ -81,8 +84,10 @@ const OF_LINKED_BACKENDS: [&str; 2] = ["faults_foreign", "threads_drop_order"];
 
 /// A check that catches nothing may be one that cannot fail.
 fn every_check_catches_one() -> Result<(), Failed> {
-    let claimed: BTreeSet<&str> = MUTANTS.iter().filter_map(|mutant| mutant.caught_by.strip_prefix("check/")).collect();
-    let idle: BTreeSet<&str> = CHECKS.iter().map(|check| check.id).filter(|id| !claimed.contains(id)).collect();
+    let claimed: BTreeSet<&str> =
+        MUTANTS.iter().filter_map(|mutant| mutant.caught_by.strip_prefix("check/")).collect();
+    let idle: BTreeSet<&str> =
+        CHECKS.iter().map(|check| check.id).filter(|id| !claimed.contains(id)).collect();
     if idle == BTreeSet::from(OF_LINKED_BACKENDS) {
         return Ok(());
     }
