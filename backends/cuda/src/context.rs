@@ -294,9 +294,28 @@ impl Context {
         // SAFETY: as above; the module was just loaded.
         let status = unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
         self.check_with(status, || format!("finding kernel {spec}"))?;
-        let function = Arc::new(Function { raw: Raw(function), name: spec.entry });
+        self.prepare(spec, function)?;
+        let shared = u32::try_from(spec.shared).unwrap_or(u32::MAX);
+        let function = Arc::new(Function { raw: Raw(function), name: spec.entry, shared });
         modules.insert(spec.clone(), function.clone());
         Ok(function)
+    }
+}
+
+impl Context {
+    /// Tells the driver how a kernel uses shared memory.
+    fn prepare(&self, spec: &KernelSpec, function: sys::CUfunction) -> Result<()> {
+        use sys::CUfunction_attribute as Attribute;
+        let set = |attribute, value: i32| {
+            // SAFETY: the function was just loaded.
+            let status = unsafe { sys::cuFuncSetAttribute(function, attribute, value) };
+            self.check_with(status, || format!("setting up kernel {spec}"))
+        };
+        if spec.shared > 0 {
+            let bytes = i32::try_from(spec.shared).unwrap_or(i32::MAX);
+            set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
+        }
+        Ok(())
     }
 }
 

@@ -20,6 +20,8 @@ use std::{any::Any, ffi::c_void, sync::Arc};
 pub(crate) struct Function {
     pub(crate) raw: Raw<sys::CUfunc_st>,
     pub(crate) name: &'static str,
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared: u32,
 }
 
 /// How many different extents a kernel takes into account: no op has more operands and results over one dimension.
@@ -165,7 +167,20 @@ impl Launch {
         // bound call, and freed behind the stream's work.
         let status = unsafe {
             let (raw, none) = (self.function.raw.0, std::ptr::null_mut());
-            sys::cuLaunchKernel(raw, x, y, z, threads, 1, 1, 0, stream.raw.0, pointers.as_mut_ptr(), none)
+            let shared = self.function.shared;
+            sys::cuLaunchKernel(
+                raw,
+                x,
+                y,
+                z,
+                threads,
+                1,
+                1,
+                shared,
+                stream.raw.0,
+                pointers.as_mut_ptr(),
+                none,
+            )
         };
         context.check_with(status, || format!("launching kernel {}", self.function.name))
     }

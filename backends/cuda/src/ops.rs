@@ -43,6 +43,8 @@ pub struct KernelSpec {
     pub entry: &'static str,
     /// Names and values of constants.
     pub defines: Vec<(&'static str, String)>,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
 }
 
 impl KernelSpec {
@@ -52,7 +54,14 @@ impl KernelSpec {
         defines: [(&'static str, &dyn fmt::Display); N],
     ) -> Self {
         let defines = defines.into_iter().map(|(name, value)| (name, value.to_string())).collect();
-        Self { unit, entry, defines }
+        Self { unit, entry, defines, shared: 0 }
+    }
+
+    /// The same kernel with so many bytes of dynamic shared memory.
+    #[must_use]
+    pub(crate) fn with_shared(mut self, bytes: usize) -> Self {
+        self.shared = bytes;
+        self
     }
 }
 
@@ -116,7 +125,7 @@ pub(crate) fn recipe(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
         Op::PageScatter(_) => cache::page_scatter(call),
         Op::AttentionPrepare(_) => Ok(Recipe::nothing()),
         Op::PagedAttention(op) => attention::paged(op, call, machine),
-        Op::Attention(op) => attention::unpaged(op, call),
+        Op::Attention(op) => attention::unpaged(op, call, machine),
         Op::Add(op) => elementwise::add(op, call),
         Op::Cast(op) => elementwise::cast(op, call),
         Op::Fill(op) => elementwise::fill(op, call),

@@ -33,6 +33,8 @@ const UNITS: &[Unit] = &[
     unit!("sampling/argmax.cu"),
     unit!("sampling/sample.cu"),
     unit!("attention/attention.cu"),
+    unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
+    unit!("attention/prompt_wgmma.cu", "attention/prompt.cuh"),
     unit!("linear/skinny.cu", "linear/weight.cuh"),
     unit!("linear/skinny_mma.cu"),
     unit!("linear/stream.cu", "linear/weight.cuh"),

@@ -62,9 +62,18 @@ fn formats(dtype: DType) -> Vec<WeightFormat> {
 fn attention_calls(dtype: DType) -> Vec<CallDesc> {
     let mut calls = Vec::new();
     let integers = |size: usize| tensor(DType::I32, &[size]);
-    for (tokens, sequences, query_heads, kv_heads, size) in
-        [(1, 1, 32, 8, 128), (64, 4, 32, 8, 64), (8, 8, 12, 12, 80), (3, 2, 9, 3, 33), (2, 2, 8, 1, 256)]
-    {
+    for (tokens, sequences, query_heads, kv_heads, size) in [
+        (1, 1, 32, 8, 128),
+        (64, 4, 32, 8, 64),
+        (8, 8, 12, 12, 80),
+        (3, 2, 9, 3, 33),
+        (2, 2, 8, 1, 256),
+        (512, 1, 32, 8, 128),
+        (40, 2, 12, 12, 80),
+        (40, 2, 6, 2, 96),
+        (40, 2, 8, 1, 256),
+        (40, 2, 14, 2, 24),
+    ] {
         for mask in [AttentionMask::Causal, AttentionMask::Bidirectional, AttentionMask::Explicit] {
             let op = PagedAttention { query_heads, kv_heads, scale: 0.1, softcap: 0.0, window: 0, mask };
             let cache = tensor(dtype, &[8, kv_heads as usize, 16, size]);

@@ -73,6 +73,7 @@ impl Setup {
 fn setups() -> Vec<Setup> {
     use AttentionMask::{Bidirectional, Explicit};
     let mixed: &[(usize, usize)] = &[(1, 33), (5, 5), (3, 19), (1, 1), (7, 40)];
+    let prompts: &[(usize, usize)] = &[(1, 33), (100, 150), (0, 0), (3, 19), (17, 200), (1, 1), (16, 16)];
     let new = Setup::new;
     vec![
         new("no_sequences", &[], [2, 1, 16]),
@@ -113,6 +114,38 @@ fn setups() -> Vec<Setup> {
             real_sequences: Some(3),
             layout: Layout { gap: 0, offset: 0, bounded: true, extent: Some(9) },
             ..new("sequence_extent", mixed, [4, 2, 32])
+        },
+        // Sequences long enough that backends have kernels of their own for them, single tokens between them.
+        new("prompt", &[(150, 200)], [2, 1, 128]),
+        new("prompts_and_tokens", prompts, [4, 2, 64]),
+        new("prompts_of_whole_tiles", &[(128, 128), (64, 256), (16, 128)], [4, 1, 64]),
+        new("prompts_head_80", &[(40, 77), (1, 9), (17, 17)], [6, 2, 80]),
+        new("prompts_head_96", &[(40, 77), (1, 9), (17, 17)], [7, 1, 96]),
+        new("prompts_head_256", &[(40, 77), (1, 9), (17, 17)], [2, 1, 256]),
+        Setup { value_size: 128, ..new("prompts_unlike_sizes", prompts, [2, 2, 96]) },
+        Setup { block: 7, ..new("prompts_odd_pages", prompts, [2, 1, 64]) },
+        Setup { block: 128, ..new("prompts_large_pages", prompts, [2, 1, 64]) },
+        Setup { window: 30, ..new("prompts_window", prompts, [4, 2, 64]) },
+        Setup {
+            softcap: 4.0,
+            alibi: true,
+            sinks: true,
+            window: 140,
+            ..new("prompts_everything", prompts, [2, 1, 64])
+        },
+        Setup { mask: Bidirectional, ..new("prompts_bidirectional", prompts, [4, 2, 64]) },
+        Setup { mask: Explicit, sinks: true, ..new("prompts_explicit", prompts, [2, 1, 64]) },
+        Setup { layout: Layout::strided(16, 1), ..new("prompts_strided", prompts, [4, 2, 128]) },
+        Setup { layout: Layout::strided(3, 0), ..new("prompts_strided_oddly", prompts, [4, 2, 64]) },
+        Setup {
+            spare: 3,
+            layout: Layout { gap: 0, offset: 0, bounded: true, extent: Some(100) },
+            ..new("prompts_extent", prompts, [4, 2, 64])
+        },
+        Setup {
+            real_sequences: Some(2),
+            layout: Layout { gap: 0, offset: 0, bounded: true, extent: Some(101) },
+            ..new("prompts_sequence_extent", prompts, [4, 2, 64])
         },
         Setup {
             real_sequences: Some(0),
@@ -402,7 +435,10 @@ pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
         let random = Random::named(&id);
         cases.push(unpaged_case(dtype, id.clone(), random.clone(), &setup, Values::USUAL[number % 3]));
         // Encoders look both ways, and their windows and distances do too.
-        if matches!(setup.label, "window" | "alibi" | "everything" | "odd_head" | "window_of_one") {
+        if matches!(
+            setup.label,
+            "window" | "alibi" | "everything" | "odd_head" | "window_of_one" | "prompts_window"
+        ) {
             let both = Setup { mask: AttentionMask::Bidirectional, ..setup };
             cases.push(unpaged_case(dtype, id + "_bidirectional", random, &both, Values::Uniform));
         }

@@ -13,8 +13,10 @@
  * With more than one split, blocks leave unnormalised results in scratch memory, and the one that comes last merges them; the
  * counter that finds it is back at 0 afterwards. How a row is split depends on its sequence's length alone.
  *
- * Bytes: keys and values once per tile. Right for decoding; prompts read them once per tile of 8 rows, through the L2, and
- * use no tensor cores.
+ * Sequences of PROMPT queries and more are left to the kernels for prompts; with PROMPT 0 there is no such kernel for the call.
+ *
+ * Bytes: keys and values once per tile. Right for decoding; prompts would read them once per tile of 8 rows, through the L2, and
+ * would use no tensor cores.
  */
 #define ROWS (TOKENS * HEADS)
 #define WARPS 4
@@ -80,6 +82,7 @@ __device__ bool find_tile(const Arguments& a, i64 sequences, i64 number, i64& se
     int lane = threadIdx.x % 32;
     for (i64 base = 0; base < sequences; base += 32) {
         i64 length = base + lane < sequences ? a.query_length[base + lane] : 0;
+        if (PROMPT > 0 && length >= PROMPT) length = 0;
         i64 tiles = length > 0 ? (length + TOKENS - 1) / TOKENS : 0, upto = tiles;
         for (int distance = 1; distance < 32; distance *= 2) {
             i64 before = __shfl_up_sync(0xffffffffu, upto, distance);

@@ -1,12 +1,19 @@
-//! Attention, paged and not. Both run one kernel.
+//! Attention, paged and not: both run one kernel for decoding, and behind it one for prompts where there can be any.
 
-use super::{KernelSpec, Recipe, operand, result, type_name};
-use crate::launch::{Bound, MAX_GRID, Parameters, Step};
+mod prompt;
+
+use super::{KernelSpec, Machine, Recipe, operand, result, type_name};
+use crate::{
+    context::Context,
+    launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step},
+};
 use dsrun_core::{
     DType, Error, Result, TensorDesc,
     kernels::CallDesc,
     op::{Attention, AttentionMask, PagedAttention},
 };
+use prompt::{PROMPT, Prompts};
+use std::sync::Arc;
 
 /// The most rows (queries times query heads) of a tile: they live in registers.
 const MAX_ROWS: usize = 8;
@@ -34,13 +41,18 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(query_heads: u32, kv_heads: u32, tokens: usize, sequences: usize, value_size: usize) -> Self {
-        let group = (query_heads / kv_heads.max(1)).max(1) as usize;
+    /// `prompts` says whether prompts are run elsewhere.
+    fn new(kinds: &Kinds, prompts: bool) -> Self {
+        let (group, tokens, sequences) = (kinds.group(), kinds.tokens, kinds.sequences);
         let heads = (1..=MAX_ROWS.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         // One token for each sequence: tiles of more would be empty.
         let in_tile = if tokens <= sequences { 1 } else { (MAX_ROWS / heads).max(1) };
-        let tiles = tokens.min((tokens / in_tile).saturating_add(sequences));
-        Self { heads, tokens: in_tile, group, kv_heads: kv_heads as usize, tiles, splits: 1, value_size }
+        let mut tiles = tokens.min((tokens / in_tile).saturating_add(sequences));
+        if prompts {
+            tiles = tiles.min(sequences.saturating_mul((PROMPT - 1).div_ceil(in_tile)));
+        }
+        let (kv_heads, value_size) = (kinds.kv_heads, kinds.value_size);
+        Self { heads, tokens: in_tile, group, kv_heads, tiles, splits: 1, value_size }
     }
 
     fn parts(&self) -> usize {
@@ -72,49 +84,101 @@ fn vectors(tensor: &TensorDesc, size: usize) -> bool {
     size.is_multiple_of(8) && outer.iter().all(|stride| stride.is_multiple_of(unit))
 }
 
+/// What both kernels are made for.
+#[derive(Clone, Debug)]
 struct Kinds {
+    tokens: usize,
+    sequences: usize,
+    query_heads: usize,
+    kv_heads: usize,
     query: DType,
     cache: DType,
     key_size: usize,
     value_size: usize,
+    /// Slots of a page; 1 without pages.
+    slots: usize,
+    scale: f32,
+    softcap: f32,
+    window: u32,
     mask: AttentionMask,
     paged: bool,
+    /// Whether rows of queries, and of keys and values, can be read 16 bytes at a time.
     query_vectors: bool,
     cache_vectors: bool,
-    softcap: bool,
-    window: bool,
+    /// Whether rows of results can be written 16 bytes at a time.
+    result_vectors: bool,
     alibi: bool,
 }
 
-fn spec(kinds: &Kinds, cut: &Cut) -> Result<KernelSpec> {
+impl Kinds {
+    /// Query heads of a KV head.
+    fn group(&self) -> usize {
+        (self.query_heads / self.kv_heads.max(1)).max(1)
+    }
+
+    /// The constants of either kernel.
+    fn defines(&self) -> Vec<(&'static str, String)> {
+        let mask = match self.mask {
+            AttentionMask::Causal => 1,
+            AttentionMask::Bidirectional => 2,
+            AttentionMask::Explicit => 3,
+        };
+        let switch = |name, on: bool| (name, i32::from(on).to_string());
+        vec![
+            ("KEY_SIZE", self.key_size.to_string()),
+            ("VALUE_SIZE", self.value_size.to_string()),
+            ("MASK", mask.to_string()),
+            switch("PAGED", self.paged),
+            switch("SOFTCAP", self.softcap > 0.0),
+            switch("WINDOW", self.window > 0),
+            switch("ALIBI", self.alibi),
+        ]
+    }
+}
+
+/// Where the operands of either kernel are.
+struct Places<'a> {
+    query: &'a Bound,
+    keys: &'a Bound,
+    /// Of page, head and slot.
+    key_strides: [u64; 3],
+    values: &'a Bound,
+    value_strides: [u64; 3],
+    start: &'a Bound,
+    length: &'a Bound,
+    total: &'a Bound,
+    table: Option<&'a Bound>,
+    alibi: u64,
+    sinks: u64,
+    bits: Option<&'a Bound>,
+    y: &'a Bound,
+    log: Option<&'a Bound>,
+    /// Tensors whose extents count sequences, and tokens.
+    of_sequences: &'a [&'a Bound],
+    of_tokens: &'a [&'a Bound],
+    workspace: u64,
+    persistent: u64,
+}
+
+fn spec(kinds: &Kinds, cut: &Cut, prompts: bool) -> Result<KernelSpec> {
     let (key_size, value_size) = (kinds.key_size, kinds.value_size);
     if !(1..=MAX_HEAD).contains(&key_size) || !(1..=MAX_HEAD).contains(&value_size) {
         let message =
             format!("heads of {key_size} and {value_size} elements; CUDA has kernels for 1 to {MAX_HEAD}");
         return Err(Error::unsupported(message));
     }
-    let mask = match kinds.mask {
-        AttentionMask::Causal => 1,
-        AttentionMask::Bidirectional => 2,
-        AttentionMask::Explicit => 3,
-    };
-    let defines: [(_, &dyn std::fmt::Display); 14] = [
-        ("Q", &type_name(kinds.query)?),
-        ("K", &type_name(kinds.cache)?),
-        ("KEY_SIZE", &key_size),
-        ("VALUE_SIZE", &value_size),
-        ("LANES", &lanes(key_size.max(value_size))),
-        ("HEADS", &cut.heads),
-        ("TOKENS", &cut.tokens),
-        ("MASK", &mask),
-        ("PAGED", &i32::from(kinds.paged)),
-        ("SOFTCAP", &i32::from(kinds.softcap)),
-        ("WINDOW", &i32::from(kinds.window)),
-        ("ALIBI", &i32::from(kinds.alibi)),
-        ("QUERY_VECTORS", &(if kinds.query_vectors { "true" } else { "false" })),
-        ("CACHE_VECTORS", &(if kinds.cache_vectors { "true" } else { "false" })),
+    let mut defines = vec![
+        ("Q", type_name(kinds.query)?.to_owned()),
+        ("K", type_name(kinds.cache)?.to_owned()),
+        ("LANES", lanes(key_size.max(value_size)).to_string()),
+        ("HEADS", cut.heads.to_string()),
+        ("TOKENS", cut.tokens.to_string()),
+        ("PROMPT", (if prompts { PROMPT } else { 0 }).to_string()),
+        ("QUERY_VECTORS", kinds.query_vectors.to_string()),
+        ("CACHE_VECTORS", kinds.cache_vectors.to_string()),
     ];
-    Ok(KernelSpec::new("attention/attention.cu", "attention", defines))
+    defines.extend(kinds.defines());
+    Ok(KernelSpec { unit: "attention/attention.cu", entry: "attention", defines, shared: 0 })
 }
 
 /// The grid: tiles, KV heads and parts of their groups, splits.
@@ -122,162 +186,233 @@ fn grid(cut: &Cut) -> [usize; 3] {
     [cut.tiles, (cut.kv_heads * cut.parts()).min(MAX_GRID), cut.splits]
 }
 
-pub(super) fn paged(op: &PagedAttention, call: &CallDesc, machine: &super::Machine) -> Result<Recipe> {
+/// The launch of the kernel for decoding.
+fn decode(kinds: &Kinds, cut: &Cut, function: &Arc<Function>, at: &Places<'_>) -> Option<Step> {
+    let Places { query, keys, values, table, bits, y, log, .. } = at;
+    let parameters = Parameters::default()
+        .extent(kinds.sequences, at.of_sequences)
+        .extent(kinds.tokens, at.of_tokens)
+        .float(kinds.scale)
+        .float(kinds.softcap)
+        .words([
+            query.address,
+            query.stride(0) as u64,
+            keys.address,
+            at.key_strides[0],
+            at.key_strides[1],
+            at.key_strides[2],
+            values.address,
+            at.value_strides[0],
+            at.value_strides[1],
+            at.value_strides[2],
+            at.start.address,
+            at.length.address,
+            at.total.address,
+            table.map_or(0, |table| table.address),
+            table.map_or(0, |table| table.stride(0) as u64),
+            table.map_or(0, |table| table.size(1) as u64),
+            keys.size(0) as u64,
+            kinds.slots as u64,
+            at.alibi,
+            at.sinks,
+            bits.map_or(0, |bits| bits.address),
+            bits.map_or(0, |bits| bits.stride(0) as u64),
+            bits.map_or(0, |bits| bits.size(1) as u64),
+            cut.group as u64,
+            cut.parts() as u64,
+            u64::from(kinds.window),
+            y.address,
+            y.stride(0) as u64,
+            log.map_or(0, |log| log.address),
+            log.map_or(0, |log| log.stride(0) as u64),
+            cut.splits as u64,
+            at.workspace,
+            at.persistent,
+        ]);
+    Step::kernel(function, grid(cut), THREADS, parameters)
+}
+
+/// A call's recipe; `places` finds its operands and hands them to what makes the launches.
+fn recipe(
+    kinds: Kinds,
+    splits: impl Fn(&Cut) -> usize,
+    machine: &Machine,
+    places: impl Fn(&Frame, &dyn Fn(&Places<'_>) -> Result<Vec<Step>>) -> Result<Vec<Step>>
+    + Send
+    + Sync
+    + 'static,
+) -> Result<Recipe> {
+    let prompts = Prompts::plan(&kinds, machine)?;
+    let mut cut = Cut::new(&kinds, prompts.is_some());
+    cut.splits = splits(&cut);
+    let mut kernels = vec![spec(&kinds, &cut, prompts.is_some())?];
+    kernels.extend(prompts.as_ref().map(Prompts::kernel));
+    Ok(Recipe {
+        kernels,
+        workspace: cut.partial_bytes(),
+        persistent: if cut.splits > 1 { cut.blocks() * 4 } else { 0 },
+        // What kernel a row meets depends on how many rows its sequence brings.
+        batch_invariant: prompts.is_none(),
+        steps: Box::new(move |frame: &Frame, functions: &[Arc<Function>], _: &Context| {
+            places(frame, &|at| {
+                let function =
+                    |index| functions.get(index).ok_or_else(|| Error::internal("a recipe without a kernel"));
+                let mut steps: Vec<Step> = decode(&kinds, &cut, function(0)?, at).into_iter().collect();
+                if let Some(prompts) = &prompts {
+                    steps.extend(prompts.step(function(1)?, at)?);
+                }
+                Ok(steps)
+            })
+        }),
+    })
+}
+
+pub(super) fn paged(op: &PagedAttention, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
     let (query, keys, values) = (operand(call, 0)?, operand(call, 1)?, operand(call, 2)?);
-    let (tokens, sequences) = (query.shape[0], operand(call, 3)?.shape[0]);
     let (key_size, value_size) = (keys.shape[3], values.shape[3]);
-    let mut cut = Cut::new(op.query_heads, op.kv_heads, tokens, sequences, value_size);
-    // Four blocks of 128 threads for every multiprocessor keep enough loads under way.
-    cut.splits = (machine.processors * 4).div_ceil(cut.blocks().max(1)).clamp(1, MAX_SPLITS);
+    result(call, 1)?;
     let kinds = Kinds {
+        tokens: query.shape[0],
+        sequences: operand(call, 3)?.shape[0],
+        query_heads: op.query_heads as usize,
+        kv_heads: op.kv_heads as usize,
         query: query.dtype,
         cache: keys.dtype,
         key_size,
         value_size,
+        slots: keys.shape[2],
+        scale: op.scale,
+        softcap: op.softcap,
+        window: op.window,
         mask: op.mask,
         paged: true,
         query_vectors: vectors(query, key_size),
         cache_vectors: vectors(keys, key_size) && vectors(values, value_size),
-        softcap: op.softcap > 0.0,
-        window: op.window > 0,
+        result_vectors: result(call, 0)?.strides[0].is_multiple_of(8),
         alibi: call.tensor(8).is_some(),
     };
-    result(call, 1)?;
-    let (spec, op) = (spec(&kinds, &cut)?, *op);
-    let mut recipe = Recipe::of_one(spec, move |frame, function| {
+    // Four blocks of 128 threads for every multiprocessor keep enough loads under way.
+    let wanted = machine.processors * 4;
+    let splits = |cut: &Cut| wanted.div_ceil(cut.blocks().max(1)).clamp(1, MAX_SPLITS);
+    recipe(kinds, splits, machine, move |frame, launch| {
         let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
         let (table, y, log) = (frame.tensor(6)?, frame.result(0)?, frame.result(1)?);
         let bits = frame.optional(10);
-        let mut rows = vec![query, y, log];
-        rows.extend(bits);
-        let [key_page, key_head, key_slot] = super::cache::strides(keys);
-        let [value_page, value_head, value_slot] = super::cache::strides(values);
-        let optional = |tensor: Option<&Bound>, dimension: usize| {
-            tensor.map_or([0; 3], |tensor| {
-                [tensor.address, tensor.stride(0) as u64, tensor.size(dimension) as u64]
-            })
-        };
-        let [bits, bits_row, bits_columns] = optional(bits, 1);
-        let parameters = Parameters::default()
-            .extent(start.size(0), &[start, length, total, table])
-            .extent(tokens, &rows)
-            .float(op.scale)
-            .float(op.softcap)
-            .words([
-                query.address,
-                query.stride(0) as u64,
-                keys.address,
-                key_page,
-                key_head,
-                key_slot,
-                values.address,
-                value_page,
-                value_head,
-                value_slot,
-                start.address,
-                length.address,
-                total.address,
-                table.address,
-                table.stride(0) as u64,
-                table.size(1) as u64,
-                keys.size(0) as u64,
-                keys.size(2) as u64,
-                frame.address(8),
-                frame.address(9),
-                bits,
-                bits_row,
-                bits_columns,
-                cut.group as u64,
-                cut.parts() as u64,
-                u64::from(op.window),
-                y.address,
-                y.stride(0) as u64,
-                log.address,
-                log.stride(0) as u64,
-                cut.splits as u64,
-                frame.workspace,
-                frame.persistent,
-            ]);
-        Ok(Step::kernel(function, grid(&cut), THREADS, parameters))
-    });
-    recipe.workspace = cut.partial_bytes();
-    recipe.persistent = if cut.splits > 1 { cut.blocks() * 4 } else { 0 };
-    Ok(recipe)
+        let mut of_tokens = vec![query, y, log];
+        of_tokens.extend(bits);
+        launch(&Places {
+            query,
+            keys,
+            key_strides: super::cache::strides(keys),
+            values,
+            value_strides: super::cache::strides(values),
+            start,
+            length,
+            total,
+            table: Some(table),
+            alibi: frame.address(8),
+            sinks: frame.address(9),
+            bits,
+            y,
+            log: Some(log),
+            of_sequences: &[start, length, total, table],
+            of_tokens: &of_tokens,
+            workspace: frame.workspace,
+            persistent: frame.persistent,
+        })
+    })
 }
 
-pub(super) fn unpaged(op: &Attention, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn unpaged(op: &Attention, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
     let (query, key, value) = (operand(call, 0)?, operand(call, 1)?, operand(call, 2)?);
-    let (tokens, sequences) = (query.shape[0], operand(call, 3)?.shape[0]);
     let heads = (op.kv_heads as usize).max(1);
     let (key_size, value_size) = (key.shape[1] / heads, value.shape[1] / heads);
-    let mut cut = Cut::new(op.query_heads, op.kv_heads, tokens, sequences, value_size);
-    cut.splits = 1;
     let kinds = Kinds {
+        tokens: query.shape[0],
+        sequences: operand(call, 3)?.shape[0],
+        query_heads: op.query_heads as usize,
+        kv_heads: op.kv_heads as usize,
         query: query.dtype,
         cache: key.dtype,
         key_size,
         value_size,
+        slots: 1,
+        scale: op.scale,
+        softcap: op.softcap,
+        window: op.window,
         mask: op.mask,
         paged: false,
         query_vectors: vectors(query, key_size),
         cache_vectors: vectors(key, key_size) && vectors(value, value_size),
-        softcap: op.softcap > 0.0,
-        window: op.window > 0,
+        result_vectors: result(call, 0)?.strides[0].is_multiple_of(8),
         alibi: call.tensor(5).is_some(),
     };
-    let (spec, op) = (spec(&kinds, &cut)?, *op);
-    Ok(Recipe::of_one(spec, move |frame, function| {
-        let (query, key, value) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
-        let (start, length, y) = (frame.tensor(3)?, frame.tensor(4)?, frame.result(0)?);
-        let parameters = Parameters::default()
-            .extent(start.size(0), &[start, length])
-            .extent(tokens, &[query, key, value, y])
-            .float(op.scale)
-            .float(op.softcap)
-            .words([
-                query.address,
-                query.stride(0) as u64,
-                key.address,
-                0,
-                key_size as u64,
-                key.stride(0) as u64,
-                value.address,
-                0,
-                value_size as u64,
-                value.stride(0) as u64,
-                start.address,
-                length.address,
-                length.address,
-                0,
-                0,
-                0,
-                0,
-                1,
-                frame.address(5),
-                0,
-                0,
-                0,
-                0,
-                cut.group as u64,
-                cut.parts() as u64,
-                u64::from(op.window),
-                y.address,
-                y.stride(0) as u64,
-                0,
-                0,
-                1,
-                0,
-                0,
-            ]);
-        Ok(Step::kernel(function, grid(&cut), THREADS, parameters))
-    }))
+    recipe(
+        kinds,
+        |_| 1,
+        machine,
+        move |frame, launch| {
+            let (query, key, value) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
+            let (start, length, y) = (frame.tensor(3)?, frame.tensor(4)?, frame.result(0)?);
+            launch(&Places {
+                query,
+                keys: key,
+                key_strides: [0, key_size as u64, key.stride(0) as u64],
+                values: value,
+                value_strides: [0, value_size as u64, value.stride(0) as u64],
+                start,
+                length,
+                total: length,
+                table: None,
+                alibi: frame.address(5),
+                sinks: 0,
+                bits: None,
+                y,
+                log: None,
+                of_sequences: &[start, length],
+                of_tokens: &[query, key, value, y],
+                workspace: frame.workspace,
+                persistent: frame.persistent,
+            })
+        },
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use rstest::rstest;
+
+    /// A call of a model with heads of 64 elements.
+    pub(super) fn kinds() -> Kinds {
+        Kinds {
+            tokens: 512,
+            sequences: 4,
+            query_heads: 8,
+            kv_heads: 2,
+            query: DType::F16,
+            cache: DType::F16,
+            key_size: 64,
+            value_size: 64,
+            slots: 16,
+            scale: 0.1,
+            softcap: 0.0,
+            window: 0,
+            mask: AttentionMask::Causal,
+            paged: true,
+            query_vectors: true,
+            cache_vectors: true,
+            result_vectors: true,
+            alibi: false,
+        }
+    }
+
+    #[test]
+    fn prompts_that_run_elsewhere_need_no_tiles() {
+        assert_eq!(Cut::new(&kinds(), true).tiles, 4 * 8);
+        assert_eq!(Cut::new(&Kinds { tokens: 20, ..kinds() }, true).tiles, 14);
+    }
 
     #[rstest]
     #[case::decoding(32, 8, 1, 1, (4, 1, 1))]
@@ -286,13 +421,14 @@ mod tests {
     #[case::large_group(71, 1, 3, 3, (1, 1, 3))]
     #[case::group_of_sixteen(32, 2, 1, 1, (8, 1, 1))]
     fn tiles_fit(
-        #[case] query_heads: u32,
-        #[case] kv_heads: u32,
+        #[case] query_heads: usize,
+        #[case] kv_heads: usize,
         #[case] tokens: usize,
         #[case] sequences: usize,
         #[case] expected: (usize, usize, usize),
     ) {
-        let cut = Cut::new(query_heads, kv_heads, tokens, sequences, 64);
+        let kinds = Kinds { tokens, sequences, query_heads, kv_heads, ..kinds() };
+        let cut = Cut::new(&kinds, false);
         assert_eq!((cut.heads, cut.tokens, cut.tiles), expected);
         assert!(cut.heads * cut.tokens <= MAX_ROWS && cut.group.is_multiple_of(cut.heads));
     }

@@ -1,0 +1,285 @@
+/*
+ * What the kernels for prompts share: which sequences are prompts, how they are cut into tiles, who sees whom, and how a row
+ * is finished.
+ *
+ * A prompt is a sequence of at least PROMPT queries in this step; shorter ones are left to the kernel for decoding. A tile
+ * is TOKENS neighbouring queries by HEADS query heads that share a KV head, row r being query r / HEADS and head r % HEADS:
+ * keys and values that are read once serve all of them. Every block finds its tiles by scanning the lengths, 32 at a time,
+ * so there is no work list to make. The tiles of a sequence are counted from its end, where a causal mask leaves most to do.
+ *
+ * Scores are kept in base 2: exp(scale * x) is 2^(scale * log2(e) * x), and the hardware has that power. Weights are rounded
+ * to the type of the values. The largest f16 weight is not 1 but 2^15, so that weights do not lose bits as subnormal numbers
+ * before they are 2^29 times smaller than the largest; with 1 it would be 2^14, and a large value can make up for that.
+ */
+#define ROWS (TOKENS * HEADS)
+#define LOG2E 1.4426950408889634f
+/* The largest weight is two to this power. */
+#define LARGEST (HALF ? 15 : 0)
+
+struct Strides { i64 page, head, slot; };
+
+struct Arguments {
+    const T* query;
+    i64 query_row;
+    const T* keys;
+    Strides key_strides;
+    const T* values;
+    Strides value_strides;
+    const int* query_start;
+    const int* query_length;
+    const int* kv_length;
+    const int* table;
+    i64 table_row, table_columns, pages;
+    const float* alibi;
+    const float* sinks;
+    const u32* mask_bits;
+    i64 mask_row, mask_columns;
+    i64 kv_heads, group, parts, window;
+    T* y;
+    i64 y_row;
+    float* log_sum_exp;
+    i64 log_row;
+};
+
+/* What a block works on. Rows and positions fit into 32 bits: so the sizes of tensors and the lengths of sequences do. */
+struct Tile {
+    const int* pages;    /* of the sequence */
+    int row;             /* of its first query in the batch */
+    int count;           /* queries in it */
+    int position;        /* of its first query */
+    int before;          /* tokens of the sequence that are older than this step's */
+    int total;           /* tokens of the sequence */
+    int start;           /* row of the sequence's first query */
+    int kv_head, head;   /* the KV head, and the first query head */
+    int from, to;        /* keys that any of its queries sees: from .. to */
+};
+
+/* The tile of this number, or false if there are fewer. For whole warps. */
+__device__ inline bool find_tile(const Arguments& a, i64 sequences, int tokens, i64 number, Tile& tile) {
+    int lane = threadIdx.x % 32;
+    i64 heads = a.kv_heads * a.parts;
+    for (i64 base = 0; base < sequences; base += 32) {
+        int length = base + lane < sequences ? a.query_length[base + lane] : 0;
+        i64 items = length >= PROMPT ? (length + TOKENS - 1) / TOKENS * heads : 0, upto = items;
+        for (int distance = 1; distance < 32; distance *= 2) {
+            i64 before = __shfl_up_sync(0xffffffffu, upto, distance);
+            if (lane >= distance) upto += before;
+        }
+        u32 reached = __ballot_sync(0xffffffffu, upto > number);
+        if (reached) {
+            int owner = __ffs(reached) - 1;
+            i64 item = number - __shfl_sync(0xffffffffu, upto - items, owner);
+            i64 sequence = base + owner, head = item % heads;
+            int own = __shfl_sync(0xffffffffu, length, owner);
+            int first = ((own + TOKENS - 1) / TOKENS - 1 - (int)(item / heads)) * TOKENS;
+            tile.pages = a.table + sequence * a.table_row;
+            tile.start = a.query_start[sequence];
+            tile.row = tile.start + first;
+            tile.count = own - first < TOKENS ? own - first : TOKENS;
+#if PAGED
+            tile.total = a.kv_length[sequence];
+            tile.before = tile.total - own;
+#else
+            /* Rows past the extent are not there. */
+            tile.total = own < tokens - tile.start ? own : tokens - tile.start;
+            tile.before = 0;
+#endif
+            tile.position = tile.before + first;
+            tile.kv_head = (int)(head / a.parts);
+            tile.head = (int)(tile.kv_head * a.group + head % a.parts * HEADS);
+            tile.from = 0;
+            tile.to = tile.total;
+            int end = tile.position + tile.count;
+            if (MASK == 1) tile.to = end < tile.to ? end : tile.to;
+#if WINDOW
+            i64 earliest = tile.position - a.window + 1, latest = end - 1 + a.window;
+            tile.from = earliest > 0 ? (int)earliest : 0;
+            if (!PAGED && latest < tile.to) tile.to = (int)latest;
+#endif
+            if (PAGED && tile.to > a.table_columns * SLOTS) tile.to = (int)(a.table_columns * SLOTS);
+            return true;
+        }
+        number -= __shfl_sync(0xffffffffu, upto, 31);
+    }
+    return false;
+}
+
+/* Whether the query at `position`, row `row` of the batch, sees key `key`. */
+__device__ inline bool sees(const Arguments& a, const Tile& tile, int position, int row, int key) {
+    bool seen = key < tile.to;
+#if MASK == 1
+    seen = seen && key <= position;
+#elif MASK == 3
+    int bit = key - tile.before;
+    seen = seen && (bit < 0 || (bit < a.mask_columns * 32 && (a.mask_bits[row * a.mask_row + bit / 32] >> (bit % 32) & 1)));
+#endif
+#if WINDOW
+    seen = seen && key > position - a.window && (PAGED || key < position + a.window);
+#endif
+    return seen;
+}
+
+/* Whether all queries at `low` to `high` see all keys of `key` to `key + keys - 1`. */
+__device__ inline bool see_all(const Arguments& a, const Tile& tile, int low, int high, int key, int keys) {
+    bool all = MASK != 3 && key + keys <= tile.to;
+#if MASK == 1
+    all = all && key + keys - 1 <= low;
+#endif
+#if WINDOW
+    all = all && key > high - a.window && (PAGED || key + keys - 1 < low + a.window);
+#endif
+    return all;
+}
+
+/* Powers of 2, to 2^-22 relative. */
+__device__ inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Two values in one word, the first in its low half. */
+__device__ inline u32 pack(float low, float high) {
+    u32 both;
+#if __CUDA_ARCH__ < 800
+    both = narrow<T>(low).bits | (u32)narrow<T>(high).bits << 16;
+#elif HALF
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+#endif
+    return both;
+}
+
+/*
+ * Scores of a thread for COLUMNS neighbouring 8-key columns and 2 rows, as products leave them: c[4 j + 2 i + k] is row i, key
+ * 8 j + k of the thread's pair. The running maximum and sum of each row; `factor` is what older sums shrink by.
+ */
+struct Softmax {
+    float maximum[2], sum[2];
+    float slope[2];
+    int position[2], row[2];
+
+    template <int Columns>
+    __device__ inline void step(const Arguments& a, const Tile& tile, float scale, float softcap, bool masked, int key,
+                                float (&c)[Columns * 4], float (&factor)[2]) {
+        /* From here on `c` times `unit` are scores in base 2. */
+        float unit = scale * LOG2E;
+#if SOFTCAP || ALIBI
+#pragma unroll
+        for (int i = 0; i < Columns * 4; ++i) {
+            float score = c[i] * scale;
+#if SOFTCAP
+            score = softcap * tanhf(score / softcap);
+#endif
+#if ALIBI
+            int distance = position[i / 2 % 2] - (key + i / 4 * 8 + i % 2);
+            if (!PAGED && distance < 0) distance = -distance;
+            score -= slope[i / 2 % 2] * (float)distance;
+#endif
+            c[i] = score;
+        }
+        unit = LOG2E;
+#endif
+        if (masked) {
+#pragma unroll
+            for (int i = 0; i < Columns * 4; ++i) {
+                int at = key + i / 4 * 8 + i % 2;
+                if (!sees(a, tile, position[i / 2 % 2], row[i / 2 % 2], at)) c[i] = -infinity();
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float top = maximum[r];
+#pragma unroll
+            for (int i = 0; i < Columns * 2; ++i) top = fmaxf(top, c[i / 2 * 4 + r * 2 + i % 2]);
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            /* Where nothing has been seen yet all powers are to be 0, not NaN. */
+            float base = top == -infinity() ? 0.0f : top * unit, shifted = base - LARGEST;
+            factor[r] = exp2_fast(maximum[r] * unit - base);
+            maximum[r] = top;
+            float total = 0.0f;
+#pragma unroll
+            for (int i = 0; i < Columns * 2; ++i) {
+                float& x = c[i / 2 * 4 + r * 2 + i % 2];
+                x = exp2_fast(x * unit - shifted);
+                total += x;
+            }
+            sum[r] = sum[r] * factor[r] + total;
+        }
+    }
+
+    /* The sum over the row's four threads, with the sink; the factor of its values; its log_sum_exp. */
+    __device__ inline void finish(const Arguments& a, float scale, int r, int head, float& factor, float& log) {
+        float total = sum[r];
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        float top = maximum[r], unit = 1.0f / (1 << LARGEST);
+        total *= unit;
+#if !(SOFTCAP || ALIBI)
+        top *= scale;
+#endif
+        factor = 0.0f;
+        log = -infinity();
+        if (total == 0.0f) return;
+        float shrink = 1.0f;
+        if (a.sinks) {
+            float sink = a.sinks[head], larger = fmaxf(top, sink);
+            shrink = expf(top - larger);
+            total = total * shrink + expf(sink - larger);
+            top = larger;
+        }
+        factor = shrink / total * unit;
+        log = top + logf(total);
+    }
+};
+
+/* Four words in each of four neighbouring lanes, transposed. */
+__device__ inline void transpose(u32 (&word)[4]) {
+#pragma unroll
+    for (int bit = 1; bit <= 2; bit *= 2) {
+        bool upper = threadIdx.x & bit;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            /* A word of the lower lane's that belongs to the upper, and the other way round. */
+            int low = bit == 1 ? i * 2 : i, high = low + bit;
+            u32 got = __shfl_xor_sync(0xffffffffu, upper ? word[low] : word[high], bit);
+            word[low] = upper ? got : word[low];
+            word[high] = upper ? word[high] : got;
+        }
+    }
+}
+
+/*
+ * Writes row `r` of a thread's two, times `factor`: TILES columns of 8 values, of which four threads hold two each. For
+ * whole warps, whether the row is real or not.
+ */
+template <int Tiles>
+__device__ inline void write_row(const Arguments& a, bool real, int row, int head, int r, float factor, const float* values) {
+    T* to = a.y + (i64)row * a.y_row + (i64)head * VALUE_SIZE;
+    int part = threadIdx.x % 4;
+#if VECTORS
+    constexpr int whole = Tiles / 4 * 4;
+#pragma unroll
+    for (int j = 0; j < whole; j += 4) {
+        Vector v;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float* own = values + (j + i) * 4 + r * 2;
+            v.word[i] = pack(own[0] * factor, own[1] * factor);
+        }
+        transpose(v.word);
+        if (real && (j + part) * 8 < VALUE_SIZE) *(Vector*)(to + (j + part) * 8) = v;
+    }
+#else
+    constexpr int whole = 0;
+#endif
+#pragma unroll
+    for (int j = whole; j < Tiles; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (real && j * 8 < VALUE_SIZE) to[j * 8 + part * 2 + i] = narrow<T>(values[j * 4 + r * 2 + i] * factor);
+        }
+    }
+}

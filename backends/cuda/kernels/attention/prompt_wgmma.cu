@@ -1,0 +1,411 @@
+/*
+ * Attention of prompts on Hopper's tensor cores (sm_90a): f16 or bf16 throughout, heads of a multiple of 16 elements, up to
+ * 128.
+ *
+ * A block of three warpgroups stays on its multiprocessor and takes tiles of up to 128 rows (see prompt.cuh) in turn. One
+ * warp of the first group fetches: queries, and keys and values 128 at a time into rings of STAGES, by the bulk copy engine,
+ * a page at a time, laid out as wgmma wants them (rows of 128 bytes, swizzled; larger heads in two halves). What lies
+ * outside a tensor, page -1 included, arrives as zeros. The two other groups own 64 rows each, with scores, weights and
+ * results in registers. While the tensor cores weight the values of one turn and score the next, the other units make
+ * weights of what is there; the two groups take turns at the tensor cores, so that one multiplies while the other does its
+ * powers.
+ *
+ * Tiles are dealt in rounds, forth and back, the longest first, so that all blocks end together. Values behind the end of a
+ * sequence are cleared before they are used, as they may be NaN; what a row must not see is masked, but a NaN among the
+ * values of a sequence reaches all rows of a tile.
+ *
+ * Products: 4 * KEY_SIZE per row and key seen, with VALUE_SIZE equal; a 128-row tile computes whole squares of 128 keys.
+ * Bytes: 64 KiB of keys and values from the L2 for every 128 keys of a tile, 2048 cycles of tensor cores. The floor is their
+ * rate: 4096 operations per cycle and multiprocessor; the 16384 powers of a turn take half as long and are hidden. Measured
+ * on an H200, causal, 32 heads on 8, 128 elements, bf16: 557 TFLOP/s at 4096 tokens, 470 at 2048; a turn takes about 2
+ * microseconds, the beginning and end of a tile about 3 together, which is what short prompts pay.
+ */
+#define STAGES 2
+#define KEYS 128
+#define GROUPS 2
+#define THREADS ((GROUPS + 1) * 128)
+#define KEY_HALVES ((KEY_SIZE + 63) / 64)
+#define VALUE_HALVES ((VALUE_SIZE + 63) / 64)
+/* Bytes of 128 rows of 64 elements. */
+#define HALF_BYTES (KEYS * 128)
+#define KEY_BYTES (KEY_HALVES * HALF_BYTES)
+#define VALUE_BYTES (VALUE_HALVES * HALF_BYTES)
+/* Keys that one copy brings, and copies for a turn. */
+#define BOX (PAGED && SLOTS < KEYS ? SLOTS : KEYS)
+#define BOXES (KEYS / BOX)
+
+struct alignas(64) TensorMap { u64 words[16]; };
+
+/* Barriers in shared memory, each waited for by its phase. */
+struct Barriers {
+    u64 queries_full, queries_free;
+    u64 keys_full[STAGES], keys_free[STAGES], values_full[STAGES], values_free[STAGES];
+};
+
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+
+__device__ inline u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+__device__ inline void make_barrier(u64& barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ inline void expect(u64& barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+        :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
+}
+
+__device__ inline void arrive(u64& barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(&barrier)) : "memory");
+}
+
+__device__ inline void await(u64& barrier, u32 phase) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\nbra again;\nover:\n}"
+        :: "r"(shared_address(&barrier)), "r"(phase) : "memory");
+}
+
+/* A box of keys or values: element, slot, head, page. */
+__device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int element, int slot, int head, int page) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(element), "r"(slot), "r"(head), "r"(page) : "memory");
+}
+
+/* A box of queries: element, head, row. */
+__device__ inline void copy_queries(const TensorMap& map, u32 to, u64& barrier, int element, int head, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(element), "r"(head), "r"(row) : "memory");
+}
+
+/*
+ * What wgmma is told of a matrix in shared memory: address, distance of column blocks (values: 64 elements), distance of 8
+ * rows, and that rows of 128 bytes are swizzled.
+ */
+__device__ inline u64 matrix_at(u32 address) {
+    return (u64)(address >> 4 & 0x3fff) | (u64)(HALF_BYTES >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending> __device__ inline void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Pending) : "memory");
+}
+
+/* Keeps the compiler from moving uses of accumulators across. */
+template <int Count> __device__ inline void hold(float (&d)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+}
+
+#if HALF
+#define KIND "f32.f16.f16"
+#else
+#define KIND "f32.bf16.bf16"
+#endif
+
+/* d = or += 64 rows of queries times 128 keys, 16 elements of each. */
+__device__ inline void score_step(float (&d)[64], u64 queries, u64 keys, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16." KIND " "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, add, 1, 1, 0, 0;\n}"
+        :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
+        "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]),
+        "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),
+        "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+        : "l"(queries), "l"(keys), "r"(add));
+}
+
+/* All scores of a turn, of 64 rows. */
+__device__ inline void score(float (&d)[64], u32 queries, u32 keys) {
+#pragma unroll
+    for (int step = 0; step < KEY_SIZE / 16; ++step) {
+        u32 at = step / 4 * HALF_BYTES + step % 4 * 32;
+        score_step(d, matrix_at(queries + at), matrix_at(keys + at), step > 0);
+    }
+}
+
+/* d += 64 rows of weights times the values of 16 keys. */
+#if VALUE_SIZE == 64
+__device__ inline void weigh_step(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 values) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16." KIND " "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+        :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
+        "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(values));
+}
+#elif VALUE_SIZE == 80
+__device__ inline void weigh_step(float (&d)[40], u32 a0, u32 a1, u32 a2, u32 a3, u64 values) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n80k16." KIND " "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39}, "
+        "{%40, %41, %42, %43}, %44, 1, 1, 1, 1;"
+        :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
+        "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(values));
+}
+#elif VALUE_SIZE == 96
+__device__ inline void weigh_step(float (&d)[48], u32 a0, u32 a1, u32 a2, u32 a3, u64 values) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n96k16." KIND " "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+        "{%48, %49, %50, %51}, %52, 1, 1, 1, 1;"
+        :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
+        "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]),
+        "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(values));
+}
+#elif VALUE_SIZE == 128
+__device__ inline void weigh_step(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 values) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16." KIND " "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+        :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
+        "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]),
+        "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),
+        "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(values));
+}
+#endif
+
+/* All values of a turn. */
+__device__ inline void weigh(float (&d)[VALUE_SIZE / 2], const u32 (&weights)[KEYS / 4], u32 values) {
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; ++step) {
+        const u32* a = weights + step * 4;
+        weigh_step(d, a[0], a[1], a[2], a[3], matrix_at(values + step * 2048));
+    }
+}
+
+/* Named barriers; 0 is __syncthreads'. */
+__device__ inline void turn_await(int group) { asm volatile("bar.sync %0, 256;" :: "r"(group + 1) : "memory"); }
+__device__ inline void turn_pass(int group) { asm volatile("bar.arrive %0, 256;" :: "r"(GROUPS - group) : "memory"); }
+__device__ inline void group_await(int group) { asm volatile("bar.sync %0, 128;" :: "r"(group + 3) : "memory"); }
+
+/* The number of the tile that a block takes in a round. */
+__device__ inline i64 dealt(int round) {
+    i64 place = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    return (i64)round * gridDim.x + place;
+}
+
+/* Counts through a ring. */
+struct Place {
+    int stage = 0;
+    u32 phase = 0;
+    __device__ inline void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* Fetches one turn of keys or values, a lane for each copy. */
+template <int Size, int Halves>
+__device__ inline void fetch(const Arguments& a, const Tile& tile, const TensorMap& map, int key, u32 to, u64& full, int lane) {
+    if (lane == 0) expect(full, Halves * HALF_BYTES);
+    __syncwarp();
+    for (int item = lane; item < BOXES * Halves; item += 32) {
+        int box = item % BOXES, half = item / BOXES, at = key + box * BOX;
+        u32 there = to + half * HALF_BYTES + box * BOX * 128;
+#if PAGED
+        int entry = at / SLOTS;
+        int page = at < tile.total && entry < a.table_columns ? tile.pages[entry] : -1;
+        copy_box(map, there, full, half * 64, at % SLOTS, tile.kv_head, page);
+#else
+        copy_box(map, there, full, half * 64, tile.start + at, tile.kv_head, 0);
+#endif
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float softcap, const __grid_constant__ Arguments a,
+             const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
+             const __grid_constant__ TensorMap value_map) {
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+    extern __shared__ __align__(1024) u8 shared[];
+    __shared__ Barriers barriers;
+    u32 queries = (shared_address(shared) + 1023) / 1024 * 1024, keys = queries + KEY_BYTES, values = keys + STAGES * KEY_BYTES;
+    int lane = threadIdx.x % 32, group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
+    i64 sequences = sequence_extent.count();
+    int tokens = (int)token_extent.count();
+    if (threadIdx.x == 0) {
+        make_barrier(barriers.queries_full, 1);
+        make_barrier(barriers.queries_free, GROUPS);
+        for (int s = 0; s < STAGES; ++s) {
+            make_barrier(barriers.keys_full[s], 1);
+            make_barrier(barriers.keys_free[s], GROUPS);
+            make_barrier(barriers.values_full[s], 1);
+            make_barrier(barriers.values_free[s], GROUPS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    Tile tile;
+    if (group < 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x >= 32) return;
+        Place place;
+        for (int round = 0; find_tile(a, sequences, tokens, dealt(round), tile); ++round) {
+            await(barriers.queries_free, round % 2 ^ 1);
+            if (lane == 0) {
+                expect(barriers.queries_full, KEY_HALVES * ROWS * 128);
+                for (int half = 0; half < KEY_HALVES; ++half) {
+                    copy_queries(query_map, queries + half * HALF_BYTES, barriers.queries_full, half * 64, tile.head, tile.row);
+                }
+            }
+            for (int key = tile.from / KEYS * KEYS; key < tile.to; key += KEYS, place.next()) {
+                int s = place.stage;
+                await(barriers.keys_free[s], place.phase ^ 1);
+                fetch<KEY_SIZE, KEY_HALVES>(a, tile, key_map, key, keys + s * KEY_BYTES, barriers.keys_full[s], lane);
+                await(barriers.values_free[s], place.phase ^ 1);
+                fetch<VALUE_SIZE, VALUE_HALVES>(a, tile, value_map, key, values + s * VALUE_BYTES, barriers.values_full[s], lane);
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        bool leader = threadIdx.x % 128 == 0;
+        int rows_before = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
+        u32 own_queries = queries + group * 64 * 128;
+        Place place, older;
+        if (group == 1) turn_pass(group);
+        for (int round = 0; find_tile(a, sequences, tokens, dealt(round), tile); ++round) {
+            Softmax softmax;
+            float sums[VALUE_SIZE / 2], scores[KEYS / 2], factor[2];
+            u32 weights[KEYS / 4];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                int row = rows_before + r * 8, token = row / HEADS < tile.count ? row / HEADS : tile.count - 1;
+                softmax.maximum[r] = -infinity();
+                softmax.sum[r] = 0.0f;
+                softmax.position[r] = tile.position + token;
+                softmax.row[r] = tile.row + token;
+                softmax.slope[r] = a.alibi ? a.alibi[tile.head + row % HEADS] : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < VALUE_SIZE / 2; ++i) sums[i] = 0.0f;
+            int lowest = tile.position + group * 64 / HEADS, highest = tile.position + tile.count - 1;
+            int begin = tile.from / KEYS * KEYS;
+            int turns = __shfl_sync(0xffffffffu, tile.to > begin ? (tile.to - begin + KEYS - 1) / KEYS : 0, 0);
+            await(barriers.queries_full, round % 2);
+            if (turns > 0) {
+                /* The first scores. */
+                await(barriers.keys_full[place.stage], place.phase);
+                turn_await(group);
+                hold(scores);
+                products_begin();
+                score(scores, own_queries, keys + place.stage * KEY_BYTES);
+                products_commit();
+                turn_pass(group);
+                products_wait<0>();
+                hold(scores);
+                if (leader) arrive(barriers.keys_free[place.stage]);
+                bool masked = !see_all(a, tile, lowest, highest, begin, KEYS);
+                softmax.step<KEYS / 8>(a, tile, scale, softcap, masked, begin + lane % 4 * 2, scores, factor);
+#pragma unroll
+                for (int i = 0; i < KEYS / 4; ++i) weights[i] = pack(scores[i * 2], scores[i * 2 + 1]);
+                place.next();
+            }
+            for (int turn = 1; turn < turns; ++turn) {
+                /* Scores of this turn, and the values of the turn before. */
+                int key = begin + turn * KEYS;
+                await(barriers.keys_full[place.stage], place.phase);
+                await(barriers.values_full[older.stage], older.phase);
+                turn_await(group);
+                hold(scores);
+                hold(sums);
+                products_begin();
+                score(scores, own_queries, keys + place.stage * KEY_BYTES);
+                products_commit();
+                weigh(sums, weights, values + older.stage * VALUE_BYTES);
+                products_commit();
+                turn_pass(group);
+                products_wait<1>();
+                hold(scores);
+                if (leader) arrive(barriers.keys_free[place.stage]);
+                bool masked = !see_all(a, tile, lowest, highest, key, KEYS);
+                softmax.step<KEYS / 8>(a, tile, scale, softcap, masked, key + lane % 4 * 2, scores, factor);
+                products_wait<0>();
+                hold(sums);
+                if (leader) arrive(barriers.values_free[older.stage]);
+                older.next();
+#pragma unroll
+                for (int i = 0; i < VALUE_SIZE / 2; ++i) sums[i] *= factor[i / 2 % 2];
+#pragma unroll
+                for (int i = 0; i < KEYS / 4; ++i) weights[i] = pack(scores[i * 2], scores[i * 2 + 1]);
+                place.next();
+            }
+            if (leader) arrive(barriers.queries_free);
+            if (turns > 0) {
+                await(barriers.values_full[older.stage], older.phase);
+                u32 last = values + older.stage * VALUE_BYTES;
+                int end = tile.total - (tile.to - 1) / KEYS * KEYS;
+                if (end < KEYS) {
+                    /* Both groups clear the rows behind the end; each sees to it that its own zeros have arrived. */
+                    for (int item = threadIdx.x % 128; item < (KEYS - end) * 8 * VALUE_HALVES; item += 128) {
+                        int half = item / ((KEYS - end) * 8), at = item % ((KEYS - end) * 8);
+                        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};"
+                            :: "r"(last + half * HALF_BYTES + end * 128 + at * 16), "r"(0) : "memory");
+                    }
+                    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                    group_await(group);
+                }
+                hold(sums);
+                products_begin();
+                weigh(sums, weights, last);
+                products_commit();
+                products_wait<0>();
+                hold(sums);
+                if (leader) arrive(barriers.values_free[older.stage]);
+                older.next();
+            }
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                int row = rows_before + r * 8, token = row / HEADS, head = tile.head + row % HEADS, at = tile.row + token;
+                float shrink, log;
+                softmax.finish(a, scale, r, head, shrink, log);
+                bool real = row < ROWS && token < tile.count && at >= 0 && at < tokens;
+                if (real && a.log_sum_exp && lane % 4 == 0) a.log_sum_exp[at * a.log_row + head] = log;
+                write_row<VALUE_SIZE / 8>(a, real, at, head, r, shrink, sums);
+            }
+        }
+        if (group == 0) turn_await(group);
+    }
+#endif
+}

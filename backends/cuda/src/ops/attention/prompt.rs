@@ -1,0 +1,324 @@
+//! Prompts on tensor cores: sequences of at least [`PROMPT`] queries in a call.
+//!
+//! | device | head sizes | kernel |
+//! |---|---|---|
+//! | sm_90 | values of 64, 80, 96 or 128; keys a multiple of 16 up to 128; pages that divide 128, or are its multiples | `prompt_wgmma` |
+//! | sm_80 and up; sm_75 for f16 | multiples of 8 up to 256 | `prompt_mma` |
+//!
+//! All else stays with the kernel for decoding: other types, odd sizes or strides, scales that are not positive.
+
+use super::{Kinds, Places};
+use crate::{
+    launch::{Function, MAX_GRID, Parameters, Step},
+    ops::{KernelSpec, Machine, type_name},
+};
+use cudarc::driver::sys;
+use dsrun_core::{DType, Error, Result};
+use std::sync::Arc;
+
+/// The fewest queries of a sequence that make it a prompt. Fewer fill too little of a tile.
+pub(super) const PROMPT: usize = 16;
+
+/// Rows of a tile of `prompt_wgmma`, and keys of a turn.
+const WGMMA_ROWS: usize = 128;
+/// Bytes of 128 rows of 64 elements: the unit of its shared memory.
+const HALF_BYTES: usize = 128 * 128;
+/// Depth of its rings of keys and values.
+const STAGES: usize = 2;
+/// Its threads: three warpgroups.
+const WGMMA_THREADS: usize = 384;
+/// Threads of `prompt_mma`.
+const MMA_THREADS: usize = 128;
+/// The most heads of a KV head that share a tile.
+const MAX_HEADS: usize = 16;
+
+/// The kernel a call's prompts run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Wgmma,
+    /// 16-row tiles of a warp, keys of a turn.
+    Mma(usize, usize),
+}
+
+/// How prompts of a call are run.
+#[derive(Clone, Debug)]
+pub(super) struct Prompts {
+    way: Way,
+    kernel: KernelSpec,
+    /// Query heads and queries in a tile.
+    heads: usize,
+    tokens: usize,
+    /// Tiles there may be, times KV heads and parts of their groups.
+    items: usize,
+    blocks: usize,
+    kinds: Kinds,
+}
+
+impl Prompts {
+    /// How prompts are run on tensor cores, if there can be any and there is a kernel for them.
+    pub(super) fn plan(kinds: &Kinds, machine: &Machine) -> Result<Option<Self>> {
+        // With as many sequences as tokens all are single tokens, or so few that it matters little.
+        let any = kinds.tokens >= PROMPT && kinds.tokens > kinds.sequences;
+        let half = kinds.query == DType::F16 || (kinds.query == DType::BF16 && machine.capability >= 80);
+        let fits = half && kinds.query == kinds.cache && kinds.query_vectors && kinds.cache_vectors;
+        let largest = kinds.key_size.max(kinds.value_size);
+        if !(any && fits && largest <= super::MAX_HEAD && kinds.scale > 0.0) {
+            return Ok(None);
+        }
+        let way = Way::choose(kinds, machine);
+        let group = kinds.group();
+        let heads = (1..=MAX_HEADS.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
+        let tokens = way.rows() / heads;
+        let tiles = kinds.tokens / tokens + kinds.sequences.min(kinds.tokens / PROMPT);
+        let items = tiles.saturating_mul(kinds.kv_heads * (group / heads));
+        let blocks = if way == Way::Wgmma { items.min(machine.processors) } else { items };
+        if blocks > i32::MAX as usize || kinds.kv_heads > MAX_GRID {
+            return Ok(None);
+        }
+        let mut defines: Vec<(&'static str, String)> = vec![
+            ("T", type_name(kinds.query)?.to_owned()),
+            ("HALF", i32::from(kinds.query == DType::F16).to_string()),
+            ("TOKENS", tokens.to_string()),
+            ("HEADS", heads.to_string()),
+            ("SLOTS", kinds.slots.to_string()),
+            ("PROMPT", PROMPT.to_string()),
+            ("VECTORS", i32::from(kinds.result_vectors).to_string()),
+        ];
+        defines.extend(kinds.defines());
+        if let Way::Mma(row_tiles, keys) = way {
+            defines.extend([("ROW_TILES", row_tiles.to_string()), ("KEYS", keys.to_string())]);
+        }
+        let (unit, entry) = way.kernel();
+        let kernel = KernelSpec { unit, entry, defines, shared: 0 }.with_shared(way.shared(kinds));
+        Ok(Some(Self { way, kernel, heads, tokens, items, blocks, kinds: kinds.clone() }))
+    }
+
+    pub(super) fn kernel(&self) -> KernelSpec {
+        self.kernel.clone()
+    }
+
+    /// The launch.
+    pub(super) fn step(&self, function: &Arc<Function>, at: &Places<'_>) -> Result<Option<Step>> {
+        let Places { query, keys, values, table, bits, y, log, .. } = at;
+        let group = self.kinds.group();
+        let parameters = Parameters::default()
+            .extent(self.kinds.sequences, at.of_sequences)
+            .extent(self.kinds.tokens, at.of_tokens)
+            .float(self.kinds.scale)
+            .float(self.kinds.softcap)
+            .words([
+                query.address,
+                query.stride(0) as u64,
+                keys.address,
+                at.key_strides[0],
+                at.key_strides[1],
+                at.key_strides[2],
+                values.address,
+                at.value_strides[0],
+                at.value_strides[1],
+                at.value_strides[2],
+                at.start.address,
+                at.length.address,
+                at.total.address,
+                table.map_or(0, |table| table.address),
+                table.map_or(0, |table| table.stride(0) as u64),
+                table.map_or(0, |table| table.size(1) as u64),
+                keys.size(0) as u64,
+                at.alibi,
+                at.sinks,
+                bits.map_or(0, |bits| bits.address),
+                bits.map_or(0, |bits| bits.stride(0) as u64),
+                bits.map_or(0, |bits| bits.size(1) as u64),
+                self.kinds.kv_heads as u64,
+                group as u64,
+                (group / self.heads) as u64,
+                u64::from(self.kinds.window),
+                y.address,
+                y.stride(0) as u64,
+                log.map_or(0, |log| log.address),
+                log.map_or(0, |log| log.stride(0) as u64),
+            ]);
+        let blocks = [self.blocks.min(self.items), 1, 1];
+        if self.way != Way::Wgmma {
+            return Ok(Step::kernel(function, blocks, MMA_THREADS, parameters));
+        }
+        let parameters = parameters
+            .words(self.query_map(at)?)
+            .words(self.cache_map(keys.address, self.kinds.key_size, at.key_strides, at)?)
+            .words(self.cache_map(values.address, self.kinds.value_size, at.value_strides, at)?);
+        Ok(Step::kernel(function, blocks, WGMMA_THREADS, parameters))
+    }
+
+    /// Boxes of 64 elements of a tile's queries.
+    fn query_map(&self, at: &Places<'_>) -> Result<[u64; 16]> {
+        let (size, heads) = (self.kinds.key_size as u64, (self.kinds.kv_heads * self.kinds.group()) as u64);
+        tensor_map(
+            self.kinds.query,
+            at.query.address,
+            [size, heads, self.kinds.tokens as u64],
+            [size, at.query.stride(0) as u64],
+            [64, self.heads as u32, self.tokens as u32],
+        )
+    }
+
+    /// Boxes of 64 elements of the keys or values of a page, or of 128 rows: element, slot, head, page.
+    fn cache_map(&self, address: u64, size: usize, strides: [u64; 3], at: &Places<'_>) -> Result<[u64; 16]> {
+        let [page, head, slot] = strides;
+        let (slots, pages) = match at.table {
+            Some(_) => (self.kinds.slots as u64, at.keys.size(0) as u64),
+            None => (self.kinds.tokens as u64, 1),
+        };
+        // What there is one of has no stride, but one must be named.
+        let page = if page == 0 { slot * slots } else { page };
+        tensor_map(
+            self.kinds.cache,
+            address,
+            [size as u64, slots, self.kinds.kv_heads as u64, pages],
+            [slot, head, page],
+            [64, self.box_slots(), 1, 1],
+        )
+    }
+
+    /// Keys that one copy brings.
+    fn box_slots(&self) -> u32 {
+        if self.kinds.paged { self.kinds.slots.min(WGMMA_ROWS) as u32 } else { WGMMA_ROWS as u32 }
+    }
+}
+
+impl Way {
+    fn choose(kinds: &Kinds, machine: &Machine) -> Self {
+        let pages = !kinds.paged
+            || (kinds.slots.is_multiple_of(8)
+                && (WGMMA_ROWS.is_multiple_of(kinds.slots) || kinds.slots.is_multiple_of(WGMMA_ROWS)));
+        let sizes = kinds.key_size <= 128
+            && kinds.key_size.is_multiple_of(16)
+            && [64, 80, 96, 128].contains(&kinds.value_size);
+        match (machine.capability, kinds.key_size.max(kinds.value_size)) {
+            (90, _) if pages && sizes => Self::Wgmma,
+            // 64 KiB of shared memory.
+            (75, ..=128) => Self::Mma(1, 64),
+            (75, _) => Self::Mma(1, 16),
+            // Registers are full.
+            (_, ..=64) => Self::Mma(2, 64),
+            (_, ..=128) => Self::Mma(2, 32),
+            (_, _) => Self::Mma(1, 32),
+        }
+    }
+
+    fn kernel(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Wgmma => ("attention/prompt_wgmma.cu", "prompt_wgmma"),
+            Self::Mma(..) => ("attention/prompt_mma.cu", "prompt_mma"),
+        }
+    }
+
+    /// Rows of a tile.
+    fn rows(self) -> usize {
+        match self {
+            Self::Wgmma => WGMMA_ROWS,
+            Self::Mma(row_tiles, _) => row_tiles * 64,
+        }
+    }
+
+    /// Bytes of shared memory.
+    fn shared(self, kinds: &Kinds) -> usize {
+        match self {
+            Self::Wgmma => {
+                let [key, value] =
+                    [kinds.key_size, kinds.value_size].map(|size| size.div_ceil(64) * HALF_BYTES);
+                // Room to begin at a multiple of 1024.
+                1024 + key + STAGES * (key + value)
+            }
+            Self::Mma(_, keys) => {
+                let [key, value] =
+                    [kinds.key_size, kinds.value_size].map(|size| size.next_multiple_of(16) * 2 + 16);
+                (self.rows() + keys) * key + keys * value
+            }
+        }
+    }
+}
+
+/// What the bulk copy engine is told of a tensor: sizes of all dimensions, innermost first, strides of all but that, in elements
+/// of 16 bits, and the box that a copy brings, in rows of 128 bytes, swizzled. What lies outside arrives as zeros.
+fn tensor_map<const N: usize, const M: usize>(
+    dtype: DType,
+    address: u64,
+    sizes: [u64; N],
+    strides: [u64; M],
+    box_sizes: [u32; N],
+) -> Result<[u64; 16]> {
+    let kind = match dtype {
+        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    };
+    let strides = strides.map(|stride| stride * 2);
+    let ones = [1u32; N];
+    let mut map = std::mem::MaybeUninit::<sys::CUtensorMap>::zeroed();
+    // SAFETY: sizes, box and steps have N entries and strides N - 1, as is said; the map is written, or stays zero, which is a
+    // valid value. The memory is not touched.
+    let (status, map) = unsafe {
+        let status = sys::cuTensorMapEncodeTiled(
+            map.as_mut_ptr(),
+            kind,
+            N as u32,
+            address as *mut _,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            box_sizes.as_ptr(),
+            ones.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        );
+        (status, map.assume_init())
+    };
+    if status != sys::CUresult::CUDA_SUCCESS {
+        let message = format!(
+            "the driver refuses to describe a tensor of {sizes:?} with strides {strides:?}: {status:?}"
+        );
+        return Err(Error::internal(message));
+    }
+    Ok(map.opaque)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn kinds(group: usize, size: usize, slots: usize) -> Kinds {
+        let (key_size, value_size) = (size, size);
+        Kinds { query_heads: group * 2, key_size, value_size, slots, ..super::super::tests::kinds() }
+    }
+
+    fn machine(capability: u32) -> Machine {
+        Machine { capability, processors: 132, blas: true }
+    }
+
+    #[rstest]
+    #[case::llama(90, kinds(4, 128, 16), Some((Way::Wgmma, 4, 32)))]
+    #[case::odd_pages(90, kinds(4, 128, 24), Some((Way::Mma(2, 32), 4, 32)))]
+    #[case::large_head(90, kinds(1, 256, 16), Some((Way::Mma(1, 32), 1, 64)))]
+    #[case::group_of_seven(80, kinds(7, 64, 16), Some((Way::Mma(2, 64), 7, 18)))]
+    #[case::prime_group(90, kinds(71, 64, 16), Some((Way::Wgmma, 1, 128)))]
+    #[case::turing(75, kinds(1, 256, 16), Some((Way::Mma(1, 16), 1, 64)))]
+    #[case::turing_has_no_bf16(75, Kinds { query: DType::BF16, cache: DType::BF16, ..kinds(1, 64, 16) }, None)]
+    #[case::single_tokens(90, Kinds { sequences: 512, ..kinds(4, 128, 16) }, None)]
+    #[case::few_tokens(90, Kinds { tokens: 15, ..kinds(4, 128, 16) }, None)]
+    #[case::no_scale(90, Kinds { scale: 0.0, ..kinds(4, 128, 16) }, None)]
+    #[case::two_types(90, Kinds { cache: DType::F32, ..kinds(4, 128, 16) }, None)]
+    fn plans(#[case] capability: u32, #[case] kinds: Kinds, #[case] expected: Option<(Way, usize, usize)>) {
+        let plan = Prompts::plan(&kinds, &machine(capability)).unwrap();
+        assert_eq!(plan.as_ref().map(|plan| (plan.way, plan.heads, plan.tokens)), expected);
+        // Shared memory of a block on the smallest device of the architecture.
+        let most = match capability {
+            75 => 64 << 10,
+            80 => 99 << 10,
+            _ => 227 << 10,
+        };
+        assert!(
+            plan.is_none_or(|plan| plan.kernel.shared <= most && plan.heads * plan.tokens <= plan.way.rows())
+        );
+    }
+}

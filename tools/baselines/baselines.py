@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+"""What others do on the same card: yardsticks for dsrun's figures.
+
+    python3 tools/baselines/baselines.py decode --shape llama-8b llama-1b
+    python3 tools/baselines/baselines.py attention gemm bandwidth
+
+Needs a CUDA device and PyTorch 2.6 or newer; nothing is downloaded, weights are random. Prints one JSON object.
+
+decode      a model of the shape under torch.compile with CUDA graphs and a static cache: prompt, then tokens one by one, greedy
+attention   causal scaled_dot_product_attention by cuDNN and by FlashAttention
+gemm        the products of a layer of llama-8b by cuBLAS
+bandwidth   a copy and a read of 2 GiB
+
+Every time is a median over repetitions, by events on the device; those of decode hold all tokens of a run.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# hidden, intermediate, layers, query heads, KV heads, head size, vocabulary, and whether it is of GPT-2's kind: LayerNorm, biases,
+# learned positions and an MLP without a gate.
+SHAPES = {
+    "smollm2-135m": (576, 1536, 30, 9, 3, 64, 49152, False),
+    "llama-1b": (2048, 8192, 16, 32, 8, 64, 128256, False),
+    "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256, False),
+    "gpt2-xl": (1600, 6400, 48, 25, 25, 64, 50257, True),
+    "opt-13b": (5120, 20480, 40, 40, 40, 128, 50272, True),
+}
+
+
+class Layer(nn.Module):
+    """A decoder layer over a static cache."""
+
+    def __init__(self, shape, length):
+        super().__init__()
+        hidden, inner, _, heads, kv_heads, size, _, self.classic = shape
+        self.heads, self.kv_heads, self.size = heads, kv_heads, size
+        norm = nn.LayerNorm if self.classic else nn.RMSNorm
+        self.norms = nn.ModuleList([norm(hidden), norm(hidden)])
+        self.projection = nn.Linear(hidden, (heads + 2 * kv_heads) * size, bias=self.classic)
+        self.output = nn.Linear(heads * size, hidden, bias=self.classic)
+        self.up = nn.Linear(hidden, inner if self.classic else 2 * inner, bias=self.classic)
+        self.down = nn.Linear(inner, hidden, bias=self.classic)
+        self.register_buffer("keys", torch.zeros(1, kv_heads, length, size))
+        self.register_buffer("values", torch.zeros(1, kv_heads, length, size))
+
+    def forward(self, x, positions, mask, turns):
+        tokens = x.shape[1]
+        split = [self.heads * self.size, self.kv_heads * self.size, self.kv_heads * self.size]
+        query, key, value = self.projection(self.norms[0](x)).split(split, dim=-1)
+        query, key, value = (part.view(1, tokens, -1, self.size).transpose(1, 2) for part in (query, key, value))
+        if not self.classic:
+            query, key = turn(query, turns), turn(key, turns)
+        self.keys.index_copy_(2, positions, key)
+        self.values.index_copy_(2, positions, value)
+        group = self.heads // self.kv_heads
+        keys, values = self.keys.repeat_interleave(group, dim=1), self.values.repeat_interleave(group, dim=1)
+        y = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+        x = x + self.output(y.transpose(1, 2).reshape(1, tokens, -1))
+        inner = self.up(self.norms[1](x))
+        if self.classic:
+            return x + self.down(F.gelu(inner, approximate="tanh"))
+        gate, up = inner.chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def turn(x, turns):
+    """Rotary positions, the halves of a head in pairs."""
+    cosines, sines = turns
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+class Decoder(nn.Module):
+    """A decoder of a shape, with room for `length` tokens of one sequence."""
+
+    def __init__(self, shape, length):
+        super().__init__()
+        hidden, _, layers, _, _, size, vocabulary, self.classic = shape
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.positions = nn.Embedding(length, hidden) if self.classic else None
+        self.layers = nn.ModuleList([Layer(shape, length) for _ in range(layers)])
+        self.norm = (nn.LayerNorm if self.classic else nn.RMSNorm)(hidden)
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+        self.register_buffer("seen", torch.ones(length, length, dtype=torch.bool).tril())
+        angles = torch.outer(torch.arange(length), 500000.0 ** -(torch.arange(0, size, 2) / size))
+        angles = torch.cat((angles, angles), dim=-1)
+        self.register_buffer("cosines", angles.cos())
+        self.register_buffer("sines", angles.sin())
+
+    def forward(self, ids, positions):
+        x = self.embedding(ids)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        mask = self.seen[positions][None, None]
+        turns = (self.cosines[positions], self.sines[positions])
+        for layer in self.layers:
+            x = layer(x, positions, mask, turns)
+        return self.head(self.norm(x[:, -1:])).argmax(-1)
+
+
+def build(shape, length, dtype):
+    """A decoder with random weights."""
+    with torch.device("meta"):
+        model = Decoder(shape, length)
+    model = model.to(dtype).to_empty(device="cuda").eval().requires_grad_(False)
+    for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
+        if name.endswith(("keys", "values")):
+            tensor.zero_()
+        elif "norm" in name and name.endswith("weight"):
+            tensor.fill_(1)
+        elif name == "seen":
+            tensor.copy_(torch.ones_like(tensor).tril())
+        elif name in ("cosines", "sines"):
+            tensor.uniform_(-1, 1)
+        else:
+            tensor.normal_(0, 0.02)
+    return model
+
+
+def milliseconds(run, repeats=20, warm=3):
+    """The median time of `run`."""
+    for _ in range(warm):
+        run()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+@torch.inference_mode()
+def decode(options):
+    results = []
+    for name in options.shape:
+        torch._dynamo.reset()
+        model = build(SHAPES[name], options.prompt + options.generated, getattr(torch, options.dtype))
+        step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+        prompt = torch.randint(0, SHAPES[name][6], (1, options.prompt), device="cuda")
+        before = torch.arange(options.prompt, device="cuda")
+
+        def first():
+            return model(prompt, before)
+
+        def generate():
+            # Positions are made ahead, so that the loop is launches alone.
+            token = first_token.clone()
+            for position in positions:
+                token = step(token, position).clone()
+
+        first_token = first()
+        last = options.prompt + options.generated
+        positions = [torch.tensor([at], device="cuda") for at in range(options.prompt, last)]
+        per_token = milliseconds(generate, repeats=3, warm=2) / options.generated
+        weights = sum(p.numel() * p.element_size() for n, p in model.named_parameters() if "embedding" not in n)
+        results.append(
+            {
+                "shape": name,
+                "dtype": options.dtype,
+                "prompt": options.prompt,
+                "generated": options.generated,
+                "ms_per_token": round(per_token, 4),
+                "first_token_ms_eager": round(milliseconds(first, repeats=5), 3),
+                "weight_bytes_read": weights,
+            }
+        )
+        del model, step
+        torch.cuda.empty_cache()
+    return results
+
+
+def attention(_):
+    results = []
+    for heads, kv_heads, size in ((32, 8, 128), (32, 8, 64)):
+        for length in (512, 1024, 2048, 4096, 8192):
+            query = torch.randn(1, heads, length, size, device="cuda", dtype=torch.bfloat16)
+            key, value = (torch.randn(1, kv_heads, length, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+            for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+                with sdpa_kernel(backend):
+                    ms = milliseconds(
+                        lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+                    )
+                operations = 2 * heads * size * length * (length + 1)
+                results.append(
+                    {
+                        "by": backend.name,
+                        "query_heads": heads,
+                        "kv_heads": kv_heads,
+                        "head_size": size,
+                        "tokens": length,
+                        "ms": round(ms, 4),
+                        "tflops": round(operations / ms / 1e9, 1),
+                    }
+                )
+    return results
+
+
+def gemm(options):
+    results = []
+    for rows in (1, 8, 32, 128, 512, 2048):
+        total = 0.0
+        for name, outputs, inputs in (
+            ("query_key_value", 6144, 4096),
+            ("output", 4096, 4096),
+            ("gate_up", 28672, 4096),
+            ("down", 4096, 14336),
+        ):
+            # Several weights in turn, more than the L2 holds.
+            count = max(2, (256 << 20) // (outputs * inputs * 2))
+            weights = [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)]
+            x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+            y = torch.empty(rows, outputs, device="cuda", dtype=torch.bfloat16)
+
+            def run():
+                for weight in weights:
+                    torch.mm(x, weight.T, out=y)
+
+            graph = torch.cuda.CUDAGraph()
+            run()
+            with torch.cuda.graph(graph):
+                run()
+            ms = milliseconds(graph.replay) / count
+            total += ms
+            results.append(
+                {
+                    "product": name,
+                    "rows": rows,
+                    "outputs": outputs,
+                    "inputs": inputs,
+                    "us": round(ms * 1e3, 2),
+                    "tflops": round(2 * rows * outputs * inputs / ms / 1e9, 1),
+                    "weights_tb_per_s": round(outputs * inputs * 2 / ms / 1e9, 2),
+                }
+            )
+        results.append({"product": "all 32 layers of llama-8b", "rows": rows, "ms": round(total * 32, 3)})
+    return results
+
+
+def bandwidth(_):
+    source = torch.rand(1 << 29, device="cuda")
+    target = torch.empty_like(source)
+    size = source.numel() * source.element_size()
+    copy = milliseconds(lambda: target.copy_(source))
+    read = milliseconds(lambda: torch.sum(source))
+    return {
+        "bytes": size,
+        "copy_tb_per_s_read_and_written": round(2 * size / copy / 1e9, 3),
+        "read_tb_per_s": round(size / read / 1e9, 3),
+    }
+
+
+COMMANDS = {"decode": decode, "attention": attention, "gemm": gemm, "bandwidth": bandwidth}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="+", choices=COMMANDS)
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-8b"], help="shapes for decode")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16", help="element type for decode")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt for decode")
+    parser.add_argument("--generated", type=int, default=128, help="tokens to generate for decode")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("there is no CUDA device, or this PyTorch was built without CUDA")
+    properties = torch.cuda.get_device_properties(0)
+    report = {"device": properties.name, "torch": torch.__version__, "cuda": torch.version.cuda}
+    for what in options.what:
+        report[what] = COMMANDS[what](options)
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
