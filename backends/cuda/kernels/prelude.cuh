@@ -102,6 +102,33 @@ __device__ inline Vector load_stream(const void* from) {
     return v;
 }
 
+/* 8 neighbouring elements, widened. They begin at a multiple of 16 bytes. */
+template <typename T> __device__ inline void load_eight(const T* from, float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += Lanes<T>::count) {
+        Vector v = load_vector(from + i);
+#pragma unroll
+        for (int j = 0; j < Lanes<T>::count; ++j) x[i + j] = Lanes<T>::get(v, j);
+    }
+}
+
+/* 8 neighbouring elements, each rounded once. */
+template <typename T> __device__ inline void store_eight(T* to, const float (&x)[8]) {
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.word[i] = narrow<T>(x[i * 2]).bits | (u32)narrow<T>(x[i * 2 + 1]).bits << 16;
+    *(Vector*)to = v;
+}
+__device__ inline void store_eight(float* to, const float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+        Vector v;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v.word[j] = __float_as_uint(x[i + j]);
+        *(Vector*)(to + i) = v;
+    }
+}
+
 __device__ inline float warp_sum(float x) {
     for (int distance = 16; distance; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
     return x;

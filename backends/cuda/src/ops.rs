@@ -203,6 +203,20 @@ fn type_or_f32(call: &CallDesc, index: usize) -> Result<&'static str> {
 /// Threads of a block of kernels over planes.
 const THREADS: usize = 256;
 
+/// Elements that a thread of a wide kernel takes at a time.
+const WIDE: usize = 8;
+/// Rows from where on wide kernels pay: with fewer there are not enough threads to fill the device.
+const WIDE_ROWS: usize = 16;
+
+/// Whether planes of these descriptions have many rows, which can be taken [`WIDE`] elements at a time.
+fn wide(planes: &[&TensorDesc]) -> bool {
+    planes.iter().all(|plane| {
+        let [rows, columns] = plane.shape[..] else { return false };
+        let aligned = columns.is_multiple_of(WIDE) && plane.strides[0].is_multiple_of(WIDE);
+        aligned && rows >= WIDE_ROWS
+    })
+}
+
 /// The grid of kernels over planes: chunks of columns, rows.
 fn plane(rows: usize, columns: usize) -> [usize; 3] {
     [columns.div_ceil(THREADS).min(1 << 20), rows.min(crate::launch::MAX_GRID), 1]

@@ -151,6 +151,12 @@ fn plane_calls(dtype: DType) -> Vec<CallDesc> {
     ];
     let region = well_known::add_rms_norm(add, norm).unwrap();
     calls.push(call(Op::Region(region.into()), vec![plane.clone(), plane.clone(), vector.clone()]));
+    let many = tensor(dtype, &[32, 64]);
+    calls.push(call(norm, vec![many.clone(), vector.clone()]));
+    calls.push(call(add, vec![many.clone(), many.clone(), None, vector.clone()]));
+    let gated =
+        GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
+    calls.push(call(gated, vec![many, None, None]));
     for to in FLOATS {
         calls.push(call(Cast { dtype: to }, vec![plane.clone()]));
         for transpose_b in [false, true] {

@@ -18,10 +18,12 @@ extern "C" __global__ void kv_write(Extent extent, i64 pages, i64 heads, i64 slo
         T0* value_to = values + page * value_strides.page + slot * value_strides.slot;
         FOR_COLUMNS(i, heads * (key_size + value_size)) {
             if (i < heads * key_size) {
-                key_to[i / key_size * key_strides.head + i % key_size] = narrow<T0>(widen(key[row * key_row + i]));
+                /* A row has fewer than 2^31 elements, and long divisions are slow. */
+                u32 head = (u32)i / (u32)key_size, at = (u32)i % (u32)key_size;
+                key_to[head * key_strides.head + at] = narrow<T0>(widen(key[row * key_row + i]));
             } else {
-                i64 j = i - heads * key_size;
-                value_to[j / value_size * value_strides.head + j % value_size] = narrow<T0>(widen(value[row * value_row + j]));
+                u32 j = (u32)(i - heads * key_size), head = j / (u32)value_size, at = j % (u32)value_size;
+                value_to[head * value_strides.head + at] = narrow<T0>(widen(value[row * value_row + j]));
             }
         }
     }

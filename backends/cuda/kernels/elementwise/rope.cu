@@ -11,7 +11,8 @@ extern "C" __global__ void rope(Extent extent, i64 heads, i64 size, i64 pairs, f
         int position = positions[row];
         if (position < 0) continue;
         FOR_COLUMNS(i, heads * items) {
-            i64 head = i / items * size, item = i % items;
+            /* A row has fewer than 2^31 elements, and long divisions are slow. */
+            i64 head = (u32)i / (u32)items * size, item = (u32)i % (u32)items;
             const T0* from = x + row * x_row + head;
             T0* to = y + row * y_row + head;
             if (item >= pairs) {

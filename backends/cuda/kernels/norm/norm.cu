@@ -23,6 +23,30 @@ extern "C" __global__ void rms_norm(Extent extent, i64 width, float eps, float o
     }
 }
 
+/* The same, 8 elements at a time. */
+extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, float offset, const T0* x, i64 x_row,
+                                         const T1* weight, T0* y, i64 y_row) {
+    i64 rows = extent.count();
+    FOR_ROWS(row, rows) {
+        const T0* from = x + row * x_row + blockIdx.x * width;
+        T0* to = y + row * y_row + blockIdx.x * width;
+        float squares = 0.0f, value[8], gain[8];
+        for (i64 i = threadIdx.x * 8; i < width; i += blockDim.x * 8) {
+            load_eight(from + i, value);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) squares += value[k] * value[k];
+        }
+        float scale = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
+        for (i64 i = threadIdx.x * 8; i < width; i += blockDim.x * 8) {
+            load_eight(from + i, value);
+            load_eight(weight + i, gain);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) value[k] = value[k] * scale * (gain[k] + offset);
+            store_eight(to + i, value);
+        }
+    }
+}
+
 /* r = a + alpha * b, y = rms_norm(r): the norm reads the sum before it is rounded. */
 extern "C" __global__ void add_rms_norm(Extent extent, i64 columns, i64 width, float alpha, float eps, float offset,
                                         const T0* a, i64 a_row, const T0* b, i64 b_row, const T1* weight, T0* r, i64 r_row,

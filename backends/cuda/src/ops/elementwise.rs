@@ -1,6 +1,8 @@
 //! Embedding, activations, rotary positions, sums, casts, fills and picked rows.
 
-use super::{KernelSpec, Recipe, THREADS, operand, plane, result, type_name, type_of, type_or_f32};
+use super::{
+    KernelSpec, Recipe, THREADS, WIDE, operand, plane, result, type_name, type_of, type_or_f32, wide,
+};
 use crate::{
     launch::{Bound, Frame, Parameters, Step},
     weight::{CudaWeight, format_name},
@@ -28,7 +30,10 @@ pub(super) fn add(op: &Add, call: &CallDesc) -> Result<Recipe> {
     let alpha = op.alpha;
     let types: [(_, &dyn std::fmt::Display); 2] =
         [("T0", &type_of(call, 0)?), ("T1", &type_or_f32(call, 3)?)];
-    let spec = KernelSpec::new("elementwise/elementwise.cu", "add", types);
+    let mut planes = vec![operand(call, 0)?, operand(call, 1)?, result(call, 0)?];
+    planes.extend(call.tensor(2));
+    let wide = wide(&planes);
+    let spec = KernelSpec::new("elementwise/elementwise.cu", if wide { "add_wide" } else { "add" }, types);
     Ok(Recipe::of_one(spec, move |frame, function| {
         let (a, b, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
@@ -37,7 +42,8 @@ pub(super) fn add(op: &Add, call: &CallDesc) -> Result<Recipe> {
         let parameters =
             Parameters::default().extent(rows, &bounds).size(columns).float(alpha).rows(a).rows(b);
         let parameters = optional_rows(parameters, frame.optional(2)).address(frame.address(3)).rows(y);
-        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+        let items = if wide { columns / WIDE } else { columns };
+        Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
     }))
 }
 
@@ -127,7 +133,11 @@ pub(super) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<
         ("FUNCTION", &function),
         ("LAYOUT", &layout),
     ];
-    let spec = KernelSpec::new("elementwise/activation.cu", "gated_activation", types);
+    let mut planes = vec![operand(call, 0)?, result(call, 0)?];
+    planes.extend(call.tensor(1));
+    let wide = wide(&planes);
+    let name = if wide { "gated_activation_wide" } else { "gated_activation" };
+    let spec = KernelSpec::new("elementwise/activation.cu", name, types);
     Ok(Recipe::of_one(spec, move |frame, function| {
         let (gate, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
@@ -135,7 +145,8 @@ pub(super) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<
         bounds.push(y);
         let parameters = Parameters::default().extent(rows, &bounds).size(columns).float(limit).rows(gate);
         let parameters = optional_rows(parameters, frame.optional(1)).address(frame.address(2)).rows(y);
-        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+        let items = if wide { columns / WIDE } else { columns };
+        Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
     }))
 }
 

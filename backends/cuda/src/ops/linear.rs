@@ -10,8 +10,8 @@
 //! | more | others, or without cuBLASLt | `skinny_mma` to 64 rows, then `tiled` |
 
 use super::{
-    KernelSpec, Machine, Recipe, THREADS, elementwise::weight_words, operand, plane, result, type_name,
-    type_of,
+    KernelSpec, Machine, Recipe, THREADS, WIDE, elementwise::weight_words, operand, plane, result, type_name,
+    type_of, wide,
 };
 use crate::{
     blas::{Product, Setup, Shape, WORKSPACE},
@@ -369,6 +369,7 @@ impl Layer<'_> {
         let weight_stride = if same { row_bytes / size } else { slab_stride };
         let y_stride = if in_scratch { outputs } else { self.y.strides[0] };
         let y_name = type_name(self.y.dtype)?;
+        let wide = wide(&[self.y]) && self.residual.is_none_or(|residual| wide(&[residual]));
         let mut kernels = Vec::new();
         if !same {
             let defines: [(_, &dyn Display); 2] =
@@ -378,7 +379,8 @@ impl Layer<'_> {
         if in_scratch {
             let defines: [(_, &dyn Display); 3] =
                 [("X", &type_name(product_type)?), ("BIAS", &self.bias_name()?), ("Y", &y_name)];
-            kernels.push(KernelSpec::new("linear/finish.cu", "finish", defines));
+            let entry = if wide { "finish_wide" } else { "finish" };
+            kernels.push(KernelSpec::new("linear/finish.cu", entry, defines));
         }
         if arrival == Arrival::Guarded {
             kernels.push(KernelSpec::new("linear/guard.cu", "guard", [("Y", &y_name)]));
@@ -471,7 +473,8 @@ impl Layer<'_> {
                             .address(residual.0)
                             .size(residual.1)
                             .rows(places.y);
-                        steps.extend(Step::kernel(last, plane(rows, outputs), THREADS, parameters));
+                        let items = if wide { outputs / WIDE } else { outputs };
+                        steps.extend(Step::kernel(last, plane(rows, items), THREADS, parameters));
                     }
                 }
                 Ok(steps)

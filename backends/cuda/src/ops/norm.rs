@@ -1,15 +1,17 @@
 //! Norms over the features of a row.
 
-use super::{KernelSpec, Recipe, THREADS, operand, type_of, type_or_f32};
+use super::{KernelSpec, Recipe, THREADS, WIDE, operand, result, type_of, type_or_f32, wide};
 use crate::launch::{MAX_GRID, Parameters, Step};
 use dsrun_core::{
-    Result,
+    Result, TensorDesc,
     kernels::CallDesc,
     op::{Add, LayerNorm, RmsNorm},
 };
 
-pub(super) fn rms_norm_spec(x: &str, weight: &str) -> KernelSpec {
-    KernelSpec::new("norm/norm.cu", "rms_norm", [("T0", &x), ("T1", &weight), ("T2", &"f32")])
+/// `wide` takes [`WIDE`] elements at a time.
+pub(super) fn rms_norm_spec(x: &str, weight: &str, wide: bool) -> KernelSpec {
+    let entry = if wide { "rms_norm_wide" } else { "rms_norm" };
+    KernelSpec::new("norm/norm.cu", entry, [("T0", &x), ("T1", &weight), ("T2", &"f32")])
 }
 
 /// Blocks and threads of norms: a block per group of a row.
@@ -27,13 +29,21 @@ pub(super) fn threads(width: usize) -> usize {
 
 pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc) -> Result<Recipe> {
     let (eps, offset) = (op.eps, op.weight_offset);
-    Ok(Recipe::of_one(rms_norm_spec(type_of(call, 0)?, type_of(call, 1)?), move |frame, function| {
+    let wide = wide_norm(operand(call, 0)?, result(call, 0)?, operand(call, 1)?.shape[0]);
+    let spec = rms_norm_spec(type_of(call, 0)?, type_of(call, 1)?, wide);
+    Ok(Recipe::of_one(spec, move |frame, function| {
         let (x, weight, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let (rows, width) = (y.size(0), weight.size(0));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(width).float(eps).float(offset);
         let parameters = parameters.rows(x).address(weight.address).rows(y);
-        Ok(Step::kernel(function, grid(rows, y.size(1), width), threads(width), parameters))
+        let threads = threads(if wide { width / WIDE } else { width });
+        Ok(Step::kernel(function, grid(rows, y.size(1), width), threads, parameters))
     }))
+}
+
+/// Whether a norm of groups of `width` elements can take [`WIDE`] of them at a time, and pays.
+pub(super) fn wide_norm(x: &TensorDesc, y: &TensorDesc, width: usize) -> bool {
+    wide(&[x, y]) && width.is_multiple_of(WIDE)
 }
 
 pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<Recipe> {

@@ -1,7 +1,7 @@
 //! Fused kernels for the regions that core has names for. Every other region is core's to lower.
 
 use super::{
-    KernelSpec, Machine, Recipe,
+    KernelSpec, Machine, Recipe, WIDE,
     linear::{Layer, Places, weight_type},
     norm, operand, result, type_name,
 };
@@ -76,7 +76,8 @@ fn norm_linear(op: &RmsNorm, bias: bool, call: &CallDesc, machine: &Machine) -> 
     layer.x = &normed;
     layer.norm = None;
     let layered = layer.plan(machine)?;
-    let norm_spec: KernelSpec = norm::rms_norm_spec(type_name(x.dtype)?, type_name(gain.dtype)?);
+    let wide = norm::wide_norm(x, &normed, gain.shape[0]);
+    let norm_spec: KernelSpec = norm::rms_norm_spec(type_name(x.dtype)?, type_name(gain.dtype)?, wide);
     let mut kernels = vec![norm_spec];
     kernels.extend(layered.kernels.iter().cloned());
     let (workspace, batch_invariant, op) = (normed_bytes + layered.workspace, layered.batch_invariant, *op);
@@ -91,10 +92,9 @@ fn norm_linear(op: &RmsNorm, bias: bool, call: &CallDesc, machine: &Machine) -> 
         let parameters =
             Parameters::default().extent(rows, &[x, y]).size(width).float(op.eps).float(op.weight_offset);
         let parameters = parameters.rows(x).address(gain.address).rows(&between);
+        let threads = norm::threads(if wide { width / WIDE } else { width });
         let mut steps: Vec<Step> =
-            Step::kernel(first, norm::grid(rows, columns, width), norm::threads(width), parameters)
-                .into_iter()
-                .collect();
+            Step::kernel(first, norm::grid(rows, columns, width), threads, parameters).into_iter().collect();
         let places = Places {
             x: &between,
             weight: frame.weight(2)?,
