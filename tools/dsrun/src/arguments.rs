@@ -293,6 +293,8 @@ pub(crate) struct Bench {
 pub(crate) enum BenchCommand {
     /// Measure the time to the first token and the time per token.
     Latency(Latency),
+    /// Measure what it costs to reach the default backend as a plugin.
+    Abi(Abi),
 }
 
 #[derive(Debug, Args)]
@@ -318,6 +320,32 @@ pub(crate) struct Latency {
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Abi {
+    /// Tokens of the prompt.
+    #[arg(long, default_value_t = 16, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) prompt: usize,
+    /// Steps to measure in a run: tokens to generate.
+    #[arg(long, default_value_t = 200, value_name = "COUNT", value_parser = positive)]
+    pub(crate) steps: usize,
+    /// Runs.
+    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive)]
+    pub(crate) repeat: usize,
+    /// The library or manifest of the default backend as a plugin, if it is not installed.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// Threads a CPU device may use; all cores if not given.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
 }
 
 fn positive(text: &str) -> Result<usize, String> {

@@ -185,3 +185,28 @@ fn the_backend_in_c_generates_from_the_real_model() {
     };
     the_backend_in_c_generates_what_the_default_does(Path::new(&path));
 }
+
+#[test]
+fn bench_abi_measures_every_way_there_is() {
+    let model = root().join("models/tests/fixtures/gguf/smollm2_q4_1/model.gguf");
+    let bench = || {
+        let arguments = ["bench", "abi", "--steps", "4", "--repeat", "1", "--threads", "1", "-q", "--json"];
+        dsrun(Path::new("/does/not/exist"), &arguments).arg("--model").arg(&model)
+    };
+    let (code, text, errors) = run(bench());
+    assert_eq!(code, Some(0), "{errors}");
+    let figures: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let ways = figures["ways"].as_array().unwrap();
+    let names: Vec<_> = ways.iter().map(|way| way["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["linked", "loopback"]);
+    assert!(
+        ways.iter().all(|way| way["median"].as_f64().unwrap() > 0.0 && figures["steps"] == 4),
+        "{figures}"
+    );
+    // Another backend is no plugin of this one.
+    let folder = tempfile::tempdir().unwrap();
+    let Some(library) = example_c::build(folder.path()) else { return };
+    let (code, _, errors) = run(bench().arg("--plugin").arg(library));
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("the plugin is `example-c`"), "{errors}");
+}

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::workspace::{Workspace, cargo};
-use crate::{backend_names, dependency_rule, documentation, licences};
+use crate::{backend_names, dependency_rule, documentation, guide, install, licences, template};
 
 /// One thing that is checked.
 struct Step {
@@ -47,6 +47,9 @@ const STEPS: &[Step] = &[
     // Also part of `test`, but whoever writes a backend in C wants its answer alone. `--workspace` keeps the features.
     cargo_step("header", &["test", "--workspace", "--test", "header"]),
     cargo_step("test", &["test", "--workspace"]),
+    check_step("install", "an installed program finds and loads the installed plugins", install::check),
+    check_step("guide", "what the chapter on writing a backend says works, word for word", guide::check),
+    check_step("template", "the template for backends in Rust builds and passes", template::check),
 ];
 
 const fn cargo_step(name: &'static str, arguments: &'static [&'static str]) -> Step {

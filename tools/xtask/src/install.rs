@@ -15,6 +15,7 @@ use std::{env, fs, process};
 
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::{Artifact, Message, TargetKind};
+use serde::Deserialize;
 
 use crate::workspace::{Workspace, cargo};
 
@@ -78,6 +79,61 @@ pub(crate) fn run(prefix: &Path, profile: Profile) -> Result<Vec<PathBuf>> {
         installed.push(place(&workspace.root().join("core/include").join(header), &prefix.join("include"))?);
     }
     Ok(installed)
+}
+
+/// The step of `cargo xtask ci`: installs what the tests run with, twice, and has the installed program explain itself.
+pub(crate) fn check(workspace: &Workspace) -> Result<String> {
+    let prefix = workspace.metadata.target_directory.as_std_path().join("installed");
+    let installed = run(&prefix, Profile::Dev)?;
+    ensure!(run(&prefix, Profile::Dev)? == installed, "installing again installs something else");
+    let output = Command::new(prefix.join("bin/dsrun"))
+        .args(["backends", "--explain", "--json"])
+        .env_remove("DSRUN_BACKEND_FILES")
+        .env_remove("DSRUN_BACKEND_PATH")
+        .stdin(Stdio::null())
+        .output()
+        .context("the installed program cannot be started")?;
+    ensure!(output.status.success(), "the installed program ended with {}", output.status);
+    let explained: Explained =
+        serde_json::from_slice(&output.stdout).context("`dsrun backends --explain --json` is no JSON")?;
+    let folder = prefix.join(PLUGINS);
+    for manifest in
+        installed.iter().filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+    {
+        let plugin = explained.plugins.iter().find(|plugin| plugin.manifest.as_ref() == Some(manifest));
+        let plugin =
+            plugin.with_context(|| format!("the installed program does not see {}", manifest.display()))?;
+        let loaded = explained.loaded.iter().find(|loaded| loaded.name == plugin.name);
+        let loaded =
+            loaded.with_context(|| format!("plugin {} in {} is not ready", plugin.name, folder.display()))?;
+        // A device may be missing here; a plugin that does not load is an error.
+        let fine = !loaded.devices.is_empty()
+            || loaded.error.as_deref().is_some_and(|error| !error.contains("process"));
+        ensure!(fine, "plugin {}: {}", plugin.name, loaded.error.as_deref().unwrap_or("has no device"));
+    }
+    let plugins = explained.loaded.len();
+    Ok(format!("{} files installed; the installed program loads {plugins} plugins", installed.len()))
+}
+
+/// What `dsrun backends --explain --json` says, as far as it matters here.
+#[derive(Debug, Deserialize)]
+struct Explained {
+    plugins: Vec<Found>,
+    loaded: Vec<Loaded>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Found {
+    name: String,
+    manifest: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Loaded {
+    name: String,
+    #[serde(default)]
+    devices: Vec<String>,
+    error: Option<String>,
 }
 
 /// Says what was installed and what to do next.

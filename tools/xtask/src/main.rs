@@ -9,9 +9,11 @@ mod backend_names;
 mod ci;
 mod dependency_rule;
 mod documentation;
+mod guide;
 mod header;
 mod install;
 mod licences;
+mod template;
 mod workspace;
 
 use std::process::ExitCode;

@@ -1,5 +1,6 @@
 //! `dsrun bench`: measure speed.
 
+mod abi;
 mod bandwidth;
 mod latency;
 
@@ -12,5 +13,6 @@ use anyhow::Result;
 pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
     match &command.command {
         BenchCommand::Latency(command) => latency::run(command, terminal),
+        BenchCommand::Abi(command) => abi::run(command, terminal),
     }
 }

@@ -112,12 +112,12 @@ fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result
 }
 
 /// Tokens without a pattern, the same every time.
-fn token(index: usize, vocabulary: usize) -> u32 {
+pub(super) fn token(index: usize, vocabulary: usize) -> u32 {
     let mixed = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
     (mixed % vocabulary.max(1) as u64) as u32
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

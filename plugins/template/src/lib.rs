@@ -1,0 +1,106 @@
+//! A backend for dsrun, as a plugin: one device, the host, which runs its work when it is enqueued.
+
+mod kernels;
+mod memory;
+
+use dsrun_core::{
+    Code, DType, Error, Result,
+    device::{
+        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, MemoryKind,
+        MemoryUse, Stream,
+    },
+    kernels::Kernels,
+};
+use memory::{Account, HostBuffer, HostEvent, HostStream};
+use std::sync::Arc;
+
+dsrun_core::export_backend!(MyBackend::new());
+
+/// The backend.
+#[derive(Debug)]
+pub struct MyBackend {
+    info: BackendInfo,
+}
+
+impl MyBackend {
+    /// The backend. What it needs of the system is looked for when its devices are listed.
+    pub fn new() -> Self {
+        let info = BackendInfo {
+            name: "my-backend".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            description: "A backend to begin with: three ops in f32".into(),
+        };
+        Self { info }
+    }
+}
+
+impl Default for MyBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Backend for MyBackend {
+    fn info(&self) -> &BackendInfo {
+        &self.info
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(vec![DeviceInfo { index: 0, name: "host".into(), memory_bytes: None }])
+    }
+
+    fn open(&self, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>> {
+        if index != 0 {
+            return Err(Error::invalid(format!("is {index}, but there is device 0 only")).at("index"));
+        }
+        let properties = DeviceProperties {
+            name: "host".into(),
+            memory_bytes: 0,
+            alignment: 64,
+            dtypes: vec![DType::F32],
+            // A profile stands here once the device has all of its ops.
+            profiles: Vec::new(),
+            strict_nan: true,
+            unified_memory: false,
+        };
+        Ok(Arc::new(HostDevice { properties, account: Arc::new(Account::new(options.memory_limit)) }))
+    }
+}
+
+/// An open device.
+#[derive(Debug)]
+pub(crate) struct HostDevice {
+    properties: DeviceProperties,
+    account: Arc<Account>,
+}
+
+impl Device for HostDevice {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.account.memory()
+    }
+
+    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
+        Ok(Arc::new(HostBuffer::new(&self.account, bytes, kind)?))
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(HostStream))
+    }
+
+    fn event(&self) -> Result<Arc<dyn Event>> {
+        Ok(Arc::new(HostEvent::default()))
+    }
+
+    fn kernels(&self) -> &dyn Kernels {
+        self
+    }
+}
+
+/// Memory that cannot be had.
+pub(crate) fn out_of_memory(bytes: usize, free: u64) -> Error {
+    Error::new(Code::OutOfMemory, format!("{bytes} bytes asked for, {free} are free"))
+}
