@@ -235,7 +235,8 @@ impl Plugin {
     /// Loads it.
     ///
     /// # Errors
-    /// As [`PluginBackend::load`]; if it cannot be used; or if it calls itself otherwise than its manifest does.
+    /// As [`PluginBackend::load`]; if it cannot be used; or if it calls itself otherwise than its manifest or file name
+    /// does. A library somebody named by a path, with a file name that names no backend, may call itself what it likes.
     pub fn load(&self) -> Result<PluginBackend> {
         let library = match (&self.state, &self.library) {
             (State::Ready, Some(library)) => library,
@@ -245,7 +246,8 @@ impl Plugin {
             }
         };
         let backend = PluginBackend::load(library)?;
-        if backend.info().name != self.name {
+        let named = self.manifest.is_some() || library_name(library).is_some();
+        if named && backend.info().name != self.name {
             let message = format!(
                 "calls itself `{}`, but {} calls it `{}`: mend the one or the other",
                 backend.info().name,

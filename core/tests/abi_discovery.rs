@@ -232,3 +232,17 @@ fn loading_tells_the_broken_from_the_working() {
         }
     }
 }
+
+#[test]
+fn a_library_given_by_path_is_held_to_a_name_only_if_its_file_bears_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let build = |file: &str| cc::plugin(folder.path(), file, &["NAME=\"mine\""]);
+    let Some(plain) = build("my_thing.so") else { return };
+    let named = build("libdsrun_backend_yours.so").unwrap();
+    let load = |file: &Path| {
+        let report = discover(&Places { files: vec![(Origin::Argument, file.into())], ..Places::default() });
+        report.plugins[0].load()
+    };
+    assert_eq!(load(&plain).unwrap().info().name, "mine");
+    assert!(load(&named).unwrap_err().to_string().contains("calls itself `mine`"));
+}

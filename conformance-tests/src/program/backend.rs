@@ -49,11 +49,7 @@ fn find_plugin(name: &str, linked: &[Arc<dyn Backend>]) -> Result<PluginBackend>
         let report = discover(&Places::of_process([path]));
         let plugin = report.plugins.iter().find(|plugin| plugin.origin == Origin::Argument);
         let plugin = plugin.with_context(|| format!("there is no plugin {name}"))?;
-        return match (&plugin.manifest, &plugin.library) {
-            // A library that no manifest names may be called what it likes while it is being written.
-            (None, Some(library)) => Ok(PluginBackend::load(library)?),
-            _ => Ok(plugin.load()?),
-        };
+        return Ok(plugin.load()?);
     }
     let plugin = discover(&Places::of_process([])).load(name);
     plugin.with_context(|| {
