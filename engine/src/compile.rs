@@ -16,7 +16,7 @@ use dsrun_core::{
     program::{Origin, Program, SegmentKind, ValueId},
 };
 pub(crate) use layout::Layout;
-pub(crate) use plans::PlanCache;
+pub(crate) use plans::{PlanCache, plan_key};
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 /// The sizes a step is compiled for.
@@ -242,7 +242,7 @@ pub(crate) fn natives(
 }
 
 /// The descriptions of every call of a program, for the sizes of a bucket.
-fn describe(program: &Program, sizes: &dyn Fn(&str) -> Option<usize>) -> Result<Vec<CallDesc>> {
+pub(crate) fn describe(program: &Program, sizes: &dyn Fn(&str) -> Option<usize>) -> Result<Vec<CallDesc>> {
     let tensor = |id: ValueId| -> Result<_> {
         let value = program.value(id)?;
         let tensor = value.tensor_type().ok_or_else(|| Error::internal(format!("{id} is no tensor")))?;

@@ -17,6 +17,7 @@ mod memory;
 mod options;
 pub mod passes;
 mod pipeline;
+mod prepare;
 mod sampling;
 mod schedule;
 mod score;

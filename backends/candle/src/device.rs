@@ -11,8 +11,8 @@ use dsrun_core::{
     Code, DType, Error, Result,
     collective::{Collective, host::HostCollective},
     device::{
-        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, MemoryKind,
-        MemoryUse, Stream,
+        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Finding,
+        MemoryKind, MemoryUse, Stream,
     },
     graph::Graphs,
     kernels::Kernels,
@@ -65,6 +65,21 @@ impl Backend for CandleBackend {
             return Err(Error::invalid(format!("is {index}, but candle has device 0 only")).at("device"));
         }
         Ok(Arc::new(HostDevice::open(options)?))
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        let threads = available_parallelism().map_or(1, usize::from);
+        let vectors = crate::simd::instruction_sets().map(|(name, present)| Finding {
+            subject: name.to_owned(),
+            present,
+            detail: if present { "used" } else { "the processor does not have it" }.to_owned(),
+        });
+        let threads = Finding {
+            subject: "threads".to_owned(),
+            present: true,
+            detail: format!("{threads}, unless asked otherwise"),
+        };
+        std::iter::once(threads).chain(vectors).collect()
     }
 }
 

@@ -51,6 +51,20 @@ dispatched! {
     fn silu(x: &[f32], out: &mut [f32]) = silu_body;
 }
 
+/// The sets of instructions that loops here and in `packed` are also compiled for, and whether this processor has them.
+pub(crate) fn instruction_sets() -> impl Iterator<Item = (&'static str, bool)> {
+    #[cfg(target_arch = "x86_64")]
+    let sets = [
+        ("AVX2", is_x86_feature_detected!("avx2")),
+        ("FMA", is_x86_feature_detected!("fma")),
+        ("F16C", is_x86_feature_detected!("f16c")),
+        ("AVX-512 F", is_x86_feature_detected!("avx512f")),
+    ];
+    #[cfg(not(target_arch = "x86_64"))]
+    let sets = [];
+    sets.into_iter()
+}
+
 #[inline(always)]
 fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }

@@ -103,17 +103,28 @@ fn check(status: nvrtcResult, what: &str) -> Result<()> {
     }
 }
 
+/// NVRTC's version, major and minor.
+///
+/// # Errors
+/// [`Code::Unavailable`] if it is missing.
+pub(crate) fn nvrtc_version() -> Result<(i32, i32)> {
+    Library::Nvrtc.require()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: NVRTC is present; the pointers are to places of the right type.
+    check(unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }, "asking for the version")?;
+    Ok((major, minor))
+}
+
 impl Compiler {
     /// A compiler for devices of a compute capability (major times ten plus minor).
     ///
     /// # Errors
     /// [`Code::Unavailable`] if NVRTC is missing or too old for the device.
     pub fn new(capability: u32, cache: Cache) -> Result<Self> {
-        Library::Nvrtc.require()?;
-        let (mut major, mut minor, mut count) = (0, 0, 0);
+        let (major, minor) = nvrtc_version()?;
+        let mut count = 0;
         // SAFETY: NVRTC is present; the pointers are to places of the right type, the array as long as NVRTC asks for.
         let known = unsafe {
-            check(sys::nvrtcVersion(&raw mut major, &raw mut minor), "asking for the version")?;
             check(sys::nvrtcGetNumSupportedArchs(&raw mut count), "asking for architectures")?;
             let mut known = vec![0i32; usize::try_from(count).unwrap_or(0)];
             check(sys::nvrtcGetSupportedArchs(known.as_mut_ptr()), "asking for architectures")?;

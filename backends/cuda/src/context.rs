@@ -44,6 +44,9 @@ pub(crate) type RawEvent = Raw<sys::CUevent_st>;
 type RawPool = Raw<sys::CUmemPoolHandle_st>;
 type RawModule = Raw<sys::CUmod_st>;
 
+/// A kernel, once it is loaded. The lock is held while it is built.
+type KernelSlot = Arc<Mutex<Option<Arc<Function>>>>;
+
 /// The CUDA context of a device handle, and what was made in it. Lives until the last object of the handle is dropped.
 pub(crate) struct Context {
     device: CUdevice,
@@ -59,7 +62,7 @@ pub(crate) struct Context {
     streams: Mutex<Vec<RawStream>>,
     fence: RawEvent,
     compiler: OnceLock<Result<Compiler>>,
-    modules: Mutex<HashMap<KernelSpec, Arc<Function>>>,
+    modules: Mutex<HashMap<KernelSpec, KernelSlot>>,
     loaded: Mutex<Vec<RawModule>>,
     blas: OnceLock<Result<Blas>>,
     lost: OnceLock<String>,
@@ -280,7 +283,11 @@ impl Context {
     /// A kernel, compiled and loaded if it is not yet.
     pub(crate) fn function(&self, spec: &KernelSpec) -> Result<Arc<Function>> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = modules.get(spec) {
+        let slot = modules.entry(spec.clone()).or_default().clone();
+        drop(modules);
+        // Who wants another kernel does not wait for this one.
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = &*slot {
             return Ok(function.clone());
         }
         self.enter()?;
@@ -297,7 +304,7 @@ impl Context {
         self.prepare(spec, function)?;
         let shared = u32::try_from(spec.shared).unwrap_or(u32::MAX);
         let function = Arc::new(Function { raw: Raw(function), name: spec.entry, shared });
-        modules.insert(spec.clone(), function.clone());
+        *slot = Some(function.clone());
         Ok(function)
     }
 }

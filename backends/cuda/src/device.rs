@@ -2,7 +2,7 @@
 
 use crate::{
     context::Context,
-    fault,
+    diagnose, fault,
     graph::CudaGraphs,
     kernels::CudaKernels,
     library::Library,
@@ -14,8 +14,8 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use dsrun_core::{
     Code, DType, Error, Result,
     device::{
-        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, MemoryKind,
-        MemoryUse, Stream,
+        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Finding,
+        MemoryKind, MemoryUse, Stream,
     },
     graph::Graphs,
     kernels::Kernels,
@@ -76,6 +76,10 @@ impl Backend for CudaBackend {
             return Err(Error::invalid(format!("is {index}, there are {count}")).at("device"));
         }
         Ok(Arc::new(CudaDevice::open(index, options)?))
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        diagnose::findings()
     }
 }
 

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `device` | backend, device handle, properties |
 //! | `library` | which libraries are there, and where they were looked for |
+//! | `diagnose` | what is found of them, for people |
 //! | `context` | what all objects of a handle share: the CUDA context, its account, loaded kernels |
 //! | `fault` | CUDA's errors as ours; faults that stay |
 //! | `memory` | buffers, pinned staging, the stream-ordered pool |
@@ -33,6 +34,7 @@ mod blas;
 pub mod compiler;
 mod context;
 mod device;
+mod diagnose;
 mod fault;
 mod graph;
 mod kernels;

@@ -72,7 +72,10 @@ impl Library {
         if self.is_present() {
             return Ok(());
         }
-        let names = cudarc::get_lib_name_candidates(self.name()).join(", ");
+        // Names with a number of bits are those of other systems.
+        let mut names = cudarc::get_lib_name_candidates(self.name());
+        names.retain(|name| !name.contains("64"));
+        let names = names.join(", ");
         let paths = env::var("LD_LIBRARY_PATH").unwrap_or_default();
         let folders = env::var(FOLDERS).unwrap_or_default();
         let message = format!(
@@ -92,6 +95,21 @@ impl fmt::Display for Library {
 
 /// The variable that names folders to open libraries from.
 const FOLDERS: &str = "DSRUN_CUDA_LIBRARIES";
+
+/// Opens a library that nothing else opens, from the named folders or where the system's loader looks.
+///
+/// # Errors
+/// Why it cannot be opened.
+pub(crate) fn open_by_name(name: &str) -> Result<Handle, String> {
+    let folders = env::var_os(FOLDERS).unwrap_or_default();
+    let candidates = env::split_paths(&folders).map(|folder| folder.join(name)).filter(|path| path.exists());
+    let path = candidates.into_iter().next().unwrap_or_else(|| PathBuf::from(name));
+    // SAFETY: opening it runs its initialisers, which are made for that.
+    unsafe { Handle::open(Some(path), RTLD_NOW) }.map_err(|error| match std::error::Error::source(&error) {
+        Some(reason) => reason.to_string(),
+        None => error.to_string(),
+    })
+}
 
 /// Opens what stands in the named folders, NVRTC's builtins before NVRTC, which finds them by name only.
 fn preload() {

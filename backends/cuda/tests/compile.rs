@@ -25,7 +25,7 @@ use dsrun_cuda::{
     kernel_specs,
     library::Library,
 };
-use std::collections::HashSet;
+use std::{collections::HashSet, path::Path};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -218,7 +218,9 @@ fn compiles_for(capability: u32) {
         println!("skipped: {error}");
         return;
     }
-    let compiler = Compiler::new(capability, Cache::new(None)).unwrap();
+    // What has not changed since the last run need not be compiled again.
+    let cache = Cache::new(Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")));
+    let compiler = Compiler::new(capability, cache).unwrap();
     let specs = specs(capability);
     assert!(specs.len() > 100, "only {} kernels", specs.len());
     let failures: Vec<String> =

@@ -16,8 +16,7 @@ impl PlanCache {
     /// # Errors
     /// If the device refuses it.
     pub(crate) fn plan(&mut self, device: &dyn Device, desc: &CallDesc) -> Result<CheckedPlan> {
-        // A description has no order or hash of its own (attributes are floats); its debug text tells all of it.
-        let key = format!("{} {:?} {:?} {:?}", desc.op, desc.operands, desc.results, desc.comm);
+        let key = plan_key(desc);
         if let Some(plan) = self.plans.get(&key) {
             return Ok(plan.clone());
         }
@@ -30,4 +29,10 @@ impl PlanCache {
     pub(crate) fn len(&self) -> usize {
         self.plans.len()
     }
+}
+
+/// What tells descriptions apart that are planned differently. They have no order or hash of their own (attributes are
+/// floats); their debug text tells all of them.
+pub(crate) fn plan_key(desc: &CallDesc) -> String {
+    format!("{} {:?} {:?} {:?}", desc.op, desc.operands, desc.results, desc.comm)
 }

@@ -124,6 +124,16 @@ pub(crate) fn flips() -> Vec<Flip> {
     switches.as_object().unwrap().iter().flat_map(of_fixture).collect()
 }
 
+/// Texts and the tokens that the `tokenizers` library makes of them with a GGUF fixture's vocabulary.
+pub(crate) fn tokenized(name: &str) -> Vec<(String, Vec<u32>)> {
+    let expected = json(&root().join("gguf").join(name).join("expected.json"));
+    let sample = |sample: &Value| {
+        let ids = sample["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32);
+        (sample["text"].as_str().unwrap().to_owned(), ids.collect())
+    };
+    expected["tokenizer"].as_array().unwrap().iter().map(sample).collect()
+}
+
 /// A prompt with what transformers makes of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {

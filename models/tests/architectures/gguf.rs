@@ -51,6 +51,19 @@ fn tokenizer_template_and_end_come_with_the_file() {
     assert_eq!(text, "<|im_start|>user\nhi<|im_end|>\n");
 }
 
+#[test]
+fn tokenizers_of_files_split_and_merge_as_the_library_does() {
+    for name in fixtures::gguf_names() {
+        let model = Model::open(fixtures::gguf(&name)).unwrap();
+        let samples = fixtures::tokenized(&name);
+        assert!(samples.len() >= 3, "{name}");
+        for (text, ids) in samples {
+            let found = model.tokenizer().unwrap().encode(&text, EncodeOptions::default()).unwrap();
+            assert_eq!(found, ids, "{name}: {text:?}");
+        }
+    }
+}
+
 /// Where the value of a key starts: behind the key and the number of its type.
 fn value_of(bytes: &[u8], key: &str) -> usize {
     bytes.windows(key.len()).position(|window| window == key.as_bytes()).unwrap() + key.len() + 4

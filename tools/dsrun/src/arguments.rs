@@ -43,6 +43,10 @@ pub(crate) enum Command {
     Logits(Logits),
     /// List backends and devices.
     Backends(Backends),
+    /// Check what this machine and each backend offer, and whether they work.
+    Doctor(Doctor),
+    /// Prepare what a backend builds for a model.
+    Kernels(Kernels),
     /// Measure speed.
     Bench(Bench),
 }
@@ -281,6 +285,44 @@ pub(crate) struct Backends {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Check this backend only: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) backend: Option<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Kernels {
+    #[command(subcommand)]
+    pub(crate) command: KernelsCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KernelsCommand {
+    /// Build all kernels that a model needs on a device, so that the first request does not wait for them.
+    Build(KernelsBuild),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KernelsBuild {
+    /// Requests that will run side by side.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
+    pub(crate) batch: usize,
+    /// Kernels built at the same time; as many as there are processors if not given.
+    #[arg(long, short, value_name = "COUNT", value_parser = positive)]
+    pub(crate) jobs: Option<usize>,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]

@@ -3,8 +3,10 @@
 pub(crate) mod backends;
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod doctor;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod kernels;
 pub(crate) mod logits;
 pub(crate) mod models;
 

@@ -28,6 +28,8 @@ fn main() -> ExitCode {
         Command::Inspect(command) => commands::inspect::run(command, &terminal),
         Command::Logits(command) => commands::logits::run(command, &terminal),
         Command::Backends(command) => commands::backends::run(command),
+        Command::Doctor(command) => commands::doctor::run(command),
+        Command::Kernels(command) => commands::kernels::run(command, &terminal),
         Command::Bench(command) => commands::bench::run(command, &terminal),
     };
     match run {

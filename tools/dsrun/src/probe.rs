@@ -53,14 +53,15 @@ pub(crate) fn devices(plugin: &Plugin) -> Result<Vec<String>> {
     Ok(names.iter().map(|name| name.as_str().unwrap_or_default().to_owned()).collect())
 }
 
-struct Ended {
-    status: ExitStatus,
-    output: String,
+/// What a process left.
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) output: String,
     errors: String,
 }
 
 /// Runs a command to its end, or kills it when its time is up.
-fn run(mut command: Command, timeout: Duration) -> Result<Ended> {
+pub(crate) fn run(mut command: Command, timeout: Duration) -> Result<Ended> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().context("no process can be started")?;
     let output = child.stdout.take().map(|pipe| thread::spawn(move || read(pipe)));

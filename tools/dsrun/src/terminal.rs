@@ -71,6 +71,16 @@ impl Terminal {
         bar
     }
 
+    /// A bar for things that are counted. How many there are is told later.
+    pub(crate) fn counter(&self, what: &str) -> ProgressBar {
+        let bar = self.bar(what, Some(0));
+        // As for `bar`.
+        if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {elapsed}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+
     /// A writer for text that streams in.
     pub(crate) fn stream(&self) -> StreamWriter {
         let live = self.rich && !self.quiet;

@@ -50,7 +50,9 @@ fn json(text: &str) -> serde_json::Value {
 fn help_names_every_command_and_fits_a_terminal() {
     let ran = run(dsrun(&["--help"]));
     assert_eq!(ran.code, Some(0));
-    for command in ["generate", "chat", "pull", "models", "inspect", "logits", "backends", "bench"] {
+    for command in
+        ["generate", "chat", "pull", "models", "inspect", "logits", "backends", "doctor", "kernels", "bench"]
+    {
         assert!(ran.out.contains(&format!("  {command} ")), "{command} is missing in\n{}", ran.out);
     }
     assert!(ran.out.lines().all(|line| line.chars().count() <= 100));
@@ -144,6 +146,41 @@ fn backends_are_listed_with_their_devices() {
     assert!(ran.err.contains("backends --explain"), "{}", ran.err);
     let explained = run(dsrun(&["backends", "--explain"]));
     assert!(explained.code == Some(0) && explained.out.contains("backends.d"), "{}", explained.out);
+}
+
+#[test]
+fn doctor_tries_every_backend_and_a_broken_one_spoils_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("libdsrun_backend_broken.so");
+    fs::write(&library, "no library").unwrap();
+    let doctor =
+        |arguments: &[&str]| run(dsrun(&["doctor"]).args(arguments).env("DSRUN_BACKEND_FILES", &library));
+    let ran = doctor(&["--json"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let report = json(&ran.out);
+    let backends = report["backends"].as_array().unwrap();
+    let works = |name: &str| {
+        let found = backends.iter().find(|backend| backend["name"] == name);
+        found.map(|backend| (backend["default"] == true, backend["works"] == true))
+    };
+    assert_eq!((works("candle"), works("broken")), (Some((true, true)), Some((false, false))), "{report:#}");
+    assert!(report["ok"] == true && !backends[0]["findings"].as_array().unwrap().is_empty());
+    let text = doctor(&[]).out;
+    assert!(text.contains("the default: works") && text.contains("does not work"), "{text}");
+
+    let asked = doctor(&["--backend", library.to_str().unwrap()]);
+    assert_eq!(asked.code, Some(1));
+    assert!(asked.out.contains("does not work") && asked.err.contains("error: backend"), "{}", asked.err);
+    let missing = doctor(&["--json", "--backend", "nosuch"]);
+    assert_eq!((missing.code, json(&missing.out)["ok"].as_bool()), (Some(1), Some(false)));
+}
+
+#[test]
+fn kernels_are_built_ahead_of_time() {
+    let arguments = ["--weights", "random", "--model", "gpt2", "--jobs", "2", "--step-tokens", "8"];
+    let ran = run(dsrun(&["kernels", "build"]).args(arguments));
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
+    assert!(ran.err.contains("kinds of call are ready"), "{}", ran.err);
 }
 
 #[test]
