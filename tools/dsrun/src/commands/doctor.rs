@@ -17,7 +17,7 @@ use dsrun_core::{
 use dsrun_engine::Bytes;
 use dsrun_models::fetch::{FetchOptions, list_cached};
 use serde::{Deserialize, Serialize};
-use std::{path::Path, process::Command, time::Duration};
+use std::{process::Command, time::Duration};
 
 /// How long a device may take for a first result: it may have kernels to build.
 const FIRST_RESULT: Duration = Duration::from_secs(60);
@@ -112,7 +112,7 @@ fn all() -> Result<Vec<BackendReport>> {
         linked.map(|(index, backend)| examine(&**backend, "linked", index == 0)).collect();
     for plugin in discover(&Places::of_process([])).plugins {
         let report = match &plugin.state {
-            State::Ready => in_own_process(plugin.file()),
+            State::Ready => in_own_process(&plugin),
             State::Shadowed(_) | State::Broken(_) => {
                 Err(anyhow::anyhow!("{}", plugin.problem().unwrap_or_default()))
             }
@@ -152,17 +152,19 @@ fn unusable(plugin: &Plugin, error: &anyhow::Error) -> BackendReport {
 }
 
 /// Has another process of this program look at a plugin.
-fn in_own_process(file: &Path) -> Result<BackendReport> {
+fn in_own_process(plugin: &Plugin) -> Result<BackendReport> {
     let program = std::env::current_exe().context("this program does not know its own file")?;
     let mut command = Command::new(program);
-    command.args(["doctor", "--json", "--quiet", "--backend"]).arg(file);
+    command.args(["doctor", "--json", "--quiet", "--backend"]).arg(plugin.file());
     let ended = probe::run(command, PLUGIN)?;
     // What the plugin prints may be around the report.
     let start = ended.output.find("{\n").unwrap_or(0);
     let mut reports = serde_json::Deserializer::from_str(&ended.output[start..]).into_iter::<Report>();
-    let report = reports.next().and_then(Result::ok);
+    let report = reports.next().and_then(std::result::Result::ok);
     let report = report.with_context(|| format!("its process ended without a report: {}", ended.status))?;
-    report.backends.into_iter().next().context("its process reported nothing")
+    let report = report.backends.into_iter().next().context("its process reported nothing")?;
+    // One that cannot be loaded does not know its own name.
+    Ok(BackendReport { name: plugin.name.clone(), ..report })
 }
 
 /// Everything about a backend, each device tried.
