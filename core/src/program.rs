@@ -205,8 +205,11 @@ impl Program {
         self.values.get(id.index()).ok_or_else(|| Error::invalid(format!("there is no value {id}")))
     }
 
-    /// The type of an operand list.
-    fn operand_types(&self, operands: &[Option<ValueId>]) -> Result<Vec<Option<OperandType>>> {
+    /// The types of a list of operands.
+    ///
+    /// # Errors
+    /// If a value is not there.
+    pub fn operand_types(&self, operands: &[Option<ValueId>]) -> Result<Vec<Option<OperandType>>> {
         let one = |id: &Option<ValueId>| id.map(|id| Ok(self.value(id)?.value_type.clone())).transpose();
         operands.iter().map(one).collect()
     }

@@ -138,7 +138,10 @@ fn regions_of_a_layer(
     #[case] results: &[&str],
     #[case] updates: &[Option<usize>],
 ) {
-    let op = region_op(region.unwrap());
+    let region = region.unwrap();
+    let nameless = Region::new("", region.operands(), region.calls().to_vec(), region.results().to_vec());
+    assert_eq!(well_known::named(&nameless.unwrap()).unwrap().name(), region.name());
+    let op = region_op(region);
     let types: Vec<_> = operands.iter().map(|text| operand(text)).collect();
     assert_eq!(infer(&op, &types).unwrap(), results);
     let found: Vec<_> = (0..results.len()).map(|result| op.updates(result)).collect();
@@ -149,6 +152,21 @@ fn regions_of_a_layer(
         fewer.remove(index);
         assert!(op.infer(&fewer).is_err(), "{} without operand {index}", op.name());
     }
+}
+
+#[test]
+fn a_body_that_differs_has_no_name() {
+    let named = |calls: Vec<Call>, results: Vec<ValueId>| {
+        well_known::named(&Region::new("linear_add", 3, calls, results).unwrap()).is_some()
+    };
+    let linear = Call::new(
+        Linear { dtype: DType::F32 },
+        [Some(0), Some(1), None].map(|id| id.map(ValueId::new)).into(),
+        ids([3]),
+    );
+    assert!(named(vec![linear.clone(), add([2, 3], 4)], ids([4])));
+    assert!(!named(vec![linear.clone(), add([3, 2], 4)], ids([4])), "the residual is the other operand");
+    assert!(!named(vec![linear, add([2, 3], 4)], ids([3, 4])), "the product is a result too");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use dsrun_core::{
     graph::{CallList, Graph},
     kernels::{Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight},
     op::OperandType,
-    program::{Origin, Program, SegmentKind, ValueId},
+    program::{Call, Origin, Program, SegmentKind, ValueId},
 };
 pub(crate) use layout::Layout;
 pub(crate) use plans::{PlanCache, plan_key};
@@ -230,42 +230,37 @@ fn not_resident(program: &Program, id: ValueId) -> Error {
     Error::internal(format!("{id} {name} has no storage"))
 }
 
-/// For each region of a program, in order: whether the device has a kernel for it.
-pub(crate) fn natives(
+/// The description of a call of a program's values, for the sizes of a bucket.
+pub(crate) fn describe_call(
     program: &Program,
-    device: &dyn Device,
+    call: &Call,
     sizes: &dyn Fn(&str) -> Option<usize>,
-) -> Result<Vec<bool>> {
-    let calls = describe(program, sizes)?;
-    let regions = calls.iter().filter(|call| matches!(call.op, dsrun_core::op::Op::Region(_)));
-    regions.map(|call| Ok(device.kernels().query(call)?.native)).collect()
-}
-
-/// The descriptions of every call of a program, for the sizes of a bucket.
-pub(crate) fn describe(program: &Program, sizes: &dyn Fn(&str) -> Option<usize>) -> Result<Vec<CallDesc>> {
-    let tensor = |id: ValueId| -> Result<_> {
+) -> Result<CallDesc, Error> {
+    let tensor = |id: ValueId| {
         let value = program.value(id)?;
         let tensor = value.tensor_type().ok_or_else(|| Error::internal(format!("{id} is no tensor")))?;
         let desc = dsrun_core::TensorDesc::dense(tensor.dtype, &tensor.resolve(sizes)?);
         let bounded = matches!(tensor.shape.first(), Some(dsrun_core::Size::Bounded(_)));
         Ok(if bounded { desc.with_extent() } else { desc })
     };
-    let operand = |id: ValueId| -> Result<OperandDesc> {
+    let operand = |id: ValueId| -> Result<OperandDesc, Error> {
         Ok(match &program.value(id)?.value_type {
             OperandType::Weight(weight) => OperandDesc::Weight(weight.clone()),
             OperandType::Tensor(_) => OperandDesc::Tensor(tensor(id)?),
         })
     };
-    let mut calls = Vec::with_capacity(program.nodes.len());
-    for node in &program.nodes {
-        calls.push(CallDesc {
-            op: node.call.op.clone(),
-            operands: (node.call.operands.iter())
-                .map(|id| id.map(operand).transpose())
-                .collect::<Result<_>>()?,
-            results: node.call.results.iter().map(|id| tensor(*id)).collect::<Result<_>>()?,
-            comm: None,
-        });
-    }
-    Ok(calls)
+    Ok(CallDesc {
+        op: call.op.clone(),
+        operands: call.operands.iter().map(|id| id.map(operand).transpose()).collect::<Result<_, _>>()?,
+        results: call.results.iter().map(|id| tensor(*id)).collect::<Result<_, Error>>()?,
+        comm: None,
+    })
+}
+
+/// The descriptions of every call of a program, for the sizes of a bucket.
+pub(crate) fn describe(
+    program: &Program,
+    sizes: &dyn Fn(&str) -> Option<usize>,
+) -> Result<Vec<CallDesc>, Error> {
+    program.nodes.iter().map(|node| describe_call(program, &node.call, sizes)).collect()
 }

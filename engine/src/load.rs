@@ -2,25 +2,25 @@
 
 use crate::{
     Engine,
-    compile::{Bucket, FixedSizes, Layout, Resident, Shared, sizes},
+    compile::{Bucket, FixedSizes, Layout, Resident, Shared, describe_call, sizes},
     error::{EngineError, Result},
     memory::MemoryPlan,
     options::EngineOptions,
-    passes::size_work_lists,
+    passes::{fuse, size_work_lists},
 };
 use dsrun_core::{
     DType, Error, WeightFormat, WeightType,
     device::{BufferSlice, Device, MemoryKind, Stream},
     kernels::{WeightDesc, WeightUse},
-    op::OperandType,
-    program::{Origin, Program, Value, ValueId},
+    op::{Op, OperandType},
+    program::{Call, Origin, Program, Value, ValueId},
 };
 use dsrun_models::{
     model::Model,
     step::{ProgramOptions, Storage},
     weights::{ExprReader, TensorSource},
 };
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// How long the device may take to take in the weights.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
@@ -87,7 +87,9 @@ impl EnginePlan {
         };
         let sizes = sizes(limits, fixed);
         size_work_lists(&mut program, device, &sizes)?;
-        lower_what_is_not_native(&mut program, device, &sizes)?;
+        if options.fuse {
+            program = fuse_for(&program, device, limits, fixed)?;
+        }
         let layout = Layout::new(&program, device, &sizes)?;
         let memory = plan_memory(&program, device, &layout, fixed, options)?;
         Ok(Self { program, options: options.clone(), context, fixed, limits, layout, memory })
@@ -204,16 +206,26 @@ impl EnginePlan {
     }
 }
 
-/// Replaces the regions the device has no kernel for by their primitives.
-fn lower_what_is_not_native(
-    program: &mut Program,
-    device: &dyn Device,
-    sizes: &dyn Fn(&str) -> Option<usize>,
-) -> Result<()> {
-    let natives = crate::compile::natives(program, device, sizes)?;
-    let mut natives = natives.into_iter();
-    *program = program.lower_regions(&mut |_| Ok(natives.next().unwrap_or(false)))?;
-    Ok(())
+/// Fuses what the device has kernels for, whatever the size of the step.
+fn fuse_for(program: &Program, device: &dyn Device, limits: Bucket, fixed: FixedSizes) -> Result<Program> {
+    // Layers are alike, so a device is asked the same many times.
+    let mut answers: HashMap<String, bool> = HashMap::new();
+    let smallest = Bucket { tokens: 1, sequences: 1, rows: 1 };
+    let mut native = |program: &Program, call: &Call| {
+        let types = program.operand_types(&call.operands)?;
+        let key = format!("{} {types:?}", call.op);
+        if let Some(answer) = answers.get(&key) {
+            return Ok(*answer);
+        }
+        let mut answer = true;
+        for bucket in [limits, smallest] {
+            let desc = describe_call(program, call, &sizes(bucket, fixed))?;
+            answer &= device.kernels().query(&desc)?.native;
+        }
+        answers.insert(key, answer);
+        Ok(answer)
+    };
+    Ok(fuse(program, &mut native)?)
 }
 
 /// What a weight is used for: every op of the program that reads it.
@@ -230,13 +242,24 @@ fn weight_desc(program: &Program, id: ValueId, weight: &WeightType, limits: Buck
             Some("rows") => limits.rows,
             _ => limits.tokens,
         };
-        let op = node.call.op.signature().map_or("region", |signature| signature.name);
-        let weight_use = WeightUse { op, dtype: tensor.dtype, max_rows };
-        if !uses.contains(&weight_use) {
-            uses.push(weight_use);
+        for op in readers(&node.call, id) {
+            let weight_use = WeightUse { op, dtype: tensor.dtype, max_rows };
+            if !uses.contains(&weight_use) {
+                uses.push(weight_use);
+            }
         }
     }
     WeightDesc { weight_type: weight.clone(), uses, immutable: true }
+}
+
+/// The primitives that read a value in a call: the op itself, or those of a region's body.
+fn readers(call: &Call, id: ValueId) -> Vec<&'static str> {
+    let Op::Region(region) = &call.op else {
+        return call.op.signature().map(|signature| signature.name).into_iter().collect();
+    };
+    let inside = call.operands.iter().position(|operand| *operand == Some(id)).map(ValueId::new);
+    let reads = region.calls().iter().filter(|call| call.operands.contains(&inside));
+    reads.filter_map(|call| Some(call.op.signature()?.name)).collect()
 }
 
 fn state_bytes(value: &Value, limits: Bucket, fixed: FixedSizes) -> Result<usize> {

@@ -47,6 +47,9 @@ pub struct EngineOptions {
     pub block_size: usize,
     /// Tokens the KV cache holds over all requests. Enough for every request's whole context if absent.
     pub kv_tokens: Option<usize>,
+    /// Whether calls are fused into regions that the device has kernels for. Without it every primitive runs by itself, to
+    /// compare with.
+    pub fuse: bool,
     /// Whether answers run on past the model's end tokens, for measurements.
     pub ignore_end: bool,
 }
@@ -65,6 +68,7 @@ impl Default for EngineOptions {
             step_tokens: 256,
             block_size: 16,
             kv_tokens: None,
+            fuse: true,
             ignore_end: false,
         }
     }

@@ -1,5 +1,9 @@
 //! Passes: program in, program out.
 
+mod concatenate;
+mod fuse;
+mod rewrite;
 mod work_lists;
 
+pub use fuse::{Native, fuse};
 pub use work_lists::size_work_lists;

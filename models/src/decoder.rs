@@ -45,6 +45,7 @@ pub(crate) fn program<'a>(
         x = model.residual(x, Part::AttentionNorm, Decoder::attention)?;
         x = model.residual(x, Part::MlpNorm, Decoder::mlp)?;
     }
+    x = model.step.wanted(x)?;
     if config.final_norm {
         x = model.norm(x, Part::FinalNorm, config.hidden)?;
     }

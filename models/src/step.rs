@@ -102,7 +102,8 @@ pub struct Heads {
     pub window: Option<u32>,
 }
 
-/// A decoder program under construction. Make one, embed, add layers, and end with [`Self::finish`].
+/// A decoder program under construction. Make one, embed, add layers, pick the [wanted](Self::wanted) rows, and end with
+/// [`Self::finish`].
 #[derive(Debug)]
 pub struct DecoderStep {
     /// Where layers add their calls.
@@ -272,14 +273,22 @@ impl DecoderStep {
         self.program.call(attention, operands.map(Some).into_iter().chain(optional))
     }
 
-    /// Turns the hidden states of all tokens into logits of the wanted rows, samples, and ends the program. `head` is the
+    /// The rows whose logits are wanted, out of those of all tokens: `[?rows, hidden]`. What comes behind it, the last norm
+    /// included, runs on these rows only.
+    ///
+    /// # Errors
+    /// If `hidden` has no rows.
+    pub fn wanted(&mut self, hidden: ValueId) -> Result<ValueId> {
+        self.program.call(GatherRows {}, [hidden, self.rows].map(Some))
+    }
+
+    /// Turns the hidden states of the [wanted](Self::wanted) rows into logits, samples, and ends the program. `head` is the
     /// matrix `[vocabulary, hidden]`.
     ///
     /// # Errors
     /// If the sizes do not fit, or the program is not valid.
-    pub fn finish(mut self, hidden: ValueId, head: ValueId) -> Result<Program> {
+    pub fn finish(mut self, wanted: ValueId, head: ValueId) -> Result<Program> {
         let program = &mut self.program;
-        let wanted = program.call(GatherRows {}, [hidden, self.rows].map(Some))?;
         let logits = program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(head), None])?;
 
         program.segment("sample", SegmentKind::Graph);

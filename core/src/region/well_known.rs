@@ -234,3 +234,52 @@ pub fn attention_input(input: AttentionInput) -> Result<Region> {
     let written = body.call(KvWrite {}, [caches, caches + 1, key, value, caches + 2].map(Some));
     body.finish("attention_input", [query, written, written + 1])
 }
+
+/// The region with a name whose body is that of `region`, if there is one.
+pub fn named(region: &Region) -> Option<Region> {
+    let ops: Vec<&Op> = region.calls().iter().map(|call| &call.op).collect();
+    let bias = |call: usize| region.calls()[call].operands.get(2).is_some_and(Option::is_some);
+    let known = match ops.as_slice() {
+        [Op::Add(add), Op::RmsNorm(norm)] => add_rms_norm(*add, *norm),
+        [Op::Linear(linear), Op::Add(add)] => linear_add(linear.dtype, bias(0), *add),
+        [norm, Op::Linear(linear)] => norm_linear(Norm::of(norm)?, linear.dtype, bias(1)),
+        [norm, Op::Linear(linear), Op::Activation(activation)] => {
+            mlp_input(Norm::of(norm)?, linear.dtype, bias(1), *activation)
+        }
+        [norm, Op::Linear(linear), Op::GatedActivation(activation)] => {
+            mlp_input(Norm::of(norm)?, linear.dtype, bias(1), *activation)
+        }
+        [
+            norm,
+            Op::Linear(linear),
+            Op::Columns(query),
+            Op::Columns(key),
+            Op::Columns(value),
+            heads @ ..,
+            Op::KvWrite(_),
+        ] => {
+            let (head_norms, ropes) = match heads {
+                [] => (None, None),
+                [Op::RmsNorm(query), Op::RmsNorm(key)] => (Some([*query, *key]), None),
+                [Op::Rope(query), Op::Rope(key)] => (None, Some([*query, *key])),
+                [
+                    Op::RmsNorm(query_norm),
+                    Op::RmsNorm(key_norm),
+                    Op::Rope(query_rope),
+                    Op::Rope(key_rope),
+                ] => (Some([*query_norm, *key_norm]), Some([*query_rope, *key_rope])),
+                _ => return None,
+            };
+            attention_input(AttentionInput {
+                norm: Norm::of(norm)?,
+                dtype: linear.dtype,
+                bias: bias(1),
+                columns: [query.count, key.count, value.count],
+                head_norms,
+                ropes,
+            })
+        }
+        _ => return None,
+    };
+    known.ok().filter(|known| known == region)
+}

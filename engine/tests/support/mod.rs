@@ -1,6 +1,8 @@
 //! What the engine's tests share.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod lowering;
+
 use dsrun_core::device::{Backend, Device, DeviceOptions};
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, Precision, Request, SamplingOptions};
 use dsrun_models::model::Model;

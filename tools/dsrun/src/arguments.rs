@@ -100,6 +100,9 @@ pub(crate) struct EngineArguments {
     /// Tokens a step may process: longer prompts are cut into chunks.
     #[arg(long, default_value_t = 256, value_name = "TOKENS")]
     pub(crate) step_tokens: usize,
+    /// Run every primitive by itself instead of fused, to compare.
+    #[arg(long)]
+    pub(crate) no_fuse: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -234,9 +237,12 @@ pub(crate) struct Inspect {
     /// List the tensors of the file.
     #[arg(long)]
     pub(crate) tensors: bool,
-    /// Print the program that runs, after all passes.
+    /// Print the model as a program of primitive ops.
     #[arg(long)]
     pub(crate) program: bool,
+    /// Print the program as it runs on the device, its ops fused.
+    #[arg(long, requires = "program", conflicts_with = "no_fuse")]
+    pub(crate) fused: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

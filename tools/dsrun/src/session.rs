@@ -58,6 +58,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         context: arguments.context,
         step_tokens: arguments.step_tokens.max(requests),
         max_requests: requests,
+        fuse: !arguments.no_fuse,
         ..EngineOptions::default()
     }
 }

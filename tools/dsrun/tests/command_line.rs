@@ -132,6 +132,20 @@ fn inspect_shows_configuration_plan_tensors_and_program() {
     let value = json(&run(with_tiny("inspect", &["--json", "--program"])).out);
     let program: dsrun_core::program::Program = value["program"].as_str().unwrap().parse().unwrap();
     assert_eq!(program.name, "llama");
+    // Primitives, and fused as the device has it.
+    assert!(!ran.out.contains("region \""), "{}", ran.out);
+    let fused = run(with_tiny("inspect", &["--program", "--fused"]));
+    assert!(fused.out.contains("region \"norm_linear\""), "{}", fused.out);
+    assert_eq!(run(with_tiny("inspect", &["--fused"])).code, Some(2));
+}
+
+#[test]
+fn fused_and_primitive_programs_give_the_same_text() {
+    let arguments = ["--raw", "-n", "12", "-q", "--dtype", "f32", "the sky"];
+    let fused = run(with_tiny("generate", &arguments));
+    let plain = run(with_tiny("generate", &[&["--no-fuse"][..], &arguments].concat()));
+    assert_eq!((fused.code, plain.code), (Some(0), Some(0)), "{}{}", fused.err, plain.err);
+    assert_eq!(fused.out, plain.out);
 }
 
 #[test]

@@ -8,18 +8,27 @@ use crate::{
 };
 use anyhow::Result;
 use dsrun_core::WeightType;
-use dsrun_engine::{EnginePlan, GenerateOptions};
+use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions};
 use dsrun_models::model::Model;
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
     let device = open_device(&command.device)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let plan = EnginePlan::new(&model, &*device, &engine_options(&command.engine, 1))?;
+    let options = engine_options(&command.engine, 1);
+    let plan = EnginePlan::new(&model, &*device, &options)?;
+    let program = match (command.program, command.fused) {
+        (false, _) => None,
+        (true, true) => Some(plan.program().to_string()),
+        (true, false) => {
+            let options = EngineOptions { fuse: false, ..options };
+            Some(EnginePlan::new(&model, &*device, &options)?.program().to_string())
+        }
+    };
     let tensors = tensors(&model);
     let defaults = generate_options(&model, &SamplingArguments::default())?;
     if command.json {
-        return print_json(&as_json(command, &model, &plan, &tensors, &defaults));
+        return print_json(&as_json(command, &model, &plan, program, &tensors, &defaults));
     }
     let elements: usize = tensors.iter().filter_map(|(_, tensor)| tensor.elements().ok()).sum();
     print(&format!("model      {} ({})", model.name(), model.weights().describe()))?;
@@ -39,10 +48,10 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
             print(&format!("{name:width$}  {tensor}"))?;
         }
     }
-    if command.program {
-        print(plan.program().to_string().trim_end())?;
+    match program {
+        Some(program) => print(program.trim_end()),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Names and types of the file's tensors, sorted by name.
@@ -119,6 +128,7 @@ fn as_json(
     command: &Inspect,
     model: &Model,
     plan: &EnginePlan,
+    program: Option<String>,
     tensors: &[(String, WeightType)],
     defaults: &GenerateOptions,
 ) -> Value {
@@ -147,8 +157,8 @@ fn as_json(
         let tensor = |(name, tensor): &(String, WeightType)| json!({ "name": name, "format": tensor.format.name(), "shape": tensor.shape });
         value["tensors"] = tensors.iter().map(tensor).collect();
     }
-    if command.program {
-        value["program"] = plan.program().to_string().into();
+    if let Some(program) = program {
+        value["program"] = program.into();
     }
     value
 }

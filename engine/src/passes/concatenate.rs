@@ -1,0 +1,218 @@
+//! Brings together linear layers that read the same activations: one product over their weights on top of each other.
+//!
+//! The parts of the product are taken apart by [`Columns`], or, if they are the two halves of a gated activation, read from
+//! it where they stand. Weights and biases become one each, evaluated from the file when they are loaded, so nothing is
+//! held twice.
+
+use super::rewrite::{uses, with_nodes};
+use dsrun_core::{
+    Result, TensorType, WeightExpr, WeightType,
+    op::{Columns, GateLayout, GatedActivation, Linear, Op, OperandType},
+    placement::Placements,
+    program::{Call, Node, Origin, Program, Value, ValueId},
+};
+use std::collections::HashSet;
+
+/// Linear layers that can be one.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    /// The calls, in order.
+    nodes: Vec<usize>,
+    /// The gated activation that reads both of two results, and nothing else does.
+    gate: Option<usize>,
+}
+
+impl Group {
+    /// The name of the group's first weight: it stays the same when other groups are left alone.
+    pub(super) fn name<'a>(&self, program: &'a Program) -> &'a str {
+        let first = self.nodes.first().and_then(|node| program.nodes[*node].call.operands[1]);
+        first.map_or("", |weight| &program.values[weight.index()].name)
+    }
+
+    /// The name of the one weight that the group's become.
+    pub(super) fn joined_name(&self, program: &Program) -> String {
+        let weights = self.nodes.iter().filter_map(|node| program.nodes[*node].call.operands[1]);
+        joined_name(weights.map(|id| &program.values[id.index()]))
+    }
+}
+
+fn joined_name<'a>(values: impl Iterator<Item = &'a Value>) -> String {
+    values.map(|value| value.name.as_str()).collect::<Vec<_>>().join("+")
+}
+
+/// The groups of a program.
+pub(super) fn groups(program: &Program) -> Vec<Group> {
+    let uses = uses(program);
+    let mut groups: Vec<Group> = Vec::new();
+    for index in 0..program.nodes.len() {
+        if part(program, &uses, index).is_none() {
+            continue;
+        }
+        let joins = |group: &&mut Group| {
+            group.nodes.first().is_some_and(|first| alike(program, *first, index))
+                && program.nodes[group.nodes[0]].segment == program.nodes[index].segment
+        };
+        match groups.iter_mut().find(joins) {
+            Some(group) => group.nodes.push(index),
+            None => groups.push(Group { nodes: vec![index], gate: None }),
+        }
+    }
+    groups.retain(|group| group.nodes.len() > 1);
+    for group in &mut groups {
+        group.gate = gate(program, &uses, &group.nodes);
+    }
+    groups
+}
+
+/// The linear layer that node `index` is, if its weight and bias are of the file and nobody else's.
+fn part(program: &Program, uses: &[usize], index: usize) -> Option<Linear> {
+    let Op::Linear(linear) = program.nodes[index].call.op else { return None };
+    let [_, weight, bias] = program.nodes[index].call.operands.as_slice() else { return None };
+    let own = |id: &ValueId| {
+        matches!(program.values[id.index()].origin, Origin::Weight(_)) && uses[id.index()] == 1
+    };
+    let own_bias = bias.as_ref().is_none_or(own);
+    (weight.as_ref().is_some_and(own) && own_bias).then_some(linear)
+}
+
+/// Whether two linear layers read the same activations and differ in nothing but their outputs.
+fn alike(program: &Program, a: usize, b: usize) -> bool {
+    let (a, b) = (&program.nodes[a], &program.nodes[b]);
+    let [x, weight, bias] = [0, 1, 2].map(|operand| {
+        let value = |node: &Node| node.call.operands[operand].map(|id| &program.values[id.index()]);
+        (value(a), value(b))
+    });
+    let weights = match weight {
+        (Some(a), Some(b)) => {
+            let formats = a.weight_type().zip(b.weight_type());
+            formats.is_some_and(|(a, b)| a.format == b.format && a.columns() == b.columns())
+                && a.placements == b.placements
+        }
+        _ => false,
+    };
+    let biases = match bias {
+        (None, None) => true,
+        (Some(a), Some(b)) => {
+            let dtypes = a.tensor_type().zip(b.tensor_type());
+            dtypes.is_some_and(|(a, b)| a.dtype == b.dtype) && a.placements == b.placements
+        }
+        _ => false,
+    };
+    a.call.op == b.call.op && a.call.operands[0] == b.call.operands[0] && x.0.is_some() && weights && biases
+}
+
+/// The gated activation that takes the results of two layers, if it takes them separately and alone.
+fn gate(program: &Program, uses: &[usize], nodes: &[usize]) -> Option<usize> {
+    let [first, second] = nodes else { return None };
+    let [gate, up] = [first, second].map(|node| program.nodes[*node].call.results.first().copied());
+    let widths =
+        [gate?, up?].map(|id| program.values[id.index()].tensor_type().map(|tensor| &tensor.shape[1]));
+    if uses[gate?.index()] != 1 || uses[up?.index()] != 1 || widths[0] != widths[1] {
+        return None;
+    }
+    program.nodes.iter().position(|node| {
+        matches!(node.call.op, Op::GatedActivation(GatedActivation { layout: GateLayout::Separate, .. }))
+            && node.call.operands.get(..2) == Some(&[gate, up])
+    })
+}
+
+/// Makes one layer of each group that `wanted` admits.
+///
+/// # Errors
+/// If the sizes do not fit what an op can express.
+pub(super) fn concatenate(
+    program: &Program,
+    groups: &[Group],
+    wanted: &dyn Fn(&Group) -> bool,
+) -> Result<Program> {
+    let mut program = program.clone();
+    let mut taken: HashSet<usize> = HashSet::new();
+    // What stands in the place of a call, by its index.
+    let mut instead: Vec<Option<Vec<Call>>> = vec![None; program.nodes.len()];
+    for group in groups.iter().filter(|group| wanted(group)) {
+        let calls = join(&mut program, group)?;
+        taken.extend(&group.nodes);
+        if let (Some(gate), Some(first)) = (group.gate, calls.first()) {
+            let product = first.results[0];
+            let call = &mut program.nodes[gate].call;
+            if let Op::GatedActivation(activation) = &mut call.op {
+                activation.layout = GateLayout::Concatenated;
+            }
+            (call.operands[0], call.operands[1]) = (Some(product), None);
+        }
+        instead[group.nodes[0]] = Some(calls);
+    }
+    let mut nodes = Vec::with_capacity(program.nodes.len());
+    for (index, node) in program.nodes.iter().enumerate() {
+        match instead[index].take() {
+            Some(calls) => nodes.extend(calls.into_iter().map(|call| Node { call, ..node.clone() })),
+            None if taken.contains(&index) => {}
+            None => nodes.push(node.clone()),
+        }
+    }
+    with_nodes(&program, nodes)
+}
+
+/// The calls that replace those of a group: the product, and what takes it apart. Adds their values to the program.
+fn join(program: &mut Program, group: &Group) -> Result<Vec<Call>> {
+    let parts: Vec<Call> = group.nodes.iter().map(|node| program.nodes[*node].call.clone()).collect();
+    let Some(first) = parts.first() else { return Ok(Vec::new()) };
+    let of = |operand: usize| parts.iter().filter_map(|call| call.operands[operand]).collect::<Vec<_>>();
+    let weight = concat(program, &of(1));
+    let biases = of(2);
+    let bias = if biases.is_empty() { None } else { concat(program, &biases) };
+    let operands = vec![first.operands[0], weight, bias];
+    let product = result(program, &first.op, &operands)?;
+    let mut calls = vec![Call::new(first.op.clone(), operands, vec![product])];
+    if group.gate.is_none() {
+        let mut start = 0u32;
+        for part in &parts {
+            let tensor = program.value(part.results[0])?.tensor_type();
+            let count = tensor.and_then(|tensor| tensor.shape.get(1)?.known()).unwrap_or(0);
+            let count = u32::try_from(count).map_err(|_| dsrun_core::Error::invalid("too many columns"))?;
+            calls.push(Call::new(Columns { start, count }, vec![Some(product)], part.results.clone()));
+            start = start.saturating_add(count);
+        }
+    }
+    Ok(calls)
+}
+
+/// A new value: these weights or vectors on top of each other.
+fn concat(program: &mut Program, ids: &[ValueId]) -> Option<ValueId> {
+    let values: Vec<&Value> = ids.iter().map(|id| &program.values[id.index()]).collect();
+    let name = joined_name(values.iter().copied());
+    let expr = |value: &&Value| match &value.origin {
+        Origin::Weight(expr) => Some(expr.clone()),
+        _ => None,
+    };
+    let parts = values.iter().map(expr).collect::<Option<Vec<_>>>()?;
+    let value_type = match &values.first()?.value_type {
+        OperandType::Weight(weight) => {
+            let rows = values.iter().filter_map(|value| value.weight_type()).map(WeightType::rows).sum();
+            OperandType::Weight(WeightType { format: weight.format, shape: vec![rows, weight.columns()] })
+        }
+        OperandType::Tensor(tensor) => {
+            let sizes = values.iter().filter_map(|value| value.tensor_type()?.shape.first()?.known());
+            OperandType::Tensor(TensorType::new(tensor.dtype, [sizes.sum::<usize>()]))
+        }
+    };
+    let placements = values.first()?.placements;
+    let origin = Origin::Weight(WeightExpr::Concat { parts, dimension: 0 });
+    let id = ValueId::new(program.values.len());
+    program.values.push(Value { name, value_type, origin, placements });
+    Some(id)
+}
+
+/// A new value: the result of a call that has one.
+fn result(program: &mut Program, op: &Op, operands: &[Option<ValueId>]) -> Result<ValueId> {
+    let types: Vec<Option<OperandType>> =
+        operands.iter().map(|id| id.map(|id| program.values[id.index()].value_type.clone())).collect();
+    let mut inferred = op.infer(&types)?;
+    let tensor = inferred.pop().ok_or_else(|| dsrun_core::Error::internal("an op without a result"))?;
+    let id = ValueId::new(program.values.len());
+    let (name, placements) = (String::new(), Placements::default());
+    // `with_nodes` says which call makes it.
+    let origin = Origin::Node(0);
+    program.values.push(Value { name, value_type: OperandType::Tensor(tensor), origin, placements });
+    Ok(id)
+}

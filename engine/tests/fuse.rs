@@ -1,0 +1,302 @@
+//! Fusion: which regions come out of which programs for which devices, and that the numbers stay.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on has failed, and says why it skips"
+)]
+
+mod support;
+
+use dsrun_core::{
+    DType, Result, Size, TensorType, WeightExpr, WeightFormat, WeightType,
+    op::{Activation, Add, LayerNorm, Linear, Nonlinearity, Op, RmsNorm},
+    program::{Call, Origin, Program, ProgramBuilder, ValueId},
+    region::well_known,
+};
+use dsrun_engine::{EngineOptions, EnginePlan, passes::fuse};
+use dsrun_models::{
+    model::Model,
+    step::{DecoderStep, Heads, ProgramOptions},
+};
+use rstest::rstest;
+use support::{difference, exact, fixtures, greedy, logits, lowering::LoweringDevice};
+
+const LAYER: [&str; 5] = ["attention_input", "paged_attention", "linear_add", "mlp_input", "linear_add"];
+const ADD: Add = Add { alpha: 1.0 };
+
+fn names(program: &Program) -> Vec<&str> {
+    program.nodes.iter().map(|node| node.call.op.name()).collect()
+}
+
+/// A device that has a kernel for every region.
+fn all(_: &Program, _: &Call) -> Result<bool> {
+    Ok(true)
+}
+
+/// A device that has kernels for regions of these names.
+fn only(known: &'static [&'static str]) -> impl FnMut(&Program, &Call) -> Result<bool> {
+    move |_, call| Ok(known.contains(&call.op.name()))
+}
+
+fn llama(fixture: &str) -> Program {
+    Model::open(fixtures().join(fixture)).unwrap().program(&ProgramOptions::default()).unwrap()
+}
+
+fn weight(step: &mut DecoderStep, name: &str, shape: [usize; 2]) -> ValueId {
+    let weight = WeightType { format: WeightFormat::Dense(DType::F32), shape: shape.to_vec() };
+    step.program.weight(name, WeightExpr::tensor(name), weight).unwrap()
+}
+
+fn vector(step: &mut DecoderStep, name: &str, size: usize) -> ValueId {
+    step.program.vector(name, WeightExpr::tensor(name), TensorType::new(DType::F32, [size])).unwrap()
+}
+
+fn biased(step: &mut DecoderStep, x: ValueId, name: &str, shape: [usize; 2]) -> ValueId {
+    let weight = weight(step, name, shape);
+    let bias = vector(step, &format!("{name}.bias"), shape[0]);
+    step.program.call(Linear { dtype: DType::F32 }, [x, weight, bias].map(Some)).unwrap()
+}
+
+fn layer_norm(step: &mut DecoderStep, x: ValueId, name: &str, size: usize) -> ValueId {
+    let (weight, bias) = (vector(step, name, size), vector(step, &format!("{name}.bias"), size));
+    step.program.call(LayerNorm { eps: 1e-5 }, [x, weight, bias].map(Some)).unwrap()
+}
+
+/// Two layers as GPT-2 has them: layer norm, biases, an MLP without a gate.
+fn gpt2() -> Program {
+    let (hidden, heads) = (32, 2);
+    let mut step = DecoderStep::begin("gpt2", 96, ProgramOptions::default()).unwrap();
+    let table = weight(&mut step, "embedding", [96, hidden]);
+    let mut x = step.embed(table, None).unwrap();
+    for layer in 0..2 {
+        let name = |part: &str| format!("layers.{layer}.{part}");
+        let normed = layer_norm(&mut step, x, &name("ln_1"), hidden);
+        let [query, key, value] =
+            ["q", "k", "v"].map(|part| biased(&mut step, normed, &name(part), [hidden, hidden]));
+        let (kv_heads, head_dim) = (heads, hidden / heads);
+        let scale = 0.25;
+        let heads = Heads { query, key, value, heads, kv_heads, head_dim, scale, window: None };
+        let attended = step.attention(heads).unwrap();
+        let attended = biased(&mut step, attended, &name("proj"), [hidden, hidden]);
+        x = step.program.call(ADD, [Some(x), Some(attended), None, None]).unwrap();
+        let normed = layer_norm(&mut step, x, &name("ln_2"), hidden);
+        let inner = biased(&mut step, normed, &name("fc"), [4 * hidden, hidden]);
+        let gelu = Activation { function: Nonlinearity::GeluTanh, limit: 0.0 };
+        let inner = step.program.call(gelu, [Some(inner), None]).unwrap();
+        let outer = biased(&mut step, inner, &name("fc_out"), [hidden, 4 * hidden]);
+        x = step.program.call(ADD, [Some(x), Some(outer), None, None]).unwrap();
+    }
+    let x = step.wanted(x).unwrap();
+    let x = layer_norm(&mut step, x, "ln_f", hidden);
+    step.finish(x, table).unwrap()
+}
+
+#[rstest]
+#[case::gpt2(gpt2())]
+#[case::llama3(llama("llama3"))]
+#[case::biases(llama("qwen2"))]
+#[case::head_norms(llama("qwen3"))]
+#[case::gelu_gate(llama("llama_gelu"))]
+fn the_four_regions_of_the_paper_come_out(#[case] program: Program) {
+    let layers = 2;
+    let fused = fuse(&program, &mut all).unwrap();
+    let found = names(&fused);
+    let first = found.iter().position(|name| *name == LAYER[0]).unwrap();
+    let layers_found = found[first..].chunks(LAYER.len()).take_while(|chunk| *chunk == LAYER).count();
+    assert_eq!(layers_found, layers, "{found:?}");
+    assert_eq!(found[..first], ["prepare_step", "attention_prepare", "embed"]);
+    // What is left: the wanted rows through norm and head, then sampling.
+    let rest: Vec<&str> = found[first + layers * LAYER.len()..].to_vec();
+    let norm = if program.to_string().contains("layer_norm") { "layer_norm" } else { "rms_norm" };
+    assert_eq!(
+        rest,
+        [format!("gather_rows+{norm}+linear").as_str(), "logit_process+sample", "commit_tokens"]
+    );
+    // The same program by the names that backends know.
+    let known = ["attention_input", "linear_add", "mlp_input", "norm_linear"];
+    let mut native = |_: &Program, call: &Call| Ok(known.contains(&call.op.name()));
+    let fused = fuse(&program, &mut native).unwrap();
+    let found = names(&fused);
+    assert_eq!(found[first..first + layers * LAYER.len()], LAYER.repeat(layers));
+    let rest = &found[first + layers * LAYER.len()..];
+    assert_eq!(rest, ["gather_rows", "norm_linear", "logit_process", "sample", "commit_tokens"]);
+}
+
+#[rstest]
+fn operands_stand_in_the_canonical_order(#[values("qwen3", "qwen2")] fixture: &str) {
+    let fused = fuse(&llama(fixture), &mut all).unwrap();
+    let node = fused.nodes.iter().find(|node| node.call.op.name() == "attention_input").unwrap();
+    let values = node.call.operands.iter().map(|id| fused.value(id.unwrap()).unwrap());
+    let named: Vec<&str> = values.map(|value| value.name.rsplit('.').next().unwrap()).collect();
+    let heads: &[&str] = if fixture == "qwen3" { &["query_norm", "key_norm"] } else { &["bias"] };
+    let rest = ["", "inverse_frequencies", "key_cache", "value_cache", ""];
+    // Activations, positions and slots are results of calls and have no names.
+    assert_eq!(named[0], "");
+    assert_eq!(named[3..], [heads, &rest].concat(), "{named:?}");
+}
+
+#[rstest]
+fn a_device_without_regions_gets_the_program_unchanged(
+    #[values(gpt2(), llama("llama3"), llama("qwen3"))] program: Program,
+) {
+    assert_eq!(fuse(&program, &mut |_, _| Ok(false)).unwrap(), program);
+}
+
+#[test]
+fn smaller_regions_are_taken_where_larger_ones_are_refused() {
+    let program = llama("llama3");
+    let fused = fuse(&program, &mut only(&["add_rms_norm", "norm_linear"])).unwrap();
+    let found = names(&fused);
+    // Norms that stand behind a sum join it. Projections stay apart, because no region takes them in.
+    assert_eq!(found.iter().filter(|name| **name == "add_rms_norm").count(), 3);
+    assert_eq!(found.iter().filter(|name| **name == "norm_linear").count(), 1, "{found:?}");
+    assert_eq!(found.iter().filter(|name| **name == "linear").count(), 2 * 7);
+    assert!(!found.contains(&"columns"));
+
+    // Gate and up become one where the MLP is fused; query, key and value stay as they are.
+    let fused = fuse(&program, &mut only(&["mlp_input"])).unwrap();
+    let found = names(&fused);
+    assert_eq!(found.iter().filter(|name| **name == "mlp_input").count(), 2);
+    assert_eq!(found.iter().filter(|name| **name == "linear").count(), 2 * 5 + 1);
+}
+
+#[rstest]
+fn every_tensor_is_read_as_often_as_before(#[values(gpt2(), llama("qwen2"))] program: Program) {
+    let tensors = |program: &Program| {
+        let mut names: Vec<String> = Vec::new();
+        for (_, value) in program.values_from(|origin| matches!(origin, Origin::Weight(_))) {
+            let Origin::Weight(expr) = &value.origin else { continue };
+            names.extend(expr.tensors().into_iter().map(str::to_owned));
+        }
+        names.sort();
+        names
+    };
+    let fused = fuse(&program, &mut all).unwrap();
+    assert_eq!(tensors(&fused), tensors(&program));
+    assert!(fused.values.len() < program.values.len());
+    assert_eq!(fused.to_string().parse::<Program>().unwrap(), fused);
+}
+
+/// A program of these calls over `x`, and the names of its calls once fused.
+fn fused_names(
+    build: impl FnOnce(&mut ProgramBuilder, ValueId, [ValueId; 2], ValueId) -> Vec<ValueId>,
+) -> String {
+    let mut program = ProgramBuilder::new("rule");
+    let tokens = program.bounded("tokens");
+    let x = program.input("x", TensorType::new(DType::F32, [tokens, 64.into()])).unwrap();
+    let square = |name: &str| {
+        let weight = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![64, 64] };
+        (name.to_owned(), WeightExpr::tensor(name), weight)
+    };
+    let weights =
+        ["a", "b"].map(square).map(|(name, expr, weight)| program.weight(name, expr, weight).unwrap());
+    let head = TensorType::new(DType::F32, [16usize]);
+    let head = program.vector("head", WeightExpr::tensor("head"), head).unwrap();
+    let outputs = build(&mut program, x, weights, head);
+    let program = program.finish(&outputs).unwrap();
+    names(&fuse(&program, &mut all).unwrap()).join(", ")
+}
+
+const LINEAR: Linear = Linear { dtype: DType::F32 };
+const NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+
+#[test]
+fn a_product_does_not_follow_a_product() {
+    let found = fused_names(|program, x, [a, b], _| {
+        let y = program.call(LINEAR, [Some(x), Some(a), None]).unwrap();
+        vec![program.call(LINEAR, [Some(y), Some(b), None]).unwrap()]
+    });
+    assert_eq!(found, "linear, linear");
+}
+
+#[test]
+fn a_norm_of_heads_follows_a_product_and_a_norm_of_rows_does_not() {
+    let behind = |whole: bool| {
+        fused_names(|program, x, [a, _], head| {
+            let y = program.call(LINEAR, [Some(x), Some(a), None]).unwrap();
+            if whole {
+                return vec![program.call(LayerNorm { eps: 1e-5 }, [Some(y), None, None]).unwrap()];
+            }
+            vec![program.call(NORM, [Some(y), Some(head)]).unwrap()]
+        })
+    };
+    assert_eq!((behind(false).as_str(), behind(true).as_str()), ("linear+rms_norm", "linear, layer_norm"));
+}
+
+#[test]
+fn what_every_tile_computes_anew_is_no_result() {
+    let found = |wanted: bool| {
+        fused_names(|program, x, [a, _], head| {
+            let normed = program.call(NORM, [Some(x), Some(head)]).unwrap();
+            let y = program.call(LINEAR, [Some(normed), Some(a), None]).unwrap();
+            if wanted { vec![y, normed] } else { vec![y] }
+        })
+    };
+    assert_eq!((found(false).as_str(), found(true).as_str()), ("norm_linear", "rms_norm, linear"));
+}
+
+#[test]
+fn an_activation_in_front_of_a_product_is_computed_in_every_tile() {
+    let found = fused_names(|program, x, [a, _], _| {
+        let relu = Activation { function: Nonlinearity::Relu, limit: 0.0 };
+        let y = program.call(relu, [Some(x), None]).unwrap();
+        vec![program.call(LINEAR, [Some(y), Some(a), None]).unwrap()]
+    });
+    assert_eq!(found, "activation+linear");
+}
+
+#[test]
+fn a_state_is_not_read_where_it_is_written() {
+    let mut program = ProgramBuilder::new("states");
+    let cache = TensorType::new(DType::F32, [Size::bucket("pages"), 2.into(), 4.into(), 8.into()]);
+    let cache = program.state("cache", cache).unwrap();
+    let pages = program.input("pages", TensorType::new(DType::I32, [3usize])).unwrap();
+    let old = program.call(dsrun_core::op::PageGather {}, [cache, pages].map(Some)).unwrap();
+    let doubled = program.call(ADD, [Some(old), Some(old), None, None]).unwrap();
+    let new = program.call(dsrun_core::op::PageScatter {}, [cache, doubled, pages].map(Some)).unwrap();
+    let program = program.finish(&[new]).unwrap();
+    let fused = fuse(&program, &mut all).unwrap();
+    let found = names(&fused).join(", ");
+    assert!(!found.contains("page_gather+add+page_scatter"), "{found}");
+}
+
+#[test]
+fn a_region_of_no_name_is_called_by_its_ops() {
+    let fused = fuse(&llama("llama3"), &mut all).unwrap();
+    for node in &fused.nodes {
+        let Op::Region(region) = &node.call.op else { continue };
+        assert_eq!(well_known::named(region).is_some(), !region.name().contains('+'), "{}", region.name());
+    }
+}
+
+/// Fused programs on a device that runs the bodies of regions, against primitives: to the bit, because the bodies are what
+/// the primitives are, and a row of a product does not depend on the rows of weights beside it.
+#[rstest]
+fn fused_programs_compute_the_same(
+    #[values("llama3", "qwen2", "qwen3", "llama_gelu", "mistral", "gguf/qwen2_q4_1", "gguf/smollm2_q8_0")]
+    fixture: &str,
+) {
+    let folder = fixtures().join(fixture);
+    let gguf = folder.join("model.gguf");
+    let model = Model::open(if gguf.exists() { gguf } else { folder }).unwrap();
+    let prompts: Vec<Vec<u32>> = vec![(0..23).map(|index| (index * 17 + 5) % 96).collect(), vec![3, 1, 4]];
+    for step_tokens in [64, 5] {
+        let device = LoweringDevice::open();
+        let run = |fuse: bool| {
+            let options = EngineOptions { fuse, ignore_end: true, ..exact(step_tokens, 2) };
+            let plan = EnginePlan::new(&model, &*device, &options).unwrap();
+            let weights = plan.memory().weights;
+            let mut engine = plan.load(&model, device.clone(), &mut |_, _| {}).unwrap();
+            (logits(&mut engine, &prompts[0]), greedy(&mut engine, &prompts, 12), weights)
+        };
+        let (plain_logits, plain, plain_weights) = run(false);
+        assert!(device.planned().is_empty());
+        let (fused_logits, fused, fused_weights) = run(true);
+        assert!(device.planned().iter().any(|name| name == "attention_input"), "{:?}", device.planned());
+        assert!(device.planned().iter().any(|name| name == "mlp_input"));
+        assert_eq!(difference(&fused_logits, &plain_logits), 0.0, "{fixture}");
+        assert_eq!(fused, plain);
+        assert_eq!(fused_weights, plain_weights, "weights are held once");
+    }
+}
