@@ -253,7 +253,7 @@ pub trait Stream: Any + Send + Debug {
         timeout: Duration,
     ) -> Result<()>;
 
-    /// Copies bytes on the device. The ranges do not overlap.
+    /// Copies bytes on the device, in order with its other work. The ranges do not overlap; either may be in pinned memory.
     ///
     /// # Errors
     /// If the lengths differ, the ranges overlap, or a buffer is another backend's.

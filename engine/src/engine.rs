@@ -4,6 +4,7 @@ use crate::{
     blocks::PageAllocator,
     compile::{Bucket, CompiledStep, EXTENTS, Layout, PlanCache, Resident, Shared, sizes},
     error::{EngineError, Result},
+    handover::{Handover, IN_FLIGHT, Parcel},
     load::{EnginePlan, allocate_shared},
     memory::MemoryPlan,
     sampling::SamplingOptions,
@@ -74,6 +75,15 @@ struct Running {
     limit: usize,
 }
 
+/// A step under way.
+#[derive(Debug)]
+struct Flight {
+    /// Its tokens.
+    parcel: Parcel,
+    /// Whose they are. A request that has ended meanwhile gets none.
+    requests: Vec<RequestId>,
+}
+
 /// Runs a model on a device.
 #[derive(Debug)]
 pub struct Engine {
@@ -87,6 +97,9 @@ pub struct Engine {
     plan: EnginePlan,
     states: HashMap<String, BufferSlice>,
     staging: Vec<u8>,
+    handover: Handover,
+    /// Steps under way, the oldest first.
+    flights: VecDeque<Flight>,
     pages: PageAllocator,
     free_slots: Vec<usize>,
     waiting: VecDeque<Waiting<(RequestId, Request)>>,
@@ -120,6 +133,8 @@ impl Engine {
             running: Vec::new(),
             sequences: Vec::new(),
             staging: Vec::new(),
+            handover: Handover::new(&*device, plan.limits.rows)?,
+            flights: VecDeque::new(),
             next_id: 0,
             stream,
             resident,
@@ -215,7 +230,8 @@ impl Engine {
         request.max_tokens.unwrap_or(usize::MAX).min(room)
     }
 
-    /// Ends a request. Its pages are free at once.
+    /// Ends a request. Its pages are free at once: what is under way still writes to them, but before anything that is
+    /// launched from here on.
     pub fn cancel(&mut self, id: RequestId) {
         self.waiting.retain(|waiting| waiting.item.0 != id);
         if let Some(index) = self.running.iter().position(|running| running.id == id) {
@@ -228,12 +244,20 @@ impl Engine {
         let sequence = self.sequences.remove(index);
         self.pages.give(sequence.pages);
         self.free_slots.push(sequence.slot);
+        if self.running.is_empty() {
+            // What is under way is for nobody.
+            self.flights.clear();
+        }
     }
 
-    /// Runs one step: one token of every request that generates, and chunks of the prompts of the others.
+    /// Runs requests on, and gives the tokens of one step: one of every request that generates, or of those whose prompt
+    /// is processed. A step may have none, while prompts are processed in chunks.
+    ///
+    /// The step behind is launched before the tokens are waited for, if the device is still at work and
+    /// [`EngineOptions::launch_ahead`](crate::EngineOptions::launch_ahead) allows it.
     ///
     /// # Errors
-    /// If the device failed. The requests of the step are lost then.
+    /// If the device failed. The requests that run are lost then.
     pub fn step(&mut self) -> Result<Vec<TokenEvent>> {
         while let Some(((id, request), slot, pages)) =
             admit(&mut self.waiting, &mut self.free_slots, &mut self.pages)
@@ -242,27 +266,53 @@ impl Engine {
             self.start(slot, &pages, &request.sampling)?;
             self.running.push(Running { id, generated: 0, limit });
             let prompt = as_i32(&request.prompt).collect();
-            self.sequences.push(Sequence { slot, prompt, processed: 0, pages });
+            self.sequences.push(Sequence { slot, prompt, processed: 0, left: limit, pages });
         }
+        let in_flight = if self.plan.options.launch_ahead { IN_FLIGHT } else { 1 };
+        while self.flights.len() < in_flight && self.launch()? {
+            // A device that computes while it is told to, or is that fast, has nothing to wait for: launching ahead would
+            // only delay the tokens that are there.
+            if self.flights.back().map(|flight| self.handover.arrived(&flight.parcel)).transpose()?
+                == Some(true)
+            {
+                break;
+            }
+        }
+        match self.flights.pop_front() {
+            Some(flight) => self.land(&flight),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Enqueues the next step, if there is anything to do.
+    fn launch(&mut self) -> Result<bool> {
         let parts = next_step(&mut self.sequences, self.plan.limits.tokens);
         if parts.is_empty() {
-            return Ok(Vec::new());
+            return Ok(false);
         }
-        let samples: Vec<usize> =
-            parts.iter().filter(|part| part.samples).map(|part| part.sequence).collect();
+        let samples = parts.iter().filter(|part| part.samples);
+        let requests: Vec<RequestId> = samples.map(|part| self.running[part.sequence].id).collect();
         let bucket = self.run(&parts)?;
-        if samples.is_empty() {
-            return Ok(Vec::new());
-        }
         let step = &self.steps[&bucket];
-        step.enqueue("sample", &mut *self.stream)?;
-        let ids = download(&mut *self.stream, step.output("ids")?, samples.len())?;
-        let log_probabilities = download(&mut *self.stream, step.output("log_probability")?, samples.len())?;
+        if !requests.is_empty() {
+            step.enqueue("sample", &mut *self.stream)?;
+        }
+        let results = [step.output("ids")?, step.output("log_probability")?];
+        let parcel = self.handover.send(&mut *self.stream, results, requests.len())?;
+        self.flights.push_back(Flight { parcel, requests });
+        Ok(true)
+    }
+
+    /// Waits for the tokens of a step and tells whose they are.
+    fn land(&mut self, flight: &Flight) -> Result<Vec<TokenEvent>> {
+        let sampled = self.handover.receive(&flight.parcel, &mut *self.stream, STEP_TIMEOUT)?;
         let mut events = Vec::new();
-        for ((sequence, id), log_probability) in samples.into_iter().zip(ids).zip(log_probabilities) {
-            let running = &mut self.running[sequence];
+        for (request, (id, log_probability)) in flight.requests.iter().zip(sampled) {
+            let Some(running) = self.running.iter_mut().find(|running| running.id == *request) else {
+                continue;
+            };
             running.generated += 1;
-            let token = u32::try_from(i32::from_le_bytes(id)).map_err(|_| {
+            let token = u32::try_from(id).map_err(|_| {
                 Error::internal("no token is left to sample: the model's logits are not numbers")
             })?;
             let finish = if self.stop_ids.contains(&token) {
@@ -270,8 +320,7 @@ impl Engine {
             } else {
                 (running.generated >= running.limit).then_some(FinishReason::Length)
             };
-            let log_probability = f32::from_le_bytes(log_probability);
-            events.push(TokenEvent { request: running.id, token, log_probability, finish });
+            events.push(TokenEvent { request: *request, token, log_probability, finish });
         }
         for event in events.iter().filter(|event| event.finish.is_some()) {
             self.cancel(event.request);
@@ -302,7 +351,7 @@ impl Engine {
     fn score_in(&mut self, pages: &[i32], tokens: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
         self.start(0, pages, &SamplingOptions::default())?;
         let prompt: Vec<i32> = as_i32(tokens).collect();
-        self.sequences = vec![Sequence { slot: 0, prompt, processed: 0, pages: Vec::new() }];
+        self.sequences = vec![Sequence { slot: 0, prompt, processed: 0, left: 0, pages: Vec::new() }];
         let chunk = SCORE_ROWS.min(self.plan.limits.tokens);
         for start in (0..tokens.len()).step_by(chunk) {
             let count = chunk.min(tokens.len() - start);
@@ -425,7 +474,8 @@ impl Engine {
             && layout.arena_bytes <= self.shared.arena.bytes
             && layout.workspace_bytes <= self.shared.workspace.bytes;
         if !fits {
-            // Steps are bound to the memory they share, so they go with it.
+            // Steps are bound to the memory they share, so they go with it, once none is under way.
+            self.stream.synchronize("the steps under way", STEP_TIMEOUT)?;
             self.steps.clear();
             self.shared = allocate_shared(&*self.device, &layout)?;
         }

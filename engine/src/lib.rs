@@ -12,6 +12,7 @@ mod blocks;
 mod compile;
 mod engine;
 mod error;
+mod handover;
 mod load;
 mod memory;
 mod options;

@@ -50,6 +50,10 @@ pub struct EngineOptions {
     /// Whether calls are fused into regions that the device has kernels for. Without it every primitive runs by itself, to
     /// compare with.
     pub fuse: bool,
+    /// Whether a step may be launched before the host has read the tokens of the one before. A request that ends by what the
+    /// host sees in a token (a stop string) then computes one token too many, which is dropped. Without it every token is
+    /// read before the next step is launched.
+    pub launch_ahead: bool,
     /// Whether answers run on past the model's end tokens, for measurements.
     pub ignore_end: bool,
 }
@@ -69,6 +73,7 @@ impl Default for EngineOptions {
             block_size: 16,
             kv_tokens: None,
             fuse: true,
+            launch_ahead: true,
             ignore_end: false,
         }
     }

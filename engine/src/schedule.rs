@@ -16,6 +16,8 @@ pub(crate) struct Sequence {
     pub(crate) prompt: Vec<i32>,
     /// Prompt tokens already processed.
     pub(crate) processed: usize,
+    /// Tokens it may still sample: those of steps under way are counted already.
+    pub(crate) left: usize,
     /// Pages it holds.
     pub(crate) pages: Vec<i32>,
 }
@@ -24,6 +26,11 @@ impl Sequence {
     /// Whether its whole prompt is processed.
     pub(crate) fn generates(&self) -> bool {
         self.processed == self.prompt.len()
+    }
+
+    /// Whether it brings the token it generated last into the next step.
+    fn continues(&self) -> bool {
+        self.generates() && self.left > 0
     }
 }
 
@@ -40,12 +47,15 @@ pub(crate) struct Part {
     pub(crate) samples: bool,
 }
 
-/// Chooses the parts of the next step from sequences that run, in the order they came. Marks prompt tokens as processed.
+/// Chooses the parts of the next step from sequences that run, in the order they came. Marks prompt tokens as processed and
+/// counts tokens as sampled: the step after may be chosen before this one has run.
 pub(crate) fn next_step(sequences: &mut [Sequence], budget: usize) -> Vec<Part> {
     let mut left = budget;
     let mut parts = Vec::new();
-    for (index, _) in sequences.iter().enumerate().filter(|(_, sequence)| sequence.generates()).take(budget) {
+    let continuing = sequences.iter_mut().enumerate().filter(|(_, sequence)| sequence.continues());
+    for (index, sequence) in continuing.take(budget) {
         left -= 1;
+        sequence.left -= 1;
         parts.push(Part { sequence: index, tokens: 1, from: None, samples: true });
     }
     for (index, sequence) in sequences.iter_mut().enumerate() {
@@ -59,7 +69,9 @@ pub(crate) fn next_step(sequences: &mut [Sequence], budget: usize) -> Vec<Part> 
         let from = Some(sequence.processed);
         sequence.processed += tokens;
         left -= tokens;
-        parts.push(Part { sequence: index, tokens, from, samples: sequence.generates() });
+        let samples = sequence.continues();
+        sequence.left -= usize::from(samples);
+        parts.push(Part { sequence: index, tokens, from, samples });
     }
     parts
 }
@@ -94,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn sequence(prompt: usize, processed: usize) -> Sequence {
-        Sequence { slot: 0, prompt: vec![0; prompt], processed, pages: Vec::new() }
+        Sequence { slot: 0, prompt: vec![0; prompt], processed, left: 100, pages: Vec::new() }
     }
 
     #[test]
@@ -117,6 +129,15 @@ mod tests {
                 Part { sequence: 2, tokens: 4, from: Some(0), samples: true },
             ]
         );
+    }
+
+    #[test]
+    fn no_more_tokens_are_sampled_than_wanted() {
+        let mut sequences = [Sequence { left: 2, ..sequence(3, 0) }];
+        let part = |tokens, from| Part { sequence: 0, tokens, from, samples: true };
+        assert_eq!(next_step(&mut sequences, 8), [part(3, Some(0))]);
+        assert_eq!(next_step(&mut sequences, 8), [part(1, None)]);
+        assert_eq!(next_step(&mut sequences, 8), []);
     }
 
     proptest! {

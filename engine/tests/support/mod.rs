@@ -1,6 +1,7 @@
 //! What the engine's tests share.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod late;
 pub(crate) mod lowering;
 
 use dsrun_core::device::{Backend, Device, DeviceOptions};

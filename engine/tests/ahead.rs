@@ -1,0 +1,107 @@
+//! Steps launched before the host has read the tokens of the one before: the tokens are those of steps one by one, whatever
+//! is found out too late.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on has failed, and says why it skips"
+)]
+
+mod support;
+
+use dsrun_engine::{Engine, EngineOptions, EnginePlan, FinishReason, Request, SamplingOptions, TokenEvent};
+use dsrun_models::model::Model;
+use rstest::rstest;
+use std::sync::Arc;
+use support::{exact, fixtures, late::LateDevice, logits, sampled};
+
+fn model() -> Model {
+    Model::open(fixtures().join("llama3")).unwrap()
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    (0..5u32)
+        .map(|prompt| (0..2 + prompt * 6).map(|index| (prompt * 31 + index * 17 + 5) % 96).collect())
+        .collect()
+}
+
+fn late(model: &Model, options: &EngineOptions) -> (Engine, Arc<LateDevice>) {
+    let device = LateDevice::open();
+    let plan = EnginePlan::new(model, &*device, options).unwrap();
+    (plan.load(model, device.clone(), &mut |_, _| {}).unwrap(), device)
+}
+
+#[rstest]
+fn tokens_are_those_of_steps_one_by_one(
+    #[values(1, 2, 3)] requests: usize,
+    #[values(6, 64)] step: usize,
+    #[values(false, true)] ignore_end: bool,
+) {
+    let model = model();
+    let sampling =
+        SamplingOptions { temperature: 1.3, seed: 3, repetition_penalty: 1.2, ..Default::default() };
+    let run = |launch_ahead: bool| {
+        let options = EngineOptions { launch_ahead, ignore_end, ..exact(step, requests) };
+        let (mut engine, device) = late(&model, &options);
+        let tokens = sampled(&mut engine, &prompts(), 20, &sampling);
+        let scores = logits(&mut engine, &prompts()[4]);
+        (tokens, sampled(&mut engine, &prompts(), 20, &sampling), scores, device.ahead())
+    };
+    let (together, one_by_one) = (run(true), run(false));
+    assert!(together.3 > 10 && one_by_one.3 == 0, "{} and {} steps ahead", together.3, one_by_one.3);
+    assert_eq!((&together.0, &together.1), (&one_by_one.0, &one_by_one.1));
+    assert_eq!(together.0, together.1);
+    let ended = together.0.iter().any(|answer| answer.len() < 20);
+    assert_eq!(ended, !ignore_end, "an end token is found when the next step is under way");
+    assert_eq!(together.2, one_by_one.2);
+}
+
+#[test]
+fn a_device_that_is_done_at_once_is_not_launched_ahead() {
+    // The reference computes as it is told to: the first step gives the first token, not the second the first.
+    let mut engine = support::engine(&model(), &EngineOptions { ignore_end: true, ..exact(64, 1) });
+    let request =
+        Request { prompt: vec![1, 2, 3], sampling: SamplingOptions::default(), max_tokens: Some(3) };
+    engine.submit(request).unwrap();
+    assert_eq!(engine.step().unwrap().len(), 1);
+}
+
+#[test]
+fn what_is_cancelled_late_gives_no_more_tokens_and_its_pages_are_free() {
+    let model = model();
+    // Pages for one request alone: the second reuses those that a step under way still writes to.
+    let options = EngineOptions { ignore_end: true, kv_tokens: Some(32), context: Some(32), ..exact(64, 2) };
+    let request = |prompt: &[u32]| Request {
+        prompt: prompt.to_vec(),
+        sampling: SamplingOptions::default(),
+        max_tokens: Some(20),
+    };
+    let (first, second) = ([3u32, 1, 4, 1, 5], [9u32, 2, 6]);
+    let alone: Vec<u32> = {
+        let (mut engine, _) = late(&model, &options);
+        sampled(&mut engine, &[second.to_vec()], 20, &SamplingOptions::default()).remove(0)
+    };
+    for after in 1..6 {
+        let (mut engine, device) = late(&model, &options);
+        let a = engine.submit(request(&first)).unwrap();
+        let b = engine.submit(request(&second)).unwrap();
+        let mut events: Vec<TokenEvent> = Vec::new();
+        for _ in 0..after {
+            events.extend(engine.step().unwrap());
+        }
+        assert!(events.iter().all(|event| event.request == a) && events.len() == after);
+        engine.cancel(a);
+        let mut tokens = Vec::new();
+        while !engine.is_idle() {
+            for event in engine.step().unwrap() {
+                assert_eq!(event.request, b, "a cancelled request gives tokens");
+                tokens.push(event.token);
+                assert_eq!(event.finish.is_some(), tokens.len() == 20);
+                assert!(matches!(event.finish, None | Some(FinishReason::Length)));
+            }
+        }
+        assert_eq!(tokens, alone, "cancelled after {after} steps");
+        assert_eq!(engine.pages_in_use(), 0);
+        assert!(device.ahead() > 0);
+    }
+}

@@ -1,0 +1,200 @@
+//! A device whose work is done only when it is waited for, as far as anyone can tell from its events. It counts how often
+//! work was enqueued behind results that nobody had waited for yet.
+
+use super::device;
+use dsrun_core::{
+    Error, Result, WeightReader,
+    checked::CheckedPlan,
+    device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
+    kernels::{
+        Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
+    },
+};
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+#[derive(Debug)]
+pub(crate) struct LateDevice {
+    inner: Arc<dyn Device>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    open: AtomicUsize,
+    ahead: AtomicUsize,
+}
+
+impl LateDevice {
+    pub(crate) fn open() -> Arc<Self> {
+        Arc::new(Self { inner: device(), counts: Arc::default() })
+    }
+
+    /// How often an event was recorded while another had not been waited for.
+    pub(crate) fn ahead(&self) -> usize {
+        self.counts.ahead.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+struct LateEvent {
+    inner: Arc<dyn Event>,
+    pending: AtomicBool,
+    counts: Arc<Counts>,
+}
+
+impl LateEvent {
+    fn record(&self) {
+        if self.counts.open.load(Ordering::Relaxed) > 0 {
+            self.counts.ahead.fetch_add(1, Ordering::Relaxed);
+        }
+        if !self.pending.swap(true, Ordering::Relaxed) {
+            self.counts.open.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Event for LateEvent {
+    fn reached(&self) -> Result<bool> {
+        Ok(!self.pending.load(Ordering::Relaxed))
+    }
+
+    fn synchronize(&self, what: &str, timeout: Duration) -> Result<()> {
+        if self.pending.swap(false, Ordering::Relaxed) {
+            self.counts.open.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.inner.synchronize(what, timeout)
+    }
+
+    fn elapsed_since(&self, _: &dyn Event) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+}
+
+#[derive(Debug)]
+struct LateStream(Box<dyn Stream>);
+
+impl LateStream {
+    fn inner(stream: &mut dyn Stream) -> Result<&mut dyn Stream> {
+        let any: &mut dyn Any = stream;
+        let own = any.downcast_mut::<Self>();
+        own.map(|own| &mut *own.0).ok_or_else(|| Error::internal("another device's stream"))
+    }
+}
+
+impl Stream for LateStream {
+    fn upload(&mut self, source: &[u8], destination: &BufferSlice) -> Result<()> {
+        self.0.upload(source, destination)
+    }
+
+    fn download(
+        &mut self,
+        source: &BufferSlice,
+        destination: &mut [u8],
+        what: &str,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.0.download(source, destination, what, timeout)
+    }
+
+    fn copy(&mut self, source: &BufferSlice, destination: &BufferSlice) -> Result<()> {
+        self.0.copy(source, destination)
+    }
+
+    fn fill(&mut self, destination: &BufferSlice, byte: u8) -> Result<()> {
+        self.0.fill(destination, byte)
+    }
+
+    fn record(&mut self, event: &dyn Event) -> Result<()> {
+        let event = (event as &dyn Any).downcast_ref::<LateEvent>();
+        let event = event.ok_or_else(|| Error::internal("another device's event"))?;
+        event.record();
+        self.0.record(&*event.inner)
+    }
+
+    fn wait(&mut self, _: &dyn Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn synchronize(&mut self, what: &str, timeout: Duration) -> Result<()> {
+        self.0.synchronize(what, timeout)
+    }
+}
+
+impl Device for LateDevice {
+    fn properties(&self) -> &DeviceProperties {
+        self.inner.properties()
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.inner.memory()
+    }
+
+    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
+        self.inner.allocate(bytes, kind)
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(LateStream(self.inner.stream()?)))
+    }
+
+    fn event(&self) -> Result<Arc<dyn Event>> {
+        let (inner, counts) = (self.inner.event()?, self.counts.clone());
+        Ok(Arc::new(LateEvent { inner, pending: AtomicBool::new(false), counts }))
+    }
+
+    fn kernels(&self) -> &dyn Kernels {
+        self
+    }
+}
+
+impl Kernels for LateDevice {
+    fn query(&self, call: &CallDesc) -> Result<Support> {
+        self.inner.kernels().query(call)
+    }
+
+    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
+        self.inner.kernels().prepack_query(weight)
+    }
+
+    fn prepack(
+        &self,
+        stream: &mut dyn Stream,
+        weight: &WeightDesc,
+        rows: &mut dyn WeightReader,
+    ) -> Result<Arc<dyn PackedWeight>> {
+        self.inner.kernels().prepack(LateStream::inner(stream)?, weight, rows)
+    }
+
+    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+        Ok(Arc::new(LatePlan(CheckedPlan::new(&*self.inner, call.clone())?)))
+    }
+}
+
+#[derive(Debug)]
+struct LatePlan(CheckedPlan);
+
+impl Plan for LatePlan {
+    fn workspace_bytes(&self) -> usize {
+        self.0.workspace_bytes()
+    }
+
+    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+        Ok(Box::new(LateCall(self.0.bind(arguments)?)))
+    }
+}
+
+#[derive(Debug)]
+struct LateCall(Box<dyn BoundCall>);
+
+impl BoundCall for LateCall {
+    fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
+        self.0.enqueue(LateStream::inner(stream)?)
+    }
+}
