@@ -99,6 +99,12 @@ pub(crate) struct CompiledStep {
     outputs: HashMap<String, BufferSlice>,
 }
 
+/// Where an input stands in the staging memory.
+pub(crate) fn input_range(inputs: &HashMap<String, Range<usize>>, name: &str) -> Result<Range<usize>> {
+    let range = inputs.get(name).cloned();
+    Ok(range.ok_or_else(|| Error::internal(format!("the program has no input `{name}`")))?)
+}
+
 /// The name under which the extents stand among the inputs.
 pub(crate) const EXTENTS: &str = "extents";
 
@@ -119,15 +125,7 @@ impl CompiledStep {
         let storage = Storage { program, layout, resident, shared };
         let mut calls: Vec<Vec<Box<dyn BoundCall>>> = program.segments.iter().map(|_| Vec::new()).collect();
         for (node, desc) in program.nodes.iter().zip(&layout.calls) {
-            let plan = plans.plan(device, desc)?;
-            let arguments = Arguments {
-                operands: (node.call.operands.iter())
-                    .map(|id| id.map(|id| storage.argument(id)).transpose())
-                    .collect::<Result<_>>()?,
-                results: node.call.results.iter().map(|id| storage.binding(*id)).collect::<Result<_>>()?,
-                workspace: Some(shared.workspace.clone()),
-            };
-            calls[node.segment].push(plan.bind(&arguments)?);
+            calls[node.segment].push(plans.plan(device, desc)?.bind(&storage.arguments(&node.call)?)?);
         }
         let count = calls.iter().map(Vec::len).sum();
         let mut segments = Vec::new();
@@ -158,8 +156,7 @@ impl CompiledStep {
 
     /// Where an input stands in the staging memory.
     pub(crate) fn input(&self, name: &str) -> Result<Range<usize>> {
-        let range = self.inputs.get(name).cloned();
-        Ok(range.ok_or_else(|| Error::internal(format!("the program has no input `{name}`")))?)
+        input_range(&self.inputs, name)
     }
 
     /// Where an output is after the step.
@@ -181,14 +178,25 @@ impl CompiledStep {
 }
 
 /// Finds the storage of a program's values.
-struct Storage<'a> {
-    program: &'a Program,
-    layout: &'a Layout,
-    resident: &'a Resident,
-    shared: &'a Shared,
+pub(crate) struct Storage<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) layout: &'a Layout,
+    pub(crate) resident: &'a Resident,
+    pub(crate) shared: &'a Shared,
 }
 
 impl Storage<'_> {
+    /// What a call is bound to.
+    pub(crate) fn arguments(&self, call: &Call) -> Result<Arguments> {
+        Ok(Arguments {
+            operands: (call.operands.iter())
+                .map(|id| id.map(|id| self.argument(id)).transpose())
+                .collect::<Result<_>>()?,
+            results: call.results.iter().map(|id| self.binding(*id)).collect::<Result<_>>()?,
+            workspace: Some(self.shared.workspace.clone()),
+        })
+    }
+
     fn argument(&self, id: ValueId) -> Result<Argument> {
         if let OperandType::Weight(_) = self.program.value(id)?.value_type {
             let weight = self.resident.weights.get(&id);

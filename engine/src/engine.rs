@@ -1,5 +1,7 @@
 //! The engine: takes requests, runs steps, gives tokens.
 
+mod profile;
+
 use crate::{
     blocks::PageAllocator,
     compile::{Bucket, CompiledStep, EXTENTS, Layout, PlanCache, Resident, Shared, sizes},
@@ -15,8 +17,10 @@ use dsrun_core::{
     device::{BufferSlice, Device, Stream},
     program::{Program, ValueId},
 };
+pub use profile::CallFigures;
 use std::{
     collections::{HashMap, VecDeque},
+    ops::Range,
     sync::Arc,
     time::Duration,
 };
@@ -418,46 +422,11 @@ impl Engine {
         self.compile(bucket)?;
         let step = self.steps.get(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
 
+        let extents = &self.plan.program.extents;
+        let place = |name: &str| step.input(name);
         self.staging.clear();
         self.staging.resize(step.input_bytes(), 0xFF); // -1 everywhere
-        let extents: Vec<i32> = (self.plan.program.extents.iter())
-            .map(|name| match &**name {
-                "tokens" => tokens as i32,
-                "sequences" => parts.len() as i32,
-                "rows" => rows.len() as i32,
-                _ => 0,
-            })
-            .collect();
-        let mut ids = Vec::with_capacity(tokens);
-        let mut columns = [Vec::new(), Vec::new(), Vec::new()];
-        for part in parts {
-            let sequence = &self.sequences[part.sequence];
-            let source = part.from.map_or(-1, |_| ids.len() as i32);
-            if let Some(from) = part.from {
-                ids.extend_from_slice(&sequence.prompt[from..from + part.tokens]);
-            }
-            columns[0].push(sequence.slot as i32);
-            columns[1].push(part.tokens as i32);
-            columns[2].push(source);
-        }
-        let [requests, lengths, sources] = columns;
-        let (row_indices, row_requests): (Vec<i32>, Vec<i32>) = rows.iter().copied().unzip();
-        for (name, values) in [
-            (EXTENTS, &extents),
-            ("step_request", &requests),
-            ("step_length", &lengths),
-            ("step_source", &sources),
-            ("prompt_ids", &ids),
-            ("rows", &row_indices),
-            ("row_request", &row_requests),
-        ] {
-            let range = step.input(name)?;
-            let bytes: &[u8] = bytemuck::cast_slice(values);
-            let place = self.staging.get_mut(range).and_then(|place| place.get_mut(..bytes.len()));
-            place
-                .ok_or_else(|| Error::internal(format!("{name} does not fit its input")))?
-                .copy_from_slice(bytes);
-        }
+        stage(&mut self.staging, extents, &self.sequences, parts, rows, &place)?;
         self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
         step.enqueue("forward", &mut *self.stream)?;
         Ok(bucket)
@@ -492,6 +461,55 @@ impl Engine {
         self.steps.insert(bucket, step);
         Ok(())
     }
+}
+
+/// Writes what a step is told into the staging memory of its inputs: `place` says where each stands.
+fn stage(
+    staging: &mut [u8],
+    extents: &[Arc<str>],
+    sequences: &[Sequence],
+    parts: &[Part],
+    rows: &[(i32, i32)],
+    place: &dyn Fn(&str) -> Result<Range<usize>>,
+) -> Result<()> {
+    let tokens: usize = parts.iter().map(|part| part.tokens).sum();
+    let extent = |name: &Arc<str>| match &**name {
+        "tokens" => tokens as i32,
+        "sequences" => parts.len() as i32,
+        "rows" => rows.len() as i32,
+        _ => 0,
+    };
+    let extents: Vec<i32> = extents.iter().map(extent).collect();
+    let mut ids = Vec::with_capacity(tokens);
+    let mut columns = [Vec::new(), Vec::new(), Vec::new()];
+    for part in parts {
+        let sequence = &sequences[part.sequence];
+        let source = part.from.map_or(-1, |_| ids.len() as i32);
+        if let Some(from) = part.from {
+            ids.extend_from_slice(&sequence.prompt[from..from + part.tokens]);
+        }
+        columns[0].push(sequence.slot as i32);
+        columns[1].push(part.tokens as i32);
+        columns[2].push(source);
+    }
+    let [requests, lengths, sources] = columns;
+    let (row_indices, row_requests): (Vec<i32>, Vec<i32>) = rows.iter().copied().unzip();
+    for (name, values) in [
+        (EXTENTS, &extents),
+        ("step_request", &requests),
+        ("step_length", &lengths),
+        ("step_source", &sources),
+        ("prompt_ids", &ids),
+        ("rows", &row_indices),
+        ("row_request", &row_requests),
+    ] {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let place = staging.get_mut(place(name)?).and_then(|place| place.get_mut(..bytes.len()));
+        place
+            .ok_or_else(|| Error::internal(format!("{name} does not fit its input")))?
+            .copy_from_slice(bytes);
+    }
+    Ok(())
 }
 
 fn as_i32(tokens: &[u32]) -> impl Iterator<Item = i32> + '_ {

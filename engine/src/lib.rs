@@ -23,7 +23,7 @@ mod sampling;
 mod schedule;
 mod score;
 
-pub use engine::{Engine, FinishReason, Request, RequestId, TokenEvent};
+pub use engine::{CallFigures, Engine, FinishReason, Request, RequestId, TokenEvent};
 pub use error::{EngineError, Result};
 pub use load::{EnginePlan, StepTraffic};
 pub use memory::{Bytes, MemoryPlan};

@@ -12,7 +12,7 @@ use dsrun_core::{
     DType, Error, WeightFormat, WeightType,
     device::{BufferSlice, Device, MemoryKind, Stream},
     kernels::{WeightDesc, WeightUse},
-    op::{Op, OperandType},
+    op::{Op, OperandType, PagedAttention},
     program::{Call, Origin, Program, Value, ValueId},
 };
 use dsrun_models::{
@@ -136,6 +136,42 @@ impl EnginePlan {
         Ok(traffic)
     }
 
+    /// Multiplications of matrices that a prompt of so many tokens takes, attention included: two operations each.
+    pub fn prompt_products(&self, tokens: usize) -> u64 {
+        let mut products = 0;
+        let weights = self.program.values.iter().enumerate();
+        for (index, weight) in weights.filter_map(|(index, value)| Some((index, value.weight_type()?))) {
+            let desc = weight_desc(&self.program, ValueId::new(index), weight, self.limits);
+            let per_token = self.multiplies_all_tokens(ValueId::new(index));
+            if desc.uses.iter().any(|weight_use| weight_use.op != "embed") {
+                let rows = if per_token { tokens } else { 1 };
+                products += rows as u64 * weight.elements().unwrap_or(usize::MAX) as u64;
+            }
+        }
+        let bodies = self.program.nodes.iter().filter_map(|node| Some((&node.call, paged(&node.call.op)?)));
+        for (call, attention) in bodies {
+            // Each query sees half of the prompt on average, once for its scores and once for its values.
+            let query = call.operands[0]
+                .and_then(|id| self.program.values.get(id.index())?.tensor_type()?.shape[1].known());
+            let seen = match attention.window as usize {
+                0 => tokens / 2,
+                window => window.min(tokens / 2),
+            };
+            products += 2 * (tokens * seen) as u64 * query.unwrap_or(0) as u64;
+        }
+        products
+    }
+
+    /// Whether a weight is multiplied with every token of a step, not just with rows whose logits are wanted.
+    fn multiplies_all_tokens(&self, id: ValueId) -> bool {
+        self.program.nodes.iter().filter(|node| node.call.operands.contains(&Some(id))).any(|node| {
+            let result = node.call.results.first().and_then(|result| self.program.values.get(result.index()));
+            let tensor = result.and_then(Value::tensor_type);
+            tensor.and_then(|tensor| tensor.shape.first()?.symbol()) == Some("tokens")
+                && readers(&node.call, id).iter().any(|op| *op != "embed")
+        })
+    }
+
     /// Allocates what was planned and brings the weights to the device. `progress` is told the bytes of weights that are
     /// loaded, and how many there are.
     ///
@@ -206,6 +242,13 @@ impl EnginePlan {
     }
 }
 
+fn paged(op: &Op) -> Option<PagedAttention> {
+    match op {
+        Op::PagedAttention(attention) => Some(*attention),
+        _ => None,
+    }
+}
+
 /// Fuses what the device has kernels for, whatever the size of the step.
 fn fuse_for(program: &Program, device: &dyn Device, limits: Bucket, fixed: FixedSizes) -> Result<Program> {
     // Layers are alike, so a device is asked the same many times.
@@ -270,7 +313,7 @@ fn state_bytes(value: &Value, limits: Bucket, fixed: FixedSizes) -> Result<usize
 }
 
 /// The caches are the states that are pages.
-fn is_cache(value: &Value) -> bool {
+pub(crate) fn is_cache(value: &Value) -> bool {
     let first = value.tensor_type().and_then(|tensor| tensor.shape.first());
     first.and_then(dsrun_core::Size::symbol) == Some("pages")
 }

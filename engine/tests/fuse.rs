@@ -39,8 +39,8 @@ fn only(known: &'static [&'static str]) -> impl FnMut(&Program, &Call) -> Result
     move |_, call| Ok(known.contains(&call.op.name()))
 }
 
-fn llama(fixture: &str) -> Program {
-    Model::open(fixtures().join(fixture)).unwrap().program(&ProgramOptions::default()).unwrap()
+fn fixture(name: &str) -> Program {
+    Model::open(fixtures().join(name)).unwrap().program(&ProgramOptions::default()).unwrap()
 }
 
 fn weight(step: &mut DecoderStep, name: &str, shape: [usize; 2]) -> ValueId {
@@ -93,11 +93,13 @@ fn gpt2() -> Program {
 }
 
 #[rstest]
-#[case::gpt2(gpt2())]
-#[case::llama3(llama("llama3"))]
-#[case::biases(llama("qwen2"))]
-#[case::head_norms(llama("qwen3"))]
-#[case::gelu_gate(llama("llama_gelu"))]
+#[case::by_hand(gpt2())]
+#[case::gpt2(fixture("gpt2"))]
+#[case::opt(fixture("opt"))]
+#[case::llama3(fixture("llama3"))]
+#[case::biases(fixture("qwen2"))]
+#[case::head_norms(fixture("qwen3"))]
+#[case::gelu_gate(fixture("llama_gelu"))]
 fn the_four_regions_of_the_paper_come_out(#[case] program: Program) {
     let layers = 2;
     let fused = fuse(&program, &mut all).unwrap();
@@ -124,12 +126,12 @@ fn the_four_regions_of_the_paper_come_out(#[case] program: Program) {
 }
 
 #[rstest]
-fn operands_stand_in_the_canonical_order(#[values("qwen3", "qwen2")] fixture: &str) {
-    let fused = fuse(&llama(fixture), &mut all).unwrap();
+fn operands_stand_in_the_canonical_order(#[values("qwen3", "qwen2")] name: &str) {
+    let fused = fuse(&fixture(name), &mut all).unwrap();
     let node = fused.nodes.iter().find(|node| node.call.op.name() == "attention_input").unwrap();
     let values = node.call.operands.iter().map(|id| fused.value(id.unwrap()).unwrap());
     let named: Vec<&str> = values.map(|value| value.name.rsplit('.').next().unwrap()).collect();
-    let heads: &[&str] = if fixture == "qwen3" { &["query_norm", "key_norm"] } else { &["bias"] };
+    let heads: &[&str] = if name == "qwen3" { &["query_norm", "key_norm"] } else { &["bias"] };
     let rest = ["", "inverse_frequencies", "key_cache", "value_cache", ""];
     // Activations, positions and slots are results of calls and have no names.
     assert_eq!(named[0], "");
@@ -138,14 +140,14 @@ fn operands_stand_in_the_canonical_order(#[values("qwen3", "qwen2")] fixture: &s
 
 #[rstest]
 fn a_device_without_regions_gets_the_program_unchanged(
-    #[values(gpt2(), llama("llama3"), llama("qwen3"))] program: Program,
+    #[values(gpt2(), fixture("llama3"), fixture("qwen3"))] program: Program,
 ) {
     assert_eq!(fuse(&program, &mut |_, _| Ok(false)).unwrap(), program);
 }
 
 #[test]
 fn smaller_regions_are_taken_where_larger_ones_are_refused() {
-    let program = llama("llama3");
+    let program = fixture("llama3");
     let fused = fuse(&program, &mut only(&["add_rms_norm", "norm_linear"])).unwrap();
     let found = names(&fused);
     // Norms that stand behind a sum join it. Projections stay apart, because no region takes them in.
@@ -162,7 +164,7 @@ fn smaller_regions_are_taken_where_larger_ones_are_refused() {
 }
 
 #[rstest]
-fn every_tensor_is_read_as_often_as_before(#[values(gpt2(), llama("qwen2"))] program: Program) {
+fn every_tensor_is_read_as_often_as_before(#[values(gpt2(), fixture("qwen2"))] program: Program) {
     let tensors = |program: &Program| {
         let mut names: Vec<String> = Vec::new();
         for (_, value) in program.values_from(|origin| matches!(origin, Origin::Weight(_))) {
@@ -263,7 +265,7 @@ fn a_state_is_not_read_where_it_is_written() {
 
 #[test]
 fn a_region_of_no_name_is_called_by_its_ops() {
-    let fused = fuse(&llama("llama3"), &mut all).unwrap();
+    let fused = fuse(&fixture("llama3"), &mut all).unwrap();
     for node in &fused.nodes {
         let Op::Region(region) = &node.call.op else { continue };
         assert_eq!(well_known::named(region).is_some(), !region.name().contains('+'), "{}", region.name());
@@ -274,7 +276,17 @@ fn a_region_of_no_name_is_called_by_its_ops() {
 /// the primitives are, and a row of a product does not depend on the rows of weights beside it.
 #[rstest]
 fn fused_programs_compute_the_same(
-    #[values("llama3", "qwen2", "qwen3", "llama_gelu", "mistral", "gguf/qwen2_q4_1", "gguf/smollm2_q8_0")]
+    #[values(
+        "llama3",
+        "qwen2",
+        "qwen3",
+        "llama_gelu",
+        "mistral",
+        "gpt2",
+        "opt",
+        "gguf/qwen2_q4_1",
+        "gguf/smollm2_q8_0"
+    )]
     fixture: &str,
 ) {
     let folder = fixtures().join(fixture);

@@ -16,9 +16,9 @@ use std::{collections::HashMap, ops::Range};
 #[derive(Debug)]
 pub(crate) struct Layout {
     /// What each node is planned as.
-    pub(super) calls: Vec<CallDesc>,
+    pub(crate) calls: Vec<CallDesc>,
     /// Inputs by name, and the extents, as ranges of the input buffer.
-    pub(super) inputs: HashMap<String, Range<usize>>,
+    pub(crate) inputs: HashMap<String, Range<usize>>,
     /// Bytes of the input buffer.
     pub(crate) input_bytes: usize,
     /// Results in the arena, by the value that owns the storage.
@@ -34,7 +34,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Plans the storage of `program`.
+    /// Plans the storage of `program`. Results share memory as their lifetimes allow.
     ///
     /// # Errors
     /// If a size has no value, or the device does not run a call.
@@ -42,6 +42,28 @@ impl Layout {
         program: &Program,
         device: &dyn Device,
         sizes: &dyn Fn(&str) -> Option<usize>,
+    ) -> Result<Self> {
+        Self::with_lifetimes(program, device, sizes, last_uses(program))
+    }
+
+    /// Plans the storage of `program` so that every result stays: calls can then be run again out of their order.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub(crate) fn keeping_all(
+        program: &Program,
+        device: &dyn Device,
+        sizes: &dyn Fn(&str) -> Option<usize>,
+    ) -> Result<Self> {
+        let forever = (0..program.values.len()).map(|index| (ValueId::new(index), usize::MAX)).collect();
+        Self::with_lifetimes(program, device, sizes, forever)
+    }
+
+    fn with_lifetimes(
+        program: &Program,
+        device: &dyn Device,
+        sizes: &dyn Fn(&str) -> Option<usize>,
+        last_uses: HashMap<ValueId, usize>,
     ) -> Result<Self> {
         let alignment = device.properties().alignment.max(4);
         let calls = describe(program, sizes)?;
@@ -55,7 +77,7 @@ impl Layout {
         }
         let roots = roots(program);
         let (inputs, input_bytes) = place_inputs(program, sizes, alignment)?;
-        let (arena, arena_bytes) = place_results(program, &calls, &roots, alignment)?;
+        let (arena, arena_bytes) = place_results(program, &calls, &roots, &last_uses, alignment)?;
         let outputs =
             OUTPUTS.iter().zip(&program.outputs).map(|(name, id)| ((*name).to_owned(), *id)).collect();
         Ok(Self { calls, inputs, input_bytes, arena, arena_bytes, workspace_bytes, outputs, roots })
@@ -107,23 +129,30 @@ fn place_inputs(
     Ok((inputs, end))
 }
 
+/// For each value that owns storage, the last call that uses it.
+fn last_uses(program: &Program) -> HashMap<ValueId, usize> {
+    let roots = roots(program);
+    let mut last_uses: HashMap<ValueId, usize> = HashMap::new();
+    for (index, node) in program.nodes.iter().enumerate() {
+        let used = node.call.operands.iter().flatten().chain(&node.call.results);
+        for id in used {
+            last_uses.insert(roots[id.index()], index);
+        }
+    }
+    for output in &program.outputs {
+        last_uses.insert(roots[output.index()], usize::MAX);
+    }
+    last_uses
+}
+
 /// Places results first-fit by their lifetimes: a result may take the place of another that no later call uses.
 fn place_results(
     program: &Program,
     calls: &[CallDesc],
     roots: &[ValueId],
+    last_uses: &HashMap<ValueId, usize>,
     alignment: usize,
 ) -> Result<(HashMap<ValueId, Range<usize>>, usize)> {
-    let mut last_use: HashMap<ValueId, usize> = HashMap::new();
-    for (index, node) in program.nodes.iter().enumerate() {
-        let used = node.call.operands.iter().flatten().chain(&node.call.results);
-        for id in used {
-            last_use.insert(roots[id.index()], index);
-        }
-    }
-    for output in &program.outputs {
-        last_use.insert(roots[output.index()], usize::MAX);
-    }
     let mut placed: HashMap<ValueId, Range<usize>> = HashMap::new();
     let mut live: Vec<(Range<usize>, usize)> = Vec::new();
     let mut end = 0;
@@ -146,7 +175,7 @@ fn place_results(
             }
             let range = start..start + bytes;
             end = end.max(range.end);
-            live.push((range.clone(), last_use.get(&root).copied().unwrap_or(index)));
+            live.push((range.clone(), last_uses.get(&root).copied().unwrap_or(index)));
             placed.insert(root, range);
         }
     }

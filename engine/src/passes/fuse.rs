@@ -121,8 +121,9 @@ fn partition(program: &Program, native: &mut Native<'_>) -> Result<Vec<Part>> {
         let cost = Cost { calls: 1, bytes: traffic(program, single), recomputed: 0 };
         let mut chosen = (cost + best[first + 1].0, Part { nodes: first..first + 1, region: None });
         let mut run = Run::new(program, &tiles);
-        for end in first + 1..=program.nodes.len() {
-            if !run.join(end - 1) {
+        for index in first..program.nodes.len() {
+            let end = index + 1;
+            if !run.join(index) {
                 break;
             }
             if end - first < 2 || !run.closed(&uses) {

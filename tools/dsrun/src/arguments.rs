@@ -97,9 +97,9 @@ pub(crate) struct EngineArguments {
     /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
-    /// Tokens a step may process: longer prompts are cut into chunks.
-    #[arg(long, default_value_t = 256, value_name = "TOKENS")]
-    pub(crate) step_tokens: usize,
+    /// Tokens a step may process: longer prompts are cut into chunks. 256 if not given; `bench prefill` takes whole prompts.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) step_tokens: Option<usize>,
     /// Run every primitive by itself instead of fused, to compare.
     #[arg(long)]
     pub(crate) no_fuse: bool,
@@ -343,6 +343,54 @@ pub(crate) enum BenchCommand {
     Latency(Latency),
     /// Measure what it costs to reach the default backend as a plugin.
     Abi(Abi),
+    /// Measure how fast prompts are processed.
+    Prefill(Prefill),
+    /// Measure each kind of call of a step that generates, and how near it is to what memory allows.
+    Kernels(Kernels),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Prefill {
+    /// Tokens of the prompts to measure, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "128,512", value_name = "TOKENS", value_parser = positive)]
+    pub(crate) prompt: Vec<usize>,
+    /// Prompts that run side by side.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
+    pub(crate) batch: usize,
+    /// How often to measure; the median is shown.
+    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive)]
+    pub(crate) repeat: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Kernels {
+    /// Requests that generate side by side.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
+    pub(crate) batch: usize,
+    /// Tokens that each request has already.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) past: usize,
+    /// How often to measure; the median is shown.
+    #[arg(long, default_value_t = 5, value_name = "COUNT", value_parser = positive)]
+    pub(crate) repeat: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]

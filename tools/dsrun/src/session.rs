@@ -53,13 +53,14 @@ pub(crate) fn open_model(arguments: &ModelArguments, dtype: Dtype, terminal: &Te
 
 /// How the engine is set up for `requests` at a time.
 pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> EngineOptions {
+    let default = EngineOptions::default();
     EngineOptions {
         precision: arguments.dtype.into(),
         context: arguments.context,
-        step_tokens: arguments.step_tokens.max(requests),
+        step_tokens: arguments.step_tokens.unwrap_or(default.step_tokens).max(requests),
         max_requests: requests,
         fuse: !arguments.no_fuse,
-        ..EngineOptions::default()
+        ..default
     }
 }
 

@@ -211,6 +211,46 @@ fn bench_latency_reports_every_figure() {
 }
 
 #[test]
+fn bench_prefill_reports_each_length() {
+    let bench =
+        dsrun(&["bench", "prefill", "--prompt", "5,9", "--batch", "2", "--repeat", "1", "-q", "--json"]);
+    let figures = json(&run(bench.arg("--model").arg(tiny())).out);
+    assert_eq!(figures["step_tokens"], 18);
+    for (prompt, tokens) in figures["prompts"].as_array().unwrap().iter().zip([5, 9]) {
+        assert_eq!(prompt["tokens"], tokens);
+        for field in ["seconds", "tokens_per_second", "operations_per_second"] {
+            assert!(prompt[field].as_f64().is_some_and(|value| value > 0.0), "{field}: {figures}");
+        }
+    }
+}
+
+#[test]
+fn bench_kernels_reports_every_kind_of_call() {
+    let bench = |more: &[&str]| {
+        let fixed = ["bench", "kernels", "--batch", "2", "--past", "20", "--repeat", "1", "-q"];
+        run(dsrun(&[&fixed[..], more].concat()).arg("--model").arg(tiny()))
+    };
+    let ran = bench(&["--json", "--no-fuse"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let figures = json(&ran.out);
+    let kernels = figures["kernels"].as_array().unwrap();
+    let names: Vec<&str> = kernels.iter().map(|kernel| kernel["op"].as_str().unwrap()).collect();
+    for name in ["prepare_step", "embed", "linear", "rope", "kv_write", "paged_attention", "sample"] {
+        assert!(names.contains(&name), "{name} is missing among {names:?}");
+    }
+    let calls: u64 = kernels.iter().map(|kernel| kernel["count"].as_u64().unwrap()).sum();
+    assert_eq!(figures["calls_per_step"], calls);
+    for kernel in kernels {
+        for field in ["seconds", "bytes", "floor_seconds", "share_of_floor"] {
+            assert!(kernel[field].as_f64().is_some_and(|value| value > 0.0), "{field}: {kernel}");
+        }
+    }
+    let table = bench(&[]);
+    assert!(table.out.contains("share") && table.out.contains("a step: "), "{}", table.out);
+    assert!(bench(&["--context", "20"]).err.contains("--past is 20"));
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let broken = folder.path().join("broken.gguf");

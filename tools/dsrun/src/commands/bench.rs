@@ -2,17 +2,71 @@
 
 mod abi;
 mod bandwidth;
+mod kernels;
 mod latency;
+mod prefill;
 
 use crate::{
     arguments::{Bench, BenchCommand},
     terminal::Terminal,
 };
 use anyhow::Result;
+use dsrun_core::device::Device;
+use dsrun_engine::{Engine, EnginePlan};
+use dsrun_models::model::Model;
+use std::sync::Arc;
 
 pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
     match &command.command {
         BenchCommand::Latency(command) => latency::run(command, terminal),
         BenchCommand::Abi(command) => abi::run(command, terminal),
+        BenchCommand::Prefill(command) => prefill::run(command, terminal),
+        BenchCommand::Kernels(command) => kernels::run(command, terminal),
+    }
+}
+
+/// Loads an engine that is planned, and shows the plan.
+fn load(plan: EnginePlan, model: &Model, device: Arc<dyn Device>, terminal: &Terminal) -> Result<Engine> {
+    terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
+    let bar = terminal.bar("loading", Some(plan.memory().weights));
+    let engine = plan.load(model, device, &mut |loaded, _| bar.set_position(loaded));
+    bar.finish_and_clear();
+    Ok(engine?)
+}
+
+/// The prompt of request `request`.
+fn prompt(request: usize, tokens: usize, vocabulary: usize) -> Vec<u32> {
+    (0..tokens).map(|index| token(request * tokens + index, vocabulary)).collect()
+}
+
+/// Tokens without a pattern, the same every time.
+fn token(index: usize, vocabulary: usize) -> u32 {
+    let mixed = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+    (mixed % vocabulary.max(1) as u64) as u32
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_stay_in_the_vocabulary_and_differ() {
+        let tokens = prompt(0, 100, 1000);
+        assert!(tokens.iter().all(|token| *token < 1000));
+        let mut distinct = tokens.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert!(distinct.len() > 80);
+        assert_ne!(prompt(1, 100, 1000), tokens);
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
     }
 }

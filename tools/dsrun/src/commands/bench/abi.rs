@@ -1,7 +1,7 @@
 //! `dsrun bench abi`: what the C tables between a program and its plugins cost. The same backend is reached in three ways, linked
 //! in, through its own C tables (the loopback), and as a plugin, and each takes its turn with every step of generation.
 
-use super::latency::{median, token};
+use super::{median, token};
 use crate::{
     arguments::Abi,
     commands::{print, print_json},

@@ -1,6 +1,6 @@
 //! `dsrun bench latency`: time to the first token, time per token, and how near that is to what memory allows.
 
-use super::bandwidth::read_bandwidth;
+use super::{bandwidth::read_bandwidth, load, median, prompt};
 use crate::{
     arguments::Latency,
     commands::{print, print_json},
@@ -49,12 +49,8 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     terminal.note("measuring the device's read bandwidth");
     let bandwidth = read_bandwidth(&*device)?;
     let plan = EnginePlan::new(&model, &*device, &options)?;
-    terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
     let traffic = plan.step_traffic(&*device)?;
-    let bar = terminal.bar("loading", Some(plan.memory().weights));
-    let engine = plan.load(&model, device.clone(), &mut |loaded, _| bar.set_position(loaded));
-    bar.finish_and_clear();
-    let mut engine = engine?;
+    let mut engine = load(plan, &model, device.clone(), terminal)?;
 
     // The first run compiles the steps.
     run_once(&mut engine, command, model.config().vocabulary)?;
@@ -93,8 +89,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
 fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result<(f64, f64)> {
     let start = Instant::now();
     for request in 0..command.batch {
-        let prompt =
-            (0..command.prompt).map(|index| token(request * command.prompt + index, vocabulary)).collect();
+        let prompt = prompt(request, command.prompt, vocabulary);
         let sampling = SamplingOptions::default();
         engine.submit(Request { prompt, sampling, max_tokens: Some(command.generate) })?;
     }
@@ -109,17 +104,6 @@ fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result
     }
     let first = first.unwrap_or(start);
     Ok(((first - start).as_secs_f64(), first.elapsed().as_secs_f64()))
-}
-
-/// Tokens without a pattern, the same every time.
-pub(super) fn token(index: usize, vocabulary: usize) -> u32 {
-    let mixed = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
-    (mixed % vocabulary.max(1) as u64) as u32
-}
-
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn show(figures: &Figures) -> Result<()> {
@@ -148,24 +132,4 @@ fn show(figures: &Figures) -> Result<()> {
         Bytes(figures.bytes_per_step),
         figures.share_of_bandwidth * 100.0
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_stay_in_the_vocabulary_and_differ() {
-        let tokens: Vec<u32> = (0..100).map(|index| token(index, 1000)).collect();
-        assert!(tokens.iter().all(|token| *token < 1000));
-        let mut distinct = tokens.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        assert!(distinct.len() > 80);
-    }
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-    }
 }

@@ -1,0 +1,114 @@
+//! `dsrun bench kernels`: what each kind of call of a step takes, and how near that is to what memory allows.
+
+use super::{bandwidth::read_bandwidth, load};
+use crate::{
+    arguments::Kernels,
+    commands::{print, print_json},
+    session::{engine_options, open_device, open_model},
+    terminal::Terminal,
+};
+use anyhow::{Result, bail};
+use dsrun_engine::{Bytes, CallFigures, EnginePlan};
+use serde::Serialize;
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct Figures {
+    model: String,
+    backend_device: String,
+    dtype: String,
+    batch: usize,
+    past_tokens: usize,
+    repeats: usize,
+    read_bandwidth_bytes_per_second: f64,
+    kernels: Vec<Kernel>,
+    /// All calls of a step together.
+    calls_per_step: usize,
+    seconds_per_step: f64,
+    floor_seconds_per_step: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Kernel {
+    #[serde(flatten)]
+    call: CallFigures,
+    /// Seconds that moving its bytes takes at the bandwidth measured.
+    floor_seconds: f64,
+    /// Floor over time: 1 is as fast as memory.
+    share_of_floor: f64,
+}
+
+pub(crate) fn run(command: &Kernels, terminal: &Terminal) -> Result<()> {
+    let model = open_model(&command.model, command.engine.dtype, terminal)?;
+    let device = open_device(&command.device)?;
+    let mut options = engine_options(&command.engine, command.batch);
+    options.ignore_end = true;
+    options.context = Some(options.context.unwrap_or(command.past + 1));
+    if options.context <= Some(command.past) {
+        bail!("--past is {} tokens, which leaves no room in --context", command.past);
+    }
+    terminal.note("measuring the device's read bandwidth");
+    let bandwidth = read_bandwidth(&*device)?;
+    let plan = EnginePlan::new(&model, &*device, &options)?;
+    let mut engine = load(plan, &model, device.clone(), terminal)?;
+    let kernel = |call: CallFigures| {
+        let floor_seconds = call.bytes as f64 / bandwidth;
+        Kernel { floor_seconds, share_of_floor: floor_seconds / call.seconds, call }
+    };
+    let calls = engine.time_calls(command.batch, command.past, command.repeat)?;
+    let kernels: Vec<Kernel> = calls.into_iter().map(kernel).collect();
+    let all = |seconds: fn(&Kernel) -> f64| -> f64 {
+        kernels.iter().map(|kernel| kernel.call.count as f64 * seconds(kernel)).sum()
+    };
+    let figures = Figures {
+        model: model.name().to_owned(),
+        backend_device: device.properties().name.clone(),
+        dtype: format!("{:?}", command.engine.dtype).to_lowercase(),
+        batch: command.batch,
+        past_tokens: command.past,
+        repeats: command.repeat,
+        read_bandwidth_bytes_per_second: bandwidth,
+        calls_per_step: kernels.iter().map(|kernel| kernel.call.count).sum(),
+        seconds_per_step: all(|kernel| kernel.call.seconds),
+        floor_seconds_per_step: all(|kernel| kernel.floor_seconds),
+        kernels,
+    };
+    if command.json { print_json(&figures) } else { show(&figures) }
+}
+
+fn show(figures: &Figures) -> Result<()> {
+    print(&format!(
+        "{} on {}, dtype {}: batch {}, {} tokens behind each, median of {}, floor at {:.1} GB/s",
+        figures.model,
+        figures.backend_device,
+        figures.dtype,
+        figures.batch,
+        figures.past_tokens,
+        figures.repeats,
+        figures.read_bandwidth_bytes_per_second / 1e9
+    ))?;
+    let names = figures.kernels.iter().map(|kernel| kernel.call.op.len()).max().unwrap_or(0).max(4);
+    let places = figures.kernels.iter().map(|kernel| kernel.call.works_on.len()).max().unwrap_or(0).max(8);
+    let columns = format!("{:>5} {:>10} {:>10} {:>10} {:>6}", "calls", "us", "bytes", "floor us", "share");
+    print(&format!("{:names$}  {:places$}  {columns}", "call", "works on"))?;
+    for kernel in &figures.kernels {
+        let call = &kernel.call;
+        print(&format!(
+            "{:names$}  {:places$}  {:>5} {:>10.2} {:>10} {:>10.2} {:>5.0}%",
+            call.op,
+            call.works_on,
+            call.count,
+            call.seconds * 1e6,
+            Bytes(call.bytes).to_string(),
+            kernel.floor_seconds * 1e6,
+            kernel.share_of_floor * 100.0
+        ))?;
+    }
+    print(&format!(
+        "a step: {} calls, {:.3} ms, floor {:.3} ms: {:.0}%",
+        figures.calls_per_step,
+        figures.seconds_per_step * 1e3,
+        figures.floor_seconds_per_step * 1e3,
+        figures.floor_seconds_per_step / figures.seconds_per_step * 100.0
+    ))
+}

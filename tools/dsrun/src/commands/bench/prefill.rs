@@ -1,0 +1,115 @@
+//! `dsrun bench prefill`: how fast prompts are processed.
+
+use super::{load, median, prompt};
+use crate::{
+    arguments::Prefill,
+    commands::{print, print_json},
+    session::{engine_options, open_device, open_model},
+    terminal::Terminal,
+};
+use anyhow::{Result, bail};
+use dsrun_engine::{Engine, EnginePlan, Request, SamplingOptions};
+use serde::Serialize;
+use std::time::Instant;
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct Figures {
+    model: String,
+    backend_device: String,
+    dtype: String,
+    batch: usize,
+    repeats: usize,
+    /// Tokens that a step may process.
+    step_tokens: usize,
+    prompts: Vec<Prompt>,
+}
+
+/// The figures of one length of prompt.
+#[derive(Debug, Serialize)]
+struct Prompt {
+    tokens: usize,
+    /// From the request to the first token of all prompts.
+    seconds: f64,
+    tokens_per_second: f64,
+    /// Of matrix products, attention included.
+    operations_per_second: f64,
+}
+
+pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
+    let model = open_model(&command.model, command.engine.dtype, terminal)?;
+    let device = open_device(&command.device)?;
+    let longest = command.prompt.iter().copied().max().unwrap_or(1);
+    let mut options = engine_options(&command.engine, command.batch);
+    options.ignore_end = true;
+    // Whole prompts in one step, unless asked otherwise.
+    options.step_tokens = command.engine.step_tokens.unwrap_or(longest * command.batch).max(command.batch);
+    options.context = Some(options.context.unwrap_or(longest));
+    if options.context < Some(longest) {
+        bail!("--prompt has {longest} tokens, more than --context");
+    }
+    let plan = EnginePlan::new(&model, &*device, &options)?;
+    let products: Vec<u64> = command.prompt.iter().map(|tokens| plan.prompt_products(*tokens)).collect();
+    let mut engine = load(plan, &model, device.clone(), terminal)?;
+    let vocabulary = model.config().vocabulary;
+    let mut prompts = Vec::new();
+    for (tokens, products) in command.prompt.iter().copied().zip(products) {
+        terminal.note(&format!("{tokens} tokens"));
+        // The first run compiles the step.
+        run_once(&mut engine, command.batch, tokens, vocabulary)?;
+        let runs = (0..command.repeat).map(|_| run_once(&mut engine, command.batch, tokens, vocabulary));
+        let seconds = median(runs.collect::<Result<_>>()?);
+        prompts.push(Prompt {
+            tokens,
+            seconds,
+            tokens_per_second: (tokens * command.batch) as f64 / seconds,
+            operations_per_second: 2.0 * products as f64 * command.batch as f64 / seconds,
+        });
+    }
+    let figures = Figures {
+        model: model.name().to_owned(),
+        backend_device: device.properties().name.clone(),
+        dtype: format!("{:?}", command.engine.dtype).to_lowercase(),
+        batch: command.batch,
+        repeats: command.repeat,
+        step_tokens: options.step_tokens,
+        prompts,
+    };
+    if command.json { print_json(&figures) } else { show(&figures) }
+}
+
+/// Seconds until all prompts have their first token.
+fn run_once(engine: &mut Engine, batch: usize, tokens: usize, vocabulary: usize) -> Result<f64> {
+    let start = Instant::now();
+    for request in 0..batch {
+        let prompt = prompt(request, tokens, vocabulary);
+        engine.submit(Request { prompt, sampling: SamplingOptions::default(), max_tokens: Some(1) })?;
+    }
+    while !engine.is_idle() {
+        engine.step()?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn show(figures: &Figures) -> Result<()> {
+    print(&format!(
+        "{} on {}, dtype {}: batch {}, steps of up to {} tokens, median of {}",
+        figures.model,
+        figures.backend_device,
+        figures.dtype,
+        figures.batch,
+        figures.step_tokens,
+        figures.repeats
+    ))?;
+    print(&format!("{:>8} {:>12} {:>12} {:>10}", "tokens", "first token", "tokens/s", "TFLOP/s"))?;
+    for prompt in &figures.prompts {
+        print(&format!(
+            "{:>8} {:>9.2} ms {:>12.1} {:>10.3}",
+            prompt.tokens,
+            prompt.seconds * 1e3,
+            prompt.tokens_per_second,
+            prompt.operations_per_second / 1e12
+        ))?;
+    }
+    Ok(())
+}
