@@ -4,12 +4,6 @@ use crate::error::Result;
 use dsrun_core::{checked::CheckedPlan, device::Device, kernels::CallDesc};
 use std::collections::HashMap;
 
-/// What tells a description from others: it has no order or hash of its own (attributes are floats), but its debug text
-/// tells all of it.
-pub(crate) fn plan_key(desc: &CallDesc) -> String {
-    format!("{} {:?} {:?} {:?}", desc.op, desc.operands, desc.results, desc.comm)
-}
-
 /// The plans made so far.
 #[derive(Debug, Default)]
 pub(crate) struct PlanCache {

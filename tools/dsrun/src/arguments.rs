@@ -346,7 +346,7 @@ pub(crate) enum BenchCommand {
     /// Measure how fast prompts are processed.
     Prefill(Prefill),
     /// Measure each kind of call of a step that generates, and how near it is to what memory allows.
-    Kernels(Kernels),
+    Kernels(BenchKernels),
 }
 
 #[derive(Debug, Args)]
@@ -372,7 +372,7 @@ pub(crate) struct Prefill {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Kernels {
+pub(crate) struct BenchKernels {
     /// Requests that generate side by side.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,

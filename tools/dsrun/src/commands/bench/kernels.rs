@@ -2,7 +2,7 @@
 
 use super::{bandwidth::read_bandwidth, load};
 use crate::{
-    arguments::Kernels,
+    arguments::BenchKernels,
     commands::{print, print_json},
     session::{engine_options, open_device, open_model},
     terminal::Terminal,
@@ -38,7 +38,7 @@ struct Kernel {
     share_of_floor: f64,
 }
 
-pub(crate) fn run(command: &Kernels, terminal: &Terminal) -> Result<()> {
+pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let device = open_device(&command.device)?;
     let mut options = engine_options(&command.engine, command.batch);
