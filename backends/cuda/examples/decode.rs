@@ -1,31 +1,30 @@
-//! Time of a decode step at batch 1 on random weights, beside the bandwidth of a copy measured in the same run.
+//! Time of a decode step on random weights, beside the bandwidth of a copy measured in the same run.
 //!
-//! `cargo run --release -p dsrun-cuda --example decode -- llama-1b llama-8b`
+//! `cargo run --release -p dsrun-cuda --example decode -- --batch 1,8 llama-1b llama-8b`
 //!
-//! The step is what a Llama program comes to when projections that read the same activations are put together, run by this
-//! backend's kernels and replayed as a graph: layers, final norm, head and argmax. The floor is the bytes of weights and of
-//! the KV cache over the bandwidth of the copy.
+//! The step is what a model comes to when its layers are fused, run by this backend's kernels and replayed as a graph: embedding,
+//! layers of five calls, final norm with head, and argmax. The floor is the bytes of weights and of the KV cache over the
+//! bandwidth of the copy. With `--parts` the calls of one kind are also timed by themselves, all layers one after the other,
+//! and the step without them.
 
 use dsrun_core::{
-    DType, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
+    DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
     checked::CheckedPlan,
     device::{Backend, Buffer, BufferSlice, Device, DeviceOptions, MemoryKind, Stream},
     kernels::{
         Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse,
     },
     op::{
-        Add, Argmax, AttentionMask, Embed, GateLayout, GatedActivation, KvWrite, Linear, Nonlinearity, Op,
-        PagedAttention, RmsNorm, Rope, RopePairing,
+        Activation, Add, Argmax, AttentionMask, Embed, GateLayout, GatedActivation, LayerNorm, Nonlinearity,
+        Op, PagedAttention, RmsNorm, Rope, RopePairing,
     },
-    region::well_known,
+    region::well_known::{self, AttentionInput, Norm},
 };
 use dsrun_cuda::CudaBackend;
 use std::{borrow::Cow, collections::HashMap, io::Write, sync::Arc, time::Duration};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const DTYPE: DType = DType::BF16;
-/// Tokens in the cache.
-const CONTEXT: usize = 576;
 /// Slots of a page.
 const PAGE: usize = 16;
 const REPLAYS: usize = 200;
@@ -40,30 +39,41 @@ struct Model {
     head: usize,
     inner: usize,
     vocabulary: usize,
+    /// RMS norm, rotary positions and a gated MLP, without biases; else layer norm, a plain MLP, and biases.
+    llama: bool,
 }
 
-const MODELS: [Model; 2] = [
+const fn model(
+    name: &'static str,
+    layers: usize,
+    heads: [usize; 3],
+    inner: usize,
+    vocabulary: usize,
+) -> Model {
+    let [heads, kv_heads, head] = heads;
     Model {
-        name: "llama-1b",
-        layers: 16,
-        hidden: 2048,
-        heads: 32,
-        kv_heads: 8,
-        head: 64,
-        inner: 8192,
-        vocabulary: 128_256,
-    },
-    Model {
-        name: "llama-8b",
-        layers: 32,
-        hidden: 4096,
-        heads: 32,
-        kv_heads: 8,
-        head: 128,
-        inner: 14_336,
-        vocabulary: 128_256,
-    },
+        name,
+        layers,
+        hidden: heads * head,
+        heads,
+        kv_heads,
+        head,
+        inner,
+        vocabulary,
+        llama: kv_heads < heads,
+    }
+}
+
+const MODELS: [Model; 5] = [
+    model("llama-1b", 16, [32, 8, 64], 8192, 128_256),
+    model("llama-8b", 32, [32, 8, 128], 14_336, 128_256),
+    model("smollm2-135m", 30, [9, 3, 64], 1536, 49_152),
+    model("gpt2-xl", 48, [25, 25, 64], 6400, 50_257),
+    model("opt-13b", 40, [40, 40, 128], 20_480, 50_272),
 ];
+
+/// The calls of a layer, and what is around the layers.
+const PARTS: [&str; 6] = ["attention input", "attention", "output", "mlp input", "down", "head and argmax"];
 
 /// Random small numbers, made as they are read: the same block of rows again and again.
 struct Noise {
@@ -91,7 +101,10 @@ impl WeightReader for Noise {
 
     fn rows(&mut self, _: usize, count: usize) -> Result<Cow<'_, [u8]>> {
         let bytes = count * self.weight_type.columns() * 2;
-        Ok(Cow::Owned(self.block.iter().copied().cycle().take(bytes).collect()))
+        if bytes > self.block.len() {
+            self.block = self.block.repeat(bytes.div_ceil(self.block.len()));
+        }
+        Ok(Cow::Borrowed(&self.block[..bytes]))
     }
 }
 
@@ -181,20 +194,29 @@ impl Step<'_> {
         Ok(results)
     }
 
+    /// A call whose operands are all there; kept if its part is wanted.
+    fn part(
+        &mut self,
+        part: usize,
+        wanted: &dyn Fn(usize) -> bool,
+        op: Op,
+        operands: &[Value],
+    ) -> Result<Value> {
+        let operands: Vec<Option<&Value>> = operands.iter().map(Some).collect();
+        let value = self.one(op, &operands)?;
+        self.keep(part, wanted);
+        Ok(value)
+    }
+
+    /// Drops the call bound last unless its part is wanted.
+    fn keep(&mut self, part: usize, wanted: &dyn Fn(usize) -> bool) {
+        if !wanted(part) {
+            self.calls.pop();
+        }
+    }
+
     fn one(&mut self, op: impl Into<Op>, operands: &[Option<&Value>]) -> Result<Value> {
         Ok(self.call(op, operands)?.swap_remove(0))
-    }
-}
-
-/// Features `start .. start + size` of a row of activations.
-fn features(value: &Value, start: usize, size: usize) -> Result<Value> {
-    match value {
-        Value::Tensor(desc, slice) => {
-            let part = TensorDesc { shape: vec![desc.shape[0], size], ..desc.clone() };
-            let bytes = part.bytes()?;
-            Ok(Value::Tensor(part, slice.slice(start * desc.dtype.bytes(), bytes)?))
-        }
-        Value::Weight(_) => Err(dsrun_core::Error::invalid("a weight has no features to take")),
     }
 }
 
@@ -202,29 +224,87 @@ fn words(values: impl IntoIterator<Item = i32>) -> Vec<u8> {
     values.into_iter().flat_map(i32::to_le_bytes).collect()
 }
 
-fn build(step: &mut Step<'_>, model: &Model) -> Result<()> {
-    let (hidden, query, kv) = (model.hidden, model.heads * model.head, model.kv_heads * model.head);
-    let pages = CONTEXT / PAGE;
-    let (norm, add) = (RmsNorm { eps: 1e-5, weight_offset: 0.0 }, Add { alpha: 1.0 });
-    let ones: Vec<u8> = (0..hidden).flat_map(|_| half::bf16::ONE.to_le_bytes()).collect();
+/// What a model keeps on the device.
+struct Loaded {
+    embedding: Value,
+    layers: Vec<Layer>,
+    head: Value,
+    vectors: HashMap<usize, Value>,
+}
+
+struct Layer {
+    weights: [Value; 4],
+    caches: [Value; 2],
+}
+
+fn load(step: &mut Step<'_>, model: &Model, batch: usize, context: usize) -> Result<Loaded> {
+    let (hidden, kv) = (model.hidden, model.kv_heads * model.head);
+    let first = if model.llama { 2 * model.inner } else { model.inner };
+    let pages = batch * context.div_ceil(PAGE);
+    let embedding = step.weight(model.vocabulary, hidden)?;
+    step.weight_bytes = 0;
+    let mut layers = Vec::new();
+    for _ in 0..model.layers {
+        let weights = [
+            step.weight(hidden + 2 * kv, hidden)?,
+            step.weight(hidden, hidden)?,
+            step.weight(first, hidden)?,
+            step.weight(hidden, model.inner)?,
+        ];
+        let cache = [pages, model.kv_heads, PAGE, model.head];
+        layers.push(Layer { weights, caches: [step.tensor(DTYPE, &cache)?, step.tensor(DTYPE, &cache)?] });
+    }
+    let head = step.weight(model.vocabulary, hidden)?;
+    let mut vectors = HashMap::new();
+    for size in [hidden, hidden + 2 * kv, first] {
+        let ones: Vec<u8> = (0..size).flat_map(|_| half::bf16::ONE.to_le_bytes()).collect();
+        vectors.insert(size, step.constant(DTYPE, &[size], &ones)?);
+    }
+    Ok(Loaded { embedding, layers, head, vectors })
+}
+
+/// Binds the calls of a step of one token for each of `batch` sequences; those of parts that `wanted` leaves out are not kept.
+fn build(
+    step: &mut Step<'_>,
+    model: &Model,
+    loaded: &Loaded,
+    batch: usize,
+    context: usize,
+    wanted: &dyn Fn(usize) -> bool,
+) -> Result<()> {
+    let pages = context.div_ceil(PAGE);
+    let add = Add { alpha: 1.0 };
     let frequencies: Vec<u8> = (0..model.head / 2)
         .flat_map(|pair| 5e5f32.powf(-2.0 * pair as f32 / model.head as f32).to_le_bytes())
         .collect();
-    let ids = step.constant(DType::I32, &[1], &words([17]))?;
-    let position = step.constant(DType::I32, &[1], &words([CONTEXT as i32 - 1]))?;
-    let slot = position.clone();
-    let start = step.constant(DType::I32, &[1], &words([0]))?;
-    let length = step.constant(DType::I32, &[1], &words([1]))?;
-    let total = step.constant(DType::I32, &[1], &words([CONTEXT as i32]))?;
-    let table = step.constant(DType::I32, &[1, pages], &words(0..pages as i32))?;
+    let each = |value: &dyn Fn(usize) -> usize| words((0..batch).map(|sequence| value(sequence) as i32));
+    let ids = step.constant(DType::I32, &[batch], &each(&|sequence| 17 + sequence))?;
+    let positions = step.constant(DType::I32, &[batch], &each(&|_| context - 1))?;
+    let slot = |sequence: usize| sequence * pages * PAGE + context - 1;
+    let slots = step.constant(DType::I32, &[batch], &each(&slot))?;
+    let start = step.constant(DType::I32, &[batch], &each(&|sequence| sequence))?;
+    let length = step.constant(DType::I32, &[batch], &each(&|_| 1))?;
+    let total = step.constant(DType::I32, &[batch], &each(&|_| context))?;
+    let table = step.constant(DType::I32, &[batch, pages], &words(0..(batch * pages) as i32))?;
     let work = step.tensor(DType::I32, &[0])?;
-    let gain = step.constant(DTYPE, &[hidden], &ones)?;
     let frequencies = step.constant(DType::F32, &[model.head / 2], &frequencies)?;
-    let embedding = step.weight(model.vocabulary, hidden)?;
-    step.weight_bytes = 0;
-    let linear = Linear { dtype: DTYPE };
-    let norm_linear = Op::Region(well_known::norm_linear(norm, DTYPE, false)?.into());
+    let gain = &loaded.vectors[&model.hidden];
+    let biased = !model.llama;
+    let norm: Norm = match model.llama {
+        true => RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(),
+        false => LayerNorm { eps: 1e-5 }.into(),
+    };
+    let region = |region: Result<dsrun_core::region::Region>| Ok::<_, Error>(Op::Region(region?.into()));
     let rope = |heads: usize| Rope { heads: heads as u32, pairing: RopePairing::Halves, scale: 1.0 };
+    let kv = (model.kv_heads * model.head) as u32;
+    let input = region(well_known::attention_input(AttentionInput {
+        norm,
+        dtype: DTYPE,
+        bias: biased,
+        columns: [model.hidden as u32, kv, kv],
+        head_norms: None,
+        ropes: model.llama.then(|| [rope(model.heads), rope(model.kv_heads)]),
+    }))?;
     let attention = PagedAttention {
         query_heads: model.heads as u32,
         kv_heads: model.kv_heads as u32,
@@ -233,35 +313,59 @@ fn build(step: &mut Step<'_>, model: &Model) -> Result<()> {
         window: 0,
         mask: AttentionMask::Causal,
     };
-    let gated =
-        GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
-    let mut x = step.one(
-        Embed { dtype: DTYPE, first_row: 0, position_offset: 0 },
-        &[Some(&ids), Some(&embedding), None, None],
-    )?;
-    for _ in 0..model.layers {
-        let (wqkv, wo) = (step.weight(query + 2 * kv, hidden)?, step.weight(hidden, query)?);
-        let (wgu, wd) = (step.weight(2 * model.inner, hidden)?, step.weight(hidden, model.inner)?);
-        let keys = step.tensor(DTYPE, &[pages, model.kv_heads, PAGE, model.head])?;
-        let values = step.tensor(DTYPE, &[pages, model.kv_heads, PAGE, model.head])?;
-        let qkv = step.one(norm_linear.clone(), &[Some(&x), Some(&gain), Some(&wqkv)])?;
-        let (q, k, v) =
-            (features(&qkv, 0, query)?, features(&qkv, query, kv)?, features(&qkv, query + kv, kv)?);
-        let q = step.one(rope(model.heads), &[Some(&q), Some(&position), Some(&frequencies)])?;
-        let k = step.one(rope(model.kv_heads), &[Some(&k), Some(&position), Some(&frequencies)])?;
-        step.call(KvWrite {}, &[Some(&keys), Some(&values), Some(&k), Some(&v), Some(&slot)])?;
-        let operands = [&q, &keys, &values, &start, &length, &total, &table, &work].map(Some);
+    let linear_add = region(well_known::linear_add(DTYPE, biased, add))?;
+    let mlp = match model.llama {
+        true => well_known::mlp_input(
+            norm,
+            DTYPE,
+            false,
+            GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 },
+        ),
+        false => well_known::mlp_input(
+            norm,
+            DTYPE,
+            true,
+            Activation { function: Nonlinearity::GeluTanh, limit: 0.0 },
+        ),
+    };
+    let (mlp, head) = (region(mlp)?, region(well_known::norm_linear(norm, DTYPE, false))?);
+    let bias = |size: usize| biased.then(|| &loaded.vectors[&size]);
+    let normed = |x: &Value| [Some(x.clone()), Some(gain.clone()), biased.then(|| gain.clone())];
+    // Absent operands of a region are left out.
+    let present = |operands: Vec<Option<Value>>| operands.into_iter().flatten().collect::<Vec<_>>();
+    let embed = Embed { dtype: DTYPE, first_row: 0, position_offset: 0 };
+    let embedding = &loaded.embedding;
+    let mut x = step.one(embed, &[Some(&ids), Some(embedding), None, None])?;
+    for layer in &loaded.layers {
+        let [wqkv, wo, wgu, wd] = &layer.weights;
+        let [keys, values] = &layer.caches;
+        let mut operands = present(normed(&x).into());
+        operands.push(wqkv.clone());
+        operands.extend(bias(model.hidden + 2 * kv as usize).cloned());
+        if model.llama {
+            operands.extend([positions.clone(), frequencies.clone()]);
+        }
+        operands.extend([keys.clone(), values.clone(), slots.clone()]);
+        let query = step.part(0, wanted, input.clone(), &operands)?;
+        let operands = [&query, keys, values, &start, &length, &total, &table, &work].map(Some);
         let mixed = step.one(attention, &[&operands[..], &[None; 3]].concat())?;
-        let out = step.one(linear, &[Some(&mixed), Some(&wo), None])?;
-        x = step.one(add, &[Some(&x), Some(&out), None, None])?;
-        let gate_up = step.one(norm_linear.clone(), &[Some(&x), Some(&gain), Some(&wgu)])?;
-        let inner = step.one(gated, &[Some(&gate_up), None, None])?;
-        let out = step.one(linear, &[Some(&inner), Some(&wd), None])?;
-        x = step.one(add, &[Some(&x), Some(&out), None, None])?;
+        step.keep(1, wanted);
+        let operands = [Some(&mixed), Some(wo), bias(model.hidden), Some(&x)];
+        x =
+            step.part(2, wanted, linear_add.clone(), &present(operands.map(|value| value.cloned()).into()))?;
+        let mut operands = present(normed(&x).into());
+        operands.push(wgu.clone());
+        operands.extend(bias(model.inner).cloned().filter(|_| biased));
+        let inner = step.part(3, wanted, mlp.clone(), &operands)?;
+        let operands = [Some(&inner), Some(wd), bias(model.hidden), Some(&x)];
+        x =
+            step.part(4, wanted, linear_add.clone(), &present(operands.map(|value| value.cloned()).into()))?;
     }
-    let head = step.weight(model.vocabulary, hidden)?;
-    let logits = step.one(norm_linear, &[Some(&x), Some(&gain), Some(&head)])?;
+    let mut operands = present(normed(&x).into());
+    operands.push(loaded.head.clone());
+    let logits = step.part(5, wanted, head, &operands)?;
     step.one(Argmax {}, &[Some(&logits)])?;
+    step.keep(5, wanted);
     Ok(())
 }
 
@@ -297,47 +401,102 @@ fn copy_bandwidth(device: &dyn Device, stream: &mut dyn Stream) -> Result<f64> {
     Ok(2.0 * bytes as f64 / (times[times.len() / 2] / 1e3))
 }
 
+/// The median of the replays of a graph of calls, with the times it came from.
+fn replay(device: &dyn Device, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Vec<f64>> {
+    let graphs = device.graphs().ok_or_else(|| Error::unsupported("no graphs"))?;
+    let graph = graphs.capture(stream, calls)?;
+    time(device, stream, REPLAYS, |stream| graph.launch(stream))
+}
+
+fn median(times: &[f64]) -> f64 {
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What the command line asks for.
+struct Wanted {
+    models: Vec<String>,
+    batches: Vec<usize>,
+    context: usize,
+    parts: bool,
+}
+
+fn wanted() -> Result<Wanted> {
+    let mut wanted = Wanted { models: Vec::new(), batches: vec![1], context: 576, parts: false };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let number = |text: &str| text.parse().map_err(|_| Error::invalid(format!("{text:?} is no number")));
+        let mut value =
+            || arguments.next().ok_or_else(|| Error::invalid(format!("{argument} needs a value")));
+        match argument.as_str() {
+            "--batch" => wanted.batches = value()?.split(',').map(number).collect::<Result<_>>()?,
+            "--context" => wanted.context = number(&value()?)?,
+            "--parts" => wanted.parts = true,
+            name if MODELS.iter().any(|model| model.name == name) => wanted.models.push(name.to_owned()),
+            other => return Err(Error::invalid(format!("{other:?} is neither a model nor an option"))),
+        }
+    }
+    Ok(wanted)
+}
+
 fn main() -> Result<()> {
-    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = wanted()?;
     let device = CudaBackend::new().open(0, &DeviceOptions::default())?;
     let mut stream = device.stream()?;
     let mut out = std::io::stdout();
     let bandwidth = copy_bandwidth(&*device, &mut *stream)?;
     let _ = writeln!(out, "{}: copy {:.2} TB/s", device.properties().name, bandwidth / 1e12);
-    let _ =
-        writeln!(out, "model | launches | GB | floor ms | median ms | p10 | p90 | eager ms | share of floor");
-    for model in
-        MODELS.iter().filter(|model| wanted.is_empty() || wanted.iter().any(|name| name == model.name))
+    let header = "model | batch | context | calls | calls per layer | GB | floor ms | median ms | p10 | p90 | eager ms | share";
+    let _ = writeln!(out, "{header}");
+    let context = wanted.context;
+    for model in MODELS
+        .iter()
+        .filter(|model| wanted.models.is_empty() || wanted.models.iter().any(|name| name == model.name))
     {
-        let mut step = Step {
-            device: &*device,
-            stream: &mut *stream,
-            plans: HashMap::new(),
-            calls: Vec::new(),
-            weight_bytes: 0,
-        };
-        build(&mut step, model)?;
-        let Step { calls, weight_bytes, .. } = step;
-        let cache_bytes = 2 * model.layers * CONTEXT * model.kv_heads * model.head * 2;
-        let floor = (weight_bytes + cache_bytes) as f64 / bandwidth * 1e3;
-        let eager = time(&*device, &mut *stream, 20, |stream| {
-            calls.iter().try_for_each(|call| call.enqueue(stream))
-        })?;
-        let launches = calls.len();
-        let graphs = device.graphs().ok_or_else(|| dsrun_core::Error::unsupported("no graphs"))?;
-        let graph = graphs.capture(&mut *stream, calls)?;
-        let times = time(&*device, &mut *stream, REPLAYS, |stream| graph.launch(stream))?;
-        let median = times[times.len() / 2];
-        let _ = writeln!(
-            out,
-            "{} | {launches} | {:.2} | {floor:.3} | {median:.3} | {:.3} | {:.3} | {:.3} | {:.0}%",
-            model.name,
-            weight_bytes as f64 / 1e9,
-            times[times.len() / 10],
-            times[times.len() * 9 / 10],
-            eager[eager.len() / 2],
-            floor / median * 100.0
-        );
+        let (stream, plans) = (&mut *stream, HashMap::new());
+        let mut step = Step { device: &*device, stream, plans, calls: Vec::new(), weight_bytes: 0 };
+        let most = wanted.batches.iter().copied().max().unwrap_or(1);
+        let loaded = load(&mut step, model, most, context)?;
+        for batch in &wanted.batches {
+            build(&mut step, model, &loaded, *batch, context, &|_| true)?;
+            let calls = std::mem::take(&mut step.calls);
+            let cache_bytes = 2 * model.layers * batch * context * model.kv_heads * model.head * 2;
+            let floor = (step.weight_bytes + cache_bytes) as f64 / bandwidth * 1e3;
+            let eager = time(&*device, step.stream, 20, |stream| {
+                calls.iter().try_for_each(|call| call.enqueue(stream))
+            })?;
+            let count = calls.len();
+            let times = replay(&*device, step.stream, calls)?;
+            let _ = writeln!(
+                out,
+                "{} | {batch} | {context} | {count} | {} | {:.2} | {floor:.3} | {:.3} | {:.3} | {:.3} | {:.3} | {:.0}%",
+                model.name,
+                (count - 3) / model.layers,
+                step.weight_bytes as f64 / 1e9,
+                median(&times),
+                times[times.len() / 10],
+                times[times.len() * 9 / 10],
+                median(&eager),
+                floor / median(&times) * 100.0
+            );
+            if !wanted.parts {
+                continue;
+            }
+            for (part, name) in PARTS.iter().enumerate() {
+                build(&mut step, model, &loaded, *batch, context, &|other| other == part)?;
+                let alone = std::mem::take(&mut step.calls);
+                let alone = median(&replay(&*device, step.stream, alone)?);
+                build(&mut step, model, &loaded, *batch, context, &|other| other != part)?;
+                let without = std::mem::take(&mut step.calls);
+                let without = median(&replay(&*device, step.stream, without)?);
+                let each = if part == 5 { 1.0 } else { model.layers as f64 };
+                let _ = writeln!(
+                    out,
+                    "  {name}: alone {:.2} us each, the step without {:.2} us each less",
+                    alone / each * 1e3,
+                    (median(&times) - without) / each * 1e3
+                );
+            }
+        }
     }
     Ok(())
 }

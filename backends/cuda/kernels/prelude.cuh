@@ -18,20 +18,22 @@ typedef float f32;
 /* 16 bytes, the widest load there is. */
 struct alignas(16) Vector { u32 word[4]; };
 
-/* How many rows are real: the smallest of those said in device memory, at most `rows`. */
+/* How many rows are real: the smallest of those said in device memory, at most `rows`. Those that say something come first. */
 struct Extent {
     const int* said[8];
     i64 rows;
 
     __device__ i64 count() const {
-        i64 result = rows;
-        for (int i = 0; i < 8; ++i) {
-            if (said[i]) {
-                i64 here = *said[i];
-                result = here < result ? (here < 0 ? 0 : here) : result;
-            }
+        if (!said[0]) return rows;
+        /* Mostly there are one or two: read together. */
+        int first = *said[0], least = said[1] ? *said[1] : first;
+        least = first < least ? first : least;
+        for (int i = 2; i < 8 && said[i]; ++i) {
+            int here = *said[i];
+            least = here < least ? here : least;
         }
-        return result;
+        least = least < 0 ? 0 : least;
+        return least < rows ? least : rows;
     }
 };
 
@@ -144,6 +146,30 @@ __device__ inline float block_sum(float x) {
     int warps = (blockDim.x + 31) / 32;
     float total = threadIdx.x % 32 < warps ? partial[threadIdx.x % 32] : 0.0f;
     return warp_sum(total);
+}
+
+/*
+ * Programmatic dependent launch, from sm_90 on. A kernel lets the next one start at once, which then may do what depends on
+ * nothing (set up, read weights that never change), and waits until the one before has finished and its writes are visible.
+ *
+ * Every thread that touches anything a kernel before may write, or writes memory a kernel before may read, comes behind
+ * await_previous() or behind a barrier that such a thread has passed. That orders all kernels of a stream, not neighbours
+ * alone: a kernel finishes only when its threads have waited, so when it has finished, so has the one before it, and so on.
+ */
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/* What kernels begin with that have nothing to do ahead of their turn. */
+__device__ inline void take_turn() {
+    let_next_start();
+    await_previous();
 }
 
 /* Loops over the columns of a plane with the first dimension of the grid, over rows with the second. */

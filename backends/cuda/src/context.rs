@@ -7,6 +7,7 @@ use crate::{
     launch::Function,
     memory::Account,
     ops::{KernelSpec, Machine},
+    source,
 };
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUmodule, CUresult, CUstream};
 use dsrun_core::{Code, Error, Result};
@@ -20,6 +21,9 @@ use std::{
 
 /// How long the backend waits for the device on its own account: for memory to be cleared, for work before a free.
 pub(crate) const OWN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The first driver that captures kernels which overlap: 12.3.
+const OVERLAPPING_DRIVER: i32 = 12_030;
 
 /// A handle of the driver. They may be used from any thread.
 #[derive(Debug)]
@@ -302,8 +306,11 @@ impl Context {
         let status = unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
         self.check_with(status, || format!("finding kernel {spec}"))?;
         self.prepare(spec, function)?;
+        let overlaps = self.machine.capability >= 90
+            && self.driver >= OVERLAPPING_DRIVER
+            && source::every_kernel_waits(spec.unit);
         let shared = u32::try_from(spec.shared).unwrap_or(u32::MAX);
-        let function = Arc::new(Function { raw: Raw(function), name: spec.entry, shared });
+        let function = Arc::new(Function { raw: Raw(function), name: spec.entry, shared, overlaps });
         *slot = Some(function.clone());
         Ok(function)
     }
@@ -321,6 +328,11 @@ impl Context {
         if spec.shared > 0 {
             let bytes = i32::try_from(spec.shared).unwrap_or(i32::MAX);
             set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
+        }
+        if self.machine.capability >= 90 {
+            // A multiprocessor changes how it splits L1 and shared memory only when it is empty. Kernels that overlap must
+            // therefore agree on the split, and those that stream weights need most of it.
+            set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
         }
         Ok(())
     }

@@ -22,6 +22,8 @@ pub(crate) struct Function {
     pub(crate) name: &'static str,
     /// Bytes of dynamic shared memory.
     pub(crate) shared: u32,
+    /// Whether it may start before the kernel in front of it has finished.
+    pub(crate) overlaps: bool,
 }
 
 /// How many different extents a kernel takes into account: no op has more operands and results over one dimension.
@@ -94,6 +96,7 @@ impl Parameters {
     #[must_use]
     pub(crate) fn extent(mut self, rows: usize, tensors: &[&Bound]) -> Self {
         self.start();
+        // Those that are there first: the kernels stop at the first that is not.
         let mut pointers: Vec<u64> =
             tensors.iter().map(|tensor| tensor.extent).filter(|extent| *extent != 0).collect();
         pointers.sort_unstable();
@@ -163,24 +166,27 @@ impl Launch {
         let [x, y, z] = self.grid.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
         let threads = u32::try_from(self.threads).unwrap_or(u32::MAX);
         stream.remember(self.function.name);
+        // SAFETY: plain data for which zero is a valid value.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.function.shared,
+            hStream: stream.raw.0,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.function.overlaps),
+        };
         // SAFETY: the parameters were made for this kernel by its recipe; the memory they point to is kept alive by the
-        // bound call, and freed behind the stream's work.
+        // bound call, and freed behind the stream's work. A kernel that overlaps waits for those in front by itself.
         let status = unsafe {
-            let (raw, none) = (self.function.raw.0, std::ptr::null_mut());
-            let shared = self.function.shared;
-            sys::cuLaunchKernel(
-                raw,
-                x,
-                y,
-                z,
-                threads,
-                1,
-                1,
-                shared,
-                stream.raw.0,
-                pointers.as_mut_ptr(),
-                none,
-            )
+            let raw = self.function.raw.0;
+            sys::cuLaunchKernelEx(&raw const config, raw, pointers.as_mut_ptr(), std::ptr::null_mut())
         };
         context.check_with(status, || format!("launching kernel {}", self.function.name))
     }

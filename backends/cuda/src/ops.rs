@@ -4,7 +4,10 @@
 //! compiled, anywhere.
 
 mod attention;
+mod band;
 mod cache;
+mod chain;
+mod decode;
 mod elementwise;
 mod linear;
 mod norm;
@@ -124,16 +127,20 @@ pub(crate) fn recipe(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
         Op::PageGather(_) => cache::page_gather(call),
         Op::PageScatter(_) => cache::page_scatter(call),
         Op::AttentionPrepare(_) => Ok(Recipe::nothing()),
-        Op::PagedAttention(op) => attention::paged(op, call, machine),
+        Op::PagedAttention(op) => match decode::recipe(op, call, machine)? {
+            Some(recipe) => Ok(recipe),
+            None => attention::paged(op, call, machine),
+        },
         Op::Attention(op) => attention::unpaged(op, call, machine),
         Op::Add(op) => elementwise::add(op, call),
         Op::Cast(op) => elementwise::cast(op, call),
+        Op::Columns(op) => elementwise::columns(op, call),
         Op::Fill(op) => elementwise::fill(op, call),
         Op::GatherRows(_) => elementwise::gather_rows(call),
         Op::PrepareStep(op) => step::prepare_step(op, call),
         Op::LogitProcess(_) => sampling::logit_process(call),
-        Op::Argmax(_) => sampling::argmax(call),
-        Op::Sample(_) => sampling::sample(call),
+        Op::Argmax(_) => sampling::argmax(call, machine),
+        Op::Sample(_) => sampling::sample(call, machine),
         Op::CommitTokens(_) => step::commit_tokens(call),
         Op::Region(region) => region::recipe(region, call, machine),
         other => Err(Error::unsupported(format!("CUDA has no kernel for {} yet", other.name()))),

@@ -35,6 +35,10 @@ const UNITS: &[Unit] = &[
     unit!("attention/attention.cu"),
     unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
     unit!("attention/prompt_wgmma.cu", "attention/prompt.cuh"),
+    unit!("attention/decode.cu"),
+    unit!("linear/band.cu", "linear/epilogue.cuh"),
+    unit!("linear/conclude.cu", "linear/epilogue.cuh"),
+    unit!("linear/heads.cu", "linear/epilogue.cuh"),
     unit!("linear/skinny.cu", "linear/weight.cuh"),
     unit!("linear/skinny_mma.cu"),
     unit!("linear/stream.cu", "linear/weight.cuh"),
@@ -50,6 +54,15 @@ pub(crate) fn text(name: &str) -> Option<String> {
     let unit = UNITS.iter().find(|unit| unit.name == name)?;
     let parts = [PRELUDE].into_iter().chain(unit.headers.iter().copied()).chain([unit.text]);
     Some(parts.collect::<Vec<_>>().join("\n"))
+}
+
+/// Whether every kernel of a unit waits for the kernels in front of it: only then may it start before they have finished.
+pub(crate) fn every_kernel_waits(name: &str) -> bool {
+    UNITS.iter().find(|unit| unit.name == name).is_some_and(|unit| {
+        let count = |text: &str| unit.text.matches(text).count();
+        let waits = count("take_turn();") + count("await_previous();");
+        waits > 0 && waits >= count("__global__")
+    })
 }
 
 /// All units: name and own text.

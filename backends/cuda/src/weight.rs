@@ -95,6 +95,8 @@ pub(crate) fn format_name(format: WeightFormat) -> Result<&'static str> {
 pub(crate) struct CudaWeight {
     weight_type: WeightType,
     pub(crate) layout: Layout,
+    /// Whether it never changes again: only then may a kernel read it before its turn.
+    pub(crate) immutable: bool,
     buffer: Arc<CudaBuffer>,
 }
 
@@ -140,7 +142,8 @@ impl CudaWeight {
             }
             first += count;
         }
-        Ok(Self { weight_type: weight.weight_type.clone(), layout, buffer })
+        let immutable = weight.immutable;
+        Ok(Self { weight_type: weight.weight_type.clone(), layout, immutable, buffer })
     }
 
     /// Where its elements, or integers, are.

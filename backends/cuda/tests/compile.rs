@@ -13,11 +13,15 @@ use dsrun_core::{
     BlockFormat, DType, TensorDesc, WeightFormat, WeightType,
     kernels::{CallDesc, OperandDesc},
     op::{
-        Activation, Add, Argmax, Attention, AttentionMask, Cast, CommitTokens, Embed, Fill, GateLayout,
-        GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul, Nonlinearity, Op,
-        PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep, RmsNorm, Rope, RopePairing, Sample,
+        Activation, Add, Argmax, Attention, AttentionMask, Cast, Columns, CommitTokens, Embed, Fill,
+        GateLayout, GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul,
+        Nonlinearity, Op, PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep, RmsNorm, Rope,
+        RopePairing, Sample,
     },
-    region::well_known,
+    region::{
+        Region,
+        well_known::{self, AttentionInput, Norm},
+    },
 };
 use dsrun_cuda::{
     KernelSpec, Machine,
@@ -121,6 +125,69 @@ fn linear_calls(dtype: DType) -> Vec<CallDesc> {
     calls
 }
 
+/// The fused parts of decoder layers of both kinds, for few rows and for many.
+fn region_calls(dtype: DType) -> Vec<CallDesc> {
+    let mut calls = Vec::new();
+    let norms: [Norm; 2] = [RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(), LayerNorm { eps: 1e-5 }.into()];
+    let mut region = |region: dsrun_core::Result<Region>, operands: Vec<Operand>| {
+        calls.push(call(Op::Region(region.unwrap().into()), operands));
+    };
+    // Rows, inputs, head size and pairs that are turned: one launch, slices, and heads that are no tiles.
+    for (rows, inputs, size, pairs) in [(1, 256, 64, 32), (8, 14_336, 128, 16), (40, 96, 12, 5)] {
+        let vector = |size: usize| tensor(dtype, &[size]);
+        let (x, format) = (bounded(dtype, &[rows, inputs]), WeightFormat::Dense(dtype));
+        for (norm, biased) in norms.into_iter().zip([false, true]) {
+            let with_norm = |behind: Vec<Operand>| {
+                let vectors = std::iter::repeat_n(vector(inputs), norm.vectors());
+                [x.clone()].into_iter().chain(vectors).chain(behind).collect::<Vec<_>>()
+            };
+            let product = |outputs: usize| {
+                let bias = biased.then(|| vector(outputs));
+                [weight(format, [outputs, inputs])].into_iter().chain(bias).collect::<Vec<_>>()
+            };
+            let residual = bounded(dtype, &[rows, 48]);
+            let operands = [vec![x.clone()], product(48), vec![residual]].concat();
+            region(well_known::linear_add(dtype, biased, Add { alpha: 1.0 }), operands);
+            let plain = Activation { function: Nonlinearity::GeluTanh, limit: 0.0 };
+            region(well_known::mlp_input(norm, dtype, biased, plain), with_norm(product(48)));
+            for (function, layout) in [
+                (Nonlinearity::Silu, GateLayout::Concatenated),
+                (Nonlinearity::GeluErf, GateLayout::Interleaved),
+            ] {
+                let gated = GatedActivation { function, layout, limit: 0.0 };
+                region(well_known::mlp_input(norm, dtype, biased, gated), with_norm(product(48)));
+            }
+            for (pairing, head_norm, turned) in [
+                (RopePairing::Halves, false, true),
+                (RopePairing::Neighbours, true, true),
+                (RopePairing::Neighbours, false, true),
+                (RopePairing::Halves, false, false),
+            ] {
+                let rope = |heads| Rope { heads, pairing, scale: 1.0 };
+                let per_head = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+                let input = AttentionInput {
+                    norm,
+                    dtype,
+                    bias: biased,
+                    columns: [4, 2, 2].map(|heads| heads * size as u32),
+                    head_norms: head_norm.then_some([per_head; 2]),
+                    ropes: turned.then(|| [rope(4), rope(2)]),
+                };
+                let mut operands = with_norm(product(8 * size));
+                operands.extend(std::iter::repeat_n(vector(size), if head_norm { 2 } else { 0 }));
+                if turned {
+                    operands.push(bounded(DType::I32, &[rows]));
+                    operands.push(tensor(DType::F32, &[pairs]));
+                }
+                let cache = tensor(dtype, &[4, 2, 16, size]);
+                operands.extend([cache.clone(), cache, bounded(DType::I32, &[rows])]);
+                region(well_known::attention_input(input), operands);
+            }
+        }
+    }
+    calls
+}
+
 fn plane_calls(dtype: DType) -> Vec<CallDesc> {
     let (plane, vector) = (tensor(dtype, &[3, 64]), tensor(dtype, &[64]));
     let cache = tensor(dtype, &[4, 2, 8, 32]);
@@ -136,6 +203,7 @@ fn plane_calls(dtype: DType) -> Vec<CallDesc> {
         call(PageCopy {}, vec![cache.clone(), tensor(DType::I32, &[3, 2])]),
         call(PageGather {}, vec![cache.clone(), ids.clone()]),
         call(PageScatter {}, vec![cache, page, ids.clone()]),
+        call(Columns { start: 3, count: 5 }, vec![plane.clone()]),
         call(Argmax {}, vec![plane.clone()]),
         call(
             LogitProcess {},
@@ -202,6 +270,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
     let mut calls = integer_calls();
     for dtype in FLOATS {
         calls.extend(plane_calls(dtype));
+        calls.extend(region_calls(dtype));
         calls.extend(linear_calls(dtype));
         calls.extend(attention_calls(dtype));
     }

@@ -144,6 +144,7 @@ __device__ void finish(const Arguments& a, i64 row, i64 head, float maximum, flo
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequence_extent, Extent token_extent, float scale,
                                                                    float softcap, Arguments a) {
+    take_turn();
     __shared__ float maxima[PARTS][ROWS], sums[PARTS][ROWS];
     __shared__ float values[PARTS][ROWS][VALUE_SIZE];
     __shared__ bool last;

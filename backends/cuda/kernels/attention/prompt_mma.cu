@@ -104,6 +104,7 @@ __device__ inline void fetch(const Arguments& a, const Tile& tile, const T* base
 
 extern "C" __global__ void __launch_bounds__(THREADS) prompt_mma(Extent sequence_extent, Extent token_extent, float scale,
                                                                  float softcap, Arguments a) {
+    take_turn();
     extern __shared__ __align__(16) u8 shared[];
     u8* queries = shared;
     u8* keys = queries + CAPACITY * KEY_PITCH;

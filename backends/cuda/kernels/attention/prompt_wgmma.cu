@@ -258,6 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float softcap, const __grid_constant__ Arguments a,
              const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
              const __grid_constant__ TensorMap value_map) {
+    take_turn();
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;

@@ -9,6 +9,7 @@ struct Strides { i64 page, head, slot; };
 extern "C" __global__ void kv_write(Extent extent, i64 pages, i64 heads, i64 slots, i64 key_size, i64 value_size, T0* keys,
                                     Strides key_strides, T0* values, Strides value_strides, const T1* key, i64 key_row,
                                     const T2* value, i64 value_row, const int* places) {
+    take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 place = places[row];
@@ -36,6 +37,7 @@ __device__ inline i64 in_page(i64 i, i64 slots, i64 size, const Strides& strides
 
 extern "C" __global__ void page_copy(Extent extent, i64 pages, i64 heads, i64 slots, i64 size, T0* cache, Strides strides,
                                      const int* pairs, i64 pairs_row) {
+    take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 from = pairs[row * pairs_row], to = pairs[row * pairs_row + 1];
@@ -49,6 +51,7 @@ extern "C" __global__ void page_copy(Extent extent, i64 pages, i64 heads, i64 sl
 
 extern "C" __global__ void page_gather(Extent extent, i64 pages, i64 heads, i64 slots, i64 size, const T0* cache,
                                        Strides strides, const int* index, T0* y, i64 y_row) {
+    take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 page = index[row];
@@ -61,6 +64,7 @@ extern "C" __global__ void page_gather(Extent extent, i64 pages, i64 heads, i64 
 
 extern "C" __global__ void page_scatter(Extent extent, i64 pages, i64 heads, i64 slots, i64 size, T0* cache, Strides strides,
                                         const T0* x, i64 x_row, const int* index) {
+    take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 page = index[row];

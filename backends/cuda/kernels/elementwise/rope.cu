@@ -6,6 +6,7 @@
  */
 extern "C" __global__ void rope(Extent extent, i64 heads, i64 size, i64 pairs, float scale, const T0* x, i64 x_row,
                                 const int* positions, const float* frequencies, T0* y, i64 y_row) {
+    take_turn();
     i64 rows = extent.count(), items = size - pairs;
     FOR_ROWS(row, rows) {
         int position = positions[row];

@@ -4,6 +4,7 @@
  * extent, read and written, twice.
  */
 extern "C" __global__ void guard(Extent extent, i64 rows, i64 columns, const Y* from, i64 from_row, Y* to, i64 to_row) {
+    take_turn();
     for (i64 row = extent.count() + blockIdx.x; row < rows; row += gridDim.x) {
         for (i64 i = threadIdx.x; i < columns; i += blockDim.x) to[row * to_row + i] = from[row * from_row + i];
     }

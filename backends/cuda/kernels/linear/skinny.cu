@@ -72,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(Extent extent, i
                                                                 , const G* gain, float eps, float offset
 #endif
 ) {
+    take_turn();
     i64 first = (i64)blockIdx.y * TOKENS, tokens = extent.count() - first;
     if (tokens <= 0) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % SPLIT;
@@ -121,11 +122,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(Extent extent, i
                     own[i] *= g[i];
                 }
 #endif
-#if FORMAT == FORMAT_Q4_1
-                float total = 0.0f;
-#pragma unroll
-                for (int i = 0; i < WIDTH; ++i) total += own[i];
-#endif
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
 #if FORMAT <= FORMAT_BF16
@@ -133,12 +129,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(Extent extent, i
                     for (int i = 0; i < WIDTH; ++i) sum[r][t] += own[i] * w[r][i];
 #else
                     float dot = 0.0f;
-#pragma unroll
-                    for (int i = 0; i < WIDTH; ++i) dot += own[i] * w[r][i];
                     i64 here = output + r < outputs ? output + r : 0;
 #if FORMAT == FORMAT_Q4_1
-                    sum[r][t] += weight.scale(here, 2 * at) * dot + weight.scale(here, 2 * at + 1) * total;
+                    /* Scale and minimum may cancel: the element is put together before it is multiplied. */
+                    float scale = weight.scale(here, 2 * at), minimum = weight.scale(here, 2 * at + 1);
+#pragma unroll
+                    for (int i = 0; i < WIDTH; ++i) dot += own[i] * fmaf(scale, w[r][i], minimum);
+                    sum[r][t] += dot;
 #else
+#pragma unroll
+                    for (int i = 0; i < WIDTH; ++i) dot += own[i] * w[r][i];
                     sum[r][t] += weight.scale(here, at * WIDTH / 32) * dot;
 #endif
 #endif

@@ -7,6 +7,7 @@
  */
 extern "C" __global__ void rms_norm(Extent extent, i64 width, float eps, float offset, const T0* x, i64 x_row,
                                     const T1* weight, T0* y, i64 y_row) {
+    take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         const T0* from = x + row * x_row + blockIdx.x * width;
@@ -26,6 +27,7 @@ extern "C" __global__ void rms_norm(Extent extent, i64 width, float eps, float o
 /* The same, 8 elements at a time. */
 extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, float offset, const T0* x, i64 x_row,
                                          const T1* weight, T0* y, i64 y_row) {
+    take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         const T0* from = x + row * x_row + blockIdx.x * width;
@@ -51,6 +53,7 @@ extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, fl
 extern "C" __global__ void add_rms_norm(Extent extent, i64 columns, i64 width, float alpha, float eps, float offset,
                                         const T0* a, i64 a_row, const T0* b, i64 b_row, const T1* weight, T0* r, i64 r_row,
                                         T0* y, i64 y_row) {
+    take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 start = blockIdx.x * width;
@@ -72,6 +75,7 @@ extern "C" __global__ void add_rms_norm(Extent extent, i64 columns, i64 width, f
 
 extern "C" __global__ void layer_norm(Extent extent, i64 width, float eps, const T0* x, i64 x_row, const T1* weight,
                                       const T2* bias, T0* y, i64 y_row) {
+    take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         const T0* from = x + row * x_row;

@@ -1,60 +1,96 @@
 /*
- * argmax: one block of 1024 threads per row, which owns all of it. Grid: (rows). Reads the row once, 16 bytes at a time if it
- * is aligned; each thread keeps its best, then warps and the block agree on the largest, the lowest index on ties. NaN counts
- * as minus infinity. 128256 logits in bf16 took 15 us on an H200; what one multiprocessor can read says 2 us.
+ * argmax: SPLITS blocks of 512 threads share a row. Grid: (splits, rows). Reads the row once, 16 bytes at a time if it is
+ * aligned; each thread keeps its best, then warps and the block agree on the largest, the lowest index on ties. Blocks leave
+ * their best in scratch memory, and the one that comes last takes the best of those: the order does not matter. The counter
+ * that finds it is back at 0 afterwards. NaN counts as minus infinity.
+ *
+ * Bytes: the row, most likely from the L2, where the product in front has left it. Floor: three dependent reads.
  */
+#define THREADS 512
 /* Loads under way at once. */
-#define AHEAD 8
+#define AHEAD 4
 
-struct Best { float value; i64 index; };
+struct Best { float value; int index; };
 
+/* NaN is no candidate; minus infinity is one, so that the first of a row without numbers above it wins. */
 __device__ inline Best better(Best a, Best b) {
     bool second = b.index >= 0 && (a.index < 0 || b.value > a.value || (b.value == a.value && b.index < a.index));
     return second ? b : a;
 }
 
-extern "C" __global__ void __launch_bounds__(1024) argmax(Extent extent, i64 columns, const T0* x, i64 x_row, int* ids) {
-    i64 row = blockIdx.x;
-    if (row >= extent.count()) return;
-    Best best = {-infinity(), -1};
-    bool numbers = false;
-    const T0* from = x + row * x_row;
-    auto consider = [&](float value, i64 index) {
-        if (is_nan(value)) return;
-        numbers = true;
-        /* A thread's indices grow, so the first of equal ones stays. */
-        if (best.index < 0 || value > best.value) best = {value, index};
-    };
-#if VECTORS
-    const int width = Lanes<T0>::count;
-    for (i64 base = threadIdx.x * width; base < columns; base += AHEAD * 1024 * width) {
-        Vector pieces[AHEAD];
-#pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            if (base + u * 1024 * width < columns) pieces[u] = load_vector(from + base + u * 1024 * width);
-        }
-#pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            if (base + u * 1024 * width >= columns) break;
-#pragma unroll
-            for (int i = 0; i < width; ++i) consider(Lanes<T0>::get(pieces[u], i), base + u * 1024 * width + i);
-        }
-    }
-#else
-    for (i64 i = threadIdx.x; i < columns; i += 1024) consider(widen(from[i]), i);
-#endif
-    /* NaN counts as minus infinity: it is only chosen where nothing is above that, and then the first element is. */
-    bool any = __syncthreads_or(numbers);
-    if (best.value == -infinity()) best = {-infinity(), threadIdx.x < columns ? (i64)threadIdx.x : -1};
-    __shared__ Best partial[32];
+__device__ inline Best best_of_block(Best best, Best* partial) {
     for (int distance = 16; distance; distance /= 2) {
         Best other = {__shfl_xor_sync(0xffffffffu, best.value, distance), __shfl_xor_sync(0xffffffffu, best.index, distance)};
         best = better(best, other);
     }
+    __syncthreads();
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = best;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int warp = 1; warp < blockDim.x / 32; ++warp) best = better(best, partial[warp]);
-        ids[row] = any ? (int)best.index : -1;
+    best = partial[threadIdx.x % 32 < THREADS / 32 ? threadIdx.x % 32 : 0];
+    for (int distance = 16; distance; distance /= 2) {
+        Best other = {__shfl_xor_sync(0xffffffffu, best.value, distance), __shfl_xor_sync(0xffffffffu, best.index, distance)};
+        best = better(best, other);
+    }
+    return best;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) argmax(Extent extent, i64 columns, const T0* x, i64 x_row, int* ids,
+                                                             Best* scratch, u32* counters) {
+    __shared__ Best partial[32];
+    __shared__ bool last;
+    take_turn();
+    i64 rows = extent.count();
+    for (i64 row = blockIdx.y; row < rows; row += gridDim.y) {
+        /* `numbers` says whether there is anything but NaN: those are kept apart from minus infinity. */
+        Best best = {-infinity(), -1};
+        bool numbers = false;
+        const T0* from = x + row * x_row;
+        auto consider = [&](float value, int index) {
+            if (is_nan(value)) return;
+            numbers = true;
+            /* A thread's indices grow, so the first of equal ones stays. */
+            if (best.index < 0 || value > best.value) best = {value, index};
+        };
+        const int width = VECTORS ? Lanes<T0>::count : 1, step = SPLITS * THREADS * width;
+        int first = (blockIdx.x * THREADS + threadIdx.x) * width;
+#if VECTORS
+        for (i64 base = first; base < columns; base += AHEAD * step) {
+            Vector pieces[AHEAD];
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                if (base + u * step < columns) pieces[u] = load_vector(from + base + u * step);
+            }
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                if (base + u * step >= columns) break;
+#pragma unroll
+                for (int i = 0; i < width; ++i) consider(Lanes<T0>::get(pieces[u], i), (int)base + u * step + i);
+            }
+        }
+#else
+        for (i64 i = first; i < columns; i += step) consider(widen(from[i]), (int)i);
+#endif
+        /* NaN counts as minus infinity: it is only chosen where nothing is above that, and then the first element is. */
+        if (best.value == -infinity()) best = {-infinity(), numbers ? 0 : -1};
+        best = best_of_block(best, partial);
+#if SPLITS > 1
+        if (threadIdx.x == 0) {
+            Best* own = scratch + row * SPLITS;
+            own[blockIdx.x] = best;
+            __threadfence();
+            last = atomicAdd(counters + row, 1u) == SPLITS - 1;
+            if (last) counters[row] = 0;
+            __threadfence();
+        }
+        __syncthreads();
+        if (!last) continue;
+        best = {-infinity(), -1};
+        if (threadIdx.x < SPLITS) {
+            float2 its = __ldcg((const float2*)(scratch + row * SPLITS + threadIdx.x));
+            best = {its.x, __float_as_int(its.y)};
+        }
+        best = best_of_block(best, partial);
+#endif
+        if (threadIdx.x == 0) ids[row] = best.index;
     }
 }

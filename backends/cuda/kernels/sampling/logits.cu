@@ -8,6 +8,7 @@ extern "C" __global__ void logit_process(Extent extent, i64 vocabulary, i64 capa
                                          const int* requests, const float* parameters, i64 parameters_row,
                                          const int* counts, i64 counts_row, const float* bias, i64 bias_row,
                                          const u32* mask, i64 mask_row, float* y, i64 y_row) {
+    take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 request = requests[row];

@@ -1,5 +1,7 @@
 /*
- * sample: one block of 1024 threads per row, which owns all of it. Grid: (rows).
+ * sample: SPLITS blocks of 1024 threads share a row. Grid: (rows, splits). Each reads its share of the row once, for the largest
+ * logit, the sum of exponentials and the draw from all tokens; the block that comes last merges these, in the order of the
+ * shares. Filters need to know the whole row: then the last block draws by itself, from its own passes over the row.
  *
  * The filters keep the first so many tokens of the order "larger x first, lower id first among equals", so all of them
  * together are one bound: (value, id). It is found without sorting, by narrowing down the value four bits at a time: a pass
@@ -176,46 +178,83 @@ __device__ float gumbel(u32 word) {
     return -logf(-log1pf(-v));
 }
 
-/* The index of the largest score, the lowest on ties; -1 if no thread has any. */
-__device__ i64 block_argmax(float score, i64 index) {
-    __shared__ float scores[32];
-    __shared__ i64 indices[32];
-    auto merge = [](float& a, i64& i, float b, i64 j) {
-        if (j >= 0 && (i < 0 || b > a || (b == a && j < i))) {
-            a = b;
-            i = j;
+/* A score and the token it belongs to; -1 if there is none. */
+struct Best {
+    float score;
+    int index;
+
+    __device__ void consider(float other, int where) {
+        if (where >= 0 && (index < 0 || other > score || (other == score && where < index))) {
+            score = other;
+            index = where;
         }
-    };
+    }
+};
+
+/* The largest score, of the lowest token on ties. */
+__device__ Best block_best(Best best) {
+    __shared__ Best bests[32];
     for (int distance = 16; distance; distance /= 2) {
-        float other = __shfl_xor_sync(0xffffffffu, score, distance);
-        i64 where = __shfl_xor_sync(0xffffffffu, index, distance);
-        merge(score, index, other, where);
+        float score = __shfl_xor_sync(0xffffffffu, best.score, distance);
+        best.consider(score, __shfl_xor_sync(0xffffffffu, best.index, distance));
     }
     __syncthreads();
-    if (threadIdx.x % 32 == 0) {
-        scores[threadIdx.x / 32] = score;
-        indices[threadIdx.x / 32] = index;
-    }
+    if (threadIdx.x % 32 == 0) bests[threadIdx.x / 32] = best;
     __syncthreads();
-    score = scores[threadIdx.x % 32];
-    index = indices[threadIdx.x % 32];
+    best = bests[threadIdx.x % 32];
     for (int distance = 16; distance; distance /= 2) {
-        float other = __shfl_xor_sync(0xffffffffu, score, distance);
-        i64 where = __shfl_xor_sync(0xffffffffu, index, distance);
-        merge(score, index, other, where);
+        float score = __shfl_xor_sync(0xffffffffu, best.score, distance);
+        best.consider(score, __shfl_xor_sync(0xffffffffu, best.index, distance));
     }
-    return index;
+    return best;
+}
+
+/* The sum over the block, in every thread and in the same order every time. */
+__device__ double block_sum_wide(double sum) {
+    __shared__ double partial[32];
+    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = partial[threadIdx.x % 32];
+    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    return sum;
+}
+
+/* What a block found in its share of a row: its largest logit, the sum of exponentials below that, its draw. */
+struct alignas(16) Share {
+    double sum;
+    Best first, drawn;
+    u64 unused;
+};
+
+/* The draw from what filters leave of a row, by one block. */
+__device__ int draw_filtered(const Row& row, int first, float k, float p, float min_p, u32 key0, u32 key1, u32 position) {
+    Bound bound = {0, row.columns};
+    if (k >= 1.0f && k < (float)row.columns) bound = top_k(row, (u64)k);
+    if (p < 1.0f) bound = top_p(row, bound, p);
+    Best best = {-infinity(), -1};
+    for (i64 i = threadIdx.x; i < row.columns; i += blockDim.x) {
+        float x = row.value(i);
+        if (!row.drawable(x) || !bound.admits(ordered(x), i)) continue;
+        if (min_p > 0.0f && i != first && !(row.weight(x) >= min_p)) continue;
+        best.consider(x + gumbel(philox(key0, key1, (u32)i, position)), (int)i);
+    }
+    return block_best(best).index;
 }
 
 extern "C" __global__ void __launch_bounds__(1024) sample(Extent extent, i64 columns, i64 capacity, const float* logits,
                                                           i64 logits_row, const int* requests, const int* positions,
                                                           const float* parameters, i64 parameters_row, const u32* seeds,
-                                                          i64 seeds_row, int* ids, float* log_probability) {
+                                                          i64 seeds_row, int* ids, float* log_probability, Share* shares,
+                                                          u32* counters) {
+    __shared__ bool last;
+    take_turn();
     i64 at = blockIdx.x;
     if (at >= extent.count()) return;
     i64 request = requests[at];
     if (request < 0 || request >= capacity) {
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == 0 && blockIdx.y == 0) {
             ids[at] = -1;
             log_probability[at] = 0.0f;
         }
@@ -223,61 +262,62 @@ extern "C" __global__ void __launch_bounds__(1024) sample(Extent extent, i64 col
     }
     const float* own = parameters + request * parameters_row;
     float temperature = own[0], k = own[1], p = own[2], min_p = own[3];
-    bool greedy = !(temperature > 0.0f);
+    bool greedy = !(temperature > 0.0f), filtered = (k >= 1.0f && k < (float)columns) || p < 1.0f || min_p > 0.0f;
+    u32 key0 = seeds[request * seeds_row], key1 = seeds[request * seeds_row + 1], position = (u32)positions[at];
     Row row = {logits + at * logits_row, columns, greedy ? 1.0f : temperature, 0.0f};
 
-    float best = -infinity();
-    i64 where = -1;
-    for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
-        float x = row.logits[i];
-        if (row.drawable(x) && (where < 0 || x > best)) {
-            best = x;
-            where = i;
-        }
-    }
-    i64 first = block_argmax(best, where);
-    if (first < 0) {
-        if (threadIdx.x == 0) {
-            ids[at] = -1;
-            log_probability[at] = 0.0f;
-        }
-        return;
-    }
-    i64 drawn = first;
-    if (!greedy) {
-        row.largest = row.value(first);
-        Bound bound = {0, columns};
-        if (k >= 1.0f && k < (float)columns) bound = top_k(row, (u64)k);
-        if (p < 1.0f) bound = top_p(row, bound, p);
-        float score = -infinity();
-        i64 index = -1;
-        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
-            float x = row.value(i);
-            if (!row.drawable(x) || !bound.admits(ordered(x), i)) continue;
-            if (min_p > 0.0f && i != first && !(row.weight(x) >= min_p)) continue;
-            float noisy = x + gumbel(philox(seeds[request * seeds_row], seeds[request * seeds_row + 1], (u32)i, (u32)positions[at]));
-            if (index < 0 || noisy > score) {
-                score = noisy;
-                index = i;
-            }
-        }
-        drawn = block_argmax(score, index);
-    }
-    /* Of the logits as they are: a double holds the sum of any vocabulary. */
-    float largest = row.logits[first];
+    /* This block's share: runs of 1024 tokens, in turn. The sum is kept below the thread's largest so far. */
+    Best first = {-infinity(), -1}, drawn = {-infinity(), -1};
+    float below = -infinity();
     double sum = 0.0;
-    for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
+#pragma unroll 4
+    for (i64 i = (i64)blockIdx.y * 1024 + threadIdx.x; i < columns; i += SPLITS * 1024) {
         float x = row.logits[i];
-        if (row.drawable(x)) sum += x == largest ? 1.0f : expf(x - largest);
+        if (!row.drawable(x)) continue;
+        first.consider(x, (int)i);
+        if (x > below) {
+            sum *= expf(below - x);
+            below = x;
+        }
+        sum += x == below ? 1.0f : expf(x - below);
+        if (!greedy && !filtered) drawn.consider(row.value(i) + gumbel(philox(key0, key1, (u32)i, position)), (int)i);
     }
-    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    __shared__ double partial[32];
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
-    __syncthreads();
+    first = block_best(first);
+    if (!greedy && !filtered) drawn = block_best(drawn);
+    sum = block_sum_wide(sum == 0.0 ? 0.0 : sum * (below == first.score ? 1.0f : expf(below - first.score)));
+#if SPLITS > 1
     if (threadIdx.x == 0) {
-        sum = 0.0;
-        for (int warp = 0; warp < blockDim.x / 32; ++warp) sum += partial[warp];
-        ids[at] = (int)drawn;
-        log_probability[at] = drawn < 0 ? 0.0f : row.logits[drawn] == largest ? (float)-log(sum) : (float)((double)(row.logits[drawn] - largest) - log(sum));
+        shares[at * SPLITS + blockIdx.y] = {sum, first, drawn, 0};
+        __threadfence();
+        last = atomicAdd(counters + at, 1u) == SPLITS - 1;
+        if (last) counters[at] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+    first = drawn = {-infinity(), -1};
+    double part = 0.0;
+    float its = -infinity();
+    if (threadIdx.x < SPLITS) {
+        const Share* share = shares + at * SPLITS + threadIdx.x;
+        part = __ldcg(&share->sum);
+        its = __ldcg(&share->first.score);
+        first = {its, __ldcg(&share->first.index)};
+        drawn = {__ldcg(&share->drawn.score), __ldcg(&share->drawn.index)};
+    }
+    first = block_best(first);
+    drawn = block_best(drawn);
+    sum = block_sum_wide(part == 0.0 ? 0.0 : part * (its == first.score ? 1.0f : expf(its - first.score)));
+#endif
+    int id = first.index;
+    if (id >= 0 && !greedy) {
+        row.largest = row.value(id);
+        id = filtered ? draw_filtered(row, first.index, k, p, min_p, key0, key1, position) : drawn.index;
+    }
+    if (threadIdx.x == 0) {
+        /* Of the logits as they are: a double holds the sum of any vocabulary. */
+        float logit = id < 0 ? 0.0f : row.logits[id];
+        ids[at] = id;
+        log_probability[at] = id < 0 ? 0.0f : logit == first.score ? (float)-log(sum) : (float)((double)(logit - first.score) - log(sum));
     }
 }

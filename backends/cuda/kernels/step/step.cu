@@ -15,6 +15,7 @@ extern "C" __global__ void __launch_bounds__(1024) prepare_step(
     const int* wanted, const int* table, i64 table_row, const int* last_token, const int* finished, int* ids, int* positions,
     int* slots, int* query_start, int* query_length, int* kv_length, int* tables, i64 tables_row, int* row_positions,
     int* length, int* counts, i64 counts_row) {
+    take_turn();
     i64 sequences = sequence_extent.count(), tokens = token_extent.count(), rows = row_extent.count();
     i64 capacity = request_extent.count();
     if (blockIdx.x > 0) {
@@ -96,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(1024) prepare_step(
 extern "C" __global__ void commit_tokens(Extent extent, Extent request_extent, i64 stops, i64 vocabulary,
                                          const int* requests, const int* ids, const int* stop_ids, int* last_token,
                                          int* finished, int* counts, i64 counts_row) {
+    take_turn();
     i64 rows = extent.count(), capacity = request_extent.count();
     for (i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += (i64)gridDim.x * blockDim.x) {
         i64 request = requests[row], id = ids[row];

@@ -245,14 +245,16 @@ fn recipe(
     let prompts = Prompts::plan(&kinds, machine)?;
     let mut cut = Cut::new(&kinds, prompts.is_some());
     cut.splits = splits(&cut);
+    // What kernel a row meets depends on how many rows its sequence brings, and how the keys of a page table are split on how
+    // many sequences there may be.
+    let batch_invariant = prompts.is_none() && !kinds.paged;
     let mut kernels = vec![spec(&kinds, &cut, prompts.is_some())?];
     kernels.extend(prompts.as_ref().map(Prompts::kernel));
     Ok(Recipe {
         kernels,
         workspace: cut.partial_bytes(),
         persistent: if cut.splits > 1 { cut.blocks() * 4 } else { 0 },
-        // What kernel a row meets depends on how many rows its sequence brings.
-        batch_invariant: prompts.is_none(),
+        batch_invariant,
         steps: Box::new(move |frame: &Frame, functions: &[Arc<Function>], _: &Context| {
             places(frame, &|at| {
                 let function =

@@ -10,7 +10,7 @@ use crate::{
 use dsrun_core::{
     DType, Error, Result,
     kernels::{CallDesc, OperandDesc},
-    op::{Activation, Add, Cast, Embed, Fill, GateLayout, GatedActivation, Rope, RopePairing},
+    op::{Activation, Add, Cast, Columns, Embed, Fill, GateLayout, GatedActivation, Rope, RopePairing},
 };
 
 /// An optional tensor with its row stride.
@@ -54,6 +54,19 @@ pub(super) fn cast(op: &Cast, call: &CallDesc) -> Result<Recipe> {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(columns).rows(x).rows(y);
+        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+    }))
+}
+
+/// A copy of the columns, by the kernel that casts.
+pub(super) fn columns(op: &Columns, call: &CallDesc) -> Result<Recipe> {
+    let (name, start) = (type_of(call, 0)?, op.start as usize * operand(call, 0)?.dtype.bytes());
+    let spec = KernelSpec::new("elementwise/elementwise.cu", "cast", [("T0", &name), ("T1", &name)]);
+    Ok(Recipe::of_one(spec, move |frame, function| {
+        let (x, y) = (frame.tensor(0)?, frame.result(0)?);
+        let (rows, columns) = (y.size(0), y.size(1));
+        let parameters = Parameters::default().extent(rows, &[x, y]).size(columns);
+        let parameters = parameters.address(x.address + start as u64).size(x.stride(0)).rows(y);
         Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
     }))
 }

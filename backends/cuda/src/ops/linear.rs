@@ -10,8 +10,8 @@
 //! | more | others, or without cuBLASLt | `skinny_mma` to 64 rows, then `tiled` |
 
 use super::{
-    KernelSpec, Machine, Recipe, THREADS, WIDE, elementwise::weight_words, operand, plane, result, type_name,
-    type_of, wide,
+    KernelSpec, Machine, Recipe, THREADS, WIDE, band, chain::Chain, elementwise::weight_words, operand,
+    plane, result, type_name, type_of, wide,
 };
 use crate::{
     blas::{Product, Setup, Shape, WORKSPACE},
@@ -175,7 +175,6 @@ impl Layer<'_> {
     }
 
     /// Whether the sum with [`Layer::residual`] can be part of the product.
-    #[expect(dead_code, reason = "for the recipes of regions that end in a sum")]
     pub(super) fn takes_residual(&self, machine: &Machine) -> bool {
         self.way(machine) == Way::Blas
     }
@@ -536,7 +535,11 @@ pub(super) fn weight_type(call: &CallDesc, index: usize) -> Result<&WeightType> 
     }
 }
 
-pub(super) fn linear(_: &Linear, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(super) fn linear(op: &Linear, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+    let chain = Chain::of_linear(call, op.dtype);
+    if let Some(band) = band::plan(&chain, operand(call, 0)?, call, machine)? {
+        return Ok(band.recipe(chain));
+    }
     let layer = Layer {
         x: operand(call, 0)?,
         weight: weight_type(call, 1)?,

@@ -1,17 +1,75 @@
 //! Norms over the features of a row.
 
-use super::{KernelSpec, Recipe, THREADS, WIDE, operand, result, type_of, type_or_f32, wide};
-use crate::launch::{MAX_GRID, Parameters, Step};
+use super::{
+    KernelSpec, Recipe, THREADS, WIDE, chain::Norm, operand, result, type_name, type_of, type_or_f32, wide,
+};
+use crate::launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step};
 use dsrun_core::{
     Result, TensorDesc,
     kernels::CallDesc,
     op::{Add, LayerNorm, RmsNorm},
 };
+use std::sync::Arc;
 
 /// `wide` takes [`WIDE`] elements at a time.
-pub(super) fn rms_norm_spec(x: &str, weight: &str, wide: bool) -> KernelSpec {
+fn rms_norm_spec(x: &str, weight: &str, wide: bool) -> KernelSpec {
     let entry = if wide { "rms_norm_wide" } else { "rms_norm" };
     KernelSpec::new("norm/norm.cu", entry, [("T0", &x), ("T1", &weight), ("T2", &"f32")])
+}
+
+fn layer_norm_spec(x: &str, weight: &str, bias: &str) -> KernelSpec {
+    KernelSpec::new("norm/norm.cu", "layer_norm", [("T0", &x), ("T1", &weight), ("T2", &bias)])
+}
+
+/// A norm whose result goes to scratch memory, for what is behind it.
+pub(super) struct InFront {
+    pub(super) spec: KernelSpec,
+    norm: Norm,
+    wide: bool,
+}
+
+/// The norm of `x` that a chain begins with, into `y`.
+pub(super) fn in_front(norm: Norm, x: &TensorDesc, y: &TensorDesc, call: &CallDesc) -> Result<InFront> {
+    let wide = match norm {
+        Norm::Rms(_, gain) => wide_norm(x, y, operand(call, gain)?.shape[0]),
+        Norm::Layer(..) => false,
+    };
+    let x = type_name(x.dtype)?;
+    let spec = match norm {
+        Norm::Rms(_, gain) => rms_norm_spec(x, type_of(call, gain)?, wide),
+        Norm::Layer(_, gain, shift) => {
+            let name = |index: Option<usize>| index.map_or(Ok("f32"), |index| type_of(call, index));
+            layer_norm_spec(x, name(gain)?, name(shift)?)
+        }
+    };
+    Ok(InFront { spec, norm, wide })
+}
+
+impl InFront {
+    pub(super) fn step(
+        &self,
+        frame: &Frame,
+        x: &Bound,
+        y: &Bound,
+        function: &Arc<Function>,
+    ) -> Result<Option<Step>> {
+        let (rows, columns) = (x.size(0), x.size(1));
+        let parameters = Parameters::default().extent(rows, &[x, frame.result(0)?]);
+        let optional = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
+        let (width, parameters) = match self.norm {
+            Norm::Rms(op, gain) => {
+                let gain = frame.tensor(gain)?;
+                let parameters = parameters.size(gain.size(0)).float(op.eps).float(op.weight_offset);
+                (gain.size(0), parameters.rows(x).address(gain.address).rows(y))
+            }
+            Norm::Layer(op, gain, shift) => {
+                let parameters = parameters.size(columns).float(op.eps).rows(x);
+                (columns, parameters.address(optional(gain)).address(optional(shift)).rows(y))
+            }
+        };
+        let threads = threads(if self.wide { width / WIDE } else { width });
+        Ok(Step::kernel(function, grid(rows, columns, width), threads, parameters))
+    }
 }
 
 /// Blocks and threads of norms: a block per group of a row.
@@ -48,9 +106,7 @@ pub(super) fn wide_norm(x: &TensorDesc, y: &TensorDesc, width: usize) -> bool {
 
 pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<Recipe> {
     let eps = op.eps;
-    let types: [(_, &dyn std::fmt::Display); 3] =
-        [("T0", &type_of(call, 0)?), ("T1", &type_or_f32(call, 1)?), ("T2", &type_or_f32(call, 2)?)];
-    let spec = KernelSpec::new("norm/norm.cu", "layer_norm", types);
+    let spec = layer_norm_spec(type_of(call, 0)?, type_or_f32(call, 1)?, type_or_f32(call, 2)?);
     Ok(Recipe::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, width) = (y.size(0), y.size(1));

@@ -1,8 +1,15 @@
 //! From logits to tokens.
 
-use super::{KernelSpec, Recipe, THREADS, operand, plane, type_of};
-use crate::launch::{Bound, Parameters, Step};
+use super::{KernelSpec, Machine, Recipe, THREADS, operand, plane, type_of};
+use crate::launch::{Bound, MAX_GRID, Parameters, Step};
 use dsrun_core::{Result, kernels::CallDesc};
+
+/// Threads of a block of `argmax`, and the most blocks that share a row: a thread of the last one each.
+const ARGMAX_THREADS: usize = 512;
+const MAX_SPLITS: usize = 64;
+/// Threads of a block of `sample`, and the bytes of what it leaves.
+const SAMPLE_THREADS: usize = 1024;
+const SHARE: usize = 32;
 
 fn optional_rows(parameters: Parameters, tensor: Option<&Bound>) -> Parameters {
     match tensor {
@@ -33,25 +40,38 @@ pub(super) fn logit_process(call: &CallDesc) -> Result<Recipe> {
     }))
 }
 
-pub(super) fn argmax(call: &CallDesc) -> Result<Recipe> {
+pub(super) fn argmax(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
     let x = operand(call, 0)?;
     let unit = 16 / x.dtype.bytes();
     let vectors = x.shape[1].is_multiple_of(unit) && x.strides[0].is_multiple_of(unit);
-    let defines: [(_, &dyn std::fmt::Display); 2] =
-        [("T0", &type_of(call, 0)?), ("VECTORS", &i32::from(vectors))];
+    // Four vectors for each thread of a block.
+    let rows = x.shape[0];
+    let most = (machine.processors / rows.max(1)).clamp(1, MAX_SPLITS);
+    let splits = x.shape[1].div_ceil(ARGMAX_THREADS * 4 * unit).clamp(1, most);
+    let defines: [(_, &dyn std::fmt::Display); 3] =
+        [("T0", &type_of(call, 0)?), ("VECTORS", &i32::from(vectors)), ("SPLITS", &splits)];
     let spec = KernelSpec::new("sampling/argmax.cu", "argmax", defines);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    let mut recipe = Recipe::of_one(spec, move |frame, function| {
         let (x, ids) = (frame.tensor(0)?, frame.result(0)?);
-        let rows = ids.size(0);
-        let parameters =
-            Parameters::default().extent(rows, &[x, ids]).size(x.size(1)).rows(x).address(ids.address);
-        Ok(Step::kernel(function, [rows, 1, 1], 1024, parameters))
-    }))
+        let parameters = Parameters::default().extent(rows, &[x, ids]).size(x.size(1)).rows(x);
+        let parameters = parameters.address(ids.address).address(frame.workspace).address(frame.persistent);
+        Ok(Step::kernel(function, [splits, rows.min(MAX_GRID), 1], ARGMAX_THREADS, parameters))
+    });
+    if splits > 1 {
+        recipe.workspace = rows * splits * 8;
+        recipe.persistent = rows * 4;
+    }
+    Ok(recipe)
 }
 
-pub(super) fn sample(_: &CallDesc) -> Result<Recipe> {
-    let spec = KernelSpec::new("sampling/sample.cu", "sample", []);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+pub(super) fn sample(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+    let logits = operand(call, 0)?;
+    let rows = logits.shape[0];
+    let most = (machine.processors / rows.max(1)).clamp(1, MAX_SPLITS);
+    // Four logits for each thread of a block.
+    let splits = logits.shape[1].div_ceil(SAMPLE_THREADS * 4).clamp(1, most);
+    let spec = KernelSpec::new("sampling/sample.cu", "sample", [("SPLITS", &splits)]);
+    let mut recipe = Recipe::of_one(spec, move |frame, function| {
         let (logits, requests, positions) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (settings, seeds) = (frame.tensor(3)?, frame.tensor(4)?);
         let (ids, log_probability) = (frame.result(0)?, frame.result(1)?);
@@ -66,7 +86,14 @@ pub(super) fn sample(_: &CallDesc) -> Result<Recipe> {
             .rows(settings)
             .rows(seeds)
             .address(ids.address)
-            .address(log_probability.address);
-        Ok(Step::kernel(function, [rows, 1, 1], 1024, parameters))
-    }))
+            .address(log_probability.address)
+            .address(frame.workspace)
+            .address(frame.persistent);
+        Ok(Step::kernel(function, [rows, splits, 1], SAMPLE_THREADS, parameters))
+    });
+    if splits > 1 {
+        recipe.workspace = rows * splits * SHARE;
+        recipe.persistent = rows * 4;
+    }
+    Ok(recipe)
 }

@@ -1,0 +1,429 @@
+/*
+ * linear for up to 32 rows, with what stands in front of it and behind it, sm_80 and up: y = f(norm(x) W^T + b), f16 or bf16.
+ *
+ * A tile is 16 outputs (8 pairs: see epilogue.cuh) by all tokens; a block of 8 warps owns a slice of the inputs and goes from
+ * tile to tile. One block on a multiprocessor, for the whole product. Warps take turns at pieces of 64 inputs and add up in
+ * shared memory, in a fixed order. Each has a ring of its own in shared memory, STAGES pieces of 2 KiB (16 rows of a line),
+ * that it fills by asynchronous copies across the ends of tiles: 80 KiB under way on every multiprocessor, where 4.8 TB/s need
+ * 29, and no barrier but one for each tile.
+ *
+ * Activations are normed, rounded to their own type as the norm's result would be, and kept in shared memory. Weights are the
+ * 16-row operand of mma.m16n8k16, tokens the 8-column one. The sum over inputs may run in any order as long as both operands
+ * agree, so a lane's 16 consecutive bytes of a row are the fragments of two products. Every second row of a piece has its
+ * halves swapped, and rows of activations are 64 bytes more than a multiple of 128 apart: then 8 lanes meet no bank twice.
+ *
+ * With SLICES > 1 blocks leave their sums in scratch memory, and go on. One of them comes back to them, some tiles later, and
+ * adds them up in the order of the slices. It waits for the others if it must: all blocks are there, as there are no more
+ * than multiprocessors, and none waits before it has left its own.
+ *
+ * What depends on nothing is done before the kernels in front have finished: the rings are filled (unless weights may
+ * change), so memory is kept busy between kernels. Shared memory stays below half of what a multiprocessor has, where it can,
+ * so that two such kernels fit. More ahead of time, into the L2, was tried: it stood in the way of what attention reads.
+ *
+ * Bytes: the weights, once; x once per block, from the L2. Floor: the weights over read bandwidth.
+ * Measured figures: docs/src/performance/cuda.md.
+ */
+#define WARPS 8
+#define BLOCK (WARPS * 32)
+/* Inputs of a piece, and its bytes. */
+#define PIECE 64
+#define STAGE (16 * PIECE * 2)
+/* Tiles of 8 tokens. */
+#define TILES ((TOKENS + 7) / 8)
+/* Floats from token to token of the sums of a warp: the lanes of a warp meet no bank twice. */
+#define SUM_ROW 20
+#define ITEMS (8 * TOKENS)
+#define ITEM_WARPS ((ITEMS + 31) / 32)
+
+extern __shared__ __align__(128) u8 memory[];
+
+#if __CUDA_ARCH__ >= 800
+/* Starts copying 16 bytes of weights, or writes zeros. They are read once: first to leave the L2. */
+__device__ inline void copy_ahead(u32 to, const u8* from, bool real, u64 once) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+        :: "r"(to), "l"(from), "r"(real ? 16 : 0), "l"(once) : "memory");
+}
+
+/* Waits for all but the newest STAGES - 2 pieces. */
+__device__ inline void await_oldest() { asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory"); }
+
+__device__ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if HALF
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#endif
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* 8 elements, rounded and put together. */
+__device__ inline Vector pack(const float (&from)[8]) {
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.word[i] = (u32)narrow<X>(from[2 * i]).bits | (u32)narrow<X>(from[2 * i + 1]).bits << 16;
+    return v;
+}
+
+/* A vector of 8 of a norm's parameters. */
+template <typename T> __device__ inline void load_eight(const T* from, i64 at, float missing, float (&out)[8]) {
+    if (!from) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) out[i] = missing;
+        return;
+    }
+#pragma unroll
+    for (int part = 0; part < 8 / Lanes<T>::count; ++part) {
+        Vector v = load_vector(from + at + part * Lanes<T>::count);
+#pragma unroll
+        for (int i = 0; i < Lanes<T>::count; ++i) out[part * Lanes<T>::count + i] = Lanes<T>::get(v, i);
+    }
+}
+#endif
+
+struct Norm {
+    const G* gain;
+    const SHIFT* shift;
+    float eps, offset;
+};
+
+#if __CUDA_ARCH__ >= 800
+/* Norms 8 elements, given the weights and biases that are theirs. */
+__device__ inline void scale_eight(const Norm& norm, const float (&gain)[8], const float (&shift)[8], float mean, float rest,
+                                   float scale, float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#if NORM == 2
+        values[i] = ((values[i] - mean) - rest) * scale * gain[i] + shift[i];
+#else
+        values[i] = values[i] * scale * (gain[i] + norm.offset);
+#endif
+    }
+}
+
+__device__ inline void widen_eight(const Vector& v, float (&out)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = Lanes<X>::get(v, i);
+}
+
+/* The sum over the block, or over one warp where each has a row of its own. */
+__device__ inline float sum_of_row(float x, float* scratch) {
+    x = warp_sum(x);
+#if TOKENS == 1
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) x += scratch[i];
+#endif
+    return x;
+}
+
+/* Puts the normed activations, inputs `begin` to `begin + count` of them, into shared memory; zeros for rows that are none. */
+__device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 count, i64 tokens, const Norm& norm, u8* to,
+                             float* scratch) {
+#if NORM && TOKENS == 1 && OWN > 0
+    /* One short row: everything is read at once, and stays in registers. */
+    float values[OWN][8], gain[OWN][8], shift[OWN][8];
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        i64 at = (threadIdx.x + o * BLOCK) * 8;
+        bool real = tokens > 0 && at < inputs;
+        Vector v = {};
+        if (real) {
+            v = load_vector(x + at);
+            load_eight(norm.gain, at, 1.0f, gain[o]);
+#if NORM == 2
+            load_eight(norm.shift, at, 0.0f, shift[o]);
+#endif
+        }
+        widen_eight(v, values[o]);
+    }
+    float mean = 0.0f, rest = 0.0f, squares = 0.0f;
+#if NORM == 2
+    float sum = 0.0f, left = 0.0f;
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum += values[o][i];
+    }
+    mean = sum_of_row(sum, scratch) / (float)inputs;
+#endif
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        if ((threadIdx.x + o * BLOCK) * 8 >= inputs) break;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float value = values[o][i] - mean;
+            squares += value * value;
+#if NORM == 2
+            left += value;
+#endif
+        }
+    }
+    squares = sum_of_row(squares, scratch) / (float)inputs;
+#if NORM == 2
+    /* What the mean lost to rounding is found again. */
+    rest = sum_of_row(left, scratch) / (float)inputs;
+    squares -= rest * rest;
+    squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
+#endif
+    float scale = 1.0f / sqrtf(squares + norm.eps);
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        i64 at = (threadIdx.x + o * BLOCK) * 8;
+        if (at >= inputs) break;
+        scale_eight(norm, gain[o], shift[o], mean, rest, scale, values[o]);
+        *(Vector*)(to + at * 2) = pack(values[o]);
+    }
+#elif NORM
+    /* One row is shared by all warps; of more, each warp has its own. */
+    const int lanes = TOKENS == 1 ? BLOCK : 32, first = TOKENS == 1 ? threadIdx.x : threadIdx.x % 32;
+    for (i64 token = TOKENS == 1 ? 0 : threadIdx.x / 32; token < TOKENS; token += TOKENS == 1 ? 1 : WARPS) {
+        const X* row = x + token * x_row;
+        u8* to_row = to + token * X_PITCH;
+        if (token >= tokens) {
+            for (i64 at = first; at < count / 8; at += lanes) *(Vector*)(to_row + at * 16) = Vector{};
+            continue;
+        }
+        float mean = 0.0f, rest = 0.0f, squares = 0.0f;
+#if NORM == 2
+        float sum = 0.0f;
+#pragma unroll 4
+        for (i64 at = first; at < inputs / 8; at += lanes) {
+            float values[8];
+            widen_eight(load_vector(row + at * 8), values);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum += values[i];
+        }
+        mean = sum_of_row(sum, scratch) / (float)inputs;
+        float left = 0.0f;
+#endif
+#pragma unroll 4
+        for (i64 at = first; at < inputs / 8; at += lanes) {
+            float values[8];
+            widen_eight(load_vector(row + at * 8), values);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float value = values[i] - mean;
+                squares += value * value;
+#if NORM == 2
+                left += value;
+#endif
+            }
+        }
+        squares = sum_of_row(squares, scratch) / (float)inputs;
+#if NORM == 2
+        /* What the mean lost to rounding is found again. */
+        rest = sum_of_row(left, scratch) / (float)inputs;
+        squares -= rest * rest;
+        squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
+#endif
+        float scale = 1.0f / sqrtf(squares + norm.eps);
+#pragma unroll 2
+        for (i64 at = first; at < count / 8; at += lanes) {
+            float values[8], gain[8], shift[8];
+            widen_eight(load_vector(row + begin + at * 8), values);
+            load_eight(norm.gain, begin + at * 8, 1.0f, gain);
+#if NORM == 2
+            load_eight(norm.shift, begin + at * 8, 0.0f, shift);
+#endif
+            scale_eight(norm, gain, shift, mean, rest, scale, values);
+            *(Vector*)(to_row + at * 16) = pack(values);
+        }
+    }
+#else
+    int pieces = (int)(count / 8);
+#pragma unroll 4
+    for (int item = threadIdx.x; item < TOKENS * pieces; item += BLOCK) {
+        int token = item / pieces, at = item % pieces;
+        Vector v = {};
+        if (token < tokens) v = load_vector(x + token * x_row + begin + at * 8);
+        *(Vector*)(to + token * X_PITCH + at * 16) = v;
+    }
+#endif
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 tile_count, i64 inputs, const X* x, i64 x_row,
+                                                            const u8* weight, i64 weight_row, i64 immutable, Norm norm,
+                                                            float* scratch, u32* counters, Epilogue e) {
+#if __CUDA_ARCH__ >= 800
+    __shared__ float row_sums[WARPS];
+    u8* activations = memory + WARPS * STAGES * STAGE;
+    float* sums = (float*)(activations + TOKENS * X_PITCH);
+    let_next_start();
+    if (!immutable) await_previous();
+
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, outputs = (int)e.outputs, tiles = (int)tile_count;
+    int slice = blockIdx.x % SLICES, first = blockIdx.x / SLICES, groups = gridDim.x / SLICES;
+    int begin = slice * SLICE, count = (int)inputs - begin < SLICE ? (int)inputs - begin : SLICE;
+    int pieces = (count + PIECE - 1) / PIECE;
+
+    /* What is copied next: tile, piece, and where the rows are that this lane copies of, 4 of 16. */
+    u8* ring = memory + warp * STAGES * STAGE;
+    u32 ring_address = (u32)__cvta_generic_to_shared(ring) + lane / 8 * (PIECE * 2) + (lane % 8 ^ lane / 8 % 2 * 4) * 16;
+    u64 once;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    int next_tile = warp < pieces ? first : tiles, next_piece = warp;
+    const u8* source[4];
+    auto aim = [&]() {
+        Rows rows = rows_of(e, next_tile);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int row = i * 4 + lane / 8, output = (i < 2 ? rows.low : rows.high) + row % 8 * rows.step;
+            output = output < outputs ? output : outputs - 1;
+            source[i] = weight + output * weight_row + (begin + lane % 8 * 8) * 2;
+        }
+    };
+    auto fetch = [&](int slot) {
+        if (next_tile < tiles) {
+            bool real = next_piece * PIECE + lane % 8 * 8 < count;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                copy_ahead(ring_address + slot * STAGE + i * (4 * PIECE * 2), source[i] + next_piece * (PIECE * 2), real, once);
+            }
+            next_piece += WARPS;
+            if (next_piece >= pieces) {
+                next_piece = warp;
+                next_tile += groups;
+                if (next_tile < tiles) aim();
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    if (next_tile < tiles) aim();
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) fetch(i);
+
+    await_previous();
+    i64 tokens = extent.count();
+#if SLICES == 1
+    /* The pair that is this thread's to finish: warps take turns. What the first needs is read along with the activations. */
+    int item = threadIdx.x, pair = item % 8;
+    bool finishes = item < ITEMS && item / 8 < tokens;
+    Ready ready = {};
+    if (finishes && first < tiles) ready = get_ready(e, rows_of(e, first), pair, item / 8);
+#endif
+    stage(x, x_row, inputs, begin, count, tokens, norm, activations, row_sums);
+    __syncthreads();
+
+    int group = lane / 4, part = lane % 4, slot = 0, turn = 0;
+    const u8* own_x = activations + group * X_PITCH + part * 16;
+    const u8* low = ring + group * (PIECE * 2);
+#if SLICES > 1
+    /* The tile whose sums this warp will come back to, and which of its pairs. */
+    int later = -1, later_item = 0;
+    auto come_back = [&]() {
+        if (later < 0) return;
+        u32* counter = counters + later * ITEM_WARPS + later_item / 32;
+        if (lane == 0) {
+            u32 arrived;
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(counter) : "memory");
+            } while (arrived != SLICES);
+            *counter = 0;
+        }
+        __syncwarp();
+        int token = later_item / 8;
+        if (later_item < ITEMS && token < tokens) {
+            Rows rows = rows_of(e, later);
+            Ready ready = get_ready(e, rows, later_item % 8, token);
+            turn_ready(e, rows, ready);
+            const float2* from = (const float2*)scratch + (i64)later * SLICES * ITEMS + later_item;
+            float a = 0.0f, b = 0.0f;
+#pragma unroll
+            for (int other = 0; other < SLICES; ++other) {
+                float2 its = __ldcg(from + other * ITEMS);
+                a += its.x;
+                b += its.y;
+            }
+            conclude(e, rows, ready, token, a, b);
+        }
+        later = -1;
+    };
+#endif
+    for (int tile = first; tile < tiles; tile += groups, ++turn) {
+#if SLICES == 1
+        Rows rows = rows_of(e, tile);
+        if (turn > 0) {
+            item = ((warp - turn * ITEM_WARPS) & (WARPS - 1)) * 32 + lane;
+            finishes = item < ITEMS && item / 8 < tokens;
+            if (finishes) ready = get_ready(e, rows, pair, item / 8);
+        }
+        if (finishes) turn_ready(e, rows, ready);
+#else
+        int item = ((warp - turn * ITEM_WARPS) & (WARPS - 1)) * 32 + lane, pair = item % 8;
+#endif
+        int token = item / 8;
+        float c[TILES][4] = {};
+        for (int piece = warp; piece < pieces; piece += WARPS) {
+            await_oldest();
+            __syncwarp();
+            /* Into the place that was read a piece ago. */
+            fetch(slot == 0 ? STAGES - 1 : slot - 1);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (half == 1 && piece * PIECE + 32 >= count) break;
+                const u8* here = low + slot * STAGE + ((half * 4 + part) ^ group % 2 * 4) * 16;
+                Vector a = *(const Vector*)here, b = *(const Vector*)(here + 8 * PIECE * 2);
+#pragma unroll
+                for (int t = 0; t < TILES; ++t) {
+                    Vector v = {};
+                    if (TOKENS >= 8 * (t + 1) || 8 * t + group < TOKENS) {
+                        v = *(const Vector*)(own_x + 8 * t * X_PITCH + piece * (PIECE * 2) + half * 64);
+                    }
+                    multiply(c[t], a.word[0], b.word[0], a.word[1], b.word[1], v.word[0], v.word[1]);
+                    multiply(c[t], a.word[2], b.word[2], a.word[3], b.word[3], v.word[2], v.word[3]);
+                }
+            }
+            slot = slot == STAGES - 1 ? 0 : slot + 1;
+        }
+
+        float* partial = sums + (turn % 2) * (WARPS * TOKENS * SUM_ROW);
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+            int at = 8 * t + 2 * part;
+            float* to = partial + (warp * TOKENS + at) * SUM_ROW + group;
+            if (at < TOKENS) {
+                to[0] = c[t][0];
+                to[8] = c[t][2];
+            }
+            if (at + 1 < TOKENS) {
+                to[SUM_ROW] = c[t][1];
+                to[SUM_ROW + 8] = c[t][3];
+            }
+        }
+        /* The sums of the tile after next take this place, behind the next barrier. */
+        __syncthreads();
+        if (item / 32 >= ITEM_WARPS) continue;
+        float a = 0.0f, b = 0.0f;
+        if (item < ITEMS) {
+#pragma unroll
+            for (int other = 0; other < WARPS; ++other) {
+                const float* from = partial + (other * TOKENS + token) * SUM_ROW + pair;
+                a += from[0];
+                b += from[8];
+            }
+        }
+#if SLICES == 1
+        if (finishes) conclude(e, rows, ready, token, a, b);
+#else
+        come_back();
+        if (item < ITEMS) __stcg((float2*)scratch + ((i64)tile * SLICES + slice) * ITEMS + item, make_float2(a, b));
+        __syncwarp();
+        if (lane == 0) {
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counters + tile * ITEM_WARPS + item / 32) : "memory");
+        }
+        if (turn % SLICES == slice) {
+            later = tile;
+            later_item = item;
+        }
+#endif
+    }
+#if SLICES > 1
+    come_back();
+#endif
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}

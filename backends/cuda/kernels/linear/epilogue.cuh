@@ -1,0 +1,194 @@
+/*
+ * What becomes of a product, pair by pair. EPILOGUE says what: 0 bias alone, 1 a residual is added, 2 a function of each
+ * output, 3 gated halves, 4 query, key and value of a layer (rotated, keys and values into the cache).
+ *
+ * Outputs are taken two at a time, so that what belongs together meets: gate and other half, or the two elements that rope
+ * turns. A tile is 8 such pairs: outputs low + i * step and high + i * step for i < 8.
+ */
+#define PLAIN 0
+#define ADDED 1
+#define ACTIVATED 2
+#define GATED 3
+#define HEADS 4
+
+struct Strides { i64 page, head, slot; };
+
+struct Epilogue {
+    i64 outputs;
+    const BIAS* bias;
+    Y* y;
+    i64 y_row;
+    /* ADDED: y = added + alpha * product. */
+    const Y* added;
+    i64 added_row;
+    float alpha;
+    /* ACTIVATED and GATED. */
+    float limit;
+    /* HEADS. */
+    i64 query_heads, kv_heads, key_size, value_size, pairs;
+    const int* positions;
+    const float* frequencies;
+    float query_scale, key_scale;
+    const int* places;
+    i64 pages, slots;
+    CACHE* keys;
+    Strides key_strides;
+    CACHE* values;
+    Strides value_strides;
+};
+
+/* Where a tile's outputs are. */
+struct Rows {
+    int low, high, step;
+    bool turned;
+};
+
+__device__ inline Rows rows_of(const Epilogue& e, int tile) {
+    Rows rows = {16 * tile, 16 * tile + 8, 1, false};
+#if EPILOGUE == GATED && !INTERLEAVED
+    rows.low = 8 * tile;
+    rows.high = (int)(e.outputs / 2) + 8 * tile;
+#elif EPILOGUE == GATED
+    rows.high = rows.low + 1;
+    rows.step = 2;
+#elif EPILOGUE == HEADS && ROPE
+    int size = (int)e.key_size, head = 16 * tile / size, at = 16 * tile - head * size, pairs = (int)e.pairs;
+    if (head < (int)(e.query_heads + e.kv_heads) && at < 2 * pairs) {
+        rows.turned = true;
+#if NEIGHBOURS
+        rows.high = rows.low + 1;
+        rows.step = 2;
+#else
+        rows.low = head * size + at / 2;
+        rows.high = rows.low + pairs;
+#endif
+    }
+#endif
+    return rows;
+}
+
+#if EPILOGUE == ACTIVATED || EPILOGUE == GATED
+__device__ inline float apply(float x) {
+#if FUNCTION == 1
+    return x < 0.0f ? 0.0f : x;
+#elif FUNCTION == 2
+    return x / (1.0f + expf(-x));
+#elif FUNCTION == 3
+    return 0.5f * x * (x < -1.0f ? erfcf(x * -0.70710678118654752f) : 1.0f + erff(x * 0.70710678118654752f));
+#else
+    /* (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)): no cancellation for large negative x. */
+    float z = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + expf(-2.0f * z));
+#endif
+}
+#endif
+
+/* What a pair of outputs of a token needs beside the product: read ahead of it, and then made ready. */
+struct Ready {
+    int first, second;
+    float biases[2], added[2];
+    float frequency, sine, cosine;
+    int position, place;
+};
+
+__device__ inline Ready get_ready(const Epilogue& e, const Rows& rows, int pair, i64 token) {
+    Ready r;
+    r.first = rows.low + pair * rows.step;
+    r.second = rows.high + pair * rows.step;
+    int outputs = (int)e.outputs;
+    r.biases[0] = r.first < outputs ? or_else(e.bias, r.first, 0.0f) : 0.0f;
+    r.biases[1] = r.second < outputs ? or_else(e.bias, r.second, 0.0f) : 0.0f;
+#if EPILOGUE == ADDED
+    const Y* added = e.added + token * e.added_row;
+    r.added[0] = r.first < outputs ? widen(added[r.first]) : 0.0f;
+    r.added[1] = r.second < outputs ? widen(added[r.second]) : 0.0f;
+#elif EPILOGUE == HEADS
+    r.place = e.places[token];
+    r.position = 0;
+#if ROPE
+    r.position = e.positions[token];
+    if (rows.turned) {
+        int at = r.first % (int)e.key_size;
+        r.frequency = e.frequencies[NEIGHBOURS ? at / 2 : at];
+    }
+#endif
+#endif
+    return r;
+}
+
+/* The arithmetic on what was read, apart from the reads so that those need not be waited for one by one. */
+__device__ inline void turn_ready(const Epilogue& e, const Rows& rows, Ready& r) {
+#if EPILOGUE == HEADS
+    if (r.place >= e.pages * e.slots) r.place = -1;
+#if ROPE
+    if (rows.turned) {
+        float angle = __fmul_rn((float)r.position, r.frequency);
+        float scale = r.first < (int)(e.query_heads * e.key_size) ? e.query_scale : e.key_scale;
+        r.sine = scale * sinf(angle);
+        r.cosine = scale * cosf(angle);
+    }
+#endif
+#endif
+}
+
+#if EPILOGUE == HEADS
+__device__ inline void place(const Epilogue& e, const Ready& r, i64 token, int output, float value) {
+    int queries = (int)(e.query_heads * e.key_size), keys = (int)(e.kv_heads * e.key_size);
+    bool unreal = ROPE && r.position < 0;
+    if (output < queries) {
+        if (!unreal) e.y[token * e.y_row + output] = narrow<Y>(value);
+    } else if (r.place >= 0 && output < (int)e.outputs) {
+        i64 page = r.place / (int)e.slots, slot = r.place % (int)e.slots;
+        output -= queries;
+        if (output < keys) {
+            int head = output / (int)e.key_size, at = output % (int)e.key_size;
+            if (!unreal) {
+                e.keys[page * e.key_strides.page + head * e.key_strides.head + slot * e.key_strides.slot + at] =
+                    narrow<CACHE>(value);
+            }
+        } else {
+            output -= keys;
+            int head = output / (int)e.value_size, at = output % (int)e.value_size;
+            e.values[page * e.value_strides.page + head * e.value_strides.head + slot * e.value_strides.slot + at] =
+                narrow<CACHE>(value);
+        }
+    }
+}
+#endif
+
+/* Finishes a pair, whose products are `a` and `b`. */
+__device__ inline void conclude(const Epilogue& e, const Rows& rows, const Ready& r, i64 token, float a, float b) {
+    a += r.biases[0];
+    b += r.biases[1];
+#if EPILOGUE == GATED
+    int output = INTERLEAVED ? r.first / 2 : r.first;
+    if (output >= (int)(e.outputs / 2)) return;
+    if (e.limit > 0.0f) {
+        if (a > e.limit) a = e.limit;
+        if (b > e.limit) b = e.limit;
+        if (b < -e.limit) b = -e.limit;
+    }
+    e.y[token * e.y_row + output] = narrow<Y>(apply(a) * b);
+#elif EPILOGUE == HEADS
+    if (rows.turned) {
+        float turned = a * r.cosine - b * r.sine;
+        b = b * r.cosine + a * r.sine;
+        a = turned;
+    }
+    place(e, r, token, r.first, a);
+    place(e, r, token, r.second, b);
+#else
+#if EPILOGUE == ADDED
+    a = r.added[0] + e.alpha * a;
+    b = r.added[1] + e.alpha * b;
+#elif EPILOGUE == ACTIVATED
+    if (e.limit > 0.0f && a > e.limit) a = e.limit;
+    if (e.limit > 0.0f && b > e.limit) b = e.limit;
+    a = apply(a);
+    b = apply(b);
+#endif
+    Y* y = e.y + token * e.y_row;
+    if (r.first < (int)e.outputs) y[r.first] = narrow<Y>(a);
+    if (r.second < (int)e.outputs) y[r.second] = narrow<Y>(b);
+#endif
+}

@@ -1,0 +1,268 @@
+//! Products of up to 32 rows at memory speed, with what stands in front and behind in the same launch: `linear/band.cu`.
+
+use super::{
+    KernelSpec, Machine, Recipe,
+    chain::{Behind, Chain, Norm},
+    linear::weight_type,
+    operand, type_name,
+};
+use crate::launch::{Bound, Frame, Function, Parameters, Step};
+use dsrun_core::{DType, Error, Result, TensorDesc, WeightFormat, kernels::CallDesc};
+use std::{fmt::Display, sync::Arc};
+
+/// The most rows.
+const ROWS: usize = 16;
+/// The most rows that are normed by every block for itself: a warp for each.
+const NORMED_ROWS: usize = 8;
+/// Warps that multiply.
+const WARPS: usize = 8;
+/// Inputs of a piece, and bytes of a stage of all rings.
+const PIECE: usize = 64;
+const STAGE: usize = WARPS * 16 * PIECE * 2;
+/// The most stages: 112 KiB under way.
+const STAGES: usize = 8;
+/// Slices are only worth their sums in scratch memory if they keep so many more of the multiprocessors busy.
+const WORTH: f64 = 0.04;
+
+/// How a product is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    tiles: usize,
+    slices: usize,
+    /// Inputs of a slice.
+    slice: usize,
+    stages: usize,
+    blocks: usize,
+    shared: usize,
+}
+
+/// Bytes from row to row in shared memory: 64 more than a multiple of 128.
+fn pitch(columns: usize) -> usize {
+    let bytes = columns * 2;
+    if bytes % 128 == 64 { bytes } else { bytes.next_multiple_of(128) + 64 }
+}
+
+/// How much of the machine is busy, on average, until the last block is done.
+fn busy(tiles: usize, slices: usize, processors: usize) -> f64 {
+    let groups = (processors / slices).clamp(1, tiles.max(1));
+    (tiles * slices) as f64 / (tiles.div_ceil(groups) * processors) as f64
+}
+
+/// The most bytes of shared memory that a block may have.
+fn shared_memory(capability: u32) -> usize {
+    match capability {
+        80 | 87 => 162 << 10,
+        90..120 => 226 << 10,
+        _ => 98 << 10,
+    }
+}
+
+fn cut(rows: usize, inputs: usize, tiles: usize, machine: &Machine) -> Option<Cut> {
+    let processors = machine.processors;
+    let most_shared = shared_memory(machine.capability);
+    // Activations may take a third of what a block has.
+    let room = most_shared / 3;
+    let least = (rows * pitch(inputs)).div_ceil(room);
+    let most = if rows == 1 { least } else { least + 8 };
+    let mut best: Option<(usize, f64)> = None;
+    for slices in least..=most.min(processors) {
+        let slice = inputs.div_ceil(32 * slices) * 32;
+        if (slices - 1) * slice >= inputs || rows * pitch(slice) > room {
+            continue;
+        }
+        let busy = busy(tiles, slices, processors);
+        if best.is_none_or(|(_, before)| busy > before + WORTH) {
+            best = Some((slices, busy));
+        }
+    }
+    let (slices, _) = best?;
+    let slice = inputs.div_ceil(32 * slices) * 32;
+    // Two sets of sums: 8 warps, 20 floats a row.
+    let beside = rows * pitch(slice) + 2 * WARPS * rows * 20 * 4;
+    let stages = most_shared.saturating_sub(beside) / STAGE;
+    if stages < 3 {
+        return None;
+    }
+    let turns = tiles.div_ceil((processors / slices).max(1)).max(1);
+    let needed = turns * slice.div_ceil(WARPS * PIECE) + 1;
+    let stages = stages.min(STAGES).min(needed.max(3));
+    let groups = (processors / slices).clamp(1, tiles.max(1));
+    // Two large blocks on one multiprocessor would share its bandwidth while another had none.
+    let alone = if groups * slices * 2 > processors { most_shared / 2 + 1024 } else { 0 };
+    let shared = (stages * STAGE + beside).max(alone);
+    Some(Cut { tiles, slices, slice, stages, blocks: groups * slices, shared })
+}
+
+/// A launch of the kernel.
+pub(super) struct Band {
+    pub(super) spec: KernelSpec,
+    pub(super) workspace: usize,
+    pub(super) persistent: usize,
+    cut: Cut,
+}
+
+/// The kernel for a chain, if it takes it; `x` are the activations, which may be in scratch memory.
+pub(super) fn plan(
+    chain: &Chain,
+    x: &TensorDesc,
+    call: &CallDesc,
+    machine: &Machine,
+) -> Result<Option<Band>> {
+    let weight = weight_type(call, chain.weight)?;
+    let (rows, outputs, inputs) = (x.shape[0], weight.rows(), weight.columns());
+    let takes = machine.capability >= 80
+        && (1..=ROWS).contains(&rows)
+        && matches!(x.dtype, DType::F16 | DType::BF16)
+        && weight.format == WeightFormat::Dense(x.dtype)
+        && inputs > 0
+        && inputs.is_multiple_of(32)
+        && outputs > 0
+        && outputs.max(inputs) < 1 << 30
+        && x.strides[0].is_multiple_of(8)
+        && !chain.norms_heads();
+    if !takes {
+        return Ok(None);
+    }
+    if let Some(norm) = chain.norm {
+        let whole = match norm.gain() {
+            Some(gain) => operand(call, gain)?.shape == [inputs],
+            None => true,
+        };
+        if !whole || rows > NORMED_ROWS {
+            return Ok(None);
+        }
+    }
+    let tiles = match (chain.behind, chain.head_sizes(call)?) {
+        (Behind::Gate(op), _) if op.layout == dsrun_core::op::GateLayout::Concatenated => {
+            (outputs / 2).div_ceil(8)
+        }
+        (_, Some([size, value_size, pairs])) => {
+            if !size.is_multiple_of(16) || !value_size.is_multiple_of(16) || !pairs.is_multiple_of(8) {
+                return Ok(None);
+            }
+            outputs / 16
+        }
+        _ => outputs.div_ceil(16),
+    };
+    let Some(cut) = cut(rows, inputs, tiles, machine) else { return Ok(None) };
+    let name = |index: Option<usize>| match index {
+        Some(index) => operand(call, index).and_then(|tensor| type_name(tensor.dtype)),
+        None => Ok("f32"),
+    };
+    let norm = match chain.norm {
+        None => 0,
+        Some(Norm::Rms(..)) => 1,
+        Some(Norm::Layer(..)) => 2,
+    };
+    // Vectors of a row for each thread, if they may stay in registers.
+    let own = inputs.div_ceil(8 * WARPS * 32);
+    let own = if own <= 2 { own } else { 0 };
+    let (gain, shift) = chain.norm.map_or((None, None), |norm| (norm.gain(), norm.shift()));
+    let defines: [(_, &dyn Display); 12] = [
+        ("X", &type_name(x.dtype)?),
+        ("HALF", &i32::from(x.dtype == DType::F16)),
+        ("BIAS", &name(chain.bias)?),
+        ("G", &name(gain)?),
+        ("SHIFT", &name(shift)?),
+        ("NORM", &norm),
+        ("TOKENS", &rows),
+        ("SLICES", &cut.slices),
+        ("SLICE", &cut.slice),
+        ("X_PITCH", &pitch(cut.slice)),
+        ("STAGES", &cut.stages),
+        ("OWN", &own),
+    ];
+    let mut spec = KernelSpec::new("linear/band.cu", "band", defines).with_shared(cut.shared);
+    spec.defines.extend(chain.defines(call)?);
+    let items = 8 * rows;
+    let (workspace, persistent) = match cut.slices {
+        1 => (0, 0),
+        slices => (tiles * slices * items * 8, tiles * items.div_ceil(32) * 4),
+    };
+    Ok(Some(Band { spec, workspace, persistent, cut }))
+}
+
+impl Band {
+    /// The kernel as a whole recipe, of activations that are an operand.
+    pub(super) fn recipe(self, chain: Chain) -> Recipe {
+        let (kernels, workspace, persistent) = (vec![self.spec.clone()], self.workspace, self.persistent);
+        Recipe {
+            kernels,
+            workspace,
+            persistent,
+            batch_invariant: true,
+            steps: Box::new(move |frame, functions, _| {
+                let function =
+                    functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
+                let x = frame.tensor(chain.x)?;
+                Ok(self.step(&chain, frame, x, frame.workspace, function)?.into_iter().collect())
+            }),
+        }
+    }
+
+    pub(super) fn step(
+        &self,
+        chain: &Chain,
+        frame: &Frame,
+        x: &Bound,
+        workspace: u64,
+        function: &Arc<Function>,
+    ) -> Result<Option<Step>> {
+        let weight = frame.weight(chain.weight)?;
+        let mut bounds = chain.bounds(frame)?;
+        bounds.push(x);
+        let optional = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
+        let (gain, shift, eps, offset) = match chain.norm {
+            None => (0, 0, 0.0f32, 0.0f32),
+            Some(Norm::Rms(op, gain)) => (frame.address(gain), 0, op.eps, op.weight_offset),
+            Some(Norm::Layer(op, gain, shift)) => (optional(gain), optional(shift), op.eps, 0.0),
+        };
+        let norm = [gain, shift, u64::from(eps.to_bits()) | u64::from(offset.to_bits()) << 32];
+        let parameters = Parameters::default()
+            .extent(x.size(0), &bounds)
+            .size(self.cut.tiles)
+            .size(weight.layout.columns)
+            .rows(x)
+            .address(weight.address())
+            .size(weight.layout.row_bytes)
+            .size(usize::from(weight.immutable))
+            .words(norm)
+            .address(workspace)
+            .address(frame.persistent)
+            .words(chain.epilogue(frame, true)?);
+        Ok(Step::kernel(function, [self.cut.blocks, 1, 1], WARPS * 32, parameters))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::one_row(1, 4096, 384)]
+    #[case::one_long_row(1, 14_336, 256)]
+    #[case::tiny(1, 576, 36)]
+    #[case::eight_rows(8, 14_336, 256)]
+    #[case::most_rows(16, 4096, 1792)]
+    #[case::odd_rows(11, 1600, 100)]
+    #[case::long_rows(16, 20_480, 320)]
+    fn cuts_cover_the_inputs_and_fit(#[case] rows: usize, #[case] inputs: usize, #[case] tiles: usize) {
+        let machine = Machine { capability: 90, processors: 132, blas: true };
+        let cut = cut(rows, inputs, tiles, &machine).unwrap();
+        assert!(cut.slices * cut.slice >= inputs && (cut.slices - 1) * cut.slice < inputs, "{cut:?}");
+        assert!(cut.slice.is_multiple_of(32), "{cut:?}");
+        assert!(cut.blocks <= 132 && cut.blocks.is_multiple_of(cut.slices), "{cut:?}");
+        assert!(cut.shared <= shared_memory(90), "{cut:?}");
+        assert!(cut.stages >= 3, "{cut:?}");
+    }
+
+    #[rstest]
+    #[case(32)]
+    #[case(512)]
+    #[case(1600)]
+    #[case(4096)]
+    fn neighbouring_rows_start_half_a_line_apart(#[case] columns: usize) {
+        assert!(pitch(columns) >= columns * 2 && pitch(columns) % 128 == 64);
+    }
+}

@@ -1,0 +1,619 @@
+//! A product with what stands in front of it and behind it: the regions of a decoder layer.
+//!
+//! A body is read as norm?, linear, and then nothing, a residual sum, an activation, or what makes queries, keys and values
+//! of the product. Few rows of half precision take one launch (see [`super::band`]). Else it takes up to three: the norm into
+//! scratch memory, the product by whichever kernel [`super::linear`] has for it into scratch memory, and one kernel for all
+//! that is behind it. So every number of rows is native, and one compiled program serves them all.
+
+use super::{
+    KernelSpec, Machine, Recipe, THREADS, band,
+    linear::{Layer, Places, weight_type},
+    norm, operand, plane, result, type_name,
+};
+use crate::{
+    context::Context,
+    launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step},
+};
+use dsrun_core::{
+    DType, Error, Result, TensorDesc, WeightType,
+    kernels::CallDesc,
+    op::{Activation, Add, GateLayout, GatedActivation, LayerNorm, Op, RmsNorm, Rope, RopePairing},
+    program::{Call, ValueId},
+    region::Region,
+};
+use std::{fmt::Display, sync::Arc};
+
+/// A norm in front, with the operands that are its vectors.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Norm {
+    Rms(RmsNorm, usize),
+    Layer(LayerNorm, Option<usize>, Option<usize>),
+}
+
+impl Norm {
+    /// The operand that is its weight.
+    pub(super) fn gain(&self) -> Option<usize> {
+        match self {
+            Self::Rms(_, gain) => Some(*gain),
+            Self::Layer(_, gain, _) => *gain,
+        }
+    }
+
+    /// The operand that is its bias.
+    pub(super) fn shift(&self) -> Option<usize> {
+        match self {
+            Self::Rms(..) => None,
+            Self::Layer(_, _, shift) => *shift,
+        }
+    }
+}
+
+/// How queries and keys are turned, and the operands that say by how much.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turn {
+    pub(super) pairing: RopePairing,
+    pub(super) scales: [f32; 2],
+    pub(super) positions: usize,
+    pub(super) frequencies: usize,
+}
+
+/// What makes queries, keys and values of a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heads {
+    /// Norms of the heads of queries and keys, with the operands that are their weights.
+    norms: Option<[(RmsNorm, usize); 2]>,
+    pub(super) turn: Option<Turn>,
+    /// The caches and the slots.
+    caches: [usize; 2],
+    pub(super) slots: usize,
+    /// Columns of queries, keys and values.
+    columns: [usize; 3],
+}
+
+/// What stands behind a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Behind {
+    Nothing,
+    /// A residual, which is this operand.
+    Sum(Add, usize),
+    Activation(Activation),
+    Gate(GatedActivation),
+    Heads(Heads),
+}
+
+/// Norm, product and what is behind it. Numbers are those of the call's operands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chain {
+    pub(super) norm: Option<Norm>,
+    pub(super) x: usize,
+    pub(super) weight: usize,
+    pub(super) bias: Option<usize>,
+    /// Element type of the product.
+    pub(super) product: DType,
+    pub(super) behind: Behind,
+}
+
+/// The calls of a body, taken one after the other.
+struct Body<'a> {
+    region: &'a Region,
+    next: usize,
+}
+
+impl<'a> Body<'a> {
+    fn peek(&self) -> Option<&'a Call> {
+        self.region.calls().get(self.next)
+    }
+
+    /// The next call, if it is this and its operands are those.
+    fn take<T>(&mut self, wanted: impl Fn(&'a Op) -> Option<T>) -> Option<(T, &'a Call)> {
+        let call = self.peek()?;
+        let op = wanted(&call.op)?;
+        self.next += 1;
+        Some((op, call))
+    }
+
+    /// The operand of the region that a call's operand is; `Err` if it is none, `Ok(None)` if it is left out.
+    fn outside(&self, call: &Call, index: usize) -> Option<Option<usize>> {
+        match call.operands.get(index)? {
+            None => Some(None),
+            Some(value) if value.index() < self.region.operands() => Some(Some(value.index())),
+            Some(_) => None,
+        }
+    }
+
+    fn operand(&self, call: &Call, index: usize) -> Option<usize> {
+        self.outside(call, index)?
+    }
+}
+
+/// Whether the operand of a call is this value.
+fn is(call: &Call, index: usize, value: ValueId) -> bool {
+    call.operands.get(index) == Some(&Some(value))
+}
+
+fn absent(call: &Call, index: usize) -> bool {
+    call.operands.get(index) == Some(&None)
+}
+
+impl Chain {
+    /// A linear layer by itself: operands `x`, `weight`, `bias`.
+    pub(super) fn of_linear(call: &CallDesc, product: DType) -> Self {
+        let bias = call.tensor(2).map(|_| 2);
+        Self { norm: None, x: 0, weight: 1, bias, product, behind: Behind::Nothing }
+    }
+
+    /// Reads a body; none if it is no such chain.
+    pub(super) fn parse(region: &Region) -> Option<Self> {
+        let mut body = Body { region, next: 0 };
+        let mut norm = None;
+        let mut x = None;
+        let mut normed = None;
+        if let Some((op, call)) = body.take(|op| if let Op::RmsNorm(op) = op { Some(*op) } else { None }) {
+            norm = Some(Norm::Rms(op, body.operand(call, 1)?));
+            (x, normed) = (Some(body.operand(call, 0)?), call.results.first().copied());
+        } else if let Some((op, call)) =
+            body.take(|op| if let Op::LayerNorm(op) = op { Some(*op) } else { None })
+        {
+            norm = Some(Norm::Layer(op, body.outside(call, 1)?, body.outside(call, 2)?));
+            (x, normed) = (Some(body.operand(call, 0)?), call.results.first().copied());
+        }
+        let (linear, call) = body.take(|op| if let Op::Linear(op) = op { Some(*op) } else { None })?;
+        let x = match (x, normed) {
+            (Some(x), Some(normed)) if is(call, 0, normed) => x,
+            (None, _) => body.operand(call, 0)?,
+            _ => return None,
+        };
+        let (weight, bias) = (body.operand(call, 1)?, body.outside(call, 2)?);
+        let product = *call.results.first()?;
+        let (behind, results) = Self::parse_behind(&mut body, product)?;
+        let whole = body.peek().is_none() && region.results() == results;
+        whole.then_some(Self { norm, x, weight, bias, product: linear.dtype, behind })
+    }
+
+    fn parse_behind(body: &mut Body<'_>, product: ValueId) -> Option<(Behind, Vec<ValueId>)> {
+        let Some(call) = body.peek() else { return Some((Behind::Nothing, vec![product])) };
+        let results = vec![*call.results.first()?];
+        let behind = match &call.op {
+            Op::Add(op) if is(call, 1, product) && absent(call, 2) && absent(call, 3) => {
+                Behind::Sum(*op, body.operand(call, 0)?)
+            }
+            Op::Activation(op) if is(call, 0, product) && absent(call, 1) => Behind::Activation(*op),
+            Op::GatedActivation(op)
+                if is(call, 0, product)
+                    && absent(call, 1)
+                    && absent(call, 2)
+                    && op.layout != GateLayout::Separate =>
+            {
+                Behind::Gate(*op)
+            }
+            Op::Columns(_) => return Self::parse_heads(body, product),
+            _ => return None,
+        };
+        body.next += 1;
+        Some((behind, results))
+    }
+
+    fn parse_heads(body: &mut Body<'_>, product: ValueId) -> Option<(Behind, Vec<ValueId>)> {
+        let mut columns = [0; 3];
+        let mut values = [product; 3];
+        let mut start = 0;
+        for (count, value) in columns.iter_mut().zip(&mut values) {
+            let (op, call) = body.take(|op| if let Op::Columns(op) = op { Some(*op) } else { None })?;
+            if !is(call, 0, product) || op.start as usize != start {
+                return None;
+            }
+            *count = op.count as usize;
+            *value = *call.results.first()?;
+            start += *count;
+        }
+        let [mut query, mut key, value] = values;
+        let rms = |op: &Op| if let Op::RmsNorm(op) = op { Some(*op) } else { None };
+        let mut norms = None;
+        if let Some((first, call)) = body.take(rms) {
+            let gain = body.operand(call, 1)?;
+            let (second, other) = body.take(rms)?;
+            if !is(call, 0, query) || !is(other, 0, key) {
+                return None;
+            }
+            norms = Some([(first, gain), (second, body.operand(other, 1)?)]);
+            (query, key) = (*call.results.first()?, *other.results.first()?);
+        }
+        let rope = |op: &Op| if let Op::Rope(op) = op { Some(*op) } else { None };
+        let mut turn = None;
+        if let Some((first, call)) = body.take(rope) {
+            let (second, other): (Rope, _) = body.take(rope)?;
+            let alike = (1..3).all(|index| call.operands.get(index) == other.operands.get(index));
+            if !is(call, 0, query) || !is(other, 0, key) || !alike || first.pairing != second.pairing {
+                return None;
+            }
+            turn = Some(Turn {
+                pairing: first.pairing,
+                scales: [first.scale, second.scale],
+                positions: body.operand(call, 1)?,
+                frequencies: body.operand(call, 2)?,
+            });
+            (query, key) = (*call.results.first()?, *other.results.first()?);
+        }
+        let (_, call) = body.take(|op| matches!(op, Op::KvWrite(_)).then_some(()))?;
+        if !is(call, 2, key) || !is(call, 3, value) {
+            return None;
+        }
+        let caches = [body.operand(call, 0)?, body.operand(call, 1)?];
+        let slots = body.operand(call, 4)?;
+        let results = [query].into_iter().chain(call.results.iter().copied()).collect();
+        Some((Behind::Heads(Heads { norms, turn, caches, slots, columns }), results))
+    }
+
+    /// Operands over the rows, beside the results: their extents count.
+    fn row_operands(&self) -> Vec<usize> {
+        let mut operands = vec![self.x];
+        match self.behind {
+            Behind::Sum(_, residual) => operands.push(residual),
+            Behind::Heads(heads) => {
+                operands.push(heads.slots);
+                operands.extend(heads.turn.map(|turn| turn.positions));
+            }
+            _ => {}
+        }
+        operands
+    }
+
+    /// Everything whose extent says how many rows are real.
+    pub(super) fn bounds<'a>(&self, frame: &'a Frame) -> Result<Vec<&'a Bound>> {
+        let mut bounds =
+            self.row_operands().into_iter().map(|index| frame.tensor(index)).collect::<Result<Vec<_>>>()?;
+        bounds.push(frame.result(0)?);
+        Ok(bounds)
+    }
+
+    /// The constants of `linear/epilogue.cuh`.
+    pub(super) fn defines(&self, call: &CallDesc) -> Result<Vec<(&'static str, String)>> {
+        let (mut epilogue, mut function, mut interleaved) = (0, 1, false);
+        let (mut rope, mut neighbours, mut cache) = (false, false, DType::F32);
+        match self.behind {
+            Behind::Nothing => {}
+            Behind::Sum(..) => epilogue = 1,
+            Behind::Activation(op) => (epilogue, function) = (2, op.function as u32),
+            Behind::Gate(op) => {
+                (epilogue, function) = (3, op.function as u32);
+                interleaved = op.layout == GateLayout::Interleaved;
+            }
+            Behind::Heads(heads) => {
+                epilogue = 4;
+                rope = heads.turn.is_some();
+                neighbours = heads.turn.is_some_and(|turn| turn.pairing == RopePairing::Neighbours);
+                cache = operand(call, heads.caches[0])?.dtype;
+            }
+        }
+        Ok([
+            ("EPILOGUE", epilogue.to_string()),
+            ("FUNCTION", function.to_string()),
+            ("INTERLEAVED", i32::from(interleaved).to_string()),
+            ("ROPE", i32::from(rope).to_string()),
+            ("NEIGHBOURS", i32::from(neighbours).to_string()),
+            ("CACHE", type_name(cache)?.to_owned()),
+            ("Y", type_name(result(call, 0)?.dtype)?.to_owned()),
+        ]
+        .into())
+    }
+
+    /// `struct Epilogue` of `linear/epilogue.cuh`, with or without the bias.
+    pub(super) fn epilogue(&self, frame: &Frame, with_bias: bool) -> Result<[u64; 26]> {
+        let y = frame.result(0)?;
+        let bits = |low: f32, high: f32| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
+        let mut words = [0; 26];
+        words[0] = frame.weight(self.weight)?.layout.rows as u64;
+        words[1] = self.bias.filter(|_| with_bias).map_or(0, |bias| frame.address(bias));
+        words[2] = y.address;
+        words[3] = y.stride(0) as u64;
+        match self.behind {
+            Behind::Nothing => {}
+            Behind::Sum(op, residual) => {
+                let residual = frame.tensor(residual)?;
+                words[4] = residual.address;
+                words[5] = residual.stride(0) as u64;
+                words[6] = bits(op.alpha, 0.0);
+            }
+            Behind::Activation(op) => words[6] = bits(0.0, op.limit),
+            Behind::Gate(op) => words[6] = bits(0.0, op.limit),
+            Behind::Heads(heads) => {
+                let (keys, values) = (frame.result(1)?, frame.result(2)?);
+                let size = keys.size(3);
+                words[7] = (heads.columns[0] / size.max(1)) as u64;
+                words[8..11].copy_from_slice(&[keys.size(1) as u64, size as u64, values.size(3) as u64]);
+                if let Some(turn) = heads.turn {
+                    let frequencies = frame.tensor(turn.frequencies)?;
+                    words[11] = frequencies.size(0) as u64;
+                    words[12] = frame.tensor(turn.positions)?.address;
+                    words[13] = frequencies.address;
+                    words[14] = bits(turn.scales[0], turn.scales[1]);
+                }
+                words[15] = frame.tensor(heads.slots)?.address;
+                words[16] = keys.size(0) as u64;
+                words[17] = keys.size(2) as u64;
+                words[18] = keys.address;
+                words[19..22].copy_from_slice(&super::cache::strides(keys));
+                words[22] = values.address;
+                words[23..26].copy_from_slice(&super::cache::strides(values));
+            }
+        }
+        Ok(words)
+    }
+
+    /// Sizes of a head's key and value and how many pairs are turned; refuses heads that no kernel takes.
+    pub(super) fn head_sizes(&self, call: &CallDesc) -> Result<Option<[usize; 3]>> {
+        let Behind::Heads(heads) = self.behind else { return Ok(None) };
+        let (keys, values) = (operand(call, heads.caches[0])?, operand(call, heads.caches[1])?);
+        let (size, value_size) = (keys.shape[3], values.shape[3]);
+        let pairs = match heads.turn {
+            Some(turn) => operand(call, turn.frequencies)?.shape[0],
+            None => 0,
+        };
+        if size == 0 || !heads.columns[0].is_multiple_of(size) {
+            let message = format!("{} columns of queries are no heads of {size}", heads.columns[0]);
+            return Err(Error::unsupported(message));
+        }
+        for (_, gain) in heads.norms.iter().flatten() {
+            let width = operand(call, *gain)?.shape[0];
+            if width != size {
+                let message = format!("CUDA has no fused kernel for norms of {width} in heads of {size}");
+                return Err(Error::unsupported(message));
+            }
+        }
+        Ok(Some([size, value_size, pairs]))
+    }
+
+    /// Whether heads are normed: then a tile does not know all it needs.
+    pub(super) fn norms_heads(&self) -> bool {
+        matches!(self.behind, Behind::Heads(Heads { norms: Some(_), .. }))
+    }
+}
+
+/// Makes the launches of a part of a chain, whose input may be in scratch memory.
+type Part = Box<dyn Fn(&Frame, &Bound, u64, &[Arc<Function>], &Context) -> Result<Vec<Step>> + Send + Sync>;
+
+/// A tensor in scratch memory: rows at multiples of 16 bytes, for the kernels behind.
+fn scratch(dtype: DType, like: &TensorDesc, columns: usize) -> (TensorDesc, usize) {
+    let stride = (columns * dtype.bytes()).next_multiple_of(16) / dtype.bytes();
+    let mut desc = TensorDesc::dense(dtype, &[like.shape[0], columns]);
+    desc.strides[0] = stride;
+    desc.bounded = like.bounded;
+    let bytes = (like.shape[0] * stride * dtype.bytes()).next_multiple_of(256);
+    (desc, bytes)
+}
+
+/// How a chain is run.
+pub(super) fn recipe(chain: Chain, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+    chain.head_sizes(call)?;
+    if let Some(band) = band::plan(&chain, operand(call, chain.x)?, call, machine)? {
+        return Ok(band.recipe(chain));
+    }
+    match (chain.norm, chain.behind) {
+        (None, _) => behind_norm(chain, operand(call, chain.x)?, call, machine).map(|rest| Recipe {
+            kernels: rest.kernels,
+            workspace: rest.workspace,
+            persistent: rest.persistent,
+            batch_invariant: rest.batch_invariant,
+            steps: Box::new(move |frame, functions, context| {
+                (rest.steps)(frame, frame.tensor(chain.x)?, frame.workspace, functions, context)
+            }),
+        }),
+        (Some(Norm::Rms(op, gain)), Behind::Nothing) => match norm_within(chain, op, gain, call, machine)? {
+            Some(recipe) => Ok(recipe),
+            None => norm_first(chain, Norm::Rms(op, gain), call, machine),
+        },
+        (Some(norm), _) => norm_first(chain, norm, call, machine),
+    }
+}
+
+/// Norm and product in one launch, by the kernels for few rows of any type and format.
+fn norm_within(
+    chain: Chain,
+    op: RmsNorm,
+    gain: usize,
+    call: &CallDesc,
+    machine: &Machine,
+) -> Result<Option<Recipe>> {
+    let (x, y, weight) = (operand(call, chain.x)?, result(call, 0)?, weight_type(call, chain.weight)?);
+    let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
+    let norm = Some((op, operand(call, gain)?.dtype));
+    let layer = Layer { x, weight, y, bias, norm, residual: None, scratch: false };
+    if !layer.takes_norm() || operand(call, gain)?.shape != [weight.columns()] {
+        return Ok(None);
+    }
+    let layered = layer.plan(machine)?;
+    let kernels = layered.kernels.clone();
+    let steps = Box::new(move |frame: &Frame, functions: &[Arc<Function>], context: &Context| {
+        let (x, y) = (frame.tensor(chain.x)?, frame.result(0)?);
+        if y.size(0) == 0 || y.size(1) == 0 {
+            return Ok(Vec::new());
+        }
+        let places = Places {
+            x,
+            weight: frame.weight(chain.weight)?,
+            bias: chain.bias.map_or(0, |bias| frame.address(bias)),
+            gain: frame.address(gain),
+            residual: None,
+            y,
+            bounds: &[x, y],
+            workspace: frame.workspace,
+        };
+        layered.steps(&places, functions, context)
+    });
+    Ok(Some(Recipe { kernels, workspace: 0, persistent: 0, batch_invariant: true, steps }))
+}
+
+/// The norm into scratch memory, and then the rest.
+fn norm_first(chain: Chain, norm: Norm, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+    let x = operand(call, chain.x)?;
+    let (normed, normed_bytes) = scratch(x.dtype, x, x.shape[1]);
+    let first = norm::in_front(norm, x, &normed, call)?;
+    let rest = behind_norm(Chain { norm: None, ..chain }, &normed, call, machine)?;
+    let mut kernels = vec![first.spec.clone()];
+    kernels.extend(rest.kernels);
+    Ok(Recipe {
+        kernels,
+        workspace: normed_bytes + rest.workspace,
+        persistent: rest.persistent,
+        batch_invariant: rest.batch_invariant,
+        steps: Box::new(move |frame, functions, context| {
+            let x = frame.tensor(chain.x)?;
+            let [function, functions @ ..] = functions else {
+                return Err(Error::internal("a recipe without a kernel"));
+            };
+            let between = Bound { desc: normed.clone(), address: frame.workspace, extent: x.extent };
+            let mut steps: Vec<Step> = first.step(frame, x, &between, function)?.into_iter().collect();
+            let workspace = frame.workspace + normed_bytes as u64;
+            steps.extend((rest.steps)(frame, &between, workspace, functions, context)?);
+            Ok(steps)
+        }),
+    })
+}
+
+/// A part of a recipe.
+struct Rest {
+    kernels: Vec<KernelSpec>,
+    workspace: usize,
+    persistent: usize,
+    batch_invariant: bool,
+    steps: Part,
+}
+
+/// Product and what is behind it, of activations `x`.
+fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine) -> Result<Rest> {
+    if let Some(band) = band::plan(&chain, x, call, machine)? {
+        let (kernels, workspace, persistent) = (vec![band.spec.clone()], band.workspace, band.persistent);
+        return Ok(Rest {
+            kernels,
+            workspace,
+            persistent,
+            batch_invariant: true,
+            steps: Box::new(move |frame, x, workspace, functions, _| {
+                let function =
+                    functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
+                Ok(band.step(&chain, frame, x, workspace, function)?.into_iter().collect())
+            }),
+        });
+    }
+    let weight: &WeightType = weight_type(call, chain.weight)?;
+    let y = result(call, 0)?;
+    let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
+    let mut layer = Layer { x, weight, y, bias, norm: None, residual: None, scratch: false };
+    // The one sum a product can end in by itself.
+    let summed = match chain.behind {
+        Behind::Sum(op, residual) if op.alpha == 1.0 && layer.takes_residual(machine) => Some(residual),
+        _ => None,
+    };
+    layer.residual = summed.map(|residual| operand(call, residual)).transpose()?;
+    let direct = matches!(chain.behind, Behind::Nothing) || summed.is_some();
+    let (product, product_bytes) = match direct {
+        true => (y.clone(), 0),
+        false => scratch(chain.product, x, weight.rows()),
+    };
+    layer.y = &product;
+    layer.scratch = !direct;
+    let layered = layer.plan(machine)?;
+    let mut kernels = layered.kernels.clone();
+    let last = if direct { None } else { Some(Conclusion::new(&chain, &product, call)?) };
+    kernels.extend(last.as_ref().map(|last| last.spec.clone()));
+    Ok(Rest {
+        kernels,
+        workspace: product_bytes + layered.workspace,
+        persistent: 0,
+        batch_invariant: layered.batch_invariant,
+        steps: Box::new(move |frame, x, workspace, functions, context| {
+            let y = frame.result(0)?;
+            if x.size(0) == 0 || product.shape[1] == 0 {
+                return Ok(Vec::new());
+            }
+            let between = match direct {
+                true => y.clone(),
+                false => Bound { desc: product.clone(), address: workspace, extent: x.extent },
+            };
+            let residual = summed.map(|residual| frame.tensor(residual)).transpose()?;
+            let mut bounds = vec![x, &between];
+            bounds.extend(residual);
+            let places = Places {
+                x,
+                weight: frame.weight(chain.weight)?,
+                bias: chain.bias.map_or(0, |bias| frame.address(bias)),
+                gain: 0,
+                residual,
+                y: &between,
+                bounds: &bounds,
+                workspace: workspace + product_bytes as u64,
+            };
+            let own = functions.len() - usize::from(last.is_some());
+            let mut steps = layered.steps(&places, functions.get(..own).unwrap_or_default(), context)?;
+            if let (Some(last), Some(function)) = (&last, functions.last()) {
+                steps.extend(last.step(&chain, frame, &between, function)?);
+            }
+            Ok(steps)
+        }),
+    })
+}
+
+/// The kernel behind a product in scratch memory.
+struct Conclusion {
+    spec: KernelSpec,
+}
+
+/// Warps of a block of `heads`.
+const HEAD_WARPS: usize = 4;
+
+impl Conclusion {
+    fn new(chain: &Chain, product: &TensorDesc, call: &CallDesc) -> Result<Self> {
+        let mut spec = match chain.behind {
+            Behind::Heads(heads) => {
+                let gain = |index: usize| match heads.norms {
+                    Some(norms) => operand(call, norms[index].1).and_then(|gain| type_name(gain.dtype)),
+                    None => Ok("f32"),
+                };
+                let defines: [(_, &dyn Display); 5] = [
+                    ("X", &type_name(product.dtype)?),
+                    ("BIAS", &"f32"),
+                    ("HEAD_NORMS", &i32::from(heads.norms.is_some())),
+                    ("QUERY_GAIN", &gain(0)?),
+                    ("KEY_GAIN", &gain(1)?),
+                ];
+                KernelSpec::new("linear/heads.cu", "heads", defines)
+            }
+            _ => {
+                let defines: [(_, &dyn Display); 2] = [("X", &type_name(product.dtype)?), ("BIAS", &"f32")];
+                KernelSpec::new("linear/conclude.cu", "conclude_rows", defines)
+            }
+        };
+        spec.defines.extend(chain.defines(call)?);
+        Ok(Self { spec })
+    }
+
+    fn step(
+        &self,
+        chain: &Chain,
+        frame: &Frame,
+        product: &Bound,
+        function: &Arc<Function>,
+    ) -> Result<Option<Step>> {
+        let (rows, outputs) = (product.size(0), product.size(1));
+        let parameters = Parameters::default()
+            .extent(rows, &chain.bounds(frame)?)
+            .rows(product)
+            .words(chain.epilogue(frame, false)?);
+        let Behind::Heads(heads) = chain.behind else {
+            // A pair for each thread; tiles of eight pairs may reach past the last output.
+            let pairs = outputs.div_ceil(16) * 8 + 8;
+            return Ok(Step::kernel(function, plane(rows, pairs), THREADS, parameters));
+        };
+        let mut parameters = parameters;
+        for index in 0..2 {
+            let (norm, gain) = heads.norms.map_or((RmsNorm { eps: 0.0, weight_offset: 0.0 }, 0), |norms| {
+                (norms[index].0, frame.address(norms[index].1))
+            });
+            parameters = parameters.address(gain).float(norm.eps).float(norm.weight_offset);
+        }
+        let keys = frame.result(1)?;
+        let count = heads.columns[0] / keys.size(3).max(1) + 2 * keys.size(1);
+        let grid = [count.div_ceil(HEAD_WARPS), rows.min(MAX_GRID), 1];
+        Ok(Step::kernel(function, grid, HEAD_WARPS * 32, parameters))
+    }
+}
