@@ -7,9 +7,10 @@
  * the first unit of a warp does not depend on the length, and its page is looked up along with it.
  *
  * The sums over a head's elements may run in any order, so a lane's 16 bytes of a key are fragments of two products. Values are
- * wanted in pairs of neighbouring keys: a lane takes 8 elements of 4 keys and pairs them up in registers. So a lane copies
- * what it needs itself, asynchronously, into a ring of its own in shared memory, and no barrier is needed: STAGES units of
- * 8 KiB (with heads of 128) for each warp.
+ * wanted in pairs of neighbouring keys: a lane takes 8 elements of 4 keys and pairs them up in registers. Keys and values pass
+ * through a ring of the warp's own in shared memory, STAGES units of 8 KiB (with heads of 128), filled by asynchronous copies of
+ * whole rows: lanes that copied only what they take themselves asked the L2 for half lines, and it was that which bounded them.
+ * Pieces of 16 bytes are swapped within a row so that 8 lanes meet no bank twice.
  *
  * Each warp keeps the running maximum, sum and weighted values of its keys; the block merges its warps in shared memory, and
  * CLUSTER splits merge theirs through each other's shared memory, each some of the elements. What is left of many keys is
@@ -21,8 +22,14 @@
  */
 #define WARPS 4
 #define UNIT 16
-/* Vectors of a unit that a lane copies. */
-#define VECTORS (2 * KEY_BLOCKS + 4 * VALUE_BLOCKS)
+/* Vectors of a row: those that are copied (the last may be zeros), and from row to row in shared memory. */
+#define KEY_PIECES (4 * KEY_BLOCKS)
+#define KEY_PITCH ((KEY_PIECES + 7) / 8 * 8)
+#define VALUE_PIECES (8 * VALUE_BLOCKS)
+#define STAGE (UNIT * (KEY_PITCH + VALUE_PIECES))
+/* Where vector `piece` of a row is: lanes of 2 rows read keys together, lanes of every second row of 8 values. */
+#define KEY_AT(row, piece) ((row) * KEY_PITCH + ((piece) ^ (row) % 2 * 4))
+#define VALUE_AT(row, piece) (UNIT * KEY_PITCH + (row) * VALUE_PIECES + ((piece) ^ (row) / 2 % 4 * 2))
 #define KEY_BLOCKS ((KEY_SIZE + 31) / 32)
 #define VALUE_BLOCKS ((VALUE_SIZE + 63) / 64)
 /* Whether there are query heads in the upper 8 rows of a product. */
@@ -241,9 +248,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
         int page = table[key / SLOTS];
         return page < (int)a.pages ? page : -1;
     };
-    /* Pages are looked up STAGES units ahead; which of a lane's keys are there, 4 bits a stage. */
+    /* Pages are looked up STAGES units ahead; which of the keys a lane weighs are there, 4 bits a stage. */
     const int step = live * WARPS;
-    Vector* own = ring + (warp * STAGES * VECTORS) * 32 + lane;
+    Vector* own = ring + warp * STAGES * STAGE;
     int pages[STAGES];
 #pragma unroll
     for (int i = 0; i < STAGES; ++i) {
@@ -252,57 +259,47 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
         pages[i] = SLOTS % UNIT != 0 || unit >= units ? -1 : known ? guessed : table[unit * UNIT / SLOTS];
     }
     u32 present = 0;
-    /* Where a lane's first vectors are in a unit of which everything is there. */
-    const Q* lane_keys = head_keys + group * a.key_strides.slot + part * 8;
-    const Q* lane_values = head_values + 2 * part * a.value_strides.slot + group * 8;
     auto fetch = [&](int unit, int stage, int next_page) {
-        int start = unit * UNIT;
-        bool whole = SLOTS % UNIT == 0 && KEY_SIZE % 32 == 0 && VALUE_SIZE % 64 == 0 && start >= from && start + UNIT <= to_key;
+        int base = unit * UNIT;
+        Vector* to = own + stage * STAGE;
+        bool whole = SLOTS % UNIT == 0 && KEY_SIZE % 32 == 0 && VALUE_SIZE % 64 == 0 && base >= from && base + UNIT <= to_key;
         present &= ~(15u << (4 * stage));
         if (whole && next_page >= 0 && next_page < (int)a.pages) {
             present |= 15u << (4 * stage);
-            Vector* to = own + stage * VECTORS * 32;
-            const Q* key = lane_keys + next_page * a.key_strides.page + start % SLOTS * a.key_strides.slot;
-            const Q* value = lane_values + next_page * a.value_strides.page + start % SLOTS * a.value_strides.slot;
+            const Q* keys = head_keys + next_page * a.key_strides.page + base % SLOTS * a.key_strides.slot;
+            const Q* values = head_values + next_page * a.value_strides.page + base % SLOTS * a.value_strides.slot;
 #pragma unroll
-            for (int set = 0; set < 2; ++set) {
-#pragma unroll
-                for (int block = 0; block < KEY_BLOCKS; ++block) copy_ahead(to + (set * KEY_BLOCKS + block) * 32, key + block * 32, true);
-                key += 8 * a.key_strides.slot;
+            for (int i = 0; i < UNIT * KEY_PIECES / 32; ++i) {
+                int item = i * 32 + lane, row = item / KEY_PIECES, piece = item % KEY_PIECES;
+                copy_ahead(to + KEY_AT(row, piece), keys + row * (int)a.key_strides.slot + piece * 8, true);
             }
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-#pragma unroll
-                for (int block = 0; block < VALUE_BLOCKS; ++block) {
-                    copy_ahead(to + (2 * KEY_BLOCKS + i * VALUE_BLOCKS + block) * 32, value + block * 64, true);
-                }
-                value += (i == 1 ? 7 : 1) * a.value_strides.slot;
+            for (int i = 0; i < UNIT * VALUE_PIECES / 32; ++i) {
+                int item = i * 32 + lane, row = item / VALUE_PIECES, piece = item % VALUE_PIECES;
+                copy_ahead(to + VALUE_AT(row, piece), values + row * (int)a.value_strides.slot + piece * 8, true);
             }
         } else if (unit < units) {
-            int base = unit * UNIT, here = next_page < (int)a.pages ? next_page : -1;
-            Vector* to = own + stage * VECTORS * 32;
-#pragma unroll
-            for (int set = 0; set < 2; ++set) {
-                int at = base + 8 * set + group, page = SLOTS % UNIT == 0 ? here : page_of(at);
-                bool seen = page >= 0 && at >= from && at < to_key;
-                const Q* row = seen ? head_keys + page * a.key_strides.page + at % SLOTS * a.key_strides.slot : head_keys;
-#pragma unroll
-                for (int block = 0; block < KEY_BLOCKS; ++block) {
-                    bool real = seen && block * 32 + part * 8 < KEY_SIZE;
-                    copy_ahead(to + (set * KEY_BLOCKS + block) * 32, row + (real ? block * 32 + part * 8 : 0), real);
-                }
+            int here = next_page < (int)a.pages ? next_page : -1;
+            auto page_at = [&](int at) {
+                int page = SLOTS % UNIT == 0 ? here : page_of(at);
+                return at >= from && at < to_key ? page : -1;
+            };
+            for (int item = lane; item < UNIT * KEY_PIECES; item += 32) {
+                int row = item / KEY_PIECES, piece = item % KEY_PIECES, at = base + row, page = page_at(at);
+                bool real = page >= 0 && piece * 8 < KEY_SIZE;
+                const Q* it = head_keys + page * a.key_strides.page + at % SLOTS * a.key_strides.slot + piece * 8;
+                copy_ahead(to + KEY_AT(row, piece), real ? it : head_keys, real);
+            }
+            for (int item = lane; item < UNIT * VALUE_PIECES; item += 32) {
+                int row = item / VALUE_PIECES, piece = item % VALUE_PIECES, at = base + row, page = page_at(at);
+                bool real = page >= 0 && piece * 8 < VALUE_SIZE;
+                const Q* it = head_values + page * a.value_strides.page + at % SLOTS * a.value_strides.slot + piece * 8;
+                copy_ahead(to + VALUE_AT(row, piece), real ? it : head_values, real);
             }
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int at = base + 2 * part + i % 2 + i / 2 * 8, page = SLOTS % UNIT == 0 ? here : page_of(at);
-                bool seen = page >= 0 && at >= from && at < to_key;
+                bool seen = page_at(base + 2 * part + i % 2 + i / 2 * 8) >= 0;
                 present |= (u32)seen << (4 * stage + i);
-                const Q* row = seen ? head_values + page * a.value_strides.page + at % SLOTS * a.value_strides.slot : head_values;
-#pragma unroll
-                for (int block = 0; block < VALUE_BLOCKS; ++block) {
-                    bool real = seen && block * 64 + group * 8 < VALUE_SIZE;
-                    copy_ahead(to + (2 * KEY_BLOCKS + i * VALUE_BLOCKS + block) * 32, row + (real ? block * 64 + group * 8 : 0), real);
-                }
             }
         }
 #if __CUDA_ARCH__ >= 800
@@ -320,7 +317,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
 #if __CUDA_ARCH__ >= 800
         asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
 #endif
-        const Vector* mine = own + stage * VECTORS * 32;
+        __syncwarp();
+        const Vector* mine = own + stage * STAGE;
 
         float scores[2][4] = {};
 #pragma unroll
@@ -329,7 +327,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
             for (int block = 0; block < KEY_BLOCKS; ++block) {
                 const Vector& low = query[0][block];
                 const Vector& high = query[UPPER][block];
-                Vector its = mine[(set * KEY_BLOCKS + block) * 32];
+                Vector its = mine[KEY_AT(8 * set + group, block * 4 + part)];
                 multiply(scores[set], low.word[0], UPPER ? high.word[0] : 0, low.word[1], UPPER ? high.word[1] : 0, its.word[0], its.word[1]);
                 multiply(scores[set], low.word[2], UPPER ? high.word[2] : 0, low.word[3], UPPER ? high.word[3] : 0, its.word[2], its.word[3]);
             }
@@ -384,7 +382,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
         for (int block = 0; block < VALUE_BLOCKS; ++block) {
             Vector value[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) value[i] = mine[(2 * KEY_BLOCKS + i * VALUE_BLOCKS + block) * 32];
+            for (int i = 0; i < 4; ++i) {
+                value[i] = mine[VALUE_AT(2 * part + i % 2 + i / 2 * 8, block * 8 + group)];
+            }
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 u32 choice = j % 2 ? 0x7632 : 0x5410;
@@ -394,7 +394,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
                          UPPER ? weights[UPPER][1] : 0, first, second);
             }
         }
-        /* Into the place just read, by the lane that read it. */
+        /* Into the place just read, when all lanes have read it. */
+        __syncwarp();
         fetch(later, stage, page_later);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }

@@ -63,7 +63,8 @@ pub(super) fn recipe(op: &PagedAttention, call: &CallDesc, machine: &Machine) ->
     let splits = (machine.processors * BLOCKS).div_ceil(blocks.max(1)).clamp(1, MAX_SPLITS);
     let cluster = if machine.capability >= 90 { splits.min(MAX_CLUSTER) } else { 1 };
     let splits = splits.next_multiple_of(cluster);
-    let unit = THREADS * 16 * (2 * key_size.div_ceil(32) + 4 * value_size.div_ceil(64));
+    let row = key_size.next_multiple_of(64) + value_size.next_multiple_of(64);
+    let unit = THREADS / 32 * 16 * row * 2;
     let stages = (UNDER_WAY / unit).clamp(1, STAGES);
     let mask = if op.mask == AttentionMask::Causal { 1 } else { 2 };
     let defines: [(_, &dyn Display); 12] = [
