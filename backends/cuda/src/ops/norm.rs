@@ -1,7 +1,7 @@
 //! Norms over the features of a row.
 
 use super::{
-    KernelSpec, Recipe, THREADS, WIDE, chain::Norm, operand, result, type_name, type_of, type_or_f32, wide,
+    KernelSpec, Recipe, THREADS, WIDE, chain::Norm, operand, result, type_name, type_of, type_or_f32,
 };
 use crate::launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step};
 use dsrun_core::{
@@ -99,9 +99,10 @@ pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc) -> Result<Recipe> {
     }))
 }
 
-/// Whether a norm of groups of `width` elements can take [`WIDE`] of them at a time, and pays.
+/// Whether a norm of groups of `width` elements can take [`WIDE`] of them at a time. However many rows there are: the order of
+/// its sums, and so its bits, must not depend on them.
 pub(super) fn wide_norm(x: &TensorDesc, y: &TensorDesc, width: usize) -> bool {
-    wide(&[x, y]) && width.is_multiple_of(WIDE)
+    [x, y].iter().all(|plane| plane.strides[0].is_multiple_of(WIDE)) && width.is_multiple_of(WIDE)
 }
 
 pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<Recipe> {
