@@ -78,6 +78,8 @@ pub(crate) fn run(prefix: &Path, profile: Profile) -> Result<Vec<PathBuf>> {
     for header in ["dsrun.h", "dsrun.hpp"] {
         installed.push(place(&workspace.root().join("core/include").join(header), &prefix.join("include"))?);
     }
+    // Cargo finishes things in any order.
+    installed.sort();
     Ok(installed)
 }
 
