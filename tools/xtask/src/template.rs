@@ -31,7 +31,8 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     );
     fs::write(&manifest, text.replace(SOURCES, &format!("{}/", root.display())))
         .context("cannot write the copy's Cargo.toml")?;
-    for arguments in [&["fmt", "--check"][..], &["test", "--offline", "--quiet"]] {
+    let offline = ["test", "build"].map(|task| [task, "--offline", "--quiet"]);
+    for arguments in [&["fmt", "--check"][..], &offline[0], &offline[1]] {
         let status = Command::new(cargo())
             .args(arguments)
             .env("CARGO_TARGET_DIR", target)
