@@ -13,7 +13,7 @@ use dsrun_core::{
     device::{Event, Stream},
     graph::{CallList, Graph},
     kernels::{BoundCall, CallDesc, OperandDesc},
-    op::Op,
+    op::{Axis, Op},
     program::{Call, Origin, ValueId},
 };
 use std::{sync::Arc, time::Instant};
@@ -33,6 +33,7 @@ pub struct CallFigures {
     /// Seconds that one call takes.
     pub seconds: f64,
     /// Bytes that one call has to move: weights, activations, and the part of the cache and the request table it touches.
+    /// Where they come from a cache of the device, moving them takes less time than memory would.
     pub bytes: u64,
 }
 
@@ -163,8 +164,9 @@ impl Engine {
         };
         let attends = body.iter().any(|op| matches!(op, Op::PagedAttention(_)));
         let looks_up = body.iter().all(|op| matches!(op, Op::Embed(_)));
+        let maps = call.op.index_maps(&desc.operand_types())?;
         let mut bytes = 0;
-        for (id, operand) in call.operands.iter().zip(&desc.operands) {
+        for ((id, operand), axes) in call.operands.iter().zip(&desc.operands).zip(&maps.operands) {
             bytes += match (id, operand) {
                 (Some(id), Some(OperandDesc::Weight(weight))) if looks_up => {
                     let rows = requests.min(weight.rows());
@@ -175,7 +177,7 @@ impl Engine {
                 }
                 (Some(id), Some(OperandDesc::Tensor(tensor))) => {
                     let slots = if attends { requests * context } else { requests };
-                    self.touched(*id, slots, requests).map_or(tensor.bytes()?, |touched| touched)
+                    self.touched(*id, axes, slots, requests).map_or(tensor.bytes()?, |touched| touched)
                 }
                 _ => 0,
             };
@@ -188,9 +190,9 @@ impl Engine {
         Ok(bytes as u64)
     }
 
-    /// The bytes of a state that a call touches: so many slots of a cache, or the rows of so many requests; `None` if it is
-    /// no such state.
-    fn touched(&self, id: ValueId, slots: usize, requests: usize) -> Option<usize> {
+    /// The bytes of a state that a call touches: so many slots of a cache, or the rows of so many requests, of which it takes
+    /// one element where it picks by index; `None` if it is no such state.
+    fn touched(&self, id: ValueId, axes: &[Axis], slots: usize, requests: usize) -> Option<usize> {
         // A state is updated by one call after the other: what counts is its shape.
         let value = self.plan.program.value(id).ok()?;
         let tensor = value.tensor_type()?;
@@ -201,7 +203,9 @@ impl Engine {
         }
         let of_requests = tensor.shape.first().and_then(Size::symbol) == Some("requests");
         let table = of_requests && !matches!(value.origin, Origin::Input);
-        table.then(|| requests * known(&tensor.shape[1..]) * tensor.dtype.bytes())
+        let columns = tensor.shape.iter().zip(axes).skip(1);
+        let taken = columns.filter(|(_, axis)| **axis != Axis::Gathered).map(|(size, _)| size.clone());
+        table.then(|| requests * known(&taken.collect::<Vec<_>>()) * tensor.dtype.bytes())
     }
 }
 
