@@ -152,10 +152,7 @@ fn an_empty_program_is_one() {
 #[case::unknown_placement("%1: f32[?t, 8] @ data=split = fill{value=1}(%0)", "`split` is no placement")]
 #[case::unknown_declaration("%1 = output_of \"x\": f32[8]", "`output_of` declares nothing")]
 #[case::unknown_format("%1 = weight \"w\": q9[8, 8] = tensor(\"w\")", "expected a weight format")]
-#[case::unknown_expression(
-    "%1 = weight \"w\": f32[8, 8] = transpose(tensor(\"w\"))",
-    "`transpose` is no weight"
-)]
+#[case::unknown_expression("%1 = weight \"w\": f32[8, 8] = invert(tensor(\"w\"))", "`invert` is no weight")]
 #[case::no_expression("%1 = weight \"w\": f32[8, 8] }", "expected `=`")]
 #[case::unknown_segment("segment \"x\": later", "expected a kind of segment")]
 #[case::open_quote("segment \"x: graph", "the end of a text in quotes")]
