@@ -8,6 +8,7 @@ use std::{
     io::Read,
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -16,6 +17,8 @@ use std::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Begins the line with the answer: what the plugin prints may be around it.
 const MARK: &str = "dsrun-probe: ";
+/// How long its output may take once it has ended.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is looked whether the process has ended.
 const INTERVAL: Duration = Duration::from_millis(5);
 /// The most that is kept of what a plugin prints.
@@ -64,11 +67,14 @@ pub(crate) struct Ended {
 pub(crate) fn run(mut command: Command, timeout: Duration) -> Result<Ended> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().context("no process can be started")?;
-    let output = child.stdout.take().map(|pipe| thread::spawn(move || read(pipe)));
-    let errors = child.stderr.take().map(|pipe| thread::spawn(move || read(pipe)));
+    let output = child.stdout.take().map(read);
+    let errors = child.stderr.take().map(read);
     let status = wait(&mut child, timeout)?;
-    let text = |reader: Option<thread::JoinHandle<String>>| reader.and_then(|reader| reader.join().ok());
-    Ok(Ended { status, output: text(output).unwrap_or_default(), errors: text(errors).unwrap_or_default() })
+    // A process that it left behind may hold the pipes open: what has not come soon after its end does not come.
+    let text = |reader: Option<mpsc::Receiver<String>>| {
+        reader.and_then(|reader| reader.recv_timeout(OUTPUT_TIMEOUT).ok()).unwrap_or_default()
+    };
+    Ok(Ended { status, output: text(output), errors: text(errors) })
 }
 
 fn wait(child: &mut Child, timeout: Duration) -> Result<ExitStatus> {
@@ -87,9 +93,14 @@ fn wait(child: &mut Child, timeout: Duration) -> Result<ExitStatus> {
     }
 }
 
-fn read(pipe: impl Read) -> String {
-    let mut bytes = Vec::new();
-    // What was read before an error is still worth showing.
-    let _ = pipe.take(OUTPUT_BYTES).read_to_end(&mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
+/// Reads a pipe to its end on a thread of its own.
+fn read(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error is still worth showing, and nobody may be there to be told.
+        let _ = pipe.take(OUTPUT_BYTES).read_to_end(&mut bytes);
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
 }
