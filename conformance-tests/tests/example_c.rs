@@ -83,7 +83,12 @@ fn answers(model: &Model, backend: &dyn Backend) -> (Vec<Vec<u32>>, Vec<f32>) {
     let mut logits = Vec::new();
     engine.score(&prompts[0], &mut |_, row| logits.extend_from_slice(row)).unwrap();
     let submitted = prompts.map(|prompt| {
-        let request = Request { prompt, sampling: SamplingOptions::default(), max_tokens: Some(24) };
+        let request = Request {
+            prompt,
+            sampling: SamplingOptions::default(),
+            max_tokens: Some(24),
+            ..Request::default()
+        };
         engine.submit(request).unwrap()
     });
     let mut tokens = vec![Vec::new(); submitted.len()];

@@ -60,7 +60,8 @@ fn answers(model: &Model, device: Arc<dyn Device>) -> (Vec<u32>, Vec<(u64, u32)>
     let sampled = SamplingOptions { temperature: 1.0, top_p: 0.9, seed: 3, ..SamplingOptions::default() };
     let mut ids = Vec::new();
     for sampling in [SamplingOptions::default(), sampled] {
-        let request = Request { prompt: prompt.clone(), sampling, max_tokens: Some(24) };
+        let request =
+            Request { prompt: prompt.clone(), sampling, max_tokens: Some(24), ..Request::default() };
         ids.push(engine.submit(request).expect("the request is taken"));
     }
     let mut tokens = Vec::new();

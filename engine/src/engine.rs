@@ -9,8 +9,10 @@ use crate::{
     handover::{Handover, IN_FLIGHT, Parcel},
     load::{EnginePlan, allocate_shared},
     memory::MemoryPlan,
+    request::{FinishReason, Request, RequestId, RequestIds, RequestLimits, TokenEvent},
     sampling::SamplingOptions,
     schedule::{Part, Sequence, Waiting, admit, next_step},
+    statistics::{Phase, Statistics},
 };
 use dsrun_core::{
     Error,
@@ -22,7 +24,7 @@ use std::{
     collections::{HashMap, VecDeque},
     ops::Range,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long a step may take before the device counts as hung.
@@ -31,52 +33,14 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(120);
 /// Rows of logits that are scored at a time.
 const SCORE_ROWS: usize = 16;
 
-/// What is asked of the engine: a prompt and how to continue it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Request {
-    /// The prompt's tokens; at least one.
-    pub prompt: Vec<u32>,
-    /// How tokens are chosen.
-    pub sampling: SamplingOptions,
-    /// The most tokens to generate; what fits into the context if absent.
-    pub max_tokens: Option<usize>,
-}
-
-/// A request's number. Numbers are not used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(u64);
-
-/// Why a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    /// The model ended its answer, or a stop string came.
-    Stop,
-    /// The limit on tokens, or the context, was reached.
-    Length,
-    /// It was cancelled.
-    Cancelled,
-}
-
-/// A token of a request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenEvent {
-    /// Whose it is.
-    pub request: RequestId,
-    /// The token.
-    pub token: u32,
-    /// The natural logarithm of its probability, after penalties and before temperature and filters.
-    pub log_probability: f32,
-    /// Set on a request's last token.
-    pub finish: Option<FinishReason>,
-}
-
 /// A request that runs.
 #[derive(Debug)]
 struct Running {
     id: RequestId,
     generated: usize,
     limit: usize,
+    stop_ids: Vec<u32>,
+    ignore_end: bool,
 }
 
 /// A step under way.
@@ -108,11 +72,12 @@ pub struct Engine {
     free_slots: Vec<usize>,
     waiting: VecDeque<Waiting<(RequestId, Request)>>,
     running: Vec<Running>,
+    statistics: Statistics,
+    ids: RequestIds,
     /// In step with `running`.
     sequences: Vec<Sequence>,
     stop_ids: Vec<u32>,
     vocabulary: usize,
-    next_id: u64,
 }
 
 impl Engine {
@@ -139,7 +104,8 @@ impl Engine {
             staging: Vec::new(),
             handover: Handover::new(&*device, plan.limits.rows)?,
             flights: VecDeque::new(),
-            next_id: 0,
+            statistics: Statistics { pages_total: plan.fixed.pages, ..Statistics::default() },
+            ids: RequestIds::default(),
             stream,
             resident,
             shared,
@@ -149,9 +115,8 @@ impl Engine {
             stop_ids,
             vocabulary,
         };
-        let stop_ids: Vec<i32> =
-            if engine.stop_ids.is_empty() { vec![-1] } else { as_i32(&engine.stop_ids).collect() };
-        engine.upload("stop_ids", 0, &stop_ids)?;
+        // What ends a request differs between requests, so the host decides, a step later than the device could.
+        engine.upload("stop_ids", 0, &[-1i32])?;
         Ok(engine)
     }
 
@@ -190,53 +155,66 @@ impl Engine {
         self.pages.total() - self.pages.free()
     }
 
+    /// What a request has to keep to.
+    pub fn limits(&self) -> RequestLimits {
+        RequestLimits {
+            context: self.plan.context,
+            vocabulary: self.vocabulary,
+            block_size: self.plan.options.block_size,
+            pages: self.pages.total(),
+        }
+    }
+
+    /// What was counted so far.
+    pub fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    pub(crate) fn ids(&self) -> &RequestIds {
+        &self.ids
+    }
+
     /// Takes a request. It runs as soon as a place in the request table and its pages are free.
     ///
     /// # Errors
-    /// If the prompt is empty, has tokens the model does not have, or can never fit; if a sampling option is out of range.
+    /// As [`RequestLimits::check`].
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
-        request.sampling.validate()?;
-        let prompt = request.prompt.len();
-        self.check_prompt(&request.prompt)?;
-        if request.max_tokens == Some(0) {
-            return Err(EngineError::option("max-tokens", 0, "must be at least 1"));
-        }
-        let block = self.plan.options.block_size;
-        // The last token generated is never fed back, so it needs no slot.
-        let tokens = (prompt + self.limit(&request) - 1).max(prompt);
-        let pages = tokens.div_ceil(block);
-        if pages > self.pages.total() {
-            let rule = format!("this request alone needs {} tokens of KV cache", pages * block);
-            return Err(EngineError::option("kv-tokens", self.pages.total() * block, rule));
-        }
-        let id = RequestId(self.next_id);
-        self.next_id += 1;
-        self.waiting.push_back(Waiting { pages, item: (id, request) });
+        let id = self.ids.next();
+        self.submit_as(id, request)?;
         Ok(id)
     }
 
-    fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
-        if prompt.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        if prompt.len() > self.plan.context {
-            return Err(EngineError::PromptTooLong { tokens: prompt.len(), context: self.plan.context });
-        }
-        match prompt.iter().find(|token| **token as usize >= self.vocabulary) {
-            Some(token) => Err(EngineError::NoSuchToken { token: *token, vocabulary: self.vocabulary }),
-            None => Ok(()),
-        }
+    /// Takes a request under a number from [`Self::ids`].
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub(crate) fn submit_as(&mut self, id: RequestId, request: Request) -> Result<()> {
+        let limits = self.limits();
+        limits.check(&request)?;
+        self.statistics.requests += 1;
+        self.waiting.push_back(Waiting { pages: limits.most_pages(&request), item: (id, request) });
+        self.count();
+        Ok(())
     }
 
-    /// The most tokens a request may generate: the token after a full context can still be sampled.
-    fn limit(&self, request: &Request) -> usize {
-        let room = self.plan.context - request.prompt.len() + 1;
-        request.max_tokens.unwrap_or(usize::MAX).min(room)
+    /// Notes what is held now.
+    fn count(&mut self) {
+        self.statistics.waiting = self.waiting.len();
+        self.statistics.running = self.running.len();
+        self.statistics.pages_in_use = self.pages_in_use();
     }
 
     /// Ends a request. Its pages are free at once: what is under way still writes to them, but before anything that is
     /// launched from here on.
     pub fn cancel(&mut self, id: RequestId) {
+        let before = self.waiting.len() + self.running.len();
+        self.end(id);
+        let ended = before - self.waiting.len() - self.running.len();
+        self.statistics.cancelled += ended as u64;
+        self.count();
+    }
+
+    fn end(&mut self, id: RequestId) {
         self.waiting.retain(|waiting| waiting.item.0 != id);
         if let Some(index) = self.running.iter().position(|running| running.id == id) {
             self.release(index);
@@ -263,15 +241,20 @@ impl Engine {
     /// # Errors
     /// If the device failed. The requests that run are lost then.
     pub fn step(&mut self) -> Result<Vec<TokenEvent>> {
+        let start = Instant::now();
         while let Some(((id, request), slot, pages)) =
             admit(&mut self.waiting, &mut self.free_slots, &mut self.pages)
         {
-            let limit = self.limit(&request);
+            let limit = self.limits().most_tokens(&request);
+            self.statistics.prompt_tokens += request.prompt.len() as u64;
             self.start(slot, &pages, &request.sampling)?;
-            self.running.push(Running { id, generated: 0, limit });
             let prompt = as_i32(&request.prompt).collect();
+            let Request { stop_ids, ignore_end, .. } = request;
+            self.running.push(Running { id, generated: 0, limit, stop_ids, ignore_end });
             self.sequences.push(Sequence { slot, prompt, processed: 0, left: limit, pages });
         }
+        self.took(Phase::Schedule, start);
+        let start = Instant::now();
         let in_flight = if self.plan.options.launch_ahead { IN_FLIGHT } else { 1 };
         while self.flights.len() < in_flight && self.launch()? {
             // A device that computes while it is told to, or is that fast, has nothing to wait for: launching ahead would
@@ -282,10 +265,15 @@ impl Engine {
                 break;
             }
         }
+        self.took(Phase::Launch, start);
         match self.flights.pop_front() {
             Some(flight) => self.land(&flight),
             None => Ok(Vec::new()),
         }
+    }
+
+    fn took(&mut self, phase: Phase, start: Instant) {
+        self.statistics.phases[phase as usize].record(start.elapsed());
     }
 
     /// Enqueues the next step, if there is anything to do.
@@ -297,6 +285,7 @@ impl Engine {
         let samples = parts.iter().filter(|part| part.samples);
         let requests: Vec<RequestId> = samples.map(|part| self.running[part.sequence].id).collect();
         let bucket = self.run(&parts)?;
+        self.statistics.steps += 1;
         let step = &self.steps[&bucket];
         if !requests.is_empty() {
             step.enqueue("sample", &mut *self.stream)?;
@@ -309,7 +298,10 @@ impl Engine {
 
     /// Waits for the tokens of a step and tells whose they are.
     fn land(&mut self, flight: &Flight) -> Result<Vec<TokenEvent>> {
+        let start = Instant::now();
         let sampled = self.handover.receive(&flight.parcel, &mut *self.stream, STEP_TIMEOUT)?;
+        self.took(Phase::Wait, start);
+        let start = Instant::now();
         let mut events = Vec::new();
         for (request, (id, log_probability)) in flight.requests.iter().zip(sampled) {
             let Some(running) = self.running.iter_mut().find(|running| running.id == *request) else {
@@ -319,16 +311,21 @@ impl Engine {
             let token = u32::try_from(id).map_err(|_| {
                 Error::internal("no token is left to sample: the model's logits are not numbers")
             })?;
-            let finish = if self.stop_ids.contains(&token) {
+            let ends = !running.ignore_end && self.stop_ids.contains(&token);
+            let finish = if ends || running.stop_ids.contains(&token) {
                 Some(FinishReason::Stop)
             } else {
                 (running.generated >= running.limit).then_some(FinishReason::Length)
             };
-            events.push(TokenEvent { request: *request, token, log_probability, finish });
+            events.push(TokenEvent { request: *request, token, log_probability, top: Vec::new(), finish });
         }
         for event in events.iter().filter(|event| event.finish.is_some()) {
-            self.cancel(event.request);
+            self.end(event.request);
+            self.statistics.finished += 1;
         }
+        self.statistics.generated_tokens += events.len() as u64;
+        self.count();
+        self.took(Phase::Deliver, start);
         Ok(events)
     }
 
@@ -337,7 +334,7 @@ impl Engine {
     /// # Errors
     /// As [`Self::submit`] for the tokens; if requests are running; if the device failed.
     pub fn score(&mut self, tokens: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
-        self.check_prompt(tokens)?;
+        self.limits().check_prompt(tokens)?;
         if !self.is_idle() {
             return Err(Error::new(dsrun_core::Code::FailedPrecondition, "requests are running").into());
         }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`Pipeline`] | from text to text, in five lines |
 //! | [`Engine`] | requests in, tokens out, step by step |
+//! | [`service`] | an engine on a thread of its own, for many callers |
 //! | [`EnginePlan`] | what an engine will allocate, before it does |
 //! | [`Score`] | teacher-forced logits |
 //! | [`passes`] | rewriting programs for a device |
@@ -19,15 +20,20 @@ mod options;
 pub mod passes;
 mod pipeline;
 mod prepare;
+mod request;
 mod sampling;
 mod schedule;
 mod score;
+pub mod service;
+mod statistics;
 
-pub use engine::{CallFigures, Engine, FinishReason, Request, RequestId, TokenEvent};
+pub use engine::{CallFigures, Engine};
 pub use error::{EngineError, Result};
 pub use load::{EnginePlan, StepTraffic};
 pub use memory::{Bytes, MemoryPlan};
 pub use options::{EngineOptions, Precision};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
+pub use request::{Constraint, ConstraintError, FinishReason, Request, RequestId, RequestLimits, TokenEvent};
 pub use sampling::SamplingOptions;
 pub use score::{Score, ScoredPosition};
+pub use statistics::{Histogram, Phase, Statistics};

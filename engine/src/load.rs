@@ -74,12 +74,7 @@ impl EnginePlan {
             cache: activation,
             block_size: options.block_size as u32,
         })?;
-        let fixed = FixedSizes {
-            requests: options.max_requests,
-            blocks,
-            pages,
-            stop_ids: if options.ignore_end { 1 } else { model.eos().len().max(1) },
-        };
+        let fixed = FixedSizes { requests: options.max_requests, blocks, pages, stop_ids: 1 };
         let limits = Bucket {
             tokens: options.step_tokens,
             sequences: options.max_requests,

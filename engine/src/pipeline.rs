@@ -213,8 +213,12 @@ impl Pipeline {
     ) -> Result<()> {
         for prompt in prompts {
             let stream = AnswerStream::new(self.model.tokenizer(), prompt.len(), &options.stop);
-            let request =
-                Request { prompt, sampling: options.sampling.clone(), max_tokens: options.max_tokens };
+            let request = Request {
+                prompt,
+                sampling: options.sampling.clone(),
+                max_tokens: options.max_tokens,
+                ..Request::default()
+            };
             indices.insert(self.engine.submit(request)?, streams.len());
             streams.push(stream);
         }

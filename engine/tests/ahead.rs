@@ -60,8 +60,12 @@ fn tokens_are_those_of_steps_one_by_one(
 fn a_device_that_is_done_at_once_is_not_launched_ahead() {
     // The reference computes as it is told to: the first step gives the first token, not the second the first.
     let mut engine = support::engine(&model(), &EngineOptions { ignore_end: true, ..exact(64, 1) });
-    let request =
-        Request { prompt: vec![1, 2, 3], sampling: SamplingOptions::default(), max_tokens: Some(3) };
+    let request = Request {
+        prompt: vec![1, 2, 3],
+        sampling: SamplingOptions::default(),
+        max_tokens: Some(3),
+        ..Request::default()
+    };
     engine.submit(request).unwrap();
     assert_eq!(engine.step().unwrap().len(), 1);
 }
@@ -75,6 +79,7 @@ fn what_is_cancelled_late_gives_no_more_tokens_and_its_pages_are_free() {
         prompt: prompt.to_vec(),
         sampling: SamplingOptions::default(),
         max_tokens: Some(20),
+        ..Request::default()
     };
     let (first, second) = ([3u32, 1, 4, 1, 5], [9u32, 2, 6]);
     let alone: Vec<u32> = {

@@ -91,7 +91,14 @@ fn requests_that_cannot_run_are_refused_with_the_reason() {
     let options = EngineOptions { context: Some(16), kv_tokens: Some(12), ..exact(8, 1) };
     let mut engine = engine(&model, &options);
     let mut submit = |prompt: Vec<u32>, max_tokens| {
-        engine.submit(Request { prompt, sampling: SamplingOptions::default(), max_tokens }).map(drop)
+        engine
+            .submit(Request {
+                prompt,
+                sampling: SamplingOptions::default(),
+                max_tokens,
+                ..Request::default()
+            })
+            .map(drop)
     };
     assert!(matches!(submit(vec![], None), Err(EngineError::EmptyPrompt)));
     assert!(matches!(submit(vec![96], None), Err(EngineError::NoSuchToken { token: 96, vocabulary: 96 })));
@@ -120,7 +127,12 @@ fn answers_end_at_the_context() {
     let model = model();
     let options = EngineOptions { context: Some(16), ..endless(8, 1) };
     let mut engine = engine(&model, &options);
-    let request = Request { prompt: vec![1; 10], sampling: SamplingOptions::default(), max_tokens: None };
+    let request = Request {
+        prompt: vec![1; 10],
+        sampling: SamplingOptions::default(),
+        max_tokens: None,
+        ..Request::default()
+    };
     engine.submit(request).unwrap();
     let mut events = Vec::new();
     while !engine.is_idle() {
@@ -140,6 +152,7 @@ fn cancelling_frees_pages_at_once() {
         prompt: (0..tokens).collect(),
         sampling: SamplingOptions::default(),
         max_tokens: Some(20),
+        ..Request::default()
     };
     let (a, b, c) = (
         engine.submit(request(30)).unwrap(),

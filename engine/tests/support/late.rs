@@ -3,7 +3,7 @@
 
 use super::device;
 use dsrun_core::{
-    Error, Result, WeightReader,
+    Code, Error, Result, WeightReader,
     checked::CheckedPlan,
     device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
     kernels::{
@@ -13,7 +13,7 @@ use dsrun_core::{
 use std::{
     any::Any,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -29,6 +29,16 @@ pub(crate) struct LateDevice {
 struct Counts {
     open: AtomicUsize,
     ahead: AtomicUsize,
+    fault: Mutex<Option<Fault>>,
+}
+
+/// What happens the next time that somebody waits for the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// It fails, and says so.
+    Lost,
+    /// The backend panics.
+    Panic,
 }
 
 impl LateDevice {
@@ -39,6 +49,11 @@ impl LateDevice {
     /// How often an event was recorded while another had not been waited for.
     pub(crate) fn ahead(&self) -> usize {
         self.counts.ahead.load(Ordering::Relaxed)
+    }
+
+    /// Holds up whoever waits for the device, until this is dropped. A fault put into it happens then.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, Option<Fault>> {
+        self.counts.fault.lock().expect("nothing panics with it")
     }
 }
 
@@ -69,7 +84,12 @@ impl Event for LateEvent {
         if self.pending.swap(false, Ordering::Relaxed) {
             self.counts.open.fetch_sub(1, Ordering::Relaxed);
         }
-        self.inner.synchronize(what, timeout)
+        let fault = *self.counts.fault.lock().expect("nothing panics with it");
+        match fault {
+            Some(Fault::Lost) => Err(Error::new(Code::DeviceLost, "a test took the device away")),
+            Some(Fault::Panic) => panic!("a test made this panic"),
+            None => self.inner.synchronize(what, timeout),
+        }
     }
 
     fn elapsed_since(&self, _: &dyn Event) -> Result<Option<Duration>> {

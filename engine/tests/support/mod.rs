@@ -55,8 +55,12 @@ pub(crate) fn sampled(
     let ids: Vec<_> = prompts
         .iter()
         .map(|prompt| {
-            let request =
-                Request { prompt: prompt.clone(), sampling: sampling.clone(), max_tokens: Some(count) };
+            let request = Request {
+                prompt: prompt.clone(),
+                sampling: sampling.clone(),
+                max_tokens: Some(count),
+                ..Request::default()
+            };
             engine.submit(request).expect("the request is taken")
         })
         .collect();

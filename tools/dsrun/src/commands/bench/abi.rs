@@ -153,7 +153,12 @@ fn run_once(
     for (_, engine) in ways.iter_mut() {
         let prompt = (0..command.prompt).map(|index| token(index, vocabulary)).collect();
         let max_tokens = Some(command.steps + 1);
-        engine.submit(Request { prompt, sampling: SamplingOptions::default(), max_tokens })?;
+        engine.submit(Request {
+            prompt,
+            sampling: SamplingOptions::default(),
+            max_tokens,
+            ..Request::default()
+        })?;
         // The prompt, and a first step.
         while engine.step()?.is_empty() {}
     }

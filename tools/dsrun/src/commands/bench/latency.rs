@@ -91,7 +91,12 @@ fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result
     for request in 0..command.batch {
         let prompt = prompt(request, command.prompt, vocabulary);
         let sampling = SamplingOptions::default();
-        engine.submit(Request { prompt, sampling, max_tokens: Some(command.generate) })?;
+        engine.submit(Request {
+            prompt,
+            sampling,
+            max_tokens: Some(command.generate),
+            ..Request::default()
+        })?;
     }
     let mut first = None;
     let mut waiting = command.batch;

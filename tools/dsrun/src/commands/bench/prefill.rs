@@ -83,7 +83,12 @@ fn run_once(engine: &mut Engine, batch: usize, tokens: usize, vocabulary: usize)
     let start = Instant::now();
     for request in 0..batch {
         let prompt = prompt(request, tokens, vocabulary);
-        engine.submit(Request { prompt, sampling: SamplingOptions::default(), max_tokens: Some(1) })?;
+        engine.submit(Request {
+            prompt,
+            sampling: SamplingOptions::default(),
+            max_tokens: Some(1),
+            ..Request::default()
+        })?;
     }
     while !engine.is_idle() {
         engine.step()?;

@@ -1,0 +1,268 @@
+//! An engine on a thread of its own, for many callers at once.
+//!
+//! [`Service`] owns the thread, [`Handle`] is what callers clone. A request becomes a [`TokenStream`], which any async
+//! runtime can poll and a plain thread can block on. Dropping the stream cancels the request. When the engine fails, or its
+//! thread panics, every stream ends with an error: nobody waits for what does not come.
+
+mod engine_thread;
+mod error;
+mod stream;
+
+use crate::{
+    Engine, Request,
+    request::{RequestId, RequestIds, RequestLimits},
+    statistics::Statistics,
+};
+use engine_thread::EngineThread;
+pub use error::ServiceError;
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+pub use stream::TokenStream;
+use tokio::sync::{mpsc::unbounded_channel, watch};
+
+/// How long dropping a service waits for its thread.
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How a service is set up.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct ServiceOptions {
+    /// Requests that may wait to be started; more are refused as [`ServiceError::Busy`].
+    pub queue: usize,
+}
+
+impl Default for ServiceOptions {
+    fn default() -> Self {
+        Self { queue: 1024 }
+    }
+}
+
+/// Where a service stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServicePhase {
+    /// It takes requests.
+    Running,
+    /// It takes no more requests, and finishes those it has.
+    Draining,
+    /// It has finished all requests, and takes no more.
+    Drained,
+    /// Its thread has ended: it was stopped, or the engine failed.
+    Stopped,
+}
+
+/// What the engine's thread is told.
+enum Command {
+    Submit(RequestId, Box<Request>, stream::Sender),
+    Cancel(RequestId),
+    Drain,
+    Stop,
+}
+
+/// What the thread and the handles share.
+#[derive(Debug)]
+struct Shared {
+    /// Requests submitted and not yet started.
+    waiting: AtomicUsize,
+    statistics: Mutex<Statistics>,
+    phase: watch::Sender<ServicePhase>,
+    /// Why streams end early, once they do.
+    ended: Mutex<Option<ServiceError>>,
+}
+
+impl Shared {
+    /// Why a stream has ended before its request.
+    fn ended(&self) -> ServiceError {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.clone().unwrap_or(ServiceError::Stopped)
+    }
+
+    /// Notes why the thread ends. The first reason counts.
+    fn end(&self, reason: ServiceError) {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
+    }
+
+    fn advance(&self, to: ServicePhase) {
+        self.phase.send_if_modified(|phase| {
+            let later = (*phase as u8) < to as u8;
+            if later {
+                *phase = to;
+            }
+            later
+        });
+    }
+}
+
+/// Owns the thread that runs an engine.
+#[derive(Debug)]
+pub struct Service {
+    handle: Handle,
+    /// Told when the thread has dropped everything; empty once that was waited for.
+    done: Option<mpsc::Receiver<()>>,
+}
+
+impl Service {
+    /// Starts a thread named `engine` for an engine.
+    ///
+    /// # Errors
+    /// If the system has no more threads.
+    pub fn start(engine: Engine, options: &ServiceOptions) -> Result<Self, ServiceError> {
+        let (commands, inbox) = mpsc::channel();
+        let (done_sender, done) = mpsc::channel();
+        let shared = Arc::new(Shared {
+            waiting: AtomicUsize::new(0),
+            statistics: Mutex::new(engine.statistics().clone()),
+            phase: watch::Sender::new(ServicePhase::Running),
+            ended: Mutex::new(None),
+        });
+        let handle = Handle {
+            commands,
+            ids: engine.ids().clone(),
+            limits: engine.limits(),
+            stop_ids: engine.stop_ids().into(),
+            queue: options.queue,
+            shared: shared.clone(),
+        };
+        let run = move || {
+            // Dropped last, whatever happens: who waits for the thread learns that it is gone.
+            let _done = done_sender;
+            EngineThread::new(engine, inbox, shared).run();
+        };
+        thread::Builder::new()
+            .name("engine".into())
+            .spawn(run)
+            .map_err(|error| ServiceError::Failed { message: format!("no thread for it: {error}").into() })?;
+        Ok(Self { handle, done: Some(done) })
+    }
+
+    /// What callers use.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Breaks off what runs and ends the thread: streams end with [`ServiceError::Stopped`]. To let requests finish, call
+    /// [`Handle::drain`] and wait for [`Handle::drained`] first.
+    ///
+    /// # Errors
+    /// If the thread does not end in time: the device may hang. The thread and its memory stay behind then.
+    pub fn stop(mut self, timeout: Duration) -> Result<(), ServiceError> {
+        self.end(timeout)
+    }
+
+    fn end(&mut self, timeout: Duration) -> Result<(), ServiceError> {
+        let Some(done) = self.done.take() else { return Ok(()) };
+        self.handle.tell(Command::Stop);
+        match done.recv_timeout(timeout) {
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(ServiceError::Hangs { timeout }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Err(error) = self.end(DROP_TIMEOUT) {
+            tracing::error!(%error, "the engine's thread stays behind");
+        }
+    }
+}
+
+/// A caller's end of a [`Service`]. Clones are the same service.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    commands: mpsc::Sender<Command>,
+    ids: RequestIds,
+    limits: RequestLimits,
+    stop_ids: Arc<[u32]>,
+    queue: usize,
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// Takes a request. Its tokens come through the stream; dropping the stream cancels it. Never blocks.
+    ///
+    /// # Errors
+    /// [`ServiceError::Request`] if the request cannot run at all, [`ServiceError::Busy`] if too many wait,
+    /// [`ServiceError::Draining`], or why the service has ended.
+    pub fn submit(&self, request: Request) -> Result<TokenStream, ServiceError> {
+        match self.phase() {
+            ServicePhase::Running => {}
+            ServicePhase::Draining | ServicePhase::Drained => return Err(ServiceError::Draining),
+            ServicePhase::Stopped => return Err(self.shared.ended()),
+        }
+        self.limits.check(&request)?;
+        let room = |waiting: usize| (waiting < self.queue).then_some(waiting + 1);
+        self.shared
+            .waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, room)
+            .map_err(|waiting| ServiceError::Busy { waiting, limit: self.queue })?;
+        let id = self.ids.next();
+        let (sender, receiver) = unbounded_channel();
+        let stream = TokenStream::new(id, receiver, self.clone());
+        match self.commands.send(Command::Submit(id, Box::new(request), sender)) {
+            Ok(()) => Ok(stream),
+            Err(_) => Err(self.shared.ended()),
+        }
+    }
+
+    /// What a request has to keep to.
+    pub fn limits(&self) -> RequestLimits {
+        self.limits
+    }
+
+    /// The model's own tokens that end an answer.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// What the engine counted up to its last step.
+    pub fn statistics(&self) -> Statistics {
+        let mut statistics = self.shared.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        statistics.waiting = self.shared.waiting.load(Ordering::Relaxed);
+        statistics
+    }
+
+    /// Where the service stands.
+    pub fn phase(&self) -> ServicePhase {
+        *self.shared.phase.borrow()
+    }
+
+    /// Why the service takes no more requests, if the engine failed.
+    pub fn failure(&self) -> Option<ServiceError> {
+        let ended = self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.clone().filter(|error| matches!(error, ServiceError::Failed { .. }))
+    }
+
+    /// Takes no more requests from here on. Those that wait or run are finished.
+    pub fn drain(&self) {
+        self.shared.advance(ServicePhase::Draining);
+        self.tell(Command::Drain);
+    }
+
+    /// Waits until all requests are finished after [`Self::drain`], or the service has ended.
+    pub async fn drained(&self) {
+        self.reached(ServicePhase::Drained).await;
+    }
+
+    /// Waits until the service has ended: it was stopped, or the engine failed.
+    pub async fn stopped(&self) {
+        self.reached(ServicePhase::Stopped).await;
+    }
+
+    async fn reached(&self, wanted: ServicePhase) {
+        let mut phase = self.shared.phase.subscribe();
+        // The sender is in `self`, so it is there as long as this waits.
+        let _ = phase.wait_for(|phase| *phase as u8 >= wanted as u8).await;
+    }
+
+    /// Tells the thread something. If it is gone, there is nothing left to tell.
+    fn tell(&self, command: Command) {
+        let _ = self.commands.send(command);
+    }
+}

@@ -1,0 +1,212 @@
+//! The engine on a thread of its own: what callers see of it, and what they see when it ends.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on has failed, and says why it skips"
+)]
+
+mod support;
+
+use dsrun_engine::{
+    EngineError, EngineOptions, EnginePlan, FinishReason, Request, TokenEvent,
+    service::{Handle, Service, ServiceError, ServiceOptions, ServicePhase, TokenStream},
+};
+use dsrun_models::model::Model;
+use rstest::rstest;
+use std::{sync::Arc, thread, time::Duration};
+use support::{
+    engine, exact, fixtures, greedy,
+    late::{Fault, LateDevice},
+};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn model() -> Model {
+    Model::open(fixtures().join("llama3")).unwrap()
+}
+
+fn options(requests: usize) -> EngineOptions {
+    EngineOptions { ignore_end: true, ..exact(16, requests) }
+}
+
+fn service(requests: usize, queue: usize) -> Service {
+    Service::start(engine(&model(), &options(requests)), &ServiceOptions { queue }).unwrap()
+}
+
+fn late_service(requests: usize, queue: usize) -> (Service, Arc<LateDevice>) {
+    let (model, device) = (model(), LateDevice::open());
+    let plan = EnginePlan::new(&model, &*device, &options(requests)).unwrap();
+    let engine = plan.load(&model, device.clone(), &mut |_, _| {}).unwrap();
+    (Service::start(engine, &ServiceOptions { queue }).unwrap(), device)
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    (0..6u32)
+        .map(|prompt| (0..3 + prompt * 7).map(|index| (prompt * 31 + index * 17 + 5) % 96).collect())
+        .collect()
+}
+
+fn request(prompt: &[u32], tokens: usize) -> Request {
+    Request { max_tokens: Some(tokens), ..Request::new(prompt) }
+}
+
+/// All that comes.
+fn collect(mut stream: TokenStream) -> Vec<Result<TokenEvent, ServiceError>> {
+    std::iter::from_fn(|| stream.blocking_next()).collect()
+}
+
+fn tokens(stream: TokenStream) -> Vec<u32> {
+    let events: Vec<TokenEvent> = collect(stream).into_iter().map(Result::unwrap).collect();
+    assert_eq!(events.last().unwrap().finish, Some(FinishReason::Length));
+    assert!(events[..events.len() - 1].iter().all(|event| event.finish.is_none()));
+    events.into_iter().map(|event| event.token).collect()
+}
+
+/// Waits, by the service's own signal, until its thread has taken everything sent to it so far: a short request comes back.
+fn settle(handle: &Handle) {
+    drop(tokens(handle.submit(request(&[1], 1)).unwrap()));
+}
+
+#[test]
+fn callers_on_many_threads_get_the_tokens_of_the_engine() {
+    let alone = greedy(&mut engine(&model(), &options(1)), &prompts(), 10);
+    let service = service(3, 100);
+    thread::scope(|scope| {
+        for (prompt, alone) in prompts().into_iter().zip(&alone) {
+            let handle = service.handle();
+            scope.spawn(move || {
+                assert_eq!(&tokens(handle.submit(request(&prompt, 10)).unwrap()), alone);
+            });
+        }
+    });
+    let statistics = service.handle().statistics();
+    assert_eq!((statistics.requests, statistics.generated_tokens), (6, 60));
+    service.stop(TIMEOUT).unwrap();
+}
+
+#[test]
+fn streams_are_polled_by_an_async_runtime() {
+    let alone = greedy(&mut engine(&model(), &options(1)), &prompts(), 10);
+    let service = service(3, 100);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let tasks: Vec<_> = prompts()
+            .into_iter()
+            .map(|prompt| {
+                let mut stream = service.handle().submit(request(&prompt, 10)).unwrap();
+                tokio::task::spawn(async move {
+                    let mut tokens = Vec::new();
+                    while let Some(event) = stream.next().await {
+                        tokens.push(event.unwrap().token);
+                    }
+                    tokens
+                })
+            })
+            .collect::<Vec<_>>();
+        for (task, alone) in tasks.into_iter().zip(alone) {
+            assert_eq!(task.await.unwrap(), alone);
+        }
+        service.handle().drain();
+        service.handle().drained().await;
+    });
+    assert_eq!(service.handle().phase(), ServicePhase::Drained);
+}
+
+#[test]
+fn a_stream_that_is_dropped_cancels_its_request() {
+    let (service, device) = late_service(1, 100);
+    let handle = service.handle();
+    let mut first = handle.submit(request(&prompts()[0], 1000)).unwrap();
+    let second = handle.submit(request(&prompts()[1], 1000)).unwrap();
+    first.blocking_next().unwrap().unwrap();
+    // One runs and one waits when they are dropped.
+    let held = device.hold();
+    drop((second, first));
+    drop(held);
+    settle(&handle);
+    let statistics = handle.statistics();
+    assert_eq!((statistics.cancelled, statistics.finished), (2, 1));
+    assert_eq!((statistics.waiting, statistics.running, statistics.pages_in_use), (0, 0, 0));
+}
+
+#[test]
+fn a_full_queue_is_busy_and_says_how_many_wait() {
+    let (service, device) = late_service(1, 2);
+    let handle = service.handle();
+    let mut running = handle.submit(request(&[1], 1000)).unwrap();
+    running.blocking_next().unwrap().unwrap();
+    // Figures are published between steps: with the second token, the first request has left the queue for good.
+    running.blocking_next().unwrap().unwrap();
+    let held = device.hold();
+    let waiting: Vec<TokenStream> = (0..2).map(|_| handle.submit(request(&[1], 1)).unwrap()).collect();
+    let error = handle.submit(request(&[1], 1)).unwrap_err();
+    assert!(matches!(error, ServiceError::Busy { waiting: 2, limit: 2 }), "{error}");
+    drop(held);
+    drop(running);
+    assert!(waiting.into_iter().all(|stream| tokens(stream).len() == 1));
+    settle(&handle);
+}
+
+#[test]
+fn a_request_that_can_never_run_is_refused_at_once() {
+    let service = service(1, 2);
+    let handle = service.handle();
+    let refused = |request: Request| match handle.submit(request).unwrap_err() {
+        ServiceError::Request(error) => error,
+        error => panic!("{error}"),
+    };
+    assert!(matches!(*refused(Request::default()), EngineError::EmptyPrompt));
+    assert!(matches!(*refused(request(&[96], 1)), EngineError::NoSuchToken { token: 96, .. }));
+    settle(&handle);
+}
+
+#[test]
+fn draining_finishes_what_is_there_and_refuses_more() {
+    let service = service(1, 100);
+    let handle = service.handle();
+    let streams: Vec<TokenStream> =
+        prompts().iter().map(|prompt| handle.submit(request(prompt, 8)).unwrap()).collect();
+    handle.drain();
+    assert!(matches!(handle.submit(request(&[1], 1)), Err(ServiceError::Draining)));
+    assert!(streams.into_iter().all(|stream| tokens(stream).len() == 8));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(handle.drained());
+    assert_eq!(handle.phase(), ServicePhase::Drained);
+    service.stop(TIMEOUT).unwrap();
+    assert_eq!(handle.phase(), ServicePhase::Stopped);
+}
+
+#[test]
+fn stopping_ends_every_stream() {
+    let service = service(1, 100);
+    let handle = service.handle();
+    // One runs at a time, for a hundred steps and more: the last cannot have ended by itself.
+    let streams: Vec<TokenStream> = (0..100).map(|_| handle.submit(request(&[1], 1000)).unwrap()).collect();
+    service.stop(TIMEOUT).unwrap();
+    let last = streams.into_iter().filter_map(|stream| collect(stream).pop()).next_back().unwrap();
+    assert!(matches!(last, Err(ServiceError::Stopped)));
+    assert!(matches!(handle.submit(request(&[1], 1)), Err(ServiceError::Stopped)));
+    assert!(handle.failure().is_none());
+}
+
+#[rstest]
+#[case(Fault::Lost, "a test took the device away")]
+#[case(Fault::Panic, "a test made this panic")]
+fn a_failure_of_the_engine_reaches_every_stream(#[case] fault: Fault, #[case] message: &str) {
+    let (service, device) = late_service(2, 100);
+    let handle = service.handle();
+    let mut held = device.hold();
+    let streams: Vec<TokenStream> = (0..3).map(|_| handle.submit(request(&[1], 1000)).unwrap()).collect();
+    *held = Some(fault);
+    drop(held);
+    for stream in streams {
+        let error = collect(stream).pop().unwrap().unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(handle.stopped());
+    assert!(handle.failure().unwrap().to_string().contains(message));
+    assert!(handle.submit(request(&[1], 1)).unwrap_err().to_string().contains(message));
+    service.stop(TIMEOUT).unwrap();
+}
