@@ -61,10 +61,62 @@
 #define DSR_DTYPE_I8 6
 #define DSR_DTYPE_U8 7
 
-// Storage formats of weights: an element type's number, or blocks of 32 elements along the last dimension as in GGUF
-// files. A block begins with an f16 scale d. Q4_0: then 16 bytes, an element is d * (q - 8). Q4_1: then an f16 minimum
-// m and 16 bytes, d * q + m. Q8_0: then 32 signed bytes, d * q. Of the 16 bytes, number i holds the q of element i in
-// its low half and of element i + 16 in its high half. All numbers are little-endian.
+// Storage formats of weights: an element type's number, a block format's of GGUF files, or DSR_FORMAT_GROUP plus one of
+// each of DSR_GROUP_*.
+//
+// A block format of GGUF files: consecutive elements of a row share scales. The numbers are fixed: they cross the C ABI.
+//
+// d, e and m are little-endian f16 numbers, q the integer of an element, and the parts of a block stand in the
+// order given:
+//
+//   format: elements; bytes; a block; element
+//   q4_0: 32; 18; d, 16 bytes of nibbles; d * (q - 8)
+//   q4_1: 32; 20; d, m, 16 bytes of nibbles; d * q + m
+//   q8_0: 32; 34; d, 32 signed bytes; d * q
+//   q5_0: 32; 22; d, 4 bytes of fifth bits, 16 bytes of nibbles; d * (q - 16)
+//   q5_1: 32; 24; d, m, 4 bytes of fifth bits, 16 bytes of nibbles; d * q + m
+//   q2_k: 256; 84; 16 bytes of scales and minima, 64 bytes of pairs, d, e; d * s * q - e * t
+//   q3_k: 256; 110; 32 bytes of third bits, 64 bytes of pairs, 12 bytes of scales, d; d * (s - 32) * (q - 4)
+//   q4_k: 256; 144; d, e, 12 bytes of scales and minima, 128 bytes of nibbles; d * s * q - e * t
+//   q5_k: 256; 176; d, e, 12 bytes of scales and minima, 32 bytes of fifth bits, 128 of nibbles; d * s * q - e * t
+//   q6_k: 256; 210; 128 bytes of nibbles, 64 bytes of upper pairs, 16 signed scales, d; d * s * (q - 32)
+//
+// In blocks of 32, nibble i of the low halves belongs to element i, of the high halves to element i + 16; bit i of
+// the fifth bits, read as one little-endian number, to element i.
+//
+// In blocks of 256, let element 128 h + 32 j + l (h below 2, j below 4, l below 32), and g = 4 h + j.
+// - q2_k, q3_k: the lower two bits of q are bits 2 j of byte 32 h + l of the pairs; the third bit of q3_k is bit
+// g of byte l. The scale is number 2 g + l / 16. In q2_k a byte holds s in its low half, t in its high half. In
+// q3_k the low four bits of scale i are a half of byte i % 8 (the low half if i < 8), the upper two are bits
+// 2 (i / 4) of byte 8 + i % 4.
+// - q4_k, q5_k: the lower four bits of q are a half of byte 32 (g / 2) + l (the low half if g is even); the fifth
+// bit of q5_k is bit g of byte l. s and t are number g: the low six bits of bytes g and g + 4 if g < 4;
+// else the low half of byte g + 4 below the upper two bits of byte g - 4, and the high half of byte g + 4 below
+// those of byte g.
+// - q6_k: the lower four bits of q are a half of byte 64 h + 32 (j % 2) + l (the low half if j < 2), the upper two
+// bits 2 j of byte 32 h + l of the upper pairs. The scale is number 2 g + l / 16.
+//
+// Integers of 4 or 8 bits with a scale for each group of consecutive columns of a row.
+//
+// With s the group's scale, z its zero point and m its minimum, the stored integer q stands for:
+//
+//   offset: q, 8 bits; q, 4 bits; element
+//   symmetric: a signed byte; a nibble n stands for n - 8; s * q
+//   zero point: an unsigned byte; a nibble; s * (q - z)
+//   minimum: an unsigned byte; a nibble; s * q + m
+//
+// A row stands by itself, so rows can be sliced, concatenated and permuted as they are. Its parts, all little-endian:
+//
+// 1. the scales of its groups, in order;
+// 2. with zero points, one unsigned byte for each group; with minima, one number of the scales' type for each group;
+// 3. zeros up to a multiple of 16 bytes;
+// 4. the integers: a byte for each column, or a byte for two, column 2 i in the low half of byte i, 2 i + 1 in the high;
+// 5. zeros up to a multiple of 16 bytes.
+//
+// The columns are a whole number of groups, and even where integers have 4 bits.
+//
+// A name is int8 or int4, g32, g64 or g128 unless the group is the row, z for zero points or m for minima, and
+// _f16 or _bf16 unless scales are f32: int8, int4g128_f16, int4g32z_bf16.
 #define DSR_FORMAT_F32 1
 #define DSR_FORMAT_F16 2
 #define DSR_FORMAT_BF16 3
@@ -75,6 +127,26 @@
 #define DSR_FORMAT_Q4_0 257
 #define DSR_FORMAT_Q4_1 258
 #define DSR_FORMAT_Q8_0 259
+#define DSR_FORMAT_Q5_0 260
+#define DSR_FORMAT_Q5_1 261
+#define DSR_FORMAT_Q2_K 262
+#define DSR_FORMAT_Q3_K 263
+#define DSR_FORMAT_Q4_K 264
+#define DSR_FORMAT_Q5_K 265
+#define DSR_FORMAT_Q6_K 266
+#define DSR_FORMAT_GROUP 512
+#define DSR_GROUP_BITS_4 0 // integers of 4 bits
+#define DSR_GROUP_BITS_8 64 // integers of 8 bits
+#define DSR_GROUP_ROW 0 // a scale for each row
+#define DSR_GROUP_OF_32 16 // a scale for 32 columns
+#define DSR_GROUP_OF_64 32 // a scale for 64 columns
+#define DSR_GROUP_OF_128 48 // a scale for 128 columns
+#define DSR_GROUP_SYMMETRIC 0 // counted from 0
+#define DSR_GROUP_ZERO_POINT 4 // counted from an integer
+#define DSR_GROUP_MINIMUM 8 // counted from a number
+#define DSR_GROUP_SCALE_F32 1 // scales and minima are f32
+#define DSR_GROUP_SCALE_F16 2 // scales and minima are f16
+#define DSR_GROUP_SCALE_BF16 3 // scales and minima are bf16
 
 // Sets of ops that a device has all of.
 #define DSR_PROFILE_LLM_CORE_1 1
@@ -108,6 +180,8 @@
 #define DSR_OP_SAMPLE 23 // temperature, top-k, top-p, min-p, then Gumbel-max keyed by seed, position and token
 #define DSR_OP_COMMIT_TOKENS 24 // records sampled tokens in the request table
 #define DSR_OP_COLUMNS 25 // y = x[:, start .. start + count]
+#define DSR_OP_QUANT_PER_TOKEN 26 // scales[m] = max_k |x[m, k]| / 127, y[m, k] = round(x[m, k] / scales[m])
+#define DSR_OP_LINEAR_W8A8 27 // y[m, n] = scales[m] * s[n] * sum_k x[m, k] * q[n, k] (+ bias[n]), the sum exact
 #define DSR_OP_ALL_REDUCE 64 // reduces x over the ranks of a mesh axis; every rank gets the result
 #define DSR_OP_ALL_GATHER 65 // puts every rank's x together, along features or rows
 #define DSR_OP_REDUCE_SCATTER 66 // reduces x over the ranks; each keeps its share of features or rows
@@ -1405,6 +1479,37 @@ typedef struct dsr_columns_attributes {
     // How many; start + count <= F.
     uint32_t count;
 } dsr_columns_attributes;
+
+// quant_per_token(x: float) -> y, scales
+//
+// Quantises every row by itself: scales[m] = max_k |x[m, k]| / 127, y[m, k] = round(x[m, k] / scales[m]).
+//
+//   x: float [M, K]
+//   -> y: i8 [M, K]; within ±127
+//   -> scales: f32 [M]
+//
+// Both divisions are those of f32, rounded to nearest; round is to the nearest integer, ties to even, and what is beyond
+// ±127 after it becomes ±127. Where the scale is 0 the row is all zeros. In a row with a value that is not finite, results
+// are not defined; other rows are as they would be without it. In a region the values before they are rounded may be
+// quantised.
+
+// linear_w8a8(x: i8, scales: f32, weight: weight, bias?: float) -> y
+//
+// Linear layer over quantised activations and weights: y[m, n] = scales[m] * s[n] * sum_k x[m, k] * q[n, k] (+ bias[n]),
+// with s the scales and q the integers of weight.
+//
+//   x: i8 [M, K]; at most 131071 columns, so that no sum overflows
+//   scales: f32 [M]
+//   weight: weight [N, K]; signed bytes with one scale for each row: int8, int8_f16 or int8_bf16
+//   bias: float [N], optional
+//   -> y: dtype [M, N]
+//
+// The sum of products is exact, in i32. The rest is computed in f32 or better, in any order, and rounded once. K = 0 gives
+// the bias, or zeros.
+typedef struct dsr_linear_w8a8_attributes {
+    // Element type of the result; a float.
+    uint32_t dtype;
+} dsr_linear_w8a8_attributes;
 
 // all_reduce(x: any) -> y = x
 //

@@ -26,6 +26,7 @@ pub mod device;
 pub mod discovery;
 mod dtype;
 mod error;
+mod format;
 pub mod graph;
 pub mod kernels;
 pub mod op;
@@ -36,7 +37,10 @@ pub mod registry;
 mod tensor;
 mod weight;
 
-pub use dtype::{BlockFormat, DType, WeightFormat};
+pub use dtype::DType;
 pub use error::{Code, Error, Result};
+pub use format::{
+    Affine, BlockFormat, GroupBits, GroupFormat, GroupOffset, GroupRow, GroupSize, ScaleType, WeightFormat,
+};
 pub use tensor::{Size, TensorDesc, TensorType};
 pub use weight::{BytesReader, WeightExpr, WeightReader, WeightType};

@@ -26,6 +26,7 @@ mod embed;
 mod index_map;
 mod linear;
 mod norm;
+mod quant;
 mod rope;
 mod sampling;
 mod signature;
@@ -45,6 +46,7 @@ pub use embed::{Embed, GatherRows};
 pub use index_map::{Axis, DimensionKind, IndexMaps, IterationDimension};
 pub use linear::{Linear, Matmul};
 pub use norm::{LayerNorm, RmsNorm};
+pub use quant::{LinearW8A8, QuantPerToken};
 pub use rope::{Rope, RopePairing};
 pub use sampling::{Argmax, LogitProcess, SAMPLING_COLUMNS, Sample, SamplingColumn};
 pub use signature::{
@@ -231,6 +233,8 @@ primitives! {
     Sample = 23,
     CommitTokens = 24,
     Columns = 25,
+    QuantPerToken = 26,
+    LinearW8A8 = 27,
     AllReduce = 64,
     AllGather = 65,
     ReduceScatter = 66,

@@ -44,7 +44,7 @@ impl WeightType {
     /// Bytes of one row.
     ///
     /// # Errors
-    /// If a row is no whole number of blocks of the format, or overflows.
+    /// If a row is no whole number of blocks or groups of the format, or overflows.
     pub fn row_bytes(&self) -> Result<usize> {
         self.format.row_bytes(self.columns()).ok_or_else(|| {
             let message = format!("{} columns cannot be stored as {}", self.columns(), self.format);
@@ -268,18 +268,18 @@ fn matrix_rows(weight: &WeightType, what: &str) -> Result<usize> {
     }
 }
 
-/// The format of part of a row: blocks cannot be cut, so they are decoded.
+/// The format of part of a row: blocks and groups cannot be cut, so they are decoded.
 fn cut_format(format: WeightFormat) -> WeightFormat {
     match format {
         WeightFormat::Dense(dtype) => WeightFormat::Dense(dtype),
-        WeightFormat::Block(_) => WeightFormat::Dense(DType::F32),
+        WeightFormat::Block(_) | WeightFormat::Group(_) => WeightFormat::Dense(DType::F32),
     }
 }
 
 /// A weight's rows, read from front to back or in any order, without ever holding them all.
 ///
 /// This is what a backend's `prepack` is given. Rows are in the canonical layout of the [`WeightFormat`]: one after the
-/// other, no padding, little-endian.
+/// other, nothing between them, little-endian.
 pub trait WeightReader {
     /// Shape and format of the rows that come.
     fn weight_type(&self) -> &WeightType;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use dsrun_core::{
-    BlockFormat, Code, DType, WeightFormat,
+    BlockFormat, Code, DType, GroupFormat, WeightFormat,
     device::MemoryKind,
     op::{
         AllReduce, AttentionMask, Embed, Fill, GateLayout, GatedActivation, Matmul, MeshAxis, Nonlinearity,
@@ -42,6 +42,8 @@ fn op_numbers_stay() {
         ("sample", 23),
         ("commit_tokens", 24),
         ("columns", 25),
+        ("quant_per_token", 26),
+        ("linear_w8a8", 27),
         ("all_reduce", 64),
         ("all_gather", 65),
         ("reduce_scatter", 66),
@@ -73,11 +75,15 @@ fn other_numbers_stay() {
     assert_eq!(Code::ALL.map(|code| code as u32), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
     assert_eq!([MemoryKind::Device as u32, MemoryKind::Pinned as u32], [1, 2]);
     let blocks = BlockFormat::ALL.map(WeightFormat::Block);
-    assert_eq!(blocks.map(WeightFormat::number), [0x101, 0x102, 0x103]);
+    assert_eq!(blocks.map(WeightFormat::number), std::array::from_fn(|index| 0x101 + index as u32));
+    let groups = ["int4", "int8", "int4g128_f16", "int8g64m", "int4g32z_bf16"].map(WeightFormat::from_name);
+    let groups = groups.map(|format| format.unwrap().number());
+    assert_eq!(groups, [0x201, 0x241, 0x232, 0x269, 0x217]);
+    assert_eq!(GroupFormat::all().count(), 72);
     for format in blocks.into_iter().chain(DType::ALL.map(WeightFormat::Dense)) {
         assert_eq!(WeightFormat::from_number(format.number()), Some(format));
     }
-    assert_eq!([0, 8, 0x100, 0x1FF].map(WeightFormat::from_number), [None; 4]);
+    assert_eq!([0, 8, 0x100, 0x1FF, 0x200, 0x240, 0x281].map(WeightFormat::from_number), [None; 7]);
 }
 
 #[rstest]

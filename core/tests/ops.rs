@@ -17,8 +17,8 @@ use dsrun_core::{
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttributeValue,
         Axis, Cast, Columns, DimensionKind, Embed, Fill, GateLayout, GatedActivation, LayerNorm, Linear,
-        Matmul, Op, OperandKind, OperandType, PageGather, PagedAttention, PrepareStep, ReduceScatter,
-        Reduction, RmsNorm, Rope,
+        LinearW8A8, Matmul, Op, OperandKind, OperandType, PageGather, PagedAttention, PrepareStep,
+        ReduceScatter, Reduction, RmsNorm, Rope,
     },
 };
 use rstest::rstest;
@@ -126,7 +126,7 @@ fn operands_of_the_wrong_type_are_named() {
                         OperandKind::Float => DType::I32,
                         OperandKind::F32 => DType::F16,
                         OperandKind::I32 => DType::U32,
-                        OperandKind::U32 => DType::I32,
+                        OperandKind::U32 | OperandKind::I8 => DType::I32,
                         OperandKind::Any | OperandKind::Weight => right.dtype,
                     };
                     let mut tensor = right.clone();
@@ -188,6 +188,16 @@ const MISFITS: &[(&str, &str, &str, &str, &str)] = &[
     ("linear", "weight", "weight q8_0[96, 32]", "x", "shape[1]"),
     ("linear", "weight", "weight q8_0[95, 64]", "bias", "shape[0]"),
     ("linear", "bias", "f32[64]", "bias", "shape[0]"),
+    ("linear_w8a8", "x", "i8[?t, 63]", "x", "shape[1]"),
+    ("linear_w8a8", "x", "i8[?u, 64]", "scales", "shape[0]"),
+    ("linear_w8a8", "scales", "f32[?u]", "scales", "shape[0]"),
+    ("linear_w8a8", "weight", "weight int8[96, 32]", "x", "shape[1]"),
+    ("linear_w8a8", "weight", "weight int8[95, 64]", "bias", "shape[0]"),
+    ("linear_w8a8", "weight", "weight int8g32[96, 64]", "weight", "format"),
+    ("linear_w8a8", "weight", "weight int8z[96, 64]", "weight", "format"),
+    ("linear_w8a8", "weight", "weight int4[96, 64]", "weight", "format"),
+    ("linear_w8a8", "weight", "weight i8[96, 64]", "weight", "format"),
+    ("linear_w8a8", "bias", "f32[64]", "bias", "shape[0]"),
     ("matmul", "a", "f32[?g, $m, 9]", "b", "shape[1]"),
     ("matmul", "a", "f16[?g, $m, 8]", "b", "dtype"),
     ("matmul", "b", "f32[2, 8, 5]", "b", "shape[0]"),
@@ -297,6 +307,18 @@ fn operands_that_do_not_fit_are_named() {
     }
 }
 
+#[test]
+fn sums_that_could_overflow_are_refused() {
+    let call = |inputs: usize| {
+        let [x, weight] = [format!("i8[?t, {inputs}]"), format!("weight int8[96, {inputs}]")];
+        let operands = [x.as_str(), "f32[?t]", &weight, "_"].map(operand);
+        infer(&LinearW8A8 { dtype: DType::F32 }.into(), &operands)
+    };
+    assert!(call(LinearW8A8::MAX_INPUTS).is_ok());
+    let error = call(LinearW8A8::MAX_INPUTS + 1).unwrap_err();
+    assert_names(&error, "linear_w8a8", "weight", Some("shape[1]"));
+}
+
 /// Changes every size of every valid call: either the size is free, or the error names what does not fit, and then the
 /// table of misfits has a row for it.
 #[test]
@@ -339,6 +361,7 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     let mut refused: Vec<(&'static str, Op, &'static str, Option<&'static str>)> = Vec::new();
     let mut add = |attribute, op: Op| refused.push((attribute, op, attribute, None));
     add("dtype", Embed { dtype: DType::I32, ..EMBED }.into());
+    add("dtype", LinearW8A8 { dtype: DType::I8 }.into());
     for eps in [-1e-5, f32::NAN, f32::INFINITY] {
         add("eps", RmsNorm { eps, ..RMS_NORM }.into());
         add("eps", LayerNorm { eps }.into());

@@ -118,6 +118,21 @@ fn norm_linear_gives_the_layer(#[case] bias: bool, #[case] operands: &[&str]) {
     &["bf16[?t, 64]", "f32[64]", "weight bf16[96, 64]"], &["bf16[?t, 48]"], &[None])]
 #[case::mlp_input_without_gate(well_known::mlp_input(LAYER_NORM, DType::BF16, true, ACTIVATION),
     &["bf16[?t, 64]", "f32[64]", "f32[64]", "weight bf16[96, 64]", "f32[96]"], &["bf16[?t, 96]"], &[None])]
+#[case::norm_quant(well_known::norm_quant(NORM), &["bf16[?t, 64]", "f32[64]"], &["i8[?t, 64]", "f32[?t]"], &[None, None])]
+#[case::norm_quant_of_layer_norm(well_known::norm_quant(LAYER_NORM),
+    &["f16[?t, 64]", "f32[64]", "f32[64]"], &["i8[?t, 64]", "f32[?t]"], &[None, None])]
+#[case::gated_activation_quant(well_known::activation_quant(gated(GateLayout::Concatenated)),
+    &["bf16[?t, 64]"], &["i8[?t, 32]", "f32[?t]"], &[None, None])]
+#[case::gated_activation_quant_of_two(well_known::activation_quant(gated(GateLayout::Separate)),
+    &["bf16[?t, 64]", "bf16[?t, 64]"], &["i8[?t, 64]", "f32[?t]"], &[None, None])]
+#[case::activation_quant(well_known::activation_quant(ACTIVATION),
+    &["bf16[?t, 64]"], &["i8[?t, 64]", "f32[?t]"], &[None, None])]
+#[case::linear_w8a8_add(well_known::linear_w8a8_add(DType::F16, true, ADD),
+    &["i8[?t, 32]", "f32[?t]", "weight int8[64, 32]", "f32[64]", "f16[?t, 64]"], &["f16[?t, 64]"], &[None])]
+#[case::linear_w8a8_activation(well_known::linear_w8a8_activation(DType::F16, false, gated(GateLayout::Interleaved)),
+    &["i8[?t, 32]", "f32[?t]", "weight int8_f16[64, 32]"], &["f16[?t, 32]"], &[None])]
+#[case::linear_w8a8_activation_without_gate(well_known::linear_w8a8_activation(DType::F32, true, ACTIVATION),
+    &["i8[?t, 32]", "f32[?t]", "weight int8[64, 32]", "f32[64]"], &["f32[?t, 64]"], &[None])]
 #[case::attention_input(well_known::attention_input(AttentionInput { head_norms: None, ..ATTENTION_INPUT }),
     &["f16[?t, 64]", "f32[64]", "weight q4_1[64, 64]", "f32[64]", "i32[?t]", "f32[4]",
       "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
@@ -173,6 +188,9 @@ fn a_body_that_differs_has_no_name() {
 fn attributes_that_do_not_go_together_make_no_region() {
     let error = well_known::mlp_input(NORM, DType::F32, false, gated(GateLayout::Separate)).unwrap_err();
     assert_eq!((error.op(), error.argument()), (Some("mlp_input"), Some("layout")), "{error}");
+    let separate = well_known::linear_w8a8_activation(DType::F32, false, gated(GateLayout::Separate));
+    let error = separate.unwrap_err();
+    assert_eq!((error.op(), error.argument()), (Some("linear_w8a8_activation"), Some("layout")), "{error}");
     let columns = [u32::MAX, 1, 1];
     let error = well_known::attention_input(AttentionInput { columns, ..ATTENTION_INPUT }).unwrap_err();
     assert_eq!((error.op(), error.argument()), (Some("attention_input"), Some("columns")), "{error}");

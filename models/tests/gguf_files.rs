@@ -76,7 +76,7 @@ fn vocabulary_and_template() {
 #[test]
 fn tensors_of_every_type() {
     let file = open(sample().finish()).unwrap();
-    assert_eq!(file.names(), ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "future", "q6_k"]);
+    assert_eq!(file.names(), ["f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "future", "q8_k"]);
     // The file says [3, 2], innermost first.
     assert_eq!(file.tensor("f32").unwrap().shape, [2, 3]);
     assert_eq!(file.tensor("q8_0").unwrap().shape, [2, 2, 1, 32]);
@@ -96,10 +96,10 @@ fn tensors_of_every_type() {
 #[test]
 fn unusable_types_are_errors_only_when_used() {
     let file = open(sample().finish()).unwrap();
-    let error = file.tensor_type("q6_k").unwrap_err();
+    let error = file.tensor_type("q8_k").unwrap_err();
     assert_eq!(error.code(), Code::Unsupported);
     assert!(
-        error.to_string().contains("model.gguf: tensor `q6_k` has type Q6_K, which cannot be used"),
+        error.to_string().contains("model.gguf: tensor `q8_k` has type Q8_K, which cannot be used"),
         "{error}"
     );
     let error = file.rows("future", 0, 1).unwrap_err().to_string();

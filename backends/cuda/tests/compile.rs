@@ -59,7 +59,7 @@ fn call(op: impl Into<Op>, operands: Vec<Operand>) -> CallDesc {
 }
 
 fn formats(dtype: DType) -> Vec<WeightFormat> {
-    let blocks = BlockFormat::ALL.map(WeightFormat::Block);
+    let blocks = [BlockFormat::Q4_0, BlockFormat::Q4_1, BlockFormat::Q8_0].map(WeightFormat::Block);
     [WeightFormat::Dense(dtype), WeightFormat::Dense(DType::BF16)].into_iter().chain(blocks).collect()
 }
 

@@ -1,7 +1,7 @@
 //! What an op looks like from outside: its operands, its results, and what it does to them.
 
 use crate::{
-    DType, Error, Result, WeightType,
+    DType, Error, Result, WeightFormat, WeightType,
     tensor::{Size, TensorType},
 };
 
@@ -47,6 +47,8 @@ pub enum OperandKind {
     I32,
     /// A tensor of u32: bit masks, seeds.
     U32,
+    /// A tensor of i8: quantised values.
+    I8,
     /// A tensor of any element type.
     Any,
     /// A weight the backend has packed; any weight format.
@@ -61,6 +63,7 @@ impl OperandKind {
             Self::F32 => "f32",
             Self::I32 => "i32",
             Self::U32 => "u32",
+            Self::I8 => "i8",
             Self::Any => "any",
             Self::Weight => "weight",
         }
@@ -72,6 +75,7 @@ impl OperandKind {
             Self::F32 => dtype == DType::F32,
             Self::I32 => dtype == DType::I32,
             Self::U32 => dtype == DType::U32,
+            Self::I8 => dtype == DType::I8,
             Self::Any => true,
             Self::Weight => false,
         }
@@ -216,6 +220,17 @@ impl<'a> Operands<'a> {
                 }
             },
             _ => Ok(None),
+        }
+    }
+
+    /// The storage format of the packed weight of this name.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn weight_format(&self, name: &'static str) -> Result<WeightFormat> {
+        match self.get(name) {
+            Some(OperandType::Weight(weight)) => Ok(weight.format),
+            _ => Err(Error::invalid("is missing").at(name)),
         }
     }
 

@@ -7,7 +7,8 @@ use super::Region;
 use crate::{
     DType, Error, Result,
     op::{
-        Activation, Add, Columns, GateLayout, GatedActivation, KvWrite, LayerNorm, Linear, Op, RmsNorm, Rope,
+        Activation, Add, Columns, GateLayout, GatedActivation, KvWrite, LayerNorm, Linear, LinearW8A8, Op,
+        QuantPerToken, RmsNorm, Rope,
     },
     program::{Call, ValueId},
 };
@@ -110,6 +111,27 @@ impl Body {
         self.call(Linear { dtype }, [Some(x), Some(weight), bias.then_some(weight + 1)])
     }
 
+    /// The linear layer of quantised `x`, whose scales stand behind it; weight and bias are the operands from `x + 2` on.
+    fn linear_w8a8(&mut self, dtype: DType, x: usize, bias: bool) -> usize {
+        self.call(LinearW8A8 { dtype }, [Some(x), Some(x + 1), Some(x + 2), bias.then_some(x + 3)])
+    }
+
+    /// The activation of an MLP's first product.
+    fn activated(&mut self, activation: MlpActivation, product: usize, region: &str) -> Result<usize> {
+        match activation {
+            MlpActivation::Plain(activation) => Ok(self.call(activation, [Some(product), None])),
+            MlpActivation::Gated(activation) if activation.layout == GateLayout::Separate => {
+                Err(Error::invalid("is separate, must be in one product").at("layout").in_op(region))
+            }
+            MlpActivation::Gated(activation) => Ok(self.call(activation, [Some(product), None, None])),
+        }
+    }
+
+    /// `x` quantised; its scales are the value behind it.
+    fn quantised(&mut self, x: usize) -> usize {
+        self.call(QuantPerToken {}, [Some(x)])
+    }
+
     fn finish<const N: usize>(self, name: &str, results: [usize; N]) -> Result<Region> {
         Region::new(name, self.operands, self.calls, results.map(ValueId::new).into())
     }
@@ -169,16 +191,68 @@ pub fn mlp_input(
     let mut body = Body::new(weight + 1 + usize::from(bias));
     let normed = body.norm(norm);
     let product = body.linear(dtype, normed, weight, bias);
-    let activated = match activation.into() {
-        MlpActivation::Plain(activation) => body.call(activation, [Some(product), None]),
-        MlpActivation::Gated(activation) if activation.layout == GateLayout::Separate => {
-            return Err(Error::invalid("is separate, must be in one product")
-                .at("layout")
-                .in_op("mlp_input"));
-        }
-        MlpActivation::Gated(activation) => body.call(activation, [Some(product), None, None]),
-    };
+    let activated = body.activated(activation.into(), product, "mlp_input")?;
     body.finish("mlp_input", [activated])
+}
+
+/// Norm, then quantised activations for the products behind it: operands `x, norm_weight, norm_bias?`; results `y, scales`.
+///
+/// # Errors
+/// Never; the body is well formed.
+pub fn norm_quant(norm: impl Into<Norm>) -> Result<Region> {
+    let norm = norm.into();
+    let mut body = Body::new(1 + norm.vectors());
+    let normed = body.norm(norm);
+    let quantised = body.quantised(normed);
+    body.finish("norm_quant", [quantised, quantised + 1])
+}
+
+/// The activation of an MLP, quantised for the product behind it: operands `x`, or `gate, up` if they are separate; results
+/// `y, scales`.
+///
+/// # Errors
+/// Never; the body is well formed.
+pub fn activation_quant(activation: impl Into<MlpActivation>) -> Result<Region> {
+    let activation = activation.into();
+    let separate = matches!(activation, MlpActivation::Gated(gated) if gated.layout == GateLayout::Separate);
+    let mut body = Body::new(1 + usize::from(separate));
+    let (name, activated) = match activation {
+        MlpActivation::Plain(activation) => ("activation_quant", body.call(activation, [Some(0), None])),
+        MlpActivation::Gated(activation) => {
+            ("gated_activation_quant", body.call(activation, [Some(0), separate.then_some(1), None]))
+        }
+    };
+    let quantised = body.quantised(activated);
+    body.finish(name, [quantised, quantised + 1])
+}
+
+/// As [`linear_add`] over quantised activations: operands `x, scales, weight, bias?, residual`; result `add(residual,
+/// linear_w8a8(x, scales, weight, bias))`.
+///
+/// # Errors
+/// Never; the body is well formed.
+pub fn linear_w8a8_add(dtype: DType, bias: bool, add: Add) -> Result<Region> {
+    let residual = 3 + usize::from(bias);
+    let mut body = Body::new(residual + 1);
+    let y = body.linear_w8a8(dtype, 0, bias);
+    let sum = body.call(add, [Some(residual), Some(y), None, None]);
+    body.finish("linear_w8a8_add", [sum])
+}
+
+/// The first product of an MLP over quantised activations, and its activation: operands `x, scales, weight, bias?`; result
+/// `activated`. A gated activation takes gate and other half out of one product.
+///
+/// # Errors
+/// If the layout of a gated activation is `separate`.
+pub fn linear_w8a8_activation(
+    dtype: DType,
+    bias: bool,
+    activation: impl Into<MlpActivation>,
+) -> Result<Region> {
+    let mut body = Body::new(3 + usize::from(bias));
+    let product = body.linear_w8a8(dtype, 0, bias);
+    let activated = body.activated(activation.into(), product, "linear_w8a8_activation")?;
+    body.finish("linear_w8a8_activation", [activated])
 }
 
 /// What stands between a layer's input and its attention.
@@ -238,8 +312,20 @@ pub fn attention_input(input: AttentionInput) -> Result<Region> {
 /// The region with a name whose body is that of `region`, if there is one.
 pub fn named(region: &Region) -> Option<Region> {
     let ops: Vec<&Op> = region.calls().iter().map(|call| &call.op).collect();
-    let bias = |call: usize| region.calls()[call].operands.get(2).is_some_and(Option::is_some);
+    let has =
+        |call: usize, operand: usize| region.calls()[call].operands.get(operand).is_some_and(Option::is_some);
+    let bias = |call: usize| has(call, 2);
     let known = match ops.as_slice() {
+        [Op::Activation(activation), Op::QuantPerToken(_)] => activation_quant(*activation),
+        [Op::GatedActivation(activation), Op::QuantPerToken(_)] => activation_quant(*activation),
+        [norm, Op::QuantPerToken(_)] => norm_quant(Norm::of(norm)?),
+        [Op::LinearW8A8(linear), Op::Add(add)] => linear_w8a8_add(linear.dtype, has(0, 3), *add),
+        [Op::LinearW8A8(linear), Op::Activation(activation)] => {
+            linear_w8a8_activation(linear.dtype, has(0, 3), *activation)
+        }
+        [Op::LinearW8A8(linear), Op::GatedActivation(activation)] => {
+            linear_w8a8_activation(linear.dtype, has(0, 3), *activation)
+        }
         [Op::Add(add), Op::RmsNorm(norm)] => add_rms_norm(*add, *norm),
         [Op::Linear(linear), Op::Add(add)] => linear_add(linear.dtype, bias(0), *add),
         [norm, Op::Linear(linear)] => norm_linear(Norm::of(norm)?, linear.dtype, bias(1)),

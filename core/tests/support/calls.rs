@@ -6,9 +6,9 @@ use dsrun_core::{
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
         Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, Fill, GateLayout, GatedActivation,
-        GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul, MeshAxis, Nonlinearity, Op,
-        OperandType, PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep, Receive, ReduceScatter,
-        Reduction, RmsNorm, Rope, RopePairing, Sample, Send,
+        GatherRows, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, Matmul, MeshAxis, Nonlinearity, Op,
+        OperandType, PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep, QuantPerToken, Receive,
+        ReduceScatter, Reduction, RmsNorm, Rope, RopePairing, Sample, Send,
     },
 };
 
@@ -77,6 +77,11 @@ pub(crate) fn valid() -> Vec<Case> {
     let linear = Linear { dtype: DType::F32 };
     add(linear.into(), &["f16[?t, 64]", "weight q8_0[96, 64]", "f32[96]"], &["f32[?t, 96]"]);
     add(linear.into(), &["f16[?t, 64]", "weight bf16[96, 64]", "_"], &["f32[?t, 96]"]);
+    add(QuantPerToken {}.into(), &["bf16[?t, 64]"], &["i8[?t, 64]", "f32[?t]"]);
+    let quantised = LinearW8A8 { dtype: DType::BF16 };
+    for (weight, bias) in [("weight int8[96, 64]", "f16[96]"), ("weight int8_bf16[96, 64]", "_")] {
+        add(quantised.into(), &["i8[?t, 64]", "f32[?t]", weight, bias], &["bf16[?t, 96]"]);
+    }
     let matmul = |transpose_b| Matmul { dtype: DType::F16, transpose_b };
     add(matmul(false).into(), &["f32[?g, $m, 8]", "f32[?g, 8, 5]"], &["f16[?g, $m, 5]"]);
     add(matmul(true).into(), &["f32[?g, $m, 8]", "f32[?g, 5, 8]"], &["f16[?g, $m, 5]"]);

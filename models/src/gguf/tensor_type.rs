@@ -77,7 +77,14 @@ impl TensorType {
             1 => Some(WeightFormat::Dense(DType::F16)),
             2 => Some(WeightFormat::Block(BlockFormat::Q4_0)),
             3 => Some(WeightFormat::Block(BlockFormat::Q4_1)),
+            6 => Some(WeightFormat::Block(BlockFormat::Q5_0)),
+            7 => Some(WeightFormat::Block(BlockFormat::Q5_1)),
             8 => Some(WeightFormat::Block(BlockFormat::Q8_0)),
+            10 => Some(WeightFormat::Block(BlockFormat::Q2_K)),
+            11 => Some(WeightFormat::Block(BlockFormat::Q3_K)),
+            12 => Some(WeightFormat::Block(BlockFormat::Q4_K)),
+            13 => Some(WeightFormat::Block(BlockFormat::Q5_K)),
+            14 => Some(WeightFormat::Block(BlockFormat::Q6_K)),
             30 => Some(WeightFormat::Dense(DType::BF16)),
             _ => None,
         }
@@ -106,7 +113,7 @@ mod tests {
             assert_eq!(format.row_bytes(elements), Some(bytes));
             usable += 1;
         }
-        assert_eq!(usable, 6);
+        assert_eq!(usable, 13);
     }
 
     #[test]

@@ -306,8 +306,7 @@ impl Part {
                     let piece = row.get(columns.start * element..columns.end * element);
                     out.extend_from_slice(piece.ok_or_else(lost)?);
                 } else {
-                    let (start, end, row) =
-                        covering_blocks(part.weight_type.format, columns, row).ok_or_else(lost)?;
+                    let (start, end, row) = covering(&part.weight_type, columns, row).ok_or_else(lost)?;
                     let values = converter.decode(part.weight_type.format, row, end - start)?;
                     let piece = values.get(columns.start - start..columns.end - start);
                     out.extend(piece.ok_or_else(lost)?.iter().flat_map(|value| value.to_le_bytes()));
@@ -334,19 +333,21 @@ fn rows_of(bytes: &[u8], row_bytes: usize) -> std::slice::ChunksExact<'_, u8> {
     bytes.chunks_exact(row_bytes.max(1))
 }
 
-/// The smallest run of whole blocks that covers `columns`: its first column, the one after its last, its bytes.
-fn covering_blocks<'a>(
-    format: WeightFormat,
+/// The smallest run of columns around `columns` that can be decoded by itself: its first column, the one after its last, its
+/// bytes. Blocks stand one after the other; a row with scales in front is decoded as a whole.
+fn covering<'a>(
+    weight: &WeightType,
     columns: &Range<usize>,
     row: &'a [u8],
 ) -> Option<(usize, usize, &'a [u8])> {
-    let elements = match format {
+    let elements = match weight.format {
         WeightFormat::Block(block) => block.elements(),
+        WeightFormat::Group(_) => return Some((0, weight.columns(), row)),
         _ => 1,
     };
     let start = columns.start / elements * elements;
     let end = columns.end.checked_next_multiple_of(elements)?;
-    Some((start, end, row.get(format.row_bytes(start)?..format.row_bytes(end)?)?))
+    Some((start, end, row.get(weight.format.row_bytes(start)?..weight.format.row_bytes(end)?)?))
 }
 
 /// The rows that rows `first .. first + count` of repeated groups are made of.

@@ -182,6 +182,6 @@ pub(crate) fn sample() -> Writer {
         .tensor("q4_1", &[32, 2, 2], 3, &blocks(20))
         .tensor("q8_0", &[32, 1, 2, 2], 8, &blocks(34))
         .tensor("future", &[5], 1000, &[1; 5])
-        .tensor("q6_k", &[256], 14, &[7; 210]);
+        .tensor("q8_k", &[256], 15, &[7; 292]);
     writer
 }

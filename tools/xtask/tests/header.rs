@@ -13,7 +13,7 @@ use dsrun_core::op::{
     AttributeSpec, IN_PROMPT, Op, OperandSpec, Profile, ResultSpec, SAMPLING_COLUMNS, SamplingColumn,
     Signature,
 };
-use dsrun_core::{BlockFormat, Code, DType, WeightFormat};
+use dsrun_core::{BlockFormat, Code, DType, GroupFormat, WeightFormat};
 
 const PREAMBLE: &str = include_str!("header/preamble.h");
 const HELPERS: &str = include_str!("header/helpers.h");
@@ -123,13 +123,17 @@ fn numbers() -> String {
         define(&mut text, "DTYPE", dtype.name(), dtype as u32, "");
     }
     text += "\n\
-        // Storage formats of weights: an element type's number, or blocks of 32 elements along the last dimension as in GGUF\n\
-        // files. A block begins with an f16 scale d. Q4_0: then 16 bytes, an element is d * (q - 8). Q4_1: then an f16 minimum\n\
-        // m and 16 bytes, d * q + m. Q8_0: then 32 signed bytes, d * q. Of the 16 bytes, number i holds the q of element i in\n\
-        // its low half and of element i + 16 in its high half. All numbers are little-endian.\n";
+        // Storage formats of weights: an element type's number, a block format's of GGUF files, or DSR_FORMAT_GROUP plus one of\n\
+        // each of DSR_GROUP_*.\n";
+    text += &definition(BlockFormat::DOCUMENTATION);
+    text += &definition(GroupFormat::DOCUMENTATION);
     let dense = DType::ALL.into_iter().map(WeightFormat::Dense);
     for format in dense.chain(BlockFormat::ALL.into_iter().map(WeightFormat::Block)) {
-        define(&mut text, "FORMAT", format.name(), format.number(), "");
+        define(&mut text, "FORMAT", &format.name(), format.number(), "");
+    }
+    define(&mut text, "FORMAT", "group", WeightFormat::GROUPS, "");
+    for (name, number, meaning) in GroupFormat::FIELDS {
+        define(&mut text, "GROUP", name, *number, &comment(meaning));
     }
     text += "\n// Sets of ops that a device has all of.\n";
     for profile in Profile::ALL {

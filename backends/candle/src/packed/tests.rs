@@ -273,7 +273,7 @@ fn panels_take_no_more_than_the_file() {
     {
         let layout = layout(&desc(format, 1024, 64)).unwrap();
         assert_eq!(layout.bytes as f64, 1024.0 * 64.0 * bytes, "{format}");
-        assert!(layout.name.contains(format.name()));
+        assert!(layout.name.contains(&format.name()));
     }
 }
 

@@ -1,0 +1,230 @@
+//! Rounding rows of numbers to group formats.
+
+use super::group::{GroupBits, GroupFormat, GroupOffset};
+use crate::{Error, Result};
+
+/// How much of a group's range is tried: what lies outside is clipped, and the rest is finer.
+const CLIPS: [f32; 9] = [1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8, 0.75, 0.7];
+
+/// Scale and offset of a group, and the integers they count with.
+#[derive(Clone, Copy, Debug)]
+struct Grid {
+    scale: f32,
+    /// Zero point, minimum, or 0.
+    offset: f32,
+    /// The smallest and largest integer.
+    range: (f32, f32),
+    kind: GroupOffset,
+}
+
+impl GroupFormat {
+    /// Rounds a row to this format: round to nearest, with scales that span each group, or, with `search`, a share of it
+    /// if the squared error is smaller so. Integers of symmetric formats stay within ±127 and ±7.
+    ///
+    /// # Errors
+    /// If `row` is not exactly the bytes of `values`, or a value is not finite.
+    pub fn quantise_row(self, values: &[f32], search: bool, row: &mut [u8]) -> Result<()> {
+        let Some(parts) = self.row(values.len()).filter(|parts| parts.bytes == row.len()) else {
+            let message = format!("a row of {} {self} elements cannot be {} bytes", values.len(), row.len());
+            return Err(Error::invalid(message));
+        };
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(Error::invalid(format!("element {at} of a row to quantise is {}", values[at])));
+        }
+        row.fill(0);
+        let per_group = parts.columns * self.bits.bits() / 8;
+        for group in 0..parts.groups {
+            let values = &values[group * parts.columns..][..parts.columns];
+            let grid = self.best_grid(values, search);
+            self.write_grid(grid, group, parts.offsets.start, row);
+            let integers = &mut row[parts.integers.start + group * per_group..][..per_group];
+            match self.bits {
+                // Signed and unsigned bytes alike: the lower eight bits.
+                GroupBits::Eight => {
+                    for (byte, value) in integers.iter_mut().zip(values) {
+                        *byte = grid.integer(*value) as i32 as u8;
+                    }
+                }
+                GroupBits::Four => {
+                    let shift = if self.offset == GroupOffset::Symmetric { 8.0 } else { 0.0 };
+                    let nibble = |value: f32| (grid.integer(value) + shift) as u8;
+                    for (byte, pair) in integers.iter_mut().zip(values.chunks_exact(2)) {
+                        *byte = nibble(pair[0]) | nibble(pair[1]) << 4;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The grid with the least squared error of those tried.
+    fn best_grid(self, values: &[f32], search: bool) -> Grid {
+        let first = values.first().copied().unwrap_or(0.0);
+        let (low, high) =
+            values.iter().fold((first, first), |(low, high), value| (low.min(*value), high.max(*value)));
+        let whole = self.grid(low, high, 1.0);
+        if !search {
+            return whole;
+        }
+        let tried = CLIPS[1..].iter().map(|clip| self.grid(low, high, *clip));
+        let mut best = (whole.error(values), whole);
+        for grid in tried {
+            let error = grid.error(values);
+            if error < best.0 {
+                best = (error, grid);
+            }
+        }
+        best.1
+    }
+
+    /// The grid over `clip` of a range, with scale and offset as they are stored.
+    fn grid(self, low: f32, high: f32, clip: f32) -> Grid {
+        let levels = (1u32 << self.bits.bits()) as f32 - 1.0;
+        let largest = (levels - 1.0) / 2.0;
+        let mut bytes = [0; 4];
+        let mut stored = |value: f32| self.scale.write(value, &mut bytes[..self.scale.dtype().bytes()]);
+        let kind = self.offset;
+        match kind {
+            GroupOffset::Symmetric => {
+                let scale = stored(low.abs().max(high.abs()) * clip / largest);
+                Grid { scale, offset: 0.0, range: (-largest, largest), kind }
+            }
+            GroupOffset::ZeroPoint => {
+                // Zero has an integer of its own.
+                let (low, high) = (low.min(0.0) * clip, high.max(0.0) * clip);
+                let scale = stored((high - low) / levels);
+                let zero =
+                    if scale > 0.0 { (-low / scale).round_ties_even().clamp(0.0, levels) } else { 0.0 };
+                Grid { scale, offset: zero, range: (0.0, levels), kind }
+            }
+            GroupOffset::Minimum => {
+                let (middle, reach) = ((low + high) / 2.0, (high - low) / 2.0 * clip);
+                let minimum = stored(middle - reach);
+                let scale = stored((middle + reach - minimum) / levels);
+                Grid { scale, offset: minimum, range: (0.0, levels), kind }
+            }
+        }
+    }
+
+    fn write_grid(self, grid: Grid, group: usize, offsets: usize, row: &mut [u8]) {
+        let width = self.scale.dtype().bytes();
+        self.scale.write(grid.scale, &mut row[group * width..][..width]);
+        match self.offset {
+            GroupOffset::Symmetric => {}
+            GroupOffset::ZeroPoint => row[offsets + group] = grid.offset as u8,
+            GroupOffset::Minimum => {
+                self.scale.write(grid.offset, &mut row[offsets + group * width..][..width]);
+            }
+        }
+    }
+}
+
+impl Grid {
+    /// The integer nearest to a value.
+    fn integer(self, value: f32) -> f32 {
+        if self.scale <= 0.0 {
+            return if self.kind == GroupOffset::ZeroPoint { self.offset } else { 0.0 };
+        }
+        let q = match self.kind {
+            GroupOffset::Symmetric => value / self.scale,
+            GroupOffset::ZeroPoint => value / self.scale + self.offset,
+            GroupOffset::Minimum => (value - self.offset) / self.scale,
+        };
+        q.round_ties_even().clamp(self.range.0, self.range.1)
+    }
+
+    fn value(self, integer: f32) -> f32 {
+        match self.kind {
+            GroupOffset::Symmetric => self.scale * integer,
+            GroupOffset::ZeroPoint => self.scale * (integer - self.offset),
+            GroupOffset::Minimum => self.scale * integer + self.offset,
+        }
+    }
+
+    /// The sum of squared errors; infinite if scale or offset do not fit their type.
+    fn error(self, values: &[f32]) -> f32 {
+        let error = |value: &f32| (self.value(self.integer(*value)) - value).powi(2);
+        let sum = values.iter().map(error).sum::<f32>();
+        if sum.is_nan() { f32::INFINITY } else { sum }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{GroupFormat, WeightFormat};
+
+    fn values(count: usize) -> Vec<f32> {
+        let mut state = 7u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.4
+        };
+        (0..count).map(|_| next() * next() * next()).collect()
+    }
+
+    fn round_trip(format: GroupFormat, values: &[f32], search: bool) -> Vec<f32> {
+        let format_of_weight = WeightFormat::Group(format);
+        let mut row = vec![0xAA; format_of_weight.row_bytes(values.len()).unwrap()];
+        format.quantise_row(values, search, &mut row).unwrap();
+        let mut out = vec![0.0; values.len()];
+        format_of_weight.decode_row(&row, &mut out).unwrap();
+        out
+    }
+
+    fn error(values: &[f32], found: &[f32]) -> f32 {
+        values.iter().zip(found).map(|(value, found)| (value - found).powi(2)).sum()
+    }
+
+    #[test]
+    fn every_format_is_within_half_a_step() {
+        let values = values(256);
+        let (low, high) =
+            values.iter().fold((0f32, 0f32), |(low, high), value| (low.min(*value), high.max(*value)));
+        for format in GroupFormat::all() {
+            let steps = ((1 << format.bits.bits()) - 2) as f32;
+            // A stored scale or minimum is rounded by up to 2^-9 of the range it spans; a minimum moves the whole grid.
+            let limit = 2.0 * low.abs().max(high) * (0.5 / steps + 2f32.powi(-8));
+            let found = round_trip(format, &values, false);
+            for (value, found) in values.iter().zip(&found) {
+                assert!((value - found).abs() <= limit, "{format}: {found} for {value}");
+            }
+            let searched = error(&values, &round_trip(format, &values, true));
+            assert!(searched <= error(&values, &found) * 1.0001, "{format}: searching makes it worse");
+        }
+    }
+
+    #[test]
+    fn what_is_on_the_grid_stays() {
+        for (name, scale) in [("int4g32", 7), ("int8", 127), ("int4g32z", 15), ("int8g32m_f16", 255)] {
+            let format = GroupFormat::from_name(name).unwrap();
+            let signed = matches!(name, "int4g32" | "int8");
+            let values: Vec<f32> = (0..32)
+                .map(|index| match (index % 7, signed) {
+                    (0, true) => -scale,
+                    (0, false) => 0,
+                    (1, _) => scale,
+                    (other, _) => other,
+                })
+                .map(|integer| integer as f32 * 0.25)
+                .collect();
+            assert_eq!(round_trip(format, &values, true), values, "{name}");
+        }
+    }
+
+    #[test]
+    fn rows_of_zeros_and_of_one_number_come_back() {
+        for format in GroupFormat::all() {
+            assert_eq!(round_trip(format, &[0.0; 128], true), [0.0; 128], "{format}");
+            let ones = round_trip(format, &[1.0; 128], true);
+            assert!(ones.iter().all(|one| (one - 1.0).abs() < 0.01), "{format}: {}", ones[0]);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_quantised_is_refused() {
+        let mut row = [0; 32];
+        let error = GroupFormat::INT8.quantise_row(&[1.0, f32::NAN], false, &mut row).unwrap_err();
+        assert!(error.to_string().contains("element 1 of a row to quantise is NaN"), "{error}");
+        assert!(GroupFormat::INT8.quantise_row(&[1.0; 17], false, &mut row).is_err());
+    }
+}
