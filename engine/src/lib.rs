@@ -35,5 +35,5 @@ pub use options::{EngineOptions, Precision};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
 pub use request::{Constraint, ConstraintError, FinishReason, Request, RequestId, RequestLimits, TokenEvent};
 pub use sampling::SamplingOptions;
-pub use score::{Score, ScoredPosition};
+pub use score::{Score, ScoredPosition, log_probability};
 pub use statistics::{Histogram, Phase, Statistics};

@@ -50,8 +50,8 @@ impl Score {
     }
 }
 
-/// `ln softmax(logits)[token]`, in f64.
-fn log_probability(logits: &[f32], token: u32) -> f64 {
+/// The natural logarithm of a token's probability: `ln softmax(logits)[token]`, in f64.
+pub fn log_probability(logits: &[f32], token: u32) -> f64 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
     let logit = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);

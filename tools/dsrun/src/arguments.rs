@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Kernels(Kernels),
     /// Measure speed.
     Bench(Bench),
+    /// Measure how good answers are.
+    Eval(Eval),
 }
 
 /// Which model, and where it comes from.
@@ -94,7 +96,8 @@ pub(crate) struct EngineArguments {
     /// Element type of weights, activations and cache; `keep` leaves weights as the file has them.
     #[arg(long, value_enum, default_value_t = Dtype::Keep)]
     pub(crate) dtype: Dtype,
-    /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given.
+    /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given. For `eval
+    /// perplexity` the tokens of a window, 512 if not given.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
     /// Tokens a step may process: longer prompts are cut into chunks. 256 if not given; `bench prefill` takes whole prompts.
@@ -442,6 +445,40 @@ pub(crate) struct Abi {
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Eval {
+    #[command(subcommand)]
+    pub(crate) command: EvalCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EvalCommand {
+    /// Measure how well a model predicts a text, as llama.cpp's perplexity does.
+    Perplexity(Perplexity),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Perplexity {
+    /// The text; `-` reads standard input. Special tokens in it are plain text.
+    pub(crate) file: PathBuf,
+    /// Only so many windows from the start of the text.
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    pub(crate) chunks: Option<usize>,
+    /// Begin a window every so many tokens, and count its last so many. Without it windows follow each other, and the second
+    /// half of each counts.
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) stride: Option<usize>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
 }
 
 fn positive(text: &str) -> Result<usize, String> {

@@ -4,6 +4,7 @@ pub(crate) mod backends;
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod doctor;
+pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod kernels;

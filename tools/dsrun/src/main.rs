@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Command::Doctor(command) => commands::doctor::run(command),
         Command::Kernels(command) => commands::kernels::run(command, &terminal),
         Command::Bench(command) => commands::bench::run(command, &terminal),
+        Command::Eval(command) => commands::eval::run(command, &terminal),
     };
     match run {
         Ok(()) if interrupt::happened() => ExitCode::from(130),

@@ -50,9 +50,10 @@ fn json(text: &str) -> serde_json::Value {
 fn help_names_every_command_and_fits_a_terminal() {
     let ran = run(dsrun(&["--help"]));
     assert_eq!(ran.code, Some(0));
-    for command in
-        ["generate", "chat", "pull", "models", "inspect", "logits", "backends", "doctor", "kernels", "bench"]
-    {
+    for command in [
+        "generate", "chat", "pull", "models", "inspect", "logits", "backends", "doctor", "kernels", "bench",
+        "eval",
+    ] {
         assert!(ran.out.contains(&format!("  {command} ")), "{command} is missing in\n{}", ran.out);
     }
     assert!(ran.out.lines().all(|line| line.chars().count() <= 100));
@@ -113,6 +114,46 @@ fn logits_have_the_fields_that_other_engines_are_compared_by() {
     let outside = run(with_tiny("logits", &["--tokens", "5,6", "--at", "2", "-q"]));
     assert_eq!(outside.code, Some(1));
     assert!(outside.err.contains("no position 2"), "{}", outside.err);
+}
+
+#[test]
+fn perplexity_is_that_of_the_windows() {
+    let text = "the sky is blue and the sea is green, said the man who had seen neither of them. ".repeat(8);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt");
+    fs::write(&file, &text).unwrap();
+    let file = file.to_str().unwrap();
+    let measure = |arguments: &[&str]| {
+        let ran = run(dsrun(&["eval", "perplexity", file, "--json", "-q", "--dtype", "f32", "--model"])
+            .arg(tiny())
+            .args(arguments));
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        json(&ran.out)
+    };
+    let figures = measure(&["--context", "32", "--chunks", "3"]);
+    assert_eq!([&figures["windows"], &figures["predictions"], &figures["stride"]], [3, 45, 32]);
+    let number = |field: &str| figures[field].as_f64().unwrap();
+    assert!((number("mean_nll").exp() - number("perplexity")).abs() < 1e-9 * number("perplexity"));
+    assert!(number("standard_error") > 0.0);
+    // With a stride of the context less one, every prediction of a window counts: the mean that `logits` prints.
+    let figures = measure(&["--context", "32", "--chunks", "1", "--stride", "31"]);
+    let logits = run(with_tiny("logits", &["--json", "-q", "--dtype", "f32", "--prompt", &text[..162]]));
+    let tokens = json(&logits.out)["tokens"].as_array().unwrap()[..32].to_vec();
+    let ids = tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let logits = json(&run(with_tiny("logits", &["--json", "-q", "--dtype", "f32", "--tokens", &ids])).out);
+    let difference = figures["mean_nll"].as_f64().unwrap() - logits["mean_nll"].as_f64().unwrap();
+    assert!(difference.abs() < 1e-12, "{difference}");
+    assert_eq!(figures["predictions"], 31);
+
+    for (arguments, message) in [
+        (["--context", "20000"], "less than a window of 20000"),
+        (["--stride", "512"], "--stride is 512"),
+        (["--chunks", "0"], "at least 1"),
+    ] {
+        let ran = run(dsrun(&["eval", "perplexity", file, "-q", "--model"]).arg(tiny()).args(arguments));
+        assert_ne!(ran.code, Some(0));
+        assert!(ran.err.contains(message), "{}", ran.err);
+    }
 }
 
 #[test]

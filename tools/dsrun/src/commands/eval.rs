@@ -1,0 +1,15 @@
+//! `dsrun eval`: measure how good answers are.
+
+mod perplexity;
+
+use crate::{
+    arguments::{Eval, EvalCommand},
+    terminal::Terminal,
+};
+use anyhow::Result;
+
+pub(crate) fn run(command: &Eval, terminal: &Terminal) -> Result<()> {
+    match &command.command {
+        EvalCommand::Perplexity(command) => perplexity::run(command, terminal),
+    }
+}
