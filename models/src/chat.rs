@@ -150,6 +150,11 @@ impl ChatTemplate {
         &self.names
     }
 
+    /// Whether a text stands anywhere in the source of a template: `tools`, in those that know tools.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.environment.templates().any(|(_, template)| template.source().contains(text))
+    }
+
     /// Writes a conversation as the text of a prompt. Encode it with `parse_special` and without `add_special`.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ pub use stream::{StreamDecoder, StreamOptions};
 
 use gguf::GgufEncoder;
 use json::JsonEncoder;
-use pieces::Pieces;
+use pieces::{Pieces, Rule};
 
 /// What [`Tokenizer::encode`] does besides splitting text.
 ///
@@ -179,6 +179,18 @@ impl Tokenizer {
     /// The text of a token as the vocabulary writes it; not what it decodes to.
     pub fn id_to_token(&self, id: u32) -> Option<&str> {
         self.inner.pieces.token(id)
+    }
+
+    /// The bytes that a token adds to a text; none for an id that no token has. They may be part of a character.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        match self.pieces().rule() {
+            Rule::Bytes { bytes, ends, .. } => Rule::bytes_of(bytes, ends, id).as_ref().to_vec(),
+            // Within a text: with a token before it.
+            Rule::Neighbours(_) => {
+                let continues = StreamOptions { skip_special: false, continues_text: true };
+                StreamDecoder::new(self, continues).push(id).unwrap_or_default().into_bytes()
+            }
+        }
     }
 
     /// Whether the token is a control token, which [`Self::decode`] can skip.

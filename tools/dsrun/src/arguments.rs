@@ -1,7 +1,9 @@
 //! The command line, as clap reads it. The doc comments are the help text.
 
+use crate::{commands::bench::Lengths, serve::ServeSettings};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dsrun_engine::Precision;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// Generate text with transformer models.
@@ -47,6 +49,8 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Prepare what a backend builds for a model.
     Kernels(Kernels),
+    /// Serve a model over HTTP, in the manner of OpenAI's API.
+    Serve(Box<Serve>),
     /// Measure speed.
     Bench(Bench),
     /// Measure how good answers are.
@@ -68,7 +72,8 @@ pub(crate) struct ModelArguments {
     pub(crate) offline: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Weights {
     /// As the model's file has them.
     File,
@@ -108,7 +113,8 @@ pub(crate) struct EngineArguments {
     pub(crate) no_fuse: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Dtype {
     /// Weights as the file has them.
     Keep,
@@ -335,6 +341,15 @@ pub(crate) struct KernelsBuild {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// A TOML file with settings: every flag below, without the dashes in front, is a key. Flags win.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) settings: ServeSettings,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Bench {
     #[command(subcommand)]
     pub(crate) command: BenchCommand,
@@ -350,6 +365,74 @@ pub(crate) enum BenchCommand {
     Prefill(Prefill),
     /// Measure each kind of call of a step that generates, and how near it is to what memory allows.
     Kernels(BenchKernels),
+    /// Measure how fast an OpenAI-compatible server answers, over the load on it.
+    Serve(BenchServe),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchServe {
+    /// The server, such as http://localhost:8000.
+    pub(crate) url: String,
+    /// The model to ask for; the first that the server lists if not given.
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// The key that the server wants to see.
+    #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// Tokens of prompts: 512, uniform:100-900 or normal:2600/780 (mean and deviation).
+    #[arg(long, default_value = "512", value_name = "LENGTHS")]
+    pub(crate) prompt: Lengths,
+    /// The most tokens of answers, in the same form.
+    #[arg(long = "gen", default_value = "128", value_name = "LENGTHS")]
+    pub(crate) generate: Lengths,
+    /// Requests of each load.
+    #[arg(long, default_value_t = 128, value_name = "COUNT", value_parser = positive)]
+    pub(crate) requests: usize,
+    /// Open loop: requests per second that arrive at random, however many are running; several are measured in turn.
+    #[arg(long, value_delimiter = ',', value_name = "RATES")]
+    pub(crate) rate: Vec<f64>,
+    /// Closed loop: clients that each wait for their answer before they ask again; several are measured in turn.
+    #[arg(long, value_delimiter = ',', value_name = "COUNTS", value_parser = positive)]
+    pub(crate) clients: Vec<usize>,
+    /// Requests before the first load, which are not measured.
+    #[arg(long, default_value_t = 2, value_name = "COUNT")]
+    pub(crate) warm_up: usize,
+    /// Ask for chat completions instead of completions; prompts are words then.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Send prompts as words instead of tokens, for servers that take no tokens.
+    #[arg(long)]
+    pub(crate) text: bool,
+    /// Tokens of prompts are drawn below this.
+    #[arg(long, default_value_t = 10_000, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) vocabulary: u32,
+    /// Ask for answers that go on past the model's end tokens; the server must know the field `ignore_eos`.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Service level: the first token must come within the prompt's length over this many tokens per second.
+    #[arg(long, default_value_t = 512.0, value_name = "NUMBER")]
+    pub(crate) sla_prompt: f64,
+    /// Service level: tokens per second from there on.
+    #[arg(long, default_value_t = 4.0, value_name = "NUMBER")]
+    pub(crate) sla_gen: f64,
+    /// Seconds after which a request counts as failed.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    pub(crate) timeout: u64,
+    /// Seed of lengths, prompts and arrivals.
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub(crate) seed: u64,
+    /// Draw latency over throughput, as SVG.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plot: Option<PathBuf>,
+    /// What the plot calls this run; the model's name if not given.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// What another run printed with --json, to draw beside this one; may be given several times.
+    #[arg(long, requires = "plot", value_name = "PATH")]
+    pub(crate) compare: Vec<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

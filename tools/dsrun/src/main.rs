@@ -4,11 +4,13 @@
 //! standard error, so that output can be piped.
 
 mod arguments;
+mod client;
 mod commands;
 mod find_backend;
 mod input;
 mod interrupt;
 mod probe;
+mod serve;
 mod session;
 mod terminal;
 
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         Command::Backends(command) => commands::backends::run(command),
         Command::Doctor(command) => commands::doctor::run(command),
         Command::Kernels(command) => commands::kernels::run(command, &terminal),
+        Command::Serve(command) => commands::serve::run(command, &terminal),
         Command::Bench(command) => commands::bench::run(command, &terminal),
         Command::Eval(command) => commands::eval::run(command, &terminal),
     };

@@ -11,7 +11,7 @@ use dsrun_core::{
     device::{Device, DeviceOptions},
     registry::Registry,
 };
-use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision};
+use dsrun_engine::{Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision};
 use dsrun_models::{
     fetch::{FetchOptions, resolve},
     model::Model,
@@ -64,19 +64,30 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
     }
 }
 
-/// Plans an engine, shows the plan, and loads it.
+/// A pipeline over an engine that is planned, shown and loaded.
 pub(crate) fn load(
     model: Model,
     device: Arc<dyn Device>,
     options: &EngineOptions,
     terminal: &Terminal,
 ) -> Result<Pipeline> {
-    let plan = EnginePlan::new(&model, &*device, options)?;
+    let engine = load_engine(&model, device, options, terminal)?;
+    Ok(Pipeline::with_engine(model, engine))
+}
+
+/// Plans an engine, shows the plan, and loads it.
+pub(crate) fn load_engine(
+    model: &Model,
+    device: Arc<dyn Device>,
+    options: &EngineOptions,
+    terminal: &Terminal,
+) -> Result<Engine> {
+    let plan = EnginePlan::new(model, &*device, options)?;
     terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
     let bar = terminal.bar("loading", Some(plan.memory().weights));
-    let engine = plan.load(&model, device, &mut |loaded, _| bar.set_position(loaded));
+    let engine = plan.load(model, device, &mut |loaded, _| bar.set_position(loaded));
     bar.finish_and_clear();
-    Ok(Pipeline::with_engine(model, engine?))
+    Ok(engine?)
 }
 
 /// How answers are generated: as the model suggests, but for what was asked.

@@ -5,6 +5,7 @@ mod bandwidth;
 mod kernels;
 mod latency;
 mod prefill;
+mod serve;
 
 use crate::{
     arguments::{Bench, BenchCommand},
@@ -14,6 +15,7 @@ use anyhow::Result;
 use dsrun_core::device::Device;
 use dsrun_engine::{Engine, EnginePlan};
 use dsrun_models::model::Model;
+pub(crate) use serve::Lengths;
 use std::sync::Arc;
 
 pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
@@ -22,6 +24,7 @@ pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
         BenchCommand::Abi(command) => abi::run(command, terminal),
         BenchCommand::Prefill(command) => prefill::run(command, terminal),
         BenchCommand::Kernels(command) => kernels::run(command, terminal),
+        BenchCommand::Serve(command) => serve::run(command, terminal),
     }
 }
 

@@ -1,0 +1,119 @@
+//! A client of OpenAI-compatible servers: what measures servers and what tests ours.
+
+mod events;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+pub(crate) use events::Events;
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request, Response, StatusCode, Uri, body::Incoming, header};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use serde_json::Value;
+
+/// One server. Clones share connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    http: HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// Without a slash at its end and without `/v1`.
+    base: String,
+    key: Option<String>,
+}
+
+impl Client {
+    /// A client of the server at `url`, with or without `/v1` at its end.
+    pub(crate) fn new(url: &str, key: Option<String>) -> Result<Self> {
+        let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let parsed: Uri = base.parse().with_context(|| format!("{url} is no URL"))?;
+        if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
+            bail!("{url} is no URL of a server\nhint: such as http://localhost:8000");
+        }
+        let provider = rustls::crypto::ring::default_provider();
+        let connector = HttpsConnectorBuilder::new()
+            .with_provider_and_platform_verifier(provider)
+            .context("the system's certificates cannot be used")?
+            .https_or_http()
+            .enable_http1()
+            .build();
+        let http = HttpClient::builder(TokioExecutor::new()).build(connector);
+        Ok(Self { http, base, key })
+    }
+
+    /// Sends a request, and gives the answer whatever its status.
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Response<Incoming>> {
+        let url = format!("{}{path}", self.base);
+        let mut request = Request::builder().method(method).uri(&url);
+        if let Some(key) = &self.key {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        if body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        let body = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
+        let request = request.body(Full::from(body)).context("the request cannot be written")?;
+        self.http.request(request).await.with_context(|| format!("{url} cannot be reached"))
+    }
+
+    /// The text at a path.
+    pub(crate) async fn text(&self, path: &str) -> Result<String> {
+        let response = self.send(Method::GET, path, None).await?;
+        let status = response.status();
+        let text = read(response).await?;
+        if status.is_success() { Ok(text) } else { bail!("{path}: {}", failure(status, &text)) }
+    }
+
+    /// The JSON at a path.
+    pub(crate) async fn json(&self, path: &str) -> Result<Value> {
+        serde_json::from_str(&self.text(path).await?).with_context(|| format!("{path} answered no JSON"))
+    }
+
+    /// Posts JSON and gives the events of the answer.
+    pub(crate) async fn stream(&self, path: &str, body: &Value) -> Result<Events> {
+        let response = self.send(Method::POST, path, Some(body)).await?;
+        let status = response.status();
+        if !status.is_success() {
+            bail!("{}", failure(status, &read(response).await?));
+        }
+        Ok(Events::new(response.into_body()))
+    }
+}
+
+async fn read(response: Response<Incoming>) -> Result<String> {
+    let bytes = response.into_body().collect().await.context("the answer breaks off")?.to_bytes();
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What went wrong, in the server's words if they are in the usual form.
+fn failure(status: StatusCode, text: &str) -> String {
+    let json: Value = serde_json::from_str(text).unwrap_or_default();
+    let message = json.pointer("/error/message").and_then(Value::as_str).unwrap_or(text);
+    format!("{status}: {}", message.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_base_may_end_in_v1_and_must_be_a_url() {
+        let client = Client::new("http://localhost:8000/v1/", None).expect("a URL");
+        assert_eq!(client.base, "http://localhost:8000");
+        assert!(Client::new("localhost:8000", None).is_err());
+        assert!(Client::new("file:///tmp", None).is_err());
+    }
+
+    #[test]
+    fn failures_are_told_in_the_servers_words() {
+        let text = r#"{"error": {"message": "no such model"}}"#;
+        assert_eq!(failure(StatusCode::NOT_FOUND, text), "404 Not Found: no such model");
+        assert_eq!(failure(StatusCode::BAD_GATEWAY, "gone\n"), "502 Bad Gateway: gone");
+    }
+}

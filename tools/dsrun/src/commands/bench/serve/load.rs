@@ -1,0 +1,152 @@
+//! Puts load on a server and keeps what happened to each request.
+
+use crate::client::Client;
+use anyhow::Result;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use serde_json::Value;
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::{task::JoinSet, time::Instant};
+
+/// When requests are sent.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Arrivals {
+    /// Open loop: so many a second on average, at random, however many are still running.
+    Poisson {
+        /// Requests per second.
+        rate: f64,
+        /// Of the times between them.
+        seed: u64,
+    },
+    /// Closed loop: so many clients, each of which sends its next request when it has its answer.
+    Clients(usize),
+}
+
+impl fmt::Display for Arrivals {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Poisson { rate, .. } => write!(formatter, "{rate} requests/s"),
+            Self::Clients(1) => write!(formatter, "1 client"),
+            Self::Clients(clients) => write!(formatter, "{clients} clients"),
+        }
+    }
+}
+
+/// A request to send.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) path: Arc<str>,
+    pub(super) body: Value,
+    /// Tokens of the prompt, as far as we know; the server may know better.
+    pub(super) prompt_tokens: usize,
+}
+
+/// What happened to a request.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    /// Seconds from the start of the load to when the request was due.
+    pub(super) due: f64,
+    pub(super) outcome: Result<Answered, String>,
+}
+
+/// An answer. Times are in seconds from when the request was due.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Answered {
+    pub(super) prompt_tokens: usize,
+    pub(super) tokens: usize,
+    /// When each piece of text came; a piece is usually one token.
+    pub(super) pieces: Vec<f64>,
+    pub(super) end: f64,
+}
+
+/// Sends all requests and waits for all answers.
+pub(super) async fn run_load(
+    client: &Client,
+    jobs: Vec<Job>,
+    arrivals: &Arrivals,
+    timeout: Duration,
+) -> Vec<Record> {
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    match arrivals {
+        Arrivals::Poisson { rate, seed } => {
+            let mut random = StdRng::seed_from_u64(*seed);
+            let mut due = start;
+            for job in jobs {
+                let client = client.clone();
+                // The clock runs from when a request was due, also if we were late to send it.
+                tasks.spawn(async move {
+                    tokio::time::sleep_until(due).await;
+                    vec![answer(&client, job, start, due, timeout).await]
+                });
+                let gap = -(1.0 - random.random::<f64>()).ln() / rate;
+                due += Duration::from_secs_f64(gap);
+            }
+        }
+        Arrivals::Clients(clients) => {
+            let jobs = Arc::new(Mutex::new(jobs.into_iter()));
+            for _ in 0..*clients {
+                let (client, jobs) = (client.clone(), jobs.clone());
+                let next = move || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
+                tasks.spawn(async move {
+                    let mut records = Vec::new();
+                    while let Some(job) = next() {
+                        records.push(answer(&client, job, start, Instant::now(), timeout).await);
+                    }
+                    records
+                });
+            }
+        }
+    }
+    tasks.join_all().await.into_iter().flatten().collect()
+}
+
+async fn answer(client: &Client, job: Job, start: Instant, due: Instant, timeout: Duration) -> Record {
+    let outcome = match tokio::time::timeout(timeout, ask(client, job, due)).await {
+        Ok(Ok(answered)) => Ok(answered),
+        Ok(Err(error)) => Err(format!("{error:#}")),
+        Err(_) => Err(format!("no answer within {} s", timeout.as_secs())),
+    };
+    Record { due: due.duration_since(start).as_secs_f64(), outcome }
+}
+
+async fn ask(client: &Client, job: Job, due: Instant) -> Result<Answered> {
+    let mut events = client.stream(&job.path, &job.body).await?;
+    let mut answered = Answered { prompt_tokens: job.prompt_tokens, tokens: 0, pieces: Vec::new(), end: 0.0 };
+    let mut counted = None;
+    while let Some(event) = events.next().await? {
+        if has_text(&event) {
+            answered.pieces.push(due.elapsed().as_secs_f64());
+        }
+        let count = |name: &str| event["usage"][name].as_u64().map(|count| count as usize);
+        counted = count("completion_tokens").or(counted);
+        answered.prompt_tokens = count("prompt_tokens").unwrap_or(answered.prompt_tokens);
+    }
+    answered.tokens = counted.unwrap_or(answered.pieces.len());
+    answered.end = due.elapsed().as_secs_f64();
+    Ok(answered)
+}
+
+/// Whether an event of either endpoint brings text.
+fn has_text(event: &Value) -> bool {
+    let choice = &event["choices"][0];
+    let texts = [&choice["text"], &choice["delta"]["content"], &choice["delta"]["reasoning_content"]];
+    texts.iter().any(|text| text.as_str().is_some_and(|text| !text.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn text_is_found_in_both_kinds_of_events() {
+        assert!(has_text(&json!({"choices": [{"text": "a"}]})));
+        assert!(has_text(&json!({"choices": [{"delta": {"content": "a"}}]})));
+        assert!(!has_text(&json!({"choices": [{"delta": {"role": "assistant", "content": ""}}]})));
+        assert!(!has_text(&json!({"choices": [], "usage": {"completion_tokens": 3}})));
+    }
+}

@@ -1,0 +1,276 @@
+//! Figures of a load, from what happened to each request.
+
+use super::load::{Answered, Arrivals, Record};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, fmt::Write};
+
+/// Tokens over which the pace of an answer is averaged, as FastGen's benchmark does.
+const EMA_SPAN: f64 = 16.0;
+
+/// What an answer must keep to count as served (FastGen, "effective throughput"): the first token comes within
+/// `prompt tokens / prompt_tokens_per_second`, and the exponential moving average of the times between tokens stays below
+/// `1 / tokens_per_second`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sla {
+    /// Prompt tokens per second until the first token.
+    pub(crate) prompt_tokens_per_second: f64,
+    /// Tokens per second from there on, at any time.
+    pub(crate) tokens_per_second: f64,
+}
+
+/// What `bench serve` measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// What the plot calls it.
+    pub(crate) label: String,
+    pub(crate) model: String,
+    /// The distribution of prompts.
+    pub(crate) prompt_tokens: String,
+    /// The distribution of answers.
+    pub(crate) generated_tokens: String,
+    /// Requests of each load.
+    pub(crate) requests: usize,
+    pub(crate) sla: Sla,
+    pub(crate) points: Vec<Point>,
+}
+
+/// The figures of one load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Point {
+    /// Requests per second or clients.
+    pub(crate) load: String,
+    /// Requests that were answered.
+    pub(crate) answered: usize,
+    /// Requests that failed.
+    pub(crate) failed: usize,
+    /// From the first request to the last answer.
+    pub(crate) seconds: f64,
+    pub(crate) requests_per_second: f64,
+    pub(crate) prompt_tokens_per_second: f64,
+    pub(crate) tokens_per_second: f64,
+    /// Time to the first token.
+    pub(crate) first_token_seconds: Percentiles,
+    /// Time per token after the first, of each answer.
+    pub(crate) token_seconds: Percentiles,
+    /// Time to the whole answer.
+    pub(crate) answer_seconds: Percentiles,
+    /// Answers that kept the service level, per second.
+    pub(crate) effective_requests_per_second: f64,
+    /// What went wrong, and how often.
+    pub(crate) errors: Vec<Failure>,
+}
+
+/// A way to fail.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    pub(crate) message: String,
+    pub(crate) count: usize,
+}
+
+/// Of all values, how large the value is that so many per cent do not exceed. Not a number if there are none.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Percentiles {
+    #[serde(with = "nullable")]
+    pub(crate) p50: f64,
+    #[serde(with = "nullable")]
+    pub(crate) p95: f64,
+    #[serde(with = "nullable")]
+    pub(crate) p99: f64,
+}
+
+/// JSON has no way to write that something is not a number but `null`.
+mod nullable {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(*value)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+    }
+}
+
+impl Percentiles {
+    pub(super) fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        // The nearest rank: the smallest value that at least `share` of all do not exceed.
+        let at = |share: f64| {
+            let rank = (share * values.len() as f64).ceil() as usize;
+            values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+        };
+        Self { p50: at(0.50), p95: at(0.95), p99: at(0.99) }
+    }
+}
+
+impl Point {
+    pub(super) fn new(arrivals: &Arrivals, records: &[Record], sla: &Sla) -> Self {
+        let answers: Vec<&Answered> =
+            records.iter().filter_map(|record| record.outcome.as_ref().ok()).collect();
+        let ends = records.iter().filter_map(|record| Some(record.due + record.outcome.as_ref().ok()?.end));
+        let start = records.iter().map(|record| record.due).fold(f64::INFINITY, f64::min);
+        let seconds = (ends.fold(0.0, f64::max) - start).max(f64::MIN_POSITIVE);
+        let rate = |count: usize| if answers.is_empty() { 0.0 } else { count as f64 / seconds };
+        let mut errors = BTreeMap::new();
+        for error in records.iter().filter_map(|record| record.outcome.as_ref().err()) {
+            *errors.entry(error.clone()).or_insert(0) += 1;
+        }
+        let percentiles = |value: fn(&Answered) -> Option<f64>| {
+            Percentiles::of(answers.iter().filter_map(|answer| value(answer)).collect())
+        };
+        Self {
+            load: arrivals.to_string(),
+            answered: answers.len(),
+            failed: records.len() - answers.len(),
+            seconds: if answers.is_empty() { 0.0 } else { seconds },
+            requests_per_second: rate(answers.len()),
+            prompt_tokens_per_second: rate(answers.iter().map(|answer| answer.prompt_tokens).sum()),
+            tokens_per_second: rate(answers.iter().map(|answer| answer.tokens).sum()),
+            first_token_seconds: percentiles(|answer| answer.pieces.first().copied()),
+            token_seconds: percentiles(token_seconds),
+            answer_seconds: percentiles(|answer| Some(answer.end)),
+            effective_requests_per_second: rate(answers.iter().filter(|answer| sla.is_kept(answer)).count()),
+            errors: errors.into_iter().map(|(message, count)| Failure { message, count }).collect(),
+        }
+    }
+}
+
+/// The mean time between tokens of an answer.
+fn token_seconds(answer: &Answered) -> Option<f64> {
+    let (first, last) = (answer.pieces.first()?, answer.pieces.last()?);
+    (answer.tokens > 1).then(|| (last - first) / (answer.tokens - 1) as f64)
+}
+
+impl Sla {
+    fn is_kept(&self, answer: &Answered) -> bool {
+        let Some(first) = answer.pieces.first() else { return false };
+        if *first > answer.prompt_tokens as f64 / self.prompt_tokens_per_second {
+            return false;
+        }
+        // A server may send several tokens in a piece: each is taken to be of the average size.
+        let tokens_per_piece = (answer.tokens as f64 / answer.pieces.len() as f64).max(1.0);
+        let decay = 1.0 - 2.0 / (EMA_SPAN + 1.0);
+        let (mut sum, mut weight) = (0.0, 0.0);
+        answer.pieces.windows(2).all(|pair| {
+            let gap = (pair[1] - pair[0]) / tokens_per_piece;
+            sum = sum * decay + gap;
+            weight = weight * decay + 1.0;
+            sum / weight < 1.0 / self.tokens_per_second
+        })
+    }
+}
+
+/// The figures as a table.
+pub(super) fn table(run: &Run) -> String {
+    let mut text = format!(
+        "{}: prompts of {} tokens, answers of {}; {} requests per load\n\
+         service level: first token within prompt / {} tokens/s, then {} tokens/s\n\n\
+         {:>16} {:>9} {:>9} {:>10} {:>26} {:>26} {:>10} {:>7}\n\
+         {:>16} {:>9} {:>9} {:>10} {:>26} {:>26} {:>10} {:>7}",
+        run.model,
+        run.prompt_tokens,
+        run.generated_tokens,
+        run.requests,
+        run.sla.prompt_tokens_per_second,
+        run.sla.tokens_per_second,
+        "load",
+        "requests",
+        "effective",
+        "tokens",
+        "first token, ms",
+        "per token, ms",
+        "answer, s",
+        "failed",
+        "",
+        "/s",
+        "/s",
+        "/s",
+        "p50      p95      p99",
+        "p50      p95      p99",
+        "p50",
+        "",
+    );
+    for point in &run.points {
+        let (first, token) = (&point.first_token_seconds, &point.token_seconds);
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "\n{:>16} {:>9.2} {:>9.2} {:>10.1} {:>8.1} {:>8.1} {:>8.1} {:>8.2} {:>8.2} {:>8.2} {:>10.2} {:>7}",
+            point.load,
+            point.requests_per_second,
+            point.effective_requests_per_second,
+            point.tokens_per_second,
+            first.p50 * 1e3,
+            first.p95 * 1e3,
+            first.p99 * 1e3,
+            token.p50 * 1e3,
+            token.p95 * 1e3,
+            token.p99 * 1e3,
+            point.answer_seconds.p50,
+            point.failed,
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLA: Sla = Sla { prompt_tokens_per_second: 512.0, tokens_per_second: 4.0 };
+
+    fn answer(pieces: &[f64]) -> Answered {
+        Answered {
+            prompt_tokens: 512,
+            tokens: pieces.len(),
+            pieces: pieces.to_vec(),
+            end: *pieces.last().unwrap_or(&0.0),
+        }
+    }
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let percentiles = Percentiles::of((1..=100).rev().map(f64::from).collect());
+        assert_eq!(percentiles, Percentiles { p50: 50.0, p95: 95.0, p99: 99.0 });
+        assert_eq!(Percentiles::of(vec![3.0]), Percentiles { p50: 3.0, p95: 3.0, p99: 3.0 });
+        assert!(Percentiles::of(Vec::new()).p50.is_nan());
+    }
+
+    #[test]
+    fn the_service_level_is_that_of_fastgen() {
+        assert!(SLA.is_kept(&answer(&[0.9, 1.1, 1.3])));
+        assert!(!SLA.is_kept(&answer(&[1.1, 1.2])), "the first token is late");
+        assert!(!SLA.is_kept(&answer(&[])), "nothing came");
+        // One gap of 0.5 s after many of 0.1 s: the average goes to 0.1 + 0.4 * 2 / 17 and a bit, below 0.25 s.
+        let mut pieces: Vec<f64> = (0..40).map(|index| 0.5 + 0.1 * f64::from(index)).collect();
+        pieces.push(pieces[39] + 0.5);
+        assert!(SLA.is_kept(&answer(&pieces)));
+        // The same gap at the start is all there is to average.
+        assert!(!SLA.is_kept(&answer(&[0.5, 1.0, 1.1])));
+    }
+
+    #[test]
+    fn rates_are_over_the_time_from_first_request_to_last_answer() {
+        let record = |due, pieces: &[f64]| Record { due, outcome: Ok(answer(pieces)) };
+        let failed = Record { due: 0.5, outcome: Err("gone".into()) };
+        let records = [record(0.0, &[0.5, 0.6]), record(1.0, &[0.5, 0.7, 1.0]), failed];
+        let point = Point::new(&Arrivals::Clients(2), &records, &SLA);
+        assert_eq!((point.answered, point.failed), (2, 1));
+        assert_eq!(point.seconds, 2.0);
+        assert_eq!(point.requests_per_second, 1.0);
+        assert_eq!(point.tokens_per_second, 2.5);
+        assert_eq!(point.errors, [Failure { message: "gone".into(), count: 1 }]);
+        assert_eq!(point.token_seconds.p99, 0.25);
+    }
+
+    #[test]
+    fn a_load_without_answers_has_no_figures_and_survives_json() {
+        let failed = Record { due: 0.0, outcome: Err("gone".into()) };
+        let point = Point::new(&Arrivals::Clients(1), &[failed], &SLA);
+        assert_eq!(point.requests_per_second, 0.0);
+        let json = serde_json::to_string(&point).expect("it is written");
+        let back: Point = serde_json::from_str(&json).expect("it is read");
+        assert!(back.first_token_seconds.p50.is_nan());
+        assert_eq!(back.failed, 1);
+    }
+}

@@ -1,0 +1,128 @@
+//! `dsrun serve`: serve a model over HTTP.
+
+mod signals;
+
+use crate::{
+    arguments::{DeviceArguments, Dtype, EngineArguments, ModelArguments, Serve, Weights},
+    commands::print,
+    serve::{App, Loaded, ServeSettings, Server, app},
+    session::{engine_options, load_engine, open_device, open_model},
+    terminal::Terminal,
+};
+use anyhow::{Context, Result, bail};
+use dsrun_engine::{
+    EngineOptions,
+    service::{Service, ServiceError, ServiceOptions},
+};
+use dsrun_models::chat::ChatTemplate;
+use signals::Signals;
+use std::{path::Path, sync::Arc, time::Duration};
+use tokio::{runtime::Runtime, sync::oneshot};
+
+/// How long the engine may take to stop once no request is left.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The exit code of a program that SIGTERM or Ctrl-C ended.
+const INSISTED: i32 = 130;
+
+pub(crate) fn run(command: &Serve, terminal: &Terminal) -> Result<()> {
+    let settings = ServeSettings::load(command.config.as_deref(), &command.settings)?;
+    let runtime = Runtime::new().context("no threads can be started")?;
+    runtime.block_on(serve(settings, *terminal))
+}
+
+async fn serve(settings: ServeSettings, terminal: Terminal) -> Result<()> {
+    let model = settings.model.clone().unwrap_or_else(|| dsrun_models::fetch::DEFAULT_MODEL.to_owned());
+    let name = settings.served_model_name.clone().unwrap_or_else(|| served_name(&model));
+    let app = Arc::new(app(&settings, name)?);
+    let mut signals = Signals::listen()?;
+    let server = Server::bind(app.clone(), &settings).await?;
+    let url = server.url();
+    terminal.note(&format!("listening at {url}, loading {model}"));
+
+    // Health is answered while the model loads.
+    let (stop, stopped) = oneshot::channel();
+    let serving = tokio::spawn(server.run(async {
+        // An error means that there is nobody left to tell it: then, too, the server is to end.
+        let _ = stopped.await;
+    }));
+    let loaded = app.clone();
+    let loading = tokio::task::spawn_blocking(move || load(&settings, model, &loaded, &terminal));
+    let service = tokio::select! {
+        service = loading => service.context("loading the model failed")??,
+        () = signals.asked() => quit(),
+    };
+    let engine = service.handle();
+    print(&format!("ready at {url}"))?;
+
+    tokio::select! {
+        () = signals.asked() => {}
+        () = engine.stopped() => return Err(engine.failure().unwrap_or(ServiceError::Stopped).into()),
+    }
+    terminal.note("finishing the requests that run; a second signal breaks them off");
+    let _ = stop.send(());
+    let finished = tokio::select! {
+        finished = serving => finished.context("the server failed")?,
+        () = signals.asked() => quit(),
+    };
+    service.stop(STOP_TIMEOUT)?;
+    if !finished {
+        bail!("requests were broken off: they ran longer than --drain-timeout");
+    }
+    Ok(())
+}
+
+/// What clients call a model: a file is called by its name without its folder.
+fn served_name(model: &str) -> String {
+    let path = Path::new(model);
+    let file = path.exists().then(|| path.canonicalize().ok()).flatten();
+    let name = file.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+    name.unwrap_or(model).trim_end_matches(".gguf").to_owned()
+}
+
+/// Loads the model and starts the engine.
+fn load(settings: &ServeSettings, model: String, app: &App, terminal: &Terminal) -> Result<Service> {
+    let device = open_device(&DeviceArguments {
+        backend: settings.backend.clone(),
+        device: settings.device.unwrap_or(0),
+        threads: settings.threads,
+    })?;
+    let dtype = settings.dtype.unwrap_or(Dtype::Keep);
+    let model = ModelArguments {
+        model,
+        weights: settings.weights.unwrap_or(Weights::File),
+        offline: settings.offline.unwrap_or(false),
+    };
+    let model = Arc::new(open_model(&model, dtype, terminal)?);
+    let template = settings.chat_template.as_deref().map(|path| read_template(path, &model)).transpose()?;
+    let engine = EngineArguments {
+        dtype,
+        context: settings.context,
+        step_tokens: settings.step_tokens,
+        no_fuse: settings.no_fuse.unwrap_or(false),
+    };
+    let options =
+        EngineOptions { kv_tokens: settings.kv_tokens, ..engine_options(&engine, settings.max_requests()) };
+    let engine = load_engine(&model, device, &options, terminal)?;
+    let service = Service::start(engine, &ServiceOptions { queue: settings.queue() })?;
+    app.set_loaded(Loaded::new(model, service.handle(), template));
+    Ok(service)
+}
+
+fn read_template(path: &Path, model: &dsrun_models::model::Model) -> Result<ChatTemplate> {
+    let source = std::fs::read_to_string(path)
+        .with_context(|| format!("the chat template {} cannot be read", path.display()))?;
+    let token = |id: Option<u32>| Some(model.tokenizer()?.id_to_token(id?)?.to_owned());
+    let tokens = [
+        ("bos_token", token(model.tokenizer().and_then(|tokenizer| tokenizer.bos()))),
+        ("eos_token", token(model.tokenizer().and_then(|tokenizer| tokenizer.eos()))),
+    ];
+    let tokens: Vec<(String, String)> =
+        tokens.into_iter().filter_map(|(name, token)| Some((name.to_owned(), token?))).collect();
+    ChatTemplate::new(&source, &tokens).with_context(|| format!("in {}", path.display()))
+}
+
+#[expect(clippy::exit, reason = "the user insists, and what runs is not waited for")]
+fn quit() -> ! {
+    std::process::exit(INSISTED)
+}

@@ -1,0 +1,223 @@
+//! Who may ask, and how often.
+
+use super::error::ApiError;
+use anyhow::{Context, Result, bail};
+use axum::http::{HeaderMap, header};
+use sha2::{Digest, Sha256};
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::Hash,
+    net::IpAddr,
+    path::Path,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use subtle::ConstantTimeEq;
+
+/// Clients whose rate is kept at a time. With more, those that have been quiet longest are forgotten.
+const MAX_CLIENTS: usize = 65_536;
+
+/// Whom a request is counted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ClientId {
+    /// The holder of the key with this number.
+    Key(usize),
+    /// Whoever is at this address.
+    Address(IpAddr),
+}
+
+/// The keys that open the server.
+pub(crate) struct ApiKeys {
+    /// Hashes: comparing them takes equally long for every wrong key, whatever its length.
+    hashes: Vec<[u8; 32]>,
+}
+
+impl fmt::Debug for ApiKeys {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "ApiKeys({})", self.hashes.len())
+    }
+}
+
+impl ApiKeys {
+    /// These keys; with none, everybody may ask.
+    pub(crate) fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
+        Self { hashes: keys.into_iter().map(|key| Sha256::digest(key.as_bytes()).into()).collect() }
+    }
+
+    /// The keys of a file, one per line, and of a list with commas. Empty lines and lines that start with `#` are skipped.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or there is a source of keys without any key.
+    pub(crate) fn load(file: Option<&Path>, list: Option<&str>) -> Result<Self> {
+        let mut keys = Vec::new();
+        if let Some(path) = file {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("the API keys in {} cannot be read", path.display()))?;
+            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+            keys.extend(lines.map(str::to_owned));
+        }
+        if let Some(list) = list {
+            keys.extend(list.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned));
+        }
+        // Nobody names a source of keys to let everybody in.
+        if keys.is_empty() && (file.is_some() || list.is_some()) {
+            bail!("there is no API key where keys were to be read from");
+        }
+        Ok(Self::new(keys.iter().map(String::as_str)))
+    }
+
+    /// Who asks.
+    ///
+    /// # Errors
+    /// If there are keys, and the request shows none of them.
+    pub(crate) fn identify(&self, headers: &HeaderMap, address: IpAddr) -> Result<ClientId, ApiError> {
+        if self.hashes.is_empty() {
+            return Ok(ClientId::Address(address));
+        }
+        let shown = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+        let shown: [u8; 32] = Sha256::digest(shown.ok_or_else(ApiError::no_key)?).into();
+        // Every key is looked at, also after one fits.
+        let mut found = None;
+        for (index, hash) in self.hashes.iter().enumerate() {
+            if bool::from(hash.ct_eq(&shown)) {
+                found = Some(ClientId::Key(index));
+            }
+        }
+        found.ok_or_else(ApiError::no_key)
+    }
+}
+
+/// The key in `Bearer KEY`.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, key) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
+}
+
+/// Lets each client ask so many times a minute, in bursts of as many.
+#[derive(Debug)]
+pub(crate) struct RateLimit {
+    per_minute: f64,
+    clients: Mutex<HashMap<ClientId, Allowance>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    /// Requests that may come at once.
+    left: f64,
+    at: Instant,
+}
+
+impl RateLimit {
+    /// So many requests a minute.
+    pub(crate) fn new(per_minute: u32) -> Self {
+        Self { per_minute: per_minute.into(), clients: Mutex::default() }
+    }
+
+    /// Counts a request.
+    ///
+    /// # Errors
+    /// If the client has none left; the error says when it will.
+    pub(crate) fn count(&self, client: ClientId, now: Instant) -> Result<(), ApiError> {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if clients.len() >= MAX_CLIENTS && !clients.contains_key(&client) {
+            self.forget(&mut clients, now);
+        }
+        let fresh = Allowance { left: self.per_minute, at: now };
+        let allowance = clients.entry(client).or_insert(fresh);
+        allowance.left = self.refilled(allowance, now);
+        allowance.at = now;
+        if allowance.left < 1.0 {
+            let wait = (1.0 - allowance.left) * 60.0 / self.per_minute;
+            return Err(ApiError::too_often(Duration::from_secs_f64(wait)));
+        }
+        allowance.left -= 1.0;
+        Ok(())
+    }
+
+    fn refilled(&self, allowance: &Allowance, now: Instant) -> f64 {
+        let minutes = now.saturating_duration_since(allowance.at).as_secs_f64() / 60.0;
+        (allowance.left + minutes * self.per_minute).min(self.per_minute)
+    }
+
+    /// Makes room: whoever has a full allowance need not be remembered. Should all be short of theirs, the half that was
+    /// here longest ago goes.
+    fn forget(&self, clients: &mut HashMap<ClientId, Allowance>, now: Instant) {
+        clients.retain(|_, allowance| self.refilled(allowance, now) < self.per_minute);
+        if clients.len() >= MAX_CLIENTS {
+            let mut times: Vec<Instant> = clients.values().map(|allowance| allowance.at).collect();
+            let middle = times.len() / 2;
+            let median = *times.select_nth_unstable(middle).1;
+            clients.retain(|_, allowance| allowance.at > median);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::{HeaderValue, StatusCode};
+    use rstest::rstest;
+    use std::net::Ipv4Addr;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn shown(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_str(value).expect("a header"))])
+    }
+
+    #[rstest]
+    #[case("Bearer first", Some(0))]
+    #[case("bearer second", Some(1))]
+    #[case("Bearer firs", None)]
+    #[case("Bearer first2", None)]
+    #[case("Basic first", None)]
+    #[case("Bearer", None)]
+    fn a_key_opens_if_it_is_one_of_them(#[case] header: &str, #[case] key: Option<usize>) {
+        let keys = ApiKeys::new(["first", "second"]);
+        assert_eq!(keys.identify(&shown(header), HERE).ok(), key.map(ClientId::Key));
+    }
+
+    #[test]
+    fn without_keys_everybody_is_their_address() {
+        let keys = ApiKeys::new([]);
+        assert_eq!(keys.identify(&HeaderMap::new(), HERE), Ok(ClientId::Address(HERE)));
+    }
+
+    #[test]
+    fn keys_come_from_a_file_and_a_list_but_never_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "# ours\n\n one \ntwo\n").expect("it is written");
+        let keys = ApiKeys::load(Some(&path), Some("three, four")).expect("there are keys");
+        assert_eq!(keys.hashes.len(), 4);
+        assert!(keys.identify(&shown("Bearer one"), HERE).is_ok());
+        std::fs::write(&path, "# none\n").expect("it is written");
+        assert!(ApiKeys::load(Some(&path), None).is_err());
+        assert!(ApiKeys::load(None, Some("")).is_err());
+    }
+
+    #[test]
+    fn a_burst_is_let_through_and_then_one_at_a_time() {
+        let limit = RateLimit::new(3);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!((0..3).all(|_| limit.count(ClientId::Key(0), at(0)).is_ok()));
+        let refused = limit.count(ClientId::Key(0), at(1)).expect_err("the burst is over");
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert!(limit.count(ClientId::Key(1), at(1)).is_ok(), "others have their own");
+        assert!(limit.count(ClientId::Key(0), at(21)).is_ok());
+        assert!(limit.count(ClientId::Key(0), at(21)).is_err());
+    }
+
+    #[test]
+    fn as_many_clients_as_addresses_do_not_take_more_memory() {
+        let limit = RateLimit::new(1);
+        let now = Instant::now();
+        for address in 0..2 * MAX_CLIENTS as u32 {
+            let client = ClientId::Address(Ipv4Addr::from_bits(address).into());
+            assert!(limit.count(client, now + Duration::from_micros(address.into())).is_ok());
+        }
+        assert!(limit.clients.lock().expect("not poisoned").len() <= MAX_CLIENTS);
+    }
+}

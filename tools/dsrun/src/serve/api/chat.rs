@@ -1,0 +1,280 @@
+//! `/v1/chat/completions`.
+
+use super::{Finish, TokenLogprob, Usage, generation_request};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+generation_request! {
+    /// A conversation to continue.
+    struct ChatRequest {
+        /// The conversation so far.
+        pub(crate) messages: Vec<ChatMessage>,
+        /// The most tokens of an answer; what fits into the context if not given.
+        #[serde(default)]
+        pub(crate) max_completion_tokens: Option<usize>,
+        /// The former name of `max_completion_tokens`.
+        #[serde(default)]
+        pub(crate) max_tokens: Option<usize>,
+        /// Whether to tell how likely each token was.
+        #[serde(default)]
+        pub(crate) logprobs: Option<bool>,
+        /// How many of the likeliest tokens to tell in each place, at most 20; only with `logprobs`.
+        #[serde(default)]
+        pub(crate) top_logprobs: Option<usize>,
+        /// What the model may call.
+        #[serde(default)]
+        pub(crate) tools: Option<Vec<Tool>>,
+        /// Whether the model has to call something.
+        #[serde(default)]
+        pub(crate) tool_choice: Option<ToolChoice>,
+        /// Whether the model may call several tools in an answer.
+        #[serde(default)]
+        pub(crate) parallel_tool_calls: Option<bool>,
+        /// Further variables of the chat template, such as `enable_thinking`.
+        #[serde(default)]
+        pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    }
+}
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChatMessage {
+    pub(crate) role: Role,
+    /// What is said. A message that calls tools may have none.
+    #[serde(default)]
+    pub(crate) content: Option<Content>,
+    /// Who of several says it.
+    #[serde(default)]
+    pub(crate) name: Option<String>,
+    /// The calls that an assistant's message makes.
+    #[serde(default)]
+    pub(crate) tool_calls: Option<Vec<ToolCall>>,
+    /// Which call a tool's message answers.
+    #[serde(default)]
+    pub(crate) tool_call_id: Option<String>,
+    /// What the assistant thought before it said this.
+    #[serde(default)]
+    pub(crate) reasoning_content: Option<String>,
+    /// Why the assistant said nothing; this server's answers have none.
+    #[serde(default)]
+    pub(crate) refusal: Option<String>,
+}
+
+/// Who says a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    /// The same as `system`.
+    Developer,
+    System,
+    User,
+    Assistant,
+    Tool,
+}
+
+impl Role {
+    /// Its name in chat templates.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Developer | Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// A text, in one or several parts.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "must be a text, or a list of parts {\"type\": \"text\", \"text\": ..}; images and sound are not supported"
+)]
+pub(crate) enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+/// A part of a text.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Part {
+    Text { text: String },
+}
+
+impl Content {
+    /// The text as a whole.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Parts(parts) => parts.iter().map(|Part::Text { text }| text.as_str()).collect(),
+        }
+    }
+}
+
+/// Something that the model may call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Tool {
+    Function { function: Function },
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Function {
+    /// Letters, digits, `_`, `-` and `.`, at most 64.
+    pub(crate) name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) description: Option<String>,
+    /// A JSON schema of the arguments; none if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) parameters: Option<Value>,
+    /// Whether the arguments have to keep to the schema. They do wherever a call is required; where it is not, `true` is
+    /// not supported.
+    #[serde(default, skip_serializing)]
+    pub(crate) strict: Option<bool>,
+}
+
+/// Whether the model has to call something.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}"
+)]
+pub(crate) enum ToolChoice {
+    Mode(ToolMode),
+    Named(NamedTool),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ToolMode {
+    /// It calls nothing.
+    None,
+    /// It decides.
+    Auto,
+    /// It calls something.
+    Required,
+}
+
+/// It calls this.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum NamedTool {
+    Function { function: FunctionName },
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FunctionName {
+    pub(crate) name: String,
+}
+
+/// A call that the model makes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ToolCall {
+    /// Which of the calls of a streamed answer it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) index: Option<usize>,
+    pub(crate) id: String,
+    pub(crate) r#type: CallType,
+    pub(crate) function: FunctionCall,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CallType {
+    Function,
+}
+
+/// A function and its arguments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FunctionCall {
+    pub(crate) name: String,
+    /// The arguments as JSON, in a text.
+    pub(crate) arguments: String,
+}
+
+/// An answer as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct ChatCompletion {
+    pub(crate) id: String,
+    /// `chat.completion`.
+    pub(crate) object: &'static str,
+    /// In seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) choices: Vec<ChatChoice>,
+    pub(crate) usage: Usage,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct ChatChoice {
+    pub(crate) index: usize,
+    pub(crate) message: AnswerMessage,
+    pub(crate) logprobs: Option<ChatLogprobs>,
+    pub(crate) finish_reason: Option<Finish>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct AnswerMessage {
+    pub(crate) role: Role,
+    /// The text; none if the answer is nothing but calls.
+    pub(crate) content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<ToolCall>,
+    /// Never set.
+    pub(crate) refusal: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct ChatLogprobs {
+    pub(crate) content: Vec<ChatTokenLogprob>,
+}
+
+/// A token, and what else could have stood there.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct ChatTokenLogprob {
+    #[serde(flatten)]
+    pub(crate) chosen: TokenLogprob,
+    /// The likeliest tokens in its place, the likeliest first.
+    pub(crate) top_logprobs: Vec<TokenLogprob>,
+}
+
+/// A piece of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct ChatChunk {
+    pub(crate) id: String,
+    /// `chat.completion.chunk`.
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    /// One, or none in the last event, which tells the usage.
+    pub(crate) choices: Vec<ChatChunkChoice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Usage>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct ChatChunkChoice {
+    pub(crate) index: usize,
+    pub(crate) delta: Delta,
+    pub(crate) logprobs: Option<ChatLogprobs>,
+    pub(crate) finish_reason: Option<Finish>,
+}
+
+/// What a piece adds to a message.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct Delta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) role: Option<Role>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<ToolCall>,
+}

@@ -1,0 +1,71 @@
+//! `/v1/completions`.
+
+use super::{Finish, Usage, generation_request};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+generation_request! {
+    /// A text to continue.
+    struct CompletionRequest {
+        /// One or several prompts, as texts or as tokens.
+        pub(crate) prompt: Prompts,
+        /// The most tokens of an answer; 16 if not given.
+        #[serde(default)]
+        pub(crate) max_tokens: Option<usize>,
+        /// How many of the likeliest tokens to tell in each place, at most 20; without it, none.
+        #[serde(default)]
+        pub(crate) logprobs: Option<usize>,
+        /// Whether the answer starts with the prompt; not together with `logprobs`.
+        #[serde(default)]
+        pub(crate) echo: Option<bool>,
+    }
+}
+
+/// One or several prompts.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "must be a text, a list of texts, a list of tokens, or a list of lists of tokens"
+)]
+pub(crate) enum Prompts {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    ManyTokens(Vec<Vec<u32>>),
+}
+
+/// An answer, or a piece of one.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct Completion {
+    pub(crate) id: String,
+    /// `text_completion`.
+    pub(crate) object: &'static str,
+    /// In seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    /// Those of the first prompt, then those of the second, and so on. A piece has one, the event with the usage none.
+    pub(crate) choices: Vec<CompletionChoice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Usage>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct CompletionChoice {
+    pub(crate) index: usize,
+    pub(crate) text: String,
+    pub(crate) logprobs: Option<CompletionLogprobs>,
+    pub(crate) finish_reason: Option<Finish>,
+}
+
+/// How likely the tokens of a text were.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct CompletionLogprobs {
+    pub(crate) tokens: Vec<String>,
+    /// The natural logarithms of their probabilities.
+    pub(crate) token_logprobs: Vec<f32>,
+    /// The likeliest tokens in each place.
+    pub(crate) top_logprobs: Vec<BTreeMap<String, f32>>,
+    /// Where in the answer each token starts, in characters.
+    pub(crate) text_offset: Vec<usize>,
+}

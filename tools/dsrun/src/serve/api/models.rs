@@ -1,0 +1,25 @@
+//! `/v1/models`.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct ModelList {
+    /// `list`.
+    pub(crate) object: &'static str,
+    pub(crate) data: Vec<ModelCard>,
+}
+
+/// A model that is served.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct ModelCard {
+    /// Its name, for requests.
+    pub(crate) id: String,
+    /// `model`.
+    pub(crate) object: &'static str,
+    /// When it was loaded, in seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) owned_by: &'static str,
+    /// Tokens that a prompt and its answer may have together.
+    pub(crate) max_model_len: usize,
+}

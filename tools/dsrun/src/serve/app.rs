@@ -1,0 +1,166 @@
+//! What all requests share.
+
+use super::{
+    access::{ApiKeys, RateLimit},
+    body::BodyLimits,
+    error::ApiError,
+    grammar::Grammars,
+    metrics::Metrics,
+    tools::ToolFormat,
+};
+use dsrun_engine::service::{Handle, ServiceError, ServicePhase};
+use dsrun_models::{chat::ChatTemplate, model::Model, tokenizer::Tokenizer};
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// What bounds a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestLimits {
+    pub(crate) body: BodyLimits,
+    /// The longest time from a request to the end of its answer.
+    pub(crate) answer: Duration,
+}
+
+/// What all requests share.
+#[derive(Debug)]
+pub(crate) struct App {
+    /// The model's name, for clients.
+    pub(crate) name: String,
+    pub(crate) limits: RequestLimits,
+    pub(crate) keys: ApiKeys,
+    pub(crate) rate: Option<RateLimit>,
+    pub(crate) metrics: Arc<Metrics>,
+    loaded: OnceLock<Arc<Loaded>>,
+    draining: AtomicBool,
+}
+
+/// What is there once the model is loaded.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) model: Arc<Model>,
+    pub(crate) engine: Handle,
+    pub(crate) grammars: Grammars,
+    /// Instead of the model's own.
+    pub(crate) template: Option<ChatTemplate>,
+    /// In seconds since 1970.
+    pub(crate) created: u64,
+}
+
+impl App {
+    pub(crate) fn new(name: String, limits: RequestLimits, keys: ApiKeys, rate: Option<RateLimit>) -> Self {
+        Self {
+            name,
+            limits,
+            keys,
+            rate,
+            metrics: Arc::default(),
+            loaded: OnceLock::new(),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// From here on requests are served.
+    pub(crate) fn set_loaded(&self, loaded: Loaded) {
+        // It is called once; a second model would be a defect and is not taken.
+        let _ = self.loaded.set(Arc::new(loaded));
+    }
+
+    /// From here on no more requests are served; those that run are finished.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        if let Some(loaded) = self.loaded.get() {
+            loaded.engine.drain();
+        }
+    }
+
+    /// The engine, once there is one.
+    pub(crate) fn engine(&self) -> Option<&Handle> {
+        self.loaded.get().map(|loaded| &loaded.engine)
+    }
+
+    /// What is loaded.
+    ///
+    /// # Errors
+    /// While nothing is, and when the server is about to end.
+    pub(crate) fn ready(&self) -> Result<Arc<Loaded>, ApiError> {
+        if self.draining.load(Ordering::SeqCst) {
+            return Err(ApiError::not_ready("the server is about to end"));
+        }
+        let loaded = self.loaded.get().ok_or_else(|| ApiError::not_ready("the model is being loaded"))?;
+        match loaded.engine.phase() {
+            ServicePhase::Running => Ok(loaded.clone()),
+            _ => Err(ApiError::not_ready("the engine has stopped")),
+        }
+    }
+
+    /// Checks that a request is for the model there is.
+    pub(crate) fn check_model(&self, asked: &str) -> Result<(), ApiError> {
+        if asked == self.name { Ok(()) } else { Err(ApiError::no_such_model(asked, &self.name)) }
+    }
+
+    /// What a client is told when the engine does not take, or does not finish, a request.
+    pub(crate) fn refused(&self, error: &ServiceError) -> ApiError {
+        match error {
+            ServiceError::Busy { .. } => ApiError::queue_full(),
+            ServiceError::Draining | ServiceError::Stopped => {
+                ApiError::not_ready("the server is about to end")
+            }
+            ServiceError::Request(error) => ApiError::from_engine(error),
+            error => {
+                tracing::error!(%error, "a request failed");
+                ApiError::internal()
+            }
+        }
+    }
+
+    /// Runs what takes longer than the network should wait.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+            self.metrics.panics.add(1);
+            tracing::error!(%error, "a request failed");
+            Err(ApiError::internal())
+        })
+    }
+}
+
+impl Loaded {
+    pub(crate) fn new(model: Arc<Model>, engine: Handle, template: Option<ChatTemplate>) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Self { model, engine, grammars: Grammars::default(), template, created }
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// If the model has none.
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, ApiError> {
+        let none = "the model has no tokenizer: send tokens instead of text, to /v1/completions";
+        self.model.tokenizer().ok_or_else(|| ApiError::malformed(none))
+    }
+
+    /// The chat template.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn template(&self) -> Result<&ChatTemplate, ApiError> {
+        match &self.template {
+            Some(template) => Ok(template),
+            None => {
+                self.model.chat_template().map_err(|error| ApiError::field("messages", error.to_string()))
+            }
+        }
+    }
+
+    /// How the model writes calls of tools, if its chat template knows tools.
+    pub(crate) fn tool_format(&self) -> Result<Option<ToolFormat>, ApiError> {
+        Ok(ToolFormat::of(self.template()?))
+    }
+}

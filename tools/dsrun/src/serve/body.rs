@@ -1,0 +1,145 @@
+//! Reading requests: bounded in size and time, strict about fields.
+
+use super::error::ApiError;
+use axum::{
+    body::Body,
+    http::{Request, header},
+};
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use std::time::Duration;
+
+/// What bounds the reading of a body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BodyLimits {
+    /// The most bytes.
+    pub(crate) bytes: usize,
+    /// The longest time from the first byte to the last.
+    pub(crate) time: Duration,
+}
+
+/// Reads the JSON body of a request.
+///
+/// # Errors
+/// If it is no JSON, too large, too slow, or lacks or has a field that `T` has or lacks; the error names the field.
+pub(crate) async fn read_json<T: DeserializeOwned>(
+    request: Request<Body>,
+    limits: BodyLimits,
+) -> Result<T, ApiError> {
+    let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    // Also keeps web pages of other origins out: they may send this type only if the server says so.
+    if !content_type.is_some_and(is_json) {
+        return Err(ApiError::not_json());
+    }
+    parse(&read(request.into_body(), limits).await?)
+}
+
+fn is_json(content_type: &str) -> bool {
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    essence.eq_ignore_ascii_case("application/json")
+}
+
+async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, ApiError> {
+    let read = tokio::time::timeout(limits.time, Limited::new(body, limits.bytes).collect());
+    match read.await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limits.bytes)),
+        Ok(Err(error)) => Err(ApiError::malformed(format!("the body breaks off: {error}"))),
+        Err(_) => Err(ApiError::slow_request(limits.time)),
+    }
+}
+
+/// Parses a body; the error names the field.
+pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| refused(&error))?;
+    json.end().map_err(|error| ApiError::malformed(format!("the body is no JSON: {error}")))?;
+    Ok(value)
+}
+
+fn refused(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
+    let (path, inner) = (error.path().to_string(), error.inner());
+    if !inner.is_data() {
+        return ApiError::malformed(format!("the body is no JSON: {inner}"));
+    }
+    let message = inner.to_string();
+    // The field says better than line and column where it is.
+    let message = message.split(" at line ").next().unwrap_or_default();
+    // Serde's own words list every field there is.
+    if message.starts_with("unknown field") {
+        return ApiError::field(path, "this server knows no such field, or does not support it");
+    }
+    if let Some(name) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
+        let field = if path == "." { name.to_owned() } else { format!("{path}.{name}") };
+        return ApiError::field(field, "must be given");
+    }
+    if path == "." { ApiError::malformed(message) } else { ApiError::field(path, message) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only parsed")]
+    struct Outer {
+        items: Vec<Inner>,
+        count: Option<u8>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only parsed")]
+    struct Inner {
+        name: String,
+    }
+
+    fn refusal(body: &[u8]) -> serde_json::Value {
+        let error = parse::<Outer>(body).expect_err("it is refused");
+        serde_json::to_value(error.body()).expect("errors are JSON")
+    }
+
+    #[rstest]
+    #[case(r#"{"items": [], "audio": 1}"#, "audio")]
+    #[case(r#"{"items": [{"name": "a"}, {"name": "b", "x": 1}]}"#, "items[1].x")]
+    #[case(r#"{"items": [{}]}"#, "items[0].name")]
+    #[case(r#"{}"#, "items")]
+    #[case(r#"{"items": [], "count": 256}"#, "count")]
+    #[case(r#"{"items": [], "count": "1"}"#, "count")]
+    fn the_field_is_named(#[case] body: &str, #[case] field: &str) {
+        let refusal = refusal(body.as_bytes());
+        assert_eq!(refusal["error"]["param"], field);
+        let message = refusal["error"]["message"].as_str().expect("a message");
+        assert!(message.starts_with(field), "{message}");
+    }
+
+    #[rstest]
+    #[case(b"")]
+    #[case(b"{")]
+    #[case(b"{\"items\": []} {}")]
+    #[case(b"{\"items\": [{\"name\": \"\xff\"}]}")]
+    fn what_is_no_json_is_said_to_be_none(#[case] body: &[u8]) {
+        let refusal = refusal(body);
+        assert_eq!(refusal["error"]["param"], serde_json::Value::Null);
+        let message = refusal["error"]["message"].as_str().expect("a message");
+        assert!(message.starts_with("the body is no JSON"), "{message}");
+    }
+
+    #[test]
+    fn nesting_is_bounded() {
+        let deep = format!("{{\"items\": {}", "[".repeat(1_000_000));
+        assert!(parse::<Outer>(deep.as_bytes()).is_err());
+        let deep = format!("{{\"v\": {}", "[".repeat(1_000_000));
+        assert!(parse::<serde_json::Value>(deep.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn the_type_may_have_parameters() {
+        assert!(is_json("application/json; charset=utf-8"));
+        assert!(!is_json("text/plain"));
+    }
+}

@@ -1,0 +1,204 @@
+//! What clients are told when something cannot be done, in the form that OpenAI's clients read.
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::time::Duration;
+
+/// Why a request was not served.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    /// Seconds after which to try again.
+    retry_after: Option<u64>,
+    detail: Detail,
+}
+
+/// The body of an error.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
+pub(crate) struct ErrorBody {
+    error: Detail,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "ErrorDetail")]
+struct Detail {
+    /// What is wrong, and what to do.
+    message: String,
+    /// The kind of error.
+    r#type: &'static str,
+    /// The field that is wrong.
+    param: Option<String>,
+    /// The error, for programs.
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
+        let r#type = match status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        let detail = Detail { message: message.into(), r#type, param: None, code };
+        Self { status, retry_after: None, detail }
+    }
+
+    /// A field of the request is wrong.
+    pub(crate) fn field(field: impl Into<String>, message: impl AsRef<str>) -> Self {
+        let field = field.into();
+        let mut error = Self::new(StatusCode::BAD_REQUEST, None, format!("{field}: {}", message.as_ref()));
+        error.detail.param = Some(field);
+        error
+    }
+
+    /// The request is wrong as a whole.
+    pub(crate) fn malformed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, None, message)
+    }
+
+    /// The body is larger than what is read.
+    pub(crate) fn too_large(limit: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            Some("request_too_large"),
+            format!("the body is larger than {limit} bytes"),
+        )
+    }
+
+    /// The body is not JSON by its own account.
+    pub(crate) fn not_json() -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Some("unsupported_media_type"),
+            "the body must be JSON: send the header content-type: application/json",
+        )
+    }
+
+    /// The client did not send its request in time.
+    pub(crate) fn slow_request(limit: Duration) -> Self {
+        Self::new(
+            StatusCode::REQUEST_TIMEOUT,
+            Some("request_timeout"),
+            format!("the body did not come within {} s", limit.as_secs()),
+        )
+    }
+
+    /// There is no such path.
+    pub(crate) fn no_such_path(path: &str) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            Some("unknown_url"),
+            format!("there is nothing at {path}; /openapi.json says what there is"),
+        )
+    }
+
+    /// The path is there, for another method.
+    pub(crate) fn wrong_method() -> Self {
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            Some("method_not_allowed"),
+            "this path takes another method; /openapi.json says which",
+        )
+    }
+
+    /// There is no such model.
+    pub(crate) fn no_such_model(asked: &str, served: &str) -> Self {
+        let message = format!("the model {asked:?} is not served here; {served:?} is");
+        let mut error = Self::new(StatusCode::NOT_FOUND, Some("model_not_found"), message);
+        error.detail.param = Some("model".to_owned());
+        error
+    }
+
+    /// The key is missing or wrong.
+    pub(crate) fn no_key() -> Self {
+        Self::new(
+            StatusCode::UNAUTHORIZED,
+            Some("invalid_api_key"),
+            "the API key is missing or wrong: send the header authorization: Bearer KEY",
+        )
+    }
+
+    /// The client asks more often than it may.
+    pub(crate) fn too_often(wait: Duration) -> Self {
+        let message = "too many requests of this client within a minute";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, Some("rate_limit_exceeded"), message).after(wait)
+    }
+
+    /// Too many requests are waiting.
+    pub(crate) fn queue_full() -> Self {
+        let message = "too many requests are waiting: try again later";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message).after(Duration::from_secs(1))
+    }
+
+    /// The server is starting or about to end.
+    pub(crate) fn not_ready(why: &str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("not_ready"), why).after(Duration::from_secs(1))
+    }
+
+    /// The answer took too long.
+    pub(crate) fn too_slow(limit: Duration) -> Self {
+        Self::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            Some("timeout"),
+            format!("the answer was not complete within {} s", limit.as_secs()),
+        )
+    }
+
+    /// A defect of ours. The details are in the log.
+    pub(crate) fn internal() -> Self {
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            Some("internal_error"),
+            "the server failed at this request; its log says more",
+        )
+    }
+
+    /// The same error with a name for programs.
+    pub(crate) fn code(mut self, code: &'static str) -> Self {
+        self.detail.code = Some(code);
+        self
+    }
+
+    fn after(mut self, wait: Duration) -> Self {
+        // Rounded up: whoever comes too early is refused again.
+        self.retry_after = Some(wait.as_secs_f64().ceil().max(1.0) as u64);
+        self
+    }
+
+    /// The body, for errors that come in the middle of a stream.
+    pub(crate) fn body(&self) -> ErrorBody {
+        ErrorBody { error: self.detail.clone() }
+    }
+
+    /// The HTTP status.
+    #[cfg(test)]
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        // Strings and numbers are always written.
+        let body = serde_json::to_vec(&self.body()).unwrap_or_default();
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

@@ -1,0 +1,109 @@
+//! Answers as server-sent events, and what names responses.
+
+use super::{
+    api::Usage,
+    error::ApiError,
+    generation::{Answers, Piece},
+};
+use axum::{
+    http::{HeaderValue, header},
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
+};
+use futures_util::stream;
+use serde_json::Value;
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// How often a comment is sent while there is nothing else, so that nobody on the way takes the connection for dead.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// What a stream tells.
+pub(crate) enum News {
+    /// A piece of an answer.
+    Piece(Piece),
+    /// All answers are complete; this is what they took.
+    Usage(Usage),
+}
+
+/// The answers as events, each of the JSON that `write` makes of a piece of news. Ends with `[DONE]`, or with an error.
+pub(crate) fn stream(
+    answers: Answers,
+    include_usage: bool,
+    write: impl FnMut(News) -> Vec<Value> + Send + 'static,
+) -> Response {
+    let state = Stream { answers, include_usage, write, ready: VecDeque::new(), done: false };
+    let events = stream::unfold(state, |mut state| async move {
+        let event = state.next().await?;
+        Some((Ok::<_, Infallible>(event), state))
+    });
+    let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
+    // Proxies that collect answers would hold the tokens back.
+    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+struct Stream<W> {
+    answers: Answers,
+    include_usage: bool,
+    write: W,
+    ready: VecDeque<Event>,
+    done: bool,
+}
+
+impl<W: FnMut(News) -> Vec<Value>> Stream<W> {
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.done {
+                return None;
+            }
+            match self.answers.next().await {
+                Some(Ok(piece)) => {
+                    let values = (self.write)(News::Piece(piece));
+                    self.ready.extend(values.iter().map(event));
+                }
+                Some(Err(error)) => {
+                    self.done = true;
+                    self.ready.push_back(failure(&error));
+                }
+                None => {
+                    self.done = true;
+                    if self.include_usage {
+                        let values = (self.write)(News::Usage(self.answers.usage()));
+                        self.ready.extend(values.iter().map(event));
+                    }
+                    self.ready.push_back(Event::default().data("[DONE]"));
+                }
+            }
+        }
+    }
+}
+
+/// JSON has no line breaks, so it is one line of an event.
+fn event(value: &Value) -> Event {
+    Event::default().data(value.to_string())
+}
+
+fn failure(error: &ApiError) -> Event {
+    // Strings are always written.
+    Event::default().data(serde_json::to_string(&error.body()).unwrap_or_default())
+}
+
+/// A name that no other response has.
+pub(crate) fn id(kind: &str) -> String {
+    format!("{kind}-{:032x}", rand::random::<u128>())
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

@@ -1,0 +1,301 @@
+//! What both kinds of completion have in common: from a request to the pieces of its answers.
+
+use super::{
+    api::{Finish, Generation, Usage},
+    app::{App, Loaded},
+    error::ApiError,
+    grammar::Grammar,
+    text::{TextStream, Token},
+};
+use dsrun_engine::{EngineError, FinishReason, Request, SamplingOptions, service::TokenStream};
+use dsrun_models::generation::GenerationDefaults;
+use futures_util::{
+    StreamExt,
+    stream::{self, BoxStream, SelectAll},
+};
+use std::{sync::Arc, time::Instant};
+use tokio::time::timeout_at;
+
+/// The most answers to one request.
+const MAX_CHOICES: usize = 128;
+/// The most stop strings.
+const MAX_STOPS: usize = 16;
+/// The most of the likeliest tokens that are told.
+pub(crate) const MAX_TOP: usize = 20;
+/// How far a token's logit may be moved.
+const MAX_BIAS: f32 = 100.0;
+
+/// What is to be generated.
+pub(crate) struct Job {
+    pub(crate) prompts: Vec<Vec<u32>>,
+    pub(crate) generation: Generation,
+    pub(crate) max_tokens: Option<usize>,
+    /// Whether tokens are told with their probabilities, and of how many others.
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) grammar: Option<Grammar>,
+}
+
+impl Generation {
+    /// Checks what does not need the model.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        if !(1..=MAX_CHOICES).contains(&self.n) {
+            return Err(ApiError::field("n", format!("must be from 1 to {MAX_CHOICES}")));
+        }
+        if self.include_usage && !self.stream {
+            return Err(ApiError::field("stream_options", "only together with stream"));
+        }
+        if self.stop.len() > MAX_STOPS {
+            return Err(ApiError::field("stop", format!("at most {MAX_STOPS} texts")));
+        }
+        if self.stop.iter().any(String::is_empty) {
+            return Err(ApiError::field("stop", "a stop text must not be empty"));
+        }
+        Ok(())
+    }
+
+    /// How tokens are chosen: as asked, else as the model suggests, else from the model's own distribution.
+    fn sampling(&self, defaults: &GenerationDefaults, seed: u64) -> Result<SamplingOptions, ApiError> {
+        let temperature = if defaults.greedy { 0.0 } else { defaults.temperature.unwrap_or(1.0) };
+        let top_k = match self.top_k {
+            None => u32::try_from(defaults.top_k.unwrap_or(0)).unwrap_or(0),
+            Some(-1) => 0,
+            Some(top_k) => {
+                u32::try_from(top_k).map_err(|_| ApiError::field("top_k", "must be -1, 0 or more"))?
+            }
+        };
+        let sampling = SamplingOptions {
+            temperature: self.temperature.unwrap_or(temperature),
+            top_k,
+            top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
+            min_p: self.min_p.or(defaults.min_p).unwrap_or(0.0),
+            repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            seed,
+        };
+        sampling.validate().map_err(|error| ApiError::from_engine(&error))?;
+        Ok(sampling)
+    }
+
+    fn logit_bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
+        let bias = |(token, bias): (&String, &f32)| {
+            let field = || format!("logit_bias.{token}");
+            let id = token.parse().map_err(|_| ApiError::field(field(), "must be a token id"))?;
+            if bias.abs() > MAX_BIAS || bias.is_nan() {
+                return Err(ApiError::field(field(), format!("must be from -{MAX_BIAS} to {MAX_BIAS}")));
+            }
+            Ok((id, *bias))
+        };
+        self.logit_bias.iter().map(bias).collect()
+    }
+}
+
+impl Job {
+    /// One request to the engine for each choice: those of the first prompt, then those of the second, and so on.
+    fn requests(&self, loaded: &Loaded) -> Result<Vec<Request>, ApiError> {
+        let generation = &self.generation;
+        if self.prompts.len() * generation.n > MAX_CHOICES {
+            return Err(ApiError::field("n", format!("at most {MAX_CHOICES} answers, over all prompts")));
+        }
+        let context = loaded.engine.limits().context;
+        if let Some(asked) = self.max_tokens.filter(|asked| *asked > context) {
+            let message = format!(
+                "{asked} tokens were asked for, but prompt and answer together have at most {context}"
+            );
+            return Err(ApiError::field("max_tokens", message));
+        }
+        // The sign is of no meaning: every number is a seed.
+        let seed = generation.seed.map_or_else(rand::random, i64::cast_unsigned);
+        let logit_bias = generation.logit_bias()?;
+        let choice = |prompt: &Vec<u32>, choice: usize| {
+            Ok(Request {
+                prompt: prompt.clone(),
+                sampling: generation.sampling(loaded.model.generation(), seed.wrapping_add(choice as u64))?,
+                max_tokens: self.max_tokens,
+                min_tokens: generation.min_tokens,
+                ignore_end: generation.ignore_eos,
+                logit_bias: logit_bias.clone(),
+                top_log_probabilities: self.logprobs.unwrap_or(0),
+                priority: generation.priority,
+                constraint: self.grammar.as_ref().map(Grammar::constraint),
+                ..Request::default()
+            })
+        };
+        let choices =
+            self.prompts.iter().flat_map(|prompt| (0..generation.n).map(move |index| (prompt, index)));
+        choices.map(|(prompt, index)| choice(prompt, index)).collect()
+    }
+
+    /// Hands everything to the engine, or nothing.
+    pub(crate) fn submit(self, app: &Arc<App>, loaded: &Loaded) -> Result<Answers, ApiError> {
+        let started = Instant::now();
+        let requests = self.requests(loaded)?;
+        let tokenizer = loaded.model.tokenizer();
+        let mut choices = Vec::new();
+        for (index, request) in requests.into_iter().enumerate() {
+            let tokens = loaded.engine.submit(request).map_err(|error| app.refused(&error))?;
+            let text = TextStream::new(tokenizer, &self.generation.stop, self.logprobs.is_some());
+            choices.push(Choice {
+                index,
+                tokens,
+                text,
+                ends: loaded.engine.stop_ids().into(),
+                last: None,
+                ended: false,
+            });
+        }
+        app.metrics.answers_open.add(1);
+        let shared = app.clone();
+        let pieces = choices.into_iter().map(|choice| {
+            let app = shared.clone();
+            let next = move |mut choice: Choice| {
+                let app = app.clone();
+                async move { choice.next(&app, started).await.map(|piece| (piece, choice)) }
+            };
+            stream::unfold(choice, next).boxed()
+        });
+        Ok(Answers {
+            open: stream::select_all(pieces),
+            prompt_tokens: self.prompts.iter().map(Vec::len).sum(),
+            tokens: 0,
+            started,
+            ended: false,
+            app: app.clone(),
+        })
+    }
+}
+
+/// One answer as it is generated.
+struct Choice {
+    index: usize,
+    tokens: TokenStream,
+    text: TextStream,
+    /// Tokens that end an answer and are no part of it.
+    ends: Arc<[u32]>,
+    /// When the last token came.
+    last: Option<Instant>,
+    ended: bool,
+}
+
+/// A piece of an answer: what one token led to. It may be without text.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Piece {
+    /// Whose it is.
+    pub(crate) index: usize,
+    pub(crate) text: String,
+    /// The tokens of the text, if they were asked for.
+    pub(crate) tokens: Vec<Token>,
+    /// Set on the last piece.
+    pub(crate) finish: Option<Finish>,
+}
+
+impl Choice {
+    async fn next(&mut self, app: &App, started: Instant) -> Option<Result<Piece, ApiError>> {
+        if self.ended {
+            return None;
+        }
+        let event = match self.tokens.next().await? {
+            Ok(event) => event,
+            Err(error) => {
+                self.ended = true;
+                return Some(Err(app.refused(&error)));
+            }
+        };
+        let now = Instant::now();
+        match self.last.replace(now) {
+            None => app.metrics.first_token.record(now - started),
+            Some(last) => app.metrics.per_token.record(now - last),
+        }
+        let ends = event.finish == Some(FinishReason::Stop) && self.ends.contains(&event.token);
+        let output = self.text.push(&event, !ends);
+        let finish = match event.finish {
+            _ if output.stopped => Some(Finish::Stop),
+            Some(FinishReason::Stop) => Some(Finish::Stop),
+            Some(FinishReason::Length) => Some(Finish::Length),
+            // Nobody but us cancels, and we do by leaving.
+            Some(FinishReason::Cancelled) => {
+                self.ended = true;
+                return Some(Err(ApiError::not_ready("the request was cancelled")));
+            }
+            None => None,
+        };
+        self.ended = finish.is_some();
+        Some(Ok(Piece { index: self.index, text: output.text, tokens: output.tokens, finish }))
+    }
+}
+
+/// All answers to a request, as they are generated. Dropping them cancels what still runs.
+pub(crate) struct Answers {
+    open: SelectAll<BoxStream<'static, Result<Piece, ApiError>>>,
+    prompt_tokens: usize,
+    tokens: usize,
+    started: Instant,
+    ended: bool,
+    app: Arc<App>,
+}
+
+impl Answers {
+    /// The next piece of any answer; nothing once all are complete.
+    ///
+    /// # Errors
+    /// If the engine failed, or it took too long. Nothing comes after an error.
+    pub(crate) async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+        if self.ended {
+            return None;
+        }
+        let limit = self.app.limits.answer;
+        let piece = match timeout_at((self.started + limit).into(), self.open.next()).await {
+            Ok(piece) => piece,
+            Err(_) => Some(Err(ApiError::too_slow(limit))),
+        };
+        match &piece {
+            Some(Ok(_)) => self.tokens += 1,
+            Some(Err(_)) => {
+                self.ended = true;
+                self.open.clear();
+            }
+            None => {
+                self.ended = true;
+                self.app.metrics.answer.record(self.started.elapsed());
+            }
+        }
+        piece
+    }
+
+    /// What was used so far.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage::new(self.prompt_tokens, self.tokens)
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.app.metrics.answers_open.take(1);
+        // Whoever drops answers that have not ended has lost the client.
+        if !self.ended {
+            self.app.metrics.disconnects.add(1);
+        }
+    }
+}
+
+impl ApiError {
+    /// What a client is told of an error of the engine that concerns its request.
+    pub(crate) fn from_engine(error: &EngineError) -> Self {
+        match error {
+            // Options are named as on the command line.
+            EngineError::Option { option, value, rule } if *option != "kv-tokens" => {
+                Self::field(option.replace('-', "_"), format!("{value}: {rule}"))
+            }
+            EngineError::Option { .. } | EngineError::EmptyPrompt | EngineError::NoSuchToken { .. } => {
+                Self::malformed(error.to_string())
+            }
+            EngineError::PromptTooLong { .. } => {
+                Self::malformed(error.to_string()).code("context_length_exceeded")
+            }
+            error => {
+                tracing::error!(%error, "a request failed");
+                Self::internal()
+            }
+        }
+    }
+}

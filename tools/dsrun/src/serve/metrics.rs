@@ -1,0 +1,275 @@
+//! What the server counts, and `/metrics` in the text format of Prometheus.
+
+use dsrun_engine::{Histogram as StepHistogram, Phase, Statistics, service::Handle};
+use std::{
+    collections::BTreeMap,
+    fmt::{Display, Write},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// Upper bounds of the buckets of times, in seconds.
+const BOUNDS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// A number that goes up, or up and down.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn take(&self, count: u64) {
+        self.0.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// One more, as long as the result lives.
+    pub(crate) fn hold(&self) -> Held<'_> {
+        self.add(1);
+        Held(self)
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One of a [`Count`].
+#[derive(Debug)]
+pub(crate) struct Held<'a>(&'a Count);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.take(1);
+    }
+}
+
+/// How often a time fell between which bounds.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    counts: [AtomicU64; BOUNDS.len() + 1],
+    nanoseconds: AtomicU64,
+}
+
+impl Times {
+    pub(crate) fn record(&self, time: Duration) {
+        let bucket = BOUNDS.partition_point(|bound| *bound < time.as_secs_f64());
+        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        self.nanoseconds.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
+
+/// What the server counts. The engine counts for itself.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    /// Requests by path and status.
+    requests: Mutex<BTreeMap<(String, u16), u64>>,
+    /// Answers under way.
+    pub(crate) answers_open: Count,
+    /// Answers whose client went before their end.
+    pub(crate) disconnects: Count,
+    pub(crate) connections_open: Count,
+    pub(crate) connections_refused: Count,
+    pub(crate) panics: Count,
+    /// From a request to its first token.
+    pub(crate) first_token: Times,
+    /// From a token to the next.
+    pub(crate) per_token: Times,
+    /// From a request to its whole answer.
+    pub(crate) answer: Times,
+}
+
+impl Metrics {
+    /// Counts a request. `path` is one of the router's, so there are few.
+    pub(crate) fn count_request(&self, path: &str, status: u16) {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        *requests.entry((path.to_owned(), status)).or_insert(0) += 1;
+    }
+
+    /// Everything, as text. Without an engine, what there is without one.
+    pub(crate) fn text(&self, engine: Option<&Handle>) -> String {
+        let mut page = Page::default();
+        page.head("dsrun_requests_total", "counter", "HTTP requests, by path and status.");
+        for ((path, status), count) in self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            page.line("dsrun_requests_total", &format!("path=\"{path}\",status=\"{status}\""), count);
+        }
+        let counts = [
+            ("dsrun_answers_open", "gauge", "Answers under way.", &self.answers_open),
+            (
+                "dsrun_disconnects_total",
+                "counter",
+                "Clients that went before their answer's end.",
+                &self.disconnects,
+            ),
+            ("dsrun_connections_open", "gauge", "Connections.", &self.connections_open),
+            (
+                "dsrun_connections_refused_total",
+                "counter",
+                "Connections that there was no place for.",
+                &self.connections_refused,
+            ),
+            ("dsrun_panics_total", "counter", "Requests that ended in a defect of the server.", &self.panics),
+        ];
+        for (name, kind, help, count) in counts {
+            page.single(name, kind, help, count.get());
+        }
+        let times = [
+            ("dsrun_first_token_seconds", "From a request to its first token.", &self.first_token),
+            ("dsrun_token_seconds", "From a token to the next.", &self.per_token),
+            ("dsrun_answer_seconds", "From a request to its whole answer.", &self.answer),
+        ];
+        for (name, help, times) in times {
+            page.head(name, "histogram", help);
+            let counts: Vec<u64> = times.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+            let sum = Duration::from_nanos(times.nanoseconds.load(Ordering::Relaxed));
+            page.histogram(name, "", &BOUNDS, &counts, sum);
+        }
+        if let Some(engine) = engine {
+            page.engine(&engine.statistics());
+        }
+        page.text
+    }
+}
+
+/// The page as it is written.
+#[derive(Default)]
+struct Page {
+    text: String,
+}
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn line(&mut self, name: &str, labels: &str, value: impl Display) {
+        let _ = match labels {
+            "" => writeln!(self.text, "{name} {value}"),
+            labels => writeln!(self.text, "{name}{{{labels}}} {value}"),
+        };
+    }
+
+    fn single(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.head(name, kind, help);
+        self.line(name, "", value);
+    }
+
+    fn histogram(&mut self, name: &str, label: &str, bounds: &[f64], counts: &[u64], sum: Duration) {
+        let comma = if label.is_empty() { "" } else { "," };
+        let mut total = 0;
+        let bounds = bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        for (bound, count) in bounds.zip(counts) {
+            total += count;
+            self.line(&format!("{name}_bucket"), &format!("{label}{comma}le=\"{bound}\""), total);
+        }
+        self.line(&format!("{name}_sum"), label, sum.as_secs_f64());
+        self.line(&format!("{name}_count"), label, total);
+    }
+
+    fn engine(&mut self, engine: &Statistics) {
+        let (gauge, counter) = ("gauge", "counter");
+        let values = [
+            ("dsrun_requests_waiting", gauge, "Requests that wait to run.", engine.waiting as u64),
+            ("dsrun_requests_running", gauge, "Requests that run.", engine.running as u64),
+            ("dsrun_kv_blocks", gauge, "Blocks of the KV cache.", engine.pages_total as u64),
+            (
+                "dsrun_kv_blocks_in_use",
+                gauge,
+                "Blocks that running requests hold.",
+                engine.pages_in_use as u64,
+            ),
+            (
+                "dsrun_kv_blocks_cached",
+                gauge,
+                "Blocks that no request holds, but which keep a prefix.",
+                engine.pages_cached as u64,
+            ),
+            ("dsrun_steps_total", counter, "Steps of the model.", engine.steps),
+            ("dsrun_submitted_total", counter, "Requests that the engine took.", engine.requests),
+            ("dsrun_finished_total", counter, "Requests that ran to their end.", engine.finished),
+            ("dsrun_cancelled_total", counter, "Requests that were cancelled.", engine.cancelled),
+            (
+                "dsrun_prompt_tokens_total",
+                counter,
+                "Prompt tokens of requests started.",
+                engine.prompt_tokens,
+            ),
+            (
+                "dsrun_prefix_hit_tokens_total",
+                counter,
+                "Prompt tokens found in the cache and not computed.",
+                engine.prefix_hit_tokens,
+            ),
+            ("dsrun_generated_tokens_total", counter, "Tokens generated.", engine.generated_tokens),
+            (
+                "dsrun_preemptions_total",
+                counter,
+                "Times that a request gave its place to another.",
+                engine.preemptions,
+            ),
+            (
+                "dsrun_proposed_tokens_total",
+                counter,
+                "Tokens that speculation proposed.",
+                engine.proposed_tokens,
+            ),
+            (
+                "dsrun_accepted_tokens_total",
+                counter,
+                "Tokens proposed that were right.",
+                engine.accepted_tokens,
+            ),
+        ];
+        for (name, kind, help, value) in values {
+            self.single(name, kind, help, value);
+        }
+        self.head("dsrun_step_seconds", "histogram", "Time of each phase of a step, as the host sees it.");
+        for (phase, histogram) in Phase::ALL.iter().zip(&engine.phases) {
+            let label = format!("phase=\"{}\"", phase.name());
+            self.histogram(
+                "dsrun_step_seconds",
+                &label,
+                &StepHistogram::BOUNDS,
+                histogram.counts(),
+                histogram.sum(),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_what_prometheus_reads() {
+        let metrics = Metrics::default();
+        metrics.count_request("/v1/models", 200);
+        metrics.count_request("/v1/models", 200);
+        metrics.first_token.record(Duration::from_millis(3));
+        metrics.first_token.record(Duration::from_secs(400));
+        let open = metrics.answers_open.hold();
+        let text = metrics.text(None);
+        for line in [
+            "dsrun_requests_total{path=\"/v1/models\",status=\"200\"} 2",
+            "dsrun_answers_open 1",
+            "dsrun_first_token_seconds_bucket{le=\"0.0025\"} 0",
+            "dsrun_first_token_seconds_bucket{le=\"0.005\"} 1",
+            "dsrun_first_token_seconds_bucket{le=\"300\"} 1",
+            "dsrun_first_token_seconds_bucket{le=\"+Inf\"} 2",
+            "dsrun_first_token_seconds_sum 400.003",
+            "dsrun_first_token_seconds_count 2",
+            "# TYPE dsrun_first_token_seconds histogram",
+        ] {
+            assert!(text.lines().any(|written| written == line), "{line} is missing in\n{text}");
+        }
+        drop(open);
+        assert!(metrics.text(None).contains("\ndsrun_answers_open 0\n"));
+    }
+}

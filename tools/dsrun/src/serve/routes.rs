@@ -1,0 +1,170 @@
+//! What is where, and what happens around every request.
+
+use super::{
+    api::{
+        models::{ModelCard, ModelList},
+        tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse},
+    },
+    app::App,
+    body::read_json,
+    chat::{self, chat},
+    completions::completions,
+    connections::Peer,
+    error::ApiError,
+    openapi::openapi,
+    page,
+};
+use axum::{
+    Extension, Json, Router,
+    body::Body,
+    extract::{MatchedPath, Path, State},
+    http::{Request, header},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use dsrun_models::tokenizer::EncodeOptions;
+use serde_json::{Map, json};
+use std::{any::Any, sync::Arc, time::Instant};
+use tower_http::catch_panic::CatchPanicLayer;
+
+/// Everything that the server answers.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    // Whoever knows a key may go here.
+    let guarded = Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/metrics", get(metrics))
+        .route_layer(from_fn_with_state(app.clone(), guard));
+    let open = Router::new()
+        .route("/health/live", get(live))
+        .route("/health/ready", get(ready))
+        .route("/openapi.json", get(openapi))
+        .route("/", get(page::html))
+        .route("/page.css", get(page::style))
+        .route("/page.js", get(page::script));
+    around(app, guarded.merge(open))
+}
+
+/// Routes with what happens around every request: it is counted, and its panics end nothing but itself.
+pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
+    let panicked = {
+        let metrics = app.metrics.clone();
+        move |panic: Box<dyn Any + Send>| {
+            metrics.panics.add(1);
+            let said = panic.downcast_ref::<&str>().copied();
+            let said =
+                said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
+            tracing::error!(said, "a request ended in a panic");
+            ApiError::internal().into_response()
+        }
+    };
+    routes
+        .fallback(|request: Request<Body>| async move { ApiError::no_such_path(request.uri().path()) })
+        .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(app.clone(), count))
+        .with_state(app)
+}
+
+/// Lets those in who may ask, as often as they may.
+async fn guard(
+    State(app): State<Arc<App>>,
+    Extension(Peer(peer)): Extension<Peer>,
+    request: Request<Body>,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let client = app.keys.identify(request.headers(), peer.ip())?;
+    if let Some(rate) = &app.rate {
+        rate.count(client, Instant::now())?;
+    }
+    Ok(next.run(request).await)
+}
+
+/// Counts requests. Paths that there are not count as one.
+async fn count(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let response = next.run(request).await;
+    app.metrics.count_request(path.as_deref().unwrap_or("other"), response.status().as_u16());
+    response
+}
+
+async fn live() -> Json<serde_json::Value> {
+    Json(json!({"status": "live"}))
+}
+
+async fn ready(State(app): State<Arc<App>>) -> Result<Json<serde_json::Value>, ApiError> {
+    app.ready()?;
+    Ok(Json(json!({"status": "ready"})))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.text(app.engine()))
+}
+
+fn card(app: &App) -> Result<ModelCard, ApiError> {
+    let loaded = app.ready()?;
+    Ok(ModelCard {
+        id: app.name.clone(),
+        object: "model",
+        created: loaded.created,
+        owned_by: "dsrun",
+        max_model_len: loaded.engine.limits().context,
+    })
+}
+
+async fn models(State(app): State<Arc<App>>) -> Result<Json<ModelList>, ApiError> {
+    Ok(Json(ModelList { object: "list", data: vec![card(&app)?] }))
+}
+
+async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<ModelCard>, ApiError> {
+    app.check_model(&name)?;
+    Ok(Json(card(&app)?))
+}
+
+async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: Request<Body>,
+) -> Result<Json<TokenizeResponse>, ApiError> {
+    let loaded = app.ready()?;
+    let request: TokenizeRequest = read_json(request, app.limits.body).await?;
+    request.model.as_deref().map_or(Ok(()), |model| app.check_model(model))?;
+    let work = move || {
+        let tokens = match (&request.prompt, &request.messages) {
+            (Some(text), None) => {
+                let add_special = request.add_special_tokens.unwrap_or(true);
+                let options = EncodeOptions { add_special, parse_special: true };
+                let tokens = loaded.tokenizer()?.encode(text, options);
+                tokens.map_err(|error| ApiError::field("prompt", error.to_string()))?
+            }
+            (None, Some(_)) if request.add_special_tokens.is_some() => {
+                let message = "the chat template decides for messages: give it only together with prompt";
+                return Err(ApiError::field("add_special_tokens", message));
+            }
+            (None, Some(messages)) => chat::encode(messages, None, Map::new(), &loaded)?,
+            _ => return Err(ApiError::field("prompt", "give either prompt or messages")),
+        };
+        let max_model_len = loaded.engine.limits().context;
+        Ok(TokenizeResponse { count: tokens.len(), tokens, max_model_len })
+    };
+    app.blocking(work).await.map(Json)
+}
+
+async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: Request<Body>,
+) -> Result<Json<DetokenizeResponse>, ApiError> {
+    let loaded = app.ready()?;
+    let request: DetokenizeRequest = read_json(request, app.limits.body).await?;
+    request.model.as_deref().map_or(Ok(()), |model| app.check_model(model))?;
+    let work = move || {
+        let text = loaded.tokenizer()?.decode(&request.tokens, false);
+        let prompt = text.map_err(|error| ApiError::field("tokens", error.to_string()))?;
+        Ok(DetokenizeResponse { prompt })
+    };
+    app.blocking(work).await.map(Json)
+}

@@ -1,0 +1,134 @@
+//! The server from its start to its end.
+
+use super::{
+    ServeSettings,
+    access::{ApiKeys, RateLimit},
+    app::{App, RequestLimits},
+    body::BodyLimits,
+    connections::{self, ConnectionLimits},
+    routes::router,
+};
+use anyhow::{Context, Result};
+use std::{future::Future, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use tokio::{
+    net::TcpListener,
+    sync::oneshot,
+    time::{Instant, sleep_until, timeout_at},
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    },
+};
+
+/// Environment variable with API keys.
+const KEYS: &str = "DSRUN_API_KEYS";
+
+/// What all requests to a server of these settings share.
+///
+/// # Errors
+/// If the API keys cannot be read.
+pub(crate) fn app(settings: &ServeSettings, name: String) -> Result<App> {
+    let list = match std::env::var(KEYS) {
+        Ok(list) => Some(list),
+        Err(std::env::VarError::NotPresent) => None,
+        Err(error) => return Err(error).context(KEYS),
+    };
+    let keys = ApiKeys::load(settings.api_key_file.as_deref(), list.as_deref())?;
+    let body = BodyLimits { bytes: settings.body_limit(), time: settings.body_timeout() };
+    let limits = RequestLimits { body, answer: settings.request_timeout() };
+    Ok(App::new(name, limits, keys, settings.requests_per_minute.map(RateLimit::new)))
+}
+
+/// A server that listens.
+pub(crate) struct Server {
+    app: Arc<App>,
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    limits: ConnectionLimits,
+    drain: Duration,
+}
+
+impl Server {
+    /// Starts to listen. Nothing is served before [`Self::run`], and only health before the app is loaded.
+    ///
+    /// # Errors
+    /// If the address is taken, or the certificate cannot be used.
+    pub(crate) async fn bind(app: Arc<App>, settings: &ServeSettings) -> Result<Self> {
+        let tls = match (&settings.tls_cert, &settings.tls_key) {
+            (Some(certificate), Some(key)) => Some(acceptor(certificate, key)?),
+            _ => None,
+        };
+        let address = settings.address();
+        let listener =
+            TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))?;
+        let address = listener.local_addr().context("the system does not say where it listens")?;
+        let limits = ConnectionLimits {
+            connections: settings.connections(),
+            header: settings.header_timeout(),
+            write: settings.write_timeout(),
+        };
+        Ok(Self { app, listener, address, tls, limits, drain: settings.drain_timeout() })
+    }
+
+    /// Where it listens.
+    pub(crate) fn url(&self) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// Serves until `stop`. Then takes no more requests, and lets those that run finish within the time to drain; health is
+    /// answered meanwhile. Whether all finished.
+    pub(crate) async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> bool {
+        let (drained_sender, drained) = oneshot::channel();
+        let (app, drain) = (self.app.clone(), self.drain);
+        let control = tokio::spawn(async move {
+            stop.await;
+            app.drain();
+            let deadline = Instant::now() + drain;
+            if let Some(engine) = app.engine() {
+                // Whether they finished is seen by their connections.
+                let _ = timeout_at(deadline, engine.drained()).await;
+            }
+            let _ = drained_sender.send(());
+            sleep_until(deadline).await;
+        });
+        let give_up = control.abort_handle();
+        let stop = async {
+            // If the task panicked, the server has to end all the same.
+            let _ = drained.await;
+        };
+        let deadline = async {
+            let _ = control.await;
+        };
+        let finished = connections::serve(
+            self.listener,
+            router(self.app.clone()),
+            self.tls,
+            self.limits,
+            self.app.metrics.clone(),
+            stop,
+            deadline,
+        )
+        .await;
+        give_up.abort();
+        finished
+    }
+}
+
+fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
+    let chain = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .with_context(|| format!("the certificate {} cannot be read", certificate.display()))?;
+    let key = PrivateKeyDer::from_pem_file(key)
+        .with_context(|| format!("the private key {} cannot be read", key.display()))?;
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(|config| config.with_no_client_auth().with_single_cert(chain, key))
+        .context("the certificate and its key cannot be used")?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}

@@ -1,0 +1,206 @@
+//! How a server is set up: flags, and a file with the same keys.
+
+use crate::arguments::{Dtype, Weights};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// How a server is set up. Every field is a flag and a key of the file; what is not given has a default.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub(crate) struct ServeSettings {
+    /// The model: a name, a path or a Hugging Face id, as for --model elsewhere.
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    /// Where weights come from: the model's file, or made up from its configuration.
+    #[arg(long, value_enum)]
+    pub(crate) weights: Option<Weights>,
+    /// Use only what is on this machine.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) offline: Option<bool>,
+    /// A Jinja file to use as chat template, instead of the model's own.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// The name of the model in requests; as it was asked for if not given.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) served_model_name: Option<String>,
+
+    /// The backend: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) backend: Option<String>,
+    /// The device of the backend; 0 if not given.
+    #[arg(long, value_name = "INDEX")]
+    pub(crate) device: Option<usize>,
+    /// Threads a CPU device may use; all cores if not given.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+    /// Element type of weights, activations and cache; `keep` leaves weights as the file has them.
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Dtype>,
+    /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) context: Option<usize>,
+    /// Tokens a step may process; 256 if not given.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) step_tokens: Option<usize>,
+    /// Answers that are generated at the same time; 16 if not given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) max_requests: Option<usize>,
+    /// Tokens the KV cache holds over all answers; enough for each one's whole context if not given.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) kv_tokens: Option<usize>,
+    /// Run every primitive by itself instead of fused, to compare.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) no_fuse: Option<bool>,
+
+    /// The address to listen at; 127.0.0.1, which only this machine reaches, if not given.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) host: Option<IpAddr>,
+    /// The port; 8000 if not given, any free one if 0.
+    #[arg(long, short, value_name = "PORT")]
+    pub(crate) port: Option<u16>,
+    /// A file with API keys, one per line. Further keys can be in DSRUN_API_KEYS, with commas. Without any, everybody may ask.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// A file with the server's certificate and those between it and the authority, as PEM.
+    #[arg(long, requires = "tls_key", value_name = "PATH")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// A file with the certificate's private key, as PEM.
+    #[arg(long, requires = "tls_cert", value_name = "PATH")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// Requests that may wait to be started; more are answered with 429. 512 if not given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) queue: Option<usize>,
+    /// Requests of a client (by key, or by address) per minute; not limited if not given.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) requests_per_minute: Option<u32>,
+    /// Bytes of a request's body; 4194304 if not given.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) body_limit: Option<usize>,
+    /// Connections at a time; 4096 if not given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) connections: Option<usize>,
+    /// Seconds to wait for the head of a request, also on an idle connection; 30 if not given.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) header_timeout: Option<u64>,
+    /// Seconds to wait for the body of a request; 30 if not given.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) body_timeout: Option<u64>,
+    /// Seconds that a client may take to read a piece of its answer; 30 if not given.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) write_timeout: Option<u64>,
+    /// Seconds from a request to the end of its answer; 600 if not given.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) request_timeout: Option<u64>,
+    /// Seconds that answers may go on after the server was asked to end (SIGTERM, Ctrl-C); 60 if not given.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) drain_timeout: Option<u64>,
+}
+
+impl ServeSettings {
+    /// The settings of a file, but for those that `flags` give.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is no TOML, or has keys that there are not.
+    pub(crate) fn load(file: Option<&Path>, flags: &Self) -> Result<Self> {
+        let Some(path) = file else { return Ok(flags.clone()) };
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("the configuration {} cannot be read", path.display()))?;
+        // Checked by itself first: then the error points at the line.
+        let from_file: Self = toml::from_str(&text)
+            .with_context(|| format!("the configuration {} is not valid", path.display()))?;
+        let mut both = toml::Table::try_from(from_file)?;
+        both.extend(toml::Table::try_from(flags)?);
+        let both: Self = both.try_into()?;
+        if both.tls_cert.is_some() != both.tls_key.is_some() {
+            bail!("tls-cert and tls-key belong together: give both or none");
+        }
+        Ok(both)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        (self.host.unwrap_or(Ipv4Addr::LOCALHOST.into()), self.port.unwrap_or(8000)).into()
+    }
+
+    pub(crate) fn queue(&self) -> usize {
+        self.queue.unwrap_or(512)
+    }
+
+    pub(crate) fn max_requests(&self) -> usize {
+        self.max_requests.unwrap_or(16)
+    }
+
+    pub(crate) fn body_limit(&self) -> usize {
+        self.body_limit.unwrap_or(4 << 20)
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.unwrap_or(4096)
+    }
+
+    pub(crate) fn header_timeout(&self) -> Duration {
+        seconds(self.header_timeout, 30)
+    }
+
+    pub(crate) fn body_timeout(&self) -> Duration {
+        seconds(self.body_timeout, 30)
+    }
+
+    pub(crate) fn write_timeout(&self) -> Duration {
+        seconds(self.write_timeout, 30)
+    }
+
+    pub(crate) fn request_timeout(&self) -> Duration {
+        seconds(self.request_timeout, 600)
+    }
+
+    pub(crate) fn drain_timeout(&self) -> Duration {
+        seconds(self.drain_timeout, 60)
+    }
+}
+
+fn seconds(given: Option<u64>, default: u64) -> Duration {
+    Duration::from_secs(given.unwrap_or(default))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("serve.toml");
+        std::fs::write(&path, text).expect("it is written");
+        (folder, path)
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let (_folder, path) = file("model = \"a\"\nport = 1\nqueue = 2\ndtype = \"f32\"\noffline = true\n");
+        let flags = ServeSettings { port: Some(3), ..ServeSettings::default() };
+        let settings = ServeSettings::load(Some(&path), &flags).expect("it is read");
+        assert_eq!(settings.model.as_deref(), Some("a"));
+        assert_eq!((settings.port, settings.queue, settings.offline), (Some(3), Some(2), Some(true)));
+        assert_eq!(settings.dtype, Some(Dtype::F32));
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_by_name_and_line() {
+        let (_folder, path) = file("port = 1\nspeed = 9\n");
+        let error = ServeSettings::load(Some(&path), &ServeSettings::default()).expect_err("it is refused");
+        let message = format!("{error:#}");
+        assert!(message.contains("line 2") && message.contains("speed"), "{message}");
+    }
+
+    #[test]
+    fn a_certificate_needs_its_key() {
+        let (_folder, path) = file("tls-cert = \"a\"\n");
+        assert!(ServeSettings::load(Some(&path), &ServeSettings::default()).is_err());
+    }
+}

@@ -1,0 +1,9 @@
+//! The server as clients see it, over real connections, with a tiny model.
+
+mod access;
+mod answers;
+mod async_openai;
+mod hostile;
+mod lifecycle;
+mod model;
+mod support;

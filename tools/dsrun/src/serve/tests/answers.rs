@@ -1,0 +1,177 @@
+//! Answers, whole and in pieces.
+
+use super::support::{MODEL, completion, question, start, with};
+use hyper::Method;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_is_answered_in_openais_form() {
+    let server = start().await;
+    let answer = server.served(CHAT, &question("Hello", 12)).await;
+    assert_eq!(answer["object"], "chat.completion");
+    assert_eq!(answer["model"], MODEL);
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["index"], 0);
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert_eq!(choice["finish_reason"], "length");
+    assert!(!choice["message"]["content"].as_str().expect("a text").is_empty());
+    assert_eq!(choice["message"].get("tool_calls"), None);
+    // `<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n`: one token for each byte, three control tokens.
+    assert_eq!(answer["usage"], json!({"prompt_tokens": 24, "completion_tokens": 12, "total_tokens": 36}));
+    let again = server.served(CHAT, &question("Hello", 12)).await;
+    assert_ne!(answer["id"], again["id"]);
+    assert_eq!(answer["choices"], again["choices"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pieces_make_the_whole_and_end_with_the_usage() {
+    let server = start().await;
+    let whole = server.served(CHAT, &question("Hello", 20)).await;
+    let stream = json!({"stream": true, "stream_options": {"include_usage": true}});
+    let events = server.events(CHAT, &with(question("Hello", 20), stream)).await;
+    let (last, pieces) = events.split_last().expect("there are events");
+    assert_eq!(last["choices"], json!([]));
+    assert_eq!(last["usage"], whole["usage"]);
+    assert!(
+        pieces.iter().all(|piece| piece["object"] == "chat.completion.chunk" && piece.get("usage").is_none())
+    );
+    assert_eq!(pieces[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let text: String =
+        pieces.iter().filter_map(|piece| piece["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(whole["choices"][0]["message"]["content"], text);
+    let finish = &pieces.last().expect("a piece")["choices"][0];
+    assert_eq!((&finish["finish_reason"], &finish["delta"]), (&json!("length"), &json!({})));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completions_take_text_and_tokens_one_or_many() {
+    let server = start().await;
+    let text = server.served(COMPLETIONS, &completion("ab", 8)).await;
+    let tokens = server.served(COMPLETIONS, &with(completion("", 8), json!({"prompt": [97, 98]}))).await;
+    assert_eq!(text["choices"], tokens["choices"]);
+    assert_eq!(text["object"], "text_completion");
+    let many = server.served(COMPLETIONS, &with(completion("", 8), json!({"prompt": ["ab", "xyz"]}))).await;
+    assert_eq!(many["choices"][0]["text"], text["choices"][0]["text"]);
+    assert_eq!(many["choices"][1]["index"], 1);
+    assert_eq!(many["usage"], json!({"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}));
+    let many =
+        server.served(COMPLETIONS, &with(completion("", 8), json!({"prompt": [[97, 98], [97]]}))).await;
+    assert_eq!(many["choices"][0]["text"], text["choices"][0]["text"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_echo_starts_with_the_prompt_also_in_a_stream() {
+    let server = start().await;
+    let plain = server.served(COMPLETIONS, &completion("ab", 8)).await;
+    let expected = format!("ab{}", plain["choices"][0]["text"].as_str().expect("a text"));
+    let echo = with(completion("ab", 8), json!({"echo": true}));
+    assert_eq!(server.served(COMPLETIONS, &echo).await["choices"][0]["text"], expected);
+    let events = server.events(COMPLETIONS, &with(echo, json!({"stream": true}))).await;
+    let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_string_ends_the_answer_in_front_of_it() {
+    let server = start().await;
+    let whole = server.served(COMPLETIONS, &completion("ab", 40)).await;
+    let whole: Vec<char> = whole["choices"][0]["text"].as_str().expect("a text").chars().collect();
+    let stop: String = whole[10..13].iter().collect();
+    let whole: String = whole.iter().collect();
+    let expected = &whole[..whole.find(&stop).expect("it is in there")];
+    let request = with(completion("ab", 40), json!({"stop": [stop, "never that"]}));
+    let answer = server.served(COMPLETIONS, &request).await;
+    assert_eq!(answer["choices"][0]["text"], expected);
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let events = server.events(COMPLETIONS, &with(request, json!({"stream": true}))).await;
+    let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, expected);
+    // What ran on past the stop string is cancelled.
+    server.reaches("dsrun_requests_running", 0.0).await;
+    server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn seeds_repeat_answers_and_choices_differ() {
+    let server = start().await;
+    let request = with(completion("ab", 16), json!({"temperature": 1.5, "seed": -7, "n": 3}));
+    let first = server.served(COMPLETIONS, &request).await;
+    let again = server.served(COMPLETIONS, &request).await;
+    assert_eq!(first["choices"], again["choices"]);
+    let texts: Vec<&Value> = (0..3).map(|index| &first["choices"][index]["text"]).collect();
+    assert!(texts[0] != texts[1] && texts[1] != texts[2] && texts[0] != texts[2], "{texts:?}");
+    assert_eq!(first["usage"], json!({"prompt_tokens": 2, "completion_tokens": 48, "total_tokens": 50}));
+    let unseeded = with(completion("ab", 16), json!({"temperature": 1.5}));
+    let (a, b) = (server.served(COMPLETIONS, &unseeded).await, server.served(COMPLETIONS, &unseeded).await);
+    assert_ne!(a["choices"], b["choices"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn choices_of_a_stream_are_told_apart() {
+    let server = start().await;
+    let request = with(question("Hello", 10), json!({"temperature": 1.0, "seed": 3, "n": 3}));
+    let whole = server.served(CHAT, &request).await;
+    let events = server.events(CHAT, &with(request, json!({"stream": true}))).await;
+    for index in 0..3 {
+        let own =
+            || events.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == index);
+        let text: String = own().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+        assert_eq!(whole["choices"][index]["message"]["content"], text);
+        assert_eq!(own().filter(|choice| !choice["finish_reason"].is_null()).count(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_go_there_and_back() {
+    let server = start().await;
+    let tokens = server.served("/tokenize", &json!({"prompt": "Grüße<|im_end|>"})).await;
+    assert_eq!(tokens["count"], 8);
+    let text = server.served("/detokenize", &json!({"tokens": tokens["tokens"]})).await;
+    assert_eq!(text["prompt"], "Grüße<|im_end|>");
+    let messages = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]});
+    assert_eq!(server.served("/tokenize", &messages).await["count"], 24);
+    let (field, _) = server.refused("/detokenize", &json!({"tokens": [1_000_000]})).await;
+    assert_eq!(field, "tokens");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_are_listed() {
+    let server = start().await;
+    let list = server.client.json("/v1/models").await.expect("a list");
+    assert_eq!(list["data"][0]["id"], MODEL);
+    assert_eq!(server.client.json("/v1/models/tiny").await.expect("a model")["object"], "model");
+    assert!(server.client.json("/v1/models/some/other").await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_count_what_happened() {
+    let server = start().await;
+    server.served(COMPLETIONS, &completion("ab", 8)).await;
+    assert_eq!(server.metric("dsrun_generated_tokens_total").await, 8.0);
+    assert_eq!(server.metric("dsrun_prompt_tokens_total").await, 2.0);
+    assert_eq!(server.metric("dsrun_first_token_seconds_count").await, 1.0);
+    assert_eq!(server.metric("dsrun_token_seconds_count").await, 7.0);
+    assert_eq!(server.metric("dsrun_answer_seconds_count").await, 1.0);
+    assert_eq!(server.metric("dsrun_requests_total{path=\"/v1/completions\",status=\"200\"}").await, 1.0);
+    assert_eq!(server.metric("dsrun_answers_open").await, 0.0);
+    assert_eq!(server.metric("dsrun_disconnects_total").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_described_is_there() {
+    let server = start().await;
+    let document = server.client.json("/openapi.json").await.expect("a document");
+    for (path, operations) in document["paths"].as_object().expect("there are paths") {
+        for method in operations.as_object().expect("there are operations").keys() {
+            let method: Method = method.to_uppercase().parse().expect("a method");
+            let path = path.replace("{model}", MODEL);
+            let body = (method == Method::POST).then(|| json!({}));
+            let answer = server.client.send(method.clone(), &path, body.as_ref()).await.expect("an answer");
+            // An empty request is refused, by what is at the path.
+            assert_eq!(answer.status(), if method == Method::POST { 400 } else { 200 }, "{method} {path}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Input that is meant to do harm, or is simply wrong.
+
+use super::support::{MODEL, PATIENCE, Running, Setup, completion, question, start, start_with, with};
+use rstest::rstest;
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+async fn connect(server: &Running) -> TcpStream {
+    let address = server.url.strip_prefix("http://").expect("a URL");
+    TcpStream::connect(address).await.expect("a connection")
+}
+
+/// Sends bytes and gives everything that comes back until the server closes the connection.
+async fn raw(server: &Running, bytes: &[u8]) -> String {
+    let mut stream = connect(server).await;
+    // The server may close before it has read everything.
+    let _ = stream.write_all(bytes).await;
+    rest(&mut stream).await
+}
+
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    let read = stream.read_to_end(&mut answer);
+    let _ = tokio::time::timeout(PATIENCE, read).await.expect("the server closes the connection");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn post(path: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+#[rstest]
+#[case::nothing(b"", "400 Bad Request")]
+#[case::half(b"{\"model\": \"tiny\", ", "400 Bad Request")]
+#[case::list(b"[1, 2]", "400 Bad Request")]
+#[case::invalid_utf8(b"{\"model\": \"tiny\", \"prompt\": \"\xff\xfe\"}", "400 Bad Request")]
+#[case::lone_surrogate(b"{\"model\": \"tiny\", \"prompt\": \"\\ud800\"}", "400 Bad Request")]
+#[case::two_values(b"{} {}", "400 Bad Request")]
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_json_is_refused(#[case] body: &[u8], #[case] status: &str) {
+    let server = start().await;
+    let answer = raw(&server, &post(COMPLETIONS, body)).await;
+    assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    assert!(answer.contains("\"invalid_request_error\""), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_that_are_wrong_are_named() {
+    let server = start().await;
+    let cases = [
+        (json!({"temperature": -1}), "temperature"),
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"top_p": 0}), "top_p"),
+        (json!({"top_k": -2}), "top_k"),
+        (json!({"min_p": 2}), "min_p"),
+        (json!({"presence_penalty": 3}), "presence_penalty"),
+        (json!({"frequency_penalty": -3}), "frequency_penalty"),
+        (json!({"repetition_penalty": 0}), "repetition_penalty"),
+        (json!({"max_tokens": 1_000_000}), "max_tokens"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"max_tokens": -1}), "max_tokens"),
+        (json!({"n": 0}), "n"),
+        (json!({"n": 1_000_000}), "n"),
+        (json!({"stop": [""]}), "stop"),
+        (json!({"stop": 7}), "stop"),
+        (json!({"stop": vec!["x"; 17]}), "stop"),
+        (json!({"logit_bias": {"cat": 1}}), "logit_bias.cat"),
+        (json!({"logit_bias": {"7": 1000}}), "logit_bias.7"),
+        (json!({"model": "other"}), "model"),
+        (json!({"stream_options": {"include_usage": true}}), "stream_options"),
+        (json!({"stream": true, "stream_options": {"x": 1}}), "stream_options.x"),
+        (json!({"response_format": {"type": "xml"}}), "response_format.type"),
+        (json!({"seed": 1.5}), "seed"),
+        (json!({"best_of": 2}), "best_of"),
+    ];
+    for (fields, expected) in &cases {
+        let (field, message) = server.refused(COMPLETIONS, &with(completion("a", 1), fields.clone())).await;
+        assert_eq!(field, *expected, "{fields}: {message}");
+    }
+    for prompt in [json!(""), json!([]), json!([[]])] {
+        let request = with(completion("", 1), json!({"prompt": prompt}));
+        assert_eq!(server.refused(COMPLETIONS, &request).await.0, "prompt");
+    }
+    let (_, message) =
+        server.refused(COMPLETIONS, &with(completion("", 1), json!({"prompt": [99_999]}))).await;
+    assert!(message.contains("99999"), "{message}");
+    let (_, message) = server.refused(COMPLETIONS, &completion(&"a".repeat(5000), 1)).await;
+    assert!(message.contains("5000") && message.contains("4096"), "{message}");
+    let echo = with(completion("a", 1), json!({"echo": true, "logprobs": 1}));
+    assert_eq!(server.refused(COMPLETIONS, &echo).await.0, "echo");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_of_conversations_that_are_wrong_are_named() {
+    let server = start().await;
+    let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
+    let tool = |name: &str| json!([{"type": "function", "function": {"name": name}}]);
+    let cases = [
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": "Hello"}), "messages"),
+        (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
+        (json!({"messages": [{"role": "robot", "content": "x"}]}), "messages[0].role"),
+        (json!({"messages": [{"role": "user", "content": "x", "mood": 1}]}), "messages[0].mood"),
+        (json!({"messages": image}), "messages[0].content"),
+        (json!({"audio": {}}), "audio"),
+        (json!({"store": true}), "store"),
+        (json!({"top_logprobs": 3}), "top_logprobs"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+        (json!({"max_tokens": 1, "max_completion_tokens": 2}), "max_tokens"),
+        (json!({"tools": tool("a b")}), "tools[0].function.name"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (
+            json!({"tools": tool("f"), "tool_choice": {"type": "function", "function": {"name": "g"}}}),
+            "tool_choice",
+        ),
+        (json!({"tools": tool("f"), "tool_choice": "some"}), "tool_choice"),
+        (json!({"tools": tool("f"), "response_format": {"type": "json_object"}}), "response_format"),
+    ];
+    for (fields, expected) in &cases {
+        let (field, message) = server.refused(CHAT, &with(question("x", 1), fields.clone())).await;
+        assert_eq!(field, *expected, "{fields}: {message}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paths_methods_and_types_that_are_wrong_are_said_to_be() {
+    let server = start().await;
+    for (request, status) in [
+        ("GET /nothing HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n", "404"),
+        ("GET /v1/completions HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n", "405"),
+        (
+            "POST /v1/completions HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
+            "415",
+        ),
+        ("NONSENSE\r\n\r\n", "400"),
+    ] {
+        let answer = raw(&server, request.as_bytes()).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_is_read_to_its_limit() {
+    let mut setup = Setup::default();
+    setup.settings.body_limit = Some(10_000);
+    let server = start_with(setup).await;
+    let fits = completion(&"a".repeat(4000), 1);
+    server.served(COMPLETIONS, &fits).await;
+    let answer = raw(&server, &post(COMPLETIONS, &vec![b' '; 20_000])).await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    // One that does not say how long it is, and never ends.
+    let mut stream = connect(&server).await;
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.expect("it is sent");
+    let chunk = format!("400\r\n{}\r\n", " ".repeat(0x400));
+    for _ in 0..11 {
+        let _ = stream.write_all(chunk.as_bytes()).await;
+    }
+    let mut answer = vec![0; 12];
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer))
+        .await
+        .expect("an answer")
+        .expect("an answer");
+    assert_eq!(answer, b"HTTP/1.1 413");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deep_and_wide_input_is_refused_or_served_but_harms_nothing() {
+    let server = start().await;
+    let deep = |open: &str, close: &str| {
+        let schema = format!("{}{}", open.repeat(100_000), close.repeat(100_000));
+        format!(
+            r#"{{"model": "{MODEL}", "prompt": "a", "response_format":
+               {{"type": "json_schema", "json_schema": {{"name": "s", "schema": {schema}}}}}}}"#
+        )
+    };
+    for body in [deep("[", "]"), deep("{\"items\":", "}"), "[".repeat(1_000_000)] {
+        let answer = raw(&server, &post(COMPLETIONS, body.as_bytes())).await;
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    }
+    // Many small things: a prompt of a million empty lists, a conversation of many messages.
+    let request = with(completion("", 1), json!({"prompt": vec![json!([]); 1_000_000]}));
+    assert_eq!(server.refused(COMPLETIONS, &request).await.0, "prompt");
+    let messages: Vec<Value> = (0..10_000).map(|_| json!({"role": "user", "content": "x"})).collect();
+    let (_, message) = server.refused(CHAT, &with(question("x", 1), json!({"messages": messages}))).await;
+    assert!(message.contains("4096"), "{message}");
+    server.served(COMPLETIONS, &completion("a", 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_sends_slowly_is_cut_off() {
+    let mut setup = Setup::default();
+    setup.settings.header_timeout = Some(1);
+    setup.settings.body_timeout = Some(1);
+    let server = start_with(setup).await;
+    // Nothing at all, half a head, a head byte by byte.
+    let mut silent = connect(&server).await;
+    let mut half = connect(&server).await;
+    half.write_all(b"POST /v1/completions HTTP/1.1\r\nho").await.expect("it is sent");
+    let mut dripping = connect(&server).await;
+    let drip = async {
+        for byte in b"POST /v1/completions HTTP/1.1\r\nx: ".iter().chain(std::iter::repeat(&b'x')) {
+            if dripping.write_all(&[*byte]).await.is_err() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, drip).await.expect("the server closes the connection");
+    rest(&mut silent).await;
+    rest(&mut half).await;
+    // A body that does not come.
+    let mut stream = connect(&server).await;
+    let whole = post(COMPLETIONS, b"{\"model\": \"tiny\", \"prompt\": \"a\"}");
+    stream.write_all(&whole[..whole.len() - 5]).await.expect("it is sent");
+    let answer = rest(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    server.reaches("dsrun_connections_open", 1.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_read_is_cut_off() {
+    let mut setup = Setup::default();
+    setup.settings.write_timeout = Some(1);
+    let server = start_with(setup).await;
+    let mut stream = connect(&server).await;
+    // Some 20 MB: more than what connections buffer.
+    let request = with(completion("ab", 4000), json!({"stream": true, "n": 24}));
+    let request = request.to_string();
+    stream.write_all(&post(COMPLETIONS, request.as_bytes())).await.expect("it is sent");
+    let socket = socket_of(&stream);
+    socket.set_recv_buffer_size(1024).expect("a buffer can be small");
+    server.reaches("dsrun_disconnects_total", 1.0).await;
+    server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
+    drop(stream);
+}
+
+fn socket_of(stream: &TcpStream) -> socket2::SockRef<'_> {
+    socket2::SockRef::from(stream)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_take_places_up_to_the_limit_and_little_memory() {
+    let mut setup = Setup::default();
+    setup.settings.connections = Some(300);
+    let server = start_with(setup).await;
+    let mut idle = Vec::new();
+    for _ in 0..300 {
+        idle.push(connect(&server).await);
+    }
+    let mut refused = connect(&server).await;
+    let answer = rest(&mut refused).await;
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("too many connections"), "{answer}");
+    idle.truncate(200);
+    // Asked without a connection: it might be refused.
+    let closed = async {
+        while !server.app.metrics.text(None).contains("\ndsrun_connections_open 200\n") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, closed).await.expect("places become free");
+    server.served(COMPLETIONS, &completion("a", 1)).await;
+}

@@ -1,0 +1,156 @@
+//! Clients that go, queues that fill, servers that end, requests that panic.
+
+use super::support::{PATIENCE, Running, Setup, completion, start, start_with, with};
+use crate::serve::{ServeSettings, Server, routes::around, server};
+use axum::{Router, routing::get};
+use hyper::Method;
+use serde_json::{Value, json};
+use std::{sync::Arc, time::Duration};
+
+/// A completion that takes long.
+fn long(max_tokens: usize) -> Value {
+    with(completion("ab", max_tokens), json!({"stream": true, "stream_options": {"include_usage": true}}))
+}
+
+async fn status(server: &Running, path: &str) -> u16 {
+    server.client.send(Method::GET, path, None).await.expect("an answer").status().as_u16()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_leaves_takes_the_request_along() {
+    let server = start().await;
+    let mut events = server.client.stream("/v1/completions", &long(4000)).await.expect("it starts");
+    events.next().await.expect("a piece");
+    assert_eq!(server.metric("dsrun_answers_open").await, 1.0);
+    drop(events);
+    server.reaches("dsrun_cancelled_total", 1.0).await;
+    server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
+    server.reaches("dsrun_disconnects_total", 1.0).await;
+    server.reaches("dsrun_answers_open", 0.0).await;
+    // The same without a stream: the client goes while it waits.
+    let request = completion("ab", 4000);
+    let waiting = server.client.send(Method::POST, "/v1/completions", Some(&request));
+    assert!(
+        tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err(),
+        "4000 tokens take longer"
+    );
+    server.reaches("dsrun_disconnects_total", 2.0).await;
+    server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_asks_to_come_back() {
+    let mut setup = Setup::default();
+    setup.engine.max_requests = 1;
+    setup.settings.queue = Some(1);
+    let server = start_with(setup).await;
+    let mut running = server.client.stream("/v1/completions", &long(4000)).await.expect("it starts");
+    running.next().await.expect("a piece");
+    let _waiting = server.client.stream("/v1/completions", &long(4000)).await.expect("it waits");
+    let request = completion("a", 1);
+    let response =
+        server.client.send(Method::POST, "/v1/completions", Some(&request)).await.expect("an answer");
+    assert_eq!(response.status(), 429);
+    assert_eq!(response.headers()["retry-after"], "1");
+    drop(running);
+    server.reaches("dsrun_requests_waiting", 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_has_its_time() {
+    let mut setup = Setup::default();
+    setup.settings.request_timeout = Some(1);
+    let server = start_with(setup).await;
+    let (status, body) = server.post("/v1/completions", &completion("ab", 4000)).await;
+    assert_eq!((status, &body["error"]["code"]), (504, &json!("timeout")));
+    server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
+    let mut events = server.client.stream("/v1/completions", &long(4000)).await.expect("it starts");
+    let error = loop {
+        match events.next().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("4000 tokens take longer than a second"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("was not complete within 1 s"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_finishes_what_runs_and_takes_nothing_more() {
+    let mut server = start().await;
+    let mut events = server.client.stream("/v1/completions", &long(400)).await.expect("it starts");
+    events.next().await.expect("a piece");
+    assert_eq!(status(&server, "/health/ready").await, 200);
+    drop(server.stop.take());
+    let not_ready = async {
+        while status(&server, "/health/ready").await != 503 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(status(&server, "/health/live").await, 200);
+        let (status, body) = server.post("/v1/completions", &completion("a", 1)).await;
+        assert_eq!((status, &body["error"]["code"]), (503, &json!("not_ready")));
+    };
+    tokio::time::timeout(PATIENCE, not_ready).await.expect("it becomes unready while the answer runs");
+    let mut usage = None;
+    while let Some(event) = events.next().await.expect("the answer goes on to its end") {
+        usage = event.get("usage").cloned().or(usage);
+    }
+    assert_eq!(usage.expect("a usage")["completion_tokens"], 400);
+    assert!(server.end().await, "all finished");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_gives_up_in_the_end() {
+    let mut setup = Setup::default();
+    setup.settings.drain_timeout = Some(0);
+    let server = start_with(setup).await;
+    let mut events = server.client.stream("/v1/completions", &long(4000)).await.expect("it starts");
+    events.next().await.expect("a piece");
+    assert!(!server.end().await, "the answer was broken off");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn before_the_model_is_there_only_health_is_answered() {
+    let settings = ServeSettings { port: Some(0), ..ServeSettings::default() };
+    let app = Arc::new(server::app(&settings, "none".to_owned()).expect("an app"));
+    let listening = Server::bind(app, &settings).await.expect("a port");
+    let client = crate::client::Client::new(&listening.url(), None).expect("a URL");
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let ended = tokio::spawn(listening.run(async {
+        let _ = stopped.await;
+    }));
+    let status =
+        async |path| client.send(Method::GET, path, None).await.expect("an answer").status().as_u16();
+    assert_eq!(status("/health/live").await, 200);
+    assert_eq!(status("/health/ready").await, 503);
+    assert_eq!(status("/v1/models").await, 503);
+    assert_eq!(status("/metrics").await, 200);
+    drop(stop);
+    assert!(tokio::time::timeout(PATIENCE, ended).await.expect("it ends").expect("without a panic"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_ends_its_request_and_nothing_else() {
+    use tower::ServiceExt;
+    let settings = ServeSettings::default();
+    let app = Arc::new(server::app(&settings, "none".to_owned()).expect("an app"));
+    let routes = Router::new().route("/panic", get(async || -> &'static str { panic!("on purpose") }));
+    let router = around(app.clone(), routes.route("/fine", get(async || "fine")));
+    for _ in 0..2 {
+        let ask = |path: &str| {
+            let request = axum::http::Request::get(path).body(axum::body::Body::empty()).expect("a request");
+            router.clone().oneshot(request)
+        };
+        assert_eq!(ask("/panic").await.expect("an answer").status(), 500);
+        assert_eq!(ask("/fine").await.expect("an answer").status(), 200);
+    }
+    assert!(app.metrics.text(None).contains("\ndsrun_panics_total 2\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_panics_ends_its_request_and_nothing_else() {
+    let server = start().await;
+    let failed: Result<(), _> = server.app.blocking(|| panic!("on purpose")).await;
+    assert_eq!(failed.expect_err("it panicked").status(), 500);
+    server.served("/v1/completions", &completion("a", 1)).await;
+}

@@ -1,0 +1,194 @@
+//! A server for a test, and what tests ask of it.
+
+use super::model;
+use crate::{
+    client::Client,
+    serve::{Loaded, ServeSettings, Server, access::ApiKeys, app::App, server},
+};
+use dsrun_core::device::{Backend, DeviceOptions};
+use dsrun_engine::{
+    EngineOptions, EnginePlan,
+    service::{Service, ServiceOptions},
+};
+use dsrun_models::model::Model;
+use hyper::Method;
+use serde_json::{Value, json};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+use tempfile::TempDir;
+use tokio::{sync::oneshot, task::JoinHandle};
+
+/// How long anything in a test may take. Reaching it means that it hangs.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The name that the model is served by.
+pub(super) const MODEL: &str = "tiny";
+
+/// A server that runs in this process.
+pub(super) struct Running {
+    pub(super) app: Arc<App>,
+    pub(super) client: Client,
+    pub(super) url: String,
+    /// Ends the server when it is sent or dropped.
+    pub(super) stop: Option<oneshot::Sender<()>>,
+    /// Whether all requests finished.
+    pub(super) ended: JoinHandle<bool>,
+    /// Dropped last: the engine ends with it.
+    _service: Service,
+}
+
+/// How a test's server is set up.
+pub(super) struct Setup {
+    pub(super) settings: ServeSettings,
+    pub(super) engine: EngineOptions,
+    pub(super) keys: Vec<&'static str>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let settings = ServeSettings { port: Some(0), drain_timeout: Some(30), ..ServeSettings::default() };
+        let engine = EngineOptions {
+            max_requests: 4,
+            step_tokens: 64,
+            context: Some(model::CONTEXT),
+            kv_tokens: Some(3 * model::CONTEXT),
+            ..EngineOptions::default()
+        };
+        Self { settings, engine, keys: Vec::new() }
+    }
+}
+
+/// The tiny model, made once.
+pub(super) fn tiny() -> Arc<Model> {
+    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(model::tiny);
+    Arc::new(Model::open(folder.path()).expect("the tiny model is a model"))
+}
+
+/// A server of the tiny model.
+pub(super) async fn start() -> Running {
+    start_with(Setup::default()).await
+}
+
+pub(super) async fn start_with(setup: Setup) -> Running {
+    let mut app = server::app(&setup.settings, MODEL.to_owned()).expect("there are no keys to read");
+    app.keys = ApiKeys::new(setup.keys.iter().copied());
+    let app = Arc::new(app);
+    let service = load(&app, &setup);
+    let server = Server::bind(app.clone(), &setup.settings).await.expect("a port is free");
+    let url = server.url();
+    let (stop, stopped) = oneshot::channel();
+    let ended = tokio::spawn(server.run(async {
+        let _ = stopped.await;
+    }));
+    let client = Client::new(&url, setup.keys.first().map(|key| (*key).to_owned())).expect("a URL");
+    Running { app, client, url, stop: Some(stop), ended, _service: service }
+}
+
+fn load(app: &App, setup: &Setup) -> Service {
+    let model = tiny();
+    let device =
+        dsrun_candle::CandleBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there");
+    let plan = EnginePlan::new(&model, &*device, &setup.engine).expect("the model is planned");
+    let engine = plan.load(&model, device, &mut |_, _| {}).expect("the model is loaded");
+    let options = ServiceOptions { queue: setup.settings.queue() };
+    let service = Service::start(engine, &options).expect("a thread is there");
+    app.set_loaded(Loaded::new(model, service.handle(), None));
+    service
+}
+
+impl Running {
+    /// Posts JSON and gives status and body.
+    pub(super) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let answer = self.client.send(Method::POST, path, Some(body));
+        let response =
+            tokio::time::timeout(PATIENCE, answer).await.expect("the server answers").expect("it is there");
+        let status = response.status().as_u16();
+        let body = axum::body::to_bytes(axum::body::Body::new(response.into_body()), usize::MAX)
+            .await
+            .expect("a body");
+        (status, serde_json::from_slice(&body).expect("the body is JSON"))
+    }
+
+    /// Posts JSON that has to be served.
+    pub(super) async fn served(&self, path: &str, body: &Value) -> Value {
+        let (status, body) = self.post(path, body).await;
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+
+    /// Posts JSON that has to be refused, and gives the field and the message.
+    pub(super) async fn refused(&self, path: &str, body: &Value) -> (String, String) {
+        let (status, body) = self.post(path, body).await;
+        assert!((400..500).contains(&status), "{status}: {body}");
+        let error = &body["error"];
+        assert!(error["type"].is_string(), "{body}");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        (text(&error["param"]), text(&error["message"]))
+    }
+
+    /// All events of a stream.
+    pub(super) async fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let read = async {
+            let mut events = self.client.stream(path, body).await.expect("the stream starts");
+            let mut all = Vec::new();
+            while let Some(event) = events.next().await.expect("the stream goes on") {
+                all.push(event);
+            }
+            all
+        };
+        tokio::time::timeout(PATIENCE, read).await.expect("the stream ends")
+    }
+
+    /// A number of /metrics.
+    pub(super) async fn metric(&self, name: &str) -> f64 {
+        let text = self.client.text("/metrics").await.expect("there are metrics");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name} is missing in\n{text}")).parse().expect("a number")
+    }
+
+    /// Waits until a number of /metrics is what it should be.
+    pub(super) async fn reaches(&self, name: &str, value: f64) {
+        let wait = async {
+            while self.metric(name).await != value {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait)
+            .await
+            .unwrap_or_else(|_| panic!("{name} does not become {value}"));
+    }
+
+    /// Ends the server; whether all requests finished.
+    pub(super) async fn end(mut self) -> bool {
+        drop(self.stop.take());
+        tokio::time::timeout(PATIENCE, self.ended).await.expect("the server ends").expect("it does not panic")
+    }
+}
+
+/// A greedy completion of a prompt.
+pub(super) fn completion(prompt: &str, max_tokens: usize) -> Value {
+    json!({"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true})
+}
+
+/// A greedy answer to a question.
+pub(super) fn question(text: &str, max_tokens: usize) -> Value {
+    json!({
+        "model": MODEL,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": true,
+    })
+}
+
+/// A request with further fields.
+pub(super) fn with(mut request: Value, fields: Value) -> Value {
+    let (Some(request_fields), Value::Object(fields)) = (request.as_object_mut(), fields) else {
+        panic!("requests are objects");
+    };
+    request_fields.extend(fields);
+    request
+}
