@@ -139,6 +139,30 @@ static FAULTS: &[Fault] = &[
         }
         change_result(run, stream, 1, round)
     }),
+    run("quantises_down", |run, stream| {
+        let Some(x) = copied(run, stream, 0)? else { return run.right(stream) };
+        result(run, stream, "quant_per_token", 0, |_, y| {
+            let width = y.width();
+            for row in 0..y.count() / width.max(1) {
+                let of_row = || (row * width..(row + 1) * width).map(|index| x.float(index));
+                let scale = of_row().fold(0f32, |largest, x| largest.max(x.abs())) / 127.0;
+                for (index, x) in of_row().enumerate() {
+                    y.set_bits(row * width + index, (x / scale) as i8 as u8 as u32);
+                }
+            }
+        })
+    }),
+    run("scale_of_row_0", |run, stream| {
+        operand(run, stream, "linear_w8a8", 1, |_, scales| {
+            let first = if scales.count() > 0 { scales.bits(0) } else { 0 };
+            (0..scales.count()).for_each(|row| scales.set_bits(row, first));
+        })
+    }),
+    run("byte_clipped", |run, stream| {
+        operand(run, stream, "linear_w8a8", 0, |_, x| {
+            x.map(|_, byte| if byte == 0x80 { 0x81 } else { byte });
+        })
+    }),
     run("ranks_differ", |run, stream| {
         let second = run.call.comm.as_ref().is_some_and(|comm| comm.rank() == 1);
         if second { result(run, stream, "all_reduce", 0, flip) } else { run.right(stream) }

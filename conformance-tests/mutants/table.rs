@@ -31,6 +31,17 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("nan_swallowed", "NaN in a sum comes out as 0", "add/f32/random_special_0"),
     mutant("argmax_last", "argmax takes the last of equal numbers", "argmax/f32/prime"),
     mutant("fusion_rounds_more", "a region rounds its result to bf16 on the way", "add_rms_norm/f32/prime"),
+    mutant(
+        "quantises_down",
+        "activations are cut off to integers instead of rounded",
+        "quant_per_token/f32/prime",
+    ),
+    mutant(
+        "scale_of_row_0",
+        "every row of a quantised product has the first row's scale",
+        "linear_w8a8/f32/prime",
+    ),
+    mutant("byte_clipped", "the byte -128 is multiplied as -127", "linear_w8a8/f32/many_rows"),
     mutant("ranks_differ", "one rank of an all-reduce has another last bit", "all_reduce_sum/f32/odd_over_3"),
     mutant("narrow_layers_rounded", "layers of few inputs round to bf16", "check/ways_shards"),
     mutant("partial_sums_rounded", "an all-reduce rounds sums of f32 to bf16", "check/ranks_sharded"),

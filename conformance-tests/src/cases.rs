@@ -12,6 +12,7 @@ mod embed;
 mod linear;
 mod norm;
 mod plane;
+mod quant;
 mod region;
 mod rope;
 mod sampling;
@@ -89,6 +90,8 @@ pub const TABLES: &[Table] = &[
     table("sample", F32, sampling::sample, sampling::drawn_sample),
     table("commit_tokens", INTEGERS, step::commit_tokens, step::drawn_commit_tokens),
     table("columns", FLOATS, elementwise::columns, elementwise::drawn_columns),
+    table("quant_per_token", FLOATS, quant::quant_per_token, quant::drawn_quant_per_token),
+    table("linear_w8a8", FLOATS, quant::linear_w8a8, quant::drawn_linear_w8a8),
     table("all_reduce", ALL, collective::all_reduce, collective::drawn_all_reduce),
     table("all_gather", ALL, collective::all_gather, collective::drawn_all_gather),
     table("reduce_scatter", ALL, collective::reduce_scatter, collective::drawn_reduce_scatter),
@@ -103,6 +106,21 @@ pub const TABLES: &[Table] = &[
     table("linear_add", FLOATS, region::linear_add, region::drawn_linear_add),
     table("mlp_input", FLOATS, region::mlp_input, region::drawn_mlp_input),
     table("attention_input", FLOATS, region::attention_input, region::drawn_attention_input),
+    table("norm_quant", FLOATS, quant::norm_quant, quant::drawn_norm_quant),
+    table(
+        "gated_activation_quant",
+        FLOATS,
+        quant::gated_activation_quant,
+        quant::drawn_gated_activation_quant,
+    ),
+    table("activation_quant", FLOATS, quant::activation_quant, quant::drawn_activation_quant),
+    table("linear_w8a8_add", FLOATS, quant::linear_w8a8_add, quant::drawn_linear_w8a8_add),
+    table(
+        "linear_w8a8_activation",
+        FLOATS,
+        quant::linear_w8a8_activation,
+        quant::drawn_linear_w8a8_activation,
+    ),
 ];
 
 const EXPONENTIAL: Gate = Gate { inner: None, exponential: true };
@@ -113,7 +131,18 @@ mod tests {
     use dsrun_core::op::Op;
     use std::collections::HashSet;
 
-    const REGIONS: [&str; 5] = ["add_rms_norm", "norm_linear", "linear_add", "mlp_input", "attention_input"];
+    const REGIONS: [&str; 10] = [
+        "add_rms_norm",
+        "norm_linear",
+        "linear_add",
+        "mlp_input",
+        "attention_input",
+        "norm_quant",
+        "gated_activation_quant",
+        "activation_quant",
+        "linear_w8a8_add",
+        "linear_w8a8_activation",
+    ];
 
     #[test]
     fn every_primitive_has_a_table_with_cases_for_each_type_it_takes() {

@@ -15,6 +15,7 @@ pub mod float;
 pub mod linear;
 pub mod norm;
 pub mod philox;
+pub mod quant;
 pub mod rope;
 pub mod sampling;
 pub mod step;

@@ -108,7 +108,9 @@ impl Group {
         match self {
             Self::Table(table, _) => {
                 let signature = Op::PRIMITIVES.iter().find(|signature| signature.name == table.op);
-                profiles.contains(&signature.map_or(Profile::LlmCore1, |signature| signature.profile))
+                let quantised = ["quant", "w8a8"].iter().any(|part| table.op.contains(part));
+                let of_region = if quantised { Profile::LlmQuant1 } else { Profile::LlmCore1 };
+                profiles.contains(&signature.map_or(of_region, |signature| signature.profile))
             }
             Self::Check(check) => check.profile.is_none_or(|profile| profiles.contains(&profile)),
         }
@@ -172,7 +174,7 @@ impl Item {
         let (case, op_profile): (&Case, fn(&Op) -> Option<Profile>) = match &self.work {
             Work::Check(check) => return check.profile.is_some_and(|profile| profiles.contains(&profile)),
             Work::Case(case) => (case, |op| op.signature().map(|signature| signature.profile)),
-            Work::Lowered(case) => (case, |_| Some(Profile::LlmCore1)),
+            Work::Lowered(case) => (case, |op| Some(profile_of_body(op))),
         };
         let asked = |call: &CallCase| op_profile(&call.op).is_some_and(|profile| profiles.contains(&profile));
         case.calls.iter().all(|call| asked(call) && takes(subject, profiles, call))
@@ -197,6 +199,14 @@ impl Item {
             verdicts: Vec::new(),
         })
     }
+}
+
+/// The profile that has all ops of a region's body: bodies of more than `llm-core-1` have those of one profile besides.
+fn profile_of_body(op: &Op) -> Profile {
+    let Op::Region(region) = op else { return Profile::LlmCore1 };
+    let profiles =
+        region.calls().iter().filter_map(|call| call.op.signature()).map(|signature| signature.profile);
+    profiles.max().unwrap_or(Profile::LlmCore1)
 }
 
 /// Whether a device lists all element types of a call, and has the formats of its weights if the profiles ask for them.

@@ -76,6 +76,8 @@ fn implementation(call: &CallDesc) -> Result<Implementation> {
         Op::Argmax(op) => Box::new(*op),
         Op::Sample(op) => Box::new(*op),
         Op::CommitTokens(op) => Box::new(*op),
+        Op::QuantPerToken(op) => Box::new(*op),
+        Op::LinearW8A8(op) => Box::new(*op),
         Op::Region(region) => ops::region::kernel(region)?,
         Op::AllReduce(op) => return collective(Box::new(*op), call),
         Op::AllGather(op) => return collective(Box::new(*op), call),

@@ -8,6 +8,7 @@ mod elementwise;
 mod embed;
 mod linear;
 mod norm;
+mod quant;
 pub(crate) mod region;
 mod rope;
 mod sample;

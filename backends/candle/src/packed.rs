@@ -1,7 +1,7 @@
 //! Packed weight matrices, and their product with activations.
 //!
-//! Weights stay in their own format, interleaved ([`panel`]) but no larger, and are decoded to f32 in registers as they are
-//! used ([`tile`]); activations are f32 and exact. Kernels are written once over a handful of vector operations
+//! Weights stay quantised, interleaved ([`panel`]), and are decoded to f32 in registers as they are used ([`tile`]);
+//! activations are f32 and exact. Products of quantised activations are sums of integers ([`integers`]). Kernels are written once over a handful of vector operations
 //! ([`lanes`]), for AVX2, AVX-512 and plain Rust, chosen when the program runs.
 //!
 //! All sizes of batch run on these kernels. A general matrix product over decoded tiles (`Tensor::matmul`) was measured
@@ -12,6 +12,7 @@
 //! A row's result does not depend on the other rows of the batch, nor on the number of threads, to the bit. It may differ
 //! in the last bits between processors with and without fused multiply-add.
 
+mod integers;
 mod lanes;
 mod panel;
 mod product;
@@ -20,11 +21,12 @@ mod tests;
 mod tile;
 
 use dsrun_core::{
-    BlockFormat, Code, DType, Error, Result, WeightFormat, WeightReader, WeightType,
+    Affine, BlockFormat, Code, DType, Error, GroupBits, Result, WeightFormat, WeightReader, WeightType,
     kernels::{PackedLayout, PackedWeight, WeightDesc},
 };
+pub(crate) use integers::Quantised;
 use lanes::WIDTH;
-use panel::{BF16, Block, F16, F32, Q4_0, Q4_1, Q8_0};
+use panel::{BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q8_0};
 use product::{InstructionSet, Product};
 use rayon::prelude::*;
 use std::fmt;
@@ -38,6 +40,8 @@ pub(crate) struct PackedMatrix {
     shape: PanelShape,
     /// The panels, back to back.
     lines: Vec<Line>,
+    /// What sums are multiplied by, if blocks have no scales: one for each row.
+    scales: Vec<f32>,
 }
 
 /// The unit of storage: a cache line, so that vectors are never split between two.
@@ -52,8 +56,12 @@ struct PanelShape {
     outputs: usize,
     inputs: usize,
     /// Bytes of a row before packing.
+    source_bytes: usize,
+    /// Bytes of a row of a panel.
     row_bytes: usize,
     /// Bytes of all panels.
+    panel_bytes: usize,
+    /// Bytes of all panels and of the scales of rows.
     bytes: usize,
 }
 
@@ -65,6 +73,9 @@ enum PanelFormat {
     Q4_0,
     Q4_1,
     Q8_0,
+    Nibbles,
+    Bytes,
+    Int8,
 }
 
 /// Evaluates an expression with `$block` standing for the block type of a format.
@@ -95,12 +106,28 @@ macro_rules! with_block {
                 type $block = Q8_0;
                 $body
             }
+            PanelFormat::Nibbles => {
+                type $block = Nibbles;
+                $body
+            }
+            PanelFormat::Bytes => {
+                type $block = Bytes;
+                $body
+            }
+            PanelFormat::Int8 => {
+                type $block = Int8;
+                $body
+            }
         }
     };
 }
 
 impl PanelFormat {
-    fn new(format: WeightFormat) -> Result<Self> {
+    /// How rows of so many columns are kept. Formats without blocks of their own here are taken apart; where their groups are no
+    /// whole number of blocks, they are decoded.
+    fn new(format: WeightFormat, columns: usize) -> Result<Self> {
+        let group = format.group(columns);
+        let whole = |length: usize| group.is_multiple_of(length) && columns.is_multiple_of(length);
         match format {
             WeightFormat::Dense(DType::F32) => Ok(Self::F32),
             WeightFormat::Dense(DType::F16) => Ok(Self::F16),
@@ -108,10 +135,16 @@ impl PanelFormat {
             WeightFormat::Block(BlockFormat::Q4_0) => Ok(Self::Q4_0),
             WeightFormat::Block(BlockFormat::Q4_1) => Ok(Self::Q4_1),
             WeightFormat::Block(BlockFormat::Q8_0) => Ok(Self::Q8_0),
+            WeightFormat::Block(BlockFormat::Q4_K) => Ok(Self::Nibbles),
+            WeightFormat::Block(_) => Ok(Self::Bytes),
+            WeightFormat::Group(format) if format.is_channelwise_int8() => Ok(Self::Int8),
+            WeightFormat::Group(format) if format.bits == GroupBits::Four && whole(Nibbles::LENGTH) => {
+                Ok(Self::Nibbles)
+            }
+            WeightFormat::Group(_) if whole(Bytes::LENGTH) => Ok(Self::Bytes),
+            WeightFormat::Group(_) => Ok(Self::F32),
             other => {
-                let message = format!(
-                    "weights stored as {other} cannot be packed; f32, f16, bf16, q4_0, q4_1, q8_0 can"
-                );
+                let message = format!("weights stored as {other} cannot be packed");
                 Err(Error::unsupported(message).at("weight").field("format"))
             }
         }
@@ -120,23 +153,33 @@ impl PanelFormat {
 
 impl PanelShape {
     fn new(weight: &WeightType) -> Result<Self> {
-        let format = PanelFormat::new(weight.format)?;
+        let format = PanelFormat::new(weight.format, weight.columns())?;
         let (outputs, inputs) = (weight.rows(), weight.columns());
         weight.elements()?;
-        let row_bytes = weight.row_bytes()?;
-        let padded = outputs.checked_next_multiple_of(WIDTH).and_then(|rows| rows.checked_mul(row_bytes));
-        let bytes = padded.filter(|bytes| *bytes <= isize::MAX as usize - size_of::<Line>());
-        let bytes = bytes.ok_or_else(|| {
+        let source_bytes = weight.row_bytes()?;
+        let too_large = || {
             let message =
                 format!("{:?} {} elements do not fit an address space", weight.shape, weight.format);
             Error::invalid(message).at("weight").field("shape")
-        })?;
-        Ok(Self { format, outputs, inputs, row_bytes, bytes })
-    }
-
-    /// Bytes of a panel.
-    fn panel_bytes(&self) -> usize {
-        self.row_bytes * WIDTH
+        };
+        let block_bytes = with_block!(format, B => size_of::<B>() / WIDTH);
+        let length = with_block!(format, B => B::LENGTH);
+        let row_bytes = inputs.div_ceil(length).checked_mul(block_bytes).ok_or_else(too_large)?;
+        let rows = outputs.checked_next_multiple_of(WIDTH);
+        let panel_bytes = rows.and_then(|rows| rows.checked_mul(row_bytes)).ok_or_else(too_large)?;
+        let scales =
+            if format == PanelFormat::Int8 { outputs.checked_mul(size_of::<f32>()) } else { Some(0) };
+        let bytes = scales.and_then(|scales| scales.checked_add(panel_bytes));
+        let bytes = bytes.filter(|bytes| *bytes <= isize::MAX as usize - size_of::<Line>());
+        Ok(Self {
+            format,
+            outputs,
+            inputs,
+            source_bytes,
+            row_bytes,
+            panel_bytes,
+            bytes: bytes.ok_or_else(too_large)?,
+        })
     }
 }
 
@@ -146,7 +189,7 @@ impl PanelShape {
 /// [`Code::Unsupported`] if its format cannot be packed; if its size overflows.
 pub(crate) fn layout(desc: &WeightDesc) -> Result<PackedLayout> {
     let shape = PanelShape::new(&desc.weight_type)?;
-    Ok(PackedLayout { bytes: shape.bytes, name: format!("panel16-{}-1", desc.weight_type.format) })
+    Ok(PackedLayout { bytes: shape.bytes, name: format!("panel16-{}-2", desc.weight_type.format) })
 }
 
 impl PackedMatrix {
@@ -164,12 +207,37 @@ impl PackedMatrix {
             let message = format!("is {:?}, but its reader has {:?}", desc.weight_type, rows.weight_type());
             return Err(Error::invalid(message).at("weight"));
         }
-        let mut lines = zeroed_lines(shape.bytes)?;
-        if shape.bytes > 0 {
-            let bytes = &mut bytemuck::cast_slice_mut(&mut lines)[..shape.bytes];
-            with_block!(shape.format, B => pack_panels::<B>(&shape, rows, bytes, pool))?;
+        let mut lines = zeroed_lines(shape.panel_bytes)?;
+        let mut scales = vec![0.0; shape.outputs];
+        if shape.panel_bytes > 0 {
+            let target = Target {
+                panels: &mut bytemuck::cast_slice_mut(&mut lines)[..shape.panel_bytes],
+                scales: &mut scales,
+            };
+            let format = desc.weight_type.format;
+            match shape.format {
+                PanelFormat::F32 if !format.is_quantised() => {
+                    target.fill(&shape, rows, pool, interleave::<F32>)?;
+                }
+                PanelFormat::F16 => target.fill(&shape, rows, pool, interleave::<F16>)?,
+                PanelFormat::BF16 => target.fill(&shape, rows, pool, interleave::<BF16>)?,
+                PanelFormat::Q4_0 => target.fill(&shape, rows, pool, interleave::<Q4_0>)?,
+                PanelFormat::Q4_1 => target.fill(&shape, rows, pool, interleave::<Q4_1>)?,
+                PanelFormat::Q8_0 => target.fill(&shape, rows, pool, interleave::<Q8_0>)?,
+                PanelFormat::F32 => target.fill(&shape, rows, pool, taken_apart::<F32>(&shape, format))?,
+                PanelFormat::Nibbles => {
+                    target.fill(&shape, rows, pool, taken_apart::<Nibbles>(&shape, format))?;
+                }
+                PanelFormat::Bytes => {
+                    target.fill(&shape, rows, pool, taken_apart::<Bytes>(&shape, format))?
+                }
+                PanelFormat::Int8 => target.fill(&shape, rows, pool, taken_apart::<Int8>(&shape, format))?,
+            }
         }
-        Ok(Self { weight_type: desc.weight_type.clone(), shape, lines })
+        if shape.format != PanelFormat::Int8 {
+            scales = Vec::new();
+        }
+        Ok(Self { weight_type: desc.weight_type.clone(), shape, lines, scales })
     }
 
     /// `out[m, n] = sum_k x[m, k] * weight[n, k]` for dense `x` of `[rows, inputs]` and `out` of `[rows, outputs]`.
@@ -210,17 +278,65 @@ impl PackedMatrix {
             return Ok(());
         }
         with_block!(format, B => {
-            Product { blocks: self.blocks::<B>(), outputs, inputs, x, rows }.run(instructions, out, pool);
+            let (blocks, length) = (self.blocks::<B>(), B::LENGTH);
+            if inputs.is_multiple_of(length) {
+                Product { blocks, outputs, inputs, x, rows }.run(instructions, out, pool);
+            } else {
+                // Only the last block of a row can be short. It is filled up with zeros, and so are the activations.
+                let padded = inputs.next_multiple_of(length);
+                let mut wide = vec![0.0; rows * padded];
+                for (wide, x) in wide.chunks_exact_mut(padded).zip(x.chunks_exact(inputs)) {
+                    wide[..inputs].copy_from_slice(x);
+                }
+                Product { blocks, outputs, inputs: padded, x: &wide, rows }.run(instructions, out, pool);
+            }
         });
+        if !self.scales.is_empty() {
+            for row in out.chunks_exact_mut(outputs) {
+                row.iter_mut().zip(&self.scales).for_each(|(sum, scale)| *sum *= scale);
+            }
+        }
+        Ok(())
+    }
+
+    /// `out[m, n] = x.scales[m] * scale[n] * sum_k x[m, k] * q[n, k]`, the sum exact, for the rows of `x` and `out` of `[rows,
+    /// outputs]`. The weight is signed bytes with one scale for each row.
+    ///
+    /// # Errors
+    /// If it is not, or `x` or `out` is not as long as that.
+    pub(crate) fn multiply_quantised(
+        &self,
+        x: &Quantised,
+        out: &mut [f32],
+        pool: &rayon::ThreadPool,
+    ) -> Result<()> {
+        let PanelShape { format, outputs, inputs, .. } = self.shape;
+        if format != PanelFormat::Int8
+            || x.rows().checked_mul(outputs) != Some(out.len())
+            || x.inputs() != inputs
+        {
+            let message = format!(
+                "{} rows of {} inputs into {} outputs do not fit a {:?} weight of {}",
+                x.rows(),
+                x.inputs(),
+                out.len(),
+                self.weight_type.shape,
+                self.weight_type.format
+            );
+            return Err(Error::invalid(message).in_op("linear_w8a8"));
+        }
+        integers::multiply(self.blocks::<Int8>(), &self.scales, x, out, pool);
         Ok(())
     }
 
     /// Decodes one row of the matrix into the front of `out`, for embeddings. A row that is not there is zeros.
     pub(crate) fn row(&self, index: usize, out: &mut [f32]) {
         out.fill(0.0);
+        let count = out.len().min(self.shape.inputs);
+        let out = &mut out[..count];
         if index < self.shape.outputs && self.shape.inputs > 0 {
             with_block!(self.shape.format, B => {
-                let per_panel = self.shape.inputs / B::LENGTH;
+                let per_panel = self.shape.inputs.div_ceil(B::LENGTH);
                 let panel = &self.blocks::<B>()[index / WIDTH * per_panel..][..per_panel];
                 for (block, out) in panel.iter().zip(out.chunks_mut(B::LENGTH)) {
                     for (element, out) in out.iter_mut().enumerate() {
@@ -228,11 +344,14 @@ impl PackedMatrix {
                     }
                 }
             });
+            if let Some(scale) = self.scales.get(index) {
+                out.iter_mut().for_each(|element| *element *= scale);
+            }
         }
     }
 
     fn blocks<B: Block>(&self) -> &[B] {
-        bytemuck::cast_slice(&bytemuck::cast_slice::<Line, u8>(&self.lines)[..self.shape.bytes])
+        bytemuck::cast_slice(&bytemuck::cast_slice::<Line, u8>(&self.lines)[..self.shape.panel_bytes])
     }
 }
 
@@ -262,40 +381,77 @@ fn zeroed_lines(bytes: usize) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Reads as many panels at a time as make a piece, and interleaves them in parallel.
-fn pack_panels<B: Block>(
-    shape: &PanelShape,
-    rows: &mut dyn WeightReader,
-    bytes: &mut [u8],
-    pool: &rayon::ThreadPool,
-) -> Result<()> {
-    let panel_bytes = shape.panel_bytes();
-    let panels_at_once = (PIECE_BYTES / panel_bytes).max(1);
-    for (index, piece) in bytes.chunks_mut(panel_bytes * panels_at_once).enumerate() {
-        let first = index * panels_at_once * WIDTH;
-        let count = (shape.outputs - first).min(panels_at_once * WIDTH);
-        let source = rows.rows(first, count)?;
-        if source.len() != count * shape.row_bytes {
-            let message =
-                format!("rows {first}..+{count} are {} bytes of {}", source.len(), count * shape.row_bytes);
-            return Err(Error::invalid(message).at("weight"));
-        }
-        pool.install(|| {
-            let panels = piece.par_chunks_mut(panel_bytes).zip(source.par_chunks(panel_bytes));
-            panels.for_each(|(panel, rows)| {
-                pack_panel::<B>(bytemuck::cast_slice_mut(panel), rows, shape.row_bytes)
+/// What a matrix is packed into.
+struct Target<'a> {
+    panels: &'a mut [u8],
+    /// One for each row.
+    scales: &'a mut [f32],
+}
+
+impl Target<'_> {
+    /// Reads as many panels at a time as make a piece, and fills them in parallel: `fill` is given a panel, the rows it is made
+    /// of, and their scales.
+    fn fill<B: Block>(
+        self,
+        shape: &PanelShape,
+        rows: &mut dyn WeightReader,
+        pool: &rayon::ThreadPool,
+        fill: impl Fn(&mut [B], std::slice::ChunksExact<'_, u8>, &mut [f32]) + Sync,
+    ) -> Result<()> {
+        let (panel_bytes, row_bytes) = (shape.row_bytes * WIDTH, shape.source_bytes);
+        let panels_at_once = (PIECE_BYTES / panel_bytes).max(1);
+        let rows_at_once = panels_at_once * WIDTH;
+        let pieces =
+            self.panels.chunks_mut(panel_bytes * panels_at_once).zip(self.scales.chunks_mut(rows_at_once));
+        for (index, (piece, scales)) in pieces.enumerate() {
+            let (first, count) = (index * rows_at_once, scales.len());
+            let source = rows.rows(first, count)?;
+            if source.len() != count * row_bytes {
+                let message =
+                    format!("rows {first}..+{count} are {} bytes of {}", source.len(), count * row_bytes);
+                return Err(Error::invalid(message).at("weight"));
+            }
+            pool.install(|| {
+                let panels = piece.par_chunks_mut(panel_bytes);
+                let panels =
+                    panels.zip(source.par_chunks(row_bytes * WIDTH)).zip(scales.par_chunks_mut(WIDTH));
+                panels.for_each(|((panel, rows), scales)| {
+                    fill(bytemuck::cast_slice_mut(panel), rows.chunks_exact(row_bytes), scales);
+                });
             });
-        });
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Interleaves up to sixteen rows; what is missing stays zero.
-fn pack_panel<B: Block>(panel: &mut [B], rows: &[u8], row_bytes: usize) {
+fn interleave<B: FromBytes>(panel: &mut [B], rows: std::slice::ChunksExact<'_, u8>, _: &mut [f32]) {
     let block_bytes = size_of::<B>() / WIDTH;
-    for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
+    for (lane, row) in rows.enumerate() {
         for (block, bytes) in panel.iter_mut().zip(row.chunks_exact(block_bytes)) {
             block.set_row(lane, bytes);
+        }
+    }
+}
+
+/// Interleaves up to sixteen rows of a format that has no blocks of its own, and gives the scale of the first group of each.
+fn taken_apart<B: FromIntegers>(
+    shape: &PanelShape,
+    format: WeightFormat,
+) -> impl Fn(&mut [B], std::slice::ChunksExact<'_, u8>, &mut [f32]) + Sync {
+    let (inputs, group) = (shape.inputs, format.group(shape.inputs));
+    move |panel, rows, scales| {
+        // What fills up the last block meets activations of zero.
+        let mut integers = vec![0; inputs.next_multiple_of(B::LENGTH)];
+        let mut affines = vec![Affine::default(); inputs.div_ceil(group)];
+        for (lane, (row, scale)) in rows.zip(scales).enumerate() {
+            let unpacked = format.unpack_row(row, &mut integers[..inputs], &mut affines);
+            debug_assert!(unpacked.is_ok(), "rows are as long as their format says: {unpacked:?}");
+            *scale = affines.first().map_or(0.0, |affine| affine.scale);
+            for (index, block) in panel.iter_mut().enumerate() {
+                let first = index * B::LENGTH;
+                block.set_integers(lane, &integers[first..first + B::LENGTH], affines[first / group]);
+            }
         }
     }
 }

@@ -1,18 +1,18 @@
 //! `embed` and `gather_rows`.
 
 use super::{
-    linear::{goes_with, random_weight},
+    linear::{columns_of, formats, goes_with, random_weight},
     plane::drawn_layout,
 };
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
     draw::Draw,
-    oracle::embed,
+    oracle::{embed, weight},
     random::{Random, Values},
     tensor::Tensor,
 };
 use dsrun_core::{
-    BlockFormat, DType, WeightFormat,
+    DType, WeightFormat,
     op::{Embed, GatherRows},
 };
 
@@ -28,18 +28,9 @@ const SHAPES: &[Shape] = &[
     ("extent_of_nothing", 9, 50, 64, 0, Some(0)),
 ];
 
-const FORMATS: [WeightFormat; 6] = [
-    WeightFormat::Dense(DType::F32),
-    WeightFormat::Dense(DType::F16),
-    WeightFormat::Dense(DType::BF16),
-    WeightFormat::Block(BlockFormat::Q4_0),
-    WeightFormat::Block(BlockFormat::Q4_1),
-    WeightFormat::Block(BlockFormat::Q8_0),
-];
-
 pub(super) fn embed(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
-    for format in FORMATS.into_iter().filter(|format| goes_with(*format, dtype)) {
+    for format in formats().into_iter().filter(|format| goes_with(*format, dtype)) {
         for (number, shape) in SHAPES.iter().enumerate() {
             let id = format!("embed_{format}/{dtype}/{}", shape.0);
             let random = Random::named(&id);
@@ -52,14 +43,13 @@ pub(super) fn embed(dtype: DType) -> Vec<Case> {
 pub(super) fn drawn_embed(dtype: DType, draw: &mut Draw) -> Case {
     let there: Vec<WeightFormat> = [WeightFormat::Dense(dtype)]
         .into_iter()
-        .chain(FORMATS)
+        .chain(formats())
         .filter(|format| goes_with(*format, dtype))
         .collect();
     let format = draw.pick(&there);
     let tokens = draw.pick(&[1, 0, 2, 7, 16, 17, 61]);
     let (rows, columns): (usize, usize) =
         (draw.pick(&[1, 2, 7, 50, 257]), draw.pick(&[32, 1, 7, 64, 96, 127, 128, 160, 1024]));
-    let columns = if format.is_quantised() { columns.div_ceil(32) * 32 } else { columns };
     let first_row = draw.pick(&[0, 1, 20]);
     let extent = drawn_layout(draw, tokens).extent;
     let with_positions = draw.sometimes();
@@ -75,7 +65,9 @@ fn embed_case(
     (_, tokens, rows, columns, first_row, extent): Shape,
     with_positions: bool,
 ) -> Case {
-    let (table, elements) = random_weight(&mut random, format, [rows, columns], 0.5, dtype);
+    let columns = columns_of(format, columns);
+    let (table, _) = random_weight(&mut random, format, [rows, columns], 0.5, dtype);
+    let elements = weight::reals(&table.weight_type, &table.bytes);
     // Real ids, and with them -1, ids of other shards and ids of no shard.
     let last = first_row as i32 + rows as i32;
     let id_of = |random: &mut Random| match random.below(6) {
@@ -88,7 +80,8 @@ fn embed_case(
         let position = |random: &mut Random| random.pick(&[0, 1, 2, 7, 13, 14, 15, 1000, -1, -2]);
         let positions: Vec<i32> = (0..tokens).map(|_| position(&mut random)).collect();
         let dense = WeightFormat::Dense(dtype);
-        let (table, elements) = random_weight(&mut random, dense, [16, columns], 0.5, dtype);
+        let (table, _) = random_weight(&mut random, dense, [16, columns], 0.5, dtype);
+        let elements = weight::reals(&table.weight_type, &table.bytes);
         (positions, table, elements, random.pick(&[0u32, 2]))
     });
     let reals = ids.iter().enumerate().flat_map(|(token, id)| {

@@ -5,11 +5,11 @@ use crate::{
     case::{CallCase, Case, Expected, Layout, Operand, Weight},
     draw::Draw,
     gate::Gate,
-    oracle::{linear, weight},
+    oracle::{float, linear, weight},
     random::{Random, Values},
 };
 use dsrun_core::{
-    BlockFormat, DType, WeightFormat, WeightType,
+    BlockFormat, DType, GroupFormat, GroupOffset, WeightFormat, WeightType,
     op::{Linear, Matmul},
 };
 
@@ -28,27 +28,69 @@ pub(crate) fn random_weight(
             let blocks = shape[0] * shape[1] / block.elements();
             (0..blocks).flat_map(|_| random_block(random, block, size)).collect()
         }
+        WeightFormat::Group(format) => {
+            (0..shape[0]).flat_map(|_| random_row(random, format, shape[1], size)).collect()
+        }
         other => unreachable!("the suite makes no weights of format {other}"),
     };
     let elements = weight::decode(&weight_type, &bytes);
     (Weight { weight_type, bytes, used_with }, elements)
 }
 
-/// A block of random integers with scales that make its elements about `size` large.
+/// A block of random bytes with scales that make its elements about `size` large: where the scales are, the largest thing that
+/// the first is multiplied with, and the second.
 fn random_block(random: &mut Random, format: BlockFormat, size: f64) -> Vec<u8> {
-    let levels = if format == BlockFormat::Q8_0 { 100.0 } else { 6.0 };
-    let scales = if format == BlockFormat::Q4_1 { 2 } else { 1 };
-    let mut bytes = Vec::new();
-    for index in 0..scales {
-        let scale = if index == 0 { random.between(0.5, 1.5) / levels } else { random.between(-1.5, 0.0) };
-        bytes.extend(half::f16::from_f64(scale * size).to_le_bytes());
+    let (first, levels, minimum) = match format {
+        BlockFormat::Q4_0 => (0, 6.0, None),
+        BlockFormat::Q4_1 => (0, 6.0, Some(-1.0)),
+        BlockFormat::Q5_0 => (0, 12.0, None),
+        BlockFormat::Q5_1 => (0, 12.0, Some(-1.0)),
+        BlockFormat::Q2_K => (80, 25.0, Some(10.0)),
+        BlockFormat::Q3_K => (108, 60.0, None),
+        BlockFormat::Q4_K => (0, 400.0, Some(40.0)),
+        BlockFormat::Q5_K => (0, 800.0, Some(40.0)),
+        BlockFormat::Q6_K => (208, 1500.0, None),
+        _ => (0, 100.0, None),
+    };
+    let mut bytes: Vec<u8> = (0..format.bytes()).map(|_| random.bits() as u8).collect();
+    let scale = random.between(0.5, 1.5) / levels;
+    let scales = [Some(scale), minimum.map(|minimum| random.between(0.0, 1.5) / minimum)];
+    for (index, scale) in scales.into_iter().flatten().enumerate() {
+        let at = first + 2 * index;
+        bytes[at..at + 2].copy_from_slice(&half::f16::from_f64(scale * size).to_le_bytes());
     }
-    bytes.extend((bytes.len()..format.bytes()).map(|_| random.bits() as u8));
+    bytes
+}
+
+/// A row of random integers with scales that make its elements about `size` large.
+fn random_row(random: &mut Random, format: GroupFormat, columns: usize, size: f64) -> Vec<u8> {
+    let Some(row) = format.row(columns) else { unreachable!("{columns} columns are no row of {format}") };
+    let levels = (1u32 << format.bits.bits()) as f64;
+    let mut bytes = vec![0; row.bytes];
+    let dtype = format.scale.dtype();
+    let mut write = |at: usize, value: f64| {
+        bytes[at..at + dtype.bytes()]
+            .copy_from_slice(&float::bits(dtype, value).to_le_bytes()[..dtype.bytes()]);
+    };
+    for group in 0..row.groups {
+        write(group * dtype.bytes(), random.between(1.0, 3.0) / levels * size);
+        if format.offset == GroupOffset::Minimum {
+            write(row.offsets.start + group * dtype.bytes(), random.between(-1.5, 0.0) * size);
+        }
+    }
+    if format.offset == GroupOffset::ZeroPoint {
+        // Mostly in the middle, and now and then anywhere a byte can be.
+        bytes[row.offsets].fill_with(|| match random.below(8) {
+            0 => random.bits() as u8,
+            _ => (levels * random.between(0.3, 0.7)) as u8,
+        });
+    }
+    bytes[row.integers].fill_with(|| random.bits() as u8);
     bytes
 }
 
 /// Label, rows, outputs, inputs, layout.
-type Shape = (&'static str, usize, usize, usize, Layout);
+pub(super) type Shape = (&'static str, usize, usize, usize, Layout);
 
 const fn layout(gap: usize, bounded: bool, extent: Option<usize>) -> Layout {
     Layout { gap, offset: 0, bounded, extent }
@@ -56,7 +98,7 @@ const fn layout(gap: usize, bounded: bool, extent: Option<usize>) -> Layout {
 
 const PLAIN: Layout = layout(0, false, None);
 
-/// Inputs are multiples of 32, so that every format can hold them.
+/// Inputs are multiples of 32; formats of larger blocks or groups get more.
 const SHAPES: &[Shape] = &[
     ("no_rows", 0, 8, 32, PLAIN),
     ("one_output", 1, 1, 32, PLAIN),
@@ -75,7 +117,7 @@ const SHAPES: &[Shape] = &[
     ("extent_of_nothing", 6, 24, 64, layout(0, true, Some(0))),
 ];
 
-/// Shapes that only dense weights can have.
+/// Shapes that not every format can have; the last is for dense weights only.
 const DENSE_SHAPES: &[Shape] = &[
     ("one_element", 1, 1, 1, PLAIN),
     ("odd", 7, 31, 33, PLAIN),
@@ -84,14 +126,31 @@ const DENSE_SHAPES: &[Shape] = &[
     ("large_extent", 70, 30_000, 16, layout(0, true, Some(67))),
 ];
 
-const FORMATS: [WeightFormat; 6] = [
-    WeightFormat::Dense(DType::F32),
-    WeightFormat::Dense(DType::F16),
-    WeightFormat::Dense(DType::BF16),
-    WeightFormat::Block(BlockFormat::Q4_0),
-    WeightFormat::Block(BlockFormat::Q4_1),
-    WeightFormat::Block(BlockFormat::Q8_0),
-];
+/// The dense formats, the block formats, and group formats of every size, offset and type of scale.
+pub(super) fn formats() -> Vec<WeightFormat> {
+    let dense = [DType::F32, DType::F16, DType::BF16].map(WeightFormat::Dense);
+    let groups = [
+        "int8",
+        "int8_bf16",
+        "int8z",
+        "int8g32m_f16",
+        "int8g128",
+        "int4",
+        "int4m_bf16",
+        "int4g32_f16",
+        "int4g32m",
+        "int4g64z_bf16",
+        "int4g128_f16",
+        "int4g128z_f16",
+    ];
+    let groups = groups.into_iter().filter_map(WeightFormat::from_name);
+    dense.into_iter().chain(BlockFormat::ALL.map(WeightFormat::Block)).chain(groups).collect()
+}
+
+/// The least number of columns from `columns` on that a format can hold.
+pub(super) fn columns_of(format: WeightFormat, columns: usize) -> usize {
+    columns.next_multiple_of(format.granularity())
+}
 
 /// Whether weights of a format go with activations of an element type. Dense weights of another type go with f32: on CPUs they
 /// stay in their type.
@@ -115,9 +174,15 @@ struct Product {
 
 pub(super) fn linear(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
-    for format in FORMATS.into_iter().filter(|format| goes_with(*format, dtype)) {
-        let dense = if format.is_quantised() { &[] } else { DENSE_SHAPES };
-        for (number, (label, m, n, k, layout)) in SHAPES.iter().chain(dense).copied().enumerate() {
+    for format in formats().into_iter().filter(|format| goes_with(*format, dtype)) {
+        // Formats without blocks can have any columns, or any even number of them.
+        let more = match format {
+            WeightFormat::Dense(_) => DENSE_SHAPES,
+            _ if format.granularity() <= 2 => &DENSE_SHAPES[..DENSE_SHAPES.len() - 1],
+            _ => &[],
+        };
+        for (number, (label, m, n, k, layout)) in SHAPES.iter().chain(more).copied().enumerate() {
+            let k = columns_of(format, k);
             let id = format!("linear_{format}/{dtype}/{label}");
             let product = Product {
                 random: Random::named(&id),
@@ -144,12 +209,13 @@ const MULTIPLICATIONS: usize = 1 << 19;
 pub(super) fn drawn_linear(dtype: DType, draw: &mut Draw) -> Case {
     let there: Vec<WeightFormat> = [WeightFormat::Dense(dtype)]
         .into_iter()
-        .chain(FORMATS)
+        .chain(formats())
+        .chain(GroupFormat::all().map(WeightFormat::Group))
         .filter(|format| goes_with(*format, dtype))
         .collect();
     let format = draw.pick(&there);
     let (n, k) = (draw.pick(OUTPUTS), draw.pick(INPUTS));
-    let k = if format.is_quantised() { k.div_ceil(32) * 32 } else { k };
+    let k = columns_of(format, k);
     let m = draw.pick(plane::ROWS).min((MULTIPLICATIONS / (n * k)).max(1));
     let product = Product {
         id: draw.id(),

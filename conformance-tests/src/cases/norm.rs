@@ -4,12 +4,14 @@ use super::plane::{Plane, drawn, planes};
 use crate::{
     case::{CallCase, Case, Expected, Operand},
     draw::Draw,
-    oracle::norm,
-    random::Values,
+    oracle::{Real, chain, norm},
+    random::{Random, Values},
+    tensor::Tensor,
 };
 use dsrun_core::{
     DType,
     op::{LayerNorm, RmsNorm},
+    region::well_known::Norm,
 };
 
 const EPSILONS: [f32; 3] = [1e-5, 1e-6, 0.1];
@@ -74,4 +76,36 @@ fn layer_case(dtype: DType, plane: Plane) -> Case {
         bias.and_then(Operand::tensor),
     ];
     Case::new(plane.id, CallCase::new(LayerNorm { eps }, operands, vec![expected]))
+}
+
+/// The norm at the head of a region, and its vectors.
+pub(super) struct Head {
+    pub(super) norm: Norm,
+    vectors: Vec<Tensor>,
+}
+
+impl Head {
+    /// RMS norm or layer norm over `features`.
+    pub(super) fn random(random: &mut Random, dtype: DType, features: usize, layer: bool) -> Self {
+        let eps = 1e-5f32;
+        let mut vector = || random.tensor(dtype, &[features], Values::Uniform);
+        match layer {
+            false => Self { norm: RmsNorm { eps, weight_offset: 0.0 }.into(), vectors: vec![vector()] },
+            true => Self { norm: LayerNorm { eps }.into(), vectors: vec![vector(), vector()] },
+        }
+    }
+
+    /// The normed row, which may be rounded before the next op reads it.
+    pub(super) fn of(&self, row: &[f64]) -> Vec<Real> {
+        let vectors: Vec<Vec<f64>> = self.vectors.iter().map(Tensor::values).collect();
+        let normed = match self.norm {
+            Norm::Rms(op) => norm::rms_norm(row, &vectors[0], f64::from(op.eps), f64::from(op.weight_offset)),
+            Norm::Layer(op) => norm::layer_norm(row, Some(&vectors[0]), Some(&vectors[1]), f64::from(op.eps)),
+        };
+        normed.into_iter().map(chain::stored).collect()
+    }
+
+    pub(super) fn operands(self) -> impl Iterator<Item = Option<Operand>> {
+        self.vectors.into_iter().map(Operand::tensor)
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::{
     linear::random_weight,
+    norm::Head,
     plane::{Plane, ROWS, drawn, drawn_layout, planes},
 };
 use crate::{
@@ -14,18 +15,16 @@ use crate::{
 };
 use dsrun_core::{
     BlockFormat, DType, WeightFormat,
-    op::{
-        Activation, Add, GateLayout, GatedActivation, LayerNorm, Nonlinearity, Op, RmsNorm, Rope, RopePairing,
-    },
+    op::{Activation, Add, GateLayout, GatedActivation, Nonlinearity, Op, RmsNorm, Rope, RopePairing},
     region::{
         Region,
-        well_known::{self, AttentionInput, MlpActivation, Norm},
+        well_known::{self, AttentionInput, MlpActivation},
     },
 };
 use std::sync::Arc;
 
 /// The bodies are well formed, so there is always a region.
-fn op(region: dsrun_core::Result<Region>) -> Op {
+pub(super) fn op(region: dsrun_core::Result<Region>) -> Op {
     match region {
         Ok(region) => Op::Region(Arc::new(region)),
         Err(error) => unreachable!("a well-known region is malformed: {error}"),
@@ -92,40 +91,8 @@ fn blocks(features: usize) -> usize {
 }
 
 /// What a region may leave unrounded and its body does not, of type `dtype`.
-fn rounded(dtype: DType) -> Gate {
+pub(super) fn rounded(dtype: DType) -> Gate {
     Gate { inner: Some(dtype), exponential: false }
-}
-
-/// The norm at the head of a region, and its vectors.
-struct Head {
-    norm: Norm,
-    vectors: Vec<Tensor>,
-}
-
-impl Head {
-    /// RMS norm or layer norm over `features`.
-    fn random(random: &mut Random, dtype: DType, features: usize, layer: bool) -> Self {
-        let eps = 1e-5f32;
-        let mut vector = || random.tensor(dtype, &[features], Values::Uniform);
-        match layer {
-            false => Self { norm: RmsNorm { eps, weight_offset: 0.0 }.into(), vectors: vec![vector()] },
-            true => Self { norm: LayerNorm { eps }.into(), vectors: vec![vector(), vector()] },
-        }
-    }
-
-    /// The normed row, which may be rounded before the next op reads it.
-    fn of(&self, row: &[f64]) -> Vec<Real> {
-        let vectors: Vec<Vec<f64>> = self.vectors.iter().map(Tensor::values).collect();
-        let normed = match self.norm {
-            Norm::Rms(op) => norm::rms_norm(row, &vectors[0], f64::from(op.eps), f64::from(op.weight_offset)),
-            Norm::Layer(op) => norm::layer_norm(row, Some(&vectors[0]), Some(&vectors[1]), f64::from(op.eps)),
-        };
-        normed.into_iter().map(chain::stored).collect()
-    }
-
-    fn operands(self) -> impl Iterator<Item = Option<Operand>> {
-        self.vectors.into_iter().map(Operand::tensor)
-    }
 }
 
 /// A linear layer in a region.

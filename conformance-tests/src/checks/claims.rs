@@ -7,16 +7,16 @@ use super::{
 };
 use crate::{runner::TIMEOUT, subject::Subject, tensor::Tensor};
 use dsrun_core::{
-    DType, TensorDesc, WeightFormat, WeightType,
+    DType, GroupFormat, TensorDesc, WeightFormat, WeightType,
     collective::Comm,
     device::{BufferSlice, Device, MemoryKind},
     kernels::{Arguments, Binding, OperandDesc, WeightDesc, WeightUse},
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
         Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, Fill, GateLayout, GatedActivation,
-        GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul, MeshAxis, Nonlinearity, Op, PageCopy,
-        PageGather, PageScatter, PagedAttention, PrepareStep, Profile, Receive, ReduceScatter, Reduction,
-        RmsNorm, Rope, RopePairing, Sample, Send,
+        GatherRows, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, Matmul, MeshAxis, Nonlinearity, Op,
+        PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep, Profile, QuantPerToken, Receive,
+        ReduceScatter, Reduction, RmsNorm, Rope, RopePairing, Sample, Send,
     },
 };
 use std::sync::Arc;
@@ -67,6 +67,7 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
     let embed = Embed { dtype, first_row: 0, position_offset: 0 };
     let sum = Reduction::Sum;
     let wide = plane[1] * ranks as usize;
+    let signed_bytes = WeightType { format: WeightFormat::Group(GroupFormat::INT8), shape: vec![48, 64] };
     vec![
         (embed.into(), vec![integers(&[6]), weight(dtype, [50, 64]), None, None]),
         (RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(), vec![float(&plane), float(&[64])]),
@@ -107,6 +108,11 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
         (Add { alpha: 1.0 }.into(), vec![float(&plane), float(&plane), None, None]),
         (Cast { dtype: DType::F32 }.into(), vec![float(&plane)]),
         (Columns { start: 8, count: 16 }.into(), vec![float(&plane)]),
+        (QuantPerToken {}.into(), vec![float(&plane)]),
+        (
+            LinearW8A8 { dtype }.into(),
+            vec![tensor(DType::I8, &plane), singles(&[6]), Some(OperandDesc::Weight(signed_bytes)), None],
+        ),
         (Fill { value: 1.0 }.into(), vec![float(&plane)]),
         (GatherRows {}.into(), vec![float(&plane), integers(&[3])]),
         (

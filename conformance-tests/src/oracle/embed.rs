@@ -3,7 +3,7 @@
 use super::Real;
 
 /// Row `index - first` of a table of `columns` columns, if it has that row.
-fn row(table: &[f64], columns: usize, index: i64) -> Option<&[f64]> {
+fn row(table: &[Real], columns: usize, index: i64) -> Option<&[Real]> {
     let start = usize::try_from(index).ok()?.checked_mul(columns)?;
     table.get(start..start + columns)
 }
@@ -11,9 +11,9 @@ fn row(table: &[f64], columns: usize, index: i64) -> Option<&[f64]> {
 /// One token's embedding: the sum of its row and, if there are positions, that of its position.
 pub fn embed(
     id: i32,
-    table: &[f64],
+    table: &[Real],
     first_row: u32,
-    position: Option<(i32, &[f64], u32)>,
+    position: Option<(i32, &[Real], u32)>,
     columns: usize,
 ) -> Vec<Real> {
     let token = row(table, columns, i64::from(id) - i64::from(first_row));
@@ -23,8 +23,8 @@ pub fn embed(
         row(table, columns, index)
     });
     let one = |column: usize| {
-        let (a, b) = (token.map_or(0.0, |row| row[column]), place.map_or(0.0, |row| row[column]));
-        Real::new(a + b, a.abs() + b.abs())
+        let [a, b] = [token, place].map(|row| row.map_or(Real::default(), |row| row[column]));
+        Real::new(a.value + b.value, a.magnitude + b.magnitude)
     };
     (0..columns).map(one).collect()
 }
@@ -40,7 +40,8 @@ mod tests {
 
     #[test]
     fn embed_by_hand() {
-        let (table, positions) = ([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]);
+        let real = |value: f64| Real::new(value, value);
+        let (table, positions) = ([1.0, 2.0, 3.0, 4.0].map(real), [10.0, 20.0, 30.0, 40.0].map(real));
         let values = |id, position| {
             let reals = embed(id, &table, 5, position, 2);
             reals.into_iter().map(|real| real.value).collect::<Vec<_>>()

@@ -92,6 +92,22 @@ pub(super) fn multiply<F: Fn(usize, &mut [f32], &mut Lane) + Sync>(
     Ok(())
 }
 
+/// Adds the bias to rows of results, and stores them from row `first` of `y` on.
+pub(super) fn finish_rows(
+    out: &mut [f32],
+    bias: Option<&[f32]>,
+    first: usize,
+    y: &mut Tensor<'_, FloatsMut<'_>>,
+) {
+    for (row, values) in out.chunks_exact_mut(y.width()).enumerate() {
+        if let Some(bias) = bias {
+            values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+        }
+        let start = y.row_start(first + row);
+        y.data.store(start, values);
+    }
+}
+
 fn grow(scratch: &mut Vec<f32>, length: usize) {
     if scratch.len() < length {
         scratch.resize(length, 0.0);

@@ -2,7 +2,8 @@
 //!
 //! Sixteen rows of a matrix become one panel, a run of [`Block`]s along the row. In a block every vector holds one number
 //! per row: lane `r` is row `r`. So one load yields the scales of sixteen rows, sums need no reduction across lanes, and a
-//! panel is read from front to back. A block takes the bytes of the sixteen blocks it was made from, no more.
+//! panel is read from front to back. Where a format has blocks of its own here, they take the bytes of the sixteen they were made
+//! from, no more.
 //!
 //! | format | block of a panel | elements of a row |
 //! |---|---|---|
@@ -10,6 +11,11 @@
 //! | `q4_0` | 16 scales; 4 x 16 words of 8 nibbles | 32 |
 //! | `q4_1` | 16 scales; 16 minima; 4 x 16 words of 8 nibbles | 32 |
 //! | `q8_0` | 16 scales; 8 x 16 words of 4 bytes, each plus 128 | 32 |
+//! | bytes with a scale for each row | 16 words of 4 bytes in order, each plus 128; scales stand elsewhere | 4 |
+//! | others, up to 4 bits | 16 scales, 16 offsets, f32; 4 x 16 words of 8 nibbles | 32 |
+//! | others, up to 8 bits | 16 scales, 16 offsets, f32; 4 x 16 words of 4 bytes | 16 |
+//!
+//! The last two hold every format whose elements are `scale * q + offset`; scales of groups that are longer are repeated.
 //!
 //! Of `n` words of a row, word `w` holds elements `w`, `w + n`, `w + 2n`, .., the first in the lowest bits. So elements come
 //! in order if the kernel takes the first of every word, then the second of every word, and so on, and it needs each set of
@@ -18,6 +24,7 @@
 
 use super::lanes::{Lanes, WIDTH};
 use bytemuck::{Pod, Zeroable};
+use dsrun_core::Affine;
 use half::{bf16, f16};
 
 /// A run of elements of sixteen rows.
@@ -46,11 +53,20 @@ pub(super) trait Block: Pod + Send + Sync {
         None
     }
 
-    /// Fills one lane from the bytes of a row's block.
-    fn set_row(&mut self, lane: usize, bytes: &[u8]);
-
     /// Element `index` of a row, by the formula of the format.
     fn element(&self, lane: usize, index: usize) -> f32;
+}
+
+/// A block that is made of a row's bytes as they are stored.
+pub(super) trait FromBytes: Block {
+    /// Fills one lane from the bytes of a row's block.
+    fn set_row(&mut self, lane: usize, bytes: &[u8]);
+}
+
+/// A block that is made of integers and what they stand for.
+pub(super) trait FromIntegers: Block {
+    /// Fills one lane from as many integers as the block is long.
+    fn set_integers(&mut self, lane: usize, integers: &[u8], affine: Affine);
 }
 
 /// One element of sixteen rows.
@@ -93,6 +109,29 @@ pub(super) struct Q8_0 {
     words: [[u32; WIDTH]; 8],
 }
 
+/// 32 elements of sixteen rows, of up to four bits.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Nibbles {
+    scales: [f32; WIDTH],
+    offsets: [f32; WIDTH],
+    words: [[u32; WIDTH]; 4],
+}
+
+/// 16 elements of sixteen rows, of up to eight bits.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Bytes {
+    scales: [f32; WIDTH],
+    offsets: [f32; WIDTH],
+    words: [[u32; WIDTH]; 4],
+}
+
+/// Four signed bytes of sixteen rows, each plus 128. Scales are the rows' and are not in the block.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(transparent)]
+pub(super) struct Int8([[u32; WIDTH]; 1]);
+
 impl F32 {
     /// The storage of sixteen decoded weights.
     pub(super) fn lanes_mut(&mut self) -> &mut [f32; WIDTH] {
@@ -121,13 +160,15 @@ macro_rules! dense {
 
             $($decoded)?
 
-            fn set_row(&mut self, lane: usize, bytes: &[u8]) {
-                self.0[lane] = <$bits>::from_le_bytes(array(bytes));
-            }
-
             fn element(&self, lane: usize, _: usize) -> f32 {
                 let $lane = self.0[lane];
                 $value
+            }
+        }
+
+        impl FromBytes for $block {
+            fn set_row(&mut self, lane: usize, bytes: &[u8]) {
+                self.0[lane] = <$bits>::from_le_bytes(array(bytes));
             }
         }
     };
@@ -147,7 +188,7 @@ dense!(BF16, load_bf16, u16, |lane| bf16::from_bits(lane).to_f32());
 
 /// What is needed to turn integers into weights: `weight = integer * scale + offset`.
 #[derive(Clone, Copy)]
-pub(super) struct Affine<L: Lanes> {
+pub(super) struct Scaled<L: Lanes> {
     scale: L::Float,
     offset: L::Float,
 }
@@ -157,7 +198,7 @@ pub(super) struct Affine<L: Lanes> {
 #[inline(always)]
 fn decode<L: Lanes, const BITS: usize>(
     lanes: L,
-    affine: Affine<L>,
+    affine: Scaled<L>,
     words: &[u32; WIDTH],
     step: usize,
 ) -> L::Float {
@@ -171,81 +212,115 @@ fn decode<L: Lanes, const BITS: usize>(
 }
 
 /// The factor `2^-s` that undoes the position `s` of element `step`, which [`decode`] leaves in; 1 for the last, shifted
-/// one. The smallest scale is 2^-24 and the largest position 24, so nothing comes near the subnormal numbers.
+/// one. The smallest f16 scale is 2^-24 and the largest position 24, so nothing comes near the subnormal numbers; an f32 scale
+/// that did would be that of weights too small to matter.
 #[inline(always)]
-fn for_step<L: Lanes, const BITS: usize>(lanes: L, affine: Affine<L>, step: usize) -> Affine<L> {
+fn for_step<L: Lanes, const BITS: usize>(lanes: L, affine: Scaled<L>, step: usize) -> Scaled<L> {
     let position = if step == 32 / BITS - 1 { 0 } else { BITS * step };
     let factor = f32::from_bits((127 - position as u32) << 23);
-    Affine { scale: lanes.mul(affine.scale, lanes.splat(factor)), ..affine }
+    Scaled { scale: lanes.mul(affine.scale, lanes.splat(factor)), ..affine }
 }
 
 macro_rules! quantised {
-    ($block:ident, $words:literal, $bits:literal, |$lanes:ident, $scale:ident, $of:pat_param| $offset:expr) => {
+    ($block:ident, $words:literal, $bits:literal, |$lanes:ident, $of:ident| $scaled:expr, |$field:ident| $field_of:expr) => {
         impl Block for $block {
             const WORDS: usize = $words;
             const STEPS: usize = 32 / $bits;
 
-            type Scale<L: Lanes> = Affine<L>;
+            type Scale<L: Lanes> = Scaled<L>;
 
             #[inline(always)]
-            fn scale<L: Lanes>(&self, $lanes: L) -> Affine<L> {
+            fn scale<L: Lanes>(&self, $lanes: L) -> Scaled<L> {
                 let $of = self;
-                let $scale = $lanes.load_f16(&self.scales);
-                Affine { scale: $scale, offset: $offset }
+                let (scale, offset) = $scaled;
+                Scaled { scale, offset }
             }
 
             #[inline(always)]
-            fn scale_for_step<L: Lanes>(lanes: L, scale: Affine<L>, step: usize) -> Affine<L> {
+            fn scale_for_step<L: Lanes>(lanes: L, scale: Scaled<L>, step: usize) -> Scaled<L> {
                 for_step::<L, $bits>(lanes, scale, step)
             }
 
             #[inline(always)]
-            fn weights<L: Lanes>(&self, lanes: L, scale: Affine<L>, word: usize, step: usize) -> L::Float {
-                decode::<L, $bits>(lanes, scale, &self.words[word], step)
-            }
-
-            fn set_row(&mut self, lane: usize, bytes: &[u8]) {
-                self.fill(lane, bytes);
+            fn weights<L: Lanes>(&self, lanes: L, scale: Scaled<L>, word: usize, step: usize) -> L::Float {
+                let $field = self;
+                decode::<L, $bits>(lanes, scale, &$field_of[word], step)
             }
 
             fn element(&self, lane: usize, index: usize) -> f32 {
                 let (step, word) = (index / Self::WORDS, index % Self::WORDS);
-                let integer = self.words[word][lane] >> ($bits * step) & ((1 << $bits) - 1);
+                let $field = self;
+                let integer = $field_of[word][lane] >> ($bits * step) & ((1 << $bits) - 1);
                 self.decode(lane, integer as f32)
             }
         }
     };
 }
 
-quantised!(Q4_0, 4, 4, |lanes, scale, _| lanes.mul(scale, lanes.splat(-8.0)));
-quantised!(Q4_1, 4, 4, |lanes, scale, block| lanes.load_f16(&block.minima));
-quantised!(Q8_0, 8, 8, |lanes, scale, _| lanes.mul(scale, lanes.splat(-128.0)));
+quantised!(
+    Q4_0,
+    4,
+    4,
+    |lanes, block| {
+        let scale = lanes.load_f16(&block.scales);
+        (scale, lanes.mul(scale, lanes.splat(-8.0)))
+    },
+    |block| block.words
+);
+quantised!(
+    Q4_1,
+    4,
+    4,
+    |lanes, block| (lanes.load_f16(&block.scales), lanes.load_f16(&block.minima)),
+    |block| block.words
+);
+quantised!(
+    Q8_0,
+    8,
+    8,
+    |lanes, block| {
+        let scale = lanes.load_f16(&block.scales);
+        (scale, lanes.mul(scale, lanes.splat(-128.0)))
+    },
+    |block| block.words
+);
+quantised!(Nibbles, 4, 4, |lanes, block| (lanes.load(&block.scales), lanes.load(&block.offsets)), |block| {
+    block.words
+});
+quantised!(Bytes, 4, 8, |lanes, block| (lanes.load(&block.scales), lanes.load(&block.offsets)), |block| {
+    block.words
+});
+quantised!(Int8, 1, 8, |lanes, _block| (lanes.splat(1.0), lanes.splat(-128.0)), |block| block.0);
 
-impl Q4_0 {
-    fn fill(&mut self, lane: usize, bytes: &[u8]) {
+impl FromBytes for Q4_0 {
+    fn set_row(&mut self, lane: usize, bytes: &[u8]) {
         self.scales[lane] = u16::from_le_bytes(array(bytes));
         set_nibbles(&mut self.words, lane, &bytes[2..]);
     }
+}
 
+impl Q4_0 {
     fn decode(&self, lane: usize, integer: f32) -> f32 {
         f16::from_bits(self.scales[lane]).to_f32() * (integer - 8.0)
     }
 }
 
-impl Q4_1 {
-    fn fill(&mut self, lane: usize, bytes: &[u8]) {
+impl FromBytes for Q4_1 {
+    fn set_row(&mut self, lane: usize, bytes: &[u8]) {
         self.scales[lane] = u16::from_le_bytes(array(bytes));
         self.minima[lane] = u16::from_le_bytes(array(&bytes[2..]));
         set_nibbles(&mut self.words, lane, &bytes[4..]);
     }
+}
 
+impl Q4_1 {
     fn decode(&self, lane: usize, integer: f32) -> f32 {
         f16::from_bits(self.scales[lane]).to_f32() * integer + f16::from_bits(self.minima[lane]).to_f32()
     }
 }
 
-impl Q8_0 {
-    fn fill(&mut self, lane: usize, bytes: &[u8]) {
+impl FromBytes for Q8_0 {
+    fn set_row(&mut self, lane: usize, bytes: &[u8]) {
         self.scales[lane] = u16::from_le_bytes(array(bytes));
         for (word, words) in self.words.iter_mut().enumerate() {
             let elements = [0, 8, 16, 24].map(|first| bytes[2 + first + word]);
@@ -253,9 +328,59 @@ impl Q8_0 {
             words[lane] = u32::from_le_bytes(elements) ^ 0x8080_8080;
         }
     }
+}
 
+impl Q8_0 {
     fn decode(&self, lane: usize, integer: f32) -> f32 {
         f16::from_bits(self.scales[lane]).to_f32() * (integer - 128.0)
+    }
+}
+
+macro_rules! of_integers {
+    ($block:ident, $bits:literal) => {
+        impl FromIntegers for $block {
+            fn set_integers(&mut self, lane: usize, integers: &[u8], affine: Affine) {
+                self.scales[lane] = affine.scale;
+                self.offsets[lane] = affine.minimum - affine.zero * affine.scale;
+                for (word, words) in self.words.iter_mut().enumerate() {
+                    let elements = integers.iter().skip(word).step_by(Self::WORDS).enumerate();
+                    words[lane] = elements.fold(0, |sum, (step, q)| sum | u32::from(*q) << ($bits * step));
+                }
+            }
+        }
+
+        impl $block {
+            fn decode(&self, lane: usize, integer: f32) -> f32 {
+                // Rounded once, as in the kernels.
+                integer.mul_add(self.scales[lane], self.offsets[lane])
+            }
+        }
+    };
+}
+
+of_integers!(Nibbles, 4);
+of_integers!(Bytes, 8);
+
+impl FromIntegers for Int8 {
+    fn set_integers(&mut self, lane: usize, integers: &[u8], _: Affine) {
+        self.0[0][lane] = u32::from_le_bytes(array(integers));
+    }
+}
+
+impl FromIntegers for F32 {
+    fn set_integers(&mut self, lane: usize, integers: &[u8], affine: Affine) {
+        self.0[lane] = affine.scale * (f32::from(integers[0]) - affine.zero) + affine.minimum;
+    }
+}
+
+impl Int8 {
+    /// The words of sixteen rows.
+    pub(super) fn words(&self) -> &[u32; WIDTH] {
+        &self.0[0]
+    }
+
+    fn decode(&self, _: usize, integer: f32) -> f32 {
+        integer - 128.0
     }
 }
 

@@ -203,7 +203,7 @@ fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>
 }
 
 /// The result matrix, shared by tasks that each own some of its columns.
-struct Output<'a> {
+pub(super) struct Output<'a> {
     start: *mut f32,
     rows: usize,
     outputs: usize,
@@ -214,7 +214,7 @@ struct Output<'a> {
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    fn new(out: &'a mut [f32], outputs: usize) -> Self {
+    pub(super) fn new(out: &'a mut [f32], outputs: usize) -> Self {
         Self { start: out.as_mut_ptr(), rows: out.len() / outputs, outputs, borrowed: PhantomData }
     }
 
@@ -222,7 +222,7 @@ impl<'a> Output<'a> {
     ///
     /// # Safety
     /// No other thread adds to this panel at the same time.
-    unsafe fn add(&self, row: usize, panel: usize, sums: &[f32; WIDTH], first: bool) {
+    pub(super) unsafe fn add(&self, row: usize, panel: usize, sums: &[f32; WIDTH], first: bool) {
         let column = panel * WIDTH;
         assert!(row < self.rows && column < self.outputs, "a tile is inside the result");
         let count = WIDTH.min(self.outputs - column);

@@ -149,6 +149,94 @@ fn products_are_those_of_the_formula(
     }
 }
 
+/// A matrix of a group format, and its elements as the packed matrix gives them.
+fn grouped(name: &str, outputs: usize, inputs: usize) -> Case {
+    let format = WeightFormat::from_name(name).unwrap();
+    let WeightFormat::Group(group) = format else { panic!("{name} is no group format") };
+    let mut noise = Noise(0xABCD + inputs as u64);
+    let mut bytes = vec![0; outputs * format.row_bytes(inputs).unwrap()];
+    for row in bytes.chunks_exact_mut(format.row_bytes(inputs).unwrap()) {
+        let values: Vec<f32> = (0..inputs).map(|_| noise.number()).collect();
+        group.quantise_row(&values, false, row).unwrap();
+    }
+    let mut case = Case::from_bytes(format, outputs, inputs, &bytes);
+    for (index, row) in case.weights.chunks_exact_mut(inputs).enumerate() {
+        let formula = row.to_vec();
+        case.packed.row(index, row);
+        for (found, formula) in row.iter().zip(formula) {
+            // Integers and what they are counted from are at most 255 steps, and each is rounded once.
+            assert!((found - formula).abs() <= 4.0 * f32::EPSILON, "{name}: {found} for {formula}");
+        }
+    }
+    case
+}
+
+#[rstest]
+#[case("int8", &[1, 4, 33, 64, 258, 576])]
+#[case("int8_bf16", &[96])]
+#[case("int8z", &[15, 64])]
+#[case("int8g32m_f16", &[96, 288])]
+#[case("int8g128", &[256])]
+#[case("int4", &[2, 34, 64])]
+#[case("int4g32z", &[96, 288])]
+#[case("int4g64m_bf16", &[320])]
+#[case("int4g128_f16", &[128, 640])]
+fn formats_that_are_taken_apart(#[case] name: &str, #[case] inputs: &[usize]) {
+    for &inputs in inputs {
+        let case = grouped(name, 37, inputs);
+        for instructions in InstructionSet::available() {
+            for rows in [1, 2, 3, 8, 64] {
+                case.check(instructions, rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_of_integers_are_exact() {
+    let mut noise = Noise(0xD0_0D);
+    for (outputs, inputs) in [(1, 1), (16, 3), (17, 4), (37, 33), (64, 256), (5, 4099)] {
+        let format = WeightFormat::Group(dsrun_core::GroupFormat::INT8);
+        let row_bytes = format.row_bytes(inputs).unwrap();
+        let mut bytes = vec![0; outputs * row_bytes];
+        for row in bytes.chunks_exact_mut(row_bytes) {
+            row[..4].copy_from_slice(&noise.number().to_le_bytes());
+            row[16..16 + inputs].fill_with(|| noise.bits() as u8);
+        }
+        let case = Case::from_bytes(format, outputs, inputs, &bytes);
+        for rows in [1, 2, 3, 5, 8, 21] {
+            let mut x = Quantised::new(inputs);
+            let row = |noise: &mut Noise| -> Vec<i8> { (0..inputs).map(|_| noise.bits() as i8).collect() };
+            let all: Vec<(Vec<i8>, f32)> = (0..rows).map(|_| (row(&mut noise), noise.number())).collect();
+            all.iter().for_each(|(row, scale)| x.push(row, *scale));
+            for instructions in integers::Instructions::available() {
+                let mut out = vec![f32::NAN; rows * outputs];
+                let (panels, scales) = (case.packed.blocks::<Int8>(), &case.packed.scales);
+                integers::multiply_with(instructions, panels, scales, &x, &mut out, &pool(2));
+                for (index, found) in out.iter().enumerate() {
+                    let ((row, scale), output) = (&all[index / outputs], index % outputs);
+                    let q = &bytes[output * row_bytes + 16..][..inputs];
+                    let sum: i64 = row.iter().zip(q).map(|(x, q)| i64::from(*x) * i64::from(*q as i8)).sum();
+                    let expected = sum as i32 as f32 * scale * case.packed.scales[output];
+                    assert_eq!(*found, expected, "{instructions:?} {outputs} x {inputs}, {rows} rows");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_integers_need_rows_of_signed_bytes() {
+    let mut x = Quantised::new(32);
+    x.push(&[1; 32], 1.0);
+    let mut out = [0.0; 4];
+    let error = Case::new(F32, 4, 32).packed.multiply_quantised(&x, &mut out, &pool(1)).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert!(grouped("int8", 4, 32).packed.multiply_quantised(&x, &mut out, &pool(1)).is_ok());
+    assert!(grouped("int8", 4, 31).packed.multiply_quantised(&x, &mut out, &pool(1)).is_err());
+    assert!(grouped("int8", 5, 32).packed.multiply_quantised(&x, &mut out, &pool(1)).is_err());
+}
+
 #[rstest]
 fn every_number_of_rows_is_computed(#[values(F16, Q4_1)] format: WeightFormat) {
     let case = Case::new(format, 33, 64);
