@@ -5,7 +5,7 @@
 //! The step is what a model comes to when its layers are fused, run by this backend's kernels and replayed as a graph: embedding,
 //! layers of five calls, final norm with head, and argmax. The floor is the bytes of weights and of the KV cache over the
 //! bandwidth of the copy. With `--parts` the calls of one kind are also timed by themselves, all layers one after the other,
-//! and the step without them.
+//! and the step without them. With `--check` the logits of the graph are held to those of the calls one by one.
 
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
@@ -264,6 +264,7 @@ fn load(step: &mut Step<'_>, model: &Model, batch: usize, context: usize) -> Res
 }
 
 /// Binds the calls of a step of one token for each of `batch` sequences; those of parts that `wanted` leaves out are not kept.
+/// The result are the logits.
 fn build(
     step: &mut Step<'_>,
     model: &Model,
@@ -271,7 +272,7 @@ fn build(
     batch: usize,
     context: usize,
     wanted: &dyn Fn(usize) -> bool,
-) -> Result<()> {
+) -> Result<Value> {
     let pages = context.div_ceil(PAGE);
     let add = Add { alpha: 1.0 };
     let frequencies: Vec<u8> = (0..model.head / 2)
@@ -366,7 +367,24 @@ fn build(
     let logits = step.part(5, wanted, head, &operands)?;
     step.one(Argmax {}, &[Some(&logits)])?;
     step.keep(5, wanted);
-    Ok(())
+    Ok(logits)
+}
+
+/// A tensor of the host.
+fn fetch(stream: &mut dyn Stream, value: &Value) -> Result<Vec<f32>> {
+    let Value::Tensor(desc, slice) = value else { return Ok(Vec::new()) };
+    let mut bytes = vec![0; desc.bytes()?];
+    stream.download(&slice.slice(0, bytes.len())?, &mut bytes, "logits", TIMEOUT)?;
+    let (elements, _) = bytes.as_chunks::<2>();
+    Ok(elements.iter().map(|bits| half::bf16::from_le_bytes(*bits).to_f32()).collect())
+}
+
+/// The largest difference between logits, and the largest logit.
+fn difference(one: &[f32], other: &[f32]) -> (f32, f32) {
+    // A NaN, too, is a difference.
+    let apart = one.iter().zip(other).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() });
+    let most = |a: f32, b: f32| if a >= b { a } else { b };
+    (apart.fold(0.0, most), one.iter().map(|logit| logit.abs()).fold(0.0, most))
 }
 
 /// Milliseconds of each of `count` runs, sorted.
@@ -418,10 +436,12 @@ struct Wanted {
     batches: Vec<usize>,
     context: usize,
     parts: bool,
+    check: bool,
 }
 
 fn wanted() -> Result<Wanted> {
-    let mut wanted = Wanted { models: Vec::new(), batches: vec![1], context: 576, parts: false };
+    let mut wanted =
+        Wanted { models: Vec::new(), batches: vec![1], context: 576, parts: false, check: false };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let number = |text: &str| text.parse().map_err(|_| Error::invalid(format!("{text:?} is no number")));
@@ -431,6 +451,7 @@ fn wanted() -> Result<Wanted> {
             "--batch" => wanted.batches = value()?.split(',').map(number).collect::<Result<_>>()?,
             "--context" => wanted.context = number(&value()?)?,
             "--parts" => wanted.parts = true,
+            "--check" => wanted.check = true,
             name if MODELS.iter().any(|model| model.name == name) => wanted.models.push(name.to_owned()),
             other => return Err(Error::invalid(format!("{other:?} is neither a model nor an option"))),
         }
@@ -457,7 +478,7 @@ fn main() -> Result<()> {
         let most = wanted.batches.iter().copied().max().unwrap_or(1);
         let loaded = load(&mut step, model, most, context)?;
         for batch in &wanted.batches {
-            build(&mut step, model, &loaded, *batch, context, &|_| true)?;
+            let logits = build(&mut step, model, &loaded, *batch, context, &|_| true)?;
             let calls = std::mem::take(&mut step.calls);
             let cache_bytes = 2 * model.layers * batch * context * model.kv_heads * model.head * 2;
             let floor = (step.weight_bytes + cache_bytes) as f64 / bandwidth * 1e3;
@@ -465,7 +486,12 @@ fn main() -> Result<()> {
                 calls.iter().try_for_each(|call| call.enqueue(stream))
             })?;
             let count = calls.len();
+            let one_by_one = fetch(step.stream, &logits)?;
             let times = replay(&*device, step.stream, calls)?;
+            if wanted.check {
+                let (apart, largest) = difference(&one_by_one, &fetch(step.stream, &logits)?);
+                let _ = writeln!(out, "logits of the graph: up to {apart} off, the largest is {largest}");
+            }
             let _ = writeln!(
                 out,
                 "{} | {batch} | {context} | {count} | {} | {:.2} | {floor:.3} | {:.3} | {:.3} | {:.3} | {:.3} | {:.0}%",

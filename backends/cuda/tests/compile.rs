@@ -132,8 +132,10 @@ fn region_calls(dtype: DType) -> Vec<CallDesc> {
     let mut region = |region: dsrun_core::Result<Region>, operands: Vec<Operand>| {
         calls.push(call(Op::Region(region.unwrap().into()), operands));
     };
-    // Rows, inputs, head size and pairs that are turned: one launch, slices, and heads that are no tiles.
-    for (rows, inputs, size, pairs) in [(1, 256, 64, 32), (8, 14_336, 128, 16), (40, 96, 12, 5)] {
+    // Rows, inputs, head size and pairs that are turned: one launch, slices, many rows, and heads that are no tiles.
+    for (rows, inputs, size, pairs) in
+        [(1, 256, 64, 32), (8, 14_336, 128, 16), (40, 256, 64, 32), (40, 96, 12, 5)]
+    {
         let vector = |size: usize| tensor(dtype, &[size]);
         let (x, format) = (bounded(dtype, &[rows, inputs]), WeightFormat::Dense(dtype));
         for (norm, biased) in norms.into_iter().zip([false, true]) {

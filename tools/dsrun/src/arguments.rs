@@ -111,6 +111,9 @@ pub(crate) struct EngineArguments {
     /// Run every primitive by itself instead of fused, to compare.
     #[arg(long)]
     pub(crate) no_fuse: bool,
+    /// Read every token before the next step is launched, to compare.
+    #[arg(long)]
+    pub(crate) no_launch_ahead: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

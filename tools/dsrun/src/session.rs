@@ -60,6 +60,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         step_tokens: arguments.step_tokens.unwrap_or(default.step_tokens).max(requests),
         max_requests: requests,
         fuse: !arguments.no_fuse,
+        launch_ahead: !arguments.no_launch_ahead,
         ..default
     }
 }

@@ -227,7 +227,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
         for (int block = 0; block < KEY_BLOCKS; ++block) {
             int at = block * 32 + part * 8;
             query[half][block] = Vector{};
-            if (real && head < HEADS && at < KEY_SIZE) {
+            if (head < HEADS && at < KEY_SIZE) {
                 query[half][block] = load_vector(a.query + tile.row * a.query_row + (first_head + head) * KEY_SIZE + at);
             }
         }

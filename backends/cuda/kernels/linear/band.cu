@@ -119,18 +119,19 @@ __device__ inline float sum_of_row(float x, float* scratch) {
     return x;
 }
 
-/* Puts the normed activations, inputs `begin` to `begin + count` of them, into shared memory; zeros for rows that are none. */
-__device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 count, i64 tokens, const Norm& norm, u8* to,
-                             float* scratch) {
+/*
+ * Puts the normed activations, inputs `begin` to `begin + count` of them, into shared memory. Rows past the extent too: there
+ * is memory for them, what comes of them goes nowhere, and so no read has to wait for the extent.
+ */
+__device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 count, const Norm& norm, u8* to, float* scratch) {
 #if NORM && TOKENS == 1 && OWN > 0
     /* One short row: everything is read at once, and stays in registers. */
     float values[OWN][8], gain[OWN][8], shift[OWN][8];
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         i64 at = (threadIdx.x + o * BLOCK) * 8;
-        bool real = tokens > 0 && at < inputs;
         Vector v = {};
-        if (real) {
+        if (at < inputs) {
             v = load_vector(x + at);
             load_eight(norm.gain, at, 1.0f, gain[o]);
 #if NORM == 2
@@ -182,10 +183,6 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
     for (i64 token = TOKENS == 1 ? 0 : threadIdx.x / 32; token < TOKENS; token += TOKENS == 1 ? 1 : WARPS) {
         const X* row = x + token * x_row;
         u8* to_row = to + token * X_PITCH;
-        if (token >= tokens) {
-            for (i64 at = first; at < count / 8; at += lanes) *(Vector*)(to_row + at * 16) = Vector{};
-            continue;
-        }
         float mean = 0.0f, rest = 0.0f, squares = 0.0f;
 #if NORM == 2
         float sum = 0.0f;
@@ -237,9 +234,7 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
 #pragma unroll 4
     for (int item = threadIdx.x; item < TOKENS * pieces; item += BLOCK) {
         int token = item / pieces, at = item % pieces;
-        Vector v = {};
-        if (token < tokens) v = load_vector(x + token * x_row + begin + at * 8);
-        *(Vector*)(to + token * X_PITCH + at * 16) = v;
+        *(Vector*)(to + token * X_PITCH + at * 16) = load_vector(x + token * x_row + begin + at * 8);
     }
 #endif
 }
@@ -301,11 +296,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
 #if SLICES == 1
     /* The pair that is this thread's to finish: warps take turns. What the first needs is read along with the activations. */
     int item = threadIdx.x, pair = item % 8;
-    bool finishes = item < ITEMS && item / 8 < tokens;
+    bool finishes = item < ITEMS;
     Ready ready = {};
     if (finishes && first < tiles) ready = get_ready(e, rows_of(e, first), pair, item / 8);
 #endif
-    stage(x, x_row, inputs, begin, count, tokens, norm, activations, row_sums);
+    stage(x, x_row, inputs, begin, count, norm, activations, row_sums);
     __syncthreads();
 
     int group = lane / 4, part = lane % 4, slot = 0, turn = 0;
@@ -348,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
         Rows rows = rows_of(e, tile);
         if (turn > 0) {
             item = ((warp - turn * ITEM_WARPS) & (WARPS - 1)) * 32 + lane;
-            finishes = item < ITEMS && item / 8 < tokens;
+            finishes = item < ITEMS;
             if (finishes) ready = get_ready(e, rows, pair, item / 8);
         }
         if (finishes) turn_ready(e, rows, ready);
@@ -407,7 +402,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
             }
         }
 #if SLICES == 1
-        if (finishes) conclude(e, rows, ready, token, a, b);
+        if (finishes && token < tokens) conclude(e, rows, ready, token, a, b);
 #else
         come_back();
         if (item < ITEMS) __stcg((float2*)scratch + ((i64)tile * SLICES + slice) * ITEMS + item, make_float2(a, b));

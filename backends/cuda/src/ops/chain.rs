@@ -6,7 +6,7 @@
 //! that is behind it. So every number of rows is native, and one compiled program serves them all.
 
 use super::{
-    KernelSpec, Machine, Recipe, THREADS, band,
+    KernelSpec, Machine, Recipe, THREADS, WIDE, band,
     linear::{Layer, Places, weight_type},
     norm, operand, plane, result, type_name,
 };
@@ -556,13 +556,24 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
 /// The kernel behind a product in scratch memory.
 struct Conclusion {
     spec: KernelSpec,
+    /// Threads of a head, if heads are taken 8 elements at a time.
+    head_lanes: Option<usize>,
+    /// Results that a thread takes, of what is no heads.
+    results: usize,
 }
 
-/// Warps of a block of `heads`.
-const HEAD_WARPS: usize = 4;
+/// Threads of a block of the kernels for heads.
+const HEAD_THREADS: usize = 128;
 
 impl Conclusion {
     fn new(chain: &Chain, product: &TensorDesc, call: &CallDesc) -> Result<Self> {
+        let wide = Self::is_wide(chain, product, call)?;
+        let x = type_name(product.dtype)?;
+        let sizes = chain.head_sizes(call)?;
+        // A thread takes a pair of 8 elements each, or 8 that are not turned.
+        let head_lanes = sizes
+            .filter(|_| wide)
+            .map(|[size, _, pairs]| ((size - pairs) / WIDE).next_power_of_two().clamp(1, 32));
         let mut spec = match chain.behind {
             Behind::Heads(heads) => {
                 let gain = |index: usize| match heads.norms {
@@ -570,21 +581,46 @@ impl Conclusion {
                     None => Ok("f32"),
                 };
                 let defines: [(_, &dyn Display); 5] = [
-                    ("X", &type_name(product.dtype)?),
+                    ("X", &x),
                     ("BIAS", &"f32"),
                     ("HEAD_NORMS", &i32::from(heads.norms.is_some())),
                     ("QUERY_GAIN", &gain(0)?),
                     ("KEY_GAIN", &gain(1)?),
                 ];
-                KernelSpec::new("linear/heads.cu", "heads", defines)
+                KernelSpec::new("linear/heads.cu", if wide { "heads_wide" } else { "heads" }, defines)
             }
             _ => {
-                let defines: [(_, &dyn Display); 2] = [("X", &type_name(product.dtype)?), ("BIAS", &"f32")];
-                KernelSpec::new("linear/conclude.cu", "conclude_rows", defines)
+                let defines: [(_, &dyn Display); 2] = [("X", &x), ("BIAS", &"f32")];
+                let entry = if wide { "conclude_wide" } else { "conclude_rows" };
+                KernelSpec::new("linear/conclude.cu", entry, defines)
             }
         };
+        spec.defines.push(("WIDE", i32::from(wide).to_string()));
+        if let (Some(lanes), Some([_, _, pairs])) = (head_lanes, sizes) {
+            spec.defines.extend([("LANES", lanes.to_string()), ("PAIRS", pairs.to_string())]);
+        }
         spec.defines.extend(chain.defines(call)?);
-        Ok(Self { spec })
+        Ok(Self { spec, head_lanes, results: if wide { WIDE } else { 1 } })
+    }
+
+    /// Whether everything can be taken [`WIDE`] elements at a time, at any number of rows.
+    fn is_wide(chain: &Chain, product: &TensorDesc, call: &CallDesc) -> Result<bool> {
+        let whole = |tensor: &TensorDesc| tensor.strides[0].is_multiple_of(WIDE);
+        let results = result(call, 0)?;
+        let rows = whole(product) && whole(results) && results.shape[1].is_multiple_of(WIDE);
+        Ok(rows
+            && match chain.behind {
+                Behind::Sum(_, residual) => whole(operand(call, residual)?),
+                Behind::Heads(heads) => {
+                    let cache = |index: usize| {
+                        let strides = &operand(call, heads.caches[index])?.strides;
+                        Ok::<_, Error>(strides.iter().take(3).all(|stride| stride.is_multiple_of(WIDE)))
+                    };
+                    let sizes = chain.head_sizes(call)?.unwrap_or_default();
+                    sizes.iter().all(|size| size.is_multiple_of(WIDE)) && cache(0)? && cache(1)?
+                }
+                _ => true,
+            })
     }
 
     fn step(
@@ -600,9 +636,12 @@ impl Conclusion {
             .rows(product)
             .words(chain.epilogue(frame, false)?);
         let Behind::Heads(heads) = chain.behind else {
-            // A pair for each thread; tiles of eight pairs may reach past the last output.
-            let pairs = outputs.div_ceil(16) * 8 + 8;
-            return Ok(Step::kernel(function, plane(rows, pairs), THREADS, parameters));
+            let items = match self.results {
+                // A pair for each thread; tiles of eight pairs may reach past the last output.
+                1 => outputs.div_ceil(16) * 8 + 8,
+                results => frame.result(0)?.size(1) / results,
+            };
+            return Ok(Step::kernel(function, plane(rows, items), THREADS, parameters));
         };
         let mut parameters = parameters;
         for index in 0..2 {
@@ -613,7 +652,8 @@ impl Conclusion {
         }
         let keys = frame.result(1)?;
         let count = heads.columns[0] / keys.size(3).max(1) + 2 * keys.size(1);
-        let grid = [count.div_ceil(HEAD_WARPS), rows.min(MAX_GRID), 1];
-        Ok(Step::kernel(function, grid, HEAD_WARPS * 32, parameters))
+        let in_block = HEAD_THREADS / self.head_lanes.unwrap_or(32);
+        let grid = [count.div_ceil(in_block), rows.min(MAX_GRID), 1];
+        Ok(Step::kernel(function, grid, HEAD_THREADS, parameters))
     }
 }

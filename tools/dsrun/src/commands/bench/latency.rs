@@ -10,7 +10,7 @@ use crate::{
 use anyhow::{Result, bail};
 use dsrun_engine::{Bytes, Engine, EnginePlan, Request, SamplingOptions};
 use serde::Serialize;
-use std::time::Instant;
+use std::{collections::HashSet, time::Instant};
 
 /// What was measured.
 #[derive(Debug, Serialize)]
@@ -60,9 +60,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         runs.push(run_once(&mut engine, command, model.config().vocabulary)?);
     }
     let first = median(runs.iter().map(|run| run.0).collect());
-    let decode = median(runs.iter().map(|run| run.1).collect());
-    let steps = (command.generate - 1) as f64;
-    let step = decode / steps;
+    let step = median(runs.iter().map(|run| run.1).collect());
     // Halfway through the answer, for every request.
     let context = (command.prompt + command.generate / 2) as u64;
     let bytes = traffic.weights + traffic.kv_per_token * context * command.batch as u64;
@@ -85,7 +83,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     if command.json { print_json(&figures) } else { show(&figures) }
 }
 
-/// Seconds to the first token of all requests, and from there to the last.
+/// Seconds to the first token of all requests, and from step to step where all of them generate.
 fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result<(f64, f64)> {
     let start = Instant::now();
     for request in 0..command.batch {
@@ -98,17 +96,29 @@ fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result
             ..Request::default()
         })?;
     }
-    let mut first = None;
-    let mut waiting = command.batch;
+    let mut begun = HashSet::new();
+    let (mut first, mut before): (Option<Instant>, Option<Instant>) = (None, None);
+    let (mut steps, mut seconds) = (0, 0.0);
     while !engine.is_idle() {
         let events = engine.step()?;
-        waiting = waiting.saturating_sub(if first.is_none() { events.len() } else { 0 });
-        if waiting == 0 {
-            first.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        begun.extend(events.iter().map(|event| event.request));
+        if begun.len() == command.batch {
+            first.get_or_insert(now);
         }
+        // While prompts are processed, or when requests have ended, a step is another.
+        let whole = events.len() == command.batch;
+        if let (true, Some(before)) = (whole, before) {
+            steps += 1;
+            seconds += (now - before).as_secs_f64();
+        }
+        before = whole.then_some(now);
     }
-    let first = first.unwrap_or(start);
-    Ok(((first - start).as_secs_f64(), first.elapsed().as_secs_f64()))
+    if steps == 0 {
+        bail!("no two steps in which all {} requests generate: raise --gen or --step-tokens", command.batch);
+    }
+    let first = first.map_or(f64::NAN, |first| (first - start).as_secs_f64());
+    Ok((first, seconds / f64::from(steps)))
 }
 
 fn show(figures: &Figures) -> Result<()> {
