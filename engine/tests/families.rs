@@ -8,6 +8,7 @@
 
 mod support;
 
+use dsrun_engine::{EngineOptions, Precision};
 use dsrun_models::model::Model;
 use serde::Deserialize;
 use std::{
@@ -49,10 +50,11 @@ struct Flip {
 /// The folders that hold a fixture.
 fn folders() -> Vec<PathBuf> {
     let inside = |folder: PathBuf| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let all = inside(fixtures()).chain(inside(fixtures().join("gguf")));
+    let all =
+        [fixtures(), fixtures().join("gguf"), fixtures().join("quantised")].into_iter().flat_map(inside);
     let mut folders: Vec<PathBuf> = all.filter(|path| path.join("expected.json").exists()).collect();
     folders.sort();
-    assert!(folders.len() >= 25, "fixtures are missing");
+    assert!(folders.len() >= 35, "fixtures are missing");
     folders
 }
 
@@ -88,6 +90,24 @@ fn whole_and_chunked_prompts_have_the_reference_logits() {
                 let error = difference(&logits(&mut engine, &sequence.tokens), reference);
                 assert!(error <= TOLERANCE, "{}, steps of {step_tokens}: off by {error}", folder.display());
             }
+        }
+    }
+}
+
+#[test]
+fn quantised_matrices_are_multiplied_as_they_are_stored() {
+    for folder in
+        folders().iter().filter(|folder| folder.parent().is_some_and(|all| all.ends_with("quantised")))
+    {
+        let model = open(folder);
+        let (expected, reference) = expected(folder);
+        let mut engine = engine(&model, &EngineOptions { precision: Precision::Keep, ..exact(64, 1) });
+        let stored = engine.program().to_string();
+        let decoded = folder.ends_with("gptq_act_order");
+        assert!(decoded || stored.contains("int4g") || stored.contains("int8") || stored.contains("q2_k"));
+        for (sequence, reference) in expected.sequences.iter().zip(&reference) {
+            let error = difference(&logits(&mut engine, &sequence.tokens), reference);
+            assert!(error <= TOLERANCE, "{}: off by {error}", folder.display());
         }
     }
 }

@@ -12,12 +12,14 @@ mod error;
 mod fields;
 mod gguf;
 mod hugging_face;
+mod quantisation;
 mod rope;
 
 use dsrun_core::op::Nonlinearity;
 
 pub use error::ConfigError;
 pub(crate) use gguf::ROPE_DIVISORS;
+pub use quantisation::{Gptq, Quantisation, Scheme};
 pub use rope::{Rope, RopeScaling};
 
 /// The result of reading a configuration.

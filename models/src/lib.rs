@@ -13,6 +13,7 @@
 //! | `decoder` | the layers of all decoders: where adding a model starts |
 //! | [`weights`] | named tensors and expressions over them; random weights |
 //! | [`gguf`], [`safetensors_file`] | the file formats |
+//! | [`quantised`] | checkpoints in the layouts of GPTQ, AWQ and compressed-tensors |
 //! | [`tokenizer`], [`chat`], [`stop`] | text to tokens and back, conversations, where a text ends |
 //! | [`generation`] | how a model wants to be sampled |
 
@@ -25,6 +26,7 @@ pub mod generation;
 pub mod gguf;
 pub mod model;
 pub mod presets;
+pub mod quantised;
 pub mod safetensors_file;
 pub mod step;
 pub mod stop;

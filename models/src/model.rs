@@ -9,11 +9,12 @@ mod tensors;
 
 use crate::{
     chat::ChatTemplate,
-    config::DecoderConfig,
+    config::{DecoderConfig, Quantisation},
     fetch::{self, ModelFiles, WeightFiles},
     generation::GenerationDefaults,
     gguf::GgufFile,
     presets::Preset,
+    quantised::QuantisedFiles,
     safetensors_file::{INDEX_FILE, SafetensorsFiles},
     step::ProgramOptions,
     tensor_names::Naming,
@@ -105,11 +106,21 @@ impl Model {
         let first = paths.first().map_or(files.directory.as_path(), PathBuf::as_path);
         let config_path =
             files.config.as_deref().ok_or_else(|| ModelError::NoConfig { path: first.to_owned() })?;
-        let config = DecoderConfig::from_json_bytes(&read(config_path)?)
-            .map_err(|source| ModelError::Config { path: config_path.to_owned(), source })?;
-        let weights = match paths {
+        let config_bytes = read(config_path)?;
+        let wrong = |source| ModelError::Config { path: config_path.to_owned(), source };
+        let config = DecoderConfig::from_json_bytes(&config_bytes).map_err(wrong)?;
+        let opened = match paths {
             [path] => SafetensorsFiles::open(path)?,
             _ => SafetensorsFiles::open(files.directory.join(INDEX_FILE))?,
+        };
+        let mut quantisation = Quantisation::from_config_json(&config_bytes).map_err(wrong)?;
+        if let (None, Some(path)) = (&quantisation, &files.quantize_config) {
+            let wrong = |source| ModelError::Config { path: path.clone(), source };
+            quantisation = Some(Quantisation::from_gptq_json(&read(path)?).map_err(wrong)?);
+        }
+        let weights: Arc<dyn TensorSource> = match &quantisation {
+            Some(quantisation) => Arc::new(QuantisedFiles::new(opened, quantisation)?),
+            None => Arc::new(opened),
         };
         let (tokenizer, tokenizer_config) = match beside_tokenizer(files)? {
             Some((tokenizer, config)) => (Some(tokenizer), config),
@@ -124,7 +135,7 @@ impl Model {
             _ => Chat::None,
         };
         let naming = Naming::hugging_face(config.architecture, |name| weights.names().contains(&name));
-        let (generation, weights) = (generation(files)?, Arc::new(weights));
+        let generation = generation(files)?;
         Ok(Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation))
     }
 

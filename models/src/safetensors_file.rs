@@ -180,6 +180,21 @@ impl SafetensorsFiles {
         })
     }
 
+    /// The numbers of a tensor of integers that is no weight: the shape or the order of another.
+    pub(crate) fn integers(&self, name: &str) -> Option<Vec<i64>> {
+        let (file, info) = self.find(name).ok()?;
+        let bytes = file.bytes(info);
+        match info.dtype {
+            safetensors::Dtype::I64 => {
+                Some(bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
+            }
+            safetensors::Dtype::I32 => {
+                Some(bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes).into()).collect())
+            }
+            _ => None,
+        }
+    }
+
     /// A tensor that weights can be made of: its type and its bytes.
     fn weight(&self, name: &str) -> Result<(WeightType, &[u8])> {
         let (file, info) = self.find(name)?;

@@ -39,6 +39,13 @@ pub trait TensorSource: Send + Sync {
     /// As [`Self::tensor_type`], and if the rows are outside.
     fn rows(&self, name: &str, first: usize, count: usize) -> Result<Cow<'_, [u8]>>;
 
+    /// Whether the inputs of products with this tensor are to be quantised to 8 bits, each row by itself
+    /// ([`dsrun_core::op::QuantPerToken`]): the checkpoint was made for that.
+    fn quantises_inputs(&self, name: &str) -> bool {
+        let _ = name;
+        false
+    }
+
     /// Says that a tensor will not be read again soon, so that memory that mirrors the file can be given back. It may
     /// be read all the same, only slower.
     fn release(&self, name: &str) {

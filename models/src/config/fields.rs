@@ -24,6 +24,16 @@ impl<'a> Fields<'a> {
         Self { object, prefix: "" }
     }
 
+    /// The fields of an object that is the value of one called `prefix`.
+    pub(super) fn within(prefix: &'static str, object: &'a Map<String, Value>) -> Self {
+        Self { object, prefix }
+    }
+
+    /// The value of a field, if it is there and not null.
+    pub(super) fn value(&self, field: &str) -> Option<&'a Value> {
+        self.get(field)
+    }
+
     /// The name of a field as messages give it.
     pub(super) fn path(&self, field: &str) -> String {
         match self.prefix {

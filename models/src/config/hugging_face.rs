@@ -134,12 +134,10 @@ fn refuse_unknown(fields: Fields<'_>, architecture: Architecture, known: &[&[&st
         let fixed = FIXED.iter().any(|(name, wanted)| *name == field && *value == Value::Bool(*wanted));
         // An empty collection asks for nothing.
         let empty = value.as_object().is_some_and(Map::is_empty);
-        if known || fixed || empty {
+        // How the weights are stored, which [`super::Quantisation`] reads.
+        let storage = field == "quantization_config";
+        if known || fixed || empty || storage {
             continue;
-        }
-        if field == "quantization_config" {
-            let reason = "weights quantised by other tools cannot be read; use the original model, or a GGUF file of it";
-            return Err(ConfigError::unsupported(field, shortened(value), reason));
         }
         let field = field.chars().take(80).collect();
         return Err(ConfigError::Unknown {

@@ -13,12 +13,13 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Fetched beside the configuration and the weights, where a model has them.
-pub(crate) const COMPANIONS: [&str; 5] = [
+pub(crate) const COMPANIONS: [&str; 6] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
     "special_tokens_map.json",
+    "quantize_config.json",
 ];
 
 /// The index of the largest published models is a few megabytes.
@@ -47,6 +48,8 @@ pub struct ModelFiles {
     pub chat_template: Option<PathBuf>,
     /// `special_tokens_map.json`.
     pub special_tokens_map: Option<PathBuf>,
+    /// `quantize_config.json`: how AutoGPTQ quantised the weights, in files from before `config.json` said it.
+    pub quantize_config: Option<PathBuf>,
 }
 
 /// The files that hold a model's tensors.
@@ -189,6 +192,7 @@ fn assemble(name: &str, directory: PathBuf, weights: WeightFiles, source: Source
         tokenizer_config: beside("tokenizer_config.json"),
         chat_template: beside("chat_template.jinja"),
         special_tokens_map: beside("special_tokens_map.json"),
+        quantize_config: beside("quantize_config.json"),
         weights,
         directory,
     }

@@ -57,6 +57,16 @@ pub enum ModelError {
     /// A safetensors file is not valid.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
+    /// A quantised matrix cannot be used.
+    #[error("{}: the quantised matrix {module} cannot be used: {problem}", path.display())]
+    Quantised {
+        /// The file.
+        path: PathBuf,
+        /// The module it belongs to.
+        module: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// The tensors are not those that the configuration asks for.
     #[error("the tensors of {source_name} do not fit the configuration:{}", list(problems))]
     Weights {

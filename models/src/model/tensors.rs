@@ -58,6 +58,10 @@ pub(super) fn refuse_others(
             }
             continue;
         }
+        // Some quantisers write biases of zeros for matrices that have none.
+        if name.ends_with(".bias") && is_zero(source, name)? {
+            continue;
+        }
         problems.push(match name.ends_with(".bias") {
             true => format!("{name} is there, but the configuration says that there is no such bias"),
             false => format!("{name} is there, but no part of the model"),
@@ -71,6 +75,15 @@ pub(super) fn refuse_others(
         return Ok(());
     }
     Err(ModelError::Weights { source_name: source.describe(), problems })
+}
+
+/// Whether a vector holds nothing but zeros.
+fn is_zero(source: &dyn TensorSource, name: &str) -> Result<bool> {
+    let weight_type = source.tensor_type(name)?;
+    let bytes = source.rows(name, 0, weight_type.rows())?;
+    let mut values = vec![0.0; weight_type.elements()?];
+    let flat = WeightType { shape: vec![values.len()], ..weight_type };
+    Ok(flat.format.decode_row(&bytes, &mut values).is_ok() && values.iter().all(|value| *value == 0.0))
 }
 
 /// Whether two tensors are the same to the bit.

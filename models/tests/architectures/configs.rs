@@ -212,7 +212,6 @@ fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] ex
 )]
 #[case::switch_of_no_one("llama", json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping = 50.0")]
 #[case::unknown("llama", json!({"clip_qkv": 8}), "clip_qkv")]
-#[case::quantised("llama", json!({"quantization_config": {"bits": 4}}), "quantization_config")]
 #[case::encoder("llama", json!({"is_encoder_decoder": true}), "is_encoder_decoder")]
 #[case::tokens("llama", json!({"eos_token_id": [1, "x"]}), "eos_token_id")]
 #[case::tied("llama", json!({"tie_word_embeddings": "yes"}), "tie_word_embeddings")]

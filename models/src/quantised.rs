@@ -1,0 +1,226 @@
+//! Checkpoints whose matrices other tools have quantised, read as they are.
+//!
+//! GPTQ, AWQ and compressed-tensors each store a matrix as several tensors: packed integers, scales, zero points. Here
+//! they are put together into one tensor `<module>.weight` `[outputs, inputs]` of a
+//! [group-wise format](dsrun_core::GroupFormat), a few rows at a time as rows are asked for: nothing is held in memory, and
+//! no weight is decoded. The rest of the checkpoint is as it is in the files.
+//!
+//! | method | integers | scales | zero points |
+//! |---|---|---|---|
+//! | GPTQ | `qweight` i32 `[K / 8, N]`, inputs along a word | `scales` `[G, N]` | `qzeros` i32 `[G, N / 8]`, outputs along a word |
+//! | AWQ | `qweight` i32 `[K, N / 8]`, outputs along a word, in the order 0 2 4 6 1 3 5 7 | `scales` `[G, N]` | `qzeros` i32 `[G, N / 8]`, the same order |
+//! | compressed-tensors | `weight_packed` i32 `[N, K / 8]`, inputs along a word, or `weight` i8 `[N, K]` | `weight_scale` `[N, G]` | `weight_zero_point` i32 `[N / 8, G]`, outputs along a word, or i8 `[N, G]` |
+//!
+//! (`N` outputs, `K` inputs, `G` groups of inputs; the words are those of 4 bits. The lowest bits of a word come first.)
+//!
+//! GPTQ may assign inputs to groups in another order (`g_idx`, "act-order"). No format here can say that, so such a matrix is
+//! decoded as it is read, in the type of its scales, and takes 16 bits for each weight; a warning says so.
+
+mod awq;
+mod compressed_tensors;
+mod gptq;
+mod matrix;
+
+use crate::{
+    config::Quantisation,
+    model::ModelError,
+    safetensors_file::{SafetensorsFiles, SafetensorsTensor},
+    weights::TensorSource,
+};
+use dsrun_core::{GroupSize, ScaleType, WeightType};
+use matrix::Matrix;
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+};
+
+/// What is wrong with a matrix, for the end of a message.
+type Result<T> = std::result::Result<T, String>;
+
+/// The tensors of a quantised checkpoint, each matrix in one piece.
+#[derive(Debug)]
+pub struct QuantisedFiles {
+    files: SafetensorsFiles,
+    /// By the name of the matrix, `<module>.weight`.
+    matrices: BTreeMap<String, Matrix>,
+    /// The tensors that matrices are made of.
+    parts: HashSet<String>,
+}
+
+impl QuantisedFiles {
+    /// Finds the quantised matrices of a checkpoint.
+    ///
+    /// # Errors
+    /// If one lacks a part, its parts do not fit together, or its format cannot be used.
+    pub fn new(
+        files: SafetensorsFiles,
+        quantisation: &Quantisation,
+    ) -> std::result::Result<Self, ModelError> {
+        let mut opened = Self { matrices: BTreeMap::new(), parts: HashSet::new(), files };
+        let mut decoded = 0;
+        for tensor in opened.files.tensors() {
+            let Some(module) = module_of(&tensor, quantisation) else { continue };
+            let parts = Parts { files: &opened.files, module };
+            let matrix = match quantisation {
+                Quantisation::Gptq(gptq) => gptq::matrix(parts, gptq),
+                Quantisation::Awq(group) => awq::matrix(parts, *group),
+                Quantisation::CompressedTensors(_) => {
+                    let inputs = quantisation.quantises_inputs(module).map_err(|error| error.to_string());
+                    inputs.and_then(|inputs| compressed_tensors::matrix(parts, inputs))
+                }
+            };
+            let matrix = matrix.map_err(|problem| ModelError::Quantised {
+                path: tensor.file.to_owned(),
+                module: module.to_owned(),
+                problem,
+            })?;
+            decoded += usize::from(matrix.is_decoded());
+            opened.parts.extend(matrix.tensors().map(str::to_owned));
+            opened.matrices.insert(format!("{module}.weight"), matrix);
+        }
+        if decoded > 0 {
+            let files = opened.files.path().display();
+            let all = opened.matrices.len();
+            tracing::warn!(
+                %files, decoded, all,
+                "matrices have their inputs in act-order (desc_act); they are decoded and take 16 bits for each weight"
+            );
+        }
+        Ok(opened)
+    }
+}
+
+/// The module that a tensor shows to be quantised.
+fn module_of<'a>(tensor: &SafetensorsTensor<'a>, quantisation: &Quantisation) -> Option<&'a str> {
+    match quantisation {
+        Quantisation::Gptq(_) | Quantisation::Awq(_) => tensor.name.strip_suffix(".qweight"),
+        Quantisation::CompressedTensors(_) => match tensor.name.strip_suffix(".weight") {
+            Some(module) => (tensor.dtype == "I8").then_some(module),
+            None => tensor.name.strip_suffix(".weight_packed"),
+        },
+    }
+}
+
+impl TensorSource for QuantisedFiles {
+    fn describe(&self) -> String {
+        self.files.describe()
+    }
+
+    fn names(&self) -> Vec<&str> {
+        let others = self.files.names().into_iter().filter(|name| !self.parts.contains(*name));
+        others.chain(self.matrices.keys().map(String::as_str)).collect()
+    }
+
+    fn tensor_type(&self, name: &str) -> dsrun_core::Result<WeightType> {
+        match self.matrices.get(name) {
+            Some(matrix) => Ok(matrix.weight_type().clone()),
+            None => self.files.tensor_type(name),
+        }
+    }
+
+    fn rows(&self, name: &str, first: usize, count: usize) -> dsrun_core::Result<Cow<'_, [u8]>> {
+        match self.matrices.get(name) {
+            Some(matrix) => {
+                matrix.rows(&self.files, first, count).map(Cow::Owned).map_err(|error| error.at(name))
+            }
+            None => self.files.rows(name, first, count),
+        }
+    }
+
+    fn quantises_inputs(&self, name: &str) -> bool {
+        self.matrices.get(name).is_some_and(|matrix| matrix.quantises_inputs)
+    }
+
+    fn release(&self, name: &str) {
+        match self.matrices.get(name) {
+            Some(matrix) => matrix.tensors().for_each(|part| self.files.release(part)),
+            None => self.files.release(name),
+        }
+    }
+}
+
+/// The parts of a module in the files.
+#[derive(Clone, Copy)]
+struct Parts<'a> {
+    files: &'a SafetensorsFiles,
+    module: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn find(self, part: &str) -> Option<SafetensorsTensor<'a>> {
+        self.files.tensor(&format!("{}.{part}", self.module))
+    }
+
+    fn name(self, part: &str) -> String {
+        format!("{}.{part}", self.module)
+    }
+
+    /// The sizes of a part, which must be a matrix of this element type.
+    fn matrix(self, part: &str, dtype: &str) -> Result<[usize; 2]> {
+        let tensor = self.find(part).ok_or_else(|| format!("it has no {part}"))?;
+        if tensor.dtype != dtype {
+            return Err(format!("{part} is {}, not {dtype}", tensor.dtype));
+        }
+        let two: Option<[usize; 2]> = tensor.shape.try_into().ok();
+        two.filter(|sizes| !sizes.contains(&0))
+            .ok_or_else(|| format!("{part} has shape {:?}, not that of a matrix", tensor.shape))
+    }
+
+    /// The element type of scales.
+    fn scale_type(self, part: &str) -> Result<ScaleType> {
+        let tensor = self.find(part).ok_or_else(|| format!("it has no {part}"))?;
+        match tensor.dtype.as_str() {
+            "F32" => Ok(ScaleType::F32),
+            "F16" => Ok(ScaleType::F16),
+            "BF16" => Ok(ScaleType::BF16),
+            other => Err(format!("{part} is {other}, not a float")),
+        }
+    }
+
+    /// Whole numbers, if the tensor is there.
+    fn integers(self, part: &str) -> Result<Option<Vec<i64>>> {
+        let Some(tensor) = self.find(part) else { return Ok(None) };
+        let integers = self.files.integers(tensor.name);
+        integers.map(Some).ok_or_else(|| format!("{part} is {}, not a list of whole numbers", tensor.dtype))
+    }
+
+    /// The group of each input, if they are not in the order of their groups.
+    fn order(self, part: &str, group: usize, inputs: usize) -> Result<Option<Vec<u32>>> {
+        let Some(order) = self.integers(part)? else { return Ok(None) };
+        if order.len() != inputs {
+            return Err(format!("{part} is of {} inputs, the matrix has {inputs}", order.len()));
+        }
+        // Some tools write -1 for "in order".
+        let in_order = |(input, found): (usize, &i64)| usize::try_from(*found) == Ok(input / group);
+        if order.iter().all(|found| *found == -1) || order.iter().enumerate().all(in_order) {
+            return Ok(None);
+        }
+        let groups = inputs / group;
+        let checked = order.iter().map(|found| {
+            let found = u32::try_from(*found).ok().filter(|found| (*found as usize) < groups);
+            found.ok_or_else(|| format!("{part} names a group that is none of {groups}"))
+        });
+        checked.collect::<Result<_>>().map(Some)
+    }
+}
+
+/// How many inputs share a scale, when `groups` of them make up all inputs.
+fn group_of(inputs: usize, groups: usize) -> Result<usize> {
+    match inputs.is_multiple_of(groups) {
+        true => Ok(inputs / groups),
+        false => Err(format!("its {inputs} inputs are not {groups} whole groups")),
+    }
+}
+
+/// The groups of rows as they are read: scales of larger groups are repeated.
+fn group_size(group: usize, inputs: usize) -> Result<GroupSize> {
+    if group == inputs {
+        return Ok(GroupSize::Row);
+    }
+    let sizes = [GroupSize::Of128, GroupSize::Of64, GroupSize::Of32];
+    let found =
+        sizes.into_iter().find(|size| size.columns().is_some_and(|columns| group.is_multiple_of(columns)));
+    found.ok_or_else(|| {
+        format!("groups of {group} inputs cannot be used; multiples of 32, and all inputs, can")
+    })
+}
