@@ -9,14 +9,15 @@
 //! | [`Score`] | teacher-forced logits |
 //! | [`passes`] | rewriting programs for a device |
 
-mod blocks;
 mod compile;
 mod engine;
 mod error;
 mod handover;
+mod inputs;
 mod load;
 mod memory;
 mod options;
+mod pages;
 pub mod passes;
 mod pipeline;
 mod prepare;
@@ -26,6 +27,8 @@ mod schedule;
 mod score;
 pub mod service;
 mod statistics;
+mod swap;
+mod table;
 
 pub use engine::{CallFigures, Engine};
 pub use error::{EngineError, Result};

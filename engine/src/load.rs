@@ -3,13 +3,16 @@
 use crate::{
     Engine,
     compile::{Bucket, FixedSizes, Layout, Resident, Shared, describe_call, sizes},
+    engine::Loaded,
     error::{EngineError, Result},
     memory::MemoryPlan,
     options::EngineOptions,
     passes::{fuse, size_work_lists},
+    swap::SwapSpace,
+    table::RequestTable,
 };
 use dsrun_core::{
-    DType, Error, WeightFormat, WeightType,
+    DType, Error, TensorDesc, WeightFormat, WeightType,
     device::{BufferSlice, Device, MemoryKind, Stream},
     kernels::{WeightDesc, WeightUse},
     op::{Op, OperandType, PagedAttention},
@@ -24,6 +27,9 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// How long the device may take to take in the weights.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The part of the device's free memory that is left free where the KV cache takes what there is: one in so many.
+const SPARE: u64 = 20;
 
 /// An engine that is planned but not loaded: its program and its memory.
 #[derive(Debug)]
@@ -74,7 +80,7 @@ impl EnginePlan {
             cache: activation,
             block_size: options.block_size as u32,
         })?;
-        let fixed = FixedSizes { requests: options.max_requests, blocks, pages, stop_ids: 1 };
+        let mut fixed = FixedSizes { requests: options.max_requests, blocks, pages, stop_ids: 1 };
         let limits = Bucket {
             tokens: options.step_tokens,
             sequences: options.max_requests,
@@ -86,7 +92,15 @@ impl EnginePlan {
             program = fuse_for(&program, device, limits, fixed)?;
         }
         let layout = Layout::new(&program, device, &sizes)?;
-        let memory = plan_memory(&program, device, &layout, fixed, options)?;
+        let mut memory = plan_memory(&program, device, &layout, fixed, options)?;
+        if let (Some(missing), None) = (memory.missing(), options.kv_tokens) {
+            // Requests share what there is, and yield pages to each other when it is used up.
+            let page = (memory.kv_cache / fixed.pages.max(1) as u64).max(1);
+            let spare = memory.available.unwrap_or(0) / SPARE;
+            let fewer = usize::try_from((missing + spare).div_ceil(page)).unwrap_or(usize::MAX);
+            fixed.pages = fixed.pages.saturating_sub(fewer).max(blocks);
+            memory = plan_memory(&program, device, &layout, fixed, options)?;
+        }
         Ok(Self { program, options: options.clone(), context, fixed, limits, layout, memory })
     }
 
@@ -103,6 +117,17 @@ impl EnginePlan {
     /// Tokens a request may have, prompt and answer together.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// The description of a cache.
+    pub(crate) fn cache(&self, value: &Value) -> Result<TensorDesc> {
+        let tensor = value.tensor_type().ok_or_else(|| Error::internal("a cache is no tensor"))?;
+        Ok(TensorDesc::dense(tensor.dtype, &tensor.resolve(&sizes(self.limits, self.fixed))?))
+    }
+
+    /// Pages of host memory for requests that are pre-empted.
+    pub(crate) fn host_pages(&self) -> usize {
+        self.options.swap_tokens / self.options.block_size
     }
 
     /// What a step of generation has to read: every matrix a product uses, and the caches. An embedding that is only
@@ -184,16 +209,20 @@ impl EnginePlan {
         let mut stream = device.stream()?;
         let shared = allocate_shared(&*device, &self.layout)?;
         let mut resident = Resident::default();
+        let table = RequestTable::new(&*device, self.fixed)?;
         for (id, value) in self.program.values_from(|origin| *origin == Origin::State) {
             let bytes = state_bytes(value, self.limits, self.fixed)?;
-            resident
-                .tensors
-                .insert(id, BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?));
+            let memory = match table.state(&value.name, bytes)? {
+                Some(memory) => memory,
+                None => BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?),
+            };
+            resident.tensors.insert(id, memory);
         }
         self.load_weights(&**model.weights(), &*device, &mut *stream, &mut resident, progress)?;
         stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
         let stop_ids = if self.options.ignore_end { Vec::new() } else { model.eos().to_vec() };
-        Engine::new(self, device, stream, resident, shared, stop_ids, model.config().vocabulary)
+        let vocabulary = model.config().vocabulary;
+        Engine::new(self, device, Loaded { stream, resident, shared, table, stop_ids, vocabulary })
     }
 
     fn load_weights(
@@ -346,6 +375,12 @@ fn plan_memory(
             _ => {}
         }
     }
+    let caches = program.values_from(|origin| *origin == Origin::State).filter(|(_, value)| is_cache(value));
+    let caches: Vec<TensorDesc> = caches
+        .filter_map(|(_, value)| value.tensor_type())
+        .map(|cache| Ok(TensorDesc::dense(cache.dtype, &cache.resolve(&sizes(limits, fixed))?)))
+        .collect::<Result<_>>()?;
+    memory.swap = SwapSpace::bytes(&caches, options.swap_tokens / options.block_size)?;
     Ok(memory)
 }
 

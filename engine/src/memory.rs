@@ -17,6 +17,8 @@ pub struct MemoryPlan {
     pub activations: u64,
     /// Scratch memory of ops, and the step's inputs.
     pub workspace: u64,
+    /// Host memory for the pages of requests that are pre-empted. Not part of the total.
+    pub swap: u64,
     /// Memory the device has left for this, if it says so.
     pub available: Option<u64>,
 }
@@ -49,6 +51,9 @@ impl fmt::Display for MemoryPlan {
         let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, bytes) in rows {
             writeln!(f, "  {name:width$} {:>10}", Bytes(bytes).to_string())?;
+        }
+        if self.swap > 0 {
+            writeln!(f, "  {:width$} {:>10}", "host, for swapping", Bytes(self.swap).to_string())?;
         }
         match self.available {
             Some(available) => {

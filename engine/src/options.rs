@@ -43,10 +43,19 @@ pub struct EngineOptions {
     pub max_requests: usize,
     /// Tokens a step may process: longer prompts are cut into chunks.
     pub step_tokens: usize,
+    /// Whether to time steps when the model is loaded, and keep to the smallest that processes prompts nearly as fast as
+    /// those of `step_tokens`.
+    pub tune_step: bool,
     /// Slots of a page of the KV cache.
     pub block_size: usize,
-    /// Tokens the KV cache holds over all requests. Enough for every request's whole context if absent.
+    /// Tokens the KV cache holds over all requests. If absent, enough for every request's whole context, or what fits into
+    /// the device's memory. Requests that outgrow it yield their pages to those before them and go on later.
     pub kv_tokens: Option<usize>,
+    /// Tokens of KV cache that host memory takes in for requests that had to yield theirs; beyond that, and with 0, it is
+    /// computed once more when they go on.
+    pub swap_tokens: usize,
+    /// Whether the KV cache keeps prompts and answers for later requests that begin alike, as long as there is room.
+    pub prefix_cache: bool,
     /// Whether calls are fused into regions that the device has kernels for. Without it every primitive runs by itself, to
     /// compare with.
     pub fuse: bool,
@@ -70,8 +79,11 @@ impl Default for EngineOptions {
             context: None,
             max_requests: 1,
             step_tokens: 256,
+            tune_step: false,
             block_size: 16,
             kv_tokens: None,
+            swap_tokens: 0,
+            prefix_cache: true,
             fuse: true,
             launch_ahead: true,
             ignore_end: false,

@@ -146,7 +146,6 @@ impl RequestLimits {
             ("min-tokens", request.min_tokens > 0),
             ("logit-bias", !request.logit_bias.is_empty()),
             ("top-logprobs", request.top_log_probabilities > 0),
-            ("priority", request.priority != 0),
             ("a constraint on the answer", request.constraint.is_some()),
         ];
         if let Some((option, _)) = later.into_iter().find(|(_, asked)| *asked) {

@@ -67,6 +67,11 @@ impl SamplingOptions {
         Ok(())
     }
 
+    /// Whether tokens that came before count.
+    pub(crate) fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
     /// The request's row of the device's sampling parameters.
     pub(crate) fn row(&self) -> [f32; SAMPLING_COLUMNS] {
         let mut row = [0.0; SAMPLING_COLUMNS];

@@ -1,189 +1,489 @@
-//! What runs next: the tokens of a step, chosen from the running requests.
+//! What runs next. Knows nothing of devices: it hands out places of the request table, pages and tokens of steps, and hears
+//! of the tokens that came of them.
 //!
-//! A step has a fixed budget of tokens. Requests that generate bring one token each and come first; what is left is
-//! filled with chunks of prompts, in the order the requests came. So a long prompt neither stalls those that generate nor
-//! starves behind them: as long as any request runs, every step makes progress.
+//! Requests have an order: by priority, then as they came. In each step:
+//!
+//! 1. **Admission.** The first that wait are started, while there is a place for them, and pages for all their tokens beside
+//!    those that running requests need next. None overtakes another in this queue. A request of higher priority takes the
+//!    place of one of lower priority.
+//! 2. **Generation.** Every request that generates brings one token. One that has to wait for the host to see its last token
+//!    first (see [`Entry::waits`]) is left out of a step that is launched before that, and the others go on.
+//! 3. **Prompts** fill the rest of the step's budget (Dynamic SplitFuse). The first gets half of it, so that it is not
+//!    starved; the other half goes to the others, the shortest first, so that they are not starved by the first.
+//!
+//! Pages are taken as sequences grow. If none is left, a request takes those of the last in the order that is behind it, which
+//! waits again: its tokens are computed once more when it comes back, or its pages are swapped to host memory meanwhile.
+//!
+//! **Progress.** The first request in the order can take the pages of every other, and no request is admitted that needs more
+//! pages than there are. So in every step the first either takes part or only waits for a token that is under way, and after
+//! as many steps as it has tokens it is done, whatever the others do.
 
-use crate::blocks::PageAllocator;
-use std::collections::VecDeque;
+mod plan;
+mod sequence;
+#[cfg(test)]
+mod tests;
 
-/// A request as the scheduler sees it.
-#[derive(Debug)]
-pub(crate) struct Sequence {
-    /// Its row of the request table.
-    pub(crate) slot: usize,
-    /// Tokens of its prompt.
-    pub(crate) prompt: Vec<i32>,
-    /// Prompt tokens already processed.
-    pub(crate) processed: usize,
-    /// Tokens it may still sample: those of steps under way are counted already.
-    pub(crate) left: usize,
-    /// Pages it holds.
-    pub(crate) pages: Vec<i32>,
-}
+use crate::pages::{PagePool, Prefix};
+pub(crate) use plan::{Part, StepPlan};
+pub(crate) use sequence::Sequence;
+use sequence::{Order, Place};
+use std::collections::BTreeMap;
 
-impl Sequence {
-    /// Whether its whole prompt is processed.
-    pub(crate) fn generates(&self) -> bool {
-        self.processed == self.prompt.len()
-    }
-
-    /// Whether it brings the token it generated last into the next step.
-    fn continues(&self) -> bool {
-        self.generates() && self.left > 0
-    }
-}
-
-/// A request's part in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    /// Index among the running sequences.
-    pub(crate) sequence: usize,
-    /// Tokens it brings.
+/// What a scheduler has to give.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Capacity {
+    /// Tokens of a step.
     pub(crate) tokens: usize,
-    /// Where in its prompt they start; `None` if it is the token generated last.
-    pub(crate) from: Option<usize>,
-    /// Whether a token is sampled from its last row: it generates, or its prompt ends here.
-    pub(crate) samples: bool,
-}
-
-/// Chooses the parts of the next step from sequences that run, in the order they came. Marks prompt tokens as processed and
-/// counts tokens as sampled: the step after may be chosen before this one has run.
-pub(crate) fn next_step(sequences: &mut [Sequence], budget: usize) -> Vec<Part> {
-    let mut left = budget;
-    let mut parts = Vec::new();
-    let continuing = sequences.iter_mut().enumerate().filter(|(_, sequence)| sequence.continues());
-    for (index, sequence) in continuing.take(budget) {
-        left -= 1;
-        sequence.left -= 1;
-        parts.push(Part { sequence: index, tokens: 1, from: None, samples: true });
-    }
-    for (index, sequence) in sequences.iter_mut().enumerate() {
-        if left == 0 {
-            break;
-        }
-        let tokens = (sequence.prompt.len() - sequence.processed).min(left);
-        if tokens == 0 {
-            continue;
-        }
-        let from = Some(sequence.processed);
-        sequence.processed += tokens;
-        left -= tokens;
-        let samples = sequence.continues();
-        sequence.left -= usize::from(samples);
-        parts.push(Part { sequence: index, tokens, from, samples });
-    }
-    parts
-}
-
-/// A request that waits for a row of the request table and for pages.
-#[derive(Debug)]
-pub(crate) struct Waiting<T> {
-    /// Pages it will need in all: none is taken from a request that runs, so all are set aside when it starts.
+    /// Places of the request table; at most `tokens`.
+    pub(crate) slots: usize,
+    /// Pages of the KV cache.
     pub(crate) pages: usize,
-    /// What waits.
+    /// Slots of a page.
+    pub(crate) block_size: usize,
+    /// Pages of host memory that requests are swapped to; 0 computes them once more instead.
+    pub(crate) host_pages: usize,
+    /// Whether pages keep their prefix for later requests.
+    pub(crate) keep_prefixes: bool,
+}
+
+/// What is to be scheduled.
+#[derive(Debug)]
+pub(crate) struct Entry<T> {
+    /// Its prompt; at least one token.
+    pub(crate) prompt: Vec<i32>,
+    /// Tokens to sample, at least one. The scheduler's pages hold the prompt and all of these but the last.
+    pub(crate) limit: usize,
+    /// Higher goes first.
+    pub(crate) priority: i32,
+    /// Whether the host has to see a token before the next can be sampled.
+    pub(crate) waits: bool,
+    /// Whatever its owner wants to find with it.
     pub(crate) item: T,
 }
 
-/// Takes the first waiting request if a slot and its pages are free. Those behind it do not overtake it.
-pub(crate) fn admit<T>(
-    waiting: &mut VecDeque<Waiting<T>>,
-    free_slots: &mut Vec<usize>,
-    pages: &mut PageAllocator,
-) -> Option<(T, usize, Vec<i32>)> {
-    let needed = waiting.front()?.pages;
-    if free_slots.is_empty() {
-        return None;
-    }
-    let taken = pages.take(needed)?;
-    let slot = free_slots.pop()?;
-    waiting.pop_front().map(|waiting| (waiting.item, slot, taken))
+/// Names a sequence. Never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    index: u32,
+    arrival: u64,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
+/// What a scheduler has counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) preemptions: u64,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) prefix_hit_tokens: u64,
+}
 
-    fn sequence(prompt: usize, processed: usize) -> Sequence {
-        Sequence { slot: 0, prompt: vec![0; prompt], processed, left: 100, pages: Vec::new() }
-    }
+/// Decides what runs.
+#[derive(Debug)]
+pub(crate) struct Scheduler<T> {
+    capacity: Capacity,
+    pages: PagePool,
+    /// Pages of host memory that are free.
+    host_pages: Vec<u32>,
+    slots: Vec<usize>,
+    sequences: Vec<Option<Sequence<T>>>,
+    vacant: Vec<u32>,
+    waiting: BTreeMap<Order, u32>,
+    /// In order. May name sequences that have ended, until the next step is planned.
+    running: Vec<Key>,
+    /// Sequences that run.
+    active: usize,
+    /// Of those that run, the ones from here on have been given something in the step that is planned.
+    yielding: usize,
+    arrivals: u64,
+    step: u64,
+    counts: Counts,
+    /// Prompts of the step that is planned, kept for its memory: the key, and its tokens of the step.
+    prompts: Vec<(Key, usize)>,
+}
 
-    #[test]
-    fn generating_requests_come_first_and_prompts_fill_the_rest() {
-        let mut sequences = [sequence(10, 0), sequence(3, 3), sequence(4, 0)];
-        let parts = next_step(&mut sequences, 8);
-        assert_eq!(
-            parts,
-            [
-                Part { sequence: 1, tokens: 1, from: None, samples: true },
-                Part { sequence: 0, tokens: 7, from: Some(0), samples: false },
-            ]
-        );
-        let parts = next_step(&mut sequences, 8);
-        assert_eq!(
-            parts,
-            [
-                Part { sequence: 1, tokens: 1, from: None, samples: true },
-                Part { sequence: 0, tokens: 3, from: Some(7), samples: true },
-                Part { sequence: 2, tokens: 4, from: Some(0), samples: true },
-            ]
-        );
-    }
-
-    #[test]
-    fn no_more_tokens_are_sampled_than_wanted() {
-        let mut sequences = [Sequence { left: 2, ..sequence(3, 0) }];
-        let part = |tokens, from| Part { sequence: 0, tokens, from, samples: true };
-        assert_eq!(next_step(&mut sequences, 8), [part(3, Some(0))]);
-        assert_eq!(next_step(&mut sequences, 8), [part(1, None)]);
-        assert_eq!(next_step(&mut sequences, 8), []);
-    }
-
-    proptest! {
-        #[test]
-        fn steps_keep_the_budget_and_every_prompt_is_processed_once_in_order(
-            prompts in prop::collection::vec(1usize..50, 1..8),
-            budget in 8usize..40,
-        ) {
-            let mut sequences: Vec<Sequence> = prompts.iter().map(|prompt| sequence(*prompt, 0)).collect();
-            let mut processed = vec![0; prompts.len()];
-            for _ in 0..prompts.iter().sum::<usize>() {
-                if sequences.iter().all(Sequence::generates) {
-                    break;
-                }
-                let parts = next_step(&mut sequences, budget);
-                prop_assert!(parts.iter().map(|part| part.tokens).sum::<usize>() <= budget);
-                let prompt_tokens: usize = parts.iter().filter(|p| p.from.is_some()).map(|p| p.tokens).sum();
-                prop_assert!(prompt_tokens > 0, "a step without progress");
-                for part in parts {
-                    if let Some(from) = part.from {
-                        prop_assert_eq!(from, processed[part.sequence]);
-                        processed[part.sequence] += part.tokens;
-                        prop_assert_eq!(part.samples, processed[part.sequence] == prompts[part.sequence]);
-                    } else {
-                        prop_assert_eq!(processed[part.sequence], prompts[part.sequence]);
-                    }
-                }
-            }
-            prop_assert_eq!(processed, prompts);
+impl<T> Scheduler<T> {
+    pub(crate) fn new(capacity: Capacity) -> Self {
+        Self {
+            capacity,
+            pages: PagePool::new(capacity.pages, capacity.block_size, capacity.keep_prefixes),
+            host_pages: (0..capacity.host_pages as u32).collect(),
+            slots: (0..capacity.slots).rev().collect(),
+            sequences: Vec::new(),
+            vacant: Vec::new(),
+            waiting: BTreeMap::new(),
+            running: Vec::new(),
+            active: 0,
+            yielding: 0,
+            arrivals: 0,
+            step: 0,
+            counts: Counts::default(),
+            prompts: Vec::new(),
         }
     }
 
-    #[test]
-    fn admission_is_in_order_and_needs_slot_and_pages() {
-        let mut pages = PageAllocator::new(4);
-        let mut slots = vec![1, 0];
-        let mut waiting: VecDeque<_> =
-            [("a", 3), ("b", 2), ("c", 1)].map(|(item, pages)| Waiting { pages, item }).into();
-        let (item, slot, taken) = admit(&mut waiting, &mut slots, &mut pages).unwrap();
-        assert_eq!((item, slot, taken.len()), ("a", 0, 3));
-        assert!(
-            admit(&mut waiting, &mut slots, &mut pages).is_none(),
-            "b does not fit and c may not overtake"
-        );
-        pages.give(taken);
-        assert_eq!(admit(&mut waiting, &mut slots, &mut pages).unwrap().0, "b");
-        assert!(admit(&mut waiting, &mut slots, &mut pages).is_none(), "no slot is free");
+    /// Takes a sequence. It must fit into all pages.
+    pub(crate) fn add(&mut self, entry: Entry<T>) -> Key {
+        let arrival = self.arrivals;
+        self.arrivals += 1;
+        let sequence = Sequence::new(entry, arrival);
+        let order = sequence.order();
+        let index = match self.vacant.pop() {
+            Some(index) => {
+                self.sequences[index as usize] = Some(sequence);
+                index
+            }
+            None => {
+                self.sequences.push(Some(sequence));
+                self.sequences.len() as u32 - 1
+            }
+        };
+        self.waiting.insert(order, index);
+        Key { index, arrival }
+    }
+
+    /// A sequence that has not ended.
+    pub(crate) fn get(&self, key: Key) -> Option<&Sequence<T>> {
+        let sequence = self.sequences.get(key.index as usize)?.as_ref();
+        sequence.filter(|sequence| sequence.arrival == key.arrival)
+    }
+
+    /// As [`Self::get`].
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Sequence<T>> {
+        let sequence = self.sequences.get_mut(key.index as usize)?.as_mut();
+        sequence.filter(|sequence| sequence.arrival == key.arrival)
+    }
+
+    /// Takes the token that a part of an earlier step sampled.
+    pub(crate) fn took(&mut self, key: Key, token: i32) {
+        let Some(sequence) = self.get_mut(key) else { return };
+        sequence.unread -= 1;
+        sequence.tokens.push(token);
+        self.identify(key);
+    }
+
+    /// Ends a sequence, and gives what it had. Its place and pages are free at once.
+    pub(crate) fn end(&mut self, key: Key) -> Option<T> {
+        self.get(key)?;
+        let mut sequence = self.sequences[key.index as usize].take()?;
+        self.vacant.push(key.index);
+        match sequence.place {
+            Place::Waiting => drop(self.waiting.remove(&sequence.order())),
+            Place::Running => {
+                self.active -= 1;
+                self.slots.push(sequence.slot);
+            }
+        }
+        self.pages.give(sequence.pages.drain(..));
+        self.host_pages.append(&mut sequence.host_pages);
+        Some(sequence.item)
+    }
+
+    /// Whether there is nothing to do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.active == 0 && self.waiting.is_empty()
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.active
+    }
+
+    pub(crate) fn pages(&self) -> &PagePool {
+        &self.pages
+    }
+
+    /// The pages, for who needs some beside the sequences.
+    pub(crate) fn pages_mut(&mut self) -> &mut PagePool {
+        &mut self.pages
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(crate) fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    /// Sets the tokens of a step, between the places of the request table and what the scheduler was made for.
+    pub(crate) fn set_tokens(&mut self, tokens: usize) {
+        self.capacity.tokens = tokens.max(self.capacity.slots);
+    }
+
+    /// Plans the next step. What it brings counts as computed and what it samples as sampled from here on: the step behind can
+    /// be planned before it has run.
+    pub(crate) fn plan(&mut self, plan: &mut StepPlan) {
+        plan.clear();
+        self.step += 1;
+        let Self { running, sequences, .. } = self;
+        running.retain(|key| {
+            let sequence = sequences[key.index as usize].as_ref();
+            sequence.is_some_and(|sequence| {
+                sequence.arrival == key.arrival && matches!(sequence.place, Place::Running)
+            })
+        });
+        self.yielding = self.running.len();
+        self.admit(plan);
+        self.plan_generation(plan);
+        self.plan_prompts(plan);
+        // Pages are copied out before any is copied in, so these must not be copied to in the same step.
+        self.host_pages.extend(plan.swap_in.iter().map(|(host_page, _)| host_page));
+    }
+
+    /// Starts the first that wait.
+    fn admit(&mut self, plan: &mut StepPlan) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        // What those that run need next is not given to others.
+        let block = self.capacity.block_size;
+        let next = |sequence: &Sequence<T>| sequence.missing_pages(block).max(1);
+        let mut reserved: usize = self.running.iter().filter_map(|key| self.get(*key)).map(next).sum();
+        while let Some((order, index)) = self.waiting.first_key_value().map(|(order, index)| (*order, *index))
+        {
+            let key = Key { index, arrival: order.arrival };
+            if self.get(key).is_none_or(|sequence| sequence.unread > 0) {
+                break; // its tokens are on their way
+            }
+            let yields = |scheduler: &mut Self| {
+                scheduler.last_that_yields().filter(|last| order.outranks(scheduler.order(*last)))
+            };
+            if self.slots.is_empty() && yields(self).is_none() {
+                return;
+            }
+            self.find_prefix(key);
+            while !self.has_room(key, reserved) {
+                let Some(last) = yields(self) else {
+                    self.drop_prefix(key);
+                    return;
+                };
+                reserved -= self.get(last).map_or(0, next).min(reserved);
+                self.preempt_last(plan);
+            }
+            self.waiting.remove(&order);
+            reserved += self.start(key, plan);
+        }
+    }
+
+    /// Whether a waiting sequence can be started.
+    fn has_room(&self, key: Key, reserved: usize) -> bool {
+        let Some(sequence) = self.get(key) else { return false };
+        let needed = sequence.missing_pages(self.capacity.block_size) + sequence.host_pages.len();
+        !self.slots.is_empty() && needed + reserved <= self.pages.available()
+    }
+
+    /// Gives a waiting sequence a place. Returns the pages it will need next.
+    fn start(&mut self, key: Key, plan: &mut StepPlan) -> usize {
+        let Some(slot) = self.slots.pop() else { return 0 };
+        let Some(sequence) = self.sequences[key.index as usize].as_mut() else { return 0 };
+        (sequence.place, sequence.slot, sequence.stepped) = (Place::Running, slot, self.step);
+        sequence.current = false;
+        if !sequence.started {
+            sequence.started = true;
+            self.counts.prompt_tokens += sequence.tokens.len() as u64;
+            self.counts.prefix_hit_tokens += sequence.computed as u64;
+        }
+        for host_page in sequence.host_pages.drain(..) {
+            // There is one: the caller has counted.
+            let Some(page) = self.pages.take() else { break };
+            sequence.pages.push(page);
+            plan.swap_in.push((host_page, page));
+        }
+        let needed = sequence.missing_pages(self.capacity.block_size);
+        let order = sequence.order();
+        plan.placed.push((key, sequence.computed));
+        self.active += 1;
+        let place = self.running.partition_point(|other| self.order(*other) < order);
+        self.running.insert(place, key);
+        if place <= self.yielding {
+            self.yielding += 1;
+        }
+        needed.max(1)
+    }
+
+    /// The order of a sequence that has not ended.
+    fn order(&self, key: Key) -> Order {
+        self.get(key).map_or(Order::LAST, Sequence::order)
+    }
+
+    /// The last of the running sequences that has not been given anything in this step.
+    fn last_that_yields(&mut self) -> Option<Key> {
+        while let Some(key) = self.yielding.checked_sub(1).and_then(|last| self.running.get(last)).copied() {
+            if self.get(key).is_some_and(|sequence| sequence.stepped != self.step) {
+                return Some(key);
+            }
+            self.yielding -= 1;
+        }
+        None
+    }
+
+    /// Takes place and pages from the sequence that [`Self::last_that_yields`] has found. It waits again.
+    fn preempt_last(&mut self, plan: &mut StepPlan) {
+        let Some(last) = self.yielding.checked_sub(1) else { return };
+        let key = self.running.remove(last);
+        self.yielding = last;
+        let Some(sequence) = self.sequences[key.index as usize].as_mut() else { return };
+        sequence.place = Place::Waiting;
+        self.slots.push(sequence.slot);
+        self.active -= 1;
+        self.counts.preemptions += 1;
+        let used = sequence.computed.div_ceil(self.capacity.block_size).min(sequence.pages.len());
+        if used > 0 && used <= self.host_pages.len() {
+            let free = self.host_pages.len() - used;
+            sequence.host_pages.extend(self.host_pages.drain(free..));
+            plan.swap_out.extend(sequence.pages.iter().copied().zip(sequence.host_pages.iter().copied()));
+            self.pages.give(sequence.pages.drain(..));
+        } else {
+            sequence.restart(&mut self.pages);
+        }
+        self.waiting.insert(sequence.order(), key.index);
+    }
+
+    /// Every request that generates brings a token.
+    fn plan_generation(&mut self, plan: &mut StepPlan) {
+        self.prompts.clear();
+        let mut index = 0;
+        // The list gets shorter, behind this index, where sequences are pre-empted.
+        while let Some(key) = self.running.get(index).copied() {
+            index += 1;
+            let Some(sequence) = self.get(key) else { continue };
+            if sequence.left() == 0 || (sequence.waits && sequence.unread > 0) {
+                continue;
+            }
+            if !sequence.generates() {
+                self.prompts.push((key, 0));
+                continue;
+            }
+            let end = sequence.computed + 1;
+            if plan.tokens < self.capacity.tokens && self.grow(key, end, plan) == end {
+                self.add_part(key, 1, None, plan);
+            }
+        }
+    }
+
+    /// Chunks of prompts fill the step.
+    fn plan_prompts(&mut self, plan: &mut StepPlan) {
+        let mut prompts = std::mem::take(&mut self.prompts);
+        // Generation may have taken the pages of some.
+        prompts.retain(|(key, _)| self.get(*key).is_some_and(Sequence::runs));
+        let mut left = self.capacity.tokens - plan.tokens;
+        let rest = |scheduler: &Self, key| scheduler.get(key).map_or(0, Sequence::unprocessed);
+        if let Some(((first, share), others)) = prompts.split_first_mut() {
+            *share = rest(self, *first).min(if others.is_empty() { left } else { left.div_ceil(2) });
+            left -= *share;
+            others.sort_by_key(|(key, _)| (self.order(*key).priority(), rest(self, *key)));
+            for (key, share) in others {
+                *share = rest(self, *key).min(left);
+                left -= *share;
+            }
+            *share += left.min(rest(self, *first) - *share);
+        }
+        for (key, share) in prompts.iter().copied() {
+            // An earlier one may have taken its pages, or had the same prefix.
+            if !self.get(key).is_some_and(Sequence::runs) {
+                continue;
+            }
+            let found = self.find_prefix(key);
+            let Some(sequence) = self.get(key) else { continue };
+            if found > 0 {
+                plan.placed.push((key, sequence.computed));
+            }
+            let (from, end) = (sequence.computed, sequence.computed + share.min(sequence.unprocessed()));
+            let tokens = self.grow(key, end, plan).min(end).saturating_sub(from);
+            if share > 0 && tokens > 0 {
+                self.add_part(key, tokens, Some(from), plan);
+            }
+        }
+        self.prompts = prompts;
+    }
+
+    fn add_part(&mut self, key: Key, tokens: usize, from: Option<usize>, plan: &mut StepPlan) {
+        let step = self.step;
+        let Some(sequence) = self.get_mut(key) else { return };
+        sequence.stepped = step;
+        sequence.computed += tokens;
+        let samples = from.is_none() || sequence.computed == sequence.tokens.len();
+        if samples {
+            sequence.unread += 1;
+            sequence.current = true;
+        }
+        plan.tokens += tokens;
+        plan.parts.push(Part { key, tokens, from, samples });
+        self.identify(key);
+    }
+
+    /// Gives a sequence pages for `end` tokens, from those behind it if need be. Returns for how many it has some.
+    fn grow(&mut self, key: Key, end: usize, plan: &mut StepPlan) -> usize {
+        let block = self.capacity.block_size;
+        let Some(before) = self.get(key).map(|sequence| sequence.pages.len()) else { return 0 };
+        let mut count = before;
+        while count * block < end {
+            let page = self.pages.take();
+            if let Some(page) = page {
+                self.get_mut(key).map(|sequence| sequence.pages.push(page));
+                count += 1;
+                continue;
+            }
+            let order = self.order(key);
+            match self.last_that_yields() {
+                Some(last) if order < self.order(last) => self.preempt_last(plan),
+                _ => break,
+            }
+        }
+        if count > before {
+            plan.grown.push((key, before));
+        }
+        (count * block).min(end)
+    }
+
+    /// Lets a sequence share the pages of what it has in common with others, as far as it has computed nothing behind them. Its
+    /// last token is always left to compute: its logits are wanted. Returns how many pages it found.
+    fn find_prefix(&mut self, key: Key) -> usize {
+        let block = self.capacity.block_size;
+        let Self { pages, sequences, .. } = self;
+        let Some(sequence) = sequences[key.index as usize].as_mut() else { return 0 };
+        let begin = sequence.pages.len();
+        while sequence.host_pages.is_empty()
+            && sequence.computed == sequence.identified * block
+            && sequence.pages.len() == sequence.identified
+            && sequence.computed + block < sequence.tokens.len()
+        {
+            let tokens = &sequence.tokens[sequence.computed..sequence.computed + block];
+            let Some((page, prefix)) = pages.share(sequence.prefix, tokens) else { break };
+            sequence.pages.push(page);
+            sequence.prefix = prefix;
+            sequence.identified += 1;
+            sequence.computed += block;
+        }
+        let found = sequence.pages.len() - begin;
+        sequence.shared |= found > 0;
+        if sequence.runs() {
+            self.counts.prefix_hit_tokens += (found * block) as u64;
+        }
+        found
+    }
+
+    /// Takes back what [`Self::find_prefix`] gave a sequence that waits on.
+    fn drop_prefix(&mut self, key: Key) {
+        let Self { pages, sequences, .. } = self;
+        if let Some(sequence) = sequences[key.index as usize].as_mut() {
+            sequence.restart_unless_swapped(pages);
+        }
+    }
+
+    /// Lets others find the pages that a sequence has filled with tokens the host knows.
+    fn identify(&mut self, key: Key) {
+        let block = self.capacity.block_size;
+        let Self { pages, sequences, .. } = self;
+        let Some(sequence) = sequences[key.index as usize].as_mut() else { return };
+        let known = sequence.computed.min(sequence.tokens.len());
+        while (sequence.identified + 1) * block <= known {
+            let start = sequence.identified * block;
+            let Some(page) = sequence.pages.get(sequence.identified).copied() else { break };
+            sequence.prefix = pages.identify(page, sequence.prefix, &sequence.tokens[start..start + block]);
+            sequence.identified += 1;
+        }
     }
 }

@@ -73,8 +73,8 @@ fn a_device_that_is_done_at_once_is_not_launched_ahead() {
 #[test]
 fn what_is_cancelled_late_gives_no_more_tokens_and_its_pages_are_free() {
     let model = model();
-    // Pages for one request alone: the second reuses those that a step under way still writes to.
-    let options = EngineOptions { ignore_end: true, kv_tokens: Some(32), context: Some(32), ..exact(64, 2) };
+    // A place and pages for one request alone: the second reuses what a step under way still writes to.
+    let options = EngineOptions { ignore_end: true, kv_tokens: Some(32), context: Some(32), ..exact(64, 1) };
     let request = |prompt: &[u32]| Request {
         prompt: prompt.to_vec(),
         sampling: SamplingOptions::default(),

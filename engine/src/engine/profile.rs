@@ -1,15 +1,14 @@
 //! How long each kind of call of a decode step takes, one kind at a time.
 
-use super::{Engine, STEP_TIMEOUT, stage};
+use super::{Engine, STEP_TIMEOUT};
 use crate::{
     compile::{Bucket, Layout, Storage, input_range, plan_key, sizes},
     error::{EngineError, Result},
+    inputs::StepInputs,
     load::{allocate_shared, is_cache},
-    sampling::SamplingOptions,
-    schedule::{Part, Sequence},
 };
 use dsrun_core::{
-    Code, Error, Size,
+    Size,
     device::{Event, Stream},
     graph::{CallList, Graph},
     kernels::{BoundCall, CallDesc, OperandDesc},
@@ -49,9 +48,6 @@ impl Engine {
         context: usize,
         repeats: usize,
     ) -> Result<Vec<CallFigures>> {
-        if !self.is_idle() {
-            return Err(Error::new(Code::FailedPrecondition, "requests are running").into());
-        }
         if requests == 0 || requests > self.plan.fixed.requests {
             let rule = format!("must be from 1 to {}", self.plan.fixed.requests);
             return Err(EngineError::option("batch", requests, rule));
@@ -60,18 +56,13 @@ impl Engine {
             let rule = format!("must be below the context of {}", self.plan.context);
             return Err(EngineError::option("context", context, rule));
         }
-        let blocks = (context + 1).div_ceil(self.plan.options.block_size);
-        let Some(pages) = self.pages.take(blocks * requests) else {
-            let rule = format!(
-                "{} tokens of KV cache are too few",
-                self.pages.total() * self.plan.options.block_size
-            );
+        let block = self.plan.options.block_size;
+        let tokens = (context + 1).next_multiple_of(block) * requests;
+        if self.is_idle() && tokens > self.scheduler.pages().total() * block {
+            let rule = format!("{} tokens of KV cache are too few", self.scheduler.pages().total() * block);
             return Err(EngineError::option("batch", requests, rule));
-        };
-        let figures = self.time_in(&pages, requests, context, repeats);
-        self.pages.give(pages);
-        self.sequences.clear();
-        figures
+        }
+        self.with_pages(tokens, |engine, pages| engine.time_in(pages, requests, context, repeats))
     }
 
     fn time_in(
@@ -81,22 +72,18 @@ impl Engine {
         context: usize,
         repeats: usize,
     ) -> Result<Vec<CallFigures>> {
+        let mut inputs = StepInputs::default();
+        let last_tokens = self.state("last_token")?;
         for (slot, pages) in pages.chunks(pages.len() / requests).enumerate() {
-            self.start(slot, pages, &SamplingOptions::default())?;
-            self.upload("length", slot, &[context as i32])?;
-            self.upload("last_token", slot, &[(slot % self.vocabulary) as i32])?;
-            self.sequences.push(Sequence {
-                slot,
-                prompt: Vec::new(),
-                processed: 0,
-                left: 0,
-                pages: Vec::new(),
-            });
+            self.place_alone(slot, context, pages)?;
+            let last = (slot % self.vocabulary) as i32;
+            self.stream.upload(
+                &last.to_le_bytes(),
+                &last_tokens.slice(slot * size_of::<i32>(), size_of::<i32>())?,
+            )?;
+            inputs.bring_last(slot);
+            inputs.sample_last(slot);
         }
-        let part = |sequence| Part { sequence, tokens: 1, from: None, samples: true };
-        let parts: Vec<Part> = (0..requests).map(part).collect();
-        let rows: Vec<(i32, i32)> = (0..requests as i32).map(|row| (row, row)).collect();
-
         let bucket = Bucket::fitting(requests, requests, requests, self.plan.limits);
         let program = &self.plan.program;
         let layout = Layout::keeping_all(program, &*self.device, &sizes(bucket, self.plan.fixed))?;
@@ -105,7 +92,7 @@ impl Engine {
         self.staging.clear();
         self.staging.resize(layout.input_bytes, 0xFF);
         let place = |name: &str| input_range(&layout.inputs, name);
-        stage(&mut self.staging, &program.extents, &self.sequences, &parts, &rows, &place)?;
+        inputs.stage(&mut self.staging, &program.extents, &place)?;
         self.stream.upload(&self.staging, &shared.inputs.slice(0, self.staging.len())?)?;
 
         // One step in order, so that every call finds what it works on.

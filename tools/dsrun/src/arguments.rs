@@ -366,6 +366,8 @@ pub(crate) enum BenchCommand {
     Abi(Abi),
     /// Measure how fast prompts are processed.
     Prefill(Prefill),
+    /// Measure how many tokens per second many requests at once get out of the engine.
+    Throughput(Throughput),
     /// Measure each kind of call of a step that generates, and how near it is to what memory allows.
     Kernels(BenchKernels),
     /// Measure how fast an OpenAI-compatible server answers, over the load on it.
@@ -449,6 +451,34 @@ pub(crate) struct Prefill {
     /// How often to measure; the median is shown.
     #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive)]
     pub(crate) repeat: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Throughput {
+    /// Requests that come at once.
+    #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = positive)]
+    pub(crate) requests: usize,
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) prompt: usize,
+    /// Tokens to generate for each request.
+    #[arg(long = "gen", default_value_t = 128, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) generate: usize,
+    /// Requests that run side by side; all of them if not given.
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    pub(crate) batch: Option<usize>,
+    /// Tokens that the KV cache holds; as many as all requests need, or as fit into memory, if not given.
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) kv_tokens: Option<usize>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

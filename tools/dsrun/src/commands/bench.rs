@@ -6,6 +6,7 @@ mod kernels;
 mod latency;
 mod prefill;
 mod serve;
+mod throughput;
 
 use crate::{
     arguments::{Bench, BenchCommand},
@@ -23,6 +24,7 @@ pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
         BenchCommand::Latency(command) => latency::run(command, terminal),
         BenchCommand::Abi(command) => abi::run(command, terminal),
         BenchCommand::Prefill(command) => prefill::run(command, terminal),
+        BenchCommand::Throughput(command) => throughput::run(command, terminal),
         BenchCommand::Kernels(command) => kernels::run(command, terminal),
         BenchCommand::Serve(command) => serve::run(command, terminal),
     }

@@ -80,6 +80,8 @@ pub(crate) fn run(command: &Abi, terminal: &Terminal) -> Result<()> {
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let mut options = engine_options(&command.engine, 1);
     options.ignore_end = true;
+    // Every run computes its prompts.
+    options.prefix_cache = false;
     // One step warms up.
     let tokens = command.prompt + command.steps + 1;
     options.context = Some(options.context.unwrap_or(tokens));

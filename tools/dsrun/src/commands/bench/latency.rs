@@ -41,6 +41,8 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let mut options = engine_options(&command.engine, command.batch);
     options.ignore_end = true;
+    // Every run computes its prompts.
+    options.prefix_cache = false;
     let tokens = command.prompt + command.generate;
     options.context = Some(options.context.unwrap_or(tokens));
     if options.context < Some(tokens) {

@@ -42,6 +42,8 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     let longest = command.prompt.iter().copied().max().unwrap_or(1);
     let mut options = engine_options(&command.engine, command.batch);
     options.ignore_end = true;
+    // Every run computes its prompts.
+    options.prefix_cache = false;
     // Whole prompts in one step, unless asked otherwise.
     options.step_tokens = command.engine.step_tokens.unwrap_or(longest * command.batch).max(command.batch);
     options.context = Some(options.context.unwrap_or(longest));

@@ -1,0 +1,198 @@
+//! Running steps: what is planned is launched, and its tokens are read when the step behind is under way.
+
+use super::{Engine, Flight, STEP_TIMEOUT};
+use crate::{
+    compile::{Bucket, CompiledStep, Layout, sizes},
+    error::Result,
+    handover::IN_FLIGHT,
+    inputs::StepInputs,
+    load::allocate_shared,
+    request::{FinishReason, TokenEvent},
+    statistics::Phase,
+    table::Row,
+};
+use dsrun_core::Error;
+use std::time::Instant;
+
+impl Engine {
+    /// Runs requests on, and gives the tokens of one step: one of every request that generates, or of those whose prompt
+    /// is processed. A step may have none, while prompts are processed in chunks.
+    ///
+    /// The step behind is launched before the tokens are waited for, if the device is still at work and
+    /// [`EngineOptions::launch_ahead`](crate::EngineOptions::launch_ahead) allows it.
+    ///
+    /// # Errors
+    /// If the device failed. The requests that run are lost then.
+    pub fn step(&mut self) -> Result<Vec<TokenEvent>> {
+        let in_flight = if self.plan.options.launch_ahead { IN_FLIGHT } else { 1 };
+        while self.flights.len() < in_flight && self.launch()? {
+            // A device that computes while it is told to, or is that fast, has nothing to wait for: launching ahead would
+            // only delay the tokens that are there.
+            if self.flights.back().map(|flight| self.handover.arrived(&flight.parcel)).transpose()?
+                == Some(true)
+            {
+                break;
+            }
+        }
+        let Some(flight) = self.flights.pop_front() else {
+            let message = "requests wait, and none of them can run";
+            return if self.is_idle() { Ok(Vec::new()) } else { Err(Error::internal(message).into()) };
+        };
+        self.land(&flight)
+    }
+
+    pub(super) fn took(&mut self, phase: Phase, since: Instant) -> Instant {
+        let now = Instant::now();
+        self.statistics.phases[phase as usize].record(now - since);
+        now
+    }
+
+    /// Enqueues the next step, if there is anything to do.
+    fn launch(&mut self) -> Result<bool> {
+        let start = Instant::now();
+        let mut plan = std::mem::take(&mut self.step_plan);
+        self.scheduler.plan(&mut plan);
+        self.step_plan = plan;
+        self.apply_plan()?;
+        if self.step_plan.parts.is_empty() {
+            return Ok(false);
+        }
+        let mut inputs = std::mem::take(&mut self.inputs);
+        inputs.clear();
+        let mut requests = Vec::with_capacity(self.step_plan.parts.len());
+        for part in &self.step_plan.parts {
+            let sequence = self.scheduler.get(part.key);
+            let sequence = sequence.ok_or_else(|| Error::internal("a part of a step has no request"))?;
+            match part.from {
+                Some(from) => inputs.bring_tokens(sequence.slot, &sequence.tokens[from..from + part.tokens]),
+                None => inputs.bring_last(sequence.slot),
+            }
+            if part.samples {
+                inputs.sample_last(sequence.slot);
+                requests.push(part.key);
+            }
+            self.table.advance(sequence.slot, part.tokens);
+        }
+        let start = self.took(Phase::Schedule, start);
+        let bucket = self.forward(&inputs)?;
+        self.inputs = inputs;
+        let step = &self.steps[&bucket];
+        if !requests.is_empty() {
+            step.enqueue("sample", &mut *self.stream)?;
+        }
+        let results = [step.output("ids")?, step.output("log_probability")?];
+        let parcel = self.handover.send(&mut *self.stream, results, requests.len())?;
+        self.flights.push_back(Flight { parcel, requests });
+        self.statistics.steps += 1;
+        self.took(Phase::Launch, start);
+        Ok(true)
+    }
+
+    /// Does what has to be done before the step that is planned: moves pages, and brings the request table up to date.
+    fn apply_plan(&mut self) -> Result<()> {
+        let plan = std::mem::take(&mut self.step_plan);
+        if let Some(swap) = &mut self.swap {
+            swap.swap(&mut *self.stream, &plan.swap_out, &plan.swap_in)?;
+        }
+        for (key, length) in &plan.placed {
+            let Some(sequence) = self.scheduler.get(*key).filter(|sequence| sequence.runs()) else {
+                continue;
+            };
+            let sampling = &sequence.item.sampling;
+            self.table.place(sequence.slot, Row { length: *length, pages: &sequence.pages, sampling });
+            if sampling.penalises() {
+                // Tokens of the prompt that it brings itself are counted by the device.
+                let known = sequence.shared || sequence.generated() > 0 || *length > 0;
+                let tokens: &[i32] = if known { &sequence.tokens } else { &[] };
+                let (prompt, generated) = tokens.split_at(sequence.prompt.min(tokens.len()));
+                let (slot, prompt, generated) = (sequence.slot, prompt.to_vec(), generated.to_vec());
+                self.set_counts(slot, &prompt, &generated)?;
+            }
+        }
+        for (key, from) in &plan.grown {
+            let Some(sequence) = self.scheduler.get(*key).filter(|sequence| sequence.runs()) else {
+                continue;
+            };
+            self.table.grow(sequence.slot, &sequence.pages, *from);
+        }
+        self.step_plan = plan;
+        self.table.upload(&mut *self.stream)
+    }
+
+    /// Waits for the tokens of a step and tells whose they are.
+    fn land(&mut self, flight: &Flight) -> Result<Vec<TokenEvent>> {
+        let start = Instant::now();
+        let sampled = self.handover.receive(&flight.parcel, &mut *self.stream, STEP_TIMEOUT)?;
+        let start = self.took(Phase::Wait, start);
+        let mut events = Vec::with_capacity(sampled.len());
+        for (key, (id, log_probability)) in flight.requests.iter().zip(sampled) {
+            if self.scheduler.get(*key).is_none() {
+                continue;
+            }
+            let token = u32::try_from(id).map_err(|_| {
+                Error::internal("no token is left to sample: the model's logits are not numbers")
+            })?;
+            self.scheduler.took(*key, id);
+            let Some(sequence) = self.scheduler.get(*key) else { continue };
+            let request = &sequence.item;
+            let ends = !request.ignore_end && self.stop_ids.contains(&token);
+            let finish = if ends || request.stop_ids.contains(&token) {
+                Some(FinishReason::Stop)
+            } else {
+                (sequence.generated() >= request.limit).then_some(FinishReason::Length)
+            };
+            events.push(TokenEvent { request: request.id, token, log_probability, top: Vec::new(), finish });
+        }
+        for event in events.iter().filter(|event| event.finish.is_some()) {
+            self.end(event.request);
+            self.statistics.finished += 1;
+        }
+        self.statistics.generated_tokens += events.len() as u64;
+        self.count();
+        self.took(Phase::Deliver, start);
+        Ok(events)
+    }
+
+    /// Enqueues the forward pass of a step.
+    pub(super) fn forward(&mut self, inputs: &StepInputs) -> Result<Bucket> {
+        let bucket = inputs.bucket(self.plan.limits);
+        self.compile(bucket)?;
+        let step = self.steps.get(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
+        self.staging.clear();
+        self.staging.resize(step.input_bytes(), 0xFF); // -1 everywhere
+        inputs.stage(&mut self.staging, &self.plan.program.extents, &|name| step.input(name))?;
+        self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
+        step.enqueue("forward", &mut *self.stream)?;
+        Ok(bucket)
+    }
+
+    /// Makes sure a bucket is compiled, and that the shared memory is large enough for it.
+    fn compile(&mut self, bucket: Bucket) -> Result<()> {
+        if self.steps.contains_key(&bucket) {
+            return Ok(());
+        }
+        let sizes = sizes(bucket, self.plan.fixed);
+        let layout = Layout::new(&self.plan.program, &*self.device, &sizes)?;
+        let fits = layout.input_bytes <= self.shared.inputs.bytes
+            && layout.arena_bytes <= self.shared.arena.bytes
+            && layout.workspace_bytes <= self.shared.workspace.bytes;
+        if !fits {
+            // Steps are bound to the memory they share, so they go with it, once none is under way.
+            self.stream.synchronize("the steps under way", STEP_TIMEOUT)?;
+            self.steps.clear();
+            self.shared = allocate_shared(&*self.device, &layout)?;
+        }
+        let step = CompiledStep::new(
+            &self.plan.program,
+            &layout,
+            &*self.device,
+            &mut *self.stream,
+            &mut self.plans,
+            &self.resident,
+            &self.shared,
+        )?;
+        tracing::debug!(?bucket, calls = step.calls(), plans = self.plans.len(), "compiled a step");
+        self.steps.insert(bucket, step);
+        Ok(())
+    }
+}

@@ -1,0 +1,338 @@
+//! Pages of the KV cache: who holds which, and which keep a prefix that a later request may have too.
+//!
+//! A page is held by any number of sequences. One that is full of tokens can be given an identity: the page before it and
+//! the tokens in it. So equal identities are equal prefixes, exactly and not just by a hash. Pages that nobody holds stay
+//! in the cache until their place is needed, those unused the longest first.
+//!
+//! Sequences never write to a page that is full, so a shared page never changes and is never copied. Work is enqueued in
+//! order on one stream: a page that is given back can be handed out at once, because what is under way writes to it before
+//! anything that is launched from here on.
+
+use std::{
+    collections::{HashMap, hash_map::RandomState},
+    hash::BuildHasher,
+};
+
+/// The identity of a page: of the tokens in it and all before them. Never used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Prefix(u64);
+
+impl Prefix {
+    /// Of no tokens at all.
+    pub(crate) const EMPTY: Self = Self(0);
+}
+
+/// End of a list of pages.
+const NONE: u32 = u32::MAX;
+
+/// All pages. Page numbers are the device's.
+#[derive(Debug)]
+pub(crate) struct PagePool {
+    block_size: usize,
+    pages: Vec<Page>,
+    /// Tokens of the pages that have an identity, side by side.
+    tokens: Vec<i32>,
+    /// Pages that hold nothing.
+    free: Vec<u32>,
+    /// Pages that nobody holds but which have an identity, from the one unused the longest.
+    oldest: u32,
+    newest: u32,
+    cached: usize,
+    /// Pages by what identifies them. Of two that collide only one is found.
+    index: HashMap<u64, u32>,
+    hasher: RandomState,
+    next: u64,
+    keep: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Page {
+    holders: u32,
+    /// Identity, the one it follows, and the hash of both its parts; [`Prefix::EMPTY`] for none.
+    prefix: Prefix,
+    follows: Prefix,
+    hash: u64,
+    /// Neighbours among the cached.
+    older: u32,
+    newer: u32,
+}
+
+impl PagePool {
+    /// `total` pages, all free. `keep` says whether prefixes are kept at all.
+    pub(crate) fn new(total: usize, block_size: usize, keep: bool) -> Self {
+        let total = total.min(i32::MAX as usize);
+        let page = Page {
+            holders: 0,
+            prefix: Prefix::EMPTY,
+            follows: Prefix::EMPTY,
+            hash: 0,
+            older: NONE,
+            newer: NONE,
+        };
+        Self {
+            block_size,
+            pages: vec![page; total],
+            tokens: if keep { vec![0; total * block_size] } else { Vec::new() },
+            // Highest first, so that the lowest are handed out first.
+            free: (0..total as u32).rev().collect(),
+            oldest: NONE,
+            newest: NONE,
+            cached: 0,
+            index: HashMap::new(),
+            hasher: RandomState::new(),
+            next: 1,
+            keep,
+        }
+    }
+
+    /// Pages there are.
+    pub(crate) fn total(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Pages that can be had: those that hold nothing, and those that hold a prefix nobody uses.
+    pub(crate) fn available(&self) -> usize {
+        self.free.len() + self.cached
+    }
+
+    /// Pages that keep a prefix nobody uses.
+    pub(crate) fn cached(&self) -> usize {
+        self.cached
+    }
+
+    /// Pages that somebody holds.
+    pub(crate) fn in_use(&self) -> usize {
+        self.total() - self.available()
+    }
+
+    /// Takes a page; the one that was unused the longest loses its prefix if there is no other.
+    pub(crate) fn take(&mut self) -> Option<i32> {
+        let page = match self.free.pop() {
+            Some(page) => page,
+            None => {
+                let page = self.oldest;
+                if page == NONE {
+                    return None;
+                }
+                self.unlink(page);
+                self.forget(page);
+                page
+            }
+        };
+        self.pages[page as usize].holders = 1;
+        Some(page as i32)
+    }
+
+    /// Takes `count` pages, or none at all if there are fewer.
+    pub(crate) fn take_many(&mut self, count: usize) -> Option<Vec<i32>> {
+        if count > self.available() {
+            return None;
+        }
+        (0..count).map(|_| self.take()).collect()
+    }
+
+    /// Gives a sequence's pages back, in their order. Those shared stay with the others.
+    pub(crate) fn give(&mut self, pages: impl DoubleEndedIterator<Item = i32>) {
+        // The last page first: a page is of no use without those before it, so it is the first to go.
+        for page in pages.rev() {
+            let page = page as u32;
+            let entry = &mut self.pages[page as usize];
+            debug_assert!(entry.holders > 0, "page {page} is given back once too often");
+            entry.holders -= 1;
+            if entry.holders > 0 {
+                continue;
+            }
+            if entry.prefix == Prefix::EMPTY {
+                self.free.push(page);
+            } else {
+                self.link(page);
+            }
+        }
+    }
+
+    /// Finds the page that holds these tokens behind `follows`, and takes a share of it.
+    pub(crate) fn share(&mut self, follows: Prefix, tokens: &[i32]) -> Option<(i32, Prefix)> {
+        let (page, prefix) = self.find(follows, tokens)?;
+        if self.pages[page as usize].holders == 0 {
+            self.unlink(page);
+        }
+        self.pages[page as usize].holders += 1;
+        Some((page as i32, prefix))
+    }
+
+    /// Gives a page that is full the identity of the tokens in it behind `follows`: that of another page with the same, if
+    /// there is one.
+    pub(crate) fn identify(&mut self, page: i32, follows: Prefix, tokens: &[i32]) -> Prefix {
+        if !self.keep {
+            return Prefix::EMPTY;
+        }
+        if let Some((_, prefix)) = self.find(follows, tokens) {
+            return prefix;
+        }
+        let hash = self.hash(follows, tokens);
+        let prefix = Prefix(self.next);
+        self.next += 1;
+        let page = page as u32;
+        self.index.entry(hash).or_insert_with(|| {
+            let entry = &mut self.pages[page as usize];
+            debug_assert!(entry.prefix == Prefix::EMPTY && entry.holders > 0);
+            (entry.prefix, entry.follows, entry.hash) = (prefix, follows, hash);
+            let start = page as usize * self.block_size;
+            self.tokens[start..start + self.block_size].copy_from_slice(tokens);
+            page
+        });
+        prefix
+    }
+
+    fn hash(&self, follows: Prefix, tokens: &[i32]) -> u64 {
+        self.hasher.hash_one((follows, tokens))
+    }
+
+    fn find(&self, follows: Prefix, tokens: &[i32]) -> Option<(u32, Prefix)> {
+        if !self.keep || tokens.len() != self.block_size {
+            return None;
+        }
+        let page = *self.index.get(&self.hash(follows, tokens))?;
+        let start = page as usize * self.block_size;
+        let entry = &self.pages[page as usize];
+        let same = entry.follows == follows && self.tokens[start..start + self.block_size] == *tokens;
+        same.then_some((page, entry.prefix))
+    }
+
+    /// Takes a page's identity away.
+    fn forget(&mut self, page: u32) {
+        let entry = &mut self.pages[page as usize];
+        entry.prefix = Prefix::EMPTY;
+        self.index.remove(&entry.hash);
+    }
+
+    /// Puts a page behind the other cached ones.
+    fn link(&mut self, page: u32) {
+        let newest = self.newest;
+        let entry = &mut self.pages[page as usize];
+        (entry.older, entry.newer) = (newest, NONE);
+        match newest {
+            NONE => self.oldest = page,
+            newest => self.pages[newest as usize].newer = page,
+        }
+        self.newest = page;
+        self.cached += 1;
+    }
+
+    /// Takes a page out of the cached ones.
+    fn unlink(&mut self, page: u32) {
+        let Page { older, newer, .. } = self.pages[page as usize];
+        match older {
+            NONE => self.oldest = newer,
+            older => self.pages[older as usize].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            newer => self.pages[newer as usize].older = older,
+        }
+        self.cached -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BLOCK: usize = 2;
+
+    /// Holds a sequence of blocks: shares what it finds, takes and identifies the rest.
+    fn hold(pool: &mut PagePool, blocks: &[[i32; BLOCK]]) -> Option<(Vec<i32>, usize)> {
+        let (mut pages, mut follows, mut shared) = (Vec::new(), Prefix::EMPTY, 0);
+        for tokens in blocks {
+            let found = if shared == pages.len() { pool.share(follows, tokens) } else { None };
+            let (page, prefix) = match found {
+                Some(found) => {
+                    shared += 1;
+                    found
+                }
+                None => {
+                    let Some(page) = pool.take() else {
+                        pool.give(pages.into_iter());
+                        return None;
+                    };
+                    (page, pool.identify(page, follows, tokens))
+                }
+            };
+            pages.push(page);
+            follows = prefix;
+        }
+        Some((pages, shared))
+    }
+
+    #[test]
+    fn a_prefix_is_found_again_until_its_place_is_needed_the_end_goes_first() {
+        let mut pool = PagePool::new(4, BLOCK, true);
+        let (a, shared) = hold(&mut pool, &[[1, 2], [3, 4], [5, 6]]).unwrap();
+        assert_eq!((shared, pool.in_use()), (0, 3));
+        let (b, shared) = hold(&mut pool, &[[1, 2], [3, 4]]).unwrap();
+        assert_eq!((shared, &b[..], pool.in_use()), (2, &a[..2], 3));
+        pool.give(a.iter().copied());
+        assert_eq!((pool.in_use(), pool.cached(), pool.available()), (2, 1, 2));
+        pool.give(b.into_iter());
+        assert_eq!((pool.in_use(), pool.cached()), (0, 3));
+        // Two pages for others: one was free, the other is that of [5, 6].
+        let others = pool.take_many(2).unwrap();
+        assert_eq!(others[1], a[2]);
+        assert_eq!(hold(&mut pool, &[[1, 2], [3, 4]]).unwrap(), (a[..2].to_vec(), 2));
+        assert!(pool.take().is_none());
+    }
+
+    #[test]
+    fn equal_tokens_behind_different_ones_are_different() {
+        let mut pool = PagePool::new(8, BLOCK, true);
+        hold(&mut pool, &[[1, 2], [9, 9]]).unwrap();
+        assert_eq!(hold(&mut pool, &[[3, 4], [9, 9]]).unwrap().1, 0);
+        assert_eq!(hold(&mut pool, &[[9, 9]]).unwrap().1, 0);
+    }
+
+    #[test]
+    fn nothing_is_kept_where_it_is_not_wanted() {
+        let mut pool = PagePool::new(4, BLOCK, false);
+        let (pages, _) = hold(&mut pool, &[[1, 2], [3, 4]]).unwrap();
+        pool.give(pages.into_iter());
+        assert_eq!((pool.cached(), hold(&mut pool, &[[1, 2]]).unwrap().1), (0, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn pages_are_shared_by_equal_prefixes_only_and_none_is_lost(
+            total in 1usize..12,
+            steps in prop::collection::vec((prop::collection::vec(0i32..2, 1..5), any::<prop::sample::Index>(), any::<bool>()), 1..80),
+        ) {
+            let mut pool = PagePool::new(total, BLOCK, true);
+            let mut held: Vec<(Vec<i32>, Vec<[i32; BLOCK]>)> = Vec::new();
+            for (tokens, which, give) in steps {
+                if give && !held.is_empty() {
+                    let (pages, _) = held.swap_remove(which.index(held.len()));
+                    pool.give(pages.into_iter());
+                } else {
+                    let blocks: Vec<[i32; BLOCK]> = tokens.iter().map(|token| [*token; BLOCK]).collect();
+                    if let Some((pages, _)) = hold(&mut pool, &blocks) {
+                        held.push((pages, blocks));
+                    }
+                }
+                // Whoever holds a page has the same tokens in it, and the same before it.
+                let mut content: HashMap<i32, &[[i32; BLOCK]]> = HashMap::new();
+                for (pages, blocks) in &held {
+                    for (index, page) in pages.iter().enumerate() {
+                        let prefix = &blocks[..=index];
+                        prop_assert_eq!(*content.entry(*page).or_insert(prefix), prefix);
+                    }
+                }
+                prop_assert_eq!(content.len(), pool.in_use());
+                prop_assert_eq!(pool.in_use() + pool.available(), total);
+            }
+            for (pages, _) in held {
+                pool.give(pages.into_iter());
+            }
+            prop_assert_eq!((pool.in_use(), pool.available()), (0, total));
+            prop_assert_eq!(pool.take_many(total).map(|pages| pages.len()), Some(total));
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! `dsrun bench throughput`: tokens per second of many requests at once, and what of a step is the host's work.
+
+use super::{load, prompt};
+use crate::{
+    arguments::Throughput,
+    commands::{print, print_json},
+    session::{engine_options, open_device, open_model},
+    terminal::Terminal,
+};
+use anyhow::{Result, bail};
+use dsrun_engine::{Engine, EnginePlan, Phase, Request, Statistics};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct Figures {
+    model: String,
+    backend_device: String,
+    dtype: String,
+    requests: usize,
+    /// Requests that run side by side.
+    batch: usize,
+    prompt_tokens: usize,
+    generated_tokens: usize,
+    /// Tokens that a step may bring.
+    step_tokens: usize,
+    /// Tokens that the KV cache holds.
+    kv_tokens: usize,
+    /// From the first request to the last token.
+    seconds: f64,
+    output_tokens_per_second: f64,
+    /// Prompts and answers.
+    tokens_per_second: f64,
+    steps: u64,
+    ms_per_step: f64,
+    preemptions: u64,
+    /// Host time per step, by phase. Time that the device makes the host wait while a step is launched counts as the
+    /// launch's.
+    host_ms_per_step: Vec<(&'static str, f64)>,
+    /// The share of the time in which the host did not just wait.
+    host_share: f64,
+}
+
+pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
+    let device = open_device(&command.device)?;
+    let model = open_model(&command.model, command.engine.dtype, terminal)?;
+    let batch = command.batch.unwrap_or(command.requests);
+    let mut options = engine_options(&command.engine, batch);
+    options.ignore_end = true;
+    // Every request computes its prompt, in the second run too.
+    options.prefix_cache = false;
+    options.kv_tokens = command.kv_tokens;
+    let tokens = command.prompt + command.generate;
+    options.context = Some(options.context.unwrap_or(tokens));
+    if options.context < Some(tokens) {
+        bail!("--prompt and --gen together are {tokens} tokens, more than --context");
+    }
+    let plan = EnginePlan::new(&model, &*device, &options)?;
+    let mut engine = load(plan, &model, device.clone(), terminal)?;
+    let vocabulary = model.config().vocabulary;
+    terminal.note("a first run, which compiles the steps");
+    run_once(&mut engine, command, vocabulary)?;
+    let before = engine.statistics().clone();
+    terminal.note("the run that counts");
+    let seconds = run_once(&mut engine, command, vocabulary)?.as_secs_f64();
+    let after = engine.statistics();
+    let steps = after.steps - before.steps;
+    let phases =
+        Phase::ALL.map(|phase| (phase.name(), phase_seconds(after, phase) - phase_seconds(&before, phase)));
+    let host: f64 = phases.iter().filter(|(name, _)| *name != Phase::Wait.name()).map(|(_, time)| time).sum();
+    let output = (command.requests * command.generate) as f64;
+    let figures = Figures {
+        model: model.name().to_owned(),
+        backend_device: device.properties().name.clone(),
+        dtype: format!("{:?}", command.engine.dtype).to_lowercase(),
+        requests: command.requests,
+        batch,
+        prompt_tokens: command.prompt,
+        generated_tokens: command.generate,
+        step_tokens: engine.step_tokens(),
+        kv_tokens: engine.limits().pages * engine.limits().block_size,
+        seconds,
+        output_tokens_per_second: output / seconds,
+        tokens_per_second: (command.requests * tokens) as f64 / seconds,
+        steps,
+        ms_per_step: seconds * 1e3 / steps.max(1) as f64,
+        preemptions: after.preemptions - before.preemptions,
+        host_ms_per_step: phases.map(|(name, time)| (name, time * 1e3 / steps.max(1) as f64)).into(),
+        host_share: host / seconds,
+    };
+    if command.json { print_json(&figures) } else { show(&figures) }
+}
+
+fn run_once(engine: &mut Engine, command: &Throughput, vocabulary: usize) -> Result<Duration> {
+    let start = Instant::now();
+    for request in 0..command.requests {
+        let prompt = prompt(request, command.prompt, vocabulary);
+        engine.submit(Request { max_tokens: Some(command.generate), ..Request::new(prompt) })?;
+    }
+    let mut generated = 0;
+    while !engine.is_idle() {
+        generated += engine.step()?.len();
+    }
+    if generated != command.requests * command.generate {
+        bail!("{generated} tokens came, not {}", command.requests * command.generate);
+    }
+    Ok(start.elapsed())
+}
+
+fn phase_seconds(statistics: &Statistics, phase: Phase) -> f64 {
+    statistics.phases[phase as usize].sum().as_secs_f64()
+}
+
+fn show(figures: &Figures) -> Result<()> {
+    print(&format!(
+        "{} on {}, dtype {}: {} requests, {} at a time, {} prompt tokens and {} generated each",
+        figures.model,
+        figures.backend_device,
+        figures.dtype,
+        figures.requests,
+        figures.batch,
+        figures.prompt_tokens,
+        figures.generated_tokens,
+    ))?;
+    print(&format!(
+        "throughput   {:.1} output tokens/s, {:.1} with prompts, in {:.2} s",
+        figures.output_tokens_per_second, figures.tokens_per_second, figures.seconds
+    ))?;
+    print(&format!(
+        "steps        {} of {:.3} ms, up to {} tokens each; {} pre-emptions with {} tokens of KV cache",
+        figures.steps, figures.ms_per_step, figures.step_tokens, figures.preemptions, figures.kv_tokens
+    ))?;
+    let phases: Vec<String> =
+        figures.host_ms_per_step.iter().map(|(name, ms)| format!("{name} {ms:.3}")).collect();
+    print(&format!(
+        "host         {:.1}% of the time; ms per step: {}",
+        figures.host_share * 100.0,
+        phases.join(", ")
+    ))
+}
