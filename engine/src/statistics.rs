@@ -39,6 +39,47 @@ pub struct Statistics {
     pub phases: [Histogram; Phase::ALL.len()],
 }
 
+impl Statistics {
+    /// Adds what another engine counted.
+    pub fn add(&mut self, other: &Self) {
+        // Taken apart, so that no count can be forgotten here.
+        let Self {
+            waiting,
+            running,
+            pages_in_use,
+            pages_cached,
+            pages_total,
+            steps,
+            requests,
+            finished,
+            cancelled,
+            prompt_tokens,
+            prefix_hit_tokens,
+            generated_tokens,
+            preemptions,
+            proposed_tokens,
+            accepted_tokens,
+            phases,
+        } = other;
+        self.waiting += waiting;
+        self.running += running;
+        self.pages_in_use += pages_in_use;
+        self.pages_cached += pages_cached;
+        self.pages_total += pages_total;
+        self.steps += steps;
+        self.requests += requests;
+        self.finished += finished;
+        self.cancelled += cancelled;
+        self.prompt_tokens += prompt_tokens;
+        self.prefix_hit_tokens += prefix_hit_tokens;
+        self.generated_tokens += generated_tokens;
+        self.preemptions += preemptions;
+        self.proposed_tokens += proposed_tokens;
+        self.accepted_tokens += accepted_tokens;
+        self.phases.iter_mut().zip(phases).for_each(|(own, other)| own.add(other));
+    }
+}
+
 /// The parts of a step, as the host sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -70,7 +111,7 @@ impl Phase {
 /// How often a duration fell between which bounds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
-    counts: [u64; Histogram::BOUNDS.len() + 1],
+    counts: [u64; Self::BOUNDS.len() + 1],
     sum: Duration,
 }
 
@@ -87,6 +128,12 @@ impl Histogram {
         let bucket = Self::BOUNDS.partition_point(|bound| *bound < seconds);
         self.counts[bucket] += 1;
         self.sum += duration;
+    }
+
+    /// Adds what another one counted.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(own, other)| *own += other);
+        self.sum += other.sum;
     }
 
     /// How many durations fell into each bucket: one more than there are bounds.
@@ -118,5 +165,13 @@ mod tests {
         assert_eq!(histogram.counts()[..3], [2, 1, 0]);
         assert_eq!(histogram.counts().last(), Some(&1));
         assert_eq!((histogram.count(), histogram.sum()), (4, Duration::from_micros(6_000_022)));
+        let mut sum = Statistics { running: 1, ..Statistics::default() };
+        sum.add(&Statistics {
+            running: 2,
+            phases: std::array::from_fn(|_| histogram.clone()),
+            ..Statistics::default()
+        });
+        sum.add(&sum.clone());
+        assert_eq!((sum.running, sum.phases[3].count(), sum.phases[3].sum()), (6, 8, 2 * histogram.sum()));
     }
 }

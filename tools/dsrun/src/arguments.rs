@@ -372,6 +372,47 @@ pub(crate) enum BenchCommand {
     Kernels(BenchKernels),
     /// Measure how fast an OpenAI-compatible server answers, over the load on it.
     Serve(BenchServe),
+    /// Load a server of this program for a while, leave now and then, and compare every answer with a solo one.
+    Soak(Soak),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Soak {
+    /// The server, such as http://localhost:8000.
+    pub(crate) url: String,
+    /// The key that the server wants to see.
+    #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// Clients that ask side by side.
+    #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = positive)]
+    pub(crate) clients: usize,
+    /// How long they go on asking.
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub(crate) seconds: u64,
+    /// Different questions; each is asked once, alone, in the beginning.
+    #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = positive)]
+    pub(crate) questions: usize,
+    /// Words of questions: 512, uniform:100-900 or normal:2600/780 (mean and deviation).
+    #[arg(long, default_value = "uniform:8-64", value_name = "LENGTHS")]
+    pub(crate) prompt: Lengths,
+    /// Tokens of answers, in the same form.
+    #[arg(long = "gen", default_value = "uniform:8-64", value_name = "LENGTHS")]
+    pub(crate) generate: Lengths,
+    /// How often clients leave in the middle of an answer: from 0, never, to 1, always.
+    #[arg(long, default_value_t = 0.25, value_name = "NUMBER", value_parser = share)]
+    pub(crate) leave: f64,
+    /// Answers may differ where the best two tokens of the solo answer are closer than this, as logarithms of probabilities.
+    #[arg(long, default_value_t = 0.05, value_name = "NUMBER")]
+    pub(crate) tolerance: f64,
+    /// Ask for no probabilities; every difference counts as wrong.
+    #[arg(long, conflicts_with = "tolerance")]
+    pub(crate) exact: bool,
+    /// Seed of questions and clients.
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub(crate) seed: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -601,6 +642,13 @@ fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".into()),
         other => other.map_err(|_| "must be a whole number".into()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("must be a number from 0 to 1".into()),
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `app` | what requests share |
 //! | `access`, `body`, `error` | who may ask, what is read, what is refused |
 //! | `chat`, `completions` | the two kinds of completion; `generation` is what they share |
+//! | `replicas` | several engines behind one door |
 //! | `text`, `events` | tokens to text, text to server-sent events |
 //! | `grammar`, `tools` | answers of a given form, calls of tools |
 //! | `metrics`, `openapi`, `page` | what is counted, described for programs, shown to people |
@@ -27,6 +28,7 @@ mod grammar;
 mod metrics;
 mod openapi;
 mod page;
+mod replicas;
 mod routes;
 mod server;
 mod settings;
@@ -37,5 +39,6 @@ mod tools;
 mod tests;
 
 pub(crate) use app::{App, Loaded};
+pub(crate) use replicas::Replicas;
 pub(crate) use server::{Server, app};
 pub(crate) use settings::ServeSettings;

@@ -6,6 +6,7 @@ mod kernels;
 mod latency;
 mod prefill;
 mod serve;
+mod soak;
 mod throughput;
 
 use crate::{
@@ -16,6 +17,7 @@ use anyhow::Result;
 use dsrun_core::device::Device;
 use dsrun_engine::{Engine, EnginePlan};
 use dsrun_models::model::Model;
+use rand::{Rng, rngs::StdRng};
 pub(crate) use serve::Lengths;
 use std::sync::Arc;
 
@@ -27,6 +29,7 @@ pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
         BenchCommand::Throughput(command) => throughput::run(command, terminal),
         BenchCommand::Kernels(command) => kernels::run(command, terminal),
         BenchCommand::Serve(command) => serve::run(command, terminal),
+        BenchCommand::Soak(command) => soak::run(command, terminal),
     }
 }
 
@@ -48,6 +51,18 @@ fn prompt(request: usize, tokens: usize, vocabulary: usize) -> Vec<u32> {
 fn token(index: usize, vocabulary: usize) -> u32 {
     let mixed = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
     (mixed % vocabulary.max(1) as u64) as u32
+}
+
+/// Words of prompts that are sent as text. Each is one token in the usual vocabularies.
+const WORDS: [&str; 16] = [
+    "time", "people", "water", "house", "river", "light", "music", "paper", "north", "field", "stone",
+    "green", "table", "small", "world", "night",
+];
+
+/// So many of them.
+fn words(random: &mut StdRng, count: usize) -> String {
+    let words: Vec<&str> = (0..count).map(|_| WORDS[random.random_range(0..WORDS.len())]).collect();
+    words.join(" ")
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

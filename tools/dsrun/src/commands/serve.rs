@@ -5,11 +5,13 @@ mod signals;
 use crate::{
     arguments::{DeviceArguments, Dtype, EngineArguments, ModelArguments, Serve, Weights},
     commands::print,
-    serve::{App, Loaded, ServeSettings, Server, app},
+    find_backend::find_backend,
+    serve::{App, Loaded, Replicas, ServeSettings, Server, app},
     session::{engine_options, load_engine, open_device, open_model},
     terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};
+use dsrun_core::device::Device;
 use dsrun_engine::{
     EngineOptions,
     service::{Service, ServiceError, ServiceOptions},
@@ -46,18 +48,17 @@ async fn serve(settings: ServeSettings, terminal: Terminal) -> Result<()> {
         // An error means that there is nobody left to tell it: then, too, the server is to end.
         let _ = stopped.await;
     }));
-    let loaded = app.clone();
-    let loading = tokio::task::spawn_blocking(move || load(&settings, model, &loaded, &terminal));
-    let service = tokio::select! {
-        service = loading => service.context("loading the model failed")??,
+    let loading = tokio::task::spawn_blocking(move || load(&settings, model, &terminal));
+    let (services, loaded) = tokio::select! {
+        loaded = loading => loaded.context("loading the model failed")??,
         () = signals.asked() => quit(),
     };
-    let engine = service.handle();
+    app.set_loaded(loaded);
     print(&format!("ready at {url}"))?;
 
     tokio::select! {
         () = signals.asked() => {}
-        () = engine.stopped() => return Err(engine.failure().unwrap_or(ServiceError::Stopped).into()),
+        error = ended(&app) => return Err(error.into()),
     }
     terminal.note("finishing the requests that run; a second signal breaks them off");
     let _ = stop.send(());
@@ -65,7 +66,9 @@ async fn serve(settings: ServeSettings, terminal: Terminal) -> Result<()> {
         finished = serving => finished.context("the server failed")?,
         () = signals.asked() => quit(),
     };
-    service.stop(STOP_TIMEOUT)?;
+    for service in services {
+        service.stop(STOP_TIMEOUT)?;
+    }
     if !finished {
         bail!("requests were broken off: they ran longer than --drain-timeout");
     }
@@ -80,14 +83,20 @@ fn served_name(model: &str) -> String {
     name.unwrap_or(model).trim_end_matches(".gguf").to_owned()
 }
 
-/// Loads the model and starts the engine.
-fn load(settings: &ServeSettings, model: String, app: &App, terminal: &Terminal) -> Result<Service> {
-    let device = open_device(&DeviceArguments {
-        backend: settings.backend.clone(),
-        device: settings.device.unwrap_or(0),
-        threads: settings.threads,
-    })?;
+/// Waits until an engine ends by itself, and says why.
+async fn ended(app: &App) -> ServiceError {
+    match app.engine() {
+        Some(engine) => engine.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Loads the model and starts the engines.
+fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<(Vec<Service>, Loaded)> {
     let dtype = settings.dtype.unwrap_or(Dtype::Keep);
+    let replicas = usize::from(settings.replicas.unwrap_or(1));
+    // First: a backend that is not there should not cost a download.
+    let devices = (0..replicas).map(|replica| device(settings, replica)).collect::<Result<Vec<_>>>()?;
     let model = ModelArguments {
         model,
         weights: settings.weights.unwrap_or(Weights::File),
@@ -100,13 +109,28 @@ fn load(settings: &ServeSettings, model: String, app: &App, terminal: &Terminal)
         context: settings.context,
         step_tokens: settings.step_tokens,
         no_fuse: settings.no_fuse.unwrap_or(false),
+        no_launch_ahead: settings.no_launch_ahead.unwrap_or(false),
     };
-    let options =
-        EngineOptions { kv_tokens: settings.kv_tokens, ..engine_options(&engine, settings.max_requests()) };
-    let engine = load_engine(&model, device, &options, terminal)?;
-    let service = Service::start(engine, &ServiceOptions { queue: settings.queue() })?;
-    app.set_loaded(Loaded::new(model, service.handle(), template));
-    Ok(service)
+    let options = EngineOptions {
+        kv_tokens: settings.kv_tokens,
+        swap_tokens: settings.swap_tokens.unwrap_or(0),
+        prefix_cache: !settings.no_prefix_cache.unwrap_or(false),
+        ..engine_options(&engine, settings.max_requests())
+    };
+    let service = ServiceOptions { queue: settings.queue() };
+    let start = |device| Ok(Service::start(load_engine(&model, device, &options, terminal)?, &service)?);
+    let services = devices.into_iter().map(start).collect::<Result<Vec<_>>>()?;
+    let replicas =
+        Replicas::new(services.iter().map(Service::handle).collect()).context("there is no engine")?;
+    Ok((services, Loaded::new(model, replicas, template)))
+}
+
+/// The device of a replica: one after the other, from that which was asked for, and around.
+fn device(settings: &ServeSettings, replica: usize) -> Result<Arc<dyn Device>> {
+    let first = settings.device.unwrap_or(0);
+    let count = find_backend(settings.backend.as_deref())?.devices()?.len().max(1);
+    let device = if replica == 0 { first } else { (first + replica) % count };
+    open_device(&DeviceArguments { backend: settings.backend.clone(), device, threads: settings.threads })
 }
 
 fn read_template(path: &Path, model: &dsrun_models::model::Model) -> Result<ChatTemplate> {

@@ -6,9 +6,10 @@ use super::{
     error::ApiError,
     grammar::Grammars,
     metrics::Metrics,
+    replicas::Replicas,
     tools::ToolFormat,
 };
-use dsrun_engine::service::{Handle, ServiceError, ServicePhase};
+use dsrun_engine::service::ServiceError;
 use dsrun_models::{chat::ChatTemplate, model::Model, tokenizer::Tokenizer};
 use std::{
     sync::{
@@ -43,7 +44,7 @@ pub(crate) struct App {
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) model: Arc<Model>,
-    pub(crate) engine: Handle,
+    pub(crate) engine: Replicas,
     pub(crate) grammars: Grammars,
     /// Instead of the model's own.
     pub(crate) template: Option<ChatTemplate>,
@@ -78,8 +79,8 @@ impl App {
         }
     }
 
-    /// The engine, once there is one.
-    pub(crate) fn engine(&self) -> Option<&Handle> {
+    /// The engines, once there are any.
+    pub(crate) fn engine(&self) -> Option<&Replicas> {
         self.loaded.get().map(|loaded| &loaded.engine)
     }
 
@@ -92,9 +93,10 @@ impl App {
             return Err(ApiError::not_ready("the server is about to end"));
         }
         let loaded = self.loaded.get().ok_or_else(|| ApiError::not_ready("the model is being loaded"))?;
-        match loaded.engine.phase() {
-            ServicePhase::Running => Ok(loaded.clone()),
-            _ => Err(ApiError::not_ready("the engine has stopped")),
+        if loaded.engine.is_running() {
+            Ok(loaded.clone())
+        } else {
+            Err(ApiError::not_ready("the engine has stopped"))
         }
     }
 
@@ -132,7 +134,7 @@ impl App {
 }
 
 impl Loaded {
-    pub(crate) fn new(model: Arc<Model>, engine: Handle, template: Option<ChatTemplate>) -> Self {
+    pub(crate) fn new(model: Arc<Model>, engine: Replicas, template: Option<ChatTemplate>) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Self { model, engine, grammars: Grammars::default(), template, created }
     }

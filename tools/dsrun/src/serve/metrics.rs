@@ -1,6 +1,7 @@
 //! What the server counts, and `/metrics` in the text format of Prometheus.
 
-use dsrun_engine::{Histogram as StepHistogram, Phase, Statistics, service::Handle};
+use super::replicas::Replicas;
+use dsrun_engine::{Histogram as StepHistogram, Phase, Statistics};
 use std::{
     collections::BTreeMap,
     fmt::{Display, Write},
@@ -92,7 +93,7 @@ impl Metrics {
     }
 
     /// Everything, as text. Without an engine, what there is without one.
-    pub(crate) fn text(&self, engine: Option<&Handle>) -> String {
+    pub(crate) fn text(&self, engine: Option<&Replicas>) -> String {
         let mut page = Page::default();
         page.head("dsrun_requests_total", "counter", "HTTP requests, by path and status.");
         for ((path, status), count) in self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter() {

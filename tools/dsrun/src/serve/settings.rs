@@ -54,9 +54,22 @@ pub(crate) struct ServeSettings {
     /// Tokens the KV cache holds over all answers; enough for each one's whole context if not given.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) kv_tokens: Option<usize>,
+    /// Tokens of KV cache that host memory takes in for answers that had to yield their place; beyond that it is computed once
+    /// more. 0 if not given.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) swap_tokens: Option<usize>,
+    /// Do not keep prompts for later requests that begin alike.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) no_prefix_cache: Option<bool>,
+    /// Engines side by side, each with the whole model, on one device after the other; 1 if not given.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) replicas: Option<u16>,
     /// Run every primitive by itself instead of fused, to compare.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) no_fuse: Option<bool>,
+    /// Read the tokens of each step before the next is launched, to compare.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) no_launch_ahead: Option<bool>,
 
     /// The address to listen at; 127.0.0.1, which only this machine reaches, if not given.
     #[arg(long, value_name = "ADDRESS")]

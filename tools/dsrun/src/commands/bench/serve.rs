@@ -5,6 +5,7 @@ mod load;
 mod plot;
 mod report;
 
+use super::words;
 use crate::{
     arguments::BenchServe,
     client::Client,
@@ -21,12 +22,6 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 /// The smallest token id of random prompts: ids below are often special tokens.
 const FIRST_TOKEN: u32 = 100;
-
-/// Words of prompts that are sent as text. Each is one token in the usual vocabularies.
-const WORDS: [&str; 16] = [
-    "time", "people", "water", "house", "river", "light", "music", "paper", "north", "field", "stone",
-    "green", "table", "small", "world", "night",
-];
 
 pub(crate) fn run(command: &BenchServe, terminal: &Terminal) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("no threads can be started")?;
@@ -145,9 +140,4 @@ fn token(random: &mut StdRng, vocabulary: u32) -> u32 {
     } else {
         random.random_range(0..vocabulary)
     }
-}
-
-fn words(random: &mut StdRng, count: usize) -> String {
-    let words: Vec<&str> = (0..count).map(|_| WORDS[random.random_range(0..WORDS.len())]).collect();
-    words.join(" ")
 }

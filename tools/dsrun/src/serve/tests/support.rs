@@ -3,7 +3,7 @@
 use super::model;
 use crate::{
     client::Client,
-    serve::{Loaded, ServeSettings, Server, access::ApiKeys, app::App, server},
+    serve::{Loaded, Replicas, ServeSettings, Server, access::ApiKeys, app::App, server},
 };
 use dsrun_core::device::{Backend, DeviceOptions};
 use dsrun_engine::{
@@ -35,8 +35,8 @@ pub(super) struct Running {
     pub(super) stop: Option<oneshot::Sender<()>>,
     /// Whether all requests finished.
     pub(super) ended: JoinHandle<bool>,
-    /// Dropped last: the engine ends with it.
-    _service: Service,
+    /// Dropped last: the engines end with them.
+    _services: Vec<Service>,
 }
 
 /// How a test's server is set up.
@@ -44,6 +44,7 @@ pub(super) struct Setup {
     pub(super) settings: ServeSettings,
     pub(super) engine: EngineOptions,
     pub(super) keys: Vec<&'static str>,
+    pub(super) replicas: usize,
 }
 
 impl Default for Setup {
@@ -56,7 +57,7 @@ impl Default for Setup {
             kv_tokens: Some(3 * model::CONTEXT),
             ..EngineOptions::default()
         };
-        Self { settings, engine, keys: Vec::new() }
+        Self { settings, engine, keys: Vec::new(), replicas: 1 }
     }
 }
 
@@ -76,7 +77,9 @@ pub(super) async fn start_with(setup: Setup) -> Running {
     let mut app = server::app(&setup.settings, MODEL.to_owned()).expect("there are no keys to read");
     app.keys = ApiKeys::new(setup.keys.iter().copied());
     let app = Arc::new(app);
-    let service = load(&app, &setup);
+    let services: Vec<Service> = (0..setup.replicas).map(|_| load(&setup)).collect();
+    let replicas = Replicas::new(services.iter().map(Service::handle).collect()).expect("there is an engine");
+    app.set_loaded(Loaded::new(tiny(), replicas, None));
     let server = Server::bind(app.clone(), &setup.settings).await.expect("a port is free");
     let url = server.url();
     let (stop, stopped) = oneshot::channel();
@@ -84,19 +87,17 @@ pub(super) async fn start_with(setup: Setup) -> Running {
         let _ = stopped.await;
     }));
     let client = Client::new(&url, setup.keys.first().map(|key| (*key).to_owned())).expect("a URL");
-    Running { app, client, url, stop: Some(stop), ended, _service: service }
+    Running { app, client, url, stop: Some(stop), ended, _services: services }
 }
 
-fn load(app: &App, setup: &Setup) -> Service {
+fn load(setup: &Setup) -> Service {
     let model = tiny();
     let device =
         dsrun_candle::CandleBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there");
     let plan = EnginePlan::new(&model, &*device, &setup.engine).expect("the model is planned");
     let engine = plan.load(&model, device, &mut |_, _| {}).expect("the model is loaded");
     let options = ServiceOptions { queue: setup.settings.queue() };
-    let service = Service::start(engine, &options).expect("a thread is there");
-    app.set_loaded(Loaded::new(model, service.handle(), None));
-    service
+    Service::start(engine, &options).expect("a thread is there")
 }
 
 impl Running {

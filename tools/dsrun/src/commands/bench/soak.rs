@@ -1,0 +1,326 @@
+//! `dsrun bench soak`: many clients for a while, some of which leave, and every answer compared with the one that the server gave when it
+//! had nothing else to do.
+
+use crate::{
+    arguments::Soak,
+    client::Client,
+    commands::{print, print_json},
+    terminal::Terminal,
+};
+use anyhow::{Context, Result, bail};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+/// The longest time to wait for an answer, and for the server to be idle in the end.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How many of the likeliest tokens the server tells: two give the margin.
+const TOP: usize = 2;
+
+/// What happened.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    seconds: f64,
+    clients: usize,
+    /// Answers that were read to their end.
+    answers: usize,
+    /// Of these, those equal to the solo answer in every token.
+    equal: usize,
+    /// Those that differ first where the two best tokens were closer than the tolerance.
+    close_calls: usize,
+    /// Those that differ elsewhere, lack tokens or have some twice.
+    wrong: usize,
+    /// Requests that failed.
+    failed: usize,
+    /// Clients that left in the middle.
+    left: usize,
+    tokens: usize,
+    /// What the server counted meanwhile.
+    preemptions: f64,
+    disconnects: f64,
+    cancelled: f64,
+    /// Afterwards, when nobody asks any more.
+    blocks_in_use: f64,
+    /// What was wrong, a few times.
+    examples: Vec<String>,
+}
+
+pub(crate) fn run(command: &Soak, terminal: &Terminal) -> Result<()> {
+    let runtime = tokio::runtime::Runtime::new().context("no threads can be started")?;
+    let report = runtime.block_on(soak(command, terminal))?;
+    if command.json {
+        print_json(&report)?;
+    } else {
+        show(&report)?;
+    }
+    if report.wrong + report.failed > 0 || report.blocks_in_use > 0.0 {
+        bail!("the server did not hold: {} wrong answers, {} failures", report.wrong, report.failed);
+    }
+    Ok(())
+}
+
+/// A question, and the answer to it.
+struct Question {
+    body: Value,
+    answer: Vec<Token>,
+}
+
+/// A token of an answer.
+#[derive(Clone, Debug, PartialEq)]
+struct Token {
+    bytes: Vec<u8>,
+    /// How much likelier than the next best it was, as a difference of logarithms.
+    margin: f64,
+}
+
+async fn soak(command: &Soak, terminal: &Terminal) -> Result<Report> {
+    let client = Client::new(&command.url, command.api_key.clone())?;
+    let models = client.json("/v1/models").await?;
+    let model = models.pointer("/data/0/id").and_then(Value::as_str).context("the server lists no models")?;
+    terminal.note(&format!("asking {} questions, one by one", command.questions));
+    let mut random = StdRng::seed_from_u64(command.seed);
+    let mut questions = Vec::new();
+    for _ in 0..command.questions {
+        let body = question(model, command, &mut random);
+        let answer =
+            timeout(PATIENCE, ask(&client, &body, usize::MAX)).await.context("no answer comes")??;
+        if answer.len() != body["max_tokens"].as_u64().unwrap_or(0) as usize {
+            bail!("a solo answer has {} tokens instead of {}", answer.len(), body["max_tokens"]);
+        }
+        questions.push(Question { body, answer });
+    }
+    let questions = Arc::new(questions);
+
+    terminal.note(&format!("{} clients for {} s", command.clients, command.seconds));
+    let before = Counts::read(&client).await?;
+    let start = Instant::now();
+    let end = start + Duration::from_secs(command.seconds);
+    let mut tasks = JoinSet::new();
+    for number in 0..command.clients {
+        let (client, questions) = (client.clone(), questions.clone());
+        let random = StdRng::seed_from_u64(command.seed ^ (number as u64 + 1) << 32);
+        let (leave, tolerance) = (command.leave, command.tolerance);
+        tasks.spawn(async move { converse(&client, &questions, random, leave, tolerance, end).await });
+    }
+    let mut report = Report { clients: command.clients, ..Report::default() };
+    while let Some(part) = tasks.join_next().await {
+        report.add(part.context("a client failed")?);
+    }
+    report.seconds = start.elapsed().as_secs_f64();
+    let after = idle(&client).await?;
+    report.preemptions = after.preemptions - before.preemptions;
+    report.disconnects = after.disconnects - before.disconnects;
+    report.cancelled = after.cancelled - before.cancelled;
+    report.blocks_in_use = after.blocks_in_use;
+    Ok(report)
+}
+
+fn question(model: &str, command: &Soak, random: &mut StdRng) -> Value {
+    let words = command.prompt.draw(random);
+    let mut body = json!({
+        "model": model,
+        "messages": [{"role": "user", "content": super::words(random, words)}],
+        "max_tokens": command.generate.draw(random),
+        "temperature": 0,
+        "ignore_eos": true,
+        "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    if !command.exact {
+        body["logprobs"] = true.into();
+        body["top_logprobs"] = TOP.into();
+    }
+    body
+}
+
+/// One client: asks until the end, and leaves now and then.
+async fn converse(
+    client: &Client,
+    questions: &[Question],
+    mut random: StdRng,
+    leave: f64,
+    tolerance: f64,
+    end: Instant,
+) -> Report {
+    let mut report = Report::default();
+    while Instant::now() < end {
+        let question = &questions[random.random_range(0..questions.len())];
+        let leaves = random.random_bool(leave);
+        let most = if leaves { random.random_range(0..=question.answer.len()) } else { usize::MAX };
+        match timeout(PATIENCE, ask(client, &question.body, most)).await {
+            Ok(Ok(tokens)) if leaves => {
+                report.left += 1;
+                report.tokens += tokens.len();
+            }
+            Ok(Ok(tokens)) => {
+                report.tokens += tokens.len();
+                report.compare(&question.answer, &tokens, tolerance);
+            }
+            Ok(Err(error)) => report.fail(format!("{error:#}")),
+            Err(_) => report.fail("no answer comes".to_owned()),
+        }
+    }
+    report
+}
+
+/// The tokens of an answer, or its pieces of text if there are no probabilities. After `most` of them the client leaves.
+async fn ask(client: &Client, body: &Value, most: usize) -> Result<Vec<Token>> {
+    let mut events = client.stream("/v1/chat/completions", body).await?;
+    let mut tokens = Vec::new();
+    let mut counted = None;
+    while tokens.len() < most {
+        let Some(event) = events.next().await? else {
+            if counted.as_ref() != Some(&body["max_tokens"]) {
+                bail!("{counted:?} tokens were counted instead of {}", body["max_tokens"]);
+            }
+            break;
+        };
+        counted = event.pointer("/usage/completion_tokens").cloned().or(counted);
+        let choice = &event["choices"][0];
+        if body.get("logprobs").is_none() {
+            let text = choice["delta"]["content"].as_str().filter(|text| !text.is_empty());
+            tokens.extend(text.map(|text| Token { bytes: text.as_bytes().to_vec(), margin: f64::INFINITY }));
+            continue;
+        }
+        for token in choice["logprobs"]["content"].as_array().into_iter().flatten() {
+            let bytes = token["bytes"].as_array().into_iter().flatten();
+            let top = |index: usize| token["top_logprobs"][index]["logprob"].as_f64();
+            tokens.push(Token {
+                bytes: bytes.filter_map(|byte| u8::try_from(byte.as_u64()?).ok()).collect(),
+                margin: top(0).zip(top(1)).map(|(best, next)| best - next).context("no margins come")?,
+            });
+        }
+    }
+    Ok(tokens)
+}
+
+impl Report {
+    fn compare(&mut self, solo: &[Token], answer: &[Token], tolerance: f64) {
+        self.answers += 1;
+        let differs = solo.iter().zip(answer).position(|(solo, token)| solo.bytes != token.bytes);
+        match differs {
+            None if solo.len() == answer.len() => self.equal += 1,
+            // What follows a choice that could go either way is another answer, but as long.
+            Some(index) if solo[index].margin <= tolerance && solo.len() == answer.len() => {
+                self.close_calls += 1
+            }
+            _ => {
+                self.wrong += 1;
+                let place = differs
+                    .map_or("none".to_owned(), |index| format!("{index}, margin {}", solo[index].margin));
+                self.example(format!(
+                    "{} tokens instead of {}, first difference: {place}",
+                    answer.len(),
+                    solo.len()
+                ));
+            }
+        }
+    }
+
+    fn fail(&mut self, message: String) {
+        self.failed += 1;
+        self.example(message);
+    }
+
+    fn example(&mut self, example: String) {
+        if self.examples.len() < 10 {
+            self.examples.push(example);
+        }
+    }
+
+    fn add(&mut self, part: Self) {
+        self.answers += part.answers;
+        self.equal += part.equal;
+        self.close_calls += part.close_calls;
+        self.wrong += part.wrong;
+        self.failed += part.failed;
+        self.left += part.left;
+        self.tokens += part.tokens;
+        part.examples.into_iter().for_each(|example| self.example(example));
+    }
+}
+
+/// What the server counts.
+struct Counts {
+    preemptions: f64,
+    disconnects: f64,
+    cancelled: f64,
+    running: f64,
+    waiting: f64,
+    blocks_in_use: f64,
+}
+
+impl Counts {
+    async fn read(client: &Client) -> Result<Self> {
+        let text = client.text("/metrics").await?;
+        let number = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            value.with_context(|| format!("/metrics lacks {name}"))?.parse().context("a figure is no number")
+        };
+        Ok(Self {
+            preemptions: number("dsrun_preemptions_total")?,
+            disconnects: number("dsrun_disconnects_total")?,
+            cancelled: number("dsrun_cancelled_total")?,
+            running: number("dsrun_requests_running")?,
+            waiting: number("dsrun_requests_waiting")?,
+            blocks_in_use: number("dsrun_kv_blocks_in_use")?,
+        })
+    }
+}
+
+/// What the server counted, once it has nothing to do.
+async fn idle(client: &Client) -> Result<Counts> {
+    let wait = async {
+        loop {
+            let counts = Counts::read(client).await?;
+            if counts.running + counts.waiting == 0.0 {
+                return Ok(counts);
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(PATIENCE, wait).await.context("the server does not become idle")?
+}
+
+fn show(report: &Report) -> Result<()> {
+    print(&format!("{} clients for {:.1} s, {} tokens", report.clients, report.seconds, report.tokens))?;
+    print(&format!(
+        "answers      {}: {} equal to solo, {} but for a close call, {} wrong, {} failed",
+        report.answers, report.equal, report.close_calls, report.wrong, report.failed
+    ))?;
+    print(&format!(
+        "clients left {} ({} seen by the server, {} cancelled)",
+        report.left, report.disconnects, report.cancelled
+    ))?;
+    print(&format!("pre-emptions {}", report.preemptions))?;
+    print(&format!("KV blocks in use afterwards: {}", report.blocks_in_use))?;
+    report.examples.iter().try_for_each(|example| print(&format!("  {example}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(text: &str, margin: f64) -> Vec<Token> {
+        text.bytes().map(|byte| Token { bytes: vec![byte], margin }).collect()
+    }
+
+    #[test]
+    fn a_difference_is_forgiven_only_where_the_margin_is_small() {
+        let mut report = Report::default();
+        report.compare(&tokens("abc", 1.0), &tokens("abc", 1.0), 0.1);
+        report.compare(&tokens("abc", 0.05), &tokens("abx", 1.0), 0.1);
+        report.compare(&tokens("abc", 1.0), &tokens("abx", 1.0), 0.1);
+        report.compare(&tokens("abc", 1.0), &tokens("ab", 1.0), 0.1);
+        report.compare(&tokens("abc", 0.05), &tokens("abcc", 1.0), 0.1);
+        report.compare(&tokens("abc", 0.05), &tokens("ax", 1.0), 0.1);
+        assert_eq!((report.equal, report.close_calls, report.wrong), (1, 1, 4));
+        assert_eq!(report.examples.len(), 4);
+    }
+}

@@ -1,0 +1,243 @@
+//! `dsrun serve` as a process: clients of others, a browser, and the signals that end it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on has failed, and says why it skips"
+)]
+
+#[path = "../src/serve/tests/model.rs"]
+mod model;
+
+use snapbox::cmd::cargo_bin;
+use std::{
+    env,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const KEY: &str = "secret";
+
+/// How long anything may take. Reaching it means that it hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A server process with the tiny model.
+struct Server {
+    process: Child,
+    output: BufReader<ChildStdout>,
+    url: String,
+    _model: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(flags: &[&str]) -> Self {
+        let model = model::tiny();
+        let mut process = Command::new(cargo_bin!("dsrun"))
+            .args(["--quiet", "serve"])
+            .arg(model.path())
+            .args(["--port", "0", "--served-model-name", "tiny"])
+            .args(if flags.contains(&"--context") {
+                &[][..]
+            } else {
+                &["--context", "4096", "--kv-tokens", "12288"]
+            })
+            .args(flags)
+            .env("DSRUN_API_KEYS", KEY)
+            .env("NO_COLOR", "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let url =
+            line.trim().strip_prefix("ready at ").unwrap_or_else(|| panic!("it did not start: {line:?}"));
+        Self { url: url.to_owned(), process, output, _model: model }
+    }
+
+    /// A completion of so many tokens, streamed: the whole answer, head included.
+    fn stream(&self, tokens: usize) -> impl FnOnce() -> String + Send + 'static {
+        assert!(tokens < model::CONTEXT);
+        let body = format!(
+            r#"{{"model": "tiny", "prompt": "ab", "max_tokens": {tokens}, "temperature": 0, "ignore_eos": true,
+               "stream": true, "stream_options": {{"include_usage": true}}}}"#
+        );
+        let address = self.url.strip_prefix("http://").unwrap().to_owned();
+        move || {
+            let mut connection = TcpStream::connect(address).unwrap();
+            connection.set_read_timeout(Some(PATIENCE)).unwrap();
+            write!(
+                connection,
+                "POST /v1/completions HTTP/1.1\r\nhost: h\r\nconnection: close\r\nauthorization: Bearer {KEY}\r\n\
+                 content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            )
+            .unwrap();
+            let mut answer = Vec::new();
+            // A connection that is broken off is no answer either.
+            let _ = connection.read_to_end(&mut answer);
+            String::from_utf8_lossy(&answer).into_owned()
+        }
+    }
+
+    #[cfg(unix)]
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").arg(format!("-{name}")).arg(self.process.id().to_string()).status();
+        assert!(status.unwrap().success());
+    }
+
+    /// The exit code, once the process has ended.
+    fn ended(&mut self) -> Option<i32> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < end, "the server does not end");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name)
+}
+
+fn succeeded(output: &Output) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
+}
+
+#[test]
+fn the_python_client_is_served() {
+    let Some(python) = env::var_os("DSRUN_TEST_PYTHON") else {
+        eprintln!(
+            "skipped: DSRUN_TEST_PYTHON does not name a Python with the package openai (.ci/run makes one)"
+        );
+        return;
+    };
+    let server = Server::start(&[]);
+    let mut command = Command::new(python);
+    command.arg(script("openai_client.py")).args([&server.url, KEY, "tiny"]);
+    succeeded(&command.output().unwrap());
+}
+
+#[test]
+fn the_page_works_in_a_browser() {
+    let browser = env::var_os("DSRUN_TEST_BROWSER").unwrap_or_else(|| "chromium".into());
+    if Command::new(&browser).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        eprintln!("skipped: there is no chromium here; DSRUN_TEST_BROWSER can name one");
+        return;
+    }
+    let server = Server::start(&[]);
+    let mut command = Command::new("python3");
+    command.arg(script("browser.py")).arg(&browser).args([&server.url, KEY]);
+    succeeded(&command.output().unwrap());
+}
+
+#[cfg(unix)]
+#[test]
+fn many_clients_some_of_which_leave_get_the_answers_of_one() {
+    // Room for about two of eight answers: requests have to yield their places all the time.
+    let mut server = Server::start(&[
+        "--max-requests",
+        "8",
+        "--kv-tokens",
+        "320",
+        "--context",
+        "192",
+        "--no-prefix-cache",
+    ]);
+    let output = Command::new(cargo_bin!("dsrun"))
+        .args(["--quiet", "bench", "soak", &server.url, "--api-key", KEY, "--json", "--exact"])
+        .args(["--clients", "24", "--seconds", "5", "--leave", "0.3"])
+        .args(["--questions", "8", "--prompt", "uniform:2-10", "--gen", "uniform:16-64"])
+        .output()
+        .unwrap();
+    succeeded(&output);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let number = |name: &str| report[name].as_f64().unwrap();
+    assert_eq!((number("wrong"), number("failed"), number("blocks_in_use")), (0.0, 0.0, 0.0), "{report}");
+    assert!(number("equal") > 0.0 && number("left") > 0.0, "{report}");
+    assert!(number("preemptions") > 0.0 && number("cancelled") > 0.0, "{report}");
+    server.signal("TERM");
+    assert_eq!(server.ended(), Some(0));
+}
+
+#[cfg(unix)]
+#[test]
+fn sigterm_under_load_lets_every_stream_finish() {
+    let mut server = Server::start(&["--max-requests", "4"]);
+    // More than run at a time: some still wait when the signal comes.
+    let streams: Vec<_> = (0..8).map(|_| thread::spawn(server.stream(600))).collect();
+    wait_for_tokens(&server);
+    server.signal("TERM");
+    for stream in streams {
+        let answer = stream.join().unwrap();
+        assert!(answer.contains("\"completion_tokens\":600"), "{answer}");
+        assert!(answer.contains("data: [DONE]"), "{answer}");
+    }
+    assert_eq!(server.ended(), Some(0));
+    let mut rest = String::new();
+    server.output.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "", "nothing but where it listens goes to standard output");
+}
+
+#[cfg(unix)]
+#[test]
+fn what_runs_longer_than_the_time_to_drain_is_broken_off() {
+    let mut server = Server::start(&["--drain-timeout", "0"]);
+    let stream = thread::spawn(server.stream(4000));
+    wait_for_tokens(&server);
+    server.signal("TERM");
+    assert_eq!(server.ended(), Some(1));
+    assert!(!stream.join().unwrap().contains("[DONE]"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let mut server = Server::start(&["--drain-timeout", "3600", "--request-timeout", "3600"]);
+    let streams: Vec<_> = (0..32).map(|_| thread::spawn(server.stream(4000))).collect();
+    wait_for_tokens(&server);
+    server.signal("INT");
+    while metrics(&server, "/health/ready").starts_with("HTTP/1.1 200") {
+        thread::sleep(Duration::from_millis(1));
+    }
+    server.signal("INT");
+    assert_eq!(server.ended(), Some(130));
+    drop(streams);
+}
+
+/// Waits until the server has generated something.
+fn wait_for_tokens(server: &Server) {
+    let end = Instant::now() + PATIENCE;
+    while metrics(server, "/metrics").contains("\ndsrun_generated_tokens_total 0\n") {
+        assert!(Instant::now() < end, "no token comes");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn metrics(server: &Server, path: &str) -> String {
+    let mut connection = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).unwrap();
+    connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(
+        connection,
+        "GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\nauthorization: Bearer {KEY}\r\n\r\n"
+    )
+    .unwrap();
+    let mut text = String::new();
+    connection.read_to_string(&mut text).unwrap();
+    text
+}
