@@ -34,7 +34,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "quantises_down",
         "activations are cut off to integers instead of rounded",
-        "quant_per_token/f32/prime",
+        "quant_per_token/f32/random_uniform_0",
     ),
     mutant(
         "scale_of_row_0",

@@ -421,8 +421,8 @@ impl<T> Scheduler<T> {
         let mut count = before;
         while count * block < end {
             let page = self.pages.take();
-            if let Some(page) = page {
-                self.get_mut(key).map(|sequence| sequence.pages.push(page));
+            if let (Some(page), Some(sequence)) = (page, self.get_mut(key)) {
+                sequence.pages.push(page);
                 count += 1;
                 continue;
             }

@@ -44,7 +44,8 @@ pub struct Scheme {
     pub quantised_inputs: bool,
 }
 
-/// What tells nothing about how to read a GPTQ or AWQ checkpoint.
+/// What tells nothing about how to read a GPTQ or AWQ checkpoint. Names that begin with `use_` choose kernels of the program
+/// that wrote it.
 const NO_EFFECT: &[&str] = &[
     "act_group_aware",
     "backend",
@@ -77,8 +78,7 @@ const NO_EFFECT: &[&str] = &[
     "static_groups",
     "tokenizer",
     "true_sequential",
-    "use_cuda_fp16",
-    "use_exllama",
+    "use_*",
 ];
 
 /// The largest group that is read: more than any matrix has inputs.
@@ -300,7 +300,9 @@ fn refuse_unknown(fields: Fields<'_>, method: &'static str, known: &[&[&str]]) -
     for (field, value) in fields.present() {
         let empty =
             value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
-        if !empty && !known.iter().any(|known| known.contains(&field)) {
+        let is =
+            |name: &&str| name.strip_suffix('*').map_or(*name == field, |start| field.starts_with(start));
+        if !empty && !known.iter().copied().flatten().any(is) {
             let field = fields.path(&field.chars().take(80).collect::<String>());
             return Err(ConfigError::Unknown { field, value: shortened(value), architecture: method });
         }

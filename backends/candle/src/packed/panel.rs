@@ -248,9 +248,10 @@ macro_rules! quantised {
             }
 
             fn element(&self, lane: usize, index: usize) -> f32 {
-                let (step, word) = (index / Self::WORDS, index % Self::WORDS);
+                let step = index / Self::WORDS;
+                let word = index - step * Self::WORDS;
                 let $field = self;
-                let integer = $field_of[word][lane] >> ($bits * step) & ((1 << $bits) - 1);
+                let integer = ($field_of[word][lane] >> ($bits * step)) & ((1 << $bits) - 1);
                 self.decode(lane, integer as f32)
             }
         }
