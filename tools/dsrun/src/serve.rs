@@ -1,4 +1,4 @@
-//! The OpenAI-compatible server: a thin layer over the engine's [`Handle`](dsrun_engine::Handle).
+//! The OpenAI-compatible server: a thin layer over the engine's [`Handle`](dsrun_engine::service::Handle).
 //!
 //! | module | holds |
 //! |---|---|
