@@ -5,7 +5,9 @@
 //! The step is what a model comes to when its layers are fused, run by this backend's kernels and replayed as a graph: embedding,
 //! layers of five calls, final norm with head, and argmax. The floor is the bytes of weights and of the KV cache over the
 //! bandwidth of the copy. With `--parts` the calls of one kind are also timed by themselves, all layers one after the other,
-//! and the step without them. With `--check` the logits of the graph are held to those of the calls one by one.
+//! and the step without them. `--weights` and `--head` name the format of the layers' weights and of the head's (int8,
+//! int4g128_f16, ..), `--bytes` quantises activations too, and with `--prompt` the step is one sequence's whole context. With
+//! `--sets` layers take turns at four sets of weights, which is soon loaded and still more than caches hold. With `--check` the logits of the graph are held to those of the calls one by one.
 
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
@@ -15,10 +17,15 @@ use dsrun_core::{
         Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse,
     },
     op::{
-        Activation, Add, Argmax, AttentionMask, Embed, GateLayout, GatedActivation, LayerNorm, Nonlinearity,
-        Op, PagedAttention, RmsNorm, Rope, RopePairing,
+        Activation, Add, Argmax, AttentionMask, Columns, Embed, GateLayout, GatedActivation, GatherRows,
+        KvWrite, LayerNorm, LinearW8A8, Nonlinearity, Op, PagedAttention, QuantPerToken, RmsNorm, Rope,
+        RopePairing,
     },
-    region::well_known::{self, AttentionInput, Norm},
+    program::{Call, ValueId},
+    region::{
+        Region,
+        well_known::{self, AttentionInput, Norm},
+    },
 };
 use dsrun_cuda::CudaBackend;
 use std::{borrow::Cow, collections::HashMap, io::Write, sync::Arc, time::Duration};
@@ -28,6 +35,9 @@ const DTYPE: DType = DType::BF16;
 /// Slots of a page.
 const PAGE: usize = 16;
 const REPLAYS: usize = 200;
+/// Sets of weights, where layers take turns at them.
+const SETS: usize = 4;
+const DENSE: WeightFormat = WeightFormat::Dense(DTYPE);
 
 /// Sizes of a model.
 struct Model {
@@ -82,15 +92,33 @@ struct Noise {
 }
 
 impl Noise {
-    fn new(weight_type: WeightType) -> Self {
+    fn new(weight_type: WeightType) -> Result<Self> {
         let mut state = 0x9E37_79B9_7F4A_7C15u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as u32
+        };
         let mut block = Vec::new();
         while block.len() < 8 << 20 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let value = ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.02;
-            block.extend_from_slice(&half::bf16::from_f32(value).to_le_bytes());
+            match weight_type.format {
+                WeightFormat::Group(format) => {
+                    let row =
+                        format.row(weight_type.columns()).ok_or_else(|| Error::invalid("no whole groups"))?;
+                    let bytes = match format.scale.dtype() {
+                        DType::F32 => 0.001f32.to_le_bytes().to_vec(),
+                        DType::F16 => half::f16::from_f32(0.001).to_le_bytes().to_vec(),
+                        _ => half::bf16::from_f32(0.001).to_le_bytes().to_vec(),
+                    };
+                    block.extend(bytes.iter().cycle().take(row.scales.end));
+                    block.extend((row.scales.end..row.bytes).map(|_| next() as u8));
+                }
+                _ => {
+                    let value = (next() as f32 / (1 << 23) as f32 - 1.0) * 0.02;
+                    block.extend_from_slice(&half::bf16::from_f32(value).to_le_bytes());
+                }
+            }
         }
-        Self { weight_type, block }
+        Ok(Self { weight_type, block })
     }
 }
 
@@ -100,7 +128,7 @@ impl WeightReader for Noise {
     }
 
     fn rows(&mut self, _: usize, count: usize) -> Result<Cow<'_, [u8]>> {
-        let bytes = count * self.weight_type.columns() * 2;
+        let bytes = count * self.weight_type.row_bytes()?;
         if bytes > self.block.len() {
             self.block = self.block.repeat(bytes.div_ceil(self.block.len()));
         }
@@ -139,11 +167,11 @@ impl Step<'_> {
         Ok(value)
     }
 
-    fn weight(&mut self, rows: usize, columns: usize) -> Result<Value> {
-        let weight_type = WeightType { format: WeightFormat::Dense(DTYPE), shape: vec![rows, columns] };
+    fn weight(&mut self, rows: usize, columns: usize, format: WeightFormat) -> Result<Value> {
+        let weight_type = WeightType { format, shape: vec![rows, columns] };
         let uses = vec![WeightUse { op: "linear", dtype: DTYPE, max_rows: 1 }];
         let desc = WeightDesc { weight_type: weight_type.clone(), uses, immutable: true };
-        let weight = self.device.kernels().prepack(self.stream, &desc, &mut Noise::new(weight_type))?;
+        let weight = self.device.kernels().prepack(self.stream, &desc, &mut Noise::new(weight_type)?)?;
         self.weight_bytes += weight.bytes();
         Ok(Value::Weight(weight))
     }
@@ -237,24 +265,36 @@ struct Layer {
     caches: [Value; 2],
 }
 
-fn load(step: &mut Step<'_>, model: &Model, batch: usize, context: usize) -> Result<Loaded> {
+fn load(step: &mut Step<'_>, model: &Model, wanted: &Wanted) -> Result<Loaded> {
+    let (batch, context) = (wanted.batches.iter().copied().max().unwrap_or(1), wanted.context);
     let (hidden, kv) = (model.hidden, model.kv_heads * model.head);
     let first = if model.llama { 2 * model.inner } else { model.inner };
     let pages = batch * context.div_ceil(PAGE);
-    let embedding = step.weight(model.vocabulary, hidden)?;
+    let embedding = step.weight(model.vocabulary, hidden, DENSE)?;
     step.weight_bytes = 0;
-    let mut layers = Vec::new();
-    for _ in 0..model.layers {
-        let weights = [
-            step.weight(hidden + 2 * kv, hidden)?,
-            step.weight(hidden, hidden)?,
-            step.weight(first, hidden)?,
-            step.weight(hidden, model.inner)?,
-        ];
+    let mut layers: Vec<Layer> = Vec::new();
+    for index in 0..model.layers {
+        let again = index.checked_sub(SETS).filter(|_| wanted.sets).map(|before| &layers[before]);
+        let weights = match again {
+            Some(layer) => {
+                let bytes = |weight: &Value| match weight {
+                    Value::Weight(weight) => weight.bytes(),
+                    Value::Tensor(..) => 0,
+                };
+                step.weight_bytes += layer.weights.iter().map(bytes).sum::<usize>();
+                layer.weights.clone()
+            }
+            None => [
+                step.weight(hidden + 2 * kv, hidden, wanted.weights)?,
+                step.weight(hidden, hidden, wanted.weights)?,
+                step.weight(first, hidden, wanted.weights)?,
+                step.weight(hidden, model.inner, wanted.weights)?,
+            ],
+        };
         let cache = [pages, model.kv_heads, PAGE, model.head];
         layers.push(Layer { weights, caches: [step.tensor(DTYPE, &cache)?, step.tensor(DTYPE, &cache)?] });
     }
-    let head = step.weight(model.vocabulary, hidden)?;
+    let head = step.weight(model.vocabulary, hidden, wanted.head)?;
     let mut vectors = HashMap::new();
     for size in [hidden, hidden + 2 * kv, first] {
         let ones: Vec<u8> = (0..size).flat_map(|_| half::bf16::ONE.to_le_bytes()).collect();
@@ -263,30 +303,65 @@ fn load(step: &mut Step<'_>, model: &Model, batch: usize, context: usize) -> Res
     Ok(Loaded { embedding, layers, head, vectors })
 }
 
+/// What stands between quantised activations and attention: operands `x, scales, weight, positions, frequencies, keys, values,
+/// slots`; results `query, keys, values`.
+fn attention_input_w8a8(columns: [u32; 3], ropes: [Rope; 2]) -> Result<Region> {
+    const OPERANDS: usize = 8;
+    let value = |index: usize| Some(ValueId::new(index));
+    let mut calls = vec![Call::new(
+        LinearW8A8 { dtype: DTYPE },
+        vec![value(0), value(1), value(2), None],
+        vec![ValueId::new(OPERANDS)],
+    )];
+    let mut start = 0;
+    for (index, count) in columns.into_iter().enumerate() {
+        let result = ValueId::new(OPERANDS + 1 + index);
+        calls.push(Call::new(Columns { start, count }, vec![value(OPERANDS)], vec![result]));
+        start += count;
+    }
+    for (index, rope) in ropes.into_iter().enumerate() {
+        let operands = vec![value(OPERANDS + 1 + index), value(3), value(4)];
+        calls.push(Call::new(rope, operands, vec![ValueId::new(OPERANDS + 4 + index)]));
+    }
+    let operands = [5, 6, OPERANDS + 5, OPERANDS + 3, 7].map(value).to_vec();
+    let written = [OPERANDS + 6, OPERANDS + 7].map(ValueId::new);
+    calls.push(Call::new(KvWrite {}, operands, written.to_vec()));
+    let results = [OPERANDS + 4, OPERANDS + 6, OPERANDS + 7].map(ValueId::new);
+    Region::new("attention_input_w8a8", OPERANDS, calls, results.to_vec())
+}
+
 /// Binds the calls of a step of one token for each of `batch` sequences; those of parts that `wanted` leaves out are not kept.
 /// The result are the logits.
 fn build(
     step: &mut Step<'_>,
     model: &Model,
     loaded: &Loaded,
+    settings: &Wanted,
     batch: usize,
-    context: usize,
     wanted: &dyn Fn(usize) -> bool,
 ) -> Result<Value> {
+    let context = settings.context;
     let pages = context.div_ceil(PAGE);
+    // Sequences, and rows of a step.
+    let (sequences, batch) = if settings.prompt { (1, context) } else { (batch, batch) };
     let add = Add { alpha: 1.0 };
     let frequencies: Vec<u8> = (0..model.head / 2)
         .flat_map(|pair| 5e5f32.powf(-2.0 * pair as f32 / model.head as f32).to_le_bytes())
         .collect();
-    let each = |value: &dyn Fn(usize) -> usize| words((0..batch).map(|sequence| value(sequence) as i32));
-    let ids = step.constant(DType::I32, &[batch], &each(&|sequence| 17 + sequence))?;
-    let positions = step.constant(DType::I32, &[batch], &each(&|_| context - 1))?;
-    let slot = |sequence: usize| sequence * pages * PAGE + context - 1;
-    let slots = step.constant(DType::I32, &[batch], &each(&slot))?;
-    let start = step.constant(DType::I32, &[batch], &each(&|sequence| sequence))?;
-    let length = step.constant(DType::I32, &[batch], &each(&|_| 1))?;
-    let total = step.constant(DType::I32, &[batch], &each(&|_| context))?;
-    let table = step.constant(DType::I32, &[batch, pages], &words(0..(batch * pages) as i32))?;
+    let each = |count: usize, value: &dyn Fn(usize) -> usize| {
+        words((0..count).map(|sequence| value(sequence) as i32))
+    };
+    let position = |row: usize| if settings.prompt { row } else { context - 1 };
+    let slot = |row: usize| if settings.prompt { row } else { row * pages * PAGE + context - 1 };
+    let ids = step.constant(DType::I32, &[batch], &each(batch, &|row| 17 + row))?;
+    let positions = step.constant(DType::I32, &[batch], &each(batch, &position))?;
+    let slots = step.constant(DType::I32, &[batch], &each(batch, &slot))?;
+    let start = step.constant(DType::I32, &[sequences], &each(sequences, &|sequence| sequence))?;
+    let length = step.constant(DType::I32, &[sequences], &each(sequences, &|_| batch / sequences))?;
+    let total = step.constant(DType::I32, &[sequences], &each(sequences, &|_| context))?;
+    let table = words(0..(sequences * pages) as i32);
+    let table = step.constant(DType::I32, &[sequences, pages], &table)?;
+    let last = step.constant(DType::I32, &[1], &words([batch as i32 - 1]))?;
     let work = step.tensor(DType::I32, &[0])?;
     let frequencies = step.constant(DType::F32, &[model.head / 2], &frequencies)?;
     let gain = &loaded.vectors[&model.hidden];
@@ -295,7 +370,7 @@ fn build(
         true => RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(),
         false => LayerNorm { eps: 1e-5 }.into(),
     };
-    let region = |region: Result<dsrun_core::region::Region>| Ok::<_, Error>(Op::Region(region?.into()));
+    let region = |region: Result<Region>| Ok::<_, Error>(Op::Region(region?.into()));
     let rope = |heads: usize| Rope { heads: heads as u32, pairing: RopePairing::Halves, scale: 1.0 };
     let kv = (model.kv_heads * model.head) as u32;
     let input = region(well_known::attention_input(AttentionInput {
@@ -329,6 +404,15 @@ fn build(
             Activation { function: Nonlinearity::GeluTanh, limit: 0.0 },
         ),
     };
+    let gated =
+        GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
+    let norm_quant = region(well_known::norm_quant(norm))?;
+    let input_w8a8 = region(attention_input_w8a8(
+        [model.hidden as u32, kv, kv],
+        [rope(model.heads), rope(model.kv_heads)],
+    ))?;
+    let add_w8a8 = region(well_known::linear_w8a8_add(DTYPE, false, add))?;
+    let gated_quant = region(well_known::activation_quant(gated))?;
     let (mlp, head) = (region(mlp)?, region(well_known::norm_linear(norm, DTYPE, false))?);
     let bias = |size: usize| biased.then(|| &loaded.vectors[&size]);
     let normed = |x: &Value| [Some(x.clone()), Some(gain.clone()), biased.then(|| gain.clone())];
@@ -340,6 +424,30 @@ fn build(
     for layer in &loaded.layers {
         let [wqkv, wo, wgu, wd] = &layer.weights;
         let [keys, values] = &layer.caches;
+        if settings.bytes {
+            let quantised = step.call(norm_quant.clone(), &[Some(&x), Some(gain)])?;
+            step.keep(0, wanted);
+            let operands =
+                [&quantised[0], &quantised[1], wqkv, &positions, &frequencies, keys, values, &slots];
+            let query = step.part(0, wanted, input_w8a8.clone(), &operands.map(Clone::clone))?;
+            let operands = [&query, keys, values, &start, &length, &total, &table, &work].map(Some);
+            let mixed = step.one(attention, &[&operands[..], &[None; 3]].concat())?;
+            step.keep(1, wanted);
+            let quantised = step.call(QuantPerToken {}, &[Some(&mixed)])?;
+            step.keep(2, wanted);
+            let operands = [&quantised[0], &quantised[1], wo, &x].map(Clone::clone);
+            x = step.part(2, wanted, add_w8a8.clone(), &operands)?;
+            let quantised = step.call(norm_quant.clone(), &[Some(&x), Some(gain)])?;
+            step.keep(3, wanted);
+            let product = LinearW8A8 { dtype: DTYPE };
+            let inner = step.one(product, &[Some(&quantised[0]), Some(&quantised[1]), Some(wgu), None])?;
+            step.keep(3, wanted);
+            let quantised = step.call(gated_quant.clone(), &[Some(&inner)])?;
+            step.keep(4, wanted);
+            let operands = [&quantised[0], &quantised[1], wd, &x].map(Clone::clone);
+            x = step.part(4, wanted, add_w8a8.clone(), &operands)?;
+            continue;
+        }
         let mut operands = present(normed(&x).into());
         operands.push(wqkv.clone());
         operands.extend(bias(model.hidden + 2 * kv as usize).cloned());
@@ -361,6 +469,9 @@ fn build(
         let operands = [Some(&inner), Some(wd), bias(model.hidden), Some(&x)];
         x =
             step.part(4, wanted, linear_add.clone(), &present(operands.map(|value| value.cloned()).into()))?;
+    }
+    if settings.prompt {
+        x = step.part(5, wanted, GatherRows {}.into(), &[x, last])?;
     }
     let mut operands = present(normed(&x).into());
     operands.push(loaded.head.clone());
@@ -437,11 +548,29 @@ struct Wanted {
     context: usize,
     parts: bool,
     check: bool,
+    weights: WeightFormat,
+    head: WeightFormat,
+    bytes: bool,
+    prompt: bool,
+    sets: bool,
 }
 
 fn wanted() -> Result<Wanted> {
-    let mut wanted =
-        Wanted { models: Vec::new(), batches: vec![1], context: 576, parts: false, check: false };
+    let mut wanted = Wanted {
+        models: Vec::new(),
+        batches: vec![1],
+        context: 576,
+        parts: false,
+        check: false,
+        weights: DENSE,
+        head: DENSE,
+        bytes: false,
+        prompt: false,
+        sets: false,
+    };
+    let format = |name: String| {
+        WeightFormat::from_name(&name).ok_or_else(|| Error::invalid(format!("{name:?} is no weight format")))
+    };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let number = |text: &str| text.parse().map_err(|_| Error::invalid(format!("{text:?} is no number")));
@@ -452,6 +581,11 @@ fn wanted() -> Result<Wanted> {
             "--context" => wanted.context = number(&value()?)?,
             "--parts" => wanted.parts = true,
             "--check" => wanted.check = true,
+            "--weights" => wanted.weights = format(value()?)?,
+            "--head" => wanted.head = format(value()?)?,
+            "--bytes" => wanted.bytes = true,
+            "--prompt" => wanted.prompt = true,
+            "--sets" => wanted.sets = true,
             name if MODELS.iter().any(|model| model.name == name) => wanted.models.push(name.to_owned()),
             other => return Err(Error::invalid(format!("{other:?} is neither a model nor an option"))),
         }
@@ -475,10 +609,9 @@ fn main() -> Result<()> {
     {
         let (stream, plans) = (&mut *stream, HashMap::new());
         let mut step = Step { device: &*device, stream, plans, calls: Vec::new(), weight_bytes: 0 };
-        let most = wanted.batches.iter().copied().max().unwrap_or(1);
-        let loaded = load(&mut step, model, most, context)?;
+        let loaded = load(&mut step, model, &wanted)?;
         for batch in &wanted.batches {
-            let logits = build(&mut step, model, &loaded, *batch, context, &|_| true)?;
+            let logits = build(&mut step, model, &loaded, &wanted, *batch, &|_| true)?;
             let calls = std::mem::take(&mut step.calls);
             let cache_bytes = 2 * model.layers * batch * context * model.kv_heads * model.head * 2;
             let floor = (step.weight_bytes + cache_bytes) as f64 / bandwidth * 1e3;
@@ -508,10 +641,10 @@ fn main() -> Result<()> {
                 continue;
             }
             for (part, name) in PARTS.iter().enumerate() {
-                build(&mut step, model, &loaded, *batch, context, &|other| other == part)?;
+                build(&mut step, model, &loaded, &wanted, *batch, &|other| other == part)?;
                 let alone = std::mem::take(&mut step.calls);
                 let alone = median(&replay(&*device, step.stream, alone)?);
-                build(&mut step, model, &loaded, *batch, context, &|other| other != part)?;
+                build(&mut step, model, &loaded, &wanted, *batch, &|other| other != part)?;
                 let without = std::mem::take(&mut step.calls);
                 let without = median(&replay(&*device, step.stream, without)?);
                 let each = if part == 5 { 1.0 } else { model.layers as f64 };

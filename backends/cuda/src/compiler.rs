@@ -169,6 +169,28 @@ impl Compiler {
         Ok(image)
     }
 
+    /// Where an answer about kernels is kept: for this architecture, compiler and state of the source.
+    fn answer_key(&self, unit: &str, question: &str) -> String {
+        let mut hash = Sha256::new();
+        let source = source::text(unit).unwrap_or_default();
+        for part in [&self.architecture.option, &source, question, &format!("{:?}", self.version)] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        let key: String = hash.finalize().iter().take(20).map(|byte| format!("{byte:02x}")).collect();
+        format!("{key}.answer")
+    }
+
+    /// What was found out before about the kernels of a unit.
+    pub(crate) fn recall(&self, unit: &str, question: &str) -> Option<String> {
+        String::from_utf8(self.cache.read(&self.answer_key(unit, question))?).ok()
+    }
+
+    /// Keeps what was found out for the next time.
+    pub(crate) fn remember(&self, unit: &str, question: &str, answer: &str) {
+        self.cache.write(&self.answer_key(unit, question), answer.as_bytes());
+    }
+
     fn compile(&self, spec: &KernelSpec, text: &str, options: &[String]) -> Result<Vec<u8>> {
         let terminated = |text: &str| {
             CString::new(text)

@@ -279,6 +279,67 @@ impl Context {
         made.as_ref().map_err(Clone::clone)
     }
 
+    /// What was found out before about the kernels of a unit on such a device.
+    pub(crate) fn recall(&self, unit: &str, question: &str) -> Option<String> {
+        self.compiler().ok()?.recall(unit, &self.of_machine(question))
+    }
+
+    /// Keeps what was found out about the kernels of a unit.
+    pub(crate) fn remember(&self, unit: &str, question: &str, answer: &str) {
+        if let Ok(compiler) = self.compiler() {
+            compiler.remember(unit, &self.of_machine(question), answer);
+        }
+    }
+
+    fn of_machine(&self, question: &str) -> String {
+        format!("{:?}: {question}", self.machine)
+    }
+
+    /// Writes a byte to memory of this context, and waits for it.
+    pub(crate) fn fill(&self, pointer: u64, bytes: usize, value: u8) -> Result<()> {
+        self.enter()?;
+        let stream = self.memory_stream;
+        // SAFETY: the caller owns the memory, which is `bytes` long.
+        self.check(unsafe { sys::cuMemsetD8Async(pointer, value, bytes, stream.0) }, "filling memory")?;
+        self.poll(stream, "memory to be filled", OWN_TIMEOUT, &|| String::new())
+    }
+
+    /// The shortest of some runs of work, in milliseconds, after one that is not counted. For measurements before anything
+    /// runs: other streams are not held up.
+    pub(crate) fn time(&self, runs: usize, work: impl Fn(RawStream) -> Result<()>) -> Result<f32> {
+        let stream = self.add_stream()?;
+        let mut events: [CUevent; 2] = [ptr::null_mut(); 2];
+        let timed = (|| {
+            for event in &mut events {
+                // SAFETY: the pointer is to a place of the right type.
+                self.check(unsafe { sys::cuEventCreate(event, 0) }, "making an event")?;
+            }
+            let mut best = f32::INFINITY;
+            for run in 0..=runs {
+                // SAFETY: events and stream are live.
+                self.check(unsafe { sys::cuEventRecord(events[0], stream.0) }, "recording an event")?;
+                work(stream)?;
+                // SAFETY: as above.
+                self.check(unsafe { sys::cuEventRecord(events[1], stream.0) }, "recording an event")?;
+                self.poll(stream, "a kernel that is measured", OWN_TIMEOUT, &|| String::new())?;
+                let mut time = 0.0;
+                // SAFETY: both events were reached; the pointer is to a place of the right type.
+                let status = unsafe { sys::cuEventElapsedTime_v2(&raw mut time, events[0], events[1]) };
+                self.check(status, "reading the time")?;
+                if run > 0 {
+                    best = best.min(time);
+                }
+            }
+            Ok(best)
+        })();
+        for event in events.into_iter().filter(|event| !event.is_null()) {
+            // SAFETY: the event is live and used no more.
+            unsafe { sys::cuEventDestroy_v2(event) };
+        }
+        self.remove_stream(stream);
+        timed
+    }
+
     /// cuBLASLt, opened when it is first needed.
     pub(crate) fn blas(&self) -> Result<&Blas> {
         self.blas.get_or_init(Blas::new).as_ref().map_err(Clone::clone)

@@ -2,7 +2,7 @@
 
 use crate::{
     blas::Product,
-    context::{Context, Raw},
+    context::{Context, Raw, RawStream},
     memory::CudaBuffer,
     stream::CudaStream,
     weight::CudaWeight,
@@ -144,7 +144,10 @@ impl Step {
 
     pub(crate) fn enqueue(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {
         match self {
-            Self::Kernel(launch) => launch.enqueue(context, stream),
+            Self::Kernel(launch) => {
+                stream.remember(launch.function.name);
+                launch.enqueue_on(context, stream.raw)
+            }
             Self::Product(product) => {
                 stream.remember("cublasLtMatmul");
                 product.enqueue(stream)
@@ -154,7 +157,8 @@ impl Step {
 }
 
 impl Launch {
-    fn enqueue(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {
+    /// Enqueues the launch on a stream of the context.
+    pub(crate) fn enqueue_on(&self, context: &Context, stream: RawStream) -> Result<()> {
         let Parameters { words, starts } = &self.parameters;
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMETERS];
         if starts.len() > MAX_PARAMETERS {
@@ -165,7 +169,6 @@ impl Launch {
         }
         let [x, y, z] = self.grid.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
         let threads = u32::try_from(self.threads).unwrap_or(u32::MAX);
-        stream.remember(self.function.name);
         // SAFETY: plain data for which zero is a valid value.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -178,7 +181,7 @@ impl Launch {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: self.function.shared,
-            hStream: stream.raw.0,
+            hStream: stream.0,
             attrs: &raw mut attribute,
             numAttrs: u32::from(self.function.overlaps),
         };
@@ -189,6 +192,78 @@ impl Launch {
             sys::cuLaunchKernelEx(&raw const config, raw, pointers.as_mut_ptr(), std::ptr::null_mut())
         };
         context.check_with(status, || format!("launching kernel {}", self.function.name))
+    }
+}
+
+/// What the bulk copy engine is told of a tensor. What lies outside arrives as zeros.
+pub(crate) struct TensorMap(sys::CUtensorMap);
+
+impl TensorMap {
+    /// Bytes: sizes of all dimensions, innermost first, strides of all but that, and the box that a copy brings. Rows of a
+    /// box may be swizzled: then they are 128 bytes.
+    pub(crate) fn bytes<const N: usize, const M: usize>(
+        address: u64,
+        sizes: [u64; N],
+        strides: [u64; M],
+        box_sizes: [u32; N],
+        swizzled: bool,
+    ) -> Result<Self> {
+        Self::new(
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            address,
+            sizes,
+            strides,
+            box_sizes,
+            swizzled,
+        )
+    }
+
+    /// Elements of a type, of which strides count the bytes.
+    pub(crate) fn new<const N: usize, const M: usize>(
+        kind: sys::CUtensorMapDataType,
+        address: u64,
+        sizes: [u64; N],
+        strides: [u64; M],
+        box_sizes: [u32; N],
+        swizzled: bool,
+    ) -> Result<Self> {
+        let swizzle = match swizzled {
+            true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        };
+        let ones = [1u32; N];
+        let mut map = std::mem::MaybeUninit::<sys::CUtensorMap>::zeroed();
+        // SAFETY: sizes, box and steps have N entries and strides N - 1, as is said; the map is written, or stays zero, which
+        // is a valid value. The memory is not touched.
+        let (status, map) = unsafe {
+            let status = sys::cuTensorMapEncodeTiled(
+                map.as_mut_ptr(),
+                kind,
+                N as u32,
+                address as *mut _,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                box_sizes.as_ptr(),
+                ones.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            );
+            (status, map.assume_init())
+        };
+        if status != sys::CUresult::CUDA_SUCCESS {
+            let message = format!(
+                "the driver refuses to describe a tensor of {sizes:?} with strides {strides:?}: {status:?}"
+            );
+            return Err(Error::internal(message));
+        }
+        Ok(Self(map))
+    }
+
+    /// As a parameter.
+    pub(crate) fn words(&self) -> [u64; 16] {
+        self.0.opaque
     }
 }
 

@@ -11,6 +11,8 @@ mod decode;
 mod elementwise;
 mod linear;
 mod norm;
+mod packed;
+mod quant;
 mod region;
 mod sampling;
 mod step;
@@ -118,6 +120,8 @@ pub(crate) fn recipe(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
         Op::RmsNorm(op) => norm::rms_norm(op, call),
         Op::LayerNorm(op) => norm::layer_norm(op, call),
         Op::Linear(op) => linear::linear(op, call, machine),
+        Op::LinearW8A8(op) => linear::linear_w8a8(op, call, machine),
+        Op::QuantPerToken(_) => quant::quant_per_token(call),
         Op::Matmul(op) => linear::matmul(op, call),
         Op::Activation(op) => elementwise::activation(op, call),
         Op::GatedActivation(op) => elementwise::gated_activation(op, call),

@@ -36,7 +36,11 @@ const UNITS: &[Unit] = &[
     unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
     unit!("attention/prompt_wgmma.cu", "attention/prompt.cuh"),
     unit!("attention/decode.cu"),
-    unit!("linear/band.cu", "linear/epilogue.cuh"),
+    unit!("linear/band.cu", "linear/epilogue.cuh", "linear/activations.cuh"),
+    unit!("linear/packed.cu", "linear/epilogue.cuh", "linear/activations.cuh"),
+    unit!("linear/packed_plain.cu", "linear/weight.cuh"),
+    unit!("linear/int8_wgmma.cu"),
+    unit!("linear/int8_mma.cu"),
     unit!("linear/conclude.cu", "linear/epilogue.cuh"),
     unit!("linear/heads.cu", "linear/epilogue.cuh"),
     unit!("linear/skinny.cu", "linear/weight.cuh"),
@@ -47,6 +51,7 @@ const UNITS: &[Unit] = &[
     unit!("linear/unpack.cu", "linear/weight.cuh"),
     unit!("linear/finish.cu"),
     unit!("linear/guard.cu"),
+    unit!("quant/quant.cu"),
 ];
 
 /// The whole text of a unit.

@@ -1,13 +1,18 @@
 //! Packed weights.
 //!
 //! Dense weights lie row after row, each padded with zeros to a multiple of 16 bytes: what vector loads and cuBLASLt both
-//! read, so there is one copy. Block formats are taken apart into two planes, so that integers can be loaded 16 bytes at a
-//! time: first all integers, row after row; then, from the next multiple of 256 bytes, the scales in the same order (for
-//! `Q4_1` scale and minimum in turn).
+//! read, so there is one copy. Quantised weights, group-wise or GGUF's blocks, become integers of 4 or 8 bits and the numbers of
+//! their groups: see [`packing`].
+
+mod packing;
+
+#[cfg(test)]
+pub(crate) use packing::Offset;
+pub(crate) use packing::{Packing, UNIT};
 
 use crate::{context::Context, memory::CudaBuffer, stream::CudaStream};
 use dsrun_core::{
-    BlockFormat, DType, Error, Result, WeightFormat, WeightReader, WeightType,
+    DType, Error, Result, WeightFormat, WeightReader, WeightType,
     device::{BufferSlice, MemoryKind, Stream},
     kernels::{PackedLayout, PackedWeight, WeightDesc},
 };
@@ -21,72 +26,62 @@ const SLAB: usize = 8 << 20;
 pub(crate) struct Layout {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// Bytes from row to row of the elements, or of the integers.
+    /// Bytes from row to row of dense weights; from 8 rows to the next of integers.
     pub(crate) row_bytes: usize,
-    /// Where the scales begin; the end of the elements for dense weights.
+    /// Where the numbers of groups begin; the end of the elements for dense weights.
     pub(crate) scales: usize,
-    /// Bytes of scales of a row.
+    /// Bytes of the numbers of 8 rows.
     pub(crate) scale_bytes: usize,
     pub(crate) bytes: usize,
-}
-
-/// Bytes of integers and of scales in a block.
-const fn parts(format: BlockFormat) -> Option<(usize, usize)> {
-    match format {
-        BlockFormat::Q4_0 => Some((16, 2)),
-        BlockFormat::Q4_1 => Some((16, 4)),
-        BlockFormat::Q8_0 => Some((32, 2)),
-        _ => None,
-    }
+    /// How integers are packed; none for dense weights.
+    pub(crate) packing: Option<Packing>,
 }
 
 /// How a weight would be packed.
 pub(crate) fn layout(weight: &WeightType) -> Result<Layout> {
-    let unsupported = || {
-        Error::unsupported(format!("CUDA cannot keep weights of format {}", weight.format)).field("format")
-    };
     weight.bytes()?;
     let (rows, columns) = (weight.rows(), weight.columns());
     let too_large = || Error::invalid(format!("{:?} bytes overflow", weight.shape)).field("shape");
-    let (row_bytes, scale_bytes) = match weight.format {
-        WeightFormat::Dense(dtype) if dtype.is_float() => {
+    let packing = Packing::of(weight.format);
+    let (units, row_bytes, scale_bytes) = match (weight.format, packing) {
+        (WeightFormat::Dense(dtype), _) if dtype.is_float() => {
             let bytes =
                 columns.checked_mul(dtype.bytes()).and_then(|bytes| bytes.checked_next_multiple_of(16));
-            (bytes.ok_or_else(too_large)?, 0)
+            (rows, bytes.ok_or_else(too_large)?, 0)
         }
-        WeightFormat::Block(format) => {
-            let (integers, scales) = parts(format).ok_or_else(unsupported)?;
-            let blocks = columns / format.elements();
-            (blocks * integers, blocks * scales)
+        (_, Some(packing)) => {
+            let bytes = packing.unit_bytes(columns).ok_or_else(too_large)?;
+            (rows.div_ceil(UNIT), bytes, packing.number_bytes(columns).ok_or_else(too_large)?)
         }
-        _ => return Err(unsupported()),
+        (format, None) => {
+            let message = format!("CUDA cannot keep weights of format {format}");
+            return Err(Error::unsupported(message).field("format"));
+        }
     };
-    let scales = rows.checked_mul(row_bytes).and_then(|bytes| bytes.checked_next_multiple_of(256));
+    let scales = units.checked_mul(row_bytes).and_then(|bytes| bytes.checked_next_multiple_of(256));
     let scales = scales.ok_or_else(too_large)?;
     let bytes =
-        rows.checked_mul(scale_bytes).and_then(|bytes| bytes.checked_add(scales)).ok_or_else(too_large)?;
-    Ok(Layout { rows, columns, row_bytes, scales, scale_bytes, bytes })
+        units.checked_mul(scale_bytes).and_then(|bytes| bytes.checked_add(scales)).ok_or_else(too_large)?;
+    Ok(Layout { rows, columns, row_bytes, scales, scale_bytes, bytes, packing })
 }
 
 /// What `prepack_query` answers.
 pub(crate) fn packed_layout(weight: &WeightDesc) -> Result<PackedLayout> {
     let name = match weight.weight_type.format {
         WeightFormat::Dense(dtype) => format!("rows16-{dtype}"),
-        format => format!("planes-{format}"),
+        format => format!("units8-{format}"),
     };
     Ok(PackedLayout { bytes: layout(&weight.weight_type)?.bytes, name })
 }
 
-/// The name of an element type or format in the kernels.
-pub(crate) fn format_name(format: WeightFormat) -> Result<&'static str> {
-    match format {
-        WeightFormat::Dense(DType::F32) => Ok("FORMAT_F32"),
-        WeightFormat::Dense(DType::F16) => Ok("FORMAT_F16"),
-        WeightFormat::Dense(DType::BF16) => Ok("FORMAT_BF16"),
-        WeightFormat::Block(BlockFormat::Q4_0) => Ok("FORMAT_Q4_0"),
-        WeightFormat::Block(BlockFormat::Q4_1) => Ok("FORMAT_Q4_1"),
-        WeightFormat::Block(BlockFormat::Q8_0) => Ok("FORMAT_Q8_0"),
-        other => Err(Error::unsupported(format!("CUDA cannot keep weights of format {other}"))),
+/// An element type or format in the kernels: `FORMAT` of `linear/weight.cuh`.
+pub(crate) fn format_name(format: WeightFormat) -> Result<String> {
+    match (format, Packing::of(format)) {
+        (WeightFormat::Dense(DType::F32), _) => Ok("FORMAT_F32".into()),
+        (WeightFormat::Dense(DType::F16), _) => Ok("FORMAT_F16".into()),
+        (WeightFormat::Dense(DType::BF16), _) => Ok("FORMAT_BF16".into()),
+        (_, Some(packing)) => Ok(packing.number().to_string()),
+        (other, None) => Err(Error::unsupported(format!("CUDA cannot keep weights of format {other}"))),
     }
 }
 
@@ -115,7 +110,8 @@ impl CudaWeight {
         let layout = layout(&weight.weight_type)?;
         let buffer = Arc::new(CudaBuffer::new(context.clone(), layout.bytes, MemoryKind::Device)?);
         let source_bytes = weight.weight_type.row_bytes()?;
-        let step = (SLAB / layout.row_bytes.max(1)).max(1);
+        // Whole units at a time.
+        let step = (SLAB / source_bytes.max(1)).max(1).next_multiple_of(UNIT);
         let (mut elements, mut scales) = (Vec::new(), Vec::new());
         let mut first = 0;
         while first < layout.rows {
@@ -128,17 +124,17 @@ impl CudaWeight {
                 let slice = BufferSlice { buffer: buffer.clone(), offset, bytes: bytes.len() };
                 stream.upload(bytes, &slice)
             };
-            if source_bytes == layout.row_bytes && layout.scale_bytes == 0 {
+            elements.clear();
+            scales.clear();
+            if let Some(packing) = layout.packing {
+                packing.pack(&weight.weight_type, &rows, &mut elements, &mut scales)?;
+                upload(&elements, first / UNIT * layout.row_bytes)?;
+                upload(&scales, layout.scales + first / UNIT * layout.scale_bytes)?;
+            } else if source_bytes == layout.row_bytes {
                 upload(&rows, first * layout.row_bytes)?;
             } else {
-                elements.clear();
-                scales.clear();
-                match weight.weight_type.format {
-                    WeightFormat::Block(format) => split(format, &rows, &mut elements, &mut scales),
-                    _ => pad(&rows, source_bytes, layout.row_bytes, &mut elements),
-                }
+                pad(&rows, source_bytes, layout.row_bytes, &mut elements);
                 upload(&elements, first * layout.row_bytes)?;
-                upload(&scales, layout.scales + first * layout.scale_bytes)?;
             }
             first += count;
         }
@@ -164,15 +160,6 @@ fn pad(rows: &[u8], source: usize, padded: usize, out: &mut Vec<u8>) {
     }
 }
 
-fn split(format: BlockFormat, rows: &[u8], integers: &mut Vec<u8>, scales: &mut Vec<u8>) {
-    let Some((_, scale_bytes)) = parts(format) else { return };
-    for block in rows.chunks_exact(format.bytes()) {
-        let (scale, integer) = block.split_at(scale_bytes);
-        scales.extend_from_slice(scale);
-        integers.extend_from_slice(integer);
-    }
-}
-
 impl PackedWeight for CudaWeight {
     fn weight_type(&self) -> &WeightType {
         &self.weight_type
@@ -186,22 +173,19 @@ impl PackedWeight for CudaWeight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dsrun_core::BlockFormat;
 
     #[test]
-    fn dense_rows_are_padded_and_blocks_taken_apart() {
+    fn dense_rows_are_padded_and_integers_lie_in_units() {
         let weight = |format, columns| WeightType { format, shape: vec![3, columns] };
         let dense = layout(&weight(WeightFormat::Dense(DType::BF16), 5)).unwrap();
         assert_eq!((dense.row_bytes, dense.scale_bytes, dense.bytes), (16, 0, 256));
+        // One unit of 8 rows: 128 columns of 4 bits, and numbers of 8 groups of 32 for the 256 columns of a piece.
         let blocks = layout(&weight(WeightFormat::Block(BlockFormat::Q4_1), 64)).unwrap();
-        assert_eq!((blocks.row_bytes, blocks.scales, blocks.scale_bytes, blocks.bytes), (32, 256, 8, 280));
+        assert_eq!((blocks.row_bytes, blocks.scales, blocks.scale_bytes), (512, 512, 8 * 8 * 4));
         assert!(layout(&weight(WeightFormat::Dense(DType::I32), 4)).is_err());
-
         let mut out = Vec::new();
         pad(&[1, 2, 3, 4], 2, 3, &mut out);
         assert_eq!(out, [1, 2, 0, 3, 4, 0]);
-        let (mut integers, mut scales) = (Vec::new(), Vec::new());
-        let block: Vec<u8> = (0..18).collect();
-        split(BlockFormat::Q4_0, &block, &mut integers, &mut scales);
-        assert_eq!((scales.as_slice(), integers.len(), integers[0]), (&[0, 1][..], 16, 2));
     }
 }

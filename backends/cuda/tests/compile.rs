@@ -14,9 +14,9 @@ use dsrun_core::{
     kernels::{CallDesc, OperandDesc},
     op::{
         Activation, Add, Argmax, Attention, AttentionMask, Cast, Columns, CommitTokens, Embed, Fill,
-        GateLayout, GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LogitProcess, Matmul,
-        Nonlinearity, Op, PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep, RmsNorm, Rope,
-        RopePairing, Sample,
+        GateLayout, GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess,
+        Matmul, Nonlinearity, Op, PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep,
+        QuantPerToken, RmsNorm, Rope, RopePairing, Sample,
     },
     region::{
         Region,
@@ -61,6 +61,80 @@ fn call(op: impl Into<Op>, operands: Vec<Operand>) -> CallDesc {
 fn formats(dtype: DType) -> Vec<WeightFormat> {
     let blocks = [BlockFormat::Q4_0, BlockFormat::Q4_1, BlockFormat::Q8_0].map(WeightFormat::Block);
     [WeightFormat::Dense(dtype), WeightFormat::Dense(DType::BF16)].into_iter().chain(blocks).collect()
+}
+
+/// Group-wise formats and blocks with every kind of integer, group and numbers.
+fn integer_formats(dtype: DType) -> impl Iterator<Item = WeightFormat> {
+    // The types of activations differ in little: one takes all formats.
+    let taken = if dtype == DType::BF16 { 8 } else { 2 };
+    let groups = [
+        "int8",
+        "int4g128_f16",
+        "int8_bf16",
+        "int8z_f16",
+        "int8g128_f16",
+        "int8g64z_bf16",
+        "int4m",
+        "int4g64z",
+    ];
+    let groups = groups.map(|name| WeightFormat::from_name(name).unwrap());
+    let blocks =
+        [BlockFormat::Q4_0, BlockFormat::Q4_1, BlockFormat::Q5_1, BlockFormat::Q4_K, BlockFormat::Q6_K];
+    let blocks = blocks.map(WeightFormat::Block).into_iter();
+    groups.into_iter().take(taken).chain(blocks.take(taken / 2 + 1))
+}
+
+/// Products with integers, and of bytes with bytes.
+fn quantised_calls(dtype: DType) -> Vec<CallDesc> {
+    let mut calls = Vec::new();
+    let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+    let gated =
+        GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
+    let plain = Activation { function: Nonlinearity::GeluErf, limit: 1.0 };
+    let region = |region: dsrun_core::Result<Region>| Op::Region(region.unwrap().into());
+    let vector = |size: usize| tensor(dtype, &[size]);
+    for format in integer_formats(dtype) {
+        for (rows, inputs) in [(1, 2304), (12, 1024), (20, 256), (100, 256)] {
+            let (x, w) = (bounded(dtype, &[rows, inputs]), weight(format, [512, inputs]));
+            calls.push(call(Linear { dtype }, vec![x.clone(), w.clone(), vector(512)]));
+            let operands = vec![x.clone(), vector(inputs), w.clone()];
+            calls.push(call(region(well_known::mlp_input(norm, dtype, false, gated)), operands));
+        }
+        let op = Embed { dtype, first_row: 0, position_offset: 0 };
+        calls.push(call(op, vec![tensor(DType::I32, &[3]), weight(format, [10, 256]), None, None]));
+    }
+    for rows in [1, 9, 40, 300] {
+        for (format, inputs) in [("int8", 1024), ("int8_f16", 100)] {
+            let w = weight(WeightFormat::from_name(format).unwrap(), [96, inputs]);
+            let x = [bounded(DType::I8, &[rows, inputs]), tensor(DType::F32, &[rows])];
+            let with = |behind: Vec<Operand>| [x.to_vec(), vec![w.clone()], behind].concat();
+            calls.push(call(LinearW8A8 { dtype: DType::F32 }, with(vec![None])));
+            calls.push(call(LinearW8A8 { dtype }, with(vec![vector(96)])));
+            let add = well_known::linear_w8a8_add(dtype, false, Add { alpha: 1.0 });
+            calls.push(call(region(add), with(vec![bounded(dtype, &[rows, 96])])));
+            calls.push(call(region(well_known::linear_w8a8_activation(dtype, false, gated)), with(vec![])));
+            calls.push(call(
+                region(well_known::linear_w8a8_activation(dtype, true, plain)),
+                with(vec![vector(96)]),
+            ));
+        }
+    }
+    for columns in [64, 99, 14_336] {
+        let x = bounded(dtype, &[3, columns]);
+        calls.push(call(QuantPerToken {}, vec![x.clone()]));
+        calls.push(call(region(well_known::norm_quant(norm)), vec![x.clone(), vector(columns)]));
+        let layer = well_known::norm_quant(LayerNorm { eps: 1e-5 });
+        calls.push(call(region(layer), vec![x.clone(), vector(columns), vector(columns)]));
+        calls.push(call(region(well_known::activation_quant(plain)), vec![x.clone()]));
+        let halves = bounded(dtype, &[3, 2 * columns]);
+        for layout in [GateLayout::Concatenated, GateLayout::Interleaved] {
+            let gated = GatedActivation { layout, ..gated };
+            calls.push(call(region(well_known::activation_quant(gated)), vec![halves.clone()]));
+        }
+        let apart = GatedActivation { layout: GateLayout::Separate, ..gated };
+        calls.push(call(region(well_known::activation_quant(apart)), vec![x.clone(), x]));
+    }
+    calls
 }
 
 fn attention_calls(dtype: DType) -> Vec<CallDesc> {
@@ -274,6 +348,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(plane_calls(dtype));
         calls.extend(region_calls(dtype));
         calls.extend(linear_calls(dtype));
+        calls.extend(quantised_calls(dtype));
         calls.extend(attention_calls(dtype));
     }
     let machines = [true, false].map(|blas| Machine { capability, processors: 132, blas });

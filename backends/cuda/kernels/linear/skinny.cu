@@ -1,5 +1,5 @@
 /*
- * linear for a few rows, on plain arithmetic: y = x W^T + b, and with NORM y = rms_norm(x) W^T + b.
+ * linear with dense weights for a few rows, on plain arithmetic: y = x W^T + b, and with NORM y = rms_norm(x) W^T + b.
  *
  * SPLIT warps share ROWS outputs (one, or two where several tokens pay for the reads of x) and up to TOKENS tokens; a block
  * has 4 warps. Grid: (blocks of outputs, blocks of tokens). A lane takes 16 bytes of a weight row at a time, UNROLL of them
@@ -20,36 +20,10 @@ typedef Lanes<float> Elements;
 #elif FORMAT == FORMAT_F16
 #define WIDTH 8
 typedef Lanes<f16> Elements;
-#elif FORMAT == FORMAT_BF16
+#else
 #define WIDTH 8
 typedef Lanes<bf16> Elements;
-#elif FORMAT == FORMAT_Q8_0
-#define WIDTH 16
-#else
-#define WIDTH 32
 #endif
-
-/* The whole numbers (or elements) of 16 bytes. A float with the number in its low bits, less 2^23, is the number. */
-__device__ inline void unpack(const Vector& v, float (&out)[WIDTH]) {
-#if FORMAT == FORMAT_Q8_0
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        u32 byte = (v.word[i / 4] ^ 0x80808080u) >> (i % 4 * 8) & 255;
-        out[i] = __uint_as_float(0x4B000000u | byte) - 8388736.0f;
-    }
-#elif FORMAT == FORMAT_Q4_0 || FORMAT == FORMAT_Q4_1
-    const float zero = FORMAT == FORMAT_Q4_0 ? 8388616.0f : 8388608.0f;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        u32 byte = v.word[i / 4] >> (i % 4 * 8);
-        out[i] = __uint_as_float(0x4B000000u | (byte & 15)) - zero;
-        out[i + 16] = __uint_as_float(0x4B000000u | (byte >> 4 & 15)) - zero;
-    }
-#else
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) out[i] = Elements::get(v, i);
-#endif
-}
 
 /* `WIDTH` elements of x; zeros behind the last. */
 __device__ inline void load_x(const X* from, i64 left, float (&out)[WIDTH]) {
@@ -104,7 +78,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(Extent extent, i
             if (at >= pieces) break;
             float w[ROWS][WIDTH];
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) unpack(piece[u][r], w[r]);
+            for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) w[r][i] = Elements::get(piece[u][r], i);
+            }
 #if NORM
             float g[WIDTH];
 #pragma unroll
@@ -124,24 +101,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(Extent extent, i
 #endif
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
-#if FORMAT <= FORMAT_BF16
 #pragma unroll
                     for (int i = 0; i < WIDTH; ++i) sum[r][t] += own[i] * w[r][i];
-#else
-                    float dot = 0.0f;
-                    i64 here = output + r < outputs ? output + r : 0;
-#if FORMAT == FORMAT_Q4_1
-                    /* Scale and minimum may cancel: the element is put together before it is multiplied. */
-                    float scale = weight.scale(here, 2 * at), minimum = weight.scale(here, 2 * at + 1);
-#pragma unroll
-                    for (int i = 0; i < WIDTH; ++i) dot += own[i] * fmaf(scale, w[r][i], minimum);
-                    sum[r][t] += dot;
-#else
-#pragma unroll
-                    for (int i = 0; i < WIDTH; ++i) dot += own[i] * w[r][i];
-                    sum[r][t] += weight.scale(here, at * WIDTH / 32) * dot;
-#endif
-#endif
                 }
             }
         }

@@ -1,36 +1,59 @@
 /*
  * Packed weights, element by element. FORMAT and OTHER_FORMAT say how; `at` is for kernels that do not care for speed.
  *
- * Dense rows are padded to 16 bytes. Blocks of 32 lie in two planes: integers (16 or 32 bytes a block), then scales (f16, for
- * Q4_1 scale and minimum in turn).
+ * Dense rows are padded to 16 bytes. Integers lie in units of 8 rows, their groups' numbers behind them: see weight/packing.rs.
+ * Their FORMAT is 256 and: bit 0, 8 bits; bits 1 to 3, columns of a group (0 a row, else 8 times a power of two); bits 4 and 5,
+ * what they are counted from (0 the same everywhere, 1 a zero point, 2 a minimum); bits 6 and 7, type of the numbers.
  */
 #define FORMAT_F32 0
 #define FORMAT_F16 1
 #define FORMAT_BF16 2
-#define FORMAT_Q4_0 3
-#define FORMAT_Q4_1 4
-#define FORMAT_Q8_0 5
+#define FORMAT_PACKED 256
 
 template <int Format> struct WeightOf {
+    static constexpr int bits = Format & 1 ? 8 : 4, offset = Format >> 4 & 3, type = Format >> 6 & 3;
+    static constexpr int group = Format >> 1 & 7 ? 8 << (Format >> 1 & 7) : 0;
+    static constexpr int numbers = offset ? 2 : 1, number_bytes = type ? 2 : 4;
+
+    /* Dense: rows. Packed: integers, and the numbers of groups. */
     const u8* elements;
     const u8* scales;
+    /* Bytes from row to row, or from 8 rows to the next. */
     i64 row_bytes, scale_bytes;
 
-    __device__ float scale(i64 row, i64 index) const {
-        return widen(((const f16*)(scales + row * scale_bytes))[index]);
+    __device__ float number(i64 row, i64 own_group, int which) const {
+        const u8* from = scales + row / 8 * scale_bytes + ((own_group * 8 + row % 8) * numbers + which) * number_bytes;
+        if (type == 0) return *(const float*)from;
+        return type == 1 ? widen(*(const f16*)from) : widen(*(const bf16*)from);
+    }
+
+    /* An integer with its numbers. */
+    __device__ static float scaled(float stored, float scale, float second) {
+        if (offset == 1) return scale * (stored - second);
+        if (offset == 2) return scale * (bits == 8 ? stored + 128.0f : stored) + second;
+        return scale * (bits == 8 ? stored : stored - 8.0f);
     }
 
     __device__ float at(i64 row, i64 column) const {
-        const u8* own = elements + row * row_bytes;
-        if (Format == FORMAT_F32) return ((const float*)own)[column];
-        if (Format == FORMAT_F16) return widen(((const f16*)own)[column]);
-        if (Format == FORMAT_BF16) return widen(((const bf16*)own)[column]);
-        i64 block = column / 32, item = column % 32;
-        if (Format == FORMAT_Q8_0) return scale(row, block) * (float)(signed char)own[column];
-        u32 byte = own[block * 16 + item % 16];
-        float whole = (float)(item < 16 ? byte & 15 : byte >> 4);
-        if (Format == FORMAT_Q4_0) return scale(row, block) * (whole - 8.0f);
-        return scale(row, 2 * block) * whole + scale(row, 2 * block + 1);
+        if (Format < FORMAT_PACKED) {
+            const u8* own = elements + row * row_bytes;
+            if (Format == FORMAT_F32) return ((const float*)own)[column];
+            return Format == FORMAT_F16 ? widen(((const f16*)own)[column]) : widen(((const bf16*)own)[column]);
+        }
+        const u8* own = elements + row / 8 * row_bytes + row % 8 * 16;
+        i64 own_group = group ? column / (group ? group : 1) : 0;
+        float stored;
+        if (bits == 8) {
+            int i = (int)(column % 64);
+            /* 16 columns to a line, or 4 to a word of each of four lines. */
+            int line = group ? i / 4 % 4 : i / 16, byte = group ? i / 16 * 4 + i % 4 : i % 16;
+            stored = (float)(signed char)own[(column / 64 * 4 + line) * 128 + byte];
+        } else {
+            int i = (int)(column % 128), nibble = i % 8 / 2 + i % 2 * 4;
+            u32 byte = own[(column / 128 * 4 + i / 8 % 4) * 128 + i / 32 * 4 + nibble / 2];
+            stored = (float)(nibble % 2 ? byte >> 4 : byte & 15);
+        }
+        return scaled(stored, number(row, own_group, 0), numbers == 2 ? number(row, own_group, 1) : 0.0f);
     }
 };
 

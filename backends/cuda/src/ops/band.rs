@@ -37,8 +37,7 @@ struct Cut {
 }
 
 /// Bytes from row to row in shared memory: 64 more than a multiple of 128.
-fn pitch(columns: usize) -> usize {
-    let bytes = columns * 2;
+pub(super) fn pitch(bytes: usize) -> usize {
     if bytes % 128 == 64 { bytes } else { bytes.next_multiple_of(128) + 64 }
 }
 
@@ -49,7 +48,7 @@ fn busy(tiles: usize, slices: usize, processors: usize) -> f64 {
 }
 
 /// The most bytes of shared memory that a block may have.
-fn shared_memory(capability: u32) -> usize {
+pub(super) fn shared_memory(capability: u32) -> usize {
     match capability {
         80 | 87 => 162 << 10,
         90..120 => 226 << 10,
@@ -62,12 +61,12 @@ fn cut(rows: usize, inputs: usize, tiles: usize, machine: &Machine) -> Option<Cu
     let most_shared = shared_memory(machine.capability);
     // Activations may take a third of what a block has.
     let room = most_shared / 3;
-    let least = (rows * pitch(inputs)).div_ceil(room);
+    let least = (rows * pitch(inputs * 2)).div_ceil(room);
     let most = if rows == 1 { least } else { least + 8 };
     let mut best: Option<(usize, f64)> = None;
     for slices in least..=most.min(processors) {
         let slice = inputs.div_ceil(32 * slices) * 32;
-        if (slices - 1) * slice >= inputs || rows * pitch(slice) > room {
+        if (slices - 1) * slice >= inputs || rows * pitch(slice * 2) > room {
             continue;
         }
         let busy = busy(tiles, slices, processors);
@@ -78,7 +77,7 @@ fn cut(rows: usize, inputs: usize, tiles: usize, machine: &Machine) -> Option<Cu
     let (slices, _) = best?;
     let slice = inputs.div_ceil(32 * slices) * 32;
     // Two sets of sums: 8 warps, 20 floats a row.
-    let beside = rows * pitch(slice) + 2 * WARPS * rows * 20 * 4;
+    let beside = rows * pitch(slice * 2) + 2 * WARPS * rows * 20 * 4;
     let stages = most_shared.saturating_sub(beside) / STAGE;
     if stages < 3 {
         return None;
@@ -123,28 +122,63 @@ pub(super) fn plan(
     if !takes {
         return Ok(None);
     }
-    if let Some(norm) = chain.norm {
-        let whole = match norm.gain() {
-            Some(gain) => operand(call, gain)?.shape == [inputs],
-            None => true,
-        };
-        if !whole || rows > NORMED_ROWS {
-            return Ok(None);
-        }
+    if !takes_norm(chain, rows, inputs, call)? {
+        return Ok(None);
     }
-    let tiles = match (chain.behind, chain.head_sizes(call)?) {
+    let Some(tiles) = tiles(chain, outputs, call)? else { return Ok(None) };
+    let Some(cut) = cut(rows, inputs, tiles, machine) else { return Ok(None) };
+    let defines: [(_, &dyn Display); 8] = [
+        ("WARPS", &WARPS),
+        ("X", &type_name(x.dtype)?),
+        ("HALF", &i32::from(x.dtype == DType::F16)),
+        ("TOKENS", &rows),
+        ("SLICES", &cut.slices),
+        ("SLICE", &cut.slice),
+        ("X_PITCH", &pitch(cut.slice * 2)),
+        ("STAGES", &cut.stages),
+    ];
+    let mut spec = KernelSpec::new("linear/band.cu", "band", defines).with_shared(cut.shared);
+    spec.defines.extend(norm_defines(chain, inputs, WARPS, call)?);
+    spec.defines.extend(chain.defines(call)?);
+    let items = 8 * rows;
+    let (workspace, persistent) = match cut.slices {
+        1 => (0, 0),
+        slices => (tiles * slices * items * 8, tiles * items.div_ceil(32) * 4),
+    };
+    Ok(Some(Band { spec, workspace, persistent, cut }))
+}
+
+/// Whether blocks can norm so many rows for themselves.
+pub(super) fn takes_norm(chain: &Chain, rows: usize, inputs: usize, call: &CallDesc) -> Result<bool> {
+    let Some(norm) = chain.norm else { return Ok(true) };
+    let whole = match norm.gain() {
+        Some(gain) => operand(call, gain)?.shape == [inputs],
+        None => true,
+    };
+    Ok(whole && rows <= NORMED_ROWS)
+}
+
+/// Tiles of 16 outputs, as the epilogue pairs them; none if it cannot.
+pub(super) fn tiles(chain: &Chain, outputs: usize, call: &CallDesc) -> Result<Option<usize>> {
+    Ok(match (chain.behind, chain.head_sizes(call)?) {
         (Behind::Gate(op), _) if op.layout == dsrun_core::op::GateLayout::Concatenated => {
-            (outputs / 2).div_ceil(8)
+            Some((outputs / 2).div_ceil(8))
         }
         (_, Some([size, value_size, pairs])) => {
-            if !size.is_multiple_of(16) || !value_size.is_multiple_of(16) || !pairs.is_multiple_of(8) {
-                return Ok(None);
-            }
-            outputs / 16
+            let whole = size.is_multiple_of(16) && value_size.is_multiple_of(16) && pairs.is_multiple_of(8);
+            whole.then_some(outputs / 16)
         }
-        _ => outputs.div_ceil(16),
-    };
-    let Some(cut) = cut(rows, inputs, tiles, machine) else { return Ok(None) };
+        _ => Some(outputs.div_ceil(16)),
+    })
+}
+
+/// The constants of what stands in front of a product, for blocks of so many warps.
+pub(super) fn norm_defines(
+    chain: &Chain,
+    inputs: usize,
+    warps: usize,
+    call: &CallDesc,
+) -> Result<Vec<(&'static str, String)>> {
     let name = |index: Option<usize>| match index {
         Some(index) => operand(call, index).and_then(|tensor| type_name(tensor.dtype)),
         None => Ok("f32"),
@@ -155,31 +189,28 @@ pub(super) fn plan(
         Some(Norm::Layer(..)) => 2,
     };
     // Vectors of a row for each thread, if they may stay in registers.
-    let own = inputs.div_ceil(8 * WARPS * 32);
+    let own = inputs.div_ceil(8 * warps * 32);
     let own = if own <= 2 { own } else { 0 };
     let (gain, shift) = chain.norm.map_or((None, None), |norm| (norm.gain(), norm.shift()));
-    let defines: [(_, &dyn Display); 12] = [
-        ("X", &type_name(x.dtype)?),
-        ("HALF", &i32::from(x.dtype == DType::F16)),
-        ("BIAS", &name(chain.bias)?),
-        ("G", &name(gain)?),
-        ("SHIFT", &name(shift)?),
-        ("NORM", &norm),
-        ("TOKENS", &rows),
-        ("SLICES", &cut.slices),
-        ("SLICE", &cut.slice),
-        ("X_PITCH", &pitch(cut.slice)),
-        ("STAGES", &cut.stages),
-        ("OWN", &own),
-    ];
-    let mut spec = KernelSpec::new("linear/band.cu", "band", defines).with_shared(cut.shared);
-    spec.defines.extend(chain.defines(call)?);
-    let items = 8 * rows;
-    let (workspace, persistent) = match cut.slices {
-        1 => (0, 0),
-        slices => (tiles * slices * items * 8, tiles * items.div_ceil(32) * 4),
+    Ok([
+        ("BIAS", name(chain.bias)?.to_owned()),
+        ("G", name(gain)?.to_owned()),
+        ("SHIFT", name(shift)?.to_owned()),
+        ("NORM", norm.to_string()),
+        ("OWN", own.to_string()),
+    ]
+    .into())
+}
+
+/// `struct Norm` of the kernels.
+pub(super) fn norm_words(chain: &Chain, frame: &Frame) -> [u64; 3] {
+    let optional = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
+    let (gain, shift, eps, offset) = match chain.norm {
+        None => (0, 0, 0.0f32, 0.0f32),
+        Some(Norm::Rms(op, gain)) => (frame.address(gain), 0, op.eps, op.weight_offset),
+        Some(Norm::Layer(op, gain, shift)) => (optional(gain), optional(shift), op.eps, 0.0),
     };
-    Ok(Some(Band { spec, workspace, persistent, cut }))
+    [gain, shift, u64::from(eps.to_bits()) | u64::from(offset.to_bits()) << 32]
 }
 
 impl Band {
@@ -211,13 +242,6 @@ impl Band {
         let weight = frame.weight(chain.weight)?;
         let mut bounds = chain.bounds(frame)?;
         bounds.push(x);
-        let optional = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
-        let (gain, shift, eps, offset) = match chain.norm {
-            None => (0, 0, 0.0f32, 0.0f32),
-            Some(Norm::Rms(op, gain)) => (frame.address(gain), 0, op.eps, op.weight_offset),
-            Some(Norm::Layer(op, gain, shift)) => (optional(gain), optional(shift), op.eps, 0.0),
-        };
-        let norm = [gain, shift, u64::from(eps.to_bits()) | u64::from(offset.to_bits()) << 32];
         let parameters = Parameters::default()
             .extent(x.size(0), &bounds)
             .size(self.cut.tiles)
@@ -226,7 +250,7 @@ impl Band {
             .address(weight.address())
             .size(weight.layout.row_bytes)
             .size(usize::from(weight.immutable))
-            .words(norm)
+            .words(norm_words(chain, frame))
             .address(workspace)
             .address(frame.persistent)
             .words(chain.epilogue(frame, true)?);
@@ -263,6 +287,6 @@ mod tests {
     #[case(1600)]
     #[case(4096)]
     fn neighbouring_rows_start_half_a_line_apart(#[case] columns: usize) {
-        assert!(pitch(columns) >= columns * 2 && pitch(columns) % 128 == 64);
+        assert!(pitch(columns * 2) >= columns * 2 && pitch(columns * 2) % 128 == 64);
     }
 }

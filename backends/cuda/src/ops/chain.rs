@@ -8,7 +8,7 @@
 use super::{
     KernelSpec, Machine, Recipe, THREADS, WIDE, band,
     linear::{Layer, Places, weight_type},
-    norm, operand, plane, result, type_name,
+    norm, operand, packed, plane, result, type_name,
 };
 use crate::{
     context::Context,
@@ -86,6 +86,8 @@ pub(super) enum Behind {
 pub(super) struct Chain {
     pub(super) norm: Option<Norm>,
     pub(super) x: usize,
+    /// Scales of the rows of `x`, where those are bytes.
+    pub(super) scales: Option<usize>,
     pub(super) weight: usize,
     pub(super) bias: Option<usize>,
     /// Element type of the product.
@@ -139,7 +141,13 @@ impl Chain {
     /// A linear layer by itself: operands `x`, `weight`, `bias`.
     pub(super) fn of_linear(call: &CallDesc, product: DType) -> Self {
         let bias = call.tensor(2).map(|_| 2);
-        Self { norm: None, x: 0, weight: 1, bias, product, behind: Behind::Nothing }
+        Self { norm: None, x: 0, scales: None, weight: 1, bias, product, behind: Behind::Nothing }
+    }
+
+    /// A linear layer over bytes by itself: operands `x`, `scales`, `weight`, `bias`.
+    pub(super) fn of_linear_w8a8(call: &CallDesc, product: DType) -> Self {
+        let bias = call.tensor(3).map(|_| 3);
+        Self { norm: None, x: 0, scales: Some(1), weight: 2, bias, product, behind: Behind::Nothing }
     }
 
     /// Reads a body; none if it is no such chain.
@@ -157,17 +165,24 @@ impl Chain {
             norm = Some(Norm::Layer(op, body.outside(call, 1)?, body.outside(call, 2)?));
             (x, normed) = (Some(body.operand(call, 0)?), call.results.first().copied());
         }
-        let (linear, call) = body.take(|op| if let Op::Linear(op) = op { Some(*op) } else { None })?;
+        // The element type of the product, and whether it is one of bytes.
+        let ((dtype, bytes), call) = body.take(|op| match op {
+            Op::Linear(op) => Some((op.dtype, false)),
+            Op::LinearW8A8(op) if norm.is_none() => Some((op.dtype, true)),
+            _ => None,
+        })?;
         let x = match (x, normed) {
             (Some(x), Some(normed)) if is(call, 0, normed) => x,
             (None, _) => body.operand(call, 0)?,
             _ => return None,
         };
-        let (weight, bias) = (body.operand(call, 1)?, body.outside(call, 2)?);
+        let scales = if bytes { Some(body.operand(call, 1)?) } else { None };
+        let weight = 1 + usize::from(bytes);
+        let (weight, bias) = (body.operand(call, weight)?, body.outside(call, weight + 1)?);
         let product = *call.results.first()?;
         let (behind, results) = Self::parse_behind(&mut body, product)?;
         let whole = body.peek().is_none() && region.results() == results;
-        whole.then_some(Self { norm, x, weight, bias, product: linear.dtype, behind })
+        whole.then_some(Self { norm, x, scales, weight, bias, product: dtype, behind })
     }
 
     fn parse_behind(body: &mut Body<'_>, product: ValueId) -> Option<(Behind, Vec<ValueId>)> {
@@ -247,6 +262,7 @@ impl Chain {
     /// Operands over the rows, beside the results: their extents count.
     fn row_operands(&self) -> Vec<usize> {
         let mut operands = vec![self.x];
+        operands.extend(self.scales);
         match self.behind {
             Behind::Sum(_, residual) => operands.push(residual),
             Behind::Heads(heads) => {
@@ -340,6 +356,28 @@ impl Chain {
         Ok(words)
     }
 
+    /// The same with the bias, for rows from `first` on: what lies over rows begins there.
+    pub(super) fn epilogue_from(&self, frame: &Frame, first: usize) -> Result<[u64; 26]> {
+        let mut words = self.epilogue(frame, true)?;
+        if first == 0 {
+            return Ok(words);
+        }
+        let y = frame.result(0)?;
+        let element = y.desc.dtype.bytes() as u64;
+        words[2] += first as u64 * words[3] * element;
+        match self.behind {
+            Behind::Sum(..) => words[4] += first as u64 * words[5] * element,
+            Behind::Heads(_) => {
+                // Positions, where there are some, and slots.
+                for word in [12, 15] {
+                    words[word] += if words[word] == 0 { 0 } else { first as u64 * 4 };
+                }
+            }
+            _ => {}
+        }
+        Ok(words)
+    }
+
     /// Sizes of a head's key and value and how many pairs are turned; refuses heads that no kernel takes.
     pub(super) fn head_sizes(&self, call: &CallDesc) -> Result<Option<[usize; 3]>> {
         let Behind::Heads(heads) = self.behind else { return Ok(None) };
@@ -388,6 +426,9 @@ pub(super) fn recipe(chain: Chain, call: &CallDesc, machine: &Machine) -> Result
     if let Some(band) = band::plan(&chain, operand(call, chain.x)?, call, machine)? {
         return Ok(band.recipe(chain));
     }
+    if let Some(packed) = packed::plan(&chain, operand(call, chain.x)?, call, machine)? {
+        return Ok(packed.recipe(chain));
+    }
     match (chain.norm, chain.behind) {
         (None, _) => behind_norm(chain, operand(call, chain.x)?, call, machine).map(|rest| Recipe {
             kernels: rest.kernels,
@@ -417,7 +458,7 @@ fn norm_within(
     let (x, y, weight) = (operand(call, chain.x)?, result(call, 0)?, weight_type(call, chain.weight)?);
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
     let norm = Some((op, operand(call, gain)?.dtype));
-    let layer = Layer { x, weight, y, bias, norm, residual: None, scratch: false };
+    let layer = Layer { x, weight, y, bias, norm, residual: None, bytes: false, scratch: false };
     if !layer.takes_norm() || operand(call, gain)?.shape != [weight.columns()] {
         return Ok(None);
     }
@@ -433,6 +474,7 @@ fn norm_within(
             weight: frame.weight(chain.weight)?,
             bias: chain.bias.map_or(0, |bias| frame.address(bias)),
             gain: frame.address(gain),
+            scales: 0,
             residual: None,
             y,
             bounds: &[x, y],
@@ -495,10 +537,31 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
             }),
         });
     }
+    if let Some(packed) = packed::plan(&chain, x, call, machine)? {
+        let (kernels, workspace, persistent) = (packed.specs.clone(), packed.workspace, packed.persistent);
+        return Ok(Rest {
+            kernels,
+            workspace,
+            persistent,
+            batch_invariant: false,
+            steps: Box::new(move |frame, x, workspace, functions, _| {
+                packed.steps(&chain, frame, x, workspace, functions)
+            }),
+        });
+    }
     let weight: &WeightType = weight_type(call, chain.weight)?;
     let y = result(call, 0)?;
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
-    let mut layer = Layer { x, weight, y, bias, norm: None, residual: None, scratch: false };
+    let mut layer = Layer {
+        x,
+        weight,
+        y,
+        bias,
+        norm: None,
+        residual: None,
+        bytes: chain.scales.is_some(),
+        scratch: false,
+    };
     // The one sum a product can end in by itself.
     let summed = match chain.behind {
         Behind::Sum(op, residual) if op.alpha == 1.0 && layer.takes_residual(machine) => Some(residual),
@@ -538,6 +601,7 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
                 weight: frame.weight(chain.weight)?,
                 bias: chain.bias.map_or(0, |bias| frame.address(bias)),
                 gain: 0,
+                scales: chain.scales.map_or(0, |scales| frame.address(scales)),
                 residual,
                 y: &between,
                 bounds: &bounds,

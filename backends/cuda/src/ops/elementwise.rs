@@ -203,7 +203,7 @@ pub(super) fn embed(op: &Embed, call: &CallDesc) -> Result<Recipe> {
     let (first_row, offset) = (op.first_row as usize, op.position_offset as usize);
     let format = |index: usize| match call.operands.get(index) {
         Some(Some(OperandDesc::Weight(weight))) => format_name(weight.format),
-        Some(None) => Ok("FORMAT_F32"),
+        Some(None) => Ok("FORMAT_F32".into()),
         _ => Err(Error::internal(format!("operand {index} is no weight"))),
     };
     let types: [(_, &dyn std::fmt::Display); 3] =

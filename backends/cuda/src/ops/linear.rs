@@ -1,28 +1,32 @@
-//! Products: `linear` over packed weights and `matmul` over two tensors.
+//! Products: `linear` and `linear_w8a8` over packed weights, and `matmul` over two tensors.
 //!
 //! | rows | types | kernel |
 //! |---|---|---|
 //! | 1 | dense weights | `stream`: plain arithmetic at memory speed |
-//! | 1 to 4 | all others | `skinny`: plain arithmetic |
+//! | 1 to 4 | all others, dense | `skinny`: plain arithmetic |
 //! | 5 to 16 | f16 or bf16 throughout | `skinny_mma`: tensor cores at memory speed |
-//! | 5 to 16, block formats to 32 | all others | `skinny`, four rows at a time |
-//! | more | same type throughout; block formats unpacked to the type of `x`; any weight widened for f32 | cuBLASLt |
+//! | 1 to 32 | integers, f16 or bf16 | `packed`, 16 rows at a time: tensor cores at memory speed (see [`super::packed`]) |
+//! | 1 to 32 | integers, f32, or before sm_80 | `packed_plain`, four rows at a time |
+//! | more | same type throughout; integers unpacked to the type of `x`; any weight widened for f32 | cuBLASLt |
 //! | more | others, or without cuBLASLt | `skinny_mma` to 64 rows, then `tiled` |
+//! | any | bytes times bytes | `packed` to 16 rows, then see [`int8`] |
+
+mod int8;
 
 use super::{
     KernelSpec, Machine, Recipe, THREADS, WIDE, band, chain::Chain, elementwise::weight_words, operand,
-    plane, result, type_name, type_of, wide,
+    packed, plane, result, type_name, type_of, wide,
 };
 use crate::{
     blas::{Product, Setup, Shape, WORKSPACE},
     context::Context,
     launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step},
-    weight::format_name,
+    weight::{Packing, UNIT, format_name},
 };
 use dsrun_core::{
-    BlockFormat, DType, Error, Result, TensorDesc, WeightFormat, WeightType,
+    DType, Error, Result, TensorDesc, WeightFormat, WeightType,
     kernels::{CallDesc, OperandDesc},
-    op::{Linear, Matmul, RmsNorm},
+    op::{Linear, LinearW8A8, Matmul, RmsNorm},
 };
 use std::{
     fmt::Display,
@@ -60,6 +64,8 @@ pub(super) struct Layer<'a> {
     pub(super) norm: Option<(RmsNorm, DType)>,
     /// What the product is added to, of the type of `y`, rounded once. Only where [`Layer::takes_residual`] says so.
     pub(super) residual: Option<&'a TensorDesc>,
+    /// Whether `x` are bytes with a scale for each row.
+    pub(super) bytes: bool,
     /// Whether `y` is scratch memory, where rows past the extent may be written.
     pub(super) scratch: bool,
 }
@@ -70,6 +76,8 @@ pub(super) struct Places<'a> {
     pub(super) weight: &'a crate::weight::CudaWeight,
     pub(super) bias: u64,
     pub(super) gain: u64,
+    /// Scales of the rows of `x`, where those are bytes.
+    pub(super) scales: u64,
     /// As [`Layer::residual`]. It may be `y` itself.
     pub(super) residual: Option<&'a Bound>,
     pub(super) y: &'a Bound,
@@ -100,14 +108,17 @@ impl Layered {
     }
 }
 
-/// Elements of a weight in 16 bytes.
+/// Elements of a dense weight in 16 bytes.
 fn width(format: WeightFormat) -> usize {
     match format {
         WeightFormat::Dense(dtype) => 16 / dtype.bytes(),
-        WeightFormat::Block(BlockFormat::Q8_0) => 16,
-        WeightFormat::Block(_) => 32,
         _ => 1,
     }
+}
+
+/// Whether rows begin at multiples of 16 bytes.
+fn is_vectors(rows: &TensorDesc) -> bool {
+    (rows.strides[0] * rows.dtype.bytes()).is_multiple_of(16)
 }
 
 /// The kernels there are.
@@ -116,8 +127,10 @@ enum Way {
     Stream,
     Skinny,
     SkinnyMma,
+    PackedPlain,
     Blas,
     Tiled,
+    Int8,
 }
 
 fn is_half(dtype: DType) -> bool {
@@ -143,7 +156,7 @@ impl Layer<'_> {
 
     /// Whether the norm in front can be part of the kernel.
     pub(super) fn takes_norm(&self) -> bool {
-        self.rows() <= WARPS
+        self.rows() <= WARPS && !self.weight.format.is_quantised()
     }
 
     /// The kernel for the layer: see the table above.
@@ -161,7 +174,16 @@ impl Layer<'_> {
             && self.inputs() > 0
             && (same || format.is_quantised() || self.x.dtype == DType::F32);
         let indexable = self.outputs().max(self.inputs()) < 1 << 30;
-        if rows == 1 && machine.capability >= 80 && !format.is_quantised() && self.inputs() > 0 && indexable {
+        if self.bytes {
+            Way::Int8
+        } else if format.is_quantised() && rows <= few {
+            Way::PackedPlain
+        } else if rows == 1
+            && machine.capability >= 80
+            && !format.is_quantised()
+            && self.inputs() > 0
+            && indexable
+        {
             Way::Stream
         } else if rows <= 4 || self.norm.is_some() || (rows <= few && !on_tensor_cores) {
             Way::Skinny
@@ -176,20 +198,22 @@ impl Layer<'_> {
 
     /// Whether the sum with [`Layer::residual`] can be part of the product.
     pub(super) fn takes_residual(&self, machine: &Machine) -> bool {
-        self.way(machine) == Way::Blas
+        matches!(self.way(machine), Way::Blas | Way::Int8)
     }
 
     pub(super) fn plan(&self, machine: &Machine) -> Result<Layered> {
         format_name(self.weight.format)?;
         let way = self.way(machine);
-        if self.residual.is_some() && way != Way::Blas {
+        if self.residual.is_some() && !self.takes_residual(machine) {
             return Err(Error::internal("a sum was asked of a product that has none"));
         }
         match way {
             Way::Stream => self.stream(machine),
             Way::Skinny => self.skinny(machine),
             Way::SkinnyMma => self.skinny_mma(),
+            Way::PackedPlain => self.packed_plain(),
             Way::Blas => self.by_blas(),
+            Way::Int8 => int8::plan(self, machine),
             Way::Tiled => self.tiled(),
         }
     }
@@ -239,7 +263,7 @@ impl Layer<'_> {
         let tokens = self.rows().next_power_of_two().clamp(1, WARPS);
         let pieces = self.inputs().div_ceil(width(format));
         // Several outputs for a warp where a read of x is dear beside the weights it meets.
-        let outputs = if tokens == 4 || format.is_quantised() { 2 } else { 1 };
+        let outputs = if tokens == 4 { 2 } else { 1 };
         let wanted = machine.processors * 16;
         let split = [1, 2, 4]
             .into_iter()
@@ -313,6 +337,28 @@ impl Layer<'_> {
         })
     }
 
+    fn packed_plain(&self) -> Result<Layered> {
+        let tokens = self.rows().next_power_of_two().clamp(1, WARPS);
+        let defines: [(_, &dyn Display); 5] = [
+            ("X", &type_name(self.x.dtype)?),
+            ("Y", &type_name(self.y.dtype)?),
+            ("BIAS", &self.bias_name()?),
+            ("FORMAT", &format_name(self.weight.format)?),
+            ("TOKENS", &tokens),
+        ];
+        Ok(Layered {
+            kernels: vec![KernelSpec::new("linear/packed_plain.cu", "packed_plain", defines)],
+            workspace: 0,
+            batch_invariant: true,
+            steps: Box::new(move |places, functions, _| {
+                let parameters = weight_words(common(places).rows(places.x), Some(places.weight));
+                let parameters = parameters.address(places.bias).rows(places.y);
+                let grid = [places.y.size(1).div_ceil(WARPS * UNIT), places.y.size(0).div_ceil(tokens), 1];
+                Ok(Step::kernel(function(functions, 0)?, grid, WARPS * 32, parameters).into_iter().collect())
+            }),
+        })
+    }
+
     fn tiled(&self) -> Result<Layered> {
         let defines: [(_, &dyn Display); 4] = [
             ("X", &type_name(self.x.dtype)?),
@@ -361,7 +407,10 @@ impl Layer<'_> {
         let product_type = if arrival == Arrival::Finished { DType::F32 } else { self.y.dtype };
         let same = self.weight.format == WeightFormat::Dense(dtype);
         let row_bytes = crate::weight::layout(self.weight)?.row_bytes;
-        let slab = if same { outputs } else { (SLAB / (inputs * size)).max(1).min(outputs) };
+        let packed = Packing::of(self.weight.format).is_some();
+        // Whole units of packed rows.
+        let slab = (SLAB / (inputs * size)).max(1).next_multiple_of(UNIT).min(outputs);
+        let slab = if same { outputs } else { slab };
         let slab_stride = (inputs * size).next_multiple_of(16) / size;
         let slab_bytes = if same { 0 } else { (slab * slab_stride * size).next_multiple_of(256) };
         let beside = if arrival == Arrival::Direct { 0 } else { rows * outputs * product_type.bytes() };
@@ -373,7 +422,8 @@ impl Layer<'_> {
         if !same {
             let defines: [(_, &dyn Display); 2] =
                 [("Y", &type_name(dtype)?), ("FORMAT", &format_name(self.weight.format)?)];
-            kernels.push(KernelSpec::new("linear/unpack.cu", "unpack", defines));
+            let entry = if packed { "unpack_integers" } else { "unpack" };
+            kernels.push(KernelSpec::new("linear/unpack.cu", entry, defines));
         }
         if in_scratch {
             let defines: [(_, &dyn Display); 3] =
@@ -434,12 +484,12 @@ impl Layer<'_> {
                         let parameters = Parameters::default().size(first).size(count).size(inputs);
                         let parameters =
                             weight_words(parameters, Some(places.weight)).address(unpacked).size(slab_stride);
-                        steps.extend(Step::kernel(
-                            function(functions, 0)?,
-                            plane(count, inputs),
-                            THREADS,
-                            parameters,
-                        ));
+                        // A warp takes 64 bytes of 8 rows of integers.
+                        let grid = match packed {
+                            true => plane(count.div_ceil(UNIT), inputs.div_ceil(64) * 32),
+                            false => plane(count, inputs),
+                        };
+                        steps.extend(Step::kernel(function(functions, 0)?, grid, THREADS, parameters));
                         unpacked
                     };
                     let at = |address: u64, bytes: usize| {
@@ -540,28 +590,48 @@ pub(super) fn linear(op: &Linear, call: &CallDesc, machine: &Machine) -> Result<
     if let Some(band) = band::plan(&chain, operand(call, 0)?, call, machine)? {
         return Ok(band.recipe(chain));
     }
+    if let Some(packed) = packed::plan(&chain, operand(call, 0)?, call, machine)? {
+        return Ok(packed.recipe(chain));
+    }
+    by_layer(chain, call, machine)
+}
+
+pub(super) fn linear_w8a8(op: &LinearW8A8, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+    let chain = Chain::of_linear_w8a8(call, op.dtype);
+    if let Some(packed) = packed::plan(&chain, operand(call, 0)?, call, machine)? {
+        return Ok(packed.recipe(chain));
+    }
+    by_layer(chain, call, machine)
+}
+
+/// A product with nothing in front of it or behind it.
+fn by_layer(chain: Chain, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
     let layer = Layer {
-        x: operand(call, 0)?,
-        weight: weight_type(call, 1)?,
+        x: operand(call, chain.x)?,
+        weight: weight_type(call, chain.weight)?,
         y: result(call, 0)?,
-        bias: call.tensor(2).map(|bias| bias.dtype),
+        bias: chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype),
         norm: None,
         residual: None,
+        bytes: chain.scales.is_some(),
         scratch: false,
     };
     let layered = layer.plan(machine)?;
     let (kernels, workspace, batch_invariant) =
         (layered.kernels.clone(), layered.workspace, layered.batch_invariant);
     let steps = Box::new(move |frame: &Frame, functions: &[Arc<Function>], context: &Context| {
-        let (x, y) = (frame.tensor(0)?, frame.result(0)?);
+        let (x, y) = (frame.tensor(chain.x)?, frame.result(0)?);
+        let mut bounds = chain.bounds(frame)?;
+        bounds.push(x);
         let places = Places {
             x,
-            weight: frame.weight(1)?,
-            bias: frame.address(2),
+            weight: frame.weight(chain.weight)?,
+            bias: chain.bias.map_or(0, |bias| frame.address(bias)),
             gain: 0,
+            scales: chain.scales.map_or(0, |scales| frame.address(scales)),
             residual: None,
             y,
-            bounds: &[x, y],
+            bounds: &bounds,
             workspace: frame.workspace,
         };
         if y.size(0) == 0 || y.size(1) == 0 {

@@ -4,7 +4,7 @@
 use super::{
     Machine, Recipe,
     chain::{self, Chain},
-    norm,
+    norm, quant,
 };
 use dsrun_core::{
     Error, Result,
@@ -19,6 +19,9 @@ pub(super) fn recipe(region: &Region, call: &CallDesc, machine: &Machine) -> Res
         && *region == well_known::add_rms_norm(*add, *norm)?
     {
         return norm::add_rms_norm(add, norm, call);
+    }
+    if let Some(recipe) = quant::region(region, call)? {
+        return Ok(recipe);
     }
     if let Some(chain) = Chain::parse(region) {
         return chain::recipe(chain, call, machine);

@@ -9,11 +9,11 @@
 
 use super::{Kinds, Places};
 use crate::{
-    launch::{Function, MAX_GRID, Parameters, Step},
+    launch::{Function, MAX_GRID, Parameters, Step, TensorMap},
     ops::{KernelSpec, Machine, type_name},
 };
 use cudarc::driver::sys;
-use dsrun_core::{DType, Error, Result};
+use dsrun_core::{DType, Result};
 use std::sync::Arc;
 
 /// The fewest queries of a sequence that make it a prompt. Fewer fill too little of a tile.
@@ -252,34 +252,7 @@ fn tensor_map<const N: usize, const M: usize>(
         _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };
     let strides = strides.map(|stride| stride * 2);
-    let ones = [1u32; N];
-    let mut map = std::mem::MaybeUninit::<sys::CUtensorMap>::zeroed();
-    // SAFETY: sizes, box and steps have N entries and strides N - 1, as is said; the map is written, or stays zero, which is a
-    // valid value. The memory is not touched.
-    let (status, map) = unsafe {
-        let status = sys::cuTensorMapEncodeTiled(
-            map.as_mut_ptr(),
-            kind,
-            N as u32,
-            address as *mut _,
-            sizes.as_ptr(),
-            strides.as_ptr(),
-            box_sizes.as_ptr(),
-            ones.as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        );
-        (status, map.assume_init())
-    };
-    if status != sys::CUresult::CUDA_SUCCESS {
-        let message = format!(
-            "the driver refuses to describe a tensor of {sizes:?} with strides {strides:?}: {status:?}"
-        );
-        return Err(Error::internal(message));
-    }
-    Ok(map.opaque)
+    Ok(TensorMap::new(kind, address, sizes, strides, box_sizes, true)?.words())
 }
 
 #[cfg(test)]

@@ -1,0 +1,216 @@
+/*
+ * quant_per_token, alone and behind a norm or an activation: scales[m] = max_k |v[m, k]| / 127, y = round(v / scale), with v the
+ * row, normed or activated and not rounded in between. FRONT says what is in front: 0 nothing, 1 rms_norm, 2 layer_norm, 3 a
+ * function of each element, 4 a function of the first half times the other (LAYOUT as in activation.cu).
+ *
+ * A block has a row. With OWN > 0 a thread keeps its elements in registers, OWN times 8 of them, read in loads of 16 bytes; else
+ * they are computed again for each pass, element by element. Sums and maxima are made in an order that depends on the row's
+ * length alone. Grid: (rows). Bytes: the row once, a byte for each element back.
+ */
+#define NOTHING 0
+#define RMS 1
+#define LAYER 2
+#define ACTIVATED 3
+#define GATED 4
+
+struct Front {
+    const G* gain;
+    const SHIFT* shift;
+    float eps, offset, limit, unused;
+};
+
+__device__ inline float apply(float x) {
+#if FUNCTION == 1
+    return x < 0.0f ? 0.0f : x;
+#elif FUNCTION == 2
+    return x / (1.0f + expf(-x));
+#elif FUNCTION == 3
+    return 0.5f * x * (x < -1.0f ? erfcf(x * -0.70710678118654752f) : 1.0f + erff(x * 0.70710678118654752f));
+#else
+    /* (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)): no cancellation for large negative x. */
+    float z = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + expf(-2.0f * z));
+#endif
+}
+
+/* A value of one input, or of two with GATED. */
+__device__ inline float activate(float x, float other, float limit) {
+#if FRONT == ACTIVATED || FRONT == GATED
+    if (limit > 0.0f && x > limit) x = limit;
+    x = apply(x);
+#endif
+#if FRONT == GATED
+    if (limit > 0.0f && other > limit) other = limit;
+    if (limit > 0.0f && other < -limit) other = -limit;
+    x *= other;
+#endif
+    return x;
+}
+
+/* The largest of a block, in every thread. */
+__device__ inline float block_maximum(float x) {
+    __shared__ float partial[32];
+    for (int distance = 16; distance; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? partial[threadIdx.x % 32] : 0.0f;
+    for (int distance = 16; distance; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+
+__device__ inline int quantise(float value, float scale) {
+    float q = scale > 0.0f ? rintf(value / scale) : 0.0f;
+    return (int)fminf(fmaxf(q, -127.0f), 127.0f);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, i64 columns, const X* x, i64 x_row,
+                                                                 const X* other, i64 other_row, Front front, signed char* y,
+                                                                 i64 y_row, float* scales) {
+    take_turn();
+    i64 rows = extent.count();
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const X* own = x + row * x_row;
+        const X* second = FRONT == GATED && LAYOUT == 1 ? other + row * other_row : own + columns;
+        float mean = 0.0f, rest = 0.0f, factor = 1.0f, most = 0.0f;
+        signed char* to = y + row * y_row;
+#if OWN > 0
+        float value[OWN][8];
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) {
+            i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
+#pragma unroll
+            for (int k = 0; k < 8; ++k) value[o][k] = 0.0f;
+            if (at >= columns) continue;
+#if FRONT == GATED
+            float first[8], gate[8];
+#if LAYOUT == 3
+            load_eight(own + 2 * at, first);
+            load_eight(own + 2 * at + 8, gate);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                float a = k < 4 ? first[k % 4 * 2] : gate[k % 4 * 2], b = k < 4 ? first[k % 4 * 2 + 1] : gate[k % 4 * 2 + 1];
+                value[o][k] = activate(a, b, front.limit);
+            }
+#else
+            load_eight(own + at, first);
+            load_eight(second + at, gate);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) value[o][k] = activate(first[k], gate[k], front.limit);
+#endif
+#else
+            load_eight(own + at, value[o]);
+#if FRONT == ACTIVATED
+#pragma unroll
+            for (int k = 0; k < 8; ++k) value[o][k] = activate(value[o][k], 0.0f, front.limit);
+#endif
+#endif
+        }
+#if FRONT == LAYER
+        float sum = 0.0f;
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) {
+#pragma unroll
+            for (int k = 0; k < 8; ++k) sum += value[o][k];
+        }
+        mean = block_sum(sum) / (float)columns;
+        float left = 0.0f;
+#endif
+#if FRONT == RMS || FRONT == LAYER
+        float squares = 0.0f;
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) {
+            if (((i64)o * blockDim.x + threadIdx.x) * 8 >= columns) break;
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                float from_mean = value[o][k] - mean;
+                squares += from_mean * from_mean;
+#if FRONT == LAYER
+                left += from_mean;
+#endif
+            }
+        }
+        squares = block_sum(squares) / (float)columns;
+#if FRONT == LAYER
+        /* What the mean lost to rounding is found again. */
+        rest = block_sum(left) / (float)columns;
+        squares -= rest * rest;
+        squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
+#endif
+        factor = 1.0f / sqrtf(squares + front.eps);
+#endif
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) {
+            i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
+            if (at >= columns) break;
+#if FRONT == RMS || FRONT == LAYER
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+#if FRONT == RMS
+                value[o][k] = value[o][k] * factor * (widen(front.gain[at + k]) + front.offset);
+#else
+                value[o][k] = ((value[o][k] - mean) - rest) * factor * or_else(front.gain, at + k, 1.0f)
+                    + or_else(front.shift, at + k, 0.0f);
+#endif
+            }
+#endif
+#pragma unroll
+            for (int k = 0; k < 8; ++k) most = fmaxf(most, fabsf(value[o][k]));
+        }
+        float scale = block_maximum(most) / 127.0f;
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) {
+            i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
+            if (at >= columns) break;
+            u32 words[2] = {};
+#pragma unroll
+            for (int k = 0; k < 8; ++k) words[k / 4] |= (u32)(quantise(value[o][k], scale) & 255) << k % 4 * 8;
+            *(uint2*)(to + at) = make_uint2(words[0], words[1]);
+        }
+#else
+        auto raw = [&](i64 i) {
+#if FRONT == GATED
+            float first = widen(own[LAYOUT == 3 ? 2 * i : i]);
+            return activate(first, widen(LAYOUT == 3 ? own[2 * i + 1] : second[i]), front.limit);
+#else
+            return activate(widen(own[i]), 0.0f, front.limit);
+#endif
+        };
+#if FRONT == LAYER
+        float sum = 0.0f, left = 0.0f;
+        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) sum += raw(i);
+        mean = block_sum(sum) / (float)columns;
+#endif
+#if FRONT == RMS || FRONT == LAYER
+        float squares = 0.0f;
+        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
+            float from_mean = raw(i) - mean;
+            squares += from_mean * from_mean;
+#if FRONT == LAYER
+            left += from_mean;
+#endif
+        }
+        squares = block_sum(squares) / (float)columns;
+#if FRONT == LAYER
+        rest = block_sum(left) / (float)columns;
+        squares -= rest * rest;
+        squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
+#endif
+        factor = 1.0f / sqrtf(squares + front.eps);
+#endif
+        auto value = [&](i64 i) {
+#if FRONT == RMS
+            return raw(i) * factor * (widen(front.gain[i]) + front.offset);
+#elif FRONT == LAYER
+            return ((raw(i) - mean) - rest) * factor * or_else(front.gain, i, 1.0f) + or_else(front.shift, i, 0.0f);
+#else
+            return raw(i);
+#endif
+        };
+        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) most = fmaxf(most, fabsf(value(i)));
+        float scale = block_maximum(most) / 127.0f;
+        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) to[i] = (signed char)quantise(value(i), scale);
+#endif
+        if (threadIdx.x == 0) scales[row] = scale;
+    }
+}

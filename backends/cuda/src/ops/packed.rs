@@ -1,0 +1,332 @@
+//! Products of few rows with packed integers at memory speed, with what stands in front and behind in the same launch:
+//! `linear/packed.cu`.
+
+use super::{
+    KernelSpec, Machine, Recipe,
+    band::{self, pitch, shared_memory},
+    chain::Chain,
+    linear::weight_type,
+    type_name,
+};
+use crate::{
+    launch::{Bound, Frame, Function, Parameters, Step},
+    weight::{Packing, UNIT},
+};
+use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc};
+use std::{fmt::Display, sync::Arc};
+
+/// The most rows of a launch.
+const ROWS: usize = 16;
+/// The most rows there are launches for: of more, unpacking the weights and cuBLASLt are faster.
+const MOST_ROWS: usize = 32;
+/// The most rows whose activations leave room for two blocks on a multiprocessor.
+const SHARED_ROWS: usize = 2;
+/// Bytes of a block's shared memory where two are to fit.
+const HALF: usize = 111 << 10;
+/// The most stages of a ring.
+const STAGES: usize = 12;
+/// Stages below which two blocks on a multiprocessor are not worth it.
+const FEW_STAGES: usize = 4;
+/// Places for the sums of the tiles of a team, and floats from token to token of them.
+const TURNS: usize = 4;
+const SUM_ROW: usize = 20;
+/// Slices are only worth their sums in scratch memory if they keep so many more of the multiprocessors busy.
+const WORTH: f64 = 0.04;
+
+/// What is multiplied.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    rows: usize,
+    inputs: usize,
+    tiles: usize,
+    packing: Packing,
+    /// Whether activations are bytes.
+    bytes: bool,
+}
+
+/// How a product is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Cut {
+    slices: usize,
+    /// Inputs of a slice.
+    slice: usize,
+    stages: usize,
+    blocks: usize,
+    shared: usize,
+    /// Warps of a block, and those that share a tile.
+    warps: usize,
+    split: usize,
+    /// Whether two blocks fit on a multiprocessor: then the next kernel fills its rings while this one works.
+    late: bool,
+}
+
+impl Shape {
+    /// Inputs of a piece: what a warp takes at a time.
+    fn piece(&self) -> usize {
+        2 * self.packing.span()
+    }
+
+    /// Bytes of an activation.
+    fn width(&self) -> usize {
+        if self.bytes { 1 } else { 2 }
+    }
+
+    /// Bytes of a stage of a warp's ring.
+    fn stage(&self) -> usize {
+        let numbers = match self.packing.group {
+            0 => 0,
+            group => self.piece() / group * self.packing.line(),
+        };
+        2048 + 2 * numbers
+    }
+
+    /// Bytes of shared memory beside the rings.
+    fn beside(&self, slice: usize, warps: usize) -> usize {
+        let sums = match self.packing.group {
+            _ if self.bytes => 0,
+            0 => 1,
+            group => slice / group.min(self.packing.span()),
+        };
+        self.rows * (pitch(slice * self.width()) + sums * 4 + TURNS * warps * SUM_ROW * 4)
+    }
+
+    /// How to cut with so much shared memory and so many warps, and how good that is.
+    fn cut(&self, machine: &Machine, room: usize, warps: usize, late: bool) -> Option<(Cut, f64)> {
+        let mut best: Option<(Cut, f64)> = None;
+        let splits = [warps, warps / 2, warps / 4].into_iter().filter(|split| self.rows <= 4 * split);
+        for split in splits {
+            let teams = warps / split;
+            let most = if self.rows == 1 { 8 } else { 16 };
+            for slices in 1..=most.min(machine.processors) {
+                let slice = self.inputs.div_ceil(self.piece() * slices) * self.piece();
+                if (slices - 1) * slice >= self.inputs || self.rows * pitch(slice * self.width()) > room / 3 {
+                    continue;
+                }
+                let stages = room.saturating_sub(self.beside(slice, warps)) / (warps * self.stage());
+                if stages < 3 {
+                    continue;
+                }
+                let groups = (machine.processors / slices).max(1);
+                let turns = self.tiles.div_ceil(groups * teams).max(1);
+                let busy = (self.tiles * slices) as f64 / (turns * machine.processors * teams) as f64;
+                // Warps that share no tile with all others end tiles less often.
+                let worth = busy * if teams == 1 { 0.93 } else { 1.0 } - WORTH * (slices - 1) as f64;
+                if best.as_ref().is_some_and(|(_, before)| worth <= *before) {
+                    continue;
+                }
+                let pieces = slice.div_ceil(self.piece() * split);
+                let stages = stages.min(STAGES).min((turns * pieces + 1).max(3));
+                let groups = groups.min(self.tiles.div_ceil(teams)).max(1);
+                let shared = stages * warps * self.stage() + self.beside(slice, warps);
+                // Two large blocks on one multiprocessor would share its bandwidth while another had none.
+                let alone =
+                    if late || groups * slices * 2 <= machine.processors { 0 } else { room / 2 + 1024 };
+                let blocks = groups * slices;
+                let shared = shared.max(alone);
+                best = Some((Cut { slices, slice, stages, blocks, shared, warps, split, late }, worth));
+            }
+        }
+        best
+    }
+
+    /// The best way to cut.
+    fn best(&self, machine: &Machine) -> Option<Cut> {
+        let most = shared_memory(machine.capability);
+        if machine.capability >= 90 && self.rows <= SHARED_ROWS && most >= 2 * HALF {
+            let cut =
+                self.cut(machine, HALF, 8, true).filter(|(cut, _)| cut.stages >= FEW_STAGES.min(cut.stages));
+            if let Some((cut, _)) = cut {
+                return Some(cut);
+            }
+        }
+        // Half of the registers are for 16 warps, where there is shared memory for their rings.
+        let warps: &[usize] = if most > HALF { &[16, 8] } else { &[8] };
+        warps.iter().find_map(|warps| self.cut(machine, most, *warps, false)).map(|(cut, _)| cut)
+    }
+}
+
+/// Launches of the kernel: one for every [`ROWS`] rows, of which the last may have fewer.
+pub(super) struct Packed {
+    parts: Vec<Part>,
+    pub(super) specs: Vec<KernelSpec>,
+    pub(super) workspace: usize,
+    pub(super) persistent: usize,
+    tiles: usize,
+}
+
+/// One of them.
+struct Part {
+    first: usize,
+    rows: usize,
+    kernel: usize,
+    cut: Cut,
+}
+
+/// The kernel for a chain, if it takes it; `x` are the activations, which may be in scratch memory.
+pub(super) fn plan(
+    chain: &Chain,
+    x: &TensorDesc,
+    call: &CallDesc,
+    machine: &Machine,
+) -> Result<Option<Packed>> {
+    let weight = weight_type(call, chain.weight)?;
+    let (rows, outputs, inputs) = (x.shape[0], weight.rows(), weight.columns());
+    let Some(packing) = Packing::of(weight.format) else { return Ok(None) };
+    let bytes = chain.scales.is_some();
+    let most = if bytes { ROWS } else { MOST_ROWS };
+    // Vectors of 16 bytes, and zeros behind the last input from a multiple of that on.
+    let aligned = if bytes { 16 } else { 8 };
+    let takes = machine.capability >= 80
+        && (1..=most).contains(&rows)
+        && (bytes || matches!(x.dtype, DType::F16 | DType::BF16))
+        && inputs > 0
+        && inputs.is_multiple_of(aligned)
+        && outputs > 0
+        && outputs.max(inputs) < 1 << 28
+        && x.strides[0].is_multiple_of(aligned)
+        && !chain.norms_heads();
+    if !takes || !band::takes_norm(chain, rows, inputs, call)? {
+        return Ok(None);
+    }
+    let Some(tiles) = band::tiles(chain, outputs, call)? else { return Ok(None) };
+    // Gate and other half must begin with a unit each.
+    if tiles * 16 != outputs.next_multiple_of(16) && !(outputs / 2).is_multiple_of(UNIT) {
+        return Ok(None);
+    }
+    let (mut parts, mut specs, mut workspace, mut persistent) = (Vec::new(), Vec::<KernelSpec>::new(), 0, 0);
+    for first in (0..rows).step_by(ROWS) {
+        let rows = ROWS.min(rows - first);
+        let Some(cut) = (Shape { rows, inputs, tiles, packing, bytes }).best(machine) else {
+            return Ok(None);
+        };
+        let defines: [(_, &dyn Display); 11] = [
+            ("X", if bytes { &"u8" } else { &"bf16" }),
+            ("HALF", &i32::from(x.dtype == DType::F16)),
+            ("ACT8", &i32::from(bytes)),
+            ("TOKENS", &rows),
+            ("SLICES", &cut.slices),
+            ("SLICE", &cut.slice),
+            ("X_PITCH", &pitch(cut.slice * if bytes { 1 } else { 2 })),
+            ("STAGES", &cut.stages),
+            ("WARPS", &cut.warps),
+            ("SPLIT", &cut.split),
+            ("LATE", &i32::from(cut.late)),
+        ];
+        let mut spec = KernelSpec::new("linear/packed.cu", "packed", defines).with_shared(cut.shared);
+        if !bytes {
+            spec.defines[0].1 = type_name(x.dtype)?.to_owned();
+        }
+        spec.defines.extend(packing.defines());
+        spec.defines.extend(band::norm_defines(chain, inputs, cut.warps, call)?);
+        spec.defines.extend(chain.defines(call)?);
+        if cut.slices > 1 {
+            workspace = workspace.max(tiles * cut.slices * 8 * rows * 8);
+            persistent = persistent.max(tiles * (8 * rows).div_ceil(32) * 4);
+        }
+        let kernel = specs.iter().position(|known| *known == spec).unwrap_or(specs.len());
+        if kernel == specs.len() {
+            specs.push(spec);
+        }
+        parts.push(Part { first, rows, kernel, cut });
+    }
+    Ok(Some(Packed { parts, specs, workspace, persistent, tiles }))
+}
+
+impl Packed {
+    /// The kernel as a whole recipe, of activations that are an operand.
+    pub(super) fn recipe(self, chain: Chain) -> Recipe {
+        let (kernels, workspace, persistent) = (self.specs.clone(), self.workspace, self.persistent);
+        Recipe {
+            kernels,
+            workspace,
+            persistent,
+            batch_invariant: false,
+            steps: Box::new(move |frame, functions, _| {
+                self.steps(&chain, frame, frame.tensor(chain.x)?, frame.workspace, functions)
+            }),
+        }
+    }
+
+    pub(super) fn steps(
+        &self,
+        chain: &Chain,
+        frame: &Frame,
+        x: &Bound,
+        workspace: u64,
+        functions: &[Arc<Function>],
+    ) -> Result<Vec<Step>> {
+        let weight = frame.weight(chain.weight)?;
+        let mut bounds = chain.bounds(frame)?;
+        bounds.push(x);
+        let scales = chain.scales.map(|scales| frame.tensor(scales)).transpose()?;
+        bounds.extend(scales);
+        let row_bytes = x.stride(0) * x.desc.dtype.bytes();
+        let mut steps = Vec::new();
+        for part in &self.parts {
+            let function =
+                functions.get(part.kernel).ok_or_else(|| Error::internal("a recipe without a kernel"))?;
+            let packed = [
+                weight.address(),
+                weight.scales(),
+                weight.layout.row_bytes as u64,
+                weight.layout.scale_bytes as u64,
+            ];
+            let parameters = Parameters::default()
+                .extent(part.first + part.rows, &bounds)
+                .size(part.first)
+                .size(self.tiles)
+                .size(weight.layout.columns)
+                .address(x.address + (part.first * row_bytes) as u64)
+                .size(x.stride(0))
+                .address(scales.map_or(0, |scales| scales.address + part.first as u64 * 4))
+                .words(packed)
+                .size(usize::from(weight.immutable))
+                .words(band::norm_words(chain, frame))
+                .address(workspace)
+                .address(frame.persistent)
+                .words(chain.epilogue_from(frame, part.first)?);
+            steps.extend(Step::kernel(function, [part.cut.blocks, 1, 1], part.cut.warps * 32, parameters));
+        }
+        Ok(steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weight::Offset;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::one_row(1, 4096, 384, 4, 128)]
+    #[case::one_long_row(1, 14_336, 256, 4, 32)]
+    #[case::tiny(1, 576, 36, 8, 0)]
+    #[case::groups_of_16(4, 2048, 100, 8, 16)]
+    #[case::eight_rows(8, 14_336, 256, 8, 128)]
+    #[case::most_rows(16, 4096, 1792, 4, 64)]
+    #[case::long_rows(16, 20_480, 320, 8, 32)]
+    fn cuts_cover_the_inputs_and_fit(
+        #[case] rows: usize,
+        #[case] inputs: usize,
+        #[case] tiles: usize,
+        #[case] bits: usize,
+        #[case] group: usize,
+    ) {
+        let packing = Packing { bits, group, offset: Offset::Minimum, scale: DType::F32 };
+        for bytes in [false, true] {
+            for (capability, processors) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
+                let machine = Machine { capability, processors, blas: true };
+                let shape = Shape { rows, inputs, tiles, packing, bytes };
+                let Some(cut) = shape.best(&machine) else {
+                    assert!(capability == 86 || capability == 120, "{shape:?}");
+                    continue;
+                };
+                assert!(cut.slices * cut.slice >= inputs && (cut.slices - 1) * cut.slice < inputs, "{cut:?}");
+                assert!(cut.slice.is_multiple_of(shape.piece()), "{cut:?}");
+                assert!(cut.blocks <= processors && cut.blocks.is_multiple_of(cut.slices), "{cut:?}");
+                assert!(cut.shared <= shared_memory(capability), "{cut:?}");
+                assert!(cut.stages >= 3 && rows <= 4 * cut.split, "{cut:?}");
+            }
+        }
+    }
+}

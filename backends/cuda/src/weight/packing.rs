@@ -1,0 +1,302 @@
+//! How integers of quantised weights lie on the device: one layout for every kernel that reads them.
+//!
+//! Rows are taken 8 at a time, a unit. In a unit 16 bytes of row 0, the same of rows 1 to 7, then the next 16 bytes, and so on: a
+//! line of 128 bytes is 8 rows by 16 bytes, which is what the tensor cores of Hopper read from shared memory without
+//! rearranging, and what a warp copies without gaps. Four lines are a step of the kernels for few rows: 64 integers of 8 bits,
+//! or 128 of 4 bits, of each row. Rows are padded to whole units, columns to whole steps.
+//!
+//! Which columns the four pieces of 16 bytes of a step hold depends on what a lane of `mma.m16n8k16` needs:
+//!
+//! - one scale for a row, 8 bits: as they come, 16 each;
+//! - groups, 8 bits: word `j` of piece `p` holds columns `16 j + 4 p` to `+ 3`, so that four lanes share a group of 16;
+//! - 4 bits: word `w` of piece `p` holds columns `32 w + 8 p` to `+ 7`, the even ones in its low half, the odd ones in the high:
+//!   column `2 i` is nibble `i`, column `2 i + 1` nibble `i + 4`. A shift and a mask then leave two neighbours.
+//!
+//! Integers of 8 bits are signed. The numbers of groups follow in the same units: for each group, for each of the 8 rows, the
+//! scale and, if there is one, the zero point or the minimum. Groups are padded to whole pieces of two steps.
+
+use dsrun_core::{Affine, BlockFormat, DType, GroupBits, GroupOffset, Result, WeightFormat, WeightType};
+
+/// Rows of a unit.
+pub(crate) const UNIT: usize = 8;
+
+/// What integers are counted from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Offset {
+    /// From this integer, everywhere.
+    Fixed(u8),
+    /// From an integer of the group.
+    ZeroPoint,
+    /// From a number of the group.
+    Minimum,
+}
+
+/// How the integers of a weight format are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packing {
+    /// Bits of an integer, 4 or 8.
+    pub(crate) bits: usize,
+    /// Columns that share a scale; 0 for all of a row.
+    pub(crate) group: usize,
+    pub(crate) offset: Offset,
+    /// Element type of scales and minima.
+    pub(crate) scale: DType,
+}
+
+impl Packing {
+    /// The packing of a format; none for dense weights.
+    pub(crate) fn of(format: WeightFormat) -> Option<Self> {
+        let blocks = |bits, offset| Self { bits, group: 32, offset, scale: DType::F16 };
+        // Scales of blocks of 256 are products of two, which f32 holds exactly.
+        let large = |bits, group, offset| Self { bits, group, offset, scale: DType::F32 };
+        Some(match format {
+            WeightFormat::Group(format) => {
+                let bits = format.bits.bits();
+                let offset = match (format.offset, format.bits) {
+                    (GroupOffset::Symmetric, GroupBits::Four) => Offset::Fixed(8),
+                    (GroupOffset::Symmetric, GroupBits::Eight) => Offset::Fixed(128),
+                    (GroupOffset::ZeroPoint, _) => Offset::ZeroPoint,
+                    (GroupOffset::Minimum, _) => Offset::Minimum,
+                };
+                Self { bits, group: format.group.columns().unwrap_or(0), offset, scale: format.scale.dtype() }
+            }
+            WeightFormat::Block(BlockFormat::Q4_0) => blocks(4, Offset::Fixed(8)),
+            WeightFormat::Block(BlockFormat::Q4_1) => blocks(4, Offset::Minimum),
+            WeightFormat::Block(BlockFormat::Q5_0) => blocks(8, Offset::Fixed(16)),
+            WeightFormat::Block(BlockFormat::Q5_1) => blocks(8, Offset::Minimum),
+            WeightFormat::Block(BlockFormat::Q8_0) => blocks(8, Offset::Fixed(128)),
+            WeightFormat::Block(BlockFormat::Q2_K) => large(8, 16, Offset::Minimum),
+            WeightFormat::Block(BlockFormat::Q3_K) => large(8, 16, Offset::Fixed(4)),
+            WeightFormat::Block(BlockFormat::Q4_K) => large(4, 32, Offset::Minimum),
+            WeightFormat::Block(BlockFormat::Q5_K) => large(8, 32, Offset::Minimum),
+            WeightFormat::Block(BlockFormat::Q6_K) => large(8, 16, Offset::Fixed(32)),
+            _ => return None,
+        })
+    }
+
+    /// Columns of a step: 64 bytes of a row.
+    pub(crate) const fn span(self) -> usize {
+        512 / self.bits
+    }
+
+    /// Numbers of a group of a row.
+    const fn numbers(self) -> usize {
+        match self.offset {
+            Offset::Fixed(_) => 1,
+            _ => 2,
+        }
+    }
+
+    /// Bytes of the numbers of a group of 8 rows.
+    pub(crate) const fn line(self) -> usize {
+        UNIT * self.numbers() * self.scale.bytes()
+    }
+
+    /// Bytes of the integers of a unit; none if they overflow.
+    pub(super) fn unit_bytes(self, columns: usize) -> Option<usize> {
+        (columns.checked_next_multiple_of(self.span())? / 8).checked_mul(self.bits * UNIT)
+    }
+
+    /// Bytes of the numbers of a unit; none if they overflow.
+    pub(super) fn number_bytes(self, columns: usize) -> Option<usize> {
+        let groups = match self.group {
+            0 => 1,
+            group => columns.checked_next_multiple_of(2 * self.span())? / group,
+        };
+        groups.checked_mul(self.line())
+    }
+
+    /// Whether it is what `linear_w8a8` takes.
+    pub(crate) fn is_channelwise_int8(self) -> bool {
+        self.bits == 8 && self.group == 0 && self.offset == Offset::Fixed(128)
+    }
+
+    /// 0 for a fixed offset, 1 for zero points, 2 for minima.
+    const fn offset_number(self) -> u32 {
+        match self.offset {
+            Offset::Fixed(_) => 0,
+            Offset::ZeroPoint => 1,
+            Offset::Minimum => 2,
+        }
+    }
+
+    /// The number of the packing in `linear/weight.cuh`.
+    pub(crate) fn number(self) -> u32 {
+        let group = if self.group == 0 { 0 } else { self.group.ilog2() - 3 };
+        let scale = match self.scale {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            _ => 2,
+        };
+        0x100 | u32::from(self.bits == 8) | group << 1 | self.offset_number() << 4 | scale << 6
+    }
+
+    /// The constants of the kernels for few rows.
+    pub(crate) fn defines(self) -> [(&'static str, String); 5] {
+        let scale = match self.scale {
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            _ => "f32",
+        };
+        [
+            ("BITS", self.bits.to_string()),
+            ("GROUP", self.group.to_string()),
+            ("OFFSET", self.offset_number().to_string()),
+            ("SCALE", scale.to_owned()),
+            ("SCALE_BYTES", self.scale.bytes().to_string()),
+        ]
+    }
+
+    /// Packs rows, the first of which begins a unit: integers and numbers are appended.
+    pub(super) fn pack(
+        self,
+        weight: &WeightType,
+        rows: &[u8],
+        integers: &mut Vec<u8>,
+        numbers: &mut Vec<u8>,
+    ) -> Result<()> {
+        let columns = weight.columns();
+        let row_bytes = weight.row_bytes()?;
+        let unit = self.unit_bytes(columns).unwrap_or(0);
+        let unit_numbers = self.number_bytes(columns).unwrap_or(0);
+        if columns == 0 {
+            numbers.resize(numbers.len() + (rows.len() / row_bytes.max(1)).div_ceil(UNIT) * unit_numbers, 0);
+            return Ok(());
+        }
+        let group = if self.group == 0 { columns } else { self.group };
+        let mut stored = vec![0u8; columns];
+        let mut scales = vec![Affine::default(); columns.div_ceil(weight.format.group(columns))];
+        for rows in rows.chunks(row_bytes * UNIT) {
+            let (first, first_number) = (integers.len(), numbers.len());
+            integers.resize(first + unit, 0);
+            numbers.resize(first_number + unit_numbers, 0);
+            for (index, row) in rows.chunks_exact(row_bytes).enumerate() {
+                weight.format.unpack_row(row, &mut stored, &mut scales)?;
+                self.place(&stored, index, &mut integers[first..]);
+                for (number, affine) in scales.iter().enumerate().take(columns.div_ceil(group)) {
+                    let at =
+                        first_number + number * self.line() + index * self.numbers() * self.scale.bytes();
+                    self.write(affine, &mut numbers[at..]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the integers of row `index` of a unit where they belong.
+    fn place(self, stored: &[u8], index: usize, unit: &mut [u8]) {
+        let piece = |step: usize, piece: usize| (step * 4 + piece) * 128 + index * 16;
+        for (step, columns) in stored.chunks(self.span()).enumerate() {
+            if self.bits == 4 {
+                for (at, eight) in columns.chunks(8).enumerate() {
+                    let word = eight.iter().enumerate().fold(0u32, |word, (column, q)| {
+                        word | u32::from(*q) << (4 * (column / 2 + column % 2 * 4))
+                    });
+                    let to = piece(step, at % 4) + at / 4 * 4;
+                    unit[to..to + 4].copy_from_slice(&word.to_le_bytes());
+                }
+                continue;
+            }
+            for (at, four) in columns.chunks(4).enumerate() {
+                // Word 4 j + p of the step, or the words in their order.
+                let to = match self.group {
+                    0 => piece(step, at / 4) + at % 4 * 4,
+                    _ => piece(step, at % 4) + at / 4 * 4,
+                };
+                for (to, q) in unit[to..].iter_mut().zip(four) {
+                    *to = match self.offset {
+                        Offset::Fixed(zero) => q.wrapping_sub(zero),
+                        _ => q ^ 0x80,
+                    };
+                }
+            }
+        }
+    }
+
+    /// Writes the numbers of a group of a row.
+    fn write(self, affine: &Affine, to: &mut [u8]) {
+        let second = match self.offset {
+            Offset::Fixed(_) => None,
+            // Integers of 8 bits are 128 less than they were.
+            Offset::ZeroPoint => Some(affine.zero - if self.bits == 8 { 128.0 } else { 0.0 }),
+            Offset::Minimum => Some(affine.minimum),
+        };
+        let bytes = self.scale.bytes();
+        for (value, to) in [Some(affine.scale), second].into_iter().flatten().zip(to.chunks_exact_mut(bytes))
+        {
+            match self.scale {
+                DType::F16 => to.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
+                DType::BF16 => to.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes()),
+                _ => to.copy_from_slice(&value.to_le_bytes()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dsrun_core::GroupFormat;
+
+    fn packed(name: &str, columns: usize, rows: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        let format = WeightFormat::Group(GroupFormat::from_name(name).unwrap());
+        let weight = WeightType { format, shape: vec![2, columns] };
+        let (mut integers, mut numbers) = (Vec::new(), Vec::new());
+        Packing::of(format).unwrap().pack(&weight, rows, &mut integers, &mut numbers).unwrap();
+        (integers, numbers)
+    }
+
+    #[test]
+    fn channelwise_bytes_keep_their_order() {
+        // Two rows of a scale, 12 bytes of nothing, 32 integers.
+        let row = |first: i8| {
+            let mut row = 2.0f32.to_le_bytes().to_vec();
+            row.resize(16, 0);
+            row.extend((0..32).map(|i| (first + i) as u8));
+            row
+        };
+        let (integers, numbers) = packed("int8", 32, &[row(-5), row(40)].concat());
+        assert_eq!((integers.len(), numbers.len()), (512, 32));
+        assert_eq!(integers[..3], [251, 252, 253]);
+        assert_eq!(integers[16..18], [40, 41]);
+        // Column 16 begins the second line.
+        assert_eq!((integers[128], integers[128 + 16]), (11, 56));
+        assert_eq!(numbers[4..8], 2.0f32.to_le_bytes());
+    }
+
+    #[test]
+    fn nibbles_of_neighbours_are_half_a_word_apart() {
+        let row: Vec<u8> = {
+            let mut row = 1.0f32.to_le_bytes().to_vec();
+            row.resize(16, 0);
+            row.extend((0..16).map(|i| {
+                if i == 0 {
+                    0x21
+                } else if i == 4 {
+                    0x43
+                } else {
+                    0
+                }
+            }));
+            row
+        };
+        let (integers, _) = packed("int4g32", 32, &[row.clone(), row].concat());
+        // Columns 0 and 1 are in word 0 of piece 0, columns 8 and 9 in word 0 of piece 1.
+        assert_eq!(integers[..4], [0x01, 0, 0x02, 0]);
+        assert_eq!(integers[128..132], [0x03, 0, 0x04, 0]);
+        assert_eq!(integers[16], 0x01);
+    }
+
+    #[test]
+    fn bytes_of_groups_are_dealt_to_four_pieces() {
+        let mut row = 1.0f32.to_le_bytes().to_vec();
+        row.push(130);
+        row.resize(16, 0);
+        row.extend(0..32);
+        let (integers, numbers) = packed("int8g32z", 32, &[row.clone(), row].concat());
+        // Columns 4 to 7 are word 0 of piece 1, columns 16 to 19 word 1 of piece 0; all 128 less.
+        assert_eq!(integers[128..132], [4 ^ 0x80, 5 ^ 0x80, 6 ^ 0x80, 7 ^ 0x80]);
+        assert_eq!(integers[4..6], [16 ^ 0x80, 17 ^ 0x80]);
+        assert_eq!(numbers[4..8], 2.0f32.to_le_bytes());
+    }
+}
