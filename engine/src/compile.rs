@@ -95,7 +95,6 @@ pub(crate) struct CompiledStep {
     segments: Vec<(String, Box<dyn Graph>)>,
     calls: usize,
     inputs: HashMap<String, Range<usize>>,
-    input_bytes: usize,
     outputs: HashMap<String, BufferSlice>,
 }
 
@@ -140,18 +139,7 @@ impl CompiledStep {
         for (name, id) in &layout.outputs {
             outputs.insert(name.clone(), storage.binding(*id)?.slice);
         }
-        Ok(Self {
-            segments,
-            calls: count,
-            inputs: layout.inputs.clone(),
-            input_bytes: layout.input_bytes,
-            outputs,
-        })
-    }
-
-    /// Bytes of the inputs' staging memory.
-    pub(crate) fn input_bytes(&self) -> usize {
-        self.input_bytes
+        Ok(Self { segments, calls: count, inputs: layout.inputs.clone(), outputs })
     }
 
     /// Where an input stands in the staging memory.

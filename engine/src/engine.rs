@@ -1,17 +1,18 @@
 //! The engine: takes requests, runs steps, gives tokens.
 
+mod limit;
 mod profile;
 mod run;
 mod score;
 
 use crate::{
     compile::{Bucket, CompiledStep, PlanCache, Resident, Shared},
-    error::Result,
+    error::{EngineError, Result},
     handover::{Handover, Parcel},
     inputs::StepInputs,
     load::{EnginePlan, is_cache},
     memory::MemoryPlan,
-    request::{Request, RequestId, RequestIds, RequestLimits},
+    request::{Constraint, Request, RequestId, RequestIds, RequestLimits},
     sampling::SamplingOptions,
     schedule::{Capacity, Entry, Key, Scheduler, StepPlan},
     statistics::Statistics,
@@ -34,6 +35,9 @@ use std::{
 /// How long a step may take before the device counts as hung.
 const STEP_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// The segment of a program that samples with a bias and a mask.
+const LIMITED: &str = "sample_limited";
+
 /// What the engine keeps of a request.
 #[derive(Debug)]
 struct Running {
@@ -42,6 +46,11 @@ struct Running {
     sampling: SamplingOptions,
     stop_ids: Vec<u32>,
     ignore_end: bool,
+    min_tokens: usize,
+    bias: Vec<(u32, f32)>,
+    /// How many of the likeliest tokens to report.
+    top: usize,
+    constraint: Option<Box<dyn Constraint>>,
 }
 
 /// A step under way.
@@ -51,6 +60,8 @@ struct Flight {
     parcel: Parcel,
     /// Whose they are. A request that has ended meanwhile gets none.
     requests: Vec<Key>,
+    /// Those of them whose logits are sent along.
+    logits: Vec<usize>,
 }
 
 /// Runs a model on a device.
@@ -71,6 +82,10 @@ pub struct Engine {
     scheduler: Scheduler<Running>,
     /// The requests that have not ended.
     keys: HashMap<RequestId, Key>,
+    /// Requests that could not go on, and why, until somebody asks.
+    failures: Vec<(RequestId, EngineError)>,
+    /// Rows of the request table that have a bias.
+    biased: Vec<bool>,
     /// Steps under way, the oldest first.
     flights: VecDeque<Flight>,
     statistics: Statistics,
@@ -81,6 +96,7 @@ pub struct Engine {
     step_plan: StepPlan,
     inputs: StepInputs,
     staging: Vec<u8>,
+    mask: Vec<u32>,
 }
 
 /// What [`EnginePlan::load`] brings to an engine.
@@ -127,12 +143,15 @@ impl Engine {
             handover: Handover::new(&*device, plan.limits.rows)?,
             scheduler: Scheduler::new(capacity),
             keys: HashMap::new(),
+            failures: Vec::new(),
+            biased: vec![false; plan.fixed.requests],
             flights: VecDeque::new(),
             statistics: Statistics { pages_total: plan.fixed.pages, ..Statistics::default() },
             ids: RequestIds::default(),
             step_plan: StepPlan::default(),
             inputs: StepInputs::default(),
             staging: Vec::new(),
+            mask: Vec::new(),
             stream,
             resident,
             shared,
@@ -229,13 +248,23 @@ impl Engine {
         let limits = self.limits();
         limits.check(&request)?;
         let limit = limits.most_tokens(&request);
-        let Request { prompt, sampling, stop_ids, ignore_end, priority, .. } = request;
+        let Request { prompt, sampling, stop_ids, ignore_end, priority, constraint, .. } = request;
         let key = self.scheduler.add(Entry {
             prompt: as_i32(&prompt).collect(),
             limit,
             priority,
-            waits: false,
-            item: Running { id, limit, sampling, stop_ids, ignore_end },
+            waits: constraint.is_some(),
+            item: Running {
+                id,
+                limit,
+                sampling,
+                stop_ids,
+                ignore_end,
+                min_tokens: request.min_tokens,
+                bias: request.logit_bias,
+                top: request.top_log_probabilities,
+                constraint,
+            },
         });
         self.keys.insert(id, key);
         self.statistics.requests += 1;
@@ -249,6 +278,18 @@ impl Engine {
         if self.end(id) {
             self.statistics.cancelled += 1;
             self.count();
+        }
+    }
+
+    /// Requests that could not go on since this was last asked, and why. The others are not concerned.
+    pub fn take_failures(&mut self) -> Vec<(RequestId, EngineError)> {
+        std::mem::take(&mut self.failures)
+    }
+
+    /// Ends a request that cannot go on.
+    fn fail(&mut self, id: RequestId, error: EngineError) {
+        if self.end(id) {
+            self.failures.push((id, error));
         }
     }
 

@@ -1,6 +1,9 @@
 //! The errors of the engine.
 
-use crate::memory::{Bytes, MemoryPlan};
+use crate::{
+    memory::{Bytes, MemoryPlan},
+    request::ConstraintError,
+};
 use dsrun_models::{chat::ChatError, model::ModelError, tokenizer::TokenizerError};
 
 /// Why the engine could not do something.
@@ -70,6 +73,16 @@ pub enum EngineError {
         /// Size of the vocabulary.
         vocabulary: usize,
     },
+
+    /// What an answer has to look like could not be kept to.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
+
+    /// A request has no token left to sample.
+    #[error(
+        "no token is left to sample: the model's logits are not numbers, or a bias takes all of them away"
+    )]
+    NoToken,
 
     /// The model came without something that is needed for what was asked.
     #[error("the model has no {what}: {hint}")]

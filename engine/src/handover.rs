@@ -27,7 +27,20 @@ pub(crate) struct Handover {
 #[derive(Debug)]
 struct Slot {
     memory: BufferSlice,
+    /// Rows of logits, where some are wanted; grows as they are.
+    logits: Option<BufferSlice>,
     event: Arc<dyn Event>,
+}
+
+/// Rows of a step's logits that the host wants to see.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogitRows<'a> {
+    /// All of the step's.
+    pub(crate) logits: &'a BufferSlice,
+    /// Bytes of a row.
+    pub(crate) row_bytes: usize,
+    /// Those that are wanted.
+    pub(crate) rows: &'a [usize],
 }
 
 /// The results of a step on their way. To be taken before [`IN_FLIGHT`] more are sent, or not at all.
@@ -45,27 +58,44 @@ impl Handover {
     pub(crate) fn new(device: &dyn Device, rows: usize) -> Result<Self> {
         let slot = |_| {
             let memory = device.allocate(2 * ELEMENT * rows.max(1), MemoryKind::Pinned)?;
-            Ok(Slot { memory: BufferSlice::whole(memory), event: device.event()? })
+            Ok(Slot { memory: BufferSlice::whole(memory), logits: None, event: device.event()? })
         };
         let slots = (0..IN_FLIGHT).map(slot).collect::<Result<_>>()?;
         Ok(Self { slots, next: 0, rows })
     }
 
-    /// Sends the first `count` elements of a step's results, once everything enqueued so far is done.
+    /// Sends the first `count` elements of a step's results and some rows of its logits, once everything enqueued so far is done.
     pub(crate) fn send(
         &mut self,
+        device: &dyn Device,
         stream: &mut dyn Stream,
         [ids, log_probabilities]: [&BufferSlice; 2],
         count: usize,
+        logits: LogitRows<'_>,
     ) -> Result<Parcel> {
         let slot = self.next;
         self.next = (slot + 1) % IN_FLIGHT;
-        let Slot { memory, event } = &self.slots[slot];
+        let Slot { memory, logits: pinned, event } = &mut self.slots[slot];
         let bytes = count * ELEMENT;
         if bytes > 0 {
             stream.copy(&ids.slice(0, bytes)?, &memory.slice(0, bytes)?)?;
             let behind = memory.slice(self.rows * ELEMENT, bytes)?;
             stream.copy(&log_probabilities.slice(0, bytes)?, &behind)?;
+        }
+        let LogitRows { logits: all, row_bytes, rows } = logits;
+        if !rows.is_empty() {
+            let needed = rows.len() * row_bytes;
+            let large = pinned.take().filter(|pinned| pinned.bytes >= needed);
+            let room = rows.len().next_power_of_two() * row_bytes;
+            let memory = match large {
+                Some(memory) => memory,
+                None => BufferSlice::whole(device.allocate(room, MemoryKind::Pinned)?),
+            };
+            for (place, row) in rows.iter().enumerate() {
+                let source = all.slice(row * row_bytes, row_bytes)?;
+                stream.copy(&source, &memory.slice(place * row_bytes, row_bytes)?)?;
+            }
+            *pinned = Some(memory);
         }
         stream.record(&**event)?;
         Ok(Parcel { slot, count })
@@ -83,29 +113,44 @@ impl Handover {
         stream: &mut dyn Stream,
         timeout: Duration,
     ) -> Result<Vec<Sampled>> {
-        let Slot { memory, event } = &self.slots[parcel.slot];
+        let Slot { memory, event, .. } = &self.slots[parcel.slot];
         event.synchronize("the tokens of a step", timeout)?;
-        let mut bytes = vec![0; 2 * ELEMENT * self.rows];
-        match memory.buffer.host_pointer() {
-            Some(pointer) if memory.bytes >= bytes.len() => {
-                // SAFETY: the memory is at least as long as `bytes` and lives as long as `memory`. The copies into it are
-                // done, since the event behind them was reached, and the next into this slot are not enqueued before
-                // `send` is called again, for which `self` must not be borrowed.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(pointer.as_ptr(), bytes.as_mut_ptr(), bytes.len());
-                }
-            }
-            // A device whose pinned memory the host cannot reach: this waits for all work, later steps included.
-            _ => {
-                let memory = memory.slice(0, bytes.len())?;
-                stream.download(&memory, &mut bytes, "the tokens of a step", timeout)?;
-            }
-        }
+        let bytes = read(&memory.slice(0, 2 * ELEMENT * self.rows)?, stream, timeout)?;
         let (elements, _) = bytes.as_chunks::<ELEMENT>();
         let (ids, log_probabilities) = elements.split_at_checked(self.rows).ok_or_else(too_short)?;
         let pairs = ids.iter().zip(log_probabilities).take(parcel.count);
         Ok(pairs.map(|(id, log)| (i32::from_le_bytes(*id), f32::from_le_bytes(*log))).collect())
     }
+
+    /// A row of logits that was sent along, by its place among those that were wanted. Only after [`Self::receive`].
+    pub(crate) fn logits(
+        &self,
+        parcel: &Parcel,
+        place: usize,
+        row_bytes: usize,
+        stream: &mut dyn Stream,
+        timeout: Duration,
+    ) -> Result<Vec<f32>> {
+        let memory = self.slots[parcel.slot].logits.as_ref().ok_or_else(too_short)?;
+        let bytes = read(&memory.slice(place * row_bytes, row_bytes)?, stream, timeout)?;
+        Ok(bytes.as_chunks::<ELEMENT>().0.iter().map(|element| f32::from_le_bytes(*element)).collect())
+    }
+}
+
+/// Reads pinned memory that no work under way writes to: the event behind the copies into it was reached, and the next into
+/// the same slot are not enqueued before [`Handover::send`] is called again.
+fn read(memory: &BufferSlice, stream: &mut dyn Stream, timeout: Duration) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; memory.bytes];
+    match memory.buffer.host_pointer() {
+        // SAFETY: a slice lies inside its buffer, which lives as long as it, and nothing writes to it, as said above.
+        Some(pointer) => unsafe {
+            let source = pointer.as_ptr().add(memory.offset);
+            std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len());
+        },
+        // A device whose pinned memory the host cannot reach: this waits for all work, later steps included.
+        None => stream.download(memory, &mut bytes, "the tokens of a step", timeout)?,
+    }
+    Ok(bytes)
 }
 
 fn too_short() -> Error {

@@ -245,6 +245,9 @@ impl Pipeline {
                     return Ok(());
                 }
             }
+            if let Some((_, error)) = self.engine.take_failures().pop() {
+                return Err(error);
+            }
         }
         Ok(())
     }

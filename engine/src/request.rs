@@ -23,13 +23,13 @@ pub struct Request {
     pub sampling: SamplingOptions,
     /// The most tokens to generate; what fits into the context if absent.
     pub max_tokens: Option<usize>,
-    /// No token that ends the answer is chosen before so many tokens are generated.
+    /// No token that ends the answer is chosen before so many tokens are generated, unless a constraint leaves nothing else.
     pub min_tokens: usize,
     /// Tokens that end the answer, besides the model's own.
     pub stop_ids: Vec<u32>,
     /// Whether the model's own end tokens do not end the answer.
     pub ignore_end: bool,
-    /// What is added to the logits of tokens.
+    /// What is added to the logits of tokens; minus infinity forbids one.
     pub logit_bias: Vec<(u32, f32)>,
     /// How many of the likeliest tokens to report beside each token.
     pub top_log_probabilities: usize,
@@ -141,15 +141,19 @@ impl RequestLimits {
         if request.max_tokens == Some(0) {
             return Err(EngineError::option("max-tokens", 0, "must be at least 1"));
         }
-        // What the engine does not do yet is refused here, so that it is never dropped in silence.
-        let later = [
-            ("min-tokens", request.min_tokens > 0),
-            ("logit-bias", !request.logit_bias.is_empty()),
-            ("top-logprobs", request.top_log_probabilities > 0),
-            ("a constraint on the answer", request.constraint.is_some()),
-        ];
-        if let Some((option, _)) = later.into_iter().find(|(_, asked)| *asked) {
-            return Err(EngineError::option(option, "set", "is not supported yet"));
+        if request.min_tokens > self.most_tokens(request) {
+            let rule = format!("the answer has at most {} tokens", self.most_tokens(request));
+            return Err(EngineError::option("min-tokens", request.min_tokens, rule));
+        }
+        if request.top_log_probabilities > Request::MAX_TOP {
+            let rule = format!("must be at most {}", Request::MAX_TOP);
+            return Err(EngineError::option("top-logprobs", request.top_log_probabilities, rule));
+        }
+        for (token, bias) in &request.logit_bias {
+            self.check_token(*token)?;
+            if bias.is_nan() || *bias == f32::INFINITY {
+                return Err(EngineError::option("logit-bias", bias, "must be a number, or minus infinity"));
+            }
         }
         let pages = self.most_pages(request);
         if pages > self.pages {
@@ -166,10 +170,14 @@ impl RequestLimits {
         if prompt.len() > self.context {
             return Err(EngineError::PromptTooLong { tokens: prompt.len(), context: self.context });
         }
-        match prompt.iter().find(|token| **token as usize >= self.vocabulary) {
-            Some(token) => Err(EngineError::NoSuchToken { token: *token, vocabulary: self.vocabulary }),
-            None => Ok(()),
+        prompt.iter().try_for_each(|token| self.check_token(*token))
+    }
+
+    fn check_token(&self, token: u32) -> Result<()> {
+        if token as usize >= self.vocabulary {
+            return Err(EngineError::NoSuchToken { token, vocabulary: self.vocabulary });
         }
+        Ok(())
     }
 
     /// The most tokens a request may generate: the token after a full context can still be sampled.

@@ -122,7 +122,19 @@ fn the_four_regions_of_the_paper_come_out(#[case] program: Program) {
     let found = names(&fused);
     assert_eq!(found[first..first + layers * LAYER.len()], LAYER.repeat(layers));
     let rest = &found[first + layers * LAYER.len()..];
-    assert_eq!(rest, ["gather_rows", "norm_linear", "logit_process", "sample", "commit_tokens"]);
+    assert_eq!(
+        rest,
+        [
+            "gather_rows",
+            "norm_linear",
+            "logit_process",
+            "sample",
+            "commit_tokens",
+            "logit_process",
+            "sample",
+            "commit_tokens",
+        ]
+    );
 }
 
 #[rstest]

@@ -14,6 +14,7 @@
 //! | `prompt_ids` | `[?tokens]` | prompt tokens |
 //! | `rows` | `[?rows]` | rows of the step whose logits are wanted |
 //! | `row_request` | `[?rows]` | whose token the row samples; -1: only logits are wanted |
+//! | `mask` | u32 `[?rows, ceil(V / 32)]` | tokens that may be sampled; read by `sample_limited` only, and the last input |
 //!
 //! # States
 //!
@@ -24,14 +25,17 @@
 //! | `counts` | i32 `[$requests, V]` | for penalties |
 //! | `parameters` | f32 `[$requests, 8]` | see [`dsrun_core::op::SamplingColumn`] |
 //! | `seeds` | u32 `[$requests, 2]` | |
+//! | `bias` | f32 `[$requests, V]` | added to logits by `sample_limited` |
 //! | `stop_ids` | i32 `[$stop_ids]` | tokens that finish a request; -1 is none |
 //! | `layers.N.key_cache`, `layers.N.value_cache` | `[$pages, kv_heads, block_size, head_dim]` | |
 //!
 //! # Segments and outputs
 //!
-//! `forward` ends with the logits, `sample` turns them into tokens and records them. The outputs are `logits` f32
-//! `[?rows, V]`, `ids` i32 `[?rows]`, `log_probability` f32 `[?rows]` and then the updated states ([`OUTPUTS`] says in
-//! which order), so that nothing of a step is lost as dead.
+//! `forward` ends with the logits. `sample` and `sample_limited` are two ways to turn them into tokens and to record these: a
+//! step runs one of them. The second also applies `bias` and `mask`, which cost memory and time that few steps need.
+//!
+//! The outputs stand in [`OUTPUTS`]; behind them come the caches, so that nothing of a step is lost as dead. Those of a
+//! segment are to be read before another is run.
 //!
 //! # Attention's work list
 //!
@@ -47,10 +51,22 @@ use dsrun_core::{
     program::{Program, ProgramBuilder, SegmentKind, ValueId},
 };
 
-/// The first outputs of a decoder program, in order. Behind them come the states that a step updates: `length`,
-/// `last_token`, `finished`, `counts`, and the key and value cache of each layer.
-pub const OUTPUTS: [&str; 7] =
-    ["logits", "ids", "log_probability", "length", "last_token", "finished", "counts"];
+/// The first outputs of a decoder program, in order: the logits; of each way to sample, the logits that are sampled from f32
+/// `[?rows, V]`, the tokens i32 `[?rows]` and the logarithms of their probabilities f32 `[?rows]`; and the states that a step
+/// updates. Behind them come the key and value cache of each layer.
+pub const OUTPUTS: [&str; 11] = [
+    "logits",
+    "processed",
+    "ids",
+    "log_probability",
+    "limited_processed",
+    "limited_ids",
+    "limited_log_probability",
+    "length",
+    "last_token",
+    "finished",
+    "counts",
+];
 
 /// How weights are stored on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -128,6 +144,8 @@ pub struct DecoderStep {
     parameters: ValueId,
     seeds: ValueId,
     stop_ids: ValueId,
+    bias: ValueId,
+    mask: ValueId,
     caches: Vec<ValueId>,
 }
 
@@ -148,6 +166,9 @@ impl DecoderStep {
         let prompt_ids = input("prompt_ids", &tokens)?;
         let rows = input("rows", &wanted)?;
         let row_request = input("row_request", &wanted)?;
+        // The last, so that it need not be brought where it is not read.
+        let mask = TensorType { dtype: DType::U32, shape: vec![wanted, vocabulary.div_ceil(32).into()] };
+        let mask = program.input("mask", mask)?;
 
         let requests = || Size::bucket("requests");
         let mut state = |name, dtype, shape: Vec<Size>| program.state(name, TensorType { dtype, shape });
@@ -158,6 +179,7 @@ impl DecoderStep {
         let counts = state("counts", DType::I32, vec![requests(), vocabulary.into()])?;
         let parameters = state("parameters", DType::F32, vec![requests(), SAMPLING_COLUMNS.into()])?;
         let seeds = state("seeds", DType::U32, vec![requests(), 2.into()])?;
+        let bias = state("bias", DType::F32, vec![requests(), vocabulary.into()])?;
         let stop_ids = state("stop_ids", DType::I32, vec![Size::bucket("stop_ids")])?;
 
         let prepare = PrepareStep { block_size: options.block_size };
@@ -209,6 +231,8 @@ impl DecoderStep {
             parameters,
             seeds,
             stop_ids,
+            bias,
+            mask,
             caches: Vec::new(),
         })
     }
@@ -292,18 +316,28 @@ impl DecoderStep {
         let logits = program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(head), None])?;
 
         program.segment("sample", SegmentKind::Graph);
-        let process =
-            [logits, self.row_request, self.parameters, self.counts].map(Some).into_iter().chain([None; 2]);
-        let processed = program.call(LogitProcess {}, process)?;
+        let plain = self.sample(logits, [None; 2])?;
+        self.program.segment("sample_limited", SegmentKind::Graph);
+        let limited = self.sample(logits, [Some(self.bias), Some(self.mask)])?;
+
+        let states = [self.length, self.last_token, self.finished, self.counts];
+        let outputs = [logits].into_iter().chain(plain).chain(limited).chain(states).chain(self.caches);
+        let outputs: Vec<ValueId> = outputs.collect();
+        self.program.finish(&outputs)
+    }
+
+    /// Samples from logits, with a bias and a mask if there are any, and records the tokens. Gives the logits that are sampled
+    /// from, the tokens, and the logarithms of their probabilities.
+    fn sample(&mut self, logits: ValueId, limits: [Option<ValueId>; 2]) -> Result<[ValueId; 3]> {
+        let program = &mut self.program;
+        let process = [logits, self.row_request, self.parameters, self.counts].map(Some);
+        let processed = program.call(LogitProcess {}, process.into_iter().chain(limits))?;
         let sample = [processed, self.row_request, self.row_positions, self.parameters, self.seeds];
         let [ids, log_probability] = fixed(program.calls(Sample {}, sample.map(Some))?)?;
         let commit = [self.row_request, ids, self.stop_ids, self.last_token, self.finished, self.counts];
-        let [last_token, finished, counts] = fixed(program.calls(CommitTokens {}, commit.map(Some))?)?;
-
-        let first: [ValueId; OUTPUTS.len()] =
-            [logits, ids, log_probability, self.length, last_token, finished, counts];
-        let outputs: Vec<ValueId> = first.into_iter().chain(self.caches).collect();
-        self.program.finish(&outputs)
+        [self.last_token, self.finished, self.counts] =
+            fixed(program.calls(CommitTokens {}, commit.map(Some))?)?;
+        Ok([processed, ids, log_probability])
     }
 }
 

@@ -139,8 +139,15 @@ fn last_uses(program: &Program) -> HashMap<ValueId, usize> {
             last_uses.insert(roots[id.index()], index);
         }
     }
+    // The host has an output copied behind its segment, before anything else runs.
     for output in &program.outputs {
-        last_uses.insert(roots[output.index()], usize::MAX);
+        let Some(Origin::Node(node)) = program.values.get(output.index()).map(|value| &value.origin) else {
+            continue;
+        };
+        let segment = program.nodes.get(*node).map(|node| node.segment);
+        let end = program.nodes.iter().rposition(|other| Some(other.segment) == segment);
+        let last_use = last_uses.entry(roots[output.index()]).or_default();
+        *last_use = (*last_use).max(end.unwrap_or(usize::MAX));
     }
     last_uses
 }

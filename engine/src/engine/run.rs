@@ -1,13 +1,14 @@
 //! Running steps: what is planned is launched, and its tokens are read when the step behind is under way.
 
-use super::{Engine, Flight, STEP_TIMEOUT};
+use super::{Engine, Flight, LIMITED, STEP_TIMEOUT, limit::likeliest};
 use crate::{
     compile::{Bucket, CompiledStep, Layout, sizes},
-    error::Result,
-    handover::IN_FLIGHT,
+    error::{EngineError, Result},
+    handover::{IN_FLIGHT, LogitRows},
     inputs::StepInputs,
     load::allocate_shared,
     request::{FinishReason, TokenEvent},
+    schedule::Key,
     statistics::Phase,
     table::Row,
 };
@@ -76,13 +77,26 @@ impl Engine {
         let start = self.took(Phase::Schedule, start);
         let bucket = self.forward(&inputs)?;
         self.inputs = inputs;
+        let wants_logits = |key: &Key| self.scheduler.get(*key).is_some_and(|sequence| sequence.item.top > 0);
+        let logits: Vec<usize> = (0..requests.len()).filter(|row| wants_logits(&requests[*row])).collect();
+        let limited = self.make_mask(&requests);
+        let [segment, processed, ids, log_probability] = if limited {
+            let place = self.steps[&bucket].input("mask")?;
+            let place = self.shared.inputs.slice(place.start, place.len())?;
+            self.upload_mask(&place)?;
+            [LIMITED, "limited_processed", "limited_ids", "limited_log_probability"]
+        } else {
+            ["sample", "processed", "ids", "log_probability"]
+        };
         let step = &self.steps[&bucket];
         if !requests.is_empty() {
-            step.enqueue("sample", &mut *self.stream)?;
+            step.enqueue(segment, &mut *self.stream)?;
         }
-        let results = [step.output("ids")?, step.output("log_probability")?];
-        let parcel = self.handover.send(&mut *self.stream, results, requests.len())?;
-        self.flights.push_back(Flight { parcel, requests });
+        let results = [step.output(ids)?, step.output(log_probability)?];
+        let row_bytes = self.vocabulary * size_of::<f32>();
+        let rows = LogitRows { logits: step.output(processed)?, row_bytes, rows: &logits };
+        let parcel = self.handover.send(&*self.device, &mut *self.stream, results, requests.len(), rows)?;
+        self.flights.push_back(Flight { parcel, requests, logits });
         self.statistics.steps += 1;
         self.took(Phase::Launch, start);
         Ok(true)
@@ -98,16 +112,17 @@ impl Engine {
             let Some(sequence) = self.scheduler.get(*key).filter(|sequence| sequence.runs()) else {
                 continue;
             };
-            let sampling = &sequence.item.sampling;
-            self.table.place(sequence.slot, Row { length: *length, pages: &sequence.pages, sampling });
+            let (slot, sampling) = (sequence.slot, &sequence.item.sampling);
+            self.table.place(slot, Row { length: *length, pages: &sequence.pages, sampling });
             if sampling.penalises() {
                 // Tokens of the prompt that it brings itself are counted by the device.
                 let known = sequence.shared || sequence.generated() > 0 || *length > 0;
                 let tokens: &[i32] = if known { &sequence.tokens } else { &[] };
                 let (prompt, generated) = tokens.split_at(sequence.prompt.min(tokens.len()));
-                let (slot, prompt, generated) = (sequence.slot, prompt.to_vec(), generated.to_vec());
+                let (prompt, generated) = (prompt.to_vec(), generated.to_vec());
                 self.set_counts(slot, &prompt, &generated)?;
             }
+            self.set_bias(slot, *key)?;
         }
         for (key, from) in &plan.grown {
             let Some(sequence) = self.scheduler.get(*key).filter(|sequence| sequence.runs()) else {
@@ -125,23 +140,37 @@ impl Engine {
         let sampled = self.handover.receive(&flight.parcel, &mut *self.stream, STEP_TIMEOUT)?;
         let start = self.took(Phase::Wait, start);
         let mut events = Vec::with_capacity(sampled.len());
-        for (key, (id, log_probability)) in flight.requests.iter().zip(sampled) {
-            if self.scheduler.get(*key).is_none() {
-                continue;
-            }
-            let token = u32::try_from(id).map_err(|_| {
-                Error::internal("no token is left to sample: the model's logits are not numbers")
-            })?;
-            self.scheduler.took(*key, id);
+        for (row, (key, (id, log_probability))) in flight.requests.iter().zip(sampled).enumerate() {
             let Some(sequence) = self.scheduler.get(*key) else { continue };
-            let request = &sequence.item;
-            let ends = !request.ignore_end && self.stop_ids.contains(&token);
-            let finish = if ends || request.stop_ids.contains(&token) {
+            let (request, top) = (sequence.item.id, sequence.item.top);
+            let Ok(token) = u32::try_from(id) else {
+                self.fail(request, EngineError::NoToken);
+                continue;
+            };
+            let mut likely = Vec::new();
+            if let (true, Ok(place)) = (top > 0, flight.logits.binary_search(&row)) {
+                let (bytes, stream) = (self.vocabulary * size_of::<f32>(), &mut *self.stream);
+                let logits = self.handover.logits(&flight.parcel, place, bytes, stream, STEP_TIMEOUT)?;
+                likely = likeliest(&logits, top, (token, log_probability));
+            }
+            self.scheduler.took(*key, id);
+            let Some(sequence) = self.scheduler.get_mut(*key) else { continue };
+            let generated = sequence.generated();
+            let item = &mut sequence.item;
+            let finish = if item.ends_with(token, &self.stop_ids) {
                 Some(FinishReason::Stop)
             } else {
-                (sequence.generated() >= request.limit).then_some(FinishReason::Length)
+                (generated >= item.limit).then_some(FinishReason::Length)
             };
-            events.push(TokenEvent { request: request.id, token, log_probability, top: Vec::new(), finish });
+            let accepted = match &mut item.constraint {
+                Some(constraint) if finish.is_none() => constraint.accept(token),
+                _ => Ok(()),
+            };
+            if let Err(error) = accepted {
+                self.fail(request, error.into());
+                continue;
+            }
+            events.push(TokenEvent { request, token, log_probability, top: likely, finish });
         }
         for event in events.iter().filter(|event| event.finish.is_some()) {
             self.end(event.request);
@@ -158,8 +187,10 @@ impl Engine {
         let bucket = inputs.bucket(self.plan.limits);
         self.compile(bucket)?;
         let step = self.steps.get(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
+        // The mask is the last input, and brought by itself where it is read.
+        let bytes = step.input("mask")?.start;
         self.staging.clear();
-        self.staging.resize(step.input_bytes(), 0xFF); // -1 everywhere
+        self.staging.resize(bytes, 0xFF); // -1 everywhere
         inputs.stage(&mut self.staging, &self.plan.program.extents, &|name| step.input(name))?;
         self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
         step.enqueue("forward", &mut *self.stream)?;

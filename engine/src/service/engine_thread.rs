@@ -50,6 +50,7 @@ impl EngineThread {
                 return Ok(());
             }
             let events = if self.engine.is_idle() { Vec::new() } else { self.engine.step()? };
+            let failures = self.engine.take_failures();
             // First the figures: who has seen a token sees figures that count it.
             self.publish();
             for event in events {
@@ -60,6 +61,9 @@ impl EngineThread {
                 if finished {
                     self.streams.remove(&id);
                 }
+            }
+            for (id, error) in failures {
+                let _ = self.streams.remove(&id).map(|sender| sender.send(Err(error.into())));
             }
         }
     }
