@@ -4,7 +4,7 @@
 //! never how it is stored. Expressions are evaluated lazily, a few rows at a time, and streamed into the backend's
 //! `prepack`, so that no rank ever reads or holds more of the file than its own part.
 
-use crate::{DType, Error, Result, WeightFormat};
+use crate::{DType, Error, GroupFormat, Result, WeightFormat};
 use std::borrow::Cow;
 
 /// Shape and storage format of a weight.
@@ -121,6 +121,24 @@ pub enum WeightExpr {
         /// The element type of the result.
         dtype: DType,
     },
+    /// Every column, or every row, times a factor of its own; the result is dense f32.
+    Factors {
+        /// What is scaled; a vector is one row.
+        of: Box<Self>,
+        /// As many as there are columns, or rows.
+        factors: Vec<f32>,
+        /// Whether they are the rows'.
+        rows: bool,
+    },
+    /// Every row rounded to a group format, as [`GroupFormat::quantise_row`] does it.
+    Quantise {
+        /// What is rounded.
+        of: Box<Self>,
+        /// The format of the result.
+        format: GroupFormat,
+        /// Whether scales with less error than those that span a group are searched for.
+        search: bool,
+    },
     /// `before` and `after` zero rows around the operand.
     Pad {
         /// What is padded.
@@ -151,6 +169,8 @@ impl WeightExpr {
             | Self::Transpose { of }
             | Self::Scale { of, .. }
             | Self::Cast { of, .. }
+            | Self::Factors { of, .. }
+            | Self::Quantise { of, .. }
             | Self::Pad { of, .. } => of.tensors(),
         }
     }
@@ -240,6 +260,23 @@ impl WeightExpr {
                     return Err(Error::unsupported(format!("weights cannot be cast to {dtype}")));
                 }
                 Ok(WeightType { format: WeightFormat::Dense(*dtype), ..of.infer(tensor)? })
+            }
+            Self::Factors { of, factors, rows } => {
+                let inner = of.infer(tensor)?;
+                let (what, count) = if *rows { ("rows", inner.rows()) } else { ("columns", inner.columns()) };
+                if factors.len() != count {
+                    return Err(Error::invalid(format!("{} factors for {count} {what}", factors.len())));
+                }
+                Ok(WeightType { format: WeightFormat::Dense(DType::F32), ..inner })
+            }
+            Self::Quantise { of, format, .. } => {
+                let inner = of.infer(tensor)?;
+                matrix_rows(&inner, "quantise")?;
+                if format.row(inner.columns()).is_none() {
+                    let message = format!("{} columns cannot be quantised to {format}", inner.columns());
+                    return Err(Error::invalid(message));
+                }
+                Ok(WeightType { format: WeightFormat::Group(*format), ..inner })
             }
             Self::Pad { of, before, after } => {
                 let mut inner = of.infer(tensor)?;
@@ -374,6 +411,27 @@ mod tests {
             let expected = WeightType { format: WeightFormat::Dense(format), shape: vec![64, 8] };
             assert_eq!(WeightExpr::Transpose { of: boxed(name) }.infer(&file).unwrap(), expected);
         }
+    }
+
+    #[test]
+    fn factors_and_rounding_say_what_comes_of_them() {
+        let of_columns = WeightExpr::Factors { of: boxed("blocks"), factors: vec![2.0; 64], rows: false };
+        let of_rows = WeightExpr::Factors { of: Box::new(of_columns), factors: vec![2.0; 8], rows: true };
+        let format = GroupFormat::from_name("int4g32_f16").unwrap();
+        let quantised = WeightExpr::Quantise { of: Box::new(of_rows.clone()), format, search: true };
+        assert_eq!(of_rows.infer(&file).unwrap().format, WeightFormat::Dense(DType::F32));
+        let inferred = quantised.infer(&file).unwrap();
+        assert_eq!(inferred, WeightType { format: WeightFormat::Group(format), shape: vec![8, 64] });
+
+        let few = WeightExpr::Factors { of: boxed("dense"), factors: vec![1.0; 8], rows: false };
+        assert!(few.infer(&file).unwrap_err().to_string().contains("8 factors for 64 columns"));
+        let format = GroupFormat::from_name("int4g128").unwrap();
+        let wide = WeightExpr::Quantise { of: boxed("dense"), format, search: false };
+        assert!(
+            wide.infer(&file).unwrap_err().to_string().contains("64 columns cannot be quantised to int4g128")
+        );
+        let vector = WeightExpr::Quantise { of: boxed("vector"), format: GroupFormat::INT8, search: false };
+        assert!(vector.infer(&file).is_err());
     }
 
     #[test]

@@ -6,8 +6,8 @@
 mod types;
 
 use dsrun_core::{
-    DType, TensorType, WeightExpr,
-    op::{Add, AllReduce, Cast, Fill, MeshAxis, OperandType, Reduction, RmsNorm, Send},
+    DType, GroupFormat, TensorType, WeightExpr, WeightFormat, WeightType,
+    op::{Add, AllReduce, Cast, Fill, Linear, MeshAxis, OperandType, Reduction, RmsNorm, Send},
     placement::Placement,
     program::{Lane, Program, ProgramBuilder, SegmentKind, ValueId},
     region::well_known,
@@ -416,4 +416,24 @@ proptest! {
         let text: String = EVERYTHING.trim_end().chars().take(length).collect();
         prop_assert!(parse(&text).is_err());
     }
+}
+
+#[test]
+fn factors_and_rounding_are_read_back() {
+    let format = GroupFormat::from_name("int4g32z_bf16").unwrap();
+    let of = Box::new(WeightExpr::tensor("w"));
+    let of = Box::new(WeightExpr::Factors { of, factors: vec![0.1, -2.5e-9, 3.0], rows: true });
+    let expr = WeightExpr::Quantise { of, format, search: true };
+    let weight = WeightType { format: WeightFormat::Group(format), shape: vec![3, 32] };
+    let mut builder = ProgramBuilder::new("quantised");
+    let weight = builder.weight("w", expr, weight).unwrap();
+    let x = builder.input("x", TensorType::new(DType::F32, [2usize, 32])).unwrap();
+    let linear = Linear { dtype: DType::F32 };
+    let y = builder.call(linear, [Some(x), Some(weight), None]).unwrap();
+    let program = builder.finish(&[y]).unwrap();
+    let text = program.to_string();
+    let expr = "= quantise(int4g32z_bf16, search, factors(rows, tensor(\"w\"), 0.1, -2.5e-9, 3.0))";
+    assert!(text.contains(expr), "{text}");
+    assert_eq!(text.parse::<Program>().unwrap(), program);
+    assert!(text.replace("search", "find").parse::<Program>().is_err());
 }

@@ -1,6 +1,7 @@
 //! The engine: takes requests, runs steps, gives tokens.
 
 mod limit;
+mod observe;
 mod profile;
 mod run;
 mod score;
@@ -25,6 +26,7 @@ use dsrun_core::{
     op::IN_PROMPT,
     program::Program,
 };
+pub use observe::Observer;
 pub use profile::CallFigures;
 use std::{
     collections::{HashMap, VecDeque},

@@ -9,6 +9,7 @@
 //! | [`Score`] | teacher-forced logits |
 //! | [`passes`] | rewriting programs for a device |
 
+mod calibrate;
 mod compile;
 mod engine;
 mod error;
@@ -30,7 +31,8 @@ mod statistics;
 mod swap;
 mod table;
 
-pub use engine::{CallFigures, Engine};
+pub use calibrate::{CALIBRATION_TEXT, calibrate, calibration_sequences};
+pub use engine::{CallFigures, Engine, Observer};
 pub use error::{EngineError, Result};
 pub use load::{EnginePlan, StepTraffic};
 pub use memory::{Bytes, MemoryPlan};

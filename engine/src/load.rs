@@ -7,12 +7,16 @@ use crate::{
     error::{EngineError, Result},
     memory::MemoryPlan,
     options::EngineOptions,
-    passes::{fuse, size_work_lists},
+    passes::{
+        fuse,
+        quantize::{Calibration, Policy, quantize, smooth},
+        size_work_lists,
+    },
     swap::SwapSpace,
     table::RequestTable,
 };
 use dsrun_core::{
-    DType, Error, TensorDesc, WeightFormat, WeightType,
+    DType, Error, TensorDesc, WeightExpr, WeightFormat, WeightType,
     device::{BufferSlice, Device, MemoryKind, Stream},
     kernels::{WeightDesc, WeightUse},
     op::{Op, OperandType, PagedAttention},
@@ -80,6 +84,9 @@ impl EnginePlan {
             cache: activation,
             block_size: options.block_size as u32,
         })?;
+        if let Some(policy) = &options.quantize {
+            program = quantized(&program, policy, model, options)?;
+        }
         let mut fixed = FixedSizes { requests: options.max_requests, blocks, pages, stop_ids: 1 };
         let limits = Bucket {
             tokens: options.step_tokens,
@@ -271,6 +278,19 @@ fn paged(op: &Op) -> Option<PagedAttention> {
         Op::PagedAttention(attention) => Some(*attention),
         _ => None,
     }
+}
+
+/// Quantises a program, smoothed first if the policy says so.
+fn quantized(program: &Program, policy: &Policy, model: &Model, options: &EngineOptions) -> Result<Program> {
+    let read = |expr: &WeightExpr| {
+        let reader = ExprReader::new(&**model.weights(), expr)?;
+        reader.decoded_rows(0, dsrun_core::WeightReader::weight_type(&reader).rows())
+    };
+    let in_pass = |error: Error| error.in_op("quantize");
+    let unseen = Calibration::default();
+    let calibration = options.calibration.as_deref().unwrap_or(&unseen);
+    let smoothed = smooth(program, policy, calibration, &read).map_err(in_pass)?;
+    Ok(quantize(&smoothed, policy).map_err(in_pass)?)
 }
 
 /// Fuses what the device has kernels for, whatever the size of the step.

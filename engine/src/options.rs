@@ -1,7 +1,11 @@
 //! How an engine is set up.
 
-use crate::error::{EngineError, Result};
+use crate::{
+    error::{EngineError, Result},
+    passes::quantize::{Calibration, Policy},
+};
 use dsrun_core::DType;
+use std::sync::Arc;
 
 /// Element types of weights, activations and cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -63,6 +67,11 @@ pub struct EngineOptions {
     /// host sees in a token (a stop string) then computes one token too many, which is dropped. Without it every token is
     /// read before the next step is launched.
     pub launch_ahead: bool,
+    /// How weights are quantised as they are loaded, and activations as they come; not at all if absent.
+    pub quantize: Option<Policy>,
+    /// What activations are like, for policies that [smooth](Policy::smooth): see [`calibrate`](crate::calibrate).
+    #[serde(skip)]
+    pub calibration: Option<Arc<Calibration>>,
     /// Whether answers run on past the model's end tokens, for measurements.
     pub ignore_end: bool,
 }
@@ -86,6 +95,8 @@ impl Default for EngineOptions {
             prefix_cache: true,
             fuse: true,
             launch_ahead: true,
+            quantize: None,
+            calibration: None,
             ignore_end: false,
         }
     }
@@ -125,6 +136,9 @@ impl EngineOptions {
         if self.step_tokens < self.max_requests {
             let rule = format!("must be at least max-requests ({}): each brings a token", self.max_requests);
             return Err(EngineError::option("step-tokens", self.step_tokens, rule));
+        }
+        if let Some(policy) = &self.quantize {
+            policy.check().map_err(|error| error.in_op("quantize"))?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod concatenate;
 mod fuse;
+pub mod quantize;
 mod rewrite;
 mod work_lists;
 

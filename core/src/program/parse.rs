@@ -2,7 +2,7 @@
 
 use super::{Call, Lane, Node, Origin, Program, Segment, SegmentKind, Value, ValueId};
 use crate::{
-    DType, Error, Result, WeightExpr, WeightFormat, WeightType,
+    DType, Error, GroupFormat, Result, WeightExpr, WeightFormat, WeightType,
     op::{MeshAxis, Op, OperandType},
     placement::{Placement, Placements},
     region::Region,
@@ -356,6 +356,21 @@ impl<'a> Parser<'a> {
                 self.expect(",")?;
                 WeightExpr::Cast { of: Box::new(self.weight_expr(depth + 1)?), dtype }
             }
+            "factors" => {
+                let rows = self.either("columns", "rows")?;
+                let of = Box::new(self.weight_expr(depth + 1)?);
+                let mut factors = Vec::new();
+                while self.eat(",") {
+                    factors.push(self.parsed("a factor")?);
+                }
+                WeightExpr::Factors { of, factors, rows }
+            }
+            "quantise" => {
+                let format = self.named("a group format", GroupFormat::from_name)?;
+                self.expect(",")?;
+                let search = self.either("span", "search")?;
+                WeightExpr::Quantise { of: Box::new(self.weight_expr(depth + 1)?), format, search }
+            }
             "pad" => {
                 let (before, after) = (self.comma()?, self.comma()?);
                 WeightExpr::Pad { of: Box::new(self.weight_expr(depth + 1)?), before, after }
@@ -364,6 +379,14 @@ impl<'a> Parser<'a> {
         };
         self.expect(")")?;
         Ok(expr)
+    }
+
+    /// One of two words and the comma behind it: whether it is the second.
+    fn either(&mut self, first: &'static str, second: &'static str) -> Result<bool> {
+        let choice = |word: &str| [first, second].iter().position(|known| *known == word);
+        let index = self.named(&format!("`{first}` or `{second}`"), choice)?;
+        self.expect(",")?;
+        Ok(index == 1)
     }
 
     /// A number and the comma behind it.

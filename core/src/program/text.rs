@@ -89,6 +89,14 @@ impl Display for WeightExpr {
             Self::Transpose { of } => write!(f, "transpose({of})"),
             Self::Scale { of, factor } => write!(f, "scale({factor:?}, {of})"),
             Self::Cast { of, dtype } => write!(f, "cast({dtype}, {of})"),
+            Self::Factors { of, factors, rows } => {
+                write!(f, "factors({}, {of}", if *rows { "rows" } else { "columns" })?;
+                factors.iter().try_for_each(|factor| write!(f, ", {factor:?}"))?;
+                f.write_char(')')
+            }
+            Self::Quantise { of, format, search } => {
+                write!(f, "quantise({format}, {}, {of})", if *search { "search" } else { "span" })
+            }
             Self::Pad { of, before, after } => write!(f, "pad({before}, {after}, {of})"),
         }
     }

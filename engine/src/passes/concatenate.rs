@@ -4,11 +4,10 @@
 //! it where they stand. Weights and biases become one each, evaluated from the file when they are loaded, so nothing is
 //! held twice.
 
-use super::rewrite::{uses, with_nodes};
+use super::rewrite::{results, uses, weight_operand, with_nodes};
 use dsrun_core::{
-    Result, TensorType, WeightExpr, WeightType,
-    op::{Columns, GateLayout, GatedActivation, Linear, Op, OperandType},
-    placement::Placements,
+    Error, Result, TensorType, WeightExpr, WeightType,
+    op::{Columns, GateLayout, GatedActivation, Op, OperandType},
     program::{Call, Node, Origin, Program, Value, ValueId},
 };
 use std::collections::HashSet;
@@ -25,15 +24,20 @@ pub(super) struct Group {
 impl Group {
     /// The name of the group's first weight: it stays the same when other groups are left alone.
     pub(super) fn name<'a>(&self, program: &'a Program) -> &'a str {
-        let first = self.nodes.first().and_then(|node| program.nodes[*node].call.operands[1]);
+        let first = self.nodes.first().and_then(|node| weight_of(&program.nodes[*node].call));
         first.map_or("", |weight| &program.values[weight.index()].name)
     }
 
     /// The name of the one weight that the group's become.
     pub(super) fn joined_name(&self, program: &Program) -> String {
-        let weights = self.nodes.iter().filter_map(|node| program.nodes[*node].call.operands[1]);
+        let weights = self.nodes.iter().filter_map(|node| weight_of(&program.nodes[*node].call));
         joined_name(weights.map(|id| &program.values[id.index()]))
     }
+}
+
+/// The weight of a product.
+pub(super) fn weight_of(call: &Call) -> Option<ValueId> {
+    call.operands.get(weight_operand(&call.op)?).copied().flatten()
 }
 
 fn joined_name<'a>(values: impl Iterator<Item = &'a Value>) -> String {
@@ -45,7 +49,7 @@ pub(super) fn groups(program: &Program) -> Vec<Group> {
     let uses = uses(program);
     let mut groups: Vec<Group> = Vec::new();
     for index in 0..program.nodes.len() {
-        if part(program, &uses, index).is_none() {
+        if !is_part(program, &uses, index) {
             continue;
         }
         let joins = |group: &&mut Group| {
@@ -64,21 +68,21 @@ pub(super) fn groups(program: &Program) -> Vec<Group> {
     groups
 }
 
-/// The linear layer that node `index` is, if its weight and bias are of the file and nobody else's.
-fn part(program: &Program, uses: &[usize], index: usize) -> Option<Linear> {
-    let Op::Linear(linear) = program.nodes[index].call.op else { return None };
-    let [_, weight, bias] = program.nodes[index].call.operands.as_slice() else { return None };
-    let own = |id: &ValueId| {
-        matches!(program.values[id.index()].origin, Origin::Weight(_)) && uses[id.index()] == 1
-    };
-    let own_bias = bias.as_ref().is_none_or(own);
-    (weight.as_ref().is_some_and(own) && own_bias).then_some(linear)
+/// Whether a node is a linear layer whose weight and bias are of the file and nobody else's.
+fn is_part(program: &Program, uses: &[usize], index: usize) -> bool {
+    let call = &program.nodes[index].call;
+    let Some(weight) = weight_operand(&call.op) else { return false };
+    let [weight, bias] = [weight, weight + 1].map(|operand| call.operands.get(operand).copied().flatten());
+    let own =
+        |id: ValueId| matches!(program.values[id.index()].origin, Origin::Weight(_)) && uses[id.index()] == 1;
+    weight.is_some_and(own) && bias.is_none_or(own)
 }
 
 /// Whether two linear layers read the same activations and differ in nothing but their outputs.
 fn alike(program: &Program, a: usize, b: usize) -> bool {
     let (a, b) = (&program.nodes[a], &program.nodes[b]);
-    let [x, weight, bias] = [0, 1, 2].map(|operand| {
+    let Some(place) = weight_operand(&a.call.op).filter(|_| a.call.op == b.call.op) else { return false };
+    let [weight, bias] = [place, place + 1].map(|operand| {
         let value = |node: &Node| node.call.operands[operand].map(|id| &program.values[id.index()]);
         (value(a), value(b))
     });
@@ -98,7 +102,8 @@ fn alike(program: &Program, a: usize, b: usize) -> bool {
         }
         _ => false,
     };
-    a.call.op == b.call.op && a.call.operands[0] == b.call.operands[0] && x.0.is_some() && weights && biases
+    // Activations, with their scales if they are quantised.
+    a.call.operands[..place] == b.call.operands[..place] && weights && biases
 }
 
 /// The gated activation that takes the results of two layers, if it takes them separately and alone.
@@ -158,18 +163,20 @@ fn join(program: &mut Program, group: &Group) -> Result<Vec<Call>> {
     let parts: Vec<Call> = group.nodes.iter().map(|node| program.nodes[*node].call.clone()).collect();
     let Some(first) = parts.first() else { return Ok(Vec::new()) };
     let of = |operand: usize| parts.iter().filter_map(|call| call.operands[operand]).collect::<Vec<_>>();
-    let weight = concat(program, &of(1));
-    let biases = of(2);
+    let Some(place) = weight_operand(&first.op) else { return Ok(Vec::new()) };
+    let weight = concat(program, &of(place));
+    let biases = of(place + 1);
     let bias = if biases.is_empty() { None } else { concat(program, &biases) };
-    let operands = vec![first.operands[0], weight, bias];
-    let product = result(program, &first.op, &operands)?;
+    let operands = [&first.operands[..place], &[weight, bias]].concat();
+    let product = results(program, &first.op, &operands)?;
+    let [product] = product[..] else { return Err(Error::internal("a product without one result")) };
     let mut calls = vec![Call::new(first.op.clone(), operands, vec![product])];
     if group.gate.is_none() {
         let mut start = 0u32;
         for part in &parts {
             let tensor = program.value(part.results[0])?.tensor_type();
             let count = tensor.and_then(|tensor| tensor.shape.get(1)?.known()).unwrap_or(0);
-            let count = u32::try_from(count).map_err(|_| dsrun_core::Error::invalid("too many columns"))?;
+            let count = u32::try_from(count).map_err(|_| Error::invalid("too many columns"))?;
             calls.push(Call::new(Columns { start, count }, vec![Some(product)], part.results.clone()));
             start = start.saturating_add(count);
         }
@@ -201,18 +208,4 @@ fn concat(program: &mut Program, ids: &[ValueId]) -> Option<ValueId> {
     let id = ValueId::new(program.values.len());
     program.values.push(Value { name, value_type, origin, placements });
     Some(id)
-}
-
-/// A new value: the result of a call that has one.
-fn result(program: &mut Program, op: &Op, operands: &[Option<ValueId>]) -> Result<ValueId> {
-    let types: Vec<Option<OperandType>> =
-        operands.iter().map(|id| id.map(|id| program.values[id.index()].value_type.clone())).collect();
-    let mut inferred = op.infer(&types)?;
-    let tensor = inferred.pop().ok_or_else(|| dsrun_core::Error::internal("an op without a result"))?;
-    let id = ValueId::new(program.values.len());
-    let (name, placements) = (String::new(), Placements::default());
-    // `with_nodes` says which call makes it.
-    let origin = Origin::Node(0);
-    program.values.push(Value { name, value_type: OperandType::Tensor(tensor), origin, placements });
-    Ok(id)
 }

@@ -11,7 +11,7 @@
 mod rule;
 
 use super::{
-    concatenate::{Group, concatenate, groups},
+    concatenate::{Group, concatenate, groups, weight_of},
     rewrite::{uses, with_nodes},
 };
 use dsrun_core::{
@@ -63,10 +63,8 @@ struct Part {
 
 /// Whether the product with this weight is used only by the region that makes it.
 fn taken_in(program: &Program, parts: &[Part], weight: &str) -> bool {
-    let makes = |node: &Node| {
-        let operand = node.call.operands.get(1).copied().flatten();
-        operand.is_some_and(|id| program.values[id.index()].name == weight)
-    };
+    let makes =
+        |node: &Node| weight_of(&node.call).is_some_and(|id| program.values[id.index()].name == weight);
     let Some(index) = program.nodes.iter().position(makes) else { return false };
     let product = program.nodes[index].call.results[0];
     let home = parts.iter().find(|part| part.nodes.contains(&index));

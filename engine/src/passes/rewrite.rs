@@ -2,7 +2,9 @@
 
 use dsrun_core::{
     Result,
-    program::{Node, Origin, Program, ValueId},
+    op::{Op, OperandType},
+    placement::Placements,
+    program::{Node, Origin, Program, Value, ValueId},
 };
 
 /// How many calls use each value, outputs of the program counted as a call each.
@@ -13,6 +15,34 @@ pub(super) fn uses(program: &Program) -> Vec<usize> {
         uses[id.index()] += 1;
     }
     uses
+}
+
+/// New values: the results of a call that is to be added. [`with_nodes`] says which call makes them.
+///
+/// # Errors
+/// As [`Op::infer`].
+pub(super) fn results(program: &mut Program, op: &Op, operands: &[Option<ValueId>]) -> Result<Vec<ValueId>> {
+    let types = program.operand_types(operands)?;
+    let mut ids = Vec::new();
+    for tensor in op.infer(&types)? {
+        ids.push(ValueId::new(program.values.len()));
+        program.values.push(Value {
+            name: String::new(),
+            value_type: OperandType::Tensor(tensor),
+            origin: Origin::Node(0),
+            placements: Placements::default(),
+        });
+    }
+    Ok(ids)
+}
+
+/// Where a product with a weight has its weight; the bias stands behind it.
+pub(super) fn weight_operand(op: &Op) -> Option<usize> {
+    match op {
+        Op::Linear(_) => Some(1),
+        Op::LinearW8A8(_) => Some(2),
+        _ => None,
+    }
 }
 
 /// The program with these calls instead of its own. Results that no call makes any more, and weights that none uses, are

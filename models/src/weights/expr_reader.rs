@@ -8,7 +8,8 @@ mod transpose;
 
 use super::TensorSource;
 use super::convert::Converter;
-use dsrun_core::{DType, Error, Result, WeightExpr, WeightFormat, WeightReader, WeightType};
+use dsrun_core::{DType, Error, GroupFormat, Result, WeightExpr, WeightFormat, WeightReader, WeightType};
+use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -119,6 +120,10 @@ enum Node {
     Columns(Vec<(Part, Range<usize>)>),
     /// Every element times the factor, rounded.
     Convert { of: Box<Part>, factor: Option<f32>, dtype: DType },
+    /// Every column or every row times a factor of its own.
+    Factors { of: Box<Part>, factors: Vec<f32>, rows: bool },
+    /// Every row rounded to a group format.
+    Quantise { of: Box<Part>, format: GroupFormat, search: bool },
 }
 
 /// Part of a group of rows. In group `g` it is rows `g * size + start .. g * size + start + take` of a part.
@@ -195,6 +200,12 @@ impl Part {
             WeightExpr::Scale { of, factor } => {
                 Node::Convert { of: Box::new(part(of)?), factor: Some(*factor), dtype: DType::F32 }
             }
+            WeightExpr::Factors { of, factors, rows } => {
+                Node::Factors { of: Box::new(part(of)?), factors: factors.clone(), rows: *rows }
+            }
+            WeightExpr::Quantise { of, format, search } => {
+                Node::Quantise { of: Box::new(part(of)?), format: *format, search: *search }
+            }
             WeightExpr::Cast { of, dtype } => {
                 Node::Convert { of: Box::new(part(of)?), factor: None, dtype: *dtype }
             }
@@ -247,7 +258,36 @@ impl Part {
                 }
                 Ok(Cow::Owned(out))
             }
+            Node::Factors { of, factors, rows } => {
+                let bytes = of.read(source, first, count)?;
+                let mut out = Vec::with_capacity(count * self.row_bytes);
+                let mut converter = Converter::default();
+                for (index, row) in rows_of(&bytes, of.row_bytes).enumerate() {
+                    let values = converter.decode(of.weight_type.format, row, self.weight_type.columns())?;
+                    for (column, value) in values.iter().enumerate() {
+                        // There are as many as rows or columns, or the type would not have been inferred.
+                        let factor = factors.get(if *rows { first + index } else { column }).copied();
+                        out.extend((value * factor.unwrap_or(1.0)).to_le_bytes());
+                    }
+                }
+                Ok(Cow::Owned(out))
+            }
+            Node::Quantise { of, format, search } => {
+                self.quantise(&of.read(source, first, count)?, of, *format, *search).map(Cow::Owned)
+            }
         }
+    }
+
+    /// Rounds rows to a group format, on all cores: searching for scales takes a while.
+    fn quantise(&self, bytes: &[u8], of: &Self, format: GroupFormat, search: bool) -> Result<Vec<u8>> {
+        let columns = self.weight_type.columns();
+        let mut out = vec![0; bytes.len() / of.row_bytes.max(1) * self.row_bytes];
+        let rows = out.par_chunks_mut(self.row_bytes).zip(bytes.par_chunks(of.row_bytes.max(1)));
+        rows.try_for_each_init(Converter::default, |converter, (out, row)| {
+            let values = converter.decode(of.weight_type.format, row, columns)?;
+            format.quantise_row(values, search, out)
+        })?;
+        Ok(out)
     }
 
     fn gather<'s>(

@@ -2,7 +2,10 @@
 
 use crate::{commands::bench::Lengths, serve::ServeSettings};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use dsrun_engine::Precision;
+use dsrun_engine::{
+    Precision,
+    passes::quantize::{Policy, Scheme},
+};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -114,6 +117,22 @@ pub(crate) struct EngineArguments {
     /// Read every token before the next step is launched, to compare.
     #[arg(long)]
     pub(crate) no_launch_ahead: bool,
+    /// Quantise weights as they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
+    /// `int4g64z_f16`, or a TOML file that says what becomes of which weight.
+    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    pub(crate) quantize: Option<Policy>,
+}
+
+/// Reads a policy: one way for all weights, or a file.
+fn policy(text: &str) -> Result<Policy, String> {
+    match text.parse::<Scheme>() {
+        Ok(scheme) => Ok(Policy::of(scheme)),
+        Err(_) if std::path::Path::new(text).exists() => {
+            let file = std::fs::read_to_string(text).map_err(|error| format!("cannot be read: {error}"))?;
+            Policy::from_toml(&file).map_err(|error| error.to_string())
+        }
+        Err(error) => Err(format!("{error}; and there is no such file")),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -11,7 +11,9 @@ use dsrun_core::{
     device::{Device, DeviceOptions},
     registry::Registry,
 };
-use dsrun_engine::{Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision};
+use dsrun_engine::{
+    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, calibrate, calibration_sequences,
+};
 use dsrun_models::{
     fetch::{FetchOptions, resolve},
     model::Model,
@@ -61,6 +63,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         max_requests: requests,
         fuse: !arguments.no_fuse,
         launch_ahead: !arguments.no_launch_ahead,
+        quantize: arguments.quantize.clone(),
         ..default
     }
 }
@@ -83,12 +86,34 @@ pub(crate) fn load_engine(
     options: &EngineOptions,
     terminal: &Terminal,
 ) -> Result<Engine> {
+    let options = &calibrated(model, &device, options, terminal)?;
     let plan = EnginePlan::new(model, &*device, options)?;
     terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
     let bar = terminal.bar("loading", Some(plan.memory().weights));
     let engine = plan.load(model, device, &mut |loaded, _| bar.set_position(loaded));
     bar.finish_and_clear();
     Ok(engine?)
+}
+
+/// Tokens of a sequence to calibrate with.
+const CALIBRATION_TOKENS: usize = 256;
+
+/// The options, with what a policy that smooths has to know of the activations.
+fn calibrated(
+    model: &Model,
+    device: &Arc<dyn Device>,
+    options: &EngineOptions,
+    terminal: &Terminal,
+) -> Result<EngineOptions> {
+    let mut options = options.clone();
+    let smooths = options.quantize.as_ref().is_some_and(|policy| policy.smooth.is_some());
+    if smooths && options.calibration.is_none() {
+        terminal.note("calibrating: a short text shows what the activations are like");
+        let length = CALIBRATION_TOKENS.min(model.config().context);
+        let sequences = calibration_sequences(model, length)?;
+        options.calibration = Some(Arc::new(calibrate(model, device.clone(), &sequences)?));
+    }
+    Ok(options)
 }
 
 /// How answers are generated: as the model suggests, but for what was asked.

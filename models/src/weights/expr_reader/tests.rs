@@ -344,6 +344,41 @@ fn rows_that_lie_together_are_not_copied(
     assert!(matches!(reader.rows(first, count).unwrap(), Cow::Borrowed(_)));
 }
 
+#[test]
+fn factors_multiply_columns_or_rows() {
+    let source = sample();
+    let plain = evaluate(&source, &tensor("q")).values;
+    for rows in [false, true] {
+        let factors: Vec<f32> = (0..if rows { 8 } else { 64 }).map(|index| 0.5 + index as f32).collect();
+        let expr = WeightExpr::Factors { of: Box::new(tensor("q")), factors: factors.clone(), rows };
+        let reader = ExprReader::new(&source, &expr).unwrap();
+        let found = reader.decoded_rows(2, 5).unwrap();
+        for (index, found) in found.iter().enumerate() {
+            let (row, column) = (2 + index / 64, index % 64);
+            assert_eq!(*found, plain[row * 64 + column] * factors[if rows { row } else { column }]);
+        }
+    }
+}
+
+#[test]
+fn rows_are_quantised_as_they_are_read() {
+    let source = sample();
+    let format = dsrun_core::GroupFormat::from_name("int8g32_f16").unwrap();
+    let expr = WeightExpr::Quantise { of: Box::new(tensor("f")), format, search: true };
+    let mut reader = ExprReader::new(&source, &expr).unwrap();
+    let (plain, found) = (evaluate(&source, &tensor("f")), reader.decoded_rows(0, 8).unwrap());
+    for (group, values) in found.chunks(32).zip(plain.values.chunks(32)) {
+        let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        for (found, value) in group.iter().zip(values) {
+            // Half a step, and what the scale is off when it is rounded to f16.
+            assert!((found - value).abs() <= largest * (0.5 / 127.0 + 1.0 / 1024.0), "{found} for {value}");
+        }
+    }
+    let whole = reader.rows(0, 8).unwrap().into_owned();
+    let row_bytes = reader.weight_type().row_bytes().unwrap();
+    assert_eq!(&*reader.rows(3, 2).unwrap(), &whole[3 * row_bytes..5 * row_bytes]);
+}
+
 #[rstest]
 #[case("q", "q4_1", None)]
 #[case("q", "f32", None)]

@@ -1,0 +1,46 @@
+//! Finding out what the activations of a model are like.
+
+use crate::{error::Result, load::EnginePlan, options::EngineOptions, passes::quantize::Calibration};
+use dsrun_core::device::Device;
+use dsrun_models::model::Model;
+use std::sync::Arc;
+
+/// A text to calibrate with: prose, a conversation, numbers and code.
+pub const CALIBRATION_TEXT: &str = include_str!("calibrate/text.txt");
+
+/// Runs sequences of tokens through a model, as its file has it, and notes the activations of every product.
+///
+/// # Errors
+/// As [`EnginePlan::new`], [`EnginePlan::load`] and [`Engine::observe`](crate::Engine::observe).
+pub fn calibrate(model: &Model, device: Arc<dyn Device>, sequences: &[Vec<u32>]) -> Result<Calibration> {
+    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    let options = EngineOptions {
+        context: Some(longest.max(1)),
+        step_tokens: 64,
+        fuse: false,
+        ..EngineOptions::default()
+    };
+    let plan = EnginePlan::new(model, &*device, &options)?;
+    let mut engine = plan.load(model, device, &mut |_, _| {})?;
+    let mut calibration = Calibration::default();
+    for tokens in sequences {
+        engine.observe(tokens, &mut |weight, rows, columns| calibration.add(weight, rows, columns))?;
+    }
+    Ok(calibration)
+}
+
+/// The sequences of at most `length` tokens that [`CALIBRATION_TEXT`] makes.
+///
+/// # Errors
+/// If the model has no tokenizer, or it fails.
+pub fn calibration_sequences(model: &Model, length: usize) -> Result<Vec<Vec<u32>>> {
+    use crate::error::EngineError;
+    use dsrun_models::tokenizer::EncodeOptions;
+    let missing = EngineError::Missing {
+        what: "tokenizer",
+        hint: "smoothing needs a text that the model can read; leave `smooth` out of the policy",
+    };
+    let tokenizer = model.tokenizer().ok_or(missing)?;
+    let tokens = tokenizer.encode(CALIBRATION_TEXT, EncodeOptions::default())?;
+    Ok(tokens.chunks(length.max(1)).map(<[u32]>::to_vec).collect())
+}

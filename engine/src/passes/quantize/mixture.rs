@@ -1,0 +1,187 @@
+//! A mixture of formats: fine ones where errors show, coarse ones elsewhere.
+//!
+//! How far a product is off when its weight is rounded, on average over what it is used with, is the sum over columns of the
+//! mean square of the activations times the squared error of the column. Under a budget of bytes the sum over all weights is
+//! made small greedily: from the smallest formats on, the step that saves most error for its bytes comes first.
+
+use super::{Calibration, Policy, Scheme};
+use dsrun_core::{Error, GroupFormat, Result, WeightFormat, WeightType};
+use std::collections::BTreeMap;
+
+/// A format that a weight could have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The format.
+    pub format: GroupFormat,
+    /// Bytes of the weight in it.
+    pub bytes: u64,
+    /// The error it makes, see the module.
+    pub error: f64,
+}
+
+/// What was chosen for a weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The name of the weight.
+    pub weight: String,
+    /// What it gets.
+    pub chosen: Candidate,
+}
+
+/// The error of the product with a weight of `columns` that is rounded to a format.
+///
+/// # Errors
+/// If the format cannot hold the columns, or a value is not finite.
+pub fn weight_error(
+    values: &[f32],
+    mean_squares: &[f64],
+    format: GroupFormat,
+    search: bool,
+) -> Result<Candidate> {
+    let columns = mean_squares.len();
+    let weight = WeightFormat::Group(format);
+    let weight_type = WeightType { format: weight, shape: vec![values.len() / columns.max(1), columns] };
+    let mut row = vec![0; weight_type.row_bytes()?];
+    let mut rounded = vec![0.0; columns];
+    let mut error = 0.0;
+    for values in values.chunks_exact(columns.max(1)) {
+        format.quantise_row(values, search, &mut row)?;
+        weight.decode_row(&row, &mut rounded)?;
+        let squares = values.iter().zip(&rounded).map(|(value, rounded)| f64::from(value - rounded).powi(2));
+        error += squares.zip(mean_squares).map(|(square, energy)| square * energy).sum::<f64>();
+    }
+    Ok(Candidate { format, bytes: weight_type.bytes()? as u64, error })
+}
+
+/// Chooses a format for each weight so that all together take at most `budget` bytes.
+///
+/// # Errors
+/// If a weight has no candidates, or even the smallest take more.
+pub fn choose(candidates: &BTreeMap<String, Vec<Candidate>>, budget: u64) -> Result<Vec<Choice>> {
+    let mut curves: Vec<(&String, Vec<&Candidate>, usize)> = Vec::new();
+    for (weight, candidates) in candidates {
+        let curve = worthwhile(candidates);
+        if curve.is_empty() {
+            return Err(Error::invalid("has no format to choose from").at(weight));
+        }
+        curves.push((weight, curve, 0));
+    }
+    let mut bytes: u64 = curves.iter().map(|(_, curve, _)| curve[0].bytes).sum();
+    if bytes > budget {
+        let message = format!("is {budget} bytes, but the smallest formats take {bytes}");
+        return Err(Error::invalid(message).at("budget"));
+    }
+    loop {
+        let step = |(_, curve, at): &(&String, Vec<&Candidate>, usize)| {
+            let (now, next) = (curve[*at], *curve.get(at + 1)?);
+            let more = next.bytes - now.bytes;
+            Some(((now.error - next.error) / more.max(1) as f64, more))
+        };
+        let steps = curves.iter().enumerate().filter_map(|(index, curve)| Some((index, step(curve)?)));
+        let fitting = steps.filter(|(_, (_, more))| bytes + more <= budget);
+        let Some((index, (_, more))) = fitting.max_by(|a, b| a.1.0.total_cmp(&b.1.0)) else { break };
+        curves[index].2 += 1;
+        bytes += more;
+    }
+    let choice = |(weight, curve, at): (&String, Vec<&Candidate>, usize)| Choice {
+        weight: weight.clone(),
+        chosen: curve[at].clone(),
+    };
+    Ok(curves.into_iter().map(choice).collect())
+}
+
+/// The candidates that are worth their bytes, smallest first: each saves less for its bytes than the one before.
+fn worthwhile(candidates: &[Candidate]) -> Vec<&Candidate> {
+    let mut sorted: Vec<&Candidate> = candidates.iter().collect();
+    sorted.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.error.total_cmp(&b.error)));
+    let slope = |a: &Candidate, b: &Candidate| (a.error - b.error) / (b.bytes - a.bytes) as f64;
+    let mut hull: Vec<&Candidate> = Vec::new();
+    for next in sorted {
+        if hull.last().is_some_and(|last| next.bytes == last.bytes || next.error >= last.error) {
+            continue;
+        }
+        while let [.., before, last] = hull[..] {
+            if slope(before, last) > slope(last, next) {
+                break;
+            }
+            hull.pop();
+        }
+        hull.push(next);
+    }
+    hull
+}
+
+impl Policy {
+    /// The policy that keeps every weight as it was chosen.
+    pub fn of_choices(choices: &[Choice]) -> Self {
+        let weights =
+            choices.iter().map(|choice| (choice.weight.clone(), Scheme::Group(choice.chosen.format)));
+        Self { weights: weights.collect(), ..Self::default() }
+    }
+}
+
+impl Calibration {
+    /// The mean squares of the activations that are multiplied with a weight.
+    ///
+    /// # Errors
+    /// If they were not observed.
+    pub fn mean_squares(&self, weight: &str) -> Result<Vec<f64>> {
+        let channels = self.products.get(weight);
+        let missing = || Error::invalid("its activations were not observed").at(weight);
+        Ok(channels.ok_or_else(missing)?.mean_squares())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(name: &str, bytes: u64, error: f64) -> Candidate {
+        Candidate { format: GroupFormat::from_name(name).unwrap(), bytes, error }
+    }
+
+    #[test]
+    fn bytes_go_where_they_save_most() {
+        let steep = vec![
+            candidate("int4g128", 10, 100.0),
+            candidate("int4g32", 12, 50.0),
+            candidate("int8", 20, 1.0),
+        ];
+        let flat =
+            vec![candidate("int4g128", 10, 10.0), candidate("int4g32", 12, 9.0), candidate("int8", 20, 0.0)];
+        let all = BTreeMap::from([("flat".to_owned(), flat), ("steep".to_owned(), steep)]);
+        let chosen = |budget| -> Vec<String> {
+            choose(&all, budget).unwrap().iter().map(|choice| choice.chosen.format.to_string()).collect()
+        };
+        assert_eq!(chosen(20), ["int4g128", "int4g128"]);
+        assert_eq!(chosen(22), ["int4g128", "int4g32"]);
+        assert_eq!(chosen(30), ["int4g128", "int8"]);
+        assert_eq!(chosen(40), ["int8", "int8"]);
+        assert!(choose(&all, 19).unwrap_err().to_string().contains("the smallest formats take 20"));
+    }
+
+    #[test]
+    fn what_is_larger_and_no_better_is_no_choice() {
+        let all = [candidate("int4g128", 10, 5.0), candidate("int4g64", 11, 6.0), candidate("int8", 20, 1.0)];
+        let left: Vec<u64> = worthwhile(&all).iter().map(|candidate| candidate.bytes).collect();
+        assert_eq!(left, [10, 20]);
+        // A step that saves little before one that saves much is skipped.
+        let all = [candidate("int4g128", 10, 5.0), candidate("int4g64", 15, 4.9), candidate("int8", 20, 1.0)];
+        let left: Vec<u64> = worthwhile(&all).iter().map(|candidate| candidate.bytes).collect();
+        assert_eq!(left, [10, 20]);
+    }
+
+    #[test]
+    fn errors_count_by_the_activations_they_meet() {
+        let mut values = vec![0.5f32; 64];
+        values[3] = 8.0;
+        let format = GroupFormat::from_name("int4g32").unwrap();
+        let quiet = weight_error(&values, &[0.0; 32], format, false).unwrap();
+        let mut loud = [0.0; 32];
+        loud[5] = 4.0;
+        let loud = weight_error(&values, &loud, format, false).unwrap();
+        // 0.5 is nearest to 0 of multiples of 8 / 7; the second row has it on its grid.
+        assert_eq!((quiet.error, loud.error), (0.0, 1.0));
+        assert_eq!(quiet.bytes, 64);
+    }
+}
