@@ -14,6 +14,7 @@
 //! | [`weights`] | named tensors and expressions over them; random weights |
 //! | [`gguf`], [`safetensors_file`] | the file formats |
 //! | [`quantised`] | checkpoints in the layouts of GPTQ, AWQ and compressed-tensors |
+//! | [`export`] | writing a model as a folder that others open |
 //! | [`tokenizer`], [`chat`], [`stop`] | text to tokens and back, conversations, where a text ends |
 //! | [`generation`] | how a model wants to be sampled |
 
@@ -21,6 +22,7 @@ pub mod chat;
 pub mod config;
 mod declare;
 mod decoder;
+pub mod export;
 pub mod fetch;
 pub mod generation;
 pub mod gguf;

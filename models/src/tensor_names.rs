@@ -74,6 +74,37 @@ impl Cut {
 }
 
 impl Part {
+    /// Every part.
+    const ALL: [Self; 17] = [
+        Self::Embedding,
+        Self::Positions,
+        Self::ProjectIn,
+        Self::ProjectOut,
+        Self::FinalNorm,
+        Self::Head,
+        Self::AttentionNorm,
+        Self::Query,
+        Self::Key,
+        Self::Value,
+        Self::QueryNorm,
+        Self::KeyNorm,
+        Self::Output,
+        Self::MlpNorm,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+    ];
+
+    /// The part, and its layer, that has this name in programs.
+    pub(crate) fn of_value(name: &str) -> Option<(Self, usize)> {
+        let layer = match name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, _)) => layer.parse().ok()?,
+            None => 0,
+        };
+        let part = Self::ALL.into_iter().find(|part| part.value_name(layer) == name)?;
+        Some((part, layer))
+    }
+
     /// The name in programs; `{}` is the number of the layer.
     const fn plain(self) -> &'static str {
         match self {

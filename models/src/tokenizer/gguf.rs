@@ -1,5 +1,7 @@
 //! The tokenizer that a GGUF file carries in its metadata.
 
+mod json;
+
 use std::collections::HashMap;
 
 use tokenizers::models::bpe::BPE;

@@ -98,6 +98,8 @@ pub fn supported_names() -> impl Iterator<Item = &'static str> {
 /// Splits text into words and writes them in the byte-level alphabet.
 #[derive(Debug)]
 pub(super) struct PreTokenizer {
+    /// Applied one after the other, each to the pieces that the one before left.
+    pub(super) patterns: &'static [&'static str],
     splits: Vec<Split>,
     byte_level: ByteLevel,
     pub(super) whole_words: bool,
@@ -118,6 +120,7 @@ impl PreTokenizer {
         };
         let splits = definition.patterns.iter().map(split).collect::<std::result::Result<_, _>>();
         Ok(Self {
+            patterns: definition.patterns,
             splits: splits.map_err(failure)?,
             byte_level: ByteLevel::new(false, false, false),
             whole_words: definition.whole_words,

@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Bench(Bench),
     /// Measure how good answers are.
     Eval(Eval),
+    /// Write a model with its weights rounded to integers, for this and other programs.
+    Quantize(Quantize),
 }
 
 /// Which model, and where it comes from.
@@ -621,6 +623,31 @@ pub(crate) struct Abi {
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Quantize {
+    /// The model, as for --model elsewhere.
+    #[arg(default_value = dsrun_models::fetch::DEFAULT_MODEL)]
+    pub(crate) model: String,
+    /// What is rounded to what: a word (`w8a16`, `w8a8`, `w4a16`, `keep`), the name of a format, or a TOML file.
+    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    pub(crate) policy: Policy,
+    /// The folder to write. It must not be there.
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+    /// Element type of matrices that are not rounded to integers; `keep` leaves them as they are, and turns blocks of GGUF
+    /// files into f16.
+    #[arg(long, value_enum, default_value_t = Dtype::Keep)]
+    pub(crate) dtype: Dtype,
+    /// Use only what is on this machine.
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]

@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Command::Serve(command) => commands::serve::run(command, &terminal),
         Command::Bench(command) => commands::bench::run(command, &terminal),
         Command::Eval(command) => commands::eval::run(command, &terminal),
+        Command::Quantize(command) => commands::quantize::run(command, &terminal),
     };
     match run {
         Ok(()) if interrupt::happened() => ExitCode::from(130),

@@ -99,7 +99,7 @@ pub(crate) fn load_engine(
 const CALIBRATION_TOKENS: usize = 256;
 
 /// The options, with what a policy that smooths has to know of the activations.
-fn calibrated(
+pub(crate) fn calibrated(
     model: &Model,
     device: &Arc<dyn Device>,
     options: &EngineOptions,

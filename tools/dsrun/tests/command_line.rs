@@ -52,7 +52,7 @@ fn help_names_every_command_and_fits_a_terminal() {
     assert_eq!(ran.code, Some(0));
     for command in [
         "generate", "chat", "pull", "models", "inspect", "logits", "backends", "doctor", "kernels", "bench",
-        "eval",
+        "eval", "quantize",
     ] {
         assert!(ran.out.contains(&format!("  {command} ")), "{command} is missing in\n{}", ran.out);
     }
@@ -154,6 +154,36 @@ fn perplexity_is_that_of_the_windows() {
         assert_ne!(ran.code, Some(0));
         assert!(ran.err.contains(message), "{}", ran.err);
     }
+}
+
+#[test]
+fn a_quantised_folder_is_a_model_and_is_never_overwritten() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("tiny-w8a16");
+    let quantize =
+        |policy: &str| run(dsrun(&["quantize", "--policy", policy, "-o"]).arg(&folder).arg(tiny()));
+    // What cannot be written leaves nothing behind.
+    let ran = quantize("int4g32m_f16");
+    assert!(ran.code == Some(1) && ran.err.contains("has no minima"), "{}", ran.err);
+    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    let ran = quantize("w3a16");
+    assert!(ran.code == Some(2) && ran.err.contains("w3a16"), "{}", ran.err);
+
+    let ran = quantize("w8a16");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.out.contains("layer") && ran.out.contains("down") && ran.out.contains("int8"), "{}", ran.out);
+    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+    let nll = |model: &PathBuf| {
+        let ran = run(dsrun(&["logits", "--prompt", "the sky is", "--json", "-q", "--model"]).arg(model));
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        json(&ran.out)["mean_nll"].as_f64().unwrap()
+    };
+    let difference = (nll(&folder) - nll(&tiny())).abs();
+    // Not the same weights, but nearly: each is off by half a step of 127 at most.
+    assert!(difference > 0.0 && difference < 0.1, "{difference}");
+
+    let ran = quantize("w8a16");
+    assert!(ran.code == Some(1) && ran.err.contains("is there already"), "{}", ran.err);
 }
 
 #[test]

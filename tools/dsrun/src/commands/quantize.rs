@@ -1,0 +1,138 @@
+//! `dsrun quantize`: a model, rounded by a policy, as a folder that other programs open too.
+
+use super::{print, print_json};
+use crate::{
+    arguments::Quantize,
+    interrupt,
+    session::{calibrated, open_device},
+    terminal::{FetchBar, Terminal},
+};
+use anyhow::{Context, Result, bail};
+use dsrun_engine::{EngineOptions, EnginePlan, Precision};
+use dsrun_models::{
+    export::{Export, ExportError, Written},
+    fetch::{FetchOptions, resolve},
+    model::Model,
+};
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+/// What was written.
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    folder: PathBuf,
+    bytes: u64,
+    weights: Vec<Written>,
+    left_out: Vec<String>,
+}
+
+pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
+    let output = command.output.as_path();
+    if output.symlink_metadata().is_ok() {
+        bail!("{} is there already\nhint: choose another name, or remove it", output.display());
+    }
+    let mut fetch = FetchOptions::from_env()?;
+    fetch.offline |= command.offline;
+    let files = resolve(&command.model, &fetch, &mut FetchBar::new(terminal))?;
+    let model = Model::from_files(&files)?;
+    let device = open_device(&command.device)?;
+    // A plan holds the program after the pass that quantises; nothing is loaded. Fused, weights would be concatenated.
+    let options =
+        EngineOptions { quantize: Some(command.policy.clone()), fuse: false, ..EngineOptions::default() };
+    let options = calibrated(&model, &device, &options, terminal)?;
+    let plan = EnginePlan::new(&model, &*device, &options)?;
+    let dense = Precision::from(command.dtype).dtype();
+    let export = Export { model: &model, files: &files, program: plan.program(), dense };
+
+    interrupt::listen()?;
+    let folder = partial_folder(output)?;
+    let bar = terminal.bar("quantising", Some(0));
+    let mut bytes = 0;
+    let written = export.write(folder.path(), &mut |done, total| {
+        bytes = total;
+        bar.set_length(total);
+        bar.set_position(done);
+        if interrupt::happened() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    let (weights, left_out) = match written {
+        // The folder is removed as it goes out of scope.
+        Err(ExportError::Stopped) => return Ok(()),
+        other => other?,
+    };
+    fs::rename(folder.path(), output)
+        .with_context(|| format!("cannot give {} its name", output.display()))?;
+    // It has another name now: there is nothing left to remove.
+    let _ = folder.keep();
+    for line in &left_out {
+        terminal.note(line);
+    }
+    let report =
+        Report { model: model.name().to_owned(), folder: output.to_owned(), bytes, weights, left_out };
+    if command.json { print_json(&report) } else { show(&report) }
+}
+
+/// A folder beside the one to come, which is removed unless it is kept.
+fn partial_folder(output: &Path) -> Result<tempfile::TempDir> {
+    let name = output.file_name().with_context(|| format!("{} has no name", output.display()))?;
+    let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let prefix = format!(".{}.partial-", name.to_string_lossy());
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any folder: by default only its maker could read it.
+        builder.permissions(fs::Permissions::from_mode(0o755));
+    }
+    builder.tempdir_in(parent).with_context(|| format!("cannot write in {}", parent.display()))
+}
+
+fn show(report: &Report) -> Result<()> {
+    // Matrices of a layer stand in one line.
+    let mut columns: Vec<&str> = Vec::new();
+    let mut layers: BTreeMap<usize, Vec<(&str, &Written)>> = BTreeMap::new();
+    let mut others = Vec::new();
+    for weight in &report.weights {
+        let place = weight.name.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+        match place.and_then(|(layer, part)| Some((layer.parse().ok()?, part))) {
+            Some((layer, part)) => {
+                if !columns.contains(&part) {
+                    columns.push(part);
+                }
+                layers.entry(layer).or_default().push((part, weight));
+            }
+            None => others.push(weight),
+        }
+    }
+    let heads: String = columns.iter().map(|column| format!("{column:>9}")).collect();
+    print("error of each matrix: root of the squared differences over that of the squares, in percent")?;
+    print(&format!("layer{heads}  format"))?;
+    for (layer, parts) in &layers {
+        let errors: String = columns
+            .iter()
+            .map(|column| {
+                let found = parts.iter().find(|(part, _)| part == column);
+                format!("{:>9}", found.map_or_else(String::new, |(_, weight)| percent(weight)))
+            })
+            .collect();
+        let mut formats: Vec<&str> = parts.iter().map(|(_, weight)| &*weight.format).collect();
+        formats.sort_unstable();
+        formats.dedup();
+        print(&format!("{layer:>5}{errors}  {}", formats.join(", ")))?;
+    }
+    for weight in others {
+        print(&format!("{}: {} ({})", weight.name, percent(weight), weight.format))?;
+    }
+    print(&format!("{} MB in {}", report.bytes / 1_000_000, report.folder.display()))
+}
+
+fn percent(weight: &Written) -> String {
+    weight.error.map_or_else(|| "kept".to_owned(), |error| format!("{:.3}", error * 100.0))
+}
