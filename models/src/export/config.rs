@@ -48,7 +48,6 @@ fn of_decoder(config: &DecoderConfig, dense: DType) -> Result<Map<String, Value>
         Nonlinearity::GeluErf => "gelu",
         Nonlinearity::GeluTanh => "gelu_pytorch_tanh",
         Nonlinearity::Relu => "relu",
-        _ => return Err(wrong("the function of its MLP has no name there")),
     };
     let dtype = match dense {
         DType::F32 => "float32",

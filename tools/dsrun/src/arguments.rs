@@ -126,7 +126,7 @@ pub(crate) struct EngineArguments {
 }
 
 /// Reads a policy: one way for all weights, or a file.
-fn policy(text: &str) -> Result<Policy, String> {
+pub(crate) fn policy(text: &str) -> Result<Policy, String> {
     match text.parse::<Scheme>() {
         Ok(scheme) => Ok(Policy::of(scheme)),
         Err(_) if std::path::Path::new(text).exists() => {

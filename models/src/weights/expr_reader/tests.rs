@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::weights::slice_rows;
-use dsrun_core::BlockFormat;
+use dsrun_core::{BlockFormat, GroupFormat};
 use proptest::prelude::*;
 use rstest::rstest;
 use std::collections::BTreeMap;
@@ -189,6 +189,11 @@ fn evaluate(source: &Memory, expr: &WeightExpr) -> Matrix {
             };
             Matrix { values: of.values.iter().map(round).collect(), ..of }
         }
+        WeightExpr::Factors { of, factors, rows } => {
+            let of = evaluate(source, of);
+            Matrix::from_fn(of.shape.clone(), |index| of.at(index) * factors[index[usize::from(!rows)]])
+        }
+        WeightExpr::Quantise { .. } => panic!("rounding has a test of its own"),
         WeightExpr::Pad { of, before, after } => {
             let of = evaluate(source, of);
             let inside = *before..before + of.shape[0];
@@ -363,7 +368,7 @@ fn factors_multiply_columns_or_rows() {
 #[test]
 fn rows_are_quantised_as_they_are_read() {
     let source = sample();
-    let format = dsrun_core::GroupFormat::from_name("int8g32_f16").unwrap();
+    let format = GroupFormat::from_name("int8g32_f16").unwrap();
     let expr = WeightExpr::Quantise { of: Box::new(tensor("f")), format, search: true };
     let mut reader = ExprReader::new(&source, &expr).unwrap();
     let (plain, found) = (evaluate(&source, &tensor("f")), reader.decoded_rows(0, 8).unwrap());

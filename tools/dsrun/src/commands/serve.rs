@@ -3,14 +3,14 @@
 mod signals;
 
 use crate::{
-    arguments::{DeviceArguments, Dtype, EngineArguments, ModelArguments, Serve, Weights},
+    arguments::{DeviceArguments, Dtype, EngineArguments, ModelArguments, Serve, Weights, policy},
     commands::print,
     find_backend::find_backend,
     serve::{App, Loaded, Replicas, ServeSettings, Server, app},
     session::{engine_options, load_engine, open_device, open_model},
     terminal::Terminal,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use dsrun_core::device::Device;
 use dsrun_engine::{
     EngineOptions,
@@ -110,6 +110,12 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
         step_tokens: settings.step_tokens,
         no_fuse: settings.no_fuse.unwrap_or(false),
         no_launch_ahead: settings.no_launch_ahead.unwrap_or(false),
+        quantize: settings
+            .quantize
+            .as_deref()
+            .map(policy)
+            .transpose()
+            .map_err(|error| anyhow!("--quantize: {error}"))?,
     };
     let options = EngineOptions {
         kv_tokens: settings.kv_tokens,

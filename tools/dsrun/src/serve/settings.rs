@@ -42,6 +42,10 @@ pub(crate) struct ServeSettings {
     /// Element type of weights, activations and cache; `keep` leaves weights as the file has them.
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
+    /// Quantise weights as they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
+    /// `int4g64z_f16`, or a TOML file that says what becomes of which weight.
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) quantize: Option<String>,
     /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) context: Option<usize>,

@@ -6,4 +6,6 @@ mod async_openai;
 mod hostile;
 mod lifecycle;
 mod model;
+mod structured;
 mod support;
+mod tool_calls;

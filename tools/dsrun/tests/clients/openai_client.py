@@ -1,14 +1,36 @@
-"""The official Python client against a server, as it comes: answers, streams, errors.
+"""The official Python client against a server, as it comes: answers, streams, forms, tools, errors.
 
 Usage: openai_client.py URL KEY MODEL
 """
 
 import asyncio
+import json
 import sys
 
 import openai
+import pydantic
 
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+
+
+class City(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=12)
+    people: int = pydantic.Field(ge=0, le=1000)
+    capital: bool
 
 
 def fails(kind, call):
@@ -50,6 +72,59 @@ def answers(client, model):
     assert stopped.choices[0].finish_reason == "stop"
 
 
+def probabilities(client, model):
+    ask = dict(model=model, messages=QUESTION, max_completion_tokens=8, temperature=0)
+    answer = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3)
+    tokens = answer.choices[0].logprobs.content
+    assert b"".join(bytes(token.bytes) for token in tokens).decode(errors="replace") == answer.choices[0].message.content
+    for token in tokens:
+        assert len(token.top_logprobs) == 3 and token.top_logprobs[0].logprob == token.logprob <= 0, token
+    chosen = int(next(iter(client.post("/../tokenize", body={"prompt": "z"}, cast_to=object)["tokens"])))
+    biased = client.chat.completions.create(**ask, logit_bias={chosen: 100})
+    assert biased.choices[0].message.content == "zzzzzzzz", biased
+
+
+def forms(client, model):
+    ask = dict(model=model, messages=QUESTION, max_completion_tokens=400, temperature=1, seed=1)
+    for seed in range(3):
+        parsed = client.chat.completions.parse(**{**ask, "seed": seed}, response_format=City)
+        assert isinstance(parsed.choices[0].message.parsed, City), parsed
+    made = client.chat.completions.create(
+        **ask, extra_body={"response_format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{5}-[0-9]{3}"}}
+    )
+    letters, digits = made.choices[0].message.content.split("-")
+    assert len(letters) == 5 and set(letters) <= set("abc") and len(digits) == 3 and digits.isdigit(), made
+    fails(openai.BadRequestError, lambda: client.chat.completions.create(
+        **ask, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
+    ))
+
+
+def tools(client, model):
+    ask = dict(model=model, messages=QUESTION, max_completion_tokens=400, temperature=1, seed=2, tools=[WEATHER, TIME])
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    choice = client.chat.completions.create(**ask, tool_choice=named).choices[0]
+    assert choice.finish_reason == "tool_calls", choice
+    [call] = choice.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name == "get_weather" and set(arguments) == {"city", "unit"}, call
+
+    one = client.chat.completions.create(**ask, tool_choice="required", parallel_tool_calls=False).choices[0]
+    [call] = one.message.tool_calls
+    assert call.function.name in {"get_weather", "get_time"}, call
+
+    deltas = [
+        chunk.choices[0].delta.tool_calls
+        for chunk in client.chat.completions.create(**ask, tool_choice=named, stream=True)
+        if chunk.choices and chunk.choices[0].delta.tool_calls
+    ]
+    [[streamed]] = deltas
+    assert streamed.index == 0 and json.loads(streamed.function.arguments) == arguments
+
+    back = [*QUESTION, choice.message, {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "Rain"}]
+    free = client.chat.completions.create(**{**ask, "messages": back, "max_completion_tokens": 8})
+    assert free.choices[0].message.content is not None, free
+
+
 def errors(client, model):
     ask = dict(model=model, messages=QUESTION)
     error = fails(openai.BadRequestError, lambda: client.chat.completions.create(**ask, temperature=-1))
@@ -76,7 +151,7 @@ async def many(url, key, model):
 def main(url, key, model):
     url = f"{url}/v1"
     client = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120)
-    for part in [answers, errors]:
+    for part in [answers, errors, probabilities, forms, tools]:
         part(client, model)
         print(f"{part.__name__}: ok")
     asyncio.run(many(url, key, model))

@@ -154,3 +154,20 @@ async fn work_that_panics_ends_its_request_and_nothing_else() {
     assert_eq!(failed.expect_err("it panicked").status(), 500);
     server.served("/v1/completions", &completion("a", 1)).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_share_requests_and_keep_those_that_start_alike_together() {
+    let server = start_with(Setup { replicas: 2, ..Setup::default() }).await;
+    let alone = start().await;
+    let prompts: Vec<String> =
+        (b'a'..=b'h').map(|letter| char::from(letter).to_string().repeat(200)).collect();
+    let request = with(completion("", 8), json!({"prompt": prompts}));
+    // Whichever engine answers: the answers are the same.
+    let expected = alone.served("/v1/completions", &request).await;
+    assert_eq!(server.served("/v1/completions", &request).await["choices"], expected["choices"]);
+    assert_eq!(server.metric("dsrun_prefix_hit_tokens_total").await, 0.0);
+    // Once more: each engine finds its own in its cache, whole blocks but for the last token.
+    assert_eq!(server.served("/v1/completions", &request).await["choices"], expected["choices"]);
+    assert_eq!(server.metric("dsrun_prefix_hit_tokens_total").await, 8.0 * 192.0);
+    assert_eq!(server.metric("dsrun_finished_total").await, 16.0);
+}

@@ -1,0 +1,156 @@
+//! Answers of a given form. The model makes up its letters, so that only the form can bring an answer into it.
+
+use super::support::{completion, question, start, with};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Fields of a request whose answers vary with the seed and end by themselves.
+fn drawn(seed: u64, format: &Value) -> Value {
+    json!({"temperature": 1, "seed": seed, "ignore_eos": false, "max_tokens": 600, "response_format": format})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_is_kept_whole_and_in_pieces() {
+    let server = start().await;
+    let schema = json!({
+        "$defs": {"size": {"enum": ["small", "large"]}},
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 10},
+            "count": {"type": "integer", "minimum": 3, "maximum": 40},
+            "sizes": {"type": "array", "items": {"$ref": "#/$defs/size"}, "maxItems": 3},
+        },
+        "required": ["name", "count", "sizes"],
+        "additionalProperties": false,
+    });
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": true}});
+    for seed in 0..4 {
+        let request = with(question("A thing", 1), drawn(seed, &format));
+        let answer = server.served(CHAT, &request).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "stop");
+        let text = choice["message"]["content"].as_str().expect("a text");
+        let thing: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let keys: Vec<&String> = thing.as_object().expect("an object").keys().collect();
+        assert_eq!(keys, ["name", "count", "sizes"]);
+        assert!((3..=40).contains(&thing["count"].as_i64().expect("a number")), "{thing}");
+        assert!(thing["name"].as_str().expect("a name").chars().count() <= 10, "{thing}");
+        let sizes = thing["sizes"].as_array().expect("a list");
+        assert!(sizes.len() <= 3 && sizes.iter().all(|size| size == "small" || size == "large"), "{thing}");
+        let events = server.events(CHAT, &with(request, json!({"stream": true}))).await;
+        let streamed: String =
+            events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(streamed, text);
+    }
+}
+
+#[rstest]
+#[case::regex("regex", "[a-f]{4}-[0-9]{2}", |text: &str| {
+    text.len() == 7 && text[..4].bytes().all(|byte| (b'a'..=b'f').contains(&byte)) && text[5..].parse::<u8>().is_ok()
+})]
+#[case::lark("lark", "start: word (\",\" word)*\nword: \"yes\" | \"no\"", |text: &str| {
+    text.split(',').all(|word| word == "yes" || word == "no")
+})]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grammar_is_kept(#[case] syntax: &str, #[case] definition: &str, #[case] fits: fn(&str) -> bool) {
+    let server = start().await;
+    let format = json!({"type": "grammar", "syntax": syntax, "definition": definition});
+    for seed in 0..4 {
+        let request = with(completion("ab", 1), drawn(seed, &format));
+        let answer = server.served(COMPLETIONS, &with(request, json!({"n": 2}))).await;
+        for choice in answer["choices"].as_array().expect("choices") {
+            let text = choice["text"].as_str().expect("a text");
+            assert!(fits(text), "{text:?}");
+            assert_eq!(choice["finish_reason"], "stop");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_object_is_json() {
+    let server = start().await;
+    let request = with(question("An object", 1), drawn(1, &json!({"type": "json_object"})));
+    // Without a schema an object may be of any length: what is cut off is the start of one.
+    let answer = server.served(CHAT, &with(request, json!({"max_tokens": 40}))).await;
+    let text = answer["choices"][0]["message"]["content"].as_str().expect("a text");
+    assert!(text.trim_start().starts_with('{'), "{text}");
+    if answer["choices"][0]["finish_reason"] == "stop" {
+        assert!(serde_json::from_str::<Value>(text).expect("it is JSON").is_object());
+    }
+}
+
+#[rstest]
+#[case::schema(json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "no such type"}}}))]
+#[case::unsatisfiable(json!({"type": "json_schema", "json_schema": {"name": "s", "schema": false}}))]
+#[case::regex(json!({"type": "grammar", "syntax": "regex", "definition": "["}))]
+#[case::lark(json!({"type": "grammar", "syntax": "lark", "definition": "start: nothing"}))]
+#[case::huge(json!({"type": "grammar", "syntax": "regex", "definition": "((a{1,1000}){1,1000}){1,1000}"}))]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_form_that_is_none_is_refused(#[case] format: Value) {
+    let server = start().await;
+    let request = with(completion("ab", 8), json!({"response_format": format}));
+    let (field, message) = server.refused(COMPLETIONS, &request).await;
+    assert_eq!(field, "response_format", "{message}");
+    assert!(message.len() < 2000, "{message}");
+    server.served(COMPLETIONS, &completion("ab", 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probabilities_are_those_of_the_text() {
+    let server = start().await;
+    let request = with(question("Hello", 12), json!({"logprobs": true, "top_logprobs": 4}));
+    let answer = server.served(CHAT, &request).await;
+    let choice = &answer["choices"][0];
+    let tokens = choice["logprobs"]["content"].as_array().expect("tokens");
+    assert_eq!(tokens.len(), 12);
+    let text: String = tokens.iter().filter_map(|token| token["token"].as_str()).collect();
+    assert_eq!(choice["message"]["content"], text);
+    for token in tokens {
+        let top = token["top_logprobs"].as_array().expect("the likeliest");
+        assert_eq!(top.len(), 4);
+        assert_eq!(top[0]["token"], token["token"], "greedy takes the likeliest");
+        let logprobs: Vec<f64> = top.iter().filter_map(|other| other["logprob"].as_f64()).collect();
+        assert!(logprobs.is_sorted_by(|a, b| a >= b) && logprobs[0] <= 0.0, "{logprobs:?}");
+        assert!((token["logprob"].as_f64().expect("a number") - logprobs[0]).abs() < 1e-5);
+    }
+    let events = server.events(CHAT, &with(request, json!({"stream": true}))).await;
+    let streamed: Vec<&Value> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array())
+        .flatten()
+        .collect();
+    assert_eq!(streamed, tokens.iter().collect::<Vec<_>>());
+
+    let answer = server.served(COMPLETIONS, &with(completion("ab", 6), json!({"logprobs": 2}))).await;
+    let logprobs = &answer["choices"][0]["logprobs"];
+    for field in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(logprobs[field].as_array().map(Vec::len), Some(6), "{field}");
+    }
+    assert_eq!(logprobs["text_offset"][3], 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_biased_token_is_the_only_one() {
+    let server = start().await;
+    let request = with(completion("ab", 5), json!({"logit_bias": {"113": 100}}));
+    assert_eq!(server.served(COMPLETIONS, &request).await["choices"][0]["text"], "qqqqq");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_token_waits_for_the_least_tokens() {
+    let server = start().await;
+    // Token 256 ends answers, and nothing else is likelier.
+    let fields = json!({"logit_bias": {"256": 100}, "ignore_eos": false});
+    let ended = server.served(COMPLETIONS, &with(completion("ab", 9), fields.clone())).await;
+    assert_eq!(ended["usage"]["completion_tokens"], 1);
+    assert_eq!(
+        (&ended["choices"][0]["text"], &ended["choices"][0]["finish_reason"]),
+        (&json!(""), &json!("stop"))
+    );
+    let longer = with(with(completion("ab", 9), fields), json!({"min_tokens": 5}));
+    assert_eq!(server.served(COMPLETIONS, &longer).await["usage"]["completion_tokens"], 6);
+}
