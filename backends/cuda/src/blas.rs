@@ -137,7 +137,9 @@ impl Setup {
     fn choose(&self, alignments: [u32; 4]) -> Result<sys::cublasLtMatmulAlgo_t> {
         let preference = result::create_matmul_pref().map_err(failed("making a preference"))?;
         let [x, w, residual, y] = alignments;
-        let aligned = [
+        let attributes = [
+            // Parts of a sum may not be rounded to the type of the result before they are added up.
+            (Prefer::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, REDUCED_UNROUNDED),
             (Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, w),
             (Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, x),
             (Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, residual),
@@ -151,8 +153,8 @@ impl Setup {
             };
             let bytes = (&raw const WORKSPACE_BYTES).cast();
             let limited = set(Prefer::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes, size_of::<usize>());
-            let set = aligned.iter().fold(limited, |so_far, (attribute, bytes)| {
-                so_far.and_then(|()| set(*attribute, (&raw const *bytes).cast(), size_of::<u32>()))
+            let set = attributes.iter().fold(limited, |so_far, (attribute, value)| {
+                so_far.and_then(|()| set(*attribute, (&raw const *value).cast(), size_of::<u32>()))
             });
             let found = set.and_then(|()| {
                 result::get_matmul_algo_heuristic(
@@ -171,6 +173,9 @@ impl Setup {
         Ok(found.map_err(failed("choosing an algorithm"))?.algo)
     }
 }
+
+/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`.
+const REDUCED_UNROUNDED: u32 = 2;
 
 static WORKSPACE_BYTES: usize = WORKSPACE;
 

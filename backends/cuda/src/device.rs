@@ -180,7 +180,7 @@ impl CudaDevice {
             memory_bytes: total,
             alignment: ALIGNMENT,
             dtypes: vec![DType::BF16, DType::F16, DType::F32],
-            profiles: vec![Profile::LlmCore1],
+            profiles: vec![Profile::LlmCore1, Profile::LlmQuant1],
             strict_nan: true,
             unified_memory: false,
         };

@@ -60,6 +60,8 @@ const EDGES: &[(&str, usize, usize, Layout)] = &[
     ("extent_of_nothing", 6, 40, bounded(Some(0))),
     ("extent_of_all", 6, 40, bounded(Some(6))),
     ("strided_extent", 12, 40, Layout { gap: 24, offset: 1, bounded: true, extent: Some(11) }),
+    // So long that a backend may share the row of a product among several parts of the device.
+    ("long_row", 1, 4096, strided(0, 0)),
 ];
 
 /// The edges and some random planes. `features` fits a number of features to the op.

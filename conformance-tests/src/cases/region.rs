@@ -14,7 +14,7 @@ use crate::{
     tensor::Tensor,
 };
 use dsrun_core::{
-    BlockFormat, DType, WeightFormat,
+    DType, WeightFormat,
     op::{Activation, Add, GateLayout, GatedActivation, Nonlinearity, Op, RmsNorm, Rope, RopePairing},
     region::{
         Region,
@@ -77,12 +77,16 @@ fn add_rms_norm_case(dtype: DType, plane: Plane) -> Case {
     Case::new(plane.id, CallCase::new(op, operands, results))
 }
 
-const FORMATS: [Option<BlockFormat>; 4] =
-    [None, Some(BlockFormat::Q4_0), Some(BlockFormat::Q4_1), Some(BlockFormat::Q8_0)];
+/// Formats of the weights of regions, by their names, and dense ones. Their number has no factor in common with what else varies
+/// from case to case.
+const FORMATS: [Option<&str>; 7] =
+    [None, Some("q4_0"), None, Some("int8"), Some("q4_1"), Some("q8_0"), Some("int4g32z_f16")];
 
 /// The format of the weight of case `number`.
 fn format(number: usize, dtype: DType) -> WeightFormat {
-    FORMATS[number % 4].map_or(WeightFormat::Dense(dtype), WeightFormat::Block)
+    let Some(name) = FORMATS[number % FORMATS.len()] else { return WeightFormat::Dense(dtype) };
+    let Some(format) = WeightFormat::from_name(name) else { unreachable!("{name} is no format") };
+    format
 }
 
 /// Features that every format can hold.

@@ -121,9 +121,10 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         i64 at = (threadIdx.x + o * BLOCK) * 8;
-        if (at >= inputs) break;
+        if (at >= begin + count) break;
+        if (at < begin) continue;
         scale_eight(norm, gain[o], shift[o], mean, rest, scale, values[o]);
-        *(Vector*)(to + at * 2) = pack(values[o]);
+        *(Vector*)(to + (at - begin) * 2) = pack(values[o]);
     }
 #elif NORM
     /* One row is shared by all warps; of more, each warp has its own. */

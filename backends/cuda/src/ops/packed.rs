@@ -4,7 +4,7 @@
 use super::{
     KernelSpec, Machine, Recipe,
     band::{self, pitch, shared_memory},
-    chain::Chain,
+    chain::{Behind, Chain},
     linear::weight_type,
     type_name,
 };
@@ -12,7 +12,7 @@ use crate::{
     launch::{Bound, Frame, Function, Parameters, Step},
     weight::{Packing, UNIT},
 };
-use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc};
+use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc, op::GateLayout};
 use std::{fmt::Display, sync::Arc};
 
 /// The most rows of a launch.
@@ -190,7 +190,8 @@ pub(super) fn plan(
     }
     let Some(tiles) = band::tiles(chain, outputs, call)? else { return Ok(None) };
     // Gate and other half must begin with a unit each.
-    if tiles * 16 != outputs.next_multiple_of(16) && !(outputs / 2).is_multiple_of(UNIT) {
+    let halves = matches!(chain.behind, Behind::Gate(op) if op.layout == GateLayout::Concatenated);
+    if halves && !(outputs / 2).is_multiple_of(UNIT) {
         return Ok(None);
     }
     let (mut parts, mut specs, mut workspace, mut persistent) = (Vec::new(), Vec::<KernelSpec>::new(), 0, 0);
