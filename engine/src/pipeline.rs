@@ -160,12 +160,9 @@ impl Pipeline {
                 Ok(self.tokenizer()?.encode(text, options)?)
             }
             Prompt::Chat(messages) => {
-                let template = self.model.chat_template()?;
+                let (template, tokenizer) = (self.model.chat_template()?, self.tokenizer()?);
                 let render = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-                let text = template.render(messages, &render)?;
-                // The template writes the special tokens itself.
-                let options = EncodeOptions { add_special: false, parse_special: true };
-                Ok(self.tokenizer()?.encode(&text, options)?)
+                Ok(template.prompt(tokenizer, messages, &render)?.encode(tokenizer)?)
             }
         }
     }

@@ -7,6 +7,7 @@
 //! Templates come with models, from strangers: they can call nothing but what is defined here, and their running time
 //! is bounded.
 
+mod guard;
 mod json;
 mod methods;
 
@@ -17,7 +18,7 @@ use minijinja::value::{Serde, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, Value};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::tokenizer::NamedTemplate;
+use crate::tokenizer::{EncodeOptions, NamedTemplate, Tokenizer, TokenizerError};
 
 /// The template that is used where none is named.
 const DEFAULT: &str = "default";
@@ -155,7 +156,30 @@ impl ChatTemplate {
         self.environment.templates().any(|(_, template)| template.source().contains(text))
     }
 
-    /// Writes a conversation as the text of a prompt. Encode it with `parse_special` and without `add_special`.
+    /// Writes a conversation as a prompt for a tokenizer. Control tokens that are written in messages, tools, documents and
+    /// variables stay text: only the template's own are read as tokens.
+    ///
+    /// Control tokens are those that the tokenizer calls special. Others that it finds in any text, such as `<think>` in some
+    /// models, it finds in messages too.
+    ///
+    /// # Errors
+    /// As [`Self::render`].
+    pub fn prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<ChatPrompt, ChatError> {
+        let (mut messages, mut options) = (messages.to_vec(), options.clone());
+        let taken = |character: char| {
+            self.environment.templates().any(|(_, template)| template.source().contains(character))
+        };
+        let stand_ins = guard::protect(&mut messages, &mut options, tokenizer.control_tokens(), taken);
+        Ok(ChatPrompt { text: self.render(&messages, &options)?, stand_ins })
+    }
+
+    /// Writes a conversation as text, which does not tell control tokens of the template from those written in messages: for
+    /// a model, use [`Self::prompt`].
     ///
     /// # Errors
     /// When the template refuses the conversation or fails, and when there is no template of the name asked for.
@@ -189,6 +213,25 @@ impl ChatTemplate {
         context.push(("strftime_now".to_owned(), Value::from_function(clock)));
 
         guarded(name, || self.environment.get_template(name)?.render(Value::from_pairs(context)))
+    }
+}
+
+/// A conversation as the text of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatPrompt {
+    text: String,
+    /// Characters of the text that stand for others, so that no control token is found there.
+    stand_ins: Vec<(char, char)>,
+}
+
+impl ChatPrompt {
+    /// The tokens of the prompt, for the tokenizer it was written for. The template has written all of its special tokens.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
+        let options = EncodeOptions { add_special: false, parse_special: true };
+        tokenizer.encode_with(&self.text, options, &self.stand_ins)
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod bytes;
 mod config;
+mod control;
 mod error;
 mod gguf;
 mod json;
@@ -19,13 +20,14 @@ mod special;
 mod stream;
 
 #[cfg(test)]
-mod test_vocabulary;
+pub(crate) mod test_vocabulary;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 pub use config::{NamedTemplate, TokenizerConfig};
+pub(crate) use control::ControlTokens;
 pub use error::{Result, TokenizerError};
 pub use gguf::{GgufVocabulary, TOKEN_TYPE_BYTE, TOKEN_TYPE_CONTROL, TOKEN_TYPE_NORMAL, TOKEN_TYPE_UNKNOWN};
 pub use gguf::{TOKEN_TYPE_UNUSED, TOKEN_TYPE_USER_DEFINED};
@@ -62,7 +64,12 @@ struct Inner {
     encoder: Encoder,
     pieces: Pieces,
     ids: HashMap<String, u32>,
+    control: ControlTokens,
 }
+
+/// Characters of a text that stand for others: the first of each pair for the second. What they stand for is put back when
+/// control tokens have been found.
+pub(crate) type StandIns = [(char, char)];
 
 #[derive(Debug)]
 enum Encoder {
@@ -91,7 +98,7 @@ impl Tokenizer {
     /// decoder that cannot be streamed.
     pub fn from_json_bytes(bytes: &[u8]) -> Result<Self> {
         let (encoder, pieces) = json::load(bytes)?;
-        Ok(Self::assemble(Encoder::Json(Box::new(encoder)), pieces, None, None))
+        Self::assemble(Encoder::Json(Box::new(encoder)), pieces, None, None)
     }
 
     /// Builds the tokenizer that a GGUF file describes.
@@ -102,12 +109,14 @@ impl Tokenizer {
     pub fn from_gguf(vocabulary: GgufVocabulary) -> Result<Self> {
         let (bos, eos) = (vocabulary.bos, vocabulary.eos);
         let (encoder, pieces) = gguf::load(vocabulary)?;
-        Ok(Self::assemble(Encoder::Gguf(Box::new(encoder)), pieces, bos, eos))
+        Self::assemble(Encoder::Gguf(Box::new(encoder)), pieces, bos, eos)
     }
 
-    fn assemble(encoder: Encoder, pieces: Pieces, bos: Option<u32>, eos: Option<u32>) -> Self {
+    fn assemble(encoder: Encoder, pieces: Pieces, bos: Option<u32>, eos: Option<u32>) -> Result<Self> {
         let ids = pieces.ids_by_text();
-        Self { inner: Arc::new(Inner { encoder, pieces, ids }), bos, eos }
+        let special = (0..pieces.len() as u32).filter(|id| pieces.is_special(*id));
+        let control = ControlTokens::new(special.filter_map(|id| pieces.token(id)))?;
+        Ok(Self { inner: Arc::new(Inner { encoder, pieces, ids, control }), bos, eos })
     }
 
     /// The same tokenizer with the tokens that begin and end a sequence set, as `tokenizer_config.json` names them.
@@ -131,10 +140,25 @@ impl Tokenizer {
     /// When the text has a character for which the vocabulary has neither a token, nor byte tokens, nor an unknown
     /// token.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>> {
+        self.encode_with(text, options, &[])
+    }
+
+    /// As [`Self::encode`], of a text some of whose characters stand for others.
+    pub(crate) fn encode_with(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+        stand_ins: &StandIns,
+    ) -> Result<Vec<u32>> {
         match &self.inner.encoder {
-            Encoder::Json(encoder) => encoder.encode(text, options),
-            Encoder::Gguf(encoder) => encoder.encode(text, options),
+            Encoder::Json(encoder) => encoder.encode(text, options, stand_ins),
+            Encoder::Gguf(encoder) => encoder.encode(text, options, stand_ins),
         }
+    }
+
+    /// The texts of the control tokens.
+    pub(crate) fn control_tokens(&self) -> &ControlTokens {
+        &self.inner.control
     }
 
     /// The text of `ids`, read as a whole text. Bytes that are not UTF-8 become U+FFFD.
@@ -201,4 +225,9 @@ impl Tokenizer {
     fn pieces(&self) -> &Pieces {
         &self.inner.pieces
     }
+}
+
+/// What a character stands for: mostly itself.
+fn original(character: char, stand_ins: &StandIns) -> char {
+    stand_ins.iter().find(|(stand_in, _)| *stand_in == character).map_or(character, |pair| pair.1)
 }

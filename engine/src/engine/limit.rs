@@ -121,7 +121,10 @@ pub(super) fn likeliest(logits: &[f32], count: usize, known: (u32, f32)) -> Vec<
     }
     let (token, log_probability) = known;
     let normaliser = logits.get(token as usize).map_or(0.0, |logit| logit - log_probability);
-    top.iter_mut().for_each(|(_, logit)| *logit -= normaliser);
+    for (other, logit) in &mut top {
+        // Of the known token to the last bit.
+        *logit = if *other == token { log_probability } else { *logit - normaliser };
+    }
     top
 }
 

@@ -2,17 +2,18 @@
 
 mod json;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use tokenizers::models::bpe::BPE;
 
-use super::EncodeOptions;
 use super::bytes;
 use super::error::{Result, TokenizerError};
 use super::pieces::{Pieces, TextStart};
 use super::pre_tokenizer::PreTokenizer;
 use super::score_merges::ScoreMerges;
 use super::special::{Fragment, SpecialTokens};
+use super::{EncodeOptions, StandIns, original};
 
 /// A token that text turns into.
 pub const TOKEN_TYPE_NORMAL: i32 = 1;
@@ -81,7 +82,12 @@ enum Model {
 }
 
 impl GgufEncoder {
-    pub(super) fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>> {
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+        stand_ins: &StandIns,
+    ) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         if options.add_special {
             ids.extend(self.prefix);
@@ -92,16 +98,22 @@ impl GgufEncoder {
             match (fragment, &self.model) {
                 (Fragment::Token(id), _) => ids.push(id),
                 (Fragment::Text(text), Model::RankedMerges { pre_tokenizer, merges }) => {
-                    ids.extend(pre_tokenizer.encode(text, merges.as_ref())?);
+                    let text: Cow<'_, str> = match stand_ins {
+                        [] => text.into(),
+                        _ => text.chars().map(|character| original(character, stand_ins)).collect(),
+                    };
+                    ids.extend(pre_tokenizer.encode(&text, merges.as_ref())?);
                 }
                 (Fragment::Text(text), Model::ScoreMerges { merges, space_prefix }) => {
                     let mut marked = String::with_capacity(text.len() + WORD_MARKER.len_utf8());
                     if *space_prefix && at_start {
                         marked.push(WORD_MARKER);
                     }
-                    marked.extend(
-                        text.chars().map(|character| if character == ' ' { WORD_MARKER } else { character }),
-                    );
+                    let characters = text.chars().map(|character| match original(character, stand_ins) {
+                        ' ' => WORD_MARKER,
+                        character => character,
+                    });
+                    marked.extend(characters);
                     merges.encode(&marked, &mut ids)?;
                 }
             }

@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use serde::Deserialize;
 use tokenizers::{AddedVocabulary, Decoder as _, DecoderWrapper, Model as _, OffsetType, PreTokenizer as _};
 
-use super::EncodeOptions;
 use super::bytes;
 use super::error::{Result, TokenizerError};
 use super::pieces::{Pieces, TextStart};
+use super::{EncodeOptions, StandIns, original};
 
 const FILE: &str = "tokenizer.json";
 
@@ -22,12 +22,23 @@ pub(super) struct JsonEncoder {
 }
 
 impl JsonEncoder {
-    pub(super) fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>> {
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+        stand_ins: &StandIns,
+    ) -> Result<Vec<u32>> {
         guarded(|| {
             let tokenizer = &self.tokenizer;
             let added =
                 if options.parse_special { tokenizer.get_added_vocabulary() } else { &self.plain_added };
             let mut words = added.extract_and_normalize(tokenizer.get_normalizer(), text);
+            if !stand_ins.is_empty() {
+                words.normalize(|text| {
+                    text.map(|character| original(character, stand_ins));
+                    Ok(())
+                })?;
+            }
             if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
                 pre_tokenizer.pre_tokenize(&mut words)?;
             }

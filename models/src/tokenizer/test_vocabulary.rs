@@ -2,6 +2,7 @@
 
 use super::gguf::{GgufVocabulary, TOKEN_TYPE_BYTE, TOKEN_TYPE_CONTROL, TOKEN_TYPE_NORMAL};
 use super::gguf::{TOKEN_TYPE_UNKNOWN, TOKEN_TYPE_USER_DEFINED};
+use serde_json::{Map, Value, json};
 
 /// The 256 characters of the byte-level alphabet, by byte.
 pub(super) fn byte_level_alphabet() -> Vec<String> {
@@ -34,6 +35,40 @@ pub(super) fn byte_level() -> GgufVocabulary {
         eos: Some(260),
         ..GgufVocabulary::default()
     }
+}
+
+/// A vocabulary for conversations, as a GGUF file has it and as the same in a `tokenizer.json`: token `b` is byte `b`; then
+/// `<|im_start|>` 256 and `<|im_end|>` 257 (control), and `<think>` 258 (user-defined).
+pub(crate) fn chat() -> (GgufVocabulary, String) {
+    let special = ["<|im_start|>", "<|im_end|>", "<think>"];
+    let bytes = byte_level_alphabet();
+    let tokens: Vec<String> = bytes.iter().cloned().chain(special.map(str::to_owned)).collect();
+    let mut token_types = vec![TOKEN_TYPE_NORMAL; tokens.len()];
+    token_types[256..].copy_from_slice(&[TOKEN_TYPE_CONTROL, TOKEN_TYPE_CONTROL, TOKEN_TYPE_USER_DEFINED]);
+    let added = |(index, token): (usize, &str)| {
+        json!({"id": 256 + index, "content": token, "special": index < 2, "normalized": false, "lstrip": false,
+            "rstrip": false, "single_word": false})
+    };
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let ids: Map<String, Value> =
+        bytes.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect();
+    let file = json!({
+        "version": "1.0",
+        "added_tokens": special.into_iter().enumerate().map(added).collect::<Vec<_>>(),
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": ids, "merges": []},
+    });
+    let vocabulary = GgufVocabulary {
+        model: "gpt2".to_owned(),
+        pre_tokenizer: Some("gpt-2".to_owned()),
+        tokens,
+        token_types,
+        eos: Some(257),
+        ..GgufVocabulary::default()
+    };
+    (vocabulary, file.to_string())
 }
 
 /// `<unk>` 0, `<s>` 1, `</s>` 2, byte `b` at `b + 3`, then the words from 259 on.

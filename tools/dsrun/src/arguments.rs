@@ -425,9 +425,6 @@ pub(crate) struct Soak {
     /// Answers may differ where the best two tokens of the solo answer are closer than this, as logarithms of probabilities.
     #[arg(long, default_value_t = 0.05, value_name = "NUMBER")]
     pub(crate) tolerance: f64,
-    /// Ask for no probabilities; every difference counts as wrong.
-    #[arg(long, conflicts_with = "tolerance")]
-    pub(crate) exact: bool,
     /// Seed of questions and clients.
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     pub(crate) seed: u64,

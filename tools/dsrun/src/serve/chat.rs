@@ -25,10 +25,7 @@ use axum::{
     http::Request,
     response::{IntoResponse, Response},
 };
-use dsrun_models::{
-    chat::{Message, RenderOptions},
-    tokenizer::EncodeOptions,
-};
+use dsrun_models::chat::{Message, RenderOptions};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -109,13 +106,12 @@ pub(crate) fn encode(
         variables,
         ..RenderOptions::default()
     };
-    let text = loaded
+    let tokenizer = loaded.tokenizer()?;
+    let prompt = loaded
         .template()?
-        .render(&written.collect::<Result<Vec<_>, _>>()?, &options)
+        .prompt(tokenizer, &written.collect::<Result<Vec<_>, _>>()?, &options)
         .map_err(|error| ApiError::field("messages", error.to_string()))?;
-    // The template writes the special tokens itself.
-    let options = EncodeOptions { add_special: false, parse_special: true };
-    loaded.tokenizer()?.encode(&text, options).map_err(|error| ApiError::field("messages", error.to_string()))
+    prompt.encode(tokenizer).map_err(|error| ApiError::field("messages", error.to_string()))
 }
 
 /// A message as templates see it.
@@ -362,7 +358,7 @@ impl Chat {
         };
         events::stream(answers, include_usage, move |news| {
             let piece = match news {
-                events::News::Usage(usage) => return vec![json!(chunk(Vec::new(), Some(usage)))],
+                events::News::Usage(usage) => return vec![chunk(Vec::new(), Some(usage))],
                 events::News::Piece(piece) => piece,
             };
             while readers.len() <= piece.index {
@@ -376,7 +372,7 @@ impl Chat {
             let mut chunks = Vec::new();
             let mut add = |delta, logprobs, finish_reason| {
                 let choice = ChatChunkChoice { index, delta, logprobs, finish_reason };
-                chunks.push(json!(chunk(vec![choice], None)));
+                chunks.push(chunk(vec![choice], None));
             };
             if !std::mem::replace(&mut introduced[index], true) {
                 let delta = Delta {

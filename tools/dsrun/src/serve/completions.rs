@@ -18,7 +18,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use dsrun_models::tokenizer::EncodeOptions;
-use serde_json::json;
 use std::sync::Arc;
 
 /// The most tokens of an answer, where the request does not say. OpenAI's number.
@@ -151,7 +150,7 @@ impl Completions {
         events::stream(answers, include_usage, move |news| {
             let piece = match news {
                 events::News::Usage(usage) => {
-                    return vec![json!(Completion { usage: Some(usage), ..self.completion(Vec::new()) })];
+                    return vec![Completion { usage: Some(usage), ..self.completion(Vec::new()) }];
                 }
                 events::News::Piece(piece) => piece,
             };
@@ -167,7 +166,7 @@ impl Completions {
             if choice.text.is_empty() && !told && choice.finish_reason.is_none() {
                 return Vec::new();
             }
-            vec![json!(self.completion(vec![choice]))]
+            vec![self.completion(vec![choice])]
         })
     }
 }

@@ -2,7 +2,6 @@
 
 use super::{
     api::Usage,
-    error::ApiError,
     generation::{Answers, Piece},
 };
 use axum::{
@@ -13,7 +12,7 @@ use axum::{
     },
 };
 use futures_util::stream;
-use serde_json::Value;
+use serde::Serialize;
 use std::{
     collections::VecDeque,
     convert::Infallible,
@@ -31,11 +30,11 @@ pub(crate) enum News {
     Usage(Usage),
 }
 
-/// The answers as events, each of the JSON that `write` makes of a piece of news. Ends with `[DONE]`, or with an error.
-pub(crate) fn stream(
+/// The answers as events, each of what `write` makes of a piece of news, as JSON. Ends with `[DONE]`, or with an error.
+pub(crate) fn stream<T: Serialize>(
     answers: Answers,
     include_usage: bool,
-    write: impl FnMut(News) -> Vec<Value> + Send + 'static,
+    write: impl FnMut(News) -> Vec<T> + Send + 'static,
 ) -> Response {
     let state = Stream { answers, include_usage, write, ready: VecDeque::new(), done: false };
     let events = stream::unfold(state, |mut state| async move {
@@ -57,7 +56,7 @@ struct Stream<W> {
     done: bool,
 }
 
-impl<W: FnMut(News) -> Vec<Value>> Stream<W> {
+impl<T: Serialize, W: FnMut(News) -> Vec<T>> Stream<W> {
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -73,7 +72,7 @@ impl<W: FnMut(News) -> Vec<Value>> Stream<W> {
                 }
                 Some(Err(error)) => {
                     self.done = true;
-                    self.ready.push_back(failure(&error));
+                    self.ready.push_back(event(&error.body()));
                 }
                 None => {
                     self.done = true;
@@ -89,13 +88,9 @@ impl<W: FnMut(News) -> Vec<Value>> Stream<W> {
 }
 
 /// JSON has no line breaks, so it is one line of an event.
-fn event(value: &Value) -> Event {
-    Event::default().data(value.to_string())
-}
-
-fn failure(error: &ApiError) -> Event {
-    // Strings are always written.
-    Event::default().data(serde_json::to_string(&error.body()).unwrap_or_default())
+fn event(value: &impl Serialize) -> Event {
+    // Strings and numbers are always written.
+    Event::default().data(serde_json::to_string(value).unwrap_or_default())
 }
 
 /// A name that no other response has.

@@ -123,7 +123,7 @@ async fn soak(command: &Soak, terminal: &Terminal) -> Result<Report> {
 
 fn question(model: &str, command: &Soak, random: &mut StdRng) -> Value {
     let words = command.prompt.draw(random);
-    let mut body = json!({
+    json!({
         "model": model,
         "messages": [{"role": "user", "content": super::words(random, words)}],
         "max_tokens": command.generate.draw(random),
@@ -131,12 +131,9 @@ fn question(model: &str, command: &Soak, random: &mut StdRng) -> Value {
         "ignore_eos": true,
         "stream": true,
         "stream_options": {"include_usage": true},
-    });
-    if !command.exact {
-        body["logprobs"] = true.into();
-        body["top_logprobs"] = TOP.into();
-    }
-    body
+        "logprobs": true,
+        "top_logprobs": TOP,
+    })
 }
 
 /// One client: asks until the end, and leaves now and then.
@@ -169,7 +166,7 @@ async fn converse(
     report
 }
 
-/// The tokens of an answer, or its pieces of text if there are no probabilities. After `most` of them the client leaves.
+/// The tokens of an answer. After `most` of them the client leaves.
 async fn ask(client: &Client, body: &Value, most: usize) -> Result<Vec<Token>> {
     let mut events = client.stream("/v1/chat/completions", body).await?;
     let mut tokens = Vec::new();
@@ -182,13 +179,7 @@ async fn ask(client: &Client, body: &Value, most: usize) -> Result<Vec<Token>> {
             break;
         };
         counted = event.pointer("/usage/completion_tokens").cloned().or(counted);
-        let choice = &event["choices"][0];
-        if body.get("logprobs").is_none() {
-            let text = choice["delta"]["content"].as_str().filter(|text| !text.is_empty());
-            tokens.extend(text.map(|text| Token { bytes: text.as_bytes().to_vec(), margin: f64::INFINITY }));
-            continue;
-        }
-        for token in choice["logprobs"]["content"].as_array().into_iter().flatten() {
+        for token in event["choices"][0]["logprobs"]["content"].as_array().into_iter().flatten() {
             let bytes = token["bytes"].as_array().into_iter().flatten();
             let top = |index: usize| token["top_logprobs"][index]["logprob"].as_f64();
             tokens.push(Token {
