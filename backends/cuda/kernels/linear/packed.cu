@@ -188,9 +188,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     u8* activations = memory + WARPS * STAGES * STAGE;
     float* group_sums = (float*)(activations + TOKENS * X_PITCH);
     Sum* sums = (Sum*)(group_sums + (NEEDS_SUMS ? TOKENS * (SLICE / SUMMED) : 0));
-#if !LATE
     let_next_start();
-#endif
     if (threadIdx.x < TEAMS * TURNS) make_barrier(all_barriers[0][threadIdx.x], SPLIT);
     if (!immutable) await_previous();
 
@@ -262,9 +260,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     for (int i = 0; i < STAGES - 1; ++i) fetch();
 
     await_previous();
-#if LATE
-    let_next_start();
-#endif
     i64 tokens = extent.count() - first_row;
     /* What belongs to the outputs of a pair. */
     struct Own { float scale[2], second[2]; };

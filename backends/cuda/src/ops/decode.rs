@@ -60,7 +60,8 @@ pub(super) fn recipe(op: &PagedAttention, call: &CallDesc, machine: &Machine) ->
     let parts = group / heads;
     let columns = op.kv_heads as usize * parts;
     let blocks = tokens * columns;
-    let splits = (machine.processors * BLOCKS).div_ceil(blocks.max(1)).clamp(1, MAX_SPLITS);
+    // No more than there is room for: blocks that wait for others to end cost more than a few idle multiprocessors.
+    let splits = (machine.processors * BLOCKS / blocks.max(1)).clamp(1, MAX_SPLITS);
     let cluster = if machine.capability >= 90 { splits.min(MAX_CLUSTER) } else { 1 };
     let splits = splits.next_multiple_of(cluster);
     let row = key_size.next_multiple_of(64) + value_size.next_multiple_of(64);

@@ -386,6 +386,10 @@ impl Layer<'_> {
         // cuBLASLt writes the type of x or f32, and takes a bias of the type it writes.
         let takes_all =
             [x.dtype, DType::F32].contains(&y.dtype) && self.bias.is_none_or(|bias| bias == y.dtype);
+        // Where rows of y are not whole vectors it rounds before it adds the bias.
+        let vectors =
+            [self.outputs(), y.strides[0]].iter().all(|count| (count * y.dtype.bytes()).is_multiple_of(16));
+        let takes_all = takes_all && (self.bias.is_none() || y.dtype == DType::F32 || vectors);
         let bounded = x.bounded || y.bounded || self.residual.is_some_and(|residual| residual.bounded);
         if !takes_all {
             Arrival::Finished

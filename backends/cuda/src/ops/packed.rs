@@ -19,14 +19,10 @@ use std::{fmt::Display, sync::Arc};
 const ROWS: usize = 16;
 /// The most rows there are launches for: of more, unpacking the weights and cuBLASLt are faster.
 const MOST_ROWS: usize = 32;
-/// The most rows whose activations leave room for two blocks on a multiprocessor.
-const SHARED_ROWS: usize = 2;
-/// Bytes of a block's shared memory where two are to fit.
-const HALF: usize = 111 << 10;
+/// Bytes of shared memory that the rings of 16 warps are worth having.
+const ROOM: usize = 111 << 10;
 /// The most stages of a ring.
 const STAGES: usize = 12;
-/// Stages below which two blocks on a multiprocessor are not worth it.
-const FEW_STAGES: usize = 4;
 /// Places for the sums of the tiles of a team, and floats from token to token of them.
 const TURNS: usize = 4;
 const SUM_ROW: usize = 20;
@@ -56,8 +52,6 @@ struct Cut {
     /// Warps of a block, and those that share a tile.
     warps: usize,
     split: usize,
-    /// Whether two blocks fit on a multiprocessor: then the next kernel fills its rings while this one works.
-    late: bool,
 }
 
 impl Shape {
@@ -91,7 +85,7 @@ impl Shape {
     }
 
     /// How to cut with so much shared memory and so many warps, and how good that is.
-    fn cut(&self, machine: &Machine, room: usize, warps: usize, late: bool) -> Option<(Cut, f64)> {
+    fn cut(&self, machine: &Machine, room: usize, warps: usize) -> Option<(Cut, f64)> {
         let mut best: Option<(Cut, f64)> = None;
         let splits = [warps, warps / 2, warps / 4].into_iter().filter(|split| self.rows <= 4 * split);
         for split in splits {
@@ -119,11 +113,10 @@ impl Shape {
                 let groups = groups.min(self.tiles.div_ceil(teams)).max(1);
                 let shared = stages * warps * self.stage() + self.beside(slice, warps);
                 // Two large blocks on one multiprocessor would share its bandwidth while another had none.
-                let alone =
-                    if late || groups * slices * 2 <= machine.processors { 0 } else { room / 2 + 1024 };
+                let alone = if groups * slices * 2 <= machine.processors { 0 } else { room / 2 + 1024 };
                 let blocks = groups * slices;
                 let shared = shared.max(alone);
-                best = Some((Cut { slices, slice, stages, blocks, shared, warps, split, late }, worth));
+                best = Some((Cut { slices, slice, stages, blocks, shared, warps, split }, worth));
             }
         }
         best
@@ -132,16 +125,9 @@ impl Shape {
     /// The best way to cut.
     fn best(&self, machine: &Machine) -> Option<Cut> {
         let most = shared_memory(machine.capability);
-        if machine.capability >= 90 && self.rows <= SHARED_ROWS && most >= 2 * HALF {
-            let cut =
-                self.cut(machine, HALF, 8, true).filter(|(cut, _)| cut.stages >= FEW_STAGES.min(cut.stages));
-            if let Some((cut, _)) = cut {
-                return Some(cut);
-            }
-        }
         // Half of the registers are for 16 warps, where there is shared memory for their rings.
-        let warps: &[usize] = if most > HALF { &[16, 8] } else { &[8] };
-        warps.iter().find_map(|warps| self.cut(machine, most, *warps, false)).map(|(cut, _)| cut)
+        let warps: &[usize] = if most > ROOM { &[16, 8] } else { &[8] };
+        warps.iter().find_map(|warps| self.cut(machine, most, *warps)).map(|(cut, _)| cut)
     }
 }
 
@@ -200,7 +186,7 @@ pub(super) fn plan(
         let Some(cut) = (Shape { rows, inputs, tiles, packing, bytes }).best(machine) else {
             return Ok(None);
         };
-        let defines: [(_, &dyn Display); 11] = [
+        let defines: [(_, &dyn Display); 10] = [
             ("X", if bytes { &"u8" } else { &"bf16" }),
             ("HALF", &i32::from(x.dtype == DType::F16)),
             ("ACT8", &i32::from(bytes)),
@@ -211,7 +197,6 @@ pub(super) fn plan(
             ("STAGES", &cut.stages),
             ("WARPS", &cut.warps),
             ("SPLIT", &cut.split),
-            ("LATE", &i32::from(cut.late)),
         ];
         let mut spec = KernelSpec::new("linear/packed.cu", "packed", defines).with_shared(cut.shared);
         if !bytes {
