@@ -26,8 +26,10 @@ const STAGES: usize = 12;
 /// Places for the sums of the tiles of a team, and floats from token to token of them.
 const TURNS: usize = 4;
 const SUM_ROW: usize = 20;
-/// Slices are only worth their sums in scratch memory if they keep so many more of the multiprocessors busy.
-const WORTH: f64 = 0.04;
+/// What ending a tile costs, in pieces of a warp: adding up in shared memory, or in scratch memory where blocks share a tile.
+/// Measured on an H200 with 1 row.
+const END: usize = 1;
+const END_OF_SLICE: usize = 2;
 
 /// What is multiplied.
 #[derive(Clone, Copy, Debug)]
@@ -84,10 +86,11 @@ impl Shape {
         self.rows * (pitch(slice * self.width()) + sums * 4 + TURNS * warps * SUM_ROW * 4)
     }
 
-    /// How to cut with so much shared memory and so many warps, and how good that is.
-    fn cut(&self, machine: &Machine, room: usize, warps: usize) -> Option<(Cut, f64)> {
-        let mut best: Option<(Cut, f64)> = None;
-        let splits = [warps, warps / 2, warps / 4].into_iter().filter(|split| self.rows <= 4 * split);
+    /// How to cut with so much shared memory and so many warps: what takes the fewest turns at pieces and at ends of tiles.
+    fn cut(&self, machine: &Machine, room: usize, warps: usize) -> Option<Cut> {
+        let mut best: Option<(Cut, usize)> = None;
+        // Two teams first: they are better than others that come to the same.
+        let splits = [warps / 2, warps / 4, warps].into_iter().filter(|split| self.rows <= 4 * split);
         for split in splits {
             let teams = warps / split;
             let most = if self.rows == 1 { 8 } else { 16 };
@@ -102,13 +105,11 @@ impl Shape {
                 }
                 let groups = (machine.processors / slices).max(1);
                 let turns = self.tiles.div_ceil(groups * teams).max(1);
-                let busy = (self.tiles * slices) as f64 / (turns * machine.processors * teams) as f64;
-                // Warps that share no tile with all others end tiles less often.
-                let worth = busy * if teams == 1 { 0.93 } else { 1.0 } - WORTH * (slices - 1) as f64;
-                if best.as_ref().is_some_and(|(_, before)| worth <= *before) {
+                let pieces = slice.div_ceil(self.piece() * split);
+                let cost = turns * (pieces + if slices == 1 { END } else { END_OF_SLICE });
+                if best.as_ref().is_some_and(|(_, before)| cost >= *before) {
                     continue;
                 }
-                let pieces = slice.div_ceil(self.piece() * split);
                 let stages = stages.min(STAGES).min((turns * pieces + 1).max(3));
                 let groups = groups.min(self.tiles.div_ceil(teams)).max(1);
                 let shared = stages * warps * self.stage() + self.beside(slice, warps);
@@ -116,10 +117,10 @@ impl Shape {
                 let alone = if groups * slices * 2 <= machine.processors { 0 } else { room / 2 + 1024 };
                 let blocks = groups * slices;
                 let shared = shared.max(alone);
-                best = Some((Cut { slices, slice, stages, blocks, shared, warps, split }, worth));
+                best = Some((Cut { slices, slice, stages, blocks, shared, warps, split }, cost));
             }
         }
-        best
+        best.map(|(cut, _)| cut)
     }
 
     /// The best way to cut.
@@ -127,7 +128,7 @@ impl Shape {
         let most = shared_memory(machine.capability);
         // Half of the registers are for 16 warps, where there is shared memory for their rings.
         let warps: &[usize] = if most > ROOM { &[16, 8] } else { &[8] };
-        warps.iter().find_map(|warps| self.cut(machine, most, *warps)).map(|(cut, _)| cut)
+        warps.iter().find_map(|warps| self.cut(machine, most, *warps))
     }
 }
 
