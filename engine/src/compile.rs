@@ -128,7 +128,7 @@ impl CompiledStep {
         }
         let count = calls.iter().map(Vec::len).sum();
         let mut segments = Vec::new();
-        for (segment, calls) in program.segments.iter().zip(calls) {
+        for (segment, calls) in program.segments.iter().zip(calls).filter(|(_, calls)| !calls.is_empty()) {
             let graph = match device.graphs() {
                 Some(graphs) if segment.kind == SegmentKind::Graph => graphs.capture(stream, calls)?,
                 _ => Box::new(CallList::new(calls)),

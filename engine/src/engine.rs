@@ -1,5 +1,6 @@
 //! The engine: takes requests, runs steps, gives tokens.
 
+mod embed;
 mod limit;
 mod observe;
 mod profile;
@@ -8,6 +9,7 @@ mod score;
 
 use crate::{
     compile::{Bucket, CompiledStep, PlanCache, Resident, Shared},
+    embedding::Pooler,
     error::{EngineError, Result},
     handover::{Handover, Parcel},
     inputs::StepInputs,
@@ -26,6 +28,7 @@ use dsrun_core::{
     op::IN_PROMPT,
     program::Program,
 };
+use embed::{Chunk, HiddenStates};
 pub use observe::Observer;
 pub use profile::CallFigures;
 use std::{
@@ -53,6 +56,8 @@ struct Running {
     /// How many of the likeliest tokens to report.
     top: usize,
     constraint: Option<Box<dyn Constraint>>,
+    /// What sums up its hidden states, if it is a request for a vector.
+    pooler: Option<Pooler>,
 }
 
 /// A step under way.
@@ -64,6 +69,8 @@ struct Flight {
     requests: Vec<Key>,
     /// Those of them whose logits are sent along.
     logits: Vec<usize>,
+    /// Whose hidden states are sent along.
+    chunks: Vec<Chunk>,
 }
 
 /// Runs a model on a device.
@@ -86,6 +93,9 @@ pub struct Engine {
     keys: HashMap<RequestId, Key>,
     /// Requests that could not go on, and why, until somebody asks.
     failures: Vec<(RequestId, EngineError)>,
+    /// Vectors that are there, until somebody asks.
+    embeddings: Vec<(RequestId, Vec<f32>)>,
+    hidden: HiddenStates,
     /// Rows of the request table that have a bias.
     biased: Vec<bool>,
     /// Steps under way, the oldest first.
@@ -146,6 +156,8 @@ impl Engine {
             scheduler: Scheduler::new(capacity),
             keys: HashMap::new(),
             failures: Vec::new(),
+            embeddings: Vec::new(),
+            hidden: HiddenStates::new(&plan.program)?,
             biased: vec![false; plan.fixed.requests],
             flights: VecDeque::new(),
             statistics: Statistics { pages_total: plan.fixed.pages, ..Statistics::default() },
@@ -256,6 +268,7 @@ impl Engine {
             limit,
             priority,
             waits: constraint.is_some(),
+            whole: false,
             item: Running {
                 id,
                 limit,
@@ -266,6 +279,7 @@ impl Engine {
                 bias: request.logit_bias,
                 top: request.top_log_probabilities,
                 constraint,
+                pooler: None,
             },
         });
         self.keys.insert(id, key);

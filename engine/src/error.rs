@@ -84,6 +84,10 @@ pub enum EngineError {
     )]
     NoToken,
 
+    /// A text has no vector.
+    #[error("there is no vector: the model's hidden states are not numbers")]
+    NoEmbedding,
+
     /// The model came without something that is needed for what was asked.
     #[error("the model has no {what}: {hint}")]
     Missing {

@@ -53,6 +53,13 @@ pub(crate) struct Parcel {
 /// Bytes of an id and of a logarithm of a probability.
 const ELEMENT: usize = 4;
 
+impl Parcel {
+    /// Where its results go.
+    pub(crate) fn slot(&self) -> usize {
+        self.slot
+    }
+}
+
 impl Handover {
     /// For steps that sample up to `rows` tokens.
     pub(crate) fn new(device: &dyn Device, rows: usize) -> Result<Self> {
@@ -62,6 +69,11 @@ impl Handover {
         };
         let slots = (0..IN_FLIGHT).map(slot).collect::<Result<_>>()?;
         Ok(Self { slots, next: 0, rows })
+    }
+
+    /// Where the results of the next step go, from 0 to [`IN_FLIGHT`].
+    pub(crate) fn next_slot(&self) -> usize {
+        self.next
     }
 
     /// Sends the first `count` elements of a step's results and some rows of its logits, once everything enqueued so far is done.
@@ -139,7 +151,7 @@ impl Handover {
 
 /// Reads pinned memory that no work under way writes to: the event behind the copies into it was reached, and the next into
 /// the same slot are not enqueued before [`Handover::send`] is called again.
-fn read(memory: &BufferSlice, stream: &mut dyn Stream, timeout: Duration) -> Result<Vec<u8>> {
+pub(crate) fn read(memory: &BufferSlice, stream: &mut dyn Stream, timeout: Duration) -> Result<Vec<u8>> {
     let mut bytes = vec![0; memory.bytes];
     match memory.buffer.host_pointer() {
         // SAFETY: a slice lies inside its buffer, which lives as long as it, and nothing writes to it, as said above.

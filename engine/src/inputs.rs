@@ -28,6 +28,11 @@ impl StepInputs {
         *tokens = 0;
     }
 
+    /// Tokens so far.
+    pub(crate) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// The request in `slot` brings the token that the device sampled last.
     pub(crate) fn bring_last(&mut self, slot: usize) {
         self.bring(slot, 1, -1);

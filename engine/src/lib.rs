@@ -11,6 +11,7 @@
 
 mod calibrate;
 mod compile;
+mod embedding;
 mod engine;
 mod error;
 mod handover;
@@ -32,6 +33,7 @@ mod swap;
 mod table;
 
 pub use calibrate::{CALIBRATION_TEXT, calibrate, calibration_sequences};
+pub use embedding::{EmbeddingRequest, Pooling};
 pub use engine::{CallFigures, Engine, Observer};
 pub use error::{EngineError, Result};
 pub use load::{EnginePlan, StepTraffic};

@@ -20,7 +20,7 @@ use dsrun_core::{
     device::{BufferSlice, Device, MemoryKind, Stream},
     kernels::{WeightDesc, WeightUse},
     op::{Op, OperandType, PagedAttention},
-    program::{Call, Origin, Program, Value, ValueId},
+    program::{Call, Node, Origin, Program, Value, ValueId},
 };
 use dsrun_models::{
     model::Model,
@@ -191,7 +191,10 @@ impl EnginePlan {
 
     /// Whether a weight is multiplied with every token of a step, not just with rows whose logits are wanted.
     fn multiplies_all_tokens(&self, id: ValueId) -> bool {
-        self.program.nodes.iter().filter(|node| node.call.operands.contains(&Some(id))).any(|node| {
+        // Hidden states are wanted of few steps.
+        let forward = |node: &&Node| self.program.segments[node.segment].name == "forward";
+        let reads = |node: &&Node| node.call.operands.contains(&Some(id));
+        self.program.nodes.iter().filter(forward).filter(reads).any(|node| {
             let result = node.call.results.first().and_then(|result| self.program.values.get(result.index()));
             let tensor = result.and_then(Value::tensor_type);
             tensor.and_then(|tensor| tensor.shape.first()?.symbol()) == Some("tokens")

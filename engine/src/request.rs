@@ -1,6 +1,7 @@
 //! What is asked of the engine, and what it gives back.
 
 use crate::{
+    embedding::EmbeddingRequest,
     error::{EngineError, Result},
     sampling::SamplingOptions,
 };
@@ -155,7 +156,19 @@ impl RequestLimits {
                 return Err(EngineError::option("logit-bias", bias, "must be a number, or minus infinity"));
             }
         }
-        let pages = self.most_pages(request);
+        self.check_pages(self.most_pages(request))
+    }
+
+    /// Checks a request for a vector.
+    ///
+    /// # Errors
+    /// If it has no tokens, or some that the model does not have, or can never fit.
+    pub fn check_embedding(&self, request: &EmbeddingRequest) -> Result<()> {
+        self.check_prompt(&request.tokens)?;
+        self.check_pages(request.tokens.len().div_ceil(self.block_size))
+    }
+
+    fn check_pages(&self, pages: usize) -> Result<()> {
         if pages > self.pages {
             let rule = format!("this request alone needs {} tokens of KV cache", pages * self.block_size);
             return Err(EngineError::option("kv-tokens", self.pages * self.block_size, rule));

@@ -57,6 +57,8 @@ pub(crate) struct Entry<T> {
     pub(crate) priority: i32,
     /// Whether the host has to see a token before the next can be sampled.
     pub(crate) waits: bool,
+    /// Whether it brings all its tokens itself, also those that others have brought before.
+    pub(crate) whole: bool,
     /// Whatever its owner wants to find with it.
     pub(crate) item: T,
 }
@@ -445,7 +447,8 @@ impl<T> Scheduler<T> {
         let Self { pages, sequences, .. } = self;
         let Some(sequence) = sequences[key.index as usize].as_mut() else { return 0 };
         let begin = sequence.pages.len();
-        while sequence.host_pages.is_empty()
+        while !sequence.whole
+            && sequence.host_pages.is_empty()
             && sequence.computed == sequence.identified * block
             && sequence.pages.len() == sequence.identified
             && sequence.computed + block < sequence.tokens.len()

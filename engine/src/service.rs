@@ -4,15 +4,18 @@
 //! runtime can poll and a plain thread can block on. Dropping the stream cancels the request. When the engine fails, or its
 //! thread panics, every stream ends with an error: nobody waits for what does not come.
 
+mod embedding;
 mod engine_thread;
 mod error;
 mod stream;
 
 use crate::{
     Engine, Request,
+    embedding::EmbeddingRequest,
     request::{RequestId, RequestIds, RequestLimits},
     statistics::Statistics,
 };
+pub use embedding::PendingEmbedding;
 use engine_thread::EngineThread;
 pub use error::ServiceError;
 use std::{
@@ -25,7 +28,7 @@ use std::{
     time::Duration,
 };
 pub use stream::TokenStream;
-use tokio::sync::{mpsc::unbounded_channel, watch};
+use tokio::sync::{mpsc::unbounded_channel, oneshot, watch};
 
 /// How long dropping a service waits for its thread.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,6 +63,7 @@ pub enum ServicePhase {
 /// What the engine's thread is told.
 enum Command {
     Submit(RequestId, Box<Request>, stream::Sender),
+    Embed(RequestId, EmbeddingRequest, embedding::Sender),
     Cancel(RequestId),
     Drain,
     Stop,
@@ -191,24 +195,43 @@ impl Handle {
     /// [`ServiceError::Request`] if the request cannot run at all, [`ServiceError::Busy`] if too many wait,
     /// [`ServiceError::Draining`], or why the service has ended.
     pub fn submit(&self, request: Request) -> Result<TokenStream, ServiceError> {
+        let id = self.enter(self.limits.check(&request))?;
+        let (sender, receiver) = unbounded_channel();
+        let stream = TokenStream::new(id, receiver, self.clone());
+        self.hand_over(Command::Submit(id, Box::new(request), sender))?;
+        Ok(stream)
+    }
+
+    /// Takes a request for a vector. Never blocks; dropping the result cancels the request.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub fn embed(&self, request: EmbeddingRequest) -> Result<PendingEmbedding, ServiceError> {
+        let id = self.enter(self.limits.check_embedding(&request))?;
+        let (sender, receiver) = oneshot::channel();
+        let pending = PendingEmbedding::new(id, receiver, self.clone());
+        self.hand_over(Command::Embed(id, request, sender))?;
+        Ok(pending)
+    }
+
+    /// A number, and a place in the queue, for a request that was `checked`.
+    fn enter(&self, checked: crate::error::Result<()>) -> Result<RequestId, ServiceError> {
         match self.phase() {
             ServicePhase::Running => {}
             ServicePhase::Draining | ServicePhase::Drained => return Err(ServiceError::Draining),
             ServicePhase::Stopped => return Err(self.shared.ended()),
         }
-        self.limits.check(&request)?;
+        checked?;
         let room = |waiting: usize| (waiting < self.queue).then_some(waiting + 1);
         self.shared
             .waiting
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, room)
             .map_err(|waiting| ServiceError::Busy { waiting, limit: self.queue })?;
-        let id = self.ids.next();
-        let (sender, receiver) = unbounded_channel();
-        let stream = TokenStream::new(id, receiver, self.clone());
-        match self.commands.send(Command::Submit(id, Box::new(request), sender)) {
-            Ok(()) => Ok(stream),
-            Err(_) => Err(self.shared.ended()),
-        }
+        Ok(self.ids.next())
+    }
+
+    fn hand_over(&self, command: Command) -> Result<(), ServiceError> {
+        self.commands.send(command).map_err(|_| self.shared.ended())
     }
 
     /// What a request has to keep to.

@@ -87,9 +87,11 @@ fn gpt2() -> Program {
         let outer = biased(&mut step, inner, &name("fc_out"), [hidden, 4 * hidden]);
         x = step.program.call(ADD, [Some(x), Some(outer), None, None]).unwrap();
     }
-    let x = step.wanted(x).unwrap();
-    let x = layer_norm(&mut step, x, "ln_f", hidden);
-    step.finish(x, table).unwrap()
+    let wanted = step.wanted(x).unwrap();
+    let wanted = layer_norm(&mut step, wanted, "ln_f", hidden);
+    let logits = step.logits(wanted, table).unwrap();
+    let hidden = layer_norm(&mut step, x, "ln_g", hidden);
+    step.finish(logits, hidden).unwrap()
 }
 
 #[rstest]
@@ -108,13 +110,13 @@ fn the_four_regions_of_the_paper_come_out(#[case] program: Program) {
     let layers_found = found[first..].chunks(LAYER.len()).take_while(|chunk| *chunk == LAYER).count();
     assert_eq!(layers_found, layers, "{found:?}");
     assert_eq!(found[..first], ["prepare_step", "attention_prepare", "embed"]);
-    // What is left: the wanted rows through norm and head, then sampling.
+    // What is left: the wanted rows through norm and head, all rows through the norm, then sampling.
     let rest: Vec<&str> = found[first + layers * LAYER.len()..].to_vec();
     let norm = if program.to_string().contains("layer_norm") { "layer_norm" } else { "rms_norm" };
     // Two ways to sample.
     let sampling = ["logit_process+sample", "commit_tokens"];
     let head = format!("gather_rows+{norm}+linear");
-    assert_eq!(rest, [&[head.as_str()], &sampling[..], &sampling].concat());
+    assert_eq!(rest, [&[head.as_str(), norm], &sampling[..], &sampling].concat());
     // The same program by the names that backends know.
     let known = ["attention_input", "linear_add", "mlp_input", "norm_linear"];
     let mut native = |_: &Program, call: &Call| Ok(known.contains(&call.op.name()));
@@ -127,6 +129,7 @@ fn the_four_regions_of_the_paper_come_out(#[case] program: Program) {
         [
             "gather_rows",
             "norm_linear",
+            norm,
             "logit_process",
             "sample",
             "commit_tokens",

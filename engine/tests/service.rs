@@ -117,11 +117,13 @@ fn streams_are_polled_by_an_async_runtime() {
 fn a_stream_that_is_dropped_cancels_its_request() {
     let (service, device) = late_service(1, 100);
     let handle = service.handle();
-    let mut first = handle.submit(request(&prompts()[0], 1000)).unwrap();
-    let second = handle.submit(request(&prompts()[1], 1000)).unwrap();
-    first.blocking_next().unwrap().unwrap();
-    // One runs and one waits when they are dropped.
     let held = device.hold();
+    let first = handle.submit(request(&prompts()[0], 1000)).unwrap();
+    let second = handle.submit(request(&prompts()[1], 1000)).unwrap();
+    // One runs and one waits when they are dropped.
+    while device.ahead() == 0 {
+        thread::yield_now();
+    }
     drop((second, first));
     drop(held);
     settle(&handle);

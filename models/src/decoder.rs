@@ -45,19 +45,27 @@ pub(crate) fn program<'a>(
         x = model.residual(x, Part::AttentionNorm, Decoder::attention)?;
         x = model.residual(x, Part::MlpNorm, Decoder::mlp)?;
     }
-    x = model.step.wanted(x)?;
-    if config.final_norm {
-        x = model.norm(x, Part::FinalNorm, config.hidden)?;
-    }
-    if config.embedding != config.hidden {
-        x = model.linear(x, Part::ProjectOut, [config.embedding, config.hidden], false)?;
-    }
+    let last = model.last()?;
     let head = match config.tied {
         true => embedding,
         false => model.matrix(Part::Head, [config.vocabulary, config.embedding])?,
     };
-    model.step.finish(x, head)
+    let wanted = model.step.wanted(x)?;
+    let wanted = model.behind_layers(wanted, last)?;
+    let logits = model.step.logits(wanted, head)?;
+    let hidden = model.behind_layers(x, last)?;
+    model.step.finish(logits, hidden)
 }
+
+/// The weights between the last layer and the head, where a model has some.
+#[derive(Clone, Copy)]
+struct Last {
+    norm: Option<NormWeights>,
+    project: Option<ValueId>,
+}
+
+/// Factors and bias of a norm, where it has them.
+type NormWeights = [Option<ValueId>; 2];
 
 struct Decoder<'a> {
     config: &'a DecoderConfig,
@@ -112,6 +120,26 @@ impl Decoder<'_> {
         self.add(x, y)
     }
 
+    fn last(&mut self) -> Result<Last> {
+        let DecoderConfig { hidden, embedding, final_norm, .. } = *self.config;
+        let norm = final_norm.then(|| self.norm_weights(Part::FinalNorm, hidden)).transpose()?;
+        let narrows = embedding != hidden;
+        let project = narrows.then(|| self.matrix(Part::ProjectOut, [embedding, hidden])).transpose()?;
+        Ok(Last { norm, project })
+    }
+
+    /// What is between the last layer and the head.
+    fn behind_layers(&mut self, mut x: ValueId, last: Last) -> Result<ValueId> {
+        if let Some(norm) = last.norm {
+            x = self.normed(x, norm)?;
+        }
+        if let Some(project) = last.project {
+            let linear = Linear { dtype: self.options.activation };
+            x = self.step.program.call(linear, [Some(x), Some(project), None])?;
+        }
+        Ok(x)
+    }
+
     fn attention(&mut self, x: ValueId) -> Result<ValueId> {
         let DecoderConfig { hidden, heads, kv_heads, head_dim, biases, .. } = *self.config;
         let (width, kv_width) = (heads * head_dim, kv_heads * head_dim);
@@ -160,18 +188,26 @@ impl Decoder<'_> {
 
     /// Norms runs of `width` features: all of a row, or each head.
     fn norm(&mut self, x: ValueId, part: Part, width: usize) -> Result<ValueId> {
+        let weights = self.norm_weights(part, width)?;
+        self.normed(x, weights)
+    }
+
+    fn norm_weights(&mut self, part: Part, width: usize) -> Result<NormWeights> {
+        let program = &mut self.step.program;
+        let (has_weight, has_bias) = match self.config.norm {
+            Norm::Rms => (true, false),
+            Norm::Layer { affine } => (affine, affine),
+        };
+        let weight = has_weight.then(|| self.weights.vector(program, part, self.layer, width)).transpose()?;
+        let bias = has_bias.then(|| self.weights.bias(program, part, self.layer, width)).transpose()?;
+        Ok([weight, bias])
+    }
+
+    fn normed(&mut self, x: ValueId, [weight, bias]: NormWeights) -> Result<ValueId> {
         let (program, eps) = (&mut self.step.program, self.config.eps);
         match self.config.norm {
-            Norm::Rms => {
-                let weight = self.weights.vector(program, part, self.layer, width)?;
-                program.call(RmsNorm { eps, weight_offset: 0.0 }, [x, weight].map(Some))
-            }
-            Norm::Layer { affine: true } => {
-                let weight = self.weights.vector(program, part, self.layer, width)?;
-                let bias = self.weights.bias(program, part, self.layer, width)?;
-                program.call(LayerNorm { eps }, [x, weight, bias].map(Some))
-            }
-            Norm::Layer { affine: false } => program.call(LayerNorm { eps }, [Some(x), None, None]),
+            Norm::Rms => program.call(RmsNorm { eps, weight_offset: 0.0 }, [Some(x), weight]),
+            Norm::Layer { .. } => program.call(LayerNorm { eps }, [Some(x), weight, bias]),
         }
     }
 

@@ -31,7 +31,8 @@
 //!
 //! # Segments and outputs
 //!
-//! `forward` ends with the logits. `sample` and `sample_limited` are two ways to turn them into tokens and to record these: a
+//! `forward` ends with the logits. `embed` brings the hidden states of all tokens to where the head reads those of the wanted
+//! rows; a step whose hidden states nobody wants leaves it out. `sample` and `sample_limited` are two ways to turn them into tokens and to record these: a
 //! step runs one of them. The second also applies `bias` and `mask`, which cost memory and time that few steps need.
 //!
 //! The outputs stand in [`OUTPUTS`]; behind them come the caches, so that nothing of a step is lost as dead. Those of a
@@ -51,11 +52,13 @@ use dsrun_core::{
     program::{Program, ProgramBuilder, SegmentKind, ValueId},
 };
 
-/// The first outputs of a decoder program, in order: the logits; of each way to sample, the logits that are sampled from f32
+/// The first outputs of a decoder program, in order: the logits; the hidden states that the head would turn into logits, of all
+/// tokens, `[?tokens, hidden]` in the type of activations; of each way to sample, the logits that are sampled from f32
 /// `[?rows, V]`, the tokens i32 `[?rows]` and the logarithms of their probabilities f32 `[?rows]`; and the states that a step
 /// updates. Behind them come the key and value cache of each layer.
-pub const OUTPUTS: [&str; 11] = [
+pub const OUTPUTS: [&str; 12] = [
     "logits",
+    "hidden",
     "processed",
     "ids",
     "log_probability",
@@ -118,8 +121,8 @@ pub struct Heads {
     pub window: Option<u32>,
 }
 
-/// A decoder program under construction. Make one, embed, add layers, pick the [wanted](Self::wanted) rows, and end with
-/// [`Self::finish`].
+/// A decoder program under construction. Make one, embed, add layers, turn the [wanted](Self::wanted) rows into
+/// [logits](Self::logits), and end with [`Self::finish`].
 #[derive(Debug)]
 pub struct DecoderStep {
     /// Where layers add their calls.
@@ -306,22 +309,30 @@ impl DecoderStep {
         self.program.call(GatherRows {}, [hidden, self.rows].map(Some))
     }
 
-    /// Turns the hidden states of the [wanted](Self::wanted) rows into logits, samples, and ends the program. `head` is the
-    /// matrix `[vocabulary, hidden]`.
+    /// Turns the hidden states of the [wanted](Self::wanted) rows into logits. `head` is the matrix `[vocabulary, hidden]`. What
+    /// is called from here on belongs to the segment `embed`.
+    ///
+    /// # Errors
+    /// If the sizes do not fit.
+    pub fn logits(&mut self, wanted: ValueId, head: ValueId) -> Result<ValueId> {
+        let logits = self.program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(head), None])?;
+        self.program.segment("embed", SegmentKind::Graph);
+        Ok(logits)
+    }
+
+    /// Samples from logits, and ends the program. `hidden` are the hidden states of all tokens.
     ///
     /// # Errors
     /// If the sizes do not fit, or the program is not valid.
-    pub fn finish(mut self, wanted: ValueId, head: ValueId) -> Result<Program> {
-        let program = &mut self.program;
-        let logits = program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(head), None])?;
-
-        program.segment("sample", SegmentKind::Graph);
+    pub fn finish(mut self, logits: ValueId, hidden: ValueId) -> Result<Program> {
+        self.program.segment("sample", SegmentKind::Graph);
         let plain = self.sample(logits, [None; 2])?;
         self.program.segment("sample_limited", SegmentKind::Graph);
         let limited = self.sample(logits, [Some(self.bias), Some(self.mask)])?;
 
         let states = [self.length, self.last_token, self.finished, self.counts];
-        let outputs = [logits].into_iter().chain(plain).chain(limited).chain(states).chain(self.caches);
+        let outputs =
+            [logits, hidden].into_iter().chain(plain).chain(limited).chain(states).chain(self.caches);
         let outputs: Vec<ValueId> = outputs.collect();
         self.program.finish(&outputs)
     }

@@ -1,6 +1,6 @@
 //! How long each kind of call of a decode step takes, one kind at a time.
 
-use super::{Engine, LIMITED, STEP_TIMEOUT};
+use super::{Engine, STEP_TIMEOUT};
 use crate::{
     compile::{Bucket, Layout, Storage, input_range, plan_key, sizes},
     error::{EngineError, Result},
@@ -97,9 +97,8 @@ impl Engine {
 
         // One step in order, so that every call finds what it works on.
         let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
-        let limited = program.segments.iter().position(|segment| segment.name == LIMITED);
         for (index, (node, desc)) in program.nodes.iter().zip(&layout.calls).enumerate() {
-            if Some(node.segment) == limited {
+            if !["forward", "sample"].contains(&program.segments[node.segment].name.as_str()) {
                 continue;
             }
             let plan = self.plans.plan(&*self.device, desc)?;

@@ -61,14 +61,18 @@ impl Engine {
         let mut inputs = std::mem::take(&mut self.inputs);
         inputs.clear();
         let mut requests = Vec::with_capacity(self.step_plan.parts.len());
+        let mut chunks = Vec::new();
         for part in &self.step_plan.parts {
             let sequence = self.scheduler.get(part.key);
             let sequence = sequence.ok_or_else(|| Error::internal("a part of a step has no request"))?;
+            let chunk = sequence.item.chunk(part, inputs.tokens());
             match part.from {
                 Some(from) => inputs.bring_tokens(sequence.slot, &sequence.tokens[from..from + part.tokens]),
                 None => inputs.bring_last(sequence.slot),
             }
-            if part.samples {
+            if let Some(chunk) = chunk {
+                chunks.push(chunk);
+            } else if part.samples {
                 inputs.sample_last(sequence.slot);
                 requests.push(part.key);
             }
@@ -77,6 +81,7 @@ impl Engine {
         let start = self.took(Phase::Schedule, start);
         let bucket = self.forward(&inputs)?;
         self.inputs = inputs;
+        self.send_hidden(bucket, &chunks)?;
         let wants_logits = |key: &Key| self.scheduler.get(*key).is_some_and(|sequence| sequence.item.top > 0);
         let logits: Vec<usize> = (0..requests.len()).filter(|row| wants_logits(&requests[*row])).collect();
         let limited = self.make_mask(&requests);
@@ -96,7 +101,7 @@ impl Engine {
         let row_bytes = self.vocabulary * size_of::<f32>();
         let rows = LogitRows { logits: step.output(processed)?, row_bytes, rows: &logits };
         let parcel = self.handover.send(&*self.device, &mut *self.stream, results, requests.len(), rows)?;
-        self.flights.push_back(Flight { parcel, requests, logits });
+        self.flights.push_back(Flight { parcel, requests, logits, chunks });
         self.statistics.steps += 1;
         self.took(Phase::Launch, start);
         Ok(true)
@@ -139,6 +144,7 @@ impl Engine {
         let start = Instant::now();
         let sampled = self.handover.receive(&flight.parcel, &mut *self.stream, STEP_TIMEOUT)?;
         let start = self.took(Phase::Wait, start);
+        self.pool(flight.parcel.slot(), &flight.chunks)?;
         let mut events = Vec::with_capacity(sampled.len());
         for (row, (key, (id, log_probability))) in flight.requests.iter().zip(sampled).enumerate() {
             let Some(sequence) = self.scheduler.get(*key) else { continue };

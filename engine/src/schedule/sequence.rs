@@ -56,6 +56,7 @@ pub(crate) struct Sequence<T> {
     pub(super) priority: i32,
     pub(super) arrival: u64,
     pub(super) waits: bool,
+    pub(super) whole: bool,
     pub(super) place: Place,
     /// Whether the request table knows its last token.
     pub(super) current: bool,
@@ -72,7 +73,7 @@ pub(crate) struct Sequence<T> {
 
 impl<T> Sequence<T> {
     pub(super) fn new(entry: Entry<T>, arrival: u64) -> Self {
-        let Entry { prompt, limit, priority, waits, item } = entry;
+        let Entry { prompt, limit, priority, waits, whole, item } = entry;
         Self {
             item,
             prompt: prompt.len(),
@@ -86,6 +87,7 @@ impl<T> Sequence<T> {
             priority,
             arrival,
             waits,
+            whole,
             place: Place::Waiting,
             current: false,
             started: false,

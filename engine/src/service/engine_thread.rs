@@ -1,6 +1,6 @@
 //! The thread that runs the engine: takes commands between steps, and hands out tokens.
 
-use super::{Command, ServiceError, ServicePhase, Shared, stream::Sender};
+use super::{Command, ServiceError, ServicePhase, Shared, embedding, stream::Sender};
 use crate::{Engine, error::Result, request::RequestId};
 use std::{
     any::Any,
@@ -16,6 +16,7 @@ pub(super) struct EngineThread {
     inbox: Receiver<Command>,
     shared: Arc<Shared>,
     streams: HashMap<RequestId, Sender>,
+    embeddings: HashMap<RequestId, embedding::Sender>,
     /// Requests that the engine lets wait, as told to the handles.
     waiting: usize,
     draining: bool,
@@ -23,7 +24,8 @@ pub(super) struct EngineThread {
 
 impl EngineThread {
     pub(super) fn new(engine: Engine, inbox: Receiver<Command>, shared: Arc<Shared>) -> Self {
-        Self { engine, inbox, shared, streams: HashMap::new(), waiting: 0, draining: false }
+        let (streams, embeddings) = (HashMap::new(), HashMap::new());
+        Self { engine, inbox, shared, streams, embeddings, waiting: 0, draining: false }
     }
 
     /// Runs until it is told to stop, all handles are gone, or the engine fails.
@@ -42,6 +44,7 @@ impl EngineThread {
         self.shared.end(reason);
         self.shared.advance(ServicePhase::Stopped);
         self.streams.clear();
+        self.embeddings.clear();
     }
 
     fn serve(&mut self) -> Result<()> {
@@ -51,6 +54,7 @@ impl EngineThread {
             }
             let events = if self.engine.is_idle() { Vec::new() } else { self.engine.step()? };
             let failures = self.engine.take_failures();
+            let vectors = self.engine.take_embeddings();
             // First the figures: who has seen a token sees figures that count it.
             self.publish();
             for event in events {
@@ -62,8 +66,14 @@ impl EngineThread {
                     self.streams.remove(&id);
                 }
             }
+            for (id, vector) in vectors {
+                let _ = self.embeddings.remove(&id).map(|sender| sender.send(Ok(vector)));
+            }
             for (id, error) in failures {
-                let _ = self.streams.remove(&id).map(|sender| sender.send(Err(error.into())));
+                match self.embeddings.remove(&id) {
+                    Some(sender) => drop(sender.send(Err(error.into()))),
+                    None => drop(self.streams.remove(&id).map(|sender| sender.send(Err(error.into())))),
+                }
             }
         }
     }
@@ -94,9 +104,17 @@ impl EngineThread {
                     Err(error) => drop(sender.send(Err(error.into()))),
                 }
             }
+            Command::Embed(id, request, sender) => {
+                self.waiting += 1;
+                match self.engine.submit_embedding_as(id, request) {
+                    Ok(()) => drop(self.embeddings.insert(id, sender)),
+                    Err(error) => drop(sender.send(Err(error.into()))),
+                }
+            }
             Command::Cancel(id) => {
                 self.engine.cancel(id);
                 self.streams.remove(&id);
+                self.embeddings.remove(&id);
             }
             Command::Drain => self.draining = true,
             Command::Stop => return ControlFlow::Break(()),

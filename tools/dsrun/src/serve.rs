@@ -9,6 +9,7 @@
 //! | `app` | what requests share |
 //! | `access`, `body`, `error` | who may ask, what is read, what is refused |
 //! | `chat`, `completions` | the two kinds of completion; `generation` is what they share |
+//! | `embeddings` | texts as vectors |
 //! | `replicas` | several engines behind one door |
 //! | `text`, `events` | tokens to text, text to server-sent events |
 //! | `grammar`, `tools` | answers of a given form, calls of tools |
@@ -21,6 +22,7 @@ mod body;
 mod chat;
 mod completions;
 mod connections;
+mod embeddings;
 mod error;
 mod events;
 mod generation;

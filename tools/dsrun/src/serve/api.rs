@@ -4,6 +4,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
 pub(crate) mod models;
 pub(crate) mod tokens;
 

@@ -62,7 +62,11 @@ fn prepare(request: &CompletionRequest, loaded: &Loaded) -> Result<(Job, Vec<Str
             "not together with logprobs: prompts have no probabilities here",
         ));
     }
-    let prompts = encode(&request.prompt, loaded, "prompt")?;
+    let prompts = encode(&request.prompt, loaded, "prompt", true)?;
+    // An empty list is a list of anything.
+    if prompts.iter().all(Vec::is_empty) {
+        return Err(ApiError::field("prompt", "is empty: there is nothing to continue"));
+    }
     let mut echoes = Vec::new();
     if echo {
         for prompt in &prompts {
@@ -78,23 +82,23 @@ fn prepare(request: &CompletionRequest, loaded: &Loaded) -> Result<(Job, Vec<Str
     Ok((Job { prompts, generation, max_tokens, logprobs: request.logprobs, grammar }, echoes))
 }
 
-/// Prompts as tokens.
-pub(crate) fn encode(prompts: &Prompts, loaded: &Loaded, field: &str) -> Result<Vec<Vec<u32>>, ApiError> {
+/// Prompts as tokens. `parse_special` reads control tokens in texts as such.
+pub(crate) fn encode(
+    prompts: &Prompts,
+    loaded: &Loaded,
+    field: &str,
+    parse_special: bool,
+) -> Result<Vec<Vec<u32>>, ApiError> {
     let text = |text: &String| {
-        let options = EncodeOptions { add_special: true, parse_special: true };
+        let options = EncodeOptions { add_special: true, parse_special };
         loaded.tokenizer()?.encode(text, options).map_err(|error| ApiError::field(field, error.to_string()))
     };
-    let prompts = match prompts {
+    Ok(match prompts {
         Prompts::Text(prompt) => vec![text(prompt)?],
         Prompts::Texts(prompts) => prompts.iter().map(text).collect::<Result<_, _>>()?,
         Prompts::Tokens(prompt) => vec![prompt.clone()],
         Prompts::ManyTokens(prompts) => prompts.clone(),
-    };
-    // An empty list is a list of anything.
-    if prompts.iter().all(Vec::is_empty) {
-        return Err(ApiError::field(field, "is empty: there is nothing to continue"));
-    }
-    Ok(prompts)
+    })
 }
 
 /// What all parts of a response need.

@@ -5,6 +5,7 @@ use super::{
     app::{App, Loaded},
     error::ApiError,
     grammar::Grammar,
+    metrics::OpenAnswer,
     text::{TextStream, Token},
 };
 use dsrun_engine::{EngineError, FinishReason, Request, SamplingOptions, service::TokenStream};
@@ -144,7 +145,7 @@ impl Job {
                 ended: false,
             });
         }
-        app.metrics.answers_open.add(1);
+        let answer = OpenAnswer::new(app.metrics.clone());
         let shared = app.clone();
         let pieces = choices.into_iter().map(|choice| {
             let app = shared.clone();
@@ -159,7 +160,7 @@ impl Job {
             prompt_tokens: self.prompts.iter().map(Vec::len).sum(),
             tokens: 0,
             started,
-            ended: false,
+            answer,
             app: app.clone(),
         })
     }
@@ -230,7 +231,7 @@ pub(crate) struct Answers {
     prompt_tokens: usize,
     tokens: usize,
     started: Instant,
-    ended: bool,
+    answer: OpenAnswer,
     app: Arc<App>,
 }
 
@@ -240,7 +241,7 @@ impl Answers {
     /// # Errors
     /// If the engine failed, or it took too long. Nothing comes after an error.
     pub(crate) async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
-        if self.ended {
+        if self.answer.has_ended() {
             return None;
         }
         let limit = self.app.limits.answer;
@@ -251,11 +252,11 @@ impl Answers {
         match &piece {
             Some(Ok(_)) => self.tokens += 1,
             Some(Err(_)) => {
-                self.ended = true;
+                self.answer.end();
                 self.open.clear();
             }
             None => {
-                self.ended = true;
+                self.answer.end();
                 self.app.metrics.answer.record(self.started.elapsed());
             }
         }
@@ -265,16 +266,6 @@ impl Answers {
     /// What was used so far.
     pub(crate) fn usage(&self) -> Usage {
         Usage::new(self.prompt_tokens, self.tokens)
-    }
-}
-
-impl Drop for Answers {
-    fn drop(&mut self) {
-        self.app.metrics.answers_open.take(1);
-        // Whoever drops answers that have not ended has lost the client.
-        if !self.ended {
-            self.app.metrics.disconnects.add(1);
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     fmt::{Display, Write},
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -74,6 +74,8 @@ pub(crate) struct Metrics {
     pub(crate) answers_open: Count,
     /// Answers whose client went before their end.
     pub(crate) disconnects: Count,
+    /// Texts turned into vectors.
+    pub(crate) embeddings: Count,
     pub(crate) connections_open: Count,
     pub(crate) connections_refused: Count,
     pub(crate) panics: Count,
@@ -107,6 +109,7 @@ impl Metrics {
                 "Clients that went before their answer's end.",
                 &self.disconnects,
             ),
+            ("dsrun_embeddings_total", "counter", "Texts turned into vectors.", &self.embeddings),
             ("dsrun_connections_open", "gauge", "Connections.", &self.connections_open),
             (
                 "dsrun_connections_refused_total",
@@ -134,6 +137,38 @@ impl Metrics {
             page.engine(&engine.statistics());
         }
         page.text
+    }
+}
+
+/// An answer under way. Dropped before its end, it has lost its client.
+#[derive(Debug)]
+pub(crate) struct OpenAnswer {
+    metrics: Arc<Metrics>,
+    ended: bool,
+}
+
+impl OpenAnswer {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        metrics.answers_open.add(1);
+        Self { metrics, ended: false }
+    }
+
+    /// It is complete, or was broken off by the server.
+    pub(crate) fn end(&mut self) {
+        self.ended = true;
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended
+    }
+}
+
+impl Drop for OpenAnswer {
+    fn drop(&mut self) {
+        self.metrics.answers_open.take(1);
+        if !self.ended {
+            self.metrics.disconnects.add(1);
+        }
     }
 }
 

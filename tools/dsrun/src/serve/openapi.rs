@@ -4,6 +4,7 @@ use super::{
     api::{
         chat::{ChatChunk, ChatCompletion, ChatRequest},
         completions::{Completion, CompletionRequest},
+        embeddings::{EmbeddingList, EmbeddingRequest},
         models::{ModelCard, ModelList},
         tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse},
     },
@@ -92,6 +93,14 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                 (json, reference::<Completion>(schemas)),
                 (events, reference::<Completion>(schemas)),
             ],
+            guarded: true,
+        },
+        Operation {
+            method: "post",
+            path: "/v1/embeddings",
+            summary: "Turns texts into vectors.",
+            request: Some(reference::<EmbeddingRequest>(schemas)),
+            answers: vec![(json, reference::<EmbeddingList>(schemas))],
             guarded: true,
         },
         Operation {

@@ -4,8 +4,8 @@
 //! clearly more to do than the others; else to the one with the least to do.
 
 use dsrun_engine::{
-    Request, RequestLimits, Statistics,
-    service::{Handle, ServiceError, ServicePhase, TokenStream},
+    EmbeddingRequest, Request, RequestLimits, Statistics,
+    service::{Handle, PendingEmbedding, ServiceError, ServicePhase, TokenStream},
 };
 use futures_util::future::{join_all, select_all};
 use std::{
@@ -39,13 +39,25 @@ impl Replicas {
     /// # Errors
     /// As [`Handle::submit`].
     pub(crate) fn submit(&self, request: Request) -> Result<TokenStream, ServiceError> {
+        self.choose(&request.prompt).submit(request)
+    }
+
+    /// Hands a request for a vector to one of them.
+    ///
+    /// # Errors
+    /// As [`Handle::embed`].
+    pub(crate) fn embed(&self, request: EmbeddingRequest) -> Result<PendingEmbedding, ServiceError> {
+        self.choose(&request.tokens).embed(request)
+    }
+
+    /// The engine for a prompt.
+    fn choose(&self, prompt: &[u32]) -> &Handle {
         let [engine] = self.engines.as_slice() else {
             let loads: Vec<usize> = self.engines.iter().map(load).collect();
-            let chosen =
-                self.seen.lock().unwrap_or_else(PoisonError::into_inner).choose(&request.prompt, &loads);
-            return self.engines[chosen].submit(request);
+            let chosen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).choose(prompt, &loads);
+            return &self.engines[chosen];
         };
-        engine.submit(request)
+        engine
     }
 
     /// What a request has to keep to.

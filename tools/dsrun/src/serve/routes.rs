@@ -10,6 +10,7 @@ use super::{
     chat::{self, chat},
     completions::completions,
     connections::Peer,
+    embeddings::embeddings,
     error::ApiError,
     openapi::openapi,
     page,
@@ -34,6 +35,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
+        .route("/v1/embeddings", post(embeddings))
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
         .route("/tokenize", post(tokenize))

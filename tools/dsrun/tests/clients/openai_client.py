@@ -125,6 +125,21 @@ def tools(client, model):
     assert free.choices[0].message.content is not None, free
 
 
+def vectors(client, model):
+    texts = ["Paris", "London", "Paris"]
+    answer = client.embeddings.create(model=model, input=texts)
+    assert [item.index for item in answer.data] == [0, 1, 2] and answer.usage.prompt_tokens == 16, answer.usage
+    first, second, third = (item.embedding for item in answer.data)
+    assert abs(sum(value * value for value in first) - 1) < 1e-5 and first == third and first != second
+    # The client asks for base64 unless it is told otherwise.
+    plain = client.embeddings.create(model=model, input=texts, encoding_format="float")
+    assert all(abs(a - b) < 1e-6 for a, b in zip(first, plain.data[0].embedding, strict=True))
+    last = client.embeddings.create(model=model, input=[[1, 2, 3]], extra_body={"pooling": "last"})
+    assert len(last.data[0].embedding) == len(first)
+    error = fails(openai.BadRequestError, lambda: client.embeddings.create(model=model, input=texts, dimensions=2))
+    assert error.param == "dimensions", error
+
+
 def errors(client, model):
     ask = dict(model=model, messages=QUESTION)
     error = fails(openai.BadRequestError, lambda: client.chat.completions.create(**ask, temperature=-1))
@@ -151,7 +166,7 @@ async def many(url, key, model):
 def main(url, key, model):
     url = f"{url}/v1"
     client = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120)
-    for part in [answers, errors, probabilities, forms, tools]:
+    for part in [answers, errors, probabilities, forms, tools, vectors]:
         part(client, model)
         print(f"{part.__name__}: ok")
     asyncio.run(many(url, key, model))

@@ -1,11 +1,16 @@
 //! Answers, whole and in pieces.
 
-use super::support::{MODEL, completion, question, start, with};
+use super::{
+    model,
+    support::{MODEL, completion, question, start, with},
+};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use hyper::Method;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+const EMBEDDINGS: &str = "/v1/embeddings";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_is_answered_in_openais_form() {
@@ -122,6 +127,48 @@ async fn choices_of_a_stream_are_told_apart() {
         assert_eq!(whole["choices"][index]["message"]["content"], text);
         assert_eq!(own().filter(|choice| !choice["finish_reason"].is_null()).count(), 1);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_become_vectors() {
+    let server = start().await;
+    let request = json!({"model": MODEL, "input": ["abc", "abd", "abc"]});
+    let answer = server.served(EMBEDDINGS, &request).await;
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!(MODEL)));
+    assert_eq!(answer["usage"], json!({"prompt_tokens": 9, "total_tokens": 9}));
+    let vectors: Vec<Vec<f64>> = (0..3)
+        .map(|index| {
+            let item = &answer["data"][index];
+            assert_eq!((&item["object"], &item["index"]), (&json!("embedding"), &json!(index)));
+            serde_json::from_value(item["embedding"].clone()).expect("numbers")
+        })
+        .collect();
+    let product =
+        |a: usize, b: usize| -> f64 { vectors[a].iter().zip(&vectors[b]).map(|(a, b)| a * b).sum() };
+    assert!((product(0, 0) - 1.0).abs() < 1e-5 && (product(0, 2) - 1.0).abs() < 1e-5);
+    assert!(product(0, 1) < 0.999, "{}", product(0, 1));
+
+    // As tokens, in base64, a long one that takes many steps, and the last token instead of the mean.
+    let tokens = json!({"model": MODEL, "input": [[97, 98, 99]], "encoding_format": "base64"});
+    let written = server.served(EMBEDDINGS, &tokens).await;
+    let bytes =
+        BASE64_STANDARD.decode(written["data"][0]["embedding"].as_str().expect("a text")).expect("base64");
+    let values: Vec<f64> =
+        bytes.as_chunks::<4>().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect();
+    assert_eq!(values.len(), vectors[0].len());
+    assert!(values.iter().zip(&vectors[0]).all(|(a, b)| (a - b).abs() < 1e-6));
+    let long = json!({"model": MODEL, "input": "x".repeat(model::CONTEXT)});
+    assert_eq!(server.served(EMBEDDINGS, &long).await["usage"]["total_tokens"], model::CONTEXT);
+    let last = with(request, json!({"pooling": "last"}));
+    assert_ne!(server.served(EMBEDDINGS, &last).await["data"][0], answer["data"][0]);
+    // A control token in a text is text.
+    let control = json!({"model": MODEL, "input": "<|im_end|>"});
+    assert_eq!(server.served(EMBEDDINGS, &control).await["usage"]["total_tokens"], 10);
+
+    assert_eq!(server.metric("dsrun_embeddings_total").await, 9.0);
+    assert_eq!(server.metric("dsrun_generated_tokens_total").await, 0.0);
+    assert_eq!(server.metric("dsrun_kv_blocks_in_use").await, 0.0);
+    assert_eq!(server.metric("dsrun_answers_open").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

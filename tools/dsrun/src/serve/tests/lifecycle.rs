@@ -1,6 +1,6 @@
 //! Clients that go, queues that fill, servers that end, requests that panic.
 
-use super::support::{PATIENCE, Running, Setup, completion, start, start_with, with};
+use super::support::{MODEL, PATIENCE, Running, Setup, completion, start, start_with, with};
 use crate::serve::{ServeSettings, Server, routes::around, server};
 use axum::{Router, routing::get};
 use hyper::Method;
@@ -35,6 +35,14 @@ async fn who_leaves_takes_the_request_along() {
         "4000 tokens take longer"
     );
     server.reaches("dsrun_disconnects_total", 2.0).await;
+    server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
+    // And who waits for vectors.
+    let texts = vec!["a".repeat(4000); 64];
+    let request = json!({"model": MODEL, "input": texts});
+    let waiting = server.client.send(Method::POST, "/v1/embeddings", Some(&request));
+    assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err(), "64 texts take longer");
+    server.reaches("dsrun_disconnects_total", 3.0).await;
+    server.reaches("dsrun_requests_running", 0.0).await;
     server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
 }
 

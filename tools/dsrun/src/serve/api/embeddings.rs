@@ -1,0 +1,83 @@
+//! `/v1/embeddings`.
+
+use super::completions::Prompts;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Texts to turn into vectors.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EmbeddingRequest {
+    /// The model, by the name that /v1/models lists.
+    pub(crate) model: String,
+    /// One or several texts, as texts or as tokens.
+    pub(crate) input: Prompts,
+    /// How vectors are written: as numbers, if not given.
+    #[serde(default)]
+    pub(crate) encoding_format: Option<EncodingFormat>,
+    /// What stands for a text: the mean over its tokens, if not given.
+    #[serde(default)]
+    pub(crate) pooling: Option<Pooling>,
+    /// Requests of a higher priority run before those of a lower one.
+    #[serde(default)]
+    pub(crate) priority: Option<i32>,
+    /// Who asks. Nothing depends on it.
+    #[serde(default)]
+    #[expect(dead_code, reason = "clients send it, and nothing depends on it")]
+    pub(crate) user: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EncodingFormat {
+    /// Numbers.
+    #[default]
+    Float,
+    /// The base64 of 32-bit floats, little-endian.
+    Base64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Pooling {
+    /// The mean over the text's tokens.
+    #[default]
+    Mean,
+    /// The text's last token.
+    Last,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct EmbeddingList {
+    /// `list`.
+    pub(crate) object: &'static str,
+    pub(crate) model: String,
+    pub(crate) data: Vec<Embedding>,
+    pub(crate) usage: EmbeddingUsage,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct Embedding {
+    /// `embedding`.
+    pub(crate) object: &'static str,
+    /// Of the text, in the order of the request.
+    pub(crate) index: usize,
+    /// A vector of length 1.
+    pub(crate) embedding: Vector,
+}
+
+/// How a vector is written.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum Vector {
+    Numbers(Vec<f32>),
+    Base64(String),
+}
+
+/// How many tokens a request took.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct EmbeddingUsage {
+    pub(crate) prompt_tokens: usize,
+    /// The same.
+    pub(crate) total_tokens: usize,
+}

@@ -1,0 +1,80 @@
+//! `/v1/embeddings`.
+
+use super::{
+    api::embeddings::{
+        Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage, EncodingFormat, Pooling, Vector,
+    },
+    app::App,
+    body::read_json,
+    completions::encode,
+    error::ApiError,
+    metrics::OpenAnswer,
+};
+use axum::{Json, body::Body, extract::State, http::Request};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use std::{sync::Arc, time::Instant};
+use tokio::time::timeout_at;
+
+/// The most texts of a request. OpenAI's number.
+const MAX_INPUTS: usize = 2048;
+/// Texts of a request that wait or run at a time, so that a large request leaves the queue to others.
+const SIDE_BY_SIDE: usize = 32;
+
+pub(crate) async fn embeddings(
+    State(app): State<Arc<App>>,
+    request: Request<Body>,
+) -> Result<Json<EmbeddingList>, ApiError> {
+    let loaded = app.ready()?;
+    let request: EmbeddingRequest = read_json(request, app.limits.body).await?;
+    app.check_model(&request.model)?;
+    let started = Instant::now();
+    let EmbeddingRequest { input, encoding_format, pooling, priority, .. } = request;
+    let tokenizer = loaded.clone();
+    // What is embedded is data: a control token in it is a text like any other.
+    let inputs = app.blocking(move || encode(&input, &tokenizer, "input", false)).await?;
+    if inputs.is_empty() {
+        return Err(ApiError::field("input", "is empty: there is nothing to embed"));
+    }
+    if inputs.len() > MAX_INPUTS {
+        return Err(ApiError::field("input", format!("at most {MAX_INPUTS} texts")));
+    }
+    if let Some(empty) = inputs.iter().position(Vec::is_empty) {
+        return Err(ApiError::field(format!("input[{empty}]"), "is empty: there is nothing to embed"));
+    }
+    let pooling = match pooling.unwrap_or_default() {
+        Pooling::Mean => dsrun_engine::Pooling::Mean,
+        Pooling::Last => dsrun_engine::Pooling::Last,
+    };
+    let prompt_tokens = inputs.iter().map(Vec::len).sum();
+    // Dropped before its end, it has lost its client; so have the vectors, which are cancelled then.
+    let mut answer = OpenAnswer::new(app.metrics.clone());
+    let vector = |tokens| {
+        let request = dsrun_engine::EmbeddingRequest { tokens, pooling, priority: priority.unwrap_or(0) };
+        let loaded = loaded.clone();
+        async move { loaded.engine.embed(request)?.await }
+    };
+    let vectors = stream::iter(inputs.into_iter().map(vector)).buffered(SIDE_BY_SIDE).try_collect::<Vec<_>>();
+    let limit = app.limits.answer;
+    let vectors = timeout_at((started + limit).into(), vectors).await;
+    answer.end();
+    let vectors = vectors.map_err(|_| ApiError::too_slow(limit))?.map_err(|error| app.refused(&error))?;
+    app.metrics.embeddings.add(vectors.len() as u64);
+    app.metrics.answer.record(started.elapsed());
+    let written = |(index, vector): (usize, Vec<f32>)| {
+        let embedding = match encoding_format.unwrap_or_default() {
+            EncodingFormat::Float => Vector::Numbers(vector),
+            EncodingFormat::Base64 => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+                Vector::Base64(BASE64_STANDARD.encode(bytes))
+            }
+        };
+        Embedding { object: "embedding", index, embedding }
+    };
+    Ok(Json(EmbeddingList {
+        object: "list",
+        model: app.name.clone(),
+        data: vectors.into_iter().enumerate().map(written).collect(),
+        usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
+    }))
+}
