@@ -160,6 +160,11 @@ pub fn kernel_specs(call: &CallDesc, machine: &Machine) -> Result<Vec<KernelSpec
     Ok(recipe(call, machine)?.kernels)
 }
 
+/// The kernel that brings a few words between host and device.
+pub fn copy_kernel() -> KernelSpec {
+    KernelSpec::new("copy/copy.cu", "copy", [])
+}
+
 /// Kernels count in signed 32 bits per dimension and 64 bits in all; grids have at most 2^31 blocks.
 fn check_sizes(call: &CallDesc) -> Result<()> {
     let check =
@@ -212,7 +217,7 @@ fn type_or_f32(call: &CallDesc, index: usize) -> Result<&'static str> {
 }
 
 /// Threads of a block of kernels over planes.
-const THREADS: usize = 256;
+pub(crate) const THREADS: usize = 256;
 
 /// Elements that a thread of a wide kernel takes at a time.
 const WIDE: usize = 8;

@@ -28,6 +28,7 @@ const UNITS: &[Unit] = &[
     unit!("elementwise/rope.cu"),
     unit!("norm/norm.cu"),
     unit!("cache/cache.cu"),
+    unit!("copy/copy.cu"),
     unit!("step/step.cu"),
     unit!("sampling/logits.cu"),
     unit!("sampling/argmax.cu"),

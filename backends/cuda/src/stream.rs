@@ -2,15 +2,18 @@
 
 use crate::{
     context::{Context, OWN_TIMEOUT, Raw, RawEvent, RawStream},
+    launch::{Function, Parameters, Step},
     memory::CudaBuffer,
+    ops::{THREADS, copy_kernel},
 };
 use cudarc::driver::sys::{self, CUevent};
 use dsrun_core::{
     Code, Error, Result,
-    device::{BufferSlice, Event, MemoryKind, Stream},
+    device::{Buffer, BufferSlice, Event, MemoryKind, Stream},
 };
 use std::{
     any::Any,
+    cell::OnceCell,
     collections::VecDeque,
     ptr,
     sync::{
@@ -24,6 +27,8 @@ use std::{
 const PIECE: usize = 1 << 20;
 /// Pieces in the ring: so many copies are under way while the host fills the next.
 const PIECES: usize = 4;
+/// The most bytes that a kernel copies between host and device.
+const FEW: usize = 32 << 10;
 /// The first driver with the function that reads the time between events: 12.8.
 const TIMED_DRIVER: i32 = 12_080;
 /// Names of calls remembered for messages.
@@ -38,13 +43,22 @@ pub(crate) struct CudaStream {
     staging: Option<(CudaBuffer, Vec<CudaEvent>)>,
     /// The piece in use, and how much of it is full.
     position: (usize, usize),
+    /// The kernel that copies a few words; none where kernels cannot be made.
+    copier: OnceCell<Option<Arc<Function>>>,
     recent: VecDeque<&'static str>,
 }
 
 impl CudaStream {
     pub(crate) fn new(context: Arc<Context>) -> Result<Self> {
         let raw = context.add_stream()?;
-        Ok(Self { context, raw, staging: None, position: (0, 0), recent: VecDeque::new() })
+        Ok(Self {
+            context,
+            raw,
+            staging: None,
+            position: (0, 0),
+            copier: OnceCell::new(),
+            recent: VecDeque::new(),
+        })
     }
 
     /// The stream behind the trait, if it belongs to this handle.
@@ -74,6 +88,29 @@ impl CudaStream {
 
     pub(crate) fn wait_idle(&self, what: &str, timeout: Duration) -> Result<()> {
         self.context.poll(self.raw, what, timeout, &|| self.recently())
+    }
+
+    /// Where the device sees a place of the staging memory.
+    fn seen_by_device(&self, staged: *mut u8) -> u64 {
+        let base = self.staging.as_ref().and_then(|(buffer, _)| Some((buffer.host()?, buffer.pointer)));
+        base.map_or(0, |(host, pointer)| pointer + (staged.addr() - host.addr()) as u64)
+    }
+
+    /// Copies a few words between pinned memory and the device by a kernel; whether it did.
+    fn copy_few(&mut self, to: u64, from: u64, bytes: usize) -> Result<bool> {
+        let words = size_of::<u32>();
+        let whole = (to | from).is_multiple_of(words as u64) && bytes.is_multiple_of(words);
+        if !whole || bytes == 0 || bytes > FEW {
+            return Ok(false);
+        }
+        let Some(function) = self.copier.get_or_init(|| self.context.function(&copy_kernel()).ok()) else {
+            return Ok(false);
+        };
+        let count = bytes / words;
+        let parameters = Parameters::default().size(count).address(from).address(to);
+        let step = Step::kernel(function, [count.div_ceil(THREADS), 1, 1], THREADS, parameters);
+        let context = self.context.clone();
+        step.map_or(Ok(()), |step| step.enqueue(&context, self)).map(|()| true)
     }
 
     /// Takes up to `wanted` bytes of staging memory: host address and length. Waits for the copy that used them before.
@@ -123,13 +160,14 @@ impl Stream for CudaStream {
         while !rest.is_empty() {
             let (staged, bytes) = self.stage(rest.len())?;
             let (now, later) = rest.split_at(bytes);
-            // SAFETY: `staged` is `bytes` of pinned memory that no copy under way uses; the destination was checked. Both
-            // live until the copy is done: the buffer's free is ordered behind it.
-            let status = unsafe {
-                ptr::copy_nonoverlapping(now.as_ptr(), staged, bytes);
-                sys::cuMemcpyHtoDAsync_v2(to, staged.cast(), bytes, self.raw.0)
-            };
-            self.context.check(status, "uploading")?;
+            // SAFETY: `staged` is `bytes` of pinned memory that no copy under way uses.
+            unsafe { ptr::copy_nonoverlapping(now.as_ptr(), staged, bytes) };
+            if !self.copy_few(to, self.seen_by_device(staged), bytes)? {
+                // SAFETY: the destination was checked. Both live until the copy is done: the buffer's free is ordered
+                // behind it.
+                let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, staged.cast(), bytes, self.raw.0) };
+                self.context.check(status, "uploading")?;
+            }
             (rest, to) = (later, to + bytes as u64);
         }
         Ok(())
@@ -163,13 +201,17 @@ impl Stream for CudaStream {
 
     fn copy(&mut self, source: &BufferSlice, destination: &BufferSlice) -> Result<()> {
         equal_lengths(source.bytes, destination.bytes)?;
-        let (_from, from) = CudaBuffer::locate(source, &self.context).map_err(|e| e.at("source"))?;
-        let (_to, to) = CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
+        let (source_buffer, from) = CudaBuffer::locate(source, &self.context).map_err(|e| e.at("source"))?;
+        let (buffer, to) = CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
         if source.overlaps(destination) {
             return Err(Error::invalid("overlaps the source").at("destination"));
         }
         self.context.enter()?;
         if source.bytes == 0 {
+            return Ok(());
+        }
+        let pinned = source_buffer.kind() == MemoryKind::Pinned || buffer.kind() == MemoryKind::Pinned;
+        if pinned && self.copy_few(to, from, source.bytes)? {
             return Ok(());
         }
         // SAFETY: both ranges were checked, and stay as long as the copy runs.

@@ -26,7 +26,7 @@ use dsrun_core::{
 use dsrun_cuda::{
     KernelSpec, Machine,
     compiler::{Cache, Compiler},
-    kernel_specs,
+    copy_kernel, kernel_specs,
     library::Library,
 };
 use std::{collections::HashSet, path::Path};
@@ -356,6 +356,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         .iter()
         .flat_map(|call| machines.map(|machine| kernel_specs(call, &machine).unwrap()))
         .flatten()
+        .chain([copy_kernel()])
         .collect()
 }
 
