@@ -18,6 +18,7 @@ use crate::{
     request::{Constraint, Request, RequestId, RequestIds, RequestLimits},
     sampling::SamplingOptions,
     schedule::{Capacity, Entry, Key, Scheduler, StepPlan},
+    speculation::PromptLookup,
     statistics::Statistics,
     swap::SwapSpace,
     table::RequestTable,
@@ -58,6 +59,8 @@ struct Running {
     constraint: Option<Box<dyn Constraint>>,
     /// What sums up its hidden states, if it is a request for a vector.
     pooler: Option<Pooler>,
+    /// Proposes its next tokens, if it speculates.
+    lookup: Option<PromptLookup>,
 }
 
 /// A step under way.
@@ -65,7 +68,7 @@ struct Running {
 struct Flight {
     /// Its tokens.
     parcel: Parcel,
-    /// Whose they are. A request that has ended meanwhile gets none.
+    /// Whose they are, row by row. A request that has ended meanwhile gets none.
     requests: Vec<Key>,
     /// Those of them whose logits are sent along.
     logits: Vec<usize>,
@@ -263,6 +266,9 @@ impl Engine {
         limits.check(&request)?;
         let limit = limits.most_tokens(&request);
         let Request { prompt, sampling, stop_ids, ignore_end, priority, constraint, .. } = request;
+        // Penalties count the tokens before, and a constraint has to accept them: both would need to know which are right.
+        let speculates = constraint.is_none() && !sampling.penalises();
+        let speculation = self.plan.options.speculation.filter(|_| speculates);
         let key = self.scheduler.add(Entry {
             prompt: as_i32(&prompt).collect(),
             limit,
@@ -280,6 +286,7 @@ impl Engine {
                 top: request.top_log_probabilities,
                 constraint,
                 pooler: None,
+                lookup: speculation.map(|speculation| PromptLookup::new(speculation.tokens())),
             },
         });
         self.keys.insert(id, key);

@@ -16,13 +16,14 @@ pub(crate) struct StepInputs {
     ids: Vec<i32>,
     rows: Vec<i32>,
     row_requests: Vec<i32>,
+    commits: Vec<i32>,
     tokens: usize,
 }
 
 impl StepInputs {
     pub(crate) fn clear(&mut self) {
-        let Self { requests, lengths, sources, ids, rows, row_requests, tokens } = self;
-        for list in [requests, lengths, sources, ids, rows, row_requests] {
+        let Self { requests, lengths, sources, ids, rows, row_requests, commits, tokens } = self;
+        for list in [requests, lengths, sources, ids, rows, row_requests, commits] {
             list.clear();
         }
         *tokens = 0;
@@ -51,19 +52,31 @@ impl StepInputs {
         self.tokens += tokens;
     }
 
-    /// The row of the last token so far is wanted, to sample a token for the request in `slot`.
-    pub(crate) fn sample_last(&mut self, slot: usize) {
-        self.want(self.tokens - 1, slot as i32);
+    /// The request that came last brings these tokens too.
+    pub(crate) fn bring_more(&mut self, tokens: &[i32]) {
+        self.ids.extend_from_slice(tokens);
+        self.tokens += tokens.len();
+        if let Some(length) = self.lengths.last_mut() {
+            *length += tokens.len() as i32;
+        }
+    }
+
+    /// The rows of the last `count` tokens so far are wanted, to sample a token behind each for the request in `slot`. If it is
+    /// just one, that is the request's last token from then on; of several the host says so, when it has seen them.
+    pub(crate) fn sample_last(&mut self, slot: usize, count: usize) {
+        let commit = if count == 1 { slot as i32 } else { -1 };
+        (self.tokens - count..self.tokens).for_each(|row| self.want(row, slot as i32, commit));
     }
 
     /// The logits of a row are wanted, and nothing is sampled.
     pub(crate) fn want_logits(&mut self, row: usize) {
-        self.want(row, -1);
+        self.want(row, -1, -1);
     }
 
-    fn want(&mut self, row: usize, request: i32) {
+    fn want(&mut self, row: usize, request: i32, commit: i32) {
         self.rows.push(row as i32);
         self.row_requests.push(request);
+        self.commits.push(commit);
     }
 
     /// The bucket of the step.
@@ -105,6 +118,7 @@ impl StepInputs {
         write("step_source", 0, &self.sources)?;
         write("prompt_ids", 0, &self.ids)?;
         write("rows", 0, &self.rows)?;
-        write("row_request", 0, &self.row_requests)
+        write("row_request", 0, &self.row_requests)?;
+        write("commit_request", 0, &self.commits)
     }
 }

@@ -28,6 +28,7 @@ mod sampling;
 mod schedule;
 mod score;
 pub mod service;
+mod speculation;
 mod statistics;
 mod swap;
 mod table;
@@ -43,4 +44,5 @@ pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings}
 pub use request::{Constraint, ConstraintError, FinishReason, Request, RequestId, RequestLimits, TokenEvent};
 pub use sampling::SamplingOptions;
 pub use score::{Score, ScoredPosition, log_probability};
+pub use speculation::Speculation;
 pub use statistics::{Histogram, Phase, Statistics};

@@ -91,7 +91,7 @@ impl EnginePlan {
         let limits = Bucket {
             tokens: options.step_tokens,
             sequences: options.max_requests,
-            rows: options.max_requests,
+            rows: (options.max_requests * options.rows_per_request()).min(options.step_tokens),
         };
         let sizes = sizes(limits, fixed);
         size_work_lists(&mut program, device, &sizes)?;

@@ -3,6 +3,7 @@
 use crate::{
     error::{EngineError, Result},
     passes::quantize::{Calibration, Policy},
+    speculation::Speculation,
 };
 use dsrun_core::DType;
 use std::sync::Arc;
@@ -67,6 +68,10 @@ pub struct EngineOptions {
     /// host sees in a token (a stop string) then computes one token too many, which is dropped. Without it every token is
     /// read before the next step is launched.
     pub launch_ahead: bool,
+    /// How tokens are proposed that the model checks several at a time; not at all if absent. Answers are the same. Steps sample
+    /// up to as many more rows, which takes memory for their logits. Requests with penalties or a constraint go without, and all
+    /// do until they have their [fewest tokens](crate::Request::min_tokens).
+    pub speculation: Option<Speculation>,
     /// How weights are quantised as they are loaded, and activations as they come; not at all if absent.
     pub quantize: Option<Policy>,
     /// What activations are like, for policies that [smooth](Policy::smooth): see [`calibrate`](crate::calibrate).
@@ -95,6 +100,7 @@ impl Default for EngineOptions {
             prefix_cache: true,
             fuse: true,
             launch_ahead: true,
+            speculation: None,
             quantize: None,
             calibration: None,
             ignore_end: false,
@@ -103,6 +109,11 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// Rows that a request samples from in a step, at most.
+    pub(crate) fn rows_per_request(&self) -> usize {
+        1 + self.speculation.map_or(0, Speculation::tokens)
+    }
+
     /// The context, given the model's own limit.
     ///
     /// # Errors
@@ -136,6 +147,9 @@ impl EngineOptions {
         if self.step_tokens < self.max_requests {
             let rule = format!("must be at least max-requests ({}): each brings a token", self.max_requests);
             return Err(EngineError::option("step-tokens", self.step_tokens, rule));
+        }
+        if let Some(speculation) = self.speculation {
+            speculation.validate()?;
         }
         if let Some(policy) = &self.quantize {
             policy.check().map_err(|error| error.in_op("quantize"))?;

@@ -232,6 +232,9 @@ impl Pipeline {
             for event in self.engine.step()? {
                 let Some(index) = indices.get(&event.request).copied() else { continue };
                 let stream = &mut streams[index];
+                if stream.finish.is_some() {
+                    continue; // a stop string came earlier in the same step
+                }
                 let text = stream.push(&event);
                 if stream.finish.is_some() && event.finish.is_none() {
                     self.engine.cancel(event.request); // a stop string came

@@ -55,7 +55,7 @@ impl EnginePlan {
     /// The calls of all steps, without those that are planned alike.
     fn distinct_calls(&self) -> Result<Vec<CallDesc>> {
         let mut calls = HashMap::new();
-        for bucket in buckets(self.limits) {
+        for bucket in buckets(self.limits, self.options.rows_per_request()) {
             for call in describe(&self.program, &sizes(bucket, self.fixed))? {
                 let place = calls.len();
                 calls.entry(plan_key(&call)).or_insert((place, call));
@@ -67,16 +67,16 @@ impl EnginePlan {
     }
 }
 
-/// Every bucket that a step can have: at least a token for each sequence, at most a row.
-fn buckets(limits: Bucket) -> Vec<Bucket> {
+/// Every bucket that a step can have: at least a token for each sequence and each row, at most `rows` of these for a sequence.
+fn buckets(limits: Bucket, rows: usize) -> Vec<Bucket> {
     let up_to = |limit: usize| {
         let powers = (0..usize::BITS).map(|power| 1usize << power).take_while(move |size| *size < limit);
         powers.chain([limit.max(1)])
     };
     let mut buckets = Vec::new();
     for sequences in up_to(limits.sequences) {
-        for rows in up_to(sequences.min(limits.rows)) {
-            let enough = up_to(limits.tokens).filter(|tokens| *tokens >= sequences);
+        for rows in up_to((sequences * rows).next_power_of_two().min(limits.rows)) {
+            let enough = up_to(limits.tokens).filter(|tokens| *tokens >= sequences.max(rows));
             buckets.extend(enough.map(|tokens| Bucket { tokens, sequences, rows }));
         }
     }
@@ -89,13 +89,15 @@ mod tests {
 
     #[test]
     fn every_step_fits_one_of_the_buckets() {
-        let limits = Bucket { tokens: 48, sequences: 6, rows: 6 };
-        let buckets = buckets(limits);
-        for sequences in 1..=limits.sequences {
-            for rows in 1..=sequences {
-                for tokens in sequences..=limits.tokens {
-                    let bucket = Bucket::fitting(tokens, sequences, rows, limits);
-                    assert!(buckets.contains(&bucket), "{bucket:?} for {tokens} {sequences} {rows}");
+        for (each, most) in [(1, 6), (3, 18), (5, 30), (64, 48)] {
+            let limits = Bucket { tokens: 48, sequences: 6, rows: most };
+            let buckets = buckets(limits, each);
+            for sequences in 1..=limits.sequences {
+                for rows in 1..=(sequences * each).min(most) {
+                    for tokens in sequences.max(rows)..=limits.tokens {
+                        let bucket = Bucket::fitting(tokens, sequences, rows, limits);
+                        assert!(buckets.contains(&bucket), "{bucket:?} for {tokens} {sequences} {rows}");
+                    }
                 }
             }
         }

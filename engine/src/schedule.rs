@@ -10,6 +10,8 @@
 //!    first (see [`Entry::waits`]) is left out of a step that is launched before that, and the others go on.
 //! 3. **Prompts** fill the rest of the step's budget (Dynamic SplitFuse). The first gets half of it, so that it is not
 //!    starved; the other half goes to the others, the shortest first, so that they are not starved by the first.
+//! 4. **Drafts.** What is proposed to follow a request's tokens takes what is left of the budget, and of the pages: it may come
+//!    to nothing. A request with a draft waits for the host as in 2.
 //!
 //! Pages are taken as sequences grow. If none is left, a request takes those of the last in the order that is behind it, which
 //! waits again: its tokens are computed once more when it comes back, or its pages are swapped to host memory meanwhile.
@@ -154,12 +156,25 @@ impl<T> Scheduler<T> {
         sequence.filter(|sequence| sequence.arrival == key.arrival)
     }
 
-    /// Takes the token that a part of an earlier step sampled.
-    pub(crate) fn took(&mut self, key: Key, token: i32) {
-        let Some(sequence) = self.get_mut(key) else { return };
+    /// Takes what a part of an earlier step sampled, row by row, as long as it is right: a row behind a token that was proposed
+    /// is right if that token is the one that was sampled. Returns how many are; at least the first.
+    pub(crate) fn took(&mut self, key: Key, sampled: impl IntoIterator<Item = i32>) -> usize {
+        let Some(sequence) = self.get_mut(key) else { return 0 };
+        let before = sequence.tokens.len();
+        let mut proposed = std::mem::take(&mut sequence.draft).into_iter();
+        for token in sampled {
+            sequence.tokens.push(token);
+            if proposed.next() != Some(token) {
+                break;
+            }
+        }
         sequence.unread -= 1;
-        sequence.tokens.push(token);
+        // What was proposed in vain is in the cache too, to be written over.
+        let right = sequence.tokens.len() + sequence.unread - 1;
+        sequence.computed = sequence.computed.min(right);
+        let count = sequence.tokens.len() - before;
         self.identify(key);
+        count
     }
 
     /// Ends a sequence, and gives what it had. Its place and pages are free at once.
@@ -230,6 +245,7 @@ impl<T> Scheduler<T> {
         self.admit(plan);
         self.plan_generation(plan);
         self.plan_prompts(plan);
+        self.plan_drafts(plan);
         // Pages are copied out before any is copied in, so these must not be copied to in the same step.
         self.host_pages.extend(plan.swap_in.iter().map(|(host_page, _)| host_page));
     }
@@ -351,16 +367,18 @@ impl<T> Scheduler<T> {
         while let Some(key) = self.running.get(index).copied() {
             index += 1;
             let Some(sequence) = self.get(key) else { continue };
-            if sequence.left() == 0 || (sequence.waits && sequence.unread > 0) {
+            if sequence.left() == 0 || sequence.waits() {
                 continue;
             }
-            if !sequence.generates() {
+            // The host knows its last token, if the device does not.
+            let from = (!sequence.generates()).then_some(sequence.computed);
+            if from.is_some() && sequence.unprocessed() != 1 {
                 self.prompts.push((key, 0));
                 continue;
             }
             let end = sequence.computed + 1;
             if plan.tokens < self.capacity.tokens && self.grow(key, end, plan) == end {
-                self.add_part(key, 1, None, plan);
+                self.add_part(key, 1, from, plan);
             }
         }
     }
@@ -401,6 +419,36 @@ impl<T> Scheduler<T> {
         self.prompts = prompts;
     }
 
+    /// Drafts take what is left of the step, in order. Nobody yields a page to one, and one is left to each that runs.
+    fn plan_drafts(&mut self, plan: &mut StepPlan) {
+        for index in 0..plan.parts.len() {
+            let Part { key, tokens, samples, .. } = plan.parts[index];
+            let Some(sequence) = self.get(key) else { continue };
+            if samples == 0 || sequence.draft.is_empty() {
+                continue;
+            }
+            let spare = self.pages.available().saturating_sub(self.active);
+            let slots = (sequence.pages.len() + spare) * self.capacity.block_size;
+            let computed = sequence.computed;
+            let most = sequence.left().min(self.capacity.tokens - plan.tokens).min(slots - computed);
+            let count = sequence.draft.len().min(most);
+            self.grow(key, computed + count, plan);
+            let Some(sequence) = self.get_mut(key) else { continue };
+            sequence.draft.truncate(count);
+            if count == 0 {
+                continue;
+            }
+            sequence.computed += count;
+            // The device hears of its last token from the host.
+            sequence.current = false;
+            let part = &mut plan.parts[index];
+            part.from.get_or_insert(computed - tokens);
+            part.tokens += count;
+            part.samples += count;
+            plan.tokens += count;
+        }
+    }
+
     fn add_part(&mut self, key: Key, tokens: usize, from: Option<usize>, plan: &mut StepPlan) {
         let step = self.step;
         let Some(sequence) = self.get_mut(key) else { return };
@@ -412,7 +460,7 @@ impl<T> Scheduler<T> {
             sequence.current = true;
         }
         plan.tokens += tokens;
-        plan.parts.push(Part { key, tokens, from, samples });
+        plan.parts.push(Part { key, tokens, from, samples: usize::from(samples) });
         self.identify(key);
     }
 

@@ -97,6 +97,15 @@ impl RequestTable {
         self.changed.push(range);
     }
 
+    /// Sets a row's length where the device counts tokens that were proposed in vain.
+    pub(crate) fn rewind(&mut self, slot: usize, length: usize) {
+        let range = self.range(0, slot);
+        if self.copy[range.start] != length as u32 {
+            self.copy[range.start] = length as u32;
+            self.changed.push(range);
+        }
+    }
+
     /// Notes that the device advances a row's length by itself.
     pub(crate) fn advance(&mut self, slot: usize, tokens: usize) {
         let range = self.range(0, slot);

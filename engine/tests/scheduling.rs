@@ -9,7 +9,9 @@
 mod support;
 
 use dsrun_core::device::Device;
-use dsrun_engine::{Engine, EngineOptions, EnginePlan, Request, RequestId, SamplingOptions, TokenEvent};
+use dsrun_engine::{
+    Engine, EngineOptions, EnginePlan, Request, RequestId, SamplingOptions, Speculation, TokenEvent,
+};
 use dsrun_models::model::Model;
 use rstest::rstest;
 use std::{collections::HashMap, sync::Arc};
@@ -17,8 +19,9 @@ use support::{device, exact, fixtures, late::LateDevice};
 
 const TOKENS: usize = 24;
 
+/// One whose answers repeat themselves now and then.
 fn model() -> Model {
-    Model::open(fixtures().join("llama3")).unwrap()
+    Model::open(fixtures().join("qwen2_5")).unwrap()
 }
 
 /// Twelve prompts in three families that begin alike.
@@ -99,8 +102,10 @@ fn answers_are_those_given_alone_however_few_pages_there_are(
     #[values(false, true)] prefix_cache: bool,
     #[values(0, 40, 1000)] swap_tokens: usize,
     #[values(64, 100, 2000)] kv_tokens: usize,
+    #[values(None, Some(Speculation::Ngram { tokens: 5 }))] speculation: Option<Speculation>,
 ) {
-    let options = EngineOptions { kv_tokens: Some(kv_tokens), swap_tokens, prefix_cache, ..options(6) };
+    let options =
+        EngineOptions { kv_tokens: Some(kv_tokens), swap_tokens, prefix_cache, speculation, ..options(6) };
     let device = if late { LateDevice::open() } else { device() };
     let mut engine = engine(device, &options);
     let alone = alone();
@@ -110,6 +115,7 @@ fn answers_are_those_given_alone_however_few_pages_there_are(
     let statistics = engine.statistics();
     assert_eq!(statistics.preemptions > 0, kv_tokens < 2000, "{statistics:?}");
     assert_eq!(statistics.prefix_hit_tokens > 0, prefix_cache, "{statistics:?}");
+    assert_eq!(statistics.accepted_tokens > 0, speculation.is_some(), "{statistics:?}");
     assert_eq!((statistics.finished, statistics.generated_tokens), (24, 24 * TOKENS as u64));
 }
 

@@ -14,6 +14,7 @@
 //! | `prompt_ids` | `[?tokens]` | prompt tokens |
 //! | `rows` | `[?rows]` | rows of the step whose logits are wanted |
 //! | `row_request` | `[?rows]` | whose token the row samples; -1: only logits are wanted |
+//! | `commit_request` | `[?rows]` | whose last token the sampled one becomes, no request twice; -1: it is just reported |
 //! | `mask` | u32 `[?rows, ceil(V / 32)]` | tokens that may be sampled; read by `sample_limited` only, and the last input |
 //!
 //! # States
@@ -139,6 +140,7 @@ pub struct DecoderStep {
     work: ValueId,
     rows: ValueId,
     row_request: ValueId,
+    commit_request: ValueId,
     row_positions: ValueId,
     length: ValueId,
     counts: ValueId,
@@ -169,6 +171,7 @@ impl DecoderStep {
         let prompt_ids = input("prompt_ids", &tokens)?;
         let rows = input("rows", &wanted)?;
         let row_request = input("row_request", &wanted)?;
+        let commit_request = input("commit_request", &wanted)?;
         // The last, so that it need not be brought where it is not read.
         let mask = TensorType { dtype: DType::U32, shape: vec![wanted, vocabulary.div_ceil(32).into()] };
         let mask = program.input("mask", mask)?;
@@ -226,6 +229,7 @@ impl DecoderStep {
             work,
             rows,
             row_request,
+            commit_request,
             row_positions,
             length,
             counts,
@@ -345,7 +349,7 @@ impl DecoderStep {
         let processed = program.call(LogitProcess {}, process.into_iter().chain(limits))?;
         let sample = [processed, self.row_request, self.row_positions, self.parameters, self.seeds];
         let [ids, log_probability] = fixed(program.calls(Sample {}, sample.map(Some))?)?;
-        let commit = [self.row_request, ids, self.stop_ids, self.last_token, self.finished, self.counts];
+        let commit = [self.commit_request, ids, self.stop_ids, self.last_token, self.finished, self.counts];
         [self.last_token, self.finished, self.counts] =
             fixed(program.calls(CommitTokens {}, commit.map(Some))?)?;
         Ok([processed, ids, log_probability])

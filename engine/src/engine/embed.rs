@@ -87,6 +87,7 @@ impl Running {
             top: 0,
             constraint: None,
             pooler: Some(pooler),
+            lookup: None,
         }
     }
 

@@ -82,7 +82,7 @@ impl Engine {
                 &last_tokens.slice(slot * size_of::<i32>(), size_of::<i32>())?,
             )?;
             inputs.bring_last(slot);
-            inputs.sample_last(slot);
+            inputs.sample_last(slot, 1);
         }
         let bucket = Bucket::fitting(requests, requests, requests, self.plan.limits);
         let program = &self.plan.program;

@@ -4,7 +4,7 @@ use super::{Engine, Flight, LIMITED, STEP_TIMEOUT, limit::likeliest};
 use crate::{
     compile::{Bucket, CompiledStep, Layout, sizes},
     error::{EngineError, Result},
-    handover::{IN_FLIGHT, LogitRows},
+    handover::{IN_FLIGHT, LogitRows, Sampled},
     inputs::StepInputs,
     load::allocate_shared,
     request::{FinishReason, TokenEvent},
@@ -17,7 +17,8 @@ use std::time::Instant;
 
 impl Engine {
     /// Runs requests on, and gives the tokens of one step: one of every request that generates, or of those whose prompt
-    /// is processed. A step may have none, while prompts are processed in chunks.
+    /// is processed, and behind it those of its draft that are right. A step may have none, while prompts are processed in
+    /// chunks.
     ///
     /// The step behind is launched before the tokens are waited for, if the device is still at work and
     /// [`EngineOptions::launch_ahead`](crate::EngineOptions::launch_ahead) allows it.
@@ -67,14 +68,18 @@ impl Engine {
             let sequence = sequence.ok_or_else(|| Error::internal("a part of a step has no request"))?;
             let chunk = sequence.item.chunk(part, inputs.tokens());
             match part.from {
-                Some(from) => inputs.bring_tokens(sequence.slot, &sequence.tokens[from..from + part.tokens]),
+                Some(from) => {
+                    let known = from..from + part.tokens - part.proposed();
+                    inputs.bring_tokens(sequence.slot, &sequence.tokens[known]);
+                    inputs.bring_more(&sequence.draft[..part.proposed()]);
+                }
                 None => inputs.bring_last(sequence.slot),
             }
             if let Some(chunk) = chunk {
                 chunks.push(chunk);
-            } else if part.samples {
-                inputs.sample_last(sequence.slot);
-                requests.push(part.key);
+            } else {
+                inputs.sample_last(sequence.slot, part.samples);
+                requests.extend(std::iter::repeat_n(part.key, part.samples));
             }
             self.table.advance(sequence.slot, part.tokens);
         }
@@ -135,6 +140,11 @@ impl Engine {
             };
             self.table.grow(sequence.slot, &sequence.pages, *from);
         }
+        for part in &plan.parts {
+            if let (Some(from), Some(sequence)) = (part.from, self.scheduler.get(part.key)) {
+                self.table.rewind(sequence.slot, from);
+            }
+        }
         self.step_plan = plan;
         self.table.upload(&mut *self.stream)
     }
@@ -146,23 +156,42 @@ impl Engine {
         let start = self.took(Phase::Wait, start);
         self.pool(flight.parcel.slot(), &flight.chunks)?;
         let mut events = Vec::with_capacity(sampled.len());
-        for (row, (key, (id, log_probability))) in flight.requests.iter().zip(sampled).enumerate() {
-            let Some(sequence) = self.scheduler.get(*key) else { continue };
-            let (request, top) = (sequence.item.id, sequence.item.top);
+        let mut row = 0;
+        for rows in flight.requests.chunk_by(|a, b| a == b) {
+            let sampled = &sampled[row..row + rows.len()];
+            self.take(flight, row, sampled, &mut events)?;
+            row += rows.len();
+        }
+        for event in events.iter().filter(|event| event.finish.is_some()) {
+            self.end(event.request);
+            self.statistics.finished += 1;
+        }
+        self.statistics.generated_tokens += events.len() as u64;
+        self.count();
+        self.took(Phase::Deliver, start);
+        Ok(events)
+    }
+
+    /// Takes the tokens of a request, sampled from rows of a step from `row` on, as far as they are right and until it ends.
+    fn take(
+        &mut self,
+        flight: &Flight,
+        row: usize,
+        sampled: &[Sampled],
+        events: &mut Vec<TokenEvent>,
+    ) -> Result<()> {
+        let key = flight.requests[row];
+        let right = self.scheduler.took(key, sampled.iter().map(|(id, _)| *id));
+        let before = events.len();
+        for (offset, (id, log_probability)) in sampled[..right].iter().copied().enumerate() {
+            let Some(sequence) = self.scheduler.get_mut(key) else { break };
+            let generated = sequence.generated() - right + offset + 1;
+            let item = &mut sequence.item;
+            let (request, top) = (item.id, item.top);
             let Ok(token) = u32::try_from(id) else {
                 self.fail(request, EngineError::NoToken);
-                continue;
+                break;
             };
-            let mut likely = Vec::new();
-            if let (true, Ok(place)) = (top > 0, flight.logits.binary_search(&row)) {
-                let (bytes, stream) = (self.vocabulary * size_of::<f32>(), &mut *self.stream);
-                let logits = self.handover.logits(&flight.parcel, place, bytes, stream, STEP_TIMEOUT)?;
-                likely = likeliest(&logits, top, (token, log_probability));
-            }
-            self.scheduler.took(*key, id);
-            let Some(sequence) = self.scheduler.get_mut(*key) else { continue };
-            let generated = sequence.generated();
-            let item = &mut sequence.item;
             let finish = if item.ends_with(token, &self.stop_ids) {
                 Some(FinishReason::Stop)
             } else {
@@ -174,18 +203,41 @@ impl Engine {
             };
             if let Err(error) = accepted {
                 self.fail(request, error.into());
-                continue;
+                break;
+            }
+            let mut likely = Vec::new();
+            if let (true, Ok(place)) = (top > 0, flight.logits.binary_search(&(row + offset))) {
+                let (bytes, stream) = (self.vocabulary * size_of::<f32>(), &mut *self.stream);
+                let logits = self.handover.logits(&flight.parcel, place, bytes, stream, STEP_TIMEOUT)?;
+                likely = likeliest(&logits, top, (token, log_probability));
             }
             events.push(TokenEvent { request, token, log_probability, top: likely, finish });
+            if finish.is_some() {
+                break;
+            }
         }
-        for event in events.iter().filter(|event| event.finish.is_some()) {
-            self.end(event.request);
-            self.statistics.finished += 1;
+        if right > 0 {
+            let used = (events.len() - before).saturating_sub(1);
+            self.speculate(key, sampled.len() - 1, used);
         }
-        self.statistics.generated_tokens += events.len() as u64;
-        self.count();
-        self.took(Phase::Deliver, start);
-        Ok(events)
+        Ok(())
+    }
+
+    /// Learns how many of the tokens proposed for a request were right, and proposes more.
+    fn speculate(&mut self, key: Key, proposed: usize, right: usize) {
+        self.statistics.proposed_tokens += proposed as u64;
+        self.statistics.accepted_tokens += right as u64;
+        let Some(sequence) = self.scheduler.get_mut(key) else { return };
+        let generated = sequence.generated();
+        let item = &mut sequence.item;
+        let Some(lookup) = &mut item.lookup else { return };
+        if proposed > 0 {
+            lookup.learn(proposed, right);
+        }
+        // Before that, a token that ends the answer may not be sampled, which differs from row to row.
+        if generated >= item.min_tokens {
+            sequence.draft = lookup.propose(&sequence.tokens);
+        }
     }
 
     /// Enqueues the forward pass of a step.

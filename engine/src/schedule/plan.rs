@@ -7,12 +7,19 @@ use super::Key;
 pub(crate) struct Part {
     /// Whose it is.
     pub(crate) key: Key,
-    /// Tokens it brings.
+    /// Tokens it brings, what is proposed included.
     pub(crate) tokens: usize,
     /// Which of the tokens that the host knows they begin with; `None` if it is the one that the device sampled last.
     pub(crate) from: Option<usize>,
-    /// Whether a token is sampled from its last row.
-    pub(crate) samples: bool,
+    /// How many of its last rows a token is sampled from: none, the last, or that and those of all tokens proposed behind it.
+    pub(crate) samples: usize,
+}
+
+impl Part {
+    /// Tokens of it that are proposed.
+    pub(crate) fn proposed(&self) -> usize {
+        self.samples.saturating_sub(1)
+    }
 }
 
 /// A step, and what has to be done before it. Kept from step to step for its memory.

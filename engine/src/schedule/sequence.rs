@@ -42,9 +42,12 @@ pub(crate) struct Sequence<T> {
     pub(crate) tokens: Vec<i32>,
     /// Tokens of the prompt.
     pub(crate) prompt: usize,
-    /// Tokens whose keys and values are in its pages, steps under way counted as done.
+    /// Tokens whose keys and values are in its pages, steps under way counted as done and what they bring of a draft as right.
     pub(crate) computed: usize,
-    /// Tokens sampled by steps under way.
+    /// Tokens that may follow those the host has seen. A step brings them only when no token is under way that the host has not
+    /// seen; they stay here until its own are read.
+    pub(crate) draft: Vec<i32>,
+    /// Tokens sampled by steps under way; what comes of a draft counts as one.
     pub(crate) unread: usize,
     /// Pages it holds, in order.
     pub(crate) pages: Vec<i32>,
@@ -79,6 +82,7 @@ impl<T> Sequence<T> {
             prompt: prompt.len(),
             tokens: prompt,
             computed: 0,
+            draft: Vec::new(),
             unread: 0,
             pages: Vec::new(),
             slot: 0,
@@ -111,6 +115,11 @@ impl<T> Sequence<T> {
     /// Tokens it may still sample.
     pub(super) fn left(&self) -> usize {
         (self.limit - self.generated()).saturating_sub(self.unread)
+    }
+
+    /// Whether the host has to see what is under way before it can go on.
+    pub(super) fn waits(&self) -> bool {
+        self.unread > 0 && (self.waits || !self.draft.is_empty())
     }
 
     /// Whether all that is missing to sample its next token is its last one, and the device knows it.

@@ -35,6 +35,8 @@ struct Wish {
     limit: usize,
     priority: i32,
     waits: bool,
+    /// Tokens that are proposed at a time.
+    draft: usize,
     /// After how many of its tokens it is cancelled.
     cancelled: Option<usize>,
 }
@@ -46,8 +48,22 @@ struct Simulation {
     host_pages: Vec<Vec<Content>>,
     /// Per slot: pages, length, last token.
     table: Vec<(Vec<i32>, usize, i32)>,
-    flights: VecDeque<Vec<(Key, i32)>>,
+    flights: VecDeque<Vec<(Key, Vec<i32>)>>,
     plan: StepPlan,
+}
+
+/// The last token of a slot that the device was not told.
+const UNKNOWN: i32 = -7;
+
+impl Wish {
+    /// What is proposed to follow so many tokens of the answer: wrong now and then, and beyond its end.
+    fn proposed(&self, after: usize) -> Vec<i32> {
+        let mut tokens = alone(&self.prompt, after + self.draft).split_off(after);
+        if let Some(wrong) = tokens.get_mut((after * 7 + self.limit) % (self.draft + 2)) {
+            *wrong ^= 1;
+        }
+        tokens
+    }
 }
 
 impl Simulation {
@@ -104,9 +120,18 @@ impl Simulation {
         // All parts write before any reads, as calls of a step do.
         for part in &parts {
             let sequence = self.scheduler.get(part.key).unwrap();
-            let (slot, start) = (sequence.slot, self.table[sequence.slot].1);
+            let slot = sequence.slot;
+            // Behind what was proposed in vain.
+            assert!(part.from.is_none_or(|from| from <= self.table[slot].1));
+            let start = part.from.unwrap_or(self.table[slot].1);
+            self.table[slot].1 = start;
+            let known = part.tokens - part.proposed();
             for offset in 0..part.tokens {
-                let token = part.from.map_or(self.table[slot].2, |from| sequence.tokens[from + offset]);
+                let token = match part.from {
+                    None => self.table[slot].2,
+                    Some(from) if offset < known => sequence.tokens[from + offset],
+                    Some(_) => sequence.draft[offset - known],
+                };
                 let position = start + offset;
                 let before = if position == 0 { 0 } else { self.prefix(slot, position - 1) };
                 let page = self.table[slot].0[position / capacity.block_size];
@@ -120,19 +145,30 @@ impl Simulation {
             let slot = sequence.slot;
             let length = self.table[slot].1;
             assert_eq!(length, sequence.computed);
-            // Attention reads everything up to here: it must be this request's own.
+            // Attention reads everything up to here: it must be this request's own, and then what is proposed.
             let wish = &wishes[sequence.item];
-            let mut prefix = 0;
-            for (position, token) in
-                wish.prompt.iter().copied().chain(alone(&wish.prompt, wish.limit)).take(length).enumerate()
-            {
+            let own = wish.prompt.iter().copied().chain(alone(&wish.prompt, wish.limit));
+            let proposed = &sequence.draft[..part.proposed()];
+            assert!(
+                proposed.is_empty() || sequence.unread == 1,
+                "tokens under way stand before what is proposed"
+            );
+            let read = own.take(length - proposed.len()).chain(proposed.iter().copied());
+            let (mut prefix, mut sampled) = (0, Vec::new());
+            for (position, token) in read.enumerate() {
                 prefix = mix(prefix, token);
                 assert_eq!(self.prefix(slot, position), prefix, "request {} at {position}", sequence.item);
+                if position + part.samples >= length {
+                    sampled.push(next_token(prefix));
+                }
             }
-            if part.samples {
-                self.table[slot].2 = next_token(prefix);
-                flight.push((part.key, next_token(prefix)));
+            assert_eq!(sampled.len(), part.samples);
+            match sampled[..] {
+                [] => continue,
+                [token] => self.table[slot].2 = token,
+                _ => self.table[slot].2 = UNKNOWN,
             }
+            flight.push((part.key, sampled));
         }
         self.flights.push_back(flight);
         true
@@ -172,13 +208,16 @@ fn run(capacity: Capacity, wishes: &[Wish]) -> Counts {
             launched || !simulation.flights.is_empty() || simulation.scheduler.is_idle(),
             "nothing runs, and nothing is under way"
         );
-        for (key, token) in simulation.flights.pop_front().unwrap_or_default() {
+        for (key, sampled) in simulation.flights.pop_front().unwrap_or_default() {
             let Some(index) = simulation.scheduler.get(key).map(|sequence| sequence.item) else { continue };
-            simulation.scheduler.took(key, token);
-            answers[index].push(token);
-            if answers[index].len() == wishes[index].limit {
+            let (answer, wish) = (&mut answers[index], &wishes[index]);
+            let right = simulation.scheduler.took(key, sampled.iter().copied());
+            answer.extend_from_slice(&sampled[..right]);
+            if answer.len() == wish.limit {
                 simulation.scheduler.end(key);
                 ended[index] = true;
+            } else if let Some(sequence) = simulation.scheduler.get_mut(key) {
+                sequence.draft = wish.proposed(answer.len());
             }
         }
         if step > arrivals && simulation.scheduler.is_idle() {
@@ -208,7 +247,7 @@ fn capacity(tokens: usize, slots: usize, pages: usize) -> Capacity {
 }
 
 fn wish(prompt: usize, limit: usize) -> Wish {
-    Wish { at: 0, prompt: vec![0; prompt], limit, priority: 0, waits: false, cancelled: None }
+    Wish { at: 0, prompt: vec![0; prompt], limit, priority: 0, waits: false, draft: 0, cancelled: None }
 }
 
 prop_compose! {
@@ -223,7 +262,8 @@ prop_compose! {
             let differs = which.index(prompt);
             let prompt = (0..prompt).map(|index| i32::from(index == differs) + 2).collect();
             let cancelled = (kind % 5 == 0).then(|| which.index(limit));
-            Wish { at, prompt, limit, priority, waits: kind % 3 == 0, cancelled }
+            let draft = [0, 1, 3, 9][usize::from(kind / 64)];
+            Wish { at, prompt, limit, priority, waits: kind % 3 == 0, draft, cancelled }
         }).collect();
         let most = wishes.iter().map(|wish| (wish.prompt.len() + wish.limit - 1).div_ceil(4)).max();
         let pages = most.unwrap_or(0) + extra;
@@ -244,10 +284,13 @@ proptest! {
 #[test]
 fn requests_that_grow_beyond_the_pages_yield_in_order() {
     // Each needs ten pages, there are twelve.
-    let wishes = vec![Wish { prompt: vec![1; 8], ..wish(8, 32) }, Wish { prompt: vec![2; 8], ..wish(8, 32) }];
+    let wishes = [Wish { prompt: vec![1; 8], ..wish(8, 32) }, Wish { prompt: vec![2; 8], ..wish(8, 32) }];
     for host_pages in [0, 12] {
-        let counts = run(Capacity { host_pages, ..capacity(16, 2, 12) }, &wishes);
-        assert!(counts.preemptions > 0);
+        for draft in [0, 5] {
+            let wishes: Vec<Wish> = wishes.iter().map(|wish| Wish { draft, ..wish.clone() }).collect();
+            let counts = run(Capacity { host_pages, ..capacity(16, 2, 12) }, &wishes);
+            assert!(counts.preemptions > 0);
+        }
     }
 }
 
@@ -318,6 +361,49 @@ fn one_that_waits_for_the_host_is_left_out_of_the_step_ahead() {
     add(&mut scheduler, 1, 4, 0);
     assert_eq!(shares(&mut scheduler), [(0, 4), (1, 4)]);
     assert_eq!(shares(&mut scheduler), [(1, 1)]);
-    scheduler.took(waiting, 7);
+    scheduler.took(waiting, [7]);
     assert_eq!(shares(&mut scheduler), [(0, 1), (1, 1)]);
+}
+
+#[test]
+fn drafts_take_what_others_leave_and_wait_for_the_host() {
+    let mut scheduler = Scheduler::new(capacity(16, 4, 200));
+    let first = add(&mut scheduler, 0, 4, 0);
+    let second = add(&mut scheduler, 1, 4, 0);
+    assert_eq!(shares(&mut scheduler), [(0, 4), (1, 4)]);
+    assert_eq!(scheduler.took(first, [5]), 1);
+    assert_eq!(scheduler.took(second, [5]), 1);
+    scheduler.get_mut(first).unwrap().draft = vec![6, 7, 8];
+    scheduler.get_mut(second).unwrap().draft = vec![6; 20];
+    add(&mut scheduler, 2, 8, 0);
+    // A token of each, the prompt, three of the first draft, and what is left for the second: of six only three fit.
+    assert_eq!(shares(&mut scheduler), [(0, 4), (1, 4), (2, 8)]);
+    // Neither is launched ahead of what it has under way, while the other generates.
+    assert_eq!(shares(&mut scheduler), [(2, 1)]);
+    // What is right is kept: up to the first that differs, and what was sampled in its place.
+    assert_eq!(scheduler.took(first, [6, 7, 9, 1]), 3);
+    assert_eq!(scheduler.took(second, [6, 6, 6, 2]), 4);
+    let tokens = |scheduler: &Scheduler<usize>, key| scheduler.get(key).unwrap().tokens[4..].to_vec();
+    assert_eq!(tokens(&scheduler, first), [5, 6, 7, 9]);
+    assert_eq!(tokens(&scheduler, second), [5, 6, 6, 6, 2]);
+    // Never more than the answer may still have: of eight tokens, the first has four and the second five.
+    scheduler.get_mut(first).unwrap().draft = vec![1; 9];
+    scheduler.get_mut(second).unwrap().draft = vec![1; 9];
+    assert_eq!(shares(&mut scheduler), [(0, 4), (1, 3), (2, 1)]);
+}
+
+#[test]
+fn a_draft_takes_no_page_from_anybody() {
+    // Each that runs is left a page for its next token.
+    for (pages, brought) in [(4, 1), (6, 1), (7, 3)] {
+        let mut scheduler = Scheduler::new(capacity(32, 2, pages));
+        let first = add(&mut scheduler, 0, 7, 0);
+        let second = add(&mut scheduler, 1, 7, 0);
+        assert_eq!(shares(&mut scheduler), [(0, 7), (1, 7)]);
+        for key in [first, second] {
+            assert_eq!(scheduler.took(key, [5]), 1);
+        }
+        scheduler.get_mut(first).unwrap().draft = vec![6, 7];
+        assert_eq!(shares(&mut scheduler), [(0, brought), (1, 1)], "{pages} pages");
+    }
 }

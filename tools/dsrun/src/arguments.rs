@@ -3,7 +3,7 @@
 use crate::{commands::bench::Lengths, serve::ServeSettings};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dsrun_engine::{
-    Precision,
+    Precision, Speculation,
     passes::quantize::{Policy, Scheme},
 };
 use serde::{Deserialize, Serialize};
@@ -119,6 +119,12 @@ pub(crate) struct EngineArguments {
     /// Read every token before the next step is launched, to compare.
     #[arg(long)]
     pub(crate) no_launch_ahead: bool,
+    /// Propose tokens and let the model check several in one step: `ngram`, or `ngram:K` for at most K at a time (7), takes what
+    /// followed the last tokens where they stood before. The answer stays the same. Pays where it repeats the prompt or itself
+    /// (code that is edited, quotes, lists) and few requests run; how many are proposed adapts to how many are right. Requests
+    /// with penalties go without.
+    #[arg(long, value_name = "HOW")]
+    pub(crate) speculate: Option<Speculation>,
     /// Quantise weights as they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
     /// `int4g64z_f16`, or a TOML file that says what becomes of which weight.
     #[arg(long, value_name = "POLICY", value_parser = policy)]

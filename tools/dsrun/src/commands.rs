@@ -14,12 +14,19 @@ pub(crate) mod quantize;
 pub(crate) mod serve;
 
 use anyhow::Result;
+use dsrun_engine::Statistics;
 use serde::Serialize;
 use std::io::Write;
 
 /// Prints a value as JSON to standard output.
 fn print_json(value: &impl Serialize) -> Result<()> {
     print(&serde_json::to_string_pretty(value)?)
+}
+
+/// How good the tokens were that were proposed, if any were.
+fn speculated(statistics: &Statistics) -> Option<String> {
+    let Statistics { proposed_tokens: proposed, accepted_tokens: accepted, .. } = statistics;
+    (*proposed > 0).then(|| format!("{accepted} of {proposed} proposed tokens were right"))
 }
 
 /// Prints a line to standard output.

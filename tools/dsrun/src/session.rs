@@ -63,6 +63,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         max_requests: requests,
         fuse: !arguments.no_fuse,
         launch_ahead: !arguments.no_launch_ahead,
+        speculation: arguments.speculate,
         quantize: arguments.quantize.clone(),
         ..default
     }

@@ -97,6 +97,22 @@ fn prompts_come_from_arguments_files_and_standard_input() {
 }
 
 #[test]
+fn tokens_that_are_proposed_change_nothing_but_the_time() {
+    let arguments = ["--raw", "--temperature", "0", "-n", "40", "--json", "the sky the sky the sky"];
+    let [plain, speculating] = [&[][..], &["--speculate", "ngram"]]
+        .map(|more| json(&run(with_tiny("generate", &arguments).args(more)).out));
+    assert_eq!(plain["tokens"], speculating["tokens"]);
+    let told =
+        run(with_tiny("generate", &arguments[..5]).args(["--speculate", "ngram:3", "the sky the sky"]));
+    assert!(told.err.contains("proposed tokens were right"), "{}", told.err);
+    for wrong in ["ngram:0", "ngram:64", "ngram:many", "draft"] {
+        let ran = run(with_tiny("generate", &["--speculate", wrong, "x"]));
+        assert_eq!(ran.code, Some(2), "{wrong}: {}", ran.err);
+        assert!(ran.err.contains("--speculate") && ran.err.contains("`ngram:K`"), "{}", ran.err);
+    }
+}
+
+#[test]
 fn logits_have_the_fields_that_other_engines_are_compared_by() {
     let ran =
         run(with_tiny("logits", &["--tokens", "5,6,7,8", "--top", "3", "--json", "-q", "--dtype", "f32"]));

@@ -1,6 +1,6 @@
 //! `dsrun generate`: continue a prompt.
 
-use super::print_json;
+use super::{print_json, speculated};
 use crate::{
     arguments::Generate,
     input, interrupt,
@@ -43,6 +43,7 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
             print_json(answer)?;
         } else {
             terminal.note(&figures(answer));
+            speculated(pipeline.engine().statistics()).iter().for_each(|line| terminal.note(line));
         }
     }
     Ok(())

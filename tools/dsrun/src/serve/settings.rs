@@ -3,6 +3,7 @@
 use crate::arguments::{Dtype, Weights};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use dsrun_engine::Speculation;
 use serde::{Deserialize, Serialize};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -65,6 +66,11 @@ pub(crate) struct ServeSettings {
     /// Do not keep prompts for later requests that begin alike.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) no_prefix_cache: Option<bool>,
+    /// Propose tokens and let the model check several in one step: `ngram`, or `ngram:K` for at most K at a time (7), takes what
+    /// followed the last tokens where they stood before. Answers stay the same. Pays where they repeat their prompts or themselves
+    /// and few run at a time. Requests with penalties or a form to keep to go without.
+    #[arg(long, value_name = "HOW")]
+    pub(crate) speculate: Option<Speculation>,
     /// Engines side by side, each with the whole model, on one device after the other; 1 if not given.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) replicas: Option<u16>,

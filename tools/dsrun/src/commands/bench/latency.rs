@@ -3,12 +3,12 @@
 use super::{bandwidth::read_bandwidth, load, median, prompt};
 use crate::{
     arguments::Latency,
-    commands::{print, print_json},
+    commands::{print, print_json, speculated},
     session::{engine_options, open_device, open_model},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
-use dsrun_engine::{Bytes, Engine, EnginePlan, Request, SamplingOptions};
+use dsrun_engine::{Bytes, Engine, EnginePlan, Request, RequestId, SamplingOptions};
 use serde::Serialize;
 use std::{collections::HashSet, time::Instant};
 
@@ -29,6 +29,9 @@ struct Figures {
     ms_per_token: f64,
     /// Of all requests together.
     decode_tokens_per_second: f64,
+    /// Of all runs, as the next.
+    proposed_tokens: u64,
+    accepted_tokens: u64,
     /// Weights and KV cache that a step has to read.
     bytes_per_step: u64,
     read_bandwidth_bytes_per_second: f64,
@@ -61,8 +64,9 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         terminal.note(&format!("run {} of {}", repeat + 1, command.repeat));
         runs.push(run_once(&mut engine, command, model.config().vocabulary)?);
     }
-    let first = median(runs.iter().map(|run| run.0).collect());
-    let step = median(runs.iter().map(|run| run.1).collect());
+    let first = median(runs.iter().map(|run| run.first).collect());
+    let step = median(runs.iter().map(|run| run.step).collect());
+    let token = median(runs.iter().map(|run| run.token).collect());
     // Halfway through the answer, for every request.
     let context = (command.prompt + command.generate / 2) as u64;
     let bytes = traffic.weights + traffic.kv_per_token * context * command.batch as u64;
@@ -76,17 +80,32 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         repeats: command.repeat,
         first_token_seconds: first,
         prompt_tokens_per_second: (command.prompt * command.batch) as f64 / first,
-        ms_per_token: step * 1e3,
-        decode_tokens_per_second: command.batch as f64 / step,
+        ms_per_token: token * 1e3,
+        decode_tokens_per_second: command.batch as f64 / token,
+        proposed_tokens: engine.statistics().proposed_tokens,
+        accepted_tokens: engine.statistics().accepted_tokens,
         bytes_per_step: bytes,
         read_bandwidth_bytes_per_second: bandwidth,
         share_of_bandwidth: bytes as f64 / step / bandwidth,
     };
-    if command.json { print_json(&figures) } else { show(&figures) }
+    if command.json {
+        return print_json(&figures);
+    }
+    show(&figures)?;
+    speculated(engine.statistics()).map_or(Ok(()), |line| print(&format!("speculation  {line}")))
 }
 
-/// Seconds to the first token of all requests, and from step to step where all of them generate.
-fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result<(f64, f64)> {
+/// What a run took, in seconds.
+struct Run {
+    /// To the first token of all requests.
+    first: f64,
+    /// From step to step, where all of them generate.
+    step: f64,
+    /// From token to token of a request, there: less than a step if it speculates.
+    token: f64,
+}
+
+fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result<Run> {
     let start = Instant::now();
     for request in 0..command.batch {
         let prompt = prompt(request, command.prompt, vocabulary);
@@ -98,20 +117,22 @@ fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result
             ..Request::default()
         })?;
     }
-    let mut begun = HashSet::new();
+    let mut begun: HashSet<RequestId> = HashSet::new();
     let (mut first, mut before): (Option<Instant>, Option<Instant>) = (None, None);
-    let (mut steps, mut seconds) = (0, 0.0);
+    let (mut steps, mut tokens, mut seconds) = (0, 0, 0.0);
     while !engine.is_idle() {
         let events = engine.step()?;
         let now = Instant::now();
-        begun.extend(events.iter().map(|event| event.request));
+        let generating: HashSet<RequestId> = events.iter().map(|event| event.request).collect();
+        begun.extend(&generating);
         if begun.len() == command.batch {
             first.get_or_insert(now);
         }
         // While prompts are processed, or when requests have ended, a step is another.
-        let whole = events.len() == command.batch;
+        let whole = generating.len() == command.batch;
         if let (true, Some(before)) = (whole, before) {
             steps += 1;
+            tokens += events.len();
             seconds += (now - before).as_secs_f64();
         }
         before = whole.then_some(now);
@@ -120,7 +141,8 @@ fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result
         bail!("no two steps in which all {} requests generate: raise --gen or --step-tokens", command.batch);
     }
     let first = first.map_or(f64::NAN, |first| (first - start).as_secs_f64());
-    Ok((first, seconds / f64::from(steps)))
+    let token = seconds * command.batch as f64 / tokens as f64;
+    Ok(Run { first, step: seconds / f64::from(steps), token })
 }
 
 fn show(figures: &Figures) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::{load, prompt};
 use crate::{
     arguments::Throughput,
-    commands::{print, print_json},
+    commands::{print, print_json, speculated},
     session::{engine_options, open_device, open_model},
     terminal::Terminal,
 };
@@ -35,6 +35,8 @@ struct Figures {
     steps: u64,
     ms_per_step: f64,
     preemptions: u64,
+    proposed_tokens: u64,
+    accepted_tokens: u64,
     /// Host time per step, by phase. Time that the device makes the host wait while a step is launched counts as the
     /// launch's.
     host_ms_per_step: Vec<(&'static str, f64)>,
@@ -86,10 +88,16 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
         steps,
         ms_per_step: seconds * 1e3 / steps.max(1) as f64,
         preemptions: after.preemptions - before.preemptions,
+        proposed_tokens: after.proposed_tokens - before.proposed_tokens,
+        accepted_tokens: after.accepted_tokens - before.accepted_tokens,
         host_ms_per_step: phases.map(|(name, time)| (name, time * 1e3 / steps.max(1) as f64)).into(),
         host_share: host / seconds,
     };
-    if command.json { print_json(&figures) } else { show(&figures) }
+    if command.json {
+        return print_json(&figures);
+    }
+    show(&figures)?;
+    speculated(engine.statistics()).map_or(Ok(()), |line| print(&format!("speculation  {line}")))
 }
 
 fn run_once(engine: &mut Engine, command: &Throughput, vocabulary: usize) -> Result<Duration> {
