@@ -121,6 +121,7 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     let options = EngineOptions {
         kv_tokens: settings.kv_tokens,
         swap_tokens: settings.swap_tokens.unwrap_or(0),
+        tune_step: settings.tune_step.unwrap_or(false),
         prefix_cache: !settings.no_prefix_cache.unwrap_or(false),
         ..engine_options(&engine, settings.max_requests())
     };

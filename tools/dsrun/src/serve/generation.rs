@@ -277,9 +277,10 @@ impl ApiError {
             EngineError::Option { option, value, rule } if *option != "kv-tokens" => {
                 Self::field(option.replace('-', "_"), format!("{value}: {rule}"))
             }
-            EngineError::Option { .. } | EngineError::EmptyPrompt | EngineError::NoSuchToken { .. } => {
-                Self::malformed(error.to_string())
-            }
+            EngineError::Option { .. }
+            | EngineError::EmptyPrompt
+            | EngineError::NoSuchToken { .. }
+            | EngineError::Constraint(_) => Self::malformed(error.to_string()),
             EngineError::PromptTooLong { .. } => {
                 Self::malformed(error.to_string()).code("context_length_exceeded")
             }

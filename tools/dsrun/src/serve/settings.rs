@@ -53,6 +53,10 @@ pub(crate) struct ServeSettings {
     /// Tokens a step may process; 256 if not given.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) step_tokens: Option<usize>,
+    /// Time steps of growing size when the model is loaded, and keep to the smallest that processes prompts nearly as fast as
+    /// steps of --step-tokens.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) tune_step: Option<bool>,
     /// Answers that are generated at the same time; 16 if not given.
     #[arg(long, value_name = "COUNT")]
     pub(crate) max_requests: Option<usize>,

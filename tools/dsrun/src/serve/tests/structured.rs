@@ -107,6 +107,43 @@ async fn a_form_of_any_size_is_followed_as_it_goes() {
     assert_eq!(server.served(COMPLETIONS, &request).await["choices"][0]["text"], "aaaaaaaa");
 }
 
+/// A schema inside so many others.
+fn nested(depth: usize) -> Value {
+    (0..depth).fold(
+        json!({"type": "integer"}),
+        |inner, _| json!({"type": "object", "properties": {"a": inner}, "required": ["a"]}),
+    )
+}
+
+#[rstest]
+#[case::deep(nested(40))]
+#[case::of_itself(json!({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}))]
+#[case::endless(json!({"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}, "$ref": "#/$defs/a"}))]
+#[case::wide(json!({"enum": (0..20_000).map(|index| format!("value {index}")).collect::<Vec<_>>()}))]
+#[case::many_fields(json!({"type": "object", "properties":
+    (0..2_000).map(|index| (format!("field{index}"), json!({"type": "string"}))).collect::<serde_json::Map<_, _>>()}))]
+#[case::long_list(json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000}))]
+#[case::long_text(json!({"type": "string", "minLength": 1_000_000, "maxLength": 2_000_000}))]
+#[case::pattern(json!({"type": "string", "pattern": "^((a|aa|aaa)*){1,50}b{1000}$"}))]
+#[case::product(json!({"allOf": (0..24).map(|bit| json!({"anyOf": [
+    {"properties": {format!("a{bit}"): {"type": "integer"}}}, {"properties": {format!("b{bit}"): {"type": "string"}}}
+]})).collect::<Vec<_>>()}))]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_form_that_is_meant_to_do_harm_does_none(#[case] schema: Value) {
+    let server = start().await;
+    let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+    let request = with(completion("ab", 8), json!({"response_format": format}));
+    // It is followed, or refused by name, or its answer is broken off; and that soon.
+    let (status, body) = server.post(COMPLETIONS, &request).await;
+    match status {
+        200 => assert!(body["choices"][0]["text"].is_string(), "{body}"),
+        _ => assert_eq!(status, 400, "{body}"),
+    }
+    assert_eq!(server.metric("dsrun_panics_total").await, 0.0);
+    server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
+    server.served(COMPLETIONS, &completion("a", 1)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn probabilities_are_those_of_the_text() {
     let server = start().await;
