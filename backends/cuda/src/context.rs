@@ -6,7 +6,7 @@ use crate::{
     fault,
     launch::Function,
     memory::Account,
-    ops::{KernelSpec, Machine},
+    ops::{KernelSpec, Machine, layers},
     source,
 };
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUmodule, CUresult, CUstream};
@@ -367,11 +367,14 @@ impl Context {
         let status = unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
         self.check_with(status, || format!("finding kernel {spec}"))?;
         self.prepare(spec, function)?;
-        let overlaps = self.machine.capability >= 90
+        let together = spec.unit == layers::UNIT;
+        let overlaps = !together
+            && self.machine.capability >= 90
             && self.driver >= OVERLAPPING_DRIVER
             && source::every_kernel_waits(spec.unit);
         let shared = u32::try_from(spec.shared).unwrap_or(u32::MAX);
-        let function = Arc::new(Function { raw: Raw(function), name: spec.entry, shared, overlaps });
+        let raw = Raw(function);
+        let function = Arc::new(Function { raw, name: spec.entry, shared, overlaps, together });
         *slot = Some(function.clone());
         Ok(function)
     }

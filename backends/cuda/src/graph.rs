@@ -2,6 +2,8 @@
 
 use crate::{
     context::{Context, Raw},
+    kernels::Work,
+    ops::layers,
     stream::CudaStream,
 };
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec};
@@ -13,6 +15,9 @@ use dsrun_core::{
 };
 use std::{ptr, sync::Arc};
 
+/// The environment variable that keeps every call of a graph a launch of its own, to compare.
+const NO_LAYERS: &str = "DSRUN_CUDA_NO_LAYERS";
+
 /// Captures on streams of a handle.
 #[derive(Debug)]
 pub(crate) struct CudaGraphs {
@@ -21,16 +26,22 @@ pub(crate) struct CudaGraphs {
 
 impl Graphs for CudaGraphs {
     fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
-        let raw = CudaStream::own(stream, &self.context)?.raw;
         let context = &self.context;
         context.enter()?;
+        let stream = CudaStream::own(stream, context)?;
+        let raw = stream.raw;
+        let work = record(stream, &calls)?;
+        let (items, layers) = with_layers(work, context, stream)?;
         // A free on another thread would record an event on the captured stream, and so become part of the capture. It
         // waits for this lock. Mode thread-local: what other threads do otherwise does not matter.
         let locked = context.streams();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live and not captured yet.
         context.check(unsafe { sys::cuStreamBeginCapture_v2(raw.0, mode) }, "beginning a capture")?;
-        let enqueued = calls.iter().try_for_each(|call| call.enqueue(stream));
+        let enqueued = items.iter().try_for_each(|item| match item {
+            Item::Call(work) => work.enqueue(stream),
+            Item::Layers(index) => layers[*index].step.enqueue(context, stream),
+        });
         let mut graph: CUgraph = ptr::null_mut();
         // SAFETY: the stream is being captured by this thread; the pointer is to a place of the right type.
         let ended = unsafe { sys::cuStreamEndCapture(raw.0, &raw mut graph) };
@@ -42,8 +53,52 @@ impl Graphs for CudaGraphs {
         // SAFETY: the graph was just made.
         let status = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph.0, 0) };
         context.check(status, "making a graph of a capture")?;
-        Ok(Box::new(CudaGraph { context: context.clone(), raw: Raw(executable), _calls: calls }))
+        let (context, raw) = (context.clone(), Raw(executable));
+        Ok(Box::new(CudaGraph { context, raw, _calls: calls, _layers: layers }))
     }
+}
+
+/// What goes into a graph.
+enum Item {
+    Call(Work),
+    /// Several calls in one launch.
+    Layers(usize),
+}
+
+/// What the calls would enqueue.
+fn record(stream: &mut CudaStream, calls: &[Box<dyn BoundCall>]) -> Result<Vec<Work>> {
+    stream.recorded = Some(Vec::new());
+    let enqueued = calls.iter().try_for_each(|call| call.enqueue(stream));
+    let recorded = stream.recorded.take();
+    enqueued.map(|()| recorded.unwrap_or_default())
+}
+
+/// Puts launches of whole layers in the place of their calls.
+fn with_layers(
+    work: Vec<Work>,
+    context: &Arc<Context>,
+    stream: &mut CudaStream,
+) -> Result<(Vec<Item>, Vec<layers::Launch>)> {
+    let mut launches = Vec::new();
+    let mut runs = Vec::new();
+    if std::env::var_os(NO_LAYERS).is_none() {
+        for run in layers::find(&work, &context.machine) {
+            if let Some(launch) = layers::Launch::new(&work[run.clone()], context, stream)? {
+                tracing::debug!(calls = run.len(), "layers in one launch");
+                launches.push(launch);
+                runs.push(run);
+            }
+        }
+    }
+    let mut items = Vec::new();
+    for (index, work) in work.into_iter().enumerate() {
+        match runs.iter().position(|run| run.contains(&index)) {
+            None => items.push(Item::Call(work)),
+            Some(run) if runs[run].start == index => items.push(Item::Layers(run)),
+            Some(_) => {}
+        }
+    }
+    Ok((items, launches))
 }
 
 /// A graph before it is made executable.
@@ -64,6 +119,7 @@ struct CudaGraph {
     context: Arc<Context>,
     raw: Raw<sys::CUgraphExec_st>,
     _calls: Vec<Box<dyn BoundCall>>,
+    _layers: Vec<layers::Launch>,
 }
 
 // SAFETY: a graph is used by one thread at a time, and the calls in it are not touched but for keeping them alive; every

@@ -4,7 +4,10 @@ use crate::{
     context::Context,
     launch::{Frame, Function, Step},
     memory::CudaBuffer,
-    ops::{self, Recipe},
+    ops::{
+        self, Recipe,
+        layers::{Part, Traffic},
+    },
     stream::CudaStream,
     weight::{self, CudaWeight},
 };
@@ -86,26 +89,52 @@ impl Plan for CudaPlan {
         };
         let frame = Frame::bind(&self.call, arguments, &self.context, persistent)?;
         let steps = (self.recipe.steps)(&frame, &self.functions, &self.context)?;
+        let part = Part::of(&self.call, &frame, &self.context.machine)?.map(Arc::new);
+        let traffic = Arc::new(Traffic::of(&frame)?);
         tracing::trace!(op = self.call.op.name(), steps = steps.len(), buffers = frame.kept(), "bound");
-        Ok(Box::new(CudaCall { plan: self, _frame: frame, steps }))
+        Ok(Box::new(CudaCall {
+            _frame: frame,
+            work: Work { plan: self, steps: steps.into(), part, traffic },
+        }))
     }
 }
 
-/// Launches with all parameters filled in.
+/// What a call enqueues: launches with all parameters filled in. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    plan: Arc<CudaPlan>,
+    steps: Arc<[Step]>,
+    /// What it is in a decoder layer.
+    pub(crate) part: Option<Arc<Part>>,
+    /// The memory it reads and writes.
+    pub(crate) traffic: Arc<Traffic>,
+}
+
+impl Work {
+    pub(crate) fn enqueue(&self, stream: &mut CudaStream) -> Result<()> {
+        let enqueued = self.steps.iter().try_for_each(|step| step.enqueue(&self.plan.context, stream));
+        enqueued.map_err(|error| error.in_op(self.plan.call.op.name()))
+    }
+}
+
+/// A call that is bound.
 #[derive(Debug)]
 struct CudaCall {
-    plan: Arc<CudaPlan>,
     /// Keeps buffers and weights alive.
     _frame: Frame,
-    steps: Vec<Step>,
+    work: Work,
 }
 
 impl BoundCall for CudaCall {
     fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
-        let context = &self.plan.context;
-        let in_op = |error: dsrun_core::Error| error.in_op(self.plan.call.op.name());
-        let stream = CudaStream::own(stream, context).map_err(in_op)?;
-        context.enter().map_err(in_op)?;
-        self.steps.iter().try_for_each(|step| step.enqueue(context, stream)).map_err(in_op)
+        let plan = &self.work.plan;
+        let in_op = |error: dsrun_core::Error| error.in_op(plan.call.op.name());
+        let stream = CudaStream::own(stream, &plan.context).map_err(in_op)?;
+        if let Some(recorded) = &mut stream.recorded {
+            recorded.push(self.work.clone());
+            return Ok(());
+        }
+        plan.context.enter().map_err(in_op)?;
+        self.work.enqueue(stream)
     }
 }

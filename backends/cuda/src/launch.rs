@@ -24,10 +24,20 @@ pub(crate) struct Function {
     pub(crate) shared: u32,
     /// Whether it may start before the kernel in front of it has finished.
     pub(crate) overlaps: bool,
+    /// Whether its blocks wait for each other, and so must all be there at once.
+    pub(crate) together: bool,
 }
 
 /// How many different extents a kernel takes into account: no op has more operands and results over one dimension.
-const EXTENTS: usize = 8;
+pub(crate) const EXTENTS: usize = 8;
+
+/// The places among these, each once.
+pub(crate) fn distinct(mut pointers: Vec<u64>) -> Vec<u64> {
+    pointers.retain(|pointer| *pointer != 0);
+    pointers.sort_unstable();
+    pointers.dedup();
+    pointers
+}
 
 /// The most parameters a kernel has.
 const MAX_PARAMETERS: usize = 40;
@@ -94,13 +104,15 @@ impl Parameters {
 
     /// The extents of these tensors, and how many rows there are at most: `struct Extent` of the prelude.
     #[must_use]
-    pub(crate) fn extent(mut self, rows: usize, tensors: &[&Bound]) -> Self {
+    pub(crate) fn extent(self, rows: usize, tensors: &[&Bound]) -> Self {
+        self.extents(rows, distinct(tensors.iter().map(|tensor| tensor.extent).collect()))
+    }
+
+    /// As [`Self::extent`], given where the extents are: [`distinct`], and no more than [`EXTENTS`].
+    #[must_use]
+    pub(crate) fn extents(mut self, rows: usize, mut pointers: Vec<u64>) -> Self {
         self.start();
         // Those that are there first: the kernels stop at the first that is not.
-        let mut pointers: Vec<u64> =
-            tensors.iter().map(|tensor| tensor.extent).filter(|extent| *extent != 0).collect();
-        pointers.sort_unstable();
-        pointers.dedup();
         pointers.resize(EXTENTS, 0);
         self.words.extend(pointers);
         self.words.push(rows as u64);
@@ -171,8 +183,13 @@ impl Launch {
         let threads = u32::try_from(self.threads).unwrap_or(u32::MAX);
         // SAFETY: plain data for which zero is a valid value.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        if self.function.together {
+            attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+            attribute.value.cooperative = 1;
+        } else {
+            attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attribute.value.programmaticStreamSerializationAllowed = 1;
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
@@ -183,7 +200,7 @@ impl Launch {
             sharedMemBytes: self.function.shared,
             hStream: stream.0,
             attrs: &raw mut attribute,
-            numAttrs: u32::from(self.function.overlaps),
+            numAttrs: u32::from(self.function.overlaps || self.function.together),
         };
         // SAFETY: the parameters were made for this kernel by its recipe; the memory they point to is kept alive by the
         // bound call, and freed behind the stream's work. A kernel that overlaps waits for those in front by itself.
@@ -373,6 +390,14 @@ impl Frame {
             Operand::Tensor(bound) => Some(bound),
             Operand::Weight(_) => None,
         }
+    }
+
+    /// All tensor operands.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Bound> {
+        self.operands.iter().flatten().filter_map(|operand| match operand {
+            Operand::Tensor(bound) => Some(bound),
+            Operand::Weight(_) => None,
+        })
     }
 
     /// Where the tensor operand at `index` is, or 0.

@@ -47,4 +47,4 @@ mod stream;
 mod weight;
 
 pub use device::CudaBackend;
-pub use ops::{KernelSpec, Machine, copy_kernel, kernel_specs};
+pub use ops::{KernelSpec, Machine, copy_kernel, kernel_specs, layers::Shape as LayersShape};

@@ -9,6 +9,7 @@ mod cache;
 mod chain;
 mod decode;
 mod elementwise;
+pub(crate) mod layers;
 mod linear;
 mod norm;
 mod packed;

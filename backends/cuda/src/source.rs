@@ -37,6 +37,14 @@ const UNITS: &[Unit] = &[
     unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
     unit!("attention/prompt_wgmma.cu", "attention/prompt.cuh"),
     unit!("attention/decode.cu"),
+    unit!(
+        "decoder/layers.cu",
+        "decoder/model.cuh",
+        "decoder/exchange.cuh",
+        "decoder/weights.cuh",
+        "decoder/stage.cuh",
+        "decoder/attend.cuh"
+    ),
     unit!("linear/band.cu", "linear/epilogue.cuh", "linear/activations.cuh"),
     unit!("linear/packed.cu", "linear/epilogue.cuh", "linear/activations.cuh"),
     unit!("linear/packed_plain.cu", "linear/weight.cuh"),

@@ -2,6 +2,7 @@
 
 use crate::{
     context::{Context, OWN_TIMEOUT, Raw, RawEvent, RawStream},
+    kernels::Work,
     launch::{Function, Parameters, Step},
     memory::CudaBuffer,
     ops::{THREADS, copy_kernel},
@@ -46,6 +47,8 @@ pub(crate) struct CudaStream {
     /// The kernel that copies a few words; none where kernels cannot be made.
     copier: OnceCell<Option<Arc<Function>>>,
     recent: VecDeque<&'static str>,
+    /// Where calls go instead of to the device, while they are gathered for a graph.
+    pub(crate) recorded: Option<Vec<Work>>,
 }
 
 impl CudaStream {
@@ -58,6 +61,7 @@ impl CudaStream {
             position: (0, 0),
             copier: OnceCell::new(),
             recent: VecDeque::new(),
+            recorded: None,
         })
     }
 

@@ -24,7 +24,7 @@ use dsrun_core::{
     },
 };
 use dsrun_cuda::{
-    KernelSpec, Machine,
+    KernelSpec, LayersShape, Machine,
     compiler::{Cache, Compiler},
     copy_kernel, kernel_specs,
     library::Library,
@@ -357,7 +357,48 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         .flat_map(|call| machines.map(|machine| kernel_specs(call, &machine).unwrap()))
         .flatten()
         .chain([copy_kernel()])
+        .chain(layers())
         .collect()
+}
+
+/// Launches of whole layers: of gated MLPs behind RMS norms, and of plain ones behind layer norms; of one slot a tile, of several,
+/// and of tiles that warps take in several rounds.
+fn layers() -> impl Iterator<Item = KernelSpec> {
+    let machine = Machine { capability: 90, processors: 132, blas: true };
+    let shapes = [
+        ("bf16", "2", [576, 1536, 3, 3, 64], true),
+        ("f16", "4", [1600, 6400, 25, 1, 64], false),
+        ("f16", "3", [256, 1024, 1, 16, 16], true),
+        ("bf16", "1", [768, 3072, 12, 1, 64], false),
+        ("bf16", "3", [64, 40_960, 1, 1, 64], false),
+    ];
+    shapes.into_iter().map(move |(dtype, function, [hidden, inner, kv_heads, group, head], gated)| {
+        let norm = if gated { "1" } else { "2" };
+        let constants = [
+            ("X", dtype),
+            ("G", dtype),
+            ("SHIFT", if gated { "f32" } else { dtype }),
+            ("BIAS", if gated { "f32" } else { dtype }),
+            ("NORM", norm),
+            ("ROPE", if gated { "1" } else { "0" }),
+            ("FUNCTION", function),
+        ];
+        let constants = constants.map(|(name, value)| (name, value.to_owned())).to_vec();
+        let pairs = if gated { head / 2 } else { 0 };
+        let shape = LayersShape {
+            constants,
+            gated,
+            hidden,
+            inner,
+            kv_heads,
+            group,
+            head,
+            pairs,
+            slots: 16,
+            causal: true,
+        };
+        shape.kernel(&machine).unwrap()
+    })
 }
 
 fn compiles_for(capability: u32) {

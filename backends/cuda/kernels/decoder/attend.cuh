@@ -1,0 +1,252 @@
+/*
+ * Attention of the kernel for layers.
+ */
+#if __CUDA_ARCH__ >= 900
+__device__ inline Vector choose(bool first, const Vector& a, const Vector& b) {
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.word[i] = first ? a.word[i] : b.word[i];
+    return v;
+}
+
+__device__ inline float largest_of_four(float x) {
+    float other = __shfl_xor_sync(0xffffffffu, x, 1);
+    x = other > x ? other : x;
+    other = __shfl_xor_sync(0xffffffffu, x, 2);
+    return other > x ? other : x;
+}
+__device__ inline float sum_of_four(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/* Attention of a block's share. `fresh`: query, key and value of this token. */
+__device__ inline void attend(const Model& m, const Layer& layer, const Share& share, const X* fresh, int first_page,
+                              float* room, float* partial) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
+    int kv_head = share.part / PARTS_OF_GROUP, first_head = share.part * TILE_HEADS;
+    float* sums = room;
+    float* maxima = room + WARPS * TILE_HEADS * VALUE_ROW;
+    float* amounts = maxima + WARPS * TILE_HEADS;
+    Vector query[1 + UPPER][KEY_BLOCKS];
+    float weighted[VALUE_BLOCKS][8][4] = {}, maximum[1 + UPPER], sum[1 + UPPER];
+#pragma unroll
+    for (int half = 0; half < 1 + UPPER; ++half) {
+        maximum[half] = -infinity();
+        sum[half] = 0.0f;
+    }
+    /* Exponentials are powers of 2. */
+    float scale = m.scale * 1.44269504088896f;
+    bool asked = false;
+#pragma unroll 1
+    for (int unit = share.split * WARPS + warp; unit < share.units; unit += share.live * WARPS) {
+        int base = unit * UNIT, page = unit == share.split * WARPS + warp ? first_page : m.pages_of[base / SLOTS];
+        if (page < 0 || page >= (int)m.pages) continue;
+        const Strides &of_keys = m.key_strides, &of_values = m.value_strides;
+        const X* keys = layer.keys + page * of_keys.page + kv_head * of_keys.head + base % SLOTS * of_keys.slot;
+        const X* values = layer.values + page * of_values.page + kv_head * of_values.head + base % SLOTS * of_values.slot;
+        /* Which of these is the token's own, which may not be in the cache yet. */
+        int own = share.place - (page * SLOTS + base % SLOTS);
+        Vector key[2][KEY_BLOCKS], value[VALUE_BLOCKS][4];
+        const X* key_row = fresh + (HEADS + kv_head) * HEAD;
+        const X* value_row = key_row + KV_HEADS * HEAD;
+        if (!asked) {
+#pragma unroll
+            for (int half = 0; half < 1 + UPPER; ++half) {
+#pragma unroll
+                for (int block = 0; block < KEY_BLOCKS; ++block) {
+                    int head = group + 8 * half, at = block * 32 + part * 8;
+                    query[half][block] = Vector{};
+                    if (head < TILE_HEADS && at < HEAD) query[half][block] = load_fresh(fresh + (first_head + head) * HEAD + at);
+                }
+            }
+        }
+#pragma unroll
+        for (int set = 0; set < 2; ++set) {
+#pragma unroll
+            for (int block = 0; block < KEY_BLOCKS; ++block) {
+                int row = 8 * set + group, at = block * 32 + part * 8;
+                key[set][block] = Vector{};
+                const X* from = row == own ? key_row : keys + row * m.key_strides.slot;
+                if (at < HEAD && base + row < share.keys) key[set][block] = load_fresh(from + at);
+            }
+        }
+#pragma unroll
+        for (int block = 0; block < VALUE_BLOCKS; ++block) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int row = 2 * part + i % 2 + i / 2 * 8, at = block * 64 + group * 8;
+                value[block][i] = Vector{};
+                const X* from = row == own ? value_row : values + row * m.value_strides.slot;
+                if (at < HEAD && base + row < share.keys) value[block][i] = load_fresh(from + at);
+            }
+        }
+        bool again = asked;
+        if (!asked) {
+            bool all;
+            u32 reads = 0;
+            do {
+                all = true;
+#pragma unroll
+                for (int half = 0; half < 1 + UPPER; ++half) {
+#pragma unroll
+                    for (int block = 0; block < KEY_BLOCKS; ++block) {
+                        int head = group + 8 * half, at = block * 32 + part * 8;
+                        if (lacks(query[half][block])) {
+                            all = false;
+                            query[half][block] = load_fresh(fresh + (first_head + head) * HEAD + at);
+                        }
+                    }
+                }
+                be_patient(reads);
+            } while (!all);
+            asked = true;
+        }
+        if (own >= 0 && own < UNIT) {
+            /* The lanes that have the token's own key and value; mostly these are there when the query is. */
+            bool has_key = group == own % 8, has_value = part == own % 8 / 2;
+            u32 reads = 0;
+            while (true) {
+                bool missing = false;
+#pragma unroll
+                for (int block = 0; block < KEY_BLOCKS; ++block) {
+                    missing |= has_key && lacks(choose(own < 8, key[0][block], key[1][block]));
+                }
+#pragma unroll
+                for (int block = 0; block < VALUE_BLOCKS; ++block) {
+                    Vector low = choose(own % 2, value[block][1], value[block][0]);
+                    Vector high = choose(own % 2, value[block][3], value[block][2]);
+                    missing |= has_value && lacks(choose(own < 8, low, high));
+                }
+                if (!__any_sync(0xffffffffu, missing)) break;
+#pragma unroll
+                for (int set = 0; set < 2; ++set) {
+#pragma unroll
+                    for (int block = 0; block < KEY_BLOCKS; ++block) {
+                        int at = block * 32 + part * 8;
+                        if (8 * set + group == own && at < HEAD) key[set][block] = load_fresh(key_row + at);
+                    }
+                }
+#pragma unroll
+                for (int block = 0; block < VALUE_BLOCKS; ++block) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        int at = block * 64 + group * 8;
+                        if (2 * part + i % 2 + i / 2 * 8 == own && at < HEAD) value[block][i] = load_fresh(value_row + at);
+                    }
+                }
+                be_patient(reads);
+            }
+        }
+        float scores[2][4] = {}, others[2][4] = {};
+#pragma unroll
+        for (int set = 0; set < 2; ++set) {
+#pragma unroll
+            for (int block = 0; block < KEY_BLOCKS; ++block) {
+                const Vector& low = query[0][block];
+                const Vector& high = query[UPPER][block];
+                const Vector& its = key[set][block];
+                auto upper = [&](int i) { return UPPER ? high.word[i] : 0; };
+                multiply(scores[set], low.word[0], upper(0), low.word[1], upper(1), its.word[0], its.word[1]);
+                multiply(others[set], low.word[2], upper(2), low.word[3], upper(3), its.word[2], its.word[3]);
+            }
+        }
+#pragma unroll
+        for (int set = 0; set < 2; ++set) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[set][i] += others[set][i];
+        }
+        float factor[1 + UPPER];
+        u32 weights[1 + UPPER][2];
+#pragma unroll
+        for (int half = 0; half < 1 + UPPER; ++half) {
+            float its[4], top = -infinity();
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                bool there = base + 2 * part + i % 2 + i / 2 * 8 < share.keys;
+                its[i] = there ? scores[i / 2][half * 2 + i % 2] * scale : -infinity();
+                top = its[i] > top ? its[i] : top;
+            }
+            top = largest_of_four(top);
+            float larger = top > maximum[half] ? top : maximum[half], shift = larger == -infinity() ? 0.0f : larger;
+            factor[half] = power(maximum[half] - shift);
+            maximum[half] = larger;
+            sum[half] *= factor[half];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                its[i] = power(its[i] - shift);
+                sum[half] += its[i];
+            }
+            weights[half][0] = pair_of(its[0], its[1]);
+            weights[half][1] = pair_of(its[2], its[3]);
+        }
+#pragma unroll
+        for (int block = 0; block < VALUE_BLOCKS; ++block) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                if (again) {
+                    weighted[block][j][0] *= factor[0];
+                    weighted[block][j][1] *= factor[0];
+                    weighted[block][j][2] *= factor[UPPER];
+                    weighted[block][j][3] *= factor[UPPER];
+                }
+                u32 choice = j % 2 ? 0x7632 : 0x5410;
+                u32 first = __byte_perm(value[block][0].word[j / 2], value[block][1].word[j / 2], choice);
+                u32 second = __byte_perm(value[block][2].word[j / 2], value[block][3].word[j / 2], choice);
+                multiply(weighted[block][j], weights[0][0], UPPER ? weights[UPPER][0] : 0, weights[0][1],
+                         UPPER ? weights[UPPER][1] : 0, first, second);
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 1 + UPPER; ++half) {
+        int head = group + 8 * half;
+        float amount = sum_of_four(sum[half]);
+        if (head < TILE_HEADS) {
+            if (part == 0) {
+                maxima[head * WARPS + warp] = maximum[half];
+                amounts[head * WARPS + warp] = amount;
+            }
+#pragma unroll
+            for (int block = 0; block < VALUE_BLOCKS; ++block) {
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    int at = block * 64 + (2 * part + n) * 8;
+                    if (at >= HEAD) continue;
+                    float* to = sums + (warp * TILE_HEADS + head) * VALUE_ROW + at;
+#pragma unroll
+                    for (int j = 0; j < 8; j += 4) {
+                        const float (&its)[8][4] = weighted[block];
+                        const int of = half * 2 + n;
+                        *(float4*)(to + j) = make_float4(its[j][of], its[j + 1][of], its[j + 2][of], its[j + 3][of]);
+                    }
+                }
+            }
+        }
+    }
+    meet();
+    partial += (i64)(share.part * SPLITS + share.split) * (TILE_HEADS * VALUE_ROW);
+#pragma unroll 1
+    for (int item = threadIdx.x; item < TILE_HEADS * (HEAD / 4); item += MULTIPLIERS) {
+        int head = item / (HEAD / 4), at = item % (HEAD / 4) * 4;
+        float largest = -infinity(), total = 0.0f;
+        float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) largest = maxima[head * WARPS + w] > largest ? maxima[head * WARPS + w] : largest;
+        float shift = largest == -infinity() ? 0.0f : largest;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            float factor = power(maxima[head * WARPS + w] - shift);
+            float4 its = *(const float4*)(sums + (w * TILE_HEADS + head) * VALUE_ROW + at);
+            total += amounts[head * WARPS + w] * factor;
+            merged.x += its.x * factor;
+            merged.y += its.y * factor;
+            merged.z += its.z * factor;
+            merged.w += its.w * factor;
+        }
+        float* out = partial + head * VALUE_ROW;
+        leave(out + at, merged.x, merged.y, merged.z, merged.w);
+        if (at == 0) leave(out + HEAD, largest, total, 0.0f, 0.0f);
+    }
+}
+#endif

@@ -1,0 +1,72 @@
+/*
+ * What blocks leave for each other and read of each other, and what all parts of the kernel for layers use.
+ */
+#if __CUDA_ARCH__ >= 900
+/* Results of other blocks: past the L1. */
+__device__ inline Vector load_fresh(const void* from) {
+    Vector v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(from));
+    return v;
+}
+__device__ inline float2 load_fresh_pair(const void* from) {
+    float2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(from));
+    return v;
+}
+__device__ inline void leave(X* to, X value) {
+    /* NaNs are made with other bits; this costs nothing and makes it certain. */
+    u16 bits = value.bits == 0xffffu ? 0x7fffu : value.bits;
+    asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" :: "l"(to), "h"(bits) : "memory");
+}
+__device__ inline float certain(float x) { return __float_as_uint(x) == 0xffffffffu ? __uint_as_float(0x7fffffffu) : x; }
+__device__ inline void leave(float* to, float a, float b, float c, float d) {
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};"
+        :: "l"(to), "f"(certain(a)), "f"(certain(b)), "f"(certain(c)), "f"(certain(d)) : "memory");
+}
+
+/* Whether one of 8 elements, or of 4 or 2 floats, is not there yet. */
+__device__ inline bool lacks(const Vector& v) {
+    u32 found = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) found |= (~v.word[i] - 0x00010001u) & v.word[i];
+    return found & 0x80008000u;
+}
+__device__ inline u32 larger_of(u32 a, u32 b) { return a > b ? a : b; }
+__device__ inline u32 largest_word(const Vector& v) {
+    return larger_of(larger_of(v.word[0], v.word[1]), larger_of(v.word[2], v.word[3]));
+}
+
+/* A fault is better than a launch that never ends. */
+__device__ inline void be_patient(u32& reads) { if (++reads > PATIENCE) asm volatile("trap;"); }
+
+__device__ inline X load_fresh_one(const X* from) {
+    X value;
+    asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(value.bits) : "l"(from));
+    return value;
+}
+
+/* Of the warps that multiply. */
+__device__ inline void meet() { asm volatile("bar.sync 1, %0;" :: "n"(MULTIPLIERS) : "memory"); }
+
+__device__ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if HALF
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#endif
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ inline u32 pair_of(float low, float high) { return (u32)narrow<X>(low).bits | (u32)narrow<X>(high).bits << 16; }
+
+/* 2 to this power. */
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* What a block attends to: keys before `keys`, in units; which part of the heads, and which of `live` splits. */
+struct Share { int keys, units, live, part, split, place; };
+#endif

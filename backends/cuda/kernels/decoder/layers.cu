@@ -1,0 +1,303 @@
+/*
+ * All layers of a decoder for one token, in one launch, sm_90 and up, f16 or bf16: for each layer norm with query, key and value;
+ * attention; output with residual; norm with the first half of the MLP; its second half with residual.
+ *
+ * Blocks stay for all layers, at most one on a multiprocessor, and all must be there at once: the launch is cooperative.
+ *
+ * Nobody waits at a barrier of the grid, and nothing is fenced. What a block leaves for others (`exchange`) is all ones, which
+ * no arithmetic makes, until it is written; who needs it reads it until none of it is. So a result takes one way to the L2 and
+ * one back. Each layer has memory of its own. When all blocks have the result of a layer's first MLP half before them, nobody
+ * reads what is older than that, and it is set to ones again for the next launch; the block that ends last does so with the rest.
+ *
+ * Products are of tiles of 16 or 8 outputs. A warp beside those that multiply copies weights into a ring of slots, in the order
+ * of all products of all layers, and waits for nobody but the readers of the ring: memory works while blocks wait for each
+ * other. Tiles go to blocks in turn, the next product goes on where the one before ended, so all have equally much to read.
+ *
+ * Weights are the 16-row operand of mma.m16n8k16: 16 outputs by 64 inputs, or 8 outputs by 2 x 64 inputs. Rows lie in a slot as
+ * in memory, a multiple of 128 bytes apart, so neighbouring rows would meet in the same banks: those of odd number have the
+ * halves of their 64 inputs read in the other order. As there is one token, the 8 columns of the other operand are free to hold
+ * it in both orders, and for both sets of inputs: columns 0 and 1 for the first 8 rows, 2 and 3 for the last.
+ *
+ * Attention: blocks take a part of the heads of a KV head and a split of the keys, their warps units of 16 keys, as in
+ * attention/decode.cu. Who multiplies with the result merges the splits for himself.
+ *
+ * Bytes: all weights, keys and values once. Floor: those over read bandwidth, or for small models five ways through the L2 for
+ * each layer. Measured figures: docs/src/performance/cuda.md.
+ */
+#if __CUDA_ARCH__ >= 900
+__device__ inline float apply(float x) {
+#if FUNCTION == 1
+    return x < 0.0f ? 0.0f : x;
+#elif FUNCTION == 2
+    return __fdividef(x, 1.0f + __expf(-x));
+#elif FUNCTION == 3
+    return 0.5f * x * (x < -1.0f ? erfcf(x * -0.70710678118654752f) : 1.0f + erff(x * 0.70710678118654752f));
+#else
+    /* (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)): no cancellation for large negative x. */
+    float z = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+    return __fdividef(x, 1.0f + __expf(-2.0f * z));
+#endif
+}
+
+/* This block's part of a product, with what is in front of it and behind it. */
+template <int P>
+__device__ inline void run_product(const Model& m, const Layer& layer, const Thread& t, const Share& share, int l, int& turn,
+                                   Ring& ring, u32 barriers, u8* mine, const float* partial, const float2* sines,
+                                   float2* scratch) {
+    constexpr int INPUTS = INPUTS_OF[P], TILES = TILES_OF[P], COLUMNS = COLUMNS_OF[P];
+    /* What is left for the last slot of a tile. */
+    constexpr int LAST = INPUTS - (INPUTS - 1) / COLUMNS * COLUMNS;
+    constexpr bool WIDE = P % 2, MANY = TILES > GRID * WARPS;
+    typedef Weights<LAST, WIDE> Slot;
+    /* Whether weights are taken into registers while this waits for the others. */
+    constexpr bool HELD = COLUMNS >= INPUTS && !MANY;
+    const Product& p = m.products[P];
+    int first = first_of(turn);
+    turn = turn_after(turn, TILES);
+    if (first >= TILES) return;
+    u8* activations = memory + ACTIVATIONS_AT;
+    float* sums = (float*)(memory + SUMS_AT);
+    mine += (i64)l * LAYER_BYTES;
+    /* Where residuals come from, and where results go. */
+    const X* before = P == OUTPUT ? l ? (const X*)mine : m.x : (const X*)(mine + MIDDLE_AT);
+    i64 after = (i64)l * LAYER_BYTES + (P == INPUT ? QUERIES_AT : P == OUTPUT ? MIDDLE_AT : P == UP ? INNER_AT : LAYER_BYTES);
+    bool ended = P == DOWN && l == (int)m.layers - 1, staged = false;
+    const BIAS* bias = layer.biases[P];
+#pragma unroll 1
+    for (int tile = first; tile < TILES;) {
+        /* A tile for each warp to finish. What it needs is read ahead. */
+        int own = tile + t.warp * GRID;
+        bool finishes = own < TILES;
+        Rows rows = rows_of(P, own);
+        int low = rows.low + t.pair, high = rows.high + t.pair;
+        float add_low = 0.0f, add_high = 0.0f, sine = 0.0f, cosine = 1.0f;
+        X* cache = nullptr;
+        if (P == INPUT) {
+            const int queries = HEADS * HEAD, keys = KV_HEADS * HEAD;
+#if ROPE
+            if (rows.turned) {
+                float2 turned = sines[low % HEAD];
+                float scale = low < queries ? m.query_scale : m.key_scale;
+                sine = scale * turned.x;
+                cosine = scale * turned.y;
+            }
+#endif
+            if (t.lane < 8 && low >= queries && share.place >= 0) {
+                bool is_value = low >= queries + keys;
+                int at = low - queries - (is_value ? keys : 0);
+                const Strides& strides = is_value ? m.value_strides : m.key_strides;
+                cache = (is_value ? layer.values : layer.keys) + share.place / SLOTS * strides.page + at / HEAD * strides.head
+                    + share.place % SLOTS * strides.slot + at % HEAD;
+            }
+        }
+        X residual = {0};
+        if (finishes) {
+            add_low = or_else(bias, low, 0.0f);
+            if (!WIDE) add_high = or_else(bias, high, 0.0f);
+            if (WIDE) residual = load_fresh_one(before + low);
+        }
+        X* to = (X*)(m.exchange + after) + low;
+        bool leaves = t.lane < 8;
+        const float* from = sums + (t.warp * 16 + t.pair) * SUM_ROW;
+        float* own_sum = sums + (t.part * 8 + t.group) * SUM_ROW + t.warp;
+        asm volatile("" : "+l"(to), "+l"(from), "+l"(own_sum));
+        Slot held;
+        if (HELD) held.load(t, ring, barriers);
+        if (!MANY || !staged) {
+            if (P == INPUT || P == UP) {
+                bool there = P == INPUT && l == 0;
+                const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
+                stage_normed(p, layer.gains[P / 2], layer.shifts[P / 2], x, there, activations, scratch);
+            } else if (P == OUTPUT) {
+                stage_merged(partial, share.live, activations);
+            } else {
+                stage_plain((const X*)(mine + INNER_AT), activations);
+            }
+            meet();
+            staged = true;
+        }
+        int tiles = 0;
+        /* Row `group` in the columns of lane 0 of four, row `group + 8` in those of lane 1. */
+        auto keep = [&](const float (&c)[2][4]) {
+            float even = t.part ? c[0][2] + c[1][2] : c[0][0] + c[1][0], odd = t.part ? c[0][3] + c[1][3] : c[0][1] + c[1][1];
+            if (t.part < 2) own_sum[tiles * (16 * SUM_ROW)] = t.odd ? odd : even;
+            ++tiles;
+            tile += GRID;
+        };
+        if constexpr (HELD) {
+            Vector inputs[Slot::EACH][2];
+            Slot::load_inputs(t, activations, inputs);
+#pragma unroll 1
+            while (true) {
+                float c[2][4] = {};
+                held.multiply_by(inputs, c);
+                bool more = tile + GRID < TILES;
+                if (more) held.load(t, ring, barriers);
+                keep(c);
+                if (!more) break;
+            }
+        } else {
+#pragma unroll 1
+            do {
+                float c[2][4] = {};
+                const u8* x = activations;
+#pragma unroll 1
+                for (int column = 0; column < INPUTS - LAST; column += COLUMNS, x += COLUMNS * 2) {
+                    take_slot<COLUMNS, WIDE>(t, ring, barriers, x, c);
+                }
+                take_slot<LAST, WIDE>(t, ring, barriers, x, c);
+                keep(c);
+            } while (tile < TILES && (!MANY || tiles < WARPS));
+        }
+        meet();
+        if (t.warp < tiles) {
+            float a = sum_of_warps(from), b = sum_of_warps(from + 8 * SUM_ROW);
+            /* Lanes for each pair, and for each copy of what others read. */
+            if (WIDE) {
+                if (P == DOWN || l > 0) {
+                    for (u32 reads = 0; residual.bits == 0xffffu; be_patient(reads)) residual = load_fresh_one(before + low);
+                }
+                X y = narrow<X>(widen(residual) + p.alpha * (a + b + add_low));
+                if (!ended && leaves) leave(to, y);
+                if (ended && leaves) m.y[low] = y;
+            } else if (P == UP) {
+                a += add_low;
+                b += add_high;
+                if (p.limit > 0.0f) {
+                    if (a > p.limit) a = p.limit;
+                    if (b > p.limit) b = p.limit;
+                    if (MIDDLE == GATED && b < -p.limit) b = -p.limit;
+                }
+                if (MIDDLE == GATED) {
+                    X y = narrow<X>(apply(a) * b);
+                    if (leaves) leave(to, y);
+                } else {
+                    X y = narrow<X>(apply(a)), other = narrow<X>(apply(b));
+                    if (leaves) {
+                        leave(to, y);
+                        leave(to + (high - low), other);
+                    }
+                }
+            } else {
+                a += add_low;
+                b += add_high;
+                if (rows.turned) {
+                    float other = a * cosine - b * sine;
+                    b = b * cosine + a * sine;
+                    a = other;
+                }
+                X y = narrow<X>(a), other = narrow<X>(b);
+                if (leaves) {
+                    leave(to, y);
+                    leave(to + (high - low), other);
+                }
+                if (cache) {
+                    cache[0] = y;
+                    cache[high - low] = other;
+                }
+            }
+        }
+        if (!MANY) break;
+        if (tile < TILES) meet();
+    }
+}
+
+/* Ones again, by `count` threads of which this is number `index`. */
+__device__ inline void clear(void* from, i64 bytes, int index, int count) {
+    Vector ones = {{~0u, ~0u, ~0u, ~0u}};
+#pragma unroll 1
+    for (i64 at = index * 16; at < bytes; at += count * 16) *(Vector*)((u8*)from + at) = ones;
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Extent sequences, const __grid_constant__ Model m) {
+#if __CUDA_ARCH__ >= 900
+    __shared__ __align__(16) float2 scratch[2 * WARPS];
+    __shared__ float2 sines[HEAD / 2];
+    __shared__ u32 last;
+    take_turn();
+    int start = m.query_start[0], length = m.query_length[0], total = m.kv_length[0], position = 0;
+    int place = m.places[0];
+#if ROPE
+    position = m.positions[0];
+#endif
+    if (tokens.count() <= 0 || sequences.count() <= 0 || start > 0 || -start >= length || position < 0) return;
+    Share share;
+    share.keys = total;
+    if (CAUSAL && total - length - start + 1 < share.keys) share.keys = total - length - start + 1;
+    if (share.keys > (int)m.columns_of_table * SLOTS) share.keys = (int)m.columns_of_table * SLOTS;
+    share.units = share.keys > 0 ? (share.keys + UNIT - 1) / UNIT : 0;
+    share.live = (share.units + WARPS - 1) / WARPS;
+    share.live = share.live < 1 ? 1 : share.live > SPLITS ? SPLITS : share.live;
+    constexpr int parts = KV_HEADS * PARTS_OF_GROUP, partial_floats = parts * SPLITS * TILE_HEADS * VALUE_ROW;
+    share.part = blockIdx.x % parts;
+    share.split = blockIdx.x / parts;
+    share.place = place < m.pages * SLOTS ? place : -1;
+
+    u32 barriers;
+    asm volatile("mov.u32 %0, %1;" : "=r"(barriers) : "r"((u32)__cvta_generic_to_shared(memory + BARRIERS_AT)));
+    Layer* table = (Layer*)(memory + TABLE_AT);
+    int count = (int)m.layers;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * (int)(sizeof(Layer) / 8); i += BLOCK) ((u64*)table)[i] = ((const u64*)m.table)[i];
+#if ROPE
+    if (threadIdx.x < PAIRS) {
+        float angle = __fmul_rn((float)position, m.frequencies[threadIdx.x]);
+        sines[threadIdx.x] = make_float2(sinf(angle), cosf(angle));
+    }
+#endif
+    if (threadIdx.x < RING_SLOTS) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barriers + threadIdx.x * 16) : "memory");
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barriers + threadIdx.x * 16 + 8), "n"(WARPS) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x / 32 == WARPS) {
+        copy_weights(m, table, share, barriers);
+        return;
+    }
+
+    Thread t;
+    t.warp = threadIdx.x / 32;
+    t.lane = threadIdx.x % 32;
+    t.group = t.lane / 4;
+    t.part = t.lane % 4;
+    t.odd = t.group % 2 * 64;
+    t.pair = t.lane % 8;
+    u8* mine = m.exchange;
+    int first_unit = share.split * WARPS + t.warp, first_page = -1;
+    if (share.split < share.live && first_unit < share.units) first_page = m.pages_of[first_unit * UNIT / SLOTS];
+    Ring ring = {0, 0};
+    int turn = 0, index = threadIdx.x * GRID + blockIdx.x;
+#pragma unroll 1
+    for (int l = 0; l < count; ++l) {
+        const Layer& layer = table[l];
+        i64 base = (i64)l * LAYER_BYTES;
+        float* partial = m.partial + (i64)l * partial_floats;
+        run_product<INPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        if (share.split < share.live) {
+            attend(m, layer, share, (const X*)(mine + base + QUERIES_AT), first_page, (float*)(memory + HEADS_AT), partial);
+        }
+        run_product<OUTPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+        /* All blocks are past what is older: ones again. */
+        i64 begin = l ? base - LAYER_BYTES + MIDDLE_AT : 0;
+        clear(m.exchange + begin, base + MIDDLE_AT - begin, index, MULTIPLIERS * GRID);
+        clear(partial, partial_floats * 4, index, MULTIPLIERS * GRID);
+        run_product<DOWN>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+    }
+    /* The block that ends last. */
+    meet();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(m.done, 1u) == GRID - 1;
+        __threadfence();
+    }
+    meet();
+    if (last) {
+        i64 end = (i64)count * LAYER_BYTES;
+        clear(m.exchange + end - LAYER_BYTES + MIDDLE_AT, LAYER_BYTES - MIDDLE_AT, threadIdx.x, MULTIPLIERS);
+        if (threadIdx.x == 0) *m.done = 0;
+    }
+#endif
+}

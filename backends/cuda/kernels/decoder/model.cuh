@@ -1,0 +1,87 @@
+/*
+ * Layers of a decoder in one launch: sizes, which are constants, and what the kernel is told.
+ */
+/* Warps that multiply; one more copies. */
+#define MULTIPLIERS (WARPS * 32)
+#define BLOCK (MULTIPLIERS + 32)
+#define UNIT 16
+#define VALUE_ROW (HEAD + 4)
+#define KEY_BLOCKS ((HEAD + 31) / 32)
+#define VALUE_BLOCKS ((HEAD + 63) / 64)
+/* Whether there are query heads in the upper 8 rows of a product. */
+#define UPPER (TILE_HEADS > 8)
+/* Products of a layer, in their order; those of odd number have tiles of 8 outputs. */
+#define INPUT 0
+#define OUTPUT 1
+#define UP 2
+#define DOWN 3
+#define GATED 3
+/* Splits that are read together, and vectors. */
+#define SPLITS_AT_ONCE (HEADS * HEAD <= 1024 ? 6 : 3)
+#define VECTORS_AT_ONCE 4
+/* Reads of something that never comes: seconds. */
+#define PATIENCE (1u << 24)
+
+struct Strides { i64 page, head, slot; };
+
+/* What differs from layer to layer. */
+struct Layer {
+    const u8* weights[4];
+    const BIAS* biases[4];
+    const G* gains[2];
+    const SHIFT* shifts[2];
+    X* keys;
+    X* values;
+};
+
+/* A product, as it is in all layers: of the norm in front, and what is behind. */
+struct Product { float eps, offset, alpha, limit; };
+
+/* Products of a layer: inputs, outputs, tiles, and how many inputs a slot of the ring takes. */
+constexpr int INPUTS_OF[4] = {HIDDEN, HEADS * HEAD, HIDDEN, INNER};
+constexpr int OUTPUTS_OF[4] = {(HEADS + 2 * KV_HEADS) * HEAD, HIDDEN, MIDDLE == GATED ? 2 * INNER : INNER, HIDDEN};
+constexpr int TILES_OF[4] = {OUTPUTS_OF[0] / 16, HIDDEN / 8, OUTPUTS_OF[2] / 16, HIDDEN / 8};
+constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
+/* What blocks leave for each other in a layer, in bytes: the token in front of it, query, key and value, the token in the
+ * middle, and the MLP's inner one. */
+#define ROOM_OF(elements) (((elements) * 2 + 255) / 256 * 256)
+#define QUERIES_AT ROOM_OF(HIDDEN)
+#define MIDDLE_AT (QUERIES_AT + ROOM_OF((HEADS + 2 * KV_HEADS) * HEAD))
+#define INNER_AT (MIDDLE_AT + ROOM_OF(HIDDEN))
+#define LAYER_BYTES (INNER_AT + ROOM_OF(INNER))
+/* Shared memory behind the ring. */
+#define SUM_ROW ((WARPS + 3) / 4 * 4 + 4)
+#define ROUNDED(bytes) (((bytes) + 127) / 128 * 128)
+#define ACTIVATIONS_AT (RING_SLOTS * SLOT_BYTES)
+#define LARGER(a, b) ((a) > (b) ? (a) : (b))
+#define MOST_INPUTS LARGER(HIDDEN, LARGER(INNER, HEADS * HEAD))
+#define SUMS_AT (ACTIVATIONS_AT + ROUNDED(MOST_INPUTS * 2))
+#define HEADS_AT (SUMS_AT + ROUNDED(WARPS * 16 * SUM_ROW * 4))
+#define BARRIERS_AT (HEADS_AT + ROUNDED(WARPS * TILE_HEADS * (HEAD + 6) * 4))
+#define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
+
+struct Model {
+    Product products[4];
+    const Layer* table;
+    i64 layers;
+    /* The token, before all layers and behind them. */
+    const X* x;
+    X* y;
+    /* What blocks leave for each other. */
+    u8* exchange;
+    float* partial;
+    u32* done;
+    float query_scale, key_scale, scale, unused;
+    const int* positions;
+    const float* frequencies;
+    const int* places;
+    i64 pages;
+    Strides key_strides, value_strides;
+    const int* query_start;
+    const int* query_length;
+    const int* kv_length;
+    const int* pages_of;
+    i64 columns_of_table;
+};
+
+extern __shared__ __align__(128) u8 memory[];

@@ -1,0 +1,251 @@
+/*
+ * What products of the kernel for layers read, brought into shared memory once others have left it.
+ */
+#if __CUDA_ARCH__ >= 900
+/* The sum of what the warps have, which is 16-byte aligned. */
+__device__ inline float sum_of_warps(const float* from) {
+    float x = 0.0f;
+#pragma unroll
+    for (int w = 0; w + 4 <= WARPS; w += 4) {
+        float4 its = *(const float4*)(from + w);
+        x += (its.x + its.y) + (its.z + its.w);
+    }
+#pragma unroll
+    for (int w = WARPS / 4 * 4; w < WARPS; ++w) x += from[w];
+    return x;
+}
+
+/* Sums over the warps that multiply; `scratch` is not used for anything else before the next barrier but one. */
+__device__ inline float sum_of_row(float x, float* scratch) {
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    meet();
+    return sum_of_warps(scratch);
+}
+__device__ inline float2 sums_of_row(float x, float y, float2* scratch) {
+    for (int distance = 16; distance; distance /= 2) {
+        x += __shfl_xor_sync(0xffffffffu, x, distance);
+        y += __shfl_xor_sync(0xffffffffu, y, distance);
+    }
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = make_float2(x, y);
+    meet();
+    x = y = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) {
+        x += scratch[i].x;
+        y += scratch[i].y;
+    }
+    return make_float2(x, y);
+}
+
+/* Elements of the token that a thread norms together: few, so that much goes on side by side. */
+#define TOGETHER (HIDDEN <= 2 * MULTIPLIERS ? 2 : HIDDEN <= 4 * MULTIPLIERS ? 4 : 8)
+#define OWN ((HIDDEN + TOGETHER * MULTIPLIERS - 1) / (TOGETHER * MULTIPLIERS))
+struct Some { u32 word[TOGETHER / 2]; };
+
+__device__ inline Some load_some(const void* from) {
+    Some v;
+    if constexpr (TOGETHER == 2) {
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v.word[0]) : "l"(from));
+    } else if constexpr (TOGETHER == 4) {
+        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+            : "=r"(v.word[0]), "=r"(v.word[TOGETHER / 2 - 1]) : "l"(from));
+    } else {
+        Vector all = load_fresh(from);
+#pragma unroll
+        for (int i = 0; i < TOGETHER / 2; ++i) v.word[i] = all.word[i % 4];
+    }
+    return v;
+}
+__device__ inline bool lacks(const Some& v) {
+    u32 found = 0;
+#pragma unroll
+    for (int i = 0; i < TOGETHER / 2; ++i) found |= (~v.word[i] - 0x00010001u) & v.word[i];
+    return found & 0x80008000u;
+}
+__device__ inline float element(const Some& v, int i) {
+    X x = {(u16)(i % 2 ? v.word[i / 2] >> 16 : v.word[i / 2] & 0xffffu)};
+    return widen(x);
+}
+/* Of a norm's parameters. */
+template <typename T> __device__ inline void load_together(const T* from, float missing, float (&out)[TOGETHER]) {
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i) out[i] = missing;
+    if (!from) return;
+    if constexpr (TOGETHER == 8) {
+        load_eight(from, out);
+    } else {
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) out[i] = widen(from[i]);
+    }
+}
+
+/* The normed token into shared memory. */
+__device__ inline void stage_normed(const Product& p, const G* gains, const SHIFT* shifts, const X* x, bool there, u8* to,
+                                    float2* scratch) {
+    float gain[OWN][TOGETHER], values[OWN][TOGETHER];
+#if NORM == 2
+    float shift[OWN][TOGETHER];
+#endif
+    Some own[OWN];
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        own[o] = Some{};
+        if (at >= HIDDEN) break;
+        load_together(gains ? gains + at : gains, 1.0f, gain[o]);
+#if NORM == 2
+        load_together(shifts ? shifts + at : shifts, 0.0f, shift[o]);
+#endif
+    }
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        if (at < HIDDEN) own[o] = load_some(x + at);
+    }
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        /* What was there before this launch may be anything. */
+        for (u32 reads = 0; !there && lacks(own[o]); be_patient(reads)) own[o] = load_some(x + at);
+    }
+    float mean = 0.0f, rest = 0.0f, squares = 0.0f;
+#if NORM == 2
+    float sum = 0.0f, left = 0.0f;
+#endif
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            values[o][i] = element(own[o], i);
+#if NORM == 2
+            sum += values[o][i];
+#endif
+        }
+    }
+#if NORM == 2
+    mean = sum_of_row(sum, (float*)scratch) * (1.0f / HIDDEN);
+#endif
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        if ((threadIdx.x + o * MULTIPLIERS) * TOGETHER >= HIDDEN) break;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            float value = values[o][i] - mean;
+            squares += value * value;
+#if NORM == 2
+            left += value;
+#endif
+        }
+    }
+#if NORM == 2
+    float2 both = sums_of_row(squares, left, scratch + WARPS);
+    /* What the mean lost to rounding is found again. */
+    rest = both.y * (1.0f / HIDDEN);
+    squares = both.x * (1.0f / HIDDEN) - rest * rest;
+    squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
+#else
+    squares = sum_of_row(squares, (float*)scratch) * (1.0f / HIDDEN);
+#endif
+    float scale = rsqrtf(squares + p.eps);
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
+        if (at >= HIDDEN) break;
+        Some out;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+#if NORM == 2
+            values[o][i] = ((values[o][i] - mean) - rest) * scale * gain[o][i] + shift[o][i];
+#else
+            values[o][i] = values[o][i] * scale * (gain[o][i] + p.offset);
+#endif
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER / 2; ++i) out.word[i] = pair_of(values[o][2 * i], values[o][2 * i + 1]);
+        if constexpr (TOGETHER == 8) {
+            Vector all;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) all.word[i] = out.word[i % (TOGETHER / 2)];
+            *(Vector*)(to + at * 2) = all;
+        } else {
+#pragma unroll
+            for (int i = 0; i < TOGETHER / 2; ++i) *(u32*)(to + at * 2 + i * 4) = out.word[i];
+        }
+    }
+}
+
+/* What other blocks left, as it is. */
+__device__ inline void stage_plain(const X* x, u8* to) {
+#pragma unroll 1
+    for (int base = threadIdx.x * 8; base < INNER; base += VECTORS_AT_ONCE * MULTIPLIERS * 8) {
+        Vector own[VECTORS_AT_ONCE];
+#pragma unroll
+        for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
+            int at = base + o * MULTIPLIERS * 8;
+            if (at < INNER) own[o] = load_fresh(x + at);
+        }
+#pragma unroll
+        for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
+            int at = base + o * MULTIPLIERS * 8;
+            if (at >= INNER) break;
+            for (u32 reads = 0; lacks(own[o]); be_patient(reads)) own[o] = load_fresh(x + at);
+            *(Vector*)(to + at * 2) = own[o];
+        }
+    }
+}
+
+/* What attention comes to: the splits of each head merged. Their maxima are powers of 2. */
+__device__ inline void stage_merged(const float* partial, int live, u8* to) {
+    const int next = TILE_HEADS * VALUE_ROW;
+#pragma unroll 1
+    for (int at = threadIdx.x * 4; at < HEADS * HEAD; at += MULTIPLIERS * 4) {
+        int head = at / HEAD;
+        const float* head_from = partial + (head / TILE_HEADS * SPLITS * TILE_HEADS + head % TILE_HEADS) * VALUE_ROW;
+        const float* from = head_from + at % HEAD;
+        head_from += HEAD;
+        float largest = -infinity(), total = 0.0f, merged[4] = {};
+#pragma unroll 1
+        for (int base = 0; base < live; base += SPLITS_AT_ONCE) {
+            Vector part[SPLITS_AT_ONCE];
+            float2 amount[SPLITS_AT_ONCE];
+            u32 reads = 0, missing;
+            do {
+                missing = 0;
+#pragma unroll
+                for (int s = 0; s < SPLITS_AT_ONCE; ++s) {
+                    part[s] = Vector{};
+                    amount[s] = make_float2(-infinity(), 0.0f);
+                    if (base + s < live) {
+                        part[s] = load_fresh(from + (base + s) * next);
+                        amount[s] = load_fresh_pair(head_from + (base + s) * next);
+                    }
+                }
+#pragma unroll
+                for (int s = 0; s < SPLITS_AT_ONCE; ++s) {
+                    missing = larger_of(missing, largest_word(part[s]));
+                    missing = larger_of(missing, larger_of(__float_as_uint(amount[s].x), __float_as_uint(amount[s].y)));
+                }
+                be_patient(reads);
+            } while (missing == ~0u);
+            float before = largest;
+#pragma unroll
+            for (int s = 0; s < SPLITS_AT_ONCE; ++s) largest = amount[s].x > largest ? amount[s].x : largest;
+            float shift = largest == -infinity() ? 0.0f : largest, factor = power(before - shift);
+            total *= factor;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) merged[i] *= factor;
+#pragma unroll
+            for (int s = 0; s < SPLITS_AT_ONCE; ++s) {
+                factor = power(amount[s].x - shift);
+                total += amount[s].y * factor;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) merged[i] += __uint_as_float(part[s].word[i]) * factor;
+            }
+        }
+        float factor = total == 0.0f ? 0.0f : __fdividef(1.0f, total);
+        uint2 out = make_uint2(pair_of(merged[0] * factor, merged[1] * factor), pair_of(merged[2] * factor, merged[3] * factor));
+        *(uint2*)(to + at * 2) = out;
+    }
+}
+#endif
