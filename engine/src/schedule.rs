@@ -207,6 +207,12 @@ impl<T> Scheduler<T> {
         self.active
     }
 
+    /// Whether more of those that run wait for the host to see their tokens than do not.
+    pub(crate) fn most_wait(&self) -> bool {
+        let waiting = self.running.iter().filter_map(|key| self.get(*key)).filter(|one| one.waits());
+        2 * waiting.count() > self.active
+    }
+
     pub(crate) fn pages(&self) -> &PagePool {
         &self.pages
     }

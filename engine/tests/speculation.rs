@@ -226,6 +226,24 @@ fn what_depends_on_the_tokens_before_does_not(#[values(false, true)] late: bool)
     }
 }
 
+#[test]
+fn those_that_all_wait_for_the_host_go_together() {
+    // They come one after the other, so each would meet the others' steps under way.
+    let steps = |device: Arc<dyn Device>| {
+        let mut engine = engine(device, &options(0, 4));
+        for index in 0..4 {
+            let constraint: Option<Box<dyn Constraint>> = Some(Box::new(Anything));
+            engine.submit(Request { constraint, ..request(index) }).unwrap();
+            engine.step().unwrap();
+        }
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        engine.statistics().steps
+    };
+    assert_eq!(steps(some_device(true)), steps(some_device(false)));
+}
+
 #[rstest]
 fn one_that_is_cancelled_leaves_nothing_behind(#[values(false, true)] late: bool) {
     let expected = tokens(&alone([request(1)])[0]);

@@ -27,7 +27,9 @@ impl Engine {
     /// If the device failed. The requests that run are lost then.
     pub fn step(&mut self) -> Result<Vec<TokenEvent>> {
         let in_flight = if self.plan.options.launch_ahead { IN_FLIGHT } else { 1 };
-        while self.flights.len() < in_flight && self.launch()? {
+        // Those that wait would fall into two halves that take turns, and steps would be half as full.
+        let ahead = |engine: &Self| engine.flights.is_empty() || !engine.scheduler.most_wait();
+        while self.flights.len() < in_flight && ahead(self) && self.launch()? {
             // A device that computes while it is told to, or is that fast, has nothing to wait for: launching ahead would
             // only delay the tokens that are there.
             if self.flights.back().map(|flight| self.handover.arrived(&flight.parcel)).transpose()?
