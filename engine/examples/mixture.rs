@@ -1,15 +1,16 @@
-//! A mixture of formats against four bits everywhere, at equal size, on a model's own weights and activations.
+//! A mixture of formats against four bits everywhere, at equal size, for a model that dsrun does not run: its weights, and
+//! activations that another program saw.
 //!
 //!     cargo run --release -p dsrun-engine --example mixture -- MODEL.safetensors ACTIVATIONS.safetensors
 //!
-//! `mixture/activations.py` makes the second file. Formats are chosen by the energies of its calibration text; the error is measured
-//! on rows of another: of each product with a rounded weight, the squared difference from the product with the weight itself,
-//! over the square of the latter, summed over all products of the model.
+//! `mixture/activations.py` makes the second file. Formats are chosen by the energies of its calibration text; the error is
+//! measured on rows of another: the squared differences of all products with rounded weights from those with the weights
+//! themselves, over the squares of the latter. (For models that dsrun runs there is `dsrun quantize --budget`.)
 
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use dsrun_core::{GroupFormat, WeightFormat};
-use dsrun_engine::passes::quantize::{Candidate, Policy, choose, weight_error};
+use dsrun_engine::passes::quantize::{Candidate, choose};
 use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use std::{collections::BTreeMap, error::Error};
@@ -77,45 +78,33 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let formats: Vec<GroupFormat> = FORMATS.iter().filter_map(|name| GroupFormat::from_name(name)).collect();
     let uniform = GroupFormat::from_name(UNIFORM).ok_or("no such format")?;
-    let candidates: BTreeMap<String, Vec<Candidate>> = layers
-        .par_iter()
-        .map(|layer| {
-            let of = |format: &GroupFormat| weight_error(&layer.weight, &layer.energy, *format, true);
-            Ok((layer.name.clone(), formats.iter().map(of).collect::<Result<_, _>>()?))
-        })
-        .collect::<Result<_, dsrun_core::Error>>()?;
-    let bytes_of = |format: GroupFormat| -> u64 {
-        let of =
-            |all: &Vec<Candidate>| all.iter().find(|candidate| candidate.format == format).map(|c| c.bytes);
-        candidates.values().filter_map(of).sum()
-    };
-    let budget = bytes_of(uniform);
+    let mut candidates = BTreeMap::new();
+    for layer in &layers {
+        let of = |format: &GroupFormat| Candidate::of_rows(&layer.weight, &layer.energy, *format, true);
+        candidates.insert(layer.name.clone(), formats.iter().map(of).collect::<Result<Vec<_>, _>>()?);
+    }
+    let all = candidates.values().flatten();
+    let budget = all.filter(|candidate| candidate.format == uniform).map(|candidate| candidate.bytes).sum();
     let chosen = choose(&candidates, budget)?;
-    let by_name: BTreeMap<&str, GroupFormat> =
+    let bytes: u64 = chosen.iter().map(|choice| choice.chosen.bytes).sum();
+    println!("{} products; weights of {budget} bytes in {UNIFORM}, {bytes} in the mixture", layers.len());
+
+    let format_of: BTreeMap<&str, GroupFormat> =
         chosen.iter().map(|choice| (choice.weight.as_str(), choice.chosen.format)).collect();
-    let total = |format: &(dyn Fn(&Layer) -> GroupFormat + Sync)| -> Result<f64, dsrun_core::Error> {
-        let all = layers.par_iter().map(|layer| layer.error(format(layer))).collect::<Result<Vec<_>, _>>()?;
-        // Each product counts by its own size: the sum of relative errors.
-        Ok(all.iter().map(|(error, square)| error / square).sum::<f64>() / all.len() as f64)
-    };
-    let uniform_error = total(&|_| uniform)?;
-    let mixture_error = total(&|layer| by_name.get(layer.name.as_str()).copied().unwrap_or(uniform))?;
-    let absolute = |format: &(dyn Fn(&Layer) -> GroupFormat + Sync)| -> Result<f64, dsrun_core::Error> {
-        let all = layers.par_iter().map(|layer| layer.error(format(layer))).collect::<Result<Vec<_>, _>>()?;
-        Ok(all.iter().map(|(error, _)| error).sum::<f64>()
-            / all.iter().map(|(_, square)| square).sum::<f64>())
-    };
-    let uniform_sum = absolute(&|_| uniform)?;
-    let mixture_sum = absolute(&|layer| by_name.get(layer.name.as_str()).copied().unwrap_or(uniform))?;
-    let mixture_bytes: u64 = chosen.iter().map(|choice| choice.chosen.bytes).sum();
-    println!(
-        "{} products; weights of {budget} bytes in {UNIFORM}, {mixture_bytes} in the mixture",
-        layers.len()
-    );
-    println!("error of all products, squared, over their square: {uniform_sum:.3e} and {mixture_sum:.3e}");
-    println!(
-        "the same for each product, on average:             {uniform_error:.3e} and {mixture_error:.3e}"
-    );
-    println!("\n{}", Policy::of_choices(&chosen).to_toml()?);
+    let everywhere = |_: &Layer| uniform;
+    let mixed = |layer: &Layer| format_of.get(layer.name.as_str()).copied().unwrap_or(uniform);
+    let formats: [(&str, &(dyn Fn(&Layer) -> GroupFormat + Sync)); 2] =
+        [(UNIFORM, &everywhere), ("mixture", &mixed)];
+    println!("{:>16} {:>12} {:>24}", "", "all products", "mean of each product's");
+    for (name, format) in formats {
+        let errors = layers.par_iter().map(|layer| layer.error(format(layer)));
+        let errors: Vec<(f64, f64)> = errors.collect::<Result<_, _>>()?;
+        let (error, square) = errors.iter().fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+        let mean = errors.iter().map(|(error, square)| error / square).sum::<f64>() / errors.len() as f64;
+        println!("{name:>16} {:>12.3e} {mean:>24.3e}", error / square);
+    }
+    for choice in &chosen {
+        println!("{:<48} {}", choice.weight, choice.chosen.format);
+    }
     Ok(())
 }

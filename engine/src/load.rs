@@ -84,9 +84,7 @@ impl EnginePlan {
             cache: activation,
             block_size: options.block_size as u32,
         })?;
-        if let Some(policy) = &options.quantize {
-            program = quantized(&program, policy, model, options)?;
-        }
+        program = quantized(&program, model, options)?;
         let mut fixed = FixedSizes { requests: options.max_requests, blocks, pages, stop_ids: 1 };
         let limits = Bucket {
             tokens: options.step_tokens,
@@ -283,17 +281,19 @@ fn paged(op: &Op) -> Option<PagedAttention> {
     }
 }
 
-/// Quantises a program, smoothed first if the policy says so.
-fn quantized(program: &Program, policy: &Policy, model: &Model, options: &EngineOptions) -> Result<Program> {
+/// Quantises a program as the policy says, smoothed first if it says so, and else as the checkpoint says.
+fn quantized(program: &Program, model: &Model, options: &EngineOptions) -> Result<Program> {
+    let source = &**model.weights();
     let read = |expr: &WeightExpr| {
-        let reader = ExprReader::new(&**model.weights(), expr)?;
+        let reader = ExprReader::new(source, expr)?;
         reader.decoded_rows(0, dsrun_core::WeightReader::weight_type(&reader).rows())
     };
     let in_pass = |error: Error| error.in_op("quantize");
-    let unseen = Calibration::default();
+    let (keep, unseen) = (Policy::default(), Calibration::default());
+    let policy = options.quantize.as_ref().unwrap_or(&keep);
     let calibration = options.calibration.as_deref().unwrap_or(&unseen);
     let smoothed = smooth(program, policy, calibration, &read).map_err(in_pass)?;
-    Ok(quantize(&smoothed, policy).map_err(in_pass)?)
+    Ok(quantize(&smoothed, policy, &|tensor| source.quantises_inputs(tensor)).map_err(in_pass)?)
 }
 
 /// Fuses what the device has kernels for, whatever the size of the step.

@@ -11,20 +11,18 @@ mod support;
 use dsrun_core::{
     GroupFormat, WeightExpr, WeightReader,
     op::Op,
-    program::{Call, Origin, Program},
+    program::{Call, Node, Origin, Program},
 };
 use dsrun_engine::{
-    EngineOptions, EnginePlan, calibrate,
+    EngineOptions, EnginePlan, Precision, Score, calibrate,
     passes::{
         fuse,
-        quantize::{
-            Calibration, Candidate, Policy, Scheme, choose, product_weights, quantize, smooth, weight_error,
-        },
+        quantize::{Calibration, Candidate, Policy, Scheme, choose, product_weights, quantize, smooth},
     },
 };
-use dsrun_models::{model::Model, step::ProgramOptions, weights::ExprReader};
+use dsrun_models::{model::Model, step::ProgramOptions, tokenizer::EncodeOptions, weights::ExprReader};
 use rstest::rstest;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 use support::{device, difference, engine, exact, fixtures, logits};
 
 const TOKENS: [u32; 24] =
@@ -36,6 +34,11 @@ fn model(name: &str) -> Model {
 
 fn program(name: &str) -> Program {
     model(name).program(&ProgramOptions::default()).unwrap()
+}
+
+/// The checkpoints here leave inputs as they are.
+fn no_inputs(_: &str) -> bool {
+    false
 }
 
 fn names(program: &Program) -> Vec<&str> {
@@ -55,7 +58,7 @@ fn products_of_the_same_activations_share_their_quantisation(
     #[values("llama3", "gpt2", "opt", "qwen3")] name: &str,
 ) {
     let plain = program(name);
-    let quantised = quantize(&plain, &Policy::of(Scheme::W8A8)).unwrap();
+    let quantised = quantize(&plain, &Policy::of(Scheme::W8A8), &no_inputs).unwrap();
     let products = product_weights(&plain);
     let kept = products.iter().filter(|weight| weight.kept).count();
     assert_eq!(kept, 1, "the weight that makes the logits is kept");
@@ -78,7 +81,7 @@ fn fusion_takes_quantisation_in(#[case] name: &str, #[case] activation: &str) {
         "linear_w8a8_add",
         "linear_w8a8_activation",
     ];
-    let quantised = quantize(&program(name), &Policy::of(Scheme::W8A8)).unwrap();
+    let quantised = quantize(&program(name), &Policy::of(Scheme::W8A8), &no_inputs).unwrap();
     let mut native = |_: &Program, call: &Call| Ok(known.contains(&call.op.name()));
     let fused = fuse(&quantised, &mut native).unwrap();
     assert_eq!(count(&fused, "norm_quant"), 4, "{:?}", names(&fused));
@@ -87,35 +90,39 @@ fn fusion_takes_quantisation_in(#[case] name: &str, #[case] activation: &str) {
     let taken = count(&fused, "linear_w8a8_activation") + count(&fused, &format!("{activation}_quant"));
     assert_eq!(taken, 2, "{:?}", names(&fused));
 
-    // A device that has kernels for everything runs norm, quantisation, one product, rotation and cache as one.
+    // A device that has kernels for everything runs quantisation, one product, rotation and cache as one, and the norm too, but
+    // for the first layer's, which the embedding takes in.
     let fused = fuse(&quantised, &mut |_: &Program, _: &Call| Ok(true)).unwrap();
-    let whole = |call: &&Call| match &call.op {
-        Op::Region(region) => {
-            let body: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
-            body.contains(&"quant_per_token") && body.contains(&"linear_w8a8") && body.contains(&"kv_write")
-        }
-        _ => false,
+    let holding = |wanted: &[&str]| {
+        let holds = |node: &&Node| match &node.call.op {
+            Op::Region(region) => {
+                wanted.iter().all(|op| region.calls().iter().any(|call| call.op.name() == *op))
+            }
+            _ => false,
+        };
+        fused.nodes.iter().filter(holds).count()
     };
-    let calls = fused.nodes.iter().map(|node| &node.call);
-    assert_eq!(calls.filter(whole).count(), 2, "{:?}", names(&fused));
+    assert_eq!(holding(&["linear_w8a8", "kv_write"]), 2, "{:?}", names(&fused));
+    assert_eq!(holding(&["quant_per_token", "linear_w8a8"]), 2 * 4 - 1, "{:?}", names(&fused));
+    assert_eq!(holding(&["embed", "quant_per_token"]), 1, "{:?}", names(&fused));
 }
 
 #[test]
 fn a_policy_reaches_the_weights_it_names() {
-    let text = "default = \"w8a16\"\n[weights]\nlm_head = \"bf16\"\nlayers.0 = \"int4g32z_f16\"\nlayers.0.down = \"keep\"\n";
-    let quantised = quantize(&program("llama3"), &Policy::from_toml(text).unwrap()).unwrap();
+    let text = "default = \"w8a16\"\n[weights]\nlm_head = \"f16\"\n\"layers.0\" = \"int4g32z_f16\"\n\"layers.0.down\" = \"keep\"\n";
+    let quantised = quantize(&program("llama3"), &Policy::from_toml(text).unwrap(), &no_inputs).unwrap();
     let format = |name: &str| {
         let value = quantised.values.iter().find(|value| value.name == name).unwrap();
         value.weight_type().unwrap().format.to_string()
     };
     assert_eq!(format("layers.0.query"), "int4g32z_f16");
-    assert_eq!(format("layers.0.down"), "f32");
+    assert_eq!(format("layers.0.down"), "bf16", "as the file has it");
     assert_eq!(format("layers.1.up"), "int8");
     let head = product_weights(&quantised).into_iter().find(|weight| weight.head).unwrap();
-    assert_eq!(format(&head.name), "bf16");
+    assert_eq!(format(&head.name), "f16");
 
     let unknown = Policy::from_toml("[weights]\nlayers.7 = \"w8a16\"\n").unwrap();
-    let error = quantize(&program("llama3"), &unknown).unwrap_err().to_string();
+    let error = quantize(&program("llama3"), &unknown, &no_inputs).unwrap_err().to_string();
     assert!(error.contains("`layers.7` names no weight of a product"), "{error}");
 }
 
@@ -124,18 +131,28 @@ fn relative_error(name: &str, options: &EngineOptions) -> f64 {
     let model = model(name);
     let expected = logits(&mut engine(&model, &exact(16, 1)), &TOKENS);
     let found = logits(&mut engine(&model, options), &TOKENS);
+    squared(&found, &expected)
+}
+
+/// The sum of squared differences over that of the squares of what is expected.
+fn squared(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
     let pairs =
-        || expected.iter().flatten().zip(found.iter().flatten()).map(|(a, b)| (f64::from(*a), f64::from(*b)));
-    pairs().map(|(a, b)| (a - b).powi(2)).sum::<f64>() / pairs().map(|(a, _)| a * a).sum::<f64>()
+        || found.iter().flatten().zip(expected.iter().flatten()).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+    pairs().map(|(a, b)| (a - b).powi(2)).sum::<f64>() / pairs().map(|(_, b)| b * b).sum::<f64>()
+}
+
+/// Errors that transformers has with layers rounded by a few lines of Python (`data/rounded.py`), by model and way.
+fn rounded() -> BTreeMap<String, BTreeMap<String, f64>> {
+    serde_json::from_str(include_str!("data/rounded.json")).unwrap()
 }
 
 #[rstest]
-fn rounded_models_stay_near_their_own(#[values("llama3", "gpt2", "opt")] name: &str) {
-    // One rounding of an 8-bit integer is off by 1 / 254 of the largest at most, a few times less on average, and errors of a few
-    // layers add up; the limits are ten times what random weights show, and a scale applied twice or not at all is far beyond.
-    assert!(relative_error(name, &quantised("default = \"w8a16\"")) < 1e-3);
-    assert!(relative_error(name, &quantised("default = \"w8a8\"")) < 4e-3);
-    assert!(relative_error(name, &quantised("default = \"int4g32_f16\"")) < 0.3);
+fn rounded_models_are_off_as_their_roundings_make_them(#[values("llama3", "gpt2", "opt")] name: &str) {
+    for (way, expected) in &rounded()[name] {
+        let found = relative_error(name, &quantised(&format!("default = \"{way}\"")));
+        // The roundings are the same, to the integer; only sums have another order.
+        assert!((found / expected - 1.0).abs() < 0.01, "{way}: {found:.3e}, not {expected:.3e}");
+    }
 }
 
 fn calibration(model: &Model) -> Calibration {
@@ -177,7 +194,12 @@ fn smoothing_keeps_the_model(#[values("llama3", "gpt2", "opt", "qwen2")] name: &
     assert!(scaled.count() >= 2 * (2 + 4));
 
     let options = EngineOptions { quantize: Some(policy), calibration: Some(Arc::new(seen)), ..exact(16, 1) };
-    assert!(relative_error(name, &options) < 4e-3);
+    // Random weights have no outliers, so that smoothing is one more way to round: it is 0.8 to 1.2 times as far off. Factors that
+    // were applied on one side only would change products by the factors' own size.
+    let plain = EngineOptions { quantize: Some(Policy::of(Scheme::W8A8)), ..exact(16, 1) };
+    let (smoothed, plain) = (relative_error(name, &options), relative_error(name, &plain));
+    eprintln!("{name}: {smoothed:.2e} smoothed, {plain:.2e} as it is");
+    assert!(smoothed < 2.0 * plain, "{smoothed:.2e}, and {plain:.2e} as it is");
     let missing = EngineOptions { calibration: None, ..options };
     let error = EnginePlan::new(&model, &*device(), &missing).unwrap_err().to_string();
     assert!(error.contains("its activations were not observed"), "{error}");
@@ -189,7 +211,8 @@ fn the_same_policy_gives_the_same_logits_fused_or_not() {
     let options = quantised("default = \"w8a8\"");
     let fused = logits(&mut engine(&model, &options), &TOKENS);
     let plain = logits(&mut engine(&model, &EngineOptions { fuse: false, ..options }), &TOKENS);
-    assert!(difference(&fused, &plain) < 1e-2, "{}", difference(&fused, &plain));
+    // Sums of bytes are exact in one product or in three.
+    assert!(difference(&fused, &plain) < 1e-5, "{}", difference(&fused, &plain));
 }
 
 /// A generator of repeatable noise, about normal.
@@ -205,50 +228,119 @@ impl Noise {
     }
 }
 
-/// The formats a mixture may choose from.
-fn formats() -> Vec<GroupFormat> {
-    ["int4g128_f16", "int4g64_f16", "int4g32_f16", "int8g128_f16", "int8g64_f16"]
-        .into_iter()
-        .filter_map(GroupFormat::from_name)
-        .collect()
-}
-
-/// The sum of errors of all weights, uniformly in `int4g64_f16`, and in a mixture of the same size.
-fn uniform_and_mixture(weights: &BTreeMap<String, (Vec<f32>, Vec<f64>)>) -> (f64, f64) {
-    let candidates: BTreeMap<String, Vec<Candidate>> = weights
-        .iter()
-        .map(|(name, (values, energy))| {
-            let of = |format| weight_error(values, energy, format, true).unwrap();
-            (name.clone(), formats().into_iter().map(of).collect())
-        })
-        .collect();
-    let uniform: Vec<&Candidate> = candidates
-        .values()
-        .map(|all| all.iter().find(|candidate| candidate.format.to_string() == "int4g64_f16").unwrap())
-        .collect();
-    let budget: u64 = uniform.iter().map(|candidate| candidate.bytes).sum();
-    let chosen = choose(&candidates, budget).unwrap();
-    assert!(chosen.iter().map(|choice| choice.chosen.bytes).sum::<u64>() <= budget);
-    let error = chosen.iter().map(|choice| choice.chosen.error).sum();
-    (uniform.iter().map(|candidate| candidate.error).sum(), error)
-}
-
 /// Layers whose activations differ a thousandfold, and every fourth weight with outliers, as large models have them.
 #[test]
 fn a_mixture_beats_four_bits_everywhere_on_outliers() {
     let mut noise = Noise(11);
-    let (rows, columns) = (48, 512);
-    let mut weights = BTreeMap::new();
-    for layer in 0..16 {
+    let (rows, columns) = (8, 2048);
+    let formats = ["int4g128_f16", "int4g64_f16", "int4g32_f16", "int8g128_f16", "int8g64_f16"]
+        .map(|name| GroupFormat::from_name(name).unwrap());
+    let mut candidates = BTreeMap::new();
+    for layer in 0..32 {
         let mut values: Vec<f32> = (0..rows * columns).map(|_| noise.normal() * 0.02).collect();
         if layer % 4 == 0 {
             values.iter_mut().step_by(97).for_each(|value| *value *= 20.0);
         }
-        let size = 10f64.powi(layer % 4);
-        let energy = (0..columns).map(|_| f64::from(noise.normal()).powi(2) * size).collect();
-        weights.insert(format!("layers.{layer}"), (values, energy));
+        let size = 10f64.powf(f64::from(layer % 16) / 5.0);
+        let energy: Vec<f64> = (0..columns).map(|_| f64::from(noise.normal()).powi(2) * size).collect();
+        let of = |format| Candidate::of_rows(&values, &energy, format, true).unwrap();
+        candidates.insert(format!("layers.{layer}"), formats.map(of).to_vec());
     }
-    let (uniform, mixture) = uniform_and_mixture(&weights);
-    eprintln!("uniform {uniform:.4e}, mixture {mixture:.4e}: {:.2} of it", mixture / uniform);
-    assert!(mixture < 0.75 * uniform, "{mixture} of {uniform}");
+    for (uniform, at_most) in formats.iter().zip([1.0, 0.65, 0.45]) {
+        let everywhere = candidates.values().flatten().filter(|candidate| candidate.format == *uniform);
+        let (budget, error) = everywhere.fold((0, 0.0), |sum, of| (sum.0 + of.bytes, sum.1 + of.error));
+        let chosen = choose(&candidates, budget).unwrap();
+        assert!(chosen.iter().map(|choice| choice.chosen.bytes).sum::<u64>() <= budget);
+        let mixture: f64 = chosen.iter().map(|choice| choice.chosen.error).sum();
+        // (0.612 and 0.425 of it; with the smallest format there is nothing to move.)
+        eprintln!("{uniform} everywhere {error:.4e}, mixture {mixture:.4e}: {:.3} of it", mixture / error);
+        assert!(mixture <= at_most * error, "{uniform}: {mixture} of {error}");
+    }
+}
+
+/// Tokens, and the logits that transformers computes for them.
+fn reference(folder: &Path, kind: &str) -> Vec<(Vec<u32>, Vec<Vec<f32>>)> {
+    let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: String| {
+        let tensor = file.tensor(&name).unwrap();
+        (tensor.data().as_chunks::<4>().0.to_vec(), tensor.shape().last().copied().unwrap())
+    };
+    let sequence = |number: usize| {
+        let tokens = words(format!("tokens_{number}")).0.into_iter().map(u32::from_le_bytes).collect();
+        let (logits, vocabulary) = words(format!("{kind}_{number}"));
+        let logits: Vec<f32> = logits.into_iter().map(f32::from_le_bytes).collect();
+        (tokens, logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect())
+    };
+    [0, 1].into_iter().map(sequence).collect()
+}
+
+#[rstest]
+fn a_checkpoint_made_for_integers_runs_on_them(
+    #[values(true, false)] fuse: bool,
+    #[values(64, 5)] step: usize,
+) {
+    let folder = fixtures().join("quantised/compressed_w8a8");
+    let model = Model::open(&folder).unwrap();
+    let mut engine = engine(&model, &EngineOptions { precision: Precision::Keep, fuse, ..exact(step, 1) });
+    for (tokens, expected) in reference(&folder, "symmetric") {
+        // Integers are the same, so that logits differ by the order of sums of floats. (Were inputs not rounded, they would be
+        // off by 0.5.)
+        let error = difference(&logits(&mut engine, &tokens), &expected);
+        assert!(error < 1e-4, "off by {error}");
+    }
+    // compressed-tensors itself divides by 127.5: other integers, with errors of their own. Without rounding, logits are off from
+    // those of one by 1.47e-3 and 5.2e-4 (relative, squared) and from those of the other by 1.63e-3 and 5.8e-4, so that the two
+    // cannot be further apart than twice the sums.
+    for ((tokens, expected), limit) in reference(&folder, "logits").into_iter().zip([6.2e-3, 2.2e-3]) {
+        let error = squared(&logits(&mut engine, &tokens), &expected);
+        assert!(error < limit, "off by {error:.2e}");
+    }
+}
+
+#[test]
+fn a_policy_goes_before_what_a_checkpoint_says() {
+    let model = Model::open(fixtures().join("quantised/compressed_w8a8")).unwrap();
+    let products = |options: &EngineOptions| {
+        let plan =
+            EnginePlan::new(&model, &*device(), &EngineOptions { fuse: false, ..options.clone() }).unwrap();
+        count(plan.program(), "linear_w8a8")
+    };
+    let keep = EngineOptions { precision: Precision::Keep, ..exact(16, 1) };
+    assert_eq!(products(&keep), 2 * 7);
+    let some =
+        Policy::from_toml("[weights]\n\"layers.*.down\" = \"w8a16\"\n\"layers.0.up\" = \"f32\"\n").unwrap();
+    assert_eq!(products(&EngineOptions { quantize: Some(some), ..keep }), 2 * 7 - 3);
+    // What is decoded has no integers to multiply.
+    assert_eq!(products(&exact(16, 1)), 0);
+    // What is observed are the inputs before they are rounded.
+    let seen = calibration(&model);
+    assert_eq!(seen.products.len(), 2 * 7 + 1);
+    assert!(seen.products.values().all(|channels| channels.rows > 0));
+}
+
+/// The beginning of a book: the mean negative log-likelihood of its tokens, which is the logarithm of the perplexity. Whole texts
+/// are in `docs/src/performance/quantisation.md`.
+#[test]
+fn the_real_model_predicts_a_text_about_as_well() {
+    let Some(model) = support::real_model() else { return };
+    let text = include_str!("../../models/tests/data/eighty_days.txt");
+    let tokens = model.tokenizer().unwrap().encode(&text[..2000], EncodeOptions::default()).unwrap();
+    let (seen, read) = (&tokens[..96], &tokens[96..288]);
+    let calibration = Arc::new(calibrate(&model, device(), &[seen.to_vec()]).unwrap());
+    let nll = |policy: Option<&str>| {
+        let quantize = policy.map(|text| Policy::from_toml(text).unwrap());
+        let options = EngineOptions { quantize, calibration: Some(calibration.clone()), ..exact(192, 1) };
+        Score::of(&mut engine(&model, &options), read, 1, &|_| false).unwrap().mean_nll.unwrap()
+    };
+    let exact = nll(None);
+    for (policy, at_most) in [
+        ("default = \"w8a16\"", 0.01),
+        ("default = \"w8a8\"\nsmooth = 0.5", 0.05),
+        ("default = \"w8a8\"", 0.1),
+    ] {
+        let more = nll(Some(policy)) - exact;
+        eprintln!("{exact:.4} and {more:+.4} with {policy:?}");
+        assert!(more.abs() < at_most, "{policy:?} is off by {more}");
+    }
 }

@@ -25,7 +25,7 @@ use dsrun_core::{
 use file::{SafetensorsWriter, Stored};
 use matrix::MatrixLayout;
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     io,
     ops::ControlFlow,
     path::{Path, PathBuf},
@@ -98,8 +98,7 @@ pub struct Written {
     pub format: String,
     /// Bytes of all its parts.
     pub bytes: u64,
-    /// How far it is from the model's own: the root of the squared differences over that of the squares. None if it is the
-    /// same weight.
+    /// How far it is from what was rounded: the root of the squared differences over that of the squares. None if nothing was.
     pub error: Option<f64>,
 }
 
@@ -112,7 +111,7 @@ struct Job<'a> {
     /// Whether it is a matrix, which may be quantised; else a vector, of this suffix.
     kind: Kind,
     expr: WeightExpr,
-    /// The same weight as the model has it, if that is another.
+    /// The same weight before it was rounded, if it was.
     original: Option<WeightExpr>,
     quantises_inputs: bool,
 }
@@ -179,15 +178,6 @@ impl Export<'_> {
     fn jobs(&self) -> Result<Vec<Job<'_>>> {
         let config = self.model.config();
         let naming = Naming::HuggingFace { architecture: config.architecture, bare: false };
-        let plain = self.model.program(&crate::step::ProgramOptions::default())?;
-        let originals: HashMap<&str, &WeightExpr> = plain
-            .values
-            .iter()
-            .filter_map(|value| match &value.origin {
-                Origin::Weight(expr) => Some((&*value.name, expr)),
-                _ => None,
-            })
-            .collect();
         let integer_products = quantising_products(self.program);
         let neighbours = config.rope.as_ref().is_some_and(|rope| rope.pairing == RopePairing::Neighbours);
         let mut jobs = Vec::new();
@@ -218,13 +208,12 @@ impl Export<'_> {
                 Some(heads) => halves(expr.clone(), heads, config.head_dim),
                 None => stored(expr, kind).clone(),
             };
-            let original = originals.get(&*value.name).filter(|original| **original != expr);
             jobs.push(Job {
                 name: &value.name,
                 module: naming.place(part, layer).tensor,
                 kind,
                 expr: in_file_order(expr),
-                original: original.map(|original| in_file_order(original)),
+                original: exact(expr).map(in_file_order),
                 quantises_inputs: integer_products.contains(&id),
             });
         }
@@ -320,6 +309,14 @@ fn stored(expr: &WeightExpr, kind: Kind) -> &WeightExpr {
     match (expr, kind) {
         (WeightExpr::Cast { of, .. }, Kind::Vector(_)) => of,
         _ => expr,
+    }
+}
+
+/// What a pass rounds, if it does.
+fn exact(expr: &WeightExpr) -> Option<&WeightExpr> {
+    match expr {
+        WeightExpr::Quantise { of, .. } | WeightExpr::Cast { of, .. } => Some(of),
+        _ => None,
     }
 }
 

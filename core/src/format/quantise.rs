@@ -6,15 +6,23 @@ use crate::{Error, Result};
 /// How much of a group's range is tried: what lies outside is clipped, and the rest is finer.
 const CLIPS: [f32; 9] = [1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8, 0.75, 0.7];
 
-/// Scale and offset of a group, and the integers they count with.
+/// Added to a number below 2^22 and taken off again, it rounds it to the nearest integer, ties to even: it is 1.5 * 2^23, where
+/// numbers are one apart. Unlike `round_ties_even` that vectorises on every processor.
+const ROUND: f32 = 12_582_912.0;
+
+/// Values whose errors are added up side by side.
+const LANES: usize = 8;
+
+/// The values of a group: `scale * (integer - zero) + minimum`.
 #[derive(Clone, Copy, Debug)]
 struct Grid {
     scale: f32,
-    /// Zero point, minimum, or 0.
-    offset: f32,
+    /// The scale, or infinity if that is 0: then the integer of all values is `zero`.
+    divisor: f32,
+    zero: f32,
+    minimum: f32,
     /// The smallest and largest integer.
     range: (f32, f32),
-    kind: GroupOffset,
 }
 
 impl GroupFormat {
@@ -83,11 +91,17 @@ impl GroupFormat {
         let largest = (levels - 1.0) / 2.0;
         let mut bytes = [0; 4];
         let mut stored = |value: f32| self.scale.write(value, &mut bytes[..self.scale.dtype().bytes()]);
-        let kind = self.offset;
-        match kind {
+        let grid = |scale: f32, zero: f32, minimum: f32, range: (f32, f32)| Grid {
+            scale,
+            divisor: if scale > 0.0 { scale } else { f32::INFINITY },
+            zero,
+            minimum,
+            range,
+        };
+        match self.offset {
             GroupOffset::Symmetric => {
                 let scale = stored(low.abs().max(high.abs()) * clip / largest);
-                Grid { scale, offset: 0.0, range: (-largest, largest), kind }
+                grid(scale, 0.0, 0.0, (-largest, largest))
             }
             GroupOffset::ZeroPoint => {
                 // Zero has an integer of its own.
@@ -95,13 +109,13 @@ impl GroupFormat {
                 let scale = stored((high - low) / levels);
                 let zero =
                     if scale > 0.0 { (-low / scale).round_ties_even().clamp(0.0, levels) } else { 0.0 };
-                Grid { scale, offset: zero, range: (0.0, levels), kind }
+                grid(scale, zero, 0.0, (0.0, levels))
             }
             GroupOffset::Minimum => {
                 let (middle, reach) = ((low + high) / 2.0, (high - low) / 2.0 * clip);
                 let minimum = stored(middle - reach);
                 let scale = stored((middle + reach - minimum) / levels);
-                Grid { scale, offset: minimum, range: (0.0, levels), kind }
+                grid(scale, 0.0, minimum, (0.0, levels))
             }
         }
     }
@@ -111,9 +125,9 @@ impl GroupFormat {
         self.scale.write(grid.scale, &mut row[group * width..][..width]);
         match self.offset {
             GroupOffset::Symmetric => {}
-            GroupOffset::ZeroPoint => row[offsets + group] = grid.offset as u8,
+            GroupOffset::ZeroPoint => row[offsets + group] = grid.zero as u8,
             GroupOffset::Minimum => {
-                self.scale.write(grid.offset, &mut row[offsets + group * width..][..width]);
+                self.scale.write(grid.minimum, &mut row[offsets + group * width..][..width]);
             }
         }
     }
@@ -121,30 +135,27 @@ impl GroupFormat {
 
 impl Grid {
     /// The integer nearest to a value.
+    #[inline]
     fn integer(self, value: f32) -> f32 {
-        if self.scale <= 0.0 {
-            return if self.kind == GroupOffset::ZeroPoint { self.offset } else { 0.0 };
-        }
-        let q = match self.kind {
-            GroupOffset::Symmetric => value / self.scale,
-            GroupOffset::ZeroPoint => value / self.scale + self.offset,
-            GroupOffset::Minimum => (value - self.offset) / self.scale,
-        };
-        q.round_ties_even().clamp(self.range.0, self.range.1)
+        let q = (value - self.minimum) / self.divisor + self.zero;
+        // Clamped before it is rounded: that is the same, and `ROUND` needs it small.
+        (q.clamp(self.range.0, self.range.1) + ROUND) - ROUND
     }
 
+    #[inline]
     fn value(self, integer: f32) -> f32 {
-        match self.kind {
-            GroupOffset::Symmetric => self.scale * integer,
-            GroupOffset::ZeroPoint => self.scale * (integer - self.offset),
-            GroupOffset::Minimum => self.scale * integer + self.offset,
-        }
+        self.scale * (integer - self.zero) + self.minimum
     }
 
-    /// The sum of squared errors; infinite if scale or offset do not fit their type.
+    /// The sum of squared errors; infinite if scale or minimum do not fit their type.
     fn error(self, values: &[f32]) -> f32 {
         let error = |value: &f32| (self.value(self.integer(*value)) - value).powi(2);
-        let sum = values.iter().map(error).sum::<f32>();
+        let (runs, rest) = values.as_chunks::<LANES>();
+        let mut sums = [0.0; LANES];
+        for run in runs {
+            sums.iter_mut().zip(run).for_each(|(sum, value)| *sum += error(value));
+        }
+        let sum = sums.iter().sum::<f32>() + rest.iter().map(error).sum::<f32>();
         if sum.is_nan() { f32::INFINITY } else { sum }
     }
 }

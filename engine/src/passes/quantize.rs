@@ -14,15 +14,15 @@ mod smooth;
 
 use super::{
     concatenate::weight_of,
-    rewrite::{results, uses, weight_operand, with_nodes},
+    rewrite::{results, uses, with_nodes},
 };
 pub use calibration::{Calibration, Channels};
 use dsrun_core::{
-    DType, Error, Result, WeightExpr, WeightFormat, WeightType,
+    Error, Result, WeightExpr, WeightFormat, WeightType,
     op::{LinearW8A8, Op, OperandType, QuantPerToken},
-    program::{Call, Node, Origin, Program, ValueId},
+    program::{Call, Node, Origin, Program, Value, ValueId},
 };
-pub use mixture::{Candidate, Choice, choose, weight_error};
+pub use mixture::{Candidate, Choice, choose};
 pub use policy::{Offset, Policy, Scheme};
 pub use smooth::{ReadWeight, smooth};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -65,19 +65,30 @@ pub fn product_weights(program: &Program) -> Vec<ProductWeight> {
 
 /// Rewrites a program by a policy, smoothing aside.
 ///
+/// A weight that the policy keeps is as its checkpoint means it to be: `quantises_inputs` says of a tensor of the file whether
+/// the inputs of products with it are to be quantised ([`TensorSource::quantises_inputs`]).
+///
 /// # Errors
 /// If a pattern of the policy names no weight, or a weight does not fit the format it is to have.
-pub fn quantize(program: &Program, policy: &Policy) -> Result<Program> {
+///
+/// [`TensorSource::quantises_inputs`]: dsrun_models::weights::TensorSource::quantises_inputs
+pub fn quantize(
+    program: &Program,
+    policy: &Policy,
+    quantises_inputs: &dyn Fn(&str) -> bool,
+) -> Result<Program> {
     let mut program = program.clone();
     let mut used: BTreeSet<&str> = BTreeSet::new();
     let mut activations: HashSet<ValueId> = HashSet::new();
     for weight in product_weights(&program) {
-        let Some(scheme) = policy.scheme_of(&weight, &mut used) else { continue };
+        let scheme = policy.scheme_of(&weight, &mut used).unwrap_or(Scheme::Keep);
         let value = &mut program.values[weight.id.index()];
         let in_weight = |error: Error| error.at(&weight.name);
-        let Some(format) =
-            policy.format(scheme, value.weight_type().map_or(0, WeightType::columns)).map_err(in_weight)?
-        else {
+        let columns = value.weight_type().map_or(0, WeightType::columns);
+        let Some(format) = policy.format(scheme, columns).map_err(in_weight)? else {
+            if made_for_integers(value, quantises_inputs) {
+                activations.insert(weight.id);
+            }
             continue;
         };
         let (Origin::Weight(expr), OperandType::Weight(weight_type)) =
@@ -103,6 +114,17 @@ pub fn quantize(program: &Program, policy: &Policy) -> Result<Program> {
         return Err(Error::invalid(message).at("weights"));
     }
     quantize_activations(&mut program, &activations)
+}
+
+/// Whether products with a weight of the file are to be products of integers. They cannot be once it is cast or scaled.
+fn made_for_integers(weight: &Value, quantises_inputs: &dyn Fn(&str) -> bool) -> bool {
+    let Origin::Weight(expr) = &weight.origin else { return false };
+    let tensors = expr.tensors();
+    !tensors.is_empty()
+        && tensors.into_iter().all(quantises_inputs)
+        && weight.weight_type().is_some_and(
+            |weight| matches!(weight.format, WeightFormat::Group(format) if format.is_channelwise_int8()),
+        )
 }
 
 /// Makes products of integers of those with these weights.
@@ -142,13 +164,18 @@ fn quantize_activations(program: &mut Program, weights: &HashSet<ValueId>) -> Re
     with_nodes(program, nodes)
 }
 
-/// The activations that each product with a weight reads: what a calibration observes, by the name of the weight.
+/// The activations that each product with a weight reads, before they are quantised: what a calibration observes, by the name
+/// of the weight.
 pub fn observed(program: &Program) -> Vec<(String, ValueId)> {
+    let first = |node: &Node| node.call.operands.first().copied().flatten();
+    let before = |x: ValueId| {
+        let quantises = |node: &&Node| {
+            matches!(node.call.op, Op::QuantPerToken(_)) && node.call.results.first() == Some(&x)
+        };
+        program.nodes.iter().find(quantises).map_or(Some(x), first)
+    };
     let of = |node: &Node| {
-        let weight = node.call.operands.get(weight_operand(&node.call.op)?).copied().flatten()?;
-        let x = node.call.operands.first().copied().flatten()?;
-        let floats = program.values[x.index()].tensor_type().is_some_and(|tensor| tensor.dtype != DType::I8);
-        floats.then(|| (program.values[weight.index()].name.clone(), x))
+        Some((program.values[weight_of(&node.call)?.index()].name.clone(), before(first(node)?)?))
     };
     program.nodes.iter().filter_map(of).collect()
 }

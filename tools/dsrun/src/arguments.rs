@@ -629,15 +629,23 @@ pub(crate) struct Abi {
 }
 
 #[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["policy", "budget"]))]
 pub(crate) struct Quantize {
     /// The model, as for --model elsewhere.
     #[arg(default_value = dsrun_models::fetch::DEFAULT_MODEL)]
     pub(crate) model: String,
     /// What is rounded to what: a word (`w8a16`, `w8a8`, `w4a16`, `keep`), the name of a format, or a TOML file.
     #[arg(long, value_name = "POLICY", value_parser = policy)]
-    pub(crate) policy: Policy,
-    /// The folder to write. It must not be there.
-    #[arg(long, short, value_name = "DIR")]
+    pub(crate) policy: Option<Policy>,
+    /// Instead of a policy: choose a format of 4 or 8 bits for each weight, so that one takes at most this many bits on
+    /// average, scales included (4.5, for example).
+    #[arg(long, value_name = "BITS")]
+    pub(crate) budget: Option<f64>,
+    /// Write the policy that was chosen, not the model.
+    #[arg(long, conflicts_with = "policy")]
+    pub(crate) policy_only: bool,
+    /// The folder to write, or with --policy-only the file. It must not be there.
+    #[arg(long, short, value_name = "PATH")]
     pub(crate) output: PathBuf,
     /// Element type of matrices that are not rounded to integers; `keep` leaves them as they are, and turns blocks of GGUF
     /// files into f16.

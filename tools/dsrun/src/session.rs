@@ -12,7 +12,8 @@ use dsrun_core::{
     registry::Registry,
 };
 use dsrun_engine::{
-    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, calibrate, calibration_sequences,
+    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, calibrate,
+    calibration_sequences, passes::quantize::Calibration,
 };
 use dsrun_models::{
     fetch::{FetchOptions, resolve},
@@ -109,12 +110,20 @@ pub(crate) fn calibrated(
     let mut options = options.clone();
     let smooths = options.quantize.as_ref().is_some_and(|policy| policy.smooth.is_some());
     if smooths && options.calibration.is_none() {
-        terminal.note("calibrating: a short text shows what the activations are like");
-        let length = CALIBRATION_TOKENS.min(model.config().context);
-        let sequences = calibration_sequences(model, length)?;
-        options.calibration = Some(Arc::new(calibrate(model, device.clone(), &sequences)?));
+        options.calibration = Some(Arc::new(calibration(model, device, terminal)?));
     }
     Ok(options)
+}
+
+/// What a short text shows of a model's activations.
+pub(crate) fn calibration(
+    model: &Model,
+    device: &Arc<dyn Device>,
+    terminal: &Terminal,
+) -> Result<Calibration> {
+    terminal.note("calibrating: a short text shows what the activations are like");
+    let sequences = calibration_sequences(model, CALIBRATION_TOKENS.min(model.config().context))?;
+    Ok(calibrate(model, device.clone(), &sequences)?)
 }
 
 /// How answers are generated: as the model suggests, but for what was asked.

@@ -7,7 +7,10 @@
 )]
 
 use snapbox::cmd::{Command, cargo_bin};
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// A tiny GGUF model with a tokenizer of its own.
 fn tiny() -> PathBuf {
@@ -200,6 +203,61 @@ fn a_quantised_folder_is_a_model_and_is_never_overwritten() {
 
     let ran = quantize("w8a16");
     assert!(ran.code == Some(1) && ran.err.contains("is there already"), "{}", ran.err);
+}
+
+#[test]
+fn activations_that_were_quantised_for_a_folder_are_so_when_it_is_read() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("tiny-w8a8");
+    let ran = run(dsrun(&["quantize", "--policy", "w8a8", "-o"]).arg(&folder).arg(tiny()));
+    assert!(ran.code == Some(0) && ran.out.contains("int8 (w8a8)"), "{}{}", ran.out, ran.err);
+    let ran = run(dsrun(&["inspect", "--program", "--model"]).arg(&folder));
+    assert!(ran.code == Some(0) && ran.out.contains("linear_w8a8"), "{}{}", ran.out, ran.err);
+}
+
+#[test]
+fn a_budget_becomes_a_policy_that_people_can_edit() {
+    let parent = tempfile::tempdir().unwrap();
+    let quantize = |arguments: &[&str], output: &Path| {
+        run(dsrun(&["quantize"]).args(arguments).arg("-o").arg(output).arg(tiny()))
+    };
+    let policy = parent.path().join("policy.toml");
+    let ran = quantize(&["--budget", "5", "--policy-only"], &policy);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("bits a weight") && ran.err.contains("mixture"), "{}", ran.err);
+    let text = fs::read_to_string(&policy).unwrap();
+    assert!(text.starts_with("# Chosen for") && text.contains("\ndefault = \"int4g"), "{text}");
+    let ran = quantize(&["--budget", "5", "--policy-only"], &policy);
+    assert!(ran.code == Some(1) && ran.err.contains("is there already"), "{}", ran.err);
+
+    // The folder holds the policy it was made by, and is the model that `--quantize` makes of it, but for the type of weights that
+    // are not quantised.
+    let folder = parent.path().join("tiny-mixture");
+    let ran = quantize(&["--budget", "5"], &folder);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(fs::read_to_string(folder.join("dsrun-policy.toml")).unwrap(), text);
+    let nll = |model: &Path, arguments: &[&str]| {
+        let fixed = ["logits", "--prompt", "the sky is", "--json", "-q"];
+        let ran = run(dsrun(&fixed).args(arguments).arg("--model").arg(model));
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        json(&ran.out)["mean_nll"].as_f64().unwrap()
+    };
+    let (written, loaded) = (nll(&folder, &[]), nll(&tiny(), &["--quantize", policy.to_str().unwrap()]));
+    assert!((written - loaded).abs() < 1e-2, "{written} and {loaded}");
+    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 2);
+
+    let nothing = parent.path().join("nothing");
+    for (arguments, code, message) in [
+        (&["--budget", "2"][..], 1, "the smallest formats take 4."),
+        (&["--budget", "5", "--policy", "w8a16"], 2, "cannot be used with"),
+        (&["--policy", "w8a16", "--policy-only"], 2, "cannot be used with"),
+        (&[], 2, "--policy"),
+    ] {
+        let ran = quantize(arguments, &nothing);
+        assert!(ran.code == Some(code) && ran.err.contains(message), "{}", ran.err);
+    }
+    let ran = quantize(&["--policy", "w8a16"], &nothing.join("deeper"));
+    assert!(ran.code == Some(1) && ran.err.contains("is no folder to write in"), "{}", ran.err);
 }
 
 #[test]

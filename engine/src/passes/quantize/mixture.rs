@@ -5,7 +5,8 @@
 //! made small greedily: from the smallest formats on, the step that saves most error for its bytes comes first.
 
 use super::{Calibration, Policy, Scheme};
-use dsrun_core::{Error, GroupFormat, Result, WeightFormat, WeightType};
+use dsrun_core::{Error, GroupFormat, Result, WeightFormat};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// A format that a weight could have.
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 pub struct Candidate {
     /// The format.
     pub format: GroupFormat,
-    /// Bytes of the weight in it.
+    /// Bytes of the weight in it: integers, scales and offsets.
     pub bytes: u64,
     /// The error it makes, see the module.
     pub error: f64,
@@ -28,29 +29,39 @@ pub struct Choice {
     pub chosen: Candidate,
 }
 
-/// The error of the product with a weight of `columns` that is rounded to a format.
-///
-/// # Errors
-/// If the format cannot hold the columns, or a value is not finite.
-pub fn weight_error(
-    values: &[f32],
-    mean_squares: &[f64],
-    format: GroupFormat,
-    search: bool,
-) -> Result<Candidate> {
-    let columns = mean_squares.len();
-    let weight = WeightFormat::Group(format);
-    let weight_type = WeightType { format: weight, shape: vec![values.len() / columns.max(1), columns] };
-    let mut row = vec![0; weight_type.row_bytes()?];
-    let mut rounded = vec![0.0; columns];
-    let mut error = 0.0;
-    for values in values.chunks_exact(columns.max(1)) {
-        format.quantise_row(values, search, &mut row)?;
-        weight.decode_row(&row, &mut rounded)?;
-        let squares = values.iter().zip(&rounded).map(|(value, rounded)| f64::from(value - rounded).powi(2));
-        error += squares.zip(mean_squares).map(|(square, energy)| square * energy).sum::<f64>();
+impl Candidate {
+    /// What a format makes of rows of a weight, whose products read activations of these mean squares.
+    ///
+    /// # Errors
+    /// If the format cannot hold the columns, or a value is not finite.
+    pub fn of_rows(values: &[f32], mean_squares: &[f64], format: GroupFormat, search: bool) -> Result<Self> {
+        let columns = mean_squares.len();
+        let rows = values.len() / columns.max(1);
+        let Some(parts) = format.row(columns) else {
+            return Err(Error::invalid(format!("{columns} columns cannot be kept as {format}")));
+        };
+        // Without what rows are padded by: few ways to store them do that.
+        let row_bytes = parts.integers.len() + parts.scales.len() + parts.offsets.len();
+        let weight = WeightFormat::Group(format);
+        let of_row = |(row, rounded): &mut (Vec<u8>, Vec<f32>), values: &[f32]| {
+            format.quantise_row(values, search, row)?;
+            weight.decode_row(row, rounded)?;
+            let squares =
+                values.iter().zip(rounded).map(|(value, rounded)| f64::from(value - *rounded).powi(2));
+            Ok(squares.zip(mean_squares).map(|(square, energy)| square * energy).sum())
+        };
+        let buffers = || (vec![0; parts.bytes], vec![0.0; columns]);
+        // Added up in order, so that the same weight always has the same error.
+        let errors = values.par_chunks_exact(columns.max(1)).map_init(buffers, of_row);
+        let errors: Vec<f64> = errors.collect::<Result<_>>()?;
+        Ok(Self { format, bytes: rows as u64 * row_bytes as u64, error: errors.into_iter().sum() })
     }
-    Ok(Candidate { format, bytes: weight_type.bytes()? as u64, error })
+
+    /// Takes in more rows of the same weight.
+    pub fn add(&mut self, rows: &Self) {
+        self.bytes += rows.bytes;
+        self.error += rows.error;
+    }
 }
 
 /// Chooses a format for each weight so that all together take at most `budget` bytes.
@@ -112,11 +123,23 @@ fn worthwhile(candidates: &[Candidate]) -> Vec<&Candidate> {
 }
 
 impl Policy {
-    /// The policy that keeps every weight as it was chosen.
+    /// The policy that gives every weight what was chosen for it: what most have is the default, the others are named.
     pub fn of_choices(choices: &[Choice]) -> Self {
-        let weights =
-            choices.iter().map(|choice| (choice.weight.clone(), Scheme::Group(choice.chosen.format)));
-        Self { weights: weights.collect(), ..Self::default() }
+        let mut counts: Vec<(GroupFormat, usize)> = Vec::new();
+        for Choice { chosen, .. } in choices {
+            match counts.iter_mut().find(|(format, _)| *format == chosen.format) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((chosen.format, 1)),
+            }
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(format, _)| format);
+        let others = choices.iter().filter(|choice| Some(choice.chosen.format) != most);
+        let weights = others.map(|choice| (choice.weight.clone(), Scheme::Group(choice.chosen.format)));
+        Self {
+            default: most.map_or(Scheme::Keep, Scheme::Group),
+            weights: weights.collect(),
+            ..Self::default()
+        }
     }
 }
 
@@ -134,7 +157,9 @@ impl Calibration {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::ProductWeight, *};
+    use dsrun_core::program::ValueId;
+    use std::collections::BTreeSet;
 
     fn candidate(name: &str, bytes: u64, error: f64) -> Candidate {
         Candidate { format: GroupFormat::from_name(name).unwrap(), bytes, error }
@@ -176,12 +201,40 @@ mod tests {
         let mut values = vec![0.5f32; 64];
         values[3] = 8.0;
         let format = GroupFormat::from_name("int4g32").unwrap();
-        let quiet = weight_error(&values, &[0.0; 32], format, false).unwrap();
+        let quiet = Candidate::of_rows(&values, &[0.0; 32], format, false).unwrap();
         let mut loud = [0.0; 32];
         loud[5] = 4.0;
-        let loud = weight_error(&values, &loud, format, false).unwrap();
+        let mut loud = Candidate::of_rows(&values, &loud, format, false).unwrap();
         // 0.5 is nearest to 0 of multiples of 8 / 7; the second row has it on its grid.
         assert_eq!((quiet.error, loud.error), (0.0, 1.0));
-        assert_eq!(quiet.bytes, 64);
+        assert_eq!(quiet.bytes, 2 * 20);
+        loud.add(&quiet);
+        assert_eq!((loud.error, loud.bytes), (1.0, 80));
+    }
+
+    #[test]
+    fn the_policy_gives_every_weight_what_was_chosen() {
+        let names = ["int8", "int4g32", "int4g64", "int4g32", "int4g32"];
+        let choices: Vec<Choice> = names
+            .iter()
+            .enumerate()
+            .map(|(layer, name)| Choice {
+                weight: format!("layers.{layer}.up"),
+                chosen: candidate(name, 1, 0.0),
+            })
+            .collect();
+        let policy = Policy::of_choices(&choices);
+        assert_eq!((policy.default.to_string().as_str(), policy.weights.len()), ("int4g32", 2));
+        let policy = Policy::from_toml(&policy.to_toml().unwrap()).unwrap();
+        for (layer, name) in names.iter().enumerate() {
+            let weight = ProductWeight {
+                id: ValueId::new(0),
+                name: format!("layers.{layer}.up"),
+                kept: false,
+                head: false,
+            };
+            assert_eq!(policy.scheme_of(&weight, &mut BTreeSet::new()).unwrap().to_string(), *name);
+        }
+        assert_eq!(Policy::of_choices(&[]), Policy::default());
     }
 }

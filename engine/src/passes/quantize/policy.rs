@@ -146,10 +146,12 @@ impl Default for Policy {
 
 /// A name without quotes, as `layers.0`, is a table within a table to TOML.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "this is neither a way to keep a weight, such as \"w8a16\", nor a table of names"
+)]
 enum Entry {
-    Scheme(Scheme),
-    Text(String),
+    Scheme(String),
     Table(BTreeMap<String, Self>),
 }
 
@@ -164,8 +166,7 @@ fn flattened<'de, D: Deserializer<'de>>(
         for (name, entry) in table {
             let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
             match entry {
-                Entry::Scheme(scheme) => drop(out.insert(name, scheme)),
-                Entry::Text(text) => drop(out.insert(name, text.parse()?)),
+                Entry::Scheme(scheme) => drop(out.insert(name, scheme.parse()?)),
                 Entry::Table(table) => flatten(&name, table, out)?,
             }
         }
@@ -320,7 +321,7 @@ mod tests {
     #[case("group = 48", "group: is 48, must be 32, 64, 128")]
     #[case("smooth = 1.5", "smooth: is 1.5")]
     #[case("[weights]\nlayers.0 = \"int5\"", "`int5` is no way")]
-    #[case("[weights]\nlayers.0 = 7", "weights")]
+    #[case("[weights]\nlayers.0 = 7", "neither a way to keep a weight")]
     fn what_is_wrong_is_named(#[case] text: &str, #[case] message: &str) {
         let error = Policy::from_toml(text).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");

@@ -4,11 +4,12 @@ use super::{print, print_json};
 use crate::{
     arguments::Quantize,
     interrupt,
-    session::{calibrated, open_device},
+    session::{calibrated, calibration, open_device},
     terminal::{FetchBar, Terminal},
 };
 use anyhow::{Context, Result, bail};
-use dsrun_engine::{EngineOptions, EnginePlan, Precision};
+use dsrun_core::device::Device;
+use dsrun_engine::{EngineOptions, EnginePlan, Figures, Mixture, Precision, mixture};
 use dsrun_models::{
     export::{Export, ExportError, Written},
     fetch::{FetchOptions, resolve},
@@ -18,9 +19,14 @@ use serde::Serialize;
 use std::{
     collections::BTreeMap,
     fs,
+    io::Write,
     ops::ControlFlow,
     path::{Path, PathBuf},
+    sync::Arc,
 };
+
+/// The file beside the weights that says what became of which.
+const POLICY_FILE: &str = "dsrun-policy.toml";
 
 /// What was written.
 #[derive(Debug, Serialize)]
@@ -28,6 +34,9 @@ struct Report {
     model: String,
     folder: PathBuf,
     bytes: u64,
+    /// Size and error of a mixture that was chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mixture: Option<Figures>,
     weights: Vec<Written>,
     left_out: Vec<String>,
 }
@@ -37,21 +46,33 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
     if output.symlink_metadata().is_ok() {
         bail!("{} is there already\nhint: choose another name, or remove it", output.display());
     }
+    let (parent, name) = place(output)?;
     let mut fetch = FetchOptions::from_env()?;
     fetch.offline |= command.offline;
     let files = resolve(&command.model, &fetch, &mut FetchBar::new(terminal))?;
     let model = Model::from_files(&files)?;
     let device = open_device(&command.device)?;
+    let mixture = command.budget.map(|bits| choose(&model, &device, bits, terminal)).transpose()?;
+    let policy = match (&mixture, &command.policy) {
+        (Some(mixture), _) => mixture.policy.clone(),
+        (None, policy) => policy.clone().unwrap_or_default(),
+    };
+    let heading = mixture.as_ref().map(|mixture| heading(&command.model, mixture)).unwrap_or_default();
+    let text = format!("{heading}{}", policy.to_toml()?);
+    if command.policy_only {
+        return write_policy(parent, output, &text);
+    }
     // A plan holds the program after the pass that quantises; nothing is loaded. Fused, weights would be concatenated.
-    let options =
-        EngineOptions { quantize: Some(command.policy.clone()), fuse: false, ..EngineOptions::default() };
+    let options = EngineOptions { quantize: Some(policy), fuse: false, ..EngineOptions::default() };
     let options = calibrated(&model, &device, &options, terminal)?;
     let plan = EnginePlan::new(&model, &*device, &options)?;
     let dense = Precision::from(command.dtype).dtype();
     let export = Export { model: &model, files: &files, program: plan.program(), dense };
 
     interrupt::listen()?;
-    let folder = partial_folder(output)?;
+    let folder = partial_folder(parent, &name)?;
+    let policy_file = folder.path().join(POLICY_FILE);
+    fs::write(&policy_file, text).with_context(|| policy_file.display().to_string())?;
     let bar = terminal.bar("quantising", Some(0));
     let mut bytes = 0;
     let written = export.write(folder.path(), &mut |done, total| {
@@ -61,9 +82,9 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
         if interrupt::happened() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
+    // On an error the folder is removed as it goes out of scope.
     let (weights, left_out) = match written {
-        // The folder is removed as it goes out of scope.
-        Err(ExportError::Stopped) => return Ok(()),
+        Err(ExportError::Stopped) => bail!("stopped; nothing was written"),
         other => other?,
     };
     fs::rename(folder.path(), output)
@@ -73,16 +94,72 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
     for line in &left_out {
         terminal.note(line);
     }
-    let report =
-        Report { model: model.name().to_owned(), folder: output.to_owned(), bytes, weights, left_out };
+    let report = Report {
+        model: model.name().to_owned(),
+        folder: output.to_owned(),
+        bytes,
+        mixture: mixture.map(|mixture| mixture.figures),
+        weights,
+        left_out,
+    };
     if command.json { print_json(&report) } else { show(&report) }
 }
 
-/// A folder beside the one to come, which is removed unless it is kept.
-fn partial_folder(output: &Path) -> Result<tempfile::TempDir> {
+/// Chooses a mixture, and shows what it is worth.
+fn choose(model: &Model, device: &Arc<dyn Device>, bits: f64, terminal: &Terminal) -> Result<Mixture> {
+    let seen = calibration(model, device, terminal)?;
+    let bar = terminal.counter("measuring");
+    let mixture = mixture(model, &seen, bits, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    let mixture = mixture?;
+    terminal.note(&figures(&mixture));
+    Ok(mixture)
+}
+
+/// A mixture beside the formats that everything could have.
+fn figures(mixture: &Mixture) -> String {
+    let line = |name: &str, figures: &Figures| {
+        format!("\n{name:>24} {:>12.3} {:>9.3}", figures.bits, figures.error * 100.0)
+    };
+    let mut text = format!("{:>24} bits a weight   error %", "");
+    for (format, of_format) in &mixture.everywhere {
+        text.push_str(&line(&format!("{format} everywhere"), of_format));
+    }
+    text.push_str(&line("mixture", &mixture.figures));
+    text
+}
+
+/// What a policy that was chosen begins with.
+fn heading(model: &str, mixture: &Mixture) -> String {
+    let lines = format!("Chosen for {model} on a short text.\n{}", figures(mixture));
+    lines.lines().map(|line| format!("# {line}\n").replace("# \n", "#\n")).collect()
+}
+
+/// The folder that something is to be written in, and its name there.
+fn place(output: &Path) -> Result<(&Path, String)> {
     let name = output.file_name().with_context(|| format!("{} has no name", output.display()))?;
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let prefix = format!(".{}.partial-", name.to_string_lossy());
+    if !parent.is_dir() {
+        bail!("{} is no folder to write in", parent.display());
+    }
+    Ok((parent, name.to_string_lossy().into_owned()))
+}
+
+fn write_policy(parent: &Path, output: &Path, text: &str) -> Result<()> {
+    let cannot = || format!("cannot write {}", output.display());
+    let mut file = tempfile::NamedTempFile::new_in(parent).with_context(cannot)?;
+    file.write_all(text.as_bytes()).with_context(cannot)?;
+    file.persist_noclobber(output).with_context(cannot)?;
+    let hint = "--quantize, `quantize --policy` and `serve` take it";
+    print(&format!("wrote {}: {hint}", output.display()))
+}
+
+/// A folder beside the one to come, which is removed unless it is kept.
+fn partial_folder(parent: &Path, name: &str) -> Result<tempfile::TempDir> {
+    let prefix = format!(".{name}.partial-");
     let mut builder = tempfile::Builder::new();
     builder.prefix(&prefix);
     #[cfg(unix)]
@@ -111,7 +188,7 @@ fn show(report: &Report) -> Result<()> {
             None => others.push(weight),
         }
     }
-    let heads: String = columns.iter().map(|column| format!("{column:>9}")).collect();
+    let heads: String = columns.iter().map(|column| format!("{column:>8}")).collect();
     print("error of each matrix: root of the squared differences over that of the squares, in percent")?;
     print(&format!("layer{heads}  format"))?;
     for (layer, parts) in &layers {
@@ -119,7 +196,7 @@ fn show(report: &Report) -> Result<()> {
             .iter()
             .map(|column| {
                 let found = parts.iter().find(|(part, _)| part == column);
-                format!("{:>9}", found.map_or_else(String::new, |(_, weight)| percent(weight)))
+                format!("{:>8}", found.map_or_else(String::new, |(_, weight)| percent(weight)))
             })
             .collect();
         let mut formats: Vec<&str> = parts.iter().map(|(_, weight)| &*weight.format).collect();
