@@ -292,6 +292,17 @@ fn plane_calls(dtype: DType) -> Vec<CallDesc> {
                 None,
             ],
         ),
+        call(
+            LogitProcess {},
+            vec![
+                tensor(dtype, &[300, 4097]),
+                tensor(DType::I32, &[300]),
+                tensor(DType::F32, &[2, 8]),
+                tensor(DType::I32, &[2, 4097]),
+                tensor(DType::F32, &[2, 4097]),
+                tensor(DType::U32, &[300, 129]),
+            ],
+        ),
     ];
     let region = well_known::add_rms_norm(add, norm).unwrap();
     calls.push(call(Op::Region(region.into()), vec![plane.clone(), plane.clone(), vector.clone()]));
@@ -335,8 +346,11 @@ fn integer_calls() -> Vec<CallDesc> {
             vec![ids(2), ids(2), ids(2), ids(6), ids(2), table, ids(4), ids(4), ids(4), counts.clone()],
         ),
         call(CommitTokens {}, vec![ids(2), ids(2), ids(1), ids(4), ids(4), counts]),
-        call(Sample {}, vec![tensor(DType::F32, &[2, 64]), ids(2), ids(2), settings, seeds]),
     ];
+    for columns in [64, 63] {
+        let logits = tensor(DType::F32, &[2, columns]);
+        calls.push(call(Sample {}, vec![logits, ids(2), ids(2), settings.clone(), seeds.clone()]));
+    }
     calls.extend(DType::ALL.map(|dtype| call(Fill { value: 1.0 }, vec![tensor(dtype, &[2, 2])])));
     calls
 }

@@ -1,7 +1,15 @@
 /*
- * sample: SPLITS blocks of 1024 threads share a row. Grid: (rows, splits). Each reads its share of the row once, for the largest
- * logit, the sum of exponentials and the draw from all tokens; the block that comes last merges these, in the order of the
- * shares. Filters need to know the whole row: then the last block draws by itself, from its own passes over the row.
+ * Two kernels: what there is in a row, chunk by chunk, and what is drawn from it.
+ *
+ * sample_chunks: a block of 256 threads for each chunk of 4096 tokens. Grid: (rows, chunks). Reads its chunk once, all at once
+ * and before it knows its request, for the largest logit, the sum of exponentials and the draw from all tokens. Chunks are the
+ * same for any number of rows, and so are results. One block for each row took 77 us for 128 greedy rows of 128256 on an H200,
+ * where memory needs 15: few loads under way, and one exponential waiting for the other. A draw is worth its logarithms only
+ * if the noise can be large enough for it to win, which the leading zeros of the random word tell, and worth the word only if
+ * any noise can.
+ *
+ * sample: one block of 1024 threads for each row, of which one warp puts the chunks together. For rows with filters, which
+ * need to know the whole row, the block draws again by itself.
  *
  * The filters keep the first so many tokens of the order "larger x first, lower id first among equals", so all of them
  * together are one bound: (value, id). It is found without sorting, by narrowing down the value four bits at a time: a pass
@@ -9,10 +17,15 @@
  * threshold that reaches the target. Masses are whole numbers, so that the order of summing does not matter: exp(x - max)
  * in units of 2^-40. Ties at the bound are kept by id, found the same way.
  *
- * Passes over the row, which stays in the L2: 2 always (largest; draw), 1 for the log-probability, 8 for top-k, 1 + 8 for
- * top-p, 6 more where ties are cut.
+ * Passes of `sample` over a row with filters, which stays in the L2: 1 for the draw, 8 for top-k, 1 + 8 for top-p, 6 more where
+ * ties are cut.
  */
 #define UNIT 1099511627776.0f
+#define WARPS 8
+#define THREADS (WARPS * 32)
+/* Vectors of four tokens that a thread of `sample_chunks` has under way, and the tokens of a chunk. */
+#define AHEAD 4
+#define CHUNK (AHEAD * 4 * THREADS)
 
 __device__ inline u32 ordered(float x) {
     u32 bits = __float_as_uint(x);
@@ -29,7 +42,8 @@ struct Row {
     i64 columns;
     float temperature, largest;
 
-    __device__ float value(i64 i) const { return logits[i] / temperature + 0.0f; } /* -0 becomes 0 */
+    __device__ float scaled(float logit) const { return logit / temperature + 0.0f; } /* -0 becomes 0 */
+    __device__ float value(i64 i) const { return scaled(logits[i]); }
     /* NaN and minus infinity are never drawn. */
     __device__ bool drawable(float x) const { return x > -infinity(); }
     __device__ float weight(float x) const { return x == largest ? 1.0f : expf(x - largest); }
@@ -54,20 +68,20 @@ __device__ u64 block_sum_whole(u64 x) {
 
 /*
  * The highest 32-bit threshold whose tokens, each measured by `measure(i, key)`, together reach `target`. `key_of` gives
- * the token's place in the order; higher is earlier.
+ * the token's place in the order; higher is earlier. `Amount` holds what a thread measures.
  */
-template <typename Key, typename Measure>
+template <typename Amount, typename Key, typename Measure>
 __device__ u32 threshold(i64 columns, u64 target, Key key_of, Measure measure) {
     __shared__ u64 sums[15];
     u32 found = 0;
     for (int shift = 28; shift >= 0; shift -= 4) {
-        u64 own[15];
+        Amount own[15];
 #pragma unroll
         for (int j = 0; j < 15; ++j) own[j] = 0;
         for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
             u32 key;
             if (!key_of(i, key)) continue;
-            u64 amount = measure(i, key);
+            Amount amount = measure(i, key);
 #pragma unroll
             for (int j = 0; j < 15; ++j) own[j] += key >= found + ((u32)(j + 1) << shift) ? amount : 0;
         }
@@ -94,7 +108,7 @@ __device__ i64 tie(const Row& row, u32 value, u64 wanted) {
         key = 0xffffffffu - (u32)i;
         return row.drawable(x) && ordered(x) == value;
     };
-    u32 found = threshold(row.columns, wanted, key_of, [](i64, u32) -> u64 { return 1; });
+    u32 found = threshold<u32>(row.columns, wanted, key_of, [](i64, u32) -> u32 { return 1; });
     return (i64)(0xffffffffu - found);
 }
 
@@ -104,7 +118,7 @@ __device__ Bound top_k(const Row& row, u64 k) {
         key = ordered(x);
         return row.drawable(x);
     };
-    u32 value = threshold(row.columns, k, key_of, [](i64, u32) -> u64 { return 1; });
+    u32 value = threshold<u32>(row.columns, k, key_of, [](i64, u32) -> u32 { return 1; });
     u64 above = 0, equal = 0;
     for (i64 i = threadIdx.x; i < row.columns; i += blockDim.x) {
         u32 key;
@@ -135,7 +149,7 @@ __device__ Bound top_p(const Row& row, Bound bound, float p) {
     u64 target = wanted < 1.0 ? 1 : (u64)wanted;
     if ((double)target < wanted) target += 1;
     if (target > all) return bound;
-    u32 value = threshold(row.columns, target, key_of, mass_of);
+    u32 value = threshold<u64>(row.columns, target, key_of, mass_of);
     u64 above = 0, equal = 0, count = 0;
     for (i64 i = threadIdx.x; i < row.columns; i += blockDim.x) {
         u32 key;
@@ -178,6 +192,9 @@ __device__ float gumbel(u32 word) {
     return -logf(-log1pf(-v));
 }
 
+/* No noise of a word is above this, by its leading zeros: -ln(-ln(1 - v)) is at most -ln v, and a step is more than ln 2. */
+__device__ inline float most_noise(u32 word) { return (float)(__clz((int)word) + 1) * 0.6932f; }
+
 /* A score and the token it belongs to; -1 if there is none. */
 struct Best {
     float score;
@@ -189,134 +206,228 @@ struct Best {
             index = where;
         }
     }
+
+    /* The best of a warp, in every lane. */
+    __device__ void agree() {
+        for (int distance = 16; distance; distance /= 2) {
+            float other = __shfl_xor_sync(0xffffffffu, score, distance);
+            consider(other, __shfl_xor_sync(0xffffffffu, index, distance));
+        }
+    }
 };
 
-/* The largest score, of the lowest token on ties. */
+__device__ inline Best none() { return {-infinity(), -1}; }
+
+/* The largest score of a block of 1024, of the lowest token on ties. */
 __device__ Best block_best(Best best) {
     __shared__ Best bests[32];
-    for (int distance = 16; distance; distance /= 2) {
-        float score = __shfl_xor_sync(0xffffffffu, best.score, distance);
-        best.consider(score, __shfl_xor_sync(0xffffffffu, best.index, distance));
-    }
+    best.agree();
     __syncthreads();
     if (threadIdx.x % 32 == 0) bests[threadIdx.x / 32] = best;
     __syncthreads();
     best = bests[threadIdx.x % 32];
-    for (int distance = 16; distance; distance /= 2) {
-        float score = __shfl_xor_sync(0xffffffffu, best.score, distance);
-        best.consider(score, __shfl_xor_sync(0xffffffffu, best.index, distance));
-    }
+    best.agree();
     return best;
 }
 
-/* The sum over the block, in every thread and in the same order every time. */
-__device__ double block_sum_wide(double sum) {
-    __shared__ double partial[32];
-    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = partial[threadIdx.x % 32];
-    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    return sum;
+__device__ inline float warp_largest(float x) {
+    for (int distance = 16; distance; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
 }
 
-/* What a block found in its share of a row: its largest logit, the sum of exponentials below that, its draw. */
+__device__ inline double warp_sum_wide(double x) {
+    for (int distance = 16; distance; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+/* What was found in a chunk of a row: its largest logit, the sum of exponentials below that, its draw. */
 struct alignas(16) Share {
     double sum;
     Best first, drawn;
     u64 unused;
 };
 
-/* The draw from what filters leave of a row, by one block. */
-__device__ int draw_filtered(const Row& row, int first, float k, float p, float min_p, u32 key0, u32 key1, u32 position) {
-    Bound bound = {0, row.columns};
-    if (k >= 1.0f && k < (float)row.columns) bound = top_k(row, (u64)k);
-    if (p < 1.0f) bound = top_p(row, bound, p);
-    Best best = {-infinity(), -1};
-    for (i64 i = threadIdx.x; i < row.columns; i += blockDim.x) {
-        float x = row.value(i);
-        if (!row.drawable(x) || !bound.admits(ordered(x), i)) continue;
-        if (min_p > 0.0f && i != first && !(row.weight(x) >= min_p)) continue;
-        best.consider(x + gumbel(philox(key0, key1, (u32)i, position)), (int)i);
+/* How a request samples. */
+struct Settings {
+    float temperature, top_k, top_p, min_p;
+    u32 key0, key1, position;
+
+    __device__ Settings(const float* own, const u32* seed, int position)
+        : temperature(own[0]), top_k(own[1]), top_p(own[2]), min_p(own[3]), key0(seed[0]), key1(seed[1]),
+          position((u32)position) {}
+    __device__ bool greedy() const { return !(temperature > 0.0f); }
+    __device__ bool filters(i64 columns) const {
+        return (top_k >= 1.0f && top_k < (float)columns) || top_p < 1.0f || min_p > 0.0f;
     }
-    return block_best(best).index;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) sample_chunks(
+    Extent extent, i64 columns, i64 capacity, const float* logits, i64 logits_row, const int* requests, const int* positions,
+    const float* parameters, i64 parameters_row, const u32* seeds, i64 seeds_row, Share* shares) {
+    __shared__ float tops[WARPS];
+    __shared__ double sums[WARPS];
+    __shared__ Best bests[WARPS];
+    __shared__ int first;
+    __shared__ u32 reached;
+    if (threadIdx.x == 0) {
+        first = 0x7fffffff;
+        reached = 0;
+    }
+    take_turn();
+    i64 at = blockIdx.x;
+    if (at >= extent.count()) return;
+    const float* from = logits + at * logits_row;
+    int begin = blockIdx.y * CHUNK, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    /* What is never drawn, and what is past the last, becomes minus infinity. */
+    float x[AHEAD][4];
+    auto index_of = [&](int u, int k) { return begin + (u * THREADS + (int)threadIdx.x) * 4 + k; };
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u) {
+#if VECTORS
+        Vector v = {{0xff800000u, 0xff800000u, 0xff800000u, 0xff800000u}};
+        if (index_of(u, 0) < columns) v = load_vector(from + index_of(u, 0));
+#pragma unroll
+        for (int k = 0; k < 4; ++k) x[u][k] = __uint_as_float(v.word[k]);
+#else
+#pragma unroll
+        for (int k = 0; k < 4; ++k) x[u][k] = index_of(u, k) < columns ? from[index_of(u, k)] : -infinity();
+#endif
+    }
+    i64 request = requests[at];
+    if (request < 0 || request >= capacity) return;
+    Settings settings(parameters + request * parameters_row, seeds + request * seeds_row, positions[at]);
+
+    float top = -infinity();
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            if (is_nan(x[u][k])) x[u][k] = -infinity();
+            top = fmaxf(top, x[u][k]);
+        }
+    }
+    float own_top = top;
+    top = warp_largest(top);
+    if (lane == 0) tops[warp] = top;
+    __syncthreads();
+    top = warp_largest(tops[lane % WARPS]);
+    bool any = top > -infinity();
+    if (any && own_top == top) {
+        /* Rarely more than one thread. */
+        int index = 0x7fffffff;
+#pragma unroll
+        for (int u = AHEAD - 1; u >= 0; --u) {
+#pragma unroll
+            for (int k = 3; k >= 0; --k) index = x[u][k] == top ? index_of(u, k) : index;
+        }
+        atomicMin(&first, index);
+    }
+
+    /* Four at a time in f32, and these as doubles. */
+    double sum = 0.0;
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u) {
+        float four = 0.0f;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) four += x[u][k] == top ? 1.0f : expf(x[u][k] - top);
+        sum += four;
+    }
+    Best drawn = none();
+    if (any && !settings.greedy() && !settings.filters(columns)) {
+        Row row = {from, columns, settings.temperature, 0.0f};
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            u32 bar = *(volatile u32*)&reached;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                if (!row.drawable(x[u][k])) continue;
+                float value = row.scaled(x[u][k]);
+                if (ordered(value + most_noise(0)) < bar) continue;
+                u32 word = philox(settings.key0, settings.key1, (u32)index_of(u, k), settings.position);
+                if (ordered(value + most_noise(word)) < bar) continue;
+                drawn.consider(value + gumbel(word), index_of(u, k));
+            }
+            if (u + 1 == AHEAD) break;
+            float best = warp_largest(drawn.score);
+            if (lane == 0 && best > -infinity()) atomicMax(&reached, ordered(best));
+        }
+    }
+    sum = warp_sum_wide(sum);
+    drawn.agree();
+    if (lane == 0) {
+        sums[warp] = sum;
+        bests[warp] = drawn;
+    }
+    __syncthreads();
+    if (warp > 0) return;
+
+    sum = warp_sum_wide(lane < WARPS && any ? sums[lane] : 0.0);
+    drawn = lane < WARPS ? bests[lane] : none();
+    drawn.agree();
+    if (lane == 0) shares[at * gridDim.y + blockIdx.y] = {sum, {top, any ? first : -1}, drawn, 0};
 }
 
 extern "C" __global__ void __launch_bounds__(1024) sample(Extent extent, i64 columns, i64 capacity, const float* logits,
                                                           i64 logits_row, const int* requests, const int* positions,
                                                           const float* parameters, i64 parameters_row, const u32* seeds,
-                                                          i64 seeds_row, int* ids, float* log_probability, Share* shares,
-                                                          u32* counters) {
-    __shared__ bool last;
+                                                          i64 seeds_row, const Share* shares, i64 chunks, int* ids,
+                                                          float* log_probability) {
     take_turn();
     i64 at = blockIdx.x;
     if (at >= extent.count()) return;
+    int lane = threadIdx.x % 32;
+    shares += at * chunks;
+    Share share = {0.0, none(), none(), 0};
+    /* Read ahead of what says whether it is wanted. */
+    if (lane < chunks) share = shares[lane];
     i64 request = requests[at];
     if (request < 0 || request >= capacity) {
-        if (threadIdx.x == 0 && blockIdx.y == 0) {
+        if (threadIdx.x == 0) {
             ids[at] = -1;
             log_probability[at] = 0.0f;
         }
         return;
     }
-    const float* own = parameters + request * parameters_row;
-    float temperature = own[0], k = own[1], p = own[2], min_p = own[3];
-    bool greedy = !(temperature > 0.0f), filtered = (k >= 1.0f && k < (float)columns) || p < 1.0f || min_p > 0.0f;
-    u32 key0 = seeds[request * seeds_row], key1 = seeds[request * seeds_row + 1], position = (u32)positions[at];
-    Row row = {logits + at * logits_row, columns, greedy ? 1.0f : temperature, 0.0f};
+    Settings settings(parameters + request * parameters_row, seeds + request * seeds_row, positions[at]);
+    bool greedy = settings.greedy(), filtered = !greedy && settings.filters(columns);
+    if (!filtered && threadIdx.x >= 32) return;
 
-    /* This block's share: runs of 1024 tokens, in turn. The sum is kept below the thread's largest so far. */
-    Best first = {-infinity(), -1}, drawn = {-infinity(), -1};
-    float below = -infinity();
-    double sum = 0.0;
-#pragma unroll 4
-    for (i64 i = (i64)blockIdx.y * 1024 + threadIdx.x; i < columns; i += SPLITS * 1024) {
-        float x = row.logits[i];
-        if (!row.drawable(x)) continue;
-        first.consider(x, (int)i);
-        if (x > below) {
-            sum *= expf(below - x);
-            below = x;
+    /* Every warp for itself. */
+    Best first = share.first, drawn = share.drawn;
+    for (i64 chunk = lane + 32; chunk < chunks; chunk += 32) {
+        first.consider(shares[chunk].first.score, shares[chunk].first.index);
+        drawn.consider(shares[chunk].drawn.score, shares[chunk].drawn.index);
+    }
+    first.agree();
+    drawn.agree();
+    /* Sums of chunks are below their own largest logit. */
+    auto below = [&](const Share& part) -> double {
+        if (part.first.index < 0) return 0.0;
+        return part.sum * (part.first.score == first.score ? 1.0f : expf(part.first.score - first.score));
+    };
+    double sum = below(share);
+    for (i64 chunk = lane + 32; chunk < chunks; chunk += 32) sum += below(shares[chunk]);
+    sum = warp_sum_wide(sum);
+
+    Row row = {logits + at * logits_row, columns, settings.temperature, 0.0f};
+    int id = greedy ? first.index : drawn.index;
+    if (filtered && first.index >= 0) {
+        row.largest = row.value(first.index);
+        Bound bound = {0, columns};
+        if (settings.top_k >= 1.0f && settings.top_k < (float)columns) bound = top_k(row, (u64)settings.top_k);
+        if (settings.top_p < 1.0f) bound = top_p(row, bound, settings.top_p);
+        Best best = none();
+        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
+            float x = row.value(i);
+            if (!row.drawable(x) || !bound.admits(ordered(x), i)) continue;
+            if (settings.min_p > 0.0f && i != first.index && !(row.weight(x) >= settings.min_p)) continue;
+            best.consider(x + gumbel(philox(settings.key0, settings.key1, (u32)i, settings.position)), (int)i);
         }
-        sum += x == below ? 1.0f : expf(x - below);
-        if (!greedy && !filtered) drawn.consider(row.value(i) + gumbel(philox(key0, key1, (u32)i, position)), (int)i);
-    }
-    first = block_best(first);
-    if (!greedy && !filtered) drawn = block_best(drawn);
-    sum = block_sum_wide(sum == 0.0 ? 0.0 : sum * (below == first.score ? 1.0f : expf(below - first.score)));
-#if SPLITS > 1
-    if (threadIdx.x == 0) {
-        shares[at * SPLITS + blockIdx.y] = {sum, first, drawn, 0};
-        __threadfence();
-        last = atomicAdd(counters + at, 1u) == SPLITS - 1;
-        if (last) counters[at] = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!last) return;
-    first = drawn = {-infinity(), -1};
-    double part = 0.0;
-    float its = -infinity();
-    if (threadIdx.x < SPLITS) {
-        const Share* share = shares + at * SPLITS + threadIdx.x;
-        part = __ldcg(&share->sum);
-        its = __ldcg(&share->first.score);
-        first = {its, __ldcg(&share->first.index)};
-        drawn = {__ldcg(&share->drawn.score), __ldcg(&share->drawn.index)};
-    }
-    first = block_best(first);
-    drawn = block_best(drawn);
-    sum = block_sum_wide(part == 0.0 ? 0.0 : part * (its == first.score ? 1.0f : expf(its - first.score)));
-#endif
-    int id = first.index;
-    if (id >= 0 && !greedy) {
-        row.largest = row.value(id);
-        id = filtered ? draw_filtered(row, first.index, k, p, min_p, key0, key1, position) : drawn.index;
+        id = block_best(best).index;
     }
     if (threadIdx.x == 0) {
         /* Of the logits as they are: a double holds the sum of any vocabulary. */
-        float logit = id < 0 ? 0.0f : row.logits[id];
+        float logit = id < 0 || id == first.index ? first.score : row.logits[id];
         ids[at] = id;
         log_probability[at] = id < 0 ? 0.0f : logit == first.score ? (float)-log(sum) : (float)((double)(logit - first.score) - log(sum));
     }

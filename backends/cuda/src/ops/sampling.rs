@@ -1,15 +1,21 @@
 //! From logits to tokens.
 
-use super::{KernelSpec, Machine, Recipe, THREADS, operand, plane, type_of};
+use super::{KernelSpec, Machine, Recipe, operand, result, type_of};
 use crate::launch::{Bound, MAX_GRID, Parameters, Step};
-use dsrun_core::{Result, kernels::CallDesc};
+use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
 
 /// Threads of a block of `argmax`, and the most blocks that share a row: a thread of the last one each.
 const ARGMAX_THREADS: usize = 512;
 const MAX_SPLITS: usize = 64;
-/// Threads of a block of `sample`, and the bytes of what it leaves.
-const SAMPLE_THREADS: usize = 1024;
+/// Threads of a block of `logit_process`, and how many pieces of 4 logits a thread takes where there are enough of them.
+const PROCESS_THREADS: usize = 256;
+const PROCESS_TURNS: usize = 2;
+/// Threads of a block of `sample_chunks`, the tokens of a chunk, and the bytes of what it leaves of one.
+const CHUNK_THREADS: usize = 256;
+const CHUNK: usize = 4096;
 const SHARE: usize = 32;
+/// Threads of a block of `sample`.
+const SAMPLE_THREADS: usize = 1024;
 
 fn optional_rows(parameters: Parameters, tensor: Option<&Bound>) -> Parameters {
     match tensor {
@@ -18,8 +24,21 @@ fn optional_rows(parameters: Parameters, tensor: Option<&Bound>) -> Parameters {
     }
 }
 
-pub(super) fn logit_process(call: &CallDesc) -> Result<Recipe> {
-    let spec = KernelSpec::new("sampling/logits.cu", "logit_process", [("T0", &type_of(call, 0)?)]);
+/// Whether so many columns, and all rows of planes, are whole pieces of four elements.
+fn in_fours<'a>(columns: usize, planes: impl IntoIterator<Item = &'a TensorDesc>) -> bool {
+    columns.is_multiple_of(4) && planes.into_iter().all(|plane| plane.strides[0].is_multiple_of(4))
+}
+
+pub(super) fn logit_process(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+    let (logits, y) = (operand(call, 0)?, result(call, 0)?);
+    let planes = [logits, operand(call, 3)?, y].into_iter().chain(call.tensor(4));
+    let width = if in_fours(y.shape[1], planes) { 4 } else { 1 };
+    // Few rows are too few for several pieces a thread.
+    let blocks = |turns: usize| y.shape[0] * y.shape[1].div_ceil(PROCESS_THREADS * width * turns);
+    let turns = if blocks(PROCESS_TURNS) > 2 * machine.processors { PROCESS_TURNS } else { 1 };
+    let defines: [(_, &dyn std::fmt::Display); 3] =
+        [("T0", &type_of(call, 0)?), ("WIDTH", &width), ("TURNS", &turns)];
+    let spec = KernelSpec::new("sampling/logits.cu", "logit_process", defines);
     Ok(Recipe::of_one(spec, move |frame, function| {
         let (logits, requests, settings) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (counts, y) = (frame.tensor(3)?, frame.result(0)?);
@@ -36,7 +55,8 @@ pub(super) fn logit_process(call: &CallDesc) -> Result<Recipe> {
             .rows(counts);
         let parameters =
             optional_rows(optional_rows(parameters, frame.optional(4)), frame.optional(5)).rows(y);
-        Ok(Step::kernel(function, plane(rows, vocabulary), THREADS, parameters))
+        let grid = [vocabulary.div_ceil(PROCESS_THREADS * width * turns), rows.min(MAX_GRID), 1];
+        Ok(Step::kernel(function, grid, PROCESS_THREADS, parameters))
     }))
 }
 
@@ -64,36 +84,41 @@ pub(super) fn argmax(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
     Ok(recipe)
 }
 
-pub(super) fn sample(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(super) fn sample(call: &CallDesc) -> Result<Recipe> {
     let logits = operand(call, 0)?;
-    let rows = logits.shape[0];
-    let most = (machine.processors / rows.max(1)).clamp(1, MAX_SPLITS);
-    // Four logits for each thread of a block.
-    let splits = logits.shape[1].div_ceil(SAMPLE_THREADS * 4).clamp(1, most);
-    let spec = KernelSpec::new("sampling/sample.cu", "sample", [("SPLITS", &splits)]);
-    let mut recipe = Recipe::of_one(spec, move |frame, function| {
-        let (logits, requests, positions) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
-        let (settings, seeds) = (frame.tensor(3)?, frame.tensor(4)?);
-        let (ids, log_probability) = (frame.result(0)?, frame.result(1)?);
-        let rows = ids.size(0);
-        let parameters = Parameters::default()
-            .extent(rows, &[logits, requests, positions, ids, log_probability])
-            .size(logits.size(1))
-            .size(settings.size(0).min(seeds.size(0)))
-            .rows(logits)
-            .address(requests.address)
-            .address(positions.address)
-            .rows(settings)
-            .rows(seeds)
-            .address(ids.address)
-            .address(log_probability.address)
-            .address(frame.workspace)
-            .address(frame.persistent);
-        Ok(Step::kernel(function, [rows, splits, 1], SAMPLE_THREADS, parameters))
-    });
-    if splits > 1 {
-        recipe.workspace = rows * splits * SHARE;
-        recipe.persistent = rows * 4;
-    }
-    Ok(recipe)
+    let (rows, columns) = (logits.shape[0], logits.shape[1]);
+    let chunks = columns.div_ceil(CHUNK).max(1);
+    let vectors = i32::from(in_fours(columns, [logits]));
+    let specs = ["sample_chunks", "sample"]
+        .map(|entry| KernelSpec::new("sampling/sample.cu", entry, [("VECTORS", &vectors)]));
+    Ok(Recipe {
+        kernels: specs.to_vec(),
+        workspace: rows * chunks * SHARE,
+        persistent: 0,
+        batch_invariant: true,
+        steps: Box::new(move |frame, functions, _| {
+            let [of_chunks, of_rows] = functions else {
+                return Err(Error::internal("a recipe of two kernels without them"));
+            };
+            let (logits, requests, positions) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
+            let (settings, seeds) = (frame.tensor(3)?, frame.tensor(4)?);
+            let (ids, log_probability) = (frame.result(0)?, frame.result(1)?);
+            let parameters = Parameters::default()
+                .extent(rows, &[logits, requests, positions, ids, log_probability])
+                .size(columns)
+                .size(settings.size(0).min(seeds.size(0)))
+                .rows(logits)
+                .address(requests.address)
+                .address(positions.address)
+                .rows(settings)
+                .rows(seeds)
+                .address(frame.workspace);
+            let last = parameters.clone().size(chunks).address(ids.address).address(log_probability.address);
+            let steps = [
+                Step::kernel(of_chunks, [rows, chunks, 1], CHUNK_THREADS, parameters),
+                Step::kernel(of_rows, [rows, 1, 1], SAMPLE_THREADS, last),
+            ];
+            Ok(steps.into_iter().flatten().collect())
+        }),
+    })
 }
