@@ -113,8 +113,8 @@ impl CallCase {
 
 impl Layout {
     /// Rows with gaps between them, at an offset.
-    pub fn strided(gap: usize, offset: usize) -> Self {
-        Self { gap, offset, ..Self::default() }
+    pub const fn strided(gap: usize, offset: usize) -> Self {
+        Self { gap, offset, bounded: false, extent: None }
     }
 
     /// The same, of which only the first rows are real.

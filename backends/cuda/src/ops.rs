@@ -5,6 +5,7 @@
 
 mod attention;
 mod band;
+mod batch;
 mod cache;
 mod chain;
 mod decode;

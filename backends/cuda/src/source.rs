@@ -35,7 +35,7 @@ const UNITS: &[Unit] = &[
     unit!("sampling/sample.cu"),
     unit!("attention/attention.cu"),
     unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
-    unit!("attention/prompt_wgmma.cu", "attention/prompt.cuh"),
+    unit!("attention/prompt_wgmma.cu", "hopper.cuh", "attention/prompt.cuh"),
     unit!("attention/decode.cu"),
     unit!(
         "decoder/layers.cu",
@@ -46,9 +46,10 @@ const UNITS: &[Unit] = &[
         "decoder/attend.cuh"
     ),
     unit!("linear/band.cu", "linear/epilogue.cuh", "linear/activations.cuh"),
+    unit!("linear/batch_wgmma.cu", "hopper.cuh", "linear/epilogue.cuh"),
     unit!("linear/packed.cu", "linear/epilogue.cuh", "linear/activations.cuh"),
     unit!("linear/packed_plain.cu", "linear/weight.cuh"),
-    unit!("linear/int8_wgmma.cu"),
+    unit!("linear/int8_wgmma.cu", "hopper.cuh"),
     unit!("linear/int8_mma.cu"),
     unit!("linear/conclude.cu", "linear/epilogue.cuh"),
     unit!("linear/heads.cu", "linear/epilogue.cuh"),

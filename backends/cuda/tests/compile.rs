@@ -199,6 +199,19 @@ fn linear_calls(dtype: DType) -> Vec<CallDesc> {
     calls
 }
 
+/// Batches: one tile for a block or two, whole and in parts.
+fn batch_calls(dtype: DType) -> Vec<CallDesc> {
+    let mut calls = Vec::new();
+    for (rows, outputs) in [(17, 272), (48, 1104), (128, 4240), (100, 8464)] {
+        let (x, w) = (bounded(dtype, &[rows, 192]), weight(WeightFormat::Dense(dtype), [outputs, 192]));
+        let residual = bounded(dtype, &[rows, outputs]);
+        calls.push(call(Linear { dtype: DType::F32 }, vec![x.clone(), w.clone(), tensor(dtype, &[outputs])]));
+        let add = well_known::linear_add(dtype, false, Add { alpha: 0.5 }).unwrap();
+        calls.push(call(Op::Region(add.into()), vec![x, w, residual]));
+    }
+    calls
+}
+
 /// The fused parts of decoder layers of both kinds, for few rows and for many.
 fn region_calls(dtype: DType) -> Vec<CallDesc> {
     let mut calls = Vec::new();
@@ -231,7 +244,7 @@ fn region_calls(dtype: DType) -> Vec<CallDesc> {
                 (Nonlinearity::GeluErf, GateLayout::Interleaved),
             ] {
                 let gated = GatedActivation { function, layout, limit: 0.0 };
-                region(well_known::mlp_input(norm, dtype, biased, gated), with_norm(product(48)));
+                region(well_known::mlp_input(norm, dtype, biased, gated), with_norm(product(64)));
             }
             for (pairing, head_norm, turned) in [
                 (RopePairing::Halves, false, true),
@@ -362,6 +375,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(plane_calls(dtype));
         calls.extend(region_calls(dtype));
         calls.extend(linear_calls(dtype));
+        calls.extend(batch_calls(dtype));
         calls.extend(quantised_calls(dtype));
         calls.extend(attention_calls(dtype));
     }

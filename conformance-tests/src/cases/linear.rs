@@ -126,6 +126,15 @@ const DENSE_SHAPES: &[Shape] = &[
     ("large_extent", 70, 30_000, 16, layout(0, true, Some(67))),
 ];
 
+/// For dense weights only: what a device may take in tiles of 16 results by up to 128 rows, in whole products and in parts.
+const BATCHES: &[Shape] = &[
+    ("batch", 40, 80, 160, PLAIN),
+    ("batch_strided", 128, 48, 264, layout(8, false, None)),
+    ("batch_extent", 100, 1104, 192, layout(0, true, Some(77))),
+    ("batch_extent_of_nothing", 32, 48, 64, layout(0, true, Some(0))),
+    ("batch_of_many_outputs", 33, 8464, 40, layout(0, true, None)),
+];
+
 /// The dense formats, the block formats, and group formats of every size, offset and type of scale.
 pub(super) fn formats() -> Vec<WeightFormat> {
     let dense = [DType::F32, DType::F16, DType::BF16].map(WeightFormat::Dense);
@@ -176,12 +185,13 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     for format in formats().into_iter().filter(|format| goes_with(*format, dtype)) {
         // Formats without blocks can have any columns, or any even number of them.
-        let more = match format {
-            WeightFormat::Dense(_) => DENSE_SHAPES,
-            _ if format.granularity() <= 2 => &DENSE_SHAPES[..DENSE_SHAPES.len() - 1],
-            _ => &[],
+        let (more, batches) = match format {
+            WeightFormat::Dense(_) => (DENSE_SHAPES, BATCHES),
+            _ if format.granularity() <= 2 => (&DENSE_SHAPES[..DENSE_SHAPES.len() - 1], &[][..]),
+            _ => (&[][..], &[][..]),
         };
-        for (number, (label, m, n, k, layout)) in SHAPES.iter().chain(more).copied().enumerate() {
+        let shapes = SHAPES.iter().chain(more).chain(batches).copied();
+        for (number, (label, m, n, k, layout)) in shapes.enumerate() {
             let k = columns_of(format, k);
             let id = format!("linear_{format}/{dtype}/{label}");
             let product = Product {

@@ -94,6 +94,42 @@ fn blocks(features: usize) -> usize {
     features.div_ceil(32) * 32
 }
 
+/// The layer of a case.
+#[derive(Clone, Copy)]
+struct Kind {
+    /// Results for each row.
+    results: usize,
+    format: WeightFormat,
+    bias: bool,
+}
+
+impl Kind {
+    /// What changes from plane to plane.
+    fn of(plane: &Plane, random: &mut Random, dtype: DType, bias: bool) -> Self {
+        Self { results: 1 + random.below(40), format: format(plane.number, dtype), bias }
+    }
+}
+
+/// Label, rows, features, results, layout of batches with dense weights, which a device may take in tiles.
+const BATCHES: &[(&str, usize, usize, usize, Layout)] = &[
+    ("batch", 40, 160, 48, Layout::strided(0, 0)),
+    ("batch_extent", 100, 96, 80, Layout { gap: 0, offset: 0, bounded: true, extent: Some(77) }),
+    ("batch_strided", 128, 32, 16, Layout::strided(16, 1)),
+    ("batch_of_a_row_more", 17, 320, 272, Layout { gap: 8, offset: 0, bounded: true, extent: None }),
+];
+
+/// These planes, each with its layer.
+fn batches(op: &str, dtype: DType) -> Vec<(Plane, Option<Kind>)> {
+    let batch = |(number, batch): (usize, &(&str, usize, usize, usize, Layout))| {
+        let (label, rows, features, results, layout) = *batch;
+        let id = format!("{op}/{dtype}/{label}");
+        let (random, values) = (Random::named(&id), Values::USUAL[number % 3]);
+        let plane = Plane { id, rows, features, layout, values, random, number: 3 * number };
+        (plane, Some(Kind { results, format: WeightFormat::Dense(dtype), bias: number % 2 == 1 }))
+    };
+    BATCHES.iter().enumerate().map(batch).collect()
+}
+
 /// What a region may leave unrounded and its body does not, of type `dtype`.
 pub(super) fn rounded(dtype: DType) -> Gate {
     Gate { inner: Some(dtype), exponential: false }
@@ -136,24 +172,26 @@ const NORM_LINEARS: [(&str, bool); 2] = [("norm_linear", false), ("norm_linear_o
 
 pub(super) fn norm_linear(dtype: DType) -> Vec<Case> {
     let of = |(name, layer_norm): (&str, bool)| {
-        let planes = planes(name, dtype, &Values::USUAL, blocks);
-        planes.into_iter().map(move |plane| norm_linear_case(dtype, layer_norm, plane))
+        let planes = planes(name, dtype, &Values::USUAL, blocks).into_iter().map(|plane| (plane, None));
+        planes
+            .chain(batches(name, dtype))
+            .map(move |(plane, kind)| norm_linear_case(dtype, layer_norm, plane, kind))
     };
     NORM_LINEARS.into_iter().flat_map(of).collect()
 }
 
 pub(super) fn drawn_norm_linear(dtype: DType, draw: &mut Draw) -> Case {
     let layer_norm = draw.sometimes();
-    norm_linear_case(dtype, layer_norm, drawn(draw, &Values::USUAL, blocks))
+    norm_linear_case(dtype, layer_norm, drawn(draw, &Values::USUAL, blocks), None)
 }
 
-fn norm_linear_case(dtype: DType, layer_norm: bool, plane: Plane) -> Case {
+fn norm_linear_case(dtype: DType, layer_norm: bool, plane: Plane, kind: Option<Kind>) -> Case {
     let (mut random, k) = (plane.random.clone(), plane.features);
-    let n = 1 + random.below(40);
+    let usual = Kind::of(&plane, &mut random, dtype, plane.number % 2 == 1);
+    let Kind { results: n, format, bias } = kind.unwrap_or(usual);
     let x = random.tensor(dtype, &[plane.rows, k], plane.values);
     let head = Head::random(&mut random, dtype, k, layer_norm);
-    let bias = plane.number % 2 == 1;
-    let layer = Layer::random(&mut random, format(plane.number, dtype), [n, k], dtype, bias);
+    let layer = Layer::random(&mut random, format, [n, k], dtype, bias);
     let to = if plane.number % 3 == 2 { DType::F32 } else { dtype };
     let reals = x.values().chunks(k).flat_map(|row| layer.of(&head.of(row))).collect::<Vec<_>>();
     let expected = Expected::reals(reals).gated(rounded(dtype)).laid(plane.other(3), n);
@@ -165,19 +203,20 @@ fn norm_linear_case(dtype: DType, layer_norm: bool, plane: Plane) -> Case {
 
 pub(super) fn linear_add(dtype: DType) -> Vec<Case> {
     let planes = planes("linear_add", dtype, &Values::USUAL, blocks);
-    planes.into_iter().map(|plane| linear_add_case(dtype, plane)).collect()
+    let planes = planes.into_iter().map(|plane| (plane, None)).chain(batches("linear_add", dtype));
+    planes.map(|(plane, kind)| linear_add_case(dtype, plane, kind)).collect()
 }
 
 pub(super) fn drawn_linear_add(dtype: DType, draw: &mut Draw) -> Case {
-    linear_add_case(dtype, drawn(draw, &Values::USUAL, blocks))
+    linear_add_case(dtype, drawn(draw, &Values::USUAL, blocks), None)
 }
 
-fn linear_add_case(dtype: DType, plane: Plane) -> Case {
+fn linear_add_case(dtype: DType, plane: Plane, kind: Option<Kind>) -> Case {
     let (mut random, k) = (plane.random.clone(), plane.features);
-    let n = 1 + random.below(40);
+    let usual = Kind::of(&plane, &mut random, dtype, plane.number % 2 == 1);
+    let Kind { results: n, format, bias } = kind.unwrap_or(usual);
     let x = random.tensor(dtype, &[plane.rows, k], plane.values);
-    let bias = plane.number % 2 == 1;
-    let layer = Layer::random(&mut random, format(plane.number, dtype), [n, k], dtype, bias);
+    let layer = Layer::random(&mut random, format, [n, k], dtype, bias);
     let residual = random.tensor(dtype, &[plane.rows, n], Values::HeavyTailed);
     let alpha = random.pick(&[1.0f32, 1.0, -0.5]);
     let mut reals = Vec::new();
@@ -199,25 +238,26 @@ const GATES: [Option<GateLayout>; 3] = [None, Some(GateLayout::Concatenated), So
 pub(super) fn mlp_input(dtype: DType) -> Vec<Case> {
     let of = |gate: Option<GateLayout>| {
         let name = gate.map_or("mlp_input_plain".into(), |layout| format!("mlp_input_{}", layout.name()));
-        let planes = planes(&name, dtype, &Values::USUAL, blocks);
-        planes.into_iter().map(move |plane| mlp_input_case(dtype, gate, plane))
+        let planes = planes(&name, dtype, &Values::USUAL, blocks).into_iter().map(|plane| (plane, None));
+        planes.chain(batches(&name, dtype)).map(move |(plane, kind)| mlp_input_case(dtype, gate, plane, kind))
     };
     GATES.into_iter().flat_map(of).collect()
 }
 
 pub(super) fn drawn_mlp_input(dtype: DType, draw: &mut Draw) -> Case {
     let gate = draw.pick(&GATES);
-    mlp_input_case(dtype, gate, drawn(draw, &Values::USUAL, blocks))
+    mlp_input_case(dtype, gate, drawn(draw, &Values::USUAL, blocks), None)
 }
 
-fn mlp_input_case(dtype: DType, gate: Option<GateLayout>, plane: Plane) -> Case {
+fn mlp_input_case(dtype: DType, gate: Option<GateLayout>, plane: Plane, kind: Option<Kind>) -> Case {
     let (mut random, k, number) = (plane.random.clone(), plane.features, plane.number);
-    let n = 1 + random.below(40);
+    let usual = Kind::of(&plane, &mut random, dtype, number / 2 % 2 == 1);
+    let Kind { results: n, format, bias } = kind.unwrap_or(usual);
     let x = random.tensor(dtype, &[plane.rows, k], plane.values);
     let head = Head::random(&mut random, dtype, k, number % 2 == 1);
-    let (bias, function) = (number / 2 % 2 == 1, Nonlinearity::ALL[number / 3 % 4]);
+    let function = Nonlinearity::ALL[number / 3 % 4];
     let outputs = if gate.is_some() { 2 * n } else { n };
-    let layer = Layer::random(&mut random, format(number, dtype), [outputs, k], dtype, bias);
+    let layer = Layer::random(&mut random, format, [outputs, k], dtype, bias);
     let limit = random.pick(&[0.0f32, 0.0, 7.0]);
     let activation: MlpActivation = match gate {
         None => Activation { function, limit }.into(),
@@ -261,6 +301,7 @@ const HEADS: &[(&str, Heads)] = &[
     ("head_96_partly", ([4, 96], [2, 1, 96, 16], layout(0, None))),
     ("head_128", ([2, 128], [2, 1, 128, 64], layout(0, None))),
     ("many_rows", ([67, 64], [2, 1, 16, 8], layout(0, None))),
+    ("batch_extent", ([40, 128], [6, 2, 128, 64], layout(0, Some(33)))),
     ("strided", ([6, 64], [2, 1, 16, 8], layout(16, None))),
     ("extent", ([9, 64], [3, 1, 16, 8], layout(8, Some(6)))),
     ("extent_of_nothing", ([6, 64], [2, 1, 16, 8], layout(0, Some(0)))),

@@ -26,8 +26,6 @@
 #define W_BYTES (OUTPUTS * DEPTH)
 #define SLOT (X_BYTES + W_BYTES)
 
-struct alignas(64) TensorMap { u64 words[16]; };
-
 struct Barriers { u64 full[STAGES], free[STAGES]; };
 
 struct Results {
@@ -44,28 +42,6 @@ struct Results {
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-__device__ inline u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
-
-__device__ inline void make_barrier(u64& barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
-}
-
-__device__ inline void expect(u64& barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-        :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
-}
-
-__device__ inline void arrive(u64& barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(&barrier)) : "memory");
-}
-
-__device__ inline void await(u64& barrier, u32 phase) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra over;\nbra again;\nover:\n}"
-        :: "r"(shared_address(&barrier)), "r"(phase) : "memory");
-}
-
 /* A box of rows of x: input, row. */
 __device__ inline void copy_rows(const TensorMap& map, u32 to, u64& barrier, int input, int row) {
     asm volatile(
@@ -80,26 +56,9 @@ __device__ inline void copy_lines(const TensorMap& map, u32 to, u64& barrier, in
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(line), "r"(unit) : "memory");
 }
 
-/* What wgmma is told of rows of 128 bytes, swizzled: 8 rows are 1024 bytes. */
-__device__ inline u64 swizzled_at(u32 address) {
-    return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
-
-/* The same of lines: the next 16 inputs are 128 bytes on, the next 8 outputs 1024. */
+/* What wgmma is told of lines: the next 16 inputs are 128 bytes on, the next 8 outputs 1024. */
 __device__ inline u64 lines_at(u32 address) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(128 >> 4) << 16 | (u64)(1024 >> 4) << 32;
-}
-
-__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int Pending> __device__ inline void products_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Pending) : "memory");
-}
-
-/* Keeps the compiler from moving uses of accumulators across. */
-template <int Count> __device__ inline void hold(int (&d)[Count]) {
-#pragma unroll
-    for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(d[i]) :: "memory");
 }
 
 /* Sixteen registers in a list, and as operands. */

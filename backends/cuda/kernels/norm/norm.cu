@@ -24,27 +24,69 @@ extern "C" __global__ void rms_norm(Extent extent, i64 width, float eps, float o
     }
 }
 
-/* The same, 8 elements at a time. */
+/*
+ * The same, 8 elements at a time. A thread that has no more than two such pieces of a row keeps them, and reads them together
+ * with their weights and ahead of the extent: the memory of a row past it is there too.
+ */
 extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, float offset, const T0* x, i64 x_row,
                                          const T1* weight, T0* y, i64 y_row) {
     take_turn();
+    int step = blockDim.x * 8, first = threadIdx.x * 8;
+    float value[2][8], gain[2][8];
+    bool kept = width <= 2 * step;
+    auto read = [&](i64 row) {
+#pragma unroll
+        for (int piece = 0; piece < 2; ++piece) {
+            int i = first + piece * step;
+            if (i < width) load_eight(x + row * x_row + blockIdx.x * width + i, value[piece]);
+        }
+    };
+    if (kept) {
+        read(blockIdx.y);
+#pragma unroll
+        for (int piece = 0; piece < 2; ++piece) {
+            int i = first + piece * step;
+            if (i < width) load_eight(weight + i, gain[piece]);
+        }
+    }
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         const T0* from = x + row * x_row + blockIdx.x * width;
         T0* to = y + row * y_row + blockIdx.x * width;
-        float squares = 0.0f, value[8], gain[8];
-        for (i64 i = threadIdx.x * 8; i < width; i += blockDim.x * 8) {
-            load_eight(from + i, value);
+        float squares = 0.0f;
+        auto add = [&](const float (&value)[8]) {
 #pragma unroll
             for (int k = 0; k < 8; ++k) squares += value[k] * value[k];
-        }
-        float scale = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
-        for (i64 i = threadIdx.x * 8; i < width; i += blockDim.x * 8) {
-            load_eight(from + i, value);
-            load_eight(weight + i, gain);
+        };
+        auto write = [&](i64 i, float (&value)[8], const float (&gain)[8], float scale) {
 #pragma unroll
             for (int k = 0; k < 8; ++k) value[k] = value[k] * scale * (gain[k] + offset);
             store_eight(to + i, value);
+        };
+        if (kept) {
+            if (row != blockIdx.y) read(row);
+#pragma unroll
+            for (int piece = 0; piece < 2; ++piece) {
+                if (first + piece * step < width) add(value[piece]);
+            }
+        } else {
+            for (i64 i = first; i < width; i += step) {
+                load_eight(from + i, value[0]);
+                add(value[0]);
+            }
+        }
+        float scale = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
+        if (kept) {
+#pragma unroll
+            for (int piece = 0; piece < 2; ++piece) {
+                if (first + piece * step < width) write(first + piece * step, value[piece], gain[piece], scale);
+            }
+        } else {
+            for (i64 i = first; i < width; i += step) {
+                load_eight(from + i, value[0]);
+                load_eight(weight + i, gain[0]);
+                write(i, value[0], gain[0], scale);
+            }
         }
     }
 }

@@ -3,10 +3,11 @@
 //! A body is read as norm?, linear, and then nothing, a residual sum, an activation, or what makes queries, keys and values
 //! of the product. Few rows of half precision take one launch (see [`super::band`]). Else it takes up to three: the norm into
 //! scratch memory, the product by whichever kernel [`super::linear`] has for it into scratch memory, and one kernel for all
-//! that is behind it. So every number of rows is native, and one compiled program serves them all.
+//! that is behind it; or the latter two in one (see [`super::batch`]). So every number of rows is native, and one compiled
+//! program serves them all.
 
 use super::{
-    KernelSpec, Machine, Recipe, THREADS, WIDE, band,
+    KernelSpec, Machine, Recipe, THREADS, WIDE, band, batch,
     linear::{Layer, Places, weight_type},
     norm, operand, packed, plane, result, type_name,
 };
@@ -546,6 +547,19 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
             batch_invariant: false,
             steps: Box::new(move |frame, x, workspace, functions, _| {
                 packed.steps(&chain, frame, x, workspace, functions)
+            }),
+        });
+    }
+    if let Some(batch) = batch::plan(&chain, x, call, machine)? {
+        return Ok(Rest {
+            kernels: vec![batch.spec.clone()],
+            workspace: 0,
+            persistent: 0,
+            batch_invariant: false,
+            steps: Box::new(move |frame, x, _, functions, _| {
+                let function =
+                    functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
+                Ok(batch.step(&chain, frame, x, function)?.into_iter().collect())
             }),
         });
     }

@@ -7,6 +7,7 @@
 //! | 5 to 16 | f16 or bf16 throughout | `skinny_mma`: tensor cores at memory speed |
 //! | 1 to 32 | integers, f16 or bf16 | `packed`, 16 rows at a time: tensor cores at memory speed (see [`super::packed`]) |
 //! | 1 to 32 | integers, f32, or before sm_80 | `packed_plain`, four rows at a time |
+//! | 17 to 128 | f16 or bf16 weights and activations, on sm_90 | `batch_wgmma`: tensor cores at memory speed (see [`super::batch`]) |
 //! | more | same type throughout; integers unpacked to the type of `x`; any weight widened for f32 | cuBLASLt |
 //! | more | others, or without cuBLASLt | `skinny_mma` to 64 rows, then `tiled` |
 //! | any | bytes times bytes | `packed` to 16 rows, then see [`int8`] |
@@ -14,8 +15,8 @@
 mod int8;
 
 use super::{
-    KernelSpec, Machine, Recipe, THREADS, WIDE, band, chain::Chain, elementwise::weight_words, operand,
-    packed, plane, result, type_name, type_of, wide,
+    KernelSpec, Machine, Recipe, THREADS, WIDE, band, batch, chain::Chain, elementwise::weight_words,
+    operand, packed, plane, result, type_name, type_of, wide,
 };
 use crate::{
     blas::{Product, Setup, Shape, WORKSPACE},
@@ -128,6 +129,7 @@ enum Way {
     Skinny,
     SkinnyMma,
     PackedPlain,
+    Batch,
     Blas,
     Tiled,
     Int8,
@@ -176,6 +178,8 @@ impl Layer<'_> {
         let indexable = self.outputs().max(self.inputs()) < 1 << 30;
         if self.bytes {
             Way::Int8
+        } else if self.norm.is_none() && self.planes().fit(machine) {
+            Way::Batch
         } else if format.is_quantised() && rows <= few {
             Way::PackedPlain
         } else if rows == 1
@@ -198,7 +202,7 @@ impl Layer<'_> {
 
     /// Whether the sum with [`Layer::residual`] can be part of the product.
     pub(super) fn takes_residual(&self, machine: &Machine) -> bool {
-        matches!(self.way(machine), Way::Blas | Way::Int8)
+        matches!(self.way(machine), Way::Batch | Way::Blas | Way::Int8)
     }
 
     pub(super) fn plan(&self, machine: &Machine) -> Result<Layered> {
@@ -212,6 +216,7 @@ impl Layer<'_> {
             Way::Skinny => self.skinny(machine),
             Way::SkinnyMma => self.skinny_mma(),
             Way::PackedPlain => self.packed_plain(),
+            Way::Batch => self.batch(machine),
             Way::Blas => self.by_blas(),
             Way::Int8 => int8::plan(self, machine),
             Way::Tiled => self.tiled(),
@@ -355,6 +360,44 @@ impl Layer<'_> {
                 let parameters = parameters.address(places.bias).rows(places.y);
                 let grid = [places.y.size(1).div_ceil(WARPS * UNIT), places.y.size(0).div_ceil(tokens), 1];
                 Ok(Step::kernel(function(functions, 0)?, grid, WARPS * 32, parameters).into_iter().collect())
+            }),
+        })
+    }
+
+    fn planes(&self) -> batch::Planes<'_> {
+        let (x, weight, y, bias, residual) = (self.x, self.weight, self.y, self.bias, self.residual);
+        batch::Planes { x, weight, y, bias, residual, gated: false }
+    }
+
+    fn batch(&self, machine: &Machine) -> Result<Layered> {
+        let y = type_name(self.y.dtype)?;
+        // The constants and the words of an epilogue that adds a residual or nothing.
+        let defines: [(_, &dyn Display); 7] = [
+            ("EPILOGUE", &i32::from(self.residual.is_some())),
+            ("FUNCTION", &1),
+            ("INTERLEAVED", &0),
+            ("ROPE", &0),
+            ("NEIGHBOURS", &0),
+            ("CACHE", &"f32"),
+            ("Y", &y),
+        ];
+        let defines = defines.into_iter().map(|(name, value)| (name, value.to_string())).collect();
+        let batch = self.planes().plan(defines, machine)?;
+        Ok(Layered {
+            kernels: vec![batch.spec.clone()],
+            workspace: 0,
+            batch_invariant: false,
+            steps: Box::new(move |places, functions, _| {
+                let mut words = [0; 26];
+                words[0] = places.weight.layout.rows as u64;
+                words[1..4].copy_from_slice(&[places.bias, places.y.address, places.y.stride(0) as u64]);
+                if let Some(residual) = places.residual {
+                    words[4..6].copy_from_slice(&[residual.address, residual.stride(0) as u64]);
+                }
+                words[6] = u64::from(1.0f32.to_bits());
+                let step =
+                    batch.launch(places.x, places.weight, places.bounds, words, function(functions, 0)?)?;
+                Ok(step.into_iter().collect())
             }),
         })
     }

@@ -1,0 +1,424 @@
+/*
+ * linear for 17 to 128 rows on Hopper's tensor cores (sm_90a), with what stands behind it: y = f(x W^T + b), f16 or bf16.
+ *
+ * Weights are the operand of 64 rows: a block takes a tile of PARTS * 64 outputs by all rows of x. One thread fetches, 64 inputs
+ * at a time, into a ring of STAGES, by the bulk copy engine, swizzled by 128 bytes; a warpgroup multiplies, sums in registers.
+ * Weights that are immutable are fetched before the kernels in front have finished: up to the whole ring, which for products of
+ * few blocks is all the shared memory of a multiprocessor.
+ *
+ * Few outputs would leave multiprocessors idle, so SPLIT blocks, which are a cluster, share the inputs of a tile. At the end each
+ * sends its sums to the blocks that finish them, 8 rows of x each in turn, into their shared memory; those add them up in the
+ * order of the inputs, so that the result does not depend on who comes first.
+ *
+ * Bytes: the weights, once; x once for each tile, from the L2. Floor: the weights over read bandwidth.
+ *
+ * Tried on an H200, and no better: x sent to clusters of two tiles at once; larger tiles of several warpgroups (2% for the gate
+ * of a large model, slower elsewhere); blocks that begin at different inputs (x is cheapest when all want the same part of it);
+ * clusters of four with a multiprocessor for each block (30 of them fit at a time, not 33); half the ring, so that the blocks of
+ * the next product are there early (good for more than 132 blocks, slower for less); queries, keys and values finished here (no
+ * faster with 32 rows, and with 128 their sines take longer than a kernel of their own).
+ * Measured figures: docs/src/performance/cuda.md.
+ */
+/* Inputs of a turn, and bytes of 64 rows of them. */
+#define DEPTH 64
+#define PART_BYTES (64 * DEPTH * 2)
+#define W_BYTES (PARTS * PART_BYTES)
+#define X_BYTES (TOKENS * DEPTH * 2)
+#define SLOT (W_BYTES + X_BYTES)
+#define CONSUMERS 128
+#define THREADS (CONSUMERS + 32)
+/* Eights of rows, and how many of them a block finishes at most. */
+#define EIGHTS (TOKENS / 8)
+#define OWN ((EIGHTS + SPLIT - 1) / SPLIT)
+/* Bytes of sums of eight rows. */
+#define SUMS (PARTS * CONSUMERS * 16)
+
+/* `vacant`: no block of the cluster needs its ring any more, so sums may go there. `received`: they have arrived. */
+struct Barriers { u64 full[STAGES], free[STAGES], vacant, received; };
+
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+
+/* Where something of this block is in another block of the cluster. */
+__device__ inline u32 address_at(u32 address, int rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+/* Arrives at the barrier of a block of the cluster, behind what the warp has written there. */
+__device__ inline void arrive_at(u64& barrier, int rank) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
+        :: "r"(address_at(shared_address(&barrier), rank)) : "memory");
+}
+
+/* Waits for what other blocks of the cluster have written. */
+__device__ inline void await_others(u64& barrier, u32 phase) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\nbra again;\nover:\n}"
+        :: "r"(shared_address(&barrier)), "r"(phase) : "memory");
+}
+
+/* A box of weights: input, output. They are read once: first to leave the L2. */
+__device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, int input, int output, u64 once) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4}], [%2], %5;"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(output), "l"(once) : "memory");
+}
+
+/* A box of rows of x, from the first on. */
+__device__ inline void copy_rows(const TensorMap& map, u32 to, u64& barrier, int input) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(0) : "memory");
+}
+
+__device__ inline void hold_all(float (&d)[PARTS][TOKENS / 2]) {
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) hold(d[p]);
+}
+
+/* Registers in a list, and as operands; behind them the two descriptors and a flag. */
+#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define NAMES_32 NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define NAMES_48 NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_56 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define NAMES_64 NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define EIGHT(i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define PLACES_16 EIGHT(0), EIGHT(8)
+#define PLACES_24 PLACES_16, EIGHT(16)
+#define PLACES_32 PLACES_24, EIGHT(24)
+#define PLACES_40 PLACES_32, EIGHT(32)
+#define PLACES_48 PLACES_40, EIGHT(40)
+#define PLACES_56 PLACES_48, EIGHT(48)
+#define PLACES_64 PLACES_56, EIGHT(56)
+#if TOKENS == 32
+#define NAMES NAMES_16
+#define PLACES PLACES_16
+#define OPERANDS "%16, %17"
+#define FLAG "%18"
+#elif TOKENS == 48
+#define NAMES NAMES_24
+#define PLACES PLACES_24
+#define OPERANDS "%24, %25"
+#define FLAG "%26"
+#elif TOKENS == 64
+#define NAMES NAMES_32
+#define PLACES PLACES_32
+#define OPERANDS "%32, %33"
+#define FLAG "%34"
+#elif TOKENS == 80
+#define NAMES NAMES_40
+#define PLACES PLACES_40
+#define OPERANDS "%40, %41"
+#define FLAG "%42"
+#elif TOKENS == 96
+#define NAMES NAMES_48
+#define PLACES PLACES_48
+#define OPERANDS "%48, %49"
+#define FLAG "%50"
+#elif TOKENS == 112
+#define NAMES NAMES_56
+#define PLACES PLACES_56
+#define OPERANDS "%56, %57"
+#define FLAG "%58"
+#elif TOKENS == 128
+#define NAMES NAMES_64
+#define PLACES PLACES_64
+#define OPERANDS "%64, %65"
+#define FLAG "%66"
+#endif
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+#if HALF
+#define KIND "f32.f16.f16"
+#else
+#define KIND "f32.bf16.bf16"
+#endif
+
+/* d = or += 64 outputs times all rows, 16 inputs of each. */
+__device__ inline void multiply(float (&d)[TOKENS / 2], u64 weight, u64 x, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, " FLAG ", 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n" TEXT(TOKENS) "k16." KIND " {" NAMES "}, " OPERANDS ", add, 1, 1, 0, 0;\n}"
+        : PLACES : "l"(weight), "l"(x), "r"(add));
+}
+
+/* Four sums to a block of the cluster. */
+__device__ inline void send(u32 to, const float* d) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
+        :: "r"(to), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]) : "memory");
+}
+
+/* Counts through a ring. */
+struct Place {
+    int stage = 0;
+    u32 phase = 0;
+    __device__ inline void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* 8 by 8 elements of 16 bits: a lane has two of a row, gets two of a column. */
+__device__ inline u32 transposed(u32 word) {
+    u32 result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
+    return result;
+}
+
+/* The first output of a part of a tile. */
+__device__ inline int part_at(const Epilogue& e, int tile, int part) {
+#if EPILOGUE == GATED
+    return part * (int)(e.outputs / 2) + tile * 64;
+#else
+    return (tile * PARTS + part) * 64;
+#endif
+}
+
+/* Biases of two outputs of a lane, 8 apart, in each part. */
+struct Biases {
+    float of[PARTS][2];
+
+    __device__ Biases(const Epilogue& e, int tile, int output) {
+#pragma unroll
+        for (int b = 0; b < PARTS; ++b) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                int at = part_at(e, tile, b) + output + h * 8;
+                of[b][h] = at < (int)e.outputs ? or_else(e.bias, at, 0.0f) : 0.0f;
+            }
+        }
+    }
+};
+
+/* What is added to eight rows: two neighbouring outputs of a lane's row, and those 8 further on, in each part. */
+struct Added { u32 words[PARTS][2]; };
+
+/*
+ * `first` is where the 16 outputs of a warp are in a part, `row` the first of eight rows. Results are a multiple of 16, so that
+ * a warp's are all there or none. Of results of 16 bits a lane writes two neighbours of one row; sums lie the other way round.
+ */
+__device__ inline void read_added(const Epilogue& e, Added& added, int tile, int first, int row, int rows, int lane) {
+#if EPILOGUE == ADDED && !WIDE_Y
+    row += lane / 4;
+#pragma unroll
+    for (int b = 0; b < PARTS; ++b) {
+        int output = part_at(e, tile, b) + first;
+        const Y* from = e.added + row * e.added_row + output + lane % 4 * 2;
+        bool there = row < rows && output < (int)e.outputs;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) added.words[b][h] = there ? *(const u32*)(from + h * 8) : 0;
+    }
+#endif
+}
+
+/* Finishes sums of eight rows. A lane has two rows of an output in d[..][0] and [1], and of that 8 further on in [2] and [3]. */
+__device__ inline void finish(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Added& added, int tile,
+                              int first, int row, int rows, int lane) {
+#pragma unroll
+    for (int b = 0; b < PARTS; ++b) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) d[b][i] += biases.of[b][i / 2];
+    }
+    const int results = (int)(EPILOGUE == GATED ? e.outputs / 2 : e.outputs);
+#pragma unroll
+    for (int b = 0; b < (EPILOGUE == GATED ? 1 : PARTS); ++b) {
+        float (&y)[4] = d[b];
+        int output = part_at(e, tile, b) + first;
+#if EPILOGUE == GATED || EPILOGUE == ACTIVATED
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (e.limit > 0.0f && y[i] > e.limit) y[i] = e.limit;
+            y[i] = apply(y[i]);
+#if EPILOGUE == GATED
+            float up = d[PARTS - 1][i];
+            if (e.limit > 0.0f && up > e.limit) up = e.limit;
+            if (e.limit > 0.0f && up < -e.limit) up = -e.limit;
+            y[i] *= up;
+#endif
+        }
+#endif
+#if WIDE_Y
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int at = row + lane % 4 * 2 + i % 2, column = output + lane / 4 + i / 2 * 8;
+            if (at >= rows || column >= results) continue;
+#if EPILOGUE == ADDED
+            y[i] = widen(e.added[at * e.added_row + column]) + e.alpha * y[i];
+#endif
+            e.y[at * e.y_row + column] = narrow<Y>(y[i]);
+        }
+#else
+        int own = row + lane / 4;
+        Y* to = e.y + own * e.y_row + output + lane % 4 * 2;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#if EPILOGUE == ADDED
+            u32 word = transposed(added.words[b][h]);
+            y[h * 2] = widen(Y{(u16)word}) + e.alpha * y[h * 2];
+            y[h * 2 + 1] = widen(Y{(u16)(word >> 16)}) + e.alpha * y[h * 2 + 1];
+#endif
+            u32 both = transposed(narrow<Y>(y[h * 2]).bits | (u32)narrow<Y>(y[h * 2 + 1]).bits << 16);
+            if (own < rows && output < results) *(u32*)(to + h * 8) = both;
+        }
+#endif
+    }
+}
+#endif
+
+extern "C" __global__ void
+#if SPLIT > 1
+__cluster_dims__(SPLIT, 1, 1)
+#endif
+__launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutable, const __grid_constant__ Epilogue e,
+                                          const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map) {
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+    extern __shared__ __align__(1024) u8 shared[];
+    __shared__ Barriers barriers;
+    let_next_start();
+    u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
+    int tile = blockIdx.x / SPLIT, split = blockIdx.x % SPLIT, lane = threadIdx.x % 32;
+    /* Turns of this block, and the first of them all that is its own. */
+    int turns = ((int)inputs + DEPTH - 1) / DEPTH, begin = turns * split / SPLIT;
+    turns = turns * (split + 1) / SPLIT - begin;
+
+    if (threadIdx.x == CONSUMERS) {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            make_barrier(barriers.full[stage], 1);
+            make_barrier(barriers.free[stage], 1);
+        }
+        make_barrier(barriers.vacant, SPLIT * (CONSUMERS / 32));
+        make_barrier(barriers.received, SPLIT * (CONSUMERS / 32));
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+#if SPLIT > 1
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+    /* The last warp fetches. */
+    if (__shfl_sync(0xffffffffu, (int)threadIdx.x / CONSUMERS, 0) == 1) {
+        if (lane == 0) {
+            if (!immutable) await_previous();
+            u64 once;
+            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+            auto fetch_weights = [&](int stage, int turn) {
+                expect(barriers.full[stage], SLOT);
+#pragma unroll
+                for (int p = 0; p < PARTS; ++p) {
+                    u32 to = ring + stage * SLOT + p * PART_BYTES;
+                    copy_weights(weight_map, to, barriers.full[stage], (begin + turn) * (DEPTH * 2), part_at(e, tile, p), once);
+                }
+            };
+            auto fetch_rows = [&](int stage, int turn) {
+                copy_rows(x_map, ring + stage * SLOT + W_BYTES, barriers.full[stage], (begin + turn) * (DEPTH * 2));
+            };
+            int ahead = turns < STAGES ? turns : STAGES;
+            for (int turn = 0; turn < ahead; ++turn) fetch_weights(turn, turn);
+            await_previous();
+            for (int turn = 0; turn < ahead; ++turn) fetch_rows(turn, turn);
+            Place place;
+            for (int turn = ahead; turn < turns; ++turn, place.next()) {
+                await(barriers.free[place.stage], place.phase);
+                fetch_weights(place.stage, turn);
+                fetch_rows(place.stage, turn);
+            }
+        }
+        __syncwarp();
+#if SPLIT > 1
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+        return;
+    }
+    await_previous();
+    int rows = (int)extent.count();
+    /* The first of 16 outputs of a warp in a part. */
+    int own = threadIdx.x / 32 * 16;
+    Biases biases(e, tile, own + lane / 4);
+    float sums[PARTS][TOKENS / 2];
+    Place place, older;
+    for (int turn = 0; turn < turns; ++turn, place.next()) {
+        await(barriers.full[place.stage], place.phase);
+        u32 weight = ring + place.stage * SLOT, x = weight + W_BYTES;
+        hold_all(sums);
+        products_begin();
+#pragma unroll
+        for (int step = 0; step < DEPTH / 16; ++step) {
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) {
+                multiply(sums[p], swizzled_at(weight + p * PART_BYTES + step * 32), swizzled_at(x + step * 32), turn > 0 || step > 0);
+            }
+        }
+        products_commit();
+        if (turn > 0) {
+            products_wait<1>();
+            if (threadIdx.x == 0) arrive(barriers.free[older.stage]);
+            older.next();
+        }
+    }
+#if SPLIT == 1
+    products_wait<0>();
+    hold_all(sums);
+#pragma unroll
+    for (int eight = 0; eight < EIGHTS; ++eight) {
+        float d[PARTS][4];
+        Added added;
+        read_added(e, added, tile, own, eight * 8, rows, lane);
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) d[p][i] = sums[p][eight * 4 + i];
+        }
+        finish(e, d, biases, added, tile, own, eight * 8, rows, lane);
+    }
+#else
+    /* Eights of rows that are this block's to finish: numbers split, split + SPLIT, .. */
+    int count = (EIGHTS - split + SPLIT - 1) / SPLIT;
+    Added added[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) read_added(e, added[i], tile, own, (i * SPLIT + split) * 8, i < count ? rows : 0, lane);
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    products_wait<0>();
+    hold_all(sums);
+    __syncwarp();
+    if (lane < SPLIT) arrive_at(barriers.vacant, lane);
+    await_others(barriers.vacant, 0);
+    u32 place_of_sums = ring + threadIdx.x * 16;
+#pragma unroll
+    for (int i = 0; i < EIGHTS; ++i) {
+        u32 there = address_at(place_of_sums + (i / SPLIT * SPLIT + split) * SUMS, i % SPLIT);
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) send(there + p * (CONSUMERS * 16), &sums[p][i * 4]);
+    }
+    __syncwarp();
+    if (lane < SPLIT) arrive_at(barriers.received, lane);
+    await_others(barriers.received, 0);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        if (i >= count) break;
+        float d[PARTS][4] = {};
+#pragma unroll
+        for (int other = 0; other < SPLIT; ++other) {
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) {
+                float v[4];
+                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                    : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                    : "r"(place_of_sums + (i * SPLIT + other) * SUMS + p * (CONSUMERS * 16)) : "memory");
+#pragma unroll
+                for (int k = 0; k < 4; ++k) d[p][k] += v[k];
+            }
+        }
+        finish(e, d, biases, added[i], tile, own, (i * SPLIT + split) * 8, rows, lane);
+    }
+#endif
+#else
+    take_turn();
+#endif
+}

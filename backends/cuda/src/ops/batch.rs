@@ -1,0 +1,241 @@
+//! Products of 17 to 128 rows at memory speed on Hopper, with what stands behind them: `linear/batch_wgmma.cu`.
+
+use super::{
+    KernelSpec, Machine,
+    chain::{Behind, Chain},
+    linear::weight_type,
+    operand, result, type_name,
+};
+use crate::{
+    launch::{Bound, Frame, Function, Parameters, Step, TensorMap},
+    weight::CudaWeight,
+};
+use dsrun_core::{DType, Result, TensorDesc, WeightFormat, WeightType, kernels::CallDesc, op::GateLayout};
+use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
+
+/// Rows that are faster here than with cuBLASLt.
+const ROWS: RangeInclusive<usize> = 17..=128;
+/// Rows are multiplied so many at a time.
+const ROW_UNIT: usize = 16;
+const FEWEST_ROWS: usize = 32;
+/// Inputs of a turn, and its bytes of a row.
+const DEPTH: usize = 64;
+const TURN: usize = DEPTH * 2;
+/// Outputs of a part of a tile.
+const PART: usize = 64;
+/// Results of a warp, which are all there or none.
+const RESULTS: usize = 16;
+/// Threads of a block: a warpgroup multiplies, a warp fetches.
+const MULTIPLIERS: usize = 128;
+const THREADS: usize = MULTIPLIERS + 32;
+/// Clusters of four of which each block has a multiprocessor for itself, on one device at a time.
+const CLUSTERS_OF_FOUR: usize = 30;
+/// Shared memory for the ring of the only block of a multiprocessor, and of one of two; and to begin it at a multiple of 1024.
+const ALONE: usize = 224 << 10;
+const IN_PAIRS: usize = 110 << 10;
+const ALIGNMENT: usize = 1024;
+const MOST_STAGES: usize = 24;
+
+/// How a product is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    /// Rows as they are multiplied.
+    rows: usize,
+    /// Parts of a tile.
+    parts: usize,
+    tiles: usize,
+    /// Blocks that share the inputs of a tile.
+    split: usize,
+    stages: usize,
+    shared: usize,
+}
+
+impl Cut {
+    fn new(rows: usize, outputs: usize, inputs: usize, gated: bool, processors: usize) -> Self {
+        let rows = rows.next_multiple_of(ROW_UNIT).max(FEWEST_ROWS);
+        // Small tiles for few outputs; what is gated needs both halves in a tile.
+        let parts = if gated || outputs.div_ceil(PART) > processors { 2 } else { 1 };
+        let tiles = outputs.div_ceil(parts * PART);
+        let split = match tiles {
+            _ if tiles * 2 > processors => 1,
+            _ if tiles > CLUSTERS_OF_FOUR => 2,
+            _ => 4,
+        };
+        let split = split.min(inputs.div_ceil(DEPTH));
+        let slot = (parts * PART + rows) * TURN;
+        let room = if tiles * split <= processors { ALONE } else { IN_PAIRS };
+        let stages = (room / slot).min(MOST_STAGES);
+        // Sums of eight rows for each turn of a block, from every block.
+        let sums = match split {
+            1 => 0,
+            _ => (rows / 8).div_ceil(split) * split * parts * MULTIPLIERS * 16,
+        };
+        Self { rows, parts, tiles, split, stages, shared: ALIGNMENT + (stages * slot).max(sums) }
+    }
+}
+
+/// A launch of the kernel.
+pub(super) struct Batch {
+    pub(super) spec: KernelSpec,
+    cut: Cut,
+}
+
+/// What a product reads and writes.
+pub(super) struct Planes<'a> {
+    pub(super) x: &'a TensorDesc,
+    pub(super) weight: &'a WeightType,
+    pub(super) y: &'a TensorDesc,
+    /// Element type of the bias, if there is one.
+    pub(super) bias: Option<DType>,
+    /// What the product is added to.
+    pub(super) residual: Option<&'a TensorDesc>,
+    /// Whether the first half of the outputs are gates of the other.
+    pub(super) gated: bool,
+}
+
+impl Planes<'_> {
+    /// Whether the kernel takes them.
+    pub(super) fn fit(&self, machine: &Machine) -> bool {
+        let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
+        let results = if self.gated { outputs / 2 } else { outputs };
+        machine.capability == 90
+            && ROWS.contains(&rows)
+            && matches!(self.x.dtype, DType::F16 | DType::BF16)
+            && self.weight.format == WeightFormat::Dense(self.x.dtype)
+            && inputs > 0
+            && results > 0
+            && results.is_multiple_of(RESULTS)
+            && outputs.max(inputs) < 1 << 30
+            && self.x.strides[0].is_multiple_of(8)
+            && self.y.strides[0].is_multiple_of(2)
+            && self.residual.is_none_or(|residual| residual.strides[0].is_multiple_of(2))
+    }
+
+    /// The kernel with the constants of an epilogue.
+    pub(super) fn plan(&self, epilogue: Vec<(&'static str, String)>, machine: &Machine) -> Result<Batch> {
+        let (outputs, inputs) = (self.weight.rows(), self.weight.columns());
+        let cut = Cut::new(self.x.shape[0], outputs, inputs, self.gated, machine.processors);
+        let defines: [(_, &dyn Display); 7] = [
+            ("TOKENS", &cut.rows),
+            ("PARTS", &cut.parts),
+            ("SPLIT", &cut.split),
+            ("STAGES", &cut.stages),
+            ("HALF", &i32::from(self.x.dtype == DType::F16)),
+            ("WIDE_Y", &i32::from(self.y.dtype == DType::F32)),
+            ("BIAS", &self.bias.map_or(Ok("f32"), type_name)?),
+        ];
+        let mut spec =
+            KernelSpec::new("linear/batch_wgmma.cu", "batch_wgmma", defines).with_shared(cut.shared);
+        spec.defines.extend(epilogue);
+        Ok(Batch { spec, cut })
+    }
+}
+
+/// The kernel for a chain without a norm, if it takes it; `x` are the activations, which may be in scratch memory.
+pub(super) fn plan(
+    chain: &Chain,
+    x: &TensorDesc,
+    call: &CallDesc,
+    machine: &Machine,
+) -> Result<Option<Batch>> {
+    let (gated, residual) = match chain.behind {
+        Behind::Nothing | Behind::Activation(_) => (false, None),
+        Behind::Sum(_, residual) => (false, Some(operand(call, residual)?)),
+        Behind::Gate(op) if op.layout == GateLayout::Concatenated => (true, None),
+        Behind::Gate(_) | Behind::Heads(_) => return Ok(None),
+    };
+    let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
+    let (weight, y) = (weight_type(call, chain.weight)?, result(call, 0)?);
+    let planes = Planes { x, weight, y, bias, residual, gated };
+    if chain.scales.is_some() || !planes.fit(machine) {
+        return Ok(None);
+    }
+    planes.plan(chain.defines(call)?, machine).map(Some)
+}
+
+impl Batch {
+    /// The launch for a chain.
+    pub(super) fn step(
+        &self,
+        chain: &Chain,
+        frame: &Frame,
+        x: &Bound,
+        function: &Arc<Function>,
+    ) -> Result<Option<Step>> {
+        let mut bounds = chain.bounds(frame)?;
+        bounds.push(x);
+        self.launch(x, frame.weight(chain.weight)?, &bounds, chain.epilogue(frame, true)?, function)
+    }
+
+    /// The launch with `struct Epilogue` of `linear/epilogue.cuh`.
+    pub(super) fn launch(
+        &self,
+        x: &Bound,
+        weight: &CudaWeight,
+        bounds: &[&Bound],
+        epilogue: [u64; 26],
+        function: &Arc<Function>,
+    ) -> Result<Option<Step>> {
+        let rows = x.size(0);
+        let bytes = (weight.layout.columns * 2) as u64;
+        let map = |address: u64, rows: usize, stride: usize, at_once: usize| {
+            let sizes = [bytes, rows as u64];
+            TensorMap::bytes(address, sizes, [stride as u64], [TURN as u32, at_once as u32], true)
+        };
+        let x_map = map(x.address, rows, x.stride(0) * 2, self.cut.rows)?;
+        let weight_map = map(weight.address(), weight.layout.rows, weight.layout.row_bytes, PART)?;
+        let parameters = Parameters::default()
+            .extent(rows, bounds)
+            .size(weight.layout.columns)
+            .size(usize::from(weight.immutable))
+            .words(epilogue)
+            .words(x_map.words())
+            .words(weight_map.words());
+        Ok(Step::kernel(function, [self.cut.tiles * self.cut.split, 1, 1], THREADS, parameters))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// What an H200 is fast with, of those that were measured.
+    #[rstest]
+    #[case::query_key_value(32, 6144, 4096, false, (1, 96, 1))]
+    #[case::output(32, 4096, 4096, false, (1, 64, 2))]
+    #[case::gate(128, 28_672, 4096, true, (2, 224, 1))]
+    #[case::small_gate(128, 16_384, 2048, true, (2, 128, 1))]
+    #[case::down(128, 4096, 14_336, false, (1, 64, 2))]
+    #[case::few_outputs(32, 576, 1536, false, (1, 9, 4))]
+    #[case::one_turn(32, 16, 16, false, (1, 1, 1))]
+    fn cuts(
+        #[case] rows: usize,
+        #[case] outputs: usize,
+        #[case] inputs: usize,
+        #[case] gated: bool,
+        #[case] wanted: (usize, usize, usize),
+    ) {
+        let cut = Cut::new(rows, outputs, inputs, gated, 132);
+        assert_eq!((cut.parts, cut.tiles, cut.split), wanted, "{cut:?}");
+    }
+
+    #[test]
+    fn rings_fit() {
+        for rows in ROWS {
+            for outputs in [16, 1024, 4096, 8448, 8464, 128_256] {
+                for gated in [false, true] {
+                    let cut = Cut::new(rows, outputs, 4096, gated, 132);
+                    let slot = (cut.parts * PART + cut.rows) * TURN;
+                    assert!(cut.stages >= 3 && cut.rows >= rows, "{cut:?}");
+                    assert!(
+                        cut.stages * slot + ALIGNMENT <= cut.shared && cut.shared <= 226 << 10,
+                        "{cut:?}"
+                    );
+                    let alone = cut.tiles * cut.split <= 132;
+                    assert!(alone || cut.shared <= 112 << 10, "{cut:?}");
+                }
+            }
+        }
+    }
+}
