@@ -29,6 +29,9 @@ struct Layer {
     x: Vec<f32>,
 }
 
+/// The format of a layer.
+type FormatOf<'a> = dyn Fn(&Layer) -> GroupFormat + Sync + 'a;
+
 fn floats(file: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>, Box<dyn Error>> {
     let tensor = file.tensor(name)?;
     if tensor.dtype() != Dtype::F32 {
@@ -93,8 +96,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         chosen.iter().map(|choice| (choice.weight.as_str(), choice.chosen.format)).collect();
     let everywhere = |_: &Layer| uniform;
     let mixed = |layer: &Layer| format_of.get(layer.name.as_str()).copied().unwrap_or(uniform);
-    let formats: [(&str, &(dyn Fn(&Layer) -> GroupFormat + Sync)); 2] =
-        [(UNIFORM, &everywhere), ("mixture", &mixed)];
+    let formats: [(&str, &FormatOf<'_>); 2] = [(UNIFORM, &everywhere), ("mixture", &mixed)];
     println!("{:>16} {:>12} {:>24}", "", "all products", "mean of each product's");
     for (name, format) in formats {
         let errors = layers.par_iter().map(|layer| layer.error(format(layer)));

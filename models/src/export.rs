@@ -286,8 +286,8 @@ impl Export<'_> {
         Ok(original.map(|_| if differences == 0.0 { 0.0 } else { (differences / squares).sqrt() }))
     }
 
-    /// Whether the model comes from a GGUF file.
-    fn from_gguf(&self) -> Option<&Path> {
+    /// The GGUF file that the model comes from, if it does.
+    fn gguf_path(&self) -> Option<&Path> {
         match &self.files.weights {
             WeightFiles::Gguf(path) => Some(path),
             WeightFiles::Safetensors(_) => None,

@@ -9,7 +9,7 @@ use std::path::Path;
 /// Writes the model's own configuration, or what a GGUF file says in its words, with `quantisation` in it.
 pub(super) fn write(export: &Export<'_>, quantisation: &Option<Value>, folder: &Path) -> Result<()> {
     let mut config = match &export.files.config {
-        Some(path) if export.from_gguf().is_none() => {
+        Some(path) if export.gguf_path().is_none() => {
             let text = std::fs::read(path).map_err(io_error(path))?;
             serde_json::from_slice(&text).map_err(|error| ExportError::Config(error.to_string()))?
         }

@@ -20,7 +20,7 @@ const FILES: &[&str] = &[
 
 /// Writes the files; gives what could not be written, in words.
 pub(super) fn write(export: &Export<'_>, folder: &Path) -> Result<Vec<String>> {
-    let Some(path) = export.from_gguf() else {
+    let Some(path) = export.gguf_path() else {
         for name in FILES {
             let from = export.files.directory.join(name);
             if from.is_file() {
