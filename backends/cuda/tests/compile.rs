@@ -58,11 +58,6 @@ fn call(op: impl Into<Op>, operands: Vec<Operand>) -> CallDesc {
     call
 }
 
-fn formats(dtype: DType) -> Vec<WeightFormat> {
-    let blocks = [BlockFormat::Q4_0, BlockFormat::Q4_1, BlockFormat::Q8_0].map(WeightFormat::Block);
-    [WeightFormat::Dense(dtype), WeightFormat::Dense(DType::BF16)].into_iter().chain(blocks).collect()
-}
-
 /// Group-wise formats and blocks with every kind of integer, group and numbers.
 fn integer_formats(dtype: DType) -> impl Iterator<Item = WeightFormat> {
     // The types of activations differ in little: one takes all formats.
@@ -181,7 +176,7 @@ fn attention_calls(dtype: DType) -> Vec<CallDesc> {
 fn linear_calls(dtype: DType) -> Vec<CallDesc> {
     let mut calls = Vec::new();
     let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
-    for format in formats(dtype) {
+    for format in [dtype, DType::BF16].map(WeightFormat::Dense) {
         for rows in [1, 2, 3, 7, 20, 64, 100] {
             for inputs in [2048, 96] {
                 let (x, w) = (bounded(dtype, &[rows, inputs]), weight(format, [512, inputs]));
