@@ -4,7 +4,7 @@
 //! `linear(x, w)` into `linear_w8a8(quant_per_token(x), w)`; products of the same activations share their quantisation, and
 //! [`fuse`](super::fuse) then takes it into the op before.
 //!
-//! With [`Policy::smooth`], outliers of activations are moved into the weights first ([`smooth`]), and [`mixture`] chooses a
+//! With [`Policy::smooth`], outliers of activations are moved into the weights first ([`smooth`]), and [`choose`] finds a
 //! format for every weight under a budget; both need a [`Calibration`].
 
 mod calibration;
