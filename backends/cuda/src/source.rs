@@ -23,7 +23,7 @@ macro_rules! unit {
 
 const UNITS: &[Unit] = &[
     unit!("elementwise/elementwise.cu"),
-    unit!("elementwise/activation.cu"),
+    unit!("elementwise/activation.cu", "elementwise/function.cuh"),
     unit!("elementwise/embed.cu", "linear/weight.cuh"),
     unit!("elementwise/rope.cu"),
     unit!("norm/norm.cu"),
@@ -45,14 +45,14 @@ const UNITS: &[Unit] = &[
         "decoder/stage.cuh",
         "decoder/attend.cuh"
     ),
-    unit!("linear/band.cu", "linear/epilogue.cuh", "linear/activations.cuh"),
-    unit!("linear/batch_wgmma.cu", "hopper.cuh", "linear/epilogue.cuh"),
-    unit!("linear/packed.cu", "linear/epilogue.cuh", "linear/activations.cuh"),
+    unit!("linear/band.cu", "elementwise/function.cuh", "linear/epilogue.cuh", "linear/activations.cuh"),
+    unit!("linear/batch_wgmma.cu", "hopper.cuh", "elementwise/function.cuh", "linear/epilogue.cuh"),
+    unit!("linear/packed.cu", "elementwise/function.cuh", "linear/epilogue.cuh", "linear/activations.cuh"),
     unit!("linear/packed_plain.cu", "linear/weight.cuh"),
-    unit!("linear/int8_wgmma.cu", "hopper.cuh"),
-    unit!("linear/int8_mma.cu"),
-    unit!("linear/conclude.cu", "linear/epilogue.cuh"),
-    unit!("linear/heads.cu", "linear/epilogue.cuh"),
+    unit!("linear/int8_wgmma.cu", "hopper.cuh", "linear/int8.cuh"),
+    unit!("linear/int8_mma.cu", "linear/int8.cuh"),
+    unit!("linear/conclude.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
+    unit!("linear/heads.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
     unit!("linear/skinny.cu", "linear/weight.cuh"),
     unit!("linear/skinny_mma.cu"),
     unit!("linear/stream.cu", "linear/weight.cuh"),
@@ -61,7 +61,7 @@ const UNITS: &[Unit] = &[
     unit!("linear/unpack.cu", "linear/weight.cuh"),
     unit!("linear/finish.cu"),
     unit!("linear/guard.cu"),
-    unit!("quant/quant.cu"),
+    unit!("quant/quant.cu", "elementwise/function.cuh"),
 ];
 
 /// The whole text of a unit.

@@ -1,24 +1,9 @@
 /*
  * activation and gated_activation: one thread per element of the result.
  *
- * Grid: (column chunks of 256, rows up to 65535). Reads each operand once, writes the result once. FUNCTION is 1 relu,
- * 2 silu, 3 gelu with erf, 4 gelu with tanh; LAYOUT is 1 separate, 2 concatenated, 3 interleaved. Comparisons are written so
- * that NaN goes through.
+ * Grid: (column chunks of 256, rows up to 65535). Reads each operand once, writes the result once. LAYOUT is 1
+ * separate, 2 concatenated, 3 interleaved. Comparisons are written so that NaN goes through.
  */
-
-__device__ inline float apply(float x) {
-#if FUNCTION == 1
-    return x < 0.0f ? 0.0f : x;
-#elif FUNCTION == 2
-    return x / (1.0f + expf(-x));
-#elif FUNCTION == 3
-    return 0.5f * x * (x < -1.0f ? erfcf(x * -0.70710678118654752f) : 1.0f + erff(x * 0.70710678118654752f));
-#else
-    /* (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)): no cancellation for large negative x. */
-    float z = 0.79788456080286536f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + expf(-2.0f * z));
-#endif
-}
 
 extern "C" __global__ void activation(Extent extent, i64 columns, float limit, const T0* x, i64 x_row, const T1* bias, T0* y,
                                       i64 y_row) {

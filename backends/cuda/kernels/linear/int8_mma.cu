@@ -12,18 +12,6 @@
 #define DEPTH 64
 #define X_PITCH 80
 
-struct Results {
-    const float* row_scales;
-    const W_SCALE* output_scales;
-    const BIAS* bias;
-    Y* y;
-    i64 y_row;
-    /* With ADDED: y = added + alpha * product. */
-    const Y* added;
-    i64 added_row;
-    float alpha;
-};
-
 __device__ inline void multiply(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -28,18 +28,6 @@
 
 struct Barriers { u64 full[STAGES], free[STAGES]; };
 
-struct Results {
-    const float* row_scales;
-    const W_SCALE* output_scales;
-    const BIAS* bias;
-    Y* y;
-    i64 y_row;
-    /* With ADDED: y = added + alpha * product. */
-    const Y* added;
-    i64 added_row;
-    float alpha;
-};
-
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
 /* A box of rows of x: input, row. */

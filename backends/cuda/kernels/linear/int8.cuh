@@ -1,0 +1,14 @@
+/*
+ * What becomes of the sums of a product of bytes with bytes: y = sum * scale of the row * scale of the output + bias.
+ */
+struct Results {
+    const float* row_scales;
+    const W_SCALE* output_scales;
+    const BIAS* bias;
+    Y* y;
+    i64 y_row;
+    /* With ADDED: y = added + alpha * product. */
+    const Y* added;
+    i64 added_row;
+    float alpha;
+};
