@@ -4,23 +4,22 @@
  *
  * The plan is that of band.cu: a tile is 16 outputs by all tokens, blocks stay, teams of SPLIT warps take turns at tiles, and the
  * warps of a team at pieces of the inputs; they add up in shared memory, and with SLICES > 1 blocks share a tile through
- * scratch memory. What differs is the weights. A step is
- * 16 rows by 64 bytes, and a piece two steps: 128 or 256 inputs, 2 KiB. 8 rows by 16 bytes are one line of 128 bytes in memory,
- * so a piece is two runs of 1 KiB, copied into a ring of the warp's own with the numbers of its groups. (Lanes that copied the
+ * scratch memory. What differs is the weights. A step is 16 rows by 64 bytes, and a piece two steps: 128 or 256 inputs, 2 KiB. 8
+ * rows by 16 bytes are one line of 128 bytes in memory, so a piece is two runs of 1 KiB, copied into a ring of the warp's own with the numbers of its groups. (Lanes that copied the
  * very bytes they multiply, a quarter of four lines at a time, came to 2.1 TB/s.) Rows of a line change places by which line it
  * is: then 8 lanes meet no bank twice, copying or reading.
  *
  * Warps do not meet at the end of a tile. Each leaves its sums in one of TURNS places and says so at that place's barrier; the
- * warp of the team whose turn it is adds up a tile when it has done its part of the next. A place is taken again when the barrier behind it
- * shows that its sums have been read: three tiles on, so that hardly anyone ever waits.
+ * warp of the team whose turn it is adds up a tile when it has done its part of the next. A place is taken again when the barrier
+ * behind it shows that its sums have been read: three tiles on, so that hardly anyone ever waits.
  *
  * Integers become operands of mma.m16n8k16 by a few operations on two at a time: 4 bits in front of the exponent of 128 (bf16)
  * or 1024 (f16) are that number plus the integer. What that adds, zero points and minima are the same for all of a group, so
  * they are put right with the sum of the group's activations, in f32: w = s (q - z) + m makes sum(w x) = s sum(q x) + (m - s z)
- * sum(x). Signed bytes go through f32, where the conversion is exact. With ACT8 bytes are multiplied as they are (m16n8k32).
+ * sum(x). Signed bytes become what they are, exactly: see pair_of. With ACT8 bytes are multiplied as they are (m16n8k32).
  *
  * The order of inputs in a lane's 16 bytes is chosen in packing so that its operands of x are consecutive and so that the four
- * lanes of a row share a group: see weight.rs.
+ * lanes of a row share a group: see weight/packing.rs.
  *
  * Bytes: integers and scales, once; x once per block, from the L2. Floor: those over read bandwidth.
  * Measured figures: docs/src/performance/quantisation-cuda.md.
