@@ -476,6 +476,9 @@ pub(crate) struct BenchServe {
     /// Tokens of prompts are drawn below this.
     #[arg(long, default_value_t = 10_000, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) vocabulary: u32,
+    /// Ask for the ids of tokens too, for models without a tokenizer; the server must know the field `return_token_ids`.
+    #[arg(long, conflicts_with = "chat")]
+    pub(crate) token_ids: bool,
     /// Ask for answers that go on past the model's end tokens; the server must know the field `ignore_eos`.
     #[arg(long)]
     pub(crate) ignore_eos: bool,

@@ -6,7 +6,7 @@ use super::{
     body::read_json,
     error::ApiError,
     events,
-    generation::{Answers, Job, MAX_TOP},
+    generation::{Answers, Job, MAX_TOP, Piece},
     grammar::Grammar,
     text::Token,
 };
@@ -30,6 +30,7 @@ pub(crate) async fn completions(
     let loaded = app.ready()?;
     let request: CompletionRequest = read_json(request, app.limits.body).await?;
     app.check_model(&request.model)?;
+    let token_ids = request.return_token_ids.unwrap_or(false);
     let prepared = loaded.clone();
     let (job, echoes) = app.blocking(move || prepare(&request, &prepared)).await?;
     let stream = job.generation.stream.then_some(job.generation.include_usage);
@@ -38,6 +39,7 @@ pub(crate) async fn completions(
         created: events::now(),
         model: app.name.clone(),
         logprobs: job.logprobs.is_some(),
+        token_ids,
         choices: job.generation.n,
         echoes,
     };
@@ -107,6 +109,7 @@ struct Completions {
     created: u64,
     model: String,
     logprobs: bool,
+    token_ids: bool,
     /// Of each prompt.
     choices: usize,
     /// What answers start with.
@@ -117,7 +120,8 @@ impl Completions {
     fn choice(&self, index: usize) -> CompletionChoice {
         let text = self.echoes.get(index / self.choices).cloned().unwrap_or_default();
         let logprobs = self.logprobs.then(CompletionLogprobs::default);
-        CompletionChoice { index, text, logprobs, finish_reason: None }
+        let token_ids = self.token_ids.then(Vec::new);
+        CompletionChoice { index, text, logprobs, token_ids, finish_reason: None }
     }
 
     fn completion(&self, choices: Vec<CompletionChoice>) -> Completion {
@@ -140,9 +144,7 @@ impl Completions {
                 choices.push(self.choice(choices.len()));
             }
             let choice = &mut choices[piece.index];
-            choice.text.push_str(&piece.text);
-            piece.tokens.into_iter().for_each(|token| add(&mut choice.logprobs, token));
-            choice.finish_reason = piece.finish;
+            choice.add(piece);
         }
         let usage = Some(answers.usage());
         Ok(Json(Completion { usage, ..self.completion(choices) }).into_response())
@@ -163,22 +165,37 @@ impl Completions {
             if std::mem::replace(&mut begun[piece.index], true) {
                 choice.text.clear();
             }
-            choice.text.push_str(&piece.text);
-            piece.tokens.into_iter().for_each(|token| add(&mut choice.logprobs, token));
-            choice.finish_reason = piece.finish;
-            let told = choice.logprobs.as_ref().is_some_and(|logprobs| !logprobs.tokens.is_empty());
-            if choice.text.is_empty() && !told && choice.finish_reason.is_none() {
-                return Vec::new();
-            }
-            vec![self.completion(vec![choice])]
+            choice.add(piece);
+            if choice.tells_nothing() { Vec::new() } else { vec![self.completion(vec![choice])] }
         })
     }
 }
 
-fn add(logprobs: &mut Option<CompletionLogprobs>, token: Token) {
-    let Some(logprobs) = logprobs else { return };
-    logprobs.tokens.push(token.chosen.token);
-    logprobs.token_logprobs.push(token.chosen.logprob);
-    logprobs.top_logprobs.push(token.top.into_iter().map(|token| (token.token, token.logprob)).collect());
-    logprobs.text_offset.push(token.offset);
+impl CompletionChoice {
+    fn add(&mut self, piece: Piece) {
+        self.text.push_str(&piece.text);
+        if let Some(logprobs) = &mut self.logprobs {
+            piece.tokens.into_iter().for_each(|token| logprobs.add(token));
+        }
+        if let Some(ids) = &mut self.token_ids {
+            ids.extend(piece.id);
+        }
+        self.finish_reason = piece.finish;
+    }
+
+    fn tells_nothing(&self) -> bool {
+        self.text.is_empty()
+            && self.logprobs.as_ref().is_none_or(|logprobs| logprobs.tokens.is_empty())
+            && self.token_ids.as_ref().is_none_or(Vec::is_empty)
+            && self.finish_reason.is_none()
+    }
+}
+
+impl CompletionLogprobs {
+    fn add(&mut self, token: Token) {
+        self.tokens.push(token.chosen.token);
+        self.token_logprobs.push(token.chosen.logprob);
+        self.top_logprobs.push(token.top.into_iter().map(|token| (token.token, token.logprob)).collect());
+        self.text_offset.push(token.offset);
+    }
 }

@@ -183,6 +183,8 @@ struct Choice {
 pub(crate) struct Piece {
     /// Whose it is.
     pub(crate) index: usize,
+    /// The token, unless it is an end token.
+    pub(crate) id: Option<u32>,
     pub(crate) text: String,
     /// The tokens of the text, if they were asked for.
     pub(crate) tokens: Vec<Token>,
@@ -221,7 +223,8 @@ impl Choice {
             None => None,
         };
         self.ended = finish.is_some();
-        Some(Ok(Piece { index: self.index, text: output.text, tokens: output.tokens, finish }))
+        let id = (!ends).then_some(event.token);
+        Some(Ok(Piece { index: self.index, id, text: output.text, tokens: output.tokens, finish }))
     }
 }
 

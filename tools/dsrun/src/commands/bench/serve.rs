@@ -120,6 +120,9 @@ fn jobs(command: &BenchServe, model: &str, count: usize, stream: u64) -> Vec<Job
         if command.ignore_eos {
             body["ignore_eos"] = true.into();
         }
+        if command.token_ids {
+            body["return_token_ids"] = true.into();
+        }
         if command.chat {
             body["messages"] = json!([{"role": "user", "content": words(&mut random, prompt_tokens)}]);
         } else if command.text {

@@ -19,6 +19,9 @@ generation_request! {
         /// Whether the answer starts with the prompt; not together with `logprobs`.
         #[serde(default)]
         pub(crate) echo: Option<bool>,
+        /// Whether to tell the ids of an answer's tokens: what there is to read of a model without a tokenizer.
+        #[serde(default)]
+        pub(crate) return_token_ids: Option<bool>,
     }
 }
 
@@ -55,6 +58,9 @@ pub(crate) struct CompletionChoice {
     pub(crate) index: usize,
     pub(crate) text: String,
     pub(crate) logprobs: Option<CompletionLogprobs>,
+    /// Set if they were asked for. The end token is none of them, those of a stop text are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_ids: Option<Vec<u32>>,
     pub(crate) finish_reason: Option<Finish>,
 }
 

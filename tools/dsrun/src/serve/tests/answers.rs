@@ -68,6 +68,21 @@ async fn completions_take_text_and_tokens_one_or_many() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn ids_of_tokens_are_told_if_asked_for() {
+    let server = start().await;
+    let plain = server.served(COMPLETIONS, &completion("ab", 8)).await;
+    assert_eq!(plain["choices"][0].get("token_ids"), None);
+    let request = with(completion("ab", 8), json!({"return_token_ids": true}));
+    let ids = &server.served(COMPLETIONS, &request).await["choices"][0]["token_ids"];
+    assert_eq!(ids.as_array().map(Vec::len), Some(8));
+    let text = server.served("/detokenize", &json!({"tokens": ids})).await;
+    assert_eq!(text["prompt"], plain["choices"][0]["text"]);
+    let events = server.events(COMPLETIONS, &with(request, json!({"stream": true}))).await;
+    let ids_of = |event: &Value| event["choices"][0]["token_ids"].as_array().cloned();
+    assert_eq!(&Value::from(events.iter().filter_map(ids_of).flatten().collect::<Vec<_>>()), ids);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_echo_starts_with_the_prompt_also_in_a_stream() {
     let server = start().await;
     let plain = server.served(COMPLETIONS, &completion("ab", 8)).await;

@@ -130,9 +130,12 @@ async fn ask(client: &Client, job: Job, due: Instant) -> Result<Answered> {
     Ok(answered)
 }
 
-/// Whether an event of either endpoint brings text.
+/// Whether an event of either endpoint brings text, or tokens.
 fn has_text(event: &Value) -> bool {
     let choice = &event["choices"][0];
+    if choice["token_ids"].as_array().is_some_and(|ids| !ids.is_empty()) {
+        return true;
+    }
     let texts = [&choice["text"], &choice["delta"]["content"], &choice["delta"]["reasoning_content"]];
     texts.iter().any(|text| text.as_str().is_some_and(|text| !text.is_empty()))
 }
@@ -146,6 +149,8 @@ mod tests {
     fn text_is_found_in_both_kinds_of_events() {
         assert!(has_text(&json!({"choices": [{"text": "a"}]})));
         assert!(has_text(&json!({"choices": [{"delta": {"content": "a"}}]})));
+        assert!(has_text(&json!({"choices": [{"text": "", "token_ids": [7]}]})));
+        assert!(!has_text(&json!({"choices": [{"text": "", "token_ids": []}]})));
         assert!(!has_text(&json!({"choices": [{"delta": {"role": "assistant", "content": ""}}]})));
         assert!(!has_text(&json!({"choices": [], "usage": {"completion_tokens": 3}})));
     }

@@ -210,6 +210,9 @@ pub(super) fn table(run: &Run) -> String {
             point.failed,
         );
     }
+    if run.points.iter().any(|point| point.answered > 0 && point.first_token_seconds.p50.is_nan()) {
+        text.push_str("\n\nNo text came. Of a model without a tokenizer, --token-ids counts the tokens.");
+    }
     text
 }
 
