@@ -150,6 +150,7 @@ impl Engine {
             block_size: plan.options.block_size,
             host_pages,
             keep_prefixes: plan.options.prefix_cache,
+            prompts_first: !plan.options.split_prompts,
         };
         let mut engine = Self {
             steps: HashMap::new(),

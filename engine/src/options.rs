@@ -68,6 +68,9 @@ pub struct EngineOptions {
     /// host sees in a token (a stop string) then computes one token too many, which is dropped. Without it every token is
     /// read before the next step is launched.
     pub launch_ahead: bool,
+    /// Whether prompts share steps with requests that generate, and are split to fill them (Dynamic SplitFuse). Without it
+    /// steps have either whole prompts, as many as fit, or generation, and prompts go first: to compare with.
+    pub split_prompts: bool,
     /// How tokens are proposed that the model checks several at a time; not at all if absent. Answers are the same. Steps sample
     /// up to as many more rows, which takes memory for their logits. Requests with penalties or a constraint go without, and all
     /// do until they have their [fewest tokens](crate::Request::min_tokens).
@@ -100,6 +103,7 @@ impl Default for EngineOptions {
             prefix_cache: true,
             fuse: true,
             launch_ahead: true,
+            split_prompts: true,
             speculation: None,
             quantize: None,
             calibration: None,

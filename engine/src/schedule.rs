@@ -13,6 +13,9 @@
 //! 4. **Drafts.** What is proposed to follow a request's tokens takes what is left of the budget, and of the pages: it may come
 //!    to nothing. A request with a draft waits for the host as in 2.
 //!
+//! With [`Capacity::prompts_first`], to compare, a step has prompts alone as long as there are some that can be processed: each
+//! whole, if it fits into a step at all, in their order.
+//!
 //! Pages are taken as sequences grow. If none is left, a request takes those of the last in the order that is behind it, which
 //! waits again: its tokens are computed once more when it comes back, or its pages are swapped to host memory meanwhile.
 //!
@@ -46,6 +49,8 @@ pub(crate) struct Capacity {
     pub(crate) host_pages: usize,
     /// Whether pages keep their prefix for later requests.
     pub(crate) keep_prefixes: bool,
+    /// Whether prompts are processed whole, in steps of their own, before anything is generated.
+    pub(crate) prompts_first: bool,
 }
 
 /// What is to be scheduled.
@@ -249,9 +254,16 @@ impl<T> Scheduler<T> {
         });
         self.yielding = self.running.len();
         self.admit(plan);
-        self.plan_generation(plan);
-        self.plan_prompts(plan);
-        self.plan_drafts(plan);
+        if self.capacity.prompts_first {
+            self.plan_whole_prompts(plan);
+        }
+        if plan.parts.is_empty() {
+            self.plan_generation(plan);
+            if !self.capacity.prompts_first {
+                self.plan_prompts(plan);
+            }
+            self.plan_drafts(plan);
+        }
         // Pages are copied out before any is copied in, so these must not be copied to in the same step.
         self.host_pages.extend(plan.swap_in.iter().map(|(host_page, _)| host_page));
     }
@@ -376,17 +388,37 @@ impl<T> Scheduler<T> {
             if sequence.left() == 0 || sequence.waits() {
                 continue;
             }
-            // The host knows its last token, if the device does not.
-            let from = (!sequence.generates()).then_some(sequence.computed);
-            if from.is_some() && sequence.unprocessed() != 1 {
+            if sequence.has_prompt_left() {
                 self.prompts.push((key, 0));
                 continue;
             }
+            // The host knows its last token, if the device does not.
+            let from = (!sequence.generates()).then_some(sequence.computed);
             let end = sequence.computed + 1;
             if plan.tokens < self.capacity.tokens && self.grow(key, end, plan) == end {
                 self.add_part(key, 1, from, plan);
             }
         }
+    }
+
+    /// Prompts fill the step in their order, only the first of them cut if need be.
+    fn plan_whole_prompts(&mut self, plan: &mut StepPlan) {
+        let mut left = self.capacity.tokens;
+        self.prompts.clear();
+        for key in &self.running {
+            let Some(sequence) = self.get(*key) else { continue };
+            if sequence.left() == 0 || sequence.waits() || !sequence.has_prompt_left() {
+                continue;
+            }
+            let rest = sequence.unprocessed();
+            if rest > left && !self.prompts.is_empty() {
+                break;
+            }
+            let share = rest.min(left);
+            left -= share;
+            self.prompts.push((*key, share));
+        }
+        self.add_prompts(plan);
     }
 
     /// Chunks of prompts fill the step.
@@ -406,6 +438,13 @@ impl<T> Scheduler<T> {
             }
             *share += left.min(rest(self, *first) - *share);
         }
+        self.prompts = prompts;
+        self.add_prompts(plan);
+    }
+
+    /// Adds prompts to the step, of each as many tokens as it has been given a share of.
+    fn add_prompts(&mut self, plan: &mut StepPlan) {
+        let prompts = std::mem::take(&mut self.prompts);
         for (key, share) in prompts.iter().copied() {
             // An earlier one may have taken its pages, or had the same prefix.
             if !self.get(key).is_some_and(Sequence::runs) {

@@ -127,6 +127,11 @@ impl<T> Sequence<T> {
         self.current && self.computed + 1 == self.tokens.len() + self.unread
     }
 
+    /// Whether it has tokens to compute in front of the one that it samples from.
+    pub(super) fn has_prompt_left(&self) -> bool {
+        !self.generates() && self.unprocessed() != 1
+    }
+
     /// Tokens known to the host that are still to be computed.
     pub(super) fn unprocessed(&self) -> usize {
         self.tokens.len().saturating_sub(self.computed)

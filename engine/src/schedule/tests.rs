@@ -243,7 +243,7 @@ fn run(capacity: Capacity, wishes: &[Wish]) -> Counts {
 }
 
 fn capacity(tokens: usize, slots: usize, pages: usize) -> Capacity {
-    Capacity { tokens, slots, pages, block_size: 4, host_pages: 0, keep_prefixes: true }
+    Capacity { tokens, slots, pages, block_size: 4, host_pages: 0, keep_prefixes: true, prompts_first: false }
 }
 
 fn wish(prompt: usize, limit: usize) -> Wish {
@@ -256,6 +256,7 @@ prop_compose! {
         wishes in prop::collection::vec((0usize..30, 1usize..40, any::<Index>(), 1usize..30, -1i32..2, any::<u8>()), 1..12),
         slots in 1usize..5, budget in 0usize..20, extra in 0usize..20, host_pages in prop_oneof![Just(0usize), 0usize..30],
         keep_prefixes in any::<bool>(),
+        prompts_first in any::<bool>(),
     ) -> (Capacity, Vec<Wish>) {
         let wishes: Vec<Wish> = wishes.into_iter().map(|(at, prompt, which, limit, priority, kind)| {
             // Prompts begin alike, and differ somewhere.
@@ -267,7 +268,7 @@ prop_compose! {
         }).collect();
         let most = wishes.iter().map(|wish| (wish.prompt.len() + wish.limit - 1).div_ceil(4)).max();
         let pages = most.unwrap_or(0) + extra;
-        (Capacity { tokens: slots + budget, slots, pages, block_size: 4, host_pages, keep_prefixes }, wishes)
+        (Capacity { tokens: slots + budget, slots, pages, block_size: 4, host_pages, keep_prefixes, prompts_first }, wishes)
     }
 }
 
@@ -336,6 +337,21 @@ fn a_long_prompt_neither_starves_the_others_nor_is_starved() {
     assert_eq!(shares(&mut scheduler), [(0, 8), (1, 3), (2, 5)]);
     // The one that generates comes before both.
     assert_eq!(shares(&mut scheduler), [(0, 8), (1, 7), (2, 1)]);
+}
+
+#[test]
+fn whole_prompts_go_ahead_of_generation_if_asked_to() {
+    let mut scheduler = Scheduler::new(Capacity { prompts_first: true, ..capacity(16, 8, 200) });
+    add(&mut scheduler, 0, 4, 0);
+    assert_eq!(shares(&mut scheduler), [(0, 4)]);
+    for (item, prompt) in [(1, 9), (2, 9), (3, 20)] {
+        add(&mut scheduler, item, prompt, 0);
+    }
+    assert_eq!(shares(&mut scheduler), [(1, 9)], "the next does not fit as a whole");
+    assert_eq!(shares(&mut scheduler), [(2, 9)]);
+    assert_eq!(shares(&mut scheduler), [(3, 16)], "longer than any step");
+    assert_eq!(shares(&mut scheduler), [(3, 4)]);
+    assert_eq!(shares(&mut scheduler), [(0, 1), (1, 1), (2, 1), (3, 1)]);
 }
 
 #[test]

@@ -119,6 +119,9 @@ pub(crate) struct EngineArguments {
     /// Read every token before the next step is launched, to compare.
     #[arg(long)]
     pub(crate) no_launch_ahead: bool,
+    /// Process prompts whole, and before anything is generated, instead of beside it, to compare.
+    #[arg(long)]
+    pub(crate) prompts_first: bool,
     /// Propose tokens and let the model check several in one step: `ngram`, or `ngram:K` for at most K at a time (7), takes what
     /// followed the last tokens where they stood before. The answer stays the same. Pays where it repeats the prompt or itself
     /// (code that is edited, quotes, lists) and few requests run; how many are proposed adapts to how many are right. Requests

@@ -64,6 +64,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         max_requests: requests,
         fuse: !arguments.no_fuse,
         launch_ahead: !arguments.no_launch_ahead,
+        split_prompts: !arguments.prompts_first,
         speculation: arguments.speculate,
         quantize: arguments.quantize.clone(),
         ..default

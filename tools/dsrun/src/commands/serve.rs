@@ -110,6 +110,7 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
         step_tokens: settings.step_tokens,
         no_fuse: settings.no_fuse.unwrap_or(false),
         no_launch_ahead: settings.no_launch_ahead.unwrap_or(false),
+        prompts_first: settings.prompts_first.unwrap_or(false),
         speculate: settings.speculate,
         quantize: settings
             .quantize

@@ -84,6 +84,9 @@ pub(crate) struct ServeSettings {
     /// Read the tokens of each step before the next is launched, to compare.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) no_launch_ahead: Option<bool>,
+    /// Process prompts whole, and before anything is generated, instead of beside it, to compare.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) prompts_first: Option<bool>,
 
     /// The address to listen at; 127.0.0.1, which only this machine reaches, if not given.
     #[arg(long, value_name = "ADDRESS")]
