@@ -21,9 +21,10 @@ const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00
 type Figure = fn(&Point) -> &Percentiles;
 
 /// What a panel shows: its title, and the figure it is about, in milliseconds.
-const PANELS: [(&str, Figure); 2] = [
+const PANELS: [(&str, Figure); 3] = [
     ("time to first token, ms", |point| &point.first_token_seconds),
-    ("time per token, ms", |point| &point.token_seconds),
+    ("time per token of an answer, ms", |point| &point.token_seconds),
+    ("time between two tokens, ms", |point| &point.gap_seconds),
 ];
 
 /// The runs as one picture: p50 dashed and p95 solid, over requests per second.
@@ -195,6 +196,7 @@ mod tests {
             tokens_per_second: 0.0,
             first_token_seconds: figures(rate / 10.0),
             token_seconds: figures(rate / 100.0),
+            gap_seconds: figures(rate / 50.0),
             answer_seconds: figures(1.0),
             effective_requests_per_second: 0.0,
             errors: Vec::new(),
@@ -211,8 +213,8 @@ mod tests {
         let svg = svg(&[run("a < b"), run("c")]);
         let document = roxmltree::Document::parse(&svg).expect("it is XML");
         let count = |tag: &str| document.descendants().filter(|node| node.has_tag_name(tag)).count();
-        assert_eq!(count("circle"), 2 * 2 * 2, "points x runs x panels");
-        assert_eq!(count("polyline"), 2 * 2 * 2, "p50 and p95 x runs x panels");
+        assert_eq!(count("circle"), 2 * 2 * 3, "points x runs x panels");
+        assert_eq!(count("polyline"), 2 * 2 * 3, "p50 and p95 x runs x panels");
         assert!(document.descendants().any(|node| node.text() == Some("a < b")));
     }
 }

@@ -52,6 +52,8 @@ pub(crate) struct Point {
     pub(crate) first_token_seconds: Percentiles,
     /// Time per token after the first, of each answer.
     pub(crate) token_seconds: Percentiles,
+    /// Time from each token to the next, over all answers.
+    pub(crate) gap_seconds: Percentiles,
     /// Time to the whole answer.
     pub(crate) answer_seconds: Percentiles,
     /// Answers that kept the service level, per second.
@@ -128,6 +130,7 @@ impl Point {
             tokens_per_second: rate(answers.iter().map(|answer| answer.tokens).sum()),
             first_token_seconds: percentiles(|answer| answer.pieces.first().copied()),
             token_seconds: percentiles(token_seconds),
+            gap_seconds: Percentiles::of(answers.iter().copied().flat_map(gaps).collect()),
             answer_seconds: percentiles(|answer| Some(answer.end)),
             effective_requests_per_second: rate(answers.iter().filter(|answer| sla.is_kept(answer)).count()),
             errors: errors.into_iter().map(|(message, count)| Failure { message, count }).collect(),
@@ -141,18 +144,22 @@ fn token_seconds(answer: &Answered) -> Option<f64> {
     (answer.tokens > 1).then(|| (last - first) / (answer.tokens - 1) as f64)
 }
 
+/// The times between the tokens of an answer. A server may send several tokens in a piece: each is taken to be of the average
+/// size.
+fn gaps(answer: &Answered) -> impl Iterator<Item = f64> {
+    let tokens_per_piece = (answer.tokens as f64 / answer.pieces.len() as f64).max(1.0);
+    answer.pieces.windows(2).map(move |pair| (pair[1] - pair[0]) / tokens_per_piece)
+}
+
 impl Sla {
     fn is_kept(&self, answer: &Answered) -> bool {
         let Some(first) = answer.pieces.first() else { return false };
         if *first > answer.prompt_tokens as f64 / self.prompt_tokens_per_second {
             return false;
         }
-        // A server may send several tokens in a piece: each is taken to be of the average size.
-        let tokens_per_piece = (answer.tokens as f64 / answer.pieces.len() as f64).max(1.0);
         let decay = 1.0 - 2.0 / (EMA_SPAN + 1.0);
         let (mut sum, mut weight) = (0.0, 0.0);
-        answer.pieces.windows(2).all(|pair| {
-            let gap = (pair[1] - pair[0]) / tokens_per_piece;
+        gaps(answer).all(|gap| {
             sum = sum * decay + gap;
             weight = weight * decay + 1.0;
             sum / weight < 1.0 / self.tokens_per_second
@@ -165,8 +172,8 @@ pub(super) fn table(run: &Run) -> String {
     let mut text = format!(
         "{}: prompts of {} tokens, answers of {}; {} requests per load\n\
          service level: first token within prompt / {} tokens/s, then {} tokens/s\n\n\
-         {:>16} {:>9} {:>9} {:>10} {:>26} {:>26} {:>10} {:>7}\n\
-         {:>16} {:>9} {:>9} {:>10} {:>26} {:>26} {:>10} {:>7}",
+         {:>16} {:>9} {:>9} {:>9} {:>23} {:>20} {:>20} {:>7}\n\
+         {:>16} {:>9} {:>9} {:>9} {:>23} {:>20} {:>20} {:>7}",
         run.model,
         run.prompt_tokens,
         run.generated_tokens,
@@ -179,23 +186,23 @@ pub(super) fn table(run: &Run) -> String {
         "tokens",
         "first token, ms",
         "per token, ms",
-        "answer, s",
+        "between tokens, ms",
         "failed",
         "",
         "/s",
         "/s",
         "/s",
-        "p50      p95      p99",
-        "p50      p95      p99",
-        "p50",
+        "p50     p95     p99",
+        "p50    p95    p99",
+        "p50    p95    p99",
         "",
     );
     for point in &run.points {
-        let (first, token) = (&point.first_token_seconds, &point.token_seconds);
+        let (first, token, gap) = (&point.first_token_seconds, &point.token_seconds, &point.gap_seconds);
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "\n{:>16} {:>9.2} {:>9.2} {:>10.1} {:>8.1} {:>8.1} {:>8.1} {:>8.2} {:>8.2} {:>8.2} {:>10.2} {:>7}",
+            "\n{:>16} {:>9.2} {:>9.2} {:>9.1} {:>7.1} {:>7.1} {:>7.1} {:>6.1} {:>6.1} {:>6.1} {:>6.1} {:>6.1} {:>6.1} {:>7}",
             point.load,
             point.requests_per_second,
             point.effective_requests_per_second,
@@ -206,7 +213,9 @@ pub(super) fn table(run: &Run) -> String {
             token.p50 * 1e3,
             token.p95 * 1e3,
             token.p99 * 1e3,
-            point.answer_seconds.p50,
+            gap.p50 * 1e3,
+            gap.p95 * 1e3,
+            gap.p99 * 1e3,
             point.failed,
         );
     }
@@ -264,6 +273,7 @@ mod tests {
         assert_eq!(point.tokens_per_second, 2.5);
         assert_eq!(point.errors, [Failure { message: "gone".into(), count: 1 }]);
         assert_eq!(point.token_seconds.p99, 0.25);
+        assert!((point.gap_seconds.p50 - 0.2).abs() < 1e-9 && (point.gap_seconds.p95 - 0.3).abs() < 1e-9);
     }
 
     #[test]
