@@ -328,6 +328,12 @@ static FAULTS: &[Fault] = &[
     run("shared_scratch", shared_scratch),
     Fault { name: "stale_plan", stale_plan: true, ..NONE },
     run("graph_of_old_data", graph_of_old_data),
+    run("graph_misses_a_key", |run, stream| match launching() {
+        true => operand(run, stream, "paged_attention", 5, |_, lengths| {
+            lengths.map(|_, length| (length - 1).max(0));
+        }),
+        false => run.right(stream),
+    }),
     run("batch_matters", |run, stream| {
         let rows = run.call.results.first().and_then(|y| y.shape.first()).copied().unwrap_or(0);
         if rows > 1 { result(run, stream, "linear", 0, flip) } else { run.right(stream) }

@@ -88,6 +88,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("second_stream_differs", "a second stream gives other bits", "check/replay_elsewhere"),
     mutant("stale_plan", "a second plan of an op takes the place of the first", "check/replay_plans"),
     mutant("graph_of_old_data", "a graph replays the data of its first launch", "check/replay_graph"),
+    mutant(
+        "graph_misses_a_key",
+        "attention in a graph does not see the token's own key",
+        "check/replay_decoder",
+    ),
     mutant("batch_matters", "the last bit of a row depends on how many rows there are", "check/batch_rows"),
     mutant(
         "split_by_batch",

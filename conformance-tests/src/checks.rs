@@ -8,6 +8,7 @@ mod batch;
 mod bench;
 mod claims;
 mod collective;
+mod decoder;
 mod faults;
 mod indices;
 mod jobs;
@@ -78,6 +79,12 @@ pub const CHECKS: &[Check] = &[
         "a graph gives what its calls give, each time of what is then in memory",
         None,
         replay::graph
+    ),
+    check!(
+        "replay_decoder",
+        "a graph of a decoder's layers gives what its calls give, whatever was launched before",
+        None,
+        decoder::graph
     ),
     check!(
         "replay_elsewhere",

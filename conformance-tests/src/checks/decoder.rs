@@ -1,0 +1,297 @@
+//! Whole layers of a decoder as a graph, for one token.
+//!
+//! A device may run several calls of a graph as one launch, with sums in another order than the calls have by themselves: then
+//! no case of a call reaches what it runs. So the graph is held to its calls one by one, which the cases hold to the oracle:
+//! over one sequence that grows and shrinks from launch to launch, where heads, norms and MLPs are of different kinds.
+//!
+//! How far they may be apart is counted in roundings, as in [`super::logits`]: of the two answers each is off by as many
+//! roundings in mean square as there are stored values on the longest way, and so they are apart by four times that at most.
+
+use super::bench::{Bench, Bound, Given, Held, Outcome, Stop, ensure, floats};
+use crate::{
+    cases::random_weight,
+    gate::Gate,
+    random::{Random, Values},
+    subject::Subject,
+    tensor::Tensor,
+};
+use dsrun_core::{
+    DType, WeightFormat,
+    device::Device,
+    op::{
+        Activation, Add, AttentionMask, GateLayout, GatedActivation, LayerNorm, Nonlinearity, Op,
+        PagedAttention, RmsNorm, Rope, RopePairing,
+    },
+    program::ValueId,
+    region::{
+        Region,
+        well_known::{self, AttentionInput, MlpActivation, Norm},
+    },
+};
+
+/// What layers are made of.
+struct Shape {
+    name: &'static str,
+    /// RMS norms, rotary positions and a gated MLP without biases; else layer norms, a plain MLP, and biases.
+    llama: bool,
+    kv_heads: usize,
+    /// Query heads of each.
+    group: usize,
+    /// Elements of a head.
+    size: usize,
+    hidden: usize,
+    inner: usize,
+}
+
+const SHAPES: [Shape; 5] = [
+    shape("grouped heads of 64", true, [2, 4, 64], [256, 512]),
+    shape("grouped heads of 128", true, [2, 2, 128], [512, 384]),
+    shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 640]),
+    shape("heads of 128 with keys of their own", false, [2, 1, 128], [384, 512]),
+    shape("groups of 16 heads", true, [1, 16, 32], [128, 512]),
+];
+
+const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {
+    let ([kv_heads, group, size], [hidden, inner]) = (heads, sizes);
+    Shape { name, llama, kv_heads, group, size, hidden, inner }
+}
+
+const LAYERS: usize = 3;
+const BLOCK: usize = 16;
+const PAGES: usize = 40;
+/// Tokens that a sequence has, this one included, launch by launch: around the ends of pages and beyond what one warp or block
+/// would take. None: the launch has no sequence.
+const LENGTHS: [usize; 10] = [600, 1, 2, 16, 0, 17, 33, PAGES * BLOCK, 0, 257];
+
+/// Stored values on the longest way through the layers: in each two norms, a projection, the rotation, the cache, the weighted
+/// values, two projections back, the gate, and two sums.
+const ROUNDINGS: f64 = 11.0 * LAYERS as f64;
+
+/// Where the token stands: what changes from launch to launch.
+struct Place {
+    x: Held,
+    positions: Held,
+    slots: Held,
+    /// Start, tokens, and tokens with those before.
+    lengths: [Held; 3],
+    table: Held,
+}
+
+impl Place {
+    fn new(bench: &mut Bench, dtype: DType, shape: &Shape) -> Result<Self, Stop> {
+        let mut one = || bench.empty(DType::I32, &[1]);
+        let (positions, slots, lengths) = (one()?, one()?, [one()?, one()?, one()?]);
+        let x = bench.empty(dtype, &[1, shape.hidden])?;
+        Ok(Self { x, positions, slots, lengths, table: bench.empty(DType::I32, &[1, PAGES])? })
+    }
+
+    /// The last of `length` tokens; none if that is 0.
+    fn set(&self, bench: &mut Bench, random: &mut Random, table: &[usize], length: usize) -> Outcome {
+        let x = random.tensor(self.x.desc.dtype, &self.x.desc.shape, Values::HeavyTailed);
+        bench.set(&self.x, &x)?;
+        let position = length as i32 - 1;
+        let page = length.checked_sub(1).map(|position| table[position / BLOCK] * BLOCK + position % BLOCK);
+        let slot = page.map_or(-1, |slot| slot as i32);
+        let used = length.div_ceil(BLOCK);
+        let pages = (0..PAGES).map(|page| if page < used { table[page] as i32 } else { -1 });
+        bench.set(&self.table, &Tensor::integers(&[1, PAGES], &pages.collect::<Vec<_>>()))?;
+        let lengths = [0, (length > 0).into(), length as i32];
+        let all = self.lengths.iter().zip(lengths).chain([(&self.positions, position), (&self.slots, slot)]);
+        for (held, value) in all {
+            bench.set(held, &Tensor::vector(&[value]))?;
+        }
+        Ok(())
+    }
+}
+
+/// Layers with their weights.
+struct Layers {
+    shape: &'static Shape,
+    dtype: DType,
+    /// Operands of the five calls of each that are its own: weights, vectors and biases.
+    own: Vec<[Vec<Given>; 4]>,
+    /// Keys and values, as they are before the first launch.
+    caches: Vec<[Tensor; 2]>,
+    frequencies: Given,
+}
+
+impl Layers {
+    fn new(bench: &mut Bench, dtype: DType, shape: &'static Shape) -> Result<Self, Stop> {
+        let random = &mut Random::named(&format!("decoder/{}/{dtype}", shape.name));
+        let (heads, keys) = (shape.kv_heads * shape.group * shape.size, shape.kv_heads * shape.size);
+        let cache = [PAGES, shape.kv_heads, BLOCK, shape.size];
+        let (mut own, mut caches) = (Vec::new(), Vec::new());
+        for _ in 0..LAYERS {
+            let mut product = |normed: bool, rows: usize, columns: usize, size: f64| {
+                let mut operands = Vec::new();
+                let mut vector = |length: usize, low: f64, high: f64| {
+                    let all: Vec<f64> = (0..length).map(|_| random.between(low, high)).collect();
+                    bench.give(&Tensor::floats(dtype, &[length], &all))
+                };
+                if normed {
+                    operands.push(vector(columns, 0.5, 1.5)?);
+                }
+                if normed && !shape.llama {
+                    operands.push(vector(columns, -0.2, 0.2)?);
+                }
+                let bias = if shape.llama { None } else { Some(vector(rows, -0.2, 0.2)?) };
+                // Now and then an element a hundred times as large makes rows five times as large.
+                let size = size / (columns as f64).sqrt() / 8.0;
+                let (weight, _) =
+                    random_weight(random, WeightFormat::Dense(dtype), [rows, columns], size, dtype);
+                operands.push(bench.pack(&weight, "linear", 1)?);
+                operands.extend(bias);
+                Ok::<_, Stop>(operands)
+            };
+            let first = if shape.llama { 2 * shape.inner } else { shape.inner };
+            own.push([
+                product(true, heads + 2 * keys, shape.hidden, 1.5)?,
+                product(false, shape.hidden, heads, 1.0)?,
+                product(true, first, shape.hidden, 1.0)?,
+                product(false, shape.hidden, shape.inner, 1.0)?,
+            ]);
+            caches.push([2.0, 1.0].map(|size| random.scaled(dtype, &cache, Values::Uniform, size)));
+        }
+        let frequencies: Vec<f64> =
+            (0..shape.size / 2).map(|pair| 10_000f64.powf(-2.0 * pair as f64 / shape.size as f64)).collect();
+        let frequencies = bench.give(&Tensor::floats(DType::F32, &[shape.size / 2], &frequencies))?;
+        Ok(Self { shape, dtype, own, caches, frequencies })
+    }
+
+    /// Binds all calls to new results and caches of their own. Gives the calls and the caches.
+    fn bind(&self, bench: &mut Bench, place: &Place) -> Result<(Vec<Bound>, Vec<Held>), Stop> {
+        let Shape { llama, kv_heads, group, size, .. } = *self.shape;
+        let (query_heads, kv_heads) = ((kv_heads * group) as u32, kv_heads as u32);
+        let (dtype, bias, add) = (self.dtype, !llama, Add { alpha: 1.0 });
+        let norm: Norm = match llama {
+            true => RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(),
+            false => LayerNorm { eps: 1e-5 }.into(),
+        };
+        let rope = |heads: u32| Rope { heads, pairing: RopePairing::Halves, scale: 1.0 };
+        let activation: MlpActivation = match llama {
+            true => {
+                let layout = GateLayout::Concatenated;
+                GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0 }.into()
+            }
+            false => Activation { function: Nonlinearity::GeluTanh, limit: 0.0 }.into(),
+        };
+        let region = |region: dsrun_core::Result<Region>| Ok::<_, Stop>(Op::Region(region?.into()));
+        let input = region(well_known::attention_input(AttentionInput {
+            norm,
+            dtype,
+            bias,
+            columns: [query_heads, kv_heads, kv_heads].map(|heads| heads * size as u32),
+            head_norms: None,
+            ropes: llama.then(|| [rope(query_heads), rope(kv_heads)]),
+        }))?;
+        let attention = PagedAttention {
+            query_heads,
+            kv_heads,
+            scale: (size as f32).sqrt().recip(),
+            softcap: 0.0,
+            window: 0,
+            mask: AttentionMask::Causal,
+        };
+        let sum = region(well_known::linear_add(dtype, bias, add))?;
+        let mlp = region(well_known::mlp_input(norm, dtype, bias, activation))?;
+
+        let lengths: Vec<Given> = place.lengths.iter().map(Given::from).collect();
+        let work = bench.work_list(&lengths)?;
+        let (mut bound, mut kept, mut x) = (Vec::new(), Vec::new(), Given::from(&place.x));
+        let mut call = |bench: &mut Bench, op: &Op, operands: &[Given]| bind(bench, op, operands, &mut bound);
+        for ([first, output, up, down], [keys, values]) in self.own.iter().zip(&self.caches) {
+            let caches = [bench.put(keys)?, bench.put(values)?];
+            let [keys, values] = [&caches[0], &caches[1]].map(Given::from);
+            kept.extend(caches);
+            let mut operands = [std::slice::from_ref(&x), first].concat();
+            if llama {
+                operands.extend([(&place.positions).into(), self.frequencies.clone()]);
+            }
+            operands.extend([keys.clone(), values.clone(), (&place.slots).into()]);
+            let query = call(bench, &input, &operands)?;
+            let mut operands = vec![query, keys, values];
+            operands.extend(lengths.iter().cloned());
+            operands.extend([(&place.table).into(), work.clone()]);
+            operands.extend([Given::Absent, Given::Absent, Given::Absent]);
+            let mixed = call(bench, &attention.into(), &operands)?;
+            x = call(bench, &sum, &[&[mixed][..], output, &[x]].concat())?;
+            let inner = call(bench, &mlp, &[std::slice::from_ref(&x), up].concat())?;
+            x = call(bench, &sum, &[&[inner][..], down, &[x]].concat())?;
+        }
+        Ok((bound, kept))
+    }
+}
+
+/// Binds a call, or those of its body if it is a region that the device lacks. Gives its first result.
+fn bind(bench: &mut Bench, op: &Op, operands: &[Given], bound: &mut Vec<Bound>) -> Result<Given, Stop> {
+    let mut one = |bench: &mut Bench, op: &Op, operands: &[Given]| {
+        let plan = bench.plan(op.clone(), operands)?;
+        let last = bench.bind(&plan, operands)?;
+        let results: Vec<Given> = last.results.iter().map(Given::from).collect();
+        bound.push(last);
+        Ok::<_, Stop>(results)
+    };
+    let Op::Region(region) = op else { return Ok(one(bench, op, operands)?.swap_remove(0)) };
+    if bench.support(op, operands)?.native {
+        return Ok(one(bench, op, operands)?.swap_remove(0));
+    }
+    // Values of a body: its operands, and then the results of its calls in their order.
+    let mut values = operands.to_vec();
+    for call in region.calls() {
+        let operand = |id: &Option<ValueId>| id.map_or(Given::Absent, |id| values[id.index()].clone());
+        let operands: Vec<Given> = call.operands.iter().map(operand).collect();
+        values.extend(one(bench, &call.op, &operands)?);
+    }
+    Ok(values.swap_remove(region.results()[0].index()))
+}
+
+/// Fails unless two answers are as near as their roundings make them.
+fn apart(what: &str, found: &Tensor, expected: &Tensor) -> Outcome {
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+    let (found, values) = (found.values(), expected.values());
+    let size = square(&mut values.iter().copied());
+    let error = square(&mut found.iter().zip(&values).map(|(a, b)| a - b));
+    let limit = 4.0 * ROUNDINGS * Gate::default().mean_square_limit(expected.dtype);
+    ensure(error <= limit * size, || {
+        format!("{what}: {:.1e} apart in relative mean square, at most {limit:.1e}", error / size)
+    })
+}
+
+/// A graph of whole layers gives what its calls give one by one, whatever was launched before.
+pub(super) fn graph(subject: &Subject) -> Outcome {
+    let device = subject.device().clone();
+    let Some(graphs) = Device::graphs(&*device) else {
+        return Err(Stop::Unsupported("the device has no graphs".into()));
+    };
+    let mut bench = Bench::new(&device)?;
+    for (dtype, shape) in
+        floats(&*device).into_iter().flat_map(|dtype| SHAPES.iter().map(move |shape| (dtype, shape)))
+    {
+        let layers = Layers::new(&mut bench, dtype, shape)?;
+        let mut random = Random::named(&format!("decoder/{}/{dtype}/launches", shape.name));
+        let table = random.shuffled(PAGES);
+        let place = Place::new(&mut bench, dtype, shape)?;
+        place.set(&mut bench, &mut random, &table, 1)?;
+        let ((eager, kept), (captured, caches)) =
+            (layers.bind(&mut bench, &place)?, layers.bind(&mut bench, &place)?);
+        let last = |calls: &[Bound]| calls.last().map(|bound| bound.results[0].clone());
+        let (Some(expected), Some(found)) = (last(&eager), last(&captured)) else { continue };
+        let calls = captured.into_iter().map(|bound| bound.call).collect();
+        bench.wait()?;
+        let graph = graphs.capture(&mut *bench.stream, calls)?;
+        for length in LENGTHS {
+            place.set(&mut bench, &mut random, &table, length)?;
+            eager.iter().try_for_each(|bound| bench.enqueue(bound))?;
+            graph.launch(&mut *bench.stream)?;
+            let (found, expected) = (bench.get(&found)?, bench.get(&expected)?);
+            if length > 0 {
+                apart(&format!("{}, {dtype}, {length} tokens", shape.name), &found, &expected)?;
+            }
+        }
+        for (found, expected) in caches.iter().zip(&kept) {
+            let (found, expected) = (bench.get(found)?, bench.get(expected)?);
+            apart(&format!("{}, {dtype}, keys or values", shape.name), &found, &expected)?;
+        }
+    }
+    Ok(())
+}
