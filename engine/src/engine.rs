@@ -1,5 +1,6 @@
 //! The engine: takes requests, runs steps, gives tokens.
 
+mod draft;
 mod embed;
 mod limit;
 mod observe;
@@ -18,11 +19,12 @@ use crate::{
     request::{Constraint, Request, RequestId, RequestIds, RequestLimits},
     sampling::SamplingOptions,
     schedule::{Capacity, Entry, Key, Scheduler, StepPlan},
-    speculation::PromptLookup,
+    speculation::{Proposer, Speculation},
     statistics::Statistics,
     swap::SwapSpace,
     table::RequestTable,
 };
+pub(crate) use draft::Drafter;
 use dsrun_core::{
     Error,
     device::{BufferSlice, Device, Stream},
@@ -59,8 +61,8 @@ struct Running {
     constraint: Option<Box<dyn Constraint>>,
     /// What sums up its hidden states, if it is a request for a vector.
     pooler: Option<Pooler>,
-    /// Proposes its next tokens, if it speculates.
-    lookup: Option<PromptLookup>,
+    /// What proposes its next tokens, if it speculates.
+    proposer: Option<Proposer>,
 }
 
 /// A step under way.
@@ -98,6 +100,8 @@ pub struct Engine {
     failures: Vec<(RequestId, EngineError)>,
     /// Vectors that are there, until somebody asks.
     embeddings: Vec<(RequestId, Vec<f32>)>,
+    /// A second model that proposes tokens.
+    drafter: Option<Drafter>,
     hidden: HiddenStates,
     /// Rows of the request table that have a bias.
     biased: Vec<bool>,
@@ -120,6 +124,7 @@ pub(crate) struct Loaded {
     pub(crate) resident: Resident,
     pub(crate) shared: Shared,
     pub(crate) table: RequestTable,
+    pub(crate) drafter: Option<Drafter>,
     /// The model's tokens that end an answer.
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) vocabulary: usize,
@@ -127,7 +132,7 @@ pub(crate) struct Loaded {
 
 impl Engine {
     pub(crate) fn new(plan: EnginePlan, device: Arc<dyn Device>, loaded: Loaded) -> Result<Self> {
-        let Loaded { stream, resident, shared, table, stop_ids, vocabulary } = loaded;
+        let Loaded { stream, resident, shared, table, drafter, stop_ids, vocabulary } = loaded;
         let mut states = HashMap::new();
         let mut caches = Vec::new();
         for (id, value) in plan.program.values_from(|_| true) {
@@ -161,6 +166,7 @@ impl Engine {
             keys: HashMap::new(),
             failures: Vec::new(),
             embeddings: Vec::new(),
+            drafter,
             hidden: HiddenStates::new(&plan.program)?,
             biased: vec![false; plan.fixed.requests],
             flights: VecDeque::new(),
@@ -276,6 +282,7 @@ impl Engine {
             priority,
             waits: constraint.is_some(),
             whole: false,
+            guesses: false,
             item: Running {
                 id,
                 limit,
@@ -287,7 +294,7 @@ impl Engine {
                 top: request.top_log_probabilities,
                 constraint,
                 pooler: None,
-                lookup: speculation.map(|speculation| PromptLookup::new(speculation.tokens())),
+                proposer: speculation.map(Speculation::proposer),
             },
         });
         self.keys.insert(id, key);
@@ -321,6 +328,9 @@ impl Engine {
     fn end(&mut self, id: RequestId) -> bool {
         let Some(key) = self.keys.remove(&id) else { return false };
         self.scheduler.end(key);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.release(key);
+        }
         if self.scheduler.is_idle() {
             // What is under way is for nobody.
             self.flights.clear();

@@ -74,6 +74,20 @@ pub enum EngineError {
         vocabulary: usize,
     },
 
+    /// A second model has another vocabulary than the model that it would propose tokens for.
+    #[error(
+        "{draft} cannot propose tokens for {model}: {reason}\nhint: a draft model needs the same tokenizer, as smaller models of \
+         the same family have"
+    )]
+    Draft {
+        /// The second model.
+        draft: String,
+        /// The model.
+        model: String,
+        /// How their vocabularies differ.
+        reason: String,
+    },
+
     /// What an answer has to look like could not be kept to.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),

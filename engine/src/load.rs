@@ -3,7 +3,7 @@
 use crate::{
     Engine,
     compile::{Bucket, FixedSizes, Layout, Resident, Shared, describe_call, sizes},
-    engine::Loaded,
+    engine::{Drafter, Loaded},
     error::{EngineError, Result},
     memory::MemoryPlan,
     options::EngineOptions,
@@ -12,6 +12,7 @@ use crate::{
         quantize::{Calibration, Policy, quantize, smooth},
         size_work_lists,
     },
+    speculation::{Speculation, check_vocabulary},
     swap::SwapSpace,
     table::RequestTable,
 };
@@ -45,6 +46,16 @@ pub struct EnginePlan {
     pub(crate) limits: Bucket,
     layout: Layout,
     memory: MemoryPlan,
+    pub(crate) draft: Option<DraftPlan>,
+}
+
+/// What is planned for a second model that proposes tokens.
+#[derive(Debug)]
+pub(crate) struct DraftPlan {
+    model: Arc<Model>,
+    pub(crate) plan: Box<EnginePlan>,
+    /// Tokens it proposes at a time.
+    tokens: usize,
 }
 
 /// What a step of generation reads from memory.
@@ -63,6 +74,52 @@ impl EnginePlan {
     /// If an option is out of range, or the device does not run one of the model's ops.
     pub fn new(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Self> {
         options.validate()?;
+        if let Some(speculation @ Speculation::Draft { .. }) = options.speculation {
+            return Err(EngineError::option(
+                "speculate",
+                speculation,
+                "needs a second model, which is not given",
+            ));
+        }
+        Self::sketch(model, device, options)?.fitted(device)
+    }
+
+    /// Plans an engine with a second model, `draft`, that proposes tokens as [`Speculation::Draft`] says. It runs on the same
+    /// device, in the same precision, but is not quantised. Its cache holds as many tokens as the engine's, or its own context
+    /// for each request if that is less.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`EngineError::Draft`] if the vocabularies differ.
+    pub fn with_draft(
+        model: &Model,
+        draft: &Arc<Model>,
+        device: &dyn Device,
+        options: &EngineOptions,
+    ) -> Result<Self> {
+        options.validate()?;
+        let Some(Speculation::Draft { tokens }) = options.speculation else {
+            let given = options.speculation.map_or_else(|| "off".to_owned(), String::from);
+            return Err(EngineError::option("speculate", given, "must be `draft` to use a second model"));
+        };
+        check_vocabulary(model, draft)?;
+        let mut plan = Self::sketch(model, device, options)?;
+        let own = EngineOptions {
+            context: Some(plan.context.min(draft.config().context)),
+            speculation: None,
+            quantize: None,
+            calibration: None,
+            tune_step: false,
+            kv_tokens: None,
+            swap_tokens: 0,
+            ..options.clone()
+        };
+        let own = Box::new(Self::sketch(draft, device, &own)?);
+        plan.draft = Some(DraftPlan { model: draft.clone(), plan: own, tokens });
+        plan.fitted(device)
+    }
+
+    /// Plans all but how much of the memory there is.
+    fn sketch(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Self> {
         let context = options.context(model.config().context)?;
         let blocks = context.div_ceil(options.block_size);
         let kv_tokens = options.kv_tokens.unwrap_or(context.saturating_mul(options.max_requests));
@@ -85,7 +142,7 @@ impl EnginePlan {
             block_size: options.block_size as u32,
         })?;
         program = quantized(&program, model, options)?;
-        let mut fixed = FixedSizes { requests: options.max_requests, blocks, pages, stop_ids: 1 };
+        let fixed = FixedSizes { requests: options.max_requests, blocks, pages, stop_ids: 1 };
         let limits = Bucket {
             tokens: options.step_tokens,
             sequences: options.max_requests,
@@ -97,16 +154,42 @@ impl EnginePlan {
             program = fuse_for(&program, device, limits, fixed)?;
         }
         let layout = Layout::new(&program, device, &sizes)?;
-        let mut memory = plan_memory(&program, device, &layout, fixed, options)?;
-        if let (Some(missing), None) = (memory.missing(), options.kv_tokens) {
+        let (options, memory) = (options.clone(), MemoryPlan::default());
+        Ok(Self { program, options, context, fixed, limits, layout, memory, draft: None })
+    }
+
+    /// Counts the memory, and plans fewer pages if that is what it takes to fit.
+    fn fitted(mut self, device: &dyn Device) -> Result<Self> {
+        self.count(device)?;
+        if let (Some(missing), None) = (self.memory.missing(), self.options.kv_tokens) {
             // Requests share what there is, and yield pages to each other when it is used up.
-            let page = (memory.kv_cache / fixed.pages.max(1) as u64).max(1);
-            let spare = memory.available.unwrap_or(0) / SPARE;
+            let page = self.page_bytes().max(1);
+            let spare = self.memory.available.unwrap_or(0) / SPARE;
             let fewer = usize::try_from((missing + spare).div_ceil(page)).unwrap_or(usize::MAX);
-            fixed.pages = fixed.pages.saturating_sub(fewer).max(blocks);
-            memory = plan_memory(&program, device, &layout, fixed, options)?;
+            self.fixed.pages = self.fixed.pages.saturating_sub(fewer).max(self.fixed.blocks);
+            self.count(device)?;
         }
-        Ok(Self { program, options: options.clone(), context, fixed, limits, layout, memory })
+        Ok(self)
+    }
+
+    /// Counts what will be allocated.
+    fn count(&mut self, device: &dyn Device) -> Result<()> {
+        self.memory = plan_memory(&self.program, device, &self.layout, self.fixed, &self.options)?;
+        if let Some(DraftPlan { plan, .. }) = &mut self.draft {
+            let most = plan.fixed.blocks.saturating_mul(plan.fixed.requests);
+            plan.fixed.pages = self.fixed.pages.min(most);
+            plan.count(device)?;
+            // What the device has left is for both together.
+            plan.memory.available = None;
+            self.memory.draft = Some(Box::new(plan.memory.clone()));
+        }
+        Ok(())
+    }
+
+    /// Bytes of a page, with that of the second model.
+    fn page_bytes(&self) -> u64 {
+        let draft = self.draft.as_ref().map_or(0, |draft| draft.plan.page_bytes());
+        self.memory.kv_cache / self.fixed.pages.max(1) as u64 + draft
     }
 
     /// What will be allocated.
@@ -206,7 +289,7 @@ impl EnginePlan {
     /// # Errors
     /// [`EngineError::DoesNotFit`] if there is too little memory; those of reading the model and of the device.
     pub fn load(
-        self,
+        mut self,
         model: &Model,
         device: Arc<dyn Device>,
         progress: &mut dyn FnMut(u64, u64),
@@ -226,11 +309,21 @@ impl EnginePlan {
             };
             resident.tensors.insert(id, memory);
         }
-        self.load_weights(&**model.weights(), &*device, &mut *stream, &mut resident, progress)?;
+        let (own, all) = (self.memory.weights, self.memory.all_weights());
+        let mut each = |loaded| progress(loaded, all);
+        self.load_weights(&**model.weights(), &*device, &mut *stream, &mut resident, &mut each)?;
         stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
+        let drafter = match self.draft.take() {
+            None => None,
+            Some(DraftPlan { model, plan, tokens }) => {
+                let engine =
+                    plan.load(&model, device.clone(), &mut |loaded, _| progress(own + loaded, all))?;
+                Some(Drafter::new(engine, tokens))
+            }
+        };
         let stop_ids = if self.options.ignore_end { Vec::new() } else { model.eos().to_vec() };
         let vocabulary = model.config().vocabulary;
-        Engine::new(self, device, Loaded { stream, resident, shared, table, stop_ids, vocabulary })
+        Engine::new(self, device, Loaded { stream, resident, shared, table, drafter, stop_ids, vocabulary })
     }
 
     fn load_weights(
@@ -239,10 +332,10 @@ impl EnginePlan {
         device: &dyn Device,
         stream: &mut dyn Stream,
         resident: &mut Resident,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        let (mut loaded, total) = (0, self.memory.weights);
-        progress(0, total);
+        let mut loaded = 0;
+        progress(0);
         for (id, value) in self.program.values_from(|origin| matches!(origin, Origin::Weight(_))) {
             let Origin::Weight(expr) = &value.origin else { continue };
             let in_weight = |error: Error| error.at(&value.name);
@@ -268,7 +361,7 @@ impl EnginePlan {
                     resident.tensors.insert(id, slice);
                 }
             }
-            progress(loaded, total);
+            progress(loaded);
         }
         Ok(())
     }

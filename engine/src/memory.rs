@@ -17,6 +17,8 @@ pub struct MemoryPlan {
     pub activations: u64,
     /// Scratch memory of ops, and the step's inputs.
     pub workspace: u64,
+    /// A second model that proposes tokens, with all that it holds.
+    pub draft: Option<Box<Self>>,
     /// Host memory for the pages of requests that are pre-empted. Not part of the total.
     pub swap: u64,
     /// Memory the device has left for this, if it says so.
@@ -26,8 +28,14 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// Bytes in all.
     pub fn total(&self) -> u64 {
-        let parts = [self.weights, self.kv_cache, self.requests, self.activations, self.workspace];
+        let draft = self.draft.as_ref().map_or(0, |draft| draft.total());
+        let parts = [self.weights, self.kv_cache, self.requests, self.activations, self.workspace, draft];
         parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Packed weights of all models.
+    pub fn all_weights(&self) -> u64 {
+        self.draft.as_ref().map_or(0, |draft| draft.weights).saturating_add(self.weights)
     }
 
     /// Bytes that are missing, if it does not fit.
@@ -40,14 +48,19 @@ impl MemoryPlan {
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kv = format!("KV cache ({} tokens)", self.kv_tokens);
-        let rows = [
-            ("weights", self.weights),
-            (kv.as_str(), self.kv_cache),
-            ("request table", self.requests),
-            ("activations", self.activations),
-            ("workspace and inputs", self.workspace),
-            ("total", self.total()),
+        let mut rows = vec![
+            ("weights".to_owned(), self.weights),
+            (kv, self.kv_cache),
+            ("request table".to_owned(), self.requests),
+            ("activations".to_owned(), self.activations),
+            ("workspace and inputs".to_owned(), self.workspace),
         ];
+        if let Some(draft) = &self.draft {
+            let cache = format!("draft model's KV cache ({} tokens)", draft.kv_tokens);
+            rows.push((cache, draft.kv_cache));
+            rows.push(("draft model, all else".to_owned(), draft.total().saturating_sub(draft.kv_cache)));
+        }
+        rows.push(("total".to_owned(), self.total()));
         let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, bytes) in rows {
             writeln!(f, "  {name:width$} {:>10}", Bytes(bytes).to_string())?;
@@ -105,5 +118,15 @@ mod tests {
         assert_eq!(plan.missing(), None);
         assert_eq!(MemoryPlan { available: Some(15), ..plan.clone() }.missing(), None);
         assert_eq!(MemoryPlan { available: Some(12), ..plan }.missing(), Some(3));
+    }
+
+    #[test]
+    fn a_draft_model_counts_and_is_shown() {
+        let draft = MemoryPlan { weights: 3, kv_cache: 2, kv_tokens: 64, ..MemoryPlan::default() };
+        let plan = MemoryPlan { weights: 10, draft: Some(Box::new(draft)), ..MemoryPlan::default() };
+        assert_eq!((plan.total(), plan.all_weights()), (15, 13));
+        let shown = plan.to_string();
+        assert!(shown.contains("draft model's KV cache (64 tokens)        2 B"), "{shown}");
+        assert!(shown.contains("draft model, all else"), "{shown}");
     }
 }

@@ -72,7 +72,7 @@ pub struct EngineOptions {
     /// steps have either whole prompts, as many as fit, or generation, and prompts go first: to compare with.
     pub split_prompts: bool,
     /// How tokens are proposed that the model checks several at a time; not at all if absent. Answers are the same. Steps sample
-    /// up to as many more rows, which takes memory for their logits. Requests with penalties or a constraint go without, and all
+    /// up to as many more rows, which takes memory for their logits; a second model is part of the memory plan. Requests with penalties or a constraint go without, and all
     /// do until they have their [fewest tokens](crate::Request::min_tokens).
     pub speculation: Option<Speculation>,
     /// How weights are quantised as they are loaded, and activations as they come; not at all if absent.

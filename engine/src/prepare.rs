@@ -52,13 +52,15 @@ impl EnginePlan {
         }
     }
 
-    /// The calls of all steps, without those that are planned alike.
+    /// The calls of all steps, those of a second model too, without those that are planned alike.
     fn distinct_calls(&self) -> Result<Vec<CallDesc>> {
         let mut calls = HashMap::new();
-        for bucket in buckets(self.limits, self.options.rows_per_request()) {
-            for call in describe(&self.program, &sizes(bucket, self.fixed))? {
-                let place = calls.len();
-                calls.entry(plan_key(&call)).or_insert((place, call));
+        for plan in [Some(self), self.draft.as_ref().map(|draft| &*draft.plan)].into_iter().flatten() {
+            for bucket in buckets(plan.limits, plan.options.rows_per_request()) {
+                for call in describe(&plan.program, &sizes(bucket, plan.fixed))? {
+                    let place = calls.len();
+                    calls.entry(plan_key(&call)).or_insert((place, call));
+                }
             }
         }
         let mut calls: Vec<(usize, CallDesc)> = calls.into_values().collect();

@@ -66,6 +66,8 @@ pub(crate) struct Entry<T> {
     pub(crate) waits: bool,
     /// Whether it brings all its tokens itself, also those that others have brought before.
     pub(crate) whole: bool,
+    /// Whether what it samples is only a guess, which [`Sequence::resume`] may take back: no page is known by it.
+    pub(crate) guesses: bool,
     /// Whatever its owner wants to find with it.
     pub(crate) item: T,
 }
@@ -216,6 +218,13 @@ impl<T> Scheduler<T> {
     pub(crate) fn most_wait(&self) -> bool {
         let waiting = self.running.iter().filter_map(|key| self.get(*key)).filter(|one| one.waits());
         2 * waiting.count() > self.active
+    }
+
+    /// Tokens that a step has left behind generation and the prompts of those that run.
+    pub(crate) fn room(&self) -> usize {
+        let running = self.running.iter().filter_map(|key| self.get(*key));
+        let taken = running.map(|sequence| sequence.unprocessed().max(1)).sum();
+        self.capacity.tokens.saturating_sub(taken)
     }
 
     pub(crate) fn pages(&self) -> &PagePool {
@@ -574,7 +583,8 @@ impl<T> Scheduler<T> {
         let block = self.capacity.block_size;
         let Self { pages, sequences, .. } = self;
         let Some(sequence) = sequences[key.index as usize].as_mut() else { return };
-        let known = sequence.computed.min(sequence.tokens.len());
+        let known = if sequence.guesses { sequence.prompt } else { sequence.tokens.len() };
+        let known = known.min(sequence.computed);
         while (sequence.identified + 1) * block <= known {
             let start = sequence.identified * block;
             let Some(page) = sequence.pages.get(sequence.identified).copied() else { break };

@@ -6,10 +6,12 @@
 //! not; only how many steps it takes depends on how good the proposals are.
 
 mod lookup;
+mod vocabulary;
 
 use crate::error::{EngineError, Result};
-pub(crate) use lookup::PromptLookup;
+use lookup::PromptLookup;
 use std::{fmt, str::FromStr};
+pub(crate) use vocabulary::check_vocabulary;
 
 /// Where proposals come from, and how many at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -21,19 +23,37 @@ pub enum Speculation {
         /// The most tokens proposed at a time; the number adapts to how many are right.
         tokens: usize,
     },
+    /// A second, smaller model with the same vocabulary, which [`EnginePlan::with_draft`](crate::EnginePlan::with_draft) takes.
+    /// It has a KV cache of its own, as long as that of the model. Pays where it is right often, and much faster.
+    Draft {
+        /// The most tokens proposed at a time: as many as a step has left for each request.
+        tokens: usize,
+    },
 }
 
 impl Speculation {
-    /// Tokens proposed at a time unless it is said otherwise. With the one before them they fill a step of 8.
-    pub const DEFAULT_TOKENS: usize = 7;
+    /// Tokens that prompt lookup proposes at a time unless it is said otherwise. With the one before them they fill a step of 8.
+    pub const NGRAM_TOKENS: usize = 7;
+
+    /// Tokens that a second model proposes at a time unless it is said otherwise: each takes a step of that model.
+    pub const DRAFT_TOKENS: usize = 4;
 
     /// The most that may be asked for.
     pub const MOST_TOKENS: usize = 63;
 
     /// The most tokens proposed for a request at a time.
     pub fn tokens(self) -> usize {
-        let Self::Ngram { tokens } = self;
-        tokens
+        match self {
+            Self::Ngram { tokens } | Self::Draft { tokens } => tokens,
+        }
+    }
+
+    /// What proposes for a new request.
+    pub(crate) fn proposer(self) -> Proposer {
+        match self {
+            Self::Ngram { tokens } => Proposer::Lookup(PromptLookup::new(tokens)),
+            Self::Draft { .. } => Proposer::Draft,
+        }
     }
 
     /// Checks the number of tokens.
@@ -49,10 +69,22 @@ impl Speculation {
     }
 }
 
+/// What proposes tokens for a request.
+#[derive(Debug)]
+pub(crate) enum Proposer {
+    /// Its own prompt and answer.
+    Lookup(PromptLookup),
+    /// The engine's second model.
+    Draft,
+}
+
 impl fmt::Display for Speculation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Ngram { tokens } = self;
-        write!(formatter, "ngram:{tokens}")
+        let name = match self {
+            Self::Ngram { .. } => "ngram",
+            Self::Draft { .. } => "draft",
+        };
+        write!(formatter, "{name}:{}", self.tokens())
     }
 }
 
@@ -65,15 +97,21 @@ impl From<Speculation> for String {
 impl FromStr for Speculation {
     type Err = String;
 
-    /// Reads `ngram` or `ngram:K`.
+    /// Reads `ngram`, `ngram:K`, `draft` or `draft:K`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, tokens) = match text.split_once(':') {
-            Some((name, tokens)) => (name, tokens.parse().ok()),
-            None => (text, Some(Self::DEFAULT_TOKENS)),
+            Some((name, tokens)) => (name, Some(tokens)),
+            None => (text, None),
         };
-        let read = tokens.filter(|_| name == "ngram").map(|tokens| Self::Ngram { tokens });
-        let read = read.filter(|read| read.validate().is_ok());
-        read.ok_or_else(|| format!("must be `ngram` or `ngram:K`, with K from 1 to {}", Self::MOST_TOKENS))
+        let number = |default| tokens.map_or(Ok(default), str::parse);
+        let read = match name {
+            "ngram" => number(Self::NGRAM_TOKENS).ok().map(|tokens| Self::Ngram { tokens }),
+            "draft" => number(Self::DRAFT_TOKENS).ok().map(|tokens| Self::Draft { tokens }),
+            _ => None,
+        };
+        let forms = "must be `ngram`, `ngram:K`, `draft` or `draft:K`";
+        read.filter(|read| read.validate().is_ok())
+            .ok_or_else(|| format!("{forms}, with K from 1 to {}", Self::MOST_TOKENS))
     }
 }
 
@@ -91,14 +129,24 @@ mod tests {
 
     #[test]
     fn it_is_read_as_it_is_written() {
-        for (text, tokens) in [("ngram", 7), ("ngram:1", 1), ("ngram:63", 63)] {
+        let (ngram, draft) = (|tokens| Speculation::Ngram { tokens }, |tokens| Speculation::Draft { tokens });
+        let texts = [
+            ("ngram", ngram(7)),
+            ("ngram:1", ngram(1)),
+            ("ngram:63", ngram(63)),
+            ("draft", draft(4)),
+            ("draft:2", draft(2)),
+        ];
+        for (text, speculation) in texts {
             let read: Speculation = text.parse().unwrap();
-            assert_eq!(read, Speculation::Ngram { tokens });
+            assert_eq!(read, speculation);
             assert_eq!(read.to_string().parse(), Ok(read));
         }
-        for text in ["", "ngram:", "ngram:0", "ngram:64", "ngram:x", "ngram:-1", "draft:3", "NGRAM"] {
+        for text in
+            ["", "ngram:", "ngram:0", "ngram:64", "ngram:x", "ngram:-1", "draft:0", "draft:a/b", "NGRAM"]
+        {
             let error = text.parse::<Speculation>().unwrap_err();
-            assert!(error.contains("`ngram:K`"), "{text}: {error}");
+            assert!(error.contains("`ngram:K`") && error.contains("`draft:K`"), "{text}: {error}");
         }
     }
 }

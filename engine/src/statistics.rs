@@ -91,11 +91,13 @@ pub enum Phase {
     Wait,
     /// Reading the tokens and deciding what ends.
     Deliver,
+    /// Having a second model propose tokens, the wait for it included.
+    Draft,
 }
 
 impl Phase {
     /// All of them, in order.
-    pub const ALL: [Self; 4] = [Self::Schedule, Self::Launch, Self::Wait, Self::Deliver];
+    pub const ALL: [Self; 5] = [Self::Schedule, Self::Launch, Self::Wait, Self::Deliver, Self::Draft];
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
@@ -104,6 +106,7 @@ impl Phase {
             Self::Launch => "launch",
             Self::Wait => "wait",
             Self::Deliver => "deliver",
+            Self::Draft => "draft",
         }
     }
 }

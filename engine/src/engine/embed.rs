@@ -87,7 +87,7 @@ impl Running {
             top: 0,
             constraint: None,
             pooler: Some(pooler),
-            lookup: None,
+            proposer: None,
         }
     }
 
@@ -125,6 +125,7 @@ impl Engine {
             waits: false,
             // The hidden states of tokens in the cache are gone.
             whole: pooling == Pooling::Mean,
+            guesses: false,
             item: Running::pooling(id, Pooler::new(tokens.len(), pooling)),
         });
         self.keys.insert(id, key);

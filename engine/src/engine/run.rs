@@ -9,6 +9,7 @@ use crate::{
     load::allocate_shared,
     request::{FinishReason, TokenEvent},
     schedule::Key,
+    speculation::Proposer,
     statistics::Phase,
     table::Row,
 };
@@ -26,6 +27,8 @@ impl Engine {
     /// # Errors
     /// If the device failed. The requests that run are lost then.
     pub fn step(&mut self) -> Result<Vec<TokenEvent>> {
+        // Now and not when tokens come: whoever asked for these is not kept waiting.
+        self.propose()?;
         let in_flight = if self.plan.options.launch_ahead { IN_FLIGHT } else { 1 };
         // Those that wait would fall into two halves that take turns, and steps would be half as full.
         let ahead = |engine: &Self| engine.flights.is_empty() || !engine.scheduler.most_wait();
@@ -43,6 +46,19 @@ impl Engine {
             return if self.is_idle() { Ok(Vec::new()) } else { Err(Error::internal(message).into()) };
         };
         self.land(&flight)
+    }
+
+    /// Runs up to so many steps to their end, for whoever reads their tokens from the sequences.
+    pub(super) fn run_steps(&mut self, most: usize) -> Result<()> {
+        let in_flight = if self.plan.options.launch_ahead { IN_FLIGHT } else { 1 };
+        let mut left = most;
+        loop {
+            while left > 0 && self.flights.len() < in_flight && self.launch()? {
+                left -= 1;
+            }
+            let Some(flight) = self.flights.pop_front() else { return Ok(()) };
+            self.land(&flight)?;
+        }
     }
 
     pub(super) fn took(&mut self, phase: Phase, since: Instant) -> Instant {
@@ -225,20 +241,26 @@ impl Engine {
         Ok(())
     }
 
-    /// Learns how many of the tokens proposed for a request were right, and proposes more.
+    /// Learns how many of the tokens proposed for a request were right, and proposes more or asks for them.
     fn speculate(&mut self, key: Key, proposed: usize, right: usize) {
         self.statistics.proposed_tokens += proposed as u64;
         self.statistics.accepted_tokens += right as u64;
         let Some(sequence) = self.scheduler.get_mut(key) else { return };
         let generated = sequence.generated();
         let item = &mut sequence.item;
-        let Some(lookup) = &mut item.lookup else { return };
-        if proposed > 0 {
+        if let Some(Proposer::Lookup(lookup)) = &mut item.proposer
+            && proposed > 0
+        {
             lookup.learn(proposed, right);
         }
         // Before that, a token that ends the answer may not be sampled, which differs from row to row.
-        if generated >= item.min_tokens {
-            sequence.draft = lookup.propose(&sequence.tokens);
+        if generated < item.min_tokens {
+            return;
+        }
+        match &mut item.proposer {
+            Some(Proposer::Lookup(lookup)) => sequence.draft = lookup.propose(&sequence.tokens),
+            Some(Proposer::Draft) => self.drafter.iter_mut().for_each(|drafter| drafter.want(key)),
+            None => {}
         }
     }
 

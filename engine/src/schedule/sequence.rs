@@ -56,10 +56,11 @@ pub(crate) struct Sequence<T> {
     /// Whether it shares pages whose tokens it never brought itself.
     pub(crate) shared: bool,
     pub(super) limit: usize,
-    pub(super) priority: i32,
+    pub(crate) priority: i32,
     pub(super) arrival: u64,
     pub(super) waits: bool,
     pub(super) whole: bool,
+    pub(super) guesses: bool,
     pub(super) place: Place,
     /// Whether the request table knows its last token.
     pub(super) current: bool,
@@ -76,7 +77,7 @@ pub(crate) struct Sequence<T> {
 
 impl<T> Sequence<T> {
     pub(super) fn new(entry: Entry<T>, arrival: u64) -> Self {
-        let Entry { prompt, limit, priority, waits, whole, item } = entry;
+        let Entry { prompt, limit, priority, waits, whole, guesses, item } = entry;
         Self {
             item,
             prompt: prompt.len(),
@@ -92,6 +93,7 @@ impl<T> Sequence<T> {
             arrival,
             waits,
             whole,
+            guesses,
             place: Place::Waiting,
             current: false,
             started: false,
@@ -113,7 +115,7 @@ impl<T> Sequence<T> {
     }
 
     /// Tokens it may still sample.
-    pub(super) fn left(&self) -> usize {
+    pub(crate) fn left(&self) -> usize {
         (self.limit - self.generated()).saturating_sub(self.unread)
     }
 
@@ -135,6 +137,19 @@ impl<T> Sequence<T> {
     /// Tokens known to the host that are still to be computed.
     pub(super) fn unprocessed(&self) -> usize {
         self.tokens.len().saturating_sub(self.computed)
+    }
+
+    /// Has one that guesses go on behind `tokens`, which begin with those it was last told, and sample `limit` more. None of its
+    /// steps may be under way. Of what it has computed, what it guessed right stays, and the rest is written over.
+    pub(crate) fn resume(&mut self, tokens: &[i32], limit: usize) {
+        let (guessed, came) = (self.tokens.iter().skip(self.prompt), tokens.iter().skip(self.prompt));
+        let same = self.prompt + guessed.zip(came).take_while(|(guessed, came)| guessed == came).count();
+        self.tokens.truncate(same);
+        self.tokens.extend(tokens.iter().skip(same));
+        (self.prompt, self.limit) = (self.tokens.len(), limit);
+        // The last token is always computed, for its logits, and brought by the host.
+        self.computed = self.computed.min(same).min(self.prompt.saturating_sub(1));
+        self.current = false;
     }
 
     /// Pages it lacks for the tokens it has.

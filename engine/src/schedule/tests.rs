@@ -186,8 +186,15 @@ fn run(capacity: Capacity, wishes: &[Wish]) -> Counts {
     for step in 0..=2 * (longest + arrivals) {
         for (index, wish) in wishes.iter().enumerate().filter(|(_, wish)| wish.at == step) {
             let Wish { prompt, limit, priority, waits, .. } = wish.clone();
-            let key =
-                simulation.scheduler.add(Entry { prompt, limit, priority, waits, whole: false, item: index });
+            let key = simulation.scheduler.add(Entry {
+                prompt,
+                limit,
+                priority,
+                waits,
+                whole: false,
+                guesses: false,
+                item: index,
+            });
             keys[index] = Some(key);
         }
         let mut cancel = |simulation: &mut Simulation, answers: &[Vec<i32>]| {
@@ -305,7 +312,15 @@ fn answers_to_one_prompt_share_its_pages() {
     let mut simulation = Simulation::new(capacity(64, 4, 100));
     for (index, wish) in wishes.iter().enumerate() {
         let Wish { prompt, limit, priority, waits, .. } = wish.clone();
-        simulation.scheduler.add(Entry { prompt, limit, priority, waits, whole: false, item: index });
+        simulation.scheduler.add(Entry {
+            prompt,
+            limit,
+            priority,
+            waits,
+            whole: false,
+            guesses: false,
+            item: index,
+        });
     }
     assert!((0..3).all(|_| simulation.launch(&wishes)));
     assert!(simulation.scheduler.pages().in_use() <= 9 + 4 * 2);
@@ -323,7 +338,7 @@ fn shares(scheduler: &mut Scheduler<usize>) -> Vec<(usize, usize)> {
 
 fn add(scheduler: &mut Scheduler<usize>, item: usize, prompt: usize, priority: i32) -> Key {
     let prompt = vec![item as i32; prompt];
-    scheduler.add(Entry { prompt, limit: 8, priority, waits: false, whole: false, item })
+    scheduler.add(Entry { prompt, limit: 8, priority, waits: false, whole: false, guesses: false, item })
 }
 
 #[test]
@@ -372,7 +387,15 @@ fn a_higher_priority_takes_the_place_of_a_lower_one() {
 #[test]
 fn one_that_waits_for_the_host_is_left_out_of_the_step_ahead() {
     let mut scheduler = Scheduler::new(capacity(16, 2, 200));
-    let waiting = Entry { prompt: vec![1; 4], limit: 8, priority: 0, waits: true, whole: false, item: 0 };
+    let waiting = Entry {
+        prompt: vec![1; 4],
+        limit: 8,
+        priority: 0,
+        waits: true,
+        whole: false,
+        guesses: false,
+        item: 0,
+    };
     let waiting = scheduler.add(waiting);
     add(&mut scheduler, 1, 4, 0);
     assert_eq!(shares(&mut scheduler), [(0, 4), (1, 4)]);

@@ -122,16 +122,33 @@ pub(crate) struct EngineArguments {
     /// Process prompts whole, and before anything is generated, instead of beside it, to compare.
     #[arg(long)]
     pub(crate) prompts_first: bool,
-    /// Propose tokens and let the model check several in one step: `ngram`, or `ngram:K` for at most K at a time (7), takes what
-    /// followed the last tokens where they stood before. The answer stays the same. Pays where it repeats the prompt or itself
-    /// (code that is edited, quotes, lists) and few requests run; how many are proposed adapts to how many are right. Requests
-    /// with penalties go without.
-    #[arg(long, value_name = "HOW")]
-    pub(crate) speculate: Option<Speculation>,
     /// Quantise weights as they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
     /// `int4g64z_f16`, or a TOML file that says what becomes of which weight.
     #[arg(long, value_name = "POLICY", value_parser = policy)]
     pub(crate) quantize: Option<Policy>,
+}
+
+/// How tokens are proposed, for commands that generate some.
+#[derive(Debug, Default, Args)]
+pub(crate) struct SpeculationArguments {
+    /// Propose tokens and let the model check several in one step; the answer stays the same. `ngram`, or `ngram:K` for at most
+    /// K at a time (7), takes what followed the last tokens where they stood before: that pays where answers repeat the prompt
+    /// or themselves (code that is edited, quotes, lists). `draft`, or `draft:K` (4), asks the model of --draft. Pays while few
+    /// requests run. Requests with penalties go without.
+    #[arg(long, value_name = "HOW")]
+    pub(crate) speculate: Option<Speculation>,
+    /// A second, much smaller model that proposes tokens (--speculate draft): one with the same tokenizer. Named as for --model,
+    /// and found where --weights says.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) draft: Option<String>,
+}
+
+impl SpeculationArguments {
+    /// How tokens are proposed; a second model that is named is used.
+    pub(crate) fn speculation(&self) -> Option<Speculation> {
+        let draft = Speculation::Draft { tokens: Speculation::DRAFT_TOKENS };
+        self.speculate.or(self.draft.is_some().then_some(draft))
+    }
 }
 
 /// Reads a policy: one way for all weights, or a file.
@@ -228,6 +245,8 @@ pub(crate) struct Generate {
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
+    pub(crate) speculation: SpeculationArguments,
+    #[command(flatten)]
     pub(crate) device: DeviceArguments,
 }
 
@@ -242,6 +261,8 @@ pub(crate) struct Chat {
     pub(crate) sampling: SamplingArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
 }
@@ -292,6 +313,8 @@ pub(crate) struct Inspect {
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
 }
@@ -369,6 +392,8 @@ pub(crate) struct KernelsBuild {
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
 }
@@ -558,6 +583,8 @@ pub(crate) struct Throughput {
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
+    pub(crate) speculation: SpeculationArguments,
+    #[command(flatten)]
     pub(crate) device: DeviceArguments,
 }
 
@@ -604,6 +631,8 @@ pub(crate) struct Latency {
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArguments,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
 }

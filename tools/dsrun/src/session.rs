@@ -1,18 +1,21 @@
 //! From arguments to a loaded model: the steps every command shares.
 
 use crate::{
-    arguments::{DeviceArguments, Dtype, EngineArguments, ModelArguments, SamplingArguments, Weights},
+    arguments::{
+        DeviceArguments, Dtype, EngineArguments, ModelArguments, SamplingArguments, SpeculationArguments,
+        Weights,
+    },
     find_backend::find_backend,
     terminal::{FetchBar, Terminal},
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use dsrun_core::{
     DType, WeightFormat,
     device::{Device, DeviceOptions},
     registry::Registry,
 };
 use dsrun_engine::{
-    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, calibrate,
+    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, Speculation, calibrate,
     calibration_sequences, passes::quantize::Calibration,
 };
 use dsrun_models::{
@@ -54,6 +57,45 @@ pub(crate) fn open_model(arguments: &ModelArguments, dtype: Dtype, terminal: &Te
     Ok(Model::from_files(&files)?)
 }
 
+/// Opens the second model that is to propose tokens, if there is to be one. It comes from where the first comes from.
+pub(crate) fn open_draft(
+    arguments: &SpeculationArguments,
+    model: &ModelArguments,
+    dtype: Dtype,
+    terminal: &Terminal,
+) -> Result<Option<Arc<Model>>> {
+    let drafts = matches!(arguments.speculation(), Some(Speculation::Draft { .. }));
+    let Some(name) = &arguments.draft else {
+        if drafts {
+            bail!(
+                "--speculate draft needs a second model\nhint: --draft names one, much smaller and with the same tokenizer"
+            );
+        }
+        return Ok(None);
+    };
+    if !drafts {
+        bail!(
+            "--draft names a second model, but --speculate asks for something else\nhint: leave one of them out"
+        );
+    }
+    let own = ModelArguments { model: name.clone(), weights: model.weights, offline: model.offline };
+    let opened = open_model(&own, dtype, terminal).with_context(|| format!("the draft model {name}"))?;
+    Ok(Some(Arc::new(opened)))
+}
+
+/// Plans an engine, with the second model if there is one.
+pub(crate) fn plan_engine(
+    model: &Model,
+    draft: Option<&Arc<Model>>,
+    device: &dyn Device,
+    options: &EngineOptions,
+) -> Result<EnginePlan> {
+    Ok(match draft {
+        Some(draft) => EnginePlan::with_draft(model, draft, device, options)?,
+        None => EnginePlan::new(model, device, options)?,
+    })
+}
+
 /// How the engine is set up for `requests` at a time.
 pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> EngineOptions {
     let default = EngineOptions::default();
@@ -65,7 +107,6 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         fuse: !arguments.no_fuse,
         launch_ahead: !arguments.no_launch_ahead,
         split_prompts: !arguments.prompts_first,
-        speculation: arguments.speculate,
         quantize: arguments.quantize.clone(),
         ..default
     }
@@ -74,25 +115,36 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
 /// A pipeline over an engine that is planned, shown and loaded.
 pub(crate) fn load(
     model: Model,
+    draft: Option<&Arc<Model>>,
     device: Arc<dyn Device>,
     options: &EngineOptions,
     terminal: &Terminal,
 ) -> Result<Pipeline> {
-    let engine = load_engine(&model, device, options, terminal)?;
+    let engine = load_engine(&model, draft, device, options, terminal)?;
     Ok(Pipeline::with_engine(model, engine))
 }
 
 /// Plans an engine, shows the plan, and loads it.
 pub(crate) fn load_engine(
     model: &Model,
+    draft: Option<&Arc<Model>>,
     device: Arc<dyn Device>,
     options: &EngineOptions,
     terminal: &Terminal,
 ) -> Result<Engine> {
     let options = &calibrated(model, &device, options, terminal)?;
-    let plan = EnginePlan::new(model, &*device, options)?;
+    load_plan(plan_engine(model, draft, &*device, options)?, model, device, terminal)
+}
+
+/// Loads an engine that is planned, and shows the plan.
+pub(crate) fn load_plan(
+    plan: EnginePlan,
+    model: &Model,
+    device: Arc<dyn Device>,
+    terminal: &Terminal,
+) -> Result<Engine> {
     terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
-    let bar = terminal.bar("loading", Some(plan.memory().weights));
+    let bar = terminal.bar("loading", Some(plan.memory().all_weights()));
     let engine = plan.load(model, device, &mut |loaded, _| bar.set_position(loaded));
     bar.finish_and_clear();
     Ok(engine?)

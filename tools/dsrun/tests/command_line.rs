@@ -108,11 +108,58 @@ fn tokens_that_are_proposed_change_nothing_but_the_time() {
     let told =
         run(with_tiny("generate", &arguments[..5]).args(["--speculate", "ngram:3", "the sky the sky"]));
     assert!(told.err.contains("proposed tokens were right"), "{}", told.err);
-    for wrong in ["ngram:0", "ngram:64", "ngram:many", "draft"] {
+    for wrong in ["ngram:0", "ngram:64", "ngram:many", "draft:0", "lookup"] {
         let ran = run(with_tiny("generate", &["--speculate", wrong, "x"]));
         assert_eq!(ran.code, Some(2), "{wrong}: {}", ran.err);
         assert!(ran.err.contains("--speculate") && ran.err.contains("`ngram:K`"), "{}", ran.err);
     }
+}
+
+#[test]
+fn a_second_model_proposes_tokens() {
+    let arguments = ["--raw", "--temperature", "0", "-n", "40", "the sky"];
+    let plain = json(&run(with_tiny("generate", &arguments).arg("--json")).out);
+    for how in [&[][..], &["--speculate", "draft:2"]] {
+        let draft = || with_tiny("generate", &arguments).arg("--draft").arg(tiny()).args(how);
+        assert_eq!(json(&run(draft().arg("--json")).out)["tokens"], plain["tokens"]);
+        let told = run(draft()).err;
+        assert!(
+            told.contains("proposed tokens were right") && told.contains("draft model's KV cache"),
+            "{told}"
+        );
+    }
+    for command in ["latency", "throughput"] {
+        let ran = run(dsrun(&["bench", command, "--prompt", "8", "--gen", "24", "--json", "-q"])
+            .args(if command == "throughput" { &["--requests", "2"][..] } else { &["--repeat", "1"] })
+            .arg("--model")
+            .arg(tiny())
+            .arg("--draft")
+            .arg(tiny()));
+        let figures = json(&ran.out);
+        let [proposed, accepted] =
+            ["proposed_tokens", "accepted_tokens"].map(|name| figures[name].as_u64().unwrap());
+        assert!(proposed > 0 && accepted == proposed, "{figures}");
+    }
+}
+
+#[test]
+fn a_second_model_that_cannot_be_used_is_refused() {
+    let refused = |arguments: &[&str], says: &str| {
+        let ran = run(with_tiny("generate", arguments).arg("x"));
+        assert_eq!(ran.code, Some(1), "{}", ran.err);
+        assert!(ran.err.contains(says), "{}", ran.err);
+    };
+    refused(&["--speculate", "draft"], "--draft names one");
+    refused(&["--speculate", "ngram", "--draft", tiny().to_str().unwrap()], "leave one of them out");
+    refused(&["--draft", "nowhere/model.gguf"], "the draft model nowhere/model.gguf");
+    // The same file, where a token is another text.
+    let mut bytes = fs::read(tiny()).unwrap();
+    let places: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(b"<|im_end|>")).collect();
+    places.iter().for_each(|at| bytes[*at..*at + 10].copy_from_slice(b"<|im_fin|>"));
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.gguf");
+    fs::write(&other, bytes).unwrap();
+    refused(&["--draft", other.to_str().unwrap()], "its token 2 is \"<|im_fin|>\" instead of \"<|im_end|>\"");
 }
 
 #[test]

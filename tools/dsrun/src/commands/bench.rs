@@ -14,12 +14,8 @@ use crate::{
     terminal::Terminal,
 };
 use anyhow::Result;
-use dsrun_core::device::Device;
-use dsrun_engine::{Engine, EnginePlan};
-use dsrun_models::model::Model;
 use rand::{Rng, rngs::StdRng};
 pub(crate) use serve::Lengths;
-use std::sync::Arc;
 
 pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
     match &command.command {
@@ -31,15 +27,6 @@ pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
         BenchCommand::Serve(command) => serve::run(command, terminal),
         BenchCommand::Soak(command) => soak::run(command, terminal),
     }
-}
-
-/// Loads an engine that is planned, and shows the plan.
-fn load(plan: EnginePlan, model: &Model, device: Arc<dyn Device>, terminal: &Terminal) -> Result<Engine> {
-    terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
-    let bar = terminal.bar("loading", Some(plan.memory().weights));
-    let engine = plan.load(model, device, &mut |loaded, _| bar.set_position(loaded));
-    bar.finish_and_clear();
-    Ok(engine?)
 }
 
 /// The prompt of request `request`.

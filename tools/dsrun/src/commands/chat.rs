@@ -1,14 +1,14 @@
 //! `dsrun chat`: talk with a model.
 
-use super::generate::figures;
+use super::{generate::figures, speculated};
 use crate::{
     arguments::Chat,
     interrupt,
-    session::{engine_options, generate_options, load, open_device, open_model},
+    session::{engine_options, generate_options, load, open_device, open_draft, open_model},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
-use dsrun_engine::{EngineError, FinishReason, Prompt};
+use dsrun_engine::{EngineError, EngineOptions, FinishReason, Prompt};
 use dsrun_models::chat::Message;
 use rustyline::{DefaultEditor, error::ReadlineError};
 use std::ops::ControlFlow;
@@ -21,8 +21,11 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
             "the model has no chat template, so it cannot hold a conversation\nhint: use dsrun generate --raw"
         );
     }
+    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
     let options = generate_options(&model, &command.sampling)?;
-    let mut pipeline = load(model, device, &engine_options(&command.engine, 1), terminal)?;
+    let speculation = command.speculation.speculation();
+    let engine = EngineOptions { speculation, ..engine_options(&command.engine, 1) };
+    let mut pipeline = load(model, draft.as_ref(), device, &engine, terminal)?;
 
     interrupt::listen()?;
     let mut editor = DefaultEditor::new()?;
@@ -83,5 +86,6 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
             }
             messages.push(Message::new("assistant", answer.text));
         }
+        speculated(pipeline.engine().statistics()).iter().for_each(|line| terminal.note(line));
     }
 }

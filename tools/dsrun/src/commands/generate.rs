@@ -4,11 +4,11 @@ use super::{print_json, speculated};
 use crate::{
     arguments::Generate,
     input, interrupt,
-    session::{engine_options, generate_options, load, open_device, open_model},
+    session::{engine_options, generate_options, load, open_device, open_draft, open_model},
     terminal::Terminal,
 };
 use anyhow::Result;
-use dsrun_engine::{Answer, FinishReason, Prompt};
+use dsrun_engine::{Answer, EngineOptions, FinishReason, Prompt};
 use dsrun_models::{chat::Message, model::Model};
 use std::ops::ControlFlow;
 
@@ -17,9 +17,12 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     // First: a backend that is not there should not cost a download.
     let device = open_device(&command.device)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
+    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
     let options = generate_options(&model, &command.sampling)?;
     let prompt = as_prompt(text, command, &model);
-    let mut pipeline = load(model, device, &engine_options(&command.engine, 1), terminal)?;
+    let speculation = command.speculation.speculation();
+    let engine = EngineOptions { speculation, ..engine_options(&command.engine, 1) };
+    let mut pipeline = load(model, draft.as_ref(), device, &engine, terminal)?;
 
     interrupt::listen()?;
     let mut writer = (!command.json).then(|| terminal.stream());

@@ -3,7 +3,7 @@
 use super::{print, print_json};
 use crate::{
     arguments::{Inspect, SamplingArguments},
-    session::{engine_options, generate_options, open_device, open_model},
+    session::{engine_options, generate_options, open_device, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::Result;
@@ -15,14 +15,16 @@ use serde_json::{Value, json};
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
     let device = open_device(&command.device)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let options = engine_options(&command.engine, 1);
-    let plan = EnginePlan::new(&model, &*device, &options)?;
+    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
+    let speculation = command.speculation.speculation();
+    let options = EngineOptions { speculation, ..engine_options(&command.engine, 1) };
+    let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
     let program = match (command.program, command.fused) {
         (false, _) => None,
         (true, true) => Some(plan.program().to_string()),
         (true, false) => {
             let options = EngineOptions { fuse: false, ..options };
-            Some(EnginePlan::new(&model, &*device, &options)?.program().to_string())
+            Some(plan_engine(&model, draft.as_ref(), &*device, &options)?.program().to_string())
         }
     };
     let tensors = tensors(&model);

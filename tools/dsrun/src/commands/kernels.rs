@@ -2,11 +2,11 @@
 
 use crate::{
     arguments::{Kernels, KernelsBuild, KernelsCommand},
-    session::{engine_options, open_device, open_model},
+    session::{engine_options, open_device, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::Result;
-use dsrun_engine::EnginePlan;
+use dsrun_engine::EngineOptions;
 use std::{thread::available_parallelism, time::Instant};
 
 pub(crate) fn run(command: &Kernels, terminal: &Terminal) -> Result<()> {
@@ -18,7 +18,10 @@ pub(crate) fn run(command: &Kernels, terminal: &Terminal) -> Result<()> {
 fn build(command: &KernelsBuild, terminal: &Terminal) -> Result<()> {
     let device = open_device(&command.device)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let plan = EnginePlan::new(&model, &*device, &engine_options(&command.engine, command.batch))?;
+    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
+    let speculation = command.speculation.speculation();
+    let options = EngineOptions { speculation, ..engine_options(&command.engine, command.batch) };
+    let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
     let processors = || available_parallelism().map_or(1, usize::from);
     let jobs = command.jobs.unwrap_or_else(processors);
     let started = Instant::now();

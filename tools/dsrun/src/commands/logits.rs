@@ -18,7 +18,7 @@ pub(crate) fn run(command: &Logits, terminal: &Terminal) -> Result<()> {
     };
     let device = open_device(&command.device)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let mut pipeline = load(model, device, &engine_options(&command.engine, 1), terminal)?;
+    let mut pipeline = load(model, None, device, &engine_options(&command.engine, 1), terminal)?;
     let tokens = pipeline.encode(&prompt)?;
     if let Some(outside) = command.at.iter().find(|at| **at >= tokens.len()) {
         bail!("there is no position {outside}: the text has {} tokens, counted from 0", tokens.len());

@@ -3,11 +3,13 @@
 mod signals;
 
 use crate::{
-    arguments::{DeviceArguments, Dtype, EngineArguments, ModelArguments, Serve, Weights, policy},
+    arguments::{
+        DeviceArguments, Dtype, EngineArguments, ModelArguments, Serve, SpeculationArguments, Weights, policy,
+    },
     commands::print,
     find_backend::find_backend,
     serve::{App, Loaded, Replicas, ServeSettings, Server, app},
-    session::{engine_options, load_engine, open_device, open_model},
+    session::{engine_options, load_engine, open_device, open_draft, open_model},
     terminal::Terminal,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -97,12 +99,14 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     let replicas = usize::from(settings.replicas.unwrap_or(1));
     // First: a backend that is not there should not cost a download.
     let devices = (0..replicas).map(|replica| device(settings, replica)).collect::<Result<Vec<_>>>()?;
-    let model = ModelArguments {
+    let named = ModelArguments {
         model,
         weights: settings.weights.unwrap_or(Weights::File),
         offline: settings.offline.unwrap_or(false),
     };
-    let model = Arc::new(open_model(&model, dtype, terminal)?);
+    let model = Arc::new(open_model(&named, dtype, terminal)?);
+    let speculation = SpeculationArguments { speculate: settings.speculate, draft: settings.draft.clone() };
+    let draft = open_draft(&speculation, &named, dtype, terminal)?;
     let template = settings.chat_template.as_deref().map(|path| read_template(path, &model)).transpose()?;
     let engine = EngineArguments {
         dtype,
@@ -111,7 +115,6 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
         no_fuse: settings.no_fuse.unwrap_or(false),
         no_launch_ahead: settings.no_launch_ahead.unwrap_or(false),
         prompts_first: settings.prompts_first.unwrap_or(false),
-        speculate: settings.speculate,
         quantize: settings
             .quantize
             .as_deref()
@@ -124,10 +127,14 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
         swap_tokens: settings.swap_tokens.unwrap_or(0),
         tune_step: settings.tune_step.unwrap_or(false),
         prefix_cache: !settings.no_prefix_cache.unwrap_or(false),
+        speculation: speculation.speculation(),
         ..engine_options(&engine, settings.max_requests())
     };
     let service = ServiceOptions { queue: settings.queue() };
-    let start = |device| Ok(Service::start(load_engine(&model, device, &options, terminal)?, &service)?);
+    let start = |device| {
+        let engine = load_engine(&model, draft.as_ref(), device, &options, terminal)?;
+        Ok(Service::start(engine, &service)?)
+    };
     let services = devices.into_iter().map(start).collect::<Result<Vec<_>>>()?;
     let replicas =
         Replicas::new(services.iter().map(Service::handle).collect()).context("there is no engine")?;

@@ -70,11 +70,15 @@ pub(crate) struct ServeSettings {
     /// Do not keep prompts for later requests that begin alike.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) no_prefix_cache: Option<bool>,
-    /// Propose tokens and let the model check several in one step: `ngram`, or `ngram:K` for at most K at a time (7), takes what
-    /// followed the last tokens where they stood before. Answers stay the same. Pays where they repeat their prompts or themselves
-    /// and few run at a time. Requests with penalties or a form to keep to go without.
+    /// Propose tokens and let the model check several in one step; answers stay the same. `ngram`, or `ngram:K` for at most K at
+    /// a time (7), takes what followed the last tokens where they stood before: that pays where answers repeat their prompts or
+    /// themselves. `draft`, or `draft:K` (4), asks the model of --draft. Pays while few answers run at a time. Requests with
+    /// penalties or a form to keep to go without.
     #[arg(long, value_name = "HOW")]
     pub(crate) speculate: Option<Speculation>,
+    /// A second, much smaller model that proposes tokens (--speculate draft): one with the same tokenizer.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) draft: Option<String>,
     /// Engines side by side, each with the whole model, on one device after the other; 1 if not given.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) replicas: Option<u16>,
@@ -226,6 +230,18 @@ mod tests {
         let error = ServeSettings::load(Some(&path), &ServeSettings::default()).expect_err("it is refused");
         let message = format!("{error:#}");
         assert!(message.contains("line 2") && message.contains("speed"), "{message}");
+    }
+
+    #[test]
+    fn speculation_is_read_from_the_file() {
+        let (_folder, path) = file("speculate = \"draft:3\"\ndraft = \"owner/name:file.gguf\"\n");
+        let settings = ServeSettings::load(Some(&path), &ServeSettings::default()).expect("it is read");
+        assert_eq!(settings.speculate, Some(Speculation::Draft { tokens: 3 }));
+        assert_eq!(settings.draft.as_deref(), Some("owner/name:file.gguf"));
+        let (_folder, path) = file("port = 1\nspeculate = \"draft:x\"\n");
+        let error = ServeSettings::load(Some(&path), &ServeSettings::default()).expect_err("it is refused");
+        let message = format!("{error:#}");
+        assert!(message.contains("line 2") && message.contains("`draft:K`"), "{message}");
     }
 
     #[test]

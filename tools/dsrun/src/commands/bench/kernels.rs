@@ -1,10 +1,10 @@
 //! `dsrun bench kernels`: what each kind of call of a step takes, and how near that is to what memory allows.
 
-use super::{bandwidth::read_bandwidth, load};
+use super::bandwidth::read_bandwidth;
 use crate::{
     arguments::BenchKernels,
     commands::{print, print_json},
-    session::{engine_options, open_device, open_model},
+    session::{engine_options, load_plan, open_device, open_model},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -50,7 +50,7 @@ pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
     terminal.note("measuring the device's read bandwidth");
     let bandwidth = read_bandwidth(&*device)?;
     let plan = EnginePlan::new(&model, &*device, &options)?;
-    let mut engine = load(plan, &model, device.clone(), terminal)?;
+    let mut engine = load_plan(plan, &model, device.clone(), terminal)?;
     let kernel = |call: CallFigures| {
         let floor_seconds = call.bytes as f64 / bandwidth;
         Kernel { floor_seconds, share_of_floor: floor_seconds / call.seconds, call }

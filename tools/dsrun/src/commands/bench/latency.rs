@@ -1,14 +1,14 @@
 //! `dsrun bench latency`: time to the first token, time per token, and how near that is to what memory allows.
 
-use super::{bandwidth::read_bandwidth, load, median, prompt};
+use super::{bandwidth::read_bandwidth, median, prompt};
 use crate::{
     arguments::Latency,
     commands::{print, print_json, speculated},
-    session::{engine_options, open_device, open_model},
+    session::{engine_options, load_plan, open_device, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
-use dsrun_engine::{Bytes, Engine, EnginePlan, Request, RequestId, SamplingOptions};
+use dsrun_engine::{Bytes, Engine, Request, RequestId, SamplingOptions};
 use serde::Serialize;
 use std::{collections::HashSet, time::Instant};
 
@@ -42,7 +42,9 @@ struct Figures {
 pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let device = open_device(&command.device)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
+    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
     let mut options = engine_options(&command.engine, command.batch);
+    options.speculation = command.speculation.speculation();
     options.ignore_end = true;
     // Every run computes its prompts.
     options.prefix_cache = false;
@@ -53,9 +55,9 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     }
     terminal.note("measuring the device's read bandwidth");
     let bandwidth = read_bandwidth(&*device)?;
-    let plan = EnginePlan::new(&model, &*device, &options)?;
+    let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
     let traffic = plan.step_traffic(&*device)?;
-    let mut engine = load(plan, &model, device.clone(), terminal)?;
+    let mut engine = load_plan(plan, &model, device.clone(), terminal)?;
 
     // The first run compiles the steps.
     run_once(&mut engine, command, model.config().vocabulary)?;

@@ -1,10 +1,10 @@
 //! `dsrun bench prefill`: how fast prompts are processed.
 
-use super::{load, median, prompt};
+use super::{median, prompt};
 use crate::{
     arguments::Prefill,
     commands::{print, print_json},
-    session::{engine_options, open_device, open_model},
+    session::{engine_options, load_plan, open_device, open_model},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -52,7 +52,7 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     }
     let plan = EnginePlan::new(&model, &*device, &options)?;
     let products: Vec<u64> = command.prompt.iter().map(|tokens| plan.prompt_products(*tokens)).collect();
-    let mut engine = load(plan, &model, device.clone(), terminal)?;
+    let mut engine = load_plan(plan, &model, device.clone(), terminal)?;
     let vocabulary = model.config().vocabulary;
     let mut prompts = Vec::new();
     for (tokens, products) in command.prompt.iter().copied().zip(products) {

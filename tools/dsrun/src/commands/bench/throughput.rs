@@ -1,14 +1,14 @@
 //! `dsrun bench throughput`: tokens per second of many requests at once, and what of a step is the host's work.
 
-use super::{load, prompt};
+use super::prompt;
 use crate::{
     arguments::Throughput,
     commands::{print, print_json, speculated},
-    session::{engine_options, open_device, open_model},
+    session::{engine_options, load_plan, open_device, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
-use dsrun_engine::{Engine, EnginePlan, Phase, Request, Statistics};
+use dsrun_engine::{Engine, Phase, Request, Statistics};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ struct Figures {
     /// Host time per step, by phase. Time that the device makes the host wait while a step is launched counts as the
     /// launch's.
     host_ms_per_step: Vec<(&'static str, f64)>,
-    /// The share of the time in which the host did not just wait.
+    /// The share of the time in which the host did not just wait; a second model's steps count as waiting.
     host_share: f64,
 }
 
@@ -48,7 +48,9 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     let device = open_device(&command.device)?;
     let model = open_model(&command.model, command.engine.dtype, terminal)?;
     let batch = command.batch.unwrap_or(command.requests);
+    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
     let mut options = engine_options(&command.engine, batch);
+    options.speculation = command.speculation.speculation();
     options.ignore_end = true;
     // Every request computes its prompt, in the second run too.
     options.prefix_cache = false;
@@ -58,8 +60,8 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     if options.context < Some(tokens) {
         bail!("--prompt and --gen together are {tokens} tokens, more than --context");
     }
-    let plan = EnginePlan::new(&model, &*device, &options)?;
-    let mut engine = load(plan, &model, device.clone(), terminal)?;
+    let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
+    let mut engine = load_plan(plan, &model, device.clone(), terminal)?;
     let vocabulary = model.config().vocabulary;
     terminal.note("a first run, which compiles the steps");
     // Until the last prompts are there every request generates, as later: the same kinds of step come up, but fewer of each.
@@ -72,7 +74,8 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     let steps = after.steps - before.steps;
     let phases =
         Phase::ALL.map(|phase| (phase.name(), phase_seconds(after, phase) - phase_seconds(&before, phase)));
-    let host: f64 = phases.iter().filter(|(name, _)| *name != Phase::Wait.name()).map(|(_, time)| time).sum();
+    let waits = [Phase::Wait, Phase::Draft].map(Phase::name);
+    let host: f64 = phases.iter().filter(|(name, _)| !waits.contains(name)).map(|(_, time)| time).sum();
     let output = (command.requests * command.generate) as f64;
     let figures = Figures {
         model: model.name().to_owned(),

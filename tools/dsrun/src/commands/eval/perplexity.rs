@@ -58,7 +58,7 @@ pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     let mut options = engine_options(&command.engine, 1);
     options.context = Some(context);
     let name = model.name().to_owned();
-    let mut pipeline = load(model, device.clone(), &options, terminal)?;
+    let mut pipeline = load(model, None, device.clone(), &options, terminal)?;
     let bar = terminal.counter("predicting");
     bar.set_length(windows.len() as u64);
     let mut losses = Losses::default();
