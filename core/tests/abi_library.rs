@@ -16,7 +16,7 @@ use std::{
     env,
     path::{Path, PathBuf},
     process::Command,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
@@ -107,6 +107,48 @@ fn a_call_runs_and_errors_and_panics_come_back() {
     let again = self::device();
     let mut stream = again.stream().unwrap();
     assert_eq!(run(&*again, &mut *stream, in_place(Fill { value: 1.0 }, None), [0.0; 2]), Ok([1.0, 1.0]));
+}
+
+/// What the host's own copy of `tracing` hears.
+struct Listener;
+
+static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+impl tracing::Subscriber for Listener {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut text = event.metadata().level().to_string();
+        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+            text += &format!(" {field}={value:?}");
+        });
+        HEARD.lock().unwrap().push(text);
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn what_a_plugin_logs_comes_out_in_the_log_of_the_host() {
+    tracing::subscriber::set_global_default(Listener).unwrap();
+    PluginBackend::load(&library()).unwrap().open(7, &DeviceOptions::default()).unwrap();
+    let heard = HEARD.lock().unwrap();
+    let said =
+        |line: &&String| line.starts_with("DEBUG") && line.contains("message=opened a tiny device index=7");
+    let line = heard.iter().find(said).unwrap_or_else(|| panic!("{heard:?}"));
+    assert!(line.contains("tiny_plugin"), "it says whose: {line}");
 }
 
 #[test]

@@ -3,9 +3,11 @@
 //!
 //!     cargo run --release -p dsrun-engine --example mixture -- MODEL.safetensors ACTIVATIONS.safetensors
 //!
-//! `mixture/activations.py` makes the second file. Formats are chosen by the energies of its calibration text; the error is
-//! measured on rows of another: the squared differences of all products with rounded weights from those with the weights
-//! themselves, over the squares of the latter. (For models that dsrun runs there is `dsrun quantize --budget`.)
+//! `mixture/activations.py` makes the second file. Formats are chosen by its calibration text, in three ways: by errors of products
+//! as they are, over each product's own square, and by what they do to the end of the model, which is the way of `dsrun quantize
+//! --budget`. The error is measured on rows of another text: the squared differences of all products with rounded weights from those
+//! with the weights themselves, over the squares of the latter, and the mean of each product's. It prints what it chose, and
+//! `mixture/end_to_end.py` says what becomes of the model.
 
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
@@ -15,22 +17,29 @@ use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use std::{collections::BTreeMap, error::Error};
 
-/// What everything is compared with.
-const UNIFORM: &str = "int4g64_f16";
+/// What everything is compared with, each in turn.
+const UNIFORM: [&str; 2] = ["int4g64_f16", "int4g32_f16"];
+/// The format of `reach` in the file: as in `mixture/activations.py`.
+const PROBE: &str = "int4g128_f16";
 /// What a mixture may choose from.
 const FORMATS: [&str; 6] =
     ["int4g128_f16", "int4g64_f16", "int4g32_f16", "int8g128_f16", "int8g64_f16", "int8g32_f16"];
 
-/// A layer: its weight, the mean squares of its inputs on one text, and inputs on another.
+/// A layer: its weight, the mean squares of its inputs on one text, what rounding it does to the end of the model there, and inputs
+/// on another text.
 struct Layer {
     name: String,
     weight: Vec<f32>,
     energy: Vec<f64>,
+    reach: f64,
     x: Vec<f32>,
 }
 
-/// The format of a layer.
-type FormatOf<'a> = dyn Fn(&Layer) -> GroupFormat + Sync + 'a;
+/// Weighs the errors of a layer, given what it has in `PROBE`.
+type Weigh = fn(&Layer, f64) -> f64;
+
+/// The formats of all layers, by name.
+type Formats = BTreeMap<String, GroupFormat>;
 
 fn floats(file: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>, Box<dyn Error>> {
     let tensor = file.tensor(name)?;
@@ -41,6 +50,13 @@ fn floats(file: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>, Box<dyn Error>
 }
 
 impl Layer {
+    /// The square of the product on the first text, counted like the errors of candidates.
+    fn square(&self) -> f64 {
+        let rows = self.weight.chunks_exact(self.energy.len());
+        rows.map(|row| row.iter().zip(&self.energy).map(|(w, x)| f64::from(*w).powi(2) * x).sum::<f64>())
+            .sum()
+    }
+
     /// The squared error of the product on the second text, and the square of the product.
     fn error(&self, format: GroupFormat) -> Result<(f64, f64), dsrun_core::Error> {
         let columns = self.energy.len();
@@ -76,37 +92,65 @@ fn main() -> Result<(), Box<dyn Error>> {
             name: name.to_owned(),
             weight: floats(&model, &format!("{name}.weight"))?,
             energy: energy.into_iter().map(f64::from).collect(),
+            reach: f64::from(floats(&activations, &format!("{name}.reach"))?.first().copied().unwrap_or(0.0)),
             x: floats(&activations, &format!("{name}.x"))?,
         });
     }
     let formats: Vec<GroupFormat> = FORMATS.iter().filter_map(|name| GroupFormat::from_name(name)).collect();
-    let uniform = GroupFormat::from_name(UNIFORM).ok_or("no such format")?;
-    let mut candidates = BTreeMap::new();
+    let probe = GroupFormat::from_name(PROBE).ok_or("no such format")?;
+    let mut candidates: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
     for layer in &layers {
         let of = |format: &GroupFormat| Candidate::of_rows(&layer.weight, &layer.energy, *format, true);
-        candidates.insert(layer.name.clone(), formats.iter().map(of).collect::<Result<Vec<_>, _>>()?);
+        candidates.insert(layer.name.clone(), formats.iter().map(of).collect::<Result<_, _>>()?);
     }
-    let all = candidates.values().flatten();
-    let budget = all.filter(|candidate| candidate.format == uniform).map(|candidate| candidate.bytes).sum();
-    let chosen = choose(&candidates, budget)?;
-    let bytes: u64 = chosen.iter().map(|choice| choice.chosen.bytes).sum();
-    println!("{} products; weights of {budget} bytes in {UNIFORM}, {bytes} in the mixture", layers.len());
-
-    let format_of: BTreeMap<&str, GroupFormat> =
-        chosen.iter().map(|choice| (choice.weight.as_str(), choice.chosen.format)).collect();
-    let everywhere = |_: &Layer| uniform;
-    let mixed = |layer: &Layer| format_of.get(layer.name.as_str()).copied().unwrap_or(uniform);
-    let formats: [(&str, &FormatOf<'_>); 2] = [(UNIFORM, &everywhere), ("mixture", &mixed)];
-    println!("{:>16} {:>12} {:>24}", "", "all products", "mean of each product's");
-    for (name, format) in formats {
-        let errors = layers.par_iter().map(|layer| layer.error(format(layer)));
-        let errors: Vec<(f64, f64)> = errors.collect::<Result<_, _>>()?;
-        let (error, square) = errors.iter().fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
-        let mean = errors.iter().map(|(error, square)| error / square).sum::<f64>() / errors.len() as f64;
-        println!("{name:>16} {:>12.3e} {mean:>24.3e}", error / square);
+    let ways: [(&str, Weigh); 3] = [
+        ("absolute", |_, _| 1.0),
+        ("relative", |layer, _| 1.0 / layer.square()),
+        ("mixture", |layer, probed| layer.reach / probed),
+    ];
+    println!(
+        "{:>14} {:>12} {:>12} {:>12} {:>24}",
+        "size of", "", "bytes", "all products", "mean of each product's"
+    );
+    let mut choices = Vec::new();
+    for name in UNIFORM {
+        let uniform = GroupFormat::from_name(name).ok_or("no such format")?;
+        let bytes = |of: &dyn Fn(&str) -> GroupFormat| -> u64 {
+            let chosen = candidates.iter().flat_map(|(layer, all)| {
+                all.iter().filter(|candidate| candidate.format == of(layer)).map(|candidate| candidate.bytes)
+            });
+            chosen.sum()
+        };
+        let budget = bytes(&|_| uniform);
+        let everywhere: Formats = layers.iter().map(|layer| (layer.name.clone(), uniform)).collect();
+        let mut tried = vec![("everywhere", everywhere)];
+        for (way, weigh) in ways {
+            let mut weighed = candidates.clone();
+            for layer in &layers {
+                let Some(all) = weighed.get_mut(&layer.name) else { continue };
+                let probed =
+                    all.iter().find(|candidate| candidate.format == probe).map_or(1.0, |probed| probed.error);
+                let factor = weigh(layer, probed);
+                all.iter_mut().for_each(|candidate| candidate.error *= factor);
+            }
+            let chosen = choose(&weighed, budget)?;
+            tried.push((
+                way,
+                chosen.into_iter().map(|choice| (choice.weight, choice.chosen.format)).collect(),
+            ));
+        }
+        for (way, formats) in tried {
+            let errors = layers.par_iter().map(|layer| layer.error(formats[&layer.name]));
+            let errors: Vec<(f64, f64)> = errors.collect::<Result<_, _>>()?;
+            let (error, square) = errors.iter().fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+            let mean = errors.iter().map(|(error, square)| error / square).sum::<f64>() / errors.len() as f64;
+            let (bytes, all) = (bytes(&|layer| formats[layer]), error / square);
+            println!("{name:>14} {way:>12} {bytes:>12} {all:>12.3e} {mean:>24.3e}");
+            choices.push((name, way, formats));
+        }
     }
-    for choice in &chosen {
-        println!("{:<48} {}", choice.weight, choice.chosen.format);
+    for (size, way, formats) in choices {
+        formats.iter().for_each(|(layer, format)| println!("{size} {way} {layer} {format}"));
     }
     Ok(())
 }

@@ -108,20 +108,18 @@ pub(crate) fn input_range(inputs: &HashMap<String, Range<usize>>, name: &str) ->
 pub(crate) const EXTENTS: &str = "extents";
 
 impl CompiledStep {
-    /// Plans and binds every call of `program`, whose storage is `layout`.
+    /// Plans and binds every call of the program, and captures what may be captured if `capture` says so.
     ///
     /// # Errors
     /// If the device refuses a call.
     pub(crate) fn new(
-        program: &Program,
-        layout: &Layout,
+        storage: &Storage<'_>,
         device: &dyn Device,
         stream: &mut dyn Stream,
         plans: &mut PlanCache,
-        resident: &Resident,
-        shared: &Shared,
+        capture: bool,
     ) -> Result<Self> {
-        let storage = Storage { program, layout, resident, shared };
+        let (program, layout) = (storage.program, storage.layout);
         let mut calls: Vec<Vec<Box<dyn BoundCall>>> = program.segments.iter().map(|_| Vec::new()).collect();
         for (node, desc) in program.nodes.iter().zip(&layout.calls) {
             calls[node.segment].push(plans.plan(device, desc)?.bind(&storage.arguments(&node.call)?)?);
@@ -129,7 +127,7 @@ impl CompiledStep {
         let count = calls.iter().map(Vec::len).sum();
         let mut segments = Vec::new();
         for (segment, calls) in program.segments.iter().zip(calls).filter(|(_, calls)| !calls.is_empty()) {
-            let graph = match device.graphs() {
+            let graph = match device.graphs().filter(|_| capture) {
                 Some(graphs) if segment.kind == SegmentKind::Graph => graphs.capture(stream, calls)?,
                 _ => Box::new(CallList::new(calls)),
             };
@@ -183,6 +181,13 @@ impl Storage<'_> {
             results: call.results.iter().map(|id| self.binding(*id)).collect::<Result<_>>()?,
             workspace: Some(self.shared.workspace.clone()),
         })
+    }
+
+    /// Where an output of the program is.
+    pub(crate) fn output(&self, name: &str) -> Result<BufferSlice> {
+        let output = self.layout.outputs.iter().find(|(output, _)| output == name);
+        let (_, id) = output.ok_or_else(|| Error::internal(format!("the program has no output `{name}`")))?;
+        Ok(self.binding(*id)?.slice)
     }
 
     fn argument(&self, id: ValueId) -> Result<Argument> {

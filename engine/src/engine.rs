@@ -5,6 +5,7 @@ mod embed;
 mod limit;
 mod observe;
 mod profile;
+mod reach;
 mod run;
 mod score;
 

@@ -41,7 +41,7 @@ pub enum EngineError {
     #[error(
         "the model does not fit: {} are missing\n{plan}\nhint: {}",
         Bytes(*missing),
-        "a smaller --context takes less cache; --dtype bf16 or a quantised file takes less for weights"
+        plan.remedy()
     )]
     DoesNotFit {
         /// Bytes that are missing.

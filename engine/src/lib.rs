@@ -7,7 +7,7 @@
 //! | [`service`] | an engine on a thread of its own, for many callers |
 //! | [`EnginePlan`] | what an engine will allocate, before it does |
 //! | [`Score`] | teacher-forced logits |
-//! | [`calibrate`], [`mixture`] | choosing formats for weights |
+//! | [`calibrate`], [`sensitivity`], [`mixture`] | choosing formats for weights |
 //! | [`passes`] | rewriting programs for a device |
 
 mod calibrate;
@@ -41,7 +41,7 @@ pub use engine::{CallFigures, Engine, Observer};
 pub use error::{EngineError, Result};
 pub use load::{EnginePlan, StepTraffic};
 pub use memory::{Bytes, MemoryPlan};
-pub use mixture::{Figures, Mixture, mixture};
+pub use mixture::{Figures, Mixture, Sensitivity, mixture, sensitivity};
 pub use options::{EngineOptions, Precision};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
 pub use request::{Constraint, ConstraintError, FinishReason, Request, RequestId, RequestLimits, TokenEvent};

@@ -412,7 +412,7 @@ fn fuse_for(program: &Program, device: &dyn Device, limits: Bucket, fixed: Fixed
 }
 
 /// What a weight is used for: every op of the program that reads it.
-fn weight_desc(program: &Program, id: ValueId, weight: &WeightType, limits: Bucket) -> WeightDesc {
+pub(crate) fn weight_desc(program: &Program, id: ValueId, weight: &WeightType, limits: Bucket) -> WeightDesc {
     let mut uses = Vec::new();
     for node in &program.nodes {
         if !node.call.operands.contains(&Some(id)) {

@@ -43,6 +43,18 @@ impl MemoryPlan {
         let missing = self.total().checked_sub(self.available?)?;
         (missing > 0).then_some(missing)
     }
+
+    /// What takes less memory, where it matters most.
+    pub(crate) fn remedy(&self) -> &'static str {
+        let beside_weights = self.total() - self.weights;
+        if self.available.is_some_and(|available| self.weights > available) || self.weights > beside_weights {
+            "--dtype bf16, --quantize w8a16 or w4a16, or a quantised file take less for weights; so does a smaller model"
+        } else if self.kv_cache > beside_weights / 2 {
+            "a smaller --context, fewer --kv-tokens, or fewer requests side by side take less KV cache"
+        } else {
+            "fewer --step-tokens, or fewer requests side by side, take less for a step"
+        }
+    }
 }
 
 impl fmt::Display for MemoryPlan {
@@ -110,6 +122,23 @@ mod tests {
     #[case(u64::MAX, "16777216.0 TiB")]
     fn bytes_read_well(#[case] bytes: u64, #[case] expected: &str) {
         assert_eq!(Bytes(bytes).to_string(), expected);
+    }
+
+    #[rstest]
+    #[case(90, 5, 5, "for weights")]
+    // Less cache does not help where not even the weights fit.
+    #[case(90, 500, 5, "for weights")]
+    #[case(20, 90, 5, "KV cache")]
+    #[case(20, 5, 90, "for a step")]
+    fn the_remedy_is_for_what_takes_most(
+        #[case] weights: u64,
+        #[case] kv_cache: u64,
+        #[case] activations: u64,
+        #[case] about: &str,
+    ) {
+        let plan =
+            MemoryPlan { weights, kv_cache, activations, available: Some(50), ..MemoryPlan::default() };
+        assert!(plan.missing().is_some() && plan.remedy().contains(about), "{}", plan.remedy());
     }
 
     #[test]

@@ -71,6 +71,9 @@ pub struct EngineOptions {
     /// Whether prompts share steps with requests that generate, and are split to fill them (Dynamic SplitFuse). Without it
     /// steps have either whole prompts, as many as fit, or generation, and prompts go first: to compare with.
     pub split_prompts: bool,
+    /// Whether steps are captured as graphs, where the device has them. Without it every call is launched by itself, to compare
+    /// with.
+    pub graphs: bool,
     /// How tokens are proposed that the model checks several at a time; not at all if absent. Answers are the same. Steps sample
     /// up to as many more rows, which takes memory for their logits; a second model is part of the memory plan. Requests with penalties or a constraint go without, and all
     /// do until they have their [fewest tokens](crate::Request::min_tokens).
@@ -104,6 +107,7 @@ impl Default for EngineOptions {
             fuse: true,
             launch_ahead: true,
             split_prompts: true,
+            graphs: true,
             speculation: None,
             quantize: None,
             calibration: None,

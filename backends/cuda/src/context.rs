@@ -5,7 +5,7 @@ use crate::{
     compiler::{Cache, Compiler},
     fault,
     launch::Function,
-    memory::Account,
+    memory::{Account, Size, shortage},
     ops::{KernelSpec, Machine, layers},
     source,
 };
@@ -142,7 +142,17 @@ impl Context {
         if fault::stays(status) {
             let _ = self.lost.set(error.message().to_owned());
         }
-        Err(error)
+        if status != CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return Err(error);
+        }
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the pointers are to places of the right type. Without a context that is entered there is no answer.
+        let known = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) } == CUresult::CUDA_SUCCESS;
+        if !known {
+            return Err(error);
+        }
+        let shortage = shortage(self.account.used(), free as u64, total as u64);
+        Err(Error::new(Code::OutOfMemory, format!("{}; {shortage}", error.message())))
     }
 
     /// As [`Self::check`], with a description that is costly to make.
@@ -176,7 +186,7 @@ impl Context {
                 sys::cuMemAllocFromPoolAsync(&raw mut pointer, bytes, self.pool.0, stream)
             };
         }
-        self.check_with(status, || self.account.exhausted_message(bytes))?;
+        self.check_with(status, || format!("allocating {}", Size(bytes as u64)))?;
         // SAFETY: the memory was just allocated on this stream and is `bytes` long.
         self.check(unsafe { sys::cuMemsetD8Async(pointer, 0, bytes, stream) }, "clearing memory")?;
         self.poll(self.memory_stream, "memory to be cleared", OWN_TIMEOUT, &|| String::new())?;

@@ -29,6 +29,8 @@ const OLDEST_DRIVER: i32 = 12_000;
 const OLDEST_CAPABILITY: u32 = 75;
 /// Memory left to the driver and to compiled kernels.
 const RESERVE: u64 = 256 << 20;
+/// The environment variable that leaves products of few rows to cuBLASLt, to compare.
+const NO_SKINNY: &str = "DSRUN_CUDA_NO_SKINNY";
 
 /// The CUDA backend.
 #[derive(Debug)]
@@ -171,6 +173,7 @@ impl CudaDevice {
             processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1)
                 as usize,
             blas: Library::CublasLt.is_present(),
+            skinny: std::env::var_os(NO_SKINNY).is_none(),
         };
         let account = Account::new(options.memory_limit.unwrap_or_else(|| total.saturating_sub(RESERVE)));
         let context = Context::open(index, machine, account)?;

@@ -6,17 +6,23 @@ use crate::{
     ops::layers,
     stream::CudaStream,
 };
-use cudarc::driver::sys::{self, CUgraph, CUgraphExec};
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUresult};
 use dsrun_core::{
     Result,
     device::Stream,
     graph::{Graph, Graphs},
     kernels::BoundCall,
 };
-use std::{ptr, sync::Arc};
+use std::{ffi::CStr, ptr, sync::Arc};
 
 /// The environment variable that keeps every call of a graph a launch of its own, to compare.
 const NO_LAYERS: &str = "DSRUN_CUDA_NO_LAYERS";
+
+/// The first driver that tells the names of kernels: 12.3.
+const NAMING_DRIVER: i32 = 12_030;
+
+/// The most launches that are looked for as a run that repeats: more than a layer takes.
+const LONGEST_RUN: usize = 48;
 
 /// Captures on streams of a handle.
 #[derive(Debug)]
@@ -49,6 +55,10 @@ impl Graphs for CudaGraphs {
         let graph = Captured(graph);
         enqueued?;
         context.check(ended, "ending a capture")?;
+        if tracing::enabled!(tracing::Level::DEBUG) && context.driver >= NAMING_DRIVER {
+            let launches = graph.launches().map(|nodes| counted(&nodes)).unwrap_or_default();
+            tracing::debug!(calls = calls.len(), "captured a graph, launches in order: {launches}");
+        }
         let mut executable: CUgraphExec = ptr::null_mut();
         // SAFETY: the graph was just made.
         let status = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph.0, 0) };
@@ -113,6 +123,70 @@ impl Drop for Captured {
     }
 }
 
+impl Captured {
+    /// What the graph launches, in order: names of kernels, and `copy` or `fill` for what is none; `None` if the driver does not say.
+    fn launches(&self) -> Option<Vec<String>> {
+        let mut count = 0;
+        // SAFETY: the graph is live; without a place for nodes the driver counts them.
+        let counted = unsafe { sys::cuGraphGetNodes(self.0, ptr::null_mut(), &raw mut count) };
+        let mut nodes = vec![ptr::null_mut(); count];
+        // SAFETY: there is room for `count` nodes.
+        let listed = unsafe { sys::cuGraphGetNodes(self.0, nodes.as_mut_ptr(), &raw mut count) };
+        let known = [counted, listed] == [CUresult::CUDA_SUCCESS; 2];
+        known.then(|| nodes.into_iter().take(count).map(name_of).collect())
+    }
+}
+
+/// What a node of a graph does, in a word.
+fn name_of(node: sys::CUgraphNode) -> String {
+    let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+    // SAFETY: the node belongs to a live graph; plain data for which zero is a valid value in every field; the pointers are to places
+    // of the right type.
+    let name = unsafe {
+        sys::cuGraphNodeGetType(node, &raw mut kind);
+        if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL {
+            return format!("{kind:?}").trim_start_matches("CU_GRAPH_NODE_TYPE_").to_lowercase();
+        }
+        let (mut parameters, mut name): (sys::CUDA_KERNEL_NODE_PARAMS, _) = (std::mem::zeroed(), ptr::null());
+        sys::cuGraphKernelNodeGetParams_v2(node, &raw mut parameters);
+        // Kernels of a library that belongs to no context, such as cuBLASLt's, have no function.
+        let status = match (parameters.func.is_null(), parameters.kern.is_null()) {
+            (false, _) => sys::cuFuncGetName(&raw mut name, parameters.func),
+            (true, false) => sys::cuKernelGetName(&raw mut name, parameters.kern),
+            _ => CUresult::CUDA_ERROR_NOT_FOUND,
+        };
+        if status != CUresult::CUDA_SUCCESS || name.is_null() {
+            return "unnamed".to_owned();
+        }
+        CStr::from_ptr(name)
+    };
+    name.to_string_lossy().into_owned()
+}
+
+/// Names in order; a run that repeats is written once, with how often.
+fn counted(names: &[String]) -> String {
+    let mut text = String::new();
+    let mut rest = names;
+    while !rest.is_empty() {
+        // The shortest run whose repetition covers most.
+        let repeats =
+            |length: usize| rest.chunks(length).take_while(|chunk| *chunk == &rest[..length]).count();
+        let (length, times) = (1..=rest.len().min(LONGEST_RUN))
+            .map(|length| (length, repeats(length)))
+            .filter(|(_, times)| *times > 1)
+            .max_by_key(|(length, times)| (length * times, usize::MAX - length))
+            .unwrap_or((1, 1));
+        let run = rest[..length].join(", ");
+        let separator = if text.is_empty() { "" } else { ", " };
+        text += &match times {
+            1 => format!("{separator}{run}"),
+            _ => format!("{separator}{times} x ({run})"),
+        };
+        rest = &rest[length * times..];
+    }
+    text
+}
+
 /// Captured calls, and what keeps their memory alive.
 #[derive(Debug)]
 struct CudaGraph {
@@ -142,5 +216,20 @@ impl Drop for CudaGraph {
             // SAFETY: the graph is live and used no more; the driver keeps what is still running.
             unsafe { sys::cuGraphExecDestroy(self.raw.0) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn launches_that_repeat_are_written_once() {
+        let names = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        assert_eq!(counted(&names("a b b b c")), "a, 3 x (b), c");
+        assert_eq!(counted(&names("e x y x y x y h")), "e, 3 x (x, y), h");
+        // A layer that launches the same kernel twice is one layer.
+        assert_eq!(counted(&names("e x x y x x y h")), "e, 2 x (x, x, y), h");
+        assert_eq!(counted(&[]), "");
     }
 }

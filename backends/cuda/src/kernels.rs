@@ -89,7 +89,8 @@ impl Plan for CudaPlan {
         };
         let frame = Frame::bind(&self.call, arguments, &self.context, persistent)?;
         let steps = (self.recipe.steps)(&frame, &self.functions, &self.context)?;
-        let part = Part::of(&self.call, &frame, &self.context.machine)?.map(Arc::new);
+        let machine = &self.context.machine;
+        let part = if machine.skinny { Part::of(&self.call, &frame, machine)?.map(Arc::new) } else { None };
         let traffic = Arc::new(Traffic::of(&frame)?);
         tracing::trace!(op = self.call.op.name(), steps = steps.len(), buffers = frame.kept(), "bound");
         Ok(Box::new(CudaCall {

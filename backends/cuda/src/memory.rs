@@ -8,6 +8,7 @@ use dsrun_core::{
 };
 use std::{
     any::Any,
+    fmt,
     ptr::{self, NonNull},
     sync::{
         Arc,
@@ -41,22 +42,50 @@ impl Account {
         self.limit.saturating_sub(self.used())
     }
 
-    /// What to say when `bytes` cannot be had.
-    pub(crate) fn exhausted_message(&self, bytes: usize) -> String {
-        format!(
-            "{bytes} bytes of device memory wanted, {} in use by this handle, {} left below its limit; use a smaller \
-             model, batch or KV cache, or raise the memory limit",
-            self.used(),
-            self.free()
-        )
-    }
-
     fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reservation> {
         let amount = bytes as u64;
         let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= self.limit);
         match self.used.try_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => Ok(Reservation { account: self.clone(), bytes: amount }),
-            Err(_) => Err(Error::new(Code::OutOfMemory, self.exhausted_message(bytes))),
+            Err(_) => {
+                let message = format!(
+                    "{} wanted, but of the {} that this handle of the device may hold {} are left; take a smaller model, batch \
+                     or KV cache, or raise the memory limit",
+                    Size(amount),
+                    Size(self.limit),
+                    Size(self.free())
+                );
+                Err(Error::new(Code::OutOfMemory, message))
+            }
+        }
+    }
+}
+
+/// What is the matter where the device itself has no more: what of its memory is free, what there is in all, and what `used` of it
+/// this handle holds.
+pub(crate) fn shortage(used: u64, free: u64, total: u64) -> String {
+    let others = total.saturating_sub(free).saturating_sub(used);
+    format!(
+        "this handle holds {} of the device's {}, {} are free, and {} are held by others; end what else runs there, or take a smaller \
+         model, batch or KV cache",
+        Size(used),
+        Size(total),
+        Size(free),
+        Size(others)
+    )
+}
+
+/// A number of bytes, for people.
+pub(crate) struct Size(pub(crate) u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = self.0 as f64;
+        match self.0 {
+            0..1024 => write!(f, "{} B", self.0),
+            1024..0x10_0000 => write!(f, "{:.1} KiB", size / 1024.0),
+            0x10_0000..0x4000_0000 => write!(f, "{:.1} MiB", size / 1_048_576.0),
+            _ => write!(f, "{:.1} GiB", size / 1_073_741_824.0),
         }
     }
 }
@@ -175,5 +204,34 @@ impl Buffer for CudaBuffer {
 
     fn host_pointer(&self) -> Option<NonNull<u8>> {
         self.host.map(|host| host.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_keeps_to_its_limit_and_says_what_is_left() {
+        let account = Account::new(3 << 20);
+        let held = account.reserve(2 << 20).unwrap();
+        let error = account.reserve(2 << 20).unwrap_err();
+        assert_eq!(error.code(), Code::OutOfMemory);
+        let says =
+            "2.0 MiB wanted, but of the 3.0 MiB that this handle of the device may hold 1.0 MiB are left";
+        assert!(error.message().starts_with(says), "{error}");
+        assert!(account.reserve(usize::MAX).is_err());
+        drop(held);
+        assert_eq!(account.used(), 0);
+        assert!(account.reserve(3 << 20).is_ok());
+    }
+
+    #[test]
+    fn a_shortage_names_who_holds_what() {
+        let says = "this handle holds 10.0 GiB of the device's 139.8 GiB, 2.0 MiB are free, and 129.8 GiB are held by others";
+        let found = shortage(10 << 30, 2 << 20, (139 << 30) + (819 << 20));
+        assert!(found.starts_with(says), "{found}");
+        // What a driver says need not add up.
+        assert!(shortage(2 << 30, 1 << 30, 1 << 30).contains("and 0 B are held by others"));
     }
 }

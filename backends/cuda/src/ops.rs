@@ -39,6 +39,8 @@ pub struct Machine {
     pub processors: usize,
     /// Whether cuBLASLt is there.
     pub blas: bool,
+    /// Whether products of few rows with dense weights are ours; if not, cuBLASLt does what it can.
+    pub skinny: bool,
 }
 
 /// A kernel: a source, an entry in it, and the constants it is compiled with.

@@ -374,7 +374,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(quantised_calls(dtype));
         calls.extend(attention_calls(dtype));
     }
-    let machines = [true, false].map(|blas| Machine { capability, processors: 132, blas });
+    let machines = [true, false].map(|blas| Machine { capability, processors: 132, blas, skinny: true });
     calls
         .iter()
         .flat_map(|call| machines.map(|machine| kernel_specs(call, &machine).unwrap()))
@@ -387,7 +387,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
 /// Launches of whole layers: of gated MLPs behind RMS norms, and of plain ones behind layer norms; of one slot a tile, of several,
 /// and of tiles that warps take in several rounds.
 fn layers() -> impl Iterator<Item = KernelSpec> {
-    let machine = Machine { capability: 90, processors: 132, blas: true };
+    let machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
     let shapes = [
         ("bf16", "2", [576, 1536, 3, 3, 64], true),
         ("f16", "4", [1600, 6400, 25, 1, 64], false),

@@ -7,6 +7,7 @@
 mod device;
 mod diagnose;
 mod group;
+mod log;
 mod op;
 mod stream;
 
@@ -207,7 +208,7 @@ impl Export {
         unsafe { self.enter_with(host, plugin, |_| {}) }
     }
 
-    /// The entry function of a library: panics in it are also logged by the host.
+    /// The entry function of a library: panics in it, and what it logs through `tracing`, are also logged by the host.
     ///
     /// # Safety
     /// As [`Self::enter`].
@@ -221,6 +222,8 @@ impl Export {
             let say =
                 move |panic: &std::panic::PanicHookInfo<'_>| host.log(DSR_LOG_ERROR, &panic.to_string());
             std::panic::set_hook(Box::new(say));
+            // A library that has set up a log of its own keeps it.
+            let _ = tracing::subscriber::set_global_default(log::ToHost(host));
         };
         // SAFETY: passed on.
         unsafe { self.enter_with(host, plugin, install) }

@@ -80,6 +80,9 @@ impl Backend for Tiny {
         if ![0, 7].contains(&index) {
             return Err(Error::new(Code::Unavailable, format!("no device {index}")).at("index"));
         }
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            tracing::debug!(index, "opened a tiny device");
+        }
         Ok(Arc::new(TinyDevice {
             properties: DeviceProperties {
                 name: format!("tiny {index} with {options:?}"),

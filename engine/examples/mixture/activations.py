@@ -2,8 +2,9 @@
 
     python activations.py MODEL_FOLDER CALIBRATION.txt HELD_OUT.txt OUT.safetensors
 
-For every linear layer `NAME` the file has `NAME.energy`, the mean square of each channel over the first text, and `NAME.x`,
-rows of activations of the second. Needs torch, transformers and safetensors.
+For every linear layer `NAME` the file has `NAME.energy`, the mean square of each channel over the first text, `NAME.reach`, how far
+the last hidden states of that text move when the layer's weight alone is rounded to `PROBE`, and `NAME.x`, rows of activations of
+the second. Needs torch, transformers and safetensors.
 """
 
 import sys
@@ -12,13 +13,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoTokenizer
 
+from rounding import end_to_end, linear_layers, rounded, sequences
+
 ROWS = 512
-
-
-def sequences(tokenizer, path):
-    text = open(path, encoding="utf-8").read()
-    paragraphs = [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
-    return [tokenizer(part, truncation=True, max_length=256, return_tensors="pt") for part in paragraphs[:64]]
+PROBE = "int4g128_f16"
 
 
 def observe(model, batches):
@@ -28,8 +26,7 @@ def observe(model, batches):
     def hook(name):
         return lambda _, inputs: seen.setdefault(name, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
 
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers]
+    hooks = [layer.register_forward_pre_hook(hook(name)) for name, layer in linear_layers(model)]
     with torch.no_grad():
         for batch in batches:
             model(**batch)
@@ -41,9 +38,16 @@ def observe(model, batches):
 def main():
     folder, calibration, held_out, out = sys.argv[1:]
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval().float()
-    tensors = {}
-    for name, rows in observe(model, sequences(tokenizer, calibration)).items():
+    tensors, seen = {}, sequences(tokenizer, calibration)
+    for name, rows in observe(model, seen).items():
         tensors[f"{name}.energy"] = rows.square().mean(0).contiguous()
+    expected = end_to_end(model, seen)
+    for name, layer in linear_layers(model):
+        weight = layer.weight.data
+        layer.weight.data = rounded(weight, PROBE)
+        (reach, _) = end_to_end(model, seen, expected)
+        layer.weight.data = weight
+        tensors[f"{name}.reach"] = torch.tensor([reach])
     for name, rows in observe(model, sequences(tokenizer, held_out)).items():
         step = max(1, rows.shape[0] // ROWS)
         tensors[f"{name}.x"] = rows[::step][:ROWS].contiguous()

@@ -2,7 +2,7 @@
 
 use super::{Engine, Flight, LIMITED, STEP_TIMEOUT, limit::likeliest};
 use crate::{
-    compile::{Bucket, CompiledStep, Layout, sizes},
+    compile::{Bucket, CompiledStep, Layout, Storage, sizes},
     error::{EngineError, Result},
     handover::{IN_FLIGHT, LogitRows, Sampled},
     inputs::StepInputs,
@@ -295,15 +295,14 @@ impl Engine {
             self.steps.clear();
             self.shared = allocate_shared(&*self.device, &layout)?;
         }
-        let step = CompiledStep::new(
-            &self.plan.program,
-            &layout,
-            &*self.device,
-            &mut *self.stream,
-            &mut self.plans,
-            &self.resident,
-            &self.shared,
-        )?;
+        let storage = Storage {
+            program: &self.plan.program,
+            layout: &layout,
+            resident: &self.resident,
+            shared: &self.shared,
+        };
+        let capture = self.plan.options.graphs;
+        let step = CompiledStep::new(&storage, &*self.device, &mut *self.stream, &mut self.plans, capture)?;
         tracing::debug!(?bucket, calls = step.calls(), plans = self.plans.len(), "compiled a step");
         self.steps.insert(bucket, step);
         Ok(())

@@ -122,6 +122,9 @@ pub(crate) struct EngineArguments {
     /// Process prompts whole, and before anything is generated, instead of beside it, to compare.
     #[arg(long)]
     pub(crate) prompts_first: bool,
+    /// Launch every call by itself instead of capturing steps as graphs, to compare.
+    #[arg(long)]
+    pub(crate) no_graphs: bool,
     /// Quantise weights as they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
     /// `int4g64z_f16`, or a TOML file that says what becomes of which weight.
     #[arg(long, value_name = "POLICY", value_parser = policy)]

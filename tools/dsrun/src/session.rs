@@ -107,6 +107,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         fuse: !arguments.no_fuse,
         launch_ahead: !arguments.no_launch_ahead,
         split_prompts: !arguments.prompts_first,
+        graphs: !arguments.no_graphs,
         quantize: arguments.quantize.clone(),
         ..default
     }

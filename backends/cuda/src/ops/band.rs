@@ -109,7 +109,8 @@ pub(super) fn plan(
 ) -> Result<Option<Band>> {
     let weight = weight_type(call, chain.weight)?;
     let (rows, outputs, inputs) = (x.shape[0], weight.rows(), weight.columns());
-    let takes = machine.capability >= 80
+    let takes = machine.skinny
+        && machine.capability >= 80
         && (1..=ROWS).contains(&rows)
         && matches!(x.dtype, DType::F16 | DType::BF16)
         && weight.format == WeightFormat::Dense(x.dtype)
@@ -272,7 +273,7 @@ mod tests {
     #[case::odd_rows(11, 1600, 100)]
     #[case::long_rows(16, 20_480, 320)]
     fn cuts_cover_the_inputs_and_fit(#[case] rows: usize, #[case] inputs: usize, #[case] tiles: usize) {
-        let machine = Machine { capability: 90, processors: 132, blas: true };
+        let machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
         let cut = cut(rows, inputs, tiles, &machine).unwrap();
         assert!(cut.slices * cut.slice >= inputs && (cut.slices - 1) * cut.slice < inputs, "{cut:?}");
         assert!(cut.slice.is_multiple_of(32), "{cut:?}");

@@ -98,7 +98,8 @@ impl Planes<'_> {
     pub(super) fn fit(&self, machine: &Machine) -> bool {
         let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
         let results = if self.gated { outputs / 2 } else { outputs };
-        machine.capability == 90
+        machine.skinny
+            && machine.capability == 90
             && ROWS.contains(&rows)
             && matches!(self.x.dtype, DType::F16 | DType::BF16)
             && self.weight.format == WeightFormat::Dense(self.x.dtype)

@@ -460,7 +460,7 @@ fn norm_within(
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
     let norm = Some((op, operand(call, gain)?.dtype));
     let layer = Layer { x, weight, y, bias, norm, residual: None, bytes: false, scratch: false };
-    if !layer.takes_norm() || operand(call, gain)?.shape != [weight.columns()] {
+    if !layer.takes_norm(machine) || operand(call, gain)?.shape != [weight.columns()] {
         return Ok(None);
     }
     let layered = layer.plan(machine)?;

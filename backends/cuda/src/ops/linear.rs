@@ -157,8 +157,8 @@ impl Layer<'_> {
     }
 
     /// Whether the norm in front can be part of the kernel.
-    pub(super) fn takes_norm(&self) -> bool {
-        self.rows() <= WARPS && !self.weight.format.is_quantised()
+    pub(super) fn takes_norm(&self, machine: &Machine) -> bool {
+        machine.skinny && self.rows() <= WARPS && !self.weight.format.is_quantised()
     }
 
     /// The kernel for the layer: see the table above.
@@ -182,6 +182,8 @@ impl Layer<'_> {
             Way::Batch
         } else if format.is_quantised() && rows <= few {
             Way::PackedPlain
+        } else if by_blas && !machine.skinny {
+            Way::Blas
         } else if rows == 1
             && machine.capability >= 80
             && !format.is_quantised()

@@ -302,7 +302,7 @@ mod tests {
         let packing = Packing { bits, group, offset: Offset::Minimum, scale: DType::F32 };
         for bytes in [false, true] {
             for (capability, processors) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
-                let machine = Machine { capability, processors, blas: true };
+                let machine = Machine { capability, processors, blas: true, skinny: true };
                 let shape = Shape { rows, inputs, tiles, packing, bytes };
                 let Some(cut) = shape.best(&machine) else {
                     assert!(capability == 86 || capability == 120, "{shape:?}");

@@ -1,8 +1,10 @@
 //! A mixture of formats: fine ones where errors show, coarse ones elsewhere.
 //!
 //! How far a product is off when its weight is rounded, on average over what it is used with, is the sum over columns of the
-//! mean square of the activations times the squared error of the column. Under a budget of bytes the sum over all weights is
-//! made small greedily: from the smallest formats on, the step that saves most error for its bytes comes first.
+//! mean square of the activations times the squared error of the column. What that does to the whole model differs from product to
+//! product, so whoever chooses for one scales the errors of each by what it was seen to do ([`sensitivity`](crate::sensitivity)).
+//! Under a budget of bytes the sum over all weights is made small greedily: from the smallest formats on, the step that saves most
+//! error for its bytes comes first.
 
 use super::{Calibration, Policy, Scheme};
 use dsrun_core::{Error, GroupFormat, Result, WeightFormat};

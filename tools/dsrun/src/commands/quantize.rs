@@ -9,7 +9,9 @@ use crate::{
 };
 use anyhow::{Context, Result, bail};
 use dsrun_core::device::Device;
-use dsrun_engine::{EngineOptions, EnginePlan, Figures, Mixture, Precision, mixture};
+use dsrun_engine::{
+    EngineOptions, EnginePlan, Figures, Mixture, Precision, calibration_sequences, mixture, sensitivity,
+};
 use dsrun_models::{
     export::{Export, ExportError, Written},
     fetch::{FetchOptions, resolve},
@@ -27,6 +29,9 @@ use std::{
 
 /// The file beside the weights that says what became of which.
 const POLICY_FILE: &str = "dsrun-policy.toml";
+
+/// Tokens of the sequence that shows what rounding a weight does.
+const SENSITIVITY_TOKENS: usize = 256;
 
 /// What was written.
 #[derive(Debug, Serialize)]
@@ -109,11 +114,23 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
 /// Chooses a mixture, and shows what it is worth.
 fn choose(model: &Model, device: &Arc<dyn Device>, bits: f64, terminal: &Terminal) -> Result<Mixture> {
     let seen = calibration(model, device, terminal)?;
-    let bar = terminal.counter("measuring");
-    let mixture = mixture(model, &seen, bits, &mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    });
+    terminal.note("rounding one weight after the other, to see what that does to the model");
+    let sequences = calibration_sequences(model, SENSITIVITY_TOKENS.min(model.config().context))?;
+    let tokens = sequences.first().context("the calibration text has no tokens in this vocabulary")?;
+    let counted = |heading: &'static str| {
+        let bar = terminal.counter(heading);
+        let ended = bar.clone();
+        let advance = move |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        };
+        (advance, ended)
+    };
+    let (mut advance, bar) = counted("rounding");
+    let moved = sensitivity(model, device.clone(), tokens, &mut advance);
+    bar.finish_and_clear();
+    let (mut advance, bar) = counted("measuring");
+    let mixture = mixture(model, &seen, &moved?, bits, &mut advance);
     bar.finish_and_clear();
     let mixture = mixture?;
     terminal.note(&figures(&mixture));
@@ -123,9 +140,10 @@ fn choose(model: &Model, device: &Arc<dyn Device>, bits: f64, terminal: &Termina
 /// A mixture beside the formats that everything could have.
 fn figures(mixture: &Mixture) -> String {
     let line = |name: &str, figures: &Figures| {
-        format!("\n{name:>24} {:>12.3} {:>9.3}", figures.bits, figures.error * 100.0)
+        let (error, divergence) = (figures.error * 100.0, figures.divergence);
+        format!("\n{name:>24} {:>12.3} {error:>9.3} {divergence:>12.4}", figures.bits)
     };
-    let mut text = format!("{:>24} bits a weight   error %", "");
+    let mut text = format!("{:>24} bits a weight   error %   divergence", "");
     for (format, of_format) in &mixture.everywhere {
         text.push_str(&line(&format!("{format} everywhere"), of_format));
     }

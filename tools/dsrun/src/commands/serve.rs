@@ -115,6 +115,7 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
         no_fuse: settings.no_fuse.unwrap_or(false),
         no_launch_ahead: settings.no_launch_ahead.unwrap_or(false),
         prompts_first: settings.prompts_first.unwrap_or(false),
+        no_graphs: settings.no_graphs.unwrap_or(false),
         quantize: settings
             .quantize
             .as_deref()

@@ -91,6 +91,9 @@ pub(crate) struct ServeSettings {
     /// Process prompts whole, and before anything is generated, instead of beside it, to compare.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) prompts_first: Option<bool>,
+    /// Launch every call by itself instead of capturing steps as graphs, to compare.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) no_graphs: Option<bool>,
 
     /// The address to listen at; 127.0.0.1, which only this machine reaches, if not given.
     #[arg(long, value_name = "ADDRESS")]

@@ -266,7 +266,7 @@ mod tests {
     }
 
     fn machine(capability: u32) -> Machine {
-        Machine { capability, processors: 132, blas: true }
+        Machine { capability, processors: 132, blas: true, skinny: true }
     }
 
     #[rstest]

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    const MACHINE: Machine = Machine { capability: 90, processors: 132, blas: true };
+    const MACHINE: Machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
 
     /// Hidden, inner, KV heads, query heads of each, whether the MLP is gated.
     fn shape([hidden, inner, kv_heads, group]: [usize; 4], gated: bool) -> Shape {
