@@ -7,6 +7,7 @@ use crate::{
     launch::Function,
     memory::{Account, Size, shortage},
     ops::{KernelSpec, Machine, layers},
+    recent::Recent,
     source,
 };
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUmodule, CUresult, CUstream};
@@ -70,6 +71,8 @@ pub(crate) struct Context {
     loaded: Mutex<Vec<RawModule>>,
     blas: OnceLock<Result<Blas>>,
     lost: OnceLock<String>,
+    /// What was enqueued on any stream.
+    pub(crate) recent: Recent,
 }
 
 impl Context {
@@ -116,6 +119,7 @@ impl Context {
             loaded: Mutex::default(),
             blas: OnceLock::new(),
             lost: OnceLock::new(),
+            recent: Recent::default(),
         }))
     }
 
@@ -140,7 +144,10 @@ impl Context {
         }
         let error = fault::error(status, what);
         if fault::stays(status) {
-            let _ = self.lost.set(error.message().to_owned());
+            // It need not be what is being done now that went wrong.
+            let message = format!("{}{}", error.message(), self.recent);
+            let _ = self.lost.set(message.clone());
+            return Err(Error::new(error.code(), message));
         }
         if status != CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Err(error);
@@ -179,7 +186,7 @@ impl Context {
             unsafe { sys::cuMemAllocFromPoolAsync(&raw mut pointer, bytes, self.pool.0, stream) };
         if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             // What was freed but not yet reached may be enough.
-            self.poll(self.memory_stream, "memory to be freed", OWN_TIMEOUT, &|| String::new())?;
+            self.poll(self.memory_stream, "memory to be freed", OWN_TIMEOUT)?;
             // SAFETY: as above.
             status = unsafe {
                 sys::cuMemPoolTrimTo(self.pool.0, 0);
@@ -189,7 +196,7 @@ impl Context {
         self.check_with(status, || format!("allocating {}", Size(bytes as u64)))?;
         // SAFETY: the memory was just allocated on this stream and is `bytes` long.
         self.check(unsafe { sys::cuMemsetD8Async(pointer, 0, bytes, stream) }, "clearing memory")?;
-        self.poll(self.memory_stream, "memory to be cleared", OWN_TIMEOUT, &|| String::new())?;
+        self.poll(self.memory_stream, "memory to be cleared", OWN_TIMEOUT)?;
         Ok(pointer)
     }
 
@@ -217,8 +224,7 @@ impl Context {
         let streams = self.streams();
         if self.enter_anyway().is_ok() {
             streams.iter().for_each(|stream| self.order_behind(*stream));
-            let _ =
-                self.poll(self.memory_stream, "work that uses pinned memory", OWN_TIMEOUT, &|| String::new());
+            let _ = self.poll(self.memory_stream, "work that uses pinned memory", OWN_TIMEOUT);
         }
     }
 
@@ -244,16 +250,10 @@ impl Context {
         }
     }
 
-    /// Polls a stream until it is idle. `recent` names what ran on it last, for messages.
-    pub(crate) fn poll(
-        &self,
-        stream: RawStream,
-        what: &str,
-        timeout: Duration,
-        recent: &dyn Fn() -> String,
-    ) -> Result<()> {
+    /// Polls a stream until it is idle.
+    pub(crate) fn poll(&self, stream: RawStream, what: &str, timeout: Duration) -> Result<()> {
         // SAFETY: the stream is live.
-        self.wait_until(what, timeout, recent, || unsafe { sys::cuStreamQuery(stream.0) })
+        self.wait_until(what, timeout, || unsafe { sys::cuStreamQuery(stream.0) })
     }
 
     /// Asks again and again until the answer is not "not ready": first at once, then with short sleeps.
@@ -261,18 +261,17 @@ impl Context {
         &self,
         what: &str,
         timeout: Duration,
-        recent: &dyn Fn() -> String,
         query: impl Fn() -> CUresult,
     ) -> Result<()> {
         let start = Instant::now();
         loop {
             match query() {
                 CUresult::CUDA_ERROR_NOT_READY => {}
-                status => return self.check_with(status, || format!("waiting for {what}{}", recent())),
+                status => return self.check_with(status, || format!("waiting for {what}")),
             }
             let waited = start.elapsed();
             if waited > timeout {
-                let message = format!("waited {waited:.1?} for {what}{}", recent());
+                let message = format!("waited {waited:.1?} for {what}{}", self.recent);
                 return Err(Error::new(Code::Timeout, message));
             }
             if waited > Duration::from_millis(2) {
@@ -311,7 +310,7 @@ impl Context {
         let stream = self.memory_stream;
         // SAFETY: the caller owns the memory, which is `bytes` long.
         self.check(unsafe { sys::cuMemsetD8Async(pointer, value, bytes, stream.0) }, "filling memory")?;
-        self.poll(stream, "memory to be filled", OWN_TIMEOUT, &|| String::new())
+        self.poll(stream, "memory to be filled", OWN_TIMEOUT)
     }
 
     /// The shortest of some runs of work, in milliseconds, after one that is not counted. For measurements before anything
@@ -331,7 +330,7 @@ impl Context {
                 work(stream)?;
                 // SAFETY: as above.
                 self.check(unsafe { sys::cuEventRecord(events[1], stream.0) }, "recording an event")?;
-                self.poll(stream, "a kernel that is measured", OWN_TIMEOUT, &|| String::new())?;
+                self.poll(stream, "a kernel that is measured", OWN_TIMEOUT)?;
                 let mut time = 0.0;
                 // SAFETY: both events were reached; the pointer is to a place of the right type.
                 let status = unsafe { sys::cuEventElapsedTime_v2(&raw mut time, events[0], events[1]) };
@@ -417,7 +416,7 @@ impl Drop for Context {
         if self.enter_anyway().is_err() {
             return;
         }
-        let _ = self.poll(self.memory_stream, "memory to be freed", OWN_TIMEOUT, &|| String::new());
+        let _ = self.poll(self.memory_stream, "memory to be freed", OWN_TIMEOUT);
         // SAFETY: nothing of this handle is left: every object keeps the context alive.
         unsafe {
             for module in self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner) {

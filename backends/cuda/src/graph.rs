@@ -204,7 +204,7 @@ impl Graph for CudaGraph {
     fn launch(&self, stream: &mut dyn Stream) -> Result<()> {
         let stream = CudaStream::own(stream, &self.context)?;
         self.context.enter()?;
-        stream.remember("a captured graph");
+        self.context.recent.note("a captured graph");
         // SAFETY: graph and stream are live.
         self.context.check(unsafe { sys::cuGraphLaunch(self.raw.0, stream.raw.0) }, "launching a graph")
     }

@@ -157,11 +157,11 @@ impl Step {
     pub(crate) fn enqueue(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {
         match self {
             Self::Kernel(launch) => {
-                stream.remember(launch.function.name);
+                context.recent.note(launch.function.name);
                 launch.enqueue_on(context, stream.raw)
             }
             Self::Product(product) => {
-                stream.remember("cublasLtMatmul");
+                context.recent.note("cublasLtMatmul");
                 product.enqueue(stream)
             }
         }

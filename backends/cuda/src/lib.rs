@@ -18,6 +18,7 @@
 //! | `library` | which libraries are there, and where they were looked for |
 //! | `diagnose` | what is found of them, for people |
 //! | `context` | what all objects of a handle share: the CUDA context, its account, loaded kernels |
+//! | `recent` | what was enqueued last, for messages |
 //! | `fault` | CUDA's errors as ours; faults that stay |
 //! | `memory` | buffers, pinned staging, the stream-ordered pool |
 //! | `stream` | streams and events; every wait polls and has a limit |
@@ -42,6 +43,7 @@ mod launch;
 pub mod library;
 mod memory;
 mod ops;
+mod recent;
 mod source;
 mod stream;
 mod weight;

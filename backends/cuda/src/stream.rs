@@ -15,7 +15,6 @@ use dsrun_core::{
 use std::{
     any::Any,
     cell::OnceCell,
-    collections::VecDeque,
     ptr,
     sync::{
         Arc,
@@ -32,8 +31,6 @@ const PIECES: usize = 4;
 const FEW: usize = 32 << 10;
 /// The first driver with the function that reads the time between events: 12.8.
 const TIMED_DRIVER: i32 = 12_080;
-/// Names of calls remembered for messages.
-const REMEMBERED: usize = 6;
 
 /// A queue of work.
 #[derive(Debug)]
@@ -46,7 +43,6 @@ pub(crate) struct CudaStream {
     position: (usize, usize),
     /// The kernel that copies a few words; none where kernels cannot be made.
     copier: OnceCell<Option<Arc<Function>>>,
-    recent: VecDeque<&'static str>,
     /// Where calls go instead of to the device, while they are gathered for a graph.
     pub(crate) recorded: Option<Vec<Work>>,
 }
@@ -54,15 +50,7 @@ pub(crate) struct CudaStream {
 impl CudaStream {
     pub(crate) fn new(context: Arc<Context>) -> Result<Self> {
         let raw = context.add_stream()?;
-        Ok(Self {
-            context,
-            raw,
-            staging: None,
-            position: (0, 0),
-            copier: OnceCell::new(),
-            recent: VecDeque::new(),
-            recorded: None,
-        })
+        Ok(Self { context, raw, staging: None, position: (0, 0), copier: OnceCell::new(), recorded: None })
     }
 
     /// The stream behind the trait, if it belongs to this handle.
@@ -74,24 +62,8 @@ impl CudaStream {
         }
     }
 
-    /// Remembers that a kernel was enqueued: an error shows only when the stream is waited for.
-    pub(crate) fn remember(&mut self, name: &'static str) {
-        if self.recent.len() == REMEMBERED {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(name);
-    }
-
-    fn recently(&self) -> String {
-        if self.recent.is_empty() {
-            return String::new();
-        }
-        let names: Vec<&str> = self.recent.iter().rev().copied().collect();
-        format!(" (enqueued last, newest first: {})", names.join(", "))
-    }
-
     pub(crate) fn wait_idle(&self, what: &str, timeout: Duration) -> Result<()> {
-        self.context.poll(self.raw, what, timeout, &|| self.recently())
+        self.context.poll(self.raw, what, timeout)
     }
 
     /// Where the device sees a place of the staging memory.
@@ -286,7 +258,7 @@ impl CudaEvent {
 
     fn wait_for(&self, what: &str, timeout: Duration) -> Result<()> {
         // SAFETY: the event is live.
-        self.context.wait_until(what, timeout, &String::new, || unsafe { sys::cuEventQuery(self.raw.0) })
+        self.context.wait_until(what, timeout, || unsafe { sys::cuEventQuery(self.raw.0) })
     }
 }
 

@@ -1,0 +1,50 @@
+//! What was enqueued last: errors of the device show only later, where something else is under way.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Mutex, PoisonError},
+};
+
+/// How many names are kept.
+const KEPT: usize = 6;
+
+/// Names of kernels and graphs, in the order in which they were enqueued on any stream of a handle.
+#[derive(Debug, Default)]
+pub(crate) struct Recent(Mutex<VecDeque<&'static str>>);
+
+impl Recent {
+    /// Notes that something was enqueued.
+    pub(crate) fn note(&self, name: &'static str) {
+        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if names.len() == KEPT {
+            names.pop_front();
+        }
+        names.push_back(name);
+    }
+}
+
+/// An appendix to a message; nothing if nothing was enqueued.
+impl fmt::Display for Recent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if names.is_empty() {
+            return Ok(());
+        }
+        let newest: Vec<&str> = names.iter().rev().copied().collect();
+        write!(f, " (enqueued last, newest first: {})", newest.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_come_first_and_old_ones_are_forgotten() {
+        let recent = Recent::default();
+        assert_eq!(recent.to_string(), "");
+        ["a", "b", "c", "d", "e", "f", "g"].into_iter().for_each(|name| recent.note(name));
+        assert_eq!(recent.to_string(), " (enqueued last, newest first: g, f, e, d, c, b)");
+    }
+}
