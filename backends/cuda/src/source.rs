@@ -47,7 +47,15 @@ const UNITS: &[Unit] = &[
     ),
     unit!("linear/band.cu", "elementwise/function.cuh", "linear/epilogue.cuh", "linear/activations.cuh"),
     unit!("linear/batch_wgmma.cu", "hopper.cuh", "elementwise/function.cuh", "linear/epilogue.cuh"),
-    unit!("linear/packed.cu", "elementwise/function.cuh", "linear/epilogue.cuh", "linear/activations.cuh"),
+    unit!(
+        "linear/packed.cu",
+        "elementwise/function.cuh",
+        "linear/epilogue.cuh",
+        "linear/activations.cuh",
+        "linear/pieces.cuh",
+        "linear/bytes.cuh",
+        "linear/halves.cuh"
+    ),
     unit!("linear/packed_plain.cu", "linear/weight.cuh"),
     unit!("linear/int8_wgmma.cu", "hopper.cuh", "linear/int8.cuh"),
     unit!("linear/int8_mma.cu", "linear/int8.cuh"),

@@ -6,9 +6,7 @@
 
 mod packing;
 
-#[cfg(test)]
-pub(crate) use packing::Offset;
-pub(crate) use packing::{Packing, UNIT};
+pub(crate) use packing::{Offset, Packing, UNIT};
 
 use crate::{context::Context, memory::CudaBuffer, stream::CudaStream};
 use dsrun_core::{

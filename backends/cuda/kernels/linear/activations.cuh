@@ -3,7 +3,7 @@
  */
 #define BLOCK (WARPS * 32)
 
-#if __CUDA_ARCH__ >= 800 && !ACT8
+#if __CUDA_ARCH__ >= 800 && DIGITS != 1
 /* 8 elements, rounded and put together. */
 __device__ inline Vector pack(const float (&from)[8]) {
     Vector v;
@@ -34,7 +34,7 @@ struct Norm {
     float eps, offset;
 };
 
-#if __CUDA_ARCH__ >= 800 && !ACT8
+#if __CUDA_ARCH__ >= 800 && DIGITS != 1
 /* Norms 8 elements, given the weights and biases that are theirs. */
 __device__ inline void scale_eight(const Norm& norm, const float (&gain)[8], const float (&shift)[8], float mean, float rest,
                                    float scale, float (&values)[8]) {
@@ -53,111 +53,66 @@ __device__ inline void widen_eight(const Vector& v, float (&out)[8]) {
     for (int i = 0; i < 8; ++i) out[i] = Lanes<X>::get(v, i);
 }
 
-/* The sum over the block, or over one warp where each has a row of its own. */
+/* Warps that share a row of those that are normed, at most 8 rows. */
+#define ROW_WARPS (TOKENS == 1 ? WARPS : TOKENS == 2 ? WARPS / 2 : TOKENS <= 4 ? WARPS / 4 : WARPS / 8)
+
+/* The sum over the warps of a row, in the same order every time. All of the block must call. */
 __device__ inline float sum_of_row(float x, float* scratch) {
     x = warp_sum(x);
-#if TOKENS == 1
+#if ROW_WARPS > 1
+    int warp = threadIdx.x / 32;
     __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) scratch[warp] = x;
     __syncthreads();
     x = 0.0f;
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i) x += scratch[i];
+    for (int i = 0; i < ROW_WARPS; ++i) x += scratch[warp / ROW_WARPS * ROW_WARPS + i];
 #endif
     return x;
 }
 
 /*
- * Puts the normed activations, inputs `begin` to `begin + count` of them, into shared memory. Rows past the extent too: there
- * is memory for them, what comes of them goes nowhere, and so no read has to wait for the extent.
+ * Reads the activations, inputs `begin` to `begin + count` of them, norms them and hands them to `put(token, at, real, vector)`,
+ * 8 at a time, `at` counted in eights from `begin`. All lanes of a warp call it together, for eights one after the other, and
+ * every eight has its turn up to a multiple of 32; those behind the last, or in front of the first, are not real. Rows past the
+ * extent are read too: there is memory for them, what comes of them goes nowhere, and so no read has to wait for the extent.
  */
-__device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 count, const Norm& norm, u8* to, float* scratch) {
-#if NORM && TOKENS == 1 && OWN > 0
-    /* One short row: everything is read at once, and stays in registers. */
-    float values[OWN][8], gain[OWN][8], shift[OWN][8];
+template <typename Put>
+__device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 count, const Norm& norm, float* scratch,
+                             const Put& put) {
+    const int eights = (int)(count / 8);
+    [[maybe_unused]] const int whole = (eights + 31) / 32 * 32;
+#if NORM
+    const int lanes = 32 * ROW_WARPS, token = threadIdx.x / lanes, first = threadIdx.x % lanes;
+    const bool mine = token < TOKENS;
+    const X* row = x + token * x_row;
+    float mean = 0.0f, rest = 0.0f, squares = 0.0f, sum = 0.0f, left = 0.0f;
+    auto add_up = [&](const Vector& v) {
+        float values[8];
+        widen_eight(v, values);
 #pragma unroll
-    for (int o = 0; o < OWN; ++o) {
-        i64 at = (threadIdx.x + o * BLOCK) * 8;
-        Vector v = {};
-        if (at < inputs) {
-            v = load_vector(x + at);
-            load_eight(norm.gain, at, 1.0f, gain[o]);
-#if NORM == 2
-            load_eight(norm.shift, at, 0.0f, shift[o]);
-#endif
-        }
-        widen_eight(v, values[o]);
-    }
-    float mean = 0.0f, rest = 0.0f, squares = 0.0f;
-#if NORM == 2
-    float sum = 0.0f, left = 0.0f;
-#pragma unroll
-    for (int o = 0; o < OWN; ++o) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sum += values[o][i];
-    }
-    mean = sum_of_row(sum, scratch) / (float)inputs;
-#endif
-#pragma unroll
-    for (int o = 0; o < OWN; ++o) {
-        if ((threadIdx.x + o * BLOCK) * 8 >= inputs) break;
+        for (int i = 0; i < 8; ++i) sum += values[i];
+    };
+    auto add_squares = [&](const Vector& v) {
+        float values[8];
+        widen_eight(v, values);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            float value = values[o][i] - mean;
+            float value = values[i] - mean;
             squares += value * value;
-#if NORM == 2
             left += value;
-#endif
         }
-    }
-    squares = sum_of_row(squares, scratch) / (float)inputs;
+    };
+    struct Parameters { float gain[8], shift[8]; };
+    auto load_parameters = [&](i64 at, Parameters& own) {
+        load_eight(norm.gain, at * 8, 1.0f, own.gain);
 #if NORM == 2
-    /* What the mean lost to rounding is found again. */
-    rest = sum_of_row(left, scratch) / (float)inputs;
-    squares -= rest * rest;
-    squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
+        load_eight(norm.shift, at * 8, 0.0f, own.shift);
 #endif
-    float scale = 1.0f / sqrtf(squares + norm.eps);
-#pragma unroll
-    for (int o = 0; o < OWN; ++o) {
-        i64 at = (threadIdx.x + o * BLOCK) * 8;
-        if (at >= begin + count) break;
-        if (at < begin) continue;
-        scale_eight(norm, gain[o], shift[o], mean, rest, scale, values[o]);
-        *(Vector*)(to + (at - begin) * 2) = pack(values[o]);
-    }
-#elif NORM
-    /* One row is shared by all warps; of more, each warp has its own. */
-    const int lanes = TOKENS == 1 ? BLOCK : 32, first = TOKENS == 1 ? threadIdx.x : threadIdx.x % 32;
-    for (i64 token = TOKENS == 1 ? 0 : threadIdx.x / 32; token < TOKENS; token += TOKENS == 1 ? 1 : WARPS) {
-        const X* row = x + token * x_row;
-        u8* to_row = to + token * X_PITCH;
-        float mean = 0.0f, rest = 0.0f, squares = 0.0f;
-#if NORM == 2
-        float sum = 0.0f;
-#pragma unroll 4
-        for (i64 at = first; at < inputs / 8; at += lanes) {
-            float values[8];
-            widen_eight(load_vector(row + at * 8), values);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sum += values[i];
-        }
-        mean = sum_of_row(sum, scratch) / (float)inputs;
-        float left = 0.0f;
-#endif
-#pragma unroll 4
-        for (i64 at = first; at < inputs / 8; at += lanes) {
-            float values[8];
-            widen_eight(load_vector(row + at * 8), values);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                float value = values[i] - mean;
-                squares += value * value;
-#if NORM == 2
-                left += value;
-#endif
-            }
-        }
+    };
+    float scale;
+    /* The scale of a row, when `squares` has been added up. */
+    auto conclude_row = [&]() {
         squares = sum_of_row(squares, scratch) / (float)inputs;
 #if NORM == 2
         /* What the mean lost to rounding is found again. */
@@ -165,25 +120,80 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
         squares -= rest * rest;
         squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
 #endif
-        float scale = 1.0f / sqrtf(squares + norm.eps);
-#pragma unroll 2
-        for (i64 at = first; at < count / 8; at += lanes) {
-            float values[8], gain[8], shift[8];
-            widen_eight(load_vector(row + begin + at * 8), values);
-            load_eight(norm.gain, begin + at * 8, 1.0f, gain);
-#if NORM == 2
-            load_eight(norm.shift, begin + at * 8, 0.0f, shift);
-#endif
-            scale_eight(norm, gain, shift, mean, rest, scale, values);
-            *(Vector*)(to_row + at * 16) = pack(values);
+        scale = 1.0f / sqrtf(squares + norm.eps);
+    };
+    auto put_normed = [&](const Vector& v, const Parameters& own, int at, bool real) {
+        float values[8];
+        widen_eight(v, values);
+        scale_eight(norm, own.gain, own.shift, mean, rest, scale, values);
+        put(token, at, real, pack(values));
+    };
+    const int all = (int)(inputs / 8), skipped = (int)(begin / 8);
+#if OWN > 0
+    /* A short row is read at once, and stays in registers; so do the norm's parameters if there are few. */
+    Vector held[OWN];
+    Parameters parameters[OWN <= 2 ? OWN : 1];
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        int at = first + o * lanes;
+        held[o] = Vector{};
+        if (mine && at < all) {
+            held[o] = load_vector(row + at * 8);
+            if (OWN <= 2) load_parameters(at, parameters[o]);
         }
     }
+#if NORM == 2
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) add_up(held[o]);
+    mean = sum_of_row(sum, scratch) / (float)inputs;
+#endif
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        if (first + o * lanes < all) add_squares(held[o]);
+    }
+    conclude_row();
+#pragma unroll
+    for (int o = 0; o < OWN && mine; ++o) {
+        int at = first + o * lanes;
+        if (OWN > 2 && at < all) load_parameters(at, parameters[0]);
+        put_normed(held[o], parameters[OWN <= 2 ? o : 0], at - skipped, at >= skipped && at < skipped + eights);
+    }
 #else
-    int pieces = (int)(count / 8);
+#if NORM == 2
 #pragma unroll 4
-    for (int item = threadIdx.x; item < TOKENS * pieces; item += BLOCK) {
-        int token = item / pieces, at = item % pieces;
-        *(Vector*)(to + token * X_PITCH + at * 16) = load_vector(x + token * x_row + begin + at * 8);
+    for (int at = first; mine && at < all; at += lanes) add_up(load_vector(row + at * 8));
+    mean = sum_of_row(sum, scratch) / (float)inputs;
+#endif
+#pragma unroll 4
+    for (int at = first; mine && at < all; at += lanes) add_squares(load_vector(row + at * 8));
+    conclude_row();
+#pragma unroll 2
+    for (int at = first; mine && at < whole; at += lanes) {
+        Vector v = {};
+        Parameters own = {};
+        if (at < eights) {
+            v = load_vector(row + begin + at * 8);
+            load_parameters(skipped + at, own);
+        }
+        put_normed(v, own, at, at < eights);
+    }
+#endif
+#else
+    /* Four reads are under way before the first is waited for. */
+    const int items = TOKENS * whole;
+    for (int first = threadIdx.x; first < items; first += 4 * BLOCK) {
+        Vector v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int item = first + i * BLOCK, token = item / whole, at = item % whole;
+            v[i] = Vector{};
+            if (item < items && at < eights) v[i] = load_vector(x + token * x_row + begin + at * 8);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int item = first + i * BLOCK, at = item % whole;
+            if (item < items) put(item / whole, at, at < eights, v[i]);
+        }
     }
 #endif
 }

@@ -12,8 +12,10 @@ use std::{fmt::Display, sync::Arc};
 
 /// The most rows.
 const ROWS: usize = 16;
-/// The most rows that are normed by every block for itself: a warp for each.
+/// The most rows that are normed by every block for itself.
 const NORMED_ROWS: usize = 8;
+/// Vectors of a row that a thread may keep in registers while the row is normed.
+const HELD: usize = 8;
 /// Warps that multiply.
 const WARPS: usize = 8;
 /// Inputs of a piece, and bytes of a stage of all rings.
@@ -139,7 +141,7 @@ pub(super) fn plan(
         ("STAGES", &cut.stages),
     ];
     let mut spec = KernelSpec::new("linear/band.cu", "band", defines).with_shared(cut.shared);
-    spec.defines.extend(norm_defines(chain, inputs, WARPS, call)?);
+    spec.defines.extend(norm_defines(chain, [rows, inputs], WARPS, call)?);
     spec.defines.extend(chain.defines(call)?);
     let items = 8 * rows;
     let (workspace, persistent) = match cut.slices {
@@ -173,10 +175,10 @@ pub(super) fn tiles(chain: &Chain, outputs: usize, call: &CallDesc) -> Result<Op
     })
 }
 
-/// The constants of what stands in front of a product, for blocks of so many warps.
+/// The constants of what stands in front of a product of so many rows and inputs, for blocks of so many warps.
 pub(super) fn norm_defines(
     chain: &Chain,
-    inputs: usize,
+    [rows, inputs]: [usize; 2],
     warps: usize,
     call: &CallDesc,
 ) -> Result<Vec<(&'static str, String)>> {
@@ -189,9 +191,10 @@ pub(super) fn norm_defines(
         Some(Norm::Rms(..)) => 1,
         Some(Norm::Layer(..)) => 2,
     };
-    // Vectors of a row for each thread, if they may stay in registers.
+    // Vectors of a row for each thread, if they may stay in registers. Rows share the warps evenly.
+    let warps = (warps / rows.next_power_of_two()).max(1);
     let own = inputs.div_ceil(8 * warps * 32);
-    let own = if own <= 2 { own } else { 0 };
+    let own = if own <= HELD { own } else { 0 };
     let (gain, shift) = chain.norm.map_or((None, None), |norm| (norm.gain(), norm.shift()));
     Ok([
         ("BIAS", name(chain.bias)?.to_owned()),

@@ -143,7 +143,7 @@ impl Product {
             return Ok(None);
         }
         let weight = frame.weight(chain.weight)?;
-        let mut defines = norm_defines(&chain, described.columns(), WARPS, call)?;
+        let mut defines = norm_defines(&chain, [1, described.columns()], WARPS, call)?;
         defines.retain(|(name, _)| *name != "OWN");
         defines.extend(chain.defines(call)?);
         defines.push(("X", type_name(x.dtype)?.to_owned()));

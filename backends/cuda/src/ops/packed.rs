@@ -10,13 +10,22 @@ use super::{
 };
 use crate::{
     launch::{Bound, Frame, Function, Parameters, Step},
-    weight::{Packing, UNIT},
+    weight::{Offset, Packing, UNIT},
 };
 use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc, op::GateLayout};
 use std::{fmt::Display, sync::Arc};
 
 /// The most rows of a launch.
 const ROWS: usize = 16;
+/// The most rows whose activations are multiplied as three bytes each, and those where groups are so small that sums of columns,
+/// of which there are more, would be scaled more often than integers are converted. Measured on an H200.
+const SPLIT_ROWS: usize = 4;
+const SPLIT_ROWS_OF_SMALL_GROUPS: usize = 2;
+/// Columns of a group from which on it is not small.
+const LARGE_GROUP: usize = 128;
+/// Bytes that an activation is split into, and inputs that share a power of two.
+const DIGITS: usize = 3;
+const SHARING: usize = 128;
 /// The most rows there are launches for: of more, unpacking the weights and cuBLASLt are faster.
 const MOST_ROWS: usize = 32;
 /// Bytes of shared memory that the rings of 16 warps are worth having.
@@ -62,9 +71,25 @@ impl Shape {
         2 * self.packing.span()
     }
 
-    /// Bytes of an activation.
-    fn width(&self) -> usize {
-        if self.bytes { 1 } else { 2 }
+    /// Bytes that the tensor cores are given for an activation: those it is, or is split into; 0 for halves.
+    fn digits(&self) -> usize {
+        let small = (1..LARGE_GROUP).contains(&self.packing.group);
+        let most = if small { SPLIT_ROWS_OF_SMALL_GROUPS } else { SPLIT_ROWS };
+        match self.bytes {
+            true => 1,
+            false if self.rows <= most => DIGITS,
+            false => 0,
+        }
+    }
+
+    /// Bytes from row to row of activations in shared memory, for slices of so many inputs.
+    fn pitch(&self, slice: usize) -> usize {
+        pitch(if self.digits() == 0 { slice * 2 } else { slice })
+    }
+
+    /// Bytes of activations in shared memory.
+    fn activations(&self, slice: usize) -> usize {
+        self.rows * self.digits().max(1) * self.pitch(slice)
     }
 
     /// Bytes of a stage of a warp's ring.
@@ -76,14 +101,26 @@ impl Shape {
         2048 + 2 * numbers
     }
 
-    /// Bytes of shared memory beside the rings.
+    /// Bytes of shared memory beside the rings: activations with their scales and sums, and places for the sums of warps.
     fn beside(&self, slice: usize, warps: usize) -> usize {
-        let sums = match self.packing.group {
-            _ if self.bytes => 0,
-            0 => 1,
-            group => slice / group.min(self.packing.span()),
+        let Packing { group, offset, bits, .. } = self.packing;
+        let fixed = matches!(offset, Offset::Fixed(_));
+        let numbers = match self.digits() {
+            0 if fixed && bits == 8 => 0,
+            0 if group == 0 => self.rows,
+            0 => self.rows * (slice / group.min(self.packing.span())),
+            DIGITS => {
+                // Tokens are taken two at a time.
+                let sums = match group {
+                    _ if fixed => 0,
+                    0 => slice / SHARING + 1,
+                    group => slice / group * 2,
+                };
+                self.rows.next_multiple_of(2) * (slice / SHARING + sums)
+            }
+            _ => 0,
         };
-        self.rows * (pitch(slice * self.width()) + sums * 4 + TURNS * warps * SUM_ROW * 4)
+        self.activations(slice) + numbers * 4 + self.rows * TURNS * warps * SUM_ROW * 4
     }
 
     /// How to cut with so much shared memory and so many warps: what takes the fewest turns at pieces and at ends of tiles.
@@ -96,7 +133,7 @@ impl Shape {
             let most = if self.rows == 1 { 8 } else { 16 };
             for slices in 1..=most.min(machine.processors) {
                 let slice = self.inputs.div_ceil(self.piece() * slices) * self.piece();
-                if (slices - 1) * slice >= self.inputs || self.rows * pitch(slice * self.width()) > room / 3 {
+                if (slices - 1) * slice >= self.inputs || self.activations(slice) > room * 2 / 5 {
                     continue;
                 }
                 let stages = room.saturating_sub(self.beside(slice, warps)) / (warps * self.stage());
@@ -184,17 +221,16 @@ pub(super) fn plan(
     let (mut parts, mut specs, mut workspace, mut persistent) = (Vec::new(), Vec::<KernelSpec>::new(), 0, 0);
     for first in (0..rows).step_by(ROWS) {
         let rows = ROWS.min(rows - first);
-        let Some(cut) = (Shape { rows, inputs, tiles, packing, bytes }).best(machine) else {
-            return Ok(None);
-        };
+        let shape = Shape { rows, inputs, tiles, packing, bytes };
+        let Some(cut) = shape.best(machine) else { return Ok(None) };
         let defines: [(_, &dyn Display); 10] = [
             ("X", if bytes { &"u8" } else { &"bf16" }),
             ("HALF", &i32::from(x.dtype == DType::F16)),
-            ("ACT8", &i32::from(bytes)),
+            ("DIGITS", &shape.digits()),
             ("TOKENS", &rows),
             ("SLICES", &cut.slices),
             ("SLICE", &cut.slice),
-            ("X_PITCH", &pitch(cut.slice * if bytes { 1 } else { 2 })),
+            ("X_PITCH", &shape.pitch(cut.slice)),
             ("STAGES", &cut.stages),
             ("WARPS", &cut.warps),
             ("SPLIT", &cut.split),
@@ -204,7 +240,7 @@ pub(super) fn plan(
             spec.defines[0].1 = type_name(x.dtype)?.to_owned();
         }
         spec.defines.extend(packing.defines());
-        spec.defines.extend(band::norm_defines(chain, inputs, cut.warps, call)?);
+        spec.defines.extend(band::norm_defines(chain, [rows, inputs], cut.warps, call)?);
         spec.defines.extend(chain.defines(call)?);
         if cut.slices > 1 {
             workspace = workspace.max(tiles * cut.slices * 8 * rows * 8);
@@ -281,7 +317,6 @@ impl Packed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::weight::Offset;
     use rstest::rstest;
 
     #[rstest]

@@ -1,0 +1,338 @@
+/*
+ * Pieces of packed weights by bytes of activations: m16n8k32 or, for groups of 16, m16n8k16, summed exactly in integers.
+ *
+ * With DIGITS 1 activations are bytes (linear_w8a8) and a token is a column. With DIGITS 3 they are f16 or bf16 and become three
+ * bytes each, a column for each of them: the 128 of a span are v * 2^k with the same k, v = 65536 h + 256 m + l, so that v of the
+ * largest has 22 bits. What is within 2^14 of the largest is exact for bf16 (2^11 for f16); of the others is left out what
+ * is below 2^-22 of the largest, far less than f32 sums lose. Two tokens of 3 columns, and one to spare each, are a tile, and two
+ * lanes that are neighbours have the sums of a token. NaN and infinity make the scale of their span NaN.
+ *
+ * Bytes of weights are multiplied as they are; 4 bits become bytes by a shift and a mask, as unsigned integers, or, where what
+ * they are counted from is the same everywhere, by an exclusive or more, as 16 times what they mean. The order of inputs is that
+ * of the packed integers, as activations can be put in any order: of 8 columns of 4 bits the even bytes' first, 0 4 1 5, then the
+ * odd bytes', 2 6 3 7. Sums of integers start at the bits of 1.5 * 2^23 and, being less than 2^22, are floats when they are done.
+ * For zero points and minima, w = s (q - z) + m makes sum(w x) = s sum(q x) + (m - s z) sum(x), with the sum of a group of x in f32.
+ */
+#if DIGITS
+/* Inputs of a unit (what two steps of 16 bytes hold for a lane), and of a span (which share a power of two). */
+#define UNIT 64
+#define SHARING 128
+#define SPANS (SLICE / SHARING)
+#define UNIT_GROUPS (GROUP == 0 || GROUP > UNIT ? 1 : UNIT / GROUP)
+/* Products of a unit, and those whose sum is scaled as one. */
+#define PRODUCTS (GROUP == 16 ? 4 : 2)
+#define TOGETHER (PRODUCTS * (GROUP == 0 ? SHARING : GROUP) / UNIT)
+/* Columns of a product that belong to a token, tiles of 8 columns, and tokens that there is room for in those. */
+#define COLUMNS (DIGITS == 1 ? 1 : 4)
+#define TILES ((TOKENS * COLUMNS + 7) / 8)
+#define PLACES (8 / COLUMNS * TILES)
+#define NEEDS_SUMS (DIGITS == 3 && OFFSET != 0)
+/* 1.5 * 2^23. */
+#define RAISED 0x4b400000
+#define RAISED_BY 12582912.0f
+
+#if __CUDA_ARCH__ >= 800
+#if BITS == 4 && OFFSET
+#define STORED "u8"
+#else
+#define STORED "s8"
+#endif
+/* 16 rows by 32 inputs, or by 16. */
+__device__ inline void multiply(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." STORED ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ inline void multiply_half(int (&c)[4], u32 a0, u32 a1, u32 b0) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32." STORED ".s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
+}
+
+/* What a sum of activations is multiplied by, to be added to the products of stored integers. */
+__device__ inline float shift_of(float scale, float second) {
+#if OFFSET == 1
+    return -scale * second;
+#elif BITS == 8
+    return second + 128.0f * scale;
+#else
+    return second;
+#endif
+}
+
+#if DIGITS == 3
+/* The larger of two pairs of magnitudes; NaN is larger than all. */
+__device__ inline u32 larger(u32 a, u32 b) {
+    u32 result;
+#if HALF
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+#else
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+#endif
+    return result;
+}
+
+/* Makes bytes of activations, 8 at a time (see `stage`): a warp has two spans. */
+struct Digits {
+    u8* to;
+    float *scales, *sums;
+    int eights;
+
+    __device__ void operator()(int token, int at, bool real, Vector v) const {
+        if (!real) v = Vector{};
+        u32 most = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) most = larger(most, v.word[i] & 0x7fff7fffu);
+        most = larger(most, most >> 16) & 0xffff;
+        /* Magnitudes are in the order of their bits, NaN last. */
+        bool upper = threadIdx.x % 32 >= 16;
+        u32 low = __reduce_max_sync(0xffffffffu, upper ? 0 : most), high = __reduce_max_sync(0xffffffffu, upper ? most : 0);
+        X largest = {(u16)(upper ? high : low)};
+        u32 exponent = __float_as_uint(widen(largest)) >> 23;
+        /* Not so small that the factor would overflow: what is left out then is below the smallest normal number. */
+        u32 bounded = exponent < 22 ? 22 : exponent;
+        float factor = __uint_as_float((275 - bounded) << 23);
+        u32 value[8];
+#if NEEDS_SUMS
+        float sum = 0.0f;
+#endif
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float element = Lanes<X>::get(v, i);
+#if NEEDS_SUMS
+            sum += element;
+#endif
+            /* As an integer in the low bits of a float, plus 128 for every byte. */
+            value[i] = __float_as_uint(__fmaf_rn(element, factor, RAISED_BY)) + (0x808080 - 0x400000);
+        }
+        u32 words[DIGITS][2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#if BITS == 4
+            u32 a = value[2 * half], b = value[2 * half + 4], c = value[2 * half + 1], d = value[2 * half + 5];
+#else
+            u32 a = value[4 * half], b = value[4 * half + 1], c = value[4 * half + 2], d = value[4 * half + 3];
+#endif
+            u32 first = __byte_perm(a, b, 0x5140), second = __byte_perm(c, d, 0x5140);
+            words[0][half] = __byte_perm(first, second, 0x5410) ^ 0x80808080u;
+            words[1][half] = __byte_perm(first, second, 0x7632) ^ 0x80808080u;
+            words[2][half] = __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410) ^ 0x80808080u;
+        }
+        bool kept = at >= 0 && at < eights;
+        u8* own = to + token * (DIGITS * X_PITCH) + at / 8 * UNIT;
+#pragma unroll
+        for (int digit = 0; digit < DIGITS; ++digit, own += X_PITCH) {
+            if (!kept) break;
+#if BITS == 4
+            *(uint2*)(own + at % 4 * 16 + at % 8 / 4 * 8) = make_uint2(words[digit][0], words[digit][1]);
+#elif GROUP == 0
+            *(uint2*)(own + at % 8 * 8) = make_uint2(words[digit][0], words[digit][1]);
+#else
+            u32* word = (u32*)(own + at % 2 * 32 + at % 8 / 2 * 4);
+            word[0] = words[digit][0];
+            word[4] = words[digit][1];
+#endif
+        }
+        if (kept && at % 16 == 0) {
+            scales[at / 16 * PLACES + token] = exponent == 255 ? __uint_as_float(0x7fc00000) : __uint_as_float((bounded - 21) << 23);
+        }
+#if NEEDS_SUMS
+        /* Of a group, or of a span of a row that is one group. */
+        const int lanes = (GROUP ? GROUP : SHARING) / 8;
+#pragma unroll
+        for (int distance = lanes / 2; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+        if (kept && at % lanes == 0) {
+#if GROUP
+            *(float2*)(sums + (at / lanes * PLACES + token) * 2) = make_float2(sum, 0.0f);
+#else
+            sums[token * (SPANS + 1) + 1 + at / lanes] = sum;
+#endif
+        }
+#endif
+    }
+};
+#endif
+
+struct Product {
+    u8* activations;
+    /* Of every span of a token. */
+    float* scales;
+    /* Of the activations of every group, with a zero behind for the other lane; or of all of the slice, and of every span. */
+    float* sums;
+    /* Where this lane's operands are, its scales and its sums. */
+    u32 own_x;
+    const float *own_scales, *own_sums;
+    int group, part;
+    /* 128 in every byte, in a register: as a constant it would be a second instruction every time. */
+    u32 eights;
+    Sum total[TILES][4];
+
+    static constexpr int spans = DIGITS == 1 ? 0 : SPANS * PLACES;
+    static constexpr int summed = !NEEDS_SUMS ? 0 : PLACES * (GROUP ? SLICE / (GROUP ? GROUP : 1) * 2 : SPANS + 1);
+    static constexpr int bytes = TOKENS * DIGITS * X_PITCH + (spans + summed) * 4;
+
+    __device__ Product(u8* shared) {
+        group = threadIdx.x % 32 / 4;
+        part = threadIdx.x % 4;
+        activations = shared;
+        scales = (float*)(shared + TOKENS * DIGITS * X_PITCH);
+        sums = scales + spans;
+        /* Column `group` of a tile: a token and, of its bytes, the low, the middle or the high one, or none. */
+        own_x = (u32)__cvta_generic_to_shared(shared) + part * 16 + (group / COLUMNS * DIGITS + group % COLUMNS) * X_PITCH;
+        /* A lane has the sums of two columns of a token. Those of tokens that are not there go nowhere. */
+        own_scales = scales + part / 2;
+        own_sums = sums + part;
+        asm volatile("mov.b32 %0, 0x80808080;" : "=r"(eights));
+    }
+
+    /* Reads activations, inputs from `begin` to `begin + count`, with zeros behind to the end of a piece. */
+    __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch) {
+#if DIGITS == 1
+        int vectors = (count + 15) / 16, filled = pieces * (PIECE / 16) - vectors;
+        for (int item = threadIdx.x; item < TOKENS * filled; item += BLOCK) {
+            *(Vector*)(activations + item / filled * X_PITCH + (vectors + item % filled) * 16) = Vector{};
+        }
+#pragma unroll 4
+        for (int item = threadIdx.x; item < TOKENS * vectors; item += BLOCK) {
+            int token = item / vectors, at = item % vectors;
+            *(Vector*)(activations + token * X_PITCH + at * 16) = load_vector(x + token * x_row + begin + at * 16);
+        }
+#else
+        stage(x, x_row, inputs, begin, count, norm, scratch, Digits{activations, scales, sums, pieces * (PIECE / 8)});
+#endif
+        __syncthreads();
+#if NEEDS_SUMS && GROUP == 0
+        for (int token = threadIdx.x / 32; token < TOKENS; token += WARPS) {
+            float* own = sums + token * (SPANS + 1);
+            float sum = 0.0f;
+            for (int at = threadIdx.x % 32; at * SHARING < pieces * PIECE; at += 32) sum += own[1 + at];
+            sum = warp_sum(sum);
+            if (threadIdx.x % 32 == 0) own[0] = sum;
+        }
+        __syncthreads();
+#endif
+    }
+
+    __device__ void begin() {
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) total[t][i] = 0;
+        }
+    }
+
+    /* The operands of unit `u` that are in a lane's 16 bytes of each of two steps. */
+    __device__ void operands_of(const Vector (&own)[2], int u, u32 (&operands)[4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#if BITS == 8
+            operands[i] = own[u].word[i];
+#else
+            u32 word = own[u / 2].word[u % 2 * 2 + i / 2];
+#if OFFSET
+            operands[i] = (i % 2 ? word >> 4 : word) & 0x0f0f0f0fu;
+#else
+            asm("lop3.b32 %0, %1, 0xf0f0f0f0, %2, 0x6a;" : "=r"(operands[i]) : "r"(i % 2 ? word : word * 16), "r"(eights));
+#endif
+#endif
+        }
+    }
+
+    /* Adds the product of a piece. Of a last step that is not there the activations are zeros. */
+    __device__ void add(const Vector (&first)[2], const Vector (&second)[2], const u8* numbers, bool alternate, int piece, int) {
+        u32 x_here = own_x + piece * PIECE;
+#if DIGITS == 3
+        int c[TILES][4];
+#endif
+#pragma unroll
+        for (int u = 0; u < PIECE / UNIT; ++u) {
+            u32 low[4], high[4];
+            operands_of(first, u, low);
+            operands_of(second, u, high);
+#if DIGITS == 3 && GROUP
+            float scale[UNIT_GROUPS][2], shift[UNIT_GROUPS][2];
+#pragma unroll
+            for (int g = 0; g < UNIT_GROUPS; ++g) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    int row = row_of(group, i, alternate);
+                    float offset;
+                    const u8* line = numbers + row / 8 * (COPIES * 16) + (u * UNIT / (GROUP ? GROUP : 1) + g) * LINE;
+                    numbers_of(line, row % 8, scale[g][i], offset);
+                    shift[g][i] = shift_of(scale[g][i], offset);
+                }
+            }
+#endif
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+                bool real = group % COLUMNS < DIGITS && (8 * t + group) / COLUMNS < TOKENS;
+                Vector v = load_x(real, x_here + t * (8 / COLUMNS * DIGITS * X_PITCH) + u * UNIT);
+#if DIGITS == 1
+                multiply(total[t], low[0], high[0], low[1], high[1], v.word[0], v.word[1]);
+                multiply(total[t], low[2], high[2], low[3], high[3], v.word[2], v.word[3]);
+#else
+#pragma unroll
+                for (int k = 0; k < PRODUCTS; ++k) {
+                    const int number = u * PRODUCTS + k;
+                    if (number % TOGETHER == 0) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) c[t][i] = RAISED;
+                    }
+#if GROUP == 16
+                    multiply_half(c[t], low[k], high[k], v.word[k]);
+#else
+                    multiply(c[t], low[2 * k], high[2 * k], low[2 * k + 1], high[2 * k + 1], v.word[2 * k], v.word[2 * k + 1]);
+#endif
+                    if (number % TOGETHER != TOGETHER - 1) continue;
+                    float x_scale = own_scales[(piece * (PIECE / SHARING) + u / 2) * PLACES + 2 * t], both[2] = {x_scale, x_scale};
+#if GROUP
+                    both[0] *= scale[k * UNIT_GROUPS / PRODUCTS][0];
+                    both[1] *= scale[k * UNIT_GROUPS / PRODUCTS][1];
+#endif
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) total[t][i] += both[i / 2] * (__int_as_float(c[t][i]) - RAISED_BY);
+#if NEEDS_SUMS && GROUP
+                    /* Along with the low bytes alone. */
+                    float sum = own_sums[(piece * GROUPS + number / TOGETHER) * (2 * PLACES) + 4 * t];
+                    total[t][0] += shift[k * UNIT_GROUPS / PRODUCTS][0] * sum;
+                    total[t][2] += shift[k * UNIT_GROUPS / PRODUCTS][1] * sum;
+#endif
+                }
+#endif
+            }
+        }
+    }
+
+    /* Leaves the sums of a warp: rows of SUM_ROW for each token, with 16 outputs each. */
+    __device__ void leave(Sum* to) const {
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+#if DIGITS == 1
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int token = 8 * t + 2 * part + i;
+                if (token >= TOKENS) break;
+                to[token * SUM_ROW + group] = total[t][i];
+                to[token * SUM_ROW + group + 8] = total[t][2 + i];
+            }
+#else
+            /* Low and middle bytes of two rows, and the high ones: each of two lanes gives the other one row. */
+            bool odd = part % 2;
+            float low = odd ? total[t][0] * 65536.0f : total[t][0] + total[t][1] * 256.0f;
+            float high = odd ? total[t][2] * 65536.0f : total[t][2] + total[t][3] * 256.0f;
+            float other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+            float sum = (odd ? high : low) + other;
+#if BITS == 4 && OFFSET == 0
+            sum *= 0.0625f;
+#endif
+            int token = 2 * t + part / 2;
+            if (token < TOKENS) to[token * SUM_ROW + group + (odd ? 8 : 0)] = sum;
+#endif
+        }
+    }
+
+    /* What a sum over all inputs comes to, where a row is one group. */
+    __device__ float put_right(float sum, float scale, float second, int token) const {
+        return scale * sum + (NEEDS_SUMS ? shift_of(scale, second) * sums[token * (SPANS + 1)] : 0.0f);
+    }
+};
+#endif
+#endif

@@ -1,0 +1,236 @@
+/*
+ * Pieces of packed weights by f16 or bf16: m16n8k16, a column for a token.
+ *
+ * Integers become operands by a few operations on two at a time: 4 bits in front of the exponent of 128 (bf16) or 1024 (f16) are
+ * that number plus the integer. What that adds, zero points and minima are the same for all of a group, so they are put right
+ * with the sum of the group's activations, in f32: w = s (q - z) + m makes sum(w x) = s sum(q x) + (m - s z) sum(x). Signed bytes
+ * become what they are, exactly: see pair_of.
+ */
+#if !DIGITS
+/* Groups of a step, and inputs whose activations are summed together. */
+#define STEP_GROUPS (GROUP == 0 || GROUP > SPAN ? 1 : SPAN / GROUP)
+#define SUMMED (GROUP == 0 ? SLICE : SPAN / STEP_GROUPS)
+#define TILES ((TOKENS + 7) / 8)
+/* What a stored integer of 0 stands for as an operand, less what it means. */
+#if BITS == 8
+#define SHIFTED (OFFSET == 2 ? -128.0f : 0.0f)
+#elif HALF
+#define SHIFTED (OFFSET == 0 ? 1032.0f : 1024.0f)
+#else
+#define SHIFTED (OFFSET == 0 ? 136.0f : 128.0f)
+#endif
+#define NEEDS_SUMS (BITS == 4 || OFFSET != 0)
+
+#if __CUDA_ARCH__ >= 800
+__device__ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if HALF
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#endif
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+#if BITS == 4
+/* Pair `i` of the integers of a word, each plus what SHIFTED says. */
+__device__ inline u32 pair_of(u32 word, int i) {
+    u32 result;
+    asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(result) : "r"(word >> (4 * i)), "n"(HALF ? 0x64006400 : 0x43004300));
+    return result;
+}
+#define PAIRS 4
+#else
+#define PAIRS 2
+/* Pair `i` of the signed bytes of a word. */
+__device__ inline u32 pair_of(u32 word, int i) {
+    u32 result;
+#if HALF
+    u32 raised = word ^ 0x80808080u;
+    asm("prmt.b32 %0, %1, 0x64646464, %2;" : "=r"(result) : "r"(raised), "r"(i ? 0x4342 : 0x4140));
+    asm("sub.f16x2 %0, %0, %1;" : "+r"(result) : "r"(0x64806480));
+#else
+    /* A byte is its low seven bits less 128 times its sign: 128 + the first, less 128 or 256. */
+    u32 both = __byte_perm(word, 0, i ? 0x4342 : 0x4140), rest, sign;
+    asm("lop3.b32 %0, %1, 0x007f007f, 0x43004300, 0xea;" : "=r"(rest) : "r"(both));
+    asm("lop3.b32 %0, %1, 0x00800080, 0x43004300, 0xea;" : "=r"(sign) : "r"(both));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(sign), "r"(0xbf80bf80), "r"(rest));
+#endif
+    return result;
+}
+#endif
+
+struct Product {
+    u8* activations;
+    /* Of the activations of every group. */
+    float* sums;
+    u32 own_x;
+    int group, part;
+    Sum total[TILES][4];
+
+    static constexpr int bytes = TOKENS * (X_PITCH + (NEEDS_SUMS ? SLICE / SUMMED * 4 : 0));
+
+    __device__ Product(u8* shared) {
+        group = threadIdx.x % 32 / 4;
+        part = threadIdx.x % 4;
+        activations = shared;
+        sums = (float*)(shared + TOKENS * X_PITCH);
+        own_x = (u32)__cvta_generic_to_shared(shared) + group * X_PITCH;
+    }
+
+    /* Reads activations, inputs from `begin` to `begin + count`, with zeros behind to the end of a piece. */
+    __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch) {
+        stage(x, x_row, inputs, begin, count, norm, scratch, [&](int token, int at, bool real, const Vector& eight) {
+            if (at < 0 || at >= pieces * (PIECE / 8)) return;
+            *(Vector*)(activations + token * X_PITCH + at * 16) = real ? eight : Vector{};
+        });
+        __syncthreads();
+#if NEEDS_SUMS
+#if GROUP == 0
+        for (int token = threadIdx.x / 32; token < TOKENS; token += WARPS) {
+            float sum = 0.0f;
+            for (int at = threadIdx.x % 32; at < pieces * (PIECE / 8); at += 32) {
+                Vector v = *(const Vector*)(activations + token * X_PITCH + at * 16);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) sum += Lanes<X>::get(v, i);
+            }
+            sum = warp_sum(sum);
+            if (threadIdx.x % 32 == 0) sums[token] = sum;
+        }
+#else
+        /* A thread takes 8 of them, and lanes of a group add up. */
+        const int vectors = TOKENS * (SLICE / 8), lanes = SUMMED / 8;
+        for (int item = threadIdx.x; item < (vectors + 31) / 32 * 32; item += BLOCK) {
+            int token = item / (SLICE / 8), at = item % (SLICE / 8);
+            float sum = 0.0f;
+            if (item < vectors) {
+                Vector v = *(const Vector*)(activations + token * X_PITCH + at * 16);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) sum += Lanes<X>::get(v, i);
+            }
+#pragma unroll
+            for (int distance = lanes / 2; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+            if (item < vectors && item % lanes == 0) sums[item / lanes] = sum;
+        }
+#endif
+        __syncthreads();
+#endif
+    }
+
+    __device__ void begin() {
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) total[t][i] = 0.0f;
+        }
+    }
+
+    /* Adds the product of a piece, whose last step may be none of all `steps`. */
+    __device__ void add(const Vector (&first)[2], const Vector (&second)[2], const u8* numbers, bool alternate, int piece, int steps) {
+#if GROUP > 0
+        float scale[GROUPS][2], offset[GROUPS][2];
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int row = row_of(group, i, alternate);
+                numbers_of(numbers + row / 8 * (COPIES * 16) + g * LINE, row % 8, scale[g][i], offset[g][i]);
+            }
+        }
+#endif
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int step = piece * 2 + half;
+            if (half == 1 && step >= steps) break;
+            /* Two sums in turn, so that fewer products wait for the one before. */
+            float c[TILES][2][4] = {};
+#pragma unroll
+            for (int w = 0; w < 4; ++w) {
+                u32 low[PAIRS], high[PAIRS];
+#pragma unroll
+                for (int i = 0; i < PAIRS; ++i) {
+                    low[i] = pair_of(first[half].word[w], i);
+                    high[i] = pair_of(second[half].word[w], i);
+                }
+#pragma unroll
+                for (int t = 0; t < TILES; ++t) {
+                    u32 x_here = own_x + 8 * t * X_PITCH + step * (SPAN * 2);
+#if BITS == 4
+                    Vector v = load_x(8 * t + group < TOKENS, x_here + w * 64 + part * 16);
+                    multiply(c[t][0], low[0], high[0], low[1], high[1], v.word[0], v.word[1]);
+                    multiply(c[t][1], low[2], high[2], low[3], high[3], v.word[2], v.word[3]);
+#else
+                    u32 at = GROUP == 0 ? part * 32 + w * 8 : w * 32 + part * 8;
+                    uint2 v = load_half_x(8 * t + group < TOKENS, x_here + at);
+                    multiply(c[t][w % 2], low[0], high[0], low[1], high[1], v.x, v.y);
+#endif
+                }
+#if GROUP > 0
+                /* Words of a group. */
+                const int words = 4 / STEP_GROUPS;
+                if ((w + 1) % words == 0) {
+                    const int g = GROUP > SPAN ? 0 : half * STEP_GROUPS + w / words;
+#pragma unroll
+                    for (int t = 0; t < TILES; ++t) {
+                        float around[2] = {};
+#if NEEDS_SUMS
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            int token = 8 * t + 2 * part + i;
+                            token = token < TOKENS ? token : TOKENS - 1;
+                            around[i] = sums[token * (SLICE / SUMMED) + step * STEP_GROUPS + w / words];
+                        }
+#endif
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            float sum = words == 1 && BITS == 8 ? c[t][w % 2][i] : c[t][0][i] + c[t][1][i];
+                            total[t][i] += put_right(sum, scale[g][i / 2], offset[g][i / 2], around[i % 2]);
+                            c[t][0][i] = c[t][1][i] = 0.0f;
+                        }
+                    }
+                }
+#endif
+            }
+#if GROUP == 0
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) total[t][i] += c[t][0][i] + c[t][1][i];
+            }
+#endif
+        }
+    }
+
+    /* Leaves the sums of a warp: rows of SUM_ROW for each token, with 16 outputs each. */
+    __device__ void leave(Sum* to) const {
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int token = 8 * t + 2 * part + i;
+                if (token >= TOKENS) break;
+                to[token * SUM_ROW + group] = total[t][i];
+                to[token * SUM_ROW + group + 8] = total[t][2 + i];
+            }
+        }
+    }
+
+    /* What the sum of a group comes to, given its sum of activations. */
+    __device__ static float put_right(float sum, float scale, float second, float activations) {
+#if OFFSET == 1
+        return scale * (sum - (second + SHIFTED) * activations);
+#elif OFFSET == 2
+        return scale * (sum - SHIFTED * activations) + second * activations;
+#elif BITS == 4
+        return scale * (sum - SHIFTED * activations);
+#else
+        return scale * sum;
+#endif
+    }
+
+    /* What a sum over all inputs comes to, where a row is one group. */
+    __device__ float put_right(float sum, float scale, float second, int token) const {
+        return put_right(sum, scale, second, NEEDS_SUMS ? sums[token] : 0.0f);
+    }
+};
+#endif
+#endif
