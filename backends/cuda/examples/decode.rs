@@ -7,12 +7,14 @@
 //! bandwidth of the copy. With `--parts` the calls of one kind are also timed by themselves, all layers one after the other,
 //! and the step without them. `--weights` and `--head` name the format of the layers' weights and of the head's (int8,
 //! int4g128_f16, ..), `--bytes` quantises activations too, and with `--prompt` the step is one sequence's whole context. With
-//! `--sets` layers take turns at four sets of weights, which is soon loaded and still more than caches hold. With `--check` the logits of the graph are held to those of the calls one by one.
+//! `--sets` layers take turns at four sets of weights, which is soon loaded and still more than caches hold. With `--check` the
+//! logits of the graph are held to those of the calls one by one, and its replays to each other.
 
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
     checked::CheckedPlan,
     device::{Backend, Buffer, BufferSlice, Device, DeviceOptions, MemoryKind, Stream},
+    graph::Graph,
     kernels::{
         Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse,
     },
@@ -533,11 +535,39 @@ fn copy_bandwidth(device: &dyn Device, stream: &mut dyn Stream) -> Result<f64> {
     Ok(2.0 * bytes as f64 / (times[times.len() / 2] / 1e3))
 }
 
-/// The median of the replays of a graph of calls, with the times it came from.
-fn replay(device: &dyn Device, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Vec<f64>> {
+/// A graph of calls, and the times of its replays.
+fn replay(
+    device: &dyn Device,
+    stream: &mut dyn Stream,
+    calls: Vec<Box<dyn BoundCall>>,
+) -> Result<(Box<dyn Graph>, Vec<f64>)> {
     let graphs = device.graphs().ok_or_else(|| Error::unsupported("no graphs"))?;
     let graph = graphs.capture(stream, calls)?;
-    time(device, stream, REPLAYS, |stream| graph.launch(stream))
+    let times = time(device, stream, REPLAYS, |stream| graph.launch(stream))?;
+    Ok((graph, times))
+}
+
+/// Holds logits of a graph to those of its calls one by one, and those of more replays to them, to the bit. Gives the largest
+/// difference from the former, and the largest logit.
+fn check(
+    graph: &dyn Graph,
+    stream: &mut dyn Stream,
+    logits: &Value,
+    one_by_one: &[f32],
+) -> Result<(f32, f32)> {
+    let found = fetch(stream, logits)?;
+    let (apart, largest) = difference(one_by_one, &found);
+    if apart.is_nan() || apart > largest * LOGITS_APART {
+        let message = format!("logits of the graph are up to {apart} off, the largest is {largest}");
+        return Err(Error::internal(message));
+    }
+    for _ in 0..REPLAYS {
+        graph.launch(stream)?;
+        if fetch(stream, logits)? != found {
+            return Err(Error::internal("two replays of the graph do not give the same bits"));
+        }
+    }
+    Ok((apart, largest))
 }
 
 fn median(times: &[f64]) -> f64 {
@@ -623,13 +653,10 @@ fn main() -> Result<()> {
             })?;
             let count = calls.len();
             let one_by_one = fetch(step.stream, &logits)?;
-            let times = replay(&*device, step.stream, calls)?;
+            let (graph, times) = replay(&*device, step.stream, calls)?;
             if wanted.check {
-                let (apart, largest) = difference(&one_by_one, &fetch(step.stream, &logits)?);
+                let (apart, largest) = check(&*graph, step.stream, &logits, &one_by_one)?;
                 let _ = writeln!(out, "logits of the graph: up to {apart} off, the largest is {largest}");
-                if apart.is_nan() || apart > largest * LOGITS_APART {
-                    return Err(Error::internal("the graph does not compute what its calls compute"));
-                }
             }
             let _ = writeln!(
                 out,
@@ -649,10 +676,10 @@ fn main() -> Result<()> {
             for (part, name) in PARTS.iter().enumerate() {
                 build(&mut step, model, &loaded, &wanted, *batch, &|other| other == part)?;
                 let alone = std::mem::take(&mut step.calls);
-                let alone = median(&replay(&*device, step.stream, alone)?);
+                let alone = median(&replay(&*device, step.stream, alone)?.1);
                 build(&mut step, model, &loaded, &wanted, *batch, &|other| other != part)?;
                 let without = std::mem::take(&mut step.calls);
-                let without = median(&replay(&*device, step.stream, without)?);
+                let without = median(&replay(&*device, step.stream, without)?.1);
                 let each = if part == 5 { 1.0 } else { model.layers as f64 };
                 let _ = writeln!(
                     out,

@@ -29,7 +29,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
     float* maxima = room + WARPS * TILE_HEADS * VALUE_ROW;
     float* amounts = maxima + WARPS * TILE_HEADS;
     Vector query[1 + UPPER][KEY_BLOCKS];
-    float weighted[VALUE_BLOCKS][8][4] = {}, maximum[1 + UPPER], sum[1 + UPPER];
+    float weighted[1 + UPPER][VALUE_BLOCKS][4][4] = {}, maximum[1 + UPPER], sum[1 + UPPER];
 #pragma unroll
     for (int half = 0; half < 1 + UPPER; ++half) {
         maximum[half] = -infinity();
@@ -180,47 +180,50 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
             weights[half][0] = pair_of(its[0], its[1]);
             weights[half][1] = pair_of(its[2], its[3]);
         }
+        /* Values are the operand of 16 rows, two elements for each 8 lanes, and weights that of 8 columns. */
 #pragma unroll
-        for (int block = 0; block < VALUE_BLOCKS; ++block) {
+        for (int half = 0; half < 1 + UPPER; ++half) {
+            float own = factor[half], even = 1.0f, odd = 1.0f;
+            if (again) {
+                even = __shfl_sync(0xffffffffu, own, 8 * part);
+                odd = __shfl_sync(0xffffffffu, own, 8 * part + 4);
+            }
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                if (again) {
-                    weighted[block][j][0] *= factor[0];
-                    weighted[block][j][1] *= factor[0];
-                    weighted[block][j][2] *= factor[UPPER];
-                    weighted[block][j][3] *= factor[UPPER];
+            for (int block = 0; block < VALUE_BLOCKS; ++block) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    float (&sums)[4] = weighted[half][block][j];
+                    const Vector (&its)[4] = value[block];
+                    auto pair = [&](int i, u32 choice) { return __byte_perm(its[i].word[j], its[i + 1].word[j], choice); };
+                    sums[0] *= even;
+                    sums[1] *= odd;
+                    sums[2] *= even;
+                    sums[3] *= odd;
+                    multiply(sums, pair(0, 0x5410), pair(0, 0x7632), pair(2, 0x5410), pair(2, 0x7632), weights[half][0],
+                             weights[half][1]);
                 }
-                u32 choice = j % 2 ? 0x7632 : 0x5410;
-                u32 first = __byte_perm(value[block][0].word[j / 2], value[block][1].word[j / 2], choice);
-                u32 second = __byte_perm(value[block][2].word[j / 2], value[block][3].word[j / 2], choice);
-                multiply(weighted[block][j], weights[0][0], UPPER ? weights[UPPER][0] : 0, weights[0][1],
-                         UPPER ? weights[UPPER][1] : 0, first, second);
             }
         }
     }
 #pragma unroll
     for (int half = 0; half < 1 + UPPER; ++half) {
-        int head = group + 8 * half;
         float amount = sum_of_four(sum[half]);
-        if (head < TILE_HEADS) {
-            if (part == 0) {
-                maxima[head * WARPS + warp] = maximum[half];
-                amounts[head * WARPS + warp] = amount;
-            }
+        if (part == 0 && group + 8 * half < TILE_HEADS) {
+            maxima[(group + 8 * half) * WARPS + warp] = maximum[half];
+            amounts[(group + 8 * half) * WARPS + warp] = amount;
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            int head = 2 * part + n + 8 * half;
+            if (head >= TILE_HEADS) break;
 #pragma unroll
             for (int block = 0; block < VALUE_BLOCKS; ++block) {
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    int at = block * 64 + (2 * part + n) * 8;
-                    if (at >= HEAD) continue;
-                    float* to = sums + (warp * TILE_HEADS + head) * VALUE_ROW + at;
-#pragma unroll
-                    for (int j = 0; j < 8; j += 4) {
-                        const float (&its)[8][4] = weighted[block];
-                        const int of = half * 2 + n;
-                        *(float4*)(to + j) = make_float4(its[j][of], its[j + 1][of], its[j + 2][of], its[j + 3][of]);
-                    }
-                }
+                int at = block * 64 + group * 8;
+                if (at >= HEAD) break;
+                const float (&its)[4][4] = weighted[half][block];
+                float4* to = (float4*)(sums + (warp * TILE_HEADS + head) * VALUE_ROW + at);
+                to[0] = make_float4(its[0][n], its[0][2 + n], its[1][n], its[1][2 + n]);
+                to[1] = make_float4(its[2][n], its[2][2 + n], its[3][n], its[3][2 + n]);
             }
         }
     }

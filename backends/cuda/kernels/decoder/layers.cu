@@ -9,14 +9,15 @@
  * one back. Each layer has memory of its own. When all blocks have the result of a layer's first MLP half before them, nobody
  * reads what is older than that, and it is set to ones again for the next launch; the block that ends last does so with the rest.
  *
- * Products are of tiles of 16 or 8 outputs. A warp beside those that multiply copies weights into a ring of slots, in the order
- * of all products of all layers, and waits for nobody but the readers of the ring: memory works while blocks wait for each
- * other. Tiles go to blocks in turn, the next product goes on where the one before ended, so all have equally much to read.
+ * Products are of tiles: one run of neighbouring outputs, or two, where results come of pairs. A warp beside those that multiply
+ * copies weights into a ring of slots, run by run, in the order of all products of all layers, and waits for nobody but the
+ * readers of the ring: memory works while blocks wait for each other. A run is as many outputs as lie in a slot as in memory, one
+ * behind the other, so that it takes one copy: a copy costs its multiprocessor 70 ns however short it is. Tiles go to blocks in
+ * turn, the next product goes on where the one before ended, so all have equally much to read.
  *
- * Weights are the 16-row operand of mma.m16n8k16: 16 outputs by 64 inputs, or 8 outputs by 2 x 64 inputs. Rows lie in a slot as
- * in memory, a multiple of 128 bytes apart, so neighbouring rows would meet in the same banks: those of odd number have the
- * halves of their 64 inputs read in the other order. As there is one token, the 8 columns of the other operand are free to hold
- * it in both orders, and for both sets of inputs: columns 0 and 1 for the first 8 rows, 2 and 3 for the last.
+ * Weights are the 16-row operand of mma.m16n8k16. A run has 8, 4 or 2 outputs, so its rows are cut into 2, 4 or 8 sets of 32
+ * inputs, which lie beside each other and so in different banks. As there is one token, the 8 columns of the other operand are
+ * free to hold the inputs of these sets; of the result a row counts in the column of its set.
  *
  * Attention: blocks take a part of the heads of a KV head and a split of the keys, their warps units of 16 keys, as in
  * attention/decode.cu. Who multiplies with the result merges the splits for himself.
@@ -44,13 +45,14 @@ template <int P>
 __device__ inline void run_product(const Model& m, const Layer& layer, const Thread& t, const Share& share, int l, int& turn,
                                    Ring& ring, u32 barriers, u8* mine, const float* partial, const float2* sines,
                                    float2* scratch) {
-    constexpr int INPUTS = INPUTS_OF[P], TILES = TILES_OF[P], COLUMNS = COLUMNS_OF[P];
-    /* What is left for the last slot of a tile. */
+    constexpr int INPUTS = INPUTS_OF[P], TILES = TILES_OF[P], COLUMNS = COLUMNS_OF[P], RUNS = RUNS_OF[P], RUN = ROWS_OF[P];
+    /* What is left for the last slot of a run. */
     constexpr int LAST = INPUTS - (INPUTS - 1) / COLUMNS * COLUMNS;
-    constexpr bool WIDE = P % 2, MANY = TILES > GRID * WARPS;
-    typedef Weights<LAST, WIDE> Slot;
+    typedef Weights<LAST, RUN> Slot;
     /* Whether weights are taken into registers while this waits for the others. */
-    constexpr bool HELD = COLUMNS >= INPUTS && !MANY;
+    constexpr bool HELD = COLUMNS >= INPUTS;
+    /* Lanes of a warp that have the same output of a run in the end. */
+    constexpr int SHARERS = 2 * Slot::SETS;
     const Product& p = m.products[P];
     int first = first_of(turn);
     turn = turn_after(turn, TILES);
@@ -61,15 +63,17 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     /* Where residuals come from, and where results go. */
     const X* before = P == OUTPUT ? l ? (const X*)mine : m.x : (const X*)(mine + MIDDLE_AT);
     i64 after = (i64)l * LAYER_BYTES + (P == INPUT ? QUERIES_AT : P == OUTPUT ? MIDDLE_AT : P == UP ? INNER_AT : LAYER_BYTES);
-    bool ended = P == DOWN && l == (int)m.layers - 1, staged = false;
+    bool ended = P == DOWN && l == (int)m.layers - 1, staged = false, leaves = t.lane % SHARERS == 0;
     const BIAS* bias = layer.biases[P];
+    Slot held;
+    Vector inputs[Slot::EACH];
 #pragma unroll 1
     for (int tile = first; tile < TILES;) {
         /* A tile for each warp to finish. What it needs is read ahead. */
         int own = tile + t.warp * GRID;
         bool finishes = own < TILES;
-        Rows rows = rows_of(P, own);
-        int low = rows.low + t.pair, high = rows.high + t.pair;
+        Rows rows = rows_of<P>(own);
+        int low = rows.low + t.lane / SHARERS, high = rows.high + t.lane / SHARERS;
         float add_low = 0.0f, add_high = 0.0f, sine = 0.0f, cosine = 1.0f;
         X* cache = nullptr;
         if (P == INPUT) {
@@ -82,7 +86,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 cosine = scale * turned.y;
             }
 #endif
-            if (t.lane < 8 && low >= queries && share.place >= 0) {
+            if (leaves && low >= queries && share.place >= 0) {
                 bool is_value = low >= queries + keys;
                 int at = low - queries - (is_value ? keys : 0);
                 const Strides& strides = is_value ? m.value_strides : m.key_strides;
@@ -93,17 +97,15 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
         X residual = {0};
         if (finishes) {
             add_low = or_else(bias, low, 0.0f);
-            if (!WIDE) add_high = or_else(bias, high, 0.0f);
-            if (WIDE) residual = load_fresh_one(before + low);
+            if (RUNS == 2) add_high = or_else(bias, high, 0.0f);
+            if (RUNS == 1) residual = load_fresh_one(before + low);
         }
         X* to = (X*)(m.exchange + after) + low;
-        bool leaves = t.lane < 8;
-        const float* from = sums + (t.warp * 16 + t.pair) * SUM_ROW;
-        float* own_sum = sums + (t.part * 8 + t.group) * SUM_ROW + t.warp;
+        const float* from = sums + t.warp * (RUNS * RUN_SUMS) + t.lane * 4;
+        float* own_sum = sums + t.group * WARPS + t.warp;
         asm volatile("" : "+l"(to), "+l"(from), "+l"(own_sum));
-        Slot held;
-        if (HELD) held.load(t, ring, barriers);
-        if (!MANY || !staged) {
+        if (!staged) {
+            if (HELD) held.load(t, ring, barriers);
             if (P == INPUT || P == UP) {
                 bool there = P == INPUT && l == 0;
                 const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
@@ -114,50 +116,45 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 stage_plain((const X*)(mine + INNER_AT), activations);
             }
             meet();
+            if (HELD) Slot::load_inputs(t, activations, inputs);
             staged = true;
         }
         int tiles = 0;
-        /* Row `group` in the columns of lane 0 of four, row `group + 8` in those of lane 1. */
+        /* Rows `group` and `group + 8` of a run are in the columns of one lane of four. */
         auto keep = [&](const float (&c)[2][4]) {
-            float even = t.part ? c[0][2] + c[1][2] : c[0][0] + c[1][0], odd = t.part ? c[0][3] + c[1][3] : c[0][1] + c[1][1];
-            if (t.part < 2) own_sum[tiles * (16 * SUM_ROW)] = t.odd ? odd : even;
-            ++tiles;
-            tile += GRID;
-        };
-        if constexpr (HELD) {
-            Vector inputs[Slot::EACH][2];
-            Slot::load_inputs(t, activations, inputs);
-#pragma unroll 1
-            while (true) {
-                float c[2][4] = {};
-                held.multiply_by(inputs, c);
-                bool more = tile + GRID < TILES;
-                if (more) held.load(t, ring, barriers);
-                keep(c);
-                if (!more) break;
+            bool odd = t.group % 2;
+            if (t.part == Slot::set(t) / 2) {
+                own_sum[0] = odd ? c[0][1] + c[1][1] : c[0][0] + c[1][0];
+                own_sum[8 * WARPS] = odd ? c[0][3] + c[1][3] : c[0][2] + c[1][2];
             }
-        } else {
+            own_sum += RUN_SUMS;
+        };
 #pragma unroll 1
-            do {
+        for (; tile < TILES && tiles < WARPS; ++tiles, tile += GRID) {
+#pragma unroll
+            for (int run = 0; run < RUNS; ++run) {
                 float c[2][4] = {};
-                const u8* x = activations;
+                if constexpr (HELD) {
+                    held.multiply_by(inputs, c, run + 1 < RUNS || tile + GRID < TILES, t, ring, barriers);
+                } else {
+                    const u8* x = activations;
 #pragma unroll 1
-                for (int column = 0; column < INPUTS - LAST; column += COLUMNS, x += COLUMNS * 2) {
-                    take_slot<COLUMNS, WIDE>(t, ring, barriers, x, c);
+                    for (int column = 0; column < INPUTS - LAST; column += COLUMNS, x += COLUMNS * 2) {
+                        take_slot<COLUMNS, RUN>(t, ring, barriers, x, c);
+                    }
+                    take_slot<LAST, RUN>(t, ring, barriers, x, c);
                 }
-                take_slot<LAST, WIDE>(t, ring, barriers, x, c);
                 keep(c);
-            } while (tile < TILES && (!MANY || tiles < WARPS));
+            }
         }
         meet();
         if (t.warp < tiles) {
-            float a = sum_of_warps(from), b = sum_of_warps(from + 8 * SUM_ROW);
-            /* Lanes for each pair, and for each copy of what others read. */
-            if (WIDE) {
+            float a = sum_of_sharers<SHARERS>(from), b = RUNS == 2 ? sum_of_sharers<SHARERS>(from + RUN_SUMS) : 0.0f;
+            if (RUNS == 1) {
                 if (P == DOWN || l > 0) {
                     for (u32 reads = 0; residual.bits == 0xffffu; be_patient(reads)) residual = load_fresh_one(before + low);
                 }
-                X y = narrow<X>(widen(residual) + p.alpha * (a + b + add_low));
+                X y = narrow<X>(widen(residual) + p.alpha * (a + add_low));
                 if (!ended && leaves) leave(to, y);
                 if (ended && leaves) m.y[low] = y;
             } else if (P == UP) {
@@ -197,7 +194,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 }
             }
         }
-        if (!MANY) break;
+        if (TILES <= GRID * WARPS) break;
         if (tile < TILES) meet();
     }
 }
@@ -262,8 +259,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     t.lane = threadIdx.x % 32;
     t.group = t.lane / 4;
     t.part = t.lane % 4;
-    t.odd = t.group % 2 * 64;
-    t.pair = t.lane % 8;
     u8* mine = m.exchange;
     int first_unit = share.split * WARPS + t.warp, first_page = -1;
     if (share.split < share.live && first_unit < share.units) first_page = m.pages_of[first_unit * UNIT / SLOTS];

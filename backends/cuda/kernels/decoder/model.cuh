@@ -1,16 +1,17 @@
 /*
  * Layers of a decoder in one launch: sizes, which are constants, and what the kernel is told.
  */
-/* Warps that multiply; one more copies. */
+/* Warps that multiply; one more copies. Of a run each leaves 16 sums. */
 #define MULTIPLIERS (WARPS * 32)
 #define BLOCK (MULTIPLIERS + 32)
+#define RUN_SUMS (16 * WARPS)
 #define UNIT 16
 #define VALUE_ROW (HEAD + 4)
 #define KEY_BLOCKS ((HEAD + 31) / 32)
 #define VALUE_BLOCKS ((HEAD + 63) / 64)
 /* Whether there are query heads in the upper 8 rows of a product. */
 #define UPPER (TILE_HEADS > 8)
-/* Products of a layer, in their order; those of odd number have tiles of 8 outputs. */
+/* Products of a layer, in their order. */
 #define INPUT 0
 #define OUTPUT 1
 #define UP 2
@@ -37,10 +38,12 @@ struct Layer {
 /* A product, as it is in all layers: of the norm in front, and what is behind. */
 struct Product { float eps, offset, alpha, limit; };
 
-/* Products of a layer: inputs, outputs, tiles, and how many inputs a slot of the ring takes. */
+/* Products of a layer: inputs and outputs; runs of neighbouring outputs in a tile, and outputs in a run; tiles. A slot of the ring
+ * takes so many inputs of a run: all, where they fit. */
 constexpr int INPUTS_OF[4] = {HIDDEN, HEADS * HEAD, HIDDEN, INNER};
 constexpr int OUTPUTS_OF[4] = {(HEADS + 2 * KV_HEADS) * HEAD, HIDDEN, MIDDLE == GATED ? 2 * INNER : INNER, HIDDEN};
-constexpr int TILES_OF[4] = {OUTPUTS_OF[0] / 16, HIDDEN / 8, OUTPUTS_OF[2] / 16, HIDDEN / 8};
+constexpr int RUNS_OF[4] = {2, 1, 2, 1}, ROWS_OF[4] = {ROWS_0, ROWS_1, ROWS_2, ROWS_3};
+constexpr int TILES_OF[4] = {OUTPUTS_OF[0] / (2 * ROWS_0), HIDDEN / ROWS_1, OUTPUTS_OF[2] / (2 * ROWS_2), HIDDEN / ROWS_3};
 constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
 /* What blocks leave for each other in a layer, in bytes: the token in front of it, query, key and value, the token in the
  * middle, and the MLP's inner one. */
@@ -49,15 +52,15 @@ constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
 #define MIDDLE_AT (QUERIES_AT + ROOM_OF((HEADS + 2 * KV_HEADS) * HEAD))
 #define INNER_AT (MIDDLE_AT + ROOM_OF(HIDDEN))
 #define LAYER_BYTES (INNER_AT + ROOM_OF(INNER))
-/* Shared memory behind the ring. */
-#define SUM_ROW ((WARPS + 3) / 4 * 4 + 4)
+/* Shared memory behind the ring. Attention works behind its own result, where inputs of other products are. */
 #define ROUNDED(bytes) (((bytes) + 127) / 128 * 128)
 #define ACTIVATIONS_AT (RING_SLOTS * SLOT_BYTES)
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
 #define MOST_INPUTS LARGER(HIDDEN, LARGER(INNER, HEADS * HEAD))
-#define SUMS_AT (ACTIVATIONS_AT + ROUNDED(MOST_INPUTS * 2))
-#define HEADS_AT (SUMS_AT + ROUNDED(WARPS * 16 * SUM_ROW * 4))
-#define BARRIERS_AT (HEADS_AT + ROUNDED(WARPS * TILE_HEADS * (HEAD + 6) * 4))
+#define HEADS_AT (ACTIVATIONS_AT + ROUNDED(HEADS * HEAD * 2))
+#define HEADS_END (HEADS_AT + ROUNDED(WARPS * TILE_HEADS * (HEAD + 6) * 4))
+#define SUMS_AT LARGER(ACTIVATIONS_AT + ROUNDED(MOST_INPUTS * 2), HEADS_END)
+#define BARRIERS_AT (SUMS_AT + WARPS * 2 * RUN_SUMS * 4)
 #define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
 
 struct Model {

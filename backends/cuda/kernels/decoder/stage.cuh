@@ -15,6 +15,16 @@ __device__ inline float sum_of_warps(const float* from) {
     return x;
 }
 
+/* The sum of what the warps have of an output of a run, of which a lane has 4: the same in all lanes that share it. */
+template <int SHARERS> __device__ inline float sum_of_sharers(const float* from) {
+    static_assert(WARPS == 8, "a run is 32 times 4 sums");
+    float4 its = *(const float4*)from;
+    float x = (its.x + its.y) + (its.z + its.w);
+#pragma unroll
+    for (int distance = 1; distance < SHARERS; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
 /* Sums over the warps that multiply; `scratch` is not used for anything else before the next barrier but one. */
 __device__ inline float sum_of_row(float x, float* scratch) {
     x = warp_sum(x);

@@ -36,21 +36,19 @@ __device__ inline int turn_after(int turn, int tiles) {
     return turn < GRID ? turn : turn - GRID;
 }
 
-/* Rows of a tile: two sets of 8 neighbours. */
+/* Where the runs of a tile begin. */
 struct Rows {
     int low, high;
     bool turned;
 };
-__device__ inline Rows rows_of(int product, int tile) {
-    if (product % 2) return Rows{8 * tile, 8 * tile, false};
-    Rows rows = {16 * tile, 16 * tile + 8, false};
-    if (product == UP) {
-        if (MIDDLE == GATED) rows = Rows{8 * tile, INNER + 8 * tile, false};
-        return rows;
-    }
+template <int P> __device__ inline Rows rows_of(int tile) {
+    constexpr int RUN = ROWS_OF[P];
+    if (RUNS_OF[P] == 1) return Rows{RUN * tile, RUN * tile, false};
+    if (P == UP && MIDDLE == GATED) return Rows{RUN * tile, INNER + RUN * tile, false};
+    Rows rows = {2 * RUN * tile, 2 * RUN * tile + RUN, false};
 #if ROPE
-    int head = 16 * tile / HEAD, at = 16 * tile - head * HEAD;
-    if (head < HEADS + KV_HEADS && at < 2 * PAIRS) {
+    int head = rows.low / HEAD, at = rows.low - head * HEAD;
+    if (P == INPUT && head < HEADS + KV_HEADS && at < 2 * PAIRS) {
         rows.low = head * HEAD + at / 2;
         rows.high = rows.low + PAIRS;
         rows.turned = true;
@@ -58,40 +56,6 @@ __device__ inline Rows rows_of(int product, int tile) {
 #endif
     return rows;
 }
-
-/* A way through the pieces of weights that are this block's. */
-struct Walk {
-    int layer, product, tile, column, turn;
-    __device__ void seek() {
-        while (tile >= TILES_OF[product]) {
-            turn = turn_after(turn, TILES_OF[product]);
-            tile = first_of(turn);
-            if (++product == 4) {
-                product = 0;
-                ++layer;
-            }
-        }
-    }
-    __device__ void next() {
-        column += COLUMNS_OF[product];
-        if (column < INPUTS_OF[product]) return;
-        column = 0;
-        tile += GRID;
-        seek();
-    }
-    /* Columns of the piece; its copies, each of so many bytes; and where the copy of a lane begins. */
-    __device__ void piece(const Layer* table, int lane, int& copies, int& bytes, const u8*& from) const {
-        int inputs = INPUTS_OF[product], columns = COLUMNS_OF[product];
-        if (inputs - column < columns) columns = inputs - column;
-        /* Whole rows are neighbours: one copy for 8 of them. */
-        bool whole = columns == inputs;
-        Rows rows = rows_of(product, tile);
-        copies = (product % 2 ? 1 : 2) * (whole ? 1 : 8);
-        bytes = columns * 2 * (whole ? 8 : 1);
-        int row = whole ? (lane ? rows.high : rows.low) : (lane < 8 ? rows.low : rows.high) + lane % 8;
-        from = table[layer].weights[product] + (i64)row * (inputs * 2) + column * 2;
-    }
-};
 
 __device__ inline void fetch_line(const void* from) { asm volatile("prefetch.global.L2 [%0];" :: "l"(from)); }
 /* The lines of a vector that are this block's to fetch. */
@@ -124,125 +88,150 @@ __device__ inline void fetch_layer(const Model& m, const Layer& layer, const Sha
     }
 }
 
+/* Weights of a product that are this block's, slot by slot. Whole runs are neighbours: one copy. */
+template <int P>
+__device__ inline void copy_product(const u8* weights, int& turn, Ring& ring, Ring& landed, int& ahead, u32 barriers, u32 to,
+                                    u64 once) {
+    constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
+    constexpr bool WHOLE = COLUMNS >= INPUTS;
+    int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int tile = first_of(turn); tile < TILES_OF[P]; tile += GRID) {
+        Rows rows = rows_of<P>(tile);
+#pragma unroll 1
+        for (int run = 0; run < RUNS_OF[P]; ++run) {
+            const u8* from = weights + (i64)(run ? rows.high : rows.low) * (INPUTS * 2) + (WHOLE ? 0 : lane * (INPUTS * 2));
+#pragma unroll 1
+            for (int column = 0; column < INPUTS; column += COLUMNS, from += COLUMNS * 2) {
+                int bytes = (WHOLE ? RUN * INPUTS : column + COLUMNS > INPUTS ? INPUTS - column : COLUMNS) * 2;
+                u32 full = barriers + ring.slot * 16;
+                await_phase(full + 8, ring.phase);
+                /* Not too much at once: what blocks leave for each other would wait behind it. */
+                if (++ahead > IN_FLIGHT) {
+                    await_phase(barriers + landed.slot * 16, landed.phase);
+                    landed.next();
+                }
+                if (lane == 0) {
+                    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                        :: "r"(full), "r"(bytes * (WHOLE ? 1 : RUN)) : "memory");
+                }
+                if (!WHOLE) __syncwarp();
+                if (lane < (WHOLE ? 1 : RUN)) {
+                    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                                 "[%0], [%1], %2, [%3], %4;"
+                        :: "r"(to + ring.slot * SLOT_BYTES + lane * bytes), "l"(from), "r"(bytes), "r"(full), "l"(once)
+                        : "memory");
+                }
+                ring.next();
+            }
+        }
+    }
+    turn = turn_after(turn, TILES_OF[P]);
+}
+
 /* The warp that copies weights. */
 __device__ inline void copy_weights(const Model& m, const Layer* table, const Share& share, u32 barriers) {
-    int lane = threadIdx.x % 32, layers = (int)m.layers, copies, bytes;
+    int lane = threadIdx.x % 32, layers = (int)m.layers;
     u32 to = (u32)__cvta_generic_to_shared(memory);
-    const u8* from;
     u64 once;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-    Ring ring = {0, 1};
-    Walk walk = {0, 0, (int)blockIdx.x, 0, 0};
-    walk.seek();
-    /* Goes ahead, into the L2; what is next for the ring needs no such help. */
-    Walk scout = walk;
-    int own = share.split * WARPS + lane / 2, page = -1;
+    int own = share.split * WARPS + lane / 2, page = -1, turn = 0;
     if (share.split < share.live && lane / 2 < WARPS && own < share.units) page = m.pages_of[own * UNIT / SLOTS];
     page = page < (int)m.pages ? page : -1;
+    Ring ring = {0, 1}, landed = {0, 0};
+    int ahead = 0;
     fetch_layer(m, table[0], share, lane, page);
 #pragma unroll 1
-    for (int i = 0; i < AHEAD && scout.layer < layers; ++i) scout.next();
-    int fetched = 0;
-#pragma unroll 1
-    while (walk.layer < layers) {
-        u32 full = barriers + ring.slot * 16;
-        await_phase(full + 8, ring.phase);
-        walk.piece(table, lane, copies, bytes, from);
-        if (lane == 0) {
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(full), "r"(copies * bytes) : "memory");
-        }
-        __syncwarp();
-        if (lane < copies) {
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                         "[%0], [%1], %2, [%3], %4;"
-                :: "r"(to + ring.slot * SLOT_BYTES + lane * bytes), "l"(from), "r"(bytes), "r"(full), "l"(once) : "memory");
-        }
-        ring.next();
-        walk.next();
-        if (AHEAD > 0 && scout.layer < layers) {
-            scout.piece(table, lane, copies, bytes, from);
-            if (lane < copies) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
-            scout.next();
-        }
-        if (walk.layer > fetched) {
-            fetched = walk.layer;
-            if (fetched < layers) fetch_layer(m, table[fetched], share, lane, page);
-        }
+    for (int l = 0; l < layers; ++l) {
+        const u8* const (&weights)[4] = table[l].weights;
+        copy_product<INPUT>(weights[INPUT], turn, ring, landed, ahead, barriers, to, once);
+        copy_product<OUTPUT>(weights[OUTPUT], turn, ring, landed, ahead, barriers, to, once);
+        copy_product<UP>(weights[UP], turn, ring, landed, ahead, barriers, to, once);
+        copy_product<DOWN>(weights[DOWN], turn, ring, landed, ahead, barriers, to, once);
+        if (l + 1 < layers) fetch_layer(m, table[l + 1], share, lane, page);
     }
 }
 
 /* What a thread is. */
 struct Thread {
-    int warp, lane, group, part, odd, pair;
+    int warp, lane, group, part;
 };
 
-/* What a warp has of a slot: pieces of 16 rows by 64 inputs, or of 8 rows by 2 x 64. */
-template <int COLUMNS, bool WIDE> struct Weights {
-    static constexpr int ROW = COLUMNS * 2, STEP = WIDE ? 256 : 128, PIECES = (ROW + STEP - 1) / STEP;
-    static constexpr int EACH = (PIECES + WARPS - 1) / WARPS;
-    Vector a[EACH][2], b[EACH][2];
+/* What a warp has of a slot. A run of 8, 4 or 2 outputs comes to 16 rows: 2, 4 or 8 sets of 32 inputs for each. */
+template <int COLUMNS, int RUN> struct Weights {
+    static constexpr int SETS = 16 / RUN, STEP = SETS * 64, STEPS = COLUMNS * 2 / STEP;
+    static constexpr int EACH = (STEPS + WARPS - 1) / WARPS;
+    static_assert(COLUMNS * 2 % STEP == 0, "whole sets of inputs");
+    Vector low[EACH], high[EACH];
 
     static __device__ bool has(const Thread& t, int i) {
-        return PIECES % WARPS == 0 || i < EACH - 1 || t.warp + i * WARPS < PIECES;
+        return STEPS % WARPS == 0 || i < EACH - 1 || t.warp + i * WARPS < STEPS;
     }
-    /* The last piece of 8 rows may be half of one: then both sets of rows are the same, and one set of inputs zeros. */
-    static __device__ bool half(const Thread& t, int i) {
-        return WIDE && ROW % STEP != 0 && i == EACH - 1 && t.warp + i * WARPS == PIECES - 1;
-    }
+    /* Which of the sets a row is, and so in which column of the other operand its inputs are. */
+    static __device__ int set(const Thread& t) { return t.group % SETS; }
+    static __device__ int begin(const Thread& t) { return t.warp * STEP + set(t) * 64 + t.part * 16; }
 
-    /* From the next slot into registers. */
-    __device__ void load(const Thread& t, Ring& ring, u32 barriers) {
-        u32 full = barriers + ring.slot * 16;
-        const u8* low = memory + ring.slot * SLOT_BYTES + t.group * ROW + t.part * 16 + t.odd + t.warp * STEP;
-        /* From the first half of 64 inputs to the second, or back. */
-        int other = 64 - 2 * t.odd;
-        await_phase(full, ring.phase);
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            a[i][0] = a[i][1] = b[i][0] = b[i][1] = Vector{};
-            if (!has(t, i)) break;
-            const u8* here = low + i * (WARPS * STEP);
-            const u8* there = here + (half(t, i) ? 0 : WIDE ? 128 : 8 * ROW);
-            a[i][0] = *(const Vector*)here;
-            a[i][1] = *(const Vector*)(here + other);
-            b[i][0] = *(const Vector*)there;
-            b[i][1] = *(const Vector*)(there + other);
-        }
+    /* A step of a slot into registers, from where `await` says that the slot begins for this lane, once it is full. */
+    __device__ void load_step(const Thread& t, int i, const u8* from) {
+        low[i] = high[i] = Vector{};
+        if (!has(t, i)) return;
+        low[i] = *(const Vector*)(from + i * (WARPS * STEP));
+        high[i] = *(const Vector*)(from + i * (WARPS * STEP) + RUN * COLUMNS);
+    }
+    static __device__ const u8* await(const Thread& t, const Ring& ring, u32 barriers) {
+        await_phase(barriers + ring.slot * 16, ring.phase);
+        return memory + ring.slot * SLOT_BYTES + t.group / SETS * (COLUMNS * 2) + begin(t);
+    }
+    /* Copies do not wait for reads by themselves: all are done, for them too, before the slot is theirs. */
+    static __device__ void release(const Thread& t, Ring& ring, u32 barriers) {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
-        if (t.lane == 0) arrive(full + 8);
+        if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8);
         ring.next();
     }
-    static __device__ void load_inputs(const Thread& t, const u8* x, Vector (&v)[EACH][2]) {
-        const u8* its = x + t.part * 16 + t.odd + t.warp * STEP + (WIDE ? t.group / 2 * 128 : 0);
+    __device__ void load(const Thread& t, Ring& ring, u32 barriers) {
+        const u8* from = await(t, ring, barriers);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) load_step(t, i, from);
+        release(t, ring, barriers);
+    }
+    static __device__ void load_inputs(const Thread& t, const u8* x, Vector (&inputs)[EACH]) {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            v[i][0] = v[i][1] = Vector{};
-            if (has(t, i) && t.group < (half(t, i) ? 2 : 4)) {
-                v[i][0] = *(const Vector*)(its + i * (WARPS * STEP));
-                v[i][1] = *(const Vector*)(its + i * (WARPS * STEP) + 64 - 2 * t.odd);
-            }
+            inputs[i] = Vector{};
+            if (has(t, i)) inputs[i] = *(const Vector*)(x + begin(t) + i * (WARPS * STEP));
         }
     }
-    __device__ void multiply_by(const Vector (&v)[EACH][2], float (&c)[2][4]) const {
+    __device__ void multiply_step(int i, const Vector& x, float (&c)[2][4]) const {
+        const Vector &a = low[i], &b = high[i];
+        multiply(c[0], a.word[0], b.word[0], a.word[1], b.word[1], x.word[0], x.word[1]);
+        multiply(c[1], a.word[2], b.word[2], a.word[3], b.word[3], x.word[2], x.word[3]);
+    }
+    /* What is held; with `more`, the next slot comes in its place, step by step. */
+    __device__ void multiply_by(const Vector (&inputs)[EACH], float (&c)[2][4], bool more, const Thread& t, Ring& ring,
+                                u32 barriers) {
+        if (more) {
+            const u8* from = await(t, ring, barriers);
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                const Vector &low = a[i][k], &high = b[i][k], &x = v[i][k];
-                multiply(c[k], low.word[0], high.word[0], low.word[1], high.word[1], x.word[0], x.word[1]);
-                multiply(c[k], low.word[2], high.word[2], low.word[3], high.word[3], x.word[2], x.word[3]);
+            for (int i = 0; i < EACH; ++i) {
+                multiply_step(i, inputs[i], c);
+                load_step(t, i, from);
             }
+            release(t, ring, barriers);
+        } else {
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) multiply_step(i, inputs[i], c);
         }
     }
 };
 
 /* All of the next slot, by inputs in shared memory. */
-template <int COLUMNS, bool WIDE>
+template <int COLUMNS, int RUN>
 __device__ inline void take_slot(const Thread& t, Ring& ring, u32 barriers, const u8* x, float (&c)[2][4]) {
-    Weights<COLUMNS, WIDE> weights;
-    Vector inputs[Weights<COLUMNS, WIDE>::EACH][2];
+    Weights<COLUMNS, RUN> weights;
+    Vector inputs[Weights<COLUMNS, RUN>::EACH];
     weights.load(t, ring, barriers);
     weights.load_inputs(t, x, inputs);
-    weights.multiply_by(inputs, c);
+    weights.multiply_by(inputs, c, false, t, ring, barriers);
 }
 #endif

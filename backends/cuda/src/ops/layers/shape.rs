@@ -4,7 +4,7 @@ use super::{
     super::{KernelSpec, Machine, band::shared_memory},
     UNIT,
 };
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 /// Products of a layer: query, key and value; output; the first half of the MLP; the second.
 pub(super) const PRODUCTS: usize = 4;
@@ -22,16 +22,21 @@ const NORMED_INPUTS: usize = 4096;
 const TILE_HEADS: usize = 16;
 /// The most splits of a sequence's keys.
 const MAX_SPLITS: usize = 16;
-/// Bytes of a slot of the ring of weights: the most, and in what steps they are tried.
-const SLOT_BYTES: usize = 32 << 10;
+/// Bytes of an element of a weight.
+const ELEMENT: usize = 2;
+/// Bytes of a slot of the ring of weights, and in what steps they are tried.
+const SLOT_BYTES: RangeInclusive<usize> = 8 << 10..=32 << 10;
 const SLOT_STEP: usize = 1 << 10;
+/// Bytes that a ring surely holds.
+const SMALL_RING: usize = 96 << 10;
+/// Up to so many bytes of weights of a layer one slot is on its way to each multiprocessor at a time, and two beyond. What blocks
+/// leave for each other waits behind all that memory was asked for: small layers lose more by that than they read.
+const ONE_AT_A_TIME: usize = 80 << 20;
 /// The fewest slots, and one more than the most.
 const SLOTS: Range<usize> = 4..33;
 /// The most bytes of weights of a layer with which this is known to pay. On an H200 layers of 7 MB take half the time of five
-/// launches and those of 61 MB two thirds; those of 122 MB would gain a twentieth at best.
-const LAYER_BYTES: usize = 80 << 20;
-/// Pieces of weights that are fetched into the L2 ahead of the ring, where a layer is more than the rings hold.
-const AHEAD: usize = 2;
+/// launches, those of 61 MB two thirds, those of 122 MB nine tenths.
+const LAYER_BYTES: usize = 128 << 20;
 
 /// What all layers of a launch have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,28 +64,56 @@ pub struct Shape {
     pub causal: bool,
 }
 
-/// A product: inputs, outputs, outputs of a tile, and inputs that are taken together.
+/// A product: inputs, outputs, and runs of neighbouring outputs in a tile.
 struct Product {
     inputs: usize,
     outputs: usize,
-    tile: usize,
-    unit: usize,
+    runs: usize,
+}
+
+/// How runs of a product are cut: outputs of a run, and how many of its inputs a slot of the ring takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    outputs: usize,
+    inputs: usize,
+}
+
+impl Run {
+    fn bytes(&self) -> usize {
+        self.outputs * self.inputs * ELEMENT
+    }
 }
 
 impl Product {
-    fn tiles(&self) -> usize {
-        self.outputs / self.tile
+    /// The longest runs that are whole in slots of so many bytes; if none is, pieces of the shortest.
+    fn run(&self, slot: usize) -> Run {
+        // A run comes to 16 rows, each of 32 inputs.
+        let unit = |outputs: usize| 16 / outputs * 32;
+        let possible = |outputs: &usize| {
+            self.inputs.is_multiple_of(unit(*outputs)) && self.outputs.is_multiple_of(self.runs * outputs)
+        };
+        let whole = |outputs: usize| Run { outputs, inputs: self.inputs };
+        let mut lengths = [8, 4, 2].into_iter().filter(possible);
+        if let Some(run) = lengths.clone().map(whole).find(|run| run.bytes() <= slot) {
+            return run;
+        }
+        let outputs = lengths.next_back().unwrap_or(8);
+        let pieces = whole(outputs).bytes().div_ceil(slot);
+        Run { outputs, inputs: self.inputs.div_ceil(pieces).next_multiple_of(unit(outputs)) }
     }
 
-    /// How many inputs of a tile a slot takes, and how many slots the tile takes.
-    fn columns(&self, slot: usize) -> (usize, usize) {
-        let most = (slot / (self.tile * 2) / self.unit * self.unit).max(self.unit);
-        if most >= self.inputs {
-            return (self.inputs, 1);
-        }
-        let pieces = self.inputs.div_ceil(most);
-        let columns = self.inputs.div_ceil(pieces).next_multiple_of(self.unit);
-        (columns, self.inputs.div_ceil(columns))
+    fn bytes(&self) -> usize {
+        self.inputs * self.outputs * ELEMENT
+    }
+
+    fn tiles(&self, run: Run) -> usize {
+        self.outputs / (self.runs * run.outputs)
+    }
+
+    /// Bytes of the ring that all of it takes, in slots of so many bytes.
+    fn bytes_in_slots(&self, slot: usize) -> usize {
+        let run = self.run(slot);
+        self.outputs / run.outputs * self.inputs.div_ceil(run.inputs) * slot
     }
 }
 
@@ -90,11 +123,11 @@ pub(super) struct Cut {
     pub(super) blocks: usize,
     slot: usize,
     slots: usize,
-    /// Inputs of the products in a slot.
-    columns: [usize; PRODUCTS],
+    runs: [Run; PRODUCTS],
     tile_heads: usize,
     splits: usize,
-    ahead: usize,
+    /// Slots that are on their way at once.
+    in_flight: usize,
     /// Bytes of shared memory.
     shared: usize,
 }
@@ -103,49 +136,46 @@ impl Shape {
     fn products(&self) -> [Product; PRODUCTS] {
         let query = self.kv_heads * self.group * self.head;
         let up = if self.gated { 2 * self.inner } else { self.inner };
-        let wide = |inputs, outputs| Product { inputs, outputs, tile: 16, unit: 64 };
-        let narrow = |inputs, outputs| Product { inputs, outputs, tile: 8, unit: 128 };
         let keys = self.kv_heads * self.head;
+        let product = |inputs, outputs, runs| Product { inputs, outputs, runs };
         [
-            wide(self.hidden, query + 2 * keys),
-            narrow(query, self.hidden),
-            wide(self.hidden, up),
-            narrow(self.inner, self.hidden),
+            product(self.hidden, query + 2 * keys, 2),
+            product(query, self.hidden, 1),
+            product(self.hidden, up, 2),
+            product(self.inner, self.hidden, 1),
         ]
     }
 
     /// How the kernel is cut for a machine; none if it has no such layers, or gains nothing.
     pub(super) fn cut(&self, machine: &Machine) -> Option<Cut> {
         let products = self.products();
-        let bytes: usize = products.iter().map(|product| product.inputs * product.outputs * 2).sum();
+        let bytes: usize = products.iter().map(Product::bytes).sum();
         if bytes > LAYER_BYTES || self.hidden > NORMED_INPUTS {
             return None;
         }
+        // Of layers that the rings hold, the longest runs; of others, what wastes least of the ring, in the largest slots.
+        let held = bytes <= machine.processors * SMALL_RING;
+        let used = |slot: &usize| match held {
+            true => 0,
+            false => products.iter().map(|product| product.bytes_in_slots(*slot)).sum::<usize>(),
+        };
+        let slot = SLOT_BYTES.rev().step_by(SLOT_STEP).min_by_key(used)?;
+        let runs = products.each_ref().map(|product| product.run(slot));
+        let slot = runs.iter().map(Run::bytes).max()?;
         // All blocks have a share of the first half of the MLP: there they see that all others are past what is older.
-        let tiles = products[2].tiles();
+        let tiles = products[2].tiles(runs[2]);
         let most = machine.processors.min(tiles);
         let tile_heads = (1..=TILE_HEADS).rev().find(|heads| self.group.is_multiple_of(*heads))?;
         let parts = self.kv_heads * (self.group / tile_heads);
-        let most_inputs = products.iter().map(|product| product.inputs).max()?;
         // As in the kernel, and 2 KiB for what it keeps beside.
         let rounded = |bytes: usize| bytes.next_multiple_of(128);
-        let beside = rounded(most_inputs * 2)
-            + rounded(WARPS * 16 * (WARPS + 4) * 4)
-            + rounded(WARPS * tile_heads * (self.head + 6) * 4)
+        let inputs = products.iter().map(|product| rounded(product.inputs * ELEMENT)).max()?;
+        let heads = rounded(products[1].inputs * ELEMENT) + rounded(WARPS * tile_heads * (self.head + 6) * 4);
+        let beside = inputs.max(heads)
+            + WARPS * 2 * 16 * WARPS * 4
             + rounded(SLOTS.end * 16)
             + rounded(MAX_LAYERS * LAYER_WORDS * 8);
         let left = shared_memory(machine.capability).checked_sub(beside + (2 << 10))?;
-        // Whole tiles in a slot if they fit; else what wastes least of the ring.
-        let largest = products.iter().map(|product| product.tile * product.inputs * 2).max()?;
-        let slot = if largest <= SLOT_BYTES {
-            largest
-        } else {
-            let used = |slot: &usize| {
-                let bytes = |product: &Product| product.columns(*slot).1 * *slot * product.tiles();
-                products.iter().map(bytes).sum::<usize>()
-            };
-            (SLOT_BYTES / 2..=SLOT_BYTES).step_by(SLOT_STEP).min_by_key(used)?
-        };
         let slots = (left / slot).min(SLOTS.end - 1);
         let whole = bytes <= slots * slot * most;
         // Where rings hold a whole layer, no more blocks than most tiles come out even for: fewer ask for the same results. Else
@@ -158,10 +188,14 @@ impl Shape {
             blocks,
             slot,
             slots,
-            columns: products.map(|product| product.columns(slot).0),
+            runs,
             tile_heads,
             splits: (blocks / parts).clamp(1, MAX_SPLITS),
-            ahead: if whole { 0 } else { slots + AHEAD },
+            in_flight: match bytes {
+                _ if whole => slots,
+                ..=ONE_AT_A_TIME => 1,
+                _ => 2,
+            },
             shared: slots * slot + beside,
         })
     }
@@ -191,11 +225,15 @@ impl Shape {
             ("WARPS", WARPS),
             ("RING_SLOTS", cut.slots),
             ("SLOT_BYTES", cut.slot),
-            ("AHEAD", cut.ahead),
-            ("COLUMNS_0", cut.columns[0]),
-            ("COLUMNS_1", cut.columns[1]),
-            ("COLUMNS_2", cut.columns[2]),
-            ("COLUMNS_3", cut.columns[3]),
+            ("IN_FLIGHT", cut.in_flight),
+            ("ROWS_0", cut.runs[0].outputs),
+            ("ROWS_1", cut.runs[1].outputs),
+            ("ROWS_2", cut.runs[2].outputs),
+            ("ROWS_3", cut.runs[3].outputs),
+            ("COLUMNS_0", cut.runs[0].inputs),
+            ("COLUMNS_1", cut.runs[1].inputs),
+            ("COLUMNS_2", cut.runs[2].inputs),
+            ("COLUMNS_3", cut.runs[3].inputs),
         ];
         let mut defines = self.constants.clone();
         defines.extend(numbers.map(|(name, value)| (name, value.to_string())));
@@ -229,21 +267,27 @@ mod tests {
     #[case::smollm2([576, 1536, 3, 3], true)]
     #[case::gpt2_xl([1600, 6400, 25, 1], false)]
     #[case::gpt2([768, 3072, 12, 1], false)]
+    #[case::llama_1b([2048, 8192, 8, 4], true)]
+    #[case::rows_of_odd_length([1600, 4160, 25, 1], false)]
     #[case::narrow([64, 128, 1, 1], true)]
     fn cuts_fit_and_cover_all_inputs(#[case] sizes: [usize; 4], #[case] gated: bool) {
         let shape = shape(sizes, gated);
         let cut = shape.cut(&MACHINE).unwrap();
         assert!(cut.shared <= shared_memory(90), "{cut:?}");
-        assert!(cut.blocks <= MACHINE.processors && cut.blocks <= shape.products()[2].tiles(), "{cut:?}");
+        assert!(cut.blocks <= MACHINE.processors.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
         assert!(shape.kv_heads * cut.splits <= cut.blocks, "{cut:?}");
-        for (product, columns) in shape.products().iter().zip(cut.columns) {
-            assert!(columns * product.tile * 2 <= cut.slot, "{cut:?}");
-            assert!(columns == product.inputs || columns.is_multiple_of(product.unit), "{cut:?}");
+        for (product, run) in shape.products().iter().zip(cut.runs) {
+            assert!(run.bytes() <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
+            assert!(product.outputs.is_multiple_of(product.runs * run.outputs), "{cut:?}");
+            assert!(
+                [run.inputs, product.inputs].iter().all(|inputs| inputs.is_multiple_of(512 / run.outputs)),
+                "{cut:?}"
+            );
         }
     }
 
     #[test]
     fn large_layers_are_left_to_launches_of_their_own() {
-        assert_eq!(shape([2048, 8192, 8, 4], true).cut(&MACHINE), None);
+        assert_eq!(shape([4096, 14_336, 8, 8], true).cut(&MACHINE), None);
     }
 }
