@@ -46,7 +46,13 @@ const UNITS: &[Unit] = &[
         "decoder/attend.cuh"
     ),
     unit!("linear/band.cu", "elementwise/function.cuh", "linear/epilogue.cuh", "linear/activations.cuh"),
-    unit!("linear/batch_wgmma.cu", "hopper.cuh", "elementwise/function.cuh", "linear/epilogue.cuh"),
+    unit!(
+        "linear/batch_wgmma.cu",
+        "hopper.cuh",
+        "linear/narrow_wgmma.cuh",
+        "elementwise/function.cuh",
+        "linear/epilogue.cuh"
+    ),
     unit!(
         "linear/packed.cu",
         "elementwise/function.cuh",
@@ -56,6 +62,7 @@ const UNITS: &[Unit] = &[
         "linear/bytes.cuh",
         "linear/halves.cuh"
     ),
+    unit!("linear/packed_wgmma.cu", "hopper.cuh", "linear/narrow_wgmma.cuh"),
     unit!("linear/packed_plain.cu", "linear/weight.cuh"),
     unit!("linear/int8_wgmma.cu", "hopper.cuh", "linear/int8.cuh"),
     unit!("linear/int8_mma.cu", "linear/int8.cuh"),

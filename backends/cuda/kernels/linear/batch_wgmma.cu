@@ -27,9 +27,6 @@
 #define SLOT (W_BYTES + X_BYTES)
 #define CONSUMERS 128
 #define THREADS (CONSUMERS + 32)
-/* Eights of rows, and how many of them a block finishes at most. */
-#define EIGHTS (TOKENS / 8)
-#define OWN ((EIGHTS + SPLIT - 1) / SPLIT)
 /* Bytes of sums of eight rows. */
 #define SUMS (PARTS * CONSUMERS * 16)
 
@@ -37,27 +34,6 @@
 struct Barriers { u64 full[STAGES], free[STAGES], vacant, received; };
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
-
-/* Where something of this block is in another block of the cluster. */
-__device__ inline u32 address_at(u32 address, int rank) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-
-/* Arrives at the barrier of a block of the cluster, behind what the warp has written there. */
-__device__ inline void arrive_at(u64& barrier, int rank) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
-        :: "r"(address_at(shared_address(&barrier), rank)) : "memory");
-}
-
-/* Waits for what other blocks of the cluster have written. */
-__device__ inline void await_others(u64& barrier, u32 phase) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra over;\nbra again;\nover:\n}"
-        :: "r"(shared_address(&barrier)), "r"(phase) : "memory");
-}
 
 /* A box of weights: input, output. They are read once: first to leave the L2. */
 __device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, int input, int output, u64 once) {
@@ -67,91 +43,19 @@ __device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, 
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(output), "l"(once) : "memory");
 }
 
-/* A box of rows of x, from the first on. */
-__device__ inline void copy_rows(const TensorMap& map, u32 to, u64& barrier, int input) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(0) : "memory");
-}
-
 __device__ inline void hold_all(float (&d)[PARTS][TOKENS / 2]) {
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) hold(d[p]);
 }
 
-/* Registers in a list, and as operands; behind them the two descriptors and a flag. */
-#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define NAMES_32 NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define NAMES_48 NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define NAMES_56 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define NAMES_64 NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define EIGHT(i) \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define PLACES_16 EIGHT(0), EIGHT(8)
-#define PLACES_24 PLACES_16, EIGHT(16)
-#define PLACES_32 PLACES_24, EIGHT(24)
-#define PLACES_40 PLACES_32, EIGHT(32)
-#define PLACES_48 PLACES_40, EIGHT(40)
-#define PLACES_56 PLACES_48, EIGHT(48)
-#define PLACES_64 PLACES_56, EIGHT(56)
-#if TOKENS == 32
-#define NAMES NAMES_16
-#define PLACES PLACES_16
-#define OPERANDS "%16, %17"
-#define FLAG "%18"
-#elif TOKENS == 48
-#define NAMES NAMES_24
-#define PLACES PLACES_24
-#define OPERANDS "%24, %25"
-#define FLAG "%26"
-#elif TOKENS == 64
-#define NAMES NAMES_32
-#define PLACES PLACES_32
-#define OPERANDS "%32, %33"
-#define FLAG "%34"
-#elif TOKENS == 80
-#define NAMES NAMES_40
-#define PLACES PLACES_40
-#define OPERANDS "%40, %41"
-#define FLAG "%42"
-#elif TOKENS == 96
-#define NAMES NAMES_48
-#define PLACES PLACES_48
-#define OPERANDS "%48, %49"
-#define FLAG "%50"
-#elif TOKENS == 112
-#define NAMES NAMES_56
-#define PLACES PLACES_56
-#define OPERANDS "%56, %57"
-#define FLAG "%58"
-#elif TOKENS == 128
-#define NAMES NAMES_64
-#define PLACES PLACES_64
-#define OPERANDS "%64, %65"
-#define FLAG "%66"
-#endif
-#define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
-#if HALF
-#define KIND "f32.f16.f16"
-#else
-#define KIND "f32.bf16.bf16"
-#endif
+#define DESCRIPTORS(a, b, flag, ...) a ", " b
+#define FLAG(a, b, flag, ...) flag
 
 /* d = or += 64 outputs times all rows, 16 inputs of each. */
 __device__ inline void multiply(float (&d)[TOKENS / 2], u64 weight, u64 x, int add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, " FLAG ", 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n" TEXT(TOKENS) "k16." KIND " {" NAMES "}, " OPERANDS ", add, 1, 1, 0, 0;\n}"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, " BEHIND(FLAG) ", 0;\n" PRODUCT BEHIND(DESCRIPTORS) ", add, 1, 1, 0, 0;\n}"
         : PLACES : "l"(weight), "l"(x), "r"(add));
-}
-
-/* Four sums to a block of the cluster. */
-__device__ inline void send(u32 to, const float* d) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
-        :: "r"(to), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]) : "memory");
 }
 
 /* Counts through a ring. */
@@ -165,13 +69,6 @@ struct Place {
         }
     }
 };
-
-/* 8 by 8 elements of 16 bits: a lane has two of a row, gets two of a column. */
-__device__ inline u32 transposed(u32 word) {
-    u32 result;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
-    return result;
-}
 
 /* The first output of a part of a tile. */
 __device__ inline int part_at(const Epilogue& e, int tile, int part) {
@@ -317,7 +214,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
                 }
             };
             auto fetch_rows = [&](int stage, int turn) {
-                copy_rows(x_map, ring + stage * SLOT + W_BYTES, barriers.full[stage], (begin + turn) * (DEPTH * 2));
+                copy_rows(x_map, ring + stage * SLOT + W_BYTES, barriers.full[stage], (begin + turn) * (DEPTH * 2), 0);
             };
             int ahead = turns < STAGES ? turns : STAGES;
             for (int turn = 0; turn < ahead; ++turn) fetch_weights(turn, turn);
@@ -386,9 +283,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     products_wait<0>();
     hold_all(sums);
-    __syncwarp();
-    if (lane < SPLIT) arrive_at(barriers.vacant, lane);
-    await_others(barriers.vacant, 0);
+    meet(barriers.vacant, lane);
     u32 place_of_sums = ring + threadIdx.x * 16;
 #pragma unroll
     for (int i = 0; i < EIGHTS; ++i) {
@@ -396,9 +291,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) send(there + p * (CONSUMERS * 16), &sums[p][i * 4]);
     }
-    __syncwarp();
-    if (lane < SPLIT) arrive_at(barriers.received, lane);
-    await_others(barriers.received, 0);
+    meet(barriers.received, lane);
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
         if (i >= count) break;
@@ -407,12 +300,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
         for (int other = 0; other < SPLIT; ++other) {
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
-                float v[4];
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                    : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-                    : "r"(place_of_sums + (i * SPLIT + other) * SUMS + p * (CONSUMERS * 16)) : "memory");
-#pragma unroll
-                for (int k = 0; k < 4; ++k) d[p][k] += v[k];
+                add(d[p], place_of_sums + (i * SPLIT + other) * SUMS + p * (CONSUMERS * 16));
             }
         }
         finish(e, d, biases, added[i], tile, own, (i * SPLIT + split) * 8, rows, lane);

@@ -5,7 +5,9 @@
 //! | 1 | dense weights | `stream`: plain arithmetic at memory speed |
 //! | 1 to 4 | all others, dense | `skinny`: plain arithmetic |
 //! | 5 to 16 | f16 or bf16 throughout | `skinny_mma`: tensor cores at memory speed |
-//! | 1 to 32 | integers, f16 or bf16 | `packed`, 16 rows at a time: tensor cores at memory speed (see [`super::packed`]) |
+//! | 1 to 16 | integers, f16 or bf16 | `packed`: tensor cores at memory speed (see [`super::packed`]) |
+//! | 17 to 256 | integers, f16 or bf16, on sm_90 | `packed_wgmma` (see [`mixed`]) |
+//! | 17 to 32 | integers, f16 or bf16, on others | `packed`, 16 rows at a time |
 //! | 1 to 32 | integers, f32, or before sm_80 | `packed_plain`, four rows at a time |
 //! | 17 to 128 | f16 or bf16 weights and activations, on sm_90 | `batch_wgmma`: tensor cores at memory speed (see [`super::batch`]) |
 //! | more | same type throughout; integers unpacked to the type of `x`; any weight widened for f32 | cuBLASLt |
@@ -13,6 +15,7 @@
 //! | any | bytes times bytes | `packed` to 16 rows, then see [`int8`] |
 
 mod int8;
+pub(super) mod mixed;
 
 use super::{
     KernelSpec, Machine, Recipe, THREADS, WIDE, band, batch, chain::Chain, elementwise::weight_words,
@@ -133,6 +136,7 @@ enum Way {
     Blas,
     Tiled,
     Int8,
+    Mixed,
 }
 
 fn is_half(dtype: DType) -> bool {
@@ -180,6 +184,8 @@ impl Layer<'_> {
             Way::Int8
         } else if self.norm.is_none() && self.planes().fit(machine) {
             Way::Batch
+        } else if mixed::fits(self, machine) {
+            Way::Mixed
         } else if format.is_quantised() && rows <= few {
             Way::PackedPlain
         } else if by_blas && !machine.skinny {
@@ -204,7 +210,7 @@ impl Layer<'_> {
 
     /// Whether the sum with [`Layer::residual`] can be part of the product.
     pub(super) fn takes_residual(&self, machine: &Machine) -> bool {
-        matches!(self.way(machine), Way::Batch | Way::Blas | Way::Int8)
+        matches!(self.way(machine), Way::Batch | Way::Blas | Way::Int8 | Way::Mixed)
     }
 
     pub(super) fn plan(&self, machine: &Machine) -> Result<Layered> {
@@ -221,6 +227,7 @@ impl Layer<'_> {
             Way::Batch => self.batch(machine),
             Way::Blas => self.by_blas(),
             Way::Int8 => int8::plan(self, machine),
+            Way::Mixed => mixed::plan(self, machine),
             Way::Tiled => self.tiled(),
         }
     }

@@ -5,7 +5,7 @@ use super::{
     KernelSpec, Machine, Recipe,
     band::{self, pitch, shared_memory},
     chain::{Behind, Chain},
-    linear::weight_type,
+    linear::{mixed, weight_type},
     type_name,
 };
 use crate::{
@@ -26,7 +26,8 @@ const LARGE_GROUP: usize = 128;
 /// Bytes that an activation is split into, and inputs that share a power of two.
 const DIGITS: usize = 3;
 const SHARING: usize = 128;
-/// The most rows there are launches for: of more, unpacking the weights and cuBLASLt are faster.
+/// The most rows there are launches for, where [`mixed`] does not take them: of more, unpacking the weights and cuBLASLt are
+/// faster.
 const MOST_ROWS: usize = 32;
 /// Bytes of shared memory that the rings of 16 warps are worth having.
 const ROOM: usize = 111 << 10;
@@ -208,7 +209,8 @@ pub(super) fn plan(
         && outputs > 0
         && outputs.max(inputs) < 1 << 28
         && x.strides[0].is_multiple_of(aligned)
-        && !chain.norms_heads();
+        && !chain.norms_heads()
+        && (bytes || rows <= ROWS || !mixed::takes(x, weight, machine));
     if !takes || !band::takes_norm(chain, rows, inputs, call)? {
         return Ok(None);
     }
