@@ -39,7 +39,7 @@ pub struct Machine {
     pub processors: usize,
     /// Whether cuBLASLt is there.
     pub blas: bool,
-    /// Whether products of few rows with dense weights are ours; if not, cuBLASLt does what it can.
+    /// Whether products with dense weights are ours where that is faster; if not, cuBLASLt does what it can.
     pub skinny: bool,
 }
 

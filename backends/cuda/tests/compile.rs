@@ -194,15 +194,30 @@ fn linear_calls(dtype: DType) -> Vec<CallDesc> {
     calls
 }
 
-/// Batches: one tile for a block or two, whole and in parts.
+/// Batches: one tile for a block or two, whole and in parts, and tiles of every width.
 fn batch_calls(dtype: DType) -> Vec<CallDesc> {
     let mut calls = Vec::new();
-    for (rows, outputs) in [(17, 272), (48, 1104), (128, 4240), (100, 8464)] {
+    let gated =
+        GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
+    let sizes = [
+        (17, 272),
+        (48, 1104),
+        (128, 4240),
+        (100, 8464),
+        (512, 4096),
+        (512, 6144),
+        (512, 28_672),
+        (2048, 4096),
+    ];
+    for (rows, outputs) in sizes {
         let (x, w) = (bounded(dtype, &[rows, 192]), weight(WeightFormat::Dense(dtype), [outputs, 192]));
         let residual = bounded(dtype, &[rows, outputs]);
         calls.push(call(Linear { dtype: DType::F32 }, vec![x.clone(), w.clone(), tensor(dtype, &[outputs])]));
         let add = well_known::linear_add(dtype, false, Add { alpha: 0.5 }).unwrap();
-        calls.push(call(Op::Region(add.into()), vec![x, w, residual]));
+        calls.push(call(Op::Region(add.into()), vec![x.clone(), w.clone(), residual]));
+        let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+        let region = well_known::mlp_input(norm, dtype, false, gated).unwrap();
+        calls.push(call(Op::Region(region.into()), vec![x, tensor(dtype, &[192]), w]));
     }
     calls
 }

@@ -137,6 +137,13 @@ const BATCHES: &[Shape] = &[
     ("batch_long_sum", 20, 32, 2048, PLAIN),
 ];
 
+/// For dense weights only: what a device may take in tiles of 8 results by more rows.
+const TILES: &[Shape] = &[
+    ("tiles", 300, 4216, 16, PLAIN),
+    ("tiles_extent", 270, 4224, 8, layout(8, true, Some(140))),
+    ("tiles_extent_of_nothing", 129, 8448, 8, layout(0, true, Some(0))),
+];
+
 /// The dense formats, the block formats, and group formats of every size, offset and type of scale.
 pub(super) fn formats() -> Vec<WeightFormat> {
     let dense = [DType::F32, DType::F16, DType::BF16].map(WeightFormat::Dense);
@@ -187,13 +194,13 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     for format in formats().into_iter().filter(|format| goes_with(*format, dtype)) {
         // Formats without blocks can have any columns, or any even number of them.
-        let (more, batches) = match format {
-            WeightFormat::Dense(_) => (DENSE_SHAPES, BATCHES),
-            _ if format.granularity() <= 2 => (&DENSE_SHAPES[..DENSE_SHAPES.len() - 1], BATCHES),
-            WeightFormat::Group(_) => (&[][..], BATCHES),
-            _ => (&[][..], &[][..]),
+        let (more, batches, tiles) = match format {
+            WeightFormat::Dense(_) => (DENSE_SHAPES, BATCHES, TILES),
+            _ if format.granularity() <= 2 => (&DENSE_SHAPES[..DENSE_SHAPES.len() - 1], BATCHES, &[][..]),
+            WeightFormat::Group(_) => (&[][..], BATCHES, &[][..]),
+            _ => (&[][..], &[][..], &[][..]),
         };
-        let shapes = SHAPES.iter().chain(more).chain(batches).copied();
+        let shapes = SHAPES.iter().chain(more).chain(batches).chain(tiles).copied();
         for (number, (label, m, n, k, layout)) in shapes.enumerate() {
             let k = columns_of(format, k);
             let id = format!("linear_{format}/{dtype}/{label}");

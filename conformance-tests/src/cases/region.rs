@@ -116,6 +116,9 @@ const BATCHES: &[(&str, usize, usize, usize, Layout)] = &[
     ("batch_extent", 100, 96, 80, Layout { gap: 0, offset: 0, bounded: true, extent: Some(77) }),
     ("batch_strided", 128, 32, 16, Layout::strided(16, 1)),
     ("batch_of_a_row_more", 17, 320, 272, Layout { gap: 8, offset: 0, bounded: true, extent: None }),
+    ("tiles", 300, 16, 4216, Layout::strided(0, 0)),
+    ("tiles_extent", 270, 8, 4224, Layout { gap: 8, offset: 0, bounded: true, extent: Some(140) }),
+    ("tiles_of_a_row_more", 129, 640, 264, Layout::strided(8, 0)),
 ];
 
 /// These planes, each with its layer.

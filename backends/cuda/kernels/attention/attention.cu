@@ -14,6 +14,8 @@
  * counter that finds it is back at 0 afterwards. How a row is split depends on its sequence's length alone.
  *
  * Sequences of PROMPT queries and more are left to the kernels for prompts; with PROMPT 0 there is no such kernel for the call.
+ * Beside decode.cu sequences of less than FEWEST queries are left to that. What is between is rare, so there may be fewer blocks
+ * than tiles: they take turns.
  *
  * Bytes: keys and values once per tile. Right for decoding; prompts would read them once per tile of 8 rows, through the L2, and
  * would use no tensor cores.
@@ -82,7 +84,7 @@ __device__ bool find_tile(const Arguments& a, i64 sequences, i64 number, i64& se
     int lane = threadIdx.x % 32;
     for (i64 base = 0; base < sequences; base += 32) {
         i64 length = base + lane < sequences ? a.query_length[base + lane] : 0;
-        if (PROMPT > 0 && length >= PROMPT) length = 0;
+        if (length < FEWEST || (PROMPT > 0 && length >= PROMPT)) length = 0;
         i64 tiles = length > 0 ? (length + TOKENS - 1) / TOKENS : 0, upto = tiles;
         for (int distance = 1; distance < 32; distance *= 2) {
             i64 before = __shfl_up_sync(0xffffffffu, upto, distance);
@@ -142,15 +144,11 @@ __device__ void finish(const Arguments& a, i64 row, i64 head, float maximum, flo
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequence_extent, Extent token_extent, float scale,
-                                                                   float softcap, Arguments a) {
-    take_turn();
+/* Everything for the tile of this number, or a split of it. For whole blocks. */
+__device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile& tile, i64 tokens, float scale, float softcap) {
     __shared__ float maxima[PARTS][ROWS], sums[PARTS][ROWS];
     __shared__ float values[PARTS][ROWS][VALUE_SIZE];
     __shared__ bool last;
-    i64 tokens = token_extent.count(), sequence;
-    Tile tile;
-    if (!find_tile(a, sequence_extent.count(), blockIdx.x, sequence, tile)) return;
 
     /* Keys that any row of the tile sees. */
     i64 before = tile.total - tile.length, from = 0, to = tile.total;
@@ -298,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequen
     __syncthreads();
 
     /* Each warp merges its rows; the result takes the place of the first part. */
-    i64 slot = (i64)blockIdx.x * gridDim.y + blockIdx.y;
+    i64 slot = number * gridDim.y + blockIdx.y;
     for (int r = warp; r < ROWS; r += WARPS) {
         float largest = -infinity(), total = 0.0f;
         for (int p = 0; p < PARTS; ++p) largest = maxima[p][r] > largest ? maxima[p][r] : largest;
@@ -366,5 +364,29 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequen
         }
         __syncwarp();
         finish(a, row, first_head + r % HEADS, largest, total, values[0][r]);
+    }
+}
+
+/* Whether there is any sequence for this kernel. All of the block look, each at some of them: scanning takes much longer. */
+__device__ inline bool any_tile(const Arguments& a, i64 sequences) {
+    bool any = false;
+    for (i64 sequence = threadIdx.x; sequence < sequences; sequence += WARPS * 32) {
+        i64 length = a.query_length[sequence];
+        any = any || (length >= FEWEST && length < PROMPT);
+    }
+    return __syncthreads_or(any);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequence_extent, Extent token_extent, float scale,
+                                                                   float softcap, Arguments a) {
+    take_turn();
+    i64 tokens = token_extent.count(), sequences = sequence_extent.count(), sequence;
+    Tile tile;
+    if (FEWEST > 1 && !any_tile(a, sequences)) return;
+    for (i64 number = blockIdx.x; find_tile(a, sequences, number, sequence, tile); number += gridDim.x) {
+        attend(a, number, sequence, tile, tokens, scale, softcap);
+        /* Where tiles are not rare, each has blocks of its own. */
+        if (FEWEST == 1) break;
+        __syncthreads();
     }
 }

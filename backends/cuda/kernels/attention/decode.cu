@@ -2,9 +2,12 @@
  * paged_attention of single tokens, on tensor cores (mma.m16n8k16, sm_80 and up): f16 or bf16 throughout.
  *
  * A tile is one row by HEADS query heads that share a KV head (at most 16: the rows of the product). Grid: (rows, KV heads
- * times parts of their groups, splits of the keys), blocks of 4 warps. Keys are taken 16 at a time, by one warp: of the units
- * of 16 keys, unit `u` belongs to warp `u % 4` of split `u / 4 % live`, with as many splits live as the length is worth. So
- * the first unit of a warp does not depend on the length, and its page is looked up along with it.
+ * times parts of their groups, splits of the keys), blocks of 4 warps. With SINGLES the grid has sequences in place of rows, and
+ * only those of one token are taken: the others of the step are prompts.
+ *
+ * Keys are taken 16 at a time, by one warp: of the units of 16 keys, unit `u` belongs to warp `u % 4` of split `u / 4 % live`,
+ * with as many splits live as the length is worth. So the first unit of a warp does not depend on the length, and its page is
+ * looked up along with it.
  *
  * The sums over a head's elements may run in any order, so a lane's 16 bytes of a key are fragments of two products. Values are
  * wanted in pairs of neighbouring keys: a lane takes 8 elements of 4 keys and pairs them up in registers. Keys and values pass
@@ -121,6 +124,17 @@ __device__ inline void copy_ahead(Vector* to, const void* from, bool real) {
 /* What a block works on: the token's row and position, and its sequence. */
 struct Tile { int sequence, row, position, keys; };
 
+#if SINGLES
+/* The row of a sequence that has one alone; false if it has none or several. */
+__device__ bool find_tile(const Arguments& a, i64 sequences, int sequence, Tile& tile) {
+    int length = a.query_length[sequence];
+    tile.sequence = sequence;
+    tile.row = a.query_start[sequence];
+    tile.keys = a.kv_length[sequence];
+    tile.position = tile.keys - 1;
+    return sequence < (int)sequences && length == 1 && tile.row >= 0;
+}
+#else
 /* The sequence a row belongs to; false if it belongs to none. Most likely it is the one of the same number. */
 __device__ bool find_tile(const Arguments& a, i64 sequences, int row, Tile& tile) {
     int lane = threadIdx.x % 32, guess = row < (int)a.sequences ? row : 0;
@@ -156,6 +170,7 @@ __device__ bool find_tile(const Arguments& a, i64 sequences, int row, Tile& tile
     }
     return false;
 }
+#endif
 
 /* Adds a part, with its own maximum and sum, to a whole whose maximum is known. */
 __device__ inline void merge(float4& merged, float& total, float largest, float maximum, float amount, float4 part) {
@@ -206,6 +221,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     Tile tile;
     if (!find_tile(a, sequence_extent.count(), blockIdx.x, tile)) return;
     bool real = tile.row < tokens;
+    if (SINGLES && !real) return;
     int from = 0, to_key = tile.keys;
     if (MASK == 1) to_key = tile.position + 1 < to_key ? tile.position + 1 : to_key;
     if (WINDOW && tile.position - (int)a.window + 1 > 0) from = tile.position - (int)a.window + 1;

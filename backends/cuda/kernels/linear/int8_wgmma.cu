@@ -19,7 +19,8 @@
  */
 #define ROWS (GROUPS * 64)
 #define BLOCK ((GROUPS + 1) * 128)
-#define BAND 8
+/* Sums are integers. */
+#define SUM(x) "+r"(x)
 /* Inputs of a turn, and bytes of a slot. */
 #define DEPTH 128
 #define X_BYTES (X_ROWS * DEPTH)
@@ -49,90 +50,12 @@ __device__ inline u64 lines_at(u32 address) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(128 >> 4) << 16 | (u64)(1024 >> 4) << 32;
 }
 
-/* Sixteen registers in a list, and as operands. */
-#define NAMES_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define NAMES_1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define NAMES_3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define NAMES_5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define NAMES_6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define NAMES_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define PLACES(i) \
-    "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), "+r"(d[i + 6]), \
-    "+r"(d[i + 7]), "+r"(d[i + 8]), "+r"(d[i + 9]), "+r"(d[i + 10]), "+r"(d[i + 11]), "+r"(d[i + 12]), "+r"(d[i + 13]), \
-    "+r"(d[i + 14]), "+r"(d[i + 15])
-#if OUTPUTS == 48
-#define NAMES NAMES_0 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define ALL PLACES(0), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23])
-#define OPERANDS "%24, %25"
-#define FLAG "%26"
-#elif OUTPUTS == 32
-#define NAMES NAMES_0
-#define ALL PLACES(0)
-#define OPERANDS "%16, %17"
-#define FLAG "%18"
-#elif OUTPUTS == 64
-#define NAMES NAMES_0 ", " NAMES_1
-#define ALL PLACES(0), PLACES(16)
-#define OPERANDS "%32, %33"
-#define FLAG "%34"
-#elif OUTPUTS == 96
-#define NAMES NAMES_0 ", " NAMES_1 ", " NAMES_2
-#define ALL PLACES(0), PLACES(16), PLACES(32)
-#define OPERANDS "%48, %49"
-#define FLAG "%50"
-#elif OUTPUTS == 128
-#define NAMES NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3
-#define ALL PLACES(0), PLACES(16), PLACES(32), PLACES(48)
-#define OPERANDS "%64, %65"
-#define FLAG "%66"
-#elif OUTPUTS == 192
-#define NAMES NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " NAMES_4 ", " NAMES_5
-#define ALL PLACES(0), PLACES(16), PLACES(32), PLACES(48), PLACES(64), PLACES(80)
-#define OPERANDS "%96, %97"
-#define FLAG "%98"
-#elif OUTPUTS == 224
-#define NAMES NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " NAMES_4 ", " NAMES_5 ", " NAMES_6
-#define ALL PLACES(0), PLACES(16), PLACES(32), PLACES(48), PLACES(64), PLACES(80), PLACES(96)
-#define OPERANDS "%112, %113"
-#define FLAG "%114"
-#elif OUTPUTS == 256
-#define NAMES NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " NAMES_4 ", " NAMES_5 ", " NAMES_6 ", " NAMES_7
-#define ALL PLACES(0), PLACES(16), PLACES(32), PLACES(48), PLACES(64), PLACES(80), PLACES(96), PLACES(112)
-#define OPERANDS "%128, %129"
-#define FLAG "%130"
-#endif
-#define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
-
 /* d = or += 64 rows times all outputs, 32 inputs of each. */
 __device__ inline void multiply(int (&d)[OUTPUTS / 2], u64 x, u64 weight, int add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, " FLAG ", 0;\n"
         "wgmma.mma_async.sync.aligned.m64n" TEXT(OUTPUTS) "k32.s32.s8.s8 {" NAMES "}, " OPERANDS ", add;\n}"
         : ALL : "l"(x), "l"(weight), "r"(add));
-}
-
-/* Counts through a ring. */
-struct Place {
-    int stage = 0;
-    u32 phase = 0;
-    __device__ inline void next() {
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
-
-/* The first row and output of a tile. */
-struct Tile { int row, output; };
-
-__device__ inline Tile tile_at(int number, int row_tiles, int output_tiles) {
-    int per_band = BAND * output_tiles, band = number / per_band, at = number % per_band;
-    int height = row_tiles - band * BAND < BAND ? row_tiles - band * BAND : BAND;
-    return {(band * BAND + at % height) * ROWS, at / height * OUTPUTS};
 }
 
 /* Two results, put together; f32 stays two words. */
@@ -142,21 +65,6 @@ __device__ inline u32 pack(float a, float b) {
 #else
     return (u32)narrow<Y>(a).bits | (u32)narrow<Y>(b).bits << 16;
 #endif
-}
-
-/* Lane q of a quad has word q of four vectors; gets vector q. */
-__device__ inline void transpose(u32 (&v)[4], int q) {
-    bool odd = q & 1, high = q & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        u32 other = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
-        (odd ? v[i] : v[i + 1]) = other;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        u32 other = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 2);
-        (high ? v[i] : v[i + 2]) = other;
-    }
 }
 
 /* Writes two rows of sums of this lane, 8 rows apart. */
@@ -262,8 +170,8 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
                     await(barriers.free[place.stage], place.phase ^ 1);
                     expect(full, SLOT);
                     u32 slot = ring + place.stage * SLOT;
-                    copy_rows(x_map, slot, full, turn * DEPTH, tile.row);
-                    copy_lines(weight_map, slot + X_BYTES, full, turn * (DEPTH / 16), tile.output / 8);
+                    copy_rows(x_map, slot, full, turn * DEPTH, tile.row * ROWS);
+                    copy_lines(weight_map, slot + X_BYTES, full, turn * (DEPTH / 16), tile.output * (OUTPUTS / 8));
                 }
             }
         }
@@ -297,7 +205,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
             hold(sums);
             if (leader) arrive(barriers.free[older.stage]);
             older.next();
-            write(results, sums, tile.row + group * 64 + warp * 16 + lane / 4, tile.output, rows, outputs, lane);
+            write(results, sums, tile.row * ROWS + group * 64 + warp * 16 + lane / 4, tile.output * OUTPUTS, rows, outputs, lane);
         }
     }
 #else

@@ -1,8 +1,9 @@
-//! Attention, paged and not: both run one kernel for decoding, and behind it one for prompts where there can be any.
+//! Attention, paged and not: both run one kernel for decoding, and behind it one for prompts where there can be any. Beside
+//! prompts single tokens of sequences in pages have a kernel of their own, that of [`super::decode`].
 
 mod prompt;
 
-use super::{KernelSpec, Machine, Recipe, operand, result, type_name};
+use super::{KernelSpec, Machine, Recipe, decode::Decode, operand, result, type_name};
 use crate::{
     context::Context,
     launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step},
@@ -23,6 +24,8 @@ const MAX_HEAD: usize = 256;
 const MAX_SPLITS: usize = 32;
 /// Threads of a block.
 const THREADS: usize = 128;
+/// Blocks on a multiprocessor for tiles that are rare.
+const RARE: usize = 4;
 
 /// How the kernel is cut to a call.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +37,9 @@ struct Cut {
     /// Query heads of a KV head.
     group: usize,
     kv_heads: usize,
-    /// Tiles there may be.
+    /// Tiles there may be, and those that have blocks of their own.
     tiles: usize,
+    at_once: usize,
     splits: usize,
     value_size: usize,
 }
@@ -52,7 +56,7 @@ impl Cut {
             tiles = tiles.min(sequences.saturating_mul((PROMPT - 1).div_ceil(in_tile)));
         }
         let (kv_heads, value_size) = (kinds.kv_heads, kinds.value_size);
-        Self { heads, tokens: in_tile, group, kv_heads, tiles, splits: 1, value_size }
+        Self { heads, tokens: in_tile, group, kv_heads, tiles, at_once: tiles, splits: 1, value_size }
     }
 
     fn parts(&self) -> usize {
@@ -160,7 +164,7 @@ struct Places<'a> {
     persistent: u64,
 }
 
-fn spec(kinds: &Kinds, cut: &Cut, prompts: bool) -> Result<KernelSpec> {
+fn spec(kinds: &Kinds, cut: &Cut, prompts: bool, singles: bool) -> Result<KernelSpec> {
     let (key_size, value_size) = (kinds.key_size, kinds.value_size);
     if !(1..=MAX_HEAD).contains(&key_size) || !(1..=MAX_HEAD).contains(&value_size) {
         let message =
@@ -174,6 +178,7 @@ fn spec(kinds: &Kinds, cut: &Cut, prompts: bool) -> Result<KernelSpec> {
         ("HEADS", cut.heads.to_string()),
         ("TOKENS", cut.tokens.to_string()),
         ("PROMPT", (if prompts { PROMPT } else { 0 }).to_string()),
+        ("FEWEST", (if singles { 2 } else { 1 }).to_string()),
         ("QUERY_VECTORS", kinds.query_vectors.to_string()),
         ("CACHE_VECTORS", kinds.cache_vectors.to_string()),
     ];
@@ -183,7 +188,7 @@ fn spec(kinds: &Kinds, cut: &Cut, prompts: bool) -> Result<KernelSpec> {
 
 /// The grid: tiles, KV heads and parts of their groups, splits.
 fn grid(cut: &Cut) -> [usize; 3] {
-    [cut.tiles, (cut.kv_heads * cut.parts()).min(MAX_GRID), cut.splits]
+    [cut.at_once.min(cut.tiles), (cut.kv_heads * cut.parts()).min(MAX_GRID), cut.splits]
 }
 
 /// The launch of the kernel for decoding.
@@ -237,23 +242,33 @@ fn recipe(
     kinds: Kinds,
     splits: impl Fn(&Cut) -> usize,
     machine: &Machine,
+    singles: impl FnOnce() -> Result<Option<Decode>>,
     places: impl Fn(&Frame, &dyn Fn(&Places<'_>) -> Result<Vec<Step>>) -> Result<Vec<Step>>
     + Send
     + Sync
     + 'static,
 ) -> Result<Recipe> {
     let prompts = Prompts::plan(&kinds, machine)?;
+    // Beside prompts single tokens are run by the kernel for those.
+    let singles = if prompts.is_some() { singles()? } else { None };
     let mut cut = Cut::new(&kinds, prompts.is_some());
     cut.splits = splits(&cut);
+    if singles.is_some() {
+        // Hardly any sequence is left.
+        cut.at_once = (machine.processors * RARE).div_ceil((cut.kv_heads * cut.parts()).max(1));
+    }
     // What kernel a row meets depends on how many rows its sequence brings, and how the keys of a page table are split on how
     // many sequences there may be.
     let batch_invariant = prompts.is_none() && !kinds.paged;
-    let mut kernels = vec![spec(&kinds, &cut, prompts.is_some())?];
+    let mut kernels = vec![spec(&kinds, &cut, prompts.is_some(), singles.is_some())?];
     kernels.extend(prompts.as_ref().map(Prompts::kernel));
+    kernels.extend(singles.as_ref().map(|singles| singles.spec.clone()));
+    let workspace = cut.partial_bytes().next_multiple_of(256);
+    let persistent = if cut.splits > 1 { (cut.blocks() * 4).next_multiple_of(256) } else { 0 };
     Ok(Recipe {
         kernels,
-        workspace: cut.partial_bytes(),
-        persistent: if cut.splits > 1 { cut.blocks() * 4 } else { 0 },
+        workspace: workspace + singles.as_ref().map_or(0, |singles| singles.workspace),
+        persistent: persistent + singles.as_ref().map_or(0, |singles| singles.persistent),
         batch_invariant,
         steps: Box::new(move |frame: &Frame, functions: &[Arc<Function>], _: &Context| {
             places(frame, &|at| {
@@ -262,6 +277,11 @@ fn recipe(
                 let mut steps: Vec<Step> = decode(&kinds, &cut, function(0)?, at).into_iter().collect();
                 if let Some(prompts) = &prompts {
                     steps.extend(prompts.step(function(1)?, at)?);
+                }
+                if let Some(singles) = &singles {
+                    let (workspace, persistent) =
+                        (frame.workspace + workspace as u64, frame.persistent + persistent as u64);
+                    steps.extend(singles.step(frame, function(2)?, workspace, persistent)?);
                 }
                 Ok(steps)
             })
@@ -296,7 +316,8 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, machine: &Machine) -> 
     // Four blocks of 128 threads for every multiprocessor keep enough loads under way.
     let wanted = machine.processors * 4;
     let splits = |cut: &Cut| wanted.div_ceil(cut.blocks().max(1)).clamp(1, MAX_SPLITS);
-    recipe(kinds, splits, machine, move |frame, launch| {
+    let singles = || Decode::plan(op, call, machine, true);
+    recipe(kinds, splits, machine, singles, move |frame, launch| {
         let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
         let (table, y, log) = (frame.tensor(6)?, frame.result(0)?, frame.result(1)?);
@@ -354,6 +375,7 @@ pub(super) fn unpaged(op: &Attention, call: &CallDesc, machine: &Machine) -> Res
         kinds,
         |_| 1,
         machine,
+        || Ok(None),
         move |frame, launch| {
             let (query, key, value) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
             let (start, length, y) = (frame.tensor(3)?, frame.tensor(4)?, frame.result(0)?);

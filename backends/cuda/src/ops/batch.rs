@@ -1,4 +1,7 @@
-//! Products of 17 to 128 rows at memory speed on Hopper, with what stands behind them: `linear/batch_wgmma.cu`.
+//! Products on Hopper with what stands behind them: of 17 to 128 rows at memory speed by `linear/batch_wgmma.cu`, of more at the
+//! speed of the tensor cores by `linear/tile_wgmma.cu`.
+
+mod tiles;
 
 use super::{
     KernelSpec, Machine,
@@ -13,8 +16,10 @@ use crate::{
 use dsrun_core::{DType, Result, TensorDesc, WeightFormat, WeightType, kernels::CallDesc, op::GateLayout};
 use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
 
-/// Rows that are faster here than with cuBLASLt.
-const ROWS: RangeInclusive<usize> = 17..=128;
+/// The fewest rows that are faster here than elsewhere.
+const FEWEST: usize = 17;
+/// Rows at memory speed.
+const ROWS: RangeInclusive<usize> = FEWEST..=128;
 /// Rows are multiplied so many at a time.
 const ROW_UNIT: usize = 16;
 const FEWEST_ROWS: usize = 32;
@@ -72,12 +77,34 @@ impl Cut {
         };
         Self { rows, parts, tiles, split, stages, shared: ALIGNMENT + (stages * slot).max(sums) }
     }
+
+    /// The kernel, but for its epilogue.
+    fn kernel(&self, planes: &Planes<'_>) -> Result<KernelSpec> {
+        let [half, bias] = planes.types()?;
+        let defines: [(_, &dyn Display); 7] = [
+            ("TOKENS", &self.rows),
+            ("PARTS", &self.parts),
+            ("SPLIT", &self.split),
+            ("STAGES", &self.stages),
+            ("HALF", &half),
+            ("WIDE_Y", &i32::from(planes.y.dtype == DType::F32)),
+            ("BIAS", &bias),
+        ];
+        Ok(KernelSpec::new("linear/batch_wgmma.cu", "batch_wgmma", defines).with_shared(self.shared))
+    }
 }
 
-/// A launch of the kernel.
+/// Which kernel, and how a product is cut for it.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Few(Cut),
+    Many(tiles::Cut),
+}
+
+/// A launch of one of the kernels.
 pub(super) struct Batch {
     pub(super) spec: KernelSpec,
-    cut: Cut,
+    way: Way,
 }
 
 /// What a product reads and writes.
@@ -94,41 +121,53 @@ pub(super) struct Planes<'a> {
 }
 
 impl Planes<'_> {
-    /// Whether the kernel takes them.
+    /// Whether there is a kernel for them.
     pub(super) fn fit(&self, machine: &Machine) -> bool {
         let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
         let results = if self.gated { outputs / 2 } else { outputs };
+        let strides = |unit: usize| {
+            self.y.strides[0].is_multiple_of(unit)
+                && self.residual.is_none_or(|residual| residual.strides[0].is_multiple_of(unit))
+        };
+        let written = match ROWS.contains(&rows) {
+            true => results.is_multiple_of(RESULTS) && strides(2),
+            false => {
+                self.y.dtype == self.x.dtype
+                    && (self.gated || tiles::Cut::new(rows, outputs, inputs, machine.processors).pays(rows))
+                    && results.is_multiple_of(tiles::VECTOR)
+                    && strides(tiles::VECTOR)
+            }
+        };
         machine.skinny
             && machine.capability == 90
-            && ROWS.contains(&rows)
+            && rows >= FEWEST
             && matches!(self.x.dtype, DType::F16 | DType::BF16)
             && self.weight.format == WeightFormat::Dense(self.x.dtype)
             && inputs > 0
             && results > 0
-            && results.is_multiple_of(RESULTS)
-            && outputs.max(inputs) < 1 << 30
+            && rows.max(outputs).max(inputs) < 1 << 30
             && self.x.strides[0].is_multiple_of(8)
-            && self.y.strides[0].is_multiple_of(2)
-            && self.residual.is_none_or(|residual| residual.strides[0].is_multiple_of(2))
+            && written
+    }
+
+    /// `HALF` and `BIAS` of the kernels.
+    fn types(&self) -> Result<[String; 2]> {
+        let half = i32::from(self.x.dtype == DType::F16);
+        Ok([half.to_string(), self.bias.map_or(Ok("f32"), type_name)?.to_owned()])
     }
 
     /// The kernel with the constants of an epilogue.
     pub(super) fn plan(&self, epilogue: Vec<(&'static str, String)>, machine: &Machine) -> Result<Batch> {
-        let (outputs, inputs) = (self.weight.rows(), self.weight.columns());
-        let cut = Cut::new(self.x.shape[0], outputs, inputs, self.gated, machine.processors);
-        let defines: [(_, &dyn Display); 7] = [
-            ("TOKENS", &cut.rows),
-            ("PARTS", &cut.parts),
-            ("SPLIT", &cut.split),
-            ("STAGES", &cut.stages),
-            ("HALF", &i32::from(self.x.dtype == DType::F16)),
-            ("WIDE_Y", &i32::from(self.y.dtype == DType::F32)),
-            ("BIAS", &self.bias.map_or(Ok("f32"), type_name)?),
-        ];
-        let mut spec =
-            KernelSpec::new("linear/batch_wgmma.cu", "batch_wgmma", defines).with_shared(cut.shared);
+        let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
+        let (mut spec, way) = if ROWS.contains(&rows) {
+            let cut = Cut::new(rows, outputs, inputs, self.gated, machine.processors);
+            (cut.kernel(self)?, Way::Few(cut))
+        } else {
+            let cut = tiles::Cut::new(rows, outputs, inputs, machine.processors);
+            (cut.kernel(self)?, Way::Many(cut))
+        };
         spec.defines.extend(epilogue);
-        Ok(Batch { spec, cut })
+        Ok(Batch { spec, way })
     }
 }
 
@@ -183,16 +222,20 @@ impl Batch {
             let sizes = [bytes, rows as u64];
             TensorMap::bytes(address, sizes, [stride as u64], [TURN as u32, at_once as u32], true)
         };
-        let x_map = map(x.address, rows, x.stride(0) * 2, self.cut.rows)?;
-        let weight_map = map(weight.address(), weight.layout.rows, weight.layout.row_bytes, PART)?;
-        let parameters = Parameters::default()
-            .extent(rows, bounds)
-            .size(weight.layout.columns)
-            .size(usize::from(weight.immutable))
-            .words(epilogue)
-            .words(x_map.words())
-            .words(weight_map.words());
-        Ok(Step::kernel(function, [self.cut.tiles * self.cut.split, 1, 1], THREADS, parameters))
+        // Rows of x and of weights that a copy brings, blocks, and their threads.
+        let (of_x, of_weight, blocks, threads) = match self.way {
+            Way::Few(cut) => (cut.rows, PART, cut.tiles * cut.split, THREADS),
+            // Half a tile of weights: for each of two blocks, or what gates and what is gated.
+            Way::Many(cut) => (tiles::ROWS, cut.outputs / 2, cut.blocks, tiles::THREADS),
+        };
+        let x_map = map(x.address, rows, x.stride(0) * 2, of_x)?;
+        let weight_map = map(weight.address(), weight.layout.rows, weight.layout.row_bytes, of_weight)?;
+        let mut parameters = Parameters::default().extent(rows, bounds).size(weight.layout.columns);
+        if let Way::Few(_) = self.way {
+            parameters = parameters.size(usize::from(weight.immutable));
+        }
+        let parameters = parameters.words(epilogue).words(x_map.words()).words(weight_map.words());
+        Ok(Step::kernel(function, [blocks, 1, 1], threads, parameters))
     }
 }
 

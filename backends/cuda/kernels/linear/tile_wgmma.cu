@@ -1,0 +1,258 @@
+/*
+ * linear for many rows on Hopper's tensor cores (sm_90a), with what stands behind it: y = f(x W^T + b), f16 or bf16.
+ *
+ * A block owns tiles of GROUPS * 64 rows by OUTPUTS outputs and stays on its multiprocessor for all of them. One thread
+ * fetches: 64 inputs at a time into a ring of STAGES, by the bulk copy engine, swizzled by 128 bytes. GROUPS warpgroups
+ * multiply, each 64 rows with all outputs, sums in registers; the ring runs on across the ends of tiles, so the next tile
+ * arrives while a group writes. Two blocks, which are a cluster, take neighbouring rows of the same outputs: each fetches half of
+ * the weights for both.
+ *
+ * Gates and what they gate are the two halves of a tile's outputs, so that both are in the same registers. Results leave 16
+ * bytes at a time; what they are added to is read the same way, before the last products are waited for.
+ *
+ * Tiles are walked in bands of BAND rows of tiles, so that those under way at a time share operands in the L2. Only tiles with
+ * real rows are multiplied.
+ *
+ * Operations: 2 * rows * outputs * inputs; the floor is the rate of the tensor cores, 4096 a cycle and multiprocessor, at the clock
+ * that power allows under this load. Measured figures: docs/src/performance/cuda.md.
+ */
+#define ROWS (GROUPS * 64)
+#define BLOCK ((GROUPS + 1) * 128)
+#define CLUSTER 2
+#define SUM(x) "+f"(x)
+/* Inputs of a turn, and bytes of a slot. */
+#define DEPTH 64
+#define X_BYTES (ROWS * DEPTH * 2)
+#define W_BYTES (OUTPUTS * DEPTH * 2)
+#define SLOT (X_BYTES + W_BYTES)
+/* Results of a tile's row. */
+#define RESULTS (EPILOGUE == GATED ? OUTPUTS / 2 : OUTPUTS)
+/* They are written by the 32, of which the last may be half. */
+#define PIECES ((RESULTS + 31) / 32)
+
+struct Barriers { u64 full[STAGES], free[STAGES]; };
+
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+
+/* What the copy engine is told of a matrix is on its way. */
+__device__ inline void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
+
+/* A box of a matrix: input, row. */
+__device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int input, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(row) : "memory");
+}
+
+/* The same, to the same place in every block of the cluster. */
+__device__ inline void copy_to_all(const TensorMap& map, u32 to, u64& barrier, int input, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4}], [%2], %5;"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(row), "h"((u16)((1 << CLUSTER) - 1)) : "memory");
+}
+
+/*
+ * Arrives at the barrier of a block of the cluster. What it says is that the tensor cores have read a slot: nothing was written,
+ * so a release at the scope of the cluster, which would wait for the memory of the whole device, is not needed.
+ */
+__device__ inline void arrive_at(u64& barrier, int rank) {
+    asm volatile(
+        "{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
+        :: "r"(shared_address(&barrier)), "r"(rank) : "memory");
+}
+
+#if HALF
+#define KIND "f32.f16.f16"
+#else
+#define KIND "f32.bf16.bf16"
+#endif
+
+/* d = or += 64 rows times all outputs, 16 inputs of each. */
+__device__ inline void multiply(float (&d)[OUTPUTS / 2], u64 x, u64 weight, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, " FLAG ", 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n" TEXT(OUTPUTS) "k16." KIND " {" NAMES "}, " OPERANDS ", add, 1, 1, 0, 0;\n}"
+        : ALL : "l"(x), "l"(weight), "r"(add));
+}
+
+/* What two rows of a lane are added to: 8 results of every 32. */
+struct Added {
+#if EPILOGUE == ADDED
+    Vector of[PIECES][2];
+#endif
+};
+
+__device__ inline void read_added(const Epilogue& e, Added& added, int row, int first, int rows, int q) {
+#if EPILOGUE == ADDED
+#pragma unroll
+    for (int block = 0; block < PIECES; ++block) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            int output = first + block * 32 + q * 8;
+            bool real = row + h * 8 < rows && output < (int)e.outputs && block * 32 + q * 8 < RESULTS;
+            added.of[block][h] = real ? load_vector(e.added + (row + h * 8) * e.added_row + output) : Vector{};
+        }
+    }
+#endif
+}
+
+/* Finishes and writes two rows of sums of this lane, 8 rows apart. Results are a multiple of 8. */
+__device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
+    const int results = (int)(EPILOGUE == GATED ? e.outputs / 2 : e.outputs);
+#pragma unroll
+    for (int block = 0; block < PIECES; ++block) {
+        int base = first + block * 32;
+        if (base >= results) break;
+        u32 words[2][4];
+#if EPILOGUE == ADDED
+        u32 others[2][4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) others[h][i] = added.of[block][h].word[i];
+            transpose(others[h], q);
+        }
+#endif
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (block * 32 + i * 8 >= RESULTS) {
+                words[0][i] = words[1][i] = 0;
+                continue;
+            }
+            int output = base + i * 8 + q * 2;
+            /* Of both halves, where there are two. */
+            float bias[2][2] = {};
+            if (e.bias && output < results) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    bias[0][c] = widen(e.bias[output + c]);
+                    bias[1][c] = EPILOGUE == GATED ? widen(e.bias[results + output + c]) : 0.0f;
+                }
+            }
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float y[2];
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    int at = (block * 4 + i) * 4 + h * 2 + c;
+                    y[c] = d[at] + bias[0][c];
+#if EPILOGUE == ADDED
+                    u32 word = others[h][i];
+                    y[c] = widen(Y{(u16)(c ? word >> 16 : word)}) + e.alpha * y[c];
+#elif EPILOGUE == ACTIVATED || EPILOGUE == GATED
+                    if (e.limit > 0.0f && y[c] > e.limit) y[c] = e.limit;
+                    y[c] = apply_quickly(y[c]);
+#endif
+#if EPILOGUE == GATED
+                    float up = d[OUTPUTS / 4 + at] + bias[1][c];
+                    if (e.limit > 0.0f && up > e.limit) up = e.limit;
+                    if (e.limit > 0.0f && up < -e.limit) up = -e.limit;
+                    y[c] *= up;
+#endif
+                }
+                words[h][i] = (u32)narrow<Y>(y[0]).bits | (u32)narrow<Y>(y[1]).bits << 16;
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            transpose(words[h], q);
+            int output = base + q * 8;
+            Y* to = e.y + (row + h * 8) * e.y_row + output;
+            if (row + h * 8 < rows && output < results && block * 32 + q * 8 < RESULTS) {
+                *(Vector*)to = Vector{{words[h][0], words[h][1], words[h][2], words[h][3]}};
+            }
+        }
+    }
+}
+#endif
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(BLOCK, 1)
+tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, const __grid_constant__ TensorMap x_map,
+           const __grid_constant__ TensorMap weight_map) {
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+    extern __shared__ __align__(1024) u8 shared[];
+    __shared__ Barriers barriers;
+    u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
+    let_next_start();
+    int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
+    int rank = blockIdx.x % CLUSTER;
+    if (threadIdx.x == 0) {
+        prefetch_map(x_map);
+        prefetch_map(weight_map);
+        for (int s = 0; s < STAGES; ++s) {
+            make_barrier(barriers.full[s], 1);
+            make_barrier(barriers.free[s], GROUPS * CLUSTER);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    await_previous();
+    int rows = (int)extent.count(), inputs = (int)input_count;
+    const int results = (int)(EPILOGUE == GATED ? e.outputs / 2 : e.outputs);
+    int row_tiles = (rows + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), result_tiles = (results + RESULTS - 1) / RESULTS;
+    int tiles = row_tiles * result_tiles, turns = (inputs + DEPTH - 1) / DEPTH;
+    int begin = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+    if (group < 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) {
+            Place place;
+            for (int number = begin; number < tiles; number += step) {
+                Tile tile = tile_at(number, row_tiles, result_tiles);
+                int row = (tile.row * CLUSTER + rank) * ROWS, result = tile.output * RESULTS;
+                /* The half of the tile's outputs that this block fetches. */
+                int output = result + (rank == 0 ? 0 : EPILOGUE == GATED ? results : OUTPUTS / 2);
+                for (int turn = 0; turn < turns; ++turn, place.next()) {
+                    u64& full = barriers.full[place.stage];
+                    await(barriers.free[place.stage], place.phase ^ 1);
+                    expect(full, SLOT);
+                    u32 slot = ring + place.stage * SLOT;
+                    copy_box(x_map, slot, full, turn * (DEPTH * 2), row);
+                    copy_to_all(weight_map, slot + X_BYTES + rank * (W_BYTES / 2), full, turn * (DEPTH * 2), output);
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        Place place, older;
+        int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+        auto release = [&]() {
+            if (threadIdx.x % 128 < CLUSTER) arrive_at(barriers.free[older.stage], threadIdx.x % 128);
+            older.next();
+        };
+        for (int number = begin; number < tiles; number += step) {
+            Tile tile = tile_at(number, row_tiles, result_tiles);
+            int row = ((tile.row * CLUSTER + rank) * GROUPS + group) * 64 + warp * 16 + lane / 4, first = tile.output * RESULTS;
+            float sums[OUTPUTS / 2];
+            for (int turn = 0; turn < turns; ++turn, place.next()) {
+                await(barriers.full[place.stage], place.phase);
+                u32 x = ring + place.stage * SLOT + group * (64 * DEPTH * 2), weight = ring + place.stage * SLOT + X_BYTES;
+                hold(sums);
+                products_begin();
+#pragma unroll
+                for (int part = 0; part < DEPTH / 16; ++part) {
+                    multiply(sums, swizzled_at(x + part * 32), swizzled_at(weight + part * 32), turn > 0 || part > 0);
+                }
+                products_commit();
+                if (turn > 0) {
+                    products_wait<1>();
+                    release();
+                }
+            }
+            Added added;
+            read_added(e, added, row, first, rows, lane % 4);
+            products_wait<0>();
+            hold(sums);
+            release();
+            write(e, sums, added, row, first, rows, lane % 4);
+        }
+    }
+    /* A block stays while the other may write to it or arrive. */
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    take_turn();
+#endif
+}

@@ -1,0 +1,113 @@
+//! How products of more than 128 rows are cut: `linear/tile_wgmma.cu`.
+
+use super::{ALIGNMENT, DEPTH, Planes, TURN};
+use crate::ops::KernelSpec;
+use dsrun_core::Result;
+use std::fmt::Display;
+
+/// Rows of a tile, 64 for each warpgroup that multiplies.
+const GROUPS: usize = 2;
+pub(super) const ROWS: usize = GROUPS * 64;
+pub(super) const THREADS: usize = (GROUPS + 1) * 128;
+/// Outputs of a tile: which of them keeps all multiprocessors busy to the end depends on how many there are in all.
+const OUTPUTS: [usize; 4] = [256, 224, 192, 128];
+/// Blocks that share what they read of the weights: a cluster.
+const CLUSTER: usize = 2;
+/// Shared memory for the ring.
+const ROOM: usize = 224 << 10;
+const MOST_STAGES: usize = 8;
+/// Results that are written at once.
+pub(super) const VECTOR: usize = 8;
+/// What the end of a tile costs, in turns.
+const END: usize = 2;
+/// Rows up to which a product by itself is faster here than with cuBLASLt, if it keeps so many in a hundred of the
+/// multiprocessors busy. Measured on an H200: of more rows cuBLASLt has a little more out of the tensor cores.
+const MOST_ROWS: usize = 1024;
+const BUSY: usize = 85;
+
+/// How a product is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Outputs of a tile.
+    pub(super) outputs: usize,
+    /// Blocks, of which each takes tiles in turns.
+    pub(super) blocks: usize,
+    stages: usize,
+    /// How many in a hundred of the multiprocessors have something to do.
+    busy: usize,
+}
+
+impl Cut {
+    /// The cut with which the busiest multiprocessor has least to do.
+    pub(super) fn new(rows: usize, outputs: usize, inputs: usize, processors: usize) -> Self {
+        let clusters = (processors / CLUSTER).max(1);
+        let turns = inputs.div_ceil(DEPTH) + END;
+        let tiles = |in_tile: usize| rows.div_ceil(ROWS * CLUSTER) * outputs.div_ceil(in_tile);
+        let cost = |in_tile: &usize| tiles(*in_tile).div_ceil(clusters) * turns * in_tile;
+        let outputs = OUTPUTS.into_iter().min_by_key(cost).unwrap_or(OUTPUTS[0]);
+        let stages = (ROOM / ((ROWS + outputs) * TURN)).min(MOST_STAGES);
+        let pairs = tiles(outputs);
+        let busy = 100 * pairs / (pairs.div_ceil(clusters) * clusters).max(1);
+        Self { outputs, blocks: pairs.min(clusters) * CLUSTER, stages, busy }
+    }
+
+    /// Whether a product that needs nothing behind it is worth it.
+    pub(super) fn pays(&self, rows: usize) -> bool {
+        rows <= MOST_ROWS && self.busy >= BUSY
+    }
+
+    /// The kernel, but for its epilogue.
+    pub(super) fn kernel(&self, planes: &Planes<'_>) -> Result<KernelSpec> {
+        let [half, bias] = planes.types()?;
+        let defines: [(_, &dyn Display); 5] = [
+            ("GROUPS", &GROUPS),
+            ("OUTPUTS", &self.outputs),
+            ("STAGES", &self.stages),
+            ("HALF", &half),
+            ("BIAS", &bias),
+        ];
+        let shared = ALIGNMENT + self.stages * (ROWS + self.outputs) * TURN;
+        Ok(KernelSpec::new("linear/tile_wgmma.cu", "tile_wgmma", defines).with_shared(shared))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// What an H200 is fast with, of those that were measured.
+    #[rstest]
+    #[case::query_key_value(512, 6144, 4096, 192)]
+    #[case::output(512, 4096, 4096, 128)]
+    #[case::gate(512, 28_672, 4096, 224)]
+    #[case::down(512, 4096, 14_336, 128)]
+    #[case::many_rows(2048, 4096, 14_336, 256)]
+    #[case::one_tile(129, 8, 8, 128)]
+    fn tiles_suit(#[case] rows: usize, #[case] outputs: usize, #[case] inputs: usize, #[case] wanted: usize) {
+        let cut = Cut::new(rows, outputs, inputs, 132);
+        assert_eq!(cut.outputs, wanted, "{cut:?}");
+        assert!(cut.blocks <= 132 && cut.blocks.is_multiple_of(CLUSTER), "{cut:?}");
+    }
+
+    #[rstest]
+    #[case::output(512, 4096, 4096, true)]
+    #[case::half_the_device(512, 2048, 2048, false)]
+    #[case::many_rows(2048, 4096, 4096, false)]
+    fn small_products_pay(
+        #[case] rows: usize,
+        #[case] outputs: usize,
+        #[case] inputs: usize,
+        #[case] wanted: bool,
+    ) {
+        assert_eq!(Cut::new(rows, outputs, inputs, 132).pays(rows), wanted);
+    }
+
+    #[test]
+    fn rings_fit() {
+        for outputs in OUTPUTS {
+            let stages = (ROOM / ((ROWS + outputs) * TURN)).min(MOST_STAGES);
+            assert!(stages >= 4 && (outputs / 2 * TURN).is_multiple_of(ALIGNMENT));
+        }
+    }
+}
