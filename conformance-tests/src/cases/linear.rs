@@ -126,15 +126,20 @@ const DENSE_SHAPES: &[Shape] = &[
     ("large_extent", 70, 30_000, 16, layout(0, true, Some(67))),
 ];
 
-/// For dense weights and groups of integers: what a device may take in tiles of 16 results by tens of rows, and share among
-/// blocks where inputs are many.
+/// For dense weights only: what a device may take in tiles of 16 results by up to 128 rows.
 const BATCHES: &[Shape] = &[
     ("batch", 40, 80, 160, PLAIN),
     ("batch_strided", 128, 48, 264, layout(8, false, None)),
     ("batch_extent", 100, 112, 192, layout(0, true, Some(77))),
     ("batch_extent_of_nothing", 32, 48, 64, layout(0, true, Some(0))),
-    ("batch_of_tiles", 131, 32, 128, PLAIN),
-    ("batch_long_sum", 20, 32, 2048, PLAIN),
+];
+
+/// The same for groups of integers, with more rows than a tile has and more inputs than one block would take.
+const GROUP_BATCHES: &[Shape] = &[
+    ("batch_strided", 18, 48, 160, layout(8, false, None)),
+    ("batch_extent", 100, 16, 96, layout(0, true, Some(77))),
+    ("batch_of_tiles", 131, 16, 32, PLAIN),
+    ("batch_long_sum", 17, 16, 2048, PLAIN),
 ];
 
 /// For dense weights only: what a device may take in tiles of 8 results by more rows.
@@ -196,8 +201,10 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
         // Formats without blocks can have any columns, or any even number of them.
         let (more, batches, tiles) = match format {
             WeightFormat::Dense(_) => (DENSE_SHAPES, BATCHES, TILES),
-            _ if format.granularity() <= 2 => (&DENSE_SHAPES[..DENSE_SHAPES.len() - 1], BATCHES, &[][..]),
-            WeightFormat::Group(_) => (&[][..], BATCHES, &[][..]),
+            _ if format.granularity() <= 2 => {
+                (&DENSE_SHAPES[..DENSE_SHAPES.len() - 1], GROUP_BATCHES, &[][..])
+            }
+            WeightFormat::Group(_) => (&[][..], GROUP_BATCHES, &[][..]),
             _ => (&[][..], &[][..], &[][..]),
         };
         let shapes = SHAPES.iter().chain(more).chain(batches).chain(tiles).copied();
