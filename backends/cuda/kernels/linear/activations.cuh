@@ -74,10 +74,11 @@ __device__ inline float sum_of_row(float x, float* scratch) {
 /*
  * Reads the activations, inputs `begin` to `begin + count` of them, norms them and hands them to `put(token, at, real, vector)`,
  * 8 at a time, `at` counted in eights from `begin`. All lanes of a warp call it together, for eights one after the other, and
- * every eight has its turn up to a multiple of 32; those behind the last, or in front of the first, are not real. Rows past the
- * extent are read too: there is memory for them, what comes of them goes nowhere, and so no read has to wait for the extent.
+ * with `Whole` every eight has its turn up to a multiple of 32; those behind the last, or in front of the first, are not real.
+ * Rows past the extent are read too: there is memory for them, what comes of them goes nowhere, and so no read has to wait for
+ * the extent.
  */
-template <typename Put>
+template <bool Whole, typename Put>
 __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 count, const Norm& norm, float* scratch,
                              const Put& put) {
     const int eights = (int)(count / 8);
@@ -167,11 +168,13 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
 #pragma unroll 4
     for (int at = first; mine && at < all; at += lanes) add_squares(load_vector(row + at * 8));
     conclude_row();
+    /* Without a branch in front, reads go on side by side. */
+    const int end = Whole ? whole : eights;
 #pragma unroll 2
-    for (int at = first; mine && at < whole; at += lanes) {
+    for (int at = first; mine && at < end; at += lanes) {
         Vector v = {};
         Parameters own = {};
-        if (at < eights) {
+        if (!Whole || at < eights) {
             v = load_vector(row + begin + at * 8);
             load_parameters(skipped + at, own);
         }

@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
     Ready ready = {};
     if (finishes && first < tiles) ready = get_ready(e, rows_of(e, first), pair, item / 8);
 #endif
-    stage(x, x_row, inputs, begin, count, norm, row_sums, [&](int token, int at, bool real, const Vector& eight) {
+    stage<false>(x, x_row, inputs, begin, count, norm, row_sums, [&](int token, int at, bool real, const Vector& eight) {
         if (real) *(Vector*)(activations + token * X_PITCH + at * 16) = eight;
     });
     __syncthreads();

@@ -196,7 +196,7 @@ struct Product {
             *(Vector*)(activations + token * X_PITCH + at * 16) = load_vector(x + token * x_row + begin + at * 16);
         }
 #else
-        stage(x, x_row, inputs, begin, count, norm, scratch, Digits{activations, scales, sums, pieces * (PIECE / 8)});
+        stage<true>(x, x_row, inputs, begin, count, norm, scratch, Digits{activations, scales, sums, pieces * (PIECE / 8)});
 #endif
         __syncthreads();
 #if NEEDS_SUMS && GROUP == 0
