@@ -112,14 +112,23 @@ fn requests_that_cannot_run_are_refused_with_the_reason() {
 #[test]
 fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
     let model = model();
-    let limited = DeviceOptions { memory_limit: Some(100_000), ..DeviceOptions::default() };
-    let device = dsrun_candle::CandleBackend::new().open(0, &limited).unwrap();
-    let plan = EnginePlan::new(&model, &*device, &exact(64, 1)).unwrap();
-    let missing = plan.memory().total() - 100_000;
-    let error = plan.load(&model, device.clone(), &mut |_, _| panic!("nothing may be loaded")).unwrap_err();
-    assert!(matches!(error, EngineError::DoesNotFit { missing: found, .. } if found == missing), "{error}");
-    assert!(error.to_string().contains("--context"), "{error}");
-    assert_eq!(device.memory().used, 0);
+    let much_cache = EngineOptions { kv_tokens: Some(100_000), ..exact(64, 1) };
+    for (options, limit, remedy) in
+        [(exact(64, 1), 100_000, "--dtype bf16"), (much_cache, 1_000_000, "--context")]
+    {
+        let limited = DeviceOptions { memory_limit: Some(limit), ..DeviceOptions::default() };
+        let device = dsrun_candle::CandleBackend::new().open(0, &limited).unwrap();
+        let plan = EnginePlan::new(&model, &*device, &options).unwrap();
+        let missing = plan.memory().total() - limit;
+        let error =
+            plan.load(&model, device.clone(), &mut |_, _| panic!("nothing may be loaded")).unwrap_err();
+        assert!(
+            matches!(error, EngineError::DoesNotFit { missing: found, .. } if found == missing),
+            "{error}"
+        );
+        assert!(error.to_string().contains(remedy), "{error}");
+        assert_eq!(device.memory().used, 0);
+    }
 }
 
 #[test]
