@@ -160,18 +160,18 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
         put_normed(held[o], parameters[OWN <= 2 ? o : 0], at - skipped, at >= skipped && at < skipped + eights);
     }
 #else
+    /* One condition for each turn, so that reads of several go on side by side: with two, or a branch in front, none does. */
+    const int end = mine ? all : 0, end_here = !mine ? 0 : Whole ? whole : eights;
 #if NORM == 2
 #pragma unroll 4
-    for (int at = first; mine && at < all; at += lanes) add_up(load_vector(row + at * 8));
+    for (int at = first; at < end; at += lanes) add_up(load_vector(row + at * 8));
     mean = sum_of_row(sum, scratch) / (float)inputs;
 #endif
 #pragma unroll 4
-    for (int at = first; mine && at < all; at += lanes) add_squares(load_vector(row + at * 8));
+    for (int at = first; at < end; at += lanes) add_squares(load_vector(row + at * 8));
     conclude_row();
-    /* Without a branch in front, reads go on side by side. */
-    const int end = Whole ? whole : eights;
 #pragma unroll 2
-    for (int at = first; mine && at < end; at += lanes) {
+    for (int at = first; at < end_here; at += lanes) {
         Vector v = {};
         Parameters own = {};
         if (!Whole || at < eights) {
