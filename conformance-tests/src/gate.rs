@@ -12,8 +12,9 @@
 //!   `c = max(1, √n / 4)` is for sums made one term after the other: the rounding of a partial sum that has grown to a
 //!   share of `m` is up to 2⁻²⁴ of that share, `n` of them add up like a random walk to `2⁻²⁴ m √n / 3` (one standard
 //!   deviation, all terms of one sign, the worst there is), and six deviations are `2√n · 2⁻²⁴ m`. Three, one in 370, would
-//!   be too few for a suite of ten million elements: of sums of 192 terms of one sign, one in 11,200 was 4% beyond. Sums made
-//!   in blocks are far below. An f16 accumulator is above from the first few terms on.
+//!   be too few for a suite of ten million elements. Seen: 11,200 sums of 192 terms, `m = 1.2|y|`, made by a library in plain
+//!   f32. They were off by 4.7·2⁻²⁴ in the root mean square, where √192 / 3 is 4.6, and the farthest by 19·2⁻²⁴, which is
+//!   four deviations and what the farthest of so many should be; it was 4% beyond three. Sums made in blocks are far below. An f16 accumulator is above from the first few terms on.
 //! - `2u'·m'` stands only where the op's document allows an inner rounding, to type `'` of terms of size `m'`: attention
 //!   weights, dequantised weights, what a region need not round but may. Two because of truncation, again.
 //! - `2⁻²⁰|y|` stands only where a result is in proportion to an exponential, sine or logarithm that a device computes by

@@ -420,6 +420,10 @@ impl<T> Scheduler<T> {
                 continue;
             }
             let rest = sequence.unprocessed();
+            // Nothing is left of one whose last tokens are under way.
+            if rest == 0 {
+                continue;
+            }
             if rest > left && !self.prompts.is_empty() {
                 break;
             }

@@ -56,6 +56,11 @@ struct Simulation {
 const UNKNOWN: i32 = -7;
 
 impl Wish {
+    fn entry(&self, item: usize) -> Entry<usize> {
+        let Self { prompt, limit, priority, waits, .. } = self.clone();
+        Entry { prompt, limit, priority, waits, whole: false, guesses: false, item }
+    }
+
     /// What is proposed to follow so many tokens of the answer: wrong now and then, and beyond its end.
     fn proposed(&self, after: usize) -> Vec<i32> {
         let mut tokens = alone(&self.prompt, after + self.draft).split_off(after);
@@ -185,17 +190,7 @@ fn run(capacity: Capacity, wishes: &[Wish]) -> Counts {
     let arrivals = wishes.iter().map(|wish| wish.at).max().unwrap_or(0);
     for step in 0..=2 * (longest + arrivals) {
         for (index, wish) in wishes.iter().enumerate().filter(|(_, wish)| wish.at == step) {
-            let Wish { prompt, limit, priority, waits, .. } = wish.clone();
-            let key = simulation.scheduler.add(Entry {
-                prompt,
-                limit,
-                priority,
-                waits,
-                whole: false,
-                guesses: false,
-                item: index,
-            });
-            keys[index] = Some(key);
+            keys[index] = Some(simulation.scheduler.add(wish.entry(index)));
         }
         let mut cancel = |simulation: &mut Simulation, answers: &[Vec<i32>]| {
             for (index, wish) in wishes.iter().enumerate() {
@@ -311,16 +306,7 @@ fn answers_to_one_prompt_share_its_pages() {
     assert_eq!(counts.prompt_tokens, 4 * 40);
     let mut simulation = Simulation::new(capacity(64, 4, 100));
     for (index, wish) in wishes.iter().enumerate() {
-        let Wish { prompt, limit, priority, waits, .. } = wish.clone();
-        simulation.scheduler.add(Entry {
-            prompt,
-            limit,
-            priority,
-            waits,
-            whole: false,
-            guesses: false,
-            item: index,
-        });
+        simulation.scheduler.add(wish.entry(index));
     }
     assert!((0..3).all(|_| simulation.launch(&wishes)));
     assert!(simulation.scheduler.pages().in_use() <= 9 + 4 * 2);
