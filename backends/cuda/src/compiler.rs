@@ -19,6 +19,9 @@ use std::{
 /// Bytes of a checksum.
 const CHECKSUM: usize = 32;
 
+/// The environment variable that has kernels say which line an instruction is from, for sanitizers and profilers.
+const LINE_INFO: &str = "DSRUN_CUDA_LINE_INFO";
+
 /// What kernels are built for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Architecture {
@@ -153,6 +156,9 @@ impl Compiler {
             "-DNDEBUG".into(),
         ]
         .into();
+        if env::var_os(LINE_INFO).is_some() {
+            options.push("--generate-line-info".into());
+        }
         options.extend(spec.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
         let mut hash = Sha256::new();
         for part in options.iter().map(String::as_str).chain([text.as_str(), &format!("{:?}", self.version)])
@@ -315,7 +321,8 @@ mod tests {
         for (name, own) in source::units() {
             assert!(own.starts_with("/*\n * "), "{name} has no comment at the top");
             let whole = source::text(name).unwrap();
-            assert!(whole.ends_with(own) && whole.len() > own.len(), "{name} is put together wrongly");
+            let end = format!("\n#line 1 \"{name}\"\n{own}");
+            assert!(whole.ends_with(&end) && whole.len() > end.len(), "{name} is put together wrongly");
         }
         assert_eq!(source::text("missing.cu"), None);
     }

@@ -1,23 +1,30 @@
 //! The kernel sources, embedded as text. A unit is the prelude, the headers it names and one `.cu` file, put together here:
 //! the compiler is given one text and no folder to look in.
 
-/// What every kernel may use.
-const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
-
-/// A source file: its name below `kernels/`, its text, and the headers it needs behind the prelude.
-struct Unit {
+/// A file: its name below `kernels/`, and its text.
+struct File {
     name: &'static str,
     text: &'static str,
-    headers: &'static [&'static str],
+}
+
+macro_rules! file {
+    ($name:literal) => {
+        File { name: $name, text: include_str!(concat!("../kernels/", $name)) }
+    };
+}
+
+/// What every kernel may use.
+const PRELUDE: File = file!("prelude.cuh");
+
+/// A source file, and the headers it needs behind the prelude.
+struct Unit {
+    own: File,
+    headers: &'static [File],
 }
 
 macro_rules! unit {
     ($name:literal $(, $header:literal)*) => {
-        Unit {
-            name: $name,
-            text: include_str!(concat!("../kernels/", $name)),
-            headers: &[$(include_str!(concat!("../kernels/", $header))),*],
-        }
+        Unit { own: file!($name), headers: &[$(file!($header)),*] }
     };
 }
 
@@ -86,17 +93,22 @@ const UNITS: &[Unit] = &[
     unit!("quant/quant.cu", "elementwise/function.cuh"),
 ];
 
-/// The whole text of a unit.
+fn find(name: &str) -> Option<&'static Unit> {
+    UNITS.iter().find(|unit| unit.own.name == name)
+}
+
+/// The whole text of a unit, in which every line is said to be where it is written.
 pub(crate) fn text(name: &str) -> Option<String> {
-    let unit = UNITS.iter().find(|unit| unit.name == name)?;
-    let parts = [PRELUDE].into_iter().chain(unit.headers.iter().copied()).chain([unit.text]);
+    let unit = find(name)?;
+    let files = [&PRELUDE].into_iter().chain(unit.headers).chain([&unit.own]);
+    let parts = files.map(|file| format!("#line 1 \"{}\"\n{}", file.name, file.text));
     Some(parts.collect::<Vec<_>>().join("\n"))
 }
 
 /// Whether every kernel of a unit waits for the kernels in front of it: only then may it start before they have finished.
 pub(crate) fn every_kernel_waits(name: &str) -> bool {
-    UNITS.iter().find(|unit| unit.name == name).is_some_and(|unit| {
-        let count = |text: &str| unit.text.matches(text).count();
+    find(name).is_some_and(|unit| {
+        let count = |text: &str| unit.own.text.matches(text).count();
         let waits = count("take_turn();") + count("await_previous();");
         waits > 0 && waits >= count("__global__")
     })
@@ -105,5 +117,5 @@ pub(crate) fn every_kernel_waits(name: &str) -> bool {
 /// All units: name and own text.
 #[cfg(test)]
 pub(crate) fn units() -> impl Iterator<Item = (&'static str, &'static str)> {
-    UNITS.iter().map(|unit| (unit.name, unit.text))
+    UNITS.iter().map(|unit| (unit.own.name, unit.own.text))
 }
