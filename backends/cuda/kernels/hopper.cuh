@@ -14,6 +14,9 @@ __device__ inline void make_barrier(u64& barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
+/* For the thread that made barriers: copies and other blocks of the cluster may use them, behind the next meeting. */
+__device__ inline void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
 /* Arrives, and has the barrier wait for so many bytes of copies too. */
 __device__ inline void expect(u64& barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
@@ -30,6 +33,24 @@ __device__ inline void await(u64& barrier, u32 phase) {
         "@done bra over;\nbra again;\nover:\n}"
         :: "r"(shared_address(&barrier)), "r"(phase) : "memory");
 }
+
+/* Counts through a ring. */
+template <int Stages> struct Place {
+    int stage = 0;
+    u32 phase = 0;
+    __device__ inline void next() {
+        if (++stage == Stages) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/*
+ * Between ordinary reads of memory that the bulk copy engine filled, by this thread, and the arrival that lets it fill that again:
+ * it knows nothing of reads that it has not been told of. What wgmma has read needs none, once it has been waited for.
+ */
+__device__ inline void reads_end() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* A matrix for wgmma: rows of 128 bytes, swizzled; 8 rows are 1024 bytes. */
 __device__ inline u64 swizzled_at(u32 address) {

@@ -379,7 +379,10 @@ pub(crate) struct Kernels {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KernelsCommand {
-    /// Build all kernels that a model needs on a device, so that the first request does not wait for them.
+    /// Build the kernels that a model needs on a device, so that the first request does not wait for them.
+    ///
+    /// They are for the device at hand: machines with the same device and libraries may share the cache. What shows only in a
+    /// captured step, such as one launch for all layers of a small model, is built by the first run.
     Build(KernelsBuild),
 }
 

@@ -186,18 +186,6 @@ __device__ inline i64 dealt(int round) {
     return (i64)round * gridDim.x + place;
 }
 
-/* Counts through a ring. */
-struct Place {
-    int stage = 0;
-    u32 phase = 0;
-    __device__ inline void next() {
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
-
 /* Fetches one turn of keys or values, a lane for each copy. */
 template <int Size, int Halves>
 __device__ inline void fetch(const Arguments& a, const Tile& tile, const TensorMap& map, int key, u32 to, u64& full, int lane) {
@@ -238,14 +226,14 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
             make_barrier(barriers.values_full[s], 1);
             make_barrier(barriers.values_free[s], GROUPS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_made();
     }
     __syncthreads();
     Tile tile;
     if (group < 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x >= 32) return;
-        Place place;
+        Place<STAGES> place;
         for (int round = 0; find_tile(a, sequences, tokens, dealt(round), tile); ++round) {
             await(barriers.queries_free, round % 2 ^ 1);
             if (lane == 0) {
@@ -267,7 +255,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
         bool leader = threadIdx.x % 128 == 0;
         int rows_before = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
         u32 own_queries = queries + group * 64 * 128;
-        Place place, older;
+        Place<STAGES> place, older;
         if (group == 1) turn_pass(group);
         for (int round = 0; find_tile(a, sequences, tokens, dealt(round), tile); ++round) {
             Softmax softmax;

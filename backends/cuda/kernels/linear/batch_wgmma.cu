@@ -58,18 +58,6 @@ __device__ inline void multiply(float (&d)[TOKENS / 2], u64 weight, u64 x, int a
         : PLACES : "l"(weight), "l"(x), "r"(add));
 }
 
-/* Counts through a ring. */
-struct Place {
-    int stage = 0;
-    u32 phase = 0;
-    __device__ inline void next() {
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
-
 /* The first output of a part of a tile. */
 __device__ inline int part_at(const Epilogue& e, int tile, int part) {
 #if EPILOGUE == GATED
@@ -193,7 +181,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
         }
         make_barrier(barriers.vacant, SPLIT * (CONSUMERS / 32));
         make_barrier(barriers.received, SPLIT * (CONSUMERS / 32));
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_made();
     }
     __syncthreads();
 #if SPLIT > 1
@@ -220,7 +208,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             for (int turn = 0; turn < ahead; ++turn) fetch_weights(turn, turn);
             await_previous();
             for (int turn = 0; turn < ahead; ++turn) fetch_rows(turn, turn);
-            Place place;
+            Place<STAGES> place;
             for (int turn = ahead; turn < turns; ++turn, place.next()) {
                 await(barriers.free[place.stage], place.phase);
                 fetch_weights(place.stage, turn);
@@ -239,7 +227,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     int own = threadIdx.x / 32 * 16;
     Biases biases(e, tile, own + lane / 4);
     float sums[PARTS][TOKENS / 2];
-    Place place, older;
+    Place<STAGES> place, older;
     for (int turn = 0; turn < turns; ++turn, place.next()) {
         await(barriers.full[place.stage], place.phase);
         u32 weight = ring + place.stage * SLOT, x = weight + W_BYTES;

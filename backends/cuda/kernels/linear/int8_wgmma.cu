@@ -150,7 +150,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
             make_barrier(barriers.full[s], 1);
             make_barrier(barriers.free[s], GROUPS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_made();
     }
     __syncthreads();
     await_previous();
@@ -162,7 +162,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
 #endif
         if (threadIdx.x == 0) {
-            Place place;
+            Place<STAGES> place;
             for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
                 Tile tile = tile_at(number, row_tiles, output_tiles);
                 for (int turn = 0; turn < turns; ++turn, place.next()) {
@@ -179,7 +179,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
         #if GROUPS > 1
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
 #endif
-        Place place, older;
+        Place<STAGES> place, older;
         int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         bool leader = threadIdx.x % 128 == 0;
         for (int number = blockIdx.x; number < tiles; number += gridDim.x) {

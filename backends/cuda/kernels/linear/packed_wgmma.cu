@@ -294,10 +294,10 @@ __device__ inline void put(u32 to, const float* d) {
 }
 
 /* Where a share's turn is in the ring. */
-struct Place {
+struct SharePlace {
     int stage, full;
     u32 phase = 0;
-    __device__ inline Place(int share) : stage(share), full(share) {}
+    __device__ inline SharePlace(int share) : stage(share), full(share) {}
     __device__ inline void next() {
         stage += SHARES;
         if (stage >= STAGES) stage -= STAGES;
@@ -388,7 +388,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
         for (int stage = 0; stage < STAGES; ++stage) make_barrier(barriers.free[stage], GROUPS * 4);
         make_barrier(barriers.vacant, SPLIT * GROUPS * 4);
         make_barrier(barriers.received, SPLIT * GROUPS * 4);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_made();
     }
     __syncthreads();
 #if SPLIT > 1
@@ -465,7 +465,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
     float (&of_turn)[TOKENS / 2] = sums;
 #endif
     int older = 0;
-    Place place(share);
+    SharePlace place(share);
     for (int turn = share; turn < turns; turn += SHARES, older = place.stage, place.next()) {
         await(barriers.full[place.full], place.phase);
         u64 x = swizzled_at(ring + place.stage * SLOT);
@@ -489,6 +489,8 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
 #endif
                 }
             }
+            /* All of the slot has been read but what wgmma reads: before copies, which do not wait for that by themselves. */
+            if (half == 1) reads_end();
 #pragma unroll
             for (int step = 0; step < 4 / AT_ONCE; ++step) {
                 Half halves[AT_ONCE][4];
@@ -509,7 +511,10 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
                 }
 #endif
 #if SHARES == 1
-                if (half == 0 && step == 0 && turn > 0 && lane == 0) arrive(barriers.free[older]);
+                if (half == 0 && step == 0 && turn > 0) {
+                    __syncwarp();
+                    if (lane == 0) arrive(barriers.free[older]);
+                }
 #endif
                 u32 weights[AT_ONCE][4];
 #pragma unroll
@@ -528,6 +533,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
 #if SHARES > 1
         /* The ring must not wait for this share's next turn. */
         products_wait<0>();
+        __syncwarp();
         if (lane == 0) arrive(barriers.free[place.stage]);
 #endif
     }

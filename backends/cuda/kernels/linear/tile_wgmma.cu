@@ -187,7 +187,7 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
             make_barrier(barriers.full[s], 1);
             make_barrier(barriers.free[s], GROUPS * CLUSTER);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_made();
     }
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
     await_previous();
@@ -199,7 +199,7 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
     if (group < 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
-            Place place;
+            Place<STAGES> place;
             for (int number = begin; number < tiles; number += step) {
                 Tile tile = tile_at(number, row_tiles, result_tiles);
                 int row = (tile.row * CLUSTER + rank) * ROWS, result = tile.output * RESULTS;
@@ -217,7 +217,7 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        Place place, older;
+        Place<STAGES> place, older;
         int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         auto release = [&]() {
             if (threadIdx.x % 128 < CLUSTER) arrive_at(barriers.free[older.stage], threadIdx.x % 128);

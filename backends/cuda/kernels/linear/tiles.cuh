@@ -1,6 +1,6 @@
 /*
  * What products share that walk over tiles of rows by OUTPUTS outputs with wgmma on Hopper (sm_90a): the registers of sums, as
- * operands of the kind that SUM says; places in a ring of STAGES; the order of tiles; the way from sums to vectors.
+ * operands of the kind that SUM says; the order of tiles; the way from sums to vectors.
  */
 /* Tiles of rows that are walked together. */
 #define BAND 8
@@ -63,18 +63,6 @@
 #endif
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
-
-/* Counts through a ring. */
-struct Place {
-    int stage = 0;
-    u32 phase = 0;
-    __device__ inline void next() {
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
 
 /* The number of a tile among those of rows and among those of outputs: in bands of BAND tiles of rows. */
 struct Tile { int row, output; };
