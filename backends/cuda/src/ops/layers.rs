@@ -13,7 +13,7 @@ pub use shape::Shape;
 use super::{
     Machine,
     band::{norm_defines, norm_words},
-    chain::{Behind, Chain, Norm},
+    chain::{Behind, Chain},
     linear::weight_type,
     operand, type_name,
 };
@@ -138,9 +138,7 @@ impl Product {
             && described.columns().is_multiple_of(64)
             && described.rows().is_multiple_of(16)
             && described.rows().max(described.columns()) < 1 << 20
-            && !chain.norms_heads()
-            // With layer norms (GPT-2) the kernel has not been proven: with another ring some launches gave other bits.
-            && !matches!(chain.norm, Some(Norm::Layer(..)));
+            && !chain.norms_heads();
         if !takes {
             return Ok(None);
         }
