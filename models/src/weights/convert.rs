@@ -26,7 +26,7 @@ impl Converter {
         Ok(&mut self.values)
     }
 
-    /// Appends one row, rounded to `target` (to nearest, ties to even).
+    /// Writes one row, rounded to `target` (to nearest, ties to even); `out` is as long as that row.
     ///
     /// A value that is finite and would become infinite is an error: it would silently break the model.
     pub(super) fn convert(
@@ -35,7 +35,7 @@ impl Converter {
         columns: usize,
         factor: Option<f32>,
         target: DType,
-        out: &mut Vec<u8>,
+        out: &mut [u8],
     ) -> Result<()> {
         self.decode(format, row, columns)?;
         if let Some(factor) = factor {
@@ -43,7 +43,7 @@ impl Converter {
         }
         let values = self.values.as_slice();
         match target {
-            DType::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            DType::F32 => put(out, values.iter().map(|value| value.to_le_bytes())),
             DType::F16 => {
                 // The first value that rounds up to infinity lies half a step beyond the largest finite one, 65504.
                 if let Some(value) = values.iter().find(|value| value.is_finite() && value.abs() >= 65520.0) {
@@ -51,7 +51,7 @@ impl Converter {
                 }
                 self.f16s.resize(columns, f16::ZERO);
                 self.f16s.convert_from_f32_slice(values);
-                out.extend(self.f16s.iter().flat_map(|value| value.to_le_bytes()));
+                put(out, self.f16s.iter().map(|value| value.to_le_bytes()));
             }
             DType::BF16 => {
                 self.bf16s.resize(columns, bf16::ZERO);
@@ -62,12 +62,16 @@ impl Converter {
                 {
                     return Err(too_large(*value, target));
                 }
-                out.extend(self.bf16s.iter().flat_map(|value| value.to_le_bytes()));
+                put(out, self.bf16s.iter().map(|value| value.to_le_bytes()));
             }
             other => return Err(Error::unsupported(format!("weights cannot be cast to {other}"))),
         }
         Ok(())
     }
+}
+
+fn put<const N: usize>(out: &mut [u8], elements: impl Iterator<Item = [u8; N]>) {
+    out.as_chunks_mut().0.iter_mut().zip(elements).for_each(|(out, element)| *out = element);
 }
 
 fn too_large(value: f32, target: DType) -> Error {

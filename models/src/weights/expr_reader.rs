@@ -13,6 +13,9 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
 
+/// Bytes of rows that a thread makes at a time: enough to be worth handing over.
+const TASK_BYTES: usize = 1 << 14;
+
 /// Reads the value of a [`WeightExpr`] over the tensors of a source, a few rows at a time.
 ///
 /// It holds no more than the rows asked for, besides a few rows of buffers.
@@ -251,45 +254,50 @@ impl Part {
                 if factor.is_none() && format == self.weight_type.format {
                     return Ok(bytes);
                 }
-                let mut out = Vec::with_capacity(count * self.row_bytes);
-                let mut converter = Converter::default();
-                for row in rows_of(&bytes, of.row_bytes) {
-                    converter.convert((format, row), columns, *factor, *dtype, &mut out)?;
-                }
-                Ok(Cow::Owned(out))
+                self.each_row(&bytes, of, |converter, _, row, out| {
+                    converter.convert((format, row), columns, *factor, *dtype, out)
+                })
             }
             Node::Factors { of, factors, rows } => {
-                let bytes = of.read(source, first, count)?;
-                let mut out = Vec::with_capacity(count * self.row_bytes);
-                let mut converter = Converter::default();
-                for (index, row) in rows_of(&bytes, of.row_bytes).enumerate() {
-                    let values = converter.decode(of.weight_type.format, row, self.weight_type.columns())?;
-                    for (column, value) in values.iter().enumerate() {
+                let columns = self.weight_type.columns();
+                self.each_row(&of.read(source, first, count)?, of, |converter, index, row, out| {
+                    let values = converter.decode(of.weight_type.format, row, columns)?;
+                    for (column, (value, out)) in values.iter().zip(out.as_chunks_mut().0).enumerate() {
                         // There are as many as rows or columns, or the type would not have been inferred.
                         let factor = factors.get(if *rows { first + index } else { column }).copied();
-                        out.extend((value * factor.unwrap_or(1.0)).to_le_bytes());
+                        *out = (value * factor.unwrap_or(1.0)).to_le_bytes();
                     }
-                }
-                Ok(Cow::Owned(out))
+                    Ok(())
+                })
             }
             Node::Quantise { of, format, search } => {
-                self.quantise(&of.read(source, first, count)?, of, *format, *search).map(Cow::Owned)
+                let columns = self.weight_type.columns();
+                self.each_row(&of.read(source, first, count)?, of, |converter, _, row, out| {
+                    let values = converter.decode(of.weight_type.format, row, columns)?;
+                    format.quantise_row(values, *search, out)
+                })
             }
         }
     }
 
-    /// Rounds rows to a group format, on all cores: searching for scales takes a while.
-    fn quantise(&self, bytes: &[u8], of: &Self, format: GroupFormat, search: bool) -> Result<Vec<u8>> {
-        let columns = self.weight_type.columns();
-        let mut out = vec![0; bytes.len() / of.row_bytes.max(1) * self.row_bytes];
-        let rows = out.par_chunks_mut(self.row_bytes).zip(bytes.par_chunks(of.row_bytes.max(1)));
-        rows.try_for_each_init(Converter::default, |converter, (out, row)| {
-            let values = converter.decode(of.weight_type.format, row, columns)?;
-            format.quantise_row(values, search, out)
-        })?;
-        Ok(out)
+    /// Makes rows of those of a part, on all cores: `row` is told which of them it is.
+    fn each_row<'s>(
+        &self,
+        bytes: &[u8],
+        of: &Self,
+        row: impl Fn(&mut Converter, usize, &[u8], &mut [u8]) -> Result<()> + Sync,
+    ) -> Result<Cow<'s, [u8]>> {
+        let count = bytes.len() / of.row_bytes.max(1);
+        let mut out = vec![0; count * self.row_bytes];
+        let rows = out.par_chunks_mut(self.row_bytes).zip(bytes.par_chunks(of.row_bytes.max(1))).enumerate();
+        rows.with_min_len(TASK_BYTES.div_ceil(self.row_bytes))
+            .try_for_each_init(Converter::default, |converter, (index, (out, bytes))| {
+                row(converter, index, bytes, out)
+            })?;
+        Ok(Cow::Owned(out))
     }
 
+    /// Puts runs of rows of parts one behind the other, on all cores.
     fn gather<'s>(
         &self,
         source: &'s dyn TensorSource,
@@ -302,16 +310,24 @@ impl Part {
             return part(*index)?.read(source, *first, *count);
         }
         let rows: usize = segments.iter().map(|segment| segment.count).sum();
-        let mut out = Vec::with_capacity(rows * self.row_bytes);
-        for segment in segments {
-            match segment.part {
-                Some(index) => {
-                    out.extend_from_slice(&part(index)?.read(source, segment.first, segment.count)?)
-                }
-                // All zero bytes are zeros in every format: scales and minima are zero too.
-                None => out.resize(out.len() + segment.count * self.row_bytes, 0),
+        // All zero bytes are zeros in every format: scales and minima are zero too.
+        let mut out = vec![0; rows * self.row_bytes];
+        let mut rest = out.as_mut_slice();
+        let places = segments.iter().map(|segment| {
+            let place = rest.split_off_mut(..segment.count * self.row_bytes).unwrap_or_default();
+            (segment, place)
+        });
+        let places: Vec<_> = places.collect();
+        let lost = || Error::internal("rows of a part are of another length");
+        places.into_par_iter().try_for_each(|(segment, place)| {
+            let Some(index) = segment.part else { return Ok(()) };
+            let bytes = part(index)?.read(source, segment.first, segment.count)?;
+            if bytes.len() != place.len() {
+                return Err(lost());
             }
-        }
+            place.copy_from_slice(&bytes);
+            Ok(())
+        })?;
         Ok(Cow::Owned(out))
     }
 

@@ -15,7 +15,10 @@
 //! Integers of 8 bits are signed. The numbers of groups follow in the same units: for each group, for each of the 8 rows, the
 //! scale and, if there is one, the zero point or the minimum. Groups are padded to whole pieces of two steps.
 
-use dsrun_core::{Affine, BlockFormat, DType, GroupBits, GroupOffset, Result, WeightFormat, WeightType};
+use dsrun_core::{
+    Affine, BlockFormat, DType, Error, GroupBits, GroupOffset, Result, WeightFormat, WeightType,
+};
+use rayon::prelude::*;
 
 /// Rows of a unit.
 pub(crate) const UNIT: usize = 8;
@@ -147,7 +150,7 @@ impl Packing {
         ]
     }
 
-    /// Packs rows, the first of which begins a unit: integers and numbers are appended.
+    /// Packs rows, the first of which begins a unit, on all cores: integers and numbers are appended.
     pub(super) fn pack(
         self,
         weight: &WeightType,
@@ -157,30 +160,36 @@ impl Packing {
     ) -> Result<()> {
         let columns = weight.columns();
         let row_bytes = weight.row_bytes()?;
-        let unit = self.unit_bytes(columns).unwrap_or(0);
-        let unit_numbers = self.number_bytes(columns).unwrap_or(0);
+        let (Some(unit), Some(unit_numbers)) = (self.unit_bytes(columns), self.number_bytes(columns)) else {
+            return Err(Error::invalid(format!("{columns} columns are too many")));
+        };
         if columns == 0 {
             numbers.resize(numbers.len() + (rows.len() / row_bytes.max(1)).div_ceil(UNIT) * unit_numbers, 0);
             return Ok(());
         }
         let group = if self.group == 0 { columns } else { self.group };
-        let mut stored = vec![0u8; columns];
-        let mut scales = vec![Affine::default(); columns.div_ceil(weight.format.group(columns))];
-        for rows in rows.chunks(row_bytes * UNIT) {
-            let (first, first_number) = (integers.len(), numbers.len());
-            integers.resize(first + unit, 0);
-            numbers.resize(first_number + unit_numbers, 0);
-            for (index, row) in rows.chunks_exact(row_bytes).enumerate() {
-                weight.format.unpack_row(row, &mut stored, &mut scales)?;
-                self.place(&stored, index, &mut integers[first..]);
-                for (number, affine) in scales.iter().enumerate().take(columns.div_ceil(group)) {
-                    let at =
-                        first_number + number * self.line() + index * self.numbers() * self.scale.bytes();
-                    self.write(affine, &mut numbers[at..]);
+        let units = (rows.len() / row_bytes.max(1)).div_ceil(UNIT);
+        let (first, first_number) = (integers.len(), numbers.len());
+        integers.resize(first + units * unit, 0);
+        numbers.resize(first_number + units * unit_numbers, 0);
+        let buffers =
+            || (vec![0u8; columns], vec![Affine::default(); columns.div_ceil(weight.format.group(columns))]);
+        let units =
+            integers[first..].par_chunks_mut(unit).zip(numbers[first_number..].par_chunks_mut(unit_numbers));
+        units.zip(rows.par_chunks(row_bytes * UNIT)).try_for_each_init(
+            buffers,
+            |(stored, scales), ((integers, numbers), rows)| {
+                for (index, row) in rows.chunks_exact(row_bytes).enumerate() {
+                    weight.format.unpack_row(row, stored, scales)?;
+                    self.place(stored, index, integers);
+                    for (number, affine) in scales.iter().enumerate().take(columns.div_ceil(group)) {
+                        let at = number * self.line() + index * self.numbers() * self.scale.bytes();
+                        self.write(affine, &mut numbers[at..]);
+                    }
                 }
-            }
-        }
-        Ok(())
+                Ok(())
+            },
+        )
     }
 
     /// Puts the integers of row `index` of a unit where they belong.
