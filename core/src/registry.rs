@@ -50,9 +50,11 @@ impl Registry {
         };
         found.ok_or_else(|| {
             let names: Vec<&str> = self.backends.iter().map(|backend| backend.info().name.as_str()).collect();
-            let wanted = name
-                .map_or_else(|| "there is no backend".into(), |name| format!("there is no backend `{name}`"));
-            Error::new(Code::Unavailable, format!("{wanted}; there are: {}", names.join(", ")))
+            let message = match name {
+                Some(name) => format!("of the backends there are ({}), none is `{name}`", names.join(", ")),
+                None => "there is no backend".into(),
+            };
+            Error::new(Code::Unavailable, message)
         })
     }
 }

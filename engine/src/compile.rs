@@ -30,15 +30,44 @@ pub(crate) struct Bucket {
     pub(crate) rows: usize,
 }
 
+/// Up to here sizes are rounded up to powers of two, beyond it to quarters of what lies between two of these: products of many
+/// rows may be computed for all rows of the bucket, at a cost that grows with them.
+const FINER_BEYOND: usize = 1024;
+
+/// The size that a step is compiled for to have room for `size`, within the limit.
+fn rounded(size: usize, limit: usize) -> usize {
+    let power = size.max(1).next_power_of_two();
+    let step = if power > FINER_BEYOND { power / 8 } else { power };
+    size.max(1).next_multiple_of(step).min(limit.max(1))
+}
+
+/// All sizes up to a limit that steps are compiled for.
+fn sizes_up_to(limit: usize) -> impl Iterator<Item = usize> {
+    let next = move |size: &usize| (*size < limit).then(|| rounded(size + 1, limit));
+    std::iter::successors(Some(rounded(1, limit)), next)
+}
+
 impl Bucket {
-    /// The bucket for these sizes: each rounded up to a power of two, within the limits.
+    /// The bucket for these sizes: each rounded up, within the limits.
     pub(crate) fn fitting(tokens: usize, sequences: usize, rows: usize, limits: Self) -> Self {
-        let up = |size: usize, limit: usize| size.max(1).next_power_of_two().min(limit.max(1));
         Self {
-            tokens: up(tokens, limits.tokens),
-            sequences: up(sequences, limits.sequences),
-            rows: up(rows, limits.rows),
+            tokens: rounded(tokens, limits.tokens),
+            sequences: rounded(sequences, limits.sequences),
+            rows: rounded(rows, limits.rows),
         }
+    }
+
+    /// Every bucket that a step within the limits can have: at least a token for each sequence and each row, at most `rows` of
+    /// these for a sequence.
+    pub(crate) fn all(limits: Self, rows: usize) -> Vec<Self> {
+        let mut buckets = Vec::new();
+        for sequences in sizes_up_to(limits.sequences) {
+            for rows in sizes_up_to(rounded(sequences * rows, limits.rows)) {
+                let enough = sizes_up_to(limits.tokens).filter(|tokens| *tokens >= sequences.max(rows));
+                buckets.extend(enough.map(|tokens| Self { tokens, sequences, rows }));
+            }
+        }
+        buckets
     }
 }
 
@@ -149,6 +178,11 @@ impl CompiledStep {
     pub(crate) fn output(&self, name: &str) -> Result<&BufferSlice> {
         let slice = self.outputs.get(name);
         Ok(slice.ok_or_else(|| Error::internal(format!("the program has no output `{name}`")))?)
+    }
+
+    /// The segments that have calls, in order.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = &str> {
+        self.segments.iter().map(|(name, _)| &**name)
     }
 
     /// Calls in all.
@@ -264,4 +298,36 @@ pub(crate) fn describe(
     sizes: &dyn Fn(&str) -> Option<usize>,
 ) -> Result<Vec<CallDesc>, Error> {
     program.nodes.iter().map(|node| describe_call(program, &node.call, sizes)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_fits_one_of_the_buckets() {
+        for (each, most) in [(1, 6), (3, 18), (5, 30), (64, 48)] {
+            let limits = Bucket { tokens: 48, sequences: 6, rows: most };
+            let buckets = Bucket::all(limits, each);
+            for sequences in 1..=limits.sequences {
+                for rows in 1..=(sequences * each).min(most) {
+                    for tokens in sequences.max(rows)..=limits.tokens {
+                        let bucket = Bucket::fitting(tokens, sequences, rows, limits);
+                        assert!(buckets.contains(&bucket), "{bucket:?} for {tokens} {sequences} {rows}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_of_a_large_step_are_for_nothing() {
+        let sizes: Vec<usize> = sizes_up_to(5000).collect();
+        let powers = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+        let finer = [1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5000];
+        assert_eq!(sizes, [&powers[..], &finer[..]].concat());
+        for size in 1..=5000 {
+            assert_eq!(Some(&rounded(size, 5000)), sizes.iter().find(|room| **room >= size), "{size}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod profile;
 mod reach;
 mod run;
 mod score;
+mod warm;
 
 use crate::{
     compile::{Bucket, CompiledStep, PlanCache, Resident, Shared},

@@ -56,7 +56,7 @@ impl EnginePlan {
     fn distinct_calls(&self) -> Result<Vec<CallDesc>> {
         let mut calls = HashMap::new();
         for plan in [Some(self), self.draft.as_ref().map(|draft| &*draft.plan)].into_iter().flatten() {
-            for bucket in buckets(plan.limits, plan.options.rows_per_request()) {
+            for bucket in Bucket::all(plan.limits, plan.options.rows_per_request()) {
                 for call in describe(&plan.program, &sizes(bucket, plan.fixed))? {
                     let place = calls.len();
                     calls.entry(plan_key(&call)).or_insert((place, call));
@@ -66,42 +66,5 @@ impl EnginePlan {
         let mut calls: Vec<(usize, CallDesc)> = calls.into_values().collect();
         calls.sort_by_key(|(place, _)| *place);
         Ok(calls.into_iter().map(|(_, call)| call).collect())
-    }
-}
-
-/// Every bucket that a step can have: at least a token for each sequence and each row, at most `rows` of these for a sequence.
-fn buckets(limits: Bucket, rows: usize) -> Vec<Bucket> {
-    let up_to = |limit: usize| {
-        let powers = (0..usize::BITS).map(|power| 1usize << power).take_while(move |size| *size < limit);
-        powers.chain([limit.max(1)])
-    };
-    let mut buckets = Vec::new();
-    for sequences in up_to(limits.sequences) {
-        for rows in up_to((sequences * rows).next_power_of_two().min(limits.rows)) {
-            let enough = up_to(limits.tokens).filter(|tokens| *tokens >= sequences.max(rows));
-            buckets.extend(enough.map(|tokens| Bucket { tokens, sequences, rows }));
-        }
-    }
-    buckets
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_step_fits_one_of_the_buckets() {
-        for (each, most) in [(1, 6), (3, 18), (5, 30), (64, 48)] {
-            let limits = Bucket { tokens: 48, sequences: 6, rows: most };
-            let buckets = buckets(limits, each);
-            for sequences in 1..=limits.sequences {
-                for rows in 1..=(sequences * each).min(most) {
-                    for tokens in sequences.max(rows)..=limits.tokens {
-                        let bucket = Bucket::fitting(tokens, sequences, rows, limits);
-                        assert!(buckets.contains(&bucket), "{bucket:?} for {tokens} {sequences} {rows}");
-                    }
-                }
-            }
-        }
     }
 }

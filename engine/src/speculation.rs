@@ -5,10 +5,12 @@
 //! the one that would have come anyway. What follows the first that differs is dropped. The answer is the same, greedy or
 //! not; only how many steps it takes depends on how good the proposals are.
 
+mod length;
 mod lookup;
 mod vocabulary;
 
 use crate::error::{EngineError, Result};
+use length::DraftLength;
 use lookup::PromptLookup;
 use std::{fmt, str::FromStr};
 pub(crate) use vocabulary::check_vocabulary;
@@ -26,7 +28,8 @@ pub enum Speculation {
     /// A second, smaller model with the same vocabulary, which [`EnginePlan::with_draft`](crate::EnginePlan::with_draft) takes.
     /// It has a KV cache of its own, as long as that of the model. Pays where it is right often, and much faster.
     Draft {
-        /// The most tokens proposed at a time: as many as a step has left for each request.
+        /// The most tokens proposed at a time; the number adapts to how many are right, and to what a step has left for each
+        /// request.
         tokens: usize,
     },
 }
@@ -52,7 +55,7 @@ impl Speculation {
     pub(crate) fn proposer(self) -> Proposer {
         match self {
             Self::Ngram { tokens } => Proposer::Lookup(PromptLookup::new(tokens)),
-            Self::Draft { .. } => Proposer::Draft,
+            Self::Draft { tokens } => Proposer::Draft(DraftLength::new(tokens)),
         }
     }
 
@@ -74,8 +77,8 @@ impl Speculation {
 pub(crate) enum Proposer {
     /// Its own prompt and answer.
     Lookup(PromptLookup),
-    /// The engine's second model.
-    Draft,
+    /// The engine's second model, which is asked for so many.
+    Draft(DraftLength),
 }
 
 impl fmt::Display for Speculation {

@@ -17,6 +17,8 @@ pub struct Statistics {
     pub pages_total: usize,
     /// Steps launched.
     pub steps: u64,
+    /// Kinds of step compiled: one for each size that came up, or that [`Engine::warm_up`](crate::Engine::warm_up) foresaw.
+    pub compiled_steps: u64,
     /// Requests taken.
     pub requests: u64,
     /// Requests that ran to their end.
@@ -50,6 +52,7 @@ impl Statistics {
             pages_cached,
             pages_total,
             steps,
+            compiled_steps,
             requests,
             finished,
             cancelled,
@@ -67,6 +70,7 @@ impl Statistics {
         self.pages_cached += pages_cached;
         self.pages_total += pages_total;
         self.steps += steps;
+        self.compiled_steps += compiled_steps;
         self.requests += requests;
         self.finished += finished;
         self.cancelled += cancelled;

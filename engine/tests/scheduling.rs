@@ -216,3 +216,45 @@ fn steps_are_tuned_to_a_size_between_the_requests_and_the_limit() {
     assert!((4..=64).contains(&tuned.step_tokens()));
     assert_eq!(answers(&mut tuned), alone());
 }
+
+/// A warm engine and one that is not, and how many kinds of step the first has compiled.
+fn warm_and_cold(options: &EngineOptions, draft: bool) -> (Engine, Engine, u64) {
+    let model = Arc::new(model());
+    let load = || {
+        let device = LateDevice::open();
+        let plan = match draft {
+            true => EnginePlan::with_draft(&model, &model, &*device, options),
+            false => EnginePlan::new(&model, &*device, options),
+        };
+        plan.unwrap().load(&model, device, &mut |_, _| {}).unwrap()
+    };
+    let mut warm = load();
+    let mut heard = Vec::new();
+    let kinds = warm.warm_up(&mut |done, total| heard.push((done, total))).unwrap();
+    heard.dedup();
+    assert_eq!(heard, (0..=kinds).map(|done| (done, kinds)).collect::<Vec<_>>());
+    let compiled = compiled(&warm);
+    assert_eq!(compiled, kinds as u64);
+    (warm, load(), compiled)
+}
+
+/// Kinds of step compiled, those of a second model too.
+fn compiled(engine: &Engine) -> u64 {
+    let draft = engine.draft().map_or(0, |draft| draft.statistics().compiled_steps);
+    engine.statistics().compiled_steps + draft
+}
+
+#[rstest]
+#[case(None)]
+#[case(Some(Speculation::Ngram { tokens: 3 }))]
+#[case(Some(Speculation::Draft { tokens: 3 }))]
+fn a_warm_engine_compiles_nothing_for_requests(#[case] speculation: Option<Speculation>) {
+    let options = EngineOptions { speculation, swap_tokens: 64, ..options(5) };
+    let draft = matches!(speculation, Some(Speculation::Draft { .. }));
+    let (mut warm, mut cold, kinds) = warm_and_cold(&options, draft);
+    assert_eq!(answers(&mut warm), answers(&mut cold));
+    assert_eq!(compiled(&warm), kinds, "a step was compiled while requests ran");
+    assert!((1..=kinds).contains(&compiled(&cold)));
+    warm.submit(request(0, &prompts()[0])).unwrap();
+    assert!(warm.warm_up(&mut |_, _| {}).is_err(), "requests are running");
+}

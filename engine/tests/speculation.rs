@@ -167,7 +167,8 @@ fn answers_are_the_same(
         // Equal seeds draw equal tokens, so it is right at any temperature; sums of batches of other sizes may differ in the last
         // bits, and so may a token.
         Source::Own => assert!(proposed > 300 && accepted * 100 >= proposed * 99, "{statistics:?}"),
-        Source::Other => assert!(proposed > 100, "{statistics:?}"),
+        // One that is wrong is asked seldom.
+        Source::Other => assert!((30..400).contains(&proposed), "{statistics:?}"),
     }
 }
 
@@ -392,25 +393,29 @@ fn a_draft_goes_on_from_where_it_was_right(
     };
     let mut plain = support::engine(&model, &options(0, 1));
     let mut guessing = support::engine(&draft, &options(0, 1));
-    let (mut proposed, mut accepted) = (0, 0);
     let mut engine = drafting(&model, Some(Arc::new(draft)), device(), &options(most, 1));
     for index in 0..4 {
         let whole = tokens(&run(&mut plain, vec![request(index, &[], TOKENS)])[0]);
-        // What the draft model itself would say behind each part of the answer that a step ends with.
-        let mut place = 1;
-        while place + 1 < TOKENS {
-            let count = most.min(TOKENS - place - 1);
-            let guess = tokens(&run(&mut guessing, vec![request(index, &whole[..place], count)])[0]);
-            let right = guess.iter().zip(&whole[place..]).take_while(|(guess, token)| guess == token).count();
-            proposed += count;
-            accepted += right;
-            place += right + 1;
+        engine.submit(request(index, &[], TOKENS)).unwrap();
+        let mut answer = Vec::new();
+        while !engine.is_idle() {
+            let (before, place) = (engine.statistics().clone(), answer.len());
+            answer.extend(engine.step().unwrap().iter().map(|event| event.token));
+            let after = engine.statistics();
+            let count = (after.proposed_tokens - before.proposed_tokens) as usize;
+            assert!(count <= most);
+            if count > 0 {
+                // What the draft model itself would say behind what there was.
+                let guess = run(&mut guessing, vec![request(index, &whole[..place], count)]).remove(0);
+                let pairs = tokens(&guess).into_iter().zip(&whole[place..]);
+                let right = pairs.take_while(|(guess, token)| guess == *token).count();
+                assert_eq!(after.accepted_tokens - before.accepted_tokens, right as u64, "of {count}");
+            }
         }
-        let answer = run(&mut engine, vec![request(index, &[], TOKENS)]).remove(0);
-        assert_eq!(tokens(&answer), whole);
+        assert_eq!(answer, whole);
     }
     let statistics = engine.statistics();
-    assert_eq!((statistics.proposed_tokens, statistics.accepted_tokens), (proposed as u64, accepted as u64));
+    let (proposed, accepted) = (statistics.proposed_tokens, statistics.accepted_tokens);
     assert!(accepted > 0 && accepted < proposed, "{accepted} of {proposed}");
 }
 

@@ -26,8 +26,8 @@ pub(crate) struct Drafter {
     tokens: usize,
     /// Its sequences, by those they follow.
     sequences: HashMap<Key, Key>,
-    /// Those whose tokens have come since the last round.
-    wanted: Vec<Key>,
+    /// Those whose tokens have come since the last round, and how many to propose for each.
+    wanted: Vec<(Key, usize)>,
     /// Pre-emptions of the engine it proposes for, as of the last round.
     preemptions: u64,
 }
@@ -67,9 +67,13 @@ impl Drafter {
         &self.engine
     }
 
-    /// Notes that tokens of a request have come, for which the next round is to propose more.
-    pub(super) fn want(&mut self, key: Key) {
-        self.wanted.push(key);
+    pub(super) fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Notes that tokens of a request have come, for which the next round is to propose up to `tokens` more.
+    pub(super) fn want(&mut self, key: Key, tokens: usize) {
+        self.wanted.push((key, tokens));
     }
 
     /// Forgets a request; its pages are free at once.
@@ -95,15 +99,15 @@ impl Drafter {
         if most == 0 {
             return Ok(());
         }
-        for key in &wanted {
+        for (key, tokens) in &wanted {
             if let Some(sequence) = scheduler.get(*key).filter(|sequence| sequence.runs()) {
-                self.follow(*key, sequence, most);
+                self.follow(*key, sequence, most.min(*tokens));
             }
         }
         self.engine.run_steps(most)?;
         // One that has no token to sample is at its end here; the request is told by its own model.
         self.engine.take_failures();
-        for key in wanted {
+        for (key, most) in wanted.into_iter().map(|(key, tokens)| (key, most.min(tokens))) {
             let Some(own) = self.sequences.get(&key).and_then(|own| self.engine.scheduler.get(*own)) else {
                 continue;
             };

@@ -248,10 +248,10 @@ impl Engine {
         let Some(sequence) = self.scheduler.get_mut(key) else { return };
         let generated = sequence.generated();
         let item = &mut sequence.item;
-        if let Some(Proposer::Lookup(lookup)) = &mut item.proposer
-            && proposed > 0
-        {
-            lookup.learn(proposed, right);
+        match &mut item.proposer {
+            Some(Proposer::Lookup(lookup)) if proposed > 0 => lookup.learn(proposed, right),
+            Some(Proposer::Draft(length)) if proposed > 0 => length.learn(proposed, right),
+            _ => {}
         }
         // Before that, a token that ends the answer may not be sampled, which differs from row to row.
         if generated < item.min_tokens {
@@ -259,7 +259,10 @@ impl Engine {
         }
         match &mut item.proposer {
             Some(Proposer::Lookup(lookup)) => sequence.draft = lookup.propose(&sequence.tokens),
-            Some(Proposer::Draft) => self.drafter.iter_mut().for_each(|drafter| drafter.want(key)),
+            Some(Proposer::Draft(length)) => {
+                let tokens = length.next();
+                self.drafter.iter_mut().filter(|_| tokens > 0).for_each(|drafter| drafter.want(key, tokens));
+            }
             None => {}
         }
     }
@@ -267,6 +270,12 @@ impl Engine {
     /// Enqueues the forward pass of a step.
     pub(super) fn forward(&mut self, inputs: &StepInputs) -> Result<Bucket> {
         let bucket = inputs.bucket(self.plan.limits);
+        self.forward_as(bucket, inputs)?;
+        Ok(bucket)
+    }
+
+    /// As [`Self::forward`], by the step of a bucket that has room for the inputs.
+    pub(super) fn forward_as(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
         self.compile(bucket)?;
         let step = self.steps.get(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
         // The mask is the last input, and brought by itself where it is read.
@@ -275,8 +284,7 @@ impl Engine {
         self.staging.resize(bytes, 0xFF); // -1 everywhere
         inputs.stage(&mut self.staging, &self.plan.program.extents, &|name| step.input(name))?;
         self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
-        step.enqueue("forward", &mut *self.stream)?;
-        Ok(bucket)
+        step.enqueue("forward", &mut *self.stream)
     }
 
     /// Makes sure a bucket is compiled, and that the shared memory is large enough for it.
@@ -285,7 +293,7 @@ impl Engine {
             return Ok(());
         }
         let sizes = sizes(bucket, self.plan.fixed);
-        let layout = Layout::new(&self.plan.program, &*self.device, &sizes)?;
+        let mut layout = Layout::new(&self.plan.program, &*self.device, &sizes)?;
         let fits = layout.input_bytes <= self.shared.inputs.bytes
             && layout.arena_bytes <= self.shared.arena.bytes
             && layout.workspace_bytes <= self.shared.workspace.bytes;
@@ -293,6 +301,10 @@ impl Engine {
             // Steps are bound to the memory they share, so they go with it, once none is under way.
             self.stream.synchronize("the steps under way", STEP_TIMEOUT)?;
             self.steps.clear();
+            // Of each no less than before: what one step needs more of, another may need less of.
+            layout.input_bytes = layout.input_bytes.max(self.shared.inputs.bytes);
+            layout.arena_bytes = layout.arena_bytes.max(self.shared.arena.bytes);
+            layout.workspace_bytes = layout.workspace_bytes.max(self.shared.workspace.bytes);
             self.shared = allocate_shared(&*self.device, &layout)?;
         }
         let storage = Storage {
@@ -301,9 +313,11 @@ impl Engine {
             resident: &self.resident,
             shared: &self.shared,
         };
-        let capture = self.plan.options.graphs;
+        let (capture, start) = (self.plan.options.graphs, Instant::now());
         let step = CompiledStep::new(&storage, &*self.device, &mut *self.stream, &mut self.plans, capture)?;
-        tracing::debug!(?bucket, calls = step.calls(), plans = self.plans.len(), "compiled a step");
+        let (calls, plans) = (step.calls(), self.plans.len());
+        tracing::debug!(?bucket, calls, plans, took = ?start.elapsed(), "compiled a step");
+        self.statistics.compiled_steps += 1;
         self.steps.insert(bucket, step);
         Ok(())
     }

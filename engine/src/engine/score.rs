@@ -3,6 +3,7 @@
 use super::{Engine, STEP_TIMEOUT, as_i32};
 use crate::{
     error::{EngineError, Result},
+    inputs::StepInputs,
     sampling::SamplingOptions,
     table::Row,
 };
@@ -20,6 +21,12 @@ const GOOD_RATE: f64 = 0.9;
 
 /// How often a step of each size is timed; the fastest counts.
 const TUNE_REPEATS: usize = 3;
+
+/// How long steps of a size are timed at most, in seconds: those of a slow device tell enough by one.
+const TUNE_SECONDS: f64 = 0.2;
+
+/// What a larger step has to bring to be worth trying larger ones still.
+const WORTHWHILE: f64 = 1.05;
 
 impl Engine {
     /// The logits after each token of a sequence, given those before it: `each(position, logits)` is called in order.
@@ -78,10 +85,11 @@ impl Engine {
     }
 
     /// Finds the smallest step that processes prompts nearly as fast as any up to `step-tokens`, and keeps steps to it: a
-    /// larger one would only delay the tokens of requests that generate. Times steps of one prompt, so it compiles them.
+    /// larger one would only delay the tokens of requests that generate. Half of a step at least is left to prompts, however many
+    /// requests generate. Times steps of one prompt, so it compiles them.
     pub(super) fn tune_step(&mut self) -> Result<()> {
         let limit = self.plan.limits.tokens;
-        let smallest = self.plan.fixed.requests.next_power_of_two().max(16).min(limit);
+        let smallest = (2 * self.plan.fixed.requests).next_power_of_two().max(16).min(limit);
         let powers = (0..usize::BITS).map(|power| 1usize << power);
         let sizes: Vec<usize> = powers
             .skip_while(|size| *size < smallest)
@@ -89,11 +97,16 @@ impl Engine {
             .chain([limit])
             .collect();
         let longest = self.plan.context.min(self.scheduler.pages().total() * self.plan.options.block_size);
-        let sizes: Vec<usize> = sizes.into_iter().filter(|size| *size <= longest).collect();
         let rates = self.with_pages(longest, |engine, pages| {
-            sizes.iter().map(|size| Ok((*size, *size as f64 / engine.time_prompt(pages, *size)?))).collect()
-        });
-        let rates: Vec<(usize, f64)> = rates?;
+            let mut rates = Vec::new();
+            for size in sizes.into_iter().filter(|size| *size <= longest) {
+                rates.push((size, size as f64 / engine.time_prompt(pages, size)?));
+                if has_settled(&rates) {
+                    break;
+                }
+            }
+            Ok(rates)
+        })?;
         if let Some(size) = smallest_good(&rates) {
             tracing::info!(size, ?rates, "tokens per step, and prompt tokens per second of each size tried");
             self.scheduler.set_tokens(size);
@@ -104,22 +117,22 @@ impl Engine {
     /// Seconds that a step of one prompt of so many tokens takes.
     fn time_prompt(&mut self, pages: &[i32], tokens: usize) -> Result<f64> {
         let prompt: Vec<i32> = (0..tokens).map(|index| (index % self.vocabulary) as i32).collect();
-        let mut best = f64::INFINITY;
-        // The first compiles the step.
-        for repeat in 0..=TUNE_REPEATS {
+        let mut inputs = StepInputs::default();
+        inputs.bring_tokens(0, &prompt);
+        inputs.want_logits(tokens - 1);
+        self.launch_empty(inputs.bucket(self.plan.limits))?;
+        let (mut best, mut spent) = (f64::INFINITY, 0.0);
+        for _ in 0..TUNE_REPEATS {
+            if spent > TUNE_SECONDS {
+                break;
+            }
             self.place_alone(0, 0, pages)?;
             self.stream.synchronize("a step that is timed", STEP_TIMEOUT)?;
             let start = Instant::now();
-            let mut inputs = std::mem::take(&mut self.inputs);
-            inputs.clear();
-            inputs.bring_tokens(0, &prompt);
-            inputs.want_logits(tokens - 1);
             self.forward(&inputs)?;
-            self.inputs = inputs;
             self.stream.synchronize("a step that is timed", STEP_TIMEOUT)?;
-            if repeat > 0 {
-                best = best.min(start.elapsed().as_secs_f64());
-            }
+            let seconds = start.elapsed().as_secs_f64();
+            (best, spent) = (best.min(seconds), spent + seconds);
         }
         Ok(best.max(f64::MIN_POSITIVE))
     }
@@ -129,6 +142,13 @@ impl Engine {
 fn smallest_good(rates: &[(usize, f64)]) -> Option<usize> {
     let best = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
     rates.iter().find(|(_, rate)| *rate >= GOOD_RATE * best).map(|(size, _)| *size)
+}
+
+/// Whether the last two sizes brought no more than those before.
+fn has_settled(rates: &[(usize, f64)]) -> bool {
+    let (before, last) = rates.split_at(rates.len().saturating_sub(2));
+    let best = before.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    last.iter().all(|(_, rate)| *rate < WORTHWHILE * best)
 }
 
 /// The first `count` elements of an output.
@@ -151,5 +171,13 @@ mod tests {
         assert_eq!(smallest_good(&[(16, 100.0), (32, 190.0), (64, 200.0), (128, 205.0)]), Some(32));
         assert_eq!(smallest_good(&[(16, 100.0)]), Some(16));
         assert_eq!(smallest_good(&[]), None);
+    }
+
+    #[test]
+    fn larger_steps_are_tried_until_two_brought_nothing() {
+        let rates =
+            [(16, 100.0), (32, 190.0), (64, 192.0), (128, 250.0), (256, 240.0), (512, 255.0), (1024, 250.0)];
+        let settled = (1..=rates.len()).find(|tried| has_settled(&rates[..*tried]));
+        assert_eq!(settled, Some(6), "64 alone is no more than 32, but 128 is");
     }
 }

@@ -131,6 +131,28 @@ pub(crate) struct EngineArguments {
     pub(crate) quantize: Option<Policy>,
 }
 
+/// Which model runs on which device, and how: what all commands share that run one.
+#[derive(Debug, Args)]
+pub(crate) struct SetupArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+/// How a benchmark measures and reports.
+#[derive(Debug, Args)]
+pub(crate) struct MeasureArguments {
+    /// How often to measure; the median is shown.
+    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive)]
+    pub(crate) repeat: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// How tokens are proposed, for commands that generate some.
 #[derive(Debug, Default, Args)]
 pub(crate) struct SpeculationArguments {
@@ -242,15 +264,11 @@ pub(crate) struct Generate {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
+    pub(crate) setup: SetupArguments,
     #[command(flatten)]
     pub(crate) sampling: SamplingArguments,
     #[command(flatten)]
-    pub(crate) engine: EngineArguments,
-    #[command(flatten)]
     pub(crate) speculation: SpeculationArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]
@@ -259,15 +277,11 @@ pub(crate) struct Chat {
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
+    pub(crate) setup: SetupArguments,
     #[command(flatten)]
     pub(crate) sampling: SamplingArguments,
     #[command(flatten)]
-    pub(crate) engine: EngineArguments,
-    #[command(flatten)]
     pub(crate) speculation: SpeculationArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]
@@ -313,13 +327,9 @@ pub(crate) struct Inspect {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
-    #[command(flatten)]
-    pub(crate) engine: EngineArguments,
+    pub(crate) setup: SetupArguments,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]
@@ -340,11 +350,7 @@ pub(crate) struct Logits {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
-    #[command(flatten)]
-    pub(crate) engine: EngineArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
+    pub(crate) setup: SetupArguments,
 }
 
 #[derive(Debug, Args)]
@@ -395,13 +401,9 @@ pub(crate) struct KernelsBuild {
     #[arg(long, short, value_name = "COUNT", value_parser = positive)]
     pub(crate) jobs: Option<usize>,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
-    #[command(flatten)]
-    pub(crate) engine: EngineArguments,
+    pub(crate) setup: SetupArguments,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]
@@ -550,18 +552,10 @@ pub(crate) struct Prefill {
     /// Prompts that run side by side.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,
-    /// How often to measure; the median is shown.
-    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive)]
-    pub(crate) repeat: usize,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
+    pub(crate) measure: MeasureArguments,
     #[command(flatten)]
-    pub(crate) engine: EngineArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
+    pub(crate) setup: SetupArguments,
 }
 
 #[derive(Debug, Args)]
@@ -585,13 +579,9 @@ pub(crate) struct Throughput {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
-    #[command(flatten)]
-    pub(crate) engine: EngineArguments,
+    pub(crate) setup: SetupArguments,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]
@@ -602,18 +592,10 @@ pub(crate) struct BenchKernels {
     /// Tokens that each request has already.
     #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = positive)]
     pub(crate) past: usize,
-    /// How often to measure; the median is shown.
-    #[arg(long, default_value_t = 5, value_name = "COUNT", value_parser = positive)]
-    pub(crate) repeat: usize,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
+    pub(crate) measure: MeasureArguments,
     #[command(flatten)]
-    pub(crate) engine: EngineArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
+    pub(crate) setup: SetupArguments,
 }
 
 #[derive(Debug, Args)]
@@ -627,20 +609,12 @@ pub(crate) struct Latency {
     /// Prompts that run side by side.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,
-    /// How often to measure; the median is shown.
-    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive)]
-    pub(crate) repeat: usize,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
+    pub(crate) measure: MeasureArguments,
     #[command(flatten)]
-    pub(crate) engine: EngineArguments,
+    pub(crate) setup: SetupArguments,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
 }
 
 #[derive(Debug, Args)]
@@ -729,11 +703,7 @@ pub(crate) struct Perplexity {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) model: ModelArguments,
-    #[command(flatten)]
-    pub(crate) engine: EngineArguments,
-    #[command(flatten)]
-    pub(crate) device: DeviceArguments,
+    pub(crate) setup: SetupArguments,
 }
 
 fn positive(text: &str) -> Result<usize, String> {

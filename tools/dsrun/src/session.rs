@@ -22,7 +22,7 @@ use dsrun_models::{
     fetch::{FetchOptions, resolve},
     model::Model,
 };
-use std::sync::Arc;
+use std::{sync::Arc, thread::available_parallelism, time::Instant};
 
 /// The seed of random weights.
 const RANDOM_SEED: u64 = 0;
@@ -102,7 +102,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
     EngineOptions {
         precision: arguments.dtype.into(),
         context: arguments.context,
-        step_tokens: arguments.step_tokens.unwrap_or(default.step_tokens).max(requests),
+        step_tokens: arguments.step_tokens.unwrap_or_else(|| default.step_tokens.max(requests)),
         max_requests: requests,
         fuse: !arguments.no_fuse,
         launch_ahead: !arguments.no_launch_ahead,
@@ -144,7 +144,64 @@ pub(crate) fn load_plan(
     device: Arc<dyn Device>,
     terminal: &Terminal,
 ) -> Result<Engine> {
+    show_memory(&plan, &*device, terminal);
+    bring(plan, model, device, terminal)
+}
+
+/// As [`load_plan`], with the steps of all sizes compiled.
+pub(crate) fn load_warm(
+    plan: EnginePlan,
+    model: &Model,
+    device: Arc<dyn Device>,
+    terminal: &Terminal,
+) -> Result<Engine> {
+    show_memory(&plan, &*device, terminal);
+    let start = Instant::now();
+    // What does not fit is told at once.
+    if plan.memory().missing().is_none() {
+        build_kernels(&plan, &*device, None, terminal)?;
+    }
+    let built = start.elapsed();
+    let mut engine = bring(plan, model, device, terminal)?;
+    let start = Instant::now();
+    let bar = terminal.counter("warming up");
+    let steps = engine.warm_up(&mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    let seconds = (built + start.elapsed()).as_secs_f64();
+    terminal.note(&format!(
+        "steps of up to {} tokens; {} kinds of them are compiled after {seconds:.1} s",
+        engine.step_tokens(),
+        steps?
+    ));
+    Ok(engine)
+}
+
+/// Has a backend build what it keeps for a plan, by `jobs` threads or as many as there are processors. Gives the kinds of call.
+pub(crate) fn build_kernels(
+    plan: &EnginePlan,
+    device: &dyn Device,
+    jobs: Option<usize>,
+    terminal: &Terminal,
+) -> Result<usize> {
+    let jobs = jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
+    let bar = terminal.counter("building kernels");
+    let calls = plan.prepare(device, jobs, &|done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    Ok(calls?)
+}
+
+fn show_memory(plan: &EnginePlan, device: &dyn Device, terminal: &Terminal) {
     terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
+}
+
+/// Brings a model to its device.
+fn bring(plan: EnginePlan, model: &Model, device: Arc<dyn Device>, terminal: &Terminal) -> Result<Engine> {
     let bar = terminal.bar("loading", Some(plan.memory().all_weights()));
     let engine = plan.load(model, device, &mut |loaded, _| bar.set_position(loaded));
     bar.finish_and_clear();

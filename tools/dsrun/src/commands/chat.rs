@@ -14,17 +14,17 @@ use rustyline::{DefaultEditor, error::ReadlineError};
 use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
-    let device = open_device(&command.device)?;
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
+    let device = open_device(&command.setup.device)?;
+    let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     if model.chat_template().is_err() {
         bail!(
             "the model has no chat template, so it cannot hold a conversation\nhint: use dsrun generate --raw"
         );
     }
-    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
+    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
     let options = generate_options(&model, &command.sampling)?;
     let speculation = command.speculation.speculation();
-    let engine = EngineOptions { speculation, ..engine_options(&command.engine, 1) };
+    let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
     let mut pipeline = load(model, draft.as_ref(), device, &engine, terminal)?;
 
     interrupt::listen()?;

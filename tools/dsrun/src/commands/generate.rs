@@ -15,13 +15,13 @@ use std::ops::ControlFlow;
 pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let text = input::prompt(command.prompt.as_deref(), command.file.as_deref())?;
     // First: a backend that is not there should not cost a download.
-    let device = open_device(&command.device)?;
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
+    let device = open_device(&command.setup.device)?;
+    let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
+    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
     let options = generate_options(&model, &command.sampling)?;
     let prompt = as_prompt(text, command, &model);
     let speculation = command.speculation.speculation();
-    let engine = EngineOptions { speculation, ..engine_options(&command.engine, 1) };
+    let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
     let mut pipeline = load(model, draft.as_ref(), device, &engine, terminal)?;
 
     interrupt::listen()?;

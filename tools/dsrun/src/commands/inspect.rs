@@ -13,11 +13,11 @@ use dsrun_models::model::Model;
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
-    let device = open_device(&command.device)?;
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
+    let device = open_device(&command.setup.device)?;
+    let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
+    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
     let speculation = command.speculation.speculation();
-    let options = EngineOptions { speculation, ..engine_options(&command.engine, 1) };
+    let options = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
     let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
     let program = match (command.program, command.fused) {
         (false, _) => None,

@@ -16,9 +16,9 @@ pub(crate) fn run(command: &Logits, terminal: &Terminal) -> Result<()> {
         Some(text) => Prompt::Text(input::prompt(Some(text), None)?),
         None => Prompt::Tokens(command.tokens.clone()),
     };
-    let device = open_device(&command.device)?;
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let mut pipeline = load(model, None, device, &engine_options(&command.engine, 1), terminal)?;
+    let device = open_device(&command.setup.device)?;
+    let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
+    let mut pipeline = load(model, None, device, &engine_options(&command.setup.engine, 1), terminal)?;
     let tokens = pipeline.encode(&prompt)?;
     if let Some(outside) = command.at.iter().find(|at| **at >= tokens.len()) {
         bail!("there is no position {outside}: the text has {} tokens, counted from 0", tokens.len());

@@ -9,7 +9,9 @@ use crate::{
     commands::print,
     find_backend::find_backend,
     serve::{App, Loaded, Replicas, ServeSettings, Server, app},
-    session::{engine_options, load_engine, open_device, open_draft, open_model},
+    session::{
+        calibrated, engine_options, load_plan, load_warm, open_device, open_draft, open_model, plan_engine,
+    },
     terminal::Terminal,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -108,10 +110,11 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     let speculation = SpeculationArguments { speculate: settings.speculate, draft: settings.draft.clone() };
     let draft = open_draft(&speculation, &named, dtype, terminal)?;
     let template = settings.chat_template.as_deref().map(|path| read_template(path, &model)).transpose()?;
+    let (tune_step, step_tokens) = settings.step();
     let engine = EngineArguments {
         dtype,
         context: settings.context,
-        step_tokens: settings.step_tokens,
+        step_tokens,
         no_fuse: settings.no_fuse.unwrap_or(false),
         no_launch_ahead: settings.no_launch_ahead.unwrap_or(false),
         prompts_first: settings.prompts_first.unwrap_or(false),
@@ -126,14 +129,21 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     let options = EngineOptions {
         kv_tokens: settings.kv_tokens,
         swap_tokens: settings.swap_tokens.unwrap_or(0),
-        tune_step: settings.tune_step.unwrap_or(false),
+        tune_step,
         prefix_cache: !settings.no_prefix_cache.unwrap_or(false),
         speculation: speculation.speculation(),
         ..engine_options(&engine, settings.max_requests())
     };
     let service = ServiceOptions { queue: settings.queue() };
-    let start = |device| {
-        let engine = load_engine(&model, draft.as_ref(), device, &options, terminal)?;
+    let warm = !settings.no_warm_up.unwrap_or(false);
+    let start = |device: Arc<dyn Device>| {
+        let options = calibrated(&model, &device, &options, terminal)?;
+        let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
+        let engine = if warm {
+            load_warm(plan, &model, device, terminal)?
+        } else {
+            load_plan(plan, &model, device, terminal)?
+        };
         Ok(Service::start(engine, &service)?)
     };
     let services = devices.into_iter().map(start).collect::<Result<Vec<_>>>()?;

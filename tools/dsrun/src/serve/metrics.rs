@@ -227,6 +227,12 @@ impl Page {
                 engine.pages_cached as u64,
             ),
             ("dsrun_steps_total", counter, "Steps of the model.", engine.steps),
+            (
+                "dsrun_compiled_steps_total",
+                counter,
+                "Kinds of step compiled; more after the start are requests that waited for it.",
+                engine.compiled_steps,
+            ),
             ("dsrun_submitted_total", counter, "Requests that the engine took.", engine.requests),
             ("dsrun_finished_total", counter, "Requests that ran to their end.", engine.finished),
             ("dsrun_cancelled_total", counter, "Requests that were cancelled.", engine.cancelled),

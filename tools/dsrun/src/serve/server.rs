@@ -8,7 +8,7 @@ use super::{
     connections::{self, ConnectionLimits},
     routes::router,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use std::{future::Future, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use tokio::{
     net::TcpListener,
@@ -64,8 +64,11 @@ impl Server {
             _ => None,
         };
         let address = settings.address();
-        let listener =
-            TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))?;
+        let listener = TcpListener::bind(address).await.map_err(|error| {
+            let taken = error.kind() == std::io::ErrorKind::AddrInUse;
+            let hint = if taken { "\nhint: --port names another, or 0 for any that is free" } else { "" };
+            anyhow!("cannot listen at {address}: {error}{hint}")
+        })?;
         let address = listener.local_addr().context("the system does not say where it listens")?;
         let limits = ConnectionLimits {
             connections: settings.connections(),

@@ -11,6 +11,10 @@ use std::{
     time::Duration,
 };
 
+/// Tokens of the largest step that is timed if nobody says how large one may be. Beyond it, prompts of common GPUs get no faster,
+/// and activations take memory.
+const TUNED_STEP: usize = 2048;
+
 /// How a server is set up. Every field is a flag and a key of the file; what is not given has a default.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
@@ -50,13 +54,17 @@ pub(crate) struct ServeSettings {
     /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
-    /// Tokens a step may process; 256 if not given.
+    /// Tokens a step may process. If not given, steps of growing size, up to 2048, are timed when the model is loaded, and the
+    /// smallest is taken that processes prompts nearly as fast as any: larger ones would only delay the tokens of other answers.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) step_tokens: Option<usize>,
-    /// Time steps of growing size when the model is loaded, and keep to the smallest that processes prompts nearly as fast as
-    /// steps of --step-tokens.
+    /// Whether to time steps when the model is loaded: up to --step-tokens, if both are given. With `false` and no --step-tokens,
+    /// a step has 256.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub(crate) tune_step: Option<bool>,
+    /// Do not compile the steps of all sizes before requests are served, but each when it first comes up.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub(crate) no_warm_up: Option<bool>,
     /// Answers that are generated at the same time; 16 if not given.
     #[arg(long, value_name = "COUNT")]
     pub(crate) max_requests: Option<usize>,
@@ -173,6 +181,14 @@ impl ServeSettings {
         self.max_requests.unwrap_or(16)
     }
 
+    /// Whether steps are timed, and the most tokens of one.
+    pub(crate) fn step(&self) -> (bool, Option<usize>) {
+        let tune = self.tune_step.unwrap_or(self.step_tokens.is_none());
+        // Room for prompts, however many answers run.
+        let room = TUNED_STEP.max(2 * self.max_requests());
+        (tune, self.step_tokens.or(tune.then_some(room)))
+    }
+
     pub(crate) fn body_limit(&self) -> usize {
         self.body_limit.unwrap_or(4 << 20)
     }
@@ -245,6 +261,19 @@ mod tests {
         let error = ServeSettings::load(Some(&path), &ServeSettings::default()).expect_err("it is refused");
         let message = format!("{error:#}");
         assert!(message.contains("line 2") && message.contains("`draft:K`"), "{message}");
+    }
+
+    #[test]
+    fn steps_are_timed_unless_their_size_is_given() {
+        let step = |tune_step, step_tokens| {
+            ServeSettings { tune_step, step_tokens, ..ServeSettings::default() }.step()
+        };
+        assert_eq!(step(None, None), (true, Some(TUNED_STEP)));
+        assert_eq!(step(None, Some(512)), (false, Some(512)));
+        assert_eq!(step(Some(true), Some(512)), (true, Some(512)));
+        assert_eq!(step(Some(false), None), (false, None));
+        let many = ServeSettings { max_requests: Some(4096), ..ServeSettings::default() };
+        assert_eq!(many.step(), (true, Some(8192)));
     }
 
     #[test]

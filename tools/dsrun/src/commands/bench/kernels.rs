@@ -39,9 +39,9 @@ struct Kernel {
 }
 
 pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let device = open_device(&command.device)?;
-    let mut options = engine_options(&command.engine, command.batch);
+    let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
+    let device = open_device(&command.setup.device)?;
+    let mut options = engine_options(&command.setup.engine, command.batch);
     options.ignore_end = true;
     options.context = Some(options.context.unwrap_or(command.past + 1));
     if options.context <= Some(command.past) {
@@ -55,7 +55,7 @@ pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
         let floor_seconds = call.bytes as f64 / bandwidth;
         Kernel { floor_seconds, share_of_floor: floor_seconds / call.seconds, call }
     };
-    let calls = engine.time_calls(command.batch, command.past, command.repeat)?;
+    let calls = engine.time_calls(command.batch, command.past, command.measure.repeat)?;
     let kernels: Vec<Kernel> = calls.into_iter().map(kernel).collect();
     let all = |seconds: fn(&Kernel) -> f64| -> f64 {
         kernels.iter().map(|kernel| kernel.call.count as f64 * seconds(kernel)).sum()
@@ -63,17 +63,17 @@ pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
     let figures = Figures {
         model: model.name().to_owned(),
         backend_device: device.properties().name.clone(),
-        dtype: format!("{:?}", command.engine.dtype).to_lowercase(),
+        dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         batch: command.batch,
         past_tokens: command.past,
-        repeats: command.repeat,
+        repeats: command.measure.repeat,
         read_bandwidth_bytes_per_second: bandwidth,
         calls_per_step: kernels.iter().map(|kernel| kernel.call.count).sum(),
         seconds_per_step: all(|kernel| kernel.call.seconds),
         floor_seconds_per_step: all(|kernel| kernel.floor_seconds),
         kernels,
     };
-    if command.json { print_json(&figures) } else { show(&figures) }
+    if command.measure.json { print_json(&figures) } else { show(&figures) }
 }
 
 fn show(figures: &Figures) -> Result<()> {

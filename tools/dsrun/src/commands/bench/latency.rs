@@ -40,10 +40,10 @@ struct Figures {
 }
 
 pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
-    let device = open_device(&command.device)?;
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
-    let mut options = engine_options(&command.engine, command.batch);
+    let device = open_device(&command.setup.device)?;
+    let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
+    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
+    let mut options = engine_options(&command.setup.engine, command.batch);
     options.speculation = command.speculation.speculation();
     options.ignore_end = true;
     // Every run computes its prompts.
@@ -62,8 +62,8 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     // The first run compiles the steps.
     run_once(&mut engine, command, model.config().vocabulary)?;
     let mut runs = Vec::new();
-    for repeat in 0..command.repeat {
-        terminal.note(&format!("run {} of {}", repeat + 1, command.repeat));
+    for repeat in 0..command.measure.repeat {
+        terminal.note(&format!("run {} of {}", repeat + 1, command.measure.repeat));
         runs.push(run_once(&mut engine, command, model.config().vocabulary)?);
     }
     let first = median(runs.iter().map(|run| run.first).collect());
@@ -75,11 +75,11 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let figures = Figures {
         model: model.name().to_owned(),
         backend_device: device.properties().name.clone(),
-        dtype: format!("{:?}", command.engine.dtype).to_lowercase(),
+        dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         prompt_tokens: command.prompt,
         generated_tokens: command.generate,
         batch: command.batch,
-        repeats: command.repeat,
+        repeats: command.measure.repeat,
         first_token_seconds: first,
         prompt_tokens_per_second: (command.prompt * command.batch) as f64 / first,
         ms_per_token: token * 1e3,
@@ -90,7 +90,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         read_bandwidth_bytes_per_second: bandwidth,
         share_of_bandwidth: bytes as f64 / step / bandwidth,
     };
-    if command.json {
+    if command.measure.json {
         return print_json(&figures);
     }
     show(&figures)?;

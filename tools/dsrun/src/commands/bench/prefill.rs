@@ -37,15 +37,15 @@ struct Prompt {
 }
 
 pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let device = open_device(&command.device)?;
+    let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
+    let device = open_device(&command.setup.device)?;
     let longest = command.prompt.iter().copied().max().unwrap_or(1);
-    let mut options = engine_options(&command.engine, command.batch);
+    let mut options = engine_options(&command.setup.engine, command.batch);
     options.ignore_end = true;
     // Every run computes its prompts.
     options.prefix_cache = false;
     // Whole prompts in one step, unless asked otherwise.
-    options.step_tokens = command.engine.step_tokens.unwrap_or(longest * command.batch).max(command.batch);
+    options.step_tokens = command.setup.engine.step_tokens.unwrap_or(longest * command.batch);
     options.context = Some(options.context.unwrap_or(longest));
     if options.context < Some(longest) {
         bail!("--prompt has {longest} tokens, more than --context");
@@ -59,7 +59,8 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
         terminal.note(&format!("{tokens} tokens"));
         // The first run compiles the step.
         run_once(&mut engine, command.batch, tokens, vocabulary)?;
-        let runs = (0..command.repeat).map(|_| run_once(&mut engine, command.batch, tokens, vocabulary));
+        let runs =
+            (0..command.measure.repeat).map(|_| run_once(&mut engine, command.batch, tokens, vocabulary));
         let seconds = median(runs.collect::<Result<_>>()?);
         prompts.push(Prompt {
             tokens,
@@ -71,13 +72,13 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     let figures = Figures {
         model: model.name().to_owned(),
         backend_device: device.properties().name.clone(),
-        dtype: format!("{:?}", command.engine.dtype).to_lowercase(),
+        dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         batch: command.batch,
-        repeats: command.repeat,
+        repeats: command.measure.repeat,
         step_tokens: options.step_tokens,
         prompts,
     };
-    if command.json { print_json(&figures) } else { show(&figures) }
+    if command.measure.json { print_json(&figures) } else { show(&figures) }
 }
 
 /// Seconds until all prompts have their first token.

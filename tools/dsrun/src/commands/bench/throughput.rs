@@ -45,11 +45,11 @@ struct Figures {
 }
 
 pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
-    let device = open_device(&command.device)?;
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
+    let device = open_device(&command.setup.device)?;
+    let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let batch = command.batch.unwrap_or(command.requests);
-    let draft = open_draft(&command.speculation, &command.model, command.engine.dtype, terminal)?;
-    let mut options = engine_options(&command.engine, batch);
+    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
+    let mut options = engine_options(&command.setup.engine, batch);
     options.speculation = command.speculation.speculation();
     options.ignore_end = true;
     // Every request computes its prompt, in the second run too.
@@ -80,7 +80,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     let figures = Figures {
         model: model.name().to_owned(),
         backend_device: device.properties().name.clone(),
-        dtype: format!("{:?}", command.engine.dtype).to_lowercase(),
+        dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         requests: command.requests,
         batch,
         prompt_tokens: command.prompt,

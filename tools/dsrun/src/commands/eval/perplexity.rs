@@ -47,15 +47,15 @@ struct Figures {
 pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     let path = (command.file.as_path() != Path::new("-")).then_some(command.file.as_path());
     let text = input::prompt(path.is_none().then_some("-"), path)?;
-    let device = open_device(&command.device)?;
-    let model = open_model(&command.model, command.engine.dtype, terminal)?;
-    let context = command.engine.context.unwrap_or_else(|| CONTEXT.min(model.config().context));
+    let device = open_device(&command.setup.device)?;
+    let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
+    let context = command.setup.engine.context.unwrap_or_else(|| CONTEXT.min(model.config().context));
     let tokenizer = model.tokenizer().context("the model has no tokenizer, so it cannot read a text")?;
     let (begin, tokens) = encode(tokenizer, &text)?;
     let mut windows = windows(tokens.len(), context, command.stride)?;
     windows.truncate(command.chunks.unwrap_or(usize::MAX));
 
-    let mut options = engine_options(&command.engine, 1);
+    let mut options = engine_options(&command.setup.engine, 1);
     options.context = Some(context);
     let name = model.name().to_owned();
     let mut pipeline = load(model, None, device.clone(), &options, terminal)?;
@@ -79,7 +79,7 @@ pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     let figures = Figures {
         model: name,
         backend_device: device.properties().name.clone(),
-        dtype: format!("{:?}", command.engine.dtype).to_lowercase(),
+        dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         context,
         stride: command.stride.unwrap_or(context),
         windows: windows.len(),
