@@ -417,7 +417,7 @@ fn build(
         [rope(model.heads), rope(model.kv_heads)],
     ))?;
     let add_w8a8 = region(well_known::linear_w8a8_add(DTYPE, false, add))?;
-    let gated_quant = region(well_known::activation_quant(gated))?;
+    let mlp_w8a8 = region(well_known::linear_w8a8_activation(DTYPE, false, gated))?;
     let (mlp, head) = (region(mlp)?, region(well_known::norm_linear(norm, DTYPE, false))?);
     let bias = |size: usize| biased.then(|| &loaded.vectors[&size]);
     let normed = |x: &Value| [Some(x.clone()), Some(gain.clone()), biased.then(|| gain.clone())];
@@ -444,10 +444,9 @@ fn build(
             x = step.part(2, wanted, add_w8a8.clone(), &operands)?;
             let quantised = step.call(norm_quant.clone(), &[Some(&x), Some(gain)])?;
             step.keep(3, wanted);
-            let product = LinearW8A8 { dtype: DTYPE };
-            let inner = step.one(product, &[Some(&quantised[0]), Some(&quantised[1]), Some(wgu), None])?;
-            step.keep(3, wanted);
-            let quantised = step.call(gated_quant.clone(), &[Some(&inner)])?;
+            let operands = [&quantised[0], &quantised[1], wgu].map(Clone::clone);
+            let inner = step.part(3, wanted, mlp_w8a8.clone(), &operands)?;
+            let quantised = step.call(QuantPerToken {}, &[Some(&inner)])?;
             step.keep(4, wanted);
             let operands = [&quantised[0], &quantised[1], wd, &x].map(Clone::clone);
             x = step.part(4, wanted, add_w8a8.clone(), &operands)?;

@@ -57,6 +57,11 @@ __device__ inline u64 swizzled_at(u32 address) {
     return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
+/* The same for lines of 128 bytes, each 8 rows by 16 bytes: the next 16 bytes are a line on, the next 8 rows eight lines. */
+__device__ inline u64 lines_at(u32 address) {
+    return (u64)(address >> 4 & 0x3fff) | (u64)(128 >> 4) << 16 | (u64)(1024 >> 4) << 32;
+}
+
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int Pending> __device__ inline void products_wait() {

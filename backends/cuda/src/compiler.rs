@@ -38,8 +38,13 @@ impl Architecture {
             let suffix = if capability == 90 { "a" } else { "" };
             return Some(Self { option: format!("sm_{capability}{suffix}"), binary: true });
         }
-        let below = known.iter().filter(|known| **known < capability).max()?;
-        Some(Self { option: format!("compute_{below}"), binary: false })
+        Self::portable(capability, known)
+    }
+
+    /// Intermediate code for a compute capability, or the newest below it that NVRTC knows: every newer device runs it too.
+    fn portable(capability: u32, known: &[u32]) -> Option<Self> {
+        let newest = known.iter().filter(|known| **known <= capability).max()?;
+        Some(Self { option: format!("compute_{newest}"), binary: false })
     }
 }
 
@@ -124,6 +129,19 @@ impl Compiler {
     /// # Errors
     /// [`Code::Unavailable`] if NVRTC is missing or too old for the device.
     pub fn new(capability: u32, cache: Cache) -> Result<Self> {
+        Self::with(capability, cache, Architecture::choose)
+    }
+
+    /// As [`Self::new`], of intermediate code, which newer devices run too.
+    pub(crate) fn portable(capability: u32, cache: Cache) -> Result<Self> {
+        Self::with(capability, cache, Architecture::portable)
+    }
+
+    fn with(
+        capability: u32,
+        cache: Cache,
+        choose: impl FnOnce(u32, &[u32]) -> Option<Architecture>,
+    ) -> Result<Self> {
         let (major, minor) = nvrtc_version()?;
         let mut count = 0;
         // SAFETY: NVRTC is present; the pointers are to places of the right type, the array as long as NVRTC asks for.
@@ -134,7 +152,7 @@ impl Compiler {
             known
         };
         let known: Vec<u32> = known.into_iter().filter_map(|known| u32::try_from(known).ok()).collect();
-        let architecture = Architecture::choose(capability, &known).ok_or_else(|| {
+        let architecture = choose(capability, &known).ok_or_else(|| {
             let message =
                 format!("NVRTC {major}.{minor} builds for {known:?}, which is too new for {capability}");
             Error::new(Code::Unavailable, message)
@@ -288,6 +306,16 @@ mod tests {
     fn architecture_is_the_best_there_is(#[case] capability: u32, #[case] expected: Option<(&str, bool)>) {
         let chosen = Architecture::choose(capability, &[75, 80, 90, 100, 120]);
         assert_eq!(chosen.as_ref().map(|chosen| (chosen.option.as_str(), chosen.binary)), expected);
+    }
+
+    #[rstest]
+    #[case(80, Some("compute_80"))]
+    #[case(86, Some("compute_80"))]
+    #[case(70, None)]
+    fn what_newer_devices_run_is_no_binary(#[case] capability: u32, #[case] expected: Option<&str>) {
+        let chosen = Architecture::portable(capability, &[75, 80, 90]);
+        assert!(chosen.as_ref().is_none_or(|chosen| !chosen.binary));
+        assert_eq!(chosen.as_ref().map(|chosen| chosen.option.as_str()), expected);
     }
 
     #[test]

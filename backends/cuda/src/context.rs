@@ -59,6 +59,8 @@ pub(crate) struct Context {
     pub(crate) driver: i32,
     raw: RawContext,
     pub(crate) machine: Machine,
+    /// Whether kernels are those of an older device than this one.
+    older: bool,
     pub(crate) account: Arc<Account>,
     pool: RawPool,
     /// Where memory is allocated, cleared and freed, in order.
@@ -76,8 +78,14 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Opens a device. The driver must be present and initialised.
-    pub(crate) fn open(index: usize, machine: Machine, account: Arc<Account>) -> Result<Arc<Self>> {
+    /// Opens a device. The driver must be present and initialised. `older` says that `machine` is one that the device is taken
+    /// for, older than itself.
+    pub(crate) fn open(
+        index: usize,
+        machine: Machine,
+        older: bool,
+        account: Arc<Account>,
+    ) -> Result<Arc<Self>> {
         let ordinal = i32::try_from(index).map_err(|_| Error::invalid("is no device").at("index"))?;
         let (mut device, mut driver, mut raw): (CUdevice, i32, CUcontext) = (0, 0, ptr::null_mut());
         let (mut pool, mut memory_stream): (CUmemoryPool, CUstream) = (ptr::null_mut(), ptr::null_mut());
@@ -109,6 +117,7 @@ impl Context {
             driver,
             raw: Raw(raw),
             machine,
+            older,
             account,
             pool: Raw(pool),
             memory_stream: Raw(memory_stream),
@@ -284,7 +293,10 @@ impl Context {
 
     /// The compiler, made when it is first needed.
     fn compiler(&self) -> Result<&Compiler> {
-        let made = self.compiler.get_or_init(|| Compiler::new(self.machine.capability, Cache::of_user()));
+        let made = self.compiler.get_or_init(|| match self.older {
+            false => Compiler::new(self.machine.capability, Cache::of_user()),
+            true => Compiler::portable(self.machine.capability, Cache::of_user()),
+        });
         made.as_ref().map_err(Clone::clone)
     }
 

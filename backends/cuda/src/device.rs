@@ -31,6 +31,9 @@ const OLDEST_CAPABILITY: u32 = 75;
 const RESERVE: u64 = 256 << 20;
 /// The environment variable that leaves products of few rows to cuBLASLt, to compare.
 const NO_SKINNY: &str = "DSRUN_CUDA_NO_SKINNY";
+/// The environment variable that names the compute capability of an older device, as whose kernels are chosen and built: to test
+/// what those run.
+const CAPABILITY: &str = "DSRUN_CUDA_CAPABILITY";
 
 /// The CUDA backend.
 #[derive(Debug)]
@@ -137,6 +140,24 @@ fn attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32> {
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
+/// A compute capability as people write it.
+fn written(capability: u32) -> String {
+    format!("{}.{}", capability / 10, capability % 10)
+}
+
+/// Reads the compute capability that a device of another is to be taken for.
+fn older(text: &str, own: u32) -> Result<u32> {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let read = text.split_once('.').and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
+    let capability = read.filter(|(major, minor)| *major < 100 && *minor < 10);
+    let capability = capability.map(|(major, minor)| major * 10 + minor);
+    capability.filter(|capability| (OLDEST_CAPABILITY..=own).contains(capability)).ok_or_else(|| {
+        let message =
+            format!("{CAPABILITY} is {text:?}, must be one from 7.5 to the device's, {}", written(own));
+        Error::invalid(message)
+    })
+}
+
 /// An open device.
 #[derive(Debug)]
 struct CudaDevice {
@@ -153,13 +174,13 @@ impl CudaDevice {
         let capability = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
             + attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         if capability < OLDEST_CAPABILITY {
-            let message = format!(
-                "{name} has compute capability {}.{}, 7.5 is needed",
-                capability / 10,
-                capability % 10
-            );
+            let message = format!("{name} has compute capability {}, 7.5 is needed", written(capability));
             return Err(Error::unsupported(message));
         }
+        let taken_for = match std::env::var(CAPABILITY) {
+            Ok(text) => older(&text, capability)?,
+            Err(_) => capability,
+        };
         if attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
             return Err(Error::unsupported(format!("{name} has no stream-ordered memory pools here")));
         }
@@ -169,14 +190,14 @@ impl CudaDevice {
         }
         Library::Nvrtc.require()?;
         let machine = Machine {
-            capability,
+            capability: taken_for,
             processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1)
                 as usize,
             blas: Library::CublasLt.is_present(),
             skinny: std::env::var_os(NO_SKINNY).is_none(),
         };
         let account = Account::new(options.memory_limit.unwrap_or_else(|| total.saturating_sub(RESERVE)));
-        let context = Context::open(index, machine, account)?;
+        let context = Context::open(index, machine, taken_for != capability, account)?;
         tracing::debug!(%name, ?machine, total, "opened a GPU");
         let properties = DeviceProperties {
             name,
@@ -232,6 +253,21 @@ impl Device for CudaDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("7.5", Some(75))]
+    #[case("9.0", Some(90))]
+    #[case("7.0", None)]
+    #[case("10.0", None)]
+    #[case("8", None)]
+    #[case("8.10", None)]
+    #[case("-8.0", None)]
+    fn a_device_is_taken_for_an_older_one(#[case] text: &str, #[case] expected: Option<u32>) {
+        let read = older(text, 90);
+        assert_eq!(read.as_ref().ok().copied(), expected);
+        assert!(read.is_ok() || read.is_err_and(|error| error.message().contains(CAPABILITY)));
+    }
 
     #[test]
     fn without_a_driver_the_backend_is_there_and_says_what_is_missing() {

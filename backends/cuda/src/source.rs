@@ -78,7 +78,13 @@ const UNITS: &[Unit] = &[
         "linear/epilogue.cuh"
     ),
     unit!("linear/packed_plain.cu", "linear/weight.cuh"),
-    unit!("linear/int8_wgmma.cu", "hopper.cuh", "linear/tiles.cuh", "linear/int8.cuh"),
+    unit!(
+        "linear/int8_wgmma.cu",
+        "hopper.cuh",
+        "linear/tiles.cuh",
+        "elementwise/function.cuh",
+        "linear/int8.cuh"
+    ),
     unit!("linear/int8_mma.cu", "linear/int8.cuh"),
     unit!("linear/conclude.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
     unit!("linear/heads.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),

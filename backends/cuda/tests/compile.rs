@@ -98,7 +98,7 @@ fn quantised_calls(dtype: DType) -> Vec<CallDesc> {
         let op = Embed { dtype, first_row: 0, position_offset: 0 };
         calls.push(call(op, vec![tensor(DType::I32, &[3]), weight(format, [10, 256]), None, None]));
     }
-    for rows in [1, 9, 40, 300] {
+    for rows in [1, 9, 40, 128, 300] {
         for (format, inputs) in [("int8", 1024), ("int8_f16", 100)] {
             let w = weight(WeightFormat::from_name(format).unwrap(), [96, inputs]);
             let x = [bounded(DType::I8, &[rows, inputs]), tensor(DType::F32, &[rows])];

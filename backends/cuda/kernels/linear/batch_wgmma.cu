@@ -1,8 +1,10 @@
 /*
- * linear for 17 to 128 rows on Hopper's tensor cores (sm_90a), with what stands behind it: y = f(x W^T + b), f16 or bf16.
+ * linear for 17 to 128 rows on Hopper's tensor cores (sm_90a), with what stands behind it: y = f(x W^T + b), f16 or bf16; with
+ * INTEGERS linear_w8a8: y = f((x W^T) * row scale * output scale + b), x and W of 8 bits, sums exact in 32.
  *
- * Weights are the operand of 64 rows: a block takes a tile of PARTS * 64 outputs by all rows of x. One thread fetches, 64 inputs
- * at a time, into a ring of STAGES, by the bulk copy engine, swizzled by 128 bytes; a warpgroup multiplies, sums in registers.
+ * Weights are the operand of 64 rows: a block takes a tile of PARTS * 64 outputs by all rows of x. One thread fetches, 128 bytes
+ * of inputs at a time, into a ring of STAGES, by the bulk copy engine, swizzled by 128 bytes (weights of 8 bits lie in memory as
+ * wgmma reads them: 8 outputs by 16 inputs are one line, see weight/packing.rs); a warpgroup multiplies, sums in registers.
  * Weights that are immutable are fetched before the kernels in front have finished: up to the whole ring, which for products of
  * few blocks is all the shared memory of a multiprocessor.
  *
@@ -19,11 +21,12 @@
  * faster with 32 rows, and with 128 their sines take longer than a kernel of their own).
  * Measured figures: docs/src/performance/cuda.md.
  */
-/* Inputs of a turn, and bytes of 64 rows of them. */
-#define DEPTH 64
-#define PART_BYTES (64 * DEPTH * 2)
+/* Bytes of a row's inputs of a turn, of an input, and of 64 rows of a turn. */
+#define TURN 128
+#define INPUT (INTEGERS ? 1 : 2)
+#define PART_BYTES (64 * TURN)
 #define W_BYTES (PARTS * PART_BYTES)
-#define X_BYTES (TOKENS * DEPTH * 2)
+#define X_BYTES (TOKENS * TURN)
 #define SLOT (W_BYTES + X_BYTES)
 #define CONSUMERS 128
 #define THREADS (CONSUMERS + 32)
@@ -33,17 +36,41 @@
 /* `vacant`: no block of the cluster needs its ring any more, so sums may go there. `received`: they have arrived. */
 struct Barriers { u64 full[STAGES], free[STAGES], vacant, received; };
 
+#if INTEGERS
+struct Scales {
+    const float* rows;
+    const W_SCALE* outputs;
+};
+#endif
+
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* A box of weights: input, output. They are read once: first to leave the L2. */
-__device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, int input, int output, u64 once) {
+/* A box of weights: turn, output. They are read once: first to leave the L2. */
+__device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, int turn, int output, u64 once) {
+#if INTEGERS
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(turn * (TURN / 16)), "r"(output / 8), "l"(once)
+        : "memory");
+#else
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%3, %4}], [%2], %5;"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(output), "l"(once) : "memory");
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(turn * TURN), "r"(output), "l"(once) : "memory");
+#endif
 }
 
-__device__ inline void hold_all(float (&d)[PARTS][TOKENS / 2]) {
+/* What wgmma is told of weights: 32 bytes of inputs of each, number `step` of a turn. */
+__device__ inline u64 weights_at(u32 part, int step) {
+#if INTEGERS
+    return lines_at(part + step * 256);
+#else
+    return swizzled_at(part + step * 32);
+#endif
+}
+
+__device__ inline void hold_all(Sum (&d)[PARTS][TOKENS / 2]) {
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) hold(d[p]);
 }
@@ -51,10 +78,16 @@ __device__ inline void hold_all(float (&d)[PARTS][TOKENS / 2]) {
 #define DESCRIPTORS(a, b, flag, ...) a ", " b
 #define FLAG(a, b, flag, ...) flag
 
-/* d = or += 64 outputs times all rows, 16 inputs of each. */
-__device__ inline void multiply(float (&d)[TOKENS / 2], u64 weight, u64 x, int add) {
+#if INTEGERS
+#define SIGNS ", add"
+#else
+#define SIGNS ", add, 1, 1, 0, 0"
+#endif
+
+/* d = or += 64 outputs times all rows, 32 bytes of inputs of each. */
+__device__ inline void multiply(Sum (&d)[TOKENS / 2], u64 weight, u64 x, int add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, " BEHIND(FLAG) ", 0;\n" PRODUCT BEHIND(DESCRIPTORS) ", add, 1, 1, 0, 0;\n}"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, " BEHIND(FLAG) ", 0;\n" PRODUCT BEHIND(DESCRIPTORS) SIGNS ";\n}"
         : PLACES : "l"(weight), "l"(x), "r"(add));
 }
 
@@ -82,6 +115,24 @@ struct Biases {
         }
     }
 };
+
+#if INTEGERS
+/* Scales of two outputs of a lane, 8 apart, in each part. */
+struct OutputScales {
+    float of[PARTS][2];
+
+    __device__ OutputScales(const Epilogue& e, const Scales& scales, int tile, int output) {
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                int at = part_at(e, tile, p) + output + h * 8;
+                of[p][h] = at < (int)e.outputs ? widen(scales.outputs[at]) : 0.0f;
+            }
+        }
+    }
+};
+#endif
 
 /* What is added to eight rows: two neighbouring outputs of a lane's row, and those 8 further on, in each part. */
 struct Added { u32 words[PARTS][2]; };
@@ -163,15 +214,21 @@ extern "C" __global__ void
 __cluster_dims__(SPLIT, 1, 1)
 #endif
 __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutable, const __grid_constant__ Epilogue e,
+#if INTEGERS
+                                          Scales scales,
+#endif
                                           const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
+#if INTEGERS
+    __shared__ __align__(16) float row_scales[TOKENS];
+#endif
     let_next_start();
     u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
     int tile = blockIdx.x / SPLIT, split = blockIdx.x % SPLIT, lane = threadIdx.x % 32;
     /* Turns of this block, and the first of them all that is its own. */
-    int turns = ((int)inputs + DEPTH - 1) / DEPTH, begin = turns * split / SPLIT;
+    int turns = ((int)inputs * INPUT + TURN - 1) / TURN, begin = turns * split / SPLIT;
     turns = turns * (split + 1) / SPLIT - begin;
 
     if (threadIdx.x == CONSUMERS) {
@@ -198,11 +255,11 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #pragma unroll
                 for (int p = 0; p < PARTS; ++p) {
                     u32 to = ring + stage * SLOT + p * PART_BYTES;
-                    copy_weights(weight_map, to, barriers.full[stage], (begin + turn) * (DEPTH * 2), part_at(e, tile, p), once);
+                    copy_weights(weight_map, to, barriers.full[stage], begin + turn, part_at(e, tile, p), once);
                 }
             };
             auto fetch_rows = [&](int stage, int turn) {
-                copy_rows(x_map, ring + stage * SLOT + W_BYTES, barriers.full[stage], (begin + turn) * (DEPTH * 2), 0);
+                copy_rows(x_map, ring + stage * SLOT + W_BYTES, barriers.full[stage], (begin + turn) * TURN, 0);
             };
             int ahead = turns < STAGES ? turns : STAGES;
             for (int turn = 0; turn < ahead; ++turn) fetch_weights(turn, turn);
@@ -226,7 +283,29 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     /* The first of 16 outputs of a warp in a part. */
     int own = threadIdx.x / 32 * 16;
     Biases biases(e, tile, own + lane / 4);
-    float sums[PARTS][TOKENS / 2];
+#if INTEGERS
+    OutputScales output_scales(e, scales, tile, own + lane / 4);
+    /* Rows past the extent are there, and go nowhere. */
+    if (threadIdx.x < TOKENS) row_scales[threadIdx.x] = (int)threadIdx.x < (int)extent.rows ? scales.rows[threadIdx.x] : 0.0f;
+#endif
+    /* Sums of eight rows from `row` on, as numbers. */
+    auto number = [&](int row, float (&d)[PARTS][4], const Sum (&sums)[PARTS][4]) {
+#if INTEGERS
+        float2 scale = *(const float2*)(row_scales + row + lane % 4 * 2);
+#endif
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+#if INTEGERS
+                d[p][k] = (float)sums[p][k] * ((k % 2 ? scale.y : scale.x) * output_scales.of[p][k / 2]);
+#else
+                d[p][k] = sums[p][k];
+#endif
+            }
+        }
+    };
+    Sum sums[PARTS][TOKENS / 2];
     Place<STAGES> place, older;
     for (int turn = 0; turn < turns; ++turn, place.next()) {
         await(barriers.full[place.stage], place.phase);
@@ -234,10 +313,10 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
         hold_all(sums);
         products_begin();
 #pragma unroll
-        for (int step = 0; step < DEPTH / 16; ++step) {
+        for (int step = 0; step < TURN / 32; ++step) {
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
-                multiply(sums[p], swizzled_at(weight + p * PART_BYTES + step * 32), swizzled_at(x + step * 32), turn > 0 || step > 0);
+                multiply(sums[p], weights_at(weight + p * PART_BYTES, step), swizzled_at(x + step * 32), turn > 0 || step > 0);
             }
         }
         products_commit();
@@ -247,19 +326,25 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             older.next();
         }
     }
+#if INTEGERS
+    /* The row scales of all are there. */
+    asm volatile("bar.sync 1, " TEXT(CONSUMERS) ";" ::: "memory");
+#endif
 #if SPLIT == 1
     products_wait<0>();
     hold_all(sums);
 #pragma unroll
     for (int eight = 0; eight < EIGHTS; ++eight) {
         float d[PARTS][4];
+        Sum own_sums[PARTS][4];
         Added added;
         read_added(e, added, tile, own, eight * 8, rows, lane);
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) d[p][i] = sums[p][eight * 4 + i];
+            for (int i = 0; i < 4; ++i) own_sums[p][i] = sums[p][eight * 4 + i];
         }
+        number(eight * 8, d, own_sums);
         finish(e, d, biases, added, tile, own, eight * 8, rows, lane);
     }
 #else
@@ -283,14 +368,16 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
         if (i >= count) break;
-        float d[PARTS][4] = {};
+        float d[PARTS][4];
+        Sum all[PARTS][4] = {};
 #pragma unroll
         for (int other = 0; other < SPLIT; ++other) {
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
-                add(d[p], place_of_sums + (i * SPLIT + other) * SUMS + p * (CONSUMERS * 16));
+                add(all[p], place_of_sums + (i * SPLIT + other) * SUMS + p * (CONSUMERS * 16));
             }
         }
+        number((i * SPLIT + split) * 8, d, all);
         finish(e, d, biases, added[i], tile, own, (i * SPLIT + split) * 8, rows, lane);
     }
 #endif

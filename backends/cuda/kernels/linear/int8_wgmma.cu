@@ -7,6 +7,8 @@
  * all outputs, sums in registers; the ring runs on across the ends of tiles, so the next tile arrives while a group writes.
  * Of few rows only X_ROWS are fetched; the rest of the tile is whatever lies there, and goes nowhere.
  *
+ * Gates and what they gate are the two halves of a tile's outputs, so that both are in the same registers.
+ *
  * Rows of x are swizzled by 128 bytes on the way. Weights lie in memory as wgmma reads them: 8 outputs by 16 inputs are one
  * line of 128 bytes (see weight.rs). Inputs past the last, and rows and outputs past theirs, arrive as zeros. Tiles are walked
  * in bands of BAND tiles of rows, so that those under way at a time share operands in the L2.
@@ -26,6 +28,8 @@
 #define X_BYTES (X_ROWS * DEPTH)
 #define W_BYTES (OUTPUTS * DEPTH)
 #define SLOT (X_BYTES + W_BYTES)
+/* Results of a tile's row. */
+#define RESULTS (GATED ? OUTPUTS / 2 : OUTPUTS)
 
 struct Barriers { u64 full[STAGES], free[STAGES]; };
 
@@ -45,11 +49,6 @@ __device__ inline void copy_lines(const TensorMap& map, u32 to, u64& barrier, in
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(line), "r"(unit) : "memory");
 }
 
-/* What wgmma is told of lines: the next 16 inputs are 128 bytes on, the next 8 outputs 1024. */
-__device__ inline u64 lines_at(u32 address) {
-    return (u64)(address >> 4 & 0x3fff) | (u64)(128 >> 4) << 16 | (u64)(1024 >> 4) << 32;
-}
-
 /* d = or += 64 rows times all outputs, 32 inputs of each. */
 __device__ inline void multiply(int (&d)[OUTPUTS / 2], u64 x, u64 weight, int add) {
     asm volatile(
@@ -67,40 +66,62 @@ __device__ inline u32 pack(float a, float b) {
 #endif
 }
 
-/* Writes two rows of sums of this lane, 8 rows apart. */
-__device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], int row, int first, int rows, int outputs, int lane) {
+/* Scales and biases of two neighbouring outputs. */
+struct Numbers {
+    float scale[2], bias[2];
+
+    __device__ Numbers(const Results& r, int output, int end) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            bool real = output + c < end;
+            scale[c] = real ? widen(r.output_scales[output + c]) : 0.0f;
+            bias[c] = real ? or_else(r.bias, output + c, 0.0f) : 0.0f;
+        }
+    }
+
+    __device__ float apply_to(int sum, float row_scale, int c) const { return (float)sum * (row_scale * scale[c]) + bias[c]; }
+};
+
+/* Writes two rows of sums of this lane, 8 rows apart; `first` is the first of the tile's results, of which there are so many. */
+__device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], int row, int first, int rows, int results, int lane) {
     int q = lane % 4;
     bool real[2] = {row < rows, row + 8 < rows};
     float own[2] = {real[0] ? r.row_scales[row] : 0.0f, real[1] ? r.row_scales[row + 8] : 0.0f};
 #pragma unroll
-    for (int block = 0; block < (OUTPUTS + 31) / 32; ++block) {
+    for (int block = 0; block < (RESULTS + 31) / 32; ++block) {
         u32 words[2][4];
         int base = first + block * 32;
-        if (base >= outputs) break;
+        if (base >= results) break;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            if (block * 4 + i >= OUTPUTS / 8) {
+            if (block * 4 + i >= RESULTS / 8) {
                 words[0][i] = words[1][i] = 0;
                 continue;
             }
             int output = base + i * 8 + q * 2;
-            float scale[2] = {}, bias[2] = {};
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                if (output + c < outputs) {
-                    scale[c] = widen(r.output_scales[output + c]);
-                    bias[c] = or_else(r.bias, output + c, 0.0f);
-                }
-            }
+            Numbers numbers(r, output, results);
+#if GATED
+            Numbers gated(r, results + output, 2 * results);
+#endif
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float y[2];
 #pragma unroll
-                for (int c = 0; c < 2; ++c) y[c] = (float)d[(block * 4 + i) * 4 + h * 2 + c] * (own[h] * scale[c]) + bias[c];
+                for (int c = 0; c < 2; ++c) {
+                    int at = (block * 4 + i) * 4 + h * 2 + c;
+                    y[c] = numbers.apply_to(d[at], own[h], c);
+#if GATED
+                    float other = gated.apply_to(d[OUTPUTS / 4 + at], own[h], c);
+                    if (r.limit > 0.0f && y[c] > r.limit) y[c] = r.limit;
+                    if (r.limit > 0.0f && other > r.limit) other = r.limit;
+                    if (r.limit > 0.0f && other < -r.limit) other = -r.limit;
+                    y[c] = (WIDE_Y ? apply(y[c]) : apply_quickly(y[c])) * other;
+#endif
+                }
 #if ADDED
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    if (real[h] && output + c < outputs) {
+                    if (real[h] && output + c < results) {
                         y[c] = widen(r.added[(row + h * 8) * r.added_row + output + c]) + r.alpha * y[c];
                     }
                 }
@@ -108,7 +129,7 @@ __device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], int row, i
 #if WIDE_Y
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    if (real[h] && output + c < outputs) r.y[(row + h * 8) * r.y_row + output + c] = narrow<Y>(y[c]);
+                    if (real[h] && output + c < results) r.y[(row + h * 8) * r.y_row + output + c] = narrow<Y>(y[c]);
                 }
 #else
                 words[h][i] = pack(y[0], y[1]);
@@ -121,14 +142,14 @@ __device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], int row, i
             transpose(words[h], q);
             int output = base + q * 8;
             Y* to = r.y + (row + h * 8) * r.y_row + output;
-            if (!real[h] || block * 4 + q >= OUTPUTS / 8) continue;
+            if (!real[h] || block * 4 + q >= RESULTS / 8) continue;
 #if Y_VECTORS
-            if (output + 8 <= outputs) *(Vector*)to = Vector{{words[h][0], words[h][1], words[h][2], words[h][3]}};
+            if (output + 8 <= results) *(Vector*)to = Vector{{words[h][0], words[h][1], words[h][2], words[h][3]}};
             else
 #endif
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if (output + i < outputs) to[i].bits = (u16)(words[h][i / 2] >> i % 2 * 16);
+                if (output + i < results) to[i].bits = (u16)(words[h][i / 2] >> i % 2 * 16);
             }
         }
 #endif
@@ -155,7 +176,8 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
     __syncthreads();
     await_previous();
     int rows = (int)extent.count(), outputs = (int)output_count, inputs = (int)input_count;
-    int row_tiles = (rows + ROWS - 1) / ROWS, output_tiles = (outputs + OUTPUTS - 1) / OUTPUTS;
+    int count = GATED ? outputs / 2 : outputs;
+    int row_tiles = (rows + ROWS - 1) / ROWS, output_tiles = (count + RESULTS - 1) / RESULTS;
     int tiles = row_tiles * output_tiles, turns = (inputs + DEPTH - 1) / DEPTH;
     if (group < 0) {
         #if GROUPS > 1
@@ -171,7 +193,10 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
                     expect(full, SLOT);
                     u32 slot = ring + place.stage * SLOT;
                     copy_rows(x_map, slot, full, turn * DEPTH, tile.row * ROWS);
-                    copy_lines(weight_map, slot + X_BYTES, full, turn * (DEPTH / 16), tile.output * (OUTPUTS / 8));
+                    copy_lines(weight_map, slot + X_BYTES, full, turn * (DEPTH / 16), tile.output * (RESULTS / 8));
+#if GATED
+                    copy_lines(weight_map, slot + X_BYTES + W_BYTES / 2, full, turn * (DEPTH / 16), count / 8 + tile.output * (RESULTS / 8));
+#endif
                 }
             }
         }
@@ -205,7 +230,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
             hold(sums);
             if (leader) arrive(barriers.free[older.stage]);
             older.next();
-            write(results, sums, tile.row * ROWS + group * 64 + warp * 16 + lane / 4, tile.output * OUTPUTS, rows, outputs, lane);
+            write(results, sums, tile.row * ROWS + group * 64 + warp * 16 + lane / 4, tile.output * RESULTS, rows, count, lane);
         }
     }
 #else

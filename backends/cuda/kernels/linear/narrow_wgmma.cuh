@@ -1,6 +1,7 @@
 /*
  * What products of some rows with weights as wgmma's operand of 64 share: 64 outputs by TOKENS rows, which SPLIT blocks of a
  * cluster make of a part of the inputs each. A lane has, of every eight rows, two rows of an output and of that 8 further on.
+ * Sums are f32, or with INTEGERS exact.
  */
 /* Eights of rows, and how many of them a block finishes at most. */
 #define EIGHTS (TOKENS / 8)
@@ -16,8 +17,19 @@
 #define NAMES_96 NAMES_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define NAMES_112 NAMES_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define NAMES_128 NAMES_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#if INTEGERS
+typedef int Sum;
+#define SUM "s32"
+#define IN_REGISTER "r"
+#else
+typedef float Sum;
+#define SUM "f32"
+#define IN_REGISTER "f"
+#endif
+#define UPDATED(x) "+" IN_REGISTER(x)
 #define EIGHT(i) \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+    UPDATED(d[i]), UPDATED(d[i + 1]), UPDATED(d[i + 2]), UPDATED(d[i + 3]), UPDATED(d[i + 4]), UPDATED(d[i + 5]), \
+    UPDATED(d[i + 6]), UPDATED(d[i + 7])
 #define PLACES_32 EIGHT(0), EIGHT(8)
 #define PLACES_48 PLACES_32, EIGHT(16)
 #define PLACES_64 PLACES_48, EIGHT(24)
@@ -40,7 +52,9 @@
 #define BEHIND(f) CALL(f, JOIN(BEHIND_, TOKENS))
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
-#if HALF
+#if INTEGERS
+#define PRODUCT "wgmma.mma_async.sync.aligned.m64n" TEXT(TOKENS) "k32.s32.s8.s8 {" NAMES "}, "
+#elif HALF
 #define PRODUCT "wgmma.mma_async.sync.aligned.m64n" TEXT(TOKENS) "k16.f32.f16.f16 {" NAMES "}, "
 #else
 #define PRODUCT "wgmma.mma_async.sync.aligned.m64n" TEXT(TOKENS) "k16.f32.bf16.bf16 {" NAMES "}, "
@@ -73,14 +87,14 @@ __device__ inline void meet(u64& barrier, int lane) {
 }
 
 /* Four sums to a block of the cluster, and added to others where they have arrived. */
-__device__ inline void send(u32 to, const float* d) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
-        :: "r"(to), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]) : "memory");
+__device__ inline void send(u32 to, const Sum* d) {
+    asm volatile("st.shared::cluster.v4." SUM " [%0], {%1, %2, %3, %4};"
+        :: "r"(to), IN_REGISTER(d[0]), IN_REGISTER(d[1]), IN_REGISTER(d[2]), IN_REGISTER(d[3]) : "memory");
 }
-__device__ inline void add(float* d, u32 from) {
-    float v[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-        : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from) : "memory");
+__device__ inline void add(Sum* d, u32 from) {
+    Sum v[4];
+    asm volatile("ld.shared.v4." SUM " {%0, %1, %2, %3}, [%4];"
+        : "=" IN_REGISTER(v[0]), "=" IN_REGISTER(v[1]), "=" IN_REGISTER(v[2]), "=" IN_REGISTER(v[3]) : "r"(from) : "memory");
 #pragma unroll
     for (int i = 0; i < 4; ++i) d[i] += v[i];
 }

@@ -45,23 +45,48 @@ __device__ inline float block_maximum(float x) {
     return x;
 }
 
+/* The largest and the sum of a block, in every thread; the sum in the same order every time. */
+__device__ inline float2 block_maximum_and_sum(float most, float sum) {
+    __shared__ float2 partial[32];
+    for (int distance = 16; distance; distance /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
+        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = make_float2(most, sum);
+    __syncthreads();
+    float2 both = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? partial[threadIdx.x % 32] : make_float2(0.0f, 0.0f);
+    for (int distance = 16; distance; distance /= 2) {
+        both.x = fmaxf(both.x, __shfl_xor_sync(0xffffffffu, both.x, distance));
+        both.y += __shfl_xor_sync(0xffffffffu, both.y, distance);
+    }
+    return both;
+}
+
 __device__ inline int quantise(float value, float scale) {
     float q = scale > 0.0f ? rintf(value / scale) : 0.0f;
     return (int)fminf(fmaxf(q, -127.0f), 127.0f);
+}
+
+/*
+ * The same without a division, given 1 / scale: up to 127 the product is within 2e-5 of the quotient, so both are rounded to the
+ * same integer where the product is no closer than that to the middle of two. The others are divided, and what is not finite.
+ */
+__device__ inline int quantise(float value, float scale, float inverse) {
+    float q = value * inverse, integer = rintf(q);
+    return fabsf(q - integer) < 0.4999f ? (int)fminf(fmaxf(integer, -127.0f), 127.0f) : quantise(value, scale);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, i64 columns, const X* x, i64 x_row,
                                                                  const X* other, i64 other_row, Front front, signed char* y,
                                                                  i64 y_row, float* scales) {
     take_turn();
-    i64 rows = extent.count();
-    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+#if OWN > 0
+    float value[OWN][8];
+    /* A row, activated. */
+    auto read = [&](i64 row) {
         const X* own = x + row * x_row;
         const X* second = FRONT == GATED && LAYOUT == 1 ? other + row * other_row : own + columns;
-        float mean = 0.0f, rest = 0.0f, factor = 1.0f, most = 0.0f;
-        signed char* to = y + row * y_row;
-#if OWN > 0
-        float value[OWN][8];
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
             i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
@@ -92,6 +117,26 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
 #endif
 #endif
         }
+    };
+    /* A block's first row is there whether it is real or not: read before that is known. */
+    read(blockIdx.x);
+#if FRONT == RMS
+    float gain[OWN][8];
+#pragma unroll
+    for (int o = 0; o < OWN; ++o) {
+        i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
+        if (at < columns) load_eight(front.gain + at, gain[o]);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) gain[o][k] = at < columns ? gain[o][k] + front.offset : 0.0f;
+    }
+#endif
+#endif
+    i64 rows = extent.count();
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        float mean = 0.0f, rest = 0.0f, factor = 1.0f, most = 0.0f;
+        signed char* to = y + row * y_row;
+#if OWN > 0
+        if (row != blockIdx.x) read(row);
 #if FRONT == LAYER
         float sum = 0.0f;
 #pragma unroll
@@ -102,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
         mean = block_sum(sum) / (float)columns;
         float left = 0.0f;
 #endif
-#if FRONT == RMS || FRONT == LAYER
+#if FRONT == LAYER
         float squares = 0.0f;
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
@@ -111,49 +156,67 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
             for (int k = 0; k < 8; ++k) {
                 float from_mean = value[o][k] - mean;
                 squares += from_mean * from_mean;
-#if FRONT == LAYER
                 left += from_mean;
-#endif
             }
         }
         squares = block_sum(squares) / (float)columns;
-#if FRONT == LAYER
         /* What the mean lost to rounding is found again. */
         rest = block_sum(left) / (float)columns;
         squares -= rest * rest;
         squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
-#endif
         factor = 1.0f / sqrtf(squares + front.eps);
-#endif
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
             i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
             if (at >= columns) break;
-#if FRONT == RMS || FRONT == LAYER
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
-#if FRONT == RMS
-                value[o][k] = value[o][k] * factor * (widen(front.gain[at + k]) + front.offset);
-#else
                 value[o][k] = ((value[o][k] - mean) - rest) * factor * or_else(front.gain, at + k, 1.0f)
                     + or_else(front.shift, at + k, 0.0f);
-#endif
             }
+        }
 #endif
+#if FRONT == RMS
+        /* What is the same for all of a row comes last, so that one round finds the squares and the largest. */
+        float squares = 0.0f;
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) {
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                squares += value[o][k] * value[o][k];
+                value[o][k] *= gain[o][k];
+                most = fmaxf(most, fabsf(value[o][k]));
+            }
+        }
+        float2 both = block_maximum_and_sum(most, squares);
+        factor = 1.0f / sqrtf(both.y / (float)columns + front.eps);
+        most = both.x * factor;
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) {
+#pragma unroll
+            for (int k = 0; k < 8; ++k) value[o][k] *= factor;
+        }
+#else
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) {
 #pragma unroll
             for (int k = 0; k < 8; ++k) most = fmaxf(most, fabsf(value[o][k]));
         }
-        float scale = block_maximum(most) / 127.0f;
+        most = block_maximum(most);
+#endif
+        float scale = most / 127.0f, inverse = 1.0f / scale;
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
             i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
             if (at >= columns) break;
             u32 words[2] = {};
 #pragma unroll
-            for (int k = 0; k < 8; ++k) words[k / 4] |= (u32)(quantise(value[o][k], scale) & 255) << k % 4 * 8;
+            for (int k = 0; k < 8; ++k) words[k / 4] |= (u32)(quantise(value[o][k], scale, inverse) & 255) << k % 4 * 8;
             *(uint2*)(to + at) = make_uint2(words[0], words[1]);
         }
 #else
+        const X* own = x + row * x_row;
+        const X* second = FRONT == GATED && LAYOUT == 1 ? other + row * other_row : own + columns;
         auto raw = [&](i64 i) {
 #if FRONT == GATED
             float first = widen(own[LAYOUT == 3 ? 2 * i : i]);

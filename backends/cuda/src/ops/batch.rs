@@ -1,5 +1,5 @@
-//! Products on Hopper with what stands behind them: of 17 to 128 rows at memory speed by `linear/batch_wgmma.cu`, of more at the
-//! speed of the tensor cores by `linear/tile_wgmma.cu`.
+//! Products on Hopper with what stands behind them: of 17 to 128 rows at memory speed by `linear/batch_wgmma.cu`, which takes
+//! bytes too, of more at the speed of the tensor cores by `linear/tile_wgmma.cu`.
 
 mod tiles;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     launch::{Bound, Frame, Function, Parameters, Step, TensorMap},
-    weight::CudaWeight,
+    weight::{CudaWeight, Packing, UNIT},
 };
 use dsrun_core::{DType, Result, TensorDesc, WeightFormat, WeightType, kernels::CallDesc, op::GateLayout};
 use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
@@ -23,9 +23,12 @@ const ROWS: RangeInclusive<usize> = FEWEST..=128;
 /// Rows are multiplied so many at a time.
 const ROW_UNIT: usize = 16;
 const FEWEST_ROWS: usize = 32;
-/// Inputs of a turn, and its bytes of a row.
+/// Inputs of a turn, where they are of 16 bits, and its bytes of a row.
 const DEPTH: usize = 64;
 const TURN: usize = DEPTH * 2;
+/// Packed bytes lie in lines of 16 inputs of a unit's rows.
+const LINE_INPUTS: usize = 16;
+const LINE: usize = LINE_INPUTS * UNIT;
 /// Outputs of a part of a tile.
 const PART: usize = 64;
 /// Results of a warp, which are all there or none.
@@ -56,7 +59,8 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(rows: usize, outputs: usize, inputs: usize, gated: bool, processors: usize) -> Self {
+    /// The cut of a product whose rows have so many bytes of inputs.
+    fn new(rows: usize, outputs: usize, bytes: usize, gated: bool, processors: usize) -> Self {
         let rows = rows.next_multiple_of(ROW_UNIT).max(FEWEST_ROWS);
         // Small tiles for few outputs; what is gated needs both halves in a tile.
         let parts = if gated || outputs.div_ceil(PART) > processors { 2 } else { 1 };
@@ -66,7 +70,7 @@ impl Cut {
             _ if tiles > CLUSTERS_OF_FOUR => 2,
             _ => 4,
         };
-        let split = split.min(inputs.div_ceil(DEPTH));
+        let split = split.min(bytes.div_ceil(TURN));
         let slot = (parts * PART + rows) * TURN;
         let room = if tiles * split <= processors { ALONE } else { IN_PAIRS };
         let stages = (room / slot).min(MOST_STAGES);
@@ -81,7 +85,13 @@ impl Cut {
     /// The kernel, but for its epilogue.
     fn kernel(&self, planes: &Planes<'_>) -> Result<KernelSpec> {
         let [half, bias] = planes.types()?;
-        let defines: [(_, &dyn Display); 7] = [
+        let (integers, scale) = match planes.packing() {
+            Some(packing) => (1, type_name(packing.scale)?),
+            None => (0, "f32"),
+        };
+        let defines: [(_, &dyn Display); 9] = [
+            ("INTEGERS", &integers),
+            ("W_SCALE", &scale),
             ("TOKENS", &self.rows),
             ("PARTS", &self.parts),
             ("SPLIT", &self.split),
@@ -109,6 +119,7 @@ pub(super) struct Batch {
 
 /// What a product reads and writes.
 pub(super) struct Planes<'a> {
+    /// Half precision, or bytes, whose rows have scales beside them.
     pub(super) x: &'a TensorDesc,
     pub(super) weight: &'a WeightType,
     pub(super) y: &'a TensorDesc,
@@ -124,12 +135,22 @@ impl Planes<'_> {
     /// Whether there is a kernel for them.
     pub(super) fn fit(&self, machine: &Machine) -> bool {
         let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
+        let few = ROWS.contains(&rows);
+        let multiplied = match self.x.dtype {
+            DType::I8 => few && self.packing().is_some() && self.x.strides[0].is_multiple_of(16),
+            DType::F16 | DType::BF16 => {
+                machine.skinny
+                    && self.weight.format == WeightFormat::Dense(self.x.dtype)
+                    && self.x.strides[0].is_multiple_of(8)
+            }
+            _ => false,
+        };
         let results = if self.gated { outputs / 2 } else { outputs };
         let strides = |unit: usize| {
             self.y.strides[0].is_multiple_of(unit)
                 && self.residual.is_none_or(|residual| residual.strides[0].is_multiple_of(unit))
         };
-        let written = match ROWS.contains(&rows) {
+        let written = match few {
             true => results.is_multiple_of(RESULTS) && strides(2),
             false => {
                 self.y.dtype == self.x.dtype
@@ -138,16 +159,19 @@ impl Planes<'_> {
                     && strides(tiles::VECTOR)
             }
         };
-        machine.skinny
-            && machine.capability == 90
+        machine.capability == 90
             && rows >= FEWEST
-            && matches!(self.x.dtype, DType::F16 | DType::BF16)
-            && self.weight.format == WeightFormat::Dense(self.x.dtype)
+            && multiplied
             && inputs > 0
             && results > 0
             && rows.max(outputs).max(inputs) < 1 << 30
-            && self.x.strides[0].is_multiple_of(8)
             && written
+    }
+
+    /// How weights of 8 bits lie, where `x` are bytes.
+    fn packing(&self) -> Option<Packing> {
+        let packing = Packing::of(self.weight.format).filter(|packing| packing.is_channelwise_int8());
+        packing.filter(|_| self.x.dtype == DType::I8)
     }
 
     /// `HALF` and `BIAS` of the kernels.
@@ -160,7 +184,8 @@ impl Planes<'_> {
     pub(super) fn plan(&self, epilogue: Vec<(&'static str, String)>, machine: &Machine) -> Result<Batch> {
         let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
         let (mut spec, way) = if ROWS.contains(&rows) {
-            let cut = Cut::new(rows, outputs, inputs, self.gated, machine.processors);
+            let bytes = inputs * self.x.dtype.bytes();
+            let cut = Cut::new(rows, outputs, bytes, self.gated, machine.processors);
             (cut.kernel(self)?, Way::Few(cut))
         } else {
             let cut = tiles::Cut::new(rows, outputs, inputs, machine.processors);
@@ -187,7 +212,7 @@ pub(super) fn plan(
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
     let (weight, y) = (weight_type(call, chain.weight)?, result(call, 0)?);
     let planes = Planes { x, weight, y, bias, residual, gated };
-    if chain.scales.is_some() || !planes.fit(machine) {
+    if !planes.fit(machine) {
         return Ok(None);
     }
     planes.plan(chain.defines(call)?, machine).map(Some)
@@ -204,39 +229,59 @@ impl Batch {
     ) -> Result<Option<Step>> {
         let mut bounds = chain.bounds(frame)?;
         bounds.push(x);
-        self.launch(x, frame.weight(chain.weight)?, &bounds, chain.epilogue(frame, true)?, function)
+        let scales = chain.scales.map_or(0, |scales| frame.address(scales));
+        self.launch(x, scales, frame.weight(chain.weight)?, &bounds, chain.epilogue(frame, true)?, function)
     }
 
-    /// The launch with `struct Epilogue` of `linear/epilogue.cuh`.
+    /// The launch with `struct Epilogue` of `linear/epilogue.cuh`; `scales` are those of the rows of `x`, where those are bytes.
     pub(super) fn launch(
         &self,
         x: &Bound,
+        scales: u64,
         weight: &CudaWeight,
         bounds: &[&Bound],
         epilogue: [u64; 26],
         function: &Arc<Function>,
     ) -> Result<Option<Step>> {
         let rows = x.size(0);
-        let bytes = (weight.layout.columns * 2) as u64;
-        let map = |address: u64, rows: usize, stride: usize, at_once: usize| {
-            let sizes = [bytes, rows as u64];
-            TensorMap::bytes(address, sizes, [stride as u64], [TURN as u32, at_once as u32], true)
-        };
+        let integers = x.desc.dtype == DType::I8;
         // Rows of x and of weights that a copy brings, blocks, and their threads.
         let (of_x, of_weight, blocks, threads) = match self.way {
             Way::Few(cut) => (cut.rows, PART, cut.tiles * cut.split, THREADS),
             // Half a tile of weights: for each of two blocks, or what gates and what is gated.
             Way::Many(cut) => (tiles::ROWS, cut.outputs / 2, cut.blocks, tiles::THREADS),
         };
-        let x_map = map(x.address, rows, x.stride(0) * 2, of_x)?;
-        let weight_map = map(weight.address(), weight.layout.rows, weight.layout.row_bytes, of_weight)?;
+        let element = x.desc.dtype.bytes();
+        let bytes = (weight.layout.columns * element) as u64;
+        let map = |address: u64, rows: usize, stride: usize, at_once: usize| {
+            let sizes = [bytes, rows as u64];
+            TensorMap::bytes(address, sizes, [stride as u64], [TURN as u32, at_once as u32], true)
+        };
+        let x_map = map(x.address, rows, x.stride(0) * element, of_x)?;
+        let weight_map = match integers {
+            true => lines(weight, of_weight)?,
+            false => map(weight.address(), weight.layout.rows, weight.layout.row_bytes, of_weight)?,
+        };
         let mut parameters = Parameters::default().extent(rows, bounds).size(weight.layout.columns);
         if let Way::Few(_) = self.way {
             parameters = parameters.size(usize::from(weight.immutable));
         }
-        let parameters = parameters.words(epilogue).words(x_map.words()).words(weight_map.words());
+        let mut parameters = parameters.words(epilogue);
+        if integers {
+            parameters = parameters.words([scales, weight.scales()]);
+        }
+        let parameters = parameters.words(x_map.words()).words(weight_map.words());
         Ok(Step::kernel(function, [blocks, 1, 1], threads, parameters))
     }
+}
+
+/// Lines of packed bytes: a turn of so many rows at a time.
+fn lines(weight: &CudaWeight, rows: usize) -> Result<TensorMap> {
+    let unit = weight.layout.row_bytes;
+    let sizes = [LINE, unit / LINE, weight.layout.rows.div_ceil(UNIT)].map(|size| size as u64);
+    let strides = [LINE, unit].map(|stride| stride as u64);
+    let at_once = [LINE, TURN / LINE_INPUTS, rows / UNIT].map(|size| size as u32);
+    TensorMap::bytes(weight.address(), sizes, strides, at_once, false)
 }
 
 #[cfg(test)]
@@ -260,7 +305,7 @@ mod tests {
         #[case] gated: bool,
         #[case] wanted: (usize, usize, usize),
     ) {
-        let cut = Cut::new(rows, outputs, inputs, gated, 132);
+        let cut = Cut::new(rows, outputs, inputs * 2, gated, 132);
         assert_eq!((cut.parts, cut.tiles, cut.split), wanted, "{cut:?}");
     }
 

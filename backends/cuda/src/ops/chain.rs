@@ -459,7 +459,7 @@ fn norm_within(
     let (x, y, weight) = (operand(call, chain.x)?, result(call, 0)?, weight_type(call, chain.weight)?);
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
     let norm = Some((op, operand(call, gain)?.dtype));
-    let layer = Layer { x, weight, y, bias, norm, residual: None, bytes: false, scratch: false };
+    let layer = Layer { x, weight, y, bias, norm, residual: None, gate: None, bytes: false, scratch: false };
     if !layer.takes_norm(machine) || operand(call, gain)?.shape != [weight.columns()] {
         return Ok(None);
     }
@@ -573,6 +573,7 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
         bias,
         norm: None,
         residual: None,
+        gate: None,
         bytes: chain.scales.is_some(),
         scratch: false,
     };
@@ -582,7 +583,11 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
         _ => None,
     };
     layer.residual = summed.map(|residual| operand(call, residual)).transpose()?;
-    let direct = matches!(chain.behind, Behind::Nothing) || summed.is_some();
+    layer.gate = match chain.behind {
+        Behind::Gate(op) if layer.takes_gate(op.layout, machine) => Some(op),
+        _ => None,
+    };
+    let direct = matches!(chain.behind, Behind::Nothing) || summed.is_some() || layer.gate.is_some();
     let (product, product_bytes) = match direct {
         true => (y.clone(), 0),
         false => scratch(chain.product, x, weight.rows()),

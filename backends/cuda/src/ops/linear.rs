@@ -13,7 +13,7 @@
 //! | 129 to 1024 | the same, written in that type, with tiles enough for all multiprocessors | `tile_wgmma`: at the speed of the tensor cores (see [`super::batch`]) |
 //! | more | same type throughout; integers unpacked to the type of `x`; any weight widened for f32 | cuBLASLt |
 //! | more | others, or without cuBLASLt | `skinny_mma` to 64 rows, then `tiled` |
-//! | any | bytes times bytes | `packed` to 16 rows, then see [`int8`] |
+//! | any | bytes times bytes | `packed` to 16 rows, on sm_90 `batch_wgmma` to 128, then see [`int8`] |
 
 mod int8;
 pub(super) mod mixed;
@@ -31,7 +31,7 @@ use crate::{
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightFormat, WeightType,
     kernels::{CallDesc, OperandDesc},
-    op::{Linear, LinearW8A8, Matmul, RmsNorm},
+    op::{GateLayout, GatedActivation, Linear, LinearW8A8, Matmul, RmsNorm},
 };
 use std::{
     fmt::Display,
@@ -69,6 +69,8 @@ pub(super) struct Layer<'a> {
     pub(super) norm: Option<(RmsNorm, DType)>,
     /// What the product is added to, of the type of `y`, rounded once. Only where [`Layer::takes_residual`] says so.
     pub(super) residual: Option<&'a TensorDesc>,
+    /// What makes `y` of the two halves of the product. Only where [`Layer::takes_gate`] says so.
+    pub(super) gate: Option<GatedActivation>,
     /// Whether `x` are bytes with a scale for each row.
     pub(super) bytes: bool,
     /// Whether `y` is scratch memory, where rows past the extent may be written.
@@ -181,10 +183,10 @@ impl Layer<'_> {
             && self.inputs() > 0
             && (same || format.is_quantised() || self.x.dtype == DType::F32);
         let indexable = self.outputs().max(self.inputs()) < 1 << 30;
-        if self.bytes {
-            Way::Int8
-        } else if self.norm.is_none() && self.planes().fit(machine) {
+        if self.norm.is_none() && self.planes().fit(machine) {
             Way::Batch
+        } else if self.bytes {
+            Way::Int8
         } else if mixed::fits(self, machine) {
             Way::Mixed
         } else if format.is_quantised() && rows <= few {
@@ -212,6 +214,11 @@ impl Layer<'_> {
     /// Whether the sum with [`Layer::residual`] can be part of the product.
     pub(super) fn takes_residual(&self, machine: &Machine) -> bool {
         matches!(self.way(machine), Way::Batch | Way::Blas | Way::Int8 | Way::Mixed)
+    }
+
+    /// Whether a gate of this layout can be part of the product.
+    pub(super) fn takes_gate(&self, layout: GateLayout, machine: &Machine) -> bool {
+        self.way(machine) == Way::Int8 && int8::takes_gate(self, layout, machine)
     }
 
     pub(super) fn plan(&self, machine: &Machine) -> Result<Layered> {
@@ -405,8 +412,14 @@ impl Layer<'_> {
                     words[4..6].copy_from_slice(&[residual.address, residual.stride(0) as u64]);
                 }
                 words[6] = u64::from(1.0f32.to_bits());
-                let step =
-                    batch.launch(places.x, places.weight, places.bounds, words, function(functions, 0)?)?;
+                let step = batch.launch(
+                    places.x,
+                    places.scales,
+                    places.weight,
+                    places.bounds,
+                    words,
+                    function(functions, 0)?,
+                )?;
                 Ok(step.into_iter().collect())
             }),
         })
@@ -670,6 +683,7 @@ fn by_layer(chain: Chain, call: &CallDesc, machine: &Machine) -> Result<Recipe> 
         bias: chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype),
         norm: None,
         residual: None,
+        gate: None,
         bytes: chain.scales.is_some(),
         scratch: false,
     };

@@ -2,7 +2,7 @@
 //!
 //! | device | rows of `x` | kernel |
 //! |---|---|---|
-//! | sm_90 | at multiples of 16 bytes | `int8_wgmma`, in one of several tile shapes |
+//! | sm_90 | at multiples of 16 bytes | `int8_wgmma`, in one of several tile shapes, with the gate behind it |
 //! | all others | any | `int8_mma` |
 //!
 //! Which tile is fastest depends on how many of them there are for the multiprocessors, on how many bytes of weights one of them
@@ -14,9 +14,9 @@ use crate::{
     context::Context,
     launch::{Bound, MAX_GRID, Parameters, Step, TensorMap},
     ops::{KernelSpec, Machine, THREADS, type_name},
-    weight::Packing,
+    weight::{Packing, UNIT as ROW_UNIT},
 };
-use dsrun_core::{DType, Error, Result};
+use dsrun_core::{DType, Error, Result, op::GateLayout};
 use std::{fmt::Display, sync::OnceLock};
 
 /// The source of the kernel whose tiles are measured.
@@ -104,13 +104,30 @@ fn defines(layer: &Layer<'_>, packing: Packing) -> Result<Vec<(&'static str, Str
     .into())
 }
 
+/// Whether rows can be copied in bulk.
+fn is_aligned(layer: &Layer<'_>) -> bool {
+    layer.x.strides[0].is_multiple_of(16) && layer.inputs() > 0
+}
+
+/// Whether it is `int8_wgmma` that takes the layer.
+fn on_hopper(layer: &Layer<'_>, machine: &Machine) -> bool {
+    machine.capability == 90 && is_aligned(layer) && layer.rows() > 0 && layer.outputs() > 0
+}
+
+/// Whether a gate can be part of the product: halves begin at whole units of weights.
+pub(super) fn takes_gate(layer: &Layer<'_>, layout: GateLayout, machine: &Machine) -> bool {
+    on_hopper(layer, machine)
+        && layout == GateLayout::Concatenated
+        && layer.outputs().is_multiple_of(2 * ROW_UNIT)
+}
+
 pub(super) fn plan(layer: &Layer<'_>, machine: &Machine) -> Result<Layered> {
     let packing = Packing::of(layer.weight.format).filter(|packing| packing.is_channelwise_int8());
     let packing = packing.ok_or_else(|| Error::internal("a product of bytes with weights that are none"))?;
-    let aligned = layer.x.strides[0].is_multiple_of(16) && layer.inputs() > 0;
-    if machine.capability == 90 && aligned && layer.rows() > 0 && layer.outputs() > 0 {
+    if on_hopper(layer, machine) {
         return by_wgmma(layer, packing, machine);
     }
+    let aligned = is_aligned(layer);
     let defines: [(_, &dyn Display); 1] =
         [("X_VECTORS", &i32::from(aligned && layer.inputs().is_multiple_of(16)))];
     let mut spec = KernelSpec::new("linear/int8_mma.cu", "int8_mma", defines);
@@ -124,20 +141,20 @@ pub(super) fn plan(layer: &Layer<'_>, machine: &Machine) -> Result<Layered> {
                 .rows(places.x)
                 .address(places.weight.address())
                 .size(places.weight.layout.row_bytes)
-                .words(results(places));
+                .words(results(places, 0.0));
             let grid = [places.y.size(1).div_ceil(64), places.y.size(0).div_ceil(128).min(MAX_GRID), 1];
             Ok(Step::kernel(function(functions, 0)?, grid, THREADS, parameters).into_iter().collect())
         }),
     })
 }
 
-/// `struct Results` of the kernels.
-fn results(places: &Places<'_>) -> [u64; 8] {
+/// `struct Results` of the kernels, whose gates have a limit.
+fn results(places: &Places<'_>, limit: f32) -> [u64; 8] {
     let added = places.residual.map_or((0, 0), |residual| (residual.address, residual.stride(0) as u64));
     let (row_scales, output_scales) = (places.scales, places.weight.scales());
     let y_row = places.y.stride(0) as u64;
-    let alpha = u64::from(1.0f32.to_bits());
-    [row_scales, output_scales, places.bias, places.y.address, y_row, added.0, added.1, alpha]
+    let numbers = u64::from(1.0f32.to_bits()) | u64::from(limit.to_bits()) << 32;
+    [row_scales, output_scales, places.bias, places.y.address, y_row, added.0, added.1, numbers]
 }
 
 fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<Layered> {
@@ -145,11 +162,15 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
         (layer.rows(), layer.outputs(), layer.inputs(), machine.processors);
     let tiles = shortlist(rows, outputs, inputs, processors);
     let wide = layer.y.dtype == DType::F32;
-    let vectors = is_vectors(layer.y) && outputs.is_multiple_of(8);
+    let vectors = is_vectors(layer.y) && layer.y.shape[1].is_multiple_of(8);
+    let (gated, nonlinearity, limit) =
+        layer.gate.map_or((false, 1, 0.0), |gate| (true, gate.function as u32, gate.limit));
     let mut kernels = Vec::new();
     for tile in &tiles {
         let (fetched, stages) = (tile.fetched(rows), tile.stages(rows));
-        let own: [(_, &dyn Display); 6] = [
+        let own: [(_, &dyn Display); 8] = [
+            ("GATED", &i32::from(gated)),
+            ("FUNCTION", &nonlinearity),
             ("GROUPS", &tile.groups),
             ("OUTPUTS", &tile.outputs),
             ("STAGES", &stages),
@@ -181,7 +202,9 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
                 )?;
                 let unit = places.weight.layout.row_bytes as u64;
                 let sizes = [128, unit / 128, places.weight.layout.rows.div_ceil(8) as u64];
-                let boxed = [128, (DEPTH / 16) as u32, (tile.outputs / 8) as u32];
+                // What gates and what is gated are copied one by one.
+                let at_once = if gated { tile.outputs / 2 } else { tile.outputs };
+                let boxed = [128, (DEPTH / 16) as u32, (at_once / ROW_UNIT) as u32];
                 let weight = places.weight.address();
                 let weight_map = TensorMap::bytes(weight, sizes, [128, unit], boxed, false)?;
                 let parameters = Parameters::default()
@@ -199,16 +222,17 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
                 Some(best) => *best,
                 None => *chosen.get_or_init(|| {
                     let candidates = |x: u64, y: u64, scales: u64| {
-                        let mut results = results(places);
+                        let mut results = results(places, limit);
                         (results[0], results[3], results[5]) = (scales, y, y);
-                        (results[4], results[6]) = (outputs as u64, outputs as u64);
+                        let columns = places.y.size(1) as u64;
+                        (results[4], results[6]) = (columns, columns);
                         // All rows, whatever the extents hold now.
                         (0..tiles.len()).map(|index| launch(index, x, &[], results)).collect()
                     };
-                    choose(context, &question, places, outputs, &candidates)
+                    choose(context, &question, places, &candidates)
                 }),
             };
-            Ok(launch(best, places.x.address, places.bounds, results(places))?.into_iter().collect())
+            Ok(launch(best, places.x.address, places.bounds, results(places, limit))?.into_iter().collect())
         }),
     })
 }
@@ -217,17 +241,11 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
 type Candidates<'a> = &'a dyn Fn(u64, u64, u64) -> Result<Vec<Option<Step>>>;
 
 /// The fastest of some launches: as remembered, or as measured. What cannot be measured is decided by the model.
-fn choose(
-    context: &Context,
-    question: &str,
-    places: &Places<'_>,
-    outputs: usize,
-    candidates: Candidates<'_>,
-) -> usize {
+fn choose(context: &Context, question: &str, places: &Places<'_>, candidates: Candidates<'_>) -> usize {
     if let Some(answer) = context.recall(UNIT, question).and_then(|answer| answer.parse().ok()) {
         return answer;
     }
-    match measure(context, places, outputs, candidates) {
+    match measure(context, places, candidates) {
         Ok(best) => {
             context.remember(UNIT, question, &best.to_string());
             best
@@ -239,14 +257,9 @@ fn choose(
     }
 }
 
-fn measure(
-    context: &Context,
-    places: &Places<'_>,
-    outputs: usize,
-    candidates: Candidates<'_>,
-) -> Result<usize> {
-    let rows = places.x.size(0);
-    let sizes = [rows * places.x.stride(0), rows * outputs * places.y.desc.dtype.bytes(), rows * 4];
+fn measure(context: &Context, places: &Places<'_>, candidates: Candidates<'_>) -> Result<usize> {
+    let (rows, columns) = (places.x.size(0), places.y.size(1));
+    let sizes = [rows * places.x.stride(0), rows * columns * places.y.desc.dtype.bytes(), rows * 4];
     let starts = [
         0,
         sizes[0].next_multiple_of(256),
