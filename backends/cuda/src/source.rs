@@ -42,7 +42,7 @@ const UNITS: &[Unit] = &[
     unit!("sampling/sample.cu"),
     unit!("attention/attention.cu"),
     unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
-    unit!("attention/prompt_wgmma.cu", "hopper.cuh", "attention/prompt.cuh"),
+    unit!("attention/prompt_wgmma.cu", "hopper.cuh", "wgmma.cuh", "attention/prompt.cuh"),
     unit!("attention/decode.cu"),
     unit!(
         "decoder/layers.cu",
@@ -56,6 +56,7 @@ const UNITS: &[Unit] = &[
     unit!(
         "linear/batch_wgmma.cu",
         "hopper.cuh",
+        "wgmma.cuh",
         "linear/narrow_wgmma.cuh",
         "elementwise/function.cuh",
         "linear/epilogue.cuh"
@@ -69,10 +70,11 @@ const UNITS: &[Unit] = &[
         "linear/bytes.cuh",
         "linear/halves.cuh"
     ),
-    unit!("linear/packed_wgmma.cu", "hopper.cuh", "linear/narrow_wgmma.cuh"),
+    unit!("linear/packed_wgmma.cu", "hopper.cuh", "wgmma.cuh", "linear/narrow_wgmma.cuh"),
     unit!(
         "linear/tile_wgmma.cu",
         "hopper.cuh",
+        "wgmma.cuh",
         "linear/tiles.cuh",
         "elementwise/function.cuh",
         "linear/epilogue.cuh"
@@ -81,6 +83,7 @@ const UNITS: &[Unit] = &[
     unit!(
         "linear/int8_wgmma.cu",
         "hopper.cuh",
+        "wgmma.cuh",
         "linear/tiles.cuh",
         "elementwise/function.cuh",
         "linear/int8.cuh"

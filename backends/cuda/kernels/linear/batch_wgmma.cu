@@ -75,9 +75,6 @@ __device__ inline void hold_all(Sum (&d)[PARTS][TOKENS / 2]) {
     for (int p = 0; p < PARTS; ++p) hold(d[p]);
 }
 
-#define DESCRIPTORS(a, b, flag, ...) a ", " b
-#define FLAG(a, b, flag, ...) flag
-
 #if INTEGERS
 #define SIGNS ", add"
 #else
@@ -87,8 +84,8 @@ __device__ inline void hold_all(Sum (&d)[PARTS][TOKENS / 2]) {
 /* d = or += 64 outputs times all rows, 32 bytes of inputs of each. */
 __device__ inline void multiply(Sum (&d)[TOKENS / 2], u64 weight, u64 x, int add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, " BEHIND(FLAG) ", 0;\n" PRODUCT BEHIND(DESCRIPTORS) SIGNS ";\n}"
-        : PLACES : "l"(weight), "l"(x), "r"(add));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, " BEHIND(TOKENS, FLAG) ", 0;\n" PRODUCT BEHIND(TOKENS, DESCRIPTORS) SIGNS ";\n}"
+        : PLACES(TOKENS) : "l"(weight), "l"(x), "r"(add));
 }
 
 /* The first output of a part of a tile. */

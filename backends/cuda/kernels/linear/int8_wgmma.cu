@@ -52,9 +52,9 @@ __device__ inline void copy_lines(const TensorMap& map, u32 to, u64& barrier, in
 /* d = or += 64 rows times all outputs, 32 inputs of each. */
 __device__ inline void multiply(int (&d)[OUTPUTS / 2], u64 x, u64 weight, int add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, " FLAG ", 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n" TEXT(OUTPUTS) "k32.s32.s8.s8 {" NAMES "}, " OPERANDS ", add;\n}"
-        : ALL : "l"(x), "l"(weight), "r"(add));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, " BEHIND(OUTPUTS, FLAG) ", 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n" TEXT(OUTPUTS) "k32.s32.s8.s8 " NAMES(OUTPUTS) ", " BEHIND(OUTPUTS, DESCRIPTORS) ", add;\n}"
+        : PLACES(OUTPUTS) : "l"(x), "l"(weight), "r"(add));
 }
 
 /* Two results, put together; f32 stays two words. */

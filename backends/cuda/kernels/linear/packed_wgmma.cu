@@ -87,12 +87,10 @@ __device__ inline void copy_lines(const TensorMap& map, u32 to, u64& barrier, in
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(line), "r"(unit), "l"(policy) : "memory");
 }
 
-#define FROM_REGISTERS(a, b, c, d, x) "{" a ", " b ", " c ", " d "}, " x
-
 /* d += 64 outputs times all rows, 16 inputs of each. */
 __device__ inline void multiply(float (&d)[TOKENS / 2], const u32 (&a)[4], u64 x) {
-    asm volatile(PRODUCT BEHIND(FROM_REGISTERS) ", 1, 1, 1, 0;"
-        : PLACES : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x));
+    asm volatile(PRODUCT BEHIND(TOKENS, FROM_REGISTERS) ", 1, 1, 1, 0;"
+        : PLACES(TOKENS) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x));
 }
 
 /* Two elements of the type of x. */

@@ -74,9 +74,9 @@ __device__ inline void arrive_at(u64& barrier, int rank) {
 /* d = or += 64 rows times all outputs, 16 inputs of each. */
 __device__ inline void multiply(float (&d)[OUTPUTS / 2], u64 x, u64 weight, int add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, " FLAG ", 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n" TEXT(OUTPUTS) "k16." KIND " {" NAMES "}, " OPERANDS ", add, 1, 1, 0, 0;\n}"
-        : ALL : "l"(x), "l"(weight), "r"(add));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, " BEHIND(OUTPUTS, FLAG) ", 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n" TEXT(OUTPUTS) "k16." KIND " " NAMES(OUTPUTS) ", " BEHIND(OUTPUTS, DESCRIPTORS) ", add, 1, 1, 0, 0;\n}"
+        : PLACES(OUTPUTS) : "l"(x), "l"(weight), "r"(add));
 }
 
 /* What two rows of a lane are added to: 8 results of every 32. */
