@@ -435,6 +435,8 @@ pub(crate) enum BenchCommand {
     Kernels(BenchKernels),
     /// Measure how fast an OpenAI-compatible server answers, over the load on it.
     Serve(BenchServe),
+    /// Draw latency over throughput from what `bench serve --json` printed, of several servers or settings beside each other.
+    Plot(BenchPlot),
     /// Load a server of this program for a while, leave now and then, and compare every answer with a solo one.
     Soak(Soak),
 }
@@ -536,12 +538,19 @@ pub(crate) struct BenchServe {
     /// What the plot calls this run; the model's name if not given.
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
-    /// What another run printed with --json, to draw beside this one; may be given several times.
-    #[arg(long, requires = "plot", value_name = "PATH")]
-    pub(crate) compare: Vec<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchPlot {
+    /// Files that `bench serve --json` has written. Those of equal labels (--label) are drawn as one curve.
+    #[arg(required = true, value_name = "PATH")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// The picture to write, as SVG.
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) output: PathBuf,
 }
 
 #[derive(Debug, Args)]

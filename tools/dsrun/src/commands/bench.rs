@@ -4,6 +4,7 @@ mod abi;
 mod bandwidth;
 mod kernels;
 mod latency;
+mod plot;
 mod prefill;
 mod serve;
 mod soak;
@@ -25,6 +26,7 @@ pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
         BenchCommand::Throughput(command) => throughput::run(command, terminal),
         BenchCommand::Kernels(command) => kernels::run(command, terminal),
         BenchCommand::Serve(command) => serve::run(command, terminal),
+        BenchCommand::Plot(command) => plot::run(command, terminal),
         BenchCommand::Soak(command) => soak::run(command, terminal),
     }
 }

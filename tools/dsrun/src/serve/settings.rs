@@ -15,6 +15,11 @@ use std::{
 /// and activations take memory.
 const TUNED_STEP: usize = 2048;
 
+/// Parts of the help.
+const ENGINE: &str = "Device and engine";
+const ADDRESS: &str = "Address and access";
+const LIMITS: &str = "Limits";
+
 /// How a server is set up. Every field is a flag and a key of the file; what is not given has a default.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
@@ -36,115 +41,122 @@ pub(crate) struct ServeSettings {
     pub(crate) served_model_name: Option<String>,
 
     /// The backend: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
-    #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = ENGINE, long, value_name = "NAME")]
     pub(crate) backend: Option<String>,
     /// The device of the backend; 0 if not given.
-    #[arg(long, value_name = "INDEX")]
+    #[arg(help_heading = ENGINE, long, value_name = "INDEX")]
     pub(crate) device: Option<usize>,
     /// Threads a CPU device may use; all cores if not given.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
     /// Element type of weights, activations and cache; `keep` leaves weights as the file has them.
-    #[arg(long, value_enum)]
+    #[arg(help_heading = ENGINE, long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
     /// Quantise weights as they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
     /// `int4g64z_f16`, or a TOML file that says what becomes of which weight.
-    #[arg(long, value_name = "POLICY")]
+    #[arg(help_heading = ENGINE, long, value_name = "POLICY")]
     pub(crate) quantize: Option<String>,
     /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(help_heading = ENGINE, long, value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
     /// Tokens a step may process. If not given, steps of growing size, up to 2048, are timed when the model is loaded, and the
     /// smallest is taken that processes prompts nearly as fast as any: larger ones would only delay the tokens of other answers.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(help_heading = ENGINE, long, value_name = "TOKENS")]
     pub(crate) step_tokens: Option<usize>,
     /// Whether to time steps when the model is loaded: up to --step-tokens, if both are given. With `false` and no --step-tokens,
     /// a step has 256.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(help_heading = ENGINE)]
     pub(crate) tune_step: Option<bool>,
     /// Do not compile the steps of all sizes before requests are served, but each when it first comes up.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(help_heading = ENGINE)]
     pub(crate) no_warm_up: Option<bool>,
     /// Answers that are generated at the same time; 16 if not given.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(help_heading = ENGINE, long, value_name = "COUNT")]
     pub(crate) max_requests: Option<usize>,
     /// Tokens the KV cache holds over all answers; enough for each one's whole context if not given.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(help_heading = ENGINE, long, value_name = "TOKENS")]
     pub(crate) kv_tokens: Option<usize>,
     /// Tokens of KV cache that host memory takes in for answers that had to yield their place; beyond that it is computed once
     /// more. 0 if not given.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(help_heading = ENGINE, long, value_name = "TOKENS")]
     pub(crate) swap_tokens: Option<usize>,
     /// Do not keep prompts for later requests that begin alike.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(help_heading = ENGINE)]
     pub(crate) no_prefix_cache: Option<bool>,
     /// Propose tokens and let the model check several in one step; answers stay the same. `ngram`, or `ngram:K` for at most K at
     /// a time (7), takes what followed the last tokens where they stood before: that pays where answers repeat their prompts or
     /// themselves. `draft`, or `draft:K` (4), asks the model of --draft. Pays while few answers run at a time. Requests with
     /// penalties or a form to keep to go without.
-    #[arg(long, value_name = "HOW")]
+    #[arg(help_heading = ENGINE, long, value_name = "HOW")]
     pub(crate) speculate: Option<Speculation>,
     /// A second, much smaller model that proposes tokens (--speculate draft): one with the same tokenizer.
-    #[arg(long, value_name = "MODEL")]
+    #[arg(help_heading = ENGINE, long, value_name = "MODEL")]
     pub(crate) draft: Option<String>,
     /// Engines side by side, each with the whole model, on one device after the other; 1 if not given.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) replicas: Option<u16>,
     /// Run every primitive by itself instead of fused, to compare.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(help_heading = ENGINE)]
     pub(crate) no_fuse: Option<bool>,
     /// Read the tokens of each step before the next is launched, to compare.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(help_heading = ENGINE)]
     pub(crate) no_launch_ahead: Option<bool>,
     /// Process prompts whole, and before anything is generated, instead of beside it, to compare.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(help_heading = ENGINE)]
     pub(crate) prompts_first: Option<bool>,
     /// Launch every call by itself instead of capturing steps as graphs, to compare.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(help_heading = ENGINE)]
     pub(crate) no_graphs: Option<bool>,
 
     /// The address to listen at; 127.0.0.1, which only this machine reaches, if not given.
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(help_heading = ADDRESS, long, value_name = "ADDRESS")]
     pub(crate) host: Option<IpAddr>,
     /// The port; 8000 if not given, any free one if 0.
-    #[arg(long, short, value_name = "PORT")]
+    #[arg(help_heading = ADDRESS, long, short, value_name = "PORT")]
     pub(crate) port: Option<u16>,
     /// A file with API keys, one per line. Further keys can be in DSRUN_API_KEYS, with commas. Without any, everybody may ask.
-    #[arg(long, value_name = "PATH")]
+    #[arg(help_heading = ADDRESS, long, value_name = "PATH")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// A file with the server's certificate and those between it and the authority, as PEM.
-    #[arg(long, requires = "tls_key", value_name = "PATH")]
+    #[arg(help_heading = ADDRESS, long, requires = "tls_key", value_name = "PATH")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// A file with the certificate's private key, as PEM.
-    #[arg(long, requires = "tls_cert", value_name = "PATH")]
+    #[arg(help_heading = ADDRESS, long, requires = "tls_cert", value_name = "PATH")]
     pub(crate) tls_key: Option<PathBuf>,
 
     /// Requests that may wait to be started; more are answered with 429. 512 if not given.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(help_heading = LIMITS, long, value_name = "COUNT")]
     pub(crate) queue: Option<usize>,
     /// Requests of a client (by key, or by address) per minute; not limited if not given.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(help_heading = LIMITS, long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) requests_per_minute: Option<u32>,
     /// Bytes of a request's body; 4194304 if not given.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(help_heading = LIMITS, long, value_name = "BYTES")]
     pub(crate) body_limit: Option<usize>,
     /// Connections at a time; 4096 if not given.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(help_heading = LIMITS, long, value_name = "COUNT")]
     pub(crate) connections: Option<usize>,
     /// Seconds to wait for the head of a request, also on an idle connection; 30 if not given.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
     pub(crate) header_timeout: Option<u64>,
     /// Seconds to wait for the body of a request; 30 if not given.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
     pub(crate) body_timeout: Option<u64>,
     /// Seconds that a client may take to read a piece of its answer; 30 if not given.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
     pub(crate) write_timeout: Option<u64>,
     /// Seconds from a request to the end of its answer; 600 if not given.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
     pub(crate) request_timeout: Option<u64>,
     /// Seconds that answers may go on after the server was asked to end (SIGTERM, Ctrl-C); 60 if not given.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
     pub(crate) drain_timeout: Option<u64>,
 }
 

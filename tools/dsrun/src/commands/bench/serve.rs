@@ -16,7 +16,8 @@ use anyhow::{Context, Result, bail};
 pub(crate) use lengths::Lengths;
 use load::{Arrivals, Job, run_load};
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use report::{Point, Run, Sla};
+pub(super) use report::Run;
+use report::{Point, Sla};
 use serde_json::{Value, json};
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -26,29 +27,24 @@ const FIRST_TOKEN: u32 = 100;
 pub(crate) fn run(command: &BenchServe, terminal: &Terminal) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("no threads can be started")?;
     let run = runtime.block_on(measure(command, terminal))?;
-    let mut runs = vec![run];
-    for path in &command.compare {
-        runs.push(read_run(path)?);
-    }
     if let Some(path) = &command.plot {
-        std::fs::write(path, plot::svg(&runs))
-            .with_context(|| format!("{} cannot be written", path.display()))?;
-        terminal.note(&format!("the plot is in {}", path.display()));
+        draw(std::slice::from_ref(&run), path, terminal)?;
     }
-    let run = &runs[0];
     if command.json {
-        return print_json(run);
+        return print_json(&run);
     }
-    print(&report::table(run))
+    print(&report::table(&run))
 }
 
-fn read_run(path: &Path) -> Result<Run> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
-    serde_json::from_str(&text)
-        .with_context(|| format!("{} is not what `bench serve --json` prints", path.display()))
+/// Draws runs beside each other.
+pub(super) fn draw(runs: &[Run], path: &Path, terminal: &Terminal) -> Result<()> {
+    std::fs::write(path, plot::svg(runs)).with_context(|| format!("{} cannot be written", path.display()))?;
+    terminal.note(&format!("the plot is in {}", path.display()));
+    Ok(())
 }
 
 async fn measure(command: &BenchServe, terminal: &Terminal) -> Result<Run> {
+    let loads = loads(command)?;
     let client = Client::new(&command.url, command.api_key.clone())?;
     let model = match &command.model {
         Some(model) => model.clone(),
@@ -56,7 +52,6 @@ async fn measure(command: &BenchServe, terminal: &Terminal) -> Result<Run> {
     };
     let timeout = Duration::from_secs(command.timeout);
     let sla = Sla { prompt_tokens_per_second: command.sla_prompt, tokens_per_second: command.sla_gen };
-    let loads = loads(command)?;
     let mut points = Vec::new();
     if command.warm_up > 0 {
         terminal.note(&format!("warming up with {} requests", command.warm_up));
