@@ -146,6 +146,23 @@ fn the_page_works_in_a_browser() {
     succeeded(&command.output().unwrap());
 }
 
+#[test]
+fn a_server_that_is_ready_has_compiled_all_steps_unless_told_not_to() {
+    let compiled = |server: &Server| metric(server, "dsrun_compiled_steps_total");
+    let warm = Server::start(&["--max-requests", "4"]);
+    let before = compiled(&warm);
+    assert!(before > 0.0);
+    let answers: Vec<_> = (1..7).map(|count| thread::spawn(warm.stream(20 * count))).collect();
+    for answer in answers {
+        assert!(answer.join().unwrap().contains("data: [DONE]"));
+    }
+    assert_eq!(compiled(&warm), before);
+    let cold = Server::start(&["--no-warm-up", "--tune-step=false"]);
+    assert_eq!(compiled(&cold), 0.0);
+    assert!(cold.stream(3)().contains("data: [DONE]"));
+    assert!(compiled(&cold) > 0.0);
+}
+
 #[cfg(unix)]
 #[test]
 fn many_clients_some_of_which_leave_get_the_answers_of_one() {
@@ -163,13 +180,9 @@ fn so_they_do_where_a_second_model_proposes_tokens() {
     std::fs::write(&config, format!("speculate = \"draft:3\"\ndraft = {:?}\n", draft.path())).unwrap();
     let mut server = Server::start(&[&CROWDED[..], &["--config", config.to_str().unwrap()]].concat());
     soak(&server);
-    let metrics = metrics(&server, "/metrics");
-    let number = |name: &str| {
-        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("{name} is missing in\n{metrics}")).parse::<f64>().unwrap()
-    };
     // It is the model itself, so it is right, but for tokens behind the end of an answer.
-    let [proposed, accepted] = ["dsrun_proposed_tokens_total", "dsrun_accepted_tokens_total"].map(number);
+    let [proposed, accepted] =
+        ["dsrun_proposed_tokens_total", "dsrun_accepted_tokens_total"].map(|name| metric(&server, name));
     assert!(proposed > 100.0 && accepted > 0.5 * proposed, "{accepted} of {proposed}");
     server.signal("TERM");
     assert_eq!(server.ended(), Some(0));
@@ -260,4 +273,11 @@ fn metrics(server: &Server, path: &str) -> String {
     let mut text = String::new();
     connection.read_to_string(&mut text).unwrap();
     text
+}
+
+/// A number of the metrics.
+fn metric(server: &Server, name: &str) -> f64 {
+    let metrics = metrics(server, "/metrics");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("{name} is missing in\n{metrics}")).parse().unwrap()
 }
