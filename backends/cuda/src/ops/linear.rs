@@ -538,7 +538,7 @@ impl Layer<'_> {
                         .size(from.1)
                         .address(to.0)
                         .size(to.1);
-                    Ok::<_, Error>(Step::kernel(last, [rows.min(GUARDS), 1, 1], THREADS, parameters))
+                    Ok::<_, Error>(Step::kernel(last, [GUARDS, 1, 1], THREADS, parameters))
                 };
                 let (own, beside) = ((places.y.address, y_stride), (kept, outputs));
                 let mut steps = Vec::new();
