@@ -1,7 +1,7 @@
 /*
  * logit_process: a thread takes TURNS pieces of WIDTH neighbouring logits, all read before the first is needed. Grid: (chunks of
- * 256 * WIDTH * TURNS of the vocabulary, rows up to 65535). Reads the logit, the count and, if there, bias and mask bit; writes
- * one f32. WIDTH is 4 where all rows begin at multiples of 16 bytes, else 1.
+ * 256 * WIDTH * TURNS of the vocabulary, rows up to 65535). Reads the logit, the count where a penalty asks for it and, if there,
+ * bias and mask bit; writes one f32. WIDTH is 4 where all rows begin at multiples of 16 bytes, else 1.
  *
  * Logits do not depend on the request, so they are on their way while it is looked up. A thread for each logit took 182 us for
  * 128 rows of 128256 on an H200, where memory needs 46: three reads, each waiting for the one before, for 4 bytes of each.
@@ -27,13 +27,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) logit_process(
         }
         i64 request = requests[row];
         if (request < 0 || request >= capacity) continue;
+        const float* own = parameters + request * parameters_row;
+        float repetition = own[4], presence = own[5], frequency = own[6];
+        bool counted = repetition != 1.0f || presence != 0.0f || frequency != 0.0f;
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
             i64 i = first + turn * (THREADS * WIDTH);
-            if (i < vocabulary) count[turn] = *(const Piece<int>*)(counts + request * counts_row + i);
+            count[turn] = {};
+            if (counted && i < vocabulary) count[turn] = *(const Piece<int>*)(counts + request * counts_row + i);
         }
-        const float* own = parameters + request * parameters_row;
-        float repetition = own[4], presence = own[5], frequency = own[6];
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
             i64 i = first + turn * (THREADS * WIDTH);
