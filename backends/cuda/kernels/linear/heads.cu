@@ -55,9 +55,10 @@ extern "C" __global__ void heads(Extent extent, const X* product, i64 product_ro
 }
 #else
 /*
- * The same for heads whose sizes and turned pairs are multiples of 8: a thread takes 8 pairs, or 8 elements that are not turned,
- * in loads of 16 bytes, and LANES threads share a head. Grid: (blocks of heads, rows up to 65535), 128 threads. The sines of a
- * row are computed once for all heads of a block: they cost more than the memory.
+ * The same for heads whose sizes and turned pairs are multiples of 8: a thread takes 8 pairs, or 8 elements that are not turned
+ * and 8 more, in loads of 16 bytes, and LANES threads share a head. Grid: (blocks of heads, rows up to 65535), 128 threads. The
+ * sines of a row are computed once for all heads of a block: they cost more than the memory. So what a thread reads is on its way
+ * before they are, that of the first row and its place and position ahead of the extent: the memory of a row past it is there too.
  */
 #define BLOCK_HEADS (128 / LANES)
 
@@ -74,20 +75,54 @@ __device__ inline void place_eight(const Epilogue& e, i64 page, i64 slot, i64 ro
     }
 }
 
+/* 8 elements as they are in memory. */
+struct Eight {
+    Vector of[8 / Lanes<X>::count];
+
+    __device__ inline void read(const X* from) {
+#pragma unroll
+        for (int i = 0; i < 8 / Lanes<X>::count; ++i) of[i] = load_vector(from + i * Lanes<X>::count);
+    }
+    __device__ inline void widen_to(float (&x)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = Lanes<X>::get(of[i / Lanes<X>::count], i % Lanes<X>::count);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, const X* product, i64 product_row, Epilogue e,
                                                              const QUERY_GAIN* query_gain, float query_eps, float query_offset,
                                                              const KEY_GAIN* key_gain, float key_eps, float key_offset) {
     __shared__ float sines[PAIRS + 1], cosines[PAIRS + 1];
     take_turn();
-    i64 rows = extent.count();
     int lane = threadIdx.x % LANES, head = blockIdx.x * BLOCK_HEADS + threadIdx.x / LANES;
     int turned_heads = (int)(e.query_heads + e.kv_heads);
     bool is_query = head < (int)e.query_heads, is_value = head >= turned_heads, none = head >= turned_heads + (int)e.kv_heads;
-    int size = (int)(is_value ? e.value_size : e.key_size), pairs = is_value ? 0 : PAIRS;
+    int size = none ? 0 : (int)(is_value ? e.value_size : e.key_size), pairs = is_value ? 0 : PAIRS;
     int begin = is_value ? turned_heads * (int)e.key_size + (head - turned_heads) * size : head * size;
     float factor = is_query ? e.query_scale : e.key_scale;
+
+    /* Where the two eights of an item are: a pair that is turned, or two that are not, of which the second may be past the end. */
+    int item, first, second;
+    bool turned;
+    Eight one, other;
+    auto read = [&](const X* from) {
+        turned = item < pairs;
+        first = turned ? (NEIGHBOURS ? 2 * item : item) : item + pairs;
+        second = turned ? (NEIGHBOURS ? first + 8 : first + pairs) : first + LANES * 8;
+        if (first < size) one.read(from + first);
+        if (second < size) other.read(from + second);
+    };
+    int slot, position;
+    auto begin_row = [&](i64 row) {
+        slot = e.places[row];
+        position = ROPE ? e.positions[row] : 0;
+        item = lane * 8;
+        read(product + row * product_row + begin);
+    };
+    begin_row(blockIdx.y);
+    i64 rows = extent.count();
     FOR_ROWS(row, rows) {
-        int slot = e.places[row], position = ROPE ? e.positions[row] : 0;
+        if (row != blockIdx.y) begin_row(row);
         const X* from = product + row * product_row + begin;
         if (PAIRS > 0) {
             /* Behind all reads of the row before. */
@@ -102,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, cons
         float scale = 1.0f;
 #if HEAD_NORMS
         float squares = 0.0f;
-        for (int i = lane * 8; i < size && !none && !is_value; i += LANES * 8) {
+        for (int i = lane * 8; i < size && !is_value; i += LANES * 8) {
             float value[8];
             load_eight(from + i, value);
 #pragma unroll
@@ -115,8 +150,8 @@ extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, cons
         bool unreal = (ROPE && position < 0 && !is_value) || (!is_query && (slot < 0 || slot >= e.pages * e.slots));
         if (none || unreal) continue;
         i64 page = (u32)slot / (u32)e.slots, in_page = (u32)slot % (u32)e.slots;
-        auto load = [&](int at, float (&value)[8]) {
-            load_eight(from + at, value);
+        auto widened = [&](const Eight& eight, int at, float (&value)[8]) {
+            eight.widen_to(value);
 #if HEAD_NORMS
             if (is_value) return;
             float gain[8];
@@ -126,36 +161,40 @@ extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, cons
             for (int k = 0; k < 8; ++k) value[k] *= scale * (gain[k] + (is_query ? query_offset : key_offset));
 #endif
         };
-        for (int item = lane * 8; item < size - pairs; item += LANES * 8) {
+        while (item < size - pairs) {
             float p[8], q[8];
-            if (item >= pairs) {
-                load(item + pairs, p);
-                place_eight(e, page, in_page, row, head, item + pairs, p);
-                continue;
-            }
-            int first = NEIGHBOURS ? 2 * item : item, second = NEIGHBOURS ? 2 * item + 8 : item + pairs;
-            load(first, p);
-            load(second, q);
-            float low[8], high[8];
-#pragma unroll
-            for (int k = 0; k < 8; ++k) {
-                float sine = factor * sines[item + k], cosine = factor * cosines[item + k];
-                float a = NEIGHBOURS ? (k < 4 ? p[2 * k % 8] : q[2 * k % 8]) : p[k];
-                float b = NEIGHBOURS ? (k < 4 ? p[2 * k % 8 + 1] : q[2 * k % 8 + 1]) : q[k];
-                float turned_a = a * cosine - b * sine, turned_b = b * cosine + a * sine;
-                if (!NEIGHBOURS) {
-                    low[k] = turned_a;
-                    high[k] = turned_b;
-                } else if (k < 4) {
-                    low[2 * k % 8] = turned_a;
-                    low[2 * k % 8 + 1] = turned_b;
-                } else {
-                    high[2 * k % 8] = turned_a;
-                    high[2 * k % 8 + 1] = turned_b;
+            widened(one, first, p);
+            if (!turned) {
+                place_eight(e, page, in_page, row, head, first, p);
+                if (second < size) {
+                    widened(other, second, q);
+                    place_eight(e, page, in_page, row, head, second, q);
                 }
+            } else {
+                widened(other, second, q);
+                float low[8], high[8];
+#pragma unroll
+                for (int k = 0; k < 8; ++k) {
+                    float sine = factor * sines[item + k], cosine = factor * cosines[item + k];
+                    float a = NEIGHBOURS ? (k < 4 ? p[2 * k % 8] : q[2 * k % 8]) : p[k];
+                    float b = NEIGHBOURS ? (k < 4 ? p[2 * k % 8 + 1] : q[2 * k % 8 + 1]) : q[k];
+                    float turned_a = a * cosine - b * sine, turned_b = b * cosine + a * sine;
+                    if (!NEIGHBOURS) {
+                        low[k] = turned_a;
+                        high[k] = turned_b;
+                    } else if (k < 4) {
+                        low[2 * k % 8] = turned_a;
+                        low[2 * k % 8 + 1] = turned_b;
+                    } else {
+                        high[2 * k % 8] = turned_a;
+                        high[2 * k % 8 + 1] = turned_b;
+                    }
+                }
+                place_eight(e, page, in_page, row, head, first, low);
+                place_eight(e, page, in_page, row, head, second, high);
             }
-            place_eight(e, page, in_page, row, head, first, low);
-            place_eight(e, page, in_page, row, head, second, high);
+            item += turned ? LANES * 8 : 2 * LANES * 8;
+            if (item < size - pairs) read(from);
         }
     }
 }
