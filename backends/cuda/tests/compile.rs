@@ -146,6 +146,11 @@ fn attention_calls(dtype: DType) -> Vec<CallDesc> {
         (40, 2, 6, 2, 96),
         (40, 2, 8, 1, 256),
         (40, 2, 14, 2, 24),
+        (512, 512, 32, 8, 128),
+        (4096, 512, 32, 8, 128),
+        (800, 800, 48, 3, 64),
+        (1024, 1024, 16, 4, 256),
+        (600, 600, 8, 8, 80),
     ] {
         for mask in [AttentionMask::Causal, AttentionMask::Bidirectional, AttentionMask::Explicit] {
             let op = PagedAttention { query_heads, kv_heads, scale: 0.1, softcap: 0.0, window: 0, mask };

@@ -1,13 +1,13 @@
-//! Paged attention of single tokens: `attention/decode.cu`.
+//! Paged attention of single tokens: `attention/decode.cu`, and of many tiles `attention/decode_even.cu`.
 
-use super::{KernelSpec, Machine, Recipe, operand, type_name};
+use super::{KernelSpec, Machine, Recipe, operand, result, type_name};
 use crate::launch::{Frame, Function, Parameters, Step};
 use dsrun_core::{
     DType, Error, Result, TensorDesc,
     kernels::CallDesc,
     op::{AttentionMask, PagedAttention},
 };
-use std::{fmt::Display, sync::Arc};
+use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
 
 /// The most query heads of a tile: rows of a product.
 const ROWS: usize = 16;
@@ -29,17 +29,111 @@ const STAGES: usize = 2;
 /// Threads of a block.
 const THREADS: usize = 128;
 
+/// What `decode_even` needs more of: 227 KiB of shared memory in a block, as these compute capabilities have.
+const LARGE: RangeInclusive<u32> = 90..=103;
+/// Tiles for each multiprocessor from where on it takes over.
+const MANY: usize = 16;
+/// The most rows, or sequences, whose keys it adds up: they are in shared memory.
+const MOST_ENTRIES: usize = 1024;
+/// Its warps: fewer for units so large that not enough of them would be under way in each.
+const WARPS: [usize; 2] = [8, 4];
+const LARGE_UNIT: usize = 8 << 10;
+/// Bytes of keys and values under way in its block, at most, and units in a warp.
+const RING: usize = 128 << 10;
+const MOST_STAGES: usize = 8;
+/// The most units of all tiles together.
+const MOST_UNITS: usize = 1 << 30;
+
 /// Whether vectors of 16 bytes can be loaded: heads of whole vectors, all strides but the last too.
 fn vectors(tensor: &TensorDesc, size: usize) -> bool {
     let (_, outer) = tensor.strides.split_last().unwrap_or((&1, &[]));
     size.is_multiple_of(8) && outer.iter().all(|stride| stride.is_multiple_of(8))
 }
 
-/// A launch of the kernel.
+/// How the work is laid out.
+struct Cut {
+    unit: &'static str,
+    entry: &'static str,
+    /// The constants of the one kernel that the other does not have.
+    own: Vec<(&'static str, usize)>,
+    stages: usize,
+    shared: usize,
+    grid: [usize; 3],
+    threads: usize,
+    /// Splits of a tile, or columns of the grid.
+    number: usize,
+    workspace: usize,
+    persistent: usize,
+}
+
+/// The sizes of a call that say how it is cut.
+struct Sizes {
+    /// Rows, or sequences.
+    entries: usize,
+    /// KV heads times parts of their groups.
+    columns: usize,
+    /// Query heads of a tile.
+    heads: usize,
+    value_size: usize,
+    /// Bytes of keys and values that a warp takes at a time.
+    unit: usize,
+}
+
+impl Sizes {
+    /// Tiles cut up until there are enough of them.
+    fn split(&self, machine: &Machine) -> Cut {
+        let blocks = self.entries * self.columns;
+        // No more than there is room for: blocks that wait for others to end cost more than a few idle multiprocessors.
+        let splits = (machine.processors * BLOCKS / blocks.max(1)).clamp(1, MAX_SPLITS);
+        let cluster = if machine.capability >= 90 { splits.min(MAX_CLUSTER) } else { 1 };
+        let splits = splits.next_multiple_of(cluster);
+        let in_block = THREADS / 32 * self.unit;
+        let stages = (UNDER_WAY / in_block).clamp(1, STAGES);
+        let merged = splits > cluster;
+        let left = splits / cluster * self.heads * (self.value_size + 4) * 4;
+        Cut {
+            unit: "attention/decode.cu",
+            entry: "decode",
+            own: vec![("CLUSTER", cluster)],
+            stages,
+            shared: stages * in_block,
+            grid: [self.entries, self.columns, splits],
+            threads: THREADS,
+            number: splits,
+            workspace: if merged { blocks * left } else { 0 },
+            persistent: if merged { blocks * cluster * 4 } else { 0 },
+        }
+    }
+
+    /// The keys of all tiles shared out evenly.
+    fn even(&self, machine: &Machine) -> Cut {
+        let warps = WARPS[usize::from(self.unit > LARGE_UNIT)];
+        let stages = (RING / (warps * self.unit)).clamp(1, MOST_STAGES);
+        let workers = machine.processors * warps;
+        // `PLACE` of the kernel: vectors of each lane, then two numbers of each head.
+        let halves = self.heads.div_ceil(8);
+        let place = (halves * self.value_size.div_ceil(64) * 4 * 128 + halves * 16) * 4;
+        Cut {
+            unit: "attention/decode_even.cu",
+            entry: "decode_even",
+            own: vec![("WARPS", warps), ("ENTRIES", self.entries)],
+            stages,
+            shared: stages * warps * self.unit,
+            grid: [machine.processors, 1, 1],
+            threads: warps * 32,
+            number: self.columns,
+            workspace: workers * 2 * place,
+            persistent: workers * 4,
+        }
+    }
+}
+
+/// A launch of one of the kernels.
 pub(super) struct Decode {
     pub(super) spec: KernelSpec,
-    /// The grid: rows or sequences, KV heads and parts of their groups, splits.
     grid: [usize; 3],
+    threads: usize,
+    number: usize,
     group: usize,
     parts: usize,
     op: PagedAttention,
@@ -76,41 +170,45 @@ impl Decode {
         let heads = (1..=most.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         let parts = group / heads;
         let columns = op.kv_heads as usize * parts;
-        let rows = if singles { sequences } else { tokens };
-        let blocks = rows * columns;
-        // No more than there is room for: blocks that wait for others to end cost more than a few idle multiprocessors.
-        let splits = (machine.processors * BLOCKS / blocks.max(1)).clamp(1, MAX_SPLITS);
-        let cluster = if machine.capability >= 90 { splits.min(MAX_CLUSTER) } else { 1 };
-        let splits = splits.next_multiple_of(cluster);
-        let row = key_size.next_multiple_of(64) + value_size.next_multiple_of(64);
-        let unit = THREADS / 32 * 16 * row * 2;
-        let stages = (UNDER_WAY / unit).clamp(1, STAGES);
+        let entries = if singles { sequences } else { tokens };
+        let unit = 16 * (key_size.next_multiple_of(64) + value_size.next_multiple_of(64)) * 2;
+        let sizes = Sizes { entries, columns, heads, value_size, unit };
+        let units = operand(call, 6)?.shape[1].saturating_mul(keys.shape[2]).div_ceil(16).max(1);
+        let even = LARGE.contains(&machine.capability)
+            && entries * columns >= MANY * machine.processors
+            && entries <= MOST_ENTRIES
+            && units.saturating_mul(entries * columns) <= MOST_UNITS
+            && op.mask == AttentionMask::Causal
+            && keys.shape[2].is_multiple_of(16)
+            && result(call, 0)?.strides[0].is_multiple_of(8);
+        let cut = if even { sizes.even(machine) } else { sizes.split(machine) };
         let mask = if op.mask == AttentionMask::Causal { 1 } else { 2 };
-        let defines: [(_, &dyn Display); 13] = [
+        let defines: [(_, &dyn Display); 12] = [
             ("Q", &type_name(query.dtype)?),
             ("HALF", &i32::from(query.dtype == DType::F16)),
             ("KEY_SIZE", &key_size),
             ("VALUE_SIZE", &value_size),
             ("HEADS", &heads),
             ("SLOTS", &keys.shape[2]),
-            ("STAGES", &stages),
-            ("CLUSTER", &cluster),
+            ("STAGES", &cut.stages),
             ("MASK", &mask),
             ("WINDOW", &i32::from(op.window > 0)),
             ("SOFTCAP", &i32::from(op.softcap > 0.0)),
             ("ALIBI", &i32::from(call.tensor(8).is_some())),
             ("SINGLES", &i32::from(singles)),
         ];
-        let spec = KernelSpec::new("attention/decode.cu", "decode", defines).with_shared(stages * unit);
-        let merged = splits > cluster;
+        let mut spec = KernelSpec::new(cut.unit, cut.entry, defines).with_shared(cut.shared);
+        spec.defines.extend(cut.own.iter().map(|(name, value)| (*name, value.to_string())));
         Ok(Some(Self {
             spec,
-            grid: [rows, columns, splits],
+            grid: cut.grid,
+            threads: cut.threads,
+            number: cut.number,
             group,
             parts,
             op: *op,
-            workspace: if merged { blocks * (splits / cluster) * heads * (value_size + 4) * 4 } else { 0 },
-            persistent: if merged { blocks * cluster * 4 } else { 0 },
+            workspace: cut.workspace,
+            persistent: cut.persistent,
         }))
     }
 
@@ -160,11 +258,11 @@ impl Decode {
                 y.stride(0) as u64,
                 log.address,
                 log.stride(0) as u64,
-                self.grid[2] as u64,
-                workspace,
-                persistent,
-            ]);
-        Ok(Step::kernel(function, self.grid, THREADS, parameters))
+            ])
+            .size(self.number)
+            .address(workspace)
+            .address(persistent);
+        Ok(Step::kernel(function, self.grid, self.threads, parameters))
     }
 }
 
@@ -185,4 +283,44 @@ pub(super) fn recipe(op: &PagedAttention, call: &CallDesc, machine: &Machine) ->
             Ok(decode.step(frame, function, frame.workspace, frame.persistent)?.into_iter().collect())
         }),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    const MACHINE: Machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
+
+    /// Tiles of a model with 8 KV heads of 128 elements, each of 4 query heads.
+    fn sizes(entries: usize) -> Sizes {
+        Sizes { entries, columns: 8, heads: 4, value_size: 128, unit: 8 << 10 }
+    }
+
+    #[rstest]
+    #[case::one_row(1, [1, 8, 32])]
+    #[case::few_rows(8, [8, 8, 4])]
+    #[case::enough_rows(32, [32, 8, 1])]
+    fn few_tiles_are_split(#[case] rows: usize, #[case] grid: [usize; 3]) {
+        let cut = sizes(rows).split(&MACHINE);
+        assert_eq!((cut.grid, cut.stages), (grid, 2));
+        assert_eq!(cut.workspace > 0, cut.persistent > 0);
+    }
+
+    #[rstest]
+    #[case::usual(8 << 10, 4, 8, 2)]
+    #[case::small_heads(4 << 10, 16, 8, 4)]
+    #[case::large_heads(16 << 10, 8, 4, 2)]
+    fn rings_of_even_shares_fit(
+        #[case] unit: usize,
+        #[case] heads: usize,
+        #[case] warps: usize,
+        #[case] stages: usize,
+    ) {
+        let cut = Sizes { unit, heads, ..sizes(MOST_ENTRIES) }.even(&MACHINE);
+        assert_eq!((cut.threads, cut.stages), (warps * 32, stages));
+        // What a step's entries are added up in takes 12 bytes for each.
+        assert!(cut.shared + 12 * MOST_ENTRIES + 1024 <= 227 << 10, "{}", cut.shared);
+        assert_eq!(cut.persistent, 132 * warps * 4);
+    }
 }

@@ -1,0 +1,301 @@
+/*
+ * paged_attention of single tokens where there are many: every warp has the same number of keys to read. What a tile is, and what
+ * a warp does with it: token.cuh. Of few tiles: decode.cu.
+ *
+ * The units of 16 keys of all tiles stand in a row: entry after entry, for each column after column (KV heads times parts of their
+ * groups), for each all its units. An entry is a row, or, with SINGLES, a sequence: only those of one token are taken then, the
+ * others of the step are prompts. Grid: a block for each multiprocessor, which stays; of the row of units each of its WARPS warps
+ * takes the same share, so all end together, however long the sequences are. A warp's ring runs on across the ends of tiles: what
+ * comes next is on its way while the last results are written.
+ *
+ * Where a block's share begins it has to find out: each adds up the units of all entries first, in shared memory.
+ *
+ * A tile that several warps share (of 16 bytes a lane and piece) is left in scratch memory by each; the one that comes last merges
+ * them in their order. A warp begins in the middle of one tile at most and ends in the middle of one at most: two places for each.
+ * The counter that finds the last is back at 0 afterwards.
+ *
+ * Bytes: keys and values once. Measured figures: docs/src/performance/cuda.md.
+ */
+#define THREADS (WARPS * 32)
+/* Entries that a thread adds up. */
+#define ENTRIES_EACH ((ENTRIES + THREADS - 1) / THREADS)
+/* A share of fewer units is not worth its merging. */
+#define FEWEST 4
+#define NONE (-2147483647 - 1)
+/* Floats of what is left of a tile: 4 of a lane at a time, then the maximum and the sum of every head. */
+#define PIECES (HALVES * VALUE_BLOCKS * 4)
+#define PLACE (PIECES * 128 + HALVES * 16)
+
+/* The entries of the step. */
+struct Entries {
+    /* Units up to the end of each, of one column. */
+    int ends[ENTRIES];
+    /* Position of the token, or NONE, and the row of a sequence or the sequence of a row. */
+    int position[ENTRIES], other[ENTRIES];
+};
+
+/* The keys that a token sees. */
+__device__ inline Span span_of(const Arguments& a, int position) {
+    Span span = {nullptr, 0, position + 1};
+    if (WINDOW && position - (int)a.window + 1 > 0) span.from = position - (int)a.window + 1;
+    if (span.to > (int)a.table_columns * SLOTS) span.to = (int)a.table_columns * SLOTS;
+    return span;
+}
+
+/* Units of a token's keys: at least one, or nobody would write its row. */
+__device__ inline int units_of(const Span& span) {
+    int units = span.to > span.from ? (span.to + UNIT - 1) / UNIT - span.from / UNIT : 0;
+    return units > 1 ? units : 1;
+}
+
+/* All entries, with their units added up. For whole blocks. */
+__device__ inline void gather(const Arguments& a, i64 tokens, i64 sequences, Entries& all) {
+    __shared__ int of_warp[WARPS];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = threadIdx.x; i < ENTRIES; i += THREADS) all.position[i] = NONE;
+    __syncthreads();
+    for (int sequence = threadIdx.x; sequence < (int)sequences; sequence += THREADS) {
+        int start = a.query_start[sequence], length = a.query_length[sequence], total = a.kv_length[sequence];
+#if SINGLES
+        if (length != 1 || start < 0 || start >= tokens) continue;
+        all.position[sequence] = total - 1;
+        all.other[sequence] = start;
+#else
+        for (int i = start < 0 ? -start : 0; i < length && start + i < tokens; ++i) {
+            all.position[start + i] = total - length + i;
+            all.other[start + i] = sequence;
+        }
+#endif
+    }
+    __syncthreads();
+    int units[ENTRIES_EACH], sum = 0;
+#pragma unroll
+    for (int i = 0; i < ENTRIES_EACH; ++i) {
+        int entry = threadIdx.x * ENTRIES_EACH + i, position = entry < ENTRIES ? all.position[entry] : NONE;
+        units[i] = position == NONE ? 0 : units_of(span_of(a, position));
+        sum += units[i];
+    }
+    int upto = sum;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        int before = __shfl_up_sync(0xffffffffu, upto, distance);
+        if (lane >= distance) upto += before;
+    }
+    if (lane == 31) of_warp[warp] = upto;
+    __syncthreads();
+    int before = upto - sum;
+    for (int w = 0; w < warp; ++w) before += of_warp[w];
+#pragma unroll
+    for (int i = 0; i < ENTRIES_EACH; ++i) {
+        int entry = threadIdx.x * ENTRIES_EACH + i;
+        before += units[i];
+        if (entry < ENTRIES) all.ends[entry] = before;
+    }
+    __syncthreads();
+}
+
+/* A place in the row of all units. */
+struct Cursor {
+    int at, entry, column, unit, units, position;
+    Span span;
+
+    __device__ inline void enter(const Arguments& a, const Entries& all) {
+        position = all.position[entry];
+        span = span_of(a, position);
+        span.table = a.table + (i64)(SINGLES ? entry : all.other[entry]) * a.table_row;
+        units = all.ends[entry] - (entry > 0 ? all.ends[entry - 1] : 0);
+    }
+
+    __device__ inline Cursor(const Arguments& a, const Entries& all, int columns, int number) {
+        at = number;
+        /* The first entry that ends behind it. */
+        int low = 0, high = ENTRIES - 1;
+        while (low < high) {
+            int middle = (low + high) / 2;
+            if (all.ends[middle] * columns > at) high = middle;
+            else low = middle + 1;
+        }
+        entry = low;
+        enter(a, all);
+        int within = at - (all.ends[entry] - units) * columns;
+        column = within / units;
+        unit = within % units;
+    }
+
+    /* On to the next; there is one as long as `at` is less than all. */
+    __device__ inline void next(const Arguments& a, const Entries& all, int columns, int end) {
+        ++at;
+        if (++unit < units) return;
+        unit = 0;
+        if (++column < columns || at >= end) return;
+        column = 0;
+        do ++entry;
+        while (all.ends[entry] == all.ends[entry - 1]);
+        enter(a, all);
+    }
+
+    /* Its unit among those of the sequence, and that one's page. */
+    __device__ inline int number() const { return span.from / UNIT + unit; }
+    __device__ inline int page(const Arguments& a) const {
+        int index = number() * UNIT / SLOTS;
+        return index < (int)a.table_columns ? span.table[index] : -1;
+    }
+};
+
+/* Writes what was found in all of a tile. */
+__device__ inline void finish(const Arguments& a, i64 row, int first, const Running& running, const float (&amount)[HALVES]) {
+    int lane = threadIdx.x % 32, part = lane % 4;
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+        int head = lane / 4 + 8 * half;
+        if (head >= HEADS) continue;
+        Ending ending(a, first + head, running.maximum[half], amount[half]);
+        Q* y = a.y + row * a.y_row + (first + head) * VALUE_SIZE;
+#pragma unroll
+        for (int block = 0; block < VALUE_BLOCKS; ++block) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                int at = block * 64 + (2 * part + n) * 8;
+                if (at >= VALUE_SIZE) continue;
+                float out[8];
+#pragma unroll
+                for (int j = 0; j < 8; ++j) out[j] = ending.of(running.values[block][j][half * 2 + n]);
+                store_eight(y + at, out);
+            }
+        }
+        if (a.log_sum_exp && part == 0) a.log_sum_exp[row * a.log_row + first + head] = ending.log();
+    }
+}
+
+/* Leaves a part of a tile in scratch memory. */
+__device__ inline void leave(float* place, const Running& running, const float (&amount)[HALVES]) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+        if (lane / 4 + 8 * half >= HEADS) continue;
+#pragma unroll
+        for (int i = 0; i < VALUE_BLOCKS * 4; ++i) {
+            int block = i / 4, n = i / 2 % 2, j = i % 2 * 4, of = half * 2 + n;
+            float4 four = make_float4(running.values[block][j][of], running.values[block][j + 1][of],
+                                      running.values[block][j + 2][of], running.values[block][j + 3][of]);
+            __stcg((float4*)place + (half * VALUE_BLOCKS * 4 + i) * 32 + lane, four);
+        }
+        float2 scales = make_float2(running.maximum[half], amount[half]);
+        if (lane % 4 == 0) __stcg((float2*)(place + PIECES * 128) + half * 8 + lane / 4, scales);
+    }
+}
+
+/* Adds what was left of a tile. */
+__device__ inline void add(const float* place, Running& running, float (&amount)[HALVES]) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+        if (lane / 4 + 8 * half >= HEADS) continue;
+        float2 scales = __ldcg((const float2*)(place + PIECES * 128) + half * 8 + lane / 4);
+        float4 four[VALUE_BLOCKS * 4];
+#pragma unroll
+        for (int i = 0; i < VALUE_BLOCKS * 4; ++i) four[i] = __ldcg((const float4*)place + (half * VALUE_BLOCKS * 4 + i) * 32 + lane);
+        if (scales.y == 0.0f) continue;
+        float largest = scales.x > running.maximum[half] ? scales.x : running.maximum[half];
+        float old = expf(running.maximum[half] - largest), its = expf(scales.x - largest);
+        running.maximum[half] = largest;
+        amount[half] = amount[half] * old + scales.y * its;
+#pragma unroll
+        for (int i = 0; i < VALUE_BLOCKS * 4; ++i) {
+            int block = i / 4, n = i / 2 % 2, j = i % 2 * 4, of = half * 2 + n;
+            running.values[block][j][of] = running.values[block][j][of] * old + four[i].x * its;
+            running.values[block][j + 1][of] = running.values[block][j + 1][of] * old + four[i].y * its;
+            running.values[block][j + 2][of] = running.values[block][j + 2][of] * old + four[i].z * its;
+            running.values[block][j + 3][of] = running.values[block][j + 3][of] * old + four[i].w * its;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequence_extent, Extent token_extent, float scale,
+                                                                     float softcap, Arguments a, i64 column_count, float* places,
+                                                                     u32* counters) {
+    __shared__ Entries all;
+    take_turn();
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)column_count;
+    gather(a, token_extent.count(), sequence_extent.count(), all);
+    int workers = gridDim.x * WARPS, worker = blockIdx.x * WARPS + warp;
+    int total = all.ends[ENTRIES - 1] * columns, share = (total + workers - 1) / workers;
+    share = share < FEWEST ? FEWEST : share;
+    int begin = worker * share, end = begin + share < total ? begin + share : total;
+    if (begin >= end) return;
+
+    Vector* own = ring + warp * STAGES * STAGE;
+    Cursor taken(a, all, columns, begin), fetched = taken;
+    /* Which of the keys that a lane weighs are there: 4 bits a stage. */
+    u32 present = 0;
+    auto fetch = [&](int stage, int page) {
+        present &= ~(15u << (4 * stage));
+        if (fetched.at < end) {
+            int kv_head = fetched.column / (int)a.parts;
+            present |= fetch_unit(a, fetched.span, kv_head, fetched.number(), page, own + stage * STAGE) << (4 * stage);
+            fetched.next(a, all, columns, end);
+        }
+        commit_copies();
+    };
+    int pages[STAGES];
+    Cursor looked = taken;
+#pragma unroll
+    for (int i = 0; i < STAGES; ++i) {
+        pages[i] = looked.at < end ? looked.page(a) : -1;
+        if (looked.at < end) looked.next(a, all, columns, end);
+    }
+#pragma unroll
+    for (int i = 0; i < STAGES; ++i) fetch(i, pages[i]);
+
+    Queries queries;
+    Running running;
+    int stage = 0;
+    while (taken.at < end) {
+        i64 row = SINGLES ? all.other[taken.entry] : taken.entry;
+        int first = first_head(a, taken.column);
+        if (taken.at == begin || taken.unit == 0) {
+            queries.read(a, row, first);
+            running.clear();
+        }
+        int page_later = fetched.at < end ? fetched.page(a) : -1;
+        u32 there = present >> (4 * stage) & 15;
+        await_copies<STAGES - 1>();
+        __syncwarp();
+        /* Of a token without keys nothing was copied. */
+        bool any = taken.span.to > taken.span.from;
+        if (any) running.take(own + stage * STAGE, there, taken.position - taken.number() * UNIT, scale, softcap, queries);
+        /* Into the place just read, when all lanes have read it. */
+        __syncwarp();
+        fetch(stage, page_later);
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+
+        int tile = taken.at - taken.unit;
+        if (taken.unit == taken.units - 1 || taken.at == end - 1) {
+            float amount[HALVES];
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) amount[half] = sum_of_four(running.sum[half]);
+            int first_worker = tile / share, last_worker = (tile + taken.units - 1) / share;
+            bool whole = first_worker == last_worker;
+            if (!whole) {
+                leave(places + (i64)(2 * worker + (worker == first_worker)) * PLACE, running, amount);
+                __threadfence();
+                __syncwarp();
+                bool last = false;
+                if (lane == 0) {
+                    last = atomicAdd(counters + first_worker, 1u) == last_worker - first_worker;
+                    if (last) counters[first_worker] = 0;
+                }
+                whole = __shfl_sync(0xffffffffu, last, 0);
+                if (whole) {
+                    __threadfence();
+                    running.clear();
+#pragma unroll
+                    for (int half = 0; half < HALVES; ++half) amount[half] = 0.0f;
+                    for (int w = first_worker; w <= last_worker; ++w) add(places + (i64)(2 * w + (w == first_worker)) * PLACE, running, amount);
+                }
+            }
+            if (whole) finish(a, row, first, running, amount);
+        }
+        taken.next(a, all, columns, end);
+    }
+}
