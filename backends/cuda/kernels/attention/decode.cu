@@ -102,6 +102,38 @@ __device__ inline void merge(float4& merged, float& total, float largest, float 
     merged.w += part.w * factor;
 }
 
+/* How many splits of so many units live: up to one cluster as many as there is work for, or twice the work; beyond, whole clusters. */
+__device__ inline int live_splits(int units, int splits) {
+    int live = (units + WARPS - 1) / WARPS;
+    if (live > CLUSTER) live = CLUSTER > 1 && live <= 2 * CLUSTER ? CLUSTER : (live + CLUSTER - 1) / CLUSTER * CLUSTER;
+    return live < 1 ? 1 : live > splits ? splits : live;
+}
+
+/*
+ * Has the L2 fetch the first AHEAD units of each warp while the kernel in front still runs: what makes heads of a product leaves
+ * memory idle. Lengths and pages may be of the past here, as a kernel in front may write them: so they are read past the L1, where
+ * they would stay, say nothing but what to fetch, and pages are checked. Only the FIRST blocks can be there before their turn.
+ */
+__device__ inline void fetch_ahead(const Arguments& a, int splits) {
+#if AHEAD && __CUDA_ARCH__ >= 900
+    int lane = threadIdx.x % 32, sequence = blockIdx.x;
+    if (lane >= AHEAD || sequence >= a.sequences || (SINGLES && __ldcg(a.query_length + sequence) != 1)) return;
+    int keys = __ldcg(a.kv_length + sequence);
+    int units = (keys + UNIT - 1) / UNIT, live = live_splits(units, splits);
+    int unit = blockIdx.z * WARPS + threadIdx.x / 32 + lane * live * WARPS, entry = unit * UNIT / SLOTS;
+    if (blockIdx.z >= live || unit >= units || entry >= (int)a.table_columns) return;
+    int page = __ldcg(a.table + sequence * a.table_row + entry), slot = unit * UNIT % SLOTS;
+    if (page < 0 || page >= (int)a.pages) return;
+    int kv_head = blockIdx.y / (int)a.parts;
+    auto fetch = [&](const Q* from, const Strides& strides, int size) {
+        const Q* it = from + page * strides.page + kv_head * strides.head + slot * strides.slot;
+        if (strides.slot == size) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(it), "r"(UNIT * size * 2) : "memory");
+    };
+    fetch(a.keys, a.key_strides, KEY_SIZE);
+    fetch(a.values, a.value_strides, VALUE_SIZE);
+#endif
+}
+
 /* Writes 4 elements of a row from the sum of weighted values. */
 __device__ inline void finish(const Arguments& a, i64 row, int head, int at, float maximum, float sum, float4 values) {
     Ending ending(a, head, maximum, sum);
@@ -119,7 +151,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     __shared__ float maxima[WARPS][HEADS], amounts[WARPS][HEADS];
     __shared__ __align__(16) float sums[WARPS][HEADS][VALUE_ROW];
     __shared__ bool last;
-    take_turn();
+    let_next_start();
+    if (blockIdx.y * gridDim.x + blockIdx.x < FIRST) fetch_ahead(a, (int)splits_at_most);
+    await_previous();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     int split = blockIdx.z, splits = (int)splits_at_most, first_unit = split * WARPS + warp;
 
@@ -135,10 +169,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     if (MASK == 1) to_key = tile.position + 1 < to_key ? tile.position + 1 : to_key;
     if (WINDOW && tile.position - (int)a.window + 1 > 0) from = tile.position - (int)a.window + 1;
     if (to_key > (int)a.table_columns * SLOTS) to_key = (int)a.table_columns * SLOTS;
-    int units = to_key > from ? (to_key + UNIT - 1) / UNIT : 0, live = (units + WARPS - 1) / WARPS;
-    /* Up to one cluster as many as there is work for, or twice the work; beyond that, whole clusters. */
-    if (live > CLUSTER) live = CLUSTER > 1 && live <= 2 * CLUSTER ? CLUSTER : (live + CLUSTER - 1) / CLUSTER * CLUSTER;
-    live = live < 1 ? 1 : live > splits ? splits : live;
+    int units = to_key > from ? (to_key + UNIT - 1) / UNIT : 0, live = live_splits(units, splits);
     if (split >= live) return;
 
     int kv_head = blockIdx.y / (int)a.parts, first = first_head(a, blockIdx.y);

@@ -8,7 +8,8 @@
 extern "C" __global__ void heads(Extent extent, const X* product, i64 product_row, Epilogue e, const QUERY_GAIN* query_gain,
                                  float query_eps, float query_offset, const KEY_GAIN* key_gain, float key_eps,
                                  float key_offset) {
-    take_turn();
+    await_previous();
+    let_next_start();
     i64 rows = extent.count();
     int lane = threadIdx.x % 32, head = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     int turned_heads = (int)(e.query_heads + e.kv_heads);
@@ -93,7 +94,9 @@ extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, cons
                                                              const QUERY_GAIN* query_gain, float query_eps, float query_offset,
                                                              const KEY_GAIN* key_gain, float key_eps, float key_offset) {
     __shared__ float sines[PAIRS + 1], cosines[PAIRS + 1];
-    take_turn();
+    /* In this order: attention, which is next, has the L2 fetch keys as soon as it is there, and a product would push them out. */
+    await_previous();
+    let_next_start();
     int lane = threadIdx.x % LANES, head = blockIdx.x * BLOCK_HEADS + threadIdx.x / LANES;
     int turned_heads = (int)(e.query_heads + e.kv_heads);
     bool is_query = head < (int)e.query_heads, is_value = head >= turned_heads, none = head >= turned_heads + (int)e.kv_heads;

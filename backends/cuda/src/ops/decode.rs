@@ -24,6 +24,11 @@ const MAX_CLUSTER: usize = 8;
 const BLOCKS: usize = 2;
 /// Bytes of keys and values under way in a block, at most; three such blocks fit on a multiprocessor.
 const UNDER_WAY: usize = 64 << 10;
+/// How many they are.
+const AT_ONCE: usize = 3;
+/// Bytes that the L2 fetches before the kernel's turn, about half of an H200's, and units of a warp at most.
+const AHEAD: usize = 26 << 20;
+const MOST_AHEAD: usize = 4;
 /// The most units under way in a warp.
 const STAGES: usize = 2;
 /// Threads of a block.
@@ -75,6 +80,8 @@ struct Sizes {
     /// Query heads of a tile.
     heads: usize,
     value_size: usize,
+    /// Slots of a page.
+    slots: usize,
     /// Bytes of keys and values that a warp takes at a time.
     unit: usize,
 }
@@ -89,12 +96,16 @@ impl Sizes {
         let splits = splits.next_multiple_of(cluster);
         let in_block = THREADS / 32 * self.unit;
         let stages = (UNDER_WAY / in_block).clamp(1, STAGES);
+        // Blocks that may be there before their turn, and what they fetch into the L2 then.
+        let first = machine.processors * AT_ONCE;
+        let fetches = splits == 1 && machine.capability >= 90 && self.slots.is_multiple_of(16);
+        let ahead = if fetches { (AHEAD / (blocks.min(first) * in_block).max(1)).min(MOST_AHEAD) } else { 0 };
         let merged = splits > cluster;
         let left = splits / cluster * self.heads * (self.value_size + 4) * 4;
         Cut {
             unit: "attention/decode.cu",
             entry: "decode",
-            own: vec![("CLUSTER", cluster)],
+            own: vec![("CLUSTER", cluster), ("AHEAD", ahead), ("FIRST", first)],
             stages,
             shared: stages * in_block,
             grid: [self.entries, self.columns, splits],
@@ -172,7 +183,7 @@ impl Decode {
         let columns = op.kv_heads as usize * parts;
         let entries = if singles { sequences } else { tokens };
         let unit = 16 * (key_size.next_multiple_of(64) + value_size.next_multiple_of(64)) * 2;
-        let sizes = Sizes { entries, columns, heads, value_size, unit };
+        let sizes = Sizes { entries, columns, heads, value_size, slots: keys.shape[2], unit };
         let units = operand(call, 6)?.shape[1].saturating_mul(keys.shape[2]).div_ceil(16).max(1);
         let even = LARGE.contains(&machine.capability)
             && entries * columns >= MANY * machine.processors
@@ -294,7 +305,7 @@ mod tests {
 
     /// Tiles of a model with 8 KV heads of 128 elements, each of 4 query heads.
     fn sizes(entries: usize) -> Sizes {
-        Sizes { entries, columns: 8, heads: 4, value_size: 128, unit: 8 << 10 }
+        Sizes { entries, columns: 8, heads: 4, value_size: 128, slots: 16, unit: 8 << 10 }
     }
 
     #[rstest]
