@@ -34,6 +34,37 @@ __device__ inline void await(u64& barrier, u32 phase) {
         :: "r"(shared_address(&barrier)), "r"(phase) : "memory");
 }
 
+/* Starts copying a box of a tensor, by its coordinates, those of neighbours first; the barrier counts the bytes. */
+__device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y) : "memory");
+}
+__device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int x, int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+__device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int x, int y, int z, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+/* The same, with a policy of the L2. */
+__device__ inline void copy_box_by(u64 policy, const TensorMap& map, u32 to, u64& barrier, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4}], [%2], %5;"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "l"(policy) : "memory");
+}
+__device__ inline void copy_box_by(u64 policy, const TensorMap& map, u32 to, u64& barrier, int x, int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "l"(policy) : "memory");
+}
+
 /* Counts through a ring. */
 template <int Stages> struct Place {
     int stage = 0;

@@ -41,20 +41,6 @@ struct Barriers {
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* A box of keys or values: element, slot, head, page. */
-__device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int element, int slot, int head, int page) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(element), "r"(slot), "r"(head), "r"(page) : "memory");
-}
-
-/* A box of queries: element, head, row. */
-__device__ inline void copy_queries(const TensorMap& map, u32 to, u64& barrier, int element, int head, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(element), "r"(head), "r"(row) : "memory");
-}
-
 /*
  * What wgmma is told of a matrix in shared memory: address, distance of column blocks (values: 64 elements), distance of 8
  * rows, and that rows of 128 bytes are swizzled.
@@ -169,7 +155,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
             if (lane == 0) {
                 expect(barriers.queries_full, KEY_HALVES * ROWS * 128);
                 for (int half = 0; half < KEY_HALVES; ++half) {
-                    copy_queries(query_map, queries + half * HALF_BYTES, barriers.queries_full, half * 64, tile.head, tile.row);
+                    copy_box(query_map, queries + half * HALF_BYTES, barriers.queries_full, half * 64, tile.head, tile.row);
                 }
             }
             for (int key = tile.from / KEYS * KEYS; key < tile.to; key += KEYS, place.next()) {

@@ -48,16 +48,9 @@ struct Scales {
 /* A box of weights: turn, output. They are read once: first to leave the L2. */
 __device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, int turn, int output, u64 once) {
 #if INTEGERS
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4, %5}], [%2], %6;"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(turn * (TURN / 16)), "r"(output / 8), "l"(once)
-        : "memory");
+    copy_box_by(once, map, to, barrier, 0, turn * (TURN / 16), output / 8);
 #else
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4}], [%2], %5;"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(turn * TURN), "r"(output), "l"(once) : "memory");
+    copy_box_by(once, map, to, barrier, turn * TURN, output);
 #endif
 }
 
@@ -256,7 +249,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
                 }
             };
             auto fetch_rows = [&](int stage, int turn) {
-                copy_rows(x_map, ring + stage * SLOT + W_BYTES, barriers.full[stage], (begin + turn) * TURN, 0);
+                copy_box(x_map, ring + stage * SLOT + W_BYTES, barriers.full[stage], (begin + turn) * TURN, 0);
             };
             int ahead = turns < STAGES ? turns : STAGES;
             for (int turn = 0; turn < ahead; ++turn) fetch_weights(turn, turn);

@@ -35,20 +35,6 @@ struct Barriers { u64 full[STAGES], free[STAGES]; };
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* A box of rows of x: input, row. */
-__device__ inline void copy_rows(const TensorMap& map, u32 to, u64& barrier, int input, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(row) : "memory");
-}
-
-/* A box of lines of weights: byte of a line, 16 inputs, 8 outputs. */
-__device__ inline void copy_lines(const TensorMap& map, u32 to, u64& barrier, int line, int unit) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(line), "r"(unit) : "memory");
-}
-
 /* d = or += 64 rows times all outputs, 32 inputs of each. */
 __device__ inline void multiply(int (&d)[OUTPUTS / 2], u64 x, u64 weight, int add) {
     asm volatile(
@@ -192,10 +178,11 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
                     await(barriers.free[place.stage], place.phase ^ 1);
                     expect(full, SLOT);
                     u32 slot = ring + place.stage * SLOT;
-                    copy_rows(x_map, slot, full, turn * DEPTH, tile.row * ROWS);
-                    copy_lines(weight_map, slot + X_BYTES, full, turn * (DEPTH / 16), tile.output * (RESULTS / 8));
+                    copy_box(x_map, slot, full, turn * DEPTH, tile.row * ROWS);
+                    /* Byte of a line, 16 inputs, 8 outputs. */
+                    copy_box(weight_map, slot + X_BYTES, full, 0, turn * (DEPTH / 16), tile.output * (RESULTS / 8));
 #if GATED
-                    copy_lines(weight_map, slot + X_BYTES + W_BYTES / 2, full, turn * (DEPTH / 16), count / 8 + tile.output * (RESULTS / 8));
+                    copy_box(weight_map, slot + X_BYTES + W_BYTES / 2, full, 0, turn * (DEPTH / 16), count / 8 + tile.output * (RESULTS / 8));
 #endif
                 }
             }

@@ -27,13 +27,6 @@ typedef float Sum;
 #define PRODUCT "wgmma.mma_async.sync.aligned.m64n" TEXT(TOKENS) "k16.f32.bf16.bf16 " NAMES(TOKENS) ", "
 #endif
 
-/* A box of rows of x: byte, row. */
-__device__ inline void copy_rows(const TensorMap& map, u32 to, u64& barrier, int byte, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(byte), "r"(row) : "memory");
-}
-
 /* Where something of this block is in another block of the cluster. */
 __device__ inline u32 address_at(u32 address, int rank) {
     u32 there;

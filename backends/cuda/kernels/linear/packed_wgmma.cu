@@ -79,14 +79,6 @@ struct Barriers { u64 full[FULL], free[STAGES], vacant, received; };
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* A box of lines: byte of a line, line of a unit, unit. */
-__device__ inline void copy_lines(const TensorMap& map, u32 to, u64& barrier, int line, int unit, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4, %5}], [%2], %6;"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(line), "r"(unit), "l"(policy) : "memory");
-}
-
 /* d += 64 outputs times all rows, 16 inputs of each. */
 __device__ inline void multiply(float (&d)[TOKENS / 2], const u32 (&a)[4], u64 x) {
     asm volatile(PRODUCT BEHIND(TOKENS, FROM_REGISTERS) ", 1, 1, 1, 0;"
@@ -408,16 +400,16 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
                 u64& full = barriers.full[turn % FULL];
                 expect(full, ARRIVING);
                 u32 to = ring + turn % STAGES * SLOT + 2 * X_HALF;
-                copy_lines(weight_map, to, full, (begin + turn) * BITS, tile * (OUTPUTS / 8), policy);
+                copy_box_by(policy, weight_map, to, full, 0, (begin + turn) * BITS, tile * (OUTPUTS / 8));
 #if GROUP > 0
-                copy_lines(number_map, to + W_BYTES, full, (begin + turn) * TURN_GROUPS, tile * (OUTPUTS / 8), policy);
+                copy_box_by(policy, number_map, to + W_BYTES, full, 0, (begin + turn) * TURN_GROUPS, tile * (OUTPUTS / 8));
 #endif
             };
             auto fetch_rows = [&](int turn) {
                 u32 to = ring + turn % STAGES * SLOT;
                 int byte = (begin + turn) * (DEPTH * 2);
-                copy_rows(x_map, to, barriers.full[turn % FULL], byte, first_row);
-                copy_rows(x_map, to + X_HALF, barriers.full[turn % FULL], byte + 128, first_row);
+                copy_box(x_map, to, barriers.full[turn % FULL], byte, first_row);
+                copy_box(x_map, to + X_HALF, barriers.full[turn % FULL], byte + 128, first_row);
             };
             int ahead = turns < STAGES ? turns : STAGES;
             for (int turn = 0; turn < ahead; ++turn) fetch_weights(turn);

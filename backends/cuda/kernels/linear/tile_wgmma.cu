@@ -39,14 +39,7 @@ __device__ inline void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
 
-/* A box of a matrix: input, row. */
-__device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int input, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(row) : "memory");
-}
-
-/* The same, to the same place in every block of the cluster. */
+/* A box of a matrix, to the same place in every block of the cluster: input, row. */
 __device__ inline void copy_to_all(const TensorMap& map, u32 to, u64& barrier, int input, int row) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
