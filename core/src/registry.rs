@@ -51,7 +51,7 @@ impl Registry {
         found.ok_or_else(|| {
             let names: Vec<&str> = self.backends.iter().map(|backend| backend.info().name.as_str()).collect();
             let message = match name {
-                Some(name) => format!("of the backends there are ({}), none is `{name}`", names.join(", ")),
+                Some(name) => format!("there is no backend `{name}`, only {}", names.join(", ")),
                 None => "there is no backend".into(),
             };
             Error::new(Code::Unavailable, message)
