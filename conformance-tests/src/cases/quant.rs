@@ -160,7 +160,28 @@ const SHAPES: &[Shape] = &[
     ("extent", 9, 24, 64, layout(8, true, Some(7))),
     ("extent_of_one", 33, 40, 32, layout(0, true, Some(1))),
     ("extent_of_nothing", 6, 24, 64, layout(0, true, Some(0))),
+    ("whole_tiles_of_few_rows", 40, 208, 320, PLAIN),
+    ("whole_tiles_of_many_rows", 150, 144, 320, layout(0, true, Some(140))),
 ];
+
+/// Label, rows, results, inputs, layout of regions with a product: rows and results that come in units of 8 or 16, which is what
+/// kernels for large tiles take.
+const TILED: &[Shape] = &[
+    ("tiles_of_few_rows", 20, 80, 160, PLAIN),
+    ("tiles_of_some_rows", 100, 48, 288, layout(16, true, Some(90))),
+    ("tiles_of_many_rows", 140, 72, 160, layout(0, true, Some(135))),
+    ("two_tiles_of_many_rows", 150, 136, 320, PLAIN),
+];
+
+/// The planes of [`TILED`], with the results of each. Of three regions in turn, the second is what they have in mind.
+fn tiled(op: &str, dtype: DType) -> impl Iterator<Item = (Plane, usize)> {
+    TILED.iter().enumerate().map(move |(index, (label, rows, results, features, layout))| {
+        let id = format!("{op}/{dtype}/{label}");
+        let (random, number) = (Random::named(&id), 3 * index + 1);
+        let (rows, features, values) = (*rows, *features, Values::Uniform);
+        (Plane { id, rows, features, layout: *layout, values, random, number }, *results)
+    })
+}
 
 pub(super) fn linear_w8a8(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -302,16 +323,18 @@ fn activation_quant_case(dtype: DType, gate: Option<GateLayout>, plane: Plane) -
 
 pub(super) fn linear_w8a8_add(dtype: DType) -> Vec<Case> {
     let planes = planes("linear_w8a8_add", dtype, &[Values::Uniform], |features| features);
-    planes.into_iter().map(|plane| add_case(dtype, plane)).collect()
+    let cases = planes.into_iter().map(|plane| add_case(dtype, plane, None));
+    let tiled = tiled("linear_w8a8_add", dtype);
+    cases.chain(tiled.map(|(plane, outputs)| add_case(dtype, plane, Some(outputs)))).collect()
 }
 
 pub(super) fn drawn_linear_w8a8_add(dtype: DType, draw: &mut Draw) -> Case {
-    add_case(dtype, drawn(draw, &[Values::Uniform], |features| features))
+    add_case(dtype, drawn(draw, &[Values::Uniform], |features| features), None)
 }
 
-fn add_case(dtype: DType, plane: Plane) -> Case {
+fn add_case(dtype: DType, plane: Plane, outputs: Option<usize>) -> Case {
     let mut random = plane.random.clone();
-    let n = 1 + random.below(40);
+    let n = outputs.unwrap_or_else(|| 1 + random.below(40));
     let layer = Layer::random(&mut random, dtype, [plane.rows, n, plane.features], plane.number);
     let residual = random.tensor(dtype, &[plane.rows, n], Values::HeavyTailed);
     let alpha = random.pick(&[1.0f32, 1.0, -0.5]);
@@ -326,16 +349,18 @@ fn add_case(dtype: DType, plane: Plane) -> Case {
 
 pub(super) fn linear_w8a8_activation(dtype: DType) -> Vec<Case> {
     let planes = planes("linear_w8a8_activation", dtype, &[Values::Uniform], |features| features);
-    planes.into_iter().map(|plane| product_activation_case(dtype, plane)).collect()
+    let cases = planes.into_iter().map(|plane| product_activation_case(dtype, plane, None));
+    let tiled = tiled("linear_w8a8_activation", dtype);
+    cases.chain(tiled.map(|(plane, results)| product_activation_case(dtype, plane, Some(results)))).collect()
 }
 
 pub(super) fn drawn_linear_w8a8_activation(dtype: DType, draw: &mut Draw) -> Case {
-    product_activation_case(dtype, drawn(draw, &[Values::Uniform], |features| features))
+    product_activation_case(dtype, drawn(draw, &[Values::Uniform], |features| features), None)
 }
 
-fn product_activation_case(dtype: DType, plane: Plane) -> Case {
+fn product_activation_case(dtype: DType, plane: Plane, results: Option<usize>) -> Case {
     let (mut random, number) = (plane.random.clone(), plane.number);
-    let n = 1 + random.below(20);
+    let n = results.unwrap_or_else(|| 1 + random.below(20));
     let gate = [None, Some(GateLayout::Concatenated), Some(GateLayout::Interleaved)][number % 3];
     let outputs = if gate.is_some() { 2 * n } else { n };
     let layer = Layer::random(&mut random, dtype, [plane.rows, outputs, plane.features], number / 2);
