@@ -12,8 +12,8 @@
  * Products are of tiles: one run of neighbouring outputs, or two, where results come of pairs. A warp beside those that multiply
  * copies weights into a ring of slots, run by run, in the order of all products of all layers, and waits for nobody but the
  * readers of the ring: memory works while blocks wait for each other. A run is as many outputs as lie in a slot as in memory, one
- * behind the other, so that it takes one copy: a copy costs its multiprocessor 70 ns however short it is. Tiles go to blocks in
- * turn, the next product goes on where the one before ended, so all have equally much to read.
+ * behind the other, so that it takes one copy, or four at an even pace: a copy costs its multiprocessor 70 ns however short it is.
+ * Tiles go to blocks in turn, the next product goes on where the one before ended, so all have equally much to read.
  *
  * Weights are the 16-row operand of mma.m16n8k16. A run has 8, 4 or 2 outputs, so its rows are cut into 2, 4 or 8 sets of 32
  * inputs, which lie beside each other and so in different banks. As there is one token, the 8 columns of the other operand are
@@ -199,11 +199,11 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     }
 }
 
-/* Ones again, by `count` threads of which this is number `index`. */
-__device__ inline void clear(void* from, i64 bytes, int index, int count) {
+/* Ones again, by `count` threads, of which this begins at `at`. */
+__device__ inline void clear(void* from, i64 bytes, i64 at, int count) {
     Vector ones = {{~0u, ~0u, ~0u, ~0u}};
 #pragma unroll 1
-    for (i64 at = index * 16; at < bytes; at += count * 16) *(Vector*)((u8*)from + at) = ones;
+    for (; at < bytes; at += count * 16) *(Vector*)((u8*)from + at) = ones;
 }
 #endif
 
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     share.units = share.keys > 0 ? (share.keys + UNIT - 1) / UNIT : 0;
     share.live = (share.units + WARPS - 1) / WARPS;
     share.live = share.live < 1 ? 1 : share.live > SPLITS ? SPLITS : share.live;
-    constexpr int parts = KV_HEADS * PARTS_OF_GROUP, partial_floats = parts * SPLITS * TILE_HEADS * VALUE_ROW;
+    constexpr int parts = KV_HEADS * PARTS_OF_GROUP;
     share.part = blockIdx.x % parts;
     share.split = blockIdx.x / parts;
     share.place = place < m.pages * SLOTS ? place : -1;
@@ -263,12 +263,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     int first_unit = share.split * WARPS + t.warp, first_page = -1;
     if (share.split < share.live && first_unit < share.units) first_page = m.pages_of[first_unit * UNIT / SLOTS];
     Ring ring = {0, 0};
-    int turn = 0, index = threadIdx.x * GRID + blockIdx.x;
+    /* Eight neighbouring threads set a line to ones. */
+    int turn = 0, ones_at = (threadIdx.x / 8 * GRID + blockIdx.x) * 128 + threadIdx.x % 8 * 16;
 #pragma unroll 1
     for (int l = 0; l < count; ++l) {
         const Layer& layer = table[l];
         i64 base = (i64)l * LAYER_BYTES;
-        float* partial = m.partial + (i64)l * partial_floats;
+        float* partial = m.partial + (i64)l * PARTIAL_FLOATS;
         run_product<INPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (share.split < share.live) {
             attend(m, layer, share, (const X*)(mine + base + QUERIES_AT), first_page, (float*)(memory + HEADS_AT), partial);
@@ -277,8 +278,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         /* All blocks are past what is older: ones again. */
         i64 begin = l ? base - LAYER_BYTES + MIDDLE_AT : 0;
-        clear(m.exchange + begin, base + MIDDLE_AT - begin, index, MULTIPLIERS * GRID);
-        clear(partial, partial_floats * 4, index, MULTIPLIERS * GRID);
+        clear(m.exchange + begin, base + MIDDLE_AT - begin, ones_at, MULTIPLIERS * GRID);
+        clear(partial, PARTIAL_FLOATS * 4, ones_at, MULTIPLIERS * GRID);
         run_product<DOWN>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
     }
     /* The block that ends last. */
@@ -291,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     meet();
     if (last) {
         i64 end = (i64)count * LAYER_BYTES;
-        clear(m.exchange + end - LAYER_BYTES + MIDDLE_AT, LAYER_BYTES - MIDDLE_AT, threadIdx.x, MULTIPLIERS);
+        clear(m.exchange + end - LAYER_BYTES + MIDDLE_AT, LAYER_BYTES - MIDDLE_AT, threadIdx.x * 16, MULTIPLIERS);
         if (threadIdx.x == 0) *m.done = 0;
     }
 #endif

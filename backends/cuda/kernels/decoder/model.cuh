@@ -52,6 +52,8 @@ constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
 #define MIDDLE_AT (QUERIES_AT + ROOM_OF((HEADS + 2 * KV_HEADS) * HEAD))
 #define INNER_AT (MIDDLE_AT + ROOM_OF(HIDDEN))
 #define LAYER_BYTES (INNER_AT + ROOM_OF(INNER))
+/* Floats of the splits of attention in a layer. */
+#define PARTIAL_FLOATS (KV_HEADS * PARTS_OF_GROUP * SPLITS * TILE_HEADS * VALUE_ROW)
 /* Shared memory behind the ring. Attention works behind its own result, where inputs of other products are. */
 #define ROUNDED(bytes) (((bytes) + 127) / 128 * 128)
 #define ACTIVATIONS_AT (RING_SLOTS * SLOT_BYTES)

@@ -10,6 +10,11 @@ __device__ inline void await_phase(u32 barrier, u32 phase) {
             : "=r"(done) : "r"(barrier), "r"(phase) : "memory");
     } while (!done);
 }
+__device__ inline u32 clock_now() {
+    u32 clock;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
+    return clock;
+}
 __device__ inline void arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
@@ -64,8 +69,11 @@ __device__ inline void fetch_vector(const void* from, int bytes, int lane) {
     if (from && at < bytes) fetch_line((const u8*)from + at);
 }
 
-/* What a layer reads beside its weights, into the L2. */
-__device__ inline void fetch_layer(const Model& m, const Layer& layer, const Share& share, int lane, int page) {
+/* What a layer reads beside its weights, into the L2; with it what blocks will leave for each other. */
+__device__ inline void fetch_layer(const Model& m, const Layer* table, int l, const Share& share, int lane, int page) {
+    const Layer& layer = table[l];
+    fetch_vector(m.exchange + (i64)l * LAYER_BYTES, LAYER_BYTES, lane);
+    fetch_vector(m.partial + (i64)l * PARTIAL_FLOATS, PARTIAL_FLOATS * 4, lane);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         fetch_vector(layer.gains[i], HIDDEN * sizeof(G), lane);
@@ -88,67 +96,93 @@ __device__ inline void fetch_layer(const Model& m, const Layer& layer, const Sha
     }
 }
 
-/* Weights of a product that are this block's, slot by slot. Whole runs are neighbours: one copy. */
-template <int P>
-__device__ inline void copy_product(const u8* weights, int& turn, Ring& ring, Ring& landed, int& ahead, u32 barriers, u32 to,
-                                    u64 once) {
-    constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
-    constexpr bool WHOLE = COLUMNS >= INPUTS;
-    int lane = threadIdx.x % 32;
+/* The warp that copies weights. */
+struct Copier {
+    u32 barriers, to;
+    u64 once;
+    /* The next slot, and the first of those that are on their way; how many were asked for in all. */
+    Ring ring, landed;
+    int asked;
+    /* The clock at which memory is through with what it was asked for, at the pace that is kept. */
+    u32 due;
+
+    /* Waits until so many bytes may be asked for, of PACE in ten clocks. All blocks at the pace of memory leave no queue in front
+     * of it, in which what they leave for each other would wait, and none reads at the cost of another. */
+    __device__ void keep_pace(int bytes) {
+        if (!PACE) return;
+        u32 now = clock_now();
+        /* What seems to lie further ahead than copies put it lies behind: a launch may be set aside for long. */
+        while (due - now - 1 < 1u << 20) now = clock_now();
+        if (now - due > CATCH_UP) due = now - CATCH_UP;
+        due += bytes * 10 / (PACE ? PACE : 1);
+    }
+    __device__ void copy(u32 to, const u8* from, int bytes, u32 full) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+            :: "r"(to), "l"(from), "r"(bytes), "r"(full), "l"(once) : "memory");
+    }
+
+    /* Weights of a product that are this block's, slot by slot. Whole runs are neighbours: a few copies. */
+    template <int P> __device__ void copy_product(const u8* weights, int& turn) {
+        constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
+        constexpr bool WHOLE = COLUMNS >= INPUTS;
+        int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int tile = first_of(turn); tile < TILES_OF[P]; tile += GRID) {
-        Rows rows = rows_of<P>(tile);
+        for (int tile = first_of(turn); tile < TILES_OF[P]; tile += GRID) {
+            Rows rows = rows_of<P>(tile);
 #pragma unroll 1
-        for (int run = 0; run < RUNS_OF[P]; ++run) {
-            const u8* from = weights + (i64)(run ? rows.high : rows.low) * (INPUTS * 2) + (WHOLE ? 0 : lane * (INPUTS * 2));
+            for (int run = 0; run < RUNS_OF[P]; ++run) {
+                const u8* from = weights + (i64)(run ? rows.high : rows.low) * (INPUTS * 2);
 #pragma unroll 1
-            for (int column = 0; column < INPUTS; column += COLUMNS, from += COLUMNS * 2) {
-                int bytes = (WHOLE ? RUN * INPUTS : column + COLUMNS > INPUTS ? INPUTS - column : COLUMNS) * 2;
-                u32 full = barriers + ring.slot * 16;
-                await_phase(full + 8, ring.phase);
-                /* Not too much at once: what blocks leave for each other would wait behind it. */
-                if (++ahead > IN_FLIGHT) {
-                    await_phase(barriers + landed.slot * 16, landed.phase);
-                    landed.next();
+                for (int column = 0; column < INPUTS; column += COLUMNS) {
+                    int bytes = (WHOLE ? INPUTS : column + COLUMNS > INPUTS ? INPUTS - column : COLUMNS) * 2;
+                    u32 full = barriers + ring.slot * 16, slot = to + ring.slot * SLOT_BYTES;
+                    await_phase(full + 8, ring.phase);
+                    /* Not too much at once, either. */
+                    if (++asked > IN_FLIGHT) {
+                        await_phase(barriers + landed.slot * 16, landed.phase);
+                        landed.next();
+                    }
+                    if (lane == 0) {
+                        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                            :: "r"(full), "r"(bytes * RUN) : "memory");
+                    }
+                    if constexpr (WHOLE) {
+                        constexpr int WHOLE_BYTES = RUN * INPUTS * 2, PART = WHOLE_BYTES / COPIES;
+                        static_assert(WHOLE_BYTES % (16 * COPIES) == 0, "copies are of 16 bytes");
+#pragma unroll 1
+                        for (int at = 0; at < WHOLE_BYTES; at += PART) {
+                            keep_pace(PART);
+                            if (lane == 0) copy(slot + at, from + at, PART, full);
+                        }
+                    } else {
+                        keep_pace(bytes * RUN);
+                        __syncwarp();
+                        if (lane < RUN) copy(slot + lane * bytes, from + column * 2 + lane * (INPUTS * 2), bytes, full);
+                    }
+                    ring.next();
                 }
-                if (lane == 0) {
-                    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                        :: "r"(full), "r"(bytes * (WHOLE ? 1 : RUN)) : "memory");
-                }
-                if (!WHOLE) __syncwarp();
-                if (lane < (WHOLE ? 1 : RUN)) {
-                    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                                 "[%0], [%1], %2, [%3], %4;"
-                        :: "r"(to + ring.slot * SLOT_BYTES + lane * bytes), "l"(from), "r"(bytes), "r"(full), "l"(once)
-                        : "memory");
-                }
-                ring.next();
             }
         }
+        turn = turn_after(turn, TILES_OF[P]);
     }
-    turn = turn_after(turn, TILES_OF[P]);
-}
+};
 
-/* The warp that copies weights. */
 __device__ inline void copy_weights(const Model& m, const Layer* table, const Share& share, u32 barriers) {
     int lane = threadIdx.x % 32, layers = (int)m.layers;
-    u32 to = (u32)__cvta_generic_to_shared(memory);
-    u64 once;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    Copier copier = {barriers, (u32)__cvta_generic_to_shared(memory), 0, {0, 1}, {0, 0}, 0, clock_now()};
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(copier.once));
     int own = share.split * WARPS + lane / 2, page = -1, turn = 0;
     if (share.split < share.live && lane / 2 < WARPS && own < share.units) page = m.pages_of[own * UNIT / SLOTS];
     page = page < (int)m.pages ? page : -1;
-    Ring ring = {0, 1}, landed = {0, 0};
-    int ahead = 0;
-    fetch_layer(m, table[0], share, lane, page);
+    fetch_layer(m, table, 0, share, lane, page);
 #pragma unroll 1
     for (int l = 0; l < layers; ++l) {
         const u8* const (&weights)[4] = table[l].weights;
-        copy_product<INPUT>(weights[INPUT], turn, ring, landed, ahead, barriers, to, once);
-        copy_product<OUTPUT>(weights[OUTPUT], turn, ring, landed, ahead, barriers, to, once);
-        copy_product<UP>(weights[UP], turn, ring, landed, ahead, barriers, to, once);
-        copy_product<DOWN>(weights[DOWN], turn, ring, landed, ahead, barriers, to, once);
-        if (l + 1 < layers) fetch_layer(m, table[l + 1], share, lane, page);
+        copier.copy_product<INPUT>(weights[INPUT], turn);
+        copier.copy_product<OUTPUT>(weights[OUTPUT], turn);
+        copier.copy_product<UP>(weights[UP], turn);
+        copier.copy_product<DOWN>(weights[DOWN], turn);
+        if (l + 1 < layers) fetch_layer(m, table, l + 1, share, lane, page);
     }
 }
 
