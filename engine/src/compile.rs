@@ -1,7 +1,7 @@
 //! From a program to calls a device can run: sizes chosen, storage assigned, ops planned and bound.
 //!
 //! A step is compiled once per [`Bucket`] and kept. All buckets share the step's input buffer and its arena, since one
-//! step runs at a time.
+//! step runs at a time. Segments that run one behind the other are bound, and captured, as one, when they first run so.
 
 mod layout;
 mod plans;
@@ -9,11 +9,12 @@ mod plans;
 use crate::error::Result;
 use dsrun_core::{
     DType, Error,
+    checked::CheckedPlan,
     device::{BufferSlice, Device, Stream},
     graph::{CallList, Graph},
-    kernels::{Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight},
     op::OperandType,
-    program::{Call, Origin, Program, SegmentKind, ValueId},
+    program::{Call, Origin, Program, Segment, SegmentKind, ValueId},
 };
 pub(crate) use layout::Layout;
 pub(crate) use plans::{PlanCache, plan_key};
@@ -121,9 +122,13 @@ pub(crate) struct Shared {
 /// A step ready to run.
 #[derive(Debug)]
 pub(crate) struct CompiledStep {
-    segments: Vec<(String, Box<dyn Graph>)>,
-    calls: usize,
-    inputs: HashMap<String, Range<usize>>,
+    layout: Layout,
+    /// The plan of each node of the program; none where there is nothing to do.
+    plans: Vec<Option<CheckedPlan>>,
+    /// Whether segments are captured that may be.
+    capture: bool,
+    /// What ran so far, by the segments it consists of.
+    runs: Vec<(Vec<String>, Box<dyn Graph>)>,
     outputs: HashMap<String, BufferSlice>,
 }
 
@@ -137,41 +142,30 @@ pub(crate) fn input_range(inputs: &HashMap<String, Range<usize>>, name: &str) ->
 pub(crate) const EXTENTS: &str = "extents";
 
 impl CompiledStep {
-    /// Plans and binds every call of the program, and captures what may be captured if `capture` says so.
+    /// Plans every call of the program; what may be captured is, when it first runs, if `capture` says so.
     ///
     /// # Errors
     /// If the device refuses a call.
     pub(crate) fn new(
-        storage: &Storage<'_>,
+        layout: Layout,
+        site: &Site<'_>,
         device: &dyn Device,
-        stream: &mut dyn Stream,
         plans: &mut PlanCache,
         capture: bool,
     ) -> Result<Self> {
-        let (program, layout) = (storage.program, storage.layout);
-        let mut calls: Vec<Vec<Box<dyn BoundCall>>> = program.segments.iter().map(|_| Vec::new()).collect();
-        for (node, desc) in program.nodes.iter().zip(&layout.calls) {
-            calls[node.segment].push(plans.plan(device, desc)?.bind(&storage.arguments(&node.call)?)?);
-        }
-        let count = calls.iter().map(Vec::len).sum();
-        let mut segments = Vec::new();
-        for (segment, calls) in program.segments.iter().zip(calls).filter(|(_, calls)| !calls.is_empty()) {
-            let graph = match device.graphs().filter(|_| capture) {
-                Some(graphs) if segment.kind == SegmentKind::Graph => graphs.capture(stream, calls)?,
-                _ => Box::new(CallList::new(calls)),
-            };
-            segments.push((segment.name.clone(), graph));
-        }
+        let plan = |(node, desc)| layout.runs(node).then(|| plans.plan(device, desc)).transpose();
+        let plans = layout.calls.iter().enumerate().map(plan).collect::<Result<_>>()?;
+        let storage = site.storage(&layout);
         let mut outputs = HashMap::new();
         for (name, id) in &layout.outputs {
             outputs.insert(name.clone(), storage.binding(*id)?.slice);
         }
-        Ok(Self { segments, calls: count, inputs: layout.inputs.clone(), outputs })
+        Ok(Self { layout, plans, capture, runs: Vec::new(), outputs })
     }
 
     /// Where an input stands in the staging memory.
     pub(crate) fn input(&self, name: &str) -> Result<Range<usize>> {
-        input_range(&self.inputs, name)
+        input_range(&self.layout.inputs, name)
     }
 
     /// Where an output is after the step.
@@ -180,29 +174,73 @@ impl CompiledStep {
         Ok(slice.ok_or_else(|| Error::internal(format!("the program has no output `{name}`")))?)
     }
 
-    /// The segments that have calls, in order.
-    pub(crate) fn segments(&self) -> impl Iterator<Item = &str> {
-        self.segments.iter().map(|(name, _)| &**name)
-    }
-
     /// Calls in all.
     pub(crate) fn calls(&self) -> usize {
-        self.calls
+        self.plans.iter().flatten().count()
     }
 
-    /// Enqueues a segment.
-    pub(crate) fn enqueue(&self, segment: &str, stream: &mut dyn Stream) -> Result<()> {
-        let mut named = self.segments.iter().filter(|(name, _)| name == segment);
-        Ok(named.try_for_each(|(_, graph)| graph.launch(stream))?)
+    /// Enqueues segments, one behind the other. Those of one call are captured together: a graph costs a device its beginning
+    /// and its end.
+    ///
+    /// # Errors
+    /// If it is their first time, and the device refuses to bind or to capture a call; if the device failed.
+    pub(crate) fn enqueue(
+        &mut self,
+        segments: &[&str],
+        site: &Site<'_>,
+        device: &dyn Device,
+        stream: &mut dyn Stream,
+    ) -> Result<()> {
+        if let Some((_, graph)) = self.runs.iter().find(|(known, _)| known == segments) {
+            return Ok(graph.launch(stream)?);
+        }
+        let all = &site.program.segments;
+        let named = |index: usize| all.get(index).is_some_and(|own| segments.contains(&own.name.as_str()));
+        let captured = |segment: &&Segment| segment.kind == SegmentKind::Graph && self.capture;
+        let together =
+            all.iter().filter(|own| segments.contains(&own.name.as_str())).all(|own| captured(&own));
+        if !together && segments.len() > 1 {
+            return segments.iter().try_for_each(|segment| self.enqueue(&[*segment], site, device, stream));
+        }
+        let storage = site.storage(&self.layout);
+        let mut calls = Vec::new();
+        for (node, plan) in site.program.nodes.iter().zip(&self.plans) {
+            if let (true, Some(plan)) = (named(node.segment), plan) {
+                calls.push(plan.bind(&storage.arguments(&node.call)?)?);
+            }
+        }
+        let graph = match device.graphs().filter(|_| together) {
+            Some(graphs) if !calls.is_empty() => graphs.capture(stream, calls)?,
+            _ => Box::new(CallList::new(calls)),
+        };
+        graph.launch(stream)?;
+        self.runs.push((segments.iter().map(|segment| (*segment).to_owned()).collect(), graph));
+        Ok(())
+    }
+}
+
+/// A program, and what of it is on the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Site<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) resident: &'a Resident,
+    pub(crate) shared: &'a Shared,
+}
+
+impl<'a> Site<'a> {
+    /// Where values are, given the plan of their storage.
+    pub(crate) fn storage(self, layout: &'a Layout) -> Storage<'a> {
+        let Self { program, resident, shared } = self;
+        Storage { program, layout, resident, shared }
     }
 }
 
 /// Finds the storage of a program's values.
 pub(crate) struct Storage<'a> {
-    pub(crate) program: &'a Program,
-    pub(crate) layout: &'a Layout,
-    pub(crate) resident: &'a Resident,
-    pub(crate) shared: &'a Shared,
+    program: &'a Program,
+    layout: &'a Layout,
+    resident: &'a Resident,
+    shared: &'a Shared,
 }
 
 impl Storage<'_> {

@@ -117,6 +117,8 @@ pub struct Engine {
     step_plan: StepPlan,
     inputs: StepInputs,
     staging: Vec<u8>,
+    /// What stands at the beginning of the steps' input buffer.
+    brought: Vec<u8>,
     mask: Vec<u32>,
 }
 
@@ -177,6 +179,7 @@ impl Engine {
             step_plan: StepPlan::default(),
             inputs: StepInputs::default(),
             staging: Vec::new(),
+            brought: Vec::new(),
             mask: Vec::new(),
             stream,
             resident,

@@ -21,7 +21,8 @@ pub(crate) type Sampled = (i32, f32);
 pub(crate) struct Handover {
     slots: Vec<Slot>,
     next: usize,
-    rows: usize,
+    /// Bytes of a slot for ids, and for logarithms.
+    half: usize,
 }
 
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub(crate) struct LogitRows<'a> {
 pub(crate) struct Parcel {
     slot: usize,
     count: usize,
+    /// Where logarithms begin in the slot, behind the ids, in bytes.
+    apart: usize,
 }
 
 /// Bytes of an id and of a logarithm of a probability.
@@ -63,12 +66,14 @@ impl Parcel {
 impl Handover {
     /// For steps that sample up to `rows` tokens.
     pub(crate) fn new(device: &dyn Device, rows: usize) -> Result<Self> {
+        // As results of steps are placed.
+        let half = (ELEMENT * rows.max(1)).next_multiple_of(device.properties().alignment.max(ELEMENT));
         let slot = |_| {
-            let memory = device.allocate(2 * ELEMENT * rows.max(1), MemoryKind::Pinned)?;
+            let memory = device.allocate(2 * half, MemoryKind::Pinned)?;
             Ok(Slot { memory: BufferSlice::whole(memory), logits: None, event: device.event()? })
         };
         let slots = (0..IN_FLIGHT).map(slot).collect::<Result<_>>()?;
-        Ok(Self { slots, next: 0, rows })
+        Ok(Self { slots, next: 0, half })
     }
 
     /// Where the results of the next step go, from 0 to [`IN_FLIGHT`].
@@ -89,10 +94,21 @@ impl Handover {
         self.next = (slot + 1) % IN_FLIGHT;
         let Slot { memory, logits: pinned, event } = &mut self.slots[slot];
         let bytes = count * ELEMENT;
+        let mut apart = self.half;
         if bytes > 0 {
-            stream.copy(&ids.slice(0, bytes)?, &memory.slice(0, bytes)?)?;
-            let behind = memory.slice(self.rows * ELEMENT, bytes)?;
-            stream.copy(&log_probabilities.slice(0, bytes)?, &behind)?;
+            // Mostly one stands just behind the other, and both are one copy.
+            let near = log_probabilities.offset.checked_sub(ids.offset).filter(|near| {
+                let same = Arc::ptr_eq(&ids.buffer, &log_probabilities.buffer);
+                same && (bytes..=self.half).contains(near)
+            });
+            if let Some(near) = near {
+                apart = near;
+                let both = BufferSlice::new(ids.buffer.clone(), ids.offset, near + bytes)?;
+                stream.copy(&both, &memory.slice(0, both.bytes)?)?;
+            } else {
+                stream.copy(&ids.slice(0, bytes)?, &memory.slice(0, bytes)?)?;
+                stream.copy(&log_probabilities.slice(0, bytes)?, &memory.slice(apart, bytes)?)?;
+            }
         }
         let LogitRows { logits: all, row_bytes, rows } = logits;
         if !rows.is_empty() {
@@ -110,7 +126,7 @@ impl Handover {
             *pinned = Some(memory);
         }
         stream.record(&**event)?;
-        Ok(Parcel { slot, count })
+        Ok(Parcel { slot, count, apart })
     }
 
     /// Whether a step's results are there.
@@ -127,9 +143,9 @@ impl Handover {
     ) -> Result<Vec<Sampled>> {
         let Slot { memory, event, .. } = &self.slots[parcel.slot];
         event.synchronize("the tokens of a step", timeout)?;
-        let bytes = read(&memory.slice(0, 2 * ELEMENT * self.rows)?, stream, timeout)?;
-        let (elements, _) = bytes.as_chunks::<ELEMENT>();
-        let (ids, log_probabilities) = elements.split_at_checked(self.rows).ok_or_else(too_short)?;
+        let bytes = read(&memory.slice(0, parcel.apart + ELEMENT * parcel.count)?, stream, timeout)?;
+        let (ids, log_probabilities) = bytes.split_at_checked(parcel.apart).ok_or_else(too_short)?;
+        let [(ids, _), (log_probabilities, _)] = [ids, log_probabilities].map(<[u8]>::as_chunks::<ELEMENT>);
         let pairs = ids.iter().zip(log_probabilities).take(parcel.count);
         Ok(pairs.map(|(id, log)| (i32::from_le_bytes(*id), f32::from_le_bytes(*log))).collect())
     }

@@ -71,6 +71,27 @@ fn a_device_that_is_done_at_once_is_not_launched_ahead() {
 }
 
 #[test]
+fn steps_of_the_same_requests_bring_nothing_and_take_one_copy() {
+    let options = EngineOptions { ignore_end: true, block_size: 64, ..exact(64, 2) };
+    let (mut engine, device) = late(&model(), &options);
+    for prompt in [vec![1, 2, 3], vec![4, 5]] {
+        engine.submit(Request { prompt, max_tokens: Some(30), ..Request::default() }).unwrap();
+    }
+    let mut events = Vec::new();
+    let mut steps = |engine: &mut Engine, count: usize| {
+        (0..count).for_each(|_| events.extend(engine.step().unwrap()));
+        device.transfers()
+    };
+    let [uploads, copies] = steps(&mut engine, 5);
+    // Both go on in the same places, and have their pages.
+    assert_eq!(steps(&mut engine, 20), [uploads, copies + 20]);
+    while !engine.is_idle() {
+        steps(&mut engine, 1);
+    }
+    assert_eq!(events.len(), 60);
+}
+
+#[test]
 fn what_is_cancelled_late_gives_no_more_tokens_and_its_pages_are_free() {
     let model = model();
     // A place and pages for one request alone: the second reuses what a step under way still writes to.

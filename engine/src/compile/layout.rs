@@ -6,7 +6,7 @@ use dsrun_core::{
     DType, Error,
     device::Device,
     kernels::CallDesc,
-    op::OperandType,
+    op::{Op, OperandType},
     program::{Origin, Program, ValueId},
 };
 use dsrun_models::step::OUTPUTS;
@@ -29,7 +29,7 @@ pub(crate) struct Layout {
     pub(crate) workspace_bytes: usize,
     /// What the host reads afterwards, by name.
     pub(super) outputs: Vec<(String, ValueId)>,
-    /// For each value, the value whose storage it has: itself, or the one it updates.
+    /// For each value, the value whose storage it has: itself, the one it updates, or the one it is a row of.
     roots: Vec<ValueId>,
 }
 
@@ -43,7 +43,7 @@ impl Layout {
         device: &dyn Device,
         sizes: &dyn Fn(&str) -> Option<usize>,
     ) -> Result<Self> {
-        Self::with_lifetimes(program, device, sizes, last_uses(program))
+        Self::with_lifetimes(program, device, sizes, |roots| last_uses(program, roots))
     }
 
     /// Plans the storage of `program` so that every result stays: calls can then be run again out of their order.
@@ -56,14 +56,14 @@ impl Layout {
         sizes: &dyn Fn(&str) -> Option<usize>,
     ) -> Result<Self> {
         let forever = (0..program.values.len()).map(|index| (ValueId::new(index), usize::MAX)).collect();
-        Self::with_lifetimes(program, device, sizes, forever)
+        Self::with_lifetimes(program, device, sizes, |_| forever)
     }
 
     fn with_lifetimes(
         program: &Program,
         device: &dyn Device,
         sizes: &dyn Fn(&str) -> Option<usize>,
-        last_uses: HashMap<ValueId, usize>,
+        last_uses: impl FnOnce(&[ValueId]) -> HashMap<ValueId, usize>,
     ) -> Result<Self> {
         let alignment = device.properties().alignment.max(4);
         let calls = describe(program, sizes)?;
@@ -75,12 +75,18 @@ impl Layout {
             }
             workspace_bytes = workspace_bytes.max(support.workspace_bytes);
         }
-        let roots = roots(program);
+        let roots = roots(program, &calls);
+        let last_uses = last_uses(&roots);
         let (inputs, input_bytes) = place_inputs(program, sizes, alignment)?;
         let (arena, arena_bytes) = place_results(program, &calls, &roots, &last_uses, alignment)?;
         let outputs =
             OUTPUTS.iter().zip(&program.outputs).map(|(name, id)| ((*name).to_owned(), *id)).collect();
         Ok(Self { calls, inputs, input_bytes, arena, arena_bytes, workspace_bytes, outputs, roots })
+    }
+
+    /// Whether a node has something to do: a row that is picked out of one is where it is.
+    pub(crate) fn runs(&self, node: usize) -> bool {
+        self.calls.get(node).is_some_and(|call| !picks_the_only_row(call))
     }
 
     /// The value whose storage this one has.
@@ -96,12 +102,22 @@ impl Layout {
     }
 }
 
-/// Follows updates back to the value that owns the storage.
-fn roots(program: &Program) -> Vec<ValueId> {
+/// Whether a call picks a row out of a single one. Steps want no row that they do not bring, so it is that row, or there is none
+/// and nothing behind it reads one.
+fn picks_the_only_row(call: &CallDesc) -> bool {
+    let rows = |shape: &[usize]| shape.first().copied();
+    matches!(call.op, Op::GatherRows(_))
+        && call.tensor(0).and_then(|source| rows(&source.shape)) == Some(1)
+        && call.results.first().and_then(|picked| rows(&picked.shape)) == Some(1)
+}
+
+/// Follows updates, and rows that stay where they are, back to the value that owns the storage.
+fn roots(program: &Program, calls: &[CallDesc]) -> Vec<ValueId> {
     let mut roots: Vec<ValueId> = (0..program.values.len()).map(ValueId::new).collect();
-    for node in &program.nodes {
+    for (node, call) in program.nodes.iter().zip(calls) {
         for (index, result) in node.call.results.iter().enumerate() {
-            let operand = node.call.op.updates(index).and_then(|operand| *node.call.operands.get(operand)?);
+            let source = if picks_the_only_row(call) { Some(0) } else { node.call.op.updates(index) };
+            let operand = source.and_then(|operand| *node.call.operands.get(operand)?);
             if let Some(operand) = operand {
                 roots[result.index()] = roots[operand.index()];
             }
@@ -130,8 +146,7 @@ fn place_inputs(
 }
 
 /// For each value that owns storage, the last call that uses it.
-fn last_uses(program: &Program) -> HashMap<ValueId, usize> {
-    let roots = roots(program);
+fn last_uses(program: &Program, roots: &[ValueId]) -> HashMap<ValueId, usize> {
     let mut last_uses: HashMap<ValueId, usize> = HashMap::new();
     for (index, node) in program.nodes.iter().enumerate() {
         let used = node.call.operands.iter().flatten().chain(&node.call.results);

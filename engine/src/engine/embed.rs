@@ -149,9 +149,8 @@ impl Engine {
         let [segment, output] = EMBED;
         let bytes = self.hidden.row_bytes();
         let memory = self.hidden.room(&*self.device, self.handover.next_slot(), count)?;
-        let step = &self.steps[&bucket];
-        step.enqueue(segment, &mut *self.stream)?;
-        let hidden = step.output(output)?;
+        self.run(bucket, &[segment])?;
+        let hidden = self.steps[&bucket].output(output)?;
         let mut place = 0;
         for chunk in chunks {
             let size = chunk.tokens.len() * bytes;

@@ -31,16 +31,18 @@ fn must_go_on(sequence: &Sequence<Running>) -> bool {
 }
 
 impl Engine {
-    /// Makes the mask of a step: a row for each request that samples, in their order. Whether it, or the bias, is needed at all.
-    /// A request whose constraint fails is ended; its row allows every token, and what comes of it is for nobody.
-    pub(super) fn make_mask(&mut self, requests: &[Key]) -> bool {
+    /// Whether a step in which these requests sample needs the mask or the bias.
+    pub(super) fn is_limited(&self, requests: &[Key]) -> bool {
         let limited = |sequence: &Sequence<Running>| {
             let Running { bias, constraint, .. } = &sequence.item;
             !bias.is_empty() || constraint.is_some() || must_go_on(sequence)
         };
-        if !requests.iter().filter_map(|key| self.scheduler.get(*key)).any(limited) {
-            return false;
-        }
+        requests.iter().filter_map(|key| self.scheduler.get(*key)).any(limited)
+    }
+
+    /// Makes the mask of a step: a row for each request that samples, in their order. A request whose constraint fails is ended;
+    /// its row allows every token, and what comes of it is for nobody.
+    pub(super) fn make_mask(&mut self, requests: &[Key]) {
         let words = self.vocabulary.div_ceil(BITS);
         let mut mask = std::mem::take(&mut self.mask);
         mask.clear();
@@ -52,7 +54,6 @@ impl Engine {
             }
         }
         self.mask = mask;
-        true
     }
 
     /// Takes the tokens out of a row that a request may not sample.

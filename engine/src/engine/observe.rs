@@ -2,7 +2,7 @@
 
 use super::{Engine, STEP_TIMEOUT, as_i32};
 use crate::{
-    compile::{Bucket, Layout, Storage, input_range, sizes},
+    compile::{Bucket, Layout, Site, input_range, sizes},
     error::Result,
     inputs::StepInputs,
     load::allocate_shared,
@@ -40,7 +40,7 @@ impl Engine {
         let program = &self.plan.program;
         let layout = Layout::keeping_all(program, &*self.device, &sizes(bucket, self.plan.fixed))?;
         let shared = allocate_shared(&*self.device, &layout)?;
-        let storage = Storage { program, layout: &layout, resident: &self.resident, shared: &shared };
+        let storage = Site { program, resident: &self.resident, shared: &shared }.storage(&layout);
         let names: HashMap<_, Vec<String>> = observed(program).into_iter().fold(
             HashMap::new(),
             |mut names: HashMap<_, Vec<String>>, (name, id)| {
@@ -59,8 +59,8 @@ impl Engine {
             inputs.stage(&mut self.staging, &program.extents, &place)?;
             self.stream.upload(&self.staging, &shared.inputs.slice(0, self.staging.len())?)?;
             let mut shown = Vec::new();
-            for (node, desc) in program.nodes.iter().zip(&layout.calls) {
-                if program.segments[node.segment].name != "forward" {
+            for (index, (node, desc)) in program.nodes.iter().zip(&layout.calls).enumerate() {
+                if program.segments[node.segment].name != "forward" || !layout.runs(index) {
                     continue;
                 }
                 let arguments = storage.arguments(&node.call)?;

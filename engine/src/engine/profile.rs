@@ -2,7 +2,7 @@
 
 use super::{Engine, STEP_TIMEOUT};
 use crate::{
-    compile::{Bucket, Layout, Storage, input_range, plan_key, sizes},
+    compile::{Bucket, Layout, Site, input_range, plan_key, sizes},
     error::{EngineError, Result},
     inputs::StepInputs,
     load::{allocate_shared, is_cache},
@@ -88,7 +88,7 @@ impl Engine {
         let program = &self.plan.program;
         let layout = Layout::keeping_all(program, &*self.device, &sizes(bucket, self.plan.fixed))?;
         let shared = allocate_shared(&*self.device, &layout)?;
-        let storage = Storage { program, layout: &layout, resident: &self.resident, shared: &shared };
+        let storage = Site { program, resident: &self.resident, shared: &shared }.storage(&layout);
         self.staging.clear();
         self.staging.resize(layout.input_bytes, 0xFF);
         let place = |name: &str| input_range(&layout.inputs, name);
@@ -98,7 +98,8 @@ impl Engine {
         // One step in order, so that every call finds what it works on.
         let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
         for (index, (node, desc)) in program.nodes.iter().zip(&layout.calls).enumerate() {
-            if !["forward", "sample"].contains(&program.segments[node.segment].name.as_str()) {
+            let segment = program.segments[node.segment].name.as_str();
+            if !["forward", "sample"].contains(&segment) || !layout.runs(index) {
                 continue;
             }
             let plan = self.plans.plan(&*self.device, desc)?;

@@ -2,7 +2,7 @@
 
 use super::{Engine, STEP_TIMEOUT, as_i32};
 use crate::{
-    compile::{Bucket, Layout, Storage, input_range, sizes},
+    compile::{Bucket, Layout, Site, input_range, sizes},
     error::{EngineError, Result},
     inputs::StepInputs,
     load::{EnginePlan, allocate_shared, weight_desc},
@@ -62,7 +62,7 @@ impl Engine {
         let other = Layout::keeping_all(&rounded.program, &*self.device, &sizes(bucket, self.plan.fixed))?;
         layout.workspace_bytes = layout.workspace_bytes.max(other.workspace_bytes);
         let shared = allocate_shared(&*self.device, &layout)?;
-        let storage = Storage { program, layout: &layout, resident: &self.resident, shared: &shared };
+        let storage = Site { program, resident: &self.resident, shared: &shared }.storage(&layout);
 
         let mut inputs = StepInputs::default();
         inputs.bring_tokens(0, &as_i32(tokens).collect::<Vec<_>>());
@@ -74,7 +74,7 @@ impl Engine {
 
         let mut calls: Vec<(usize, Box<dyn BoundCall>)> = Vec::new();
         for (index, (node, desc)) in program.nodes.iter().zip(&layout.calls).enumerate() {
-            if program.segments[node.segment].name == "forward" {
+            if program.segments[node.segment].name == "forward" && layout.runs(index) {
                 let call = self.plans.plan(&*self.device, desc)?.bind(&storage.arguments(&node.call)?)?;
                 calls.push((index, call));
             }

@@ -2,7 +2,7 @@
 
 use super::{Engine, Flight, LIMITED, STEP_TIMEOUT, limit::likeliest};
 use crate::{
-    compile::{Bucket, CompiledStep, Layout, Storage, sizes},
+    compile::{Bucket, CompiledStep, Layout, Site, sizes},
     error::{EngineError, Result},
     handover::{IN_FLIGHT, LogitRows, Sampled},
     inputs::StepInputs,
@@ -15,6 +15,10 @@ use crate::{
 };
 use dsrun_core::Error;
 use std::time::Instant;
+
+/// What runs of a step without anything between: all of it, or piece by piece where hidden states are wanted or tokens are limited.
+pub(super) const RUNS: [&[&str]; 5] =
+    [&["forward", "sample"], &["forward"], &["embed"], &["sample"], &[LIMITED]];
 
 impl Engine {
     /// Runs requests on, and gives the tokens of one step: one of every request that generates, or of those whose prompt
@@ -102,24 +106,33 @@ impl Engine {
             self.table.advance(sequence.slot, part.tokens);
         }
         let start = self.took(Phase::Schedule, start);
-        let bucket = self.forward(&inputs)?;
+        let bucket = self.begin(&inputs)?;
         self.inputs = inputs;
-        self.send_hidden(bucket, &chunks)?;
         let wants_logits = |key: &Key| self.scheduler.get(*key).is_some_and(|sequence| sequence.item.top > 0);
         let logits: Vec<usize> = (0..requests.len()).filter(|row| wants_logits(&requests[*row])).collect();
-        let limited = self.make_mask(&requests);
-        let [segment, processed, ids, log_probability] = if limited {
-            let place = self.steps[&bucket].input("mask")?;
-            let place = self.shared.inputs.slice(place.start, place.len())?;
-            self.upload_mask(&place)?;
-            [LIMITED, "limited_processed", "limited_ids", "limited_log_probability"]
+        let limited = self.is_limited(&requests);
+        if chunks.is_empty() && !limited && !requests.is_empty() {
+            // Nothing comes between.
+            self.run(bucket, &["forward", "sample"])?;
         } else {
-            ["sample", "processed", "ids", "log_probability"]
+            self.run(bucket, &["forward"])?;
+            self.send_hidden(bucket, &chunks)?;
+            if limited {
+                // Made and brought while the device is at work.
+                self.make_mask(&requests);
+                let place = self.steps[&bucket].input("mask")?;
+                let place = self.shared.inputs.slice(place.start, place.len())?;
+                self.upload_mask(&place)?;
+                self.run(bucket, &[LIMITED])?;
+            } else if !requests.is_empty() {
+                self.run(bucket, &["sample"])?;
+            }
+        }
+        let [processed, ids, log_probability] = match limited {
+            true => ["limited_processed", "limited_ids", "limited_log_probability"],
+            false => ["processed", "ids", "log_probability"],
         };
         let step = &self.steps[&bucket];
-        if !requests.is_empty() {
-            step.enqueue(segment, &mut *self.stream)?;
-        }
         let results = [step.output(ids)?, step.output(log_probability)?];
         let row_bytes = self.vocabulary * size_of::<f32>();
         let rows = LogitRows { logits: step.output(processed)?, row_bytes, rows: &logits };
@@ -269,13 +282,27 @@ impl Engine {
 
     /// Enqueues the forward pass of a step.
     pub(super) fn forward(&mut self, inputs: &StepInputs) -> Result<Bucket> {
-        let bucket = inputs.bucket(self.plan.limits);
-        self.forward_as(bucket, inputs)?;
+        let bucket = self.begin(inputs)?;
+        self.run(bucket, &["forward"])?;
         Ok(bucket)
     }
 
-    /// As [`Self::forward`], by the step of a bucket that has room for the inputs.
-    pub(super) fn forward_as(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
+    /// Enqueues segments of a step that has begun.
+    pub(super) fn run(&mut self, bucket: Bucket, segments: &[&str]) -> Result<()> {
+        let step = self.steps.get_mut(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
+        let site = Site { program: &self.plan.program, resident: &self.resident, shared: &self.shared };
+        step.enqueue(segments, &site, &*self.device, &mut *self.stream)
+    }
+
+    /// Makes sure that the step for these inputs is compiled, and brings them to the device.
+    fn begin(&mut self, inputs: &StepInputs) -> Result<Bucket> {
+        let bucket = inputs.bucket(self.plan.limits);
+        self.begin_as(bucket, inputs)?;
+        Ok(bucket)
+    }
+
+    /// As [`Self::begin`], for the step of a bucket that has room for the inputs.
+    pub(super) fn begin_as(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
         self.compile(bucket)?;
         let step = self.steps.get(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
         // The mask is the last input, and brought by itself where it is read.
@@ -283,8 +310,12 @@ impl Engine {
         self.staging.clear();
         self.staging.resize(bytes, 0xFF); // -1 everywhere
         inputs.stage(&mut self.staging, &self.plan.program.extents, &|name| step.input(name))?;
-        self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
-        step.enqueue("forward", &mut *self.stream)
+        // From step to step of the same requests, each with its next token, nothing changes. Only masks are written behind it.
+        if self.staging != self.brought {
+            self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
+            std::mem::swap(&mut self.staging, &mut self.brought);
+        }
+        Ok(())
     }
 
     /// Makes sure a bucket is compiled, and that the shared memory is large enough for it.
@@ -301,20 +332,16 @@ impl Engine {
             // Steps are bound to the memory they share, so they go with it, once none is under way.
             self.stream.synchronize("the steps under way", STEP_TIMEOUT)?;
             self.steps.clear();
+            self.brought.clear();
             // Of each no less than before: what one step needs more of, another may need less of.
             layout.input_bytes = layout.input_bytes.max(self.shared.inputs.bytes);
             layout.arena_bytes = layout.arena_bytes.max(self.shared.arena.bytes);
             layout.workspace_bytes = layout.workspace_bytes.max(self.shared.workspace.bytes);
             self.shared = allocate_shared(&*self.device, &layout)?;
         }
-        let storage = Storage {
-            program: &self.plan.program,
-            layout: &layout,
-            resident: &self.resident,
-            shared: &self.shared,
-        };
+        let site = Site { program: &self.plan.program, resident: &self.resident, shared: &self.shared };
         let (capture, start) = (self.plan.options.graphs, Instant::now());
-        let step = CompiledStep::new(&storage, &*self.device, &mut *self.stream, &mut self.plans, capture)?;
+        let step = CompiledStep::new(layout, &site, &*self.device, &mut self.plans, capture)?;
         let (calls, plans) = (step.calls(), self.plans.len());
         tracing::debug!(?bucket, calls, plans, took = ?start.elapsed(), "compiled a step");
         self.statistics.compiled_steps += 1;

@@ -1,6 +1,6 @@
 //! Compiling steps before requests need them.
 
-use super::{Engine, STEP_TIMEOUT};
+use super::{Engine, STEP_TIMEOUT, run::RUNS};
 use crate::{compile::Bucket, error::Result, inputs::StepInputs};
 use dsrun_core::{Code, Error};
 
@@ -43,13 +43,10 @@ impl Engine {
         Bucket::all(limits, self.plan.options.rows_per_request())
     }
 
-    /// Launches every segment of a step. Its extents are 0, so it touches nothing of any request.
+    /// Launches everything of a step. Its extents are 0, so it touches nothing of any request.
     pub(super) fn launch_empty(&mut self, bucket: Bucket) -> Result<()> {
-        self.forward_as(bucket, &StepInputs::default())?;
-        let Some(step) = self.steps.get(&bucket) else { return Ok(()) };
-        for segment in step.segments().filter(|segment| *segment != "forward") {
-            step.enqueue(segment, &mut *self.stream)?;
-        }
+        self.begin_as(bucket, &StepInputs::default())?;
+        RUNS.iter().try_for_each(|segments| self.run(bucket, segments))?;
         Ok(self.stream.synchronize("a step that warms up", STEP_TIMEOUT)?)
     }
 }

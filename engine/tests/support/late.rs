@@ -1,5 +1,5 @@
 //! A device whose work is done only when it is waited for, as far as anyone can tell from its events. It counts how often
-//! work was enqueued behind results that nobody had waited for yet.
+//! work was enqueued behind results that nobody had waited for yet, and what was brought to it and copied.
 
 use super::device;
 use dsrun_core::{
@@ -29,6 +29,8 @@ pub(crate) struct LateDevice {
 struct Counts {
     open: AtomicUsize,
     ahead: AtomicUsize,
+    uploads: AtomicUsize,
+    copies: AtomicUsize,
     fault: Mutex<Option<Fault>>,
 }
 
@@ -49,6 +51,11 @@ impl LateDevice {
     /// How often an event was recorded while another had not been waited for.
     pub(crate) fn ahead(&self) -> usize {
         self.counts.ahead.load(Ordering::Relaxed)
+    }
+
+    /// How often something was uploaded, and copied.
+    pub(crate) fn transfers(&self) -> [usize; 2] {
+        [&self.counts.uploads, &self.counts.copies].map(|count| count.load(Ordering::Relaxed))
     }
 
     /// Holds up whoever waits for the device, until this is dropped. A fault put into it happens then.
@@ -98,7 +105,7 @@ impl Event for LateEvent {
 }
 
 #[derive(Debug)]
-struct LateStream(Box<dyn Stream>);
+struct LateStream(Box<dyn Stream>, Arc<Counts>);
 
 impl LateStream {
     fn inner(stream: &mut dyn Stream) -> Result<&mut dyn Stream> {
@@ -110,6 +117,7 @@ impl LateStream {
 
 impl Stream for LateStream {
     fn upload(&mut self, source: &[u8], destination: &BufferSlice) -> Result<()> {
+        self.1.uploads.fetch_add(1, Ordering::Relaxed);
         self.0.upload(source, destination)
     }
 
@@ -124,6 +132,7 @@ impl Stream for LateStream {
     }
 
     fn copy(&mut self, source: &BufferSlice, destination: &BufferSlice) -> Result<()> {
+        self.1.copies.fetch_add(1, Ordering::Relaxed);
         self.0.copy(source, destination)
     }
 
@@ -161,7 +170,7 @@ impl Device for LateDevice {
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>> {
-        Ok(Box::new(LateStream(self.inner.stream()?)))
+        Ok(Box::new(LateStream(self.inner.stream()?, self.counts.clone())))
     }
 
     fn event(&self) -> Result<Arc<dyn Event>> {
