@@ -20,6 +20,7 @@ mod raw;
 mod replay;
 mod sampling;
 mod threads;
+mod token;
 
 use crate::{
     runner::{Report, Status},
@@ -85,6 +86,12 @@ pub const CHECKS: &[Check] = &[
         "a graph of a decoder's layers gives what its calls give, whatever was launched before",
         None,
         decoder::graph
+    ),
+    check!(
+        "replay_token",
+        "a graph that samples gives what its calls give, and leaves the same in the request table",
+        None,
+        token::graph
     ),
     check!(
         "replay_elsewhere",

@@ -3,7 +3,11 @@
 use crate::{
     context::{Context, Raw},
     kernels::Work,
-    ops::layers,
+    launch::Step,
+    ops::{
+        layers,
+        next_token::{self, NextToken},
+    },
     stream::CudaStream,
 };
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUresult};
@@ -37,7 +41,7 @@ impl Graphs for CudaGraphs {
         let stream = CudaStream::own(stream, context)?;
         let raw = stream.raw;
         let work = record(stream, &calls)?;
-        let (items, layers) = with_layers(work, context, stream)?;
+        let (items, merged) = merge(work, context, stream)?;
         // A free on another thread would record an event on the captured stream, and so become part of the capture. It
         // waits for this lock. Mode thread-local: what other threads do otherwise does not matter.
         let locked = context.streams();
@@ -46,7 +50,7 @@ impl Graphs for CudaGraphs {
         context.check(unsafe { sys::cuStreamBeginCapture_v2(raw.0, mode) }, "beginning a capture")?;
         let enqueued = items.iter().try_for_each(|item| match item {
             Item::Call(work) => work.enqueue(stream),
-            Item::Layers(index) => layers[*index].step.enqueue(context, stream),
+            Item::Merged(index) => merged[*index].step().enqueue(context, stream),
         });
         let mut graph: CUgraph = ptr::null_mut();
         // SAFETY: the stream is being captured by this thread; the pointer is to a place of the right type.
@@ -64,7 +68,7 @@ impl Graphs for CudaGraphs {
         let status = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph.0, 0) };
         context.check(status, "making a graph of a capture")?;
         let (context, raw) = (context.clone(), Raw(executable));
-        Ok(Box::new(CudaGraph { context, raw, _calls: calls, _layers: layers }))
+        Ok(Box::new(CudaGraph { context, raw, _calls: calls, _merged: merged }))
     }
 }
 
@@ -72,7 +76,23 @@ impl Graphs for CudaGraphs {
 enum Item {
     Call(Work),
     /// Several calls in one launch.
-    Layers(usize),
+    Merged(usize),
+}
+
+/// A launch in the place of several calls, and the memory that is its own.
+#[derive(Debug)]
+enum Merged {
+    Layers(layers::Launch),
+    NextToken(NextToken),
+}
+
+impl Merged {
+    fn step(&self) -> &Step {
+        match self {
+            Self::Layers(layers) => &layers.step,
+            Self::NextToken(token) => &token.step,
+        }
+    }
 }
 
 /// What the calls would enqueue.
@@ -83,28 +103,34 @@ fn record(stream: &mut CudaStream, calls: &[Box<dyn BoundCall>]) -> Result<Vec<W
     enqueued.map(|()| recorded.unwrap_or_default())
 }
 
-/// Puts launches of whole layers in the place of their calls.
-fn with_layers(
+/// Puts launches of whole layers, and of all that is done with the logits of a row, in the place of their calls.
+fn merge(
     work: Vec<Work>,
     context: &Arc<Context>,
     stream: &mut CudaStream,
-) -> Result<(Vec<Item>, Vec<layers::Launch>)> {
+) -> Result<(Vec<Item>, Vec<Merged>)> {
     let mut launches = Vec::new();
     let mut runs = Vec::new();
     if std::env::var_os(NO_LAYERS).is_none() {
         for run in layers::find(&work, &context.machine) {
             if let Some(launch) = layers::Launch::new(&work[run.clone()], context, stream)? {
                 tracing::debug!(calls = run.len(), "layers in one launch");
-                launches.push(launch);
+                launches.push(Merged::Layers(launch));
                 runs.push(run);
             }
+        }
+    }
+    for run in next_token::find(&work) {
+        if let Some(launch) = NextToken::new(&work[run.clone()], context)? {
+            launches.push(Merged::NextToken(launch));
+            runs.push(run);
         }
     }
     let mut items = Vec::new();
     for (index, work) in work.into_iter().enumerate() {
         match runs.iter().position(|run| run.contains(&index)) {
             None => items.push(Item::Call(work)),
-            Some(run) if runs[run].start == index => items.push(Item::Layers(run)),
+            Some(run) if runs[run].start == index => items.push(Item::Merged(run)),
             Some(_) => {}
         }
     }
@@ -193,7 +219,7 @@ struct CudaGraph {
     context: Arc<Context>,
     raw: Raw<sys::CUgraphExec_st>,
     _calls: Vec<Box<dyn BoundCall>>,
-    _layers: Vec<layers::Launch>,
+    _merged: Vec<Merged>,
 }
 
 // SAFETY: a graph is used by one thread at a time, and the calls in it are not touched but for keeping them alive; every

@@ -112,6 +112,16 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// What it does.
+    pub(crate) fn call(&self) -> &CallDesc {
+        &self.plan.call
+    }
+
+    /// What it launches.
+    pub(crate) fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
     pub(crate) fn enqueue(&self, stream: &mut CudaStream) -> Result<()> {
         let enqueued = self.steps.iter().try_for_each(|step| step.enqueue(&self.plan.context, stream));
         enqueued.map_err(|error| error.in_op(self.plan.call.op.name()))

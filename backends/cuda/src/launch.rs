@@ -40,7 +40,7 @@ pub(crate) fn distinct(mut pointers: Vec<u64>) -> Vec<u64> {
 }
 
 /// The most parameters a kernel has.
-const MAX_PARAMETERS: usize = 40;
+const MAX_PARAMETERS: usize = 48;
 
 /// Parameters of a kernel, in the order of its signature.
 ///
@@ -55,6 +55,21 @@ pub(crate) struct Parameters {
 impl Parameters {
     fn start(&mut self) {
         self.starts.push(self.words.len());
+    }
+
+    /// The words of the first parameter.
+    pub(crate) fn first(&self) -> &[u64] {
+        let end = self.starts.get(1).copied().unwrap_or(self.words.len());
+        &self.words[..end]
+    }
+
+    /// These, and others behind them.
+    #[must_use]
+    pub(crate) fn then(mut self, others: &Self) -> Self {
+        let behind = self.words.len();
+        self.starts.extend(others.starts.iter().map(|start| behind + start));
+        self.words.extend(&others.words);
+        self
     }
 
     /// An address, or 0 for none.

@@ -49,4 +49,7 @@ mod stream;
 mod weight;
 
 pub use device::CudaBackend;
-pub use ops::{KernelSpec, Machine, copy_kernel, kernel_specs, layers::Shape as LayersShape};
+pub use ops::{
+    KernelSpec, Machine, copy_kernel, kernel_specs, layers::Shape as LayersShape,
+    next_token::next_token_kernel,
+};

@@ -12,6 +12,7 @@ mod decode;
 mod elementwise;
 pub(crate) mod layers;
 mod linear;
+pub(crate) mod next_token;
 mod norm;
 mod packed;
 mod quant;

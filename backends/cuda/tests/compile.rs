@@ -28,6 +28,7 @@ use dsrun_cuda::{
     compiler::{Cache, Compiler},
     copy_kernel, kernel_specs,
     library::Library,
+    next_token_kernel,
 };
 use std::{collections::HashSet, path::Path};
 
@@ -400,6 +401,11 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         .flat_map(|call| machines.map(|machine| kernel_specs(call, &machine).unwrap()))
         .flatten()
         .chain([copy_kernel()])
+        .chain(
+            FLOATS
+                .iter()
+                .flat_map(|dtype| [1, 0].map(|fours| next_token_kernel(*dtype, fours == 1).unwrap())),
+        )
         .chain(layers())
         .collect()
 }

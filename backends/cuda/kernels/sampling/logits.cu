@@ -6,10 +6,7 @@
  * Logits do not depend on the request, so they are on their way while it is looked up. A thread for each logit took 182 us for
  * 128 rows of 128256 on an H200, where memory needs 46: three reads, each waiting for the one before, for 4 bytes of each.
  */
-#define IN_PROMPT (1 << 30)
 #define THREADS 256
-
-template <typename T> struct alignas(sizeof(T) * WIDTH) Piece { T of[WIDTH]; };
 
 extern "C" __global__ void __launch_bounds__(THREADS) logit_process(
     Extent extent, i64 vocabulary, i64 capacity, const T0* logits, i64 logits_row, const int* requests, const float* parameters,
@@ -27,9 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) logit_process(
         }
         i64 request = requests[row];
         if (request < 0 || request >= capacity) continue;
-        const float* own = parameters + request * parameters_row;
-        float repetition = own[4], presence = own[5], frequency = own[6];
-        bool counted = repetition != 1.0f || presence != 0.0f || frequency != 0.0f;
+        Penalties penalties(parameters + request * parameters_row);
+        bool counted = penalties.any();
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
             i64 i = first + turn * (THREADS * WIDTH);
@@ -45,10 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logit_process(
             u32 allowed = mask ? mask[row * mask_row + i / 32] >> (i % 32) : ~0u;
 #pragma unroll
             for (int k = 0; k < WIDTH; ++k) {
-                float value = widen(x[turn].of[k]);
-                int seen = count[turn].of[k], generated = seen & (IN_PROMPT - 1);
-                if (seen != 0) value = value > 0.0f ? value / repetition : value * repetition;
-                if (generated > 0) value = value - frequency * (float)generated - presence;
+                float value = penalties.of(widen(x[turn].of[k]), count[turn].of[k]);
                 if (bias) value += added.of[k];
                 out.of[k] = allowed >> k & 1 ? value : -infinity();
             }

@@ -20,351 +20,37 @@
  * Passes of `sample` over a row with filters, which stays in the L2: 1 for the draw, 8 for top-k, 1 + 8 for top-p, 6 more where
  * ties are cut.
  */
-#define UNIT 1099511627776.0f
 #define WARPS 8
 #define THREADS (WARPS * 32)
-/* Vectors of four tokens that a thread of `sample_chunks` has under way, and the tokens of a chunk. */
+/* Vectors of four tokens that a thread of `sample_chunks` has under way. */
 #define AHEAD 4
-#define CHUNK (AHEAD * 4 * THREADS)
-
-__device__ inline u32 ordered(float x) {
-    u32 bits = __float_as_uint(x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-__device__ inline u64 warp_sum_whole(u64 x) {
-    for (int distance = 16; distance; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-    return x;
-}
-
-struct Row {
-    const float* logits;
-    i64 columns;
-    float temperature, largest;
-
-    __device__ float scaled(float logit) const { return logit / temperature + 0.0f; } /* -0 becomes 0 */
-    __device__ float value(i64 i) const { return scaled(logits[i]); }
-    /* NaN and minus infinity are never drawn. */
-    __device__ bool drawable(float x) const { return x > -infinity(); }
-    __device__ float weight(float x) const { return x == largest ? 1.0f : expf(x - largest); }
-    __device__ u64 mass(float x) const { return (u64)(weight(x) * UNIT); }
-};
-
-/* The bound: tokens above `value`, and those equal to it up to id `last`. */
-struct Bound {
-    u32 value;
-    i64 last;
-    __device__ bool admits(u32 key, i64 id) const { return key > value || (key == value && id <= last); }
-};
-
-__device__ u64 block_sum_whole(u64 x) {
-    __shared__ u64 partial[32];
-    x = warp_sum_whole(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_sum_whole(partial[threadIdx.x % 32]);
-}
-
-/*
- * The highest 32-bit threshold whose tokens, each measured by `measure(i, key)`, together reach `target`. `key_of` gives
- * the token's place in the order; higher is earlier. `Amount` holds what a thread measures.
- */
-template <typename Amount, typename Key, typename Measure>
-__device__ u32 threshold(i64 columns, u64 target, Key key_of, Measure measure) {
-    __shared__ u64 sums[15];
-    u32 found = 0;
-    for (int shift = 28; shift >= 0; shift -= 4) {
-        Amount own[15];
-#pragma unroll
-        for (int j = 0; j < 15; ++j) own[j] = 0;
-        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
-            u32 key;
-            if (!key_of(i, key)) continue;
-            Amount amount = measure(i, key);
-#pragma unroll
-            for (int j = 0; j < 15; ++j) own[j] += key >= found + ((u32)(j + 1) << shift) ? amount : 0;
-        }
-        __syncthreads();
-        if (threadIdx.x < 15) sums[threadIdx.x] = 0;
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < 15; ++j) {
-            u64 total = warp_sum_whole(own[j]);
-            if (threadIdx.x % 32 == 0) atomicAdd(&sums[j], total);
-        }
-        __syncthreads();
-        u32 digit = 0;
-        for (int j = 0; j < 15; ++j) digit += sums[j] >= target;
-        found += digit << shift;
-    }
-    return found;
-}
-
-/* The id of the `wanted`-th token, from the lowest id on, among those whose key is `value`. */
-__device__ i64 tie(const Row& row, u32 value, u64 wanted) {
-    auto key_of = [&](i64 i, u32& key) {
-        float x = row.value(i);
-        key = 0xffffffffu - (u32)i;
-        return row.drawable(x) && ordered(x) == value;
-    };
-    u32 found = threshold<u32>(row.columns, wanted, key_of, [](i64, u32) -> u32 { return 1; });
-    return (i64)(0xffffffffu - found);
-}
-
-__device__ Bound top_k(const Row& row, u64 k) {
-    auto key_of = [&](i64 i, u32& key) {
-        float x = row.value(i);
-        key = ordered(x);
-        return row.drawable(x);
-    };
-    u32 value = threshold<u32>(row.columns, k, key_of, [](i64, u32) -> u32 { return 1; });
-    u64 above = 0, equal = 0;
-    for (i64 i = threadIdx.x; i < row.columns; i += blockDim.x) {
-        u32 key;
-        if (!key_of(i, key)) continue;
-        above += key > value;
-        equal += key == value;
-    }
-    above = block_sum_whole(above);
-    equal = block_sum_whole(equal);
-    if (above + equal <= k) return {value, row.columns};
-    return {value, tie(row, value, k - above)};
-}
-
-__device__ Bound top_p(const Row& row, Bound bound, float p) {
-    auto key_of = [&](i64 i, u32& key) {
-        float x = row.value(i);
-        key = ordered(x);
-        return row.drawable(x) && bound.admits(key, i);
-    };
-    auto mass_of = [&](i64 i, u32) -> u64 { return row.mass(row.value(i)); };
-    u64 all = 0;
-    for (i64 i = threadIdx.x; i < row.columns; i += blockDim.x) {
-        u32 key;
-        if (key_of(i, key)) all += mass_of(i, key);
-    }
-    all = block_sum_whole(all);
-    double wanted = (double)p * (double)all;
-    u64 target = wanted < 1.0 ? 1 : (u64)wanted;
-    if ((double)target < wanted) target += 1;
-    if (target > all) return bound;
-    u32 value = threshold<u64>(row.columns, target, key_of, mass_of);
-    u64 above = 0, equal = 0, count = 0;
-    for (i64 i = threadIdx.x; i < row.columns; i += blockDim.x) {
-        u32 key;
-        if (!key_of(i, key)) continue;
-        if (key > value) above += mass_of(i, key);
-        if (key == value) {
-            equal += mass_of(i, key);
-            count += 1;
-        }
-    }
-    above = block_sum_whole(above);
-    equal = block_sum_whole(equal);
-    count = block_sum_whole(count);
-    u64 each = count ? equal / count : 0;
-    u64 ties = each ? (target - above + each - 1) / each : count;
-    if (ties >= count) return {value, value == bound.value ? bound.last : row.columns};
-    return {value, tie(row, value, ties < 1 ? 1 : ties)};
-}
-
-/* The first word of Philox4x32-10. */
-__device__ u32 philox(u32 key0, u32 key1, u32 c0, u32 c1) {
-    u32 c2 = 0, c3 = 0;
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        u64 a = (u64)0xD2511F53u * c0, b = (u64)0xCD9E8D57u * c2;
-        u32 n0 = (u32)(b >> 32) ^ c1 ^ key0, n2 = (u32)(a >> 32) ^ c3 ^ key1;
-        c1 = (u32)b;
-        c3 = (u32)a;
-        c0 = n0;
-        c2 = n2;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    return c0;
-}
-
-__device__ float gumbel(u32 word) {
-    float v = (float)(((double)word + 0.5) * 2.3283064365386963e-10);
-    v = fminf(v, 0.99999994f);
-    return -logf(-log1pf(-v));
-}
-
-/* No noise of a word is above this, by its leading zeros: -ln(-ln(1 - v)) is at most -ln v, and a step is more than ln 2. */
-__device__ inline float most_noise(u32 word) { return (float)(__clz((int)word) + 1) * 0.6932f; }
-
-/* A score and the token it belongs to; -1 if there is none. */
-struct Best {
-    float score;
-    int index;
-
-    __device__ void consider(float other, int where) {
-        if (where >= 0 && (index < 0 || other > score || (other == score && where < index))) {
-            score = other;
-            index = where;
-        }
-    }
-
-    /* The best of a warp, in every lane. */
-    __device__ void agree() {
-        for (int distance = 16; distance; distance /= 2) {
-            float other = __shfl_xor_sync(0xffffffffu, score, distance);
-            consider(other, __shfl_xor_sync(0xffffffffu, index, distance));
-        }
-    }
-};
-
-__device__ inline Best none() { return {-infinity(), -1}; }
-
-/* The largest score of a block of 1024, of the lowest token on ties. */
-__device__ Best block_best(Best best) {
-    __shared__ Best bests[32];
-    best.agree();
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) bests[threadIdx.x / 32] = best;
-    __syncthreads();
-    best = bests[threadIdx.x % 32];
-    best.agree();
-    return best;
-}
-
-__device__ inline float warp_largest(float x) {
-    for (int distance = 16; distance; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    return x;
-}
-
-__device__ inline double warp_sum_wide(double x) {
-    for (int distance = 16; distance; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-    return x;
-}
-
-/* What was found in a chunk of a row: its largest logit, the sum of exponentials below that, its draw. */
-struct alignas(16) Share {
-    double sum;
-    Best first, drawn;
-    u64 unused;
-};
-
-/* How a request samples. */
-struct Settings {
-    float temperature, top_k, top_p, min_p;
-    u32 key0, key1, position;
-
-    __device__ Settings(const float* own, const u32* seed, int position)
-        : temperature(own[0]), top_k(own[1]), top_p(own[2]), min_p(own[3]), key0(seed[0]), key1(seed[1]),
-          position((u32)position) {}
-    __device__ bool greedy() const { return !(temperature > 0.0f); }
-    __device__ bool filters(i64 columns) const {
-        return (top_k >= 1.0f && top_k < (float)columns) || top_p < 1.0f || min_p > 0.0f;
-    }
-};
 
 extern "C" __global__ void __launch_bounds__(THREADS) sample_chunks(
     Extent extent, i64 columns, i64 capacity, const float* logits, i64 logits_row, const int* requests, const int* positions,
     const float* parameters, i64 parameters_row, const u32* seeds, i64 seeds_row, Share* shares) {
-    __shared__ float tops[WARPS];
-    __shared__ double sums[WARPS];
-    __shared__ Best bests[WARPS];
-    __shared__ int first;
-    __shared__ u32 reached;
-    if (threadIdx.x == 0) {
-        first = 0x7fffffff;
-        reached = 0;
-    }
     take_turn();
     i64 at = blockIdx.x;
     if (at >= extent.count()) return;
     const float* from = logits + at * logits_row;
-    int begin = blockIdx.y * CHUNK, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* What is never drawn, and what is past the last, becomes minus infinity. */
+    int begin = blockIdx.y * CHUNK;
     float x[AHEAD][4];
-    auto index_of = [&](int u, int k) { return begin + (u * THREADS + (int)threadIdx.x) * 4 + k; };
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u) {
+        int i = index_of<WARPS>(begin, u, 0);
 #if VECTORS
         Vector v = {{0xff800000u, 0xff800000u, 0xff800000u, 0xff800000u}};
-        if (index_of(u, 0) < columns) v = load_vector(from + index_of(u, 0));
+        if (i < columns) v = load_vector(from + i);
 #pragma unroll
         for (int k = 0; k < 4; ++k) x[u][k] = __uint_as_float(v.word[k]);
 #else
 #pragma unroll
-        for (int k = 0; k < 4; ++k) x[u][k] = index_of(u, k) < columns ? from[index_of(u, k)] : -infinity();
+        for (int k = 0; k < 4; ++k) x[u][k] = i + k < columns ? from[i + k] : -infinity();
 #endif
     }
     i64 request = requests[at];
     if (request < 0 || request >= capacity) return;
     Settings settings(parameters + request * parameters_row, seeds + request * seeds_row, positions[at]);
-
-    float top = -infinity();
-#pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            if (is_nan(x[u][k])) x[u][k] = -infinity();
-            top = fmaxf(top, x[u][k]);
-        }
-    }
-    float own_top = top;
-    top = warp_largest(top);
-    if (lane == 0) tops[warp] = top;
-    __syncthreads();
-    top = warp_largest(tops[lane % WARPS]);
-    bool any = top > -infinity();
-    if (any && own_top == top) {
-        /* Rarely more than one thread. */
-        int index = 0x7fffffff;
-#pragma unroll
-        for (int u = AHEAD - 1; u >= 0; --u) {
-#pragma unroll
-            for (int k = 3; k >= 0; --k) index = x[u][k] == top ? index_of(u, k) : index;
-        }
-        atomicMin(&first, index);
-    }
-
-    /* Four at a time in f32, and these as doubles. */
-    double sum = 0.0;
-#pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-        float four = 0.0f;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) four += x[u][k] == top ? 1.0f : expf(x[u][k] - top);
-        sum += four;
-    }
-    Best drawn = none();
-    if (any && !settings.greedy() && !settings.filters(columns)) {
-        Row row = {from, columns, settings.temperature, 0.0f};
-#pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            u32 bar = *(volatile u32*)&reached;
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                if (!row.drawable(x[u][k])) continue;
-                float value = row.scaled(x[u][k]);
-                if (ordered(value + most_noise(0)) < bar) continue;
-                u32 word = philox(settings.key0, settings.key1, (u32)index_of(u, k), settings.position);
-                if (ordered(value + most_noise(word)) < bar) continue;
-                drawn.consider(value + gumbel(word), index_of(u, k));
-            }
-            if (u + 1 == AHEAD) break;
-            float best = warp_largest(drawn.score);
-            if (lane == 0 && best > -infinity()) atomicMax(&reached, ordered(best));
-        }
-    }
-    sum = warp_sum_wide(sum);
-    drawn.agree();
-    if (lane == 0) {
-        sums[warp] = sum;
-        bests[warp] = drawn;
-    }
-    __syncthreads();
-    if (warp > 0) return;
-
-    sum = warp_sum_wide(lane < WARPS && any ? sums[lane] : 0.0);
-    drawn = lane < WARPS ? bests[lane] : none();
-    drawn.agree();
-    if (lane == 0) shares[at * gridDim.y + blockIdx.y] = {sum, {top, any ? first : -1}, drawn, 0};
+    leave_share<AHEAD, WARPS>(x, begin, columns, from, settings, shares + at * gridDim.y + blockIdx.y);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) sample(Extent extent, i64 columns, i64 capacity, const float* logits,
@@ -389,46 +75,13 @@ extern "C" __global__ void __launch_bounds__(1024) sample(Extent extent, i64 col
         return;
     }
     Settings settings(parameters + request * parameters_row, seeds + request * seeds_row, positions[at]);
-    bool greedy = settings.greedy(), filtered = !greedy && settings.filters(columns);
+    bool filtered = !settings.greedy() && settings.filters(columns);
     if (!filtered && threadIdx.x >= 32) return;
-
-    /* Every warp for itself. */
-    Best first = share.first, drawn = share.drawn;
-    for (i64 chunk = lane + 32; chunk < chunks; chunk += 32) {
-        first.consider(shares[chunk].first.score, shares[chunk].first.index);
-        drawn.consider(shares[chunk].drawn.score, shares[chunk].drawn.index);
-    }
-    first.agree();
-    drawn.agree();
-    /* Sums of chunks are below their own largest logit. */
-    auto below = [&](const Share& part) -> double {
-        if (part.first.index < 0) return 0.0;
-        return part.sum * (part.first.score == first.score ? 1.0f : expf(part.first.score - first.score));
-    };
-    double sum = below(share);
-    for (i64 chunk = lane + 32; chunk < chunks; chunk += 32) sum += below(shares[chunk]);
-    sum = warp_sum_wide(sum);
-
-    Row row = {logits + at * logits_row, columns, settings.temperature, 0.0f};
-    int id = greedy ? first.index : drawn.index;
-    if (filtered && first.index >= 0) {
-        row.largest = row.value(first.index);
-        Bound bound = {0, columns};
-        if (settings.top_k >= 1.0f && settings.top_k < (float)columns) bound = top_k(row, (u64)settings.top_k);
-        if (settings.top_p < 1.0f) bound = top_p(row, bound, settings.top_p);
-        Best best = none();
-        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
-            float x = row.value(i);
-            if (!row.drawable(x) || !bound.admits(ordered(x), i)) continue;
-            if (settings.min_p > 0.0f && i != first.index && !(row.weight(x) >= settings.min_p)) continue;
-            best.consider(x + gumbel(philox(settings.key0, settings.key1, (u32)i, settings.position)), (int)i);
-        }
-        id = block_best(best).index;
-    }
+    int id;
+    float log;
+    choose(logits + at * logits_row, columns, settings, filtered, shares, chunks, share, id, log);
     if (threadIdx.x == 0) {
-        /* Of the logits as they are: a double holds the sum of any vocabulary. */
-        float logit = id < 0 || id == first.index ? first.score : row.logits[id];
         ids[at] = id;
-        log_probability[at] = id < 0 ? 0.0f : logit == first.score ? (float)-log(sum) : (float)((double)(logit - first.score) - log(sum));
+        log_probability[at] = log;
     }
 }

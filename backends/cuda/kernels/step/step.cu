@@ -1,95 +1,139 @@
 /*
  * prepare_step and commit_tokens: the request table.
  *
- * prepare_step: block 0 of 1024 threads owns everything but the tables: it scans the sequences' lengths 1024 at a time, then
- * each warp takes a sequence and its lanes the tokens. The other blocks copy one row of the block table each. A few
- * kilobytes; bounded by its launch and by the latency of three dependent passes.
+ * prepare_step: block 0 owns everything but the tables. A thread takes a sequence: a scan of their lengths tells where its
+ * tokens go, and if it brings one, it puts that there; sequences that bring more have a team of warps, as large as there are
+ * warps for them. The other blocks copy one row of the block table each. A few kilobytes; bounded by its launch and by what
+ * waits for each other: what the step says, with how much of it is real, all at once, as the memory is there in any case; then
+ * the requests' rows of the table; then their pages.
  *
  * commit_tokens: one thread per row.
  */
-#define IN_PROMPT (1 << 30)
+/* The most threads of a block of prepare_step, and the tokens whose positions it remembers. */
+#define MOST 1024
 
-extern "C" __global__ void __launch_bounds__(1024) prepare_step(
+/* What a sequence of several tokens brings. */
+struct Piece { int start, brings, first, source, request; };
+
+__device__ inline i64 warp_sum_up_to(i64 x) {
+    for (int distance = 1; distance < 32; distance *= 2) {
+        i64 before = __shfl_up_sync(0xffffffffu, x, distance);
+        if (threadIdx.x % 32 >= distance) x += before;
+    }
+    return x;
+}
+
+extern "C" __global__ void __launch_bounds__(MOST) prepare_step(
     Extent sequence_extent, Extent token_extent, Extent row_extent, Extent request_extent, i64 prompts, i64 blocks,
     i64 vocabulary, i64 block_size, const int* requests, const int* lengths, const int* sources, const int* prompt,
     const int* wanted, const int* table, i64 table_row, const int* last_token, const int* finished, int* ids, int* positions,
     int* slots, int* query_start, int* query_length, int* kv_length, int* tables, i64 tables_row, int* row_positions,
     int* length, int* counts, i64 counts_row) {
+    __shared__ i64 sums[32];
+    __shared__ Piece pieces[MOST];
+    __shared__ int places[MOST];
     take_turn();
-    i64 sequences = sequence_extent.count(), tokens = token_extent.count(), rows = row_extent.count();
-    i64 capacity = request_extent.count();
     if (blockIdx.x > 0) {
-        for (i64 sequence = blockIdx.x - 1; sequence < sequences; sequence += gridDim.x - 1) {
-            i64 request = requests[sequence];
+        i64 sequence = blockIdx.x - 1;
+        i64 request = sequence < sequence_extent.rows ? requests[sequence] : -1;
+        i64 sequences = sequence_extent.count(), capacity = request_extent.count();
+        while (sequence < sequences) {
             bool known = request >= 0 && request < capacity;
             for (i64 i = threadIdx.x; i < blocks; i += blockDim.x) {
                 tables[sequence * tables_row + i] = known ? table[request * table_row + i] : -1;
             }
+            sequence += gridDim.x - 1;
+            if (sequence < sequences) request = requests[sequence];
         }
         return;
     }
-    for (i64 i = threadIdx.x; i < tokens; i += blockDim.x) ids[i] = positions[i] = slots[i] = -1;
+    int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, warps = blockDim.x / 32;
+    bool planned = thread < sequence_extent.rows;
+    i64 request = planned ? requests[thread] : -1;
+    int source = planned ? sources[thread] : -1, bounded = planned ? lengths[thread] : 0;
+    int own_row = thread < row_extent.rows ? wanted[thread] : -1;
+    i64 sequences = sequence_extent.count(), tokens = token_extent.count(), rows = row_extent.count();
+    i64 capacity = request_extent.count();
+    for (i64 i = thread; i < tokens; i += blockDim.x) {
+        ids[i] = positions[i] = slots[i] = -1;
+        if (i < MOST) places[i] = -1;
+    }
 
-    __shared__ i64 scan[1024];
+    auto put = [&](i64 at, i64 position, int id, i64 of) {
+        /* Positions are below 2^31 + 2^31. */
+        i64 page_index = (u32)position / (u32)block_size;
+        i64 page = page_index < blocks ? table[of * table_row + page_index] : -1;
+        ids[at] = id;
+        positions[at] = (int)position;
+        if (at < MOST) places[at] = (int)position;
+        slots[at] = page < 0 ? -1 : (int)(page * block_size + (u32)position % (u32)block_size);
+    };
+    auto of_prompt = [&](i64 at, i64 of) {
+        int id = at < prompts ? prompt[at] : -1;
+        if (id >= 0 && id < vocabulary) atomicOr(counts + of * counts_row + id, IN_PROMPT);
+        return id;
+    };
+
     i64 carried = 0;
-    for (i64 base = 0; base < sequences; base += 1024) {
-        i64 sequence = base + threadIdx.x, request = sequence < sequences ? requests[sequence] : -1;
-        i64 brings = 0;
-        if (request >= 0 && request < capacity) {
-            brings = sources[sequence] >= 0 ? (lengths[sequence] > 0 ? lengths[sequence] : 0) : 1;
+    for (i64 base = 0; base < sequences; base += blockDim.x) {
+        i64 sequence = base + thread;
+        bool there = sequence < sequences;
+        if (base > 0 && there) {
+            request = requests[sequence];
+            source = sources[sequence];
+            bounded = lengths[sequence];
         }
+        bool known = there && request >= 0 && request < capacity;
+        int done = 0, first = 0, last = -1;
+        if (known) {
+            done = finished[request];
+            first = length[request];
+            last = last_token[request];
+        }
+        i64 brings = !known ? 0 : source < 0 ? 1 : bounded > 0 ? bounded : 0;
+        i64 up_to = warp_sum_up_to(brings);
+        if (lane == 31) sums[warp] = up_to;
+        /* Behind this, what was set to -1 may be overwritten, too. */
         __syncthreads();
-        scan[threadIdx.x] = brings;
-        __syncthreads();
-        for (int distance = 1; distance < 1024; distance *= 2) {
-            i64 before = threadIdx.x >= distance ? scan[threadIdx.x - distance] : 0;
-            __syncthreads();
-            scan[threadIdx.x] += before;
-            __syncthreads();
-        }
-        i64 start = carried + scan[threadIdx.x] - brings;
-        carried += scan[1023];
-        if (sequence < sequences) {
-            start = start < tokens ? start : tokens;
-            brings = brings < tokens - start ? brings : tokens - start;
-            bool runs = request >= 0 && request < capacity && finished[request] == 0;
-            query_start[sequence] = (int)start;
-            query_length[sequence] = runs ? (int)brings : 0;
-            kv_length[sequence] = 0;
-        }
-    }
-    __syncthreads();
+        i64 of_warps = warp_sum_up_to(lane < warps ? sums[lane] : 0);
+        i64 before = __shfl_sync(0xffffffffu, of_warps, warp > 0 ? warp - 1 : 0);
+        i64 start = carried + (warp > 0 ? before : 0) + up_to - brings;
+        carried += __shfl_sync(0xffffffffu, of_warps, 31);
 
-    int lane = threadIdx.x % 32;
-    for (i64 sequence = threadIdx.x / 32; sequence < sequences; sequence += blockDim.x / 32) {
-        i64 request = requests[sequence];
-        if (request < 0 || request >= capacity || finished[request] != 0) continue;
-        i64 start = query_start[sequence], brings = query_length[sequence], source = sources[sequence];
-        i64 first = length[request] > 0 ? length[request] : 0;
-        __syncwarp();
-        for (i64 offset = lane; offset < brings; offset += 32) {
-            i64 position = first + offset;
-            int id;
-            if (source >= 0) {
-                id = source + offset < prompts ? prompt[source + offset] : -1;
-                if (id >= 0 && id < vocabulary) atomicOr(counts + request * counts_row + id, IN_PROMPT);
-            } else {
-                id = last_token[request];
+        start = start < tokens ? start : tokens;
+        brings = brings < tokens - start ? brings : tokens - start;
+        bool runs = known && done == 0;
+        first = first > 0 ? first : 0;
+        if (!runs) brings = 0;
+        bool several = brings > 1;
+        pieces[thread] = {(int)start, several ? (int)brings : 0, first, source, (int)request};
+        if (brings == 1) put(start, first, source < 0 ? last : of_prompt(source, request), request);
+        if (there) {
+            query_start[sequence] = (int)start;
+            query_length[sequence] = (int)brings;
+            kv_length[sequence] = runs ? (int)(first + brings) : 0;
+        }
+        if (runs) length[request] = (int)(first + brings);
+        if (!__syncthreads_or(several)) continue;
+
+        /* As many threads for each sequence as there are. */
+        i64 here = sequences - base < blockDim.x ? sequences - base : blockDim.x;
+        int teams = here < warps ? (int)here : warps, members = warps / teams * 32;
+        if (thread / members < teams) {
+            for (i64 i = thread / members; i < here; i += teams) {
+                Piece piece = pieces[i];
+                for (i64 offset = thread % members; offset < piece.brings; offset += members) {
+                    int id = of_prompt((i64)piece.source + offset, piece.request);
+                    put(piece.start + offset, (i64)piece.first + offset, id, piece.request);
+                }
             }
-            i64 page = position / block_size < blocks ? table[request * table_row + position / block_size] : -1;
-            ids[start + offset] = id;
-            positions[start + offset] = (int)position;
-            slots[start + offset] = page < 0 ? -1 : (int)(page * block_size + position % block_size);
         }
-        if (lane == 0) {
-            length[request] = (int)(first + brings);
-            kv_length[sequence] = (int)(first + brings);
-        }
+        __syncthreads();
     }
     __syncthreads();
-    for (i64 i = threadIdx.x; i < rows; i += blockDim.x) {
-        i64 row = wanted[i];
-        int position = row >= 0 && row < tokens ? positions[row] : -1;
+    for (i64 i = thread; i < rows; i += blockDim.x) {
+        i64 row = i < blockDim.x ? own_row : wanted[i];
+        int position = row < 0 || row >= tokens ? -1 : row < MOST ? places[row] : positions[row];
         row_positions[i] = position < 0 ? -1 : position + 1;
     }
 }
@@ -102,12 +146,6 @@ extern "C" __global__ void commit_tokens(Extent extent, Extent request_extent, i
     for (i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += (i64)gridDim.x * blockDim.x) {
         i64 request = requests[row], id = ids[row];
         if (request < 0 || request >= capacity || id < 0 || id >= vocabulary || finished[request] != 0) continue;
-        last_token[request] = (int)id;
-        int* count = counts + request * counts_row + id;
-        /* The bit above the count says something else: a count that is full stays. */
-        if ((*count & (IN_PROMPT - 1)) != IN_PROMPT - 1) *count += 1;
-        for (i64 i = 0; i < stops; ++i) {
-            if (stop_ids[i] == id) finished[request] = 1;
-        }
+        record_token(request, id, stop_ids, stops, last_token, finished, counts, counts_row);
     }
 }

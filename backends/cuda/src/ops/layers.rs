@@ -216,8 +216,8 @@ impl Attention {
 /// The memory a bound call reads and writes, but for weights.
 #[derive(Debug)]
 pub(crate) struct Traffic {
-    reads: Vec<Range<u64>>,
-    writes: Vec<Range<u64>>,
+    pub(crate) reads: Vec<Range<u64>>,
+    pub(crate) writes: Vec<Range<u64>>,
 }
 
 impl Traffic {

@@ -25,7 +25,7 @@ fn optional_rows(parameters: Parameters, tensor: Option<&Bound>) -> Parameters {
 }
 
 /// Whether so many columns, and all rows of planes, are whole pieces of four elements.
-fn in_fours<'a>(columns: usize, planes: impl IntoIterator<Item = &'a TensorDesc>) -> bool {
+pub(super) fn in_fours<'a>(columns: usize, planes: impl IntoIterator<Item = &'a TensorDesc>) -> bool {
     columns.is_multiple_of(4) && planes.into_iter().all(|plane| plane.strides[0].is_multiple_of(4))
 }
 

@@ -6,6 +6,8 @@ use dsrun_core::{Result, kernels::CallDesc, op::PrepareStep};
 
 /// The most blocks that copy rows of the block table.
 const COPIERS: usize = 1024;
+/// Threads of a block of `prepare_step`: a few warps, which soon meet, where every sequence brings a token.
+const PREPARE_THREADS: std::ops::RangeInclusive<usize> = 128..=1024;
 
 fn addresses(parameters: Parameters, tensors: &[&Bound]) -> Parameters {
     tensors.iter().fold(parameters, |parameters, tensor| parameters.address(tensor.address))
@@ -40,7 +42,10 @@ pub(super) fn prepare_step(op: &PrepareStep, _: &CallDesc) -> Result<Recipe> {
         let parameters = addresses(parameters, &[operands[6], operands[7]]);
         let parameters = addresses(parameters, &results[..6]).rows(tables);
         let parameters = addresses(parameters, &[results[7], results[8]]).rows(counts);
-        Ok(Step::kernel(function, [1 + sequences.min(COPIERS), 1, 1], 1024, parameters))
+        let (least, most) = PREPARE_THREADS.into_inner();
+        let threads =
+            if tokens > sequences { most } else { sequences.next_multiple_of(32).clamp(least, most) };
+        Ok(Step::kernel(function, [1 + sequences.min(COPIERS), 1, 1], threads, parameters))
     }))
 }
 

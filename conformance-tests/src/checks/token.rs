@@ -1,0 +1,180 @@
+//! From logits to a token and into the request table as a graph, for one row.
+//!
+//! A device may run `logit_process`, `sample` and `commit_tokens` of a graph as one launch, which no case of a call reaches. So the
+//! graph is held to its calls one by one, which the cases hold to the oracle: both have a request table of their own, over
+//! launches in which requests of every kind take turns, and what one launch records is what the next one starts from.
+
+use super::bench::{Bench, Bound, Given, Held, Outcome, Stop, floats, same_bits};
+use crate::{
+    random::{Random, Values},
+    subject::Subject,
+    tensor::Tensor,
+};
+use dsrun_core::{
+    DType,
+    op::{CommitTokens, IN_PROMPT, LogitProcess, SAMPLING_COLUMNS, Sample, SamplingColumn},
+};
+
+/// Odd, and as many as some would take at a time or a few more.
+const VOCABULARIES: [usize; 4] = [97, 4096, 4100, 20_003];
+
+/// What is not as in the row before: greedy without penalties.
+const KINDS: [&[(SamplingColumn, f64)]; 7] = [
+    &[],
+    &[(SamplingColumn::Temperature, 1.0)],
+    &[(SamplingColumn::Temperature, 1.5), (SamplingColumn::TopK, 9.0)],
+    &[(SamplingColumn::Temperature, 0.75), (SamplingColumn::TopP, 0.75)],
+    &[(SamplingColumn::Temperature, 1.0), (SamplingColumn::MinP, 0.125)],
+    &[(SamplingColumn::RepetitionPenalty, 1.25), (SamplingColumn::FrequencyPenalty, 0.5)],
+    &[(SamplingColumn::Temperature, 1.0), (SamplingColumn::PresencePenalty, 0.5)],
+];
+const REQUESTS: usize = KINDS.len();
+
+/// Requests and whose last token theirs becomes, launch by launch. -1: nobody's, or it is only reported.
+const LAUNCHES: [(i32, i32); 14] = [
+    (0, 0),
+    (1, 1),
+    (2, 2),
+    (3, 3),
+    (-1, -1),
+    (4, 4),
+    (5, 5),
+    (5, 5),
+    (6, 6),
+    (6, -1),
+    (0, 0),
+    (-1, 3),
+    (1, 1),
+    (5, 5),
+];
+
+fn parameters() -> Tensor {
+    let mut all = Vec::new();
+    for kind in KINDS {
+        let mut row = [0.0; SAMPLING_COLUMNS];
+        row[SamplingColumn::TopP as usize] = 1.0;
+        row[SamplingColumn::RepetitionPenalty as usize] = 1.0;
+        kind.iter().for_each(|(column, value)| row[*column as usize] = *value);
+        all.extend(row);
+    }
+    Tensor::floats(DType::F32, &[REQUESTS, SAMPLING_COLUMNS], &all)
+}
+
+/// What changes from launch to launch, and what both tables have in common.
+struct Row {
+    logits: Held,
+    request: Held,
+    commit: Held,
+    position: Held,
+    /// Parameters, seeds, tokens that end a request, and bias and mask if there are any.
+    fixed: [Given; 3],
+    limits: [Given; 2],
+}
+
+/// A request table, and the calls that sample into it.
+struct Side {
+    calls: Vec<Bound>,
+    /// Processed logits, token, logarithm of its probability, and the columns of the table.
+    results: Vec<Held>,
+}
+
+impl Side {
+    fn new(bench: &mut Bench, row: &Row, counts: &Tensor) -> Result<Self, Stop> {
+        let counts = bench.give(counts)?;
+        let [last, finished] = [-1, 0].map(|value| Tensor::vector(&[value; REQUESTS]));
+        let (last, finished) = (bench.give(&last)?, bench.give(&finished)?);
+        let [parameters, seeds, stop_ids] = row.fixed.clone();
+        let [bias, mask] = row.limits.clone();
+        let request = || Given::from(&row.request);
+
+        let operands = [(&row.logits).into(), request(), parameters.clone(), counts.clone(), bias, mask];
+        let plan = bench.plan(LogitProcess {}, &operands)?;
+        let process = bench.bind(&plan, &operands)?;
+        let processed = (&process.results[0]).into();
+        let operands = [processed, request(), (&row.position).into(), parameters, seeds];
+        let plan = bench.plan(Sample {}, &operands)?;
+        let sample = bench.bind(&plan, &operands)?;
+        let ids = (&sample.results[0]).into();
+        let operands = [(&row.commit).into(), ids, stop_ids, last, finished, counts];
+        let plan = bench.plan(CommitTokens {}, &operands)?;
+        let commit = bench.bind(&plan, &operands)?;
+        let calls = vec![process, sample, commit];
+        Ok(Self { results: calls.iter().flat_map(|call| call.results.clone()).collect(), calls })
+    }
+}
+
+const RESULTS: [&str; 6] =
+    ["processed", "the token", "its probability", "last tokens", "finished requests", "counts"];
+
+fn of_vocabulary(bench: &mut Bench, dtype: DType, vocabulary: usize, limited: bool) -> Outcome {
+    let device = bench.device.clone();
+    let Some(graphs) = device.graphs() else {
+        return Err(Stop::Unsupported("the device has no graphs".into()));
+    };
+    let mut random = Random::named(&format!("token/{dtype}/{vocabulary}/{limited}"));
+    let words = vocabulary.div_ceil(32);
+    let seeds: Vec<u32> = (0..2 * REQUESTS).map(|_| random.bits() as u32).collect();
+    // Every token may end a request, in turns: one in a hundred does.
+    let stop_ids: Vec<i32> = (0..vocabulary as i32).step_by(100).collect();
+    let limits = if limited {
+        let mask: Vec<u32> = (0..words).map(|_| random.bits() as u32).collect();
+        let bias = random.tensor(DType::F32, &[REQUESTS, vocabulary], Values::Uniform);
+        [bench.give(&bias)?, bench.give(&Tensor::words(&[1, words], &mask))?]
+    } else {
+        [Given::Absent, Given::Absent]
+    };
+    let mut one = || bench.empty(DType::I32, &[1]);
+    let (request, commit, position) = (one()?, one()?, one()?);
+    let row = Row {
+        logits: bench.empty(dtype, &[1, vocabulary])?,
+        request,
+        commit,
+        position,
+        fixed: [
+            bench.give(&parameters())?,
+            bench.give(&Tensor::words(&[REQUESTS, 2], &seeds))?,
+            bench.give(&Tensor::vector(&stop_ids))?,
+        ],
+        limits,
+    };
+    let counts: Vec<i32> = (0..REQUESTS * vocabulary)
+        .map(|_| random.pick(&[0, 0, 0, 1, 2, IN_PROMPT, IN_PROMPT + 1, IN_PROMPT - 1]))
+        .collect();
+    let counts = Tensor::integers(&[REQUESTS, vocabulary], &counts);
+    let eager = Side::new(bench, &row, &counts)?;
+    let Side { calls, results } = Side::new(bench, &row, &counts)?;
+    bench.wait()?;
+    let calls = calls.into_iter().map(|bound| bound.call).collect();
+    let graph = graphs.capture(&mut *bench.stream, calls)?;
+
+    for (launch, (request, commit)) in LAUNCHES.into_iter().enumerate() {
+        let logits = random.tensor(dtype, &[1, vocabulary], Values::HeavyTailed);
+        bench.set(&row.logits, &logits)?;
+        for (held, value) in [(&row.request, request), (&row.commit, commit), (&row.position, launch as i32)]
+        {
+            bench.set(held, &Tensor::vector(&[value]))?;
+        }
+        eager.calls.iter().try_for_each(|call| bench.enqueue(call))?;
+        graph.launch(&mut *bench.stream)?;
+        for ((what, found), expected) in RESULTS.iter().zip(&results).zip(&eager.results) {
+            // A row that is skipped keeps what stood there.
+            let (found, expected) = (bench.get(found)?, bench.get(expected)?);
+            let what = format!("{dtype}, {vocabulary} tokens, launch {launch}: {what}");
+            same_bits(&what, &found, &expected)?;
+        }
+    }
+    Ok(())
+}
+
+/// A graph that samples gives what its calls give, and leaves the same in the request table.
+pub(super) fn graph(subject: &Subject) -> Outcome {
+    let mut bench = Bench::new(subject.device())?;
+    for dtype in floats(&**subject.device()) {
+        for vocabulary in VOCABULARIES {
+            for limited in [false, true] {
+                of_vocabulary(&mut bench, dtype, vocabulary, limited)?;
+            }
+        }
+    }
+    Ok(())
+}
