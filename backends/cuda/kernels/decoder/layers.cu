@@ -6,8 +6,10 @@
  *
  * Nobody waits at a barrier of the grid, and nothing is fenced. What a block leaves for others (`exchange`) is all ones, which
  * no arithmetic makes, until it is written; who needs it reads it until none of it is. So a result takes one way to the L2 and
- * one back. Each layer has memory of its own. When all blocks have the result of a layer's first MLP half before them, nobody
- * reads what is older than that, and it is set to ones again for the next launch; the block that ends last does so with the rest.
+ * one back. Each layer has memory of its own. Who has the token in the middle of a layer before it knows that all blocks are done
+ * with the layer before: each part of that token took its part of the one in front of the layer; to make that, all of the inner one
+ * before was needed, to which every block contributed when it had done all else. So that layer is set to ones again, for the next
+ * launch; the block that ends last does so with the last layer.
  *
  * Products are of tiles: one run of neighbouring outputs, or two, where results come of pairs. A warp beside those that multiply
  * copies weights into a ring of slots, run by run, in the order of all products of all layers, and waits for nobody but the
@@ -276,10 +278,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         }
         run_product<OUTPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
-        /* All blocks are past what is older: ones again. */
-        i64 begin = l ? base - LAYER_BYTES + MIDDLE_AT : 0;
-        clear(m.exchange + begin, base + MIDDLE_AT - begin, ones_at, MULTIPLIERS * GRID);
-        clear(partial, PARTIAL_FLOATS * 4, ones_at, MULTIPLIERS * GRID);
+        if (l > 0) {
+            /* All blocks are past the layer before: ones again. */
+            clear(m.exchange + base - LAYER_BYTES, LAYER_BYTES, ones_at, MULTIPLIERS * GRID);
+            clear(partial - PARTIAL_FLOATS, PARTIAL_FLOATS * 4, ones_at, MULTIPLIERS * GRID);
+        }
         run_product<DOWN>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
     }
     /* The block that ends last. */
@@ -291,8 +294,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     }
     meet();
     if (last) {
-        i64 end = (i64)count * LAYER_BYTES;
-        clear(m.exchange + end - LAYER_BYTES + MIDDLE_AT, LAYER_BYTES - MIDDLE_AT, threadIdx.x * 16, MULTIPLIERS);
+        clear(m.exchange + (i64)(count - 1) * LAYER_BYTES, LAYER_BYTES, threadIdx.x * 16, MULTIPLIERS);
+        clear(m.partial + (i64)(count - 1) * PARTIAL_FLOATS, PARTIAL_FLOATS * 4, threadIdx.x * 16, MULTIPLIERS);
         if (threadIdx.x == 0) *m.done = 0;
     }
 #endif
