@@ -77,10 +77,12 @@ __device__ inline float sum_of_row(float x, float* scratch) {
  * with `Whole` every eight has its turn up to a multiple of 32; those behind the last, or in front of the first, are not real.
  * Rows past the extent are read too: there is memory for them, what comes of them goes nowhere, and so no read has to wait for
  * the extent.
+ *
+ * `meanwhile` is called once, when the first reads are under way: what it asks memory for does not stand in front of them.
  */
-template <bool Whole, typename Put>
+template <bool Whole, typename Put, typename Meanwhile>
 __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 count, const Norm& norm, float* scratch,
-                             const Put& put) {
+                             const Put& put, const Meanwhile& meanwhile) {
     const int eights = (int)(count / 8);
     [[maybe_unused]] const int whole = (eights + 31) / 32 * 32;
 #if NORM
@@ -143,6 +145,7 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
             if (OWN <= 2) load_parameters(at, parameters[o]);
         }
     }
+    meanwhile();
 #if NORM == 2
 #pragma unroll
     for (int o = 0; o < OWN; ++o) add_up(held[o]);
@@ -169,6 +172,7 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
 #endif
 #pragma unroll 4
     for (int at = first; at < end; at += lanes) add_squares(load_vector(row + at * 8));
+    meanwhile();
     conclude_row();
 #pragma unroll 2
     for (int at = first; at < end_here; at += lanes) {
@@ -184,6 +188,7 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
 #else
     /* Four reads are under way before the first is waited for. */
     const int items = TOKENS * whole;
+    bool begun = false;
     for (int first = threadIdx.x; first < items; first += 4 * BLOCK) {
         Vector v[4];
 #pragma unroll
@@ -192,12 +197,15 @@ __device__ inline void stage(const X* x, i64 x_row, i64 inputs, i64 begin, i64 c
             v[i] = Vector{};
             if (item < items && at < eights) v[i] = load_vector(x + token * x_row + begin + at * 8);
         }
+        if (!begun) meanwhile();
+        begun = true;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int item = first + i * BLOCK, at = item % whole;
             if (item < items) put(item / whole, at, at < eights, v[i]);
         }
     }
+    if (!begun) meanwhile();
 #endif
 }
 #endif

@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
 #endif
     stage<false>(x, x_row, inputs, begin, count, norm, row_sums, [&](int token, int at, bool real, const Vector& eight) {
         if (real) *(Vector*)(activations + token * X_PITCH + at * 16) = eight;
-    });
+    }, [] {});
     __syncthreads();
 
     int group = lane / 4, part = lane % 4, slot = 0, turn = 0;

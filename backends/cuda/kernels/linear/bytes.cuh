@@ -184,8 +184,11 @@ struct Product {
     }
 
     /* Reads activations, inputs from `begin` to `begin + count`, with zeros behind to the end of a piece. */
-    __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch) {
+    template <typename Meanwhile>
+    __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch,
+                            const Meanwhile& meanwhile) {
 #if DIGITS == 1
+        meanwhile();
         int vectors = (count + 15) / 16, filled = pieces * (PIECE / 16) - vectors;
         for (int item = threadIdx.x; item < TOKENS * filled; item += BLOCK) {
             *(Vector*)(activations + item / filled * X_PITCH + (vectors + item % filled) * 16) = Vector{};
@@ -196,7 +199,7 @@ struct Product {
             *(Vector*)(activations + token * X_PITCH + at * 16) = load_vector(x + token * x_row + begin + at * 16);
         }
 #else
-        stage<true>(x, x_row, inputs, begin, count, norm, scratch, Digits{activations, scales, sums, pieces * (PIECE / 8)});
+        stage<true>(x, x_row, inputs, begin, count, norm, scratch, Digits{activations, scales, sums, pieces * (PIECE / 8)}, meanwhile);
 #endif
         __syncthreads();
 #if NEEDS_SUMS && GROUP == 0

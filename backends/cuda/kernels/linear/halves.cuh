@@ -78,11 +78,13 @@ struct Product {
     }
 
     /* Reads activations, inputs from `begin` to `begin + count`, with zeros behind to the end of a piece. */
-    __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch) {
+    template <typename Meanwhile>
+    __device__ void prepare(const X* x, i64 x_row, i64 inputs, int begin, int count, int pieces, const Norm& norm, float* scratch,
+                            const Meanwhile& meanwhile) {
         stage<true>(x, x_row, inputs, begin, count, norm, scratch, [&](int token, int at, bool real, const Vector& eight) {
             if (at < 0 || at >= pieces * (PIECE / 8)) return;
             *(Vector*)(activations + token * X_PITCH + at * 16) = real ? eight : Vector{};
-        });
+        }, meanwhile);
         __syncthreads();
 #if NEEDS_SUMS
 #if GROUP == 0

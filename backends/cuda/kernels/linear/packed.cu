@@ -18,6 +18,10 @@
  * three each: bytes.cuh. For more, integers do: halves.cuh. The order of inputs in a lane's 16 bytes is chosen in packing so
  * that its operands of x are consecutive and so that the four lanes of a row share a group: see weight/packing.rs.
  *
+ * What depends on nothing is done before the kernels in front have finished: rings are filled. But not all of them at once, as a
+ * multiprocessor's reads queue, and activations would come behind everything that was asked for before: 5 us after their turn.
+ * Two stages (of 16 warps) are enough till then; the others follow when the activations are under way.
+ *
  * Bytes: integers and scales, once; x once per block, from the L2. Floor: those over read bandwidth.
  * Measured figures: docs/src/performance/quantisation-cuda.md.
  */
@@ -26,6 +30,9 @@
 #define TEAMS (WARPS / SPLIT)
 #define ITEMS (8 * TOKENS)
 #define ITEM_WARPS ((ITEMS + 31) / 32)
+
+/* Stages that are filled before activations are asked for: about what memory has time for till then. */
+#define EARLY (32 / WARPS < STAGES - 1 ? 32 / WARPS : STAGES - 1)
 
 extern __shared__ __align__(128) u8 memory[];
 
@@ -78,7 +85,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = (int)tile_count;
     /* The team, and which of it this warp is. */
     int team = warp / SPLIT, member = warp % SPLIT;
-    int slice = blockIdx.x % SLICES, first = blockIdx.x / SLICES * TEAMS + team, groups = gridDim.x / SLICES * TEAMS;
+    int slice = blockIdx.x % SLICES, together = gridDim.x / SLICES;
+    /* Neighbouring tiles go to different blocks, so that none has more than one tile more than another. */
+    int first = team * together + blockIdx.x / SLICES, groups = together * TEAMS;
     int begin = slice * SLICE, count = (int)inputs - begin < SLICE ? (int)inputs - begin : SLICE;
     int steps = (count + SPAN - 1) / SPAN, pieces = (steps + 1) / 2;
     int units = ((int)e.outputs + 7) / 8;
@@ -140,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     };
     if (next_tile < tiles) aim();
 #pragma unroll 1
-    for (int i = 0; i < STAGES - 1; ++i) fetch();
+    for (int i = 0; i < EARLY; ++i) fetch();
 
     await_previous();
     i64 tokens = extent.count() - first_row;
@@ -162,7 +171,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 #endif
         return own;
     };
-    product.prepare(x, x_row, inputs, begin, count, pieces, norm, row_sums);
+    product.prepare(x, x_row, inputs, begin, count, pieces, norm, row_sums, [&]() {
+#pragma unroll 1
+        for (int i = EARLY; i < STAGES - 1; ++i) fetch();
+    });
 
     int turn = 0;
     const u8 *here = ring, *ring_end = ring + STAGES * STAGE;

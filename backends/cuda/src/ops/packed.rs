@@ -149,7 +149,7 @@ impl Shape {
                     continue;
                 }
                 let stages = stages.min(STAGES).min((turns * pieces + 1).max(3));
-                let groups = groups.min(self.tiles.div_ceil(teams)).max(1);
+                let groups = groups.min(self.tiles).max(1);
                 let shared = stages * warps * self.stage() + self.beside(slice, warps);
                 // Two large blocks on one multiprocessor would share its bandwidth while another had none.
                 let alone = if groups * slices * 2 <= machine.processors { 0 } else { room / 2 + 1024 };
