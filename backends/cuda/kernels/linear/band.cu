@@ -17,8 +17,9 @@
  * than multiprocessors, and none waits before it has left its own.
  *
  * What depends on nothing is done before the kernels in front have finished: the rings are filled (unless weights may
- * change), so memory is kept busy between kernels. Shared memory stays below half of what a multiprocessor has, where it can,
- * so that two such kernels fit. More ahead of time, into the L2, was tried: it stood in the way of what attention reads.
+ * change), so memory is kept busy between kernels. With PACED, where attention of one token is in front, a warp has two pieces
+ * under way until its ring is full: a multiprocessor's reads queue, and attention's stood behind 112 KiB of them.
+ * More ahead of time, into the L2, was tried: it stood in the way of what attention reads, and was no faster to read then.
  *
  * Bytes: the weights, once; x once per block, from the L2. Floor: the weights over read bandwidth.
  * Measured figures: docs/src/performance/cuda.md.
@@ -104,7 +105,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
     };
     if (next_tile < tiles) aim();
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) fetch(i);
+    for (int i = 0; i < STAGES - 1; ++i) {
+        if (PACED && i > 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
+        fetch(i);
+    }
 
     await_previous();
     i64 tokens = extent.count();

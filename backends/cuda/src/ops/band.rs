@@ -130,7 +130,10 @@ pub(super) fn plan(
     }
     let Some(tiles) = tiles(chain, outputs, call)? else { return Ok(None) };
     let Some(cut) = cut(rows, inputs, tiles, machine) else { return Ok(None) };
-    let defines: [(_, &dyn Display); 8] = [
+    // The output of one token's attention, as it seems: as many inputs as outputs, no norm, and a residual.
+    let plain_sum = matches!(chain.behind, Behind::Sum(..)) && chain.norm.is_none();
+    let behind_attention = rows == 1 && plain_sum && inputs <= outputs;
+    let defines: [(_, &dyn Display); 9] = [
         ("WARPS", &WARPS),
         ("X", &type_name(x.dtype)?),
         ("HALF", &i32::from(x.dtype == DType::F16)),
@@ -139,6 +142,7 @@ pub(super) fn plan(
         ("SLICE", &cut.slice),
         ("X_PITCH", &pitch(cut.slice * 2)),
         ("STAGES", &cut.stages),
+        ("PACED", &i32::from(behind_attention)),
     ];
     let mut spec = KernelSpec::new("linear/band.cu", "band", defines).with_shared(cut.shared);
     spec.defines.extend(norm_defines(chain, [rows, inputs], WARPS, call)?);
