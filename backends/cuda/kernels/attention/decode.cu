@@ -10,7 +10,7 @@
  * looked up along with it.
  *
  * Each warp keeps the running maximum, sum and weighted values of its keys; the block merges its warps in shared memory, and
- * CLUSTER splits merge theirs through each other's shared memory, each some of the elements. What is left of many keys is
+ * CLUSTER splits merge theirs: each leaves with each other, in its shared memory, what that one merges. What is left of many keys is
  * merged through scratch memory by the block that comes last, in the order of the splits; the counter that finds it is back at
  * 0 afterwards.
  *
@@ -19,25 +19,29 @@
  */
 #define WARPS 4
 #define VALUE_ROW (VALUE_SIZE + 4)
+/* Results of a tile, 4 elements each. */
+#define ITEMS (HEADS * (VALUE_SIZE / 4))
 
 #if CLUSTER > 1
 #define CLUSTERED __cluster_dims__(1, 1, CLUSTER)
-__device__ inline void meet_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+/* Stores to another block's shared memory, at the place that `at` is in one's own. */
+__device__ inline void store_to(float4* at, float4 v, int rank) {
+    asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n}"
+        :: "r"((u32)__cvta_generic_to_shared(at)), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
-/* 16 bytes of another block's shared memory, at the place that `at` is in one's own. */
-__device__ inline float4 load_from(const float* at, int rank) {
-    u32 address = (u32)__cvta_generic_to_shared(at);
-    float4 v;
-    asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
-                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
-        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address), "r"(rank) : "memory");
-    return v;
+__device__ inline void store_to(float2* at, float2 v, int rank) {
+    asm volatile("{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.v2.f32 [there], {%2, %3};\n}"
+        :: "r"((u32)__cvta_generic_to_shared(at)), "r"(rank), "f"(v.x), "f"(v.y) : "memory");
 }
 #else
 #define CLUSTERED
-__device__ inline void meet_cluster() { __syncthreads(); }
-__device__ inline float4 load_from(const float* at, int) { return *(const float4*)at; }
+__device__ inline void arrive_at_cluster() {}
+__device__ inline void await_cluster() { __syncthreads(); }
+__device__ inline void store_to(float4* at, float4 v, int) { *at = v; }
+__device__ inline void store_to(float2* at, float2 v, int) { *at = v; }
 #endif
 
 /* What a block works on: the token's row and position, and its sequence. */
@@ -150,6 +154,19 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
                                                                 float* partials, u32* counters) {
     __shared__ float maxima[WARPS][HEADS], amounts[WARPS][HEADS];
     __shared__ __align__(16) float sums[WARPS][HEADS][VALUE_ROW];
+    /*
+     * What blocks of a cluster leave with the one that merges it: elements, and their maximum and sum. A block by itself leaves
+     * them to itself in the place of its first warp's, where each thread has read what it overwrites.
+     */
+#if CLUSTER > 1
+    __shared__ float4 left[ITEMS + CLUSTER];
+    __shared__ float2 left_scales[ITEMS + CLUSTER];
+    auto left_at = [&](int place, int, int) { return left + place; };
+    auto scales_at = [&](int place, int) { return left_scales + place; };
+#else
+    auto left_at = [&](int, int head, int at) { return (float4*)&sums[0][head][at]; };
+    auto scales_at = [&](int, int head) { return (float2*)&sums[0][head][VALUE_SIZE]; };
+#endif
     __shared__ bool last;
     let_next_start();
     if (blockIdx.y * gridDim.x + blockIdx.x < FIRST) fetch_ahead(a, (int)splits_at_most);
@@ -160,6 +177,10 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     /* The first page of the sequence that most likely is this block's, along with the lengths. */
     int guess = blockIdx.x < a.sequences ? blockIdx.x : 0, entry = first_unit * UNIT / SLOTS, guessed = -1;
     if (SLOTS % UNIT == 0 && a.sequences > 0 && entry < (int)a.table_columns) guessed = a.table[guess * a.table_row + entry];
+    /* Where a row's queries are depends on nothing. */
+    const int first = first_head(a, blockIdx.y);
+    Queries queries;
+    if (!SINGLES) queries.read(a, blockIdx.x, first);
     i64 tokens = token_extent.count();
     Tile tile;
     if (!find_tile(a, sequence_extent.count(), blockIdx.x, tile)) return;
@@ -171,10 +192,11 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     if (to_key > (int)a.table_columns * SLOTS) to_key = (int)a.table_columns * SLOTS;
     int units = to_key > from ? (to_key + UNIT - 1) / UNIT : 0, live = live_splits(units, splits);
     if (split >= live) return;
+    /* Nobody writes to a block that has not begun. Those that are gone count as there. */
+    arrive_at_cluster();
 
-    int kv_head = blockIdx.y / (int)a.parts, first = first_head(a, blockIdx.y);
-    Queries queries;
-    queries.read(a, tile.row, first);
+    int kv_head = blockIdx.y / (int)a.parts;
+    if (SINGLES) queries.read(a, tile.row, first);
     Running running;
     running.clear();
 
@@ -235,32 +257,38 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     }
     __syncthreads();
 
-    /* The block's result takes the place of the first warp's. */
-    for (int item = threadIdx.x; item < HEADS * (VALUE_SIZE / 4); item += WARPS * 32) {
-        int head = item / (VALUE_SIZE / 4), at = item % (VALUE_SIZE / 4) * 4;
+    /* The block's result, and then the cluster's: blocks share its elements, and each is given what is its. */
+    int rank = split % CLUSTER, clusters = (live + CLUSTER - 1) / CLUSTER, members = clusters > 1 ? CLUSTER : live;
+    const int each = (ITEMS + members - 1) / members;
+    await_cluster();
+    for (int item = threadIdx.x; item < ITEMS; item += WARPS * 32) {
+        int head = item / (VALUE_SIZE / 4), at = item % (VALUE_SIZE / 4) * 4, owner = item / each;
         float largest = -infinity(), total = 0.0f;
         float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) largest = maxima[w][head] > largest ? maxima[w][head] : largest;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) merge(merged, total, largest, maxima[w][head], amounts[w][head], *(const float4*)&sums[w][head][at]);
-        *(float4*)&sums[0][head][at] = merged;
-        if (at == 0) *(float4*)&sums[0][head][VALUE_SIZE] = make_float4(largest, total, 0.0f, 0.0f);
+        int place = rank * each + item - owner * each;
+        store_to(left_at(place, head, at), merged, owner);
+        /* A block by itself has one place for these in each head. */
+        if (CLUSTER > 1 || at == 0) store_to(scales_at(place, head), make_float2(largest, total), owner);
     }
-    meet_cluster();
+    __syncwarp();
+    arrive_at_cluster();
+    await_cluster();
 
-    /* The blocks of a cluster share its elements. */
-    int rank = split % CLUSTER, clusters = (live + CLUSTER - 1) / CLUSTER, members = clusters > 1 ? CLUSTER : live;
     i64 slot = (i64)blockIdx.x * gridDim.y + blockIdx.y;
     float* partial = partials + slot * (splits / CLUSTER) * (HEADS * VALUE_ROW);
-    for (int item = rank * (WARPS * 32) + threadIdx.x; item < HEADS * (VALUE_SIZE / 4); item += members * (WARPS * 32)) {
-        int head = item / (VALUE_SIZE / 4), at = item % (VALUE_SIZE / 4) * 4;
+    for (int own = threadIdx.x; own < each && rank * each + own < ITEMS; own += WARPS * 32) {
+        int item = rank * each + own, head = item / (VALUE_SIZE / 4), at = item % (VALUE_SIZE / 4) * 4;
         float largest = -infinity(), total = 0.0f;
-        float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f), scales[CLUSTER];
+        float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float2 scales[CLUSTER];
 #pragma unroll
         for (int m = 0; m < CLUSTER; ++m) {
             if (m >= members) break;
-            scales[m] = load_from(&sums[0][head][VALUE_SIZE], m);
+            scales[m] = *scales_at(m * each + own, head);
         }
 #pragma unroll
         for (int m = 0; m < CLUSTER; ++m) {
@@ -270,18 +298,17 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
 #pragma unroll
         for (int m = 0; m < CLUSTER; ++m) {
             if (m >= members) break;
-            merge(merged, total, largest, scales[m].x, scales[m].y, load_from(&sums[0][head][at], m));
+            merge(merged, total, largest, scales[m].x, scales[m].y, *left_at(m * each + own, head, at));
         }
         if (clusters == 1) {
             if (real) finish(a, tile.row, first + head, at, largest, total, merged);
         } else {
             float* out = partial + (split / CLUSTER * HEADS + head) * VALUE_ROW;
             __stcg((float4*)(out + at), merged);
-            if (at == 0) __stcg((float4*)(out + VALUE_SIZE), make_float4(largest, total, 0.0f, 0.0f));
+            /* Whoever has a part of a head writes this, all the same, as nobody waits for another's. */
+            if (at == 0 || own == 0) __stcg((float4*)(out + VALUE_SIZE), make_float4(largest, total, 0.0f, 0.0f));
         }
     }
-    /* No block goes while another may still read its shared memory. */
-    if (CLUSTER > 1) meet_cluster();
     if (clusters == 1) return;
 
     __threadfence();
@@ -294,8 +321,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     __syncthreads();
     if (!last || !real) return;
     __threadfence();
-    for (int item = rank * (WARPS * 32) + threadIdx.x; item < HEADS * (VALUE_SIZE / 4); item += members * (WARPS * 32)) {
-        int head = item / (VALUE_SIZE / 4), at = item % (VALUE_SIZE / 4) * 4;
+    for (int own = threadIdx.x; own < each && rank * each + own < ITEMS; own += WARPS * 32) {
+        int item = rank * each + own, head = item / (VALUE_SIZE / 4), at = item % (VALUE_SIZE / 4) * 4;
         const float* from = partial + head * VALUE_ROW;
         const int next = HEADS * VALUE_ROW;
         float largest = -infinity(), total = 0.0f;

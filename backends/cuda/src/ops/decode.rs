@@ -1,6 +1,6 @@
 //! Paged attention of single tokens: `attention/decode.cu`, and of many tiles `attention/decode_even.cu`.
 
-use super::{KernelSpec, Machine, Recipe, operand, result, type_name};
+use super::{KernelSpec, Machine, Recipe, band::shared_memory, operand, result, type_name};
 use crate::launch::{Frame, Function, Parameters, Step};
 use dsrun_core::{
     DType, Error, Result, TensorDesc,
@@ -90,12 +90,19 @@ impl Sizes {
     /// Tiles cut up until there are enough of them.
     fn split(&self, machine: &Machine) -> Cut {
         let blocks = self.entries * self.columns;
-        // No more than there is room for: blocks that wait for others to end cost more than a few idle multiprocessors.
-        let splits = (machine.processors * BLOCKS / blocks.max(1)).clamp(1, MAX_SPLITS);
+        // No more than there is room for: blocks that wait for others to end cost more than a few idle multiprocessors. Where
+        // one block on each makes up clusters, there is no second: those of the products around it find room beside one.
+        let alone = machine.capability >= 90 && blocks * MAX_CLUSTER <= machine.processors;
+        let most = machine.processors * if alone { 1 } else { BLOCKS };
+        let splits = (most / blocks.max(1)).clamp(1, MAX_SPLITS);
         let cluster = if machine.capability >= 90 { splits.min(MAX_CLUSTER) } else { 1 };
-        let splits = splits.next_multiple_of(cluster);
+        let splits = if alone { splits / cluster * cluster } else { splits.next_multiple_of(cluster) };
         let in_block = THREADS / 32 * self.unit;
-        let stages = (UNDER_WAY / in_block).clamp(1, STAGES);
+        // What warps leave for each other, and what blocks of a cluster do.
+        let of_cluster = if cluster > 1 { (self.heads * self.value_size / 4 + cluster) * 24 } else { 0 };
+        let beside = THREADS / 32 * self.heads * (self.value_size + 6) * 4 + of_cluster;
+        let room = shared_memory(machine.capability).saturating_sub(beside).min(UNDER_WAY);
+        let stages = (room / in_block).clamp(1, STAGES);
         // Blocks that may be there before their turn, and what they fetch into the L2 then.
         let first = machine.processors * AT_ONCE;
         let fetches = splits == 1 && machine.capability >= 90 && self.slots.is_multiple_of(16);
@@ -309,7 +316,8 @@ mod tests {
     }
 
     #[rstest]
-    #[case::one_row(1, [1, 8, 32])]
+    #[case::one_row(1, [1, 8, 16])]
+    #[case::two_rows(2, [2, 8, 8])]
     #[case::few_rows(8, [8, 8, 4])]
     #[case::enough_rows(32, [32, 8, 1])]
     fn few_tiles_are_split(#[case] rows: usize, #[case] grid: [usize; 3]) {
