@@ -411,12 +411,13 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
 }
 
 /// Launches of whole layers: of gated MLPs behind RMS norms, and of plain ones behind layer norms; of one slot a tile, of several,
-/// and of tiles that warps take in several rounds.
+/// and of tiles that warps take in several rounds; of layers that are read at a pace.
 fn layers() -> impl Iterator<Item = KernelSpec> {
     let machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
     let shapes = [
         ("bf16", "2", [576, 1536, 3, 3, 64], true),
         ("f16", "4", [1600, 6400, 25, 1, 64], false),
+        ("bf16", "2", [2048, 8192, 8, 4, 64], true),
         ("f16", "3", [256, 1024, 1, 16, 16], true),
         ("bf16", "1", [768, 3072, 12, 1, 64], false),
         ("bf16", "3", [64, 40_960, 1, 1, 64], false),
