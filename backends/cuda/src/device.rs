@@ -177,9 +177,9 @@ impl CudaDevice {
             let message = format!("{name} has compute capability {}, 7.5 is needed", written(capability));
             return Err(Error::unsupported(message));
         }
-        let taken_for = match std::env::var(CAPABILITY) {
-            Ok(text) => older(&text, capability)?,
-            Err(_) => capability,
+        let taken_for = match std::env::var_os(CAPABILITY) {
+            Some(text) => older(&text.to_string_lossy(), capability)?,
+            None => capability,
         };
         if attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
             return Err(Error::unsupported(format!("{name} has no stream-ordered memory pools here")));

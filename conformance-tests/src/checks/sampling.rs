@@ -22,15 +22,20 @@ fn parameters() -> Tensor {
         &[(SamplingColumn::Temperature, 0.75), (SamplingColumn::TopP, 0.875)],
         &[(SamplingColumn::Temperature, 1.0), (SamplingColumn::MinP, 0.03125)],
     ];
+    table(&kinds)
+}
+
+/// A row of parameters for each request: greedy without penalties but for what is given.
+pub(super) fn table(requests: &[&[(SamplingColumn, f64)]]) -> Tensor {
     let mut all = Vec::new();
-    for kind in kinds {
+    for request in requests {
         let mut row = [0.0; SAMPLING_COLUMNS];
         row[SamplingColumn::TopP as usize] = 1.0;
         row[SamplingColumn::RepetitionPenalty as usize] = 1.0;
-        kind.iter().for_each(|(column, value)| row[*column as usize] = *value);
+        request.iter().for_each(|(column, value)| row[*column as usize] = *value);
         all.extend(row);
     }
-    Tensor::floats(DType::F32, &[REQUESTS, SAMPLING_COLUMNS], &all)
+    Tensor::floats(DType::F32, &[requests.len(), SAMPLING_COLUMNS], &all)
 }
 
 /// A token whose mask bit is 0 is never drawn, however likely it would be, under any filter.

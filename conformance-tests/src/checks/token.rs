@@ -4,7 +4,10 @@
 //! graph is held to its calls one by one, which the cases hold to the oracle: both have a request table of their own, over
 //! launches in which requests of every kind take turns, and what one launch records is what the next one starts from.
 
-use super::bench::{Bench, Bound, Given, Held, Outcome, Stop, floats, same_bits};
+use super::{
+    bench::{Bench, Bound, Given, Held, Outcome, Stop, floats, same_bits},
+    sampling::table,
+};
 use crate::{
     random::{Random, Values},
     subject::Subject,
@@ -12,7 +15,7 @@ use crate::{
 };
 use dsrun_core::{
     DType,
-    op::{CommitTokens, IN_PROMPT, LogitProcess, SAMPLING_COLUMNS, Sample, SamplingColumn},
+    op::{CommitTokens, IN_PROMPT, LogitProcess, Sample, SamplingColumn},
 };
 
 /// Odd, and as many as some would take at a time or a few more.
@@ -47,18 +50,6 @@ const LAUNCHES: [(i32, i32); 14] = [
     (1, 1),
     (5, 5),
 ];
-
-fn parameters() -> Tensor {
-    let mut all = Vec::new();
-    for kind in KINDS {
-        let mut row = [0.0; SAMPLING_COLUMNS];
-        row[SamplingColumn::TopP as usize] = 1.0;
-        row[SamplingColumn::RepetitionPenalty as usize] = 1.0;
-        kind.iter().for_each(|(column, value)| row[*column as usize] = *value);
-        all.extend(row);
-    }
-    Tensor::floats(DType::F32, &[REQUESTS, SAMPLING_COLUMNS], &all)
-}
 
 /// What changes from launch to launch, and what both tables have in common.
 struct Row {
@@ -131,7 +122,7 @@ fn of_vocabulary(bench: &mut Bench, dtype: DType, vocabulary: usize, limited: bo
         commit,
         position,
         fixed: [
-            bench.give(&parameters())?,
+            bench.give(&table(&KINDS))?,
             bench.give(&Tensor::words(&[REQUESTS, 2], &seeds))?,
             bench.give(&Tensor::vector(&stop_ids))?,
         ],

@@ -312,6 +312,8 @@ impl Engine {
         inputs.stage(&mut self.staging, &self.plan.program.extents, &|name| step.input(name))?;
         // From step to step of the same requests, each with its next token, nothing changes. Only masks are written behind it.
         if self.staging != self.brought {
+            // What an upload that fails leaves there is not known.
+            self.brought.clear();
             self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
             std::mem::swap(&mut self.staging, &mut self.brought);
         }
