@@ -6,9 +6,9 @@ use crate::{
     fault,
     launch::Function,
     memory::{Account, Size, shortage},
-    ops::{KernelSpec, Machine, layers},
     recent::Recent,
     source,
+    spec::{KernelSpec, Machine},
 };
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUmodule, CUresult, CUstream};
 use dsrun_core::{Code, Error, Result};
@@ -388,14 +388,14 @@ impl Context {
         let status = unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
         self.check_with(status, || format!("finding kernel {spec}"))?;
         self.prepare(spec, function)?;
-        let together = spec.unit == layers::UNIT;
-        let overlaps = !together
+        let overlaps = !spec.together
             && self.machine.capability >= 90
             && self.driver >= OVERLAPPING_DRIVER
             && source::every_kernel_waits(spec.unit);
         let shared = u32::try_from(spec.shared).unwrap_or(u32::MAX);
         let raw = Raw(function);
-        let function = Arc::new(Function { raw, name: spec.entry, shared, overlaps, together });
+        let function =
+            Arc::new(Function { raw, name: spec.entry, shared, overlaps, together: spec.together });
         *slot = Some(function.clone());
         Ok(function)
     }

@@ -7,7 +7,7 @@ use crate::{
     kernels::CudaKernels,
     library::Library,
     memory::{ALIGNMENT, Account, CudaBuffer},
-    ops::Machine,
+    spec::Machine,
     stream::{CudaEvent, CudaStream},
 };
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};

@@ -25,6 +25,7 @@
 //! | `graph` | capture and replay |
 //! | `compiler` | NVRTC and the cache on disk |
 //! | `source` | the embedded kernel sources |
+//! | `spec` | what a kernel is before it is built, and the device it is for |
 //! | `launch` | kernel launches and their parameters |
 //! | `blas` | products of many rows, by cuBLASLt |
 //! | `weight` | packed weights |
@@ -45,11 +46,10 @@ mod memory;
 mod ops;
 mod recent;
 mod source;
+mod spec;
 mod stream;
 mod weight;
 
 pub use device::CudaBackend;
-pub use ops::{
-    KernelSpec, Machine, copy_kernel, kernel_specs, layers::Shape as LayersShape,
-    next_token::next_token_kernel,
-};
+pub use ops::{copy_kernel, kernel_specs, layers::Shape as LayersShape, next_token::next_token_kernel};
+pub use spec::{KernelSpec, Machine};

@@ -23,64 +23,14 @@ mod step;
 use crate::{
     context::Context,
     launch::{Frame, Function, Step},
+    spec::{KernelSpec, Machine},
 };
 use dsrun_core::{
     DType, Error, Result, TensorDesc,
     kernels::{CallDesc, OperandDesc},
     op::Op,
 };
-use std::{fmt, sync::Arc};
-
-/// What recipes need to know of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine {
-    /// Compute capability, major times ten plus minor.
-    pub capability: u32,
-    /// Multiprocessors.
-    pub processors: usize,
-    /// Whether cuBLASLt is there.
-    pub blas: bool,
-    /// Whether products with dense weights are ours where that is faster; if not, cuBLASLt does what it can.
-    pub skinny: bool,
-}
-
-/// A kernel: a source, an entry in it, and the constants it is compiled with.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct KernelSpec {
-    /// The source below `kernels/`.
-    pub unit: &'static str,
-    /// The name of the kernel.
-    pub entry: &'static str,
-    /// Names and values of constants.
-    pub defines: Vec<(&'static str, String)>,
-    /// Bytes of dynamic shared memory.
-    pub shared: usize,
-}
-
-impl KernelSpec {
-    pub(crate) fn new<const N: usize>(
-        unit: &'static str,
-        entry: &'static str,
-        defines: [(&'static str, &dyn fmt::Display); N],
-    ) -> Self {
-        let defines = defines.into_iter().map(|(name, value)| (name, value.to_string())).collect();
-        Self { unit, entry, defines, shared: 0 }
-    }
-
-    /// The same kernel with so many bytes of dynamic shared memory.
-    #[must_use]
-    pub(crate) fn with_shared(mut self, bytes: usize) -> Self {
-        self.shared = bytes;
-        self
-    }
-}
-
-impl fmt::Display for KernelSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {}", self.entry, self.unit)?;
-        self.defines.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
-    }
-}
+use std::sync::Arc;
 
 /// Makes the launches of a bound call. The functions are those of the recipe's kernels, in order.
 pub(crate) type MakeSteps =

@@ -183,7 +183,7 @@ fn spec(kinds: &Kinds, cut: &Cut, prompts: bool, singles: bool) -> Result<Kernel
         ("CACHE_VECTORS", kinds.cache_vectors.to_string()),
     ];
     defines.extend(kinds.defines());
-    Ok(KernelSpec { unit: "attention/attention.cu", entry: "attention", defines, shared: 0 })
+    Ok(KernelSpec::of("attention/attention.cu", "attention", defines))
 }
 
 /// The grid: tiles, KV heads and parts of their groups, splits.

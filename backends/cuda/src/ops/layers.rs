@@ -33,9 +33,6 @@ use dsrun_core::{
 use shape::{LAYER_WORDS, MAX_HEAD, MAX_LAYERS, PRODUCTS, WARPS};
 use std::{ops::Range, sync::Arc};
 
-/// The source of the kernel.
-pub(crate) const UNIT: &str = "decoder/layers.cu";
-
 /// Calls of a layer.
 const CALLS: usize = 5;
 /// 64-bit words of `struct Model`.

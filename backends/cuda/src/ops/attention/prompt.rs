@@ -89,7 +89,7 @@ impl Prompts {
             defines.extend([("ROW_TILES", row_tiles.to_string()), ("KEYS", keys.to_string())]);
         }
         let (unit, entry) = way.kernel();
-        let kernel = KernelSpec { unit, entry, defines, shared: 0 }.with_shared(way.shared(kinds));
+        let kernel = KernelSpec::of(unit, entry, defines).with_shared(way.shared(kinds));
         Ok(Some(Self { way, kernel, heads, tokens, items, blocks, kinds: kinds.clone() }))
     }
 

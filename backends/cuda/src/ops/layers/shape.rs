@@ -1,9 +1,6 @@
 //! What layers of one launch have in common, and how the kernel is cut to it.
 
-use super::{
-    super::{KernelSpec, Machine, band::shared_memory},
-    UNIT,
-};
+use super::super::{KernelSpec, Machine, band::shared_memory};
 use std::ops::{Range, RangeInclusive};
 
 /// Products of a layer: query, key and value; output; the first half of the MLP; the second.
@@ -258,7 +255,7 @@ impl Shape {
         ];
         let mut defines = self.constants.clone();
         defines.extend(numbers.map(|(name, value)| (name, value.to_string())));
-        KernelSpec { unit: UNIT, entry: "layers", defines, shared: cut.shared }
+        KernelSpec::of("decoder/layers.cu", "layers", defines).with_shared(cut.shared).launched_together()
     }
 
     /// Bytes of what blocks leave for each other in a layer (`LAYER_BYTES` of the kernel), and of the splits of attention.

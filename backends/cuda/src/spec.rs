@@ -1,0 +1,67 @@
+//! What a kernel is before it is built, and what is known of the device it is built for.
+
+use std::fmt;
+
+/// What recipes need to know of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Compute capability, major times ten plus minor.
+    pub capability: u32,
+    /// Multiprocessors.
+    pub processors: usize,
+    /// Whether cuBLASLt is there.
+    pub blas: bool,
+    /// Whether products with dense weights are ours where that is faster; if not, cuBLASLt does what it can.
+    pub skinny: bool,
+}
+
+/// A kernel: a source, an entry in it, and the constants it is compiled with.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KernelSpec {
+    /// The source below `kernels/`.
+    pub unit: &'static str,
+    /// The name of the kernel.
+    pub entry: &'static str,
+    /// Names and values of constants.
+    pub defines: Vec<(&'static str, String)>,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+    /// Whether its blocks wait for each other, so that all must be there at once.
+    pub together: bool,
+}
+
+impl KernelSpec {
+    pub(crate) fn new<const N: usize>(
+        unit: &'static str,
+        entry: &'static str,
+        defines: [(&'static str, &dyn fmt::Display); N],
+    ) -> Self {
+        Self::of(unit, entry, defines.into_iter().map(|(name, value)| (name, value.to_string())).collect())
+    }
+
+    /// As [`KernelSpec::new`], for constants that are text already.
+    pub(crate) fn of(unit: &'static str, entry: &'static str, defines: Vec<(&'static str, String)>) -> Self {
+        Self { unit, entry, defines, shared: 0, together: false }
+    }
+
+    /// The same kernel, whose blocks wait for each other.
+    #[must_use]
+    pub(crate) fn launched_together(mut self) -> Self {
+        self.together = true;
+        self
+    }
+
+    /// The same kernel with so many bytes of dynamic shared memory.
+    #[must_use]
+    pub(crate) fn with_shared(mut self, bytes: usize) -> Self {
+        self.shared = bytes;
+        self
+    }
+}
+
+impl fmt::Display for KernelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.entry, self.unit)?;
+        self.defines.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+    }
+}
