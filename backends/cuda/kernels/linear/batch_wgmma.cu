@@ -227,7 +227,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             make_barrier(barriers.free[stage], 1);
         }
         make_barrier(barriers.vacant, SPLIT * (CONSUMERS / 32));
-        make_barrier(barriers.received, SPLIT * (CONSUMERS / 32));
+        make_barrier(barriers.received, SPLIT * CONSUMERS);
         barriers_made();
     }
     __syncthreads();
@@ -354,7 +354,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) send(there + p * (CONSUMERS * 16), &sums[p][i * 4]);
     }
-    meet(barriers.received, lane);
+    meet_behind_writes(barriers.received);
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
         if (i >= count) break;

@@ -34,16 +34,30 @@ __device__ inline u32 address_at(u32 address, int rank) {
     return there;
 }
 
-/* Tells all blocks of the cluster, behind what the warp has written to them, and waits for all of their warps. */
+/* Arrives at a barrier of a block of the cluster, behind what the thread has written to it. */
+__device__ inline void arrive_in_cluster(u32 barrier, int rank) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(address_at(barrier, rank)) : "memory");
+}
+__device__ inline void await_cluster(u32 barrier) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+        "@done bra over;\nbra again;\nover:\n}" :: "r"(barrier) : "memory");
+}
+
+/* Tells all blocks of the cluster that the warp is here, and waits for all of their warps. */
 __device__ inline void meet(u64& barrier, int lane) {
     u32 own = shared_address(&barrier);
     __syncwarp();
-    if (lane < SPLIT) {
-        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(address_at(own, lane)) : "memory");
-    }
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
-        "@done bra over;\nbra again;\nover:\n}" :: "r"(own) : "memory");
+    if (lane < SPLIT) arrive_in_cluster(own, lane);
+    await_cluster(own);
+}
+
+/* The same behind what the threads have written to the blocks: each arrives for itself. */
+__device__ inline void meet_behind_writes(u64& barrier) {
+    u32 own = shared_address(&barrier);
+#pragma unroll
+    for (int rank = 0; rank < SPLIT; ++rank) arrive_in_cluster(own, rank);
+    await_cluster(own);
 }
 
 /* Four sums to a block of the cluster, and added to others where they have arrived. */

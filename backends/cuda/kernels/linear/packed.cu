@@ -9,7 +9,7 @@
  * the numbers of its groups. (Lanes that copied the very bytes they multiply, a quarter of four lines at a time, came to 2.1 TB/s.)
  * Rows of a line change places by which line it is: then 8 lanes meet no bank twice, copying or reading.
  *
- * Warps do not meet at the end of a tile. Each leaves its sums in one of TURNS places and says so at that place's barrier; the
+ * Warps do not meet at the end of a tile. Each leaves its sums in one of TURNS places, and its lanes say so at that place's barrier; the
  * warp of the team whose turn it is adds up a tile when it has done its part of the next. A place is taken again when the barrier
  * behind it shows that its sums have been read: three tiles on, so that hardly anyone ever waits.
  *
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     Product product(memory + WARPS * STAGES * STAGE);
     Sum* sums = (Sum*)(memory + WARPS * STAGES * STAGE + Product::bytes);
     let_next_start();
-    if (threadIdx.x < TEAMS * TURNS) make_barrier(all_barriers[0][threadIdx.x], SPLIT);
+    if (threadIdx.x < TEAMS * TURNS) make_barrier(all_barriers[0][threadIdx.x], SPLIT * 32);
     if (!immutable) await_previous();
 
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = (int)tile_count;
@@ -319,8 +319,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
         if (turn >= TURNS) await(barriers[(turn + 1) % TURNS], (turn + 1) / TURNS - 1);
         Sum* partial = team_sums + (turn % TURNS) * (SPLIT * TOKENS * SUM_ROW);
         product.leave(partial + member * (TOKENS * SUM_ROW));
-        __syncwarp();
-        if (lane == 0) arrive(barriers[turn % TURNS]);
+        /* Every lane for itself, behind what it left. */
+        arrive(barriers[turn % TURNS]);
     }
     if (turn > 0) {
         int tile = first + (turn - 1) * groups;

@@ -377,7 +377,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
         for (int i = 0; i < FULL; ++i) make_barrier(barriers.full[i], 1);
         for (int stage = 0; stage < STAGES; ++stage) make_barrier(barriers.free[stage], GROUPS * 4);
         make_barrier(barriers.vacant, SPLIT * GROUPS * 4);
-        make_barrier(barriers.received, SPLIT * GROUPS * 4);
+        make_barrier(barriers.received, SPLIT * GROUPS * 128);
         barriers_made();
     }
     __syncthreads();
@@ -569,7 +569,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
     for (int i = 0; i < EIGHTS; ++i) {
         send(address_at(place_of_sums + (i / SPLIT * SPLIT + split) * SUMS, i % SPLIT), &sums[i * 4]);
     }
-    meet(barriers.received, lane);
+    meet_behind_writes(barriers.received);
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
         if (i >= count) break;
