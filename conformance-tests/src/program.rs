@@ -12,9 +12,11 @@ mod child;
 mod conductor;
 mod interrupt;
 mod junit;
+mod markdown;
 mod message;
 mod record;
 mod summary;
+mod table;
 mod text;
 mod waivers;
 mod worker;
@@ -105,6 +107,9 @@ fn run(arguments: &Run) -> Result<ExitCode> {
     }
     if let Some(path) = &arguments.junit {
         write(path, &junit::render(&summary))?;
+    }
+    if let Some(path) = &arguments.markdown {
+        write(path, &markdown::render(&summary))?;
     }
     io::stdout().lock().write_all(text::render(&summary, style()).as_bytes())?;
     Ok(if summary.passed { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })

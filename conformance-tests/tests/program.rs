@@ -254,6 +254,18 @@ fn junit_is_xml_and_counts_what_the_results_count() {
 }
 
 #[test]
+fn the_page_of_results_names_what_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("results.md");
+    let ran = run(misbehaving().args(["run", "crashes", "--op", "fill", "--markdown"]).arg(&file));
+    assert_eq!(ran.status, Some(1), "{}", ran.errors);
+    let page = fs::read_to_string(&file).unwrap();
+    assert!(page.starts_with("**Failed.** "), "{page}");
+    assert!(page.contains("\n| `fill` | "), "{page}");
+    assert!(page.contains("\n- `fill/") && page.contains("sixty-one is too many"), "{page}");
+}
+
+#[test]
 fn a_seed_changes_what_is_drawn_and_nothing_else() {
     let list = |seed: &[&str]| -> Vec<String> {
         let ran = run(program().args(["list", "--op", "fill"]).args(seed));

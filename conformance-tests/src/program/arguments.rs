@@ -75,6 +75,9 @@ pub(crate) struct Run {
     /// Also write the results to a file, as JUnit XML.
     #[arg(long, value_name = "FILE")]
     pub(crate) junit: Option<PathBuf>,
+    /// Also write a page of Markdown to a file: a table of ops and element types, to publish.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) markdown: Option<PathBuf>,
     /// A TOML file of failures that are known, each with a reason and a day on which it expires.
     #[arg(long, value_name = "FILE")]
     pub(crate) waivers: Option<PathBuf>,

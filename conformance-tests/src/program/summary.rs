@@ -108,6 +108,30 @@ impl Summary {
         })
     }
 
+    /// How many cases there were and how they went, in a line.
+    pub(crate) fn total(&self) -> String {
+        let counted: Vec<String> = Outcome::ALL
+            .iter()
+            .filter_map(|outcome| {
+                let count = self.counts.get(outcome.name()).copied().unwrap_or(0);
+                (count > 0).then(|| format!("{count} {}", outcome.name()))
+            })
+            .collect();
+        format!("{} cases in {:.1} s: {}", self.cases.len(), self.seconds, counted.join(", "))
+    }
+
+    /// What was held to what, in a line that says nothing of where the library lies.
+    pub(crate) fn conditions(&self) -> String {
+        let Backend { name, version, .. } = &self.backend;
+        let (device, profiles) = (&self.device.name, self.profiles.join(", "));
+        let Suite { version: suite, abi } = &self.suite;
+        format!(
+            "{name} {version} on {device}, held to {profiles} by suite {suite} (ABI {abi}), seed {}, {} cases drawn for each op and \
+             element type",
+            self.seed, self.drawn
+        )
+    }
+
     /// The backend and the device, in a line.
     pub(crate) fn subject(&self) -> String {
         let Backend { name, version, library } = &self.backend;

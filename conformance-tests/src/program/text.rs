@@ -3,8 +3,8 @@
 use super::{
     record::{Outcome, Record},
     summary::Summary,
+    table::{Cell, LEGEND, Table, heading},
 };
-use dsrun_core::DType;
 use std::fmt::Write;
 
 /// How wide text is where nobody says.
@@ -54,16 +54,8 @@ pub(crate) fn render(summary: &Summary, style: Style) -> String {
             wrap(&mut text, &format!("{} until {until}: {reason}", record.id), "  ", style.width);
         }
     }
-    let counted: Vec<String> = Outcome::ALL
-        .iter()
-        .filter_map(|outcome| {
-            let count = summary.counts.get(outcome.name()).copied().unwrap_or(0);
-            (count > 0).then(|| format!("{count} {}", outcome.name()))
-        })
-        .collect();
     line(&mut text, "");
-    let total = format!("{} cases in {:.1} s: {}", summary.cases.len(), summary.seconds, counted.join(", "));
-    wrap(&mut text, &total, "", style.width);
+    wrap(&mut text, &summary.total(), "", style.width);
     wrap(
         &mut text,
         &format!("{}, held to {}", summary.subject(), summary.profiles.join(", ")),
@@ -75,57 +67,11 @@ pub(crate) fn render(summary: &Summary, style: Style) -> String {
     text
 }
 
-/// What a cell of the table counts.
-#[derive(Clone, Copy, Default)]
-struct Cell {
-    passed: usize,
-    run: usize,
-    failed: usize,
-}
-
-impl Cell {
-    fn count(&mut self, record: &Record) {
-        // What is optional and not there is not counted.
-        if record.status == Outcome::Unsupported && !record.required {
-            return;
-        }
-        self.run += 1;
-        self.passed += usize::from(record.status == Outcome::Pass);
-        self.failed += usize::from(record.is_failure());
-    }
-
-    fn text(self) -> String {
-        match self {
-            Self { run: 0, .. } => "-".into(),
-            Self { failed: 0, passed, run } if passed == run => passed.to_string(),
-            Self { failed, passed, run } => format!("{passed}/{run}{}", if failed > 0 { "!" } else { "" }),
-        }
-    }
-}
-
 /// Cases that passed, by op and element type.
 fn table(text: &mut String, records: &[Record], style: Style) {
-    let mut ops: Vec<&str> = Vec::new();
-    for record in records {
-        if !ops.contains(&record.op.as_str()) {
-            ops.push(&record.op);
-        }
-    }
-    let has = |dtype: &Option<&str>| records.iter().any(|record| record.dtype.as_deref() == *dtype);
-    let columns: Vec<Option<&str>> =
-        DType::ALL.iter().map(|dtype| Some(dtype.name())).chain([None]).filter(has).collect();
-    let cell = |op: &str, dtype: Option<&str>| {
-        let mut cell = Cell::default();
-        let of = |record: &&Record| record.op == op && record.dtype.as_deref() == dtype;
-        records.iter().filter(of).for_each(|record| cell.count(record));
-        let any = records.iter().any(|record| of(&record));
-        any.then_some(cell)
-    };
-    let heading = |dtype: Option<&str>| dtype.unwrap_or("-").to_owned();
-    let rows: Vec<(&str, Vec<Option<Cell>>)> =
-        ops.iter().map(|op| (*op, columns.iter().map(|dtype| cell(op, *dtype)).collect())).collect();
-    let shown = |cell: &Option<Cell>| cell.map_or_else(String::new, Cell::text);
-    let first = ops.iter().map(|op| op.len()).max().unwrap_or(0).max("op".len());
+    let Table { columns, rows } = Table::of(records);
+    let shown = |cell: &Option<Cell>| cell.map_or_else(String::new, |cell| cell.text());
+    let first = rows.iter().map(|(op, _)| op.len()).max().unwrap_or(0).max("op".len());
     let widths: Vec<usize> = (0..columns.len())
         .map(|column| {
             let cells = rows.iter().map(|(_, cells)| shown(&cells[column]).len());
@@ -164,10 +110,8 @@ fn table(text: &mut String, records: &[Record], style: Style) {
             wrap(text, &format!("{op}: {}", cells.join(", ")), "", style.width);
         }
     }
-    let legend = "Cases that passed; passed/run where not all did, with ! where that is a failure; - where the device does not \
-                  run it and need not.";
     line(text, "");
-    wrap(text, legend, "", style.width);
+    wrap(text, LEGEND, "", style.width);
 }
 
 fn failure(text: &mut String, record: &Record, style: Style) {
