@@ -8,7 +8,9 @@ Needs a CUDA device and PyTorch 2.6 or newer; nothing is downloaded, weights are
 
 decode      a model of the shape under torch.compile with CUDA graphs and a static cache: prompt, then tokens one by one, greedy
 attention   causal scaled_dot_product_attention by cuDNN and by FlashAttention
-gemm        the products of a layer of llama-8b by cuBLAS
+gemm        the products of a layer of llama-8b by cuBLAS, each by itself in short bursts
+chain       the products of all layers of llama-8b by cuBLAS, one behind the other, run as often as `bench prefill` runs: what would be
+            left of a prompt if all else took no time, at the clocks that it has there
 bandwidth   a copy and a read of 2 GiB
 
 Every time is a median over repetitions, by events on the device; those of decode hold all tokens of a run.
@@ -18,6 +20,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 
 import torch
 from torch import nn
@@ -248,6 +251,42 @@ def gemm(options):
     return results
 
 
+def chain(options):
+    hidden, inner, layers, heads, kv_heads, size, _, _ = SHAPES["llama-8b"]
+    shapes = {
+        "query_key_value": ((heads + 2 * kv_heads) * size, hidden),
+        "output": (hidden, heads * size),
+        "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+    }
+
+    def normal(*sizes, scale):
+        return torch.empty(*sizes, device="cuda", dtype=torch.bfloat16).normal_(0, scale)
+
+    weights = [{name: normal(*shape, scale=0.02) for name, shape in shapes.items()} for _ in range(layers)]
+    results = []
+    for rows in options.rows:
+        x = {name: normal(rows, inputs, scale=1) for name, (_, inputs) in shapes.items()}
+        y = {name: torch.empty(rows, outputs, device="cuda", dtype=torch.bfloat16) for name, (outputs, _) in shapes.items()}
+
+        def run():
+            for layer in weights:
+                for name, weight in layer.items():
+                    torch.mm(x[name], weight.T, out=y[name])
+
+        graph = torch.cuda.CUDAGraph()
+        run()
+        with torch.cuda.graph(graph):
+            run()
+        torch.cuda.synchronize()
+        # As `bench prefill`: a pause in which its step is compiled, one run that does not count, and runs with a wait behind each.
+        time.sleep(2)
+        ms = milliseconds(graph.replay, repeats=options.repeat, warm=1)
+        operations = 2 * rows * layers * sum(outputs * inputs for outputs, inputs in shapes.values())
+        results.append({"rows": rows, "ms": round(ms, 3), "tflops": round(operations / ms / 1e9, 1)})
+    return results
+
+
 def bandwidth(_):
     source = torch.rand(1 << 29, device="cuda")
     target = torch.empty_like(source)
@@ -261,7 +300,7 @@ def bandwidth(_):
     }
 
 
-COMMANDS = {"decode": decode, "attention": attention, "gemm": gemm, "bandwidth": bandwidth}
+COMMANDS = {"decode": decode, "attention": attention, "gemm": gemm, "chain": chain, "bandwidth": bandwidth}
 
 
 def main():
@@ -271,6 +310,8 @@ def main():
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16", help="element type for decode")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt for decode")
     parser.add_argument("--generated", type=int, default=128, help="tokens to generate for decode")
+    parser.add_argument("--rows", type=int, nargs="+", default=[512, 2048], help="tokens of a prompt for chain")
+    parser.add_argument("--repeat", type=int, default=3, help="runs for chain, of which the median counts")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("there is no CUDA device, or this PyTorch was built without CUDA")
