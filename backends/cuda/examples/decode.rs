@@ -6,9 +6,10 @@
 //! layers of five calls, final norm with head, and argmax. The floor is the bytes of weights and of the KV cache over the
 //! bandwidth of the copy. With `--parts` the calls of one kind are also timed by themselves, all layers one after the other,
 //! and the step without them. `--weights` and `--head` name the format of the layers' weights and of the head's (int8,
-//! int4g128_f16, ..), `--bytes` quantises activations too, and with `--prompt` the step is one sequence's whole context. With
-//! `--sets` layers take turns at four sets of weights, which is soon loaded and still more than caches hold. With `--check` the
-//! logits of the graph are held to those of the calls one by one, and its replays to each other.
+//! int4g128_f16, ..), `--bytes` quantises activations of the layers too, `--head-bytes` those of the head, and with `--prompt` the
+//! step is one sequence's whole context. With `--sets` layers take turns at four sets of weights, which is soon loaded and still
+//! more than caches hold. With `--check` the logits of the graph are held to those of the calls one by one, and its replays to
+//! each other.
 
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
@@ -477,9 +478,18 @@ fn build(
     if settings.prompt {
         x = step.part(5, wanted, GatherRows {}.into(), &[x, last])?;
     }
-    let mut operands = present(normed(&x).into());
-    operands.push(loaded.head.clone());
-    let logits = step.part(5, wanted, head, &operands)?;
+    let logits = if settings.head_bytes {
+        let quantised = step.call(norm_quant, &[Some(&x), Some(gain)])?;
+        step.keep(5, wanted);
+        let operands = [Some(&quantised[0]), Some(&quantised[1]), Some(&loaded.head), None];
+        let logits = step.one(LinearW8A8 { dtype: DTYPE }, &operands)?;
+        step.keep(5, wanted);
+        logits
+    } else {
+        let mut operands = present(normed(&x).into());
+        operands.push(loaded.head.clone());
+        step.part(5, wanted, head, &operands)?
+    };
     step.one(Argmax {}, &[Some(&logits)])?;
     step.keep(5, wanted);
     Ok(logits)
@@ -583,6 +593,8 @@ struct Wanted {
     weights: WeightFormat,
     head: WeightFormat,
     bytes: bool,
+    /// Whether the head's activations are quantised.
+    head_bytes: bool,
     prompt: bool,
     sets: bool,
 }
@@ -597,6 +609,7 @@ fn wanted() -> Result<Wanted> {
         weights: DENSE,
         head: DENSE,
         bytes: false,
+        head_bytes: false,
         prompt: false,
         sets: false,
     };
@@ -615,6 +628,7 @@ fn wanted() -> Result<Wanted> {
             "--check" => wanted.check = true,
             "--weights" => wanted.weights = format(value()?)?,
             "--head" => wanted.head = format(value()?)?,
+            "--head-bytes" => wanted.head_bytes = true,
             "--bytes" => wanted.bytes = true,
             "--prompt" => wanted.prompt = true,
             "--sets" => wanted.sets = true,
