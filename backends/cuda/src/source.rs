@@ -51,6 +51,7 @@ const UNITS: &[Unit] = &[
         "decoder/model.cuh",
         "decoder/exchange.cuh",
         "decoder/weights.cuh",
+        "decoder/packed.cuh",
         "decoder/stage.cuh",
         "decoder/attend.cuh"
     ),

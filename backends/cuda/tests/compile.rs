@@ -415,14 +415,19 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
 fn layers() -> impl Iterator<Item = KernelSpec> {
     let machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
     let shapes = [
-        ("bf16", "2", [576, 1536, 3, 3, 64], true),
-        ("f16", "4", [1600, 6400, 25, 1, 64], false),
-        ("bf16", "2", [2048, 8192, 8, 4, 64], true),
-        ("f16", "3", [256, 1024, 1, 16, 16], true),
-        ("bf16", "1", [768, 3072, 12, 1, 64], false),
-        ("bf16", "3", [64, 40_960, 1, 1, 64], false),
+        ("bf16", "bf16", "2", [576, 1536, 3, 3, 64], true),
+        ("f16", "f16", "4", [1600, 6400, 25, 1, 64], false),
+        ("bf16", "bf16", "2", [2048, 8192, 8, 4, 64], true),
+        ("f16", "f16", "3", [256, 1024, 1, 16, 16], true),
+        ("bf16", "bf16", "1", [768, 3072, 12, 1, 64], false),
+        ("bf16", "bf16", "3", [64, 40_960, 1, 1, 64], false),
+        ("bf16", "int4g128_f16", "2", [2048, 8192, 8, 4, 64], true),
+        ("bf16", "int4g128_f16", "2", [4096, 14_336, 16, 4, 64], true),
+        ("f16", "int4g128", "4", [768, 3072, 12, 1, 64], false),
+        ("bf16", "int8", "2", [2048, 8192, 8, 4, 64], true),
+        ("f16", "int8", "3", [256, 1024, 1, 16, 16], true),
     ];
-    shapes.into_iter().map(move |(dtype, function, [hidden, inner, kv_heads, group, head], gated)| {
+    shapes.into_iter().map(move |(dtype, format, function, [hidden, inner, kv_heads, group, head], gated)| {
         let norm = if gated { "1" } else { "2" };
         let constants = [
             ("X", dtype),
@@ -435,8 +440,10 @@ fn layers() -> impl Iterator<Item = KernelSpec> {
         ];
         let constants = constants.map(|(name, value)| (name, value.to_owned())).to_vec();
         let pairs = if gated { head / 2 } else { 0 };
+        let format = WeightFormat::from_name(format).unwrap();
         let shape = LayersShape {
             constants,
+            format,
             gated,
             hidden,
             inner,

@@ -21,6 +21,8 @@
  * inputs, which lie beside each other and so in different banks. As there is one token, the 8 columns of the other operand are
  * free to hold the inputs of these sets; of the result a row counts in the column of its set.
  *
+ * Packed integers of 4 or 8 bits are multiplied by bytes of activations instead: packed.cuh.
+ *
  * Attention: blocks take a part of the heads of a KV head and a split of the keys, their warps units of 16 keys, as in
  * attention/decode.cu. Who multiplies with the result merges the splits for himself.
  *
@@ -47,14 +49,11 @@ template <int P>
 __device__ inline void run_product(const Model& m, const Layer& layer, const Thread& t, const Share& share, int l, int& turn,
                                    Ring& ring, u32 barriers, u8* mine, const float* partial, const float2* sines,
                                    float2* scratch) {
-    constexpr int INPUTS = INPUTS_OF[P], TILES = TILES_OF[P], COLUMNS = COLUMNS_OF[P], RUNS = RUNS_OF[P], RUN = ROWS_OF[P];
-    /* What is left for the last slot of a run. */
-    constexpr int LAST = INPUTS - (INPUTS - 1) / COLUMNS * COLUMNS;
-    typedef Weights<LAST, RUN> Slot;
-    /* Whether weights are taken into registers while this waits for the others. */
-    constexpr bool HELD = COLUMNS >= INPUTS;
+    constexpr int TILES = TILES_OF[P], RUNS = RUNS_OF[P], RUN = ROWS_OF[P];
+    /* Warps that finish a tile together: one for each 8 outputs of its runs. */
+    constexpr int FINISHERS = RUN > 8 ? RUN / 8 : 1;
     /* Lanes of a warp that have the same output of a run in the end. */
-    constexpr int SHARERS = 2 * Slot::SETS;
+    constexpr int SHARERS = Factors<P>::SHARERS;
     const Product& p = m.products[P];
     int first = first_of(turn);
     turn = turn_after(turn, TILES);
@@ -67,15 +66,15 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     i64 after = (i64)l * LAYER_BYTES + (P == INPUT ? QUERIES_AT : P == OUTPUT ? MIDDLE_AT : P == UP ? INNER_AT : LAYER_BYTES);
     bool ended = P == DOWN && l == (int)m.layers - 1, staged = false, leaves = t.lane % SHARERS == 0;
     const BIAS* bias = layer.biases[P];
-    Slot held;
-    Vector inputs[Slot::EACH];
+    Factors<P> factors;
 #pragma unroll 1
     for (int tile = first; tile < TILES;) {
-        /* A tile for each warp to finish. What it needs is read ahead. */
-        int own = tile + t.warp * GRID;
+        /* A tile for each warp to finish, or a part of one. What it needs is read ahead. */
+        int own = tile + t.warp / FINISHERS * GRID;
         bool finishes = own < TILES;
         Rows rows = rows_of<P>(own);
-        int low = rows.low + t.lane / SHARERS, high = rows.high + t.lane / SHARERS;
+        int place = t.warp % FINISHERS * 8 + t.lane / SHARERS;
+        int low = rows.low + place, high = rows.high + place;
         float add_low = 0.0f, add_high = 0.0f, sine = 0.0f, cosine = 1.0f;
         X* cache = nullptr;
         if (P == INPUT) {
@@ -102,12 +101,16 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
             if (RUNS == 2) add_high = or_else(bias, high, 0.0f);
             if (RUNS == 1) residual = load_fresh_one(before + low);
         }
+#if BITS && !GROUP
+        const SCALE* scales = (const SCALE*)(layer.weights[P] + NUMBERS_AT(P));
+        float scale_low = finishes ? widen(scales[low]) : 0.0f, scale_high = finishes && RUNS == 2 ? widen(scales[high]) : 0.0f;
+#endif
         X* to = (X*)(m.exchange + after) + low;
         const float* from = sums + t.warp * (RUNS * RUN_SUMS) + t.lane * 4;
-        float* own_sum = sums + t.group * WARPS + t.warp;
+        float* own_sum = sums + Factors<P>::place(t);
         asm volatile("" : "+l"(to), "+l"(from), "+l"(own_sum));
         if (!staged) {
-            if (HELD) held.load(t, ring, barriers);
+            factors.take_ahead(t, ring, barriers);
             if (P == INPUT || P == UP) {
                 bool there = P == INPUT && l == 0;
                 const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
@@ -115,43 +118,30 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
             } else if (P == OUTPUT) {
                 stage_merged(partial, share.live, activations);
             } else {
-                stage_plain((const X*)(mine + INNER_AT), activations);
+                stage_plain<INNER>((const X*)(mine + INNER_AT), activations);
             }
             meet();
-            if (HELD) Slot::load_inputs(t, activations, inputs);
+            factors.take_inputs(t, activations);
             staged = true;
         }
         int tiles = 0;
-        /* Rows `group` and `group + 8` of a run are in the columns of one lane of four. */
-        auto keep = [&](const float (&c)[2][4]) {
-            bool odd = t.group % 2;
-            if (t.part == Slot::set(t) / 2) {
-                own_sum[0] = odd ? c[0][1] + c[1][1] : c[0][0] + c[1][0];
-                own_sum[8 * WARPS] = odd ? c[0][3] + c[1][3] : c[0][2] + c[1][2];
-            }
-            own_sum += RUN_SUMS;
-        };
 #pragma unroll 1
-        for (; tile < TILES && tiles < WARPS; ++tiles, tile += GRID) {
+        for (; tile < TILES && tiles < WARPS / FINISHERS; ++tiles, tile += GRID) {
 #pragma unroll
             for (int run = 0; run < RUNS; ++run) {
-                float c[2][4] = {};
-                if constexpr (HELD) {
-                    held.multiply_by(inputs, c, run + 1 < RUNS || tile + GRID < TILES, t, ring, barriers);
-                } else {
-                    const u8* x = activations;
-#pragma unroll 1
-                    for (int column = 0; column < INPUTS - LAST; column += COLUMNS, x += COLUMNS * 2) {
-                        take_slot<COLUMNS, RUN>(t, ring, barriers, x, c);
-                    }
-                    take_slot<LAST, RUN>(t, ring, barriers, x, c);
-                }
-                keep(c);
+                bool more = run + 1 < RUNS || tile + GRID < TILES;
+                factors.multiply_run(own_sum, more, activations, t, ring, barriers);
+                own_sum += RUN_SUMS;
             }
+            own_sum += (FINISHERS - 1) * RUNS * RUN_SUMS;
         }
         meet();
-        if (t.warp < tiles) {
+        if (t.warp < tiles * FINISHERS) {
             float a = sum_of_sharers<SHARERS>(from), b = RUNS == 2 ? sum_of_sharers<SHARERS>(from + RUN_SUMS) : 0.0f;
+#if BITS && !GROUP
+            a *= scale_low;
+            b *= scale_high;
+#endif
             if (RUNS == 1) {
                 if (P == DOWN || l > 0) {
                     for (u32 reads = 0; residual.bits == 0xffffu; be_patient(reads)) residual = load_fresh_one(before + low);
@@ -196,7 +186,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 }
             }
         }
-        if (TILES <= GRID * WARPS) break;
+        if (TILES <= GRID * (WARPS / FINISHERS)) break;
         if (tile < TILES) meet();
     }
 }

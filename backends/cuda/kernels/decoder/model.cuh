@@ -44,6 +44,11 @@ constexpr int INPUTS_OF[4] = {HIDDEN, HEADS * HEAD, HIDDEN, INNER};
 constexpr int OUTPUTS_OF[4] = {(HEADS + 2 * KV_HEADS) * HEAD, HIDDEN, MIDDLE == GATED ? 2 * INNER : INNER, HIDDEN};
 constexpr int RUNS_OF[4] = {2, 1, 2, 1}, ROWS_OF[4] = {ROWS_0, ROWS_1, ROWS_2, ROWS_3};
 constexpr int TILES_OF[4] = {OUTPUTS_OF[0] / (2 * ROWS_0), HIDDEN / ROWS_1, OUTPUTS_OF[2] / (2 * ROWS_2), HIDDEN / ROWS_3};
+#if BITS
+/* The numbers of 8 outputs of a group, and where numbers begin behind the integers of a product. */
+#define LINE (8 * (int)sizeof(SCALE))
+#define NUMBERS_AT(product) ((i64)OUTPUTS_OF[product] * INPUTS_OF[product] / 8 * BITS)
+#endif
 constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
 /* What blocks leave for each other in a layer, in bytes: the token in front of it, query, key and value, the token in the
  * middle, and the MLP's inner one. */
@@ -56,12 +61,19 @@ constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
 #define PARTIAL_FLOATS (KV_HEADS * PARTS_OF_GROUP * SPLITS * TILE_HEADS * VALUE_ROW)
 /* Shared memory behind the ring. Attention works behind its own result, where inputs of other products are. */
 #define ROUNDED(bytes) (((bytes) + 127) / 128 * 128)
+/* Activations of a product there: as they are, or for packed integers three planes of bytes with a scale for each 128. */
+#if BITS
+#define PLANE(inputs) ((inputs) + 64)
+#define STAGED(inputs) ROUNDED(3 * PLANE(inputs) + (inputs) / 128 * 4)
+#else
+#define STAGED(inputs) ROUNDED((inputs) * 2)
+#endif
 #define ACTIVATIONS_AT (RING_SLOTS * SLOT_BYTES)
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
 #define MOST_INPUTS LARGER(HIDDEN, LARGER(INNER, HEADS * HEAD))
-#define HEADS_AT (ACTIVATIONS_AT + ROUNDED(HEADS * HEAD * 2))
+#define HEADS_AT (ACTIVATIONS_AT + STAGED(HEADS * HEAD))
 #define HEADS_END (HEADS_AT + ROUNDED(WARPS * TILE_HEADS * (HEAD + 6) * 4))
-#define SUMS_AT LARGER(ACTIVATIONS_AT + ROUNDED(MOST_INPUTS * 2), HEADS_END)
+#define SUMS_AT LARGER(ACTIVATIONS_AT + STAGED(MOST_INPUTS), HEADS_END)
 #define BARRIERS_AT (SUMS_AT + WARPS * 2 * RUN_SUMS * 4)
 #define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
 

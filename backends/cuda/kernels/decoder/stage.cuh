@@ -48,8 +48,13 @@ __device__ inline float2 sums_of_row(float x, float y, float2* scratch) {
     return make_float2(x, y);
 }
 
+#if !BITS
+/* 8 of COUNT activations into shared memory, as they are. */
+template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vector& v) { *(Vector*)(to + at * 2) = v; }
+#endif
+
 /* Elements of the token that a thread norms together: few, so that much goes on side by side. */
-#define TOGETHER (HIDDEN <= 2 * MULTIPLIERS ? 2 : HIDDEN <= 4 * MULTIPLIERS ? 4 : 8)
+#define TOGETHER (BITS ? 8 : HIDDEN <= 2 * MULTIPLIERS ? 2 : HIDDEN <= 4 * MULTIPLIERS ? 4 : 8)
 #define OWN ((HIDDEN + TOGETHER * MULTIPLIERS - 1) / (TOGETHER * MULTIPLIERS))
 struct Some { u32 word[TOGETHER / 2]; };
 
@@ -177,7 +182,7 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
             Vector all;
 #pragma unroll
             for (int i = 0; i < 4; ++i) all.word[i] = out.word[i % (TOGETHER / 2)];
-            *(Vector*)(to + at * 2) = all;
+            keep_eight<HIDDEN>(to, at, all);
         } else {
 #pragma unroll
             for (int i = 0; i < TOGETHER / 2; ++i) *(u32*)(to + at * 2 + i * 4) = out.word[i];
@@ -186,76 +191,86 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
 }
 
 /* What other blocks left, as it is. */
-__device__ inline void stage_plain(const X* x, u8* to) {
+template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {
 #pragma unroll 1
-    for (int base = threadIdx.x * 8; base < INNER; base += VECTORS_AT_ONCE * MULTIPLIERS * 8) {
+    for (int base = threadIdx.x * 8; base < COUNT; base += VECTORS_AT_ONCE * MULTIPLIERS * 8) {
         Vector own[VECTORS_AT_ONCE];
 #pragma unroll
         for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
             int at = base + o * MULTIPLIERS * 8;
-            if (at < INNER) own[o] = load_fresh(x + at);
+            if (at < COUNT) own[o] = load_fresh(x + at);
         }
 #pragma unroll
         for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
             int at = base + o * MULTIPLIERS * 8;
-            if (at >= INNER) break;
+            if (at >= COUNT) break;
             for (u32 reads = 0; lacks(own[o]); be_patient(reads)) own[o] = load_fresh(x + at);
-            *(Vector*)(to + at * 2) = own[o];
+            keep_eight<COUNT>(to, at, own[o]);
         }
     }
 }
 
-/* What attention comes to: the splits of each head merged. Their maxima are powers of 2. */
-__device__ inline void stage_merged(const float* partial, int live, u8* to) {
+/* Four neighbouring elements of what attention comes to: the splits of their head merged. Its maxima are powers of 2. */
+__device__ inline uint2 merge_four(const float* partial, int live, int at) {
     const int next = TILE_HEADS * VALUE_ROW;
+    int head = at / HEAD;
+    const float* head_from = partial + (head / TILE_HEADS * SPLITS * TILE_HEADS + head % TILE_HEADS) * VALUE_ROW;
+    const float* from = head_from + at % HEAD;
+    head_from += HEAD;
+    float largest = -infinity(), total = 0.0f, merged[4] = {};
 #pragma unroll 1
-    for (int at = threadIdx.x * 4; at < HEADS * HEAD; at += MULTIPLIERS * 4) {
-        int head = at / HEAD;
-        const float* head_from = partial + (head / TILE_HEADS * SPLITS * TILE_HEADS + head % TILE_HEADS) * VALUE_ROW;
-        const float* from = head_from + at % HEAD;
-        head_from += HEAD;
-        float largest = -infinity(), total = 0.0f, merged[4] = {};
-#pragma unroll 1
-        for (int base = 0; base < live; base += SPLITS_AT_ONCE) {
-            Vector part[SPLITS_AT_ONCE];
-            float2 amount[SPLITS_AT_ONCE];
-            u32 reads = 0, missing;
-            do {
-                missing = 0;
-#pragma unroll
-                for (int s = 0; s < SPLITS_AT_ONCE; ++s) {
-                    part[s] = Vector{};
-                    amount[s] = make_float2(-infinity(), 0.0f);
-                    if (base + s < live) {
-                        part[s] = load_fresh(from + (base + s) * next);
-                        amount[s] = load_fresh_pair(head_from + (base + s) * next);
-                    }
-                }
-#pragma unroll
-                for (int s = 0; s < SPLITS_AT_ONCE; ++s) {
-                    missing = larger_of(missing, largest_word(part[s]));
-                    missing = larger_of(missing, larger_of(__float_as_uint(amount[s].x), __float_as_uint(amount[s].y)));
-                }
-                be_patient(reads);
-            } while (missing == ~0u);
-            float before = largest;
-#pragma unroll
-            for (int s = 0; s < SPLITS_AT_ONCE; ++s) largest = amount[s].x > largest ? amount[s].x : largest;
-            float shift = largest == -infinity() ? 0.0f : largest, factor = power(before - shift);
-            total *= factor;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) merged[i] *= factor;
+    for (int base = 0; base < live; base += SPLITS_AT_ONCE) {
+        Vector part[SPLITS_AT_ONCE];
+        float2 amount[SPLITS_AT_ONCE];
+        u32 reads = 0, missing;
+        do {
+            missing = 0;
 #pragma unroll
             for (int s = 0; s < SPLITS_AT_ONCE; ++s) {
-                factor = power(amount[s].x - shift);
-                total += amount[s].y * factor;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) merged[i] += __uint_as_float(part[s].word[i]) * factor;
+                part[s] = Vector{};
+                amount[s] = make_float2(-infinity(), 0.0f);
+                if (base + s < live) {
+                    part[s] = load_fresh(from + (base + s) * next);
+                    amount[s] = load_fresh_pair(head_from + (base + s) * next);
+                }
             }
+#pragma unroll
+            for (int s = 0; s < SPLITS_AT_ONCE; ++s) {
+                missing = larger_of(missing, largest_word(part[s]));
+                missing = larger_of(missing, larger_of(__float_as_uint(amount[s].x), __float_as_uint(amount[s].y)));
+            }
+            be_patient(reads);
+        } while (missing == ~0u);
+        float before = largest;
+#pragma unroll
+        for (int s = 0; s < SPLITS_AT_ONCE; ++s) largest = amount[s].x > largest ? amount[s].x : largest;
+        float shift = largest == -infinity() ? 0.0f : largest, factor = power(before - shift);
+        total *= factor;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) merged[i] *= factor;
+#pragma unroll
+        for (int s = 0; s < SPLITS_AT_ONCE; ++s) {
+            factor = power(amount[s].x - shift);
+            total += amount[s].y * factor;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) merged[i] += __uint_as_float(part[s].word[i]) * factor;
         }
-        float factor = total == 0.0f ? 0.0f : __fdividef(1.0f, total);
-        uint2 out = make_uint2(pair_of(merged[0] * factor, merged[1] * factor), pair_of(merged[2] * factor, merged[3] * factor));
-        *(uint2*)(to + at * 2) = out;
     }
+    float factor = total == 0.0f ? 0.0f : __fdividef(1.0f, total);
+    return make_uint2(pair_of(merged[0] * factor, merged[1] * factor), pair_of(merged[2] * factor, merged[3] * factor));
+}
+
+/* What attention comes to, merged by each block for itself. */
+__device__ inline void stage_merged(const float* partial, int live, u8* to) {
+#if BITS
+#pragma unroll 1
+    for (int at = threadIdx.x * 8; at < HEADS * HEAD; at += MULTIPLIERS * 8) {
+        uint2 low = merge_four(partial, live, at), high = merge_four(partial, live, at + 4);
+        keep_eight<HEADS * HEAD>(to, at, Vector{{low.x, low.y, high.x, high.y}});
+    }
+#else
+#pragma unroll 1
+    for (int at = threadIdx.x * 4; at < HEADS * HEAD; at += MULTIPLIERS * 4) *(uint2*)(to + at * 2) = merge_four(partial, live, at);
+#endif
 }
 #endif

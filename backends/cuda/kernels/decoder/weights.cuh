@@ -81,6 +81,12 @@ __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, co
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) fetch_vector(layer.biases[i], OUTPUTS_OF[i] * sizeof(BIAS), lane);
+#if BITS && !GROUP
+    fetch_vector(layer.weights[INPUT] + NUMBERS_AT(INPUT), OUTPUTS_OF[INPUT] * sizeof(SCALE), lane);
+    fetch_vector(layer.weights[OUTPUT] + NUMBERS_AT(OUTPUT), OUTPUTS_OF[OUTPUT] * sizeof(SCALE), lane);
+    fetch_vector(layer.weights[UP] + NUMBERS_AT(UP), OUTPUTS_OF[UP] * sizeof(SCALE), lane);
+    fetch_vector(layer.weights[DOWN] + NUMBERS_AT(DOWN), OUTPUTS_OF[DOWN] * sizeof(SCALE), lane);
+#endif
     if (page < 0) return;
     int unit = share.split * WARPS + lane / 2;
     i64 head = share.part / PARTS_OF_GROUP, slot = unit * UNIT % SLOTS + lane % 2 * 8;
@@ -116,11 +122,59 @@ struct Copier {
         if (now - due > CATCH_UP) due = now - CATCH_UP;
         due += bytes * 10 / (PACE ? PACE : 1);
     }
+    /* Until the next slot is read. Not too much at once, either. */
+    __device__ void await_room(u32 full) {
+        await_phase(full + 8, ring.phase);
+        if (++asked > IN_FLIGHT) {
+            await_phase(barriers + landed.slot * 16, landed.phase);
+            landed.next();
+        }
+    }
     __device__ void copy(u32 to, const u8* from, int bytes, u32 full) {
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
             :: "r"(to), "l"(from), "r"(bytes), "r"(full), "l"(once) : "memory");
     }
 
+#if BITS
+    /* Weights of a product that are this block's, slot by slot. Units are whole, or their columns are neighbours: so are the numbers
+     * of their groups, which come behind them. */
+    template <int P> __device__ void copy_product(const u8* weights, int& turn) {
+        constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
+        constexpr int BYTES = RUN / 8 * COLUMNS * BITS, NUMBERS = GROUP ? RUN / 8 * COLUMNS / 128 * LINE : 0;
+        constexpr int PART = BYTES / COPIES;
+        static_assert(BYTES % (16 * COPIES) == 0, "copies are of 16 bytes");
+        int lane = threadIdx.x % 32;
+        const u8* numbers = weights + NUMBERS_AT(P);
+#pragma unroll 1
+        for (int tile = first_of(turn); tile < TILES_OF[P]; tile += GRID) {
+            Rows rows = rows_of<P>(tile);
+#pragma unroll 1
+            for (int run = 0; run < RUNS_OF[P]; ++run) {
+                i64 unit = (run ? rows.high : rows.low) / 8;
+#pragma unroll 1
+                for (int column = 0; column < INPUTS; column += COLUMNS) {
+                    const u8* from = weights + unit * (INPUTS * BITS) + column * BITS;
+                    u32 full = barriers + ring.slot * 16, slot = to + ring.slot * SLOT_BYTES;
+                    await_room(full);
+                    if (lane == 0) {
+                        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                            :: "r"(full), "n"(BYTES + NUMBERS) : "memory");
+                    }
+#pragma unroll 1
+                    for (int at = 0; at < BYTES; at += PART) {
+                        keep_pace(PART);
+                        if (lane == 0) copy(slot + at, from + at, PART, full);
+                    }
+                    if (NUMBERS && lane == 0) {
+                        copy(slot + BYTES, numbers + unit * (INPUTS / 128 * LINE) + column / 128 * LINE, NUMBERS, full);
+                    }
+                    ring.next();
+                }
+            }
+        }
+        turn = turn_after(turn, TILES_OF[P]);
+    }
+#else
     /* Weights of a product that are this block's, slot by slot. Whole runs are neighbours: a few copies. */
     template <int P> __device__ void copy_product(const u8* weights, int& turn) {
         constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
@@ -136,12 +190,7 @@ struct Copier {
                 for (int column = 0; column < INPUTS; column += COLUMNS) {
                     int bytes = (WHOLE ? INPUTS : column + COLUMNS > INPUTS ? INPUTS - column : COLUMNS) * 2;
                     u32 full = barriers + ring.slot * 16, slot = to + ring.slot * SLOT_BYTES;
-                    await_phase(full + 8, ring.phase);
-                    /* Not too much at once, either. */
-                    if (++asked > IN_FLIGHT) {
-                        await_phase(barriers + landed.slot * 16, landed.phase);
-                        landed.next();
-                    }
+                    await_room(full);
                     if (lane == 0) {
                         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                             :: "r"(full), "r"(bytes * RUN) : "memory");
@@ -165,6 +214,7 @@ struct Copier {
         }
         turn = turn_after(turn, TILES_OF[P]);
     }
+#endif
 };
 
 __device__ inline void copy_weights(const Model& m, const Layer* table, const Share& share, u32 barriers) {
@@ -191,6 +241,15 @@ struct Thread {
     int warp, lane, group, part;
 };
 
+/* Gives a slot back. Copies do not wait for reads by themselves: all are done, for them too, before the slot is theirs. */
+__device__ inline void release_slot(const Thread& t, Ring& ring, u32 barriers) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8);
+    ring.next();
+}
+
+#if !BITS
 /* What a warp has of a slot. A run of 8, 4 or 2 outputs comes to 16 rows: 2, 4 or 8 sets of 32 inputs for each. */
 template <int COLUMNS, int RUN> struct Weights {
     static constexpr int SETS = 16 / RUN, STEP = SETS * 64, STEPS = COLUMNS * 2 / STEP;
@@ -216,18 +275,11 @@ template <int COLUMNS, int RUN> struct Weights {
         await_phase(barriers + ring.slot * 16, ring.phase);
         return memory + ring.slot * SLOT_BYTES + t.group / SETS * (COLUMNS * 2) + begin(t);
     }
-    /* Copies do not wait for reads by themselves: all are done, for them too, before the slot is theirs. */
-    static __device__ void release(const Thread& t, Ring& ring, u32 barriers) {
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        __syncwarp();
-        if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8);
-        ring.next();
-    }
     __device__ void load(const Thread& t, Ring& ring, u32 barriers) {
         const u8* from = await(t, ring, barriers);
 #pragma unroll
         for (int i = 0; i < EACH; ++i) load_step(t, i, from);
-        release(t, ring, barriers);
+        release_slot(t, ring, barriers);
     }
     static __device__ void load_inputs(const Thread& t, const u8* x, Vector (&inputs)[EACH]) {
 #pragma unroll
@@ -251,7 +303,7 @@ template <int COLUMNS, int RUN> struct Weights {
                 multiply_step(i, inputs[i], c);
                 load_step(t, i, from);
             }
-            release(t, ring, barriers);
+            release_slot(t, ring, barriers);
         } else {
 #pragma unroll
             for (int i = 0; i < EACH; ++i) multiply_step(i, inputs[i], c);
@@ -268,4 +320,48 @@ __device__ inline void take_slot(const Thread& t, Ring& ring, u32 barriers, cons
     weights.load_inputs(t, x, inputs);
     weights.multiply_by(inputs, c, false, t, ring, barriers);
 }
+
+/* What a warp multiplies for product P. */
+template <int P> struct Factors {
+    static constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
+    /* What is left for the last slot of a run. */
+    static constexpr int LAST = INPUTS - (INPUTS - 1) / COLUMNS * COLUMNS;
+    typedef Weights<LAST, RUN> Slot;
+    /* Whether weights are taken into registers while this waits for the others. */
+    static constexpr bool HELD = COLUMNS >= INPUTS;
+    /* Lanes of a warp that have the same output of a run in the end. */
+    static constexpr int SHARERS = 2 * Slot::SETS;
+    Slot held;
+    Vector inputs[Slot::EACH];
+
+    /* The place of a lane's first sum of a run. */
+    static __device__ int place(const Thread& t) { return t.group * WARPS + t.warp; }
+    __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers) {
+        if (HELD) held.load(t, ring, barriers);
+    }
+    __device__ void take_inputs(const Thread& t, const u8* activations) {
+        if (HELD) Slot::load_inputs(t, activations, inputs);
+    }
+    /* A run: its sums over this warp's inputs. With `more`, weights of the next come in the place of these. */
+    __device__ void multiply_run(float* sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
+        float c[2][4] = {};
+        if constexpr (HELD) {
+            held.multiply_by(inputs, c, more, t, ring, barriers);
+        } else {
+            const u8* x = activations;
+#pragma unroll 1
+            for (int column = 0; column < INPUTS - LAST; column += COLUMNS, x += COLUMNS * 2) {
+                take_slot<COLUMNS, RUN>(t, ring, barriers, x, c);
+            }
+            take_slot<LAST, RUN>(t, ring, barriers, x, c);
+        }
+        /* Rows `group` and `group + 8` of a run are in the columns of one lane of four. */
+        bool odd = t.group % 2;
+        if (t.part == Slot::set(t) / 2) {
+            sums[0] = odd ? c[0][1] + c[1][1] : c[0][0] + c[1][0];
+            sums[8 * WARPS] = odd ? c[0][3] + c[1][3] : c[0][2] + c[1][2];
+        }
+    }
+};
+#endif
 #endif

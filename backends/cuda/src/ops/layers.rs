@@ -51,6 +51,7 @@ pub(crate) struct Product {
     chain: Chain,
     /// The constants that the kernel of its own would have: layers agree on them.
     defines: Vec<(&'static str, String)>,
+    format: WeightFormat,
     inputs: usize,
     outputs: usize,
     x: u64,
@@ -130,11 +131,8 @@ impl Product {
         let (x, described) = (operand(call, chain.x)?, weight_type(call, chain.weight)?);
         let takes = x.shape[0] == 1
             && matches!(x.dtype, DType::F16 | DType::BF16)
-            && described.format == WeightFormat::Dense(x.dtype)
+            && shape::takes(described.format, x.dtype, described.rows(), described.columns())
             && chain.product == x.dtype
-            && described.columns().is_multiple_of(64)
-            && described.rows().is_multiple_of(16)
-            && described.rows().max(described.columns()) < 1 << 20
             && !chain.norms_heads();
         if !takes {
             return Ok(None);
@@ -148,6 +146,7 @@ impl Product {
         Ok(weight.immutable.then_some(Self {
             chain,
             defines,
+            format: described.format,
             inputs: described.columns(),
             outputs: described.rows(),
             x: frame.tensor(chain.x)?.address,
@@ -331,7 +330,8 @@ impl<'a> Layer<'a> {
         let alike = |name: &str| {
             self.products.windows(2).all(|pair| pair[0].constant(name) == pair[1].constant(name))
         };
-        let types = alike("X")
+        let types = self.products.iter().all(|product| product.format == input.format)
+            && alike("X")
             && alike("Y")
             && alike("BIAS")
             && input.constant("X") == input.constant("Y")
@@ -367,6 +367,7 @@ impl<'a> Layer<'a> {
     fn leads_to(&self, next: &Self) -> bool {
         let same = |one: &Product, other: &Product| {
             one.defines == other.defines
+                && one.format == other.format
                 && (one.inputs, one.outputs, one.norm[2]) == (other.inputs, other.outputs, other.norm[2])
                 && one.epilogue[SCALARS..KEYS] == other.epilogue[SCALARS..KEYS]
                 && one.epilogue[KEYS + 1..VALUES] == other.epilogue[KEYS + 1..VALUES]
@@ -388,6 +389,7 @@ impl<'a> Layer<'a> {
         constants.extend(copied(up, &["FUNCTION"]));
         Shape {
             constants,
+            format: input.format,
             gated: matches!(up.chain.behind, Behind::Gate(_)),
             hidden: input.inputs,
             inner: down.inputs,

@@ -1,6 +1,8 @@
 //! What layers of one launch have in common, and how the kernel is cut to it.
 
 use super::super::{KernelSpec, Machine, band::shared_memory};
+use crate::weight::{Offset, Packing};
+use dsrun_core::{DType, WeightFormat};
 use std::ops::{Range, RangeInclusive};
 
 /// Products of a layer: query, key and value; output; the first half of the MLP; the second.
@@ -19,8 +21,15 @@ const NORMED_INPUTS: usize = 4096;
 const TILE_HEADS: usize = 16;
 /// The most splits of a sequence's keys.
 const MAX_SPLITS: usize = 16;
-/// Bytes of an element of a weight.
+/// Bits of an element of a dense weight, and bytes of an activation.
+const DENSE: usize = 16;
 const ELEMENT: usize = 2;
+/// Inputs of a step with packed integers: two spans of activations that share a power of two.
+const STEP: usize = 256;
+/// Outputs of a unit of packed integers.
+const OUTPUTS: usize = 8;
+/// Columns of a slot with packed integers, of all its outputs together: two steps for each warp.
+const SLOT_COLUMNS: usize = 2 * WARPS * STEP;
 /// Bytes of a slot of the ring of weights, and in what steps they are tried.
 const SLOT_BYTES: RangeInclusive<usize> = 8 << 10..=32 << 10;
 const SLOT_STEP: usize = 1 << 10;
@@ -43,6 +52,8 @@ pub struct Shape {
     /// Constants of the kernel: element types of activations (`X`), of gains and shifts of norms (`G`, `SHIFT`) and of biases
     /// (`BIAS`), the kind of norm (`NORM`: 1 RMS, 2 layer), whether heads are turned (`ROPE`), and the MLP's `FUNCTION`.
     pub constants: Vec<(&'static str, String)>,
+    /// How weights are kept.
+    pub format: WeightFormat,
     /// Whether the MLP is gated.
     pub gated: bool,
     /// Elements of a token.
@@ -63,11 +74,32 @@ pub struct Shape {
     pub causal: bool,
 }
 
+/// The packing of integers that the kernel takes: of 4 bits with a scale for each 128, and of 8 with one for each output.
+pub(super) fn packing(format: WeightFormat) -> Option<Packing> {
+    Packing::of(format).filter(|packing| match (packing.bits, packing.offset) {
+        (4, Offset::Fixed(8)) => packing.group == STEP / 2,
+        (8, Offset::Fixed(128)) => packing.group == 0,
+        _ => false,
+    })
+}
+
+/// Whether the kernel takes a weight of so many rows and columns with activations of a type.
+pub(super) fn takes(format: WeightFormat, activations: DType, rows: usize, columns: usize) -> bool {
+    let known = match format {
+        WeightFormat::Dense(dtype) => dtype == activations && columns.is_multiple_of(64),
+        format => packing(format).is_some() && columns.is_multiple_of(STEP),
+    };
+    known && rows.is_multiple_of(16) && rows.max(columns) < 1 << 20
+}
+
 /// A product: inputs, outputs, and runs of neighbouring outputs in a tile.
 struct Product {
     inputs: usize,
     outputs: usize,
     runs: usize,
+    packing: Option<Packing>,
+    /// What is a multiple of the outputs of a run.
+    together: usize,
 }
 
 /// How runs of a product are cut: outputs of a run, and how many of its inputs a slot of the ring takes.
@@ -78,14 +110,42 @@ struct Run {
 }
 
 impl Run {
-    fn bytes(&self) -> usize {
-        self.outputs * self.inputs * ELEMENT
+    /// Bytes of the slot, with the numbers of groups.
+    fn bytes(&self, packing: Option<Packing>) -> usize {
+        let elements = self.outputs * self.inputs;
+        match packing {
+            None => elements * DENSE / 8,
+            Some(Packing { bits, group: 0, .. }) => elements * bits / 8,
+            Some(packing) => {
+                elements * packing.bits / 8 + elements / OUTPUTS / packing.group * packing.line()
+            }
+        }
     }
 }
 
 impl Product {
+    /// Of packed integers: two units or one, as many as fit a slot whole; else pieces of one.
+    fn units(&self) -> Run {
+        let whole = |units: &usize| {
+            units * self.inputs <= SLOT_COLUMNS
+                && self.together.is_multiple_of(units * OUTPUTS)
+                && self.outputs.is_multiple_of(self.runs * units * OUTPUTS)
+        };
+        if let Some(units) = [2, 1].into_iter().find(whole) {
+            return Run { outputs: units * OUTPUTS, inputs: self.inputs };
+        }
+        let fits = |pieces: &usize| {
+            self.inputs.is_multiple_of(pieces * STEP) && self.inputs / pieces <= SLOT_COLUMNS
+        };
+        let pieces = (1..=self.inputs / STEP).find(fits).unwrap_or(1);
+        Run { outputs: OUTPUTS, inputs: self.inputs / pieces }
+    }
+
     /// The longest runs that are whole in slots of so many bytes; if none is, pieces of the shortest.
     fn run(&self, slot: usize) -> Run {
+        if self.packing.is_some() {
+            return self.units();
+        }
         // A run comes to 16 rows, each of 32 inputs.
         let unit = |outputs: usize| 16 / outputs * 32;
         let possible = |outputs: &usize| {
@@ -93,16 +153,16 @@ impl Product {
         };
         let whole = |outputs: usize| Run { outputs, inputs: self.inputs };
         let mut lengths = [8, 4, 2].into_iter().filter(possible);
-        if let Some(run) = lengths.clone().map(whole).find(|run| run.bytes() <= slot) {
+        if let Some(run) = lengths.clone().map(whole).find(|run| run.bytes(None) <= slot) {
             return run;
         }
         let outputs = lengths.next_back().unwrap_or(8);
-        let pieces = whole(outputs).bytes().div_ceil(slot);
+        let pieces = whole(outputs).bytes(None).div_ceil(slot);
         Run { outputs, inputs: self.inputs.div_ceil(pieces).next_multiple_of(unit(outputs)) }
     }
 
     fn bytes(&self) -> usize {
-        self.inputs * self.outputs * ELEMENT
+        Run { outputs: self.outputs, inputs: self.inputs }.bytes(self.packing)
     }
 
     fn tiles(&self, run: Run) -> usize {
@@ -147,8 +207,14 @@ impl Shape {
     fn products(&self) -> [Product; PRODUCTS] {
         let query = self.kv_heads * self.group * self.head;
         let up = if self.gated { 2 * self.inner } else { self.inner };
-        let keys = self.kv_heads * self.head;
-        let product = |inputs, outputs, runs| Product { inputs, outputs, runs };
+        let (keys, packing) = (self.kv_heads * self.head, packing(self.format));
+        // Where queries, keys and values are made, halves of what is turned together and of a head are whole runs.
+        let turned =
+            if self.pairs > 0 && self.head.is_multiple_of(4 * OUTPUTS) { self.pairs } else { self.head / 2 };
+        let product = |inputs, outputs, runs| {
+            let together = if outputs == query + 2 * keys { turned } else { outputs };
+            Product { inputs, outputs, runs, packing, together }
+        };
         [
             product(self.hidden, query + 2 * keys, 2),
             product(query, self.hidden, 1),
@@ -159,7 +225,7 @@ impl Shape {
 
     /// How the kernel is cut for a machine; none if it has no such layers, or gains nothing.
     pub(super) fn cut(&self, machine: &Machine) -> Option<Cut> {
-        let products = self.products();
+        let (products, packing) = (self.products(), packing(self.format));
         let bytes: usize = products.iter().map(Product::bytes).sum();
         if bytes > LAYER_BYTES || self.hidden > NORMED_INPUTS {
             return None;
@@ -172,7 +238,7 @@ impl Shape {
         };
         let slot = SLOT_BYTES.rev().step_by(SLOT_STEP).min_by_key(used)?;
         let runs = products.each_ref().map(|product| product.run(slot));
-        let slot = runs.iter().map(Run::bytes).max()?;
+        let slot = runs.iter().map(|run| run.bytes(packing)).max()?.next_multiple_of(128);
         // All blocks have a share of the first half of the MLP: there they see that all others are past what is older.
         let tiles = products[2].tiles(runs[2]);
         let most = machine.processors.min(tiles);
@@ -180,8 +246,12 @@ impl Shape {
         let parts = self.kv_heads * (self.group / tile_heads);
         // As in the kernel, and 2 KiB for what it keeps beside.
         let rounded = |bytes: usize| bytes.next_multiple_of(128);
-        let inputs = products.iter().map(|product| rounded(product.inputs * ELEMENT)).max()?;
-        let heads = rounded(products[1].inputs * ELEMENT) + rounded(WARPS * tile_heads * (self.head + 6) * 4);
+        let staged = |product: &Product| match packing {
+            None => rounded(product.inputs * ELEMENT),
+            Some(_) => rounded(3 * (product.inputs + 64) + product.inputs / (STEP / 2) * 4),
+        };
+        let inputs = products.iter().map(staged).max()?;
+        let heads = staged(&products[1]) + rounded(WARPS * tile_heads * (self.head + 6) * 4);
         let beside = inputs.max(heads)
             + WARPS * 2 * 16 * WARPS * 4
             + rounded(SLOTS.end * 16)
@@ -204,10 +274,12 @@ impl Shape {
             splits: (blocks / parts).clamp(1, MAX_SPLITS),
             in_flight: match bytes {
                 _ if whole => slots,
+                _ if packing.is_some() => 2,
                 ..=ONE_AT_A_TIME => 1,
                 _ => 2,
             },
             pace: match bytes > ONE_AT_A_TIME && !whole && machine.capability == 90 {
+                true if packing.is_some() => Pace { copies: 2, ..MEMORY_OF_H200 },
                 true => MEMORY_OF_H200,
                 false => Pace { bytes: 0, copies: 1, catch_up: 0 },
             },
@@ -254,6 +326,10 @@ impl Shape {
             ("COLUMNS_3", cut.runs[3].inputs),
         ];
         let mut defines = self.constants.clone();
+        match packing(self.format) {
+            None => defines.push(("BITS", "0".to_owned())),
+            Some(packing) => defines.extend(packing.defines()),
+        }
         defines.extend(numbers.map(|(name, value)| (name, value.to_string())));
         KernelSpec::of("decoder/layers.cu", "layers", defines).with_shared(cut.shared).launched_together()
     }
@@ -278,7 +354,8 @@ mod tests {
     fn shape([hidden, inner, kv_heads, group]: [usize; 4], gated: bool) -> Shape {
         let (head, pairs, slots) = (64, 32, 16);
         let constants = vec![("X", "bf16".to_owned())];
-        Shape { constants, gated, hidden, inner, kv_heads, group, head, pairs, slots, causal: true }
+        let format = WeightFormat::Dense(DType::BF16);
+        Shape { constants, format, gated, hidden, inner, kv_heads, group, head, pairs, slots, causal: true }
     }
 
     #[rstest]
@@ -295,12 +372,55 @@ mod tests {
         assert!(cut.blocks <= MACHINE.processors.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
         assert!(shape.kv_heads * cut.splits <= cut.blocks, "{cut:?}");
         for (product, run) in shape.products().iter().zip(cut.runs) {
-            assert!(run.bytes() <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
+            assert!(run.bytes(None) <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
             assert!(product.outputs.is_multiple_of(product.runs * run.outputs), "{cut:?}");
             assert!(
                 [run.inputs, product.inputs].iter().all(|inputs| inputs.is_multiple_of(512 / run.outputs)),
                 "{cut:?}"
             );
+        }
+    }
+
+    #[rstest]
+    #[case::llama_1b([2048, 8192, 8, 4], true, "int4g128_f16")]
+    #[case::llama_1b_of_bytes([2048, 8192, 8, 4], true, "int8")]
+    #[case::heads_of_their_own([768, 3072, 12, 1], false, "int4g128_f16")]
+    #[case::narrow([256, 256, 4, 1], true, "int8")]
+    #[case::long_rows([4096, 14_336, 16, 4], true, "int4g128_f16")]
+    fn cuts_of_integers_fit_and_come_out_even(
+        #[case] sizes: [usize; 4],
+        #[case] gated: bool,
+        #[case] format: &str,
+    ) {
+        let shape = Shape { format: WeightFormat::from_name(format).unwrap(), ..shape(sizes, gated) };
+        let (cut, packing) = (shape.cut(&MACHINE).unwrap(), packing(shape.format));
+        assert!(packing.is_some() && cut.shared <= shared_memory(90), "{cut:?}");
+        assert!(cut.blocks <= MACHINE.processors.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
+        for (product, run) in shape.products().iter().zip(cut.runs) {
+            assert!(run.bytes(packing) <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
+            assert!(product.outputs.is_multiple_of(product.runs * run.outputs), "{cut:?}");
+            assert!(run.inputs.is_multiple_of(STEP) && product.inputs.is_multiple_of(run.inputs), "{cut:?}");
+            // Units are neighbours only where they are whole, and a warp finishes 8 outputs.
+            assert!(
+                [8, 16].contains(&run.outputs) && (run.outputs == 8 || run.inputs == product.inputs),
+                "{cut:?}"
+            );
+        }
+        // What is turned together is in one tile.
+        assert!((shape.head / 2).is_multiple_of(cut.runs[0].outputs), "{cut:?}");
+    }
+
+    #[test]
+    fn what_other_formats_hold_is_left_to_launches_of_their_own() {
+        let dense = |dtype, rows, columns| takes(WeightFormat::Dense(dtype), DType::F16, rows, columns);
+        assert!(dense(DType::F16, 16, 64) && !dense(DType::BF16, 16, 64));
+        assert!(!dense(DType::F16, 8, 64) && !dense(DType::F16, 16, 32));
+        for (name, taken) in
+            [("int4g128_f16", true), ("int8", true), ("int4g32_f16", false), ("int4g128z_f16", false)]
+        {
+            let format = WeightFormat::from_name(name).unwrap();
+            assert_eq!(takes(format, DType::BF16, 16, 256), taken, "{name}");
+            assert!(!takes(format, DType::BF16, 16, 128), "{name}");
         }
     }
 
