@@ -9,7 +9,7 @@ use crate::{
 };
 use cudarc::driver::sys;
 use dsrun_core::{
-    Error, Result, TensorDesc,
+    DType, Error, Result, TensorDesc,
     device::Buffer,
     kernels::{Argument, Arguments, Binding, CallDesc},
 };
@@ -291,6 +291,22 @@ impl TensorMap {
             return Err(Error::internal(message));
         }
         Ok(Self(map))
+    }
+
+    /// Elements of 16 bits, which strides count too, in rows of 128 bytes, swizzled, as a parameter.
+    pub(crate) fn of_halves<const N: usize, const M: usize>(
+        dtype: DType,
+        address: u64,
+        sizes: [u64; N],
+        strides: [u64; M],
+        box_sizes: [u32; N],
+    ) -> Result<[u64; 16]> {
+        let kind = match dtype {
+            DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        };
+        let strides = strides.map(|stride| stride * 2);
+        Ok(Self::new(kind, address, sizes, strides, box_sizes, true)?.words())
     }
 
     /// As a parameter.

@@ -54,13 +54,33 @@ struct Tile {
     int from, to;        /* keys that any of its queries sees: from .. to */
 };
 
-/* The tile of this number, or false if there are fewer. For whole warps. */
-__device__ inline bool find_tile(const Arguments& a, i64 sequences, int tokens, i64 number, Tile& tile) {
+/* Tiles of a sequence of so many queries. */
+__device__ inline i64 tiles_of(const Arguments& a, int length) {
+    return length >= PROMPT ? (length + TOKENS - 1) / TOKENS * (a.kv_heads * a.parts) : 0;
+}
+
+/* Tiles of all sequences. For whole warps. */
+__device__ inline i64 count_tiles(const Arguments& a, i64 sequences) {
+    i64 tiles = 0;
+#pragma unroll 4
+    for (i64 sequence = threadIdx.x % 32; sequence < sequences; sequence += 32) tiles += tiles_of(a, a.query_length[sequence]);
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) tiles += __shfl_xor_sync(0xffffffffu, tiles, distance);
+    return tiles;
+}
+
+/* How far a search has come: the tiles of all sequences in front of `base`. */
+struct Search { i64 base = 0, before = 0; };
+
+/* The tile of this number, or false if there are fewer. Numbers of one search may only grow. For whole warps. */
+__device__ inline bool find_tile(const Arguments& a, i64 sequences, int tokens, i64 number, Search& search, Tile& tile) {
     int lane = threadIdx.x % 32;
     i64 heads = a.kv_heads * a.parts;
-    for (i64 base = 0; base < sequences; base += 32) {
+    number -= search.before;
+    for (; search.base < sequences; search.base += 32) {
+        i64 base = search.base;
         int length = base + lane < sequences ? a.query_length[base + lane] : 0;
-        i64 items = length >= PROMPT ? (length + TOKENS - 1) / TOKENS * heads : 0, upto = items;
+        i64 items = tiles_of(a, length), upto = items;
         for (int distance = 1; distance < 32; distance *= 2) {
             i64 before = __shfl_up_sync(0xffffffffu, upto, distance);
             if (lane >= distance) upto += before;
@@ -99,7 +119,9 @@ __device__ inline bool find_tile(const Arguments& a, i64 sequences, int tokens, 
             if (PAGED && tile.to > a.table_columns * SLOTS) tile.to = (int)(a.table_columns * SLOTS);
             return true;
         }
-        number -= __shfl_sync(0xffffffffu, upto, 31);
+        i64 here = __shfl_sync(0xffffffffu, upto, 31);
+        number -= here;
+        search.before += here;
     }
     return false;
 }

@@ -111,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) prompt_mma(Extent sequence
     u8* values = keys + KEYS * KEY_PITCH;
     int tokens = (int)token_extent.count(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Tile tile;
-    if (!find_tile(a, sequence_extent.count(), tokens, blockIdx.x, tile)) return;
+    Search search;
+    if (!find_tile(a, sequence_extent.count(), tokens, blockIdx.x, search, tile)) return;
 
     for (int item = threadIdx.x; item < CAPACITY * KEY_CHUNKS; item += THREADS) {
         int row = item / KEY_CHUNKS, chunk = item % KEY_CHUNKS, query = tile.row + row / HEADS;

@@ -10,9 +10,12 @@
  * weights of what is there; the two groups take turns at the tensor cores, so that one multiplies while the other does its
  * powers.
  *
- * Tiles are dealt in rounds, forth and back, the longest first, so that all blocks end together. Values behind the end of a
- * sequence are cleared before they are used, as they may be NaN; what a row must not see is masked, but a NaN among the
- * values of a sequence reaches all rows of a tile.
+ * The warp that fetches finds the tiles, too: the first of a block has the number of the block, and for the next it asks a counter
+ * before the last keys of the one in hand, so whoever is done first has the next. Queries of two tiles may be there: those of the
+ * next arrive while the last results are written. The counter is asked as often as there are tiles, and is back at 0 then.
+ *
+ * Values behind the end of a sequence are cleared before they are used, as they may be NaN; what a row must not see is masked, but
+ * a NaN among the values of a sequence reaches all rows of a tile.
  *
  * Products: 4 * KEY_SIZE per row and key seen, with VALUE_SIZE equal; a 128-row tile computes whole squares of 128 keys.
  * Bytes: 64 KiB of keys and values from the L2 for every 128 keys of a tile, 2048 cycles of tensor cores. The floor is their
@@ -21,6 +24,8 @@
  * microseconds, the beginning and end of a tile about 3 together, which is what short prompts pay.
  */
 #define STAGES 2
+/* Tiles whose queries may be there: while one is worked on, those of the next arrive. */
+#define TILES 2
 #define KEYS 128
 #define GROUPS 2
 #define THREADS ((GROUPS + 1) * 128)
@@ -35,7 +40,7 @@
 #define BOXES (KEYS / BOX)
 
 struct Barriers {
-    u64 queries_full, queries_free;
+    u64 queries_full[TILES], queries_free[TILES];
     u64 keys_full[STAGES], keys_free[STAGES], values_full[STAGES], values_free[STAGES];
 };
 
@@ -96,12 +101,6 @@ __device__ inline void turn_await(int group) { asm volatile("bar.sync %0, 256;" 
 __device__ inline void turn_pass(int group) { asm volatile("bar.arrive %0, 256;" :: "r"(GROUPS - group) : "memory"); }
 __device__ inline void group_await(int group) { asm volatile("bar.sync %0, 128;" :: "r"(group + 3) : "memory"); }
 
-/* The number of the tile that a block takes in a round. */
-__device__ inline i64 dealt(int round) {
-    i64 place = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    return (i64)round * gridDim.x + place;
-}
-
 /* Fetches one turn of keys or values, a lane for each copy. */
 template <int Size, int Halves>
 __device__ inline void fetch(const Arguments& a, const Tile& tile, const TensorMap& map, int key, u32 to, u64& full, int lane) {
@@ -124,18 +123,22 @@ __device__ inline void fetch(const Arguments& a, const Tile& tile, const TensorM
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float softcap, const __grid_constant__ Arguments a,
              const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
-             const __grid_constant__ TensorMap value_map) {
+             const __grid_constant__ TensorMap value_map, u32* counter) {
     take_turn();
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
-    u32 queries = (shared_address(shared) + 1023) / 1024 * 1024, keys = queries + KEY_BYTES, values = keys + STAGES * KEY_BYTES;
+    /* As they were found; one of no queries says that there are no more. */
+    __shared__ Tile found[TILES];
+    u32 queries = (shared_address(shared) + 1023) / 1024 * 1024, keys = queries + TILES * KEY_BYTES, values = keys + STAGES * KEY_BYTES;
     int lane = threadIdx.x % 32, group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
     i64 sequences = sequence_extent.count();
     int tokens = (int)token_extent.count();
     if (threadIdx.x == 0) {
-        make_barrier(barriers.queries_full, 1);
-        make_barrier(barriers.queries_free, GROUPS);
+        for (int s = 0; s < TILES; ++s) {
+            make_barrier(barriers.queries_full[s], 1);
+            make_barrier(barriers.queries_free[s], GROUPS * 4);
+        }
         for (int s = 0; s < STAGES; ++s) {
             make_barrier(barriers.keys_full[s], 1);
             make_barrier(barriers.keys_free[s], GROUPS);
@@ -147,33 +150,61 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
     __syncthreads();
     Tile tile;
     if (group < 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x >= 32) return;
         Place<STAGES> place;
-        for (int round = 0; find_tile(a, sequences, tokens, dealt(round), tile); ++round) {
-            await(barriers.queries_free, round % 2 ^ 1);
+        Place<TILES> next;
+        Search search;
+        i64 number = blockIdx.x;
+        u32 tiles = 0;
+        for (;; next.next()) {
+            bool any = find_tile(a, sequences, tokens, number, search, tile);
+            u64& full = barriers.queries_full[next.stage];
+            await(barriers.queries_free[next.stage], next.phase ^ 1);
+            if (!any) tile.count = 0;
             if (lane == 0) {
-                expect(barriers.queries_full, KEY_HALVES * ROWS * 128);
-                for (int half = 0; half < KEY_HALVES; ++half) {
-                    copy_box(query_map, queries + half * HALF_BYTES, barriers.queries_full, half * 64, tile.head, tile.row);
+                found[next.stage] = tile;
+                if (any) {
+                    expect(full, KEY_HALVES * ROWS * 128);
+                    for (int half = 0; half < KEY_HALVES; ++half) {
+                        copy_box(query_map, queries + next.stage * KEY_BYTES + half * HALF_BYTES, full, half * 64, tile.head, tile.row);
+                    }
+                } else {
+                    arrive(full);
                 }
             }
+            if (!any) break;
+            /* Its next number is asked for before its last keys are, and no earlier: others may be done sooner. */
+            bool asked = false;
+            u32 taken = 0;
+            auto ask = [&]() {
+                if (tiles == 0) tiles = (u32)count_tiles(a, sequences);
+                if (lane == 0) taken = atomicInc(counter, tiles - 1);
+                asked = true;
+            };
             for (int key = tile.from / KEYS * KEYS; key < tile.to; key += KEYS, place.next()) {
                 int s = place.stage;
                 await(barriers.keys_free[s], place.phase ^ 1);
                 fetch<KEY_SIZE, KEY_HALVES>(a, tile, key_map, key, keys + s * KEY_BYTES, barriers.keys_full[s], lane);
                 await(barriers.values_free[s], place.phase ^ 1);
                 fetch<VALUE_SIZE, VALUE_HALVES>(a, tile, value_map, key, values + s * VALUE_BYTES, barriers.values_full[s], lane);
+                if (!asked && key + 2 * KEYS >= tile.to) ask();
             }
+            if (!asked) ask();
+            number = gridDim.x + (i64)__shfl_sync(0xffffffffu, taken, 0);
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         bool leader = threadIdx.x % 128 == 0;
         int rows_before = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-        u32 own_queries = queries + group * 64 * 128;
         Place<STAGES> place, older;
         if (group == 1) turn_pass(group);
-        for (int round = 0; find_tile(a, sequences, tokens, dealt(round), tile); ++round) {
+        Place<TILES> next;
+        for (;; next.next()) {
+            await(barriers.queries_full[next.stage], next.phase);
+            tile = found[next.stage];
+            if (tile.count == 0) break;
+            u32 own_queries = queries + next.stage * KEY_BYTES + group * 64 * 128;
             Softmax softmax;
             float sums[VALUE_SIZE / 2], scores[KEYS / 2], factor[2];
             u32 weights[KEYS / 4];
@@ -191,7 +222,6 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
             int lowest = tile.position + group * 64 / HEADS, highest = tile.position + tile.count - 1;
             int begin = tile.from / KEYS * KEYS;
             int turns = __shfl_sync(0xffffffffu, tile.to > begin ? (tile.to - begin + KEYS - 1) / KEYS : 0, 0);
-            await(barriers.queries_full, round % 2);
             if (turns > 0) {
                 /* The first scores. */
                 await(barriers.keys_full[place.stage], place.phase);
@@ -239,7 +269,8 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 for (int i = 0; i < KEYS / 4; ++i) weights[i] = pack(scores[i * 2], scores[i * 2 + 1]);
                 place.next();
             }
-            if (leader) arrive(barriers.queries_free);
+            __syncwarp();
+            if (lane == 0) arrive(barriers.queries_free[next.stage]);
             if (turns > 0) {
                 await(barriers.values_full[older.stage], older.phase);
                 u32 last = values + older.stage * VALUE_BYTES;

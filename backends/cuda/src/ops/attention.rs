@@ -264,7 +264,9 @@ fn recipe(
     kernels.extend(prompts.as_ref().map(Prompts::kernel));
     kernels.extend(singles.as_ref().map(|singles| singles.spec.clone()));
     let workspace = cut.partial_bytes().next_multiple_of(256);
-    let persistent = if cut.splits > 1 { (cut.blocks() * 4).next_multiple_of(256) } else { 0 };
+    let counters = if cut.splits > 1 { (cut.blocks() * 4).next_multiple_of(256) } else { 0 };
+    // Behind those of the splits that of the prompts.
+    let persistent = counters + if prompts.is_some() { 256 } else { 0 };
     Ok(Recipe {
         kernels,
         workspace: workspace + singles.as_ref().map_or(0, |singles| singles.workspace),
@@ -276,7 +278,7 @@ fn recipe(
                     |index| functions.get(index).ok_or_else(|| Error::internal("a recipe without a kernel"));
                 let mut steps: Vec<Step> = decode(&kinds, &cut, function(0)?, at).into_iter().collect();
                 if let Some(prompts) = &prompts {
-                    steps.extend(prompts.step(function(1)?, at)?);
+                    steps.extend(prompts.step(function(1)?, at, at.persistent + counters as u64)?);
                 }
                 if let Some(singles) = &singles {
                     let (workspace, persistent) =

@@ -12,7 +12,6 @@ use crate::{
     launch::{Function, MAX_GRID, Parameters, Step, TensorMap},
     ops::{KernelSpec, Machine, type_name},
 };
-use cudarc::driver::sys;
 use dsrun_core::{DType, Result};
 use std::sync::Arc;
 
@@ -23,8 +22,9 @@ pub(super) const PROMPT: usize = 16;
 const WGMMA_ROWS: usize = 128;
 /// Bytes of 128 rows of 64 elements: the unit of its shared memory.
 const HALF_BYTES: usize = 128 * 128;
-/// Depth of its rings of keys and values.
+/// Depth of its rings of keys and values, and tiles whose queries may be there.
 const STAGES: usize = 2;
+const TILES: usize = 2;
 /// Its threads: three warpgroups.
 const WGMMA_THREADS: usize = 384;
 /// Threads of `prompt_mma`.
@@ -72,7 +72,7 @@ impl Prompts {
         let tiles = kinds.tokens / tokens + kinds.sequences.min(kinds.tokens / PROMPT);
         let items = tiles.saturating_mul(kinds.kv_heads * (group / heads));
         let blocks = if way == Way::Wgmma { items.min(machine.processors) } else { items };
-        if blocks > i32::MAX as usize || kinds.kv_heads > MAX_GRID {
+        if items > i32::MAX as usize || kinds.kv_heads > MAX_GRID {
             return Ok(None);
         }
         let mut defines: Vec<(&'static str, String)> = vec![
@@ -97,8 +97,13 @@ impl Prompts {
         self.kernel.clone()
     }
 
-    /// The launch.
-    pub(super) fn step(&self, function: &Arc<Function>, at: &Places<'_>) -> Result<Option<Step>> {
+    /// The launch, with the address of a word of zeros to count in.
+    pub(super) fn step(
+        &self,
+        function: &Arc<Function>,
+        at: &Places<'_>,
+        counter: u64,
+    ) -> Result<Option<Step>> {
         let Places { query, keys, values, table, bits, y, log, .. } = at;
         let group = self.kinds.group();
         let parameters = Parameters::default()
@@ -145,14 +150,15 @@ impl Prompts {
         let parameters = parameters
             .words(self.query_map(at)?)
             .words(self.cache_map(keys.address, self.kinds.key_size, at.key_strides, at)?)
-            .words(self.cache_map(values.address, self.kinds.value_size, at.value_strides, at)?);
+            .words(self.cache_map(values.address, self.kinds.value_size, at.value_strides, at)?)
+            .address(counter);
         Ok(Step::kernel(function, blocks, WGMMA_THREADS, parameters))
     }
 
     /// Boxes of 64 elements of a tile's queries.
     fn query_map(&self, at: &Places<'_>) -> Result<[u64; 16]> {
         let (size, heads) = (self.kinds.key_size as u64, (self.kinds.kv_heads * self.kinds.group()) as u64);
-        tensor_map(
+        TensorMap::of_halves(
             self.kinds.query,
             at.query.address,
             [size, heads, self.kinds.tokens as u64],
@@ -170,7 +176,7 @@ impl Prompts {
         };
         // What there is one of has no stride, but one must be named.
         let page = if page == 0 { slot * slots } else { page };
-        tensor_map(
+        TensorMap::of_halves(
             self.kinds.cache,
             address,
             [size as u64, slots, self.kinds.kv_heads as u64, pages],
@@ -227,7 +233,7 @@ impl Way {
                 let [key, value] =
                     [kinds.key_size, kinds.value_size].map(|size| size.div_ceil(64) * HALF_BYTES);
                 // Room to begin at a multiple of 1024.
-                1024 + key + STAGES * (key + value)
+                1024 + TILES * key + STAGES * (key + value)
             }
             Self::Mma(_, keys) => {
                 let [key, value] =
@@ -236,23 +242,6 @@ impl Way {
             }
         }
     }
-}
-
-/// What the bulk copy engine is told of a tensor: sizes of all dimensions, innermost first, strides of all but that, in elements
-/// of 16 bits, and the box that a copy brings, in rows of 128 bytes, swizzled. What lies outside arrives as zeros.
-fn tensor_map<const N: usize, const M: usize>(
-    dtype: DType,
-    address: u64,
-    sizes: [u64; N],
-    strides: [u64; M],
-    box_sizes: [u32; N],
-) -> Result<[u64; 16]> {
-    let kind = match dtype {
-        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-    };
-    let strides = strides.map(|stride| stride * 2);
-    Ok(TensorMap::new(kind, address, sizes, strides, box_sizes, true)?.words())
 }
 
 #[cfg(test)]
