@@ -45,7 +45,7 @@ const UNITS: &[Unit] = &[
     unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
     unit!("attention/prompt_wgmma.cu", "hopper.cuh", "wgmma.cuh", "attention/prompt.cuh"),
     unit!("attention/decode.cu", "attention/token.cuh"),
-    unit!("attention/decode_even.cu", "attention/token.cuh"),
+    unit!("attention/decode_even.cu", "attention/rows.cuh"),
     unit!(
         "decoder/layers.cu",
         "decoder/model.cuh",

@@ -147,6 +147,7 @@ fn attention_calls(dtype: DType) -> Vec<CallDesc> {
         (40, 2, 6, 2, 96),
         (40, 2, 8, 1, 256),
         (40, 2, 14, 2, 24),
+        (300, 300, 32, 8, 128),
         (512, 512, 32, 8, 128),
         (4096, 512, 32, 8, 128),
         (800, 800, 48, 3, 64),
@@ -161,7 +162,9 @@ fn attention_calls(dtype: DType) -> Vec<CallDesc> {
             let bits = if mask == AttentionMask::Explicit { tensor(DType::U32, &[tokens, 2]) } else { None };
             let mut operands = vec![query, cache.clone(), cache];
             operands.extend(lengths);
-            operands.extend([tensor(DType::I32, &[sequences, 4]), integers(0), None, None, bits]);
+            // Many sequences that may be long have a kernel of their own.
+            let columns = if sequences >= 512 { 300 } else { 4 };
+            operands.extend([tensor(DType::I32, &[sequences, columns]), integers(0), None, None, bits]);
             calls.push(call(op, operands));
         }
         let op = Attention {

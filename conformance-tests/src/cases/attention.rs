@@ -100,6 +100,11 @@ fn setups() -> Vec<Setup> {
             [4, 4, 8],
         ),
         new(
+            "many_tokens_uneven",
+            &many(540, |number| (1, if number == 99 { 4200 } else { 1 + number % 16 })),
+            [4, 4, 8],
+        ),
+        new(
             "many_beside_prompts",
             &many(710, |number| (if number % 70 == 9 { 16 } else { 1 }, 16)),
             [3, 3, 8],

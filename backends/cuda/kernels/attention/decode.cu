@@ -2,8 +2,10 @@
  * paged_attention of single tokens where there are few: tiles are cut up until all multiprocessors have something to do. What a
  * tile is, and what a warp does with it: token.cuh. Of many tiles: decode_even.cu.
  *
- * Grid: (rows, KV heads times parts of their groups, splits of the keys), blocks of 4 warps. With SINGLES the grid has sequences
- * in place of rows, and only those of one token are taken: the others of the step are prompts.
+ * Grid: (KV heads times parts of their groups, rows, splits of the keys), blocks of 4 warps. With SINGLES the grid has sequences
+ * in place of rows, and only those of one token are taken: the others of the step are prompts. In this order neighbouring blocks
+ * read the heads of the same pages at about the same time, which lie side by side in memory: pieces of 4 KiB in random order come
+ * slower than whole pages of all heads.
  *
  * Keys are taken 16 at a time, by one warp: of the units of 16 keys, unit `u` belongs to warp `u % 4` of split `u / 4 % live`,
  * with as many splits live as the length is worth. So the first unit of a warp does not depend on the length, and its page is
@@ -98,7 +100,7 @@ __device__ bool find_tile(const Arguments& a, i64 sequences, int row, Tile& tile
 /* Adds a part, with its own maximum and sum, to a whole whose maximum is known. */
 __device__ inline void merge(float4& merged, float& total, float largest, float maximum, float amount, float4 part) {
     if (amount == 0.0f) return;
-    float factor = expf(maximum - largest);
+    float factor = power(maximum - largest);
     total += amount * factor;
     merged.x += part.x * factor;
     merged.y += part.y * factor;
@@ -120,7 +122,7 @@ __device__ inline int live_splits(int units, int splits) {
  */
 __device__ inline void fetch_ahead(const Arguments& a, int splits) {
 #if AHEAD && __CUDA_ARCH__ >= 900
-    int lane = threadIdx.x % 32, sequence = blockIdx.x;
+    int lane = threadIdx.x % 32, sequence = blockIdx.y;
     if (lane >= AHEAD || sequence >= a.sequences || (SINGLES && __ldcg(a.query_length + sequence) != 1)) return;
     int keys = __ldcg(a.kv_length + sequence);
     int units = (keys + UNIT - 1) / UNIT, live = live_splits(units, splits);
@@ -128,13 +130,7 @@ __device__ inline void fetch_ahead(const Arguments& a, int splits) {
     if (blockIdx.z >= live || unit >= units || entry >= (int)a.table_columns) return;
     int page = __ldcg(a.table + sequence * a.table_row + entry), slot = unit * UNIT % SLOTS;
     if (page < 0 || page >= (int)a.pages) return;
-    int kv_head = blockIdx.y / (int)a.parts;
-    auto fetch = [&](const Q* from, const Strides& strides, int size) {
-        const Q* it = from + page * strides.page + kv_head * strides.head + slot * strides.slot;
-        if (strides.slot == size) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(it), "r"(UNIT * size * 2) : "memory");
-    };
-    fetch(a.keys, a.key_strides, KEY_SIZE);
-    fetch(a.values, a.value_strides, VALUE_SIZE);
+    ask_l2(a, page, blockIdx.x / (int)a.parts, slot);
 #endif
 }
 
@@ -175,15 +171,15 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     int split = blockIdx.z, splits = (int)splits_at_most, first_unit = split * WARPS + warp;
 
     /* The first page of the sequence that most likely is this block's, along with the lengths. */
-    int guess = blockIdx.x < a.sequences ? blockIdx.x : 0, entry = first_unit * UNIT / SLOTS, guessed = -1;
+    int guess = blockIdx.y < a.sequences ? blockIdx.y : 0, entry = first_unit * UNIT / SLOTS, guessed = -1;
     if (SLOTS % UNIT == 0 && a.sequences > 0 && entry < (int)a.table_columns) guessed = a.table[guess * a.table_row + entry];
     /* Where a row's queries are depends on nothing. */
-    const int first = first_head(a, blockIdx.y);
+    const int first = first_head(a, blockIdx.x);
     Queries queries;
-    if (!SINGLES) queries.read(a, blockIdx.x, first);
+    if (!SINGLES) queries.read(a, blockIdx.y, first);
     i64 tokens = token_extent.count();
     Tile tile;
-    if (!find_tile(a, sequence_extent.count(), blockIdx.x, tile)) return;
+    if (!find_tile(a, sequence_extent.count(), blockIdx.y, tile)) return;
     bool real = tile.row < tokens;
     if (SINGLES && !real) return;
     int from = 0, to_key = tile.keys;
@@ -195,13 +191,13 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     /* Nobody writes to a block that has not begun. Those that are gone count as there. */
     arrive_at_cluster();
 
-    int kv_head = blockIdx.y / (int)a.parts;
+    int kv_head = blockIdx.x / (int)a.parts;
     if (SINGLES) queries.read(a, tile.row, first);
     Running running;
     running.clear();
 
     Span span = {a.table + tile.sequence * a.table_row, from, to_key};
-    /* Pages are looked up STAGES units ahead; which of the keys a lane weighs are there, 4 bits a stage. */
+    /* Pages are looked up STAGES units ahead; which of the keys a lane weighs are there, 2 bits a stage. */
     const int step = live * WARPS;
     Vector* own = ring + warp * STAGES * STAGE;
     int pages[STAGES];
@@ -213,8 +209,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     }
     u32 present = 0;
     auto fetch = [&](int unit, int stage, int page) {
-        present &= ~(15u << (4 * stage));
-        present |= fetch_unit(a, span, kv_head, unit, page, own + stage * STAGE) << (4 * stage);
+        present &= ~(3u << (2 * stage));
+        present |= fetch_unit(a, span, kv_head, unit, page, own + stage * STAGE) << (2 * stage);
         commit_copies();
     };
 #pragma unroll
@@ -224,7 +220,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     for (int unit = first_unit; unit < units; unit += step) {
         int base = unit * UNIT, later = unit + STAGES * step;
         int page_later = SLOTS % UNIT == 0 && later < units ? span.table[later * UNIT / SLOTS] : -1;
-        u32 there = present >> (4 * stage) & 15;
+        u32 there = present >> (2 * stage) & 3;
         await_copies<STAGES - 1>();
         __syncwarp();
         running.take(own + stage * STAGE, there, tile.position - base, scale, softcap, queries);
@@ -235,24 +231,17 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     }
 
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-        int head = group + 8 * half;
-        float amount = sum_of_four(running.sum[half]);
-        if (head < HEADS) {
-            if (part == 0) {
-                maxima[warp][head] = running.maximum[half];
-                amounts[warp][head] = amount;
-            }
+    for (int item = 0; item < EIGHTS * 2; ++item) {
+        int eight = item / 2, i = item % 2, head = eight * 8 + part * 2 + i;
+        float amount = sum_of_eight(running.sum[eight][i]);
+        if (head >= HEADS) continue;
+        if (group == 0) {
+            maxima[warp][head] = running.shift[eight][i];
+            amounts[warp][head] = amount;
+        }
 #pragma unroll
-            for (int block = 0; block < VALUE_BLOCKS; ++block) {
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    int at = block * 64 + (2 * part + n) * 8;
-                    if (at >= VALUE_SIZE) continue;
-#pragma unroll
-                    for (int j = 0; j < 8; ++j) sums[warp][head][at + j] = running.values[block][j][half * 2 + n];
-                }
-            }
+        for (int n = 0; n < VALUE_STEPS * 2; ++n) {
+            if (n * 8 < VALUE_SIZE) sums[warp][head][n * 8 + group] = running.values[eight][n / 2][n % 2 * 2 + i];
         }
     }
     __syncthreads();
@@ -278,7 +267,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     arrive_at_cluster();
     await_cluster();
 
-    i64 slot = (i64)blockIdx.x * gridDim.y + blockIdx.y;
+    i64 slot = (i64)blockIdx.y * gridDim.x + blockIdx.x;
     float* partial = partials + slot * (splits / CLUSTER) * (HEADS * VALUE_ROW);
     for (int own = threadIdx.x; own < each && rank * each + own < ITEMS; own += WARPS * 32) {
         int item = rank * each + own, head = item / (VALUE_SIZE / 4), at = item % (VALUE_SIZE / 4) * 4;

@@ -1,6 +1,6 @@
 /*
  * paged_attention of single tokens where there are many: every warp has the same number of keys to read. What a tile is, and what
- * a warp does with it: token.cuh. Of few tiles: decode.cu.
+ * a warp does with it: rows.cuh. Of few tiles: decode.cu.
  *
  * The units of 16 keys of all tiles stand in a row: entry after entry, for each column after column (KV heads times parts of their
  * groups), for each all its units. An entry is a row, or, with SINGLES, a sequence: only those of one token are taken then, the

@@ -1,28 +1,30 @@
 /*
- * What the kernels for single tokens share (decode.cu, decode_even.cu): units of 16 keys in shared memory, and what a warp makes
- * of one on tensor cores (mma.m16n8k16, sm_80 and up), f16 or bf16 throughout.
+ * What decode.cu has of single tokens: units of 16 keys in shared memory, and what a warp makes of one on tensor cores
+ * (mma.m16n8k16, sm_80 and up), f16 or bf16 throughout.
  *
- * A tile is one row by HEADS query heads that share a KV head (at most 16: the rows of the product). The sums over a head's
- * elements may run in any order, so a lane's 16 bytes of a key are fragments of two products. Values are wanted in pairs of
- * neighbouring keys: a lane takes 8 elements of 4 keys and pairs them up in registers. Keys and values pass through a ring of the
- * warp's own, units of 8 KiB (with heads of 128), filled by asynchronous copies of whole rows: lanes that copied only what they
- * take themselves asked the L2 for half lines, and it was that which bounded them. Pieces of 16 bytes are swapped within a row so
- * that 8 lanes meet no bank twice.
+ * A tile is one row by HEADS query heads that share a KV head, at most 16. The 16 keys of a unit are the rows of one product, 16
+ * elements of its values those of the other, and 8 heads the columns of both: so nothing but heads is padded. Keys and values pass
+ * through a ring of the warp's own, units of 8 KiB (with heads of 128), filled by asynchronous copies of whole rows: lanes that
+ * copied only what they take themselves asked the L2 for half lines, and it was that which bounded them. A row stands in pieces of
+ * 128 bytes, of whose vectors number `i` of row `r` is at `i ^ r % 8`, as the bulk copy engine swizzles them: so 8 rows meet no bank
+ * twice.
  */
 #define UNIT 16
-#define KEY_BLOCKS ((KEY_SIZE + 31) / 32)
-#define VALUE_BLOCKS ((VALUE_SIZE + 63) / 64)
-/* Vectors of a row: those that are copied (the last may be zeros), and from row to row in shared memory. */
-#define KEY_PIECES (4 * KEY_BLOCKS)
-#define KEY_PITCH ((KEY_PIECES + 7) / 8 * 8)
-#define VALUE_PIECES (8 * VALUE_BLOCKS)
-#define STAGE (UNIT * (KEY_PITCH + VALUE_PIECES))
-/* Where vector `piece` of a row is: lanes of 2 rows read keys together, lanes of every second row of 8 values. */
-#define KEY_AT(row, piece) ((row) * KEY_PITCH + ((piece) ^ (row) % 2 * 4))
-#define VALUE_AT(row, piece) (UNIT * KEY_PITCH + (row) * VALUE_PIECES + ((piece) ^ (row) / 2 % 4 * 2))
-/* Whether there are query heads in the upper 8 rows of a product; halves of 8 rows. */
-#define UPPER (HEADS > 8)
-#define HALVES (1 + UPPER)
+/* Steps of 16 elements, and pieces of 64. */
+#define KEY_STEPS ((KEY_SIZE + 15) / 16)
+#define VALUE_STEPS ((VALUE_SIZE + 15) / 16)
+#define KEY_HALVES ((KEY_SIZE + 63) / 64)
+#define VALUE_HALVES ((VALUE_SIZE + 63) / 64)
+/* Vectors of a row that are copied (the last may be zeros), of a piece of all rows, and of a unit. */
+#define KEY_VECTORS (2 * KEY_STEPS)
+#define VALUE_VECTORS (2 * VALUE_STEPS)
+#define PIECE (UNIT * 8)
+#define STAGE (PIECE * (KEY_HALVES + VALUE_HALVES))
+/* Where vector `i` of a row is. */
+#define KEY_AT(row, i) ((i) / 8 * PIECE + (row) * 8 + ((i) % 8 ^ (row) % 8))
+#define VALUE_AT(row, i) (KEY_HALVES * PIECE + KEY_AT(row, i))
+/* Products of 8 heads. */
+#define EIGHTS ((HEADS + 7) / 8)
 
 struct Strides { i64 page, head, slot; };
 
@@ -70,18 +72,54 @@ __device__ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u
 #endif
 }
 
-__device__ inline u32 pair(float low, float high) { return (u32)narrow<Q>(low).bits | (u32)narrow<Q>(high).bits << 16; }
-
-/* The largest and the sum over the 4 lanes that share a row of a product. */
-__device__ inline float largest_of_four(float x) {
-    float other = __shfl_xor_sync(0xffffffffu, x, 1);
-    x = other > x ? other : x;
-    other = __shfl_xor_sync(0xffffffffu, x, 2);
-    return other > x ? other : x;
+/* Four matrices of 8 rows of 16 bytes, whose addresses the lanes name; or transposed. */
+template <bool Transposed> __device__ inline void load_matrices(u32 (&m)[4], u32 address) {
+    if (Transposed) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+            : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+            : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+    }
 }
-__device__ inline float sum_of_four(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+
+/* An 8 by 8 matrix of 16 bits, two neighbours of a row in each lane, transposed. */
+__device__ inline u32 turned(u32 x) {
+    u32 y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* Two values in one word, the first in its low half. */
+__device__ inline u32 pair(float low, float high) {
+    u32 both = 0;
+#if __CUDA_ARCH__ >= 800
+#if HALF
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+#endif
+#endif
+    return both;
+}
+
+/* Powers of 2, to 2^-22 relative. */
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The largest and the sum over the 8 lanes that share columns of a product. */
+__device__ inline float largest_of_eight(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+__device__ inline float sum_of_eight(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
 }
 
 /* Starts copying 16 bytes, or writes zeros. */
@@ -102,29 +140,41 @@ template <int Pending> __device__ inline void await_copies() {
 #endif
 }
 
+/* Has the L2 fetch a unit, of which a page is known. */
+__device__ inline void ask_l2(const Arguments& a, int page, int kv_head, int slot) {
+#if __CUDA_ARCH__ >= 900
+    auto ask = [&](const Q* from, const Strides& strides, int size) {
+        const Q* it = from + page * strides.page + kv_head * strides.head + slot * strides.slot;
+        if (strides.slot == size) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(it), "r"(UNIT * size * 2) : "memory");
+    };
+    ask(a.keys, a.key_strides, KEY_SIZE);
+    ask(a.values, a.value_strides, VALUE_SIZE);
+#endif
+}
+
 /*
  * Starts copying the keys and values of a unit to `to`. Its page is known where no unit lies in two; else each key's is looked
- * up. Tells which of the keys that a lane weighs are there: 4 bits.
+ * up. Tells which of the keys that a lane weighs, `lane / 4` and 8 on, are there: 2 bits.
  */
 __device__ inline u32 fetch_unit(const Arguments& a, const Span& span, int kv_head, int unit, int page, Vector* to) {
-    int lane = threadIdx.x % 32, part = lane % 4, base = unit * UNIT;
+    int lane = threadIdx.x % 32, base = unit * UNIT;
     const Q* head_keys = a.keys + kv_head * a.key_strides.head;
     const Q* head_values = a.values + kv_head * a.value_strides.head;
-    bool whole = SLOTS % UNIT == 0 && KEY_SIZE % 32 == 0 && VALUE_SIZE % 64 == 0 && base >= span.from && base + UNIT <= span.to;
+    bool whole = SLOTS % UNIT == 0 && KEY_SIZE % 16 == 0 && VALUE_SIZE % 16 == 0 && base >= span.from && base + UNIT <= span.to;
     if (whole && page >= 0 && page < (int)a.pages) {
         const Q* keys = head_keys + page * a.key_strides.page + base % SLOTS * a.key_strides.slot;
         const Q* values = head_values + page * a.value_strides.page + base % SLOTS * a.value_strides.slot;
 #pragma unroll
-        for (int i = 0; i < UNIT * KEY_PIECES / 32; ++i) {
-            int item = i * 32 + lane, row = item / KEY_PIECES, piece = item % KEY_PIECES;
-            copy_ahead(to + KEY_AT(row, piece), keys + row * (int)a.key_strides.slot + piece * 8, true);
+        for (int i = 0; i < UNIT * KEY_VECTORS / 32; ++i) {
+            int item = i * 32 + lane, row = item / KEY_VECTORS, vector = item % KEY_VECTORS;
+            copy_ahead(to + KEY_AT(row, vector), keys + row * (int)a.key_strides.slot + vector * 8, true);
         }
 #pragma unroll
-        for (int i = 0; i < UNIT * VALUE_PIECES / 32; ++i) {
-            int item = i * 32 + lane, row = item / VALUE_PIECES, piece = item % VALUE_PIECES;
-            copy_ahead(to + VALUE_AT(row, piece), values + row * (int)a.value_strides.slot + piece * 8, true);
+        for (int i = 0; i < UNIT * VALUE_VECTORS / 32; ++i) {
+            int item = i * 32 + lane, row = item / VALUE_VECTORS, vector = item % VALUE_VECTORS;
+            copy_ahead(to + VALUE_AT(row, vector), values + row * (int)a.value_strides.slot + vector * 8, true);
         }
-        return 15;
+        return 3;
     }
     if (base >= span.to) return 0;
     auto page_at = [&](int at) {
@@ -132,153 +182,178 @@ __device__ inline u32 fetch_unit(const Arguments& a, const Span& span, int kv_he
         int its = SLOTS % UNIT == 0 ? page : span.table[at / SLOTS];
         return its < (int)a.pages ? its : -1;
     };
-    for (int item = lane; item < UNIT * KEY_PIECES; item += 32) {
-        int row = item / KEY_PIECES, piece = item % KEY_PIECES, at = base + row, its = page_at(at);
-        bool real = its >= 0 && piece * 8 < KEY_SIZE;
-        const Q* it = head_keys + its * a.key_strides.page + at % SLOTS * a.key_strides.slot + piece * 8;
-        copy_ahead(to + KEY_AT(row, piece), real ? it : head_keys, real);
+    for (int item = lane; item < UNIT * KEY_VECTORS; item += 32) {
+        int row = item / KEY_VECTORS, vector = item % KEY_VECTORS, at = base + row, its = page_at(at);
+        bool real = its >= 0 && vector * 8 < KEY_SIZE;
+        const Q* it = head_keys + its * a.key_strides.page + at % SLOTS * a.key_strides.slot + vector * 8;
+        copy_ahead(to + KEY_AT(row, vector), real ? it : head_keys, real);
     }
-    for (int item = lane; item < UNIT * VALUE_PIECES; item += 32) {
-        int row = item / VALUE_PIECES, piece = item % VALUE_PIECES, at = base + row, its = page_at(at);
-        bool real = its >= 0 && piece * 8 < VALUE_SIZE;
-        const Q* it = head_values + its * a.value_strides.page + at % SLOTS * a.value_strides.slot + piece * 8;
-        copy_ahead(to + VALUE_AT(row, piece), real ? it : head_values, real);
+    for (int item = lane; item < UNIT * VALUE_VECTORS; item += 32) {
+        int row = item / VALUE_VECTORS, vector = item % VALUE_VECTORS, at = base + row, its = page_at(at);
+        bool real = its >= 0 && vector * 8 < VALUE_SIZE;
+        const Q* it = head_values + its * a.value_strides.page + at % SLOTS * a.value_strides.slot + vector * 8;
+        copy_ahead(to + VALUE_AT(row, vector), real ? it : head_values, real);
     }
-    u32 there = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) there |= (u32)(page_at(base + 2 * part + i % 2 + i / 2 * 8) >= 0) << i;
-    return there;
+    int own = base + lane / 4;
+    return (u32)(page_at(own) >= 0) | (u32)(page_at(own + 8) >= 0) << 1;
 }
 
-/* The queries of a tile, as a lane multiplies them: heads `lane / 4` and 8 more. */
+/* The queries of a tile, as a lane multiplies them: elements of head `lane / 4` and 8 more. */
 struct Queries {
-    Vector of[HALVES][KEY_BLOCKS];
-    float slope[HALVES];
+    u32 of[EIGHTS][KEY_STEPS][2];
+    /* Of heads `2 * (lane % 4)` and the next, whose scores a lane has. */
+    float slope[EIGHTS][2];
 
     __device__ inline void read(const Arguments& a, i64 row, int first) {
-        int lane = threadIdx.x % 32;
+        int lane = threadIdx.x % 32, part = lane % 4;
 #pragma unroll
-        for (int half = 0; half < HALVES; ++half) {
-            int head = lane / 4 + 8 * half;
-            slope[half] = ALIBI && head < HEADS ? a.alibi[first + head] : 0.0f;
+        for (int eight = 0; eight < EIGHTS; ++eight) {
+            int head = lane / 4 + 8 * eight;
+            const Q* from = a.query + row * a.query_row + (first + head) * KEY_SIZE + part * 2;
 #pragma unroll
-            for (int block = 0; block < KEY_BLOCKS; ++block) {
-                int at = block * 32 + lane % 4 * 8;
-                of[half][block] = Vector{};
-                if (head < HEADS && at < KEY_SIZE) of[half][block] = load_vector(a.query + row * a.query_row + (first + head) * KEY_SIZE + at);
+            for (int i = 0; i < KEY_STEPS * 2; ++i) {
+                of[eight][i / 2][i % 2] = head < HEADS && i * 8 < KEY_SIZE ? *(const u32*)(from + i * 8) : 0;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int its = part * 2 + i + 8 * eight;
+                slope[eight][i] = ALIBI && its < HEADS ? a.alibi[first + its] : 0.0f;
+            }
+        }
+    }
+};
+
+/* Scores are kept in base 2: exp(scale * x) is 2^(scale * log2(e) * x), and the hardware has that power. */
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+/* No score is below this; a difference to it is a number. */
+#define LOWEST -3.402823466e38f
+/* By how much, in base 2, a score may be above the shift of its head until that is moved. */
+#define SLACK 8.0f
+
+/*
+ * What a warp knows of a tile's keys so far: for each head what scores are shifted by, about their largest, the sum of weights (of a
+ * lane's keys), and the weighted values. A lane has, of heads `2 * (lane % 4) + i` and 8 more, elements `lane / 4` and 8 on of every
+ * 16: values[eight][step][i] and [2 + i].
+ */
+struct Running {
+    float values[EIGHTS][VALUE_STEPS][4], shift[EIGHTS][2], sum[EIGHTS][2];
+
+    __device__ inline void clear() {
+#pragma unroll
+        for (int eight = 0; eight < EIGHTS; ++eight) {
+#pragma unroll
+            for (int i = 0; i < VALUE_STEPS * 4; ++i) values[eight][i / 4][i % 4] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                shift[eight][i] = LOWEST;
+                sum[eight][i] = 0.0f;
+            }
+        }
+    }
+
+    /* Moves the shift of each head of eight to the largest of these scores, if that is above it. */
+    __device__ inline void move(int eight, const float (&scores)[4]) {
+        float factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float top = fmaxf(shift[eight][i], largest_of_eight(fmaxf(scores[i], scores[2 + i])));
+            factor[i] = power(shift[eight][i] - top);
+            shift[eight][i] = top;
+            sum[eight][i] *= factor[i];
+        }
+#pragma unroll
+        for (int i = 0; i < VALUE_STEPS * 4; ++i) values[eight][i / 4][i % 4] *= factor[i % 2];
+    }
+
+    /*
+     * Takes a unit that is in shared memory. `there` says which keys count (3 for all, in all lanes), `before` is how far in front of
+     * the token it begins.
+     */
+    __device__ inline void take(const Vector* unit, u32 there, int before, float scale, float softcap, const Queries& queries) {
+        int lane = threadIdx.x % 32, group = lane / 4;
+        u32 at = (u32)__cvta_generic_to_shared(unit);
+        /* Matrices of keys: rows, 8 rows on, and both of the next vector; of values: rows, the next vector, and both 8 rows on. */
+        u32 key_at = at + lane % 16 * 128, key_vector = lane / 16 ^ lane % 8;
+        u32 value_at = at + KEY_HALVES * PIECE * 16 + (lane % 8 + lane / 16 * 8) * 128, value_vector = lane / 8 % 2 ^ lane % 8;
+        float scores[EIGHTS][4] = {};
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; ++step) {
+            u32 keys[4];
+            load_matrices<false>(keys, key_at + step / 4 * (PIECE * 16) + (key_vector ^ step % 4 * 2) * 16);
+#pragma unroll
+            for (int eight = 0; eight < EIGHTS; ++eight) {
+                multiply(scores[eight], keys[0], keys[1], keys[2], keys[3], queries.of[eight][step][0], queries.of[eight][step][1]);
+            }
+        }
+        /* From here on scores times this are in base 2. */
+        float base = scale * LOG2E;
+#if SOFTCAP || ALIBI
+        base = LOG2E;
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 4; ++i) {
+            float& score = scores[i / 4][i % 4];
+            score *= scale;
+#if SOFTCAP
+            score = softcap * tanhf(score / softcap);
+#endif
+#if ALIBI
+            score -= queries.slope[i / 4][i % 2] * (float)(before - (group + i % 4 / 2 * 8));
+#endif
+        }
+#endif
+        bool all = __all_sync(0xffffffffu, there == 3);
+        u32 weights[EIGHTS][2];
+#pragma unroll
+        for (int eight = 0; eight < EIGHTS; ++eight) {
+            float its[4];
+            auto hide = [&](float (&x)[4]) {
+                if (all) return;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) x[i] = there >> (i / 2) & 1 ? x[i] : -infinity();
+            };
+#pragma unroll
+            for (int i = 0; i < 4; ++i) its[i] = scores[eight][i] * base - shift[eight][i % 2];
+            hide(its);
+            if (__any_sync(0xffffffffu, fmaxf(fmaxf(its[0], its[1]), fmaxf(its[2], its[3])) > SLACK)) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) its[i] = scores[eight][i] * base;
+                hide(its);
+                move(eight, its);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) its[i] -= shift[eight][i % 2];
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                its[i] = power(its[i]);
+                sum[eight][i % 2] += its[i];
+            }
+            /* A lane has two heads of a key, and multiplies two keys of a head. */
+            weights[eight][0] = turned(pair(its[0], its[1]));
+            weights[eight][1] = turned(pair(its[2], its[3]));
+        }
+#pragma unroll
+        for (int step = 0; step < VALUE_STEPS; ++step) {
+            u32 its[4];
+            load_matrices<true>(its, value_at + step / 4 * (PIECE * 16) + (value_vector ^ step % 4 * 2) * 16);
+#pragma unroll
+            for (int eight = 0; eight < EIGHTS; ++eight) {
+                multiply(values[eight][step], its[0], its[1], its[2], its[3], weights[eight][0], weights[eight][1]);
             }
         }
     }
 };
 
 /*
- * What a warp knows of a tile's keys so far: for each head the largest score, the sum of weights (of a lane's keys) and the
- * weighted values. A lane has elements j of piece `2 * (lane % 4) + n` of every block of 64 of head `lane / 4 + 8 * half` in
- * values[block][j][2 * half + n].
+ * How a row ends, given the shift and the sum of its weights: what its weighted values are multiplied and divided by, with the head's
+ * sink, and the logarithm of its sum.
  */
-struct Running {
-    float values[VALUE_BLOCKS][8][4], maximum[HALVES], sum[HALVES];
-
-    __device__ inline void clear() {
-#pragma unroll
-        for (int block = 0; block < VALUE_BLOCKS; ++block) {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) values[block][j][i] = 0.0f;
-            }
-        }
-#pragma unroll
-        for (int half = 0; half < HALVES; ++half) {
-            maximum[half] = -infinity();
-            sum[half] = 0.0f;
-        }
-    }
-
-    __device__ inline void scale_by(const float (&factor)[HALVES]) {
-#pragma unroll
-        for (int block = 0; block < VALUE_BLOCKS; ++block) {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) values[block][j][i] *= factor[UPPER ? i / 2 : 0];
-            }
-        }
-    }
-
-    /* Takes a unit that is in shared memory. `there` says which keys count, `before` is how far in front of the token it begins. */
-    __device__ inline void take(const Vector* unit, u32 there, int before, float scale, float softcap, const Queries& queries) {
-        int lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
-        float scores[2][4] = {};
-#pragma unroll
-        for (int set = 0; set < 2; ++set) {
-#pragma unroll
-            for (int block = 0; block < KEY_BLOCKS; ++block) {
-                const Vector& low = queries.of[0][block];
-                const Vector& high = queries.of[UPPER][block];
-                Vector its = unit[KEY_AT(8 * set + group, block * 4 + part)];
-                multiply(scores[set], low.word[0], UPPER ? high.word[0] : 0, low.word[1], UPPER ? high.word[1] : 0, its.word[0], its.word[1]);
-                multiply(scores[set], low.word[2], UPPER ? high.word[2] : 0, low.word[3], UPPER ? high.word[3] : 0, its.word[2], its.word[3]);
-            }
-        }
-        float factor[HALVES];
-        u32 weights[HALVES][2];
-        bool changed = false;
-#pragma unroll
-        for (int half = 0; half < HALVES; ++half) {
-            float its[4], top = -infinity();
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float score = scores[i / 2][half * 2 + i % 2] * scale;
-#if SOFTCAP
-                score = softcap * tanhf(score / softcap);
-#endif
-#if ALIBI
-                score -= queries.slope[half] * (float)(before - (2 * part + i % 2 + i / 2 * 8));
-#endif
-                its[i] = there >> i & 1 ? score : -infinity();
-                top = its[i] > top ? its[i] : top;
-            }
-            top = largest_of_four(top);
-            float larger = top > maximum[half] ? top : maximum[half];
-            /* Where nothing was seen yet, anything finite will do: the weights are 0. */
-            float shift = larger == -infinity() ? 0.0f : larger;
-            factor[half] = expf(maximum[half] - shift);
-            changed = changed || larger != maximum[half];
-            maximum[half] = larger;
-            sum[half] *= factor[half];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                its[i] = expf(its[i] - shift);
-                sum[half] += its[i];
-            }
-            weights[half][0] = pair(its[0], its[1]);
-            weights[half][1] = pair(its[2], its[3]);
-        }
-        if (__any_sync(0xffffffffu, changed)) scale_by(factor);
-#pragma unroll
-        for (int block = 0; block < VALUE_BLOCKS; ++block) {
-            Vector value[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) value[i] = unit[VALUE_AT(2 * part + i % 2 + i / 2 * 8, block * 8 + group)];
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                u32 choice = j % 2 ? 0x7632 : 0x5410;
-                u32 first = __byte_perm(value[0].word[j / 2], value[1].word[j / 2], choice);
-                u32 second = __byte_perm(value[2].word[j / 2], value[3].word[j / 2], choice);
-                multiply(values[block][j], weights[0][0], UPPER ? weights[UPPER][0] : 0, weights[0][1],
-                         UPPER ? weights[UPPER][1] : 0, first, second);
-            }
-        }
-    }
-};
-
-/* How a row ends: what its weighted values are multiplied and divided by, with the head's sink, and the logarithm of its sum. */
 struct Ending {
     float factor, maximum, sum, sink;
     bool empty;
 
-    __device__ inline Ending(const Arguments& a, int head, float largest, float amount) {
+    __device__ inline Ending(const Arguments& a, int head, float shift, float amount) {
+        float largest = shift * LN2;
         empty = amount == 0.0f;
         factor = empty ? 0.0f : 1.0f;
         maximum = largest;
@@ -294,4 +369,4 @@ struct Ending {
     __device__ inline float log() const { return empty ? sink : maximum + logf(sum); }
 };
 
-extern __shared__ __align__(16) Vector ring[];
+extern __shared__ __align__(128) Vector ring[];

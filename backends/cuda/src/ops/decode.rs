@@ -1,7 +1,7 @@
 //! Paged attention of single tokens: `attention/decode.cu`, and of many tiles `attention/decode_even.cu`.
 
 use super::{KernelSpec, Machine, Recipe, band::shared_memory, operand, result, type_name};
-use crate::launch::{Frame, Function, Parameters, Step};
+use crate::launch::{Frame, Function, MAX_GRID, Parameters, Step};
 use dsrun_core::{
     DType, Error, Result, TensorDesc,
     kernels::CallDesc,
@@ -26,6 +26,8 @@ const BLOCKS: usize = 2;
 const UNDER_WAY: usize = 64 << 10;
 /// How many they are.
 const AT_ONCE: usize = 3;
+/// Bytes of shared memory that a block takes besides its own.
+const RESERVED: usize = 1 << 10;
 /// Bytes that the L2 fetches before the kernel's turn, about half of an H200's, and units of a warp at most.
 const AHEAD: usize = 26 << 20;
 const MOST_AHEAD: usize = 4;
@@ -38,6 +40,8 @@ const THREADS: usize = 128;
 const LARGE: RangeInclusive<u32> = 90..=103;
 /// Tiles for each multiprocessor from where on it takes over.
 const MANY: usize = 16;
+/// Units of the longest sequence there may be, up to which a block of its own is not much longer at it than at others.
+const LONG_UNITS: usize = 256;
 /// The most rows, or sequences, whose keys it adds up: they are in shared memory.
 const MOST_ENTRIES: usize = 1024;
 /// Its warps: fewer for units so large that not enough of them would be under way in each.
@@ -102,7 +106,13 @@ impl Sizes {
         let of_cluster = if cluster > 1 { (self.heads * self.value_size / 4 + cluster) * 24 } else { 0 };
         let beside = THREADS / 32 * self.heads * (self.value_size + 6) * 4 + of_cluster;
         let room = shared_memory(machine.capability).saturating_sub(beside).min(UNDER_WAY);
-        let stages = (room / in_block).clamp(1, STAGES);
+        // Where all blocks are there at once, as many on a multiprocessor, each may have more under way if there is room.
+        let at_once = splits == 1 && blocks <= machine.processors * BLOCKS;
+        let share = (shared_memory(machine.capability) / BLOCKS).saturating_sub(beside + RESERVED);
+        let stages = match at_once && share / in_block > STAGES {
+            true => STAGES + 1,
+            false => (room / in_block).clamp(1, STAGES),
+        };
         // Blocks that may be there before their turn, and what they fetch into the L2 then.
         let first = machine.processors * AT_ONCE;
         let fetches = splits == 1 && machine.capability >= 90 && self.slots.is_multiple_of(16);
@@ -115,7 +125,7 @@ impl Sizes {
             own: vec![("CLUSTER", cluster), ("AHEAD", ahead), ("FIRST", first)],
             stages,
             shared: stages * in_block,
-            grid: [self.entries, self.columns, splits],
+            grid: [self.columns, self.entries, splits],
             threads: THREADS,
             number: splits,
             workspace: if merged { blocks * left } else { 0 },
@@ -180,7 +190,7 @@ impl Decode {
             && vectors(values, value_size)
             && keys.shape[2] > 0
             && op.mask != AttentionMask::Explicit;
-        if !takes {
+        if !takes || (if singles { sequences } else { tokens }) > MAX_GRID {
             return Ok(None);
         }
         let group = (op.query_heads / op.kv_heads.max(1)).max(1) as usize;
@@ -194,6 +204,7 @@ impl Decode {
         let units = operand(call, 6)?.shape[1].saturating_mul(keys.shape[2]).div_ceil(16).max(1);
         let even = LARGE.contains(&machine.capability)
             && entries * columns >= MANY * machine.processors
+            && units > LONG_UNITS
             && entries <= MOST_ENTRIES
             && units.saturating_mul(entries * columns) <= MOST_UNITS
             && op.mask == AttentionMask::Causal
@@ -316,13 +327,14 @@ mod tests {
     }
 
     #[rstest]
-    #[case::one_row(1, [1, 8, 16])]
-    #[case::two_rows(2, [2, 8, 8])]
-    #[case::few_rows(8, [8, 8, 4])]
-    #[case::enough_rows(32, [32, 8, 1])]
-    fn few_tiles_are_split(#[case] rows: usize, #[case] grid: [usize; 3]) {
+    #[case::one_row(1, [8, 1, 16], 2)]
+    #[case::two_rows(2, [8, 2, 8], 2)]
+    #[case::few_rows(8, [8, 8, 4], 2)]
+    #[case::enough_rows(32, [8, 32, 1], 3)]
+    #[case::many_rows(128, [8, 128, 1], 2)]
+    fn few_tiles_are_split(#[case] rows: usize, #[case] grid: [usize; 3], #[case] stages: usize) {
         let cut = sizes(rows).split(&MACHINE);
-        assert_eq!((cut.grid, cut.stages), (grid, 2));
+        assert_eq!((cut.grid, cut.stages), (grid, stages));
         assert_eq!(cut.workspace > 0, cut.persistent > 0);
     }
 
