@@ -194,7 +194,7 @@ impl Drop for Setup {
 }
 
 /// A product with its addresses.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Product {
     pub(crate) setup: std::sync::Arc<Setup>,
     pub(crate) x: u64,

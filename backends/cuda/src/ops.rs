@@ -19,6 +19,7 @@ mod quant;
 mod region;
 mod sampling;
 mod step;
+pub(crate) mod turns;
 
 use crate::{
     context::Context,

@@ -231,6 +231,49 @@ fn batch_calls(dtype: DType) -> Vec<CallDesc> {
     calls
 }
 
+/// Heads where the product is: blocks by themselves, in clusters, of two parts; tiles of every width.
+fn head_calls(dtype: DType) -> Vec<CallDesc> {
+    let mut calls = Vec::new();
+    let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+    let sizes = [
+        (128, 32, 8, 128),
+        (64, 16, 2, 128),
+        (100, 64, 4, 128),
+        (150, 48, 4, 128),
+        (512, 32, 8, 128),
+        (150, 96, 6, 128),
+        (2048, 32, 8, 128),
+    ];
+    for ((rows, heads, kv_heads, size), pairing) in sizes
+        .into_iter()
+        .flat_map(|sizes| [RopePairing::Halves, RopePairing::Neighbours].map(|pairing| (sizes, pairing)))
+    {
+        let rope = |heads| Rope { heads, pairing, scale: 1.0 };
+        let input = AttentionInput {
+            norm: norm.into(),
+            dtype,
+            bias: false,
+            columns: [heads, kv_heads, kv_heads].map(|heads| heads * size as u32),
+            head_norms: None,
+            ropes: Some([rope(heads), rope(kv_heads)]),
+        };
+        let weight = weight(WeightFormat::Dense(dtype), [(heads + 2 * kv_heads) as usize * size, 192]);
+        let cache = tensor(dtype, &[4, kv_heads as usize, 16, size]);
+        let operands = vec![
+            bounded(dtype, &[rows, 192]),
+            tensor(dtype, &[192]),
+            weight,
+            bounded(DType::I32, &[rows]),
+            tensor(DType::F32, &[size / 2]),
+            cache.clone(),
+            cache,
+            bounded(DType::I32, &[rows]),
+        ];
+        calls.push(call(Op::Region(well_known::attention_input(input).unwrap().into()), operands));
+    }
+    calls
+}
+
 /// The fused parts of decoder layers of both kinds, for few rows and for many.
 fn region_calls(dtype: DType) -> Vec<CallDesc> {
     let mut calls = Vec::new();
@@ -395,6 +438,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(region_calls(dtype));
         calls.extend(linear_calls(dtype));
         calls.extend(batch_calls(dtype));
+        calls.extend(head_calls(dtype));
         calls.extend(quantised_calls(dtype));
         calls.extend(attention_calls(dtype));
     }

@@ -259,7 +259,12 @@ impl Layers {
 }
 
 /// Binds a call, or those of its body if it is a region that the device lacks. Gives its first result.
-fn bind(bench: &mut Bench, op: &Op, operands: &[Given], bound: &mut Vec<Bound>) -> Result<Given, Stop> {
+pub(super) fn bind(
+    bench: &mut Bench,
+    op: &Op,
+    operands: &[Given],
+    bound: &mut Vec<Bound>,
+) -> Result<Given, Stop> {
     let mut one = |bench: &mut Bench, op: &Op, operands: &[Given]| {
         let plan = bench.plan(op.clone(), operands)?;
         let last = bench.bind(&plan, operands)?;
