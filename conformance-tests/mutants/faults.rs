@@ -334,10 +334,6 @@ static FAULTS: &[Fault] = &[
         }),
         false => run.right(stream),
     }),
-    run("graph_rotates_on", |run, stream| match launching() {
-        true => operand(run, stream, "rope", 1, |_, positions| positions.map(|_, position| position + 1)),
-        false => run.right(stream),
-    }),
     run("graph_records_another", |run, stream| match launching() {
         true => result(run, stream, "commit_tokens", 0, flip),
         false => run.right(stream),

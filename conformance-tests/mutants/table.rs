@@ -93,7 +93,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "attention in a graph does not see the token's own key",
         "check/replay_decoder",
     ),
-    mutant("graph_rotates_on", "a graph rotates rows one position too far", "check/replay_heads"),
     mutant("graph_records_another", "a graph records another token than it samples", "check/replay_token"),
     mutant("batch_matters", "the last bit of a row depends on how many rows there are", "check/batch_rows"),
     mutant(

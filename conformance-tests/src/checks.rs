@@ -10,7 +10,6 @@ mod claims;
 mod collective;
 mod decoder;
 mod faults;
-mod heads;
 mod indices;
 mod jobs;
 mod logits;
@@ -87,12 +86,6 @@ pub const CHECKS: &[Check] = &[
         "a graph of a decoder's layers gives what its calls give, whatever was launched before",
         None,
         decoder::graph
-    ),
-    check!(
-        "replay_heads",
-        "a graph of layers turns queries and keys as its calls do, by what is then in memory",
-        None,
-        heads::graph
     ),
     check!(
         "replay_token",

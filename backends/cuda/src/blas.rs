@@ -194,7 +194,7 @@ impl Drop for Setup {
 }
 
 /// A product with its addresses.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Product {
     pub(crate) setup: std::sync::Arc<Setup>,
     pub(crate) x: u64,

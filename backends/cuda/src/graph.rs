@@ -7,7 +7,6 @@ use crate::{
     ops::{
         layers,
         next_token::{self, NextToken},
-        turns::{self, Shared},
     },
     stream::CudaStream,
 };
@@ -85,7 +84,6 @@ enum Item {
 enum Merged {
     Layers(layers::Launch),
     NextToken(NextToken),
-    Turns(Shared),
 }
 
 impl Merged {
@@ -93,7 +91,6 @@ impl Merged {
         match self {
             Self::Layers(layers) => &layers.step,
             Self::NextToken(token) => &token.step,
-            Self::Turns(turns) => &turns.step,
         }
     }
 }
@@ -106,10 +103,9 @@ fn record(stream: &mut CudaStream, calls: &[Box<dyn BoundCall>]) -> Result<Vec<W
     enqueued.map(|()| recorded.unwrap_or_default())
 }
 
-/// Puts launches of whole layers, and of all that is done with the logits of a row, in the place of their calls, and what many
-/// calls would do in front of the first of them.
+/// Puts launches of whole layers, and of all that is done with the logits of a row, in the place of their calls.
 fn merge(
-    mut work: Vec<Work>,
+    work: Vec<Work>,
     context: &Arc<Context>,
     stream: &mut CudaStream,
 ) -> Result<(Vec<Item>, Vec<Merged>)> {
@@ -131,12 +127,7 @@ fn merge(
         }
     }
     let mut items = Vec::new();
-    let mut tables = turns::share(&mut work, context)?.into_iter().peekable();
     for (index, work) in work.into_iter().enumerate() {
-        while let Some((_, table)) = tables.next_if(|(first, _)| *first == index) {
-            items.push(Item::Merged(launches.len()));
-            launches.push(Merged::Turns(table));
-        }
         match runs.iter().position(|run| run.contains(&index)) {
             None => items.push(Item::Call(work)),
             Some(run) if runs[run].start == index => items.push(Item::Merged(run)),

@@ -2,7 +2,7 @@
 
 use crate::{
     context::Context,
-    launch::{Frame, Function, Step, Table},
+    launch::{Frame, Function, Step},
     memory::CudaBuffer,
     ops::{
         self, Recipe,
@@ -120,25 +120,6 @@ impl Work {
     /// What it launches.
     pub(crate) fn steps(&self) -> &[Step] {
         &self.steps
-    }
-
-    /// What makes the table that its other launches read, if they read one.
-    pub(crate) fn table(&self) -> Option<&Table> {
-        self.steps.iter().find_map(|step| if let Step::Table(table) = step { Some(table) } else { None })
-    }
-
-    /// The same, but for that its launches read a table that is somewhere else.
-    pub(crate) fn with_table(&self, address: u64) -> Self {
-        let Some(own) = self.table() else { return self.clone() };
-        let moved = |step: &Step| match step {
-            Step::Table(_) => None,
-            Step::Kernel(launch) if launch.parameters.last() == own.launch.parameters.last() => {
-                Some(Step::Kernel(launch.with_last(address)))
-            }
-            Step::Kernel(launch) => Some(Step::Kernel(launch.clone())),
-            Step::Product(product) => Some(Step::Product(product.clone())),
-        };
-        Self { steps: self.steps.iter().filter_map(moved).collect(), ..self.clone() }
     }
 
     pub(crate) fn enqueue(&self, stream: &mut CudaStream) -> Result<()> {

@@ -13,7 +13,7 @@ use dsrun_core::{
     device::Buffer,
     kernels::{Argument, Arguments, Binding, CallDesc},
 };
-use std::{any::Any, ffi::c_void, ops::Range, sync::Arc};
+use std::{any::Any, ffi::c_void, sync::Arc};
 
 /// A loaded kernel. Its module lives as long as the context.
 #[derive(Debug)]
@@ -55,16 +55,6 @@ pub(crate) struct Parameters {
 impl Parameters {
     fn start(&mut self) {
         self.starts.push(self.words.len());
-    }
-
-    /// All words but those of the last parameter.
-    fn but_last(&self) -> &[u64] {
-        &self.words[..self.starts.last().copied().unwrap_or(0)]
-    }
-
-    /// The words of the last parameter.
-    pub(crate) fn last(&self) -> &[u64] {
-        &self.words[self.starts.last().copied().unwrap_or(0)..]
     }
 
     /// The words of the first parameter.
@@ -146,7 +136,7 @@ impl Parameters {
 }
 
 /// A kernel with its grid and parameters.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) function: Arc<Function>,
     pub(crate) grid: [usize; 3],
@@ -154,23 +144,11 @@ pub(crate) struct Launch {
     pub(crate) parameters: Parameters,
 }
 
-/// A kernel that makes a table in scratch memory, which other steps of its call read. Where the table is comes last among the
-/// parameters of all of them.
-#[derive(Debug)]
-pub(crate) struct Table {
-    pub(crate) launch: Launch,
-    /// The memory it is made of.
-    pub(crate) sources: [Range<u64>; 2],
-    pub(crate) bytes: usize,
-}
-
 /// What a bound call enqueues.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// A kernel.
     Kernel(Launch),
-    /// A kernel whose work calls may share.
-    Table(Table),
     /// A product by cuBLASLt.
     Product(Product),
 }
@@ -193,7 +171,7 @@ impl Step {
 
     pub(crate) fn enqueue(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {
         match self {
-            Self::Kernel(launch) | Self::Table(Table { launch, .. }) => {
+            Self::Kernel(launch) => {
                 context.recent.note(launch.function.name);
                 launch.enqueue_on(context, stream.raw)
             }
@@ -206,20 +184,6 @@ impl Step {
 }
 
 impl Launch {
-    /// What it does, but for where the result goes: the kernel, and all parameters but the last.
-    pub(crate) fn but_last(&self) -> (&'static str, &[u64]) {
-        (self.function.name, self.parameters.but_last())
-    }
-
-    /// The same with another address as its last parameter.
-    pub(crate) fn with_last(&self, address: u64) -> Self {
-        let mut launch = self.clone();
-        if let Some(last) = launch.parameters.words.last_mut() {
-            *last = address;
-        }
-        launch
-    }
-
     /// Enqueues the launch on a stream of the context.
     pub(crate) fn enqueue_on(&self, context: &Context, stream: RawStream) -> Result<()> {
         let Parameters { words, starts } = &self.parameters;

@@ -19,7 +19,6 @@ mod quant;
 mod region;
 mod sampling;
 mod step;
-pub(crate) mod turns;
 
 use crate::{
     context::Context,

@@ -33,7 +33,6 @@ const UNITS: &[Unit] = &[
     unit!("elementwise/activation.cu", "elementwise/function.cuh"),
     unit!("elementwise/embed.cu", "linear/weight.cuh"),
     unit!("elementwise/rope.cu"),
-    unit!("elementwise/turns.cu"),
     unit!("norm/norm.cu"),
     unit!("cache/cache.cu"),
     unit!("copy/copy.cu"),
@@ -63,8 +62,7 @@ const UNITS: &[Unit] = &[
         "wgmma.cuh",
         "linear/narrow_wgmma.cuh",
         "elementwise/function.cuh",
-        "linear/epilogue.cuh",
-        "linear/heads.cuh"
+        "linear/epilogue.cuh"
     ),
     unit!(
         "linear/packed.cu",
@@ -82,8 +80,7 @@ const UNITS: &[Unit] = &[
         "wgmma.cuh",
         "linear/tiles.cuh",
         "elementwise/function.cuh",
-        "linear/epilogue.cuh",
-        "linear/heads.cuh"
+        "linear/epilogue.cuh"
     ),
     unit!("linear/packed_plain.cu", "linear/weight.cuh"),
     unit!(

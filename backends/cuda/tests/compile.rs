@@ -231,49 +231,6 @@ fn batch_calls(dtype: DType) -> Vec<CallDesc> {
     calls
 }
 
-/// Heads where the product is: blocks by themselves, in clusters, of two parts; tiles of every width.
-fn head_calls(dtype: DType) -> Vec<CallDesc> {
-    let mut calls = Vec::new();
-    let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
-    let sizes = [
-        (128, 32, 8, 128),
-        (64, 16, 2, 128),
-        (100, 64, 4, 128),
-        (150, 48, 4, 128),
-        (512, 32, 8, 128),
-        (150, 96, 6, 128),
-        (2048, 32, 8, 128),
-    ];
-    for ((rows, heads, kv_heads, size), pairing) in sizes
-        .into_iter()
-        .flat_map(|sizes| [RopePairing::Halves, RopePairing::Neighbours].map(|pairing| (sizes, pairing)))
-    {
-        let rope = |heads| Rope { heads, pairing, scale: 1.0 };
-        let input = AttentionInput {
-            norm: norm.into(),
-            dtype,
-            bias: false,
-            columns: [heads, kv_heads, kv_heads].map(|heads| heads * size as u32),
-            head_norms: None,
-            ropes: Some([rope(heads), rope(kv_heads)]),
-        };
-        let weight = weight(WeightFormat::Dense(dtype), [(heads + 2 * kv_heads) as usize * size, 192]);
-        let cache = tensor(dtype, &[4, kv_heads as usize, 16, size]);
-        let operands = vec![
-            bounded(dtype, &[rows, 192]),
-            tensor(dtype, &[192]),
-            weight,
-            bounded(DType::I32, &[rows]),
-            tensor(DType::F32, &[size / 2]),
-            cache.clone(),
-            cache,
-            bounded(DType::I32, &[rows]),
-        ];
-        calls.push(call(Op::Region(well_known::attention_input(input).unwrap().into()), operands));
-    }
-    calls
-}
-
 /// The fused parts of decoder layers of both kinds, for few rows and for many.
 fn region_calls(dtype: DType) -> Vec<CallDesc> {
     let mut calls = Vec::new();
@@ -438,7 +395,6 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(region_calls(dtype));
         calls.extend(linear_calls(dtype));
         calls.extend(batch_calls(dtype));
-        calls.extend(head_calls(dtype));
         calls.extend(quantised_calls(dtype));
         calls.extend(attention_calls(dtype));
     }
@@ -458,7 +414,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
 }
 
 /// Launches of whole layers: of gated MLPs behind RMS norms, and of plain ones behind layer norms; of one slot a tile, of several,
-/// and of tiles that warps take in several rounds; of layers that are read at a pace; of heads of more than 64; in pieces of runs.
+/// and of tiles that warps take in several rounds; of layers that are read at a pace.
 fn layers() -> impl Iterator<Item = KernelSpec> {
     let machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
     let shapes = [
@@ -473,13 +429,6 @@ fn layers() -> impl Iterator<Item = KernelSpec> {
         ("f16", "int4g128", "4", [768, 3072, 12, 1, 64], false),
         ("bf16", "int8", "2", [2048, 8192, 8, 4, 64], true),
         ("f16", "int8", "3", [256, 1024, 1, 16, 16], true),
-        ("f16", "f16", "4", [1280, 5120, 16, 1, 80], false),
-        ("bf16", "bf16", "2", [1536, 4096, 16, 1, 96], true),
-        ("bf16", "bf16", "2", [2048, 5632, 4, 4, 128], true),
-        ("f16", "f16", "2", [256, 1024, 1, 16, 128], true),
-        ("bf16", "bf16", "2", [4096, 14_336, 8, 4, 128], true),
-        ("bf16", "int4g128_f16", "2", [4096, 14_336, 8, 4, 128], true),
-        ("bf16", "int8", "2", [4096, 14_336, 8, 4, 128], true),
     ];
     shapes.into_iter().map(move |(dtype, format, function, [hidden, inner, kv_heads, group, head], gated)| {
         let norm = if gated { "1" } else { "2" };

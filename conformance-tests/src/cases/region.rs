@@ -310,37 +310,6 @@ const HEADS: &[(&str, Heads)] = &[
     ("extent_of_nothing", ([6, 64], [2, 1, 16, 8], layout(0, Some(0)))),
 ];
 
-const HALVES: Option<RopePairing> = Some(RopePairing::Halves);
-const NEIGHBOURS: Option<RopePairing> = Some(RopePairing::Neighbours);
-
-/// Rows enough for kernels of their own: heads of many sizes, turned whole, in part or not at all; outputs that are few, or more
-/// than a device has room for at once; rows that are padding behind a multiple of anything.
-const MANY_HEADS: &[(&str, Heads, Option<RopePairing>)] = &[
-    ("batch_halves_64", ([48, 192], [8, 2, 64, 32], layout(0, Some(41))), HALVES),
-    ("batch_halves_80", ([33, 160], [4, 2, 80, 40], layout(0, None)), HALVES),
-    ("batch_halves_96", ([100, 96], [2, 2, 96, 48], layout(0, Some(97))), HALVES),
-    ("batch_halves_128", ([128, 320], [2, 1, 128, 64], layout(8, None)), HALVES),
-    ("batch_halves_partly", ([40, 128], [4, 1, 64, 16], layout(0, None)), HALVES),
-    ("batch_neighbours_64", ([17, 64], [3, 3, 64, 32], layout(0, None)), NEIGHBOURS),
-    ("batch_neighbours_80", ([33, 160], [4, 2, 80, 40], layout(0, Some(31))), NEIGHBOURS),
-    ("batch_neighbours_96_partly", ([56, 96], [4, 1, 96, 16], layout(8, None)), NEIGHBOURS),
-    ("batch_neighbours_128", ([128, 64], [4, 2, 128, 64], layout(0, None)), NEIGHBOURS),
-    ("batch_not_turned_64", ([70, 128], [3, 1, 64, 32], layout(0, Some(69))), None),
-    ("batch_halves_in_pairs", ([24, 256], [16, 2, 128, 64], layout(0, Some(22))), HALVES),
-    ("batch_neighbours_alone", ([20, 64], [56, 8, 64, 32], layout(0, None)), NEIGHBOURS),
-    ("batch_halves_alone", ([24, 64], [28, 4, 128, 64], layout(0, Some(23))), HALVES),
-    ("batch_halves_wide", ([120, 32], [64, 4, 128, 64], layout(0, Some(117))), HALVES),
-    ("many_rows_halves", ([131, 32], [48, 4, 128, 64], layout(0, Some(130))), HALVES),
-    ("many_rows_halves_80", ([131, 32], [80, 4, 80, 40], layout(0, None)), HALVES),
-    ("many_rows_neighbours", ([131, 32], [96, 8, 64, 32], layout(0, Some(129))), NEIGHBOURS),
-    ("many_rows_neighbours_partly", ([131, 32], [56, 8, 96, 32], layout(8, None)), NEIGHBOURS),
-    ("many_rows_not_turned", ([131, 32], [96, 8, 64, 32], layout(0, None)), None),
-    ("many_rows_in_tiles_of_192", ([300, 32], [40, 4, 128, 64], layout(0, Some(290))), HALVES),
-    ("many_rows_in_tiles_of_224", ([131, 32], [96, 6, 128, 64], layout(0, None)), HALVES),
-    ("many_rows_in_tiles_of_256", ([131, 64], [112, 8, 128, 64], layout(0, Some(131))), HALVES),
-    ("few_outputs_of_many_rows", ([150, 64], [2, 1, 128, 64], layout(0, Some(140))), HALVES),
-];
-
 /// What a case of `attention_input` varies.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
@@ -384,14 +353,6 @@ pub(super) fn attention_input(dtype: DType) -> Vec<Case> {
         let variant = Variant::number(7 * number);
         let id = format!("attention_input/{dtype}/{label}");
         let random = Random::named(&id);
-        cases.push(attention_case(id, dtype, heads, variant, random, number));
-    }
-    for (index, (label, heads, pairing)) in MANY_HEADS.iter().copied().enumerate() {
-        let id = format!("attention_input/{dtype}/{label}");
-        let random = Random::named(&id);
-        // Dense weights and a cache of the type of the activations: what the kernels are for.
-        let number = [0, 2, 7][index % 3];
-        let variant = Variant { layer_norm: false, bias: index % 2 == 1, head_norms: false, pairing };
         cases.push(attention_case(id, dtype, heads, variant, random, number));
     }
     cases

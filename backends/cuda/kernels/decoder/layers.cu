@@ -17,16 +17,14 @@
  * behind the other, so that it takes one copy, or four at an even pace: a copy costs its multiprocessor 70 ns however short it is.
  * Tiles go to blocks in turn, the next product goes on where the one before ended, so all have equally much to read.
  *
- * Weights are the 16-row operand of mma.m16n8k16, as they are read: the 16 bytes of a lane are all of its part. As there is one
- * token, the 8 columns of the other operand are free to hold different inputs; of the result a row counts in the column of its own.
- * So the rows of a run of 8, 4 or 2 outputs are 2, 4 or 8 sets of 32 inputs of each, which lie beside each other and so in
- * different banks, and half of each set in a row of its own (`weights.cuh`).
+ * Weights are the 16-row operand of mma.m16n8k16. A run has 8, 4 or 2 outputs, so its rows are cut into 2, 4 or 8 sets of 32
+ * inputs, which lie beside each other and so in different banks. As there is one token, the 8 columns of the other operand are
+ * free to hold the inputs of these sets; of the result a row counts in the column of its set.
  *
  * Packed integers of 4 or 8 bits are multiplied by bytes of activations instead: packed.cuh.
  *
  * Attention: blocks take a part of the heads of a KV head and a split of the keys, their warps units of 16 keys, as in
- * attention/decode.cu. Where all heads together have few elements, who multiplies with the result merges the splits for himself.
- * Else reading all splits takes longer than one more way through the L2: those that have them merge them, each a part.
+ * attention/decode.cu. Who multiplies with the result merges the splits for himself.
  *
  * Bytes: all weights, keys and values once. Floor: those over read bandwidth, or for small models five ways through the L2 for
  * each layer. Measured figures: docs/src/performance/cuda.md.
@@ -118,11 +116,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
                 stage_normed(p, layer.gains[P / 2], layer.shifts[P / 2], x, there, activations, scratch);
             } else if (P == OUTPUT) {
-                if (MERGED) {
-                    stage_plain<HEADS * HEAD>((const X*)(mine + MERGED_AT), activations);
-                } else {
-                    stage_merged(partial, share.live, activations);
-                }
+                stage_merged(partial, share.live, activations);
             } else {
                 stage_plain<INNER>((const X*)(mine + INNER_AT), activations);
             }
@@ -247,23 +241,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    if (threadIdx.x >= MULTIPLIERS) {
-#if WIDE && __CUDA_ARCH__ < 1000
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-#endif
-        if (threadIdx.x / 32 == WARPS) copy_weights(m, table, share, barriers);
+    if (threadIdx.x / 32 == WARPS) {
+        copy_weights(m, table, share, barriers);
         return;
     }
-#if WIDE && __CUDA_ARCH__ < 1000
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-#endif
 
     Thread t;
     t.warp = threadIdx.x / 32;
     t.lane = threadIdx.x % 32;
     t.group = t.lane / 4;
     t.part = t.lane % 4;
-    t.none = (u32)(m.layers >> 32);
     u8* mine = m.exchange;
     int first_unit = share.split * WARPS + t.warp, first_page = -1;
     if (share.split < share.live && first_unit < share.units) first_page = m.pages_of[first_unit * UNIT / SLOTS];
@@ -278,7 +265,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         run_product<INPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (share.split < share.live) {
             attend(m, layer, share, (const X*)(mine + base + QUERIES_AT), first_page, (float*)(memory + HEADS_AT), partial);
-            if (MERGED) leave_merged(share, partial, (X*)(mine + base + MERGED_AT));
         }
         run_product<OUTPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);

@@ -12,15 +12,13 @@
  * sends its sums to the blocks that finish them, 8 rows of x each in turn, into their shared memory; those add them up in the
  * order of the inputs, so that the result does not depend on who comes first.
  *
- * Queries, keys and values are turned and go to their places from here: see heads.cuh.
- *
  * Bytes: the weights, once; x once for each tile, from the L2. Floor: the weights over read bandwidth.
  *
  * Tried on an H200, and no better: x sent to clusters of two tiles at once; larger tiles of several warpgroups (2% for the gate
  * of a large model, slower elsewhere); blocks that begin at different inputs (x is cheapest when all want the same part of it);
  * clusters of four with a multiprocessor for each block (30 of them fit at a time, not 33); half the ring, so that the blocks of
- * the next product are there early (good for more than 132 blocks, slower for less); sines computed here, for each element (with
- * 128 rows they take longer than a kernel of their own).
+ * the next product are there early (good for more than 132 blocks, slower for less); queries, keys and values finished here (no
+ * faster with 32 rows, and with 128 their sines take longer than a kernel of their own).
  * Measured figures: docs/src/performance/cuda.md.
  */
 /* Bytes of a row's inputs of a turn, of an input, and of 64 rows of a turn. */
@@ -49,12 +47,7 @@ struct Scales {
 
 /* A box of weights: turn, output. They are read once: first to leave the L2. */
 __device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, int turn, int output, u64 once) {
-#if EPILOGUE == HEADS && ORDER != AS_THEY_ARE
-#pragma unroll
-    for (int unit = 0; unit < 4; unit += UNITS) {
-        copy_units(map, to + unit * 16 * TURN, barrier, turn * TURN, output / 16 + unit, once);
-    }
-#elif INTEGERS
+#if INTEGERS
     copy_box_by(once, map, to, barrier, 0, turn * (TURN / 16), output / 8);
 #else
     copy_box_by(once, map, to, barrier, turn * TURN, output);
@@ -97,15 +90,6 @@ __device__ inline int part_at(const Epilogue& e, int tile, int part) {
 #endif
 }
 
-/* Output `at` of a part of a tile, or that 8 further on. */
-__device__ inline int output_of(const Epilogue& e, int tile, int part, int at, int further) {
-#if EPILOGUE == HEADS
-    return Unit((part_at(e, tile, part) + at) / 16).output(further, at % 16);
-#else
-    return part_at(e, tile, part) + at + further * 8;
-#endif
-}
-
 /* Biases of two outputs of a lane, 8 apart, in each part. */
 struct Biases {
     float of[PARTS][2];
@@ -115,7 +99,7 @@ struct Biases {
         for (int b = 0; b < PARTS; ++b) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                int at = output_of(e, tile, b, output, h);
+                int at = part_at(e, tile, b) + output + h * 8;
                 of[b][h] = at < (int)e.outputs ? or_else(e.bias, at, 0.0f) : 0.0f;
             }
         }
@@ -160,86 +144,6 @@ __device__ inline void read_added(const Epilogue& e, Added& added, int tile, int
     }
 #endif
 }
-
-#if EPILOGUE == HEADS
-/* Eights of rows whose cosines and sines are read ahead of the products. */
-#define AHEAD (PARTS == 1 || OWN < 2 ? OWN : 2)
-
-/*
- * Where the 16 outputs of a warp go in each part, and how they are turned. Eights of rows are counted as the block finishes them:
- * number `i` begins with row (i * SPLIT + split) * 8.
- */
-struct Ways {
-    int split, lane, last_row;
-    const float2* table;
-    bool turned[PARTS];
-    float factor[PARTS];
-    /* Where a lane's two elements of row 0 go, and how far behind that rows are: a lane keeps every 32nd of those. */
-    Y* begin[PARTS];
-    u32 rows[PARTS][(OWN + 3) / 4];
-    /* The first of the pairs of a lane's row in the table. */
-    int pair[PARTS];
-    float2 ahead[AHEAD][PARTS][2];
-
-    __device__ Ways(const Epilogue& e, const float2* table, int tile, int own, int split, int rows_there, int real_rows, int lane)
-        : split(split), lane(lane), last_row(rows_there - 1), table(table) {
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-            Unit unit((part_at(e, tile, p) + own) / 16);
-            Kind kind = kind_of(e, unit.head);
-            turned[p] = is_turned(e, unit.head) && unit.at * 8 < PAIRS;
-            factor[p] = factor_of(e, unit.head);
-            begin[p] = begin_of(e, unit.head, kind) + (ORDER == BY_NEIGHBOURS ? unit.at * 16 + lane % 4 * 4 : unit.eight(0) + lane % 4 * 2);
-            pair[p] = unit.at * 8 + lane / 4;
-#pragma unroll
-            for (int k = 0; k < (OWN + 3) / 4; ++k) {
-                rows[p][k] = way_of(e, kind, ((k * 4 + lane / 8) * SPLIT + split) * 8 + lane % 8, real_rows);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; ++i) read(i);
-    }
-
-    /* Cosines and sines of an eight of rows: those of a lane's two rows. */
-    __device__ void read(int i) {
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                int row = (i * SPLIT + split) * 8 + lane % 4 * 2 + r;
-                if (turned[p]) ahead[i % AHEAD][p][r] = table[(row < last_row ? row : last_row) * PAIRS + pair[p]];
-            }
-        }
-    }
-};
-
-/* As `finish`, of eight rows, number `i` of the block's. */
-__device__ inline void finish_heads(float (&d)[PARTS][4], const Biases& biases, Ways& ways, int i) {
-#pragma unroll
-    for (int p = 0; p < PARTS; ++p) {
-        float lower[2], upper[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            lower[r] = d[p][r] + biases.of[p][0];
-            upper[r] = d[p][r + 2] + biases.of[p][1];
-            if (ways.turned[p]) turn(lower[r], upper[r], ways.ahead[i % AHEAD][p][r], ways.factor[p]);
-        }
-        u32 first = transposed(narrow<Y>(lower[0]).bits | (u32)narrow<Y>(lower[1]).bits << 16);
-        u32 second = transposed(narrow<Y>(upper[0]).bits | (u32)narrow<Y>(upper[1]).bits << 16);
-        u32 row = __shfl_sync(0xffffffffu, ways.rows[p][i / 4], i % 4 * 8 + ways.lane / 4);
-        if (row != NOWHERE) {
-            Y* to = ways.begin[p] + (i64)row * 8;
-#if ORDER == BY_NEIGHBOURS
-            *(uint2*)to = {__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632)};
-#else
-            *(u32*)to = first;
-            *(u32*)(to + (ORDER == BY_HALVES ? PAIRS : 8)) = second;
-#endif
-        }
-    }
-    if (i + AHEAD < OWN) ways.read(i + AHEAD);
-}
-#endif
 
 /* Finishes sums of eight rows. A lane has two rows of an output in d[..][0] and [1], and of that 8 further on in [2] and [3]. */
 __device__ inline void finish(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Added& added, int tile,
@@ -303,20 +207,14 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #if INTEGERS
                                           Scales scales,
 #endif
-                                          const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map
-#if EPILOGUE == HEADS
-                                          , const float2* table
-#endif
-) {
+                                          const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
 #if INTEGERS
     __shared__ __align__(16) float row_scales[TOKENS];
 #endif
-#if EPILOGUE != HEADS
     let_next_start();
-#endif
     u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
     int tile = blockIdx.x / SPLIT, split = blockIdx.x % SPLIT, lane = threadIdx.x % 32;
     /* Turns of this block, and the first of them all that is its own. */
@@ -380,9 +278,6 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     /* Rows past the extent are there, and go nowhere. */
     if (threadIdx.x < TOKENS) row_scales[threadIdx.x] = (int)threadIdx.x < (int)extent.rows ? scales.rows[threadIdx.x] : 0.0f;
 #endif
-#if EPILOGUE == HEADS
-    Ways ways(e, table, tile, own, split, (int)extent.rows, rows, lane);
-#endif
     /* Sums of eight rows from `row` on, as numbers. */
     auto number = [&](int row, float (&d)[PARTS][4], const Sum (&sums)[PARTS][4]) {
 #if INTEGERS
@@ -421,13 +316,6 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             older.next();
         }
     }
-#if EPILOGUE == HEADS
-    /*
-     * Not before: blocks of attention, which is next, would share the multiprocessors that have no tile, and keep to them when
-     * all the others are free.
-     */
-    let_next_start();
-#endif
 #if INTEGERS
     /* The row scales of all are there. */
     asm volatile("bar.sync 1, " TEXT(CONSUMERS) ";" ::: "memory");
@@ -447,11 +335,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             for (int i = 0; i < 4; ++i) own_sums[p][i] = sums[p][eight * 4 + i];
         }
         number(eight * 8, d, own_sums);
-#if EPILOGUE == HEADS
-        finish_heads(d, biases, ways, eight);
-#else
         finish(e, d, biases, added, tile, own, eight * 8, rows, lane);
-#endif
     }
 #else
     /* Eights of rows that are this block's to finish: numbers split, split + SPLIT, .. */
@@ -484,11 +368,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             }
         }
         number((i * SPLIT + split) * 8, d, all);
-#if EPILOGUE == HEADS
-        finish_heads(d, biases, ways, i);
-#else
         finish(e, d, biases, added[i], tile, own, (i * SPLIT + split) * 8, rows, lane);
-#endif
     }
 #endif
 #else

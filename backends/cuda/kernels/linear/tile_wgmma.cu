@@ -72,95 +72,6 @@ __device__ inline void multiply(float (&d)[OUTPUTS / 2], u64 x, u64 weight, int 
         : PLACES(OUTPUTS) : "l"(x), "l"(weight), "r"(add));
 }
 
-#if EPILOGUE == HEADS
-/* Where two rows of a lane go, 8 rows apart, in queries, keys and values. */
-struct Ways {
-    u32 of[3][2];
-
-    __device__ Ways(const Epilogue& e, int row, int rows) {
-#pragma unroll
-        for (int kind = QUERY; kind <= VALUE; ++kind) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) of[kind][h] = way_of(e, (Kind)kind, row + h * 8, rows);
-        }
-    }
-};
-
-/* Cosines and sines of a lane's pairs in 32 outputs from `first` on: two of each unit or, of neighbours, one of each eight. */
-struct Turns {
-    float2 of[4][2];
-
-    __device__ void read(const Epilogue& e, const float2* table, int first, int row, int rows, int q) {
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            Unit unit(first / 16 + i / 2);
-            if (!is_turned(e, unit.head) || unit.at * 8 >= PAIRS) continue;
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float2* from = table + (row + h * 8 < rows ? row + h * 8 : 0) * PAIRS + unit.at * 8;
-                if (ORDER == BY_HALVES) {
-                    float4 both = *(const float4*)(from + q * 2);
-                    of[i][h] = {both.x, both.y};
-                    of[i + 1][h] = {both.z, both.w};
-                } else {
-                    of[i][h] = from[q];
-                    of[i + 1][h] = from[4 + q];
-                }
-            }
-        }
-    }
-};
-
-/* Finishes two rows of sums of this lane, 8 rows apart, and sends them where they belong. */
-__device__ inline void write_heads(const Epilogue& e, const float2* table, float (&d)[OUTPUTS / 2], const Ways& ways, Turns& next, int row,
-                                   int first, int rows, int q) {
-#pragma unroll
-    for (int block = 0; block < PIECES; ++block) {
-        int base = first + block * 32;
-        if (base >= (int)e.outputs) break;
-        Turns turns = next;
-        if (ROPE && block + 1 < PIECES) next.read(e, table, base + 32, row, rows, q);
-        float y[4][2][2];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int output = Unit(base / 16 + i / 2).output(i % 2, q * 2);
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                float bias = output < (int)e.outputs ? or_else(e.bias, output + c, 0.0f) : 0.0f;
-#pragma unroll
-                for (int h = 0; h < 2; ++h) y[i][h][c] = d[(block * 4 + i) * 4 + h * 2 + c] + bias;
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            Unit unit(base / 16 + i / 2);
-            if (!is_turned(e, unit.head) || unit.at * 8 >= PAIRS) continue;
-            float factor = factor_of(e, unit.head);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    if (ORDER == BY_HALVES) turn(y[i][h][c], y[i + 1][h][c], turns.of[i + c][h], factor);
-                    else turn(y[i + c][h][0], y[i + c][h][1], turns.of[i + c][h], factor);
-                }
-            }
-        }
-        /* Of the four eights, the one that is this lane's. */
-        Unit unit(base / 16 + q / 2);
-        Kind kind = kind_of(e, unit.head);
-        Y* begin = begin_of(e, unit.head, kind) + unit.eight(q % 2);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            u32 words[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) words[i] = (u32)narrow<Y>(y[i][h][0]).bits | (u32)narrow<Y>(y[i][h][1]).bits << 16;
-            transpose(words, q);
-            u32 way = kind == QUERY ? ways.of[QUERY][h] : kind == KEY ? ways.of[KEY][h] : kind == VALUE ? ways.of[VALUE][h] : NOWHERE;
-            if (way != NOWHERE) *(Vector*)(begin + (i64)way * 8) = Vector{{words[0], words[1], words[2], words[3]}};
-        }
-    }
-}
-#else
 /* What two rows of a lane are added to: 8 results of every 32. */
 struct Added {
 #if EPILOGUE == ADDED
@@ -251,15 +162,10 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
     }
 }
 #endif
-#endif
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(BLOCK, 1)
 tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, const __grid_constant__ TensorMap x_map,
-           const __grid_constant__ TensorMap weight_map
-#if EPILOGUE == HEADS
-           , const float2* table
-#endif
-) {
+           const __grid_constant__ TensorMap weight_map) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
@@ -298,15 +204,7 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
                     expect(full, SLOT);
                     u32 slot = ring + place.stage * SLOT;
                     copy_box(x_map, slot, full, turn * (DEPTH * 2), row);
-                    u32 to = slot + X_BYTES + rank * (W_BYTES / 2);
-#if EPILOGUE == HEADS && ORDER != AS_THEY_ARE
-#pragma unroll
-                    for (int unit = 0; unit < OUTPUTS / 32; unit += UNITS) {
-                        copy_units_to((1 << CLUSTER) - 1, weight_map, to + unit * (16 * DEPTH * 2), full, turn * (DEPTH * 2), output / 16 + unit);
-                    }
-#else
-                    copy_to_all(weight_map, to, full, turn * (DEPTH * 2), output);
-#endif
+                    copy_to_all(weight_map, slot + X_BYTES + rank * (W_BYTES / 2), full, turn * (DEPTH * 2), output);
                 }
             }
         }
@@ -337,22 +235,12 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
                     release();
                 }
             }
-#if EPILOGUE == HEADS
-            Ways ways(e, row, rows);
-            Turns turns;
-            if (ROPE) turns.read(e, table, first, row, rows, lane % 4);
-#else
             Added added;
             read_added(e, added, row, first, rows, lane % 4);
-#endif
             products_wait<0>();
             hold(sums);
             release();
-#if EPILOGUE == HEADS
-            write_heads(e, table, sums, ways, turns, row, first, rows, lane % 4);
-#else
             write(e, sums, added, row, first, rows, lane % 4);
-#endif
         }
     }
     /* A block stays while the other may write to it or arrive. */

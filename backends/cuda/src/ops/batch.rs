@@ -1,7 +1,6 @@
 //! Products on Hopper with what stands behind them: of 17 to 128 rows at memory speed by `linear/batch_wgmma.cu`, which takes
 //! bytes too, of more at the speed of the tensor cores by `linear/tile_wgmma.cu`.
 
-mod heads;
 mod tiles;
 
 use super::{
@@ -15,7 +14,6 @@ use crate::{
     weight::{CudaWeight, Packing, UNIT},
 };
 use dsrun_core::{DType, Result, TensorDesc, WeightFormat, WeightType, kernels::CallDesc, op::GateLayout};
-use heads::Heads;
 use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
 
 /// The fewest rows that are faster here than elsewhere.
@@ -113,22 +111,10 @@ enum Way {
     Many(tiles::Cut),
 }
 
-impl Way {
-    /// Outputs whose weights a block copies at a time: of many rows half a tile, for each of two blocks, or what gates and what is
-    /// gated.
-    fn copied(self) -> usize {
-        match self {
-            Self::Few(_) => PART,
-            Self::Many(cut) => cut.outputs / 2,
-        }
-    }
-}
-
 /// A launch of one of the kernels.
 pub(super) struct Batch {
     pub(super) spec: KernelSpec,
     way: Way,
-    heads: Option<Heads>,
 }
 
 /// What a product reads and writes.
@@ -143,8 +129,6 @@ pub(super) struct Planes<'a> {
     pub(super) residual: Option<&'a TensorDesc>,
     /// Whether the first half of the outputs are gates of the other.
     pub(super) gated: bool,
-    /// What outputs are, where they are queries, keys and values.
-    pub(super) heads: Option<Heads>,
 }
 
 impl Planes<'_> {
@@ -153,11 +137,7 @@ impl Planes<'_> {
         let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
         let few = ROWS.contains(&rows);
         let multiplied = match self.x.dtype {
-            DType::I8 => {
-                few && self.heads.is_none()
-                    && self.packing().is_some()
-                    && self.x.strides[0].is_multiple_of(16)
-            }
+            DType::I8 => few && self.packing().is_some() && self.x.strides[0].is_multiple_of(16),
             DType::F16 | DType::BF16 => {
                 machine.skinny
                     && self.weight.format == WeightFormat::Dense(self.x.dtype)
@@ -174,10 +154,7 @@ impl Planes<'_> {
             true => results.is_multiple_of(RESULTS) && strides(2),
             false => {
                 self.y.dtype == self.x.dtype
-                    && (self.gated || {
-                        let cut = tiles::Cut::new(rows, outputs, inputs, machine.processors);
-                        if self.heads.is_some() { cut.pays_with_heads() } else { cut.pays(rows) }
-                    })
+                    && (self.gated || tiles::Cut::new(rows, outputs, inputs, machine.processors).pays(rows))
                     && results.is_multiple_of(tiles::VECTOR)
                     && strides(tiles::VECTOR)
             }
@@ -206,8 +183,7 @@ impl Planes<'_> {
     /// The kernel with the constants of an epilogue.
     pub(super) fn plan(&self, epilogue: Vec<(&'static str, String)>, machine: &Machine) -> Result<Batch> {
         let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
-        let few = ROWS.contains(&rows);
-        let (mut spec, way) = if few {
+        let (mut spec, way) = if ROWS.contains(&rows) {
             let bytes = inputs * self.x.dtype.bytes();
             let cut = Cut::new(rows, outputs, bytes, self.gated, machine.processors);
             (cut.kernel(self)?, Way::Few(cut))
@@ -216,8 +192,7 @@ impl Planes<'_> {
             (cut.kernel(self)?, Way::Many(cut))
         };
         spec.defines.extend(epilogue);
-        spec.defines.extend(self.heads.iter().flat_map(|heads| heads.defines(few, way.copied())));
-        Ok(Batch { spec, way, heads: self.heads })
+        Ok(Batch { spec, way })
     }
 }
 
@@ -228,22 +203,15 @@ pub(super) fn plan(
     call: &CallDesc,
     machine: &Machine,
 ) -> Result<Option<Batch>> {
-    let (mut gated, mut residual, mut heads) = (false, None, None);
-    match chain.behind {
-        Behind::Nothing | Behind::Activation(_) => {}
-        Behind::Sum(_, sum) => residual = Some(operand(call, sum)?),
-        Behind::Gate(op) if op.layout == GateLayout::Concatenated => gated = true,
-        Behind::Gate(_) => return Ok(None),
-        Behind::Heads(behind) => {
-            heads = Heads::of(chain, &behind, call)?;
-            if heads.is_none() {
-                return Ok(None);
-            }
-        }
-    }
+    let (gated, residual) = match chain.behind {
+        Behind::Nothing | Behind::Activation(_) => (false, None),
+        Behind::Sum(_, residual) => (false, Some(operand(call, residual)?)),
+        Behind::Gate(op) if op.layout == GateLayout::Concatenated => (true, None),
+        Behind::Gate(_) | Behind::Heads(_) => return Ok(None),
+    };
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
     let (weight, y) = (weight_type(call, chain.weight)?, result(call, 0)?);
-    let planes = Planes { x, weight, y, bias, residual, gated, heads };
+    let planes = Planes { x, weight, y, bias, residual, gated };
     if !planes.fit(machine) {
         return Ok(None);
     }
@@ -251,24 +219,18 @@ pub(super) fn plan(
 }
 
 impl Batch {
-    /// The launch for a chain, which finds by how much heads are turned at `table`.
+    /// The launch for a chain.
     pub(super) fn step(
         &self,
         chain: &Chain,
         frame: &Frame,
         x: &Bound,
-        table: u64,
         function: &Arc<Function>,
     ) -> Result<Option<Step>> {
         let mut bounds = chain.bounds(frame)?;
         bounds.push(x);
         let scales = chain.scales.map_or(0, |scales| frame.address(scales));
-        let epilogue = chain.epilogue(frame, true)?;
-        let mut step = self.launch(x, scales, frame.weight(chain.weight)?, &bounds, epilogue, function)?;
-        if let (Some(_), Some(Step::Kernel(launch))) = (self.heads, &mut step) {
-            launch.parameters = std::mem::take(&mut launch.parameters).address(table);
-        }
-        Ok(step)
+        self.launch(x, scales, frame.weight(chain.weight)?, &bounds, chain.epilogue(frame, true)?, function)
     }
 
     /// The launch with `struct Epilogue` of `linear/epilogue.cuh`; `scales` are those of the rows of `x`, where those are bytes.
@@ -284,10 +246,10 @@ impl Batch {
         let rows = x.size(0);
         let integers = x.desc.dtype == DType::I8;
         // Rows of x and of weights that a copy brings, blocks, and their threads.
-        let of_weight = self.way.copied();
-        let (of_x, blocks, threads) = match self.way {
-            Way::Few(cut) => (cut.rows, cut.tiles * cut.split, THREADS),
-            Way::Many(cut) => (tiles::ROWS, cut.blocks, tiles::THREADS),
+        let (of_x, of_weight, blocks, threads) = match self.way {
+            Way::Few(cut) => (cut.rows, PART, cut.tiles * cut.split, THREADS),
+            // Half a tile of weights: for each of two blocks, or what gates and what is gated.
+            Way::Many(cut) => (tiles::ROWS, cut.outputs / 2, cut.blocks, tiles::THREADS),
         };
         let element = x.desc.dtype.bytes();
         let bytes = (weight.layout.columns * element) as u64;
@@ -296,16 +258,12 @@ impl Batch {
             TensorMap::bytes(address, sizes, [stride as u64], [TURN as u32, at_once as u32], true)
         };
         let x_map = map(x.address, rows, x.stride(0) * element, of_x)?;
-        let few = matches!(self.way, Way::Few(_));
-        let in_order =
-            self.heads.map(|heads| heads.map(weight, bytes, few, of_weight)).transpose()?.flatten();
-        let weight_map = match in_order {
-            Some(map) => map,
-            None if integers => lines(weight, of_weight)?,
-            None => map(weight.address(), weight.layout.rows, weight.layout.row_bytes, of_weight)?,
+        let weight_map = match integers {
+            true => lines(weight, of_weight)?,
+            false => map(weight.address(), weight.layout.rows, weight.layout.row_bytes, of_weight)?,
         };
         let mut parameters = Parameters::default().extent(rows, bounds).size(weight.layout.columns);
-        if few {
+        if let Way::Few(_) = self.way {
             parameters = parameters.size(usize::from(weight.immutable));
         }
         let mut parameters = parameters.words(epilogue);

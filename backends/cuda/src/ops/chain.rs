@@ -3,14 +3,13 @@
 //! A body is read as norm?, linear, and then nothing, a residual sum, an activation, or what makes queries, keys and values
 //! of the product. Few rows of half precision take one launch (see [`super::band`]). Else it takes up to three: the norm into
 //! scratch memory, the product by whichever kernel [`super::linear`] has for it into scratch memory, and one kernel for all
-//! that is behind it; or the latter two in one (see [`super::batch`]), with a table in front where that turns heads (see
-//! [`turns`]). So every number of rows is native, and one compiled
+//! that is behind it; or the latter two in one (see [`super::batch`]). So every number of rows is native, and one compiled
 //! program serves them all.
 
 use super::{
     KernelSpec, Machine, Recipe, THREADS, WIDE, band, batch,
     linear::{Layer, Places, weight_type},
-    norm, operand, packed, plane, result, turns, type_name,
+    norm, operand, packed, plane, result, type_name,
 };
 use crate::{
     context::Context,
@@ -63,13 +62,13 @@ pub(super) struct Turn {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heads {
     /// Norms of the heads of queries and keys, with the operands that are their weights.
-    pub(super) norms: Option<[(RmsNorm, usize); 2]>,
+    norms: Option<[(RmsNorm, usize); 2]>,
     pub(super) turn: Option<Turn>,
     /// The caches and the slots.
-    pub(super) caches: [usize; 2],
+    caches: [usize; 2],
     pub(super) slots: usize,
     /// Columns of queries, keys and values.
-    pub(super) columns: [usize; 3],
+    columns: [usize; 3],
 }
 
 /// What stands behind a product.
@@ -552,29 +551,15 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
         });
     }
     if let Some(batch) = batch::plan(&chain, x, call, machine)? {
-        // What queries and keys are turned by, in scratch memory.
-        let turn = match chain.behind {
-            Behind::Heads(heads) => heads.turn,
-            _ => None,
-        };
-        let pairs = turn.map(|turn| operand(call, turn.frequencies)).transpose()?.map_or(0, |of| of.shape[0]);
-        let mut kernels: Vec<KernelSpec> = turn.map(|_| turns::kernel()).into_iter().collect();
-        kernels.push(batch.spec.clone());
         return Ok(Rest {
-            kernels,
-            workspace: turns::bytes(x.shape[0], pairs),
+            kernels: vec![batch.spec.clone()],
+            workspace: 0,
             persistent: 0,
             batch_invariant: false,
-            steps: Box::new(move |frame, x, workspace, functions, _| {
-                let [front @ .., last] = functions else {
-                    return Err(Error::internal("a recipe without a kernel"));
-                };
-                let mut steps = Vec::new();
-                if let (Some(turn), Some(function)) = (turn, front.first()) {
-                    steps.extend(turns::step(turn, frame, x.size(0), workspace, function)?);
-                }
-                steps.extend(batch.step(&chain, frame, x, workspace, last)?);
-                Ok(steps)
+            steps: Box::new(move |frame, x, _, functions, _| {
+                let function =
+                    functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
+                Ok(batch.step(&chain, frame, x, function)?.into_iter().collect())
             }),
         });
     }

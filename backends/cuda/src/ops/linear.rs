@@ -383,7 +383,7 @@ impl Layer<'_> {
 
     fn planes(&self) -> batch::Planes<'_> {
         let (x, weight, y, bias, residual) = (self.x, self.weight, self.y, self.bias, self.residual);
-        batch::Planes { x, weight, y, bias, residual, gated: false, heads: None }
+        batch::Planes { x, weight, y, bias, residual, gated: false }
     }
 
     fn batch(&self, machine: &Machine) -> Result<Layered> {

@@ -49,7 +49,7 @@ impl<'a> Row<'a> {
         let [Op::LogitProcess(_), Op::Sample(_), Op::CommitTokens(_)] = ops else { return None };
         let last = |work: &'a Work| match work.steps().last()? {
             Step::Kernel(launch) => Some(launch),
-            Step::Table(_) | Step::Product(_) => None,
+            Step::Product(_) => None,
         };
         let launches = [last(process)?, last(sample)?, last(commit)?];
         let shape = |tensor: Option<&TensorDesc>| tensor.map(|tensor| tensor.shape.clone());

@@ -24,8 +24,6 @@ const END: usize = 2;
 /// multiprocessors busy. Measured on an H200: of more rows cuBLASLt has a little more out of the tensor cores.
 const MOST_ROWS: usize = 1024;
 const BUSY: usize = 85;
-/// The same for products that make queries, keys and values, of any number of rows: cuBLASLt needs a kernel behind it.
-const BUSY_WITH_HEADS: usize = 80;
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +54,6 @@ impl Cut {
     /// Whether a product that needs nothing behind it is worth it.
     pub(super) fn pays(&self, rows: usize) -> bool {
         rows <= MOST_ROWS && self.busy >= BUSY
-    }
-
-    /// Whether a product that makes queries, keys and values is worth it.
-    pub(super) fn pays_with_heads(&self) -> bool {
-        self.busy >= BUSY_WITH_HEADS
     }
 
     /// The kernel, but for its epilogue.
