@@ -44,10 +44,12 @@ const UNITS: &[Unit] = &[
     unit!("attention/attention.cu"),
     unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
     unit!("attention/prompt_wgmma.cu", "hopper.cuh", "wgmma.cuh", "attention/prompt.cuh"),
-    unit!("attention/decode.cu", "attention/token.cuh"),
-    unit!("attention/decode_even.cu", "attention/rows.cuh"),
+    unit!("attention/decode.cu", "mma.cuh", "copies.cuh", "attention/token.cuh"),
+    unit!("attention/decode_even.cu", "mma.cuh", "copies.cuh", "attention/rows.cuh"),
     unit!(
         "decoder/layers.cu",
+        "mma.cuh",
+        "linear/digits.cuh",
         "decoder/model.cuh",
         "decoder/exchange.cuh",
         "decoder/weights.cuh",
@@ -55,7 +57,14 @@ const UNITS: &[Unit] = &[
         "decoder/stage.cuh",
         "decoder/attend.cuh"
     ),
-    unit!("linear/band.cu", "elementwise/function.cuh", "linear/epilogue.cuh", "linear/activations.cuh"),
+    unit!(
+        "linear/band.cu",
+        "mma.cuh",
+        "copies.cuh",
+        "elementwise/function.cuh",
+        "linear/epilogue.cuh",
+        "linear/activations.cuh"
+    ),
     unit!(
         "linear/batch_wgmma.cu",
         "hopper.cuh",
@@ -66,10 +75,13 @@ const UNITS: &[Unit] = &[
     ),
     unit!(
         "linear/packed.cu",
+        "mma.cuh",
+        "copies.cuh",
         "elementwise/function.cuh",
         "linear/epilogue.cuh",
         "linear/activations.cuh",
         "linear/pieces.cuh",
+        "linear/digits.cuh",
         "linear/bytes.cuh",
         "linear/halves.cuh"
     ),
@@ -95,8 +107,8 @@ const UNITS: &[Unit] = &[
     unit!("linear/conclude.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
     unit!("linear/heads.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
     unit!("linear/skinny.cu", "linear/weight.cuh"),
-    unit!("linear/skinny_mma.cu"),
-    unit!("linear/stream.cu", "linear/weight.cuh"),
+    unit!("linear/skinny_mma.cu", "mma.cuh"),
+    unit!("linear/stream.cu", "copies.cuh", "linear/weight.cuh"),
     unit!("linear/tiled.cu", "linear/weight.cuh"),
     unit!("linear/matmul.cu"),
     unit!("linear/unpack.cu", "linear/weight.cuh"),

@@ -59,17 +59,6 @@ struct Span {
     int from, to;
 };
 
-__device__ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if __CUDA_ARCH__ >= 800
-#if HALF
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#endif
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-#endif
-}
-
 __device__ inline u32 pair(float low, float high) { return (u32)narrow<Q>(low).bits | (u32)narrow<Q>(high).bits << 16; }
 
 /* The largest and the sum over the 4 lanes that share a row of a product. */
@@ -82,24 +71,6 @@ __device__ inline float largest_of_four(float x) {
 __device__ inline float sum_of_four(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-/* Starts copying 16 bytes, or writes zeros. */
-__device__ inline void copy_ahead(Vector* to, const void* from, bool real) {
-#if __CUDA_ARCH__ >= 800
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(from), "r"(real ? 16 : 0) : "memory");
-#endif
-}
-__device__ inline void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int Pending> __device__ inline void await_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
-#endif
 }
 
 /*

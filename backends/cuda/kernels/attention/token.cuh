@@ -61,17 +61,6 @@ struct Span {
     int from, to;
 };
 
-__device__ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if __CUDA_ARCH__ >= 800
-#if HALF
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#endif
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-#endif
-}
-
 /* Four matrices of 8 rows of 16 bytes, whose addresses the lanes name; or transposed. */
 template <bool Transposed> __device__ inline void load_matrices(u32 (&m)[4], u32 address) {
     if (Transposed) {
@@ -120,24 +109,6 @@ __device__ inline float sum_of_eight(float x) {
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
     return x;
-}
-
-/* Starts copying 16 bytes, or writes zeros. */
-__device__ inline void copy_ahead(Vector* to, const void* from, bool real) {
-#if __CUDA_ARCH__ >= 800
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(from), "r"(real ? 16 : 0) : "memory");
-#endif
-}
-__device__ inline void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int Pending> __device__ inline void await_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
-#endif
 }
 
 /* Has the L2 fetch a unit, of which a page is known. */

@@ -1,34 +1,20 @@
 /*
  * Packed integers of 4 or 8 bits in the kernel for layers (see weight/packing.rs): activations as bytes for them, and products.
  *
- * As in linear/bytes.cuh, activations become three bytes each: the 128 of a span are v * 2^k with the same k, v = 65536 h + 256 m + l,
- * and v of the largest has 22 bits. A run is one unit of 8 outputs, or two. The 16 rows of m16n8k32 are a unit's 8 outputs with two
- * spans, of which the second has its bytes in columns 4 to 6 where the first has its own in 0 to 2: what lanes have of the unit is in
- * memory 16 bytes behind 16 bytes, and each has sums that belong to one span and so to one scale. These 8 outputs by 256 inputs are
- * a step, and a warp's steps of a run are of the same inputs from run to run: their bytes stay in registers.
+ * Activations become three bytes each: linear/digits.cuh. A run is one unit of 8 outputs, or two. The 16 rows of m16n8k32 are a
+ * unit's 8 outputs with two spans, of which the second has its bytes in columns 4 to 6 where the first has its own in 0 to 2: what
+ * lanes have of the unit is in memory 16 bytes behind 16 bytes, and each has sums that belong to one span and so to one scale. These
+ * 8 outputs by 256 inputs are a step, and a warp's steps of a run are of the same inputs from run to run: their bytes stay in
+ * registers.
  *
  * 4 bits: a group is a span, its scale comes into the slot behind the integers. 8 bits: an output has one scale, applied to its sum.
  */
 #if __CUDA_ARCH__ >= 900 && BITS
 #define SPAN 128
-/* 1.5 * 2^23: where sums of integers, below 2^22, begin, so that they are floats when they are done. */
-#define RAISED 0x4b400000
-#define RAISED_BY 12582912.0f
 
 __device__ inline void multiply_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/* The larger of two pairs of magnitudes; NaN is larger than all. */
-__device__ inline u32 larger_pair(u32 a, u32 b) {
-    u32 result;
-#if HALF
-    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-#else
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-#endif
-    return result;
 }
 
 /*
@@ -37,42 +23,12 @@ __device__ inline u32 larger_pair(u32 a, u32 b) {
  */
 template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vector& v) {
     static_assert(COUNT % (2 * SPAN) == 0, "whole warps");
-    u32 most = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) most = larger_pair(most, v.word[i] & 0x7fff7fffu);
-    most = larger_pair(most, most >> 16) & 0xffff;
-    /* Magnitudes are in the order of their bits, NaN last. */
-    bool upper = threadIdx.x % 32 >= 16;
-    u32 low = __reduce_max_sync(0xffffffffu, upper ? 0 : most), high = __reduce_max_sync(0xffffffffu, upper ? most : 0);
-    X largest = {(u16)(upper ? high : low)};
-    u32 exponent = __float_as_uint(widen(largest)) >> 23;
-    /* Not so small that the factor would overflow: what is left out then is below the smallest normal number. */
-    u32 bounded = exponent < 22 ? 22 : exponent;
-    float factor = __uint_as_float((275 - bounded) << 23);
-    u32 value[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        /* As an integer in the low bits of a float, plus 128 for every byte. */
-        value[i] = __float_as_uint(__fmaf_rn(Lanes<X>::get(v, i), factor, RAISED_BY)) + (0x808080 - 0x400000);
-    }
+    const ThreeBytes<X, BITS> bytes(v);
     int eight = at / 8;
     u8* own = to + eight / 8 * 64 + (BITS == 4 ? eight % 4 * 16 + eight % 8 / 4 * 8 : eight % 8 * 8);
-    u32 words[3][2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        /* In the order in which a word of weights has them. */
-        const int i = BITS == 4 ? 2 * half : 4 * half, j = BITS == 4 ? i + 1 : i + 2, next = BITS == 4 ? 4 : 1;
-        u32 a = value[i], b = value[i + next], c = value[j], d = value[j + next];
-        u32 first = __byte_perm(a, b, 0x5140), second = __byte_perm(c, d, 0x5140);
-        words[0][half] = __byte_perm(first, second, 0x5410) ^ 0x80808080u;
-        words[1][half] = __byte_perm(first, second, 0x7632) ^ 0x80808080u;
-        words[2][half] = __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410) ^ 0x80808080u;
-    }
-#pragma unroll
-    for (int digit = 0; digit < 3; ++digit) *(uint2*)(own + digit * PLANE(COUNT)) = make_uint2(words[digit][0], words[digit][1]);
-    if (eight % 16 == 0) {
-        *(float*)(to + 3 * PLANE(COUNT) + at / SPAN * 4) = __uint_as_float(exponent == 255 ? 0x7fc00000u : (bounded - 21) << 23);
-    }
+    for (int digit = 0; digit < 3; ++digit) *(uint2*)(own + digit * PLANE(COUNT)) = make_uint2(bytes.words[digit][0], bytes.words[digit][1]);
+    if (eight % 16 == 0) *(float*)(to + 3 * PLANE(COUNT) + at / SPAN * 4) = bytes.scale();
 }
 
 /* What a warp multiplies for product P. */

@@ -42,18 +42,6 @@ __device__ inline void copy_ahead(u32 to, const u8* from, bool real, u64 once) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
         :: "r"(to), "l"(from), "r"(real ? 16 : 0), "l"(once) : "memory");
 }
-
-/* Waits for all but the newest STAGES - 2 pieces. */
-__device__ inline void await_oldest() { asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory"); }
-
-__device__ inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if HALF
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#endif
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 tile_count, i64 inputs, const X* x, i64 x_row,
@@ -101,12 +89,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
                 if (next_tile < tiles) aim();
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
     };
     if (next_tile < tiles) aim();
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-        if (PACED && i > 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
+        if (PACED && i > 1) await_copies<1>();
         fetch(i);
     }
 
@@ -174,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
         int token = item / 8;
         float c[TILES][4] = {};
         for (int piece = warp; piece < pieces; piece += WARPS) {
-            await_oldest();
+            await_copies<STAGES - 2>();
             __syncwarp();
             /* Into the place that was read a piece ago. */
             fetch(slot == 0 ? STAGES - 1 : slot - 1);

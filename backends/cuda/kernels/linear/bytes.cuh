@@ -2,16 +2,15 @@
  * Pieces of packed weights by bytes of activations: m16n8k32 or, for groups of 16, m16n8k16, summed exactly in integers.
  *
  * With DIGITS 1 activations are bytes (linear_w8a8) and a token is a column. With DIGITS 3 they are f16 or bf16 and become three
- * bytes each, a column for each of them: the 128 of a span are v * 2^k with the same k, v = 65536 h + 256 m + l, so that v of the
- * largest has 22 bits. What is within 2^14 of the largest is exact for bf16 (2^11 for f16); of the others is left out what
- * is below 2^-22 of the largest, far less than f32 sums lose. Two tokens of 3 columns, and one to spare each, are a tile, and two
- * lanes that are neighbours have the sums of a token. NaN and infinity make the scale of their span NaN.
+ * bytes each (digits.cuh), a column for each of them. What is within 2^14 of the largest of a span is exact for bf16 (2^11 for f16);
+ * of the others is left out what is below 2^-22 of the largest, far less than f32 sums lose. Two tokens of 3 columns, and one to
+ * spare each, are a tile, and two lanes that are neighbours have the sums of a token.
  *
  * Bytes of weights are multiplied as they are; 4 bits become bytes by a shift and a mask, as unsigned integers, or, where what
  * they are counted from is the same everywhere, by an exclusive or more, as 16 times what they mean. The order of inputs is that
  * of the packed integers, as activations can be put in any order: of 8 columns of 4 bits the even bytes' first, 0 4 1 5, then the
- * odd bytes', 2 6 3 7. Sums of integers start at the bits of 1.5 * 2^23 and, being less than 2^22, are floats when they are done.
- * For zero points and minima, w = s (q - z) + m makes sum(w x) = s sum(q x) + (m - s z) sum(x), with the sum of a group of x in f32.
+ * odd bytes', 2 6 3 7. For zero points and minima, w = s (q - z) + m makes sum(w x) = s sum(q x) + (m - s z) sum(x), with the sum of
+ * a group of x in f32.
  */
 #if DIGITS
 /* Inputs of a unit (what two steps of 16 bytes hold for a lane), and of a span (which share a power of two). */
@@ -27,9 +26,6 @@
 #define TILES ((TOKENS * COLUMNS + 7) / 8)
 #define PLACES (8 / COLUMNS * TILES)
 #define NEEDS_SUMS (DIGITS == 3 && OFFSET != 0)
-/* 1.5 * 2^23. */
-#define RAISED 0x4b400000
-#define RAISED_BY 12582912.0f
 
 #if __CUDA_ARCH__ >= 800
 #if BITS == 4 && OFFSET
@@ -59,17 +55,6 @@ __device__ inline float shift_of(float scale, float second) {
 }
 
 #if DIGITS == 3
-/* The larger of two pairs of magnitudes; NaN is larger than all. */
-__device__ inline u32 larger(u32 a, u32 b) {
-    u32 result;
-#if HALF
-    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-#else
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-#endif
-    return result;
-}
-
 /* Makes bytes of activations, 8 at a time (see `stage`): a warp has two spans. */
 struct Digits {
     u8* to;
@@ -78,62 +63,28 @@ struct Digits {
 
     __device__ void operator()(int token, int at, bool real, Vector v) const {
         if (!real) v = Vector{};
-        u32 most = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) most = larger(most, v.word[i] & 0x7fff7fffu);
-        most = larger(most, most >> 16) & 0xffff;
-        /* Magnitudes are in the order of their bits, NaN last. */
-        bool upper = threadIdx.x % 32 >= 16;
-        u32 low = __reduce_max_sync(0xffffffffu, upper ? 0 : most), high = __reduce_max_sync(0xffffffffu, upper ? most : 0);
-        X largest = {(u16)(upper ? high : low)};
-        u32 exponent = __float_as_uint(widen(largest)) >> 23;
-        /* Not so small that the factor would overflow: what is left out then is below the smallest normal number. */
-        u32 bounded = exponent < 22 ? 22 : exponent;
-        float factor = __uint_as_float((275 - bounded) << 23);
-        u32 value[8];
+        const ThreeBytes<X, BITS> bytes(v);
 #if NEEDS_SUMS
         float sum = 0.0f;
-#endif
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            float element = Lanes<X>::get(v, i);
-#if NEEDS_SUMS
-            sum += element;
+        for (int i = 0; i < 8; ++i) sum += Lanes<X>::get(v, i);
 #endif
-            /* As an integer in the low bits of a float, plus 128 for every byte. */
-            value[i] = __float_as_uint(__fmaf_rn(element, factor, RAISED_BY)) + (0x808080 - 0x400000);
-        }
-        u32 words[DIGITS][2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#if BITS == 4
-            u32 a = value[2 * half], b = value[2 * half + 4], c = value[2 * half + 1], d = value[2 * half + 5];
-#else
-            u32 a = value[4 * half], b = value[4 * half + 1], c = value[4 * half + 2], d = value[4 * half + 3];
-#endif
-            u32 first = __byte_perm(a, b, 0x5140), second = __byte_perm(c, d, 0x5140);
-            words[0][half] = __byte_perm(first, second, 0x5410) ^ 0x80808080u;
-            words[1][half] = __byte_perm(first, second, 0x7632) ^ 0x80808080u;
-            words[2][half] = __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410) ^ 0x80808080u;
-        }
         bool kept = at >= 0 && at < eights;
         u8* own = to + token * (DIGITS * X_PITCH) + at / 8 * UNIT;
 #pragma unroll
         for (int digit = 0; digit < DIGITS; ++digit, own += X_PITCH) {
             if (!kept) break;
 #if BITS == 4
-            *(uint2*)(own + at % 4 * 16 + at % 8 / 4 * 8) = make_uint2(words[digit][0], words[digit][1]);
+            *(uint2*)(own + at % 4 * 16 + at % 8 / 4 * 8) = make_uint2(bytes.words[digit][0], bytes.words[digit][1]);
 #elif GROUP == 0
-            *(uint2*)(own + at % 8 * 8) = make_uint2(words[digit][0], words[digit][1]);
+            *(uint2*)(own + at % 8 * 8) = make_uint2(bytes.words[digit][0], bytes.words[digit][1]);
 #else
             u32* word = (u32*)(own + at % 2 * 32 + at % 8 / 2 * 4);
-            word[0] = words[digit][0];
-            word[4] = words[digit][1];
+            word[0] = bytes.words[digit][0];
+            word[4] = bytes.words[digit][1];
 #endif
         }
-        if (kept && at % 16 == 0) {
-            scales[at / 16 * PLACES + token] = exponent == 255 ? __uint_as_float(0x7fc00000) : __uint_as_float((bounded - 21) << 23);
-        }
+        if (kept && at % 16 == 0) scales[at / 16 * PLACES + token] = bytes.scale();
 #if NEEDS_SUMS
         /* Of a group, or of a span of a row that is one group. */
         const int lanes = (GROUP ? GROUP : SHARING) / 8;

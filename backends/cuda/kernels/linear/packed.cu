@@ -65,9 +65,6 @@ __device__ inline void await(u64& barrier, u32 phase) {
     } while (!done);
 }
 
-/* Waits for all but the newest STAGES - 2 pieces. */
-__device__ inline void await_oldest() { asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory"); }
-
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64 first_row, i64 tile_count, i64 inputs, const X* x, i64 x_row,
@@ -143,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
                 if (next_tile < tiles) aim();
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
         to += STAGE;
         to = to == ring_address + STAGES * STAGE ? ring_address : to;
     };
@@ -300,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
         int first_at = place_of(row_of(lane / 4, 0, alternate)), second_at = place_of(row_of(lane / 4, 1, alternate));
         product.begin();
         for (int piece = member; piece < pieces; piece += SPLIT) {
-            await_oldest();
+            await_copies<STAGES - 2>();
             __syncwarp();
             Vector own_first[2], own_second[2];
 #pragma unroll

@@ -27,27 +27,6 @@ typedef Lanes<f16> Elements;
 typedef Lanes<bf16> Elements;
 #endif
 
-/* Starts copying 16 bytes, or writes zeros. */
-__device__ inline void copy_ahead(Vector* to, const void* from, bool real) {
-#if __CUDA_ARCH__ >= 800
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(from), "r"(real ? 16 : 0) : "memory");
-#endif
-}
-
-__device__ inline void close_group() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-/* Waits for all but the newest STAGES - 2 groups. */
-__device__ inline void await_oldest() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
-#endif
-}
-
 __device__ inline void load_x(const X* from, i64 left, float (&out)[WIDTH]) {
 #if X_VECTORS
 #pragma unroll
@@ -100,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent
         real = real && (ahead_step * SPLIT + part) * 32 + lane < pieces;
 #endif
         copy_ahead(&ring[warp][ahead_slot][lane], real ? ahead : weight.elements, real);
-        close_group();
+        commit_copies();
         ahead_slot = (ahead_slot + 1) % STAGES;
         ahead += SPLIT * 32 * 16;
         if (++ahead_step == steps) {
@@ -155,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent
                 load_scaled(x, gain, offset, piece, inputs, own);
 #endif
             }
-            await_oldest();
+            await_copies<STAGES - 2>();
             Vector v = ring[warp][slot][lane];
             slot = (slot + 1) % STAGES;
             /* Into the place that was read a step ago. */

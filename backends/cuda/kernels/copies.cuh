@@ -1,0 +1,25 @@
+/*
+ * Asynchronous copies into shared memory, 16 bytes of a lane at a time, sm_80 and up. They complete by groups, in order.
+ */
+
+/* Starts copying 16 bytes, or writes zeros. */
+__device__ inline void copy_ahead(Vector* to, const void* from, bool real) {
+#if __CUDA_ARCH__ >= 800
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(address), "l"(from), "r"(real ? 16 : 0) : "memory");
+#endif
+}
+
+/* Ends a group. */
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits for all groups of this lane but the newest. */
+template <int Pending> __device__ inline void await_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+#endif
+}
