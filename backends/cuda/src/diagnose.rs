@@ -101,6 +101,8 @@ mod tests {
         assert_eq!(subjects, ["driver", "NVRTC", "cuBLASLt", "NCCL", "kernel cache"]);
         for (finding, library) in findings.iter().zip(Library::ALL) {
             assert_eq!(finding.present, library.is_present(), "{finding:?}");
+        }
+        for finding in findings.iter().take(4) {
             let says_where = finding.present || finding.detail.contains("LD_LIBRARY_PATH");
             assert!(says_where, "{finding:?}");
         }

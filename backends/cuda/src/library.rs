@@ -75,16 +75,18 @@ impl Library {
         // Names with a number of bits are those of other systems.
         let mut names = cudarc::get_lib_name_candidates(self.name());
         names.retain(|name| !name.contains("64"));
-        let names = names.join(", ");
-        let paths = env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        let folders = env::var(FOLDERS).unwrap_or_default();
-        let message = format!(
-            "{self} is missing: {}. Looked for {names} where the system's loader looks, with LD_LIBRARY_PATH={paths:?} \
-             and {FOLDERS}={folders:?}",
-            self.purpose()
-        );
+        let message = format!("{self} is missing: {}. {}", self.purpose(), looked_for(&names.join(", ")));
         Err(Error::new(Code::Unavailable, message))
     }
+}
+
+/// Where libraries of these names were looked for, as a sentence.
+fn looked_for(names: &str) -> String {
+    let paths = env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders = env::var(FOLDERS).unwrap_or_default();
+    format!(
+        "Looked for {names} where the system's loader looks, with LD_LIBRARY_PATH={paths:?} and {FOLDERS}={folders:?}"
+    )
 }
 
 impl fmt::Display for Library {
@@ -99,15 +101,15 @@ const FOLDERS: &str = "DSRUN_CUDA_LIBRARIES";
 /// Opens a library that nothing else opens, from the named folders or where the system's loader looks.
 ///
 /// # Errors
-/// Why it cannot be opened.
+/// Why it cannot be opened, and where it was looked for.
 pub(crate) fn open_by_name(name: &str) -> Result<Handle, String> {
     let folders = env::var_os(FOLDERS).unwrap_or_default();
     let candidates = env::split_paths(&folders).map(|folder| folder.join(name)).filter(|path| path.exists());
     let path = candidates.into_iter().next().unwrap_or_else(|| PathBuf::from(name));
     // SAFETY: opening it runs its initialisers, which are made for that.
-    unsafe { Handle::open(Some(path), RTLD_NOW) }.map_err(|error| match std::error::Error::source(&error) {
-        Some(reason) => reason.to_string(),
-        None => error.to_string(),
+    unsafe { Handle::open(Some(path), RTLD_NOW) }.map_err(|error| {
+        let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        format!("{reason}. {}", looked_for(name))
     })
 }
 

@@ -229,7 +229,7 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
                         // All rows, whatever the extents hold now.
                         (0..tiles.len()).map(|index| launch(index, x, &[], results)).collect()
                     };
-                    choose(context, &question, places, &candidates)
+                    choose(context, &question, tiles.len(), places, &candidates)
                 }),
             };
             Ok(launch(best, places.x.address, places.bounds, results(places, limit))?.into_iter().collect())
@@ -241,8 +241,15 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
 type Candidates<'a> = &'a dyn Fn(u64, u64, u64) -> Result<Vec<Option<Step>>>;
 
 /// The fastest of some launches: as remembered, or as measured. What cannot be measured is decided by the model.
-fn choose(context: &Context, question: &str, places: &Places<'_>, candidates: Candidates<'_>) -> usize {
-    if let Some(answer) = context.recall(UNIT, question).and_then(|answer| answer.parse().ok()) {
+fn choose(
+    context: &Context,
+    question: &str,
+    count: usize,
+    places: &Places<'_>,
+    candidates: Candidates<'_>,
+) -> usize {
+    let remembered = context.recall(UNIT, question).and_then(|answer| answer.parse().ok());
+    if let Some(answer) = remembered.filter(|answer| *answer < count) {
         return answer;
     }
     match measure(context, places, candidates) {
