@@ -156,6 +156,8 @@ struct Step<'a> {
     plans: HashMap<String, CheckedPlan>,
     calls: Vec<Box<dyn BoundCall>>,
     weight_bytes: usize,
+    /// Results that are nobody's operands to begin with.
+    results: Vec<BufferSlice>,
 }
 
 impl Step<'_> {
@@ -195,7 +197,13 @@ impl Step<'_> {
             let updated = call.op.updates(index).and_then(|operand| operands[operand].cloned());
             let value = match updated {
                 Some(value) => value,
-                None => self.tensor(inferred.dtype, &inferred.resolve(&|_| None)?)?,
+                None => {
+                    let value = self.tensor(inferred.dtype, &inferred.resolve(&|_| None)?)?;
+                    if let Value::Tensor(_, slice) = &value {
+                        self.results.push(slice.clone());
+                    }
+                    value
+                }
             };
             if let Value::Tensor(desc, _) = &value {
                 call.results.push(desc.clone());
@@ -508,7 +516,7 @@ fn fetch(stream: &mut dyn Stream, value: &Value) -> Result<Vec<f32>> {
 fn difference(one: &[f32], other: &[f32]) -> (f32, f32) {
     // A NaN, too, is a difference.
     let apart = one.iter().zip(other).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() });
-    let most = |a: f32, b: f32| if a >= b { a } else { b };
+    let most = |a: f32, b: f32| if a >= b || a.is_nan() { a } else { b };
     (apart.fold(0.0, most), one.iter().map(|logit| logit.abs()).fold(0.0, most))
 }
 
@@ -654,7 +662,8 @@ fn main() -> Result<()> {
         .filter(|model| wanted.models.is_empty() || wanted.models.iter().any(|name| name == model.name))
     {
         let (stream, plans) = (&mut *stream, HashMap::new());
-        let mut step = Step { device: &*device, stream, plans, calls: Vec::new(), weight_bytes: 0 };
+        let (calls, results) = (Vec::new(), Vec::new());
+        let mut step = Step { device: &*device, stream, plans, calls, weight_bytes: 0, results };
         let loaded = load(&mut step, model, &wanted)?;
         for batch in &wanted.batches {
             let logits = build(&mut step, model, &loaded, &wanted, *batch, &|_| true)?;
@@ -666,6 +675,10 @@ fn main() -> Result<()> {
             })?;
             let count = calls.len();
             let one_by_one = fetch(step.stream, &logits)?;
+            // The graph finds nothing of what they left.
+            for slice in &step.results {
+                step.stream.upload(&vec![0xff; slice.bytes], slice)?;
+            }
             let (graph, times) = replay(&*device, step.stream, calls)?;
             if wanted.check {
                 let (apart, largest) = check(&*graph, step.stream, &logits, &one_by_one)?;

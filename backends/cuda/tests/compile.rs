@@ -414,7 +414,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
 }
 
 /// Launches of whole layers: of gated MLPs behind RMS norms, and of plain ones behind layer norms; of one slot a tile, of several,
-/// and of tiles that warps take in several rounds; of layers that are read at a pace.
+/// and of tiles that warps take in several rounds; of layers that are read at a pace; of heads of more than 64; in pieces of runs.
 fn layers() -> impl Iterator<Item = KernelSpec> {
     let machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
     let shapes = [
@@ -429,6 +429,13 @@ fn layers() -> impl Iterator<Item = KernelSpec> {
         ("f16", "int4g128", "4", [768, 3072, 12, 1, 64], false),
         ("bf16", "int8", "2", [2048, 8192, 8, 4, 64], true),
         ("f16", "int8", "3", [256, 1024, 1, 16, 16], true),
+        ("f16", "f16", "4", [1280, 5120, 16, 1, 80], false),
+        ("bf16", "bf16", "2", [1536, 4096, 16, 1, 96], true),
+        ("bf16", "bf16", "2", [2048, 5632, 4, 4, 128], true),
+        ("f16", "f16", "2", [256, 1024, 1, 16, 128], true),
+        ("bf16", "bf16", "2", [4096, 14_336, 8, 4, 128], true),
+        ("bf16", "int4g128_f16", "2", [4096, 14_336, 8, 4, 128], true),
+        ("bf16", "int8", "2", [4096, 14_336, 8, 4, 128], true),
     ];
     shapes.into_iter().map(move |(dtype, format, function, [hidden, inner, kv_heads, group, head], gated)| {
         let norm = if gated { "1" } else { "2" };

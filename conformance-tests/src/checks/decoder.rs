@@ -46,7 +46,7 @@ struct Shape {
     format: Option<&'static str>,
 }
 
-const SHAPES: [Shape; 7] = [
+const SHAPES: [Shape; 14] = [
     shape("grouped heads of 64", true, [2, 4, 64], [256, 512]),
     shape("grouped heads of 128", true, [2, 2, 128], [512, 384]),
     shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 256]),
@@ -54,6 +54,13 @@ const SHAPES: [Shape; 7] = [
     shape("groups of 16 heads", true, [1, 16, 32], [128, 512]),
     shape("grouped heads of 64", true, [2, 4, 64], [256, 8192]).of("int4g128_f16"),
     shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 768]).of("int8"),
+    shape("grouped heads of 80", true, [2, 2, 80], [256, 512]),
+    shape("heads of 80 with keys of their own", false, [4, 1, 80], [256, 256]),
+    shape("grouped heads of 96", false, [2, 3, 96], [384, 512]),
+    shape("heads of 96 with keys of their own", true, [2, 1, 96], [256, 384]),
+    shape("groups of 16 heads of 128", true, [1, 16, 128], [128, 512]),
+    shape("grouped heads of 128", true, [2, 4, 128], [256, 1024]).of("int4g128_f16"),
+    shape("grouped heads of 128", true, [2, 4, 128], [256, 512]).of("int8"),
 ];
 
 const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {

@@ -252,4 +252,15 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
         if (at == 0) leave(out + HEAD, largest, total, 0.0f, 0.0f);
     }
 }
+
+/* Blocks that have splits of the same heads merge them for all: each some of their elements. */
+__device__ inline void leave_merged(const Share& share, const float* partial, X* to) {
+    const int fours = TILE_HEADS * HEAD / 4;
+    int each = (fours + share.live - 1) / share.live;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < each && share.split * each + i < fours; i += MULTIPLIERS) {
+        int at = (share.part * fours + share.split * each + i) * 4;
+        leave(to + at, merge_four(partial, share.live, at));
+    }
+}
 #endif

@@ -24,7 +24,8 @@
  * Packed integers of 4 or 8 bits are multiplied by bytes of activations instead: packed.cuh.
  *
  * Attention: blocks take a part of the heads of a KV head and a split of the keys, their warps units of 16 keys, as in
- * attention/decode.cu. Who multiplies with the result merges the splits for himself.
+ * attention/decode.cu. Where all heads together have few elements, who multiplies with the result merges the splits for himself.
+ * Else reading all splits takes longer than one more way through the L2: those that have them merge them, each a part.
  *
  * Bytes: all weights, keys and values once. Floor: those over read bandwidth, or for small models five ways through the L2 for
  * each layer. Measured figures: docs/src/performance/cuda.md.
@@ -116,7 +117,11 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
                 stage_normed(p, layer.gains[P / 2], layer.shifts[P / 2], x, there, activations, scratch);
             } else if (P == OUTPUT) {
-                stage_merged(partial, share.live, activations);
+                if (MERGED) {
+                    stage_plain<HEADS * HEAD>((const X*)(mine + MERGED_AT), activations);
+                } else {
+                    stage_merged(partial, share.live, activations);
+                }
             } else {
                 stage_plain<INNER>((const X*)(mine + INNER_AT), activations);
             }
@@ -241,10 +246,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    if (threadIdx.x / 32 == WARPS) {
-        copy_weights(m, table, share, barriers);
+    if (threadIdx.x >= MULTIPLIERS) {
+#if WIDE && __CUDA_ARCH__ < 1000
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+#endif
+        if (threadIdx.x / 32 == WARPS) copy_weights(m, table, share, barriers);
         return;
     }
+#if WIDE && __CUDA_ARCH__ < 1000
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+#endif
 
     Thread t;
     t.warp = threadIdx.x / 32;
@@ -265,6 +276,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         run_product<INPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (share.split < share.live) {
             attend(m, layer, share, (const X*)(mine + base + QUERIES_AT), first_page, (float*)(memory + HEADS_AT), partial);
+            if (MERGED) leave_merged(share, partial, (X*)(mine + base + MERGED_AT));
         }
         run_product<OUTPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);

@@ -1,9 +1,10 @@
 /*
  * Layers of a decoder in one launch: sizes, which are constants, and what the kernel is told.
  */
-/* Warps that multiply; one more copies. Of a run each leaves 16 sums. */
+/* Warps that multiply; one more copies. Of a run each leaves 16 sums. With WIDE, three more are there for their registers, which
+ * those that multiply get: `setmaxnreg` is for four warps together. */
 #define MULTIPLIERS (WARPS * 32)
-#define BLOCK (MULTIPLIERS + 32)
+#define BLOCK (MULTIPLIERS + (WIDE ? 128 : 32))
 #define RUN_SUMS (16 * WARPS)
 #define UNIT 16
 #define VALUE_ROW (HEAD + 4)
@@ -51,12 +52,13 @@ constexpr int TILES_OF[4] = {OUTPUTS_OF[0] / (2 * ROWS_0), HIDDEN / ROWS_1, OUTP
 #endif
 constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
 /* What blocks leave for each other in a layer, in bytes: the token in front of it, query, key and value, the token in the
- * middle, and the MLP's inner one. */
+ * middle, the MLP's inner one and, with MERGED, what attention comes to. */
 #define ROOM_OF(elements) (((elements) * 2 + 255) / 256 * 256)
 #define QUERIES_AT ROOM_OF(HIDDEN)
 #define MIDDLE_AT (QUERIES_AT + ROOM_OF((HEADS + 2 * KV_HEADS) * HEAD))
 #define INNER_AT (MIDDLE_AT + ROOM_OF(HIDDEN))
-#define LAYER_BYTES (INNER_AT + ROOM_OF(INNER))
+#define MERGED_AT (INNER_AT + ROOM_OF(INNER))
+#define LAYER_BYTES (MERGED_AT + (MERGED ? ROOM_OF(HEADS * HEAD) : 0))
 /* Floats of the splits of attention in a layer. */
 #define PARTIAL_FLOATS (KV_HEADS * PARTS_OF_GROUP * SPLITS * TILE_HEADS * VALUE_ROW)
 /* Shared memory behind the ring. Attention works behind its own result, where inputs of other products are. */

@@ -4,7 +4,7 @@
 //! attention; output; both halves of the MLP) are found here and launched as one kernel, which does what they would have done
 //! one after the other, but for results that no other call of the graph reads: those are not written.
 //!
-//! It is for small models, whose layers take longer by themselves than their weights take to be read.
+//! Small models gain most, as their layers take longer by themselves than their weights take to be read.
 
 mod shape;
 
@@ -491,7 +491,7 @@ impl Launch {
         words[24..27].copy_from_slice(&heads[VALUES + 1..]);
         words[27..].copy_from_slice(&[start, length, keys, pages, columns]);
         let parameters = Parameters::default().extents(1, tokens).extents(1, sequences).words(words);
-        let step = Step::kernel(&function, [cut.blocks, 1, 1], (WARPS + 1) * 32, parameters);
+        let step = Step::kernel(&function, [cut.blocks, 1, 1], cut.threads(), parameters);
         Ok(step.map(|step| Self { step, _memory: memory }))
     }
 }

@@ -14,7 +14,11 @@ pub(super) const MAX_LAYERS: usize = 64;
 /// 64-bit words of `struct Layer`.
 pub(super) const LAYER_WORDS: usize = 14;
 /// The largest head: its keys and values stay in registers.
-pub(super) const MAX_HEAD: usize = 64;
+pub(super) const MAX_HEAD: usize = 128;
+/// The largest head for which a thread has registers enough where one warp more than those that multiply is there.
+const MAX_NARROW_HEAD: usize = 64;
+/// Up to so many elements of all query heads together, blocks merge splits of attention each for itself.
+const MERGED_BY_ALL: usize = 1024;
 /// The most inputs that are normed: they stay in registers.
 const NORMED_INPUTS: usize = 4096;
 /// The most query heads of a tile.
@@ -31,7 +35,7 @@ const OUTPUTS: usize = 8;
 /// Columns of a slot with packed integers, of all its outputs together: two steps for each warp.
 const SLOT_COLUMNS: usize = 2 * WARPS * STEP;
 /// Bytes of a slot of the ring of weights, and in what steps they are tried.
-const SLOT_BYTES: RangeInclusive<usize> = 8 << 10..=32 << 10;
+const SLOT_BYTES: RangeInclusive<usize> = 16 << 10..=32 << 10;
 const SLOT_STEP: usize = 1 << 10;
 /// Bytes that a ring surely holds.
 const SMALL_RING: usize = 96 << 10;
@@ -43,8 +47,8 @@ const MEMORY_OF_H200: Pace = Pace { bytes: 180, copies: 4, catch_up: 2000 };
 /// The fewest slots, and one more than the most.
 const SLOTS: Range<usize> = 4..33;
 /// The most bytes of weights of a layer with which this is known to pay. On an H200 layers of 7 MB take half the time of five
-/// launches, those of 61 MB two thirds, those of 122 MB nine tenths.
-const LAYER_BYTES: usize = 128 << 20;
+/// launches, those of 61 MB two thirds, those of 122 MB nine tenths, those of 436 MB 96%.
+const LAYER_BYTES: usize = 512 << 20;
 
 /// What all layers of a launch have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,11 +200,24 @@ pub(super) struct Cut {
     runs: [Run; PRODUCTS],
     tile_heads: usize,
     splits: usize,
+    /// Whether those who have splits of attention merge them for all.
+    merged: bool,
+    /// Whether warps that multiply take registers of others.
+    wide: bool,
     /// Slots that are on their way at once.
     in_flight: usize,
     pace: Pace,
     /// Bytes of shared memory.
     shared: usize,
+}
+
+impl Cut {
+    /// Threads of a block.
+    pub(super) fn threads(&self) -> usize {
+        // Registers are given and taken by four warps together.
+        let beside = if self.wide { 4 } else { 1 };
+        (WARPS + beside) * 32
+    }
 }
 
 impl Shape {
@@ -272,6 +289,8 @@ impl Shape {
             runs,
             tile_heads,
             splits: (blocks / parts).clamp(1, MAX_SPLITS),
+            merged: products[1].inputs > MERGED_BY_ALL,
+            wide: self.head > MAX_NARROW_HEAD && machine.capability == 90,
             in_flight: match bytes {
                 _ if whole => slots,
                 _ if packing.is_some() => 2,
@@ -308,6 +327,8 @@ impl Shape {
             ("TILE_HEADS", cut.tile_heads),
             ("PARTS_OF_GROUP", self.group / cut.tile_heads),
             ("SPLITS", cut.splits),
+            ("MERGED", usize::from(cut.merged)),
+            ("WIDE", usize::from(cut.wide)),
             ("GRID", cut.blocks),
             ("WARPS", WARPS),
             ("RING_SLOTS", cut.slots),
@@ -337,7 +358,8 @@ impl Shape {
     /// Bytes of what blocks leave for each other in a layer (`LAYER_BYTES` of the kernel), and of the splits of attention.
     pub(super) fn exchange(&self, cut: &Cut) -> (usize, usize) {
         let query = self.kv_heads * self.group * self.head;
-        let rows = [self.hidden, query + 2 * self.kv_heads * self.head, self.hidden, self.inner];
+        let merged = if cut.merged { query } else { 0 };
+        let rows = [self.hidden, query + 2 * self.kv_heads * self.head, self.hidden, self.inner, merged];
         let splits = self.kv_heads * self.group * cut.splits * (self.head + 4) * 4;
         (rows.map(|row| (row * 2).next_multiple_of(256)).iter().sum(), splits)
     }
@@ -350,22 +372,26 @@ mod tests {
 
     const MACHINE: Machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
 
-    /// Hidden, inner, KV heads, query heads of each, whether the MLP is gated.
-    fn shape([hidden, inner, kv_heads, group]: [usize; 4], gated: bool) -> Shape {
-        let (head, pairs, slots) = (64, 32, 16);
+    /// Hidden, inner, KV heads, query heads of each, elements of a head, whether the MLP is gated.
+    fn shape([hidden, inner, kv_heads, group, head]: [usize; 5], gated: bool) -> Shape {
+        let (pairs, slots) = (head / 2, 16);
         let constants = vec![("X", "bf16".to_owned())];
         let format = WeightFormat::Dense(DType::BF16);
         Shape { constants, format, gated, hidden, inner, kv_heads, group, head, pairs, slots, causal: true }
     }
 
     #[rstest]
-    #[case::smollm2([576, 1536, 3, 3], true)]
-    #[case::gpt2_xl([1600, 6400, 25, 1], false)]
-    #[case::gpt2([768, 3072, 12, 1], false)]
-    #[case::llama_1b([2048, 8192, 8, 4], true)]
-    #[case::rows_of_odd_length([1600, 4160, 25, 1], false)]
-    #[case::narrow([64, 128, 1, 1], true)]
-    fn cuts_fit_and_cover_all_inputs(#[case] sizes: [usize; 4], #[case] gated: bool) {
+    #[case::smollm2([576, 1536, 3, 3, 64], true)]
+    #[case::gpt2_xl([1600, 6400, 25, 1, 64], false)]
+    #[case::gpt2([768, 3072, 12, 1, 64], false)]
+    #[case::llama_1b([2048, 8192, 8, 4, 64], true)]
+    #[case::llama_8b([4096, 14_336, 8, 4, 128], true)]
+    #[case::heads_of_80([2560, 10_240, 32, 1, 80], false)]
+    #[case::heads_of_96([3072, 8192, 32, 1, 96], true)]
+    #[case::one_head_of_keys([2048, 8192, 1, 16, 128], true)]
+    #[case::rows_of_odd_length([1600, 4160, 25, 1, 64], false)]
+    #[case::narrow([64, 128, 1, 1, 64], true)]
+    fn cuts_fit_and_cover_all_inputs(#[case] sizes: [usize; 5], #[case] gated: bool) {
         let shape = shape(sizes, gated);
         let cut = shape.cut(&MACHINE).unwrap();
         assert!(cut.shared <= shared_memory(90), "{cut:?}");
@@ -382,13 +408,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::llama_1b([2048, 8192, 8, 4], true, "int4g128_f16")]
-    #[case::llama_1b_of_bytes([2048, 8192, 8, 4], true, "int8")]
-    #[case::heads_of_their_own([768, 3072, 12, 1], false, "int4g128_f16")]
-    #[case::narrow([256, 256, 4, 1], true, "int8")]
-    #[case::long_rows([4096, 14_336, 16, 4], true, "int4g128_f16")]
+    #[case::llama_1b([2048, 8192, 8, 4, 64], true, "int4g128_f16")]
+    #[case::llama_1b_of_bytes([2048, 8192, 8, 4, 64], true, "int8")]
+    #[case::heads_of_their_own([768, 3072, 12, 1, 64], false, "int4g128_f16")]
+    #[case::narrow([256, 256, 4, 1, 64], true, "int8")]
+    #[case::long_rows([4096, 14_336, 8, 4, 128], true, "int4g128_f16")]
     fn cuts_of_integers_fit_and_come_out_even(
-        #[case] sizes: [usize; 4],
+        #[case] sizes: [usize; 5],
         #[case] gated: bool,
         #[case] format: &str,
     ) {
@@ -426,6 +452,6 @@ mod tests {
 
     #[test]
     fn large_layers_are_left_to_launches_of_their_own() {
-        assert_eq!(shape([4096, 14_336, 8, 8], true).cut(&MACHINE), None);
+        assert_eq!(shape([4096, 24_576, 16, 4, 64], true).cut(&MACHINE), None);
     }
 }
