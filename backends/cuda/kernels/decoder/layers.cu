@@ -17,9 +17,10 @@
  * behind the other, so that it takes one copy, or four at an even pace: a copy costs its multiprocessor 70 ns however short it is.
  * Tiles go to blocks in turn, the next product goes on where the one before ended, so all have equally much to read.
  *
- * Weights are the 16-row operand of mma.m16n8k16. A run has 8, 4 or 2 outputs, so its rows are cut into 2, 4 or 8 sets of 32
- * inputs, which lie beside each other and so in different banks. As there is one token, the 8 columns of the other operand are
- * free to hold the inputs of these sets; of the result a row counts in the column of its set.
+ * Weights are the 16-row operand of mma.m16n8k16, as they are read: the 16 bytes of a lane are all of its part. As there is one
+ * token, the 8 columns of the other operand are free to hold different inputs; of the result a row counts in the column of its own.
+ * So the rows of a run of 8, 4 or 2 outputs are 2, 4 or 8 sets of 32 inputs of each, which lie beside each other and so in
+ * different banks, and half of each set in a row of its own (`weights.cuh`).
  *
  * Packed integers of 4 or 8 bits are multiplied by bytes of activations instead: packed.cuh.
  *
@@ -262,6 +263,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     t.lane = threadIdx.x % 32;
     t.group = t.lane / 4;
     t.part = t.lane % 4;
+    t.none = (u32)(m.layers >> 32);
     u8* mine = m.exchange;
     int first_unit = share.split * WARPS + t.warp, first_page = -1;
     if (share.split < share.live && first_unit < share.units) first_page = m.pages_of[first_unit * UNIT / SLOTS];

@@ -198,13 +198,26 @@ template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {
 #pragma unroll
         for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
             int at = base + o * MULTIPLIERS * 8;
+            own[o] = Vector{};
             if (at < COUNT) own[o] = load_fresh(x + at);
         }
+        u32 reads = 0;
+        bool all;
+        do {
+            all = true;
+#pragma unroll
+            for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
+                if (lacks(own[o])) {
+                    all = false;
+                    own[o] = load_fresh(x + base + o * MULTIPLIERS * 8);
+                }
+            }
+            be_patient(reads);
+        } while (!all);
 #pragma unroll
         for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
             int at = base + o * MULTIPLIERS * 8;
             if (at >= COUNT) break;
-            for (u32 reads = 0; lacks(own[o]); be_patient(reads)) own[o] = load_fresh(x + at);
             keep_eight<COUNT>(to, at, own[o]);
         }
     }

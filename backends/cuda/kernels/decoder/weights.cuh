@@ -239,6 +239,8 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
 /* What a thread is. */
 struct Thread {
     int warp, lane, group, part;
+    /* Nothing, of which the compiler does not know. */
+    u32 none;
 };
 
 /* Gives a slot back. Copies do not wait for reads by themselves: all are done, for them too, before the slot is theirs. */
@@ -250,51 +252,83 @@ __device__ inline void release_slot(const Thread& t, Ring& ring, u32 barriers) {
 }
 
 #if !BITS
-/* What a warp has of a slot. A run of 8, 4 or 2 outputs comes to 16 rows: 2, 4 or 8 sets of 32 inputs for each. */
+/* What a warp has of a slot. A run of 8, 4 or 2 outputs is taken in steps of 2, 4 or 8 sets of 32 inputs for each, by two products
+ * of 16 rows. A lane's vector is all of its operand as it was read: of row `group` its first and third word, of row `group + 8` the
+ * others. So both rows are of one output and one set, and each has the column of the other operand with its words of the inputs. */
 template <int COLUMNS, int RUN> struct Weights {
-    static constexpr int SETS = 16 / RUN, STEP = SETS * 64, STEPS = COLUMNS * 2 / STEP;
+    static constexpr int STEP = 16 / RUN * 64, STEPS = COLUMNS * 2 / STEP;
     static constexpr int EACH = (STEPS + WARPS - 1) / WARPS;
+    /* Sets of a product. The second one is of the other outputs; where there are two, of other inputs of both. */
+    static constexpr int SETS = RUN == 8 ? 2 : 4;
+    static constexpr bool OTHER_INPUTS = RUN == 2;
+    static constexpr int SECOND = OTHER_INPUTS ? SETS * 64 : RUN * COLUMNS;
+    /* Where sums of both products are: 16 sets of outputs, in order. */
+    static constexpr int SECOND_SUM = OTHER_INPUTS ? SETS : 8;
     static_assert(COLUMNS * 2 % STEP == 0, "whole sets of inputs");
+    struct Inputs { u32 first[2], second[2]; };
     Vector low[EACH], high[EACH];
 
     static __device__ bool has(const Thread& t, int i) {
         return STEPS % WARPS == 0 || i < EACH - 1 || t.warp + i * WARPS < STEPS;
     }
-    /* Which of the sets a row is, and so in which column of the other operand its inputs are. */
     static __device__ int set(const Thread& t) { return t.group % SETS; }
-    static __device__ int begin(const Thread& t) { return t.warp * STEP + set(t) * 64 + t.part * 16; }
+    static __device__ int place_of_sum(const Thread& t) {
+        return OTHER_INPUTS ? t.group / SETS * (2 * SETS) + set(t) : t.group;
+    }
 
-    /* A step of a slot into registers, from where `await` says that the slot begins for this lane, once it is full. */
+    /* A step of a slot into registers, from where `await` says that the slot begins for this lane, once it is full. What a warp has
+     * no step for stays zero. */
     __device__ void load_step(const Thread& t, int i, const u8* from) {
-        low[i] = high[i] = Vector{};
         if (!has(t, i)) return;
         low[i] = *(const Vector*)(from + i * (WARPS * STEP));
-        high[i] = *(const Vector*)(from + i * (WARPS * STEP) + RUN * COLUMNS);
+        high[i] = *(const Vector*)(from + i * (WARPS * STEP) + SECOND);
     }
     static __device__ const u8* await(const Thread& t, const Ring& ring, u32 barriers) {
         await_phase(barriers + ring.slot * 16, ring.phase);
-        return memory + ring.slot * SLOT_BYTES + t.group / SETS * (COLUMNS * 2) + begin(t);
+        return memory + ring.slot * SLOT_BYTES + t.group / SETS * (COLUMNS * 2) + t.warp * STEP + set(t) * 64 + t.part * 16;
+    }
+    /* Copies do not wait for reads by themselves. A vote on what was read comes when it is there, and all lanes have voted before
+     * the slot is given back; a fence would wait for all that others are left, too. */
+    __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {
+        u32 mixed = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) mixed ^= low[i].word[0] ^ high[i].word[0];
+        u32 voted = __ballot_sync(0xffffffffu, mixed == 0x2545f491u);
+        if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8 + (voted & t.none));
+        ring.next();
     }
     __device__ void load(const Thread& t, Ring& ring, u32 barriers) {
         const u8* from = await(t, ring, barriers);
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) load_step(t, i, from);
-        release_slot(t, ring, barriers);
+        for (int i = 0; i < EACH; ++i) {
+            low[i] = high[i] = Vector{};
+            load_step(t, i, from);
+        }
+        release(t, ring, barriers);
     }
-    static __device__ void load_inputs(const Thread& t, const u8* x, Vector (&inputs)[EACH]) {
+    static __device__ void load_inputs(const Thread& t, const u8* x, Inputs (&inputs)[EACH]) {
+        const u8* from = x + t.warp * STEP + t.group / 2 % SETS * 64 + t.part * 16;
+        auto own = [&](const u8* from, u32 (&out)[2]) {
+            Vector all = *(const Vector*)from;
+            out[0] = t.group % 2 ? all.word[1] : all.word[0];
+            out[1] = t.group % 2 ? all.word[3] : all.word[2];
+        };
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            inputs[i] = Vector{};
-            if (has(t, i)) inputs[i] = *(const Vector*)(x + begin(t) + i * (WARPS * STEP));
+            inputs[i] = Inputs{};
+            if (!has(t, i)) continue;
+            own(from + i * (WARPS * STEP), inputs[i].first);
+            if (OTHER_INPUTS) own(from + i * (WARPS * STEP) + SECOND, inputs[i].second);
         }
     }
-    __device__ void multiply_step(int i, const Vector& x, float (&c)[2][4]) const {
+    __device__ void multiply_step(int i, const Inputs& x, float (&c)[2][4]) const {
         const Vector &a = low[i], &b = high[i];
-        multiply(c[0], a.word[0], b.word[0], a.word[1], b.word[1], x.word[0], x.word[1]);
-        multiply(c[1], a.word[2], b.word[2], a.word[3], b.word[3], x.word[2], x.word[3]);
+        const u32 (&other)[2] = OTHER_INPUTS ? x.second : x.first;
+        multiply(c[0], a.word[0], a.word[1], a.word[2], a.word[3], x.first[0], x.first[1]);
+        multiply(c[1], b.word[0], b.word[1], b.word[2], b.word[3], other[0], other[1]);
     }
     /* What is held; with `more`, the next slot comes in its place, step by step. */
-    __device__ void multiply_by(const Vector (&inputs)[EACH], float (&c)[2][4], bool more, const Thread& t, Ring& ring,
+    __device__ void multiply_by(const Inputs (&inputs)[EACH], float (&c)[2][4], bool more, const Thread& t, Ring& ring,
                                 u32 barriers) {
         if (more) {
             const u8* from = await(t, ring, barriers);
@@ -303,7 +337,7 @@ template <int COLUMNS, int RUN> struct Weights {
                 multiply_step(i, inputs[i], c);
                 load_step(t, i, from);
             }
-            release_slot(t, ring, barriers);
+            release(t, ring, barriers);
         } else {
 #pragma unroll
             for (int i = 0; i < EACH; ++i) multiply_step(i, inputs[i], c);
@@ -315,7 +349,7 @@ template <int COLUMNS, int RUN> struct Weights {
 template <int COLUMNS, int RUN>
 __device__ inline void take_slot(const Thread& t, Ring& ring, u32 barriers, const u8* x, float (&c)[2][4]) {
     Weights<COLUMNS, RUN> weights;
-    Vector inputs[Weights<COLUMNS, RUN>::EACH];
+    typename Weights<COLUMNS, RUN>::Inputs inputs[Weights<COLUMNS, RUN>::EACH];
     weights.load(t, ring, barriers);
     weights.load_inputs(t, x, inputs);
     weights.multiply_by(inputs, c, false, t, ring, barriers);
@@ -330,12 +364,12 @@ template <int P> struct Factors {
     /* Whether weights are taken into registers while this waits for the others. */
     static constexpr bool HELD = COLUMNS >= INPUTS;
     /* Lanes of a warp that have the same output of a run in the end. */
-    static constexpr int SHARERS = 2 * Slot::SETS;
+    static constexpr int SHARERS = 32 / RUN;
     Slot held;
-    Vector inputs[Slot::EACH];
+    typename Slot::Inputs inputs[Slot::EACH];
 
     /* The place of a lane's first sum of a run. */
-    static __device__ int place(const Thread& t) { return t.group * WARPS + t.warp; }
+    static __device__ int place(const Thread& t) { return Slot::place_of_sum(t) * WARPS + t.warp; }
     __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers) {
         if (HELD) held.load(t, ring, barriers);
     }
@@ -355,11 +389,10 @@ template <int P> struct Factors {
             }
             take_slot<LAST, RUN>(t, ring, barriers, x, c);
         }
-        /* Rows `group` and `group + 8` of a run are in the columns of one lane of four. */
-        bool odd = t.group % 2;
-        if (t.part == Slot::set(t) / 2) {
-            sums[0] = odd ? c[0][1] + c[1][1] : c[0][0] + c[1][0];
-            sums[8 * WARPS] = odd ? c[0][3] + c[1][3] : c[0][2] + c[1][2];
+        /* The columns of a set are in one lane of four. */
+        if (t.part == Slot::set(t)) {
+            sums[0] = c[0][0] + c[0][3];
+            sums[Slot::SECOND_SUM * WARPS] = c[1][0] + c[1][3];
         }
     }
 };
