@@ -7,7 +7,8 @@
  * all outputs, sums in registers; the ring runs on across the ends of tiles, so the next tile arrives while a group writes.
  * Of few rows only X_ROWS are fetched; the rest of the tile is whatever lies there, and goes nowhere.
  *
- * Gates and what they gate are the two halves of a tile's outputs, so that both are in the same registers.
+ * Gates and what they gate are the two halves of a tile's outputs, so that both are in the same registers. Scales of outputs, and
+ * what results are added to, are read before the last products are waited for.
  *
  * Rows of x are swizzled by 128 bytes on the way. Weights lie in memory as wgmma reads them: 8 outputs by 16 inputs are one
  * line of 128 bytes (see weight.rs). Inputs past the last, and rows and outputs past theirs, arrive as zeros. Tiles are walked
@@ -52,32 +53,79 @@ __device__ inline u32 pack(float a, float b) {
 #endif
 }
 
+/* What is added is read as results are written, 16 bytes at a time. */
+#define ADDED_VECTORS (ADDED && Y_VECTORS && !WIDE_Y)
+/* Results of a tile's row are written by the 32, of which the last may be half. */
+#define PIECES ((RESULTS + 31) / 32)
+
+/* What two rows of a lane are added to: 8 results of every 32. */
+struct Added {
+#if ADDED_VECTORS
+    Vector of[PIECES][2];
+#endif
+};
+
+__device__ inline void read_added(const Results& r, Added& added, int row, int first, int rows, int results, int q) {
+#if ADDED_VECTORS
+#pragma unroll
+    for (int block = 0; block < PIECES; ++block) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            int output = first + block * 32 + q * 8;
+            bool real = row + h * 8 < rows && output < results && block * 32 + q * 8 < RESULTS;
+            added.of[block][h] = real ? load_vector(r.added + (row + h * 8) * r.added_row + output) : Vector{};
+        }
+    }
+#endif
+}
+
+/*
+ * Scales of a tile's outputs, for the threads of a group, which meet at barrier `meeting`: before, when none of them reads those of
+ * the tile before any more, and behind.
+ */
+__device__ inline void stage_scales(const Results& r, float (&scales)[OUTPUTS], int first, int results, int meeting) {
+    asm volatile("bar.sync %0, 128;" :: "r"(meeting) : "memory");
+#pragma unroll
+    for (int at = threadIdx.x % 128; at < OUTPUTS; at += 128) {
+        bool second = GATED && at >= RESULTS;
+        int output = first + at - (second ? RESULTS : 0);
+        scales[at] = output < results ? widen(r.output_scales[output + (second ? results : 0)]) : 0.0f;
+    }
+    asm volatile("bar.sync %0, 128;" :: "r"(meeting) : "memory");
+}
+
 /* Scales and biases of two neighbouring outputs. */
 struct Numbers {
     float scale[2], bias[2];
 
-    __device__ Numbers(const Results& r, int output, int end) {
+    __device__ Numbers(const Results& r, const float* scales, int output, int end) : scale{scales[0], scales[1]} {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            bool real = output + c < end;
-            scale[c] = real ? widen(r.output_scales[output + c]) : 0.0f;
-            bias[c] = real ? or_else(r.bias, output + c, 0.0f) : 0.0f;
-        }
+        for (int c = 0; c < 2; ++c) bias[c] = output + c < end ? or_else(r.bias, output + c, 0.0f) : 0.0f;
     }
 
     __device__ float apply_to(int sum, float row_scale, int c) const { return (float)sum * (row_scale * scale[c]) + bias[c]; }
 };
 
 /* Writes two rows of sums of this lane, 8 rows apart; `first` is the first of the tile's results, of which there are so many. */
-__device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], int row, int first, int rows, int results, int lane) {
+__device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], const Added& added, const float* scales, int row, int first,
+                             int rows, int results, int lane) {
     int q = lane % 4;
     bool real[2] = {row < rows, row + 8 < rows};
     float own[2] = {real[0] ? r.row_scales[row] : 0.0f, real[1] ? r.row_scales[row + 8] : 0.0f};
 #pragma unroll
-    for (int block = 0; block < (RESULTS + 31) / 32; ++block) {
+    for (int block = 0; block < PIECES; ++block) {
         u32 words[2][4];
         int base = first + block * 32;
         if (base >= results) break;
+#if ADDED_VECTORS
+        u32 others[2][4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) others[h][i] = added.of[block][h].word[i];
+            transpose(others[h], q);
+        }
+#endif
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (block * 4 + i >= RESULTS / 8) {
@@ -85,26 +133,33 @@ __device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], int row, i
                 continue;
             }
             int output = base + i * 8 + q * 2;
-            Numbers numbers(r, output, results);
+            int at = block * 32 + i * 8 + q * 2;
+            Numbers numbers(r, scales + at, output, results);
 #if GATED
-            Numbers gated(r, results + output, 2 * results);
+            Numbers gated(r, scales + RESULTS + at, results + output, 2 * results);
 #endif
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float y[2];
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    int at = (block * 4 + i) * 4 + h * 2 + c;
-                    y[c] = numbers.apply_to(d[at], own[h], c);
+                    int sum = (block * 4 + i) * 4 + h * 2 + c;
+                    y[c] = numbers.apply_to(d[sum], own[h], c);
 #if GATED
-                    float other = gated.apply_to(d[OUTPUTS / 4 + at], own[h], c);
+                    float other = gated.apply_to(d[OUTPUTS / 4 + sum], own[h], c);
                     if (r.limit > 0.0f && y[c] > r.limit) y[c] = r.limit;
                     if (r.limit > 0.0f && other > r.limit) other = r.limit;
                     if (r.limit > 0.0f && other < -r.limit) other = -r.limit;
                     y[c] = (WIDE_Y ? apply(y[c]) : apply_quickly(y[c])) * other;
 #endif
                 }
-#if ADDED
+#if ADDED_VECTORS
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    u32 word = others[h][i];
+                    y[c] = widen(Y{(u16)(c ? word >> 16 : word)}) + r.alpha * y[c];
+                }
+#elif ADDED
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     if (real[h] && output + c < results) {
@@ -149,6 +204,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
+    __shared__ __align__(8) float scales[GROUPS][OUTPUTS];
     u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
     let_next_start();
     int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
@@ -213,11 +269,15 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
                     older.next();
                 }
             }
+            int row = tile.row * ROWS + group * 64 + warp * 16 + lane / 4, first = tile.output * RESULTS;
+            Added added;
+            read_added(results, added, row, first, rows, count, lane % 4);
+            stage_scales(results, scales[group], first, count, group + 1);
             products_wait<0>();
             hold(sums);
             if (leader) arrive(barriers.free[older.stage]);
             older.next();
-            write(results, sums, tile.row * ROWS + group * 64 + warp * 16 + lane / 4, tile.output * RESULTS, rows, count, lane);
+            write(results, sums, added, scales[group], row, first, rows, count, lane);
         }
     }
 #else
