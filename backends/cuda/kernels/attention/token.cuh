@@ -199,11 +199,15 @@ struct Queries {
 #define LN2 0.6931471805599453f
 /* No score is below this; a difference to it is a number. */
 #define LOWEST -3.402823466e38f
-/* By how much, in base 2, a score may be above the shift of its head until that is moved. */
-#define SLACK 8.0f
+/*
+ * A move of the shift makes the largest weight two to the first power, and weights beyond two to the second move it. In f16 they have
+ * all 11 bits until they are 2^26 times smaller than the largest: a large value can make up for a small weight.
+ */
+#define LARGEST (HALF ? 12 : 0)
+#define BEYOND (HALF ? 15.0f : 8.0f)
 
 /*
- * What a warp knows of a tile's keys so far: for each head what scores are shifted by, about their largest, the sum of weights (of a
+ * What a warp knows of a tile's keys so far: for each head what scores are shifted by, which follows their largest, the sum of weights (of a
  * lane's keys), and the weighted values. A lane has, of heads `2 * (lane % 4) + i` and 8 more, elements `lane / 4` and 8 on of every
  * 16: values[eight][step][i] and [2 + i].
  */
@@ -223,12 +227,12 @@ struct Running {
         }
     }
 
-    /* Moves the shift of each head of eight to the largest of these scores, if that is above it. */
+    /* Moves the shift of each head of eight to where the largest of these scores asks for it, if that is above it. */
     __device__ inline void move(int eight, const float (&scores)[4]) {
         float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            float top = fmaxf(shift[eight][i], largest_of_eight(fmaxf(scores[i], scores[2 + i])));
+            float top = fmaxf(shift[eight][i], largest_of_eight(fmaxf(scores[i], scores[2 + i])) - LARGEST);
             factor[i] = power(shift[eight][i] - top);
             shift[eight][i] = top;
             sum[eight][i] *= factor[i];
@@ -286,7 +290,7 @@ struct Running {
 #pragma unroll
             for (int i = 0; i < 4; ++i) its[i] = scores[eight][i] * base - shift[eight][i % 2];
             hide(its);
-            if (__any_sync(0xffffffffu, fmaxf(fmaxf(its[0], its[1]), fmaxf(its[2], its[3])) > SLACK)) {
+            if (__any_sync(0xffffffffu, fmaxf(fmaxf(its[0], its[1]), fmaxf(its[2], its[3])) > BEYOND)) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) its[i] = scores[eight][i] * base;
                 hide(its);
@@ -324,15 +328,16 @@ struct Ending {
     bool empty;
 
     __device__ inline Ending(const Arguments& a, int head, float shift, float amount) {
-        float largest = shift * LN2;
+        const float unit = 1.0f / (1 << LARGEST);
+        float largest = (shift + LARGEST) * LN2;
         empty = amount == 0.0f;
-        factor = empty ? 0.0f : 1.0f;
+        factor = empty ? 0.0f : unit;
         maximum = largest;
-        sum = amount;
+        sum = amount * unit;
         sink = a.sinks ? a.sinks[head] : -infinity();
         if (a.sinks && !empty) {
             maximum = largest > sink ? largest : sink;
-            factor = expf(largest - maximum);
+            factor = unit * expf(largest - maximum);
             sum = amount * factor + expf(sink - maximum);
         }
     }
