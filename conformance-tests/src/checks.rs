@@ -87,6 +87,13 @@ pub const CHECKS: &[Check] = &[
         None,
         decoder::graph
     ),
+    check!("replay_decoder_heads", "the same with heads of other sizes", None, decoder::graph_of_other_heads),
+    check!(
+        "replay_decoder_integers",
+        "the same with weights of 4 and 8 bits",
+        None,
+        decoder::graph_of_integers
+    ),
     check!(
         "replay_token",
         "a graph that samples gives what its calls give, and leaves the same in the request table",

@@ -162,9 +162,8 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
         (layer.rows(), layer.outputs(), layer.inputs(), machine.processors);
     let tiles = shortlist(rows, outputs, inputs, processors);
     let wide = layer.y.dtype == DType::F32;
-    let vectors = is_vectors(layer.y)
-        && layer.residual.is_none_or(is_vectors)
-        && layer.y.shape[1].is_multiple_of(8);
+    let vectors =
+        is_vectors(layer.y) && layer.residual.is_none_or(is_vectors) && layer.y.shape[1].is_multiple_of(8);
     let (gated, nonlinearity, limit) =
         layer.gate.map_or((false, 1, 0.0), |gate| (true, gate.function as u32, gate.limit));
     let mut kernels = Vec::new();
