@@ -29,6 +29,8 @@ pub(crate) struct Bucket {
     pub(crate) sequences: usize,
     /// Most rows whose logits are wanted.
     pub(crate) rows: usize,
+    /// Whether each token is a wanted row, or there is just one token: wanted rows then stay where they are.
+    pub(crate) every: bool,
 }
 
 /// Up to here sizes are rounded up to powers of two, beyond it to quarters of what lies between two of these: products of many
@@ -49,13 +51,20 @@ fn sizes_up_to(limit: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Bucket {
-    /// The bucket for these sizes: each rounded up, within the limits.
+    /// The bucket for these sizes, of which some tokens are not wanted: each rounded up, within the limits.
     pub(crate) fn fitting(tokens: usize, sequences: usize, rows: usize, limits: Self) -> Self {
         Self {
             tokens: rounded(tokens, limits.tokens),
             sequences: rounded(sequences, limits.sequences),
             rows: rounded(rows, limits.rows),
+            every: false,
         }
+    }
+
+    /// The bucket for so many tokens that are all wanted.
+    pub(crate) fn every(tokens: usize, sequences: usize, limits: Self) -> Self {
+        let tokens = rounded(tokens, limits.tokens.min(limits.rows));
+        Self { tokens, sequences: rounded(sequences, limits.sequences), rows: tokens, every: true }
     }
 
     /// Every bucket that a step within the limits can have: at least a token for each sequence and each row, at most `rows` of
@@ -64,8 +73,13 @@ impl Bucket {
         let mut buckets = Vec::new();
         for sequences in sizes_up_to(limits.sequences) {
             for rows in sizes_up_to(rounded(sequences * rows, limits.rows)) {
-                let enough = sizes_up_to(limits.tokens).filter(|tokens| *tokens >= sequences.max(rows));
-                buckets.extend(enough.map(|tokens| Self { tokens, sequences, rows }));
+                if (sequences..=limits.tokens).contains(&rows) {
+                    buckets.push(Self { tokens: rows, sequences, rows, every: true });
+                }
+                // A single token is wanted, or stays where it is all the same.
+                let enough = |tokens: &usize| *tokens > 1 && *tokens >= sequences.max(rows);
+                let enough = sizes_up_to(limits.tokens).filter(enough);
+                buckets.extend(enough.map(|tokens| Self { tokens, sequences, rows, every: false }));
             }
         }
         buckets
@@ -345,12 +359,15 @@ mod tests {
     #[test]
     fn every_step_fits_one_of_the_buckets() {
         for (each, most) in [(1, 6), (3, 18), (5, 30), (64, 48)] {
-            let limits = Bucket { tokens: 48, sequences: 6, rows: most };
+            let limits = Bucket { tokens: 48, sequences: 6, rows: most, every: false };
             let buckets = Bucket::all(limits, each);
             for sequences in 1..=limits.sequences {
                 for rows in 1..=(sequences * each).min(most) {
                     for tokens in sequences.max(rows)..=limits.tokens {
-                        let bucket = Bucket::fitting(tokens, sequences, rows, limits);
+                        let bucket = match tokens == rows {
+                            true => Bucket::every(tokens, sequences, limits),
+                            false => Bucket::fitting(tokens, sequences, rows, limits),
+                        };
                         assert!(buckets.contains(&bucket), "{bucket:?} for {tokens} {sequences} {rows}");
                     }
                 }

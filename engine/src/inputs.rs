@@ -5,6 +5,7 @@ use crate::{
     error::Result,
 };
 use dsrun_core::Error;
+use dsrun_models::step::WANTED;
 use std::{ops::Range, sync::Arc};
 
 /// The inputs of a step. Kept from step to step for its memory.
@@ -17,13 +18,18 @@ pub(crate) struct StepInputs {
     rows: Vec<i32>,
     row_requests: Vec<i32>,
     commits: Vec<i32>,
+    wanted_starts: Vec<i32>,
+    wanted_lengths: Vec<i32>,
     tokens: usize,
 }
 
 impl StepInputs {
     pub(crate) fn clear(&mut self) {
-        let Self { requests, lengths, sources, ids, rows, row_requests, commits, tokens } = self;
-        for list in [requests, lengths, sources, ids, rows, row_requests, commits] {
+        let Self { requests, lengths, sources, ids, rows, row_requests, commits, .. } = self;
+        let Self { wanted_starts, wanted_lengths, tokens, .. } = self;
+        for list in
+            [requests, lengths, sources, ids, rows, row_requests, commits, wanted_starts, wanted_lengths]
+        {
             list.clear();
         }
         *tokens = 0;
@@ -49,6 +55,8 @@ impl StepInputs {
         self.requests.push(slot as i32);
         self.lengths.push(tokens as i32);
         self.sources.push(source);
+        self.wanted_starts.push(self.rows.len() as i32);
+        self.wanted_lengths.push(0);
         self.tokens += tokens;
     }
 
@@ -61,28 +69,36 @@ impl StepInputs {
         }
     }
 
-    /// The rows of the last `count` tokens so far are wanted, to sample a token behind each for the request in `slot`. If it is
-    /// just one, that is the request's last token from then on; of several the host says so, when it has seen them.
+    /// The rows of the last `count` tokens of the request that came last, the one in `slot`, are wanted, to sample a token behind
+    /// each. If it is just one, that is the request's last token from then on; of several the host says so, when it has seen them.
     pub(crate) fn sample_last(&mut self, slot: usize, count: usize) {
         let commit = if count == 1 { slot as i32 } else { -1 };
-        (self.tokens - count..self.tokens).for_each(|row| self.want(row, slot as i32, commit));
+        self.want_last(count, slot as i32, commit);
     }
 
-    /// The logits of a row are wanted, and nothing is sampled.
-    pub(crate) fn want_logits(&mut self, row: usize) {
-        self.want(row, -1, -1);
+    /// The logits of the last `count` tokens of the request that came last are wanted, and nothing is sampled.
+    pub(crate) fn want_logits(&mut self, count: usize) {
+        self.want_last(count, -1, -1);
     }
 
-    fn want(&mut self, row: usize, request: i32, commit: i32) {
-        self.rows.push(row as i32);
-        self.row_requests.push(request);
-        self.commits.push(commit);
+    /// Wanted are always the last tokens of a request, and once: [`narrow`](crate::passes::narrow) counts on it.
+    fn want_last(&mut self, count: usize, request: i32, commit: i32) {
+        self.rows.extend((self.tokens - count..self.tokens).map(|row| row as i32));
+        self.row_requests.extend(std::iter::repeat_n(request, count));
+        self.commits.extend(std::iter::repeat_n(commit, count));
+        if let Some(length) = self.wanted_lengths.last_mut() {
+            *length = count as i32;
+        }
     }
 
     /// The bucket of the step.
     pub(crate) fn bucket(&self, limits: Bucket) -> Bucket {
-        let limits = Bucket { rows: limits.rows.max(self.rows.len()), ..limits };
-        Bucket::fitting(self.tokens, self.requests.len(), self.rows.len(), limits)
+        let (tokens, sequences, rows) = (self.tokens, self.requests.len(), self.rows.len());
+        let limits = Bucket { rows: limits.rows.max(rows), ..limits };
+        if tokens == rows || tokens == 1 {
+            return Bucket::every(tokens, sequences, limits);
+        }
+        Bucket::fitting(tokens, sequences, rows, limits)
     }
 
     /// Writes them into the staging memory of a step's inputs: `place` says where each stands.
@@ -119,6 +135,80 @@ impl StepInputs {
         write("prompt_ids", 0, &self.ids)?;
         write("rows", 0, &self.rows)?;
         write("row_request", 0, &self.row_requests)?;
-        write("commit_request", 0, &self.commits)
+        write("commit_request", 0, &self.commits)?;
+        write(WANTED[0], 0, &self.wanted_starts)?;
+        write(WANTED[1], 0, &self.wanted_lengths)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything that is staged, by name.
+    fn staged(inputs: &StepInputs, name: &str, count: usize) -> Vec<i32> {
+        let mut staging = vec![0xFF; 4096];
+        let names = [
+            EXTENTS,
+            "step_request",
+            "step_length",
+            "step_source",
+            "prompt_ids",
+            "rows",
+            "row_request",
+            "commit_request",
+            WANTED[0],
+            WANTED[1],
+        ];
+        let place = |name: &str| {
+            let start = names.iter().position(|known| *known == name).map(|index| index * 256);
+            start.map(|start| start..start + 256).ok_or_else(|| Error::internal("no such input").into())
+        };
+        inputs.stage(&mut staging, &["tokens", "sequences", "rows"].map(Arc::from), &place).unwrap();
+        let bytes = &staging[place(name).unwrap()];
+        bytes.as_chunks().0.iter().take(count).map(|bytes| i32::from_le_bytes(*bytes)).collect()
+    }
+
+    #[test]
+    fn wanted_rows_are_told_by_sequence() {
+        let limits = Bucket { tokens: 64, sequences: 8, rows: 24, every: false };
+        let mut inputs = StepInputs::default();
+        // A chunk of a prompt, a request that generates, one with three tokens proposed, the end of a prompt, a text.
+        inputs.bring_tokens(4, &[7; 9]);
+        inputs.bring_last(2);
+        inputs.sample_last(2, 1);
+        inputs.bring_tokens(1, &[5]);
+        inputs.bring_more(&[6, 7, 8]);
+        inputs.sample_last(1, 4);
+        inputs.bring_tokens(0, &[9; 6]);
+        inputs.sample_last(0, 1);
+        inputs.bring_tokens(3, &[1; 2]);
+        assert_eq!(staged(&inputs, EXTENTS, 3), [22, 5, 6]);
+        assert_eq!(staged(&inputs, "rows", 6), [9, 10, 11, 12, 13, 19]);
+        assert_eq!(staged(&inputs, "row_request", 6), [2, 1, 1, 1, 1, 0]);
+        assert_eq!(staged(&inputs, "commit_request", 6), [2, -1, -1, -1, -1, 0]);
+        // Behind the last sequence is what pads: no rows.
+        assert_eq!(staged(&inputs, WANTED[0], 6), [0, 0, 1, 5, 6, -1]);
+        assert_eq!(staged(&inputs, WANTED[1], 6), [0, 1, 4, 1, 0, -1]);
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 32, sequences: 8, rows: 8, every: false });
+
+        inputs.clear();
+        inputs.bring_tokens(4, &[7; 3]);
+        assert_eq!(staged(&inputs, WANTED[1], 1), [0]);
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 4, sequences: 1, rows: 1, every: false });
+        inputs.bring_last(2);
+        inputs.sample_last(2, 1);
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 4, sequences: 2, rows: 1, every: false });
+
+        // Every token is wanted, whatever brings it; a token by itself need not be.
+        inputs.clear();
+        inputs.bring_tokens(4, &[7; 3]);
+        inputs.want_logits(3);
+        inputs.bring_last(2);
+        inputs.sample_last(2, 1);
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 4, sequences: 2, rows: 4, every: true });
+        inputs.clear();
+        inputs.bring_tokens(4, &[7]);
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 1, sequences: 1, rows: 1, every: true });
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     memory::MemoryPlan,
     options::EngineOptions,
     passes::{
-        fuse,
+        fuse, narrow,
         quantize::{Calibration, Policy, quantize, smooth},
         size_work_lists,
     },
@@ -17,11 +17,11 @@ use crate::{
     table::RequestTable,
 };
 use dsrun_core::{
-    DType, Error, TensorDesc, WeightExpr, WeightFormat, WeightType,
+    DType, Error, TensorDesc, TensorType, WeightExpr, WeightFormat, WeightType,
     device::{BufferSlice, Device, MemoryKind, Stream},
     kernels::{WeightDesc, WeightUse},
-    op::{Op, OperandType, PagedAttention},
-    program::{Call, Node, Origin, Program, Value, ValueId},
+    op::{Op, OperandType},
+    program::{Call, Origin, Program, Value, ValueId},
 };
 use dsrun_models::{
     model::Model,
@@ -40,6 +40,8 @@ const SPARE: u64 = 20;
 #[derive(Debug)]
 pub struct EnginePlan {
     pub(crate) program: Program,
+    /// The same for steps that bring tokens that are not wanted: what only wanted rows need is computed for these alone.
+    narrowed: Program,
     pub(crate) options: EngineOptions,
     pub(crate) context: usize,
     pub(crate) fixed: FixedSizes,
@@ -147,15 +149,26 @@ impl EnginePlan {
             tokens: options.step_tokens,
             sequences: options.max_requests,
             rows: (options.max_requests * options.rows_per_request()).min(options.step_tokens),
+            every: false,
         };
         let sizes = sizes(limits, fixed);
         size_work_lists(&mut program, device, &sizes)?;
         if options.fuse {
             program = fuse_for(&program, device, limits, fixed)?;
         }
-        let layout = Layout::new(&program, device, &sizes)?;
+        let narrowed = narrow(&program)?;
+        let mut layout = Layout::new(&narrowed, device, &sizes, limits.every)?;
+        // Of fewer rows what is small may lie where something large would fit.
+        let is_large = |bucket: &Bucket| {
+            bucket.sequences == limits.sequences && (bucket.every || bucket.tokens == limits.tokens)
+        };
+        for bucket in Bucket::all(limits, options.rows_per_request()).into_iter().filter(is_large) {
+            let program = if bucket.every { &program } else { &narrowed };
+            let other = Layout::new(program, device, &self::sizes(bucket, fixed), bucket.every)?;
+            layout.cover(other.shared_bytes());
+        }
         let (options, memory) = (options.clone(), MemoryPlan::default());
-        Ok(Self { program, options, context, fixed, limits, layout, memory, draft: None })
+        Ok(Self { program, narrowed, options, context, fixed, limits, layout, memory, draft: None })
     }
 
     /// Counts the memory, and plans fewer pages if that is what it takes to fit.
@@ -197,9 +210,19 @@ impl EnginePlan {
         &self.memory
     }
 
-    /// The program that will run, after all passes.
+    /// The program that will run, after all passes, in steps of which every token is wanted: all that generate, and nothing else.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// The program of all other steps: [`narrow`] makes it of the former. The same weights and states have the same numbers.
+    pub fn narrowed(&self) -> &Program {
+        &self.narrowed
+    }
+
+    /// The program of the steps of a bucket.
+    pub(crate) fn program_of(&self, bucket: Bucket) -> &Program {
+        if bucket.every { &self.program } else { &self.narrowed }
     }
 
     /// Tokens a request may have, prompt and answer together.
@@ -244,43 +267,35 @@ impl EnginePlan {
         Ok(traffic)
     }
 
-    /// Multiplications of matrices that a prompt of so many tokens takes, attention included: two operations each.
+    /// Multiplications of matrices that a prompt of so many tokens takes of which the last is wanted, attention included: two
+    /// operations each.
     pub fn prompt_products(&self, tokens: usize) -> u64 {
-        let mut products = 0;
-        let weights = self.program.values.iter().enumerate();
-        for (index, weight) in weights.filter_map(|(index, value)| Some((index, value.weight_type()?))) {
-            let desc = weight_desc(&self.program, ValueId::new(index), weight, self.limits);
-            let per_token = self.multiplies_all_tokens(ValueId::new(index));
-            if desc.uses.iter().any(|weight_use| weight_use.op != "embed") {
-                let rows = if per_token { tokens } else { 1 };
-                products += rows as u64 * weight.elements().unwrap_or(usize::MAX) as u64;
-            }
-        }
-        let bodies = self.program.nodes.iter().filter_map(|node| Some((&node.call, paged(&node.call.op)?)));
-        for (call, attention) in bodies {
-            // Each query sees half of the prompt on average, once for its scores and once for its values.
-            let query = call.operands[0]
-                .and_then(|id| self.program.values.get(id.index())?.tensor_type()?.shape[1].known());
-            let seen = match attention.window as usize {
-                0 => tokens / 2,
-                window => window.min(tokens / 2),
+        let (program, mut products) = (&self.narrowed, 0);
+        // Hidden states are wanted of few steps.
+        for node in program.nodes.iter().filter(|node| program.segments[node.segment].name == "forward") {
+            let tensor = |id: Option<ValueId>| program.values.get(id?.index())?.tensor_type();
+            let of_tokens =
+                |tensor: &TensorType| tensor.shape.first().and_then(|size| size.symbol()) == Some("tokens");
+            let result = tensor(node.call.results.first().copied());
+            let rows = if result.is_some_and(of_tokens) { tokens } else { 1 };
+            let Op::PagedAttention(attention) = node.call.op else {
+                for id in node.call.operands.iter().flatten() {
+                    let weight = program.values[id.index()].weight_type();
+                    let multiplied = readers(&node.call, *id).iter().any(|op| *op != "embed");
+                    let elements = weight.filter(|_| multiplied).map(WeightType::elements);
+                    products += elements
+                        .map_or(0, |elements| rows.saturating_mul(elements.unwrap_or(usize::MAX)))
+                        as u64;
+                }
+                continue;
             };
-            products += 2 * (tokens * seen) as u64 * query.unwrap_or(0) as u64;
+            // Each query sees half of the prompt on average, the last one all of it: once for its scores and once for its values.
+            let query = tensor(node.call.operands[0]).and_then(|query| query.shape[1].known());
+            let seen = if rows == 1 { tokens } else { tokens / 2 };
+            let seen = if attention.window > 0 { seen.min(attention.window as usize) } else { seen };
+            products += 2 * (rows * seen) as u64 * query.unwrap_or(0) as u64;
         }
         products
-    }
-
-    /// Whether a weight is multiplied with every token of a step, not just with rows whose logits are wanted.
-    fn multiplies_all_tokens(&self, id: ValueId) -> bool {
-        // Hidden states are wanted of few steps.
-        let forward = |node: &&Node| self.program.segments[node.segment].name == "forward";
-        let reads = |node: &&Node| node.call.operands.contains(&Some(id));
-        self.program.nodes.iter().filter(forward).filter(reads).any(|node| {
-            let result = node.call.results.first().and_then(|result| self.program.values.get(result.index()));
-            let tensor = result.and_then(Value::tensor_type);
-            tensor.and_then(|tensor| tensor.shape.first()?.symbol()) == Some("tokens")
-                && readers(&node.call, id).iter().any(|op| *op != "embed")
-        })
     }
 
     /// Allocates what was planned and brings the weights to the device. `progress` is told the bytes of weights that are
@@ -367,13 +382,6 @@ impl EnginePlan {
     }
 }
 
-fn paged(op: &Op) -> Option<PagedAttention> {
-    match op {
-        Op::PagedAttention(attention) => Some(*attention),
-        _ => None,
-    }
-}
-
 /// Quantises a program as the policy says, smoothed first if it says so, and else as the checkpoint says.
 fn quantized(program: &Program, model: &Model, options: &EngineOptions) -> Result<Program> {
     let source = &**model.weights();
@@ -393,7 +401,7 @@ fn quantized(program: &Program, model: &Model, options: &EngineOptions) -> Resul
 fn fuse_for(program: &Program, device: &dyn Device, limits: Bucket, fixed: FixedSizes) -> Result<Program> {
     // Layers are alike, so a device is asked the same many times.
     let mut answers: HashMap<String, bool> = HashMap::new();
-    let smallest = Bucket { tokens: 1, sequences: 1, rows: 1 };
+    let smallest = Bucket { tokens: 1, sequences: 1, rows: 1, ..limits };
     let mut native = |program: &Program, call: &Call| {
         let types = program.operand_types(&call.operands)?;
         let key = format!("{} {types:?}", call.op);
@@ -465,8 +473,8 @@ fn plan_memory(
     fixed: FixedSizes,
     options: &EngineOptions,
 ) -> Result<MemoryPlan> {
-    let limits =
-        Bucket { tokens: options.step_tokens, sequences: options.max_requests, rows: options.max_requests };
+    let (sequences, rows) = (options.max_requests, options.max_requests);
+    let limits = Bucket { tokens: options.step_tokens, sequences, rows, every: false };
     let mut memory = MemoryPlan {
         kv_tokens: (fixed.pages * options.block_size) as u64,
         activations: layout.arena_bytes as u64,

@@ -57,7 +57,7 @@ impl EnginePlan {
         let mut calls = HashMap::new();
         for plan in [Some(self), self.draft.as_ref().map(|draft| &*draft.plan)].into_iter().flatten() {
             for bucket in Bucket::all(plan.limits, plan.options.rows_per_request()) {
-                for call in describe(&plan.program, &sizes(bucket, plan.fixed))? {
+                for call in describe(plan.program_of(bucket), &sizes(bucket, plan.fixed))? {
                     let place = calls.len();
                     calls.entry(plan_key(&call)).or_insert((place, call));
                 }

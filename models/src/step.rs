@@ -15,7 +15,11 @@
 //! | `rows` | `[?rows]` | rows of the step whose logits are wanted |
 //! | `row_request` | `[?rows]` | whose token the row samples; -1: only logits are wanted |
 //! | `commit_request` | `[?rows]` | whose last token the sampled one becomes, no request twice; -1: it is just reported |
+//! | `wanted_start`, `wanted_length` | `[?sequences]` | where the wanted rows of a sequence begin in `rows`, and how many they are |
 //! | `mask` | u32 `[?rows, ceil(V / 32)]` | tokens that may be sampled; read by `sample_limited` only, and the last input |
+//!
+//! Wanted are the last tokens of a sequence, or none of it; rows stand in the order of the tokens. The program as a model writes
+//! it has no use for the last two inputs ([`WANTED`]): they are for passes that compute for the wanted rows alone.
 //!
 //! # States
 //!
@@ -71,6 +75,9 @@ pub const OUTPUTS: [&str; 12] = [
     "finished",
     "counts",
 ];
+
+/// The inputs that say which of `rows` are a sequence's: where they begin, and how many they are.
+pub const WANTED: [&str; 2] = ["wanted_start", "wanted_length"];
 
 /// How weights are stored on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -172,6 +179,9 @@ impl DecoderStep {
         let rows = input("rows", &wanted)?;
         let row_request = input("row_request", &wanted)?;
         let commit_request = input("commit_request", &wanted)?;
+        for name in WANTED {
+            input(name, &sequences)?;
+        }
         // The last, so that it need not be brought where it is not read.
         let mask = TensorType { dtype: DType::U32, shape: vec![wanted, vocabulary.div_ceil(32).into()] };
         let mask = program.input("mask", mask)?;

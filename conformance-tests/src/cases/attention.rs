@@ -140,6 +140,23 @@ fn setups() -> Vec<Setup> {
         // Sequences long enough that backends have kernels of their own for them, single tokens between them.
         new("prompt", &[(150, 200)], [2, 1, 128]),
         new("prompts_and_tokens", prompts, [4, 2, 64]),
+        // Some of the tokens that sequences bring, or none.
+        new("queries_of_some", &[(0, 33), (1, 40), (0, 7), (3, 19), (0, 0), (1, 1), (0, 16)], [4, 2, 32]),
+        new("queries_of_some_prompts", &[(0, 70), (20, 90), (1, 33), (0, 5), (2, 18)], [4, 2, 64]),
+        new("queries_of_none", &[(0, 33), (0, 1)], [4, 2, 32]),
+        new(
+            "queries_of_many_uneven",
+            &many(720, |number| {
+                (usize::from(number % 4 != 1), if number == 99 { 4200 } else { 1 + number % 16 })
+            }),
+            [4, 4, 8],
+        ),
+        new("queries_before_the_first_key", &[(1, 0), (3, 1), (2, 9), (20, 3), (1, 4)], [4, 2, 32]),
+        new(
+            "many_queries_before_the_first_key",
+            &many(540, |number| (1, if number == 99 { 4200 } else { number % 3 })),
+            [4, 4, 8],
+        ),
         new("prompts_of_whole_tiles", &[(128, 128), (64, 256), (16, 128)], [4, 1, 64]),
         new("prompts_head_80", &[(40, 77), (1, 9), (17, 17)], [6, 2, 80]),
         new("prompts_head_96", &[(40, 77), (1, 9), (17, 17)], [7, 1, 96]),
@@ -210,7 +227,7 @@ fn drawn_setup(draw: &mut Draw) -> Setup {
     let one = |draw: &mut Draw| {
         let new = draw.pick(&[1, 0, 2, 7, block - 1, block, block + 1, 31]);
         let before = draw.pick(&[0, 1, 2, 7, block - 1, block, block + 1, 2 * block, 61, 129]);
-        if new == 0 { (0, 0) } else { (new, new + before) }
+        (new, new + before)
     };
     let sequences: Vec<(usize, usize)> = (0..count).map(|_| one(draw)).collect();
     let (kv_heads, group) = (draw.pick(&[1, 2, 3]), draw.pick(&[1, 2, 3, 4, 8]));
@@ -263,7 +280,7 @@ impl Batch {
             for column in 0..columns {
                 // Pages that lie wholly outside every query's window have been given back.
                 let first_seen =
-                    if setup.window == 0 { 0 } else { (all - new + 1).saturating_sub(setup.window) };
+                    if setup.window == 0 { 0 } else { (all + 1).saturating_sub(new + setup.window) };
                 let is_free = column >= needs(*all) || (column + 1) * setup.block <= first_seen;
                 table.push(if is_free { -1 } else { free.next().map_or(-1, |page| page as i32) });
             }
@@ -377,7 +394,7 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
         };
         for (token, head) in (0..*new).flat_map(|token| (0..heads).map(move |head| (token, head))) {
             let row = batch.start[sequence] + token;
-            let position = length - new + token;
+            let position = *length as f64 - *new as f64 + token as f64;
             let seen_key = |key: usize| {
                 let page = batch.table[sequence * batch.columns + key / setup.block] as usize;
                 let at = |size: usize| {
@@ -385,7 +402,7 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
                     cache::element(shape, page, head / group, key % setup.block, 0)
                 };
                 Seen {
-                    distance: position as f64 - key as f64,
+                    distance: position - key as f64,
                     key: &key_values[at(setup.key_size)..][..setup.key_size],
                     value: &value_values[at(setup.value_size)..][..setup.value_size],
                 }

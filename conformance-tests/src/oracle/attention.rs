@@ -97,14 +97,16 @@ pub struct Visibility {
 impl Visibility {
     /// Whether new token `query` sees key `key`. `bit` tells the explicit mask's bit of a new token.
     pub fn sees(&self, query: usize, key: usize, bit: impl Fn(usize) -> bool) -> bool {
-        let before = self.kv_length - self.query_length;
+        let [keys, queries, query, window, at] =
+            [self.kv_length, self.query_length, query, self.window, key].map(|number| number as i64);
+        let before = keys - queries;
         let position = before + query;
         let masked = match self.mask {
-            AttentionMask::Causal => key <= position,
+            AttentionMask::Causal => at <= position,
             AttentionMask::Bidirectional => true,
-            AttentionMask::Explicit => key < before || bit(key - before),
+            AttentionMask::Explicit => usize::try_from(at - before).map_or(true, bit),
         };
-        let near = key + self.window > position && (!self.two_sided || key < position + self.window);
+        let near = at + window > position && (!self.two_sided || at < position + window);
         masked && (self.window == 0 || near)
     }
 }

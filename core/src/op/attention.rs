@@ -2,7 +2,8 @@
 //!
 //! A step is ragged: sequence `s` brings `query_length[s]` new tokens, which are rows `query_start[s] ..` of the batch,
 //! and has `kv_length[s]` tokens in all, the new ones included. The position of its new token `j` is
-//! `kv_length[s] - query_length[s] + j`. A padded sequence has no queries and no keys.
+//! `kv_length[s] - query_length[s] + j`. A padded sequence has no queries and no keys. A sequence may have keys and no queries: then
+//! nothing of it is wanted in this step. Where it has fewer keys than queries, the positions of the first are below 0.
 
 use super::{
     Axis,

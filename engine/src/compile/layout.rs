@@ -7,7 +7,7 @@ use dsrun_core::{
     device::Device,
     kernels::CallDesc,
     op::{Op, OperandType},
-    program::{Origin, Program, ValueId},
+    program::{Call, Node, Origin, Program, ValueId},
 };
 use dsrun_models::step::OUTPUTS;
 use std::{collections::HashMap, ops::Range};
@@ -29,12 +29,15 @@ pub(crate) struct Layout {
     pub(crate) workspace_bytes: usize,
     /// What the host reads afterwards, by name.
     pub(super) outputs: Vec<(String, ValueId)>,
-    /// For each value, the value whose storage it has: itself, the one it updates, or the one it is a row of.
+    /// For each value, the value whose storage it has: itself, the one it updates, or the one whose rows it is.
     roots: Vec<ValueId>,
+    /// For each node, whether its result is its operand as it stands.
+    stays: Vec<bool>,
 }
 
 impl Layout {
-    /// Plans the storage of `program`. Results share memory as their lifetimes allow.
+    /// Plans the storage of `program`. Results share memory as their lifetimes allow. `every` says that each token is wanted, or
+    /// that there is just one: picking the wanted rows is nothing to do then.
     ///
     /// # Errors
     /// If a size has no value, or the device does not run a call.
@@ -42,8 +45,9 @@ impl Layout {
         program: &Program,
         device: &dyn Device,
         sizes: &dyn Fn(&str) -> Option<usize>,
+        every: bool,
     ) -> Result<Self> {
-        Self::with_lifetimes(program, device, sizes, |roots| last_uses(program, roots))
+        Self::with_lifetimes(program, device, sizes, every, |roots| last_uses(program, roots))
     }
 
     /// Plans the storage of `program` so that every result stays: calls can then be run again out of their order.
@@ -54,15 +58,29 @@ impl Layout {
         program: &Program,
         device: &dyn Device,
         sizes: &dyn Fn(&str) -> Option<usize>,
+        every: bool,
     ) -> Result<Self> {
         let forever = (0..program.values.len()).map(|index| (ValueId::new(index), usize::MAX)).collect();
-        Self::with_lifetimes(program, device, sizes, |_| forever)
+        Self::with_lifetimes(program, device, sizes, every, |_| forever)
+    }
+
+    /// Makes the shared memory that this asks for large enough for another's.
+    pub(crate) fn cover(&mut self, [inputs, arena, workspace]: [usize; 3]) {
+        self.input_bytes = self.input_bytes.max(inputs);
+        self.arena_bytes = self.arena_bytes.max(arena);
+        self.workspace_bytes = self.workspace_bytes.max(workspace);
+    }
+
+    /// Bytes of inputs, arena and workspace.
+    pub(crate) fn shared_bytes(&self) -> [usize; 3] {
+        [self.input_bytes, self.arena_bytes, self.workspace_bytes]
     }
 
     fn with_lifetimes(
         program: &Program,
         device: &dyn Device,
         sizes: &dyn Fn(&str) -> Option<usize>,
+        every: bool,
         last_uses: impl FnOnce(&[ValueId]) -> HashMap<ValueId, usize>,
     ) -> Result<Self> {
         let alignment = device.properties().alignment.max(4);
@@ -75,18 +93,20 @@ impl Layout {
             }
             workspace_bytes = workspace_bytes.max(support.workspace_bytes);
         }
-        let roots = roots(program, &calls);
+        let picks = |node: &Node| every && picks_wanted_rows(program, &node.call);
+        let stays: Vec<bool> = program.nodes.iter().map(picks).collect();
+        let roots = roots(program, &stays);
         let last_uses = last_uses(&roots);
         let (inputs, input_bytes) = place_inputs(program, sizes, alignment)?;
         let (arena, arena_bytes) = place_results(program, &calls, &roots, &last_uses, alignment)?;
         let outputs =
             OUTPUTS.iter().zip(&program.outputs).map(|(name, id)| ((*name).to_owned(), *id)).collect();
-        Ok(Self { calls, inputs, input_bytes, arena, arena_bytes, workspace_bytes, outputs, roots })
+        Ok(Self { calls, inputs, input_bytes, arena, arena_bytes, workspace_bytes, outputs, roots, stays })
     }
 
-    /// Whether a node has something to do: a row that is picked out of one is where it is.
+    /// Whether a node has something to do: where every row is wanted, those that are picked are where they are.
     pub(crate) fn runs(&self, node: usize) -> bool {
-        self.calls.get(node).is_some_and(|call| !picks_the_only_row(call))
+        self.stays.get(node) == Some(&false)
     }
 
     /// The value whose storage this one has.
@@ -102,21 +122,19 @@ impl Layout {
     }
 }
 
-/// Whether a call picks a row out of a single one. Steps want no row that they do not bring, so it is that row, or there is none
-/// and nothing behind it reads one.
-fn picks_the_only_row(call: &CallDesc) -> bool {
-    let rows = |shape: &[usize]| shape.first().copied();
+/// Whether a call picks the wanted rows. If there is a single token, which is not wanted, nothing behind it reads a row.
+fn picks_wanted_rows(program: &Program, call: &Call) -> bool {
+    let rows = call.operands.get(1).copied().flatten().and_then(|rows| program.values.get(rows.index()));
     matches!(call.op, Op::GatherRows(_))
-        && call.tensor(0).and_then(|source| rows(&source.shape)) == Some(1)
-        && call.results.first().and_then(|picked| rows(&picked.shape)) == Some(1)
+        && rows.is_some_and(|rows| rows.origin == Origin::Input && rows.name == "rows")
 }
 
 /// Follows updates, and rows that stay where they are, back to the value that owns the storage.
-fn roots(program: &Program, calls: &[CallDesc]) -> Vec<ValueId> {
+fn roots(program: &Program, stays: &[bool]) -> Vec<ValueId> {
     let mut roots: Vec<ValueId> = (0..program.values.len()).map(ValueId::new).collect();
-    for (node, call) in program.nodes.iter().zip(calls) {
+    for (node, stays) in program.nodes.iter().zip(stays) {
         for (index, result) in node.call.results.iter().enumerate() {
-            let source = if picks_the_only_row(call) { Some(0) } else { node.call.op.updates(index) };
+            let source = if *stays { Some(0) } else { node.call.op.updates(index) };
             let operand = source.and_then(|operand| *node.call.operands.get(operand)?);
             if let Some(operand) = operand {
                 roots[result.index()] = roots[operand.index()];

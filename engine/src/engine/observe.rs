@@ -36,9 +36,10 @@ impl Engine {
         let tokens: Vec<i32> = as_i32(tokens).collect();
         let chunk = TOKENS.min(self.plan.limits.tokens);
         let mut inputs = StepInputs::default();
-        let bucket = Bucket { tokens: chunk, sequences: 1, rows: 1 };
+        let bucket = Bucket { tokens: chunk, sequences: 1, rows: 1, every: false };
         let program = &self.plan.program;
-        let layout = Layout::keeping_all(program, &*self.device, &sizes(bucket, self.plan.fixed))?;
+        let sizes = sizes(bucket, self.plan.fixed);
+        let layout = Layout::keeping_all(program, &*self.device, &sizes, bucket.every)?;
         let shared = allocate_shared(&*self.device, &layout)?;
         let storage = Site { program, resident: &self.resident, shared: &shared }.storage(&layout);
         let names: HashMap<_, Vec<String>> = observed(program).into_iter().fold(
@@ -53,7 +54,7 @@ impl Engine {
             let count = tokens.len();
             inputs.clear();
             inputs.bring_tokens(0, tokens);
-            inputs.want_logits(count - 1);
+            inputs.want_logits(1);
             self.staging.clear();
             self.staging.resize(layout.input_bytes, 0xFF);
             inputs.stage(&mut self.staging, &program.extents, &place)?;

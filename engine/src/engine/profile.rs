@@ -84,9 +84,10 @@ impl Engine {
             inputs.bring_last(slot);
             inputs.sample_last(slot, 1);
         }
-        let bucket = Bucket::fitting(requests, requests, requests, self.plan.limits);
+        let bucket = Bucket::every(requests, requests, self.plan.limits);
         let program = &self.plan.program;
-        let layout = Layout::keeping_all(program, &*self.device, &sizes(bucket, self.plan.fixed))?;
+        let sizes = sizes(bucket, self.plan.fixed);
+        let layout = Layout::keeping_all(program, &*self.device, &sizes, bucket.every)?;
         let shared = allocate_shared(&*self.device, &layout)?;
         let storage = Site { program, resident: &self.resident, shared: &shared }.storage(&layout);
         self.staging.clear();

@@ -56,17 +56,19 @@ impl Engine {
     ) -> Result<BTreeMap<String, f64>> {
         self.place_alone(0, 0, pages)?;
         let (program, count) = (&self.plan.program, tokens.len());
-        let bucket = Bucket { tokens: count, sequences: 1, rows: count };
+        let bucket = Bucket { tokens: count, sequences: 1, rows: count, every: true };
         // Every result stays, so that a step can be run again from any call on.
-        let mut layout = Layout::keeping_all(program, &*self.device, &sizes(bucket, self.plan.fixed))?;
-        let other = Layout::keeping_all(&rounded.program, &*self.device, &sizes(bucket, self.plan.fixed))?;
+        let keeping_all = |program| {
+            Layout::keeping_all(program, &*self.device, &sizes(bucket, self.plan.fixed), bucket.every)
+        };
+        let (mut layout, other) = (keeping_all(program)?, keeping_all(&rounded.program)?);
         layout.workspace_bytes = layout.workspace_bytes.max(other.workspace_bytes);
         let shared = allocate_shared(&*self.device, &layout)?;
         let storage = Site { program, resident: &self.resident, shared: &shared }.storage(&layout);
 
         let mut inputs = StepInputs::default();
         inputs.bring_tokens(0, &as_i32(tokens).collect::<Vec<_>>());
-        (0..count).for_each(|row| inputs.want_logits(row));
+        inputs.want_logits(count);
         self.staging.clear();
         self.staging.resize(layout.input_bytes, 0xFF);
         inputs.stage(&mut self.staging, &program.extents, &|name| input_range(&layout.inputs, name))?;

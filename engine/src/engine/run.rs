@@ -2,7 +2,7 @@
 
 use super::{Engine, Flight, LIMITED, STEP_TIMEOUT, limit::likeliest};
 use crate::{
-    compile::{Bucket, CompiledStep, Layout, Site, sizes},
+    compile::{Bucket, CompiledStep, Layout, Shared, Site, sizes},
     error::{EngineError, Result},
     handover::{IN_FLIGHT, LogitRows, Sampled},
     inputs::StepInputs,
@@ -290,7 +290,8 @@ impl Engine {
     /// Enqueues segments of a step that has begun.
     pub(super) fn run(&mut self, bucket: Bucket, segments: &[&str]) -> Result<()> {
         let step = self.steps.get_mut(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
-        let site = Site { program: &self.plan.program, resident: &self.resident, shared: &self.shared };
+        let program = self.plan.program_of(bucket);
+        let site = Site { program, resident: &self.resident, shared: &self.shared };
         step.enqueue(segments, &site, &*self.device, &mut *self.stream)
     }
 
@@ -325,23 +326,20 @@ impl Engine {
         if self.steps.contains_key(&bucket) {
             return Ok(());
         }
-        let sizes = sizes(bucket, self.plan.fixed);
-        let mut layout = Layout::new(&self.plan.program, &*self.device, &sizes)?;
-        let fits = layout.input_bytes <= self.shared.inputs.bytes
-            && layout.arena_bytes <= self.shared.arena.bytes
-            && layout.workspace_bytes <= self.shared.workspace.bytes;
-        if !fits {
+        let (program, sizes) = (self.plan.program_of(bucket), sizes(bucket, self.plan.fixed));
+        let mut layout = Layout::new(program, &*self.device, &sizes, bucket.every)?;
+        let Shared { inputs, arena, workspace } = &self.shared;
+        let there = [inputs.bytes, arena.bytes, workspace.bytes];
+        if layout.shared_bytes().iter().zip(&there).any(|(needed, there)| needed > there) {
             // Steps are bound to the memory they share, so they go with it, once none is under way.
             self.stream.synchronize("the steps under way", STEP_TIMEOUT)?;
             self.steps.clear();
             self.brought.clear();
             // Of each no less than before: what one step needs more of, another may need less of.
-            layout.input_bytes = layout.input_bytes.max(self.shared.inputs.bytes);
-            layout.arena_bytes = layout.arena_bytes.max(self.shared.arena.bytes);
-            layout.workspace_bytes = layout.workspace_bytes.max(self.shared.workspace.bytes);
+            layout.cover(there);
             self.shared = allocate_shared(&*self.device, &layout)?;
         }
-        let site = Site { program: &self.plan.program, resident: &self.resident, shared: &self.shared };
+        let site = Site { program, resident: &self.resident, shared: &self.shared };
         let (capture, start) = (self.plan.options.graphs, Instant::now());
         let step = CompiledStep::new(layout, &site, &*self.device, &mut self.plans, capture)?;
         let (calls, plans) = (step.calls(), self.plans.len());

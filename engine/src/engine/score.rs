@@ -64,7 +64,7 @@ impl Engine {
             let mut inputs = std::mem::take(&mut self.inputs);
             inputs.clear();
             inputs.bring_tokens(0, chunk);
-            (0..chunk.len()).for_each(|row| inputs.want_logits(row));
+            inputs.want_logits(chunk.len());
             let bucket = self.forward(&inputs)?;
             self.inputs = inputs;
             let logits = self.steps[&bucket].output("logits")?;
@@ -119,7 +119,7 @@ impl Engine {
         let prompt: Vec<i32> = (0..tokens).map(|index| (index % self.vocabulary) as i32).collect();
         let mut inputs = StepInputs::default();
         inputs.bring_tokens(0, &prompt);
-        inputs.want_logits(tokens - 1);
+        inputs.want_logits(1);
         self.launch_empty(inputs.bucket(self.plan.limits))?;
         let (mut best, mut spent) = (f64::INFINITY, 0.0);
         for _ in 0..TUNE_REPEATS {

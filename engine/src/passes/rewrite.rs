@@ -1,7 +1,7 @@
 //! What passes that replace calls have in common.
 
 use dsrun_core::{
-    Result,
+    Result, TensorType,
     op::{Op, OperandType},
     placement::Placements,
     program::{Node, Origin, Program, Value, ValueId},
@@ -23,17 +23,19 @@ pub(super) fn uses(program: &Program) -> Vec<usize> {
 /// As [`Op::infer`].
 pub(super) fn results(program: &mut Program, op: &Op, operands: &[Option<ValueId>]) -> Result<Vec<ValueId>> {
     let types = program.operand_types(operands)?;
-    let mut ids = Vec::new();
-    for tensor in op.infer(&types)? {
-        ids.push(ValueId::new(program.values.len()));
-        program.values.push(Value {
-            name: String::new(),
-            value_type: OperandType::Tensor(tensor),
-            origin: Origin::Node(0),
-            placements: Placements::default(),
-        });
-    }
-    Ok(ids)
+    Ok(op.infer(&types)?.into_iter().map(|tensor| result(program, tensor)).collect())
+}
+
+/// A new value: one result of a call that is to be added.
+pub(super) fn result(program: &mut Program, tensor: TensorType) -> ValueId {
+    let id = ValueId::new(program.values.len());
+    program.values.push(Value {
+        name: String::new(),
+        value_type: OperandType::Tensor(tensor),
+        origin: Origin::Node(0),
+        placements: Placements::default(),
+    });
+    id
 }
 
 /// Where a product with a weight has its weight; the bias stands behind it.
