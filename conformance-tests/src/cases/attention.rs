@@ -105,6 +105,30 @@ fn setups() -> Vec<Setup> {
             [4, 4, 8],
         ),
         new(
+            "many_tokens_uneven_groups_of_nine",
+            &many(540, |number| (1, if number == 99 { 4200 } else { 1 + number % 16 })),
+            [36, 4, 72],
+        ),
+        Setup {
+            alibi: true,
+            sinks: true,
+            window: 11,
+            softcap: 3.0,
+            ..new(
+                "many_tokens_uneven_everything",
+                &many(540, |number| (1, if number == 99 { 4200 } else { 1 + number % 40 })),
+                [8, 4, 16],
+            )
+        },
+        new(
+            "many_beside_prompts_uneven",
+            &many(710, |number| match number {
+                99 => (1, 4200),
+                _ => (if number % 70 == 9 { 16 } else { 1 }, 16),
+            }),
+            [3, 3, 8],
+        ),
+        new(
             "many_beside_prompts",
             &many(710, |number| (if number % 70 == 9 { 16 } else { 1 }, 16)),
             [3, 3, 8],

@@ -120,6 +120,7 @@ const SHAPES: &[Shape] = &[
 /// Shapes that not every format can have; the last is for dense weights only.
 const DENSE_SHAPES: &[Shape] = &[
     ("one_element", 1, 1, 1, PLAIN),
+    ("one_odd_row", 1, 61, 1027, PLAIN),
     ("odd", 7, 31, 33, PLAIN),
     ("prime", 13, 61, 127, layout(1, false, None)),
     // So large that a backend may write its result in place and put back the rows past the extent.

@@ -1,0 +1,95 @@
+//! The cases that `tools/sanitize` runs reach every kernel that the suite reaches, for every element type. Told from descriptions of
+//! calls, so it needs no device: the kernels are those that the CUDA backend has for an H200.
+
+#![allow(clippy::unwrap_used, reason = "a test, with helpers outside of test functions")]
+
+use dsrun_conformance::{
+    case::{CallCase, Case, Layout, Operand},
+    cases::TABLES,
+    draw::DrawnId,
+    suite::CHECK,
+};
+use dsrun_core::{
+    DType, TensorDesc,
+    kernels::{CallDesc, OperandDesc},
+    op::{Op, Profile},
+};
+use dsrun_cuda::{Machine, kernel_specs};
+use std::collections::{BTreeMap, BTreeSet};
+
+const H200: Machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
+
+const LIST: &str = include_str!("../../tools/sanitize/cases.txt");
+
+fn describe(dtype: DType, shape: &[usize], layout: Layout) -> TensorDesc {
+    let mut desc = TensorDesc::dense(dtype, shape);
+    for dimension in (1..shape.len()).rev() {
+        desc.strides[dimension - 1] = desc.strides[dimension] * shape[dimension].max(1) + layout.gap;
+    }
+    desc.bounded = layout.bounded;
+    desc
+}
+
+fn call_of(case: &CallCase) -> CallDesc {
+    let operand = |operand: &Operand| match operand {
+        Operand::Tensor(input) => {
+            OperandDesc::Tensor(describe(input.tensor.dtype, &input.tensor.shape, input.layout))
+        }
+        Operand::Weight(weight) => OperandDesc::Weight(weight.weight_type.clone()),
+        // The device's own business.
+        Operand::WorkList => OperandDesc::Tensor(TensorDesc::dense(DType::I32, &[0])),
+    };
+    let operands = case.operands.iter().map(|it| it.as_ref().map(operand)).collect();
+    let mut call = CallDesc { op: case.op.clone(), operands, results: Vec::new(), comm: None };
+    for (index, inferred) in call.op.infer(&call.operand_types()).unwrap().iter().enumerate() {
+        let updated = call.op.updates(index).and_then(|operand| call.tensor(operand).cloned());
+        let layout = case.results.get(index).map(|expected| expected.layout).unwrap_or_default();
+        let shape = inferred.resolve(&|_| None).unwrap();
+        call.results.push(updated.unwrap_or_else(|| describe(inferred.dtype, &shape, layout)));
+    }
+    call
+}
+
+/// The kernels that a case launches.
+fn kernels_of(case: &Case) -> BTreeSet<&'static str> {
+    let calls = case.calls.iter().filter(|call| !matches!(call.op, Op::AttentionPrepare(_)));
+    calls.flat_map(|call| kernel_specs(&call_of(call), &H200).unwrap()).map(|spec| spec.entry).collect()
+}
+
+#[test]
+fn every_kernel_has_a_case_for_every_element_type() {
+    let listed: BTreeMap<&str, BTreeSet<&str>> = LIST
+        .lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .filter(|(id, _)| !id.starts_with(CHECK))
+        .map(|(id, kernels)| (id, kernels.split(',').collect()))
+        .collect();
+    let mut unknown: BTreeSet<&str> = listed.keys().copied().collect();
+    let (mut reached, mut covered) = (BTreeSet::new(), BTreeSet::new());
+    for table in TABLES {
+        let of_ranks = Op::PRIMITIVES
+            .iter()
+            .any(|signature| signature.name == table.op && signature.profile == Profile::LlmDist1);
+        for &dtype in table.dtypes.iter().filter(|_| !of_ranks) {
+            let drawn = listed.keys().filter_map(|id| DrawnId::parse(id)).filter_map(|id| table.draw(id));
+            let cases = (table.cases)(dtype).into_iter().map(|case| (case, true));
+            for (case, fixed) in cases.chain(drawn.map(|(case, _)| (case, false))) {
+                if !case.id.split('/').any(|part| part == dtype.to_string()) {
+                    continue;
+                }
+                let kernels = kernels_of(&case);
+                let named = kernels.iter().map(|kernel| (*kernel, dtype.to_string()));
+                if let Some(said) = listed.get(case.id.as_str()) {
+                    assert_eq!(said, &kernels, "{}", case.id);
+                    covered.extend(named.clone());
+                    unknown.remove(case.id.as_str());
+                }
+                reached.extend(named.filter(|_| fixed));
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "no cases: {unknown:?}");
+    let missing: Vec<_> = reached.difference(&covered).collect();
+    assert!(missing.is_empty(), "without a case on the list: {missing:?}");
+    assert!(covered.len() > 120, "{} kernels and element types", covered.len());
+}
