@@ -87,6 +87,15 @@ impl Parameters {
         self.address(tensor.address).size(stride)
     }
 
+    /// The same of a tensor that may be absent: zeros then.
+    #[must_use]
+    pub(crate) fn optional_rows(self, tensor: Option<&Bound>) -> Self {
+        match tensor {
+            Some(tensor) => self.rows(tensor),
+            None => self.address(0).size(0),
+        }
+    }
+
     /// A 64-bit whole number.
     #[must_use]
     pub(crate) fn size(mut self, size: usize) -> Self {

@@ -13,14 +13,6 @@ use dsrun_core::{
     op::{Activation, Add, Cast, Columns, Embed, Fill, GateLayout, GatedActivation, Rope, RopePairing},
 };
 
-/// An optional tensor with its row stride.
-fn optional_rows(parameters: Parameters, tensor: Option<&Bound>) -> Parameters {
-    match tensor {
-        Some(tensor) => parameters.rows(tensor),
-        None => parameters.address(0).size(0),
-    }
-}
-
 /// The present ones of these operands.
 fn present<const N: usize>(frame: &Frame, indices: [usize; N]) -> Vec<&Bound> {
     indices.into_iter().filter_map(|index| frame.optional(index)).collect()
@@ -39,9 +31,15 @@ pub(super) fn add(op: &Add, call: &CallDesc) -> Result<Recipe> {
         let (rows, columns) = (y.size(0), y.size(1));
         let mut bounds = present(frame, [0, 1, 2]);
         bounds.push(y);
-        let parameters =
-            Parameters::default().extent(rows, &bounds).size(columns).float(alpha).rows(a).rows(b);
-        let parameters = optional_rows(parameters, frame.optional(2)).address(frame.address(3)).rows(y);
+        let parameters = Parameters::default()
+            .extent(rows, &bounds)
+            .size(columns)
+            .float(alpha)
+            .rows(a)
+            .rows(b)
+            .optional_rows(frame.optional(2))
+            .address(frame.address(3))
+            .rows(y);
         let items = if wide { columns / WIDE } else { columns };
         Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
     }))
@@ -156,8 +154,14 @@ pub(super) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<
         let (rows, columns) = (y.size(0), y.size(1));
         let mut bounds = present(frame, [0, 1]);
         bounds.push(y);
-        let parameters = Parameters::default().extent(rows, &bounds).size(columns).float(limit).rows(gate);
-        let parameters = optional_rows(parameters, frame.optional(1)).address(frame.address(2)).rows(y);
+        let parameters = Parameters::default()
+            .extent(rows, &bounds)
+            .size(columns)
+            .float(limit)
+            .rows(gate)
+            .optional_rows(frame.optional(1))
+            .address(frame.address(2))
+            .rows(y);
         let items = if wide { columns / WIDE } else { columns };
         Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
     }))

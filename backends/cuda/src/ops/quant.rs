@@ -116,12 +116,11 @@ fn recipe(front: Front, call: &CallDesc) -> Result<Recipe> {
         let mut bounds = vec![x, y, scales];
         bounds.extend(other.and_then(|other| frame.optional(other)));
         let (rows, columns) = (y.size(0), y.size(1));
-        let parameters = Parameters::default().extent(rows, &bounds).size(columns).rows(x);
-        let parameters = match other.and_then(|other| frame.optional(other)) {
-            Some(other) => parameters.rows(other),
-            None => parameters.address(0).size(0),
-        };
-        let parameters = parameters
+        let parameters = Parameters::default()
+            .extent(rows, &bounds)
+            .size(columns)
+            .rows(x)
+            .optional_rows(other.and_then(|other| frame.optional(other)))
             .words([address(gain), address(shift), numbers[0], numbers[1]])
             .rows(y)
             .address(scales.address);

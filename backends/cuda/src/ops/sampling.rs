@@ -1,7 +1,7 @@
 //! From logits to tokens.
 
 use super::{KernelSpec, Machine, Recipe, operand, result, type_of};
-use crate::launch::{Bound, MAX_GRID, Parameters, Step};
+use crate::launch::{MAX_GRID, Parameters, Step};
 use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
 
 /// Threads of a block of `argmax`, and the most blocks that share a row: a thread of the last one each.
@@ -16,13 +16,6 @@ const CHUNK: usize = 4096;
 const SHARE: usize = 32;
 /// Threads of a block of `sample`.
 const SAMPLE_THREADS: usize = 1024;
-
-fn optional_rows(parameters: Parameters, tensor: Option<&Bound>) -> Parameters {
-    match tensor {
-        Some(tensor) => parameters.rows(tensor),
-        None => parameters.address(0).size(0),
-    }
-}
 
 /// Whether so many columns, and all rows of planes, are whole pieces of four elements.
 pub(super) fn in_fours<'a>(columns: usize, planes: impl IntoIterator<Item = &'a TensorDesc>) -> bool {
@@ -52,9 +45,10 @@ pub(super) fn logit_process(call: &CallDesc, machine: &Machine) -> Result<Recipe
             .rows(logits)
             .address(requests.address)
             .rows(settings)
-            .rows(counts);
-        let parameters =
-            optional_rows(optional_rows(parameters, frame.optional(4)), frame.optional(5)).rows(y);
+            .rows(counts)
+            .optional_rows(frame.optional(4))
+            .optional_rows(frame.optional(5))
+            .rows(y);
         let grid = [vocabulary.div_ceil(PROCESS_THREADS * width * turns), rows.min(MAX_GRID), 1];
         Ok(Step::kernel(function, grid, PROCESS_THREADS, parameters))
     }))
