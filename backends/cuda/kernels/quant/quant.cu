@@ -33,34 +33,48 @@ __device__ inline float activate(float x, float other, float limit) {
     return x;
 }
 
-/* The largest of a block, in every thread. */
-__device__ inline float block_maximum(float x) {
-    __shared__ float partial[32];
-    for (int distance = 16; distance; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? partial[threadIdx.x % 32] : 0.0f;
+/* The largest of a warp, in every lane; none is below 0 or NaN, so that their bits compare as they do. */
+__device__ inline float warp_maximum(float x) {
+#if __CUDA_ARCH__ >= 800
+    u32 most;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(__float_as_uint(x)));
+    return __uint_as_float(most);
+#else
     for (int distance = 16; distance; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
     return x;
+#endif
 }
 
-/* The largest and the sum of a block, in every thread; the sum in the same order every time. */
-__device__ inline float2 block_maximum_and_sum(float most, float sum) {
-    __shared__ float2 partial[32];
-    for (int distance = 16; distance; distance /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    }
+/*
+ * The largest and the sum of a block, in every thread; the sum in the same order every time. Whoever leaves what its warp found has
+ * met the others once since they read that place: `turn` is 0 and 1 in turns.
+ */
+__device__ inline float2 block_maximum_and_sum(float most, float sum, int turn) {
+    __shared__ float2 partial[2][32];
+    int lane = threadIdx.x % 32;
+    most = warp_maximum(most);
+    sum = warp_sum(sum);
+    if (lane == 0) partial[turn][threadIdx.x / 32] = make_float2(most, sum);
     __syncthreads();
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = make_float2(most, sum);
+    float2 both = lane < (blockDim.x + 31) / 32 ? partial[turn][lane] : make_float2(0.0f, 0.0f);
+    return make_float2(warp_maximum(both.x), warp_sum(both.y));
+}
+
+/* The largest of a block, in every thread. */
+__device__ inline float block_maximum(float x, int turn) {
+    __shared__ float partial[2][32];
+    int lane = threadIdx.x % 32;
+    x = warp_maximum(x);
+    if (lane == 0) partial[turn][threadIdx.x / 32] = x;
     __syncthreads();
-    float2 both = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? partial[threadIdx.x % 32] : make_float2(0.0f, 0.0f);
-    for (int distance = 16; distance; distance /= 2) {
-        both.x = fmaxf(both.x, __shfl_xor_sync(0xffffffffu, both.x, distance));
-        both.y += __shfl_xor_sync(0xffffffffu, both.y, distance);
-    }
-    return both;
+    return warp_maximum(lane < (blockDim.x + 31) / 32 ? partial[turn][lane] : 0.0f);
+}
+
+/* To 2^-23 relative. */
+__device__ inline float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 __device__ inline int quantise(float value, float scale) {
@@ -69,7 +83,7 @@ __device__ inline int quantise(float value, float scale) {
 }
 
 /*
- * The same without a division, given 1 / scale: up to 127 the product is within 2e-5 of the quotient, so both are rounded to the
+ * The same without a division, given about 1 / scale: up to 127 the product is within 4e-5 of the quotient, so both are rounded to the
  * same integer where the product is no closer than that to the middle of two. The others are divided, and what is not finite.
  */
 __device__ inline int quantise(float value, float scale, float inverse) {
@@ -132,7 +146,8 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
 #endif
 #endif
     i64 rows = extent.count();
-    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    int turn = 0;
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
         float mean = 0.0f, rest = 0.0f, factor = 1.0f, most = 0.0f;
         signed char* to = y + row * y_row;
 #if OWN > 0
@@ -188,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
                 most = fmaxf(most, fabsf(value[o][k]));
             }
         }
-        float2 both = block_maximum_and_sum(most, squares);
+        float2 both = block_maximum_and_sum(most, squares, turn);
         factor = 1.0f / sqrtf(both.y / (float)columns + front.eps);
         most = both.x * factor;
 #pragma unroll
@@ -202,9 +217,9 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
 #pragma unroll
             for (int k = 0; k < 8; ++k) most = fmaxf(most, fabsf(value[o][k]));
         }
-        most = block_maximum(most);
+        most = block_maximum(most, turn);
 #endif
-        float scale = most / 127.0f, inverse = 1.0f / scale;
+        float scale = most / 127.0f, inverse = reciprocal(scale);
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
             i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
@@ -257,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
 #endif
         };
         for (i64 i = threadIdx.x; i < columns; i += blockDim.x) most = fmaxf(most, fabsf(value(i)));
-        float scale = block_maximum(most) / 127.0f;
+        float scale = block_maximum(most, turn) / 127.0f;
         for (i64 i = threadIdx.x; i < columns; i += blockDim.x) to[i] = (signed char)quantise(value(i), scale);
 #endif
         if (threadIdx.x == 0) scales[row] = scale;
