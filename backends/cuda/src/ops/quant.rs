@@ -96,8 +96,10 @@ fn recipe(front: Front, call: &CallDesc) -> Result<Recipe> {
         && whole(other)?;
     let items = if wide { columns / WIDE } else { columns };
     // Short rows take few threads, so that many blocks fit on a multiprocessor.
-    let threads = items.next_multiple_of(32).clamp(32, if items > 1024 { THREADS } else { 512 });
-    let own = if wide { items.div_ceil(threads) } else { 0 };
+    let most = if items > 1024 { THREADS } else { 512 };
+    let each = items.div_ceil(most).max(1);
+    let threads = items.div_ceil(each).next_multiple_of(32).max(32);
+    let own = if wide { each } else { 0 };
     let defines: [(_, &dyn Display); 7] = [
         ("X", &type_name(x.dtype)?),
         ("G", &type_name(dtype(gain)?)?),
