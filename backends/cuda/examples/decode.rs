@@ -9,7 +9,8 @@
 //! int4g128_f16, ..), `--bytes` quantises activations of the layers too, `--head-bytes` those of the head, and with `--prompt` the
 //! step is one sequence's whole context. With `--sets` layers take turns at four sets of weights, which is soon loaded and still
 //! more than caches hold. With `--check` the logits of the graph are held to those of the calls one by one, and its replays to
-//! each other.
+//! each other, and what the graph launches is told: whether layers are one launch. `--shape` is a model of other sizes: layers,
+//! heads, KV heads, elements of a head, of the MLP, and of the vocabulary, separated by commas.
 
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
@@ -31,7 +32,14 @@ use dsrun_core::{
     },
 };
 use dsrun_cuda::CudaBackend;
-use std::{borrow::Cow, collections::HashMap, io::Write, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    io::Write,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tracing_subscriber::filter::LevelFilter;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const DTYPE: DType = DType::BF16;
@@ -91,7 +99,10 @@ const MODELS: [Model; 5] = [
 /// The calls of a layer, and what is around the layers.
 const PARTS: [&str; 6] = ["attention input", "attention", "output", "mlp input", "down", "head and argmax"];
 
-/// Random small numbers, made as they are read: the same block of rows again and again.
+/// Bytes of random numbers, of which rows are taken.
+const NOISE: usize = 8 << 20;
+
+/// Random small numbers, made as they are read.
 struct Noise {
     weight_type: WeightType,
     block: Vec<u8>,
@@ -105,7 +116,7 @@ impl Noise {
             (state >> 40) as u32
         };
         let mut block = Vec::new();
-        while block.len() < 8 << 20 {
+        while block.len() < NOISE {
             match weight_type.format {
                 WeightFormat::Group(format) => {
                     let row =
@@ -133,12 +144,18 @@ impl WeightReader for Noise {
         &self.weight_type
     }
 
-    fn rows(&mut self, _: usize, count: usize) -> Result<Cow<'_, [u8]>> {
-        let bytes = count * self.weight_type.row_bytes()?;
-        if bytes > self.block.len() {
-            self.block = self.block.repeat(bytes.div_ceil(self.block.len()));
+    fn rows(&mut self, first: usize, count: usize) -> Result<Cow<'_, [u8]>> {
+        let row = self.weight_type.row_bytes()?;
+        // Rows of numbers alone begin anywhere, so that few are alike; others where a row begins.
+        let start = match self.weight_type.format {
+            WeightFormat::Group(_) => first * row % (NOISE / row * row).max(row),
+            _ => first * row % NOISE,
+        };
+        let bytes = start..start + count * row;
+        if bytes.end > self.block.len() {
+            self.block = self.block.repeat(bytes.end.div_ceil(self.block.len()));
         }
-        Ok(Cow::Borrowed(&self.block[..bytes]))
+        Ok(Cow::Borrowed(&self.block[bytes]))
     }
 }
 
@@ -512,12 +529,73 @@ fn fetch(stream: &mut dyn Stream, value: &Value) -> Result<Vec<f32>> {
     Ok(elements.iter().map(|bits| half::bf16::from_le_bytes(*bits).to_f32()).collect())
 }
 
-/// The largest difference between logits, and the largest logit.
-fn difference(one: &[f32], other: &[f32]) -> (f32, f32) {
-    // A NaN, too, is a difference.
-    let apart = one.iter().zip(other).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() });
-    let most = |a: f32, b: f32| if a >= b || a.is_nan() { a } else { b };
-    (apart.fold(0.0, most), one.iter().map(|logit| logit.abs()).fold(0.0, most))
+/// How far logits are apart.
+struct Difference {
+    /// How many differ, of how many.
+    count: usize,
+    all: usize,
+    /// The largest difference, and the largest logit.
+    most: f32,
+    largest: f32,
+}
+
+impl Difference {
+    fn between(one: &[f32], other: &[f32]) -> Self {
+        // A NaN, too, is a difference.
+        let apart = one.iter().zip(other).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() });
+        let most = |a: f32, b: f32| if a >= b || a.is_nan() { a } else { b };
+        Self {
+            count: apart.clone().filter(|apart| *apart != 0.0).count(),
+            all: one.len(),
+            most: apart.fold(0.0, most),
+            largest: one.iter().map(|logit| logit.abs()).fold(0.0, most),
+        }
+    }
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { count, all, most, largest } = self;
+        write!(f, "{count} of {all} logits differ, by up to {most}; the largest is {largest}")
+    }
+}
+
+/// What the backend says of the graphs it captures.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<u8>>>);
+
+impl Told {
+    /// Listens from now on.
+    fn listen(&self) {
+        let told = self.clone();
+        tracing_subscriber::fmt()
+            .with_max_level(LevelFilter::DEBUG)
+            .with_ansi(false)
+            .with_writer(move || told.clone())
+            .init();
+    }
+
+    /// What was launched in the graph captured last.
+    fn launches(&self) -> String {
+        let told = self.0.lock().map(|told| String::from_utf8_lossy(&told).into_owned()).unwrap_or_default();
+        let after =
+            |line: &str| line.split_once("launches in order: ").map(|(_, launches)| launches.to_owned());
+        let launches = told.lines().rev().find_map(after).unwrap_or_else(|| "unknown".to_owned());
+        launches.split(" calls=").next().unwrap_or_default().to_owned()
+    }
+}
+
+impl Write for Told {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if let Ok(mut told) = self.0.lock() {
+            told.extend_from_slice(bytes);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Milliseconds of each of `count` runs, sorted.
@@ -564,19 +642,18 @@ fn replay(
     Ok((graph, times))
 }
 
-/// Holds logits of a graph to those of its calls one by one, and those of more replays to them, to the bit. Gives the largest
-/// difference from the former, and the largest logit.
+/// Holds logits of a graph to those of its calls one by one, and those of more replays to them, to the bit. Gives the difference
+/// from the former.
 fn check(
     graph: &dyn Graph,
     stream: &mut dyn Stream,
     logits: &Value,
     one_by_one: &[f32],
-) -> Result<(f32, f32)> {
+) -> Result<Difference> {
     let found = fetch(stream, logits)?;
-    let (apart, largest) = difference(one_by_one, &found);
-    if apart.is_nan() || apart > largest * LOGITS_APART {
-        let message = format!("logits of the graph are up to {apart} off, the largest is {largest}");
-        return Err(Error::internal(message));
+    let apart = Difference::between(one_by_one, &found);
+    if apart.most.is_nan() || apart.most > apart.largest * LOGITS_APART {
+        return Err(Error::internal(format!("the graph and its calls one by one: {apart}")));
     }
     for _ in 0..REPLAYS {
         graph.launch(stream)?;
@@ -584,16 +661,27 @@ fn check(
             return Err(Error::internal("two replays of the graph do not give the same bits"));
         }
     }
-    Ok((apart, largest))
+    Ok(apart)
 }
 
 fn median(times: &[f64]) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// A model of sizes that are written one behind the other.
+fn shape(text: &str) -> Result<Model> {
+    let sizes: Vec<usize> = text.split(',').filter_map(|size| size.parse().ok()).collect();
+    match sizes[..] {
+        [layers, heads, kv_heads, head, inner, vocabulary] => {
+            Ok(model("shape", layers, [heads, kv_heads, head], inner, vocabulary))
+        }
+        _ => Err(Error::invalid(format!("{text:?} is not six sizes"))),
+    }
+}
+
 /// What the command line asks for.
 struct Wanted {
-    models: Vec<String>,
+    models: Vec<Model>,
     batches: Vec<usize>,
     context: usize,
     parts: bool,
@@ -640,15 +728,27 @@ fn wanted() -> Result<Wanted> {
             "--bytes" => wanted.bytes = true,
             "--prompt" => wanted.prompt = true,
             "--sets" => wanted.sets = true,
-            name if MODELS.iter().any(|model| model.name == name) => wanted.models.push(name.to_owned()),
-            other => return Err(Error::invalid(format!("{other:?} is neither a model nor an option"))),
+            "--shape" => wanted.models.push(shape(&value()?)?),
+            name => match MODELS.into_iter().find(|model| model.name == name) {
+                Some(model) => wanted.models.push(model),
+                None => {
+                    return Err(Error::invalid(format!("{name:?} is neither a model nor an option")));
+                }
+            },
         }
+    }
+    if wanted.models.is_empty() {
+        wanted.models.extend(MODELS);
     }
     Ok(wanted)
 }
 
 fn main() -> Result<()> {
     let wanted = wanted()?;
+    let told = Told::default();
+    if wanted.check {
+        told.listen();
+    }
     let device = CudaBackend::new().open(0, &DeviceOptions::default())?;
     let mut stream = device.stream()?;
     let mut out = std::io::stdout();
@@ -657,10 +757,7 @@ fn main() -> Result<()> {
     let header = "model | batch | context | calls | calls per layer | GB | floor ms | median ms | p10 | p90 | eager ms | share";
     let _ = writeln!(out, "{header}");
     let context = wanted.context;
-    for model in MODELS
-        .iter()
-        .filter(|model| wanted.models.is_empty() || wanted.models.iter().any(|name| name == model.name))
-    {
+    for model in &wanted.models {
         let (stream, plans) = (&mut *stream, HashMap::new());
         let (calls, results) = (Vec::new(), Vec::new());
         let mut step = Step { device: &*device, stream, plans, calls, weight_bytes: 0, results };
@@ -681,8 +778,8 @@ fn main() -> Result<()> {
             }
             let (graph, times) = replay(&*device, step.stream, calls)?;
             if wanted.check {
-                let (apart, largest) = check(&*graph, step.stream, &logits, &one_by_one)?;
-                let _ = writeln!(out, "logits of the graph: up to {apart} off, the largest is {largest}");
+                let apart = check(&*graph, step.stream, &logits, &one_by_one)?;
+                let _ = writeln!(out, "graph of {}: {apart}", told.launches());
             }
             let _ = writeln!(
                 out,
