@@ -54,13 +54,15 @@ const SHAPES: [Shape; 5] = [
     shape("groups of 16 heads", true, [1, 16, 32], [128, 512]),
 ];
 
-/// Heads of sizes that are no power of two, and many of a large one.
-const OTHER_HEADS: [Shape; 5] = [
+/// Heads of sizes that are no power of two, many of a large one, and long rows.
+const OTHER_HEADS: [Shape; 7] = [
     shape("grouped heads of 80", true, [2, 2, 80], [256, 512]),
     shape("heads of 80 with keys of their own", false, [4, 1, 80], [256, 256]),
     shape("grouped heads of 96", false, [2, 3, 96], [384, 512]),
     shape("heads of 96 with keys of their own", true, [2, 1, 96], [256, 384]),
     shape("groups of 16 heads of 128", true, [1, 16, 128], [128, 512]),
+    shape("tokens of 5120 elements", false, [2, 1, 128], [5120, 256]),
+    shape("an MLP of 20480 elements", false, [2, 1, 128], [256, 20_480]),
 ];
 
 const INTEGERS: [Shape; 4] = [
@@ -96,7 +98,7 @@ const BLOCK: usize = 16;
 const PAGES: usize = 40;
 /// Tokens that a sequence has, this one included, launch by launch: around the ends of pages and beyond what one warp or block
 /// would take. None: the launch has no sequence.
-const LENGTHS: [usize; 10] = [600, 1, 2, 16, 0, 17, 33, PAGES * BLOCK, 0, 257];
+const LENGTHS: [usize; 11] = [600, 1, 2, 16, 0, 17, 33, 200, PAGES * BLOCK, 0, 257];
 
 /// How often a launch is repeated, which has to give the same bits.
 const AGAIN: usize = 3;

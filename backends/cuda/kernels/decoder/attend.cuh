@@ -20,15 +20,24 @@ __device__ inline float sum_of_four(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* Attention of a block's share. `fresh`: query, key and value of this token. */
-__device__ inline void attend(const Model& m, const Layer& layer, const Share& share, const X* fresh, int first_page,
-                              float* room, float* partial) {
+/* Keys and values of a unit, as lanes have them; how many keys it has, and which of them is the token's own. */
+struct Unit {
+    Vector key[2][KEY_BLOCKS], value[VALUE_BLOCKS][4];
+    int count, own;
+};
+
+/* Attention of a block's share. `fresh`: query, key and value of this token; `pages`: those of a warp's first two units. What it comes
+ * to is left in parts, or whole in `whole`, where this block alone has the heads. */
+__device__ inline void attend(const Model& m, const Layer& layer, const Share& share, const X* fresh, int2 pages, float* room,
+                              float* partial, X* whole) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     int kv_head = share.part / PARTS_OF_GROUP, first_head = share.part * TILE_HEADS;
     float* sums = room;
     float* maxima = room + WARPS * TILE_HEADS * VALUE_ROW;
     float* amounts = maxima + WARPS * TILE_HEADS;
-    Vector query[1 + UPPER][KEY_BLOCKS];
+    const X* key_row = fresh + (HEADS + kv_head) * HEAD;
+    const X* value_row = key_row + KV_HEADS * HEAD;
+    Vector query[1 + UPPER][KEY_BLOCKS] = {};
     float weighted[1 + UPPER][VALUE_BLOCKS][4][4] = {}, maximum[1 + UPPER], sum[1 + UPPER];
 #pragma unroll
     for (int half = 0; half < 1 + UPPER; ++half) {
@@ -38,37 +47,24 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
     /* Exponentials are powers of 2. */
     float scale = m.scale * 1.44269504088896f;
     bool asked = false;
-#pragma unroll 1
-    for (int unit = share.split * WARPS + warp; unit < share.units; unit += share.live * WARPS) {
-        int base = unit * UNIT, page = unit == share.split * WARPS + warp ? first_page : m.pages_of[base / SLOTS];
-        if (page < 0 || page >= (int)m.pages) continue;
+    auto ask = [&](int unit, int page) {
+        Unit its;
+        int base = unit * UNIT;
         const Strides &of_keys = m.key_strides, &of_values = m.value_strides;
         const X* keys = layer.keys + page * of_keys.page + kv_head * of_keys.head + base % SLOTS * of_keys.slot;
         const X* values = layer.values + page * of_values.page + kv_head * of_values.head + base % SLOTS * of_values.slot;
-        /* Which of these is the token's own, which may not be in the cache yet. */
-        int own = share.place - (page * SLOTS + base % SLOTS);
-        Vector key[2][KEY_BLOCKS], value[VALUE_BLOCKS][4];
-        const X* key_row = fresh + (HEADS + kv_head) * HEAD;
-        const X* value_row = key_row + KV_HEADS * HEAD;
-        if (!asked) {
-#pragma unroll
-            for (int half = 0; half < 1 + UPPER; ++half) {
-#pragma unroll
-                for (int block = 0; block < KEY_BLOCKS; ++block) {
-                    int head = group + 8 * half, at = block * 32 + part * 8;
-                    query[half][block] = Vector{};
-                    if (head < TILE_HEADS && at < HEAD) query[half][block] = load_fresh(fresh + (first_head + head) * HEAD + at);
-                }
-            }
-        }
+        bool real = unit < share.units && page >= 0 && page < (int)m.pages;
+        its.count = real ? share.keys - base : 0;
+        /* The token's own may not be in the cache yet. */
+        its.own = real ? share.place - (page * SLOTS + base % SLOTS) : -1;
 #pragma unroll
         for (int set = 0; set < 2; ++set) {
 #pragma unroll
             for (int block = 0; block < KEY_BLOCKS; ++block) {
                 int row = 8 * set + group, at = block * 32 + part * 8;
-                key[set][block] = Vector{};
-                const X* from = row == own ? key_row : keys + row * m.key_strides.slot;
-                if (at < HEAD && base + row < share.keys) key[set][block] = load_fresh(from + at);
+                its.key[set][block] = Vector{};
+                const X* from = row == its.own ? key_row : keys + row * of_keys.slot;
+                if (at < HEAD && row < its.count) its.key[set][block] = load_fresh(from + at);
             }
         }
 #pragma unroll
@@ -76,11 +72,41 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int row = 2 * part + i % 2 + i / 2 * 8, at = block * 64 + group * 8;
-                value[block][i] = Vector{};
-                const X* from = row == own ? value_row : values + row * m.value_strides.slot;
-                if (at < HEAD && base + row < share.keys) value[block][i] = load_fresh(from + at);
+                its.value[block][i] = Vector{};
+                const X* from = row == its.own ? value_row : values + row * of_values.slot;
+                if (at < HEAD && row < its.count) its.value[block][i] = load_fresh(from + at);
             }
         }
+        return its;
+    };
+    int unit = share.split * WARPS + warp, stride = share.live * WARPS;
+    if (unit < share.units) {
+#pragma unroll
+        for (int half = 0; half < 1 + UPPER; ++half) {
+#pragma unroll
+            for (int block = 0; block < KEY_BLOCKS; ++block) {
+                int head = group + 8 * half, at = block * 32 + part * 8;
+                if (head < TILE_HEADS && at < HEAD) query[half][block] = load_fresh(fresh + (first_head + head) * HEAD + at);
+            }
+        }
+    }
+    Unit next;
+    if (AHEAD) next = ask(unit, pages.x);
+#pragma unroll 1
+    for (; unit < share.units; unit += stride) {
+        Unit now;
+        if (AHEAD) {
+            /* The next one is on its way while this one is multiplied. */
+            now = next;
+            int page = pages.y;
+            if (asked && unit + stride < share.units) page = m.pages_of[(unit + stride) * UNIT / SLOTS];
+            next = ask(unit + stride, page);
+        } else {
+            now = ask(unit, asked ? m.pages_of[unit * UNIT / SLOTS] : pages.x);
+        }
+        auto& key = now.key;
+        auto& value = now.value;
+        int own = now.own;
         bool again = asked;
         if (!asked) {
             bool all;
@@ -163,7 +189,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
             float its[4], top = -infinity();
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                bool there = base + 2 * part + i % 2 + i / 2 * 8 < share.keys;
+                bool there = 2 * part + i % 2 + i / 2 * 8 < now.count;
                 its[i] = there ? scores[i / 2][half * 2 + i % 2] * scale : -infinity();
                 top = its[i] > top ? its[i] : top;
             }
@@ -246,6 +272,12 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
             merged.y += its.y * factor;
             merged.z += its.z * factor;
             merged.w += its.w * factor;
+        }
+        if (MERGED && share.live == 1) {
+            float factor = total == 0.0f ? 0.0f : __fdividef(1.0f, total);
+            uint2 four = {pair_of(merged.x * factor, merged.y * factor), pair_of(merged.z * factor, merged.w * factor)};
+            leave(whole + (share.part * TILE_HEADS + head) * HEAD + at, four);
+            continue;
         }
         float* out = partial + head * VALUE_ROW;
         leave(out + at, merged.x, merged.y, merged.z, merged.w);

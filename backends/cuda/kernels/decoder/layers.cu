@@ -26,7 +26,8 @@
  *
  * Attention: blocks take a part of the heads of a KV head and a split of the keys, their warps units of 16 keys, as in
  * attention/decode.cu. Where all heads together have few elements, who multiplies with the result merges the splits for himself.
- * Else reading all splits takes longer than one more way through the L2: those that have them merge them, each a part.
+ * Else reading all splits takes longer than one more way through the L2: those that have them merge them, each a part. Where one
+ * block has all keys, there is nothing to merge.
  *
  * Bytes: all weights, keys and values once. Floor: those over read bandwidth, or for small models five ways through the L2 for
  * each layer. Measured figures: docs/src/performance/cuda.md.
@@ -66,19 +67,29 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     /* Where residuals come from, and where results go. */
     const X* before = P == OUTPUT ? l ? (const X*)mine : m.x : (const X*)(mine + MIDDLE_AT);
     i64 after = (i64)l * LAYER_BYTES + (P == INPUT ? QUERIES_AT : P == OUTPUT ? MIDDLE_AT : P == UP ? INNER_AT : LAYER_BYTES);
-    bool ended = P == DOWN && l == (int)m.layers - 1, staged = false, leaves = t.lane % SHARERS == 0;
+    bool ended = P == DOWN && l == (int)m.layers - 1, leaves = t.lane % SHARERS == 0;
     const BIAS* bias = layer.biases[P];
-    Factors<P> factors;
-#pragma unroll 1
-    for (int tile = first; tile < TILES;) {
-        /* A tile for each warp to finish, or a part of one. What it needs is read ahead. */
+    /* What is needed to finish a tile, or a part of one: each warp has its own. It is read ahead. */
+    bool finishes;
+    Rows rows;
+    int low, high;
+    float add_low, add_high, sine, cosine;
+#if BITS && !GROUP
+    float scale_low, scale_high;
+#endif
+    X* cache;
+    X residual;
+    X* to;
+    auto read_ahead = [&](int tile) {
         int own = tile + t.warp / FINISHERS * GRID;
-        bool finishes = own < TILES;
-        Rows rows = rows_of<P>(own);
+        finishes = own < TILES;
+        rows = rows_of<P>(own);
         int place = t.warp % FINISHERS * 8 + t.lane / SHARERS;
-        int low = rows.low + place, high = rows.high + place;
-        float add_low = 0.0f, add_high = 0.0f, sine = 0.0f, cosine = 1.0f;
-        X* cache = nullptr;
+        low = rows.low + place;
+        high = rows.high + place;
+        add_low = add_high = sine = 0.0f;
+        cosine = 1.0f;
+        cache = nullptr;
         if (P == INPUT) {
             const int queries = HEADS * HEAD, keys = KV_HEADS * HEAD;
 #if ROPE
@@ -97,39 +108,43 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                     + share.place % SLOTS * strides.slot + at % HEAD;
             }
         }
-        X residual = {0};
+        residual = X{0};
         if (finishes) {
             add_low = or_else(bias, low, 0.0f);
             if (RUNS == 2) add_high = or_else(bias, high, 0.0f);
-            if (RUNS == 1) residual = load_fresh_one(before + low);
+            if (P == OUTPUT || P == DOWN) residual = load_fresh_one(before + low);
         }
 #if BITS && !GROUP
         const SCALE* scales = (const SCALE*)(layer.weights[P] + NUMBERS_AT(P));
-        float scale_low = finishes ? widen(scales[low]) : 0.0f, scale_high = finishes && RUNS == 2 ? widen(scales[high]) : 0.0f;
+        scale_low = finishes ? widen(scales[low]) : 0.0f;
+        scale_high = finishes && RUNS == 2 ? widen(scales[high]) : 0.0f;
 #endif
-        X* to = (X*)(m.exchange + after) + low;
+        to = (X*)(m.exchange + after) + low;
+    };
+    read_ahead(first);
+    Factors<P> factors;
+    factors.take_ahead(t, ring, barriers);
+    if (P == INPUT || P == UP) {
+        bool there = P == INPUT && l == 0;
+        const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
+        stage_normed(p, layer.gains[P / 2], layer.shifts[P / 2], x, there, activations, scratch);
+    } else if (P == OUTPUT) {
+        if (MERGED) {
+            stage_plain<HEADS * HEAD>((const X*)(mine + MERGED_AT), activations);
+        } else {
+            stage_merged(partial, share.live, activations);
+        }
+    } else {
+        stage_plain<INNER>((const X*)(mine + INNER_AT), activations);
+    }
+    meet();
+    factors.take_inputs(t, activations);
+    int tile = first;
+#pragma unroll 1
+    while (true) {
         const float* from = sums + t.warp * (RUNS * RUN_SUMS) + t.lane * 4;
         float* own_sum = sums + Factors<P>::place(t);
         asm volatile("" : "+l"(to), "+l"(from), "+l"(own_sum));
-        if (!staged) {
-            factors.take_ahead(t, ring, barriers);
-            if (P == INPUT || P == UP) {
-                bool there = P == INPUT && l == 0;
-                const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
-                stage_normed(p, layer.gains[P / 2], layer.shifts[P / 2], x, there, activations, scratch);
-            } else if (P == OUTPUT) {
-                if (MERGED) {
-                    stage_plain<HEADS * HEAD>((const X*)(mine + MERGED_AT), activations);
-                } else {
-                    stage_merged(partial, share.live, activations);
-                }
-            } else {
-                stage_plain<INNER>((const X*)(mine + INNER_AT), activations);
-            }
-            meet();
-            factors.take_inputs(t, activations);
-            staged = true;
-        }
         int tiles = 0;
 #pragma unroll 1
         for (; tile < TILES && tiles < WARPS / FINISHERS; ++tiles, tile += GRID) {
@@ -148,7 +163,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
             a *= scale_low;
             b *= scale_high;
 #endif
-            if (RUNS == 1) {
+            if (P == OUTPUT || P == DOWN) {
                 if (P == DOWN || l > 0) {
                     for (u32 reads = 0; residual.bits == 0xffffu; be_patient(reads)) residual = load_fresh_one(before + low);
                 }
@@ -170,7 +185,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                     X y = narrow<X>(apply(a)), other = narrow<X>(apply(b));
                     if (leaves) {
                         leave(to, y);
-                        leave(to + (high - low), other);
+                        if (RUNS == 2) leave(to + (high - low), other);
                     }
                 }
             } else {
@@ -184,16 +199,17 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 X y = narrow<X>(a), other = narrow<X>(b);
                 if (leaves) {
                     leave(to, y);
-                    leave(to + (high - low), other);
+                    if (RUNS == 2) leave(to + (high - low), other);
                 }
                 if (cache) {
                     cache[0] = y;
-                    cache[high - low] = other;
+                    if (RUNS == 2) cache[high - low] = other;
                 }
             }
         }
-        if (TILES <= GRID * (WARPS / FINISHERS)) break;
-        if (tile < TILES) meet();
+        if (TILES <= GRID * (WARPS / FINISHERS) || tile >= TILES) break;
+        read_ahead(tile);
+        meet();
     }
 }
 
@@ -223,6 +239,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     if (share.keys > (int)m.columns_of_table * SLOTS) share.keys = (int)m.columns_of_table * SLOTS;
     share.units = share.keys > 0 ? (share.keys + UNIT - 1) / UNIT : 0;
     share.live = (share.units + WARPS - 1) / WARPS;
+    if (MERGED && share.units <= ALONE * WARPS) share.live = 1;
     share.live = share.live < 1 ? 1 : share.live > SPLITS ? SPLITS : share.live;
     constexpr int parts = KV_HEADS * PARTS_OF_GROUP;
     share.part = blockIdx.x % parts;
@@ -265,8 +282,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     t.part = t.lane % 4;
     t.none = (u32)(m.layers >> 32);
     u8* mine = m.exchange;
-    int first_unit = share.split * WARPS + t.warp, first_page = -1;
-    if (share.split < share.live && first_unit < share.units) first_page = m.pages_of[first_unit * UNIT / SLOTS];
+    int unit = share.split * WARPS + t.warp;
+    int2 pages = make_int2(-1, -1);
+    if (share.split < share.live) {
+        if (unit < share.units) pages.x = m.pages_of[unit * UNIT / SLOTS];
+        unit += share.live * WARPS;
+        if (unit < share.units) pages.y = m.pages_of[unit * UNIT / SLOTS];
+    }
     Ring ring = {0, 0};
     /* Eight neighbouring threads set a line to ones. */
     int turn = 0, ones_at = (threadIdx.x / 8 * GRID + blockIdx.x) * 128 + threadIdx.x % 8 * 16;
@@ -277,8 +299,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         float* partial = m.partial + (i64)l * PARTIAL_FLOATS;
         run_product<INPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (share.split < share.live) {
-            attend(m, layer, share, (const X*)(mine + base + QUERIES_AT), first_page, (float*)(memory + HEADS_AT), partial);
-            if (MERGED) leave_merged(share, partial, (X*)(mine + base + MERGED_AT));
+            X* merged = (X*)(mine + base + MERGED_AT);
+            attend(m, layer, share, (const X*)(mine + base + QUERIES_AT), pages, (float*)(memory + HEADS_AT), partial, merged);
+            if (MERGED && share.live > 1) leave_merged(share, partial, merged);
         }
         run_product<OUTPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);

@@ -7,6 +7,10 @@
 #define BLOCK (MULTIPLIERS + (WIDE ? 128 : 32))
 #define RUN_SUMS (16 * WARPS)
 #define UNIT 16
+/* Whether a warp's next unit of keys and values is on its way while it multiplies one: where registers are enough, and where splits
+ * are so few that there often is one. Up to so many units for a warp, a block alone has its heads: nothing is to be merged then. */
+#define AHEAD (HEAD <= 64 && SPLITS < 8)
+#define ALONE (AHEAD ? 2 : 1)
 #define VALUE_ROW (HEAD + 4)
 #define KEY_BLOCKS ((HEAD + 31) / 32)
 #define VALUE_BLOCKS ((HEAD + 63) / 64)
@@ -39,12 +43,13 @@ struct Layer {
 /* A product, as it is in all layers: of the norm in front, and what is behind. */
 struct Product { float eps, offset, alpha, limit; };
 
-/* Products of a layer: inputs and outputs; runs of neighbouring outputs in a tile, and outputs in a run; tiles. A slot of the ring
- * takes so many inputs of a run: all, where they fit. */
+/* Products of a layer: inputs and outputs; runs of neighbouring outputs in a tile, two where results come of pairs, and outputs in a
+ * run; tiles. A slot of the ring takes so many inputs of a run: all, where they fit. */
 constexpr int INPUTS_OF[4] = {HIDDEN, HEADS * HEAD, HIDDEN, INNER};
 constexpr int OUTPUTS_OF[4] = {(HEADS + 2 * KV_HEADS) * HEAD, HIDDEN, MIDDLE == GATED ? 2 * INNER : INNER, HIDDEN};
-constexpr int RUNS_OF[4] = {2, 1, 2, 1}, ROWS_OF[4] = {ROWS_0, ROWS_1, ROWS_2, ROWS_3};
-constexpr int TILES_OF[4] = {OUTPUTS_OF[0] / (2 * ROWS_0), HIDDEN / ROWS_1, OUTPUTS_OF[2] / (2 * ROWS_2), HIDDEN / ROWS_3};
+constexpr int RUNS_OF[4] = {ROPE ? 2 : 1, 1, MIDDLE == GATED ? 2 : 1, 1}, ROWS_OF[4] = {ROWS_0, ROWS_1, ROWS_2, ROWS_3};
+constexpr int TILES_OF[4] = {OUTPUTS_OF[0] / (RUNS_OF[0] * ROWS_0), HIDDEN / ROWS_1, OUTPUTS_OF[2] / (RUNS_OF[2] * ROWS_2),
+                             HIDDEN / ROWS_3};
 #if BITS
 /* The numbers of 8 outputs of a group, and where numbers begin behind the integers of a product. */
 #define LINE (8 * (int)sizeof(SCALE))

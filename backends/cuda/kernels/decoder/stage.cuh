@@ -107,10 +107,11 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
         own[o] = Some{};
-        if (at >= HIDDEN) break;
-        load_together(gains ? gains + at : gains, 1.0f, gain[o]);
+        /* All threads set what they have: what is not set on every way is kept in registers from one layer to the next. */
+        bool has = at < HIDDEN;
+        load_together(has && gains ? gains + at : nullptr, 1.0f, gain[o]);
 #if NORM == 2
-        load_together(shifts ? shifts + at : shifts, 0.0f, shift[o]);
+        load_together(has && shifts ? shifts + at : nullptr, 0.0f, shift[o]);
 #endif
     }
 #pragma unroll

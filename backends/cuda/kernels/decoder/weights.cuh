@@ -69,6 +69,11 @@ __device__ inline void fetch_vector(const void* from, int bytes, int lane) {
     if (from && at < bytes) fetch_line((const u8*)from + at);
 }
 
+/* The unit of which a lane fetches half: of those that its block's warps read first and second. */
+__device__ inline int unit_of(const Share& share, int lane) {
+    return (lane / 2 / WARPS * share.live + share.split) * WARPS + lane / 2 % WARPS;
+}
+
 /* What a layer reads beside its weights, into the L2; with it what blocks will leave for each other. */
 __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, const Share& share, int lane, int page) {
     const Layer& layer = table[l];
@@ -88,8 +93,7 @@ __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, co
     fetch_vector(layer.weights[DOWN] + NUMBERS_AT(DOWN), OUTPUTS_OF[DOWN] * sizeof(SCALE), lane);
 #endif
     if (page < 0) return;
-    int unit = share.split * WARPS + lane / 2;
-    i64 head = share.part / PARTS_OF_GROUP, slot = unit * UNIT % SLOTS + lane % 2 * 8;
+    i64 head = share.part / PARTS_OF_GROUP, slot = unit_of(share, lane) * UNIT % SLOTS + lane % 2 * 8;
     const X* keys = layer.keys + page * m.key_strides.page + head * m.key_strides.head + slot * m.key_strides.slot;
     const X* values = layer.values + page * m.value_strides.page + head * m.value_strides.head + slot * m.value_strides.slot;
 #pragma unroll 1
@@ -221,8 +225,8 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
     int lane = threadIdx.x % 32, layers = (int)m.layers;
     Copier copier = {barriers, (u32)__cvta_generic_to_shared(memory), 0, {0, 1}, {0, 0}, 0, clock_now()};
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(copier.once));
-    int own = share.split * WARPS + lane / 2, page = -1, turn = 0;
-    if (share.split < share.live && lane / 2 < WARPS && own < share.units) page = m.pages_of[own * UNIT / SLOTS];
+    int own = unit_of(share, lane), page = -1, turn = 0;
+    if (share.split < share.live && own < share.units) page = m.pages_of[own * UNIT / SLOTS];
     page = page < (int)m.pages ? page : -1;
     fetch_layer(m, table, 0, share, lane, page);
 #pragma unroll 1
