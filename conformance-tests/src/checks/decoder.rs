@@ -68,8 +68,8 @@ const OTHER_HEADS: [Shape; 7] = [
 const INTEGERS: [Shape; 4] = [
     shape("grouped heads of 64", true, [2, 4, 64], [256, 8192]).of("int4g128_f16"),
     shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 768]).of("int8"),
-    shape("grouped heads of 128", true, [2, 4, 128], [256, 1024]).of("int4g128_f16"),
-    shape("grouped heads of 128", true, [2, 4, 128], [256, 512]).of("int8"),
+    shape("grouped heads of 128", true, [2, 4, 128], [256, 5632]).of("int4g128_f16"),
+    shape("grouped heads of 128", true, [2, 4, 128], [256, 4608]).of("int8"),
 ];
 
 const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {

@@ -143,18 +143,13 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
 #pragma unroll 1
     while (true) {
         const float* from = sums + t.warp * (RUNS * RUN_SUMS) + t.lane * 4;
-        float* own_sum = sums + Factors<P>::place(t);
-        asm volatile("" : "+l"(to), "+l"(from), "+l"(own_sum));
+        u32 own_sum = (u32)__cvta_generic_to_shared(sums + Factors<P>::place(t));
+        asm volatile("" : "+l"(to), "+l"(from), "+r"(own_sum));
         int tiles = 0;
 #pragma unroll 1
         for (; tile < TILES && tiles < WARPS / FINISHERS; ++tiles, tile += GRID) {
-#pragma unroll
-            for (int run = 0; run < RUNS; ++run) {
-                bool more = run + 1 < RUNS || tile + GRID < TILES;
-                factors.multiply_run(own_sum, more, activations, t, ring, barriers);
-                own_sum += RUN_SUMS;
-            }
-            own_sum += (FINISHERS - 1) * RUNS * RUN_SUMS;
+            factors.multiply_tile(own_sum, tile + GRID < TILES, activations, t, ring, barriers);
+            own_sum += FINISHERS * RUNS * (RUN_SUMS * 4);
         }
         meet();
         if (t.warp < tiles * FINISHERS) {

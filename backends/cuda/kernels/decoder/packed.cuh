@@ -2,12 +2,17 @@
  * Packed integers of 4 or 8 bits in the kernel for layers (see weight/packing.rs): activations as bytes for them, and products.
  *
  * Activations become three bytes each: linear/digits.cuh. A run is one unit of 8 outputs, or two. The 16 rows of m16n8k32 are a
- * unit's 8 outputs with two spans, of which the second has its bytes in columns 4 to 6 where the first has its own in 0 to 2: what
- * lanes have of the unit is in memory 16 bytes behind 16 bytes, and each has sums that belong to one span and so to one scale. These
- * 8 outputs by 256 inputs are a step, and a warp's steps of a run are of the same inputs from run to run: their bytes stay in
- * registers.
+ * unit's 8 outputs with two spans, of which the second has its bytes in columns 4 to 6 where the first has its own in 0 to 2: each
+ * lane has sums that belong to one span and so to one scale. These 8 outputs by 256 inputs are a step, and a warp's steps of a run are
+ * of the same inputs from run to run: their bytes stay in registers.
  *
- * 4 bits: a group is a span, its scale comes into the slot behind the integers. 8 bits: an output has one scale, applied to its sum.
+ * A line of 128 bytes is 16 bytes of each output of a unit. Read as a matrix it meets no bank twice, and a lane gets a word of four; if
+ * lanes read the 16 bytes of their output, all four that share it meet in one bank, which takes four times as long. So of the pieces of
+ * 16 bytes that are a span's, a lane has the word of its part of each, and bytes of activations are in that order.
+ *
+ * 4 bits: a group is a span, its scale comes into the slot behind the integers. Integers in the high halves of bytes become 16 times
+ * what they are; those in the low halves are multiplied as they are, which is 8 more, and put right behind. 8 bits: an output has one
+ * scale, applied to its sum.
  */
 #if __CUDA_ARCH__ >= 900 && BITS
 #define SPAN 128
@@ -17,6 +22,14 @@ __device__ inline void multiply_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* Four matrices of 8 rows of 16 bytes, one behind the other: a lane has word `part` of row `group` of each. */
+__device__ inline Vector load_matrices(u32 from) {
+    Vector v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "r"(from) : "memory");
+    return v;
+}
+
 /*
  * 8 of COUNT activations, from `at` on, into shared memory as bytes: three planes, and behind them a scale for each span. All lanes of
  * a warp must call, each with the 8 behind those of the lane before: they have two spans.
@@ -24,90 +37,103 @@ __device__ inline void multiply_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
 template <int COUNT> __device__ inline void keep_eight(u8* to, int at, const Vector& v) {
     static_assert(COUNT % (2 * SPAN) == 0, "whole warps");
     const ThreeBytes<X, BITS> bytes(v);
+    /* A lane's 16 bytes are two operands: of 4 bits one for the low halves of bytes and one for the high ones. */
     int eight = at / 8;
-    u8* own = to + eight / 8 * 64 + (BITS == 4 ? eight % 4 * 16 + eight % 8 / 4 * 8 : eight % 8 * 8);
+    u8* own = to + eight / 16 * 128
+        + (BITS == 4 ? eight % 4 / 2 * 64 + eight % 16 / 4 * 16 + eight % 2 * 4 : eight % 16 / 8 * 64 + eight % 2 * 32 + eight % 8 / 2 * 4);
 #pragma unroll
-    for (int digit = 0; digit < 3; ++digit) *(uint2*)(own + digit * PLANE(COUNT)) = make_uint2(bytes.words[digit][0], bytes.words[digit][1]);
+    for (int digit = 0; digit < 3; ++digit) {
+        u8* plane = own + digit * PLANE(COUNT);
+        *(u32*)plane = bytes.words[digit][0];
+        *(u32*)(plane + (BITS == 4 ? 8 : 16)) = bytes.words[digit][1];
+    }
     if (eight % 16 == 0) *(float*)(to + 3 * PLANE(COUNT) + at / SPAN * 4) = bytes.scale();
 }
 
 /* What a warp multiplies for product P. */
 template <int P> struct Factors {
-    static constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], UNITS = ROWS_OF[P] / 8, PIECES = INPUTS / COLUMNS;
-    static constexpr int STEPS = COLUMNS / (2 * SPAN), EACH = (STEPS + WARPS - 1) / WARPS, OWN = UNITS * EACH;
+    static constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], UNITS = ROWS_OF[P] / 8;
+    /* Slots of a run, of which the last may have fewer inputs. */
+    static constexpr int PIECES = (INPUTS + COLUMNS - 1) / COLUMNS, LAST = INPUTS - (PIECES - 1) * COLUMNS;
+    /* The most steps that a warp has of a unit in a slot, in the last one, and in all of them. */
+    static constexpr int EACH = (COLUMNS / (2 * SPAN) + WARPS - 1) / WARPS, OWN = UNITS * EACH;
+    static constexpr int LAST_EACH = (LAST / (2 * SPAN) + WARPS - 1) / WARPS, ALL = (PIECES - 1) * EACH + LAST_EACH;
     /* Vectors of 16 bytes that a lane has of a span. */
     static constexpr int VECTORS = BITS / 4;
-    static_assert(INPUTS % COLUMNS == 0 && COLUMNS % (2 * SPAN) == 0, "whole steps");
+    static_assert(COLUMNS % (2 * SPAN) == 0 && LAST % (2 * SPAN) == 0, "whole steps");
     static_assert(UNITS == 1 || PIECES == 1, "units together are whole");
     /* Lanes that have an output in the end. */
     static constexpr int SHARERS = 4;
 
-    /* What came of a slot. */
-    struct Taken {
-        Vector integers[OWN][2][VECTORS];
-        float scale[OWN];
-    };
-    Taken held;
+    /* What this warp has of a slot. */
+    Vector integers[OWN][2][VECTORS];
+    float scale[OWN];
     /* Whether the bytes of activations stay in registers, or are read again and again. */
-    static constexpr bool KEPT = PIECES * EACH <= 4;
+    static constexpr bool KEPT = ALL <= (WIDE ? 8 : 4);
     struct Bytes {
         u32 word[8];
+        /* What is taken off sums: where they began, and what integers in the low halves of bytes are too large. */
+        float off[2];
         float scale;
     };
-    Bytes kept[KEPT ? PIECES * EACH : 1];
+    Bytes kept[KEPT ? ALL : 1];
 
-    static __device__ bool has(const Thread& t, int i) { return STEPS % WARPS == 0 || i < EACH - 1 || t.warp + i * WARPS < STEPS; }
-
-    static __device__ void take(Taken& taken, const Thread& t, const Ring& ring, u32 barriers) {
-        await_phase(barriers + ring.slot * 16, ring.phase);
-        const u8* slot = memory + ring.slot * SLOT_BYTES;
-        const u8* own = slot + t.warp * (2 * SPAN * BITS) + t.part * 128 + t.group * 16;
-#if GROUP
-        const u8* number = slot + UNITS * COLUMNS * BITS + (2 * t.warp + t.part / 2) * LINE + t.group * (int)sizeof(SCALE);
-#endif
-#pragma unroll
-        for (int unit = 0; unit < UNITS; ++unit) {
-#pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                Vector (&its)[2][VECTORS] = taken.integers[unit * EACH + i];
-                taken.scale[unit * EACH + i] = 1.0f;
-#pragma unroll
-                for (int set = 0; set < 2; ++set) {
-#pragma unroll
-                    for (int v = 0; v < VECTORS; ++v) {
-                        its[set][v] = Vector{};
-                        const int at = unit * (COLUMNS * BITS) + (i * WARPS * 2 + set) * (SPAN * BITS) + v * 512;
-                        if (has(t, i)) its[set][v] = *(const Vector*)(own + at);
-                    }
-                }
-#if GROUP
-                const int at = (unit * (COLUMNS / SPAN) + i * WARPS * 2) * LINE;
-                if (has(t, i)) taken.scale[unit * EACH + i] = widen(*(const SCALE*)(number + at));
-#endif
-            }
-        }
-    }
-    /* Word `word` of bytes. */
-    static __device__ u32 bytes_of(const Vector (&its)[VECTORS], int word) {
-#if BITS == 8
-        return its[word / 4 % VECTORS].word[word % 4];
-#else
-        u32 from = its[0].word[word / 2], bytes;
-        asm("lop3.b32 %0, %1, 0xf0f0f0f0, %2, 0x6a;" : "=r"(bytes) : "r"(word % 2 ? from : from * 16), "r"(0x80808080u));
-        return bytes;
-#endif
+    static constexpr __device__ int columns(int piece) { return piece < PIECES - 1 ? COLUMNS : LAST; }
+    static constexpr __device__ int each(int piece) { return piece < PIECES - 1 ? EACH : LAST_EACH; }
+    static __device__ bool has(const Thread& t, int piece, int i) {
+        const int steps = columns(piece) / (2 * SPAN);
+        return (i + 1) * WARPS <= steps || t.warp + i * WARPS < steps;
     }
     /* The place of a lane's sum of a run. */
     static __device__ int place(const Thread& t) { return (t.group * 2 + t.part / 2) * WARPS + t.warp; }
+
+    /* Step `own` of a slot, which begins at `from`. What a warp has no step for stays as it was, and is multiplied by zero. */
+    __device__ void load_step(const Thread& t, int piece, int own, const u8* from) {
+        const int unit = own / EACH, i = own % EACH;
+        if (i >= each(piece) || !has(t, piece, i)) return;
+        u32 lines = (u32)__cvta_generic_to_shared(from) + t.warp * (2 * SPAN * BITS) + t.lane * 16;
+        const int at = unit * (columns(piece) * BITS) + i * WARPS * (2 * SPAN * BITS);
+#pragma unroll
+        for (int set = 0; set < 2; ++set) {
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) integers[own][set][v] = load_matrices(lines + at + set * (SPAN * BITS) + v * 512);
+        }
+#if GROUP
+        const int numbers = UNITS * columns(piece) * BITS + (unit * (columns(piece) / SPAN) + i * WARPS * 2) * LINE;
+        scale[own] = widen(*(const SCALE*)(from + numbers + (2 * t.warp + t.part / 2) * LINE + t.group * (int)sizeof(SCALE)));
+#endif
+    }
+    /* Gives a slot back. Copies do not wait for reads by themselves. A vote on what was read comes when it is there, and all lanes have
+     * voted before the slot is given back; a fence would wait for all that others are left, too. */
+    __device__ void release(const Thread& t, Ring& ring, u32 barriers) const {
+        u32 mixed = 0;
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+#pragma unroll
+            for (int v = 0; v < 2 * VECTORS; ++v) mixed ^= integers[i][v / VECTORS][v % VECTORS].word[0];
+            if (GROUP) mixed ^= __float_as_uint(scale[i]);
+        }
+        u32 voted = __ballot_sync(0xffffffffu, mixed == 0x2545f491u);
+        if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8 + (voted & t.none));
+        ring.next();
+    }
     /* The first slot, before the activations are there. */
     __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers) {
-        take(held, t, ring, barriers);
-        release_slot(t, ring, barriers);
+        await_phase(barriers + ring.slot * 16, ring.phase);
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            scale[i] = 1.0f;
+#pragma unroll
+            for (int v = 0; v < 2 * VECTORS; ++v) integers[i][v / VECTORS][v % VECTORS] = Vector{};
+            load_step(t, 0, i, memory + ring.slot * SLOT_BYTES);
+        }
+        release(t, ring, barriers);
     }
-    /* What activations are to step `n` of this warp. */
-    static __device__ Bytes bytes_of_inputs(const Thread& t, const u8* activations, int n) {
-        int step = n / EACH * STEPS + n % EACH * WARPS + t.warp;
-        bool real = has(t, n % EACH);
+
+    /* What activations are to step `i` of a piece for this warp. */
+    static __device__ Bytes bytes_of_inputs(const Thread& t, const u8* activations, int piece, int i) {
+        int step = piece * (COLUMNS / (2 * SPAN)) + i * WARPS + t.warp;
+        bool real = has(t, piece, i);
         const u8* own = activations + t.group % 4 * PLANE(INPUTS) + (2 * step + t.group / 4) * SPAN + t.part * 16;
         Bytes bytes;
 #pragma unroll
@@ -116,50 +142,98 @@ template <int P> struct Factors {
             /* Columns 3 and 7 come to nothing, whatever they hold. */
             if (real && t.group % 4 < 3) v = *(const Vector*)(own + half * 64);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) bytes.word[half * 4 + i] = v.word[i];
+            for (int j = 0; j < 4; ++j) {
+                /* 4 bits: those for low halves of bytes first. */
+                const int word = BITS == 4 ? j / 2 * 4 + half * 2 + j % 2 : half * 4 + j;
+                bytes.word[word] = v.word[j];
+            }
         }
         bytes.scale = real ? ((const float*)(activations + 3 * PLANE(INPUTS)))[2 * step + t.part / 2] : 0.0f;
+        int c[4] = {RAISED, RAISED, RAISED, RAISED};
+#if BITS == 4
+        /* 128 times all that the low halves of bytes are multiplied by, in two turns as 128 is no signed byte. */
+        const u32 each = 0x40404040u;
+#pragma unroll
+        for (int word = 0; word < 8; word += 2) {
+            multiply_bytes(c, each, each, each, each, bytes.word[word % 4], bytes.word[word % 4 + 1]);
+        }
+#endif
+        bytes.off[0] = __int_as_float(c[0]);
+        bytes.off[1] = __int_as_float(c[1]);
         return bytes;
     }
     __device__ void take_inputs(const Thread& t, const u8* activations) {
 #pragma unroll
-        for (int n = 0; n < PIECES * EACH && KEPT; ++n) kept[n] = bytes_of_inputs(t, activations, n);
+        for (int n = 0; n < ALL && KEPT; ++n) kept[n] = bytes_of_inputs(t, activations, n / EACH, n % EACH);
     }
-    /* A run: its sums over this warp's inputs. With `more`, weights of the next come in the place of these. */
-    __device__ void multiply_run(float* sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
-        float total[UNITS][2] = {};
+
+    /* The integers of a step as bytes, in fours that are an operand: of 4 bits those in low halves, then those in high ones. */
+    struct Operands { u32 word[16]; };
+    static __device__ Operands operands_of(const Vector (&its)[2][VECTORS]) {
+        Operands a;
 #pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece) {
-            bool next = more || piece + 1 < PIECES;
-            Taken taken;
-            if (next) take(taken, t, ring, barriers);
+        for (int i = 0; i < 4 * VECTORS; ++i) {
 #pragma unroll
-            for (int i = 0; i < OWN; ++i) {
-                const int step = piece * EACH + i % EACH;
-                const Bytes its = KEPT ? kept[KEPT ? step : 0] : bytes_of_inputs(t, activations, step);
-                int c[4] = {RAISED, RAISED, RAISED, RAISED};
-#pragma unroll
-                for (int k = 0; k < 8; k += 2) {
-                    multiply_bytes(c, bytes_of(held.integers[i][0], k), bytes_of(held.integers[i][1], k), bytes_of(held.integers[i][0], k + 1),
-                                   bytes_of(held.integers[i][1], k + 1), its.word[k], its.word[k + 1]);
-                }
-                bool low = t.part < 2;
-                float factor = held.scale[i] * its.scale;
-                total[i / EACH][0] += factor * (__int_as_float(low ? c[0] : c[2]) - RAISED_BY);
-                total[i / EACH][1] += factor * (__int_as_float(low ? c[1] : c[3]) - RAISED_BY);
-            }
-            if (next) {
-                release_slot(t, ring, barriers);
-                held = taken;
+            for (int set = 0; set < 2; ++set) {
+                u32 w = its[set][i / 4].word[i % 4];
+                const int at = i / 2 * 4 + i % 2 * 2 + set;
+#if BITS == 4
+                a.word[at] = w & 0x0f0f0f0fu;
+                asm("lop3.b32 %0, %1, 0xf0f0f0f0, %2, 0x6a;" : "=r"(a.word[8 + at]) : "r"(w), "r"(0x80808080u));
+#else
+                a.word[at] = w;
+#endif
             }
         }
+        return a;
+    }
+    /* Adds a step's sums of a lane's span: of low and of middle bytes, or of high ones and of nothing. */
+    static __device__ void add_step(float (&total)[2], const Operands& a, float scale, const Bytes& x, bool first_span) {
+        int c[4] = {RAISED, RAISED, RAISED, RAISED}, low[4] = {};
+        auto multiply_next = [&](int (&c)[4], int k) {
+            multiply_bytes(c, a.word[4 * k], a.word[4 * k + 1], a.word[4 * k + 2], a.word[4 * k + 3], x.word[2 * k], x.word[2 * k + 1]);
+        };
 #pragma unroll
-        for (int unit = 0; unit < UNITS; ++unit) {
-            /* Low and middle bytes of a span, and the high ones. Integers of 4 bits were multiplied as 16 times what they are. */
-            const float one = BITS == 4 ? 0.0625f : 1.0f;
-            float sum = t.part % 2 ? total[unit][0] * (one * 65536.0f) : total[unit][0] * one + total[unit][1] * (one * 256.0f);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-            if (t.part % 2 == 0) sums[unit * (RUNS_OF[P] * RUN_SUMS)] = sum;
+        for (int k = 0; k < 4; ++k) multiply_next(BITS == 4 && k < 2 ? low : c, k);
+        float factor = scale * x.scale;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            int sum = (first_span ? low[i] : low[2 + i]) * 16 + (first_span ? c[i] : c[2 + i]);
+            total[i] += factor * (__int_as_float(sum) - x.off[i]);
+        }
+    }
+    /* A tile: sums of its runs over this warp's inputs, into shared memory. With `more`, weights of the next come in the place of these,
+     * step by step; else what is read behind the last slot is not used. */
+    __device__ void multiply_tile(u32 sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
+        float total[RUNS_OF[P]][UNITS][2] = {};
+#pragma unroll
+        for (int slot = 0; slot < RUNS_OF[P] * PIECES; ++slot) {
+            const int run = slot / PIECES, piece = slot % PIECES;
+            bool next = more || slot + 1 < RUNS_OF[P] * PIECES;
+            if (next) await_phase(barriers + ring.slot * 16, ring.phase);
+            const u8* from = memory + ring.slot * SLOT_BYTES;
+#pragma unroll
+            for (int i = 0; i < OWN; ++i) {
+                Operands a = operands_of(integers[i]);
+                float its_scale = scale[i];
+                load_step(t, (slot + 1) % PIECES, i, from);
+                if (i % EACH >= each(piece)) continue;
+                const Bytes x = KEPT ? kept[KEPT ? piece * EACH + i % EACH : 0] : bytes_of_inputs(t, activations, piece, i % EACH);
+                add_step(total[run][i / EACH], a, its_scale, x, t.part < 2);
+            }
+            if (next) release(t, ring, barriers);
+        }
+#pragma unroll
+        for (int run = 0; run < RUNS_OF[P]; ++run) {
+#pragma unroll
+            for (int unit = 0; unit < UNITS; ++unit) {
+                /* Integers of 4 bits were multiplied as 16 times what they are. */
+                const float one = BITS == 4 ? 0.0625f : 1.0f;
+                const float (&its)[2] = total[run][unit];
+                float sum = t.part % 2 ? its[0] * (one * 65536.0f) : its[0] * one + its[1] * (one * 256.0f);
+                sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+                if (t.part % 2 == 0) leave_sum(sums + (run + unit * RUNS_OF[P]) * (RUN_SUMS * 4), sum);
+            }
         }
     }
 };

@@ -144,9 +144,7 @@ struct Copier {
      * of their groups, which come behind them. */
     template <int P> __device__ void copy_product(const u8* weights, int& turn) {
         constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
-        constexpr int BYTES = RUN / 8 * COLUMNS * BITS, NUMBERS = GROUP ? RUN / 8 * COLUMNS / 128 * LINE : 0;
-        constexpr int PART = BYTES / COPIES;
-        static_assert(BYTES % (16 * COPIES) == 0, "copies are of 16 bytes");
+        static_assert(RUN / 8 * BITS * 256 % (16 * COPIES) == 0, "copies are of 16 bytes");
         int lane = threadIdx.x % 32;
         const u8* numbers = weights + NUMBERS_AT(P);
 #pragma unroll 1
@@ -157,20 +155,22 @@ struct Copier {
                 i64 unit = (run ? rows.high : rows.low) / 8;
 #pragma unroll 1
                 for (int column = 0; column < INPUTS; column += COLUMNS) {
+                    int columns = INPUTS - column < COLUMNS ? INPUTS - column : COLUMNS;
+                    int bytes = RUN / 8 * BITS * columns, of_groups = GROUP ? RUN / 8 * LINE * (columns / 128) : 0;
                     const u8* from = weights + unit * (INPUTS * BITS) + column * BITS;
                     u32 full = barriers + ring.slot * 16, slot = to + ring.slot * SLOT_BYTES;
                     await_room(full);
                     if (lane == 0) {
                         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                            :: "r"(full), "n"(BYTES + NUMBERS) : "memory");
+                            :: "r"(full), "r"(bytes + of_groups) : "memory");
                     }
 #pragma unroll 1
-                    for (int at = 0; at < BYTES; at += PART) {
-                        keep_pace(PART);
-                        if (lane == 0) copy(slot + at, from + at, PART, full);
+                    for (int at = 0; at < bytes; at += bytes / COPIES) {
+                        keep_pace(bytes / COPIES);
+                        if (lane == 0) copy(slot + at, from + at, bytes / COPIES, full);
                     }
-                    if (NUMBERS && lane == 0) {
-                        copy(slot + BYTES, numbers + unit * (INPUTS / 128 * LINE) + column / 128 * LINE, NUMBERS, full);
+                    if (GROUP && lane == 0) {
+                        copy(slot + bytes, numbers + unit * (INPUTS / 128 * LINE) + column / 128 * LINE, of_groups, full);
                     }
                     ring.next();
                 }
@@ -247,13 +247,8 @@ struct Thread {
     u32 none;
 };
 
-/* Gives a slot back. Copies do not wait for reads by themselves: all are done, for them too, before the slot is theirs. */
-__device__ inline void release_slot(const Thread& t, Ring& ring, u32 barriers) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-    if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8);
-    ring.next();
-}
+/* A sum of a warp, for the one that adds up those of all. */
+__device__ inline void leave_sum(u32 to, float sum) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(sum) : "memory"); }
 
 #if !BITS
 /* What a warp has of a slot. A run of 8, 4 or 2 outputs is taken in steps of 2, 4 or 8 sets of 32 inputs for each, by two products
@@ -380,8 +375,8 @@ template <int P> struct Factors {
     __device__ void take_inputs(const Thread& t, const u8* activations) {
         if (HELD) Slot::load_inputs(t, activations, inputs);
     }
-    /* A run: its sums over this warp's inputs. With `more`, weights of the next come in the place of these. */
-    __device__ void multiply_run(float* sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
+    /* A run: its sums over this warp's inputs, into shared memory. With `more`, weights of the next come in the place of these. */
+    __device__ void multiply_run(u32 sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
         float c[2][4] = {};
         if constexpr (HELD) {
             held.multiply_by(inputs, c, more, t, ring, barriers);
@@ -395,8 +390,15 @@ template <int P> struct Factors {
         }
         /* The columns of a set are in one lane of four. */
         if (t.part == Slot::set(t)) {
-            sums[0] = c[0][0] + c[0][3];
-            sums[Slot::SECOND_SUM * WARPS] = c[1][0] + c[1][3];
+            leave_sum(sums, c[0][0] + c[0][3]);
+            leave_sum(sums + Slot::SECOND_SUM * (WARPS * 4), c[1][0] + c[1][3]);
+        }
+    }
+    /* All runs of a tile. */
+    __device__ void multiply_tile(u32 sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
+#pragma unroll
+        for (int run = 0; run < RUNS_OF[P]; ++run) {
+            multiply_run(sums + run * (RUN_SUMS * 4), more || run + 1 < RUNS_OF[P], activations, t, ring, barriers);
         }
     }
 };

@@ -39,8 +39,9 @@ const SLOT_BYTES: RangeInclusive<usize> = 16 << 10..=32 << 10;
 const SLOT_STEP: usize = 1 << 10;
 /// Bytes that a ring surely holds.
 const SMALL_RING: usize = 96 << 10;
-/// Up to so many bytes of weights of a layer one slot is on its way to each multiprocessor at a time, and two beyond. What blocks
-/// leave for each other waits behind all that memory was asked for: small layers lose more by that than they read.
+/// Up to so many bytes of weights of a layer one slot is on its way to each multiprocessor at a time, and two beyond, or three of
+/// integers of 4 bits. What blocks leave for each other waits behind all that memory was asked for: small layers lose more by that
+/// than they read.
 const ONE_AT_A_TIME: usize = 80 << 20;
 /// At what pace larger layers are read on sm_90: memory of an H200 is as fast, and slower memory does not notice.
 const MEMORY_OF_H200: Pace = Pace { bytes: 180, copies: 4, catch_up: 2000 };
@@ -131,7 +132,8 @@ impl Run {
 }
 
 impl Product {
-    /// Of packed integers: two units or one, as many as fit a slot whole; else pieces of one.
+    /// Of packed integers: two units or one, as many as fit a slot whole; else pieces of one, of which all but the last are as large
+    /// as a slot, so that all warps have as many steps of them.
     fn units(&self) -> Run {
         let whole = |units: &usize| {
             units * self.inputs <= SLOT_COLUMNS
@@ -141,11 +143,7 @@ impl Product {
         if let Some(units) = [2, 1].into_iter().find(whole) {
             return Run { outputs: units * OUTPUTS, inputs: self.inputs };
         }
-        let fits = |pieces: &usize| {
-            self.inputs.is_multiple_of(pieces * STEP) && self.inputs / pieces <= SLOT_COLUMNS
-        };
-        let pieces = (1..=self.inputs / STEP).find(fits).unwrap_or(1);
-        Run { outputs: OUTPUTS, inputs: self.inputs / pieces }
+        Run { outputs: OUTPUTS, inputs: SLOT_COLUMNS.min(self.inputs) }
     }
 
     /// The longest runs that are whole in slots of so many bytes; if none is, pieces of the shortest.
@@ -287,6 +285,8 @@ impl Shape {
         if slots < SLOTS.start || parts == 0 || parts > blocks {
             return None;
         }
+        // With integers of 4 bits slots have half as many bytes.
+        let halves = packing.is_some_and(|packing| packing.bits == 4);
         Some(Cut {
             blocks,
             slot,
@@ -298,14 +298,14 @@ impl Shape {
             wide: self.head > MAX_NARROW_HEAD && machine.capability == 90,
             in_flight: match bytes {
                 _ if whole => slots,
-                _ if packing.is_some() => 2,
-                _ if bytes <= ONE_AT_A_TIME => 1,
-                _ if bytes <= AT_A_PACE => 2,
+                ..=ONE_AT_A_TIME => 1,
+                _ if halves => 3,
+                _ if packing.is_some() || bytes <= AT_A_PACE => 2,
                 _ => 3,
             },
             pace: match bytes > ONE_AT_A_TIME && !whole && machine.capability == 90 {
-                true if packing.is_some() => Pace { copies: 2, ..MEMORY_OF_H200 },
-                true if bytes <= AT_A_PACE => MEMORY_OF_H200,
+                true if halves => Pace { copies: 2, ..MEMORY_OF_H200 },
+                true if packing.is_some() || bytes <= AT_A_PACE => MEMORY_OF_H200,
                 true => Pace { bytes: 0, ..MEMORY_OF_H200 },
                 false => Pace { bytes: 0, copies: 1, catch_up: 0 },
             },
@@ -435,7 +435,7 @@ mod tests {
         for (product, run) in shape.products().iter().zip(cut.runs) {
             assert!(run.bytes(packing) <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
             assert!(product.outputs.is_multiple_of(product.runs * run.outputs), "{cut:?}");
-            assert!(run.inputs.is_multiple_of(STEP) && product.inputs.is_multiple_of(run.inputs), "{cut:?}");
+            assert!(run.inputs.is_multiple_of(STEP) && product.inputs.is_multiple_of(STEP), "{cut:?}");
             // Units are neighbours only where they are whole, and a warp finishes 8 outputs.
             assert!(
                 [8, 16].contains(&run.outputs) && (run.outputs == 8 || run.inputs == product.inputs),
