@@ -45,7 +45,7 @@ const UNITS: &[Unit] = &[
     unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
     unit!("attention/prompt_wgmma.cu", "hopper.cuh", "wgmma.cuh", "attention/prompt.cuh"),
     unit!("attention/decode.cu", "mma.cuh", "copies.cuh", "attention/token.cuh"),
-    unit!("attention/decode_even.cu", "mma.cuh", "copies.cuh", "attention/rows.cuh"),
+    unit!("attention/decode_even.cu", "mma.cuh", "copies.cuh", "attention/token.cuh"),
     unit!(
         "decoder/layers.cu",
         "mma.cuh",

@@ -1,6 +1,6 @@
 /*
  * paged_attention of single tokens where there are many: every warp has the same number of keys to read. What a tile is, and what
- * a warp does with it: rows.cuh. Of few tiles: decode.cu.
+ * a warp does with it: token.cuh. Of few tiles: decode.cu.
  *
  * The units of 16 keys of all tiles stand in a row: entry after entry, for each column after column (KV heads times parts of their
  * groups), for each all its units. An entry is a row, or, with SINGLES, a sequence: only those of one token are taken then, the
@@ -10,7 +10,7 @@
  *
  * Where a block's share begins it has to find out: each adds up the units of all entries first, in shared memory.
  *
- * A tile that several warps share (of 16 bytes a lane and piece) is left in scratch memory by each; the one that comes last merges
+ * A tile that several warps share (of 16 bytes a lane and step) is left in scratch memory by each; the one that comes last merges
  * them in their order. A warp begins in the middle of one tile at most and ends in the middle of one at most: two places for each.
  * The counter that finds the last is back at 0 afterwards.
  *
@@ -22,9 +22,9 @@
 /* A share of fewer units is not worth its merging. */
 #define FEWEST 4
 #define NONE (-2147483647 - 1)
-/* Floats of what is left of a tile: 4 of a lane at a time, then the maximum and the sum of every head. */
-#define PIECES (HALVES * VALUE_BLOCKS * 4)
-#define PLACE (PIECES * 128 + HALVES * 16)
+/* Floats of what is left of a tile: 4 of a lane at a time, then the shift and the sum of every head. */
+#define FOURS (EIGHTS * VALUE_STEPS)
+#define PLACE (FOURS * 128 + EIGHTS * 16)
 
 /* The entries of the step. */
 struct Entries {
@@ -143,70 +143,72 @@ struct Cursor {
 };
 
 /* Writes what was found in all of a tile. */
-__device__ inline void finish(const Arguments& a, i64 row, int first, const Running& running, const float (&amount)[HALVES]) {
-    int lane = threadIdx.x % 32, part = lane % 4;
+__device__ inline void finish(const Arguments& a, i64 row, int first, const Running& running, const float (&amount)[EIGHTS][2]) {
+    int lane = threadIdx.x % 32, part = lane % 4, group = lane / 4;
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-        int head = lane / 4 + 8 * half;
-        if (head >= HEADS) continue;
-        Ending ending(a, first + head, running.maximum[half], amount[half]);
-        Q* y = a.y + row * a.y_row + (first + head) * VALUE_SIZE;
+    for (int eight = 0; eight < EIGHTS; ++eight) {
+        float factor[2];
 #pragma unroll
-        for (int block = 0; block < VALUE_BLOCKS; ++block) {
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                int at = block * 64 + (2 * part + n) * 8;
-                if (at >= VALUE_SIZE) continue;
-                float out[8];
-#pragma unroll
-                for (int j = 0; j < 8; ++j) out[j] = ending.of(running.values[block][j][half * 2 + n]);
-                store_eight(y + at, out);
-            }
+        for (int i = 0; i < 2; ++i) {
+            int head = eight * 8 + part * 2 + i;
+            bool real = head < HEADS;
+            Ending ending(a, first + (real ? head : 0), running.shift[eight][i], amount[eight][i]);
+            factor[i] = ending.of(1.0f);
+            if (real && a.log_sum_exp && group == 0) a.log_sum_exp[row * a.log_row + first + head] = ending.log();
         }
-        if (a.log_sum_exp && part == 0) a.log_sum_exp[row * a.log_row + first + head] = ending.log();
+        /* A lane has an element of two heads, and writes two of a head. */
+        Q* y = a.y + row * a.y_row + (first + eight * 8 + group) * VALUE_SIZE + part * 2;
+#pragma unroll
+        for (int n = 0; n < VALUE_STEPS * 2; ++n) {
+            const float* both = running.values[eight][n / 2] + n % 2 * 2;
+            u32 neighbours = turned(pair(both[0] * factor[0], both[1] * factor[1]));
+            if (eight * 8 + group < HEADS && n * 8 < VALUE_SIZE) *(u32*)(y + n * 8) = neighbours;
+        }
     }
 }
 
 /* Leaves a part of a tile in scratch memory. */
-__device__ inline void leave(float* place, const Running& running, const float (&amount)[HALVES]) {
-    int lane = threadIdx.x % 32;
+__device__ inline void leave(float* place, const Running& running, const float (&amount)[EIGHTS][2]) {
+    int lane = threadIdx.x % 32, part = lane % 4;
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-        if (lane / 4 + 8 * half >= HEADS) continue;
+    for (int eight = 0; eight < EIGHTS; ++eight) {
+        if (eight * 8 + part * 2 >= HEADS) continue;
 #pragma unroll
-        for (int i = 0; i < VALUE_BLOCKS * 4; ++i) {
-            int block = i / 4, n = i / 2 % 2, j = i % 2 * 4, of = half * 2 + n;
-            float4 four = make_float4(running.values[block][j][of], running.values[block][j + 1][of],
-                                      running.values[block][j + 2][of], running.values[block][j + 3][of]);
-            __stcg((float4*)place + (half * VALUE_BLOCKS * 4 + i) * 32 + lane, four);
+        for (int step = 0; step < VALUE_STEPS; ++step) {
+            const float (&four)[4] = running.values[eight][step];
+            __stcg((float4*)place + (eight * VALUE_STEPS + step) * 32 + lane, make_float4(four[0], four[1], four[2], four[3]));
         }
-        float2 scales = make_float2(running.maximum[half], amount[half]);
-        if (lane % 4 == 0) __stcg((float2*)(place + PIECES * 128) + half * 8 + lane / 4, scales);
+        float4 scales = make_float4(running.shift[eight][0], amount[eight][0], running.shift[eight][1], amount[eight][1]);
+        if (lane < 4) __stcg((float4*)(place + FOURS * 128) + eight * 4 + part, scales);
     }
 }
 
 /* Adds what was left of a tile. */
-__device__ inline void add(const float* place, Running& running, float (&amount)[HALVES]) {
-    int lane = threadIdx.x % 32;
+__device__ inline void add(const float* place, Running& running, float (&amount)[EIGHTS][2]) {
+    int lane = threadIdx.x % 32, part = lane % 4;
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-        if (lane / 4 + 8 * half >= HEADS) continue;
-        float2 scales = __ldcg((const float2*)(place + PIECES * 128) + half * 8 + lane / 4);
-        float4 four[VALUE_BLOCKS * 4];
+    for (int eight = 0; eight < EIGHTS; ++eight) {
+        if (eight * 8 + part * 2 >= HEADS) continue;
+        float4 scales = __ldcg((const float4*)(place + FOURS * 128) + eight * 4 + part);
+        float4 four[VALUE_STEPS];
 #pragma unroll
-        for (int i = 0; i < VALUE_BLOCKS * 4; ++i) four[i] = __ldcg((const float4*)place + (half * VALUE_BLOCKS * 4 + i) * 32 + lane);
-        if (scales.y == 0.0f) continue;
-        float largest = scales.x > running.maximum[half] ? scales.x : running.maximum[half];
-        float old = expf(running.maximum[half] - largest), its = expf(scales.x - largest);
-        running.maximum[half] = largest;
-        amount[half] = amount[half] * old + scales.y * its;
+        for (int step = 0; step < VALUE_STEPS; ++step) four[step] = __ldcg((const float4*)place + (eight * VALUE_STEPS + step) * 32 + lane);
+        float shift[2] = {scales.x, scales.z}, sum[2] = {scales.y, scales.w}, old[2], its[2];
 #pragma unroll
-        for (int i = 0; i < VALUE_BLOCKS * 4; ++i) {
-            int block = i / 4, n = i / 2 % 2, j = i % 2 * 4, of = half * 2 + n;
-            running.values[block][j][of] = running.values[block][j][of] * old + four[i].x * its;
-            running.values[block][j + 1][of] = running.values[block][j + 1][of] * old + four[i].y * its;
-            running.values[block][j + 2][of] = running.values[block][j + 2][of] * old + four[i].z * its;
-            running.values[block][j + 3][of] = running.values[block][j + 3][of] * old + four[i].w * its;
+        for (int i = 0; i < 2; ++i) {
+            float top = fmaxf(shift[i], running.shift[eight][i]);
+            old[i] = power(running.shift[eight][i] - top);
+            its[i] = power(shift[i] - top);
+            running.shift[eight][i] = top;
+            amount[eight][i] = amount[eight][i] * old[i] + sum[i] * its[i];
+        }
+#pragma unroll
+        for (int step = 0; step < VALUE_STEPS; ++step) {
+            float (&own)[4] = running.values[eight][step];
+            own[0] = own[0] * old[0] + four[step].x * its[0];
+            own[1] = own[1] * old[1] + four[step].y * its[1];
+            own[2] = own[2] * old[0] + four[step].z * its[0];
+            own[3] = own[3] * old[1] + four[step].w * its[1];
         }
     }
 }
@@ -226,13 +228,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequ
 
     Vector* own = ring + warp * STAGES * STAGE;
     Cursor taken(a, all, columns, begin), fetched = taken;
-    /* Which of the keys that a lane weighs are there: 4 bits a stage. */
+    /* Which of the keys that a lane weighs are there: 2 bits a stage. */
     u32 present = 0;
     auto fetch = [&](int stage, int page) {
-        present &= ~(15u << (4 * stage));
+        present &= ~(3u << (2 * stage));
         if (fetched.at < end) {
             int kv_head = fetched.column / (int)a.parts;
-            present |= fetch_unit(a, fetched.span, kv_head, fetched.number(), page, own + stage * STAGE) << (4 * stage);
+            present |= fetch_unit(a, fetched.span, kv_head, fetched.number(), page, own + stage * STAGE) << (2 * stage);
             fetched.next(a, all, columns, end);
         }
         commit_copies();
@@ -258,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequ
             running.clear();
         }
         int page_later = fetched.at < end ? fetched.page(a) : -1;
-        u32 there = present >> (4 * stage) & 15;
+        u32 there = present >> (2 * stage) & 3;
         await_copies<STAGES - 1>();
         __syncwarp();
         /* Of a token without keys nothing was copied. */
@@ -271,9 +273,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequ
 
         int tile = taken.at - taken.unit;
         if (taken.unit == taken.units - 1 || taken.at == end - 1) {
-            float amount[HALVES];
+            float amount[EIGHTS][2];
 #pragma unroll
-            for (int half = 0; half < HALVES; ++half) amount[half] = sum_of_four(running.sum[half]);
+            for (int i = 0; i < EIGHTS * 2; ++i) amount[i / 2][i % 2] = sum_of_eight(running.sum[i / 2][i % 2]);
             int first_worker = tile / share, last_worker = (tile + taken.units - 1) / share;
             bool whole = first_worker == last_worker;
             if (!whole) {
@@ -290,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequ
                     __threadfence();
                     running.clear();
 #pragma unroll
-                    for (int half = 0; half < HALVES; ++half) amount[half] = 0.0f;
+                    for (int i = 0; i < EIGHTS * 2; ++i) amount[i / 2][i % 2] = 0.0f;
                     for (int w = first_worker; w <= last_worker; ++w) add(places + (i64)(2 * w + (w == first_worker)) * PLACE, running, amount);
                 }
             }

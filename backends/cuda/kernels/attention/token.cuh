@@ -1,6 +1,6 @@
 /*
- * What decode.cu has of single tokens: units of 16 keys in shared memory, and what a warp makes of one on tensor cores
- * (mma.m16n8k16, sm_80 and up), f16 or bf16 throughout.
+ * What the kernels for single tokens share (decode.cu, decode_even.cu): units of 16 keys in shared memory, and what a warp makes
+ * of one on tensor cores (mma.m16n8k16, sm_80 and up), f16 or bf16 throughout.
  *
  * A tile is one row by HEADS query heads that share a KV head, at most 16. The 16 keys of a unit are the rows of one product, 16
  * elements of its values those of the other, and 8 heads the columns of both: so nothing but heads is padded. Keys and values pass

@@ -138,9 +138,9 @@ impl Sizes {
         let warps = WARPS[usize::from(self.unit > LARGE_UNIT)];
         let stages = (RING / (warps * self.unit)).clamp(1, MOST_STAGES);
         let workers = machine.processors * warps;
-        // `PLACE` of the kernel: vectors of each lane, then two numbers of each head.
-        let halves = self.heads.div_ceil(8);
-        let place = (halves * self.value_size.div_ceil(64) * 4 * 128 + halves * 16) * 4;
+        // `PLACE` of the kernel: 4 numbers of each lane and step, then two of each head.
+        let eights = self.heads.div_ceil(8);
+        let place = eights * (self.value_size.div_ceil(16) * 128 + 16) * 4;
         Cut {
             unit: "attention/decode_even.cu",
             entry: "decode_even",
