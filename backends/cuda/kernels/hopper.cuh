@@ -34,6 +34,11 @@ __device__ inline void await(u64& barrier, u32 phase) {
         :: "r"(shared_address(&barrier)), "r"(phase) : "memory");
 }
 
+/* What the copy engine is told of a tensor is on its way. */
+__device__ inline void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
+
 /* Starts copying a box of a tensor, by its coordinates, those of neighbours first; the barrier counts the bytes. */
 __device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int x, int y) {
     asm volatile(
@@ -49,6 +54,11 @@ __device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int 
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+__device__ inline void copy_box(const TensorMap& map, u32 to, u64& barrier, int x, int y, int z, int w, int v) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v) : "memory");
 }
 
 /* The same, with a policy of the L2. */

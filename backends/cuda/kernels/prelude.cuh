@@ -96,6 +96,12 @@ template <> struct Lanes<f16> {
 
 __device__ inline Vector load_vector(const void* from) { return *(const Vector*)from; }
 
+/* To global memory, at once: stores of its words the compiler puts together again, but not always. */
+__device__ inline void store_vector(void* to, const Vector& v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+        :: "l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]) : "memory");
+}
+
 /* Weights are read once: past the L1, and first to leave the L2. */
 __device__ inline Vector load_stream(const void* from) {
     Vector v;
@@ -119,7 +125,7 @@ template <typename T> __device__ inline void store_eight(T* to, const float (&x)
     Vector v;
 #pragma unroll
     for (int i = 0; i < 4; ++i) v.word[i] = narrow<T>(x[i * 2]).bits | (u32)narrow<T>(x[i * 2 + 1]).bits << 16;
-    *(Vector*)to = v;
+    store_vector(to, v);
 }
 __device__ inline void store_eight(float* to, const float (&x)[8]) {
 #pragma unroll
@@ -127,7 +133,7 @@ __device__ inline void store_eight(float* to, const float (&x)[8]) {
         Vector v;
 #pragma unroll
         for (int j = 0; j < 4; ++j) v.word[j] = __float_as_uint(x[i + j]);
-        *(Vector*)(to + i) = v;
+        store_vector(to + i, v);
     }
 }
 

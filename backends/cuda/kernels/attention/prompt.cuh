@@ -88,10 +88,11 @@ __device__ inline bool find_tile(const Arguments& a, i64 sequences, int tokens, 
         u32 reached = __ballot_sync(0xffffffffu, upto > number);
         if (reached) {
             int owner = __ffs(reached) - 1;
-            i64 item = number - __shfl_sync(0xffffffffu, upto - items, owner);
-            i64 sequence = base + owner, head = item % heads;
+            /* Tiles of a step are fewer than 2^31. */
+            u32 item = (u32)(number - __shfl_sync(0xffffffffu, upto - items, owner)), head = item % (u32)heads;
+            i64 sequence = base + owner;
             int own = __shfl_sync(0xffffffffu, length, owner);
-            int first = ((own + TOKENS - 1) / TOKENS - 1 - (int)(item / heads)) * TOKENS;
+            int first = ((own + TOKENS - 1) / TOKENS - 1 - (int)(item / (u32)heads)) * TOKENS;
             tile.pages = a.table + sequence * a.table_row;
             tile.start = a.query_start[sequence];
             tile.row = tile.start + first;
@@ -105,8 +106,8 @@ __device__ inline bool find_tile(const Arguments& a, i64 sequences, int tokens, 
             tile.before = 0;
 #endif
             tile.position = tile.before + first;
-            tile.kv_head = (int)(head / a.parts);
-            tile.head = (int)(tile.kv_head * a.group + head % a.parts * HEADS);
+            tile.kv_head = (int)(head / (u32)a.parts);
+            tile.head = (int)(tile.kv_head * a.group + head % (u32)a.parts * HEADS);
             tile.from = 0;
             tile.to = tile.total;
             int end = tile.position + tile.count;
@@ -204,11 +205,25 @@ struct Softmax {
         unit = LOG2E;
 #endif
         if (masked) {
+#if MASK != 3 && !WINDOW
+            /* The same as below in fewer instructions: all keys up to one are seen. */
+            int seen[2];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                seen[r] = tile.to - key;
+                if (MASK == 1) seen[r] = min(seen[r], position[r] + 1 - key);
+            }
+#pragma unroll
+            for (int i = 0; i < Columns * 4; ++i) {
+                if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2]) c[i] = -infinity();
+            }
+#else
 #pragma unroll
             for (int i = 0; i < Columns * 4; ++i) {
                 int at = key + i / 4 * 8 + i % 2;
                 if (!sees(a, tile, position[i / 2 % 2], row[i / 2 % 2], at)) c[i] = -infinity();
             }
+#endif
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -256,52 +271,3 @@ struct Softmax {
         log = top + logf(total);
     }
 };
-
-/* Four words in each of four neighbouring lanes, transposed. */
-__device__ inline void transpose(u32 (&word)[4]) {
-#pragma unroll
-    for (int bit = 1; bit <= 2; bit *= 2) {
-        bool upper = threadIdx.x & bit;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            /* A word of the lower lane's that belongs to the upper, and the other way round. */
-            int low = bit == 1 ? i * 2 : i, high = low + bit;
-            u32 got = __shfl_xor_sync(0xffffffffu, upper ? word[low] : word[high], bit);
-            word[low] = upper ? got : word[low];
-            word[high] = upper ? word[high] : got;
-        }
-    }
-}
-
-/*
- * Writes row `r` of a thread's two, times `factor`: TILES columns of 8 values, of which four threads hold two each. For
- * whole warps, whether the row is real or not.
- */
-template <int Tiles>
-__device__ inline void write_row(const Arguments& a, bool real, int row, int head, int r, float factor, const float* values) {
-    T* to = a.y + (i64)row * a.y_row + (i64)head * VALUE_SIZE;
-    int part = threadIdx.x % 4;
-#if VECTORS
-    constexpr int whole = Tiles / 4 * 4;
-#pragma unroll
-    for (int j = 0; j < whole; j += 4) {
-        Vector v;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float* own = values + (j + i) * 4 + r * 2;
-            v.word[i] = pack(own[0] * factor, own[1] * factor);
-        }
-        transpose(v.word);
-        if (real && (j + part) * 8 < VALUE_SIZE) *(Vector*)(to + (j + part) * 8) = v;
-    }
-#else
-    constexpr int whole = 0;
-#endif
-#pragma unroll
-    for (int j = whole; j < Tiles; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (real && j * 8 < VALUE_SIZE) to[j * 8 + part * 2 + i] = narrow<T>(values[j * 4 + r * 2 + i] * factor);
-        }
-    }
-}

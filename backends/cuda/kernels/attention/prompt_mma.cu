@@ -102,6 +102,55 @@ __device__ inline void fetch(const Arguments& a, const Tile& tile, const T* base
     }
 }
 
+/* Four words in each of four neighbouring lanes, transposed. */
+__device__ inline void transpose(u32 (&word)[4]) {
+#pragma unroll
+    for (int bit = 1; bit <= 2; bit *= 2) {
+        bool upper = threadIdx.x & bit;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            /* A word of the lower lane's that belongs to the upper, and the other way round. */
+            int low = bit == 1 ? i * 2 : i, high = low + bit;
+            u32 got = __shfl_xor_sync(0xffffffffu, upper ? word[low] : word[high], bit);
+            word[low] = upper ? got : word[low];
+            word[high] = upper ? word[high] : got;
+        }
+    }
+}
+
+/*
+ * Writes row `r` of a thread's two, times `factor`: TILES columns of 8 values, of which four threads hold two each. For
+ * whole warps, whether the row is real or not.
+ */
+template <int Tiles>
+__device__ inline void write_row(const Arguments& a, bool real, int row, int head, int r, float factor, const float* values) {
+    T* to = a.y + (i64)row * a.y_row + (i64)head * VALUE_SIZE;
+    int part = threadIdx.x % 4;
+#if VECTORS
+    constexpr int whole = Tiles / 4 * 4;
+#pragma unroll
+    for (int j = 0; j < whole; j += 4) {
+        Vector v;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float* own = values + (j + i) * 4 + r * 2;
+            v.word[i] = pack(own[0] * factor, own[1] * factor);
+        }
+        transpose(v.word);
+        if (real && (j + part) * 8 < VALUE_SIZE) store_vector(to + (j + part) * 8, v);
+    }
+#else
+    constexpr int whole = 0;
+#endif
+#pragma unroll
+    for (int j = whole; j < Tiles; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (real && j * 8 < VALUE_SIZE) to[j * 8 + part * 2 + i] = narrow<T>(values[j * 4 + r * 2 + i] * factor);
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) prompt_mma(Extent sequence_extent, Extent token_extent, float scale,
                                                                  float softcap, Arguments a) {
     take_turn();

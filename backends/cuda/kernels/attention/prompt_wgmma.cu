@@ -2,17 +2,16 @@
  * Attention of prompts on Hopper's tensor cores (sm_90a): f16 or bf16 throughout, heads of a multiple of 16 elements, up to
  * 128.
  *
- * A block of three warpgroups stays on its multiprocessor and takes tiles of up to 128 rows (see prompt.cuh) in turn. One
- * warp of the first group fetches: queries, and keys and values 128 at a time into rings of STAGES, by the bulk copy engine,
- * a page at a time, laid out as wgmma wants them (rows of 128 bytes, swizzled; larger heads in two halves). What lies
- * outside a tensor, page -1 included, arrives as zeros. The two other groups own 64 rows each, with scores, weights and
- * results in registers. While the tensor cores weight the values of one turn and score the next, the other units make
- * weights of what is there; the two groups take turns at the tensor cores, so that one multiplies while the other does its
- * powers.
+ * A block of three warpgroups stays on its multiprocessor and takes tiles of up to 128 rows (see prompt.cuh) in turn. Two
+ * warps of the first group fetch, one queries and keys, one values: 128 at a time into rings of STAGES, by the bulk copy engine,
+ * a page at a time, laid out as wgmma wants them (rows of 128 bytes, swizzled; larger heads in two halves, which one copy brings
+ * if WHOLE). What lies outside a tensor, page -1 included, arrives as zeros. The two other groups own 64 rows each, with scores,
+ * weights and results in registers. They take turns at the tensor cores, so that one multiplies while the other makes weights of
+ * its scores. Results leave through the place of their queries, by whole rows.
  *
- * The warp that fetches finds the tiles, too: the first of a block has the number of the block, and for the next it asks a counter
- * before the last keys of the one in hand, so whoever is done first has the next. Queries of two tiles may be there: those of the
- * next arrive while the last results are written. The counter is asked as often as there are tiles, and is back at 0 then.
+ * The warp that fetches keys finds the tiles, too: the first of a block has the number of the block, and for the next it asks a
+ * counter before the last keys of the one in hand, so whoever is done first has the next. Queries of two tiles may be there: those
+ * of the next arrive while the last results are written. The counter is asked as often as there are tiles, and is back at 0 then.
  *
  * Values behind the end of a sequence are cleared before they are used, as they may be NaN; what a row must not see is masked, but
  * a NaN among the values of a sequence reaches all rows of a tile.
@@ -20,7 +19,7 @@
  * Products: 4 * KEY_SIZE per row and key seen, with VALUE_SIZE equal; a 128-row tile computes whole squares of 128 keys.
  * Bytes: 64 KiB of keys and values from the L2 for every 128 keys of a tile, 2048 cycles of tensor cores. The floor is their
  * rate: 4096 operations per cycle and multiprocessor; the 16384 powers of a turn take half as long and are hidden. Measured
- * on an H200, causal, 32 heads on 8, 128 elements, bf16: 557 TFLOP/s at 4096 tokens, 470 at 2048; a turn takes about 2
+ * on an H200, causal, 32 heads on 8, 128 elements, bf16: 590 TFLOP/s at 4096 tokens, 520 at 2048; a turn takes about 1.6
  * microseconds, the beginning and end of a tile about 3 together, which is what short prompts pay.
  */
 #define STAGES 2
@@ -35,9 +34,14 @@
 #define HALF_BYTES (KEYS * 128)
 #define KEY_BYTES (KEY_HALVES * HALF_BYTES)
 #define VALUE_BYTES (VALUE_HALVES * HALF_BYTES)
-/* Keys that one copy brings, and copies for a turn. */
+/* Queries of a tile, and then its results. */
+#define TILE_BYTES (KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES)
+/* Keys that one copy brings, and copies for a turn: of both halves at once, or of each. */
 #define BOX (PAGED && SLOTS < KEYS ? SLOTS : KEYS)
 #define BOXES (KEYS / BOX)
+/* How far apart are 8 keys and the next 8, and halves, of keys and of values. */
+#define GROUP_STEP(halves) (WHOLE ? (halves) * 1024 : 1024)
+#define HALF_STEP (WHOLE ? 1024 : HALF_BYTES)
 
 struct Barriers {
     u64 queries_full[TILES], queries_free[TILES];
@@ -50,8 +54,8 @@ struct Barriers {
  * What wgmma is told of a matrix in shared memory: address, distance of column blocks (values: 64 elements), distance of 8
  * rows, and that rows of 128 bytes are swizzled.
  */
-__device__ inline u64 matrix_at(u32 address) {
-    return (u64)(address >> 4 & 0x3fff) | (u64)(HALF_BYTES >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+__device__ inline u64 matrix_at(u32 address, u32 halves, u32 groups) {
+    return (u64)(address >> 4 & 0x3fff) | (u64)(halves >> 4) << 16 | (u64)(groups >> 4) << 32 | 1ull << 62;
 }
 
 #if HALF
@@ -74,8 +78,9 @@ __device__ inline void score_step(float (&d)[64], u64 queries, u64 keys, int add
 __device__ inline void score(float (&d)[64], u32 queries, u32 keys) {
 #pragma unroll
     for (int step = 0; step < KEY_SIZE / 16; ++step) {
-        u32 at = step / 4 * HALF_BYTES + step % 4 * 32;
-        score_step(d, matrix_at(queries + at), matrix_at(keys + at), step > 0);
+        u32 half = step / 4, at = step % 4 * 32;
+        score_step(d, matrix_at(queries + half * HALF_BYTES + at, HALF_BYTES, 1024),
+                   matrix_at(keys + half * HALF_STEP + at, HALF_STEP, GROUP_STEP(KEY_HALVES)), step > 0);
     }
 }
 
@@ -92,7 +97,8 @@ __device__ inline void weigh(float (&d)[VALUE_SIZE / 2], const u32 (&weights)[KE
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step) {
         const u32* a = weights + step * 4;
-        weigh_step(d, a[0], a[1], a[2], a[3], matrix_at(values + step * 2048));
+        weigh_step(d, a[0], a[1], a[2], a[3],
+                   matrix_at(values + step * 2 * GROUP_STEP(VALUE_HALVES), HALF_STEP, GROUP_STEP(VALUE_HALVES)));
     }
 }
 
@@ -101,20 +107,74 @@ __device__ inline void turn_await(int group) { asm volatile("bar.sync %0, 256;" 
 __device__ inline void turn_pass(int group) { asm volatile("bar.arrive %0, 256;" :: "r"(GROUPS - group) : "memory"); }
 __device__ inline void group_await(int group) { asm volatile("bar.sync %0, 128;" :: "r"(group + 3) : "memory"); }
 
+/* The page of a lane's copies in a turn, which are BOX keys of both keys and values; unpaged it does not matter. */
+__device__ inline int page_at(const Arguments& a, const Tile& tile, int key, int lane) {
+#if PAGED
+    int at = key + lane % BOXES * BOX, entry = at / SLOTS;
+    return at < tile.total && entry < a.table_columns ? tile.pages[entry] : -1;
+#else
+    return 0;
+#endif
+}
+
 /* Fetches one turn of keys or values, a lane for each copy. */
-template <int Size, int Halves>
-__device__ inline void fetch(const Arguments& a, const Tile& tile, const TensorMap& map, int key, u32 to, u64& full, int lane) {
+template <int Halves>
+__device__ inline void fetch(const Arguments& a, const Tile& tile, const TensorMap& map, int key, int page, u32 to, u64& full, int lane) {
     if (lane == 0) expect(full, Halves * HALF_BYTES);
     __syncwarp();
-    for (int item = lane; item < BOXES * Halves; item += 32) {
-        int box = item % BOXES, half = item / BOXES, at = key + box * BOX;
-        u32 there = to + half * HALF_BYTES + box * BOX * 128;
-#if PAGED
-        int entry = at / SLOTS;
-        int page = at < tile.total && entry < a.table_columns ? tile.pages[entry] : -1;
-        copy_box(map, there, full, half * 64, at % SLOTS, tile.kv_head, page);
+    int box = lane % BOXES, half = lane / BOXES, at = key + box * BOX;
+#if WHOLE
+    /* Heads are numbered through all pages; that of no page is none. */
+    int head = (u32)page < (u32)a.pages ? page * (int)a.kv_heads + tile.kv_head : -1;
+    if (half == 0) copy_box(map, to + box * BOX * Halves * 128, full, 0, 0, 0, at % SLOTS / 8, head);
 #else
-        copy_box(map, there, full, half * 64, tile.start + at, tile.kv_head, 0);
+    u32 there = to + half * HALF_BYTES + box * BOX * 128;
+    if (half >= Halves) return;
+#if PAGED
+    copy_box(map, there, full, half * 64, at % SLOTS, tile.kv_head, page);
+#else
+    copy_box(map, there, full, half * 64, tile.start + at, tile.kv_head, page);
+#endif
+#endif
+}
+
+/*
+ * Writes a warp's 16 rows of results, times a factor of each. They meet in shared memory, where its queries were, with vectors of 16
+ * bytes exchanged within rows of 128 so that all banks take part, and leave by whole rows.
+ */
+__device__ inline void write_rows(const Arguments& a, const Tile& tile, int tokens, int first, u32 place, const float (&factor)[2],
+                                  const float (&sums)[VALUE_SIZE / 2]) {
+    constexpr int chunks = VALUE_SIZE / 8;
+    /* Asked for here, so that what follows from it does not take up registers all the while. */
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    int own = lane % 16;
+#pragma unroll
+    for (int j = 0; j < chunks; j += 2) {
+        u32 word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = pack(sums[j * 4 + i * 2] * factor[i % 2], sums[j * 4 + i * 2 + 1] * factor[i % 2]);
+        int chunk = j + lane / 16;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+            :: "r"(place + chunk / 8 * HALF_BYTES + own * 128 + (chunk ^ own) % 8 * 16), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+               "r"(word[3]) : "memory");
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < chunks / 2; ++i) {
+        int item = lane + i * 32, row = item / chunks, chunk = item % chunks;
+        int token = (first + row) / HEADS, head = tile.head + (first + row) % HEADS, at = tile.row + token;
+        Vector v;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+            : "r"(place + chunk / 8 * HALF_BYTES + row * 128 + (chunk ^ row) % 8 * 16) : "memory");
+        if (first + row >= ROWS || token >= tile.count || at < 0 || at >= tokens) continue;
+        T* to = a.y + (i64)at * a.y_row + (i64)head * VALUE_SIZE + chunk * 8;
+#if VECTORS
+        store_vector(to, v);
+#else
+#pragma unroll
+        for (int k = 0; k < 8; ++k) to[k].bits = (u16)(v.word[k / 2] >> k % 2 * 16);
 #endif
     }
 }
@@ -124,20 +184,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float softcap, const __grid_constant__ Arguments a,
              const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
              const __grid_constant__ TensorMap value_map, u32* counter) {
-    take_turn();
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
     /* As they were found; one of no queries says that there are no more. */
     __shared__ Tile found[TILES];
-    u32 queries = (shared_address(shared) + 1023) / 1024 * 1024, keys = queries + TILES * KEY_BYTES, values = keys + STAGES * KEY_BYTES;
+    u32 queries = (shared_address(shared) + 1023) / 1024 * 1024, keys = queries + TILES * TILE_BYTES, values = keys + STAGES * KEY_BYTES;
     int lane = threadIdx.x % 32, group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
-    i64 sequences = sequence_extent.count();
-    int tokens = (int)token_extent.count();
+    let_next_start();
     if (threadIdx.x == 0) {
+        prefetch_map(query_map);
+        prefetch_map(key_map);
+        prefetch_map(value_map);
         for (int s = 0; s < TILES; ++s) {
             make_barrier(barriers.queries_full[s], 1);
-            make_barrier(barriers.queries_free[s], GROUPS * 4);
+            make_barrier(barriers.queries_free[s], GROUPS * 4 + 1);
         }
         for (int s = 0; s < STAGES; ++s) {
             make_barrier(barriers.keys_full[s], 1);
@@ -148,12 +209,32 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
         barriers_made();
     }
     __syncthreads();
+    await_previous();
+    i64 sequences = sequence_extent.count();
+    int tokens = (int)token_extent.count();
     Tile tile;
     if (group < 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x >= 32) return;
+        if (threadIdx.x >= 64) return;
         Place<STAGES> place;
         Place<TILES> next;
+        if (threadIdx.x >= 32) {
+            /* Values, by a warp of their own: keys need not wait until there is room for them. */
+            for (;; next.next()) {
+                await(barriers.queries_full[next.stage], next.phase);
+                tile = found[next.stage];
+                if (tile.count == 0) return;
+                int key = tile.from / KEYS * KEYS, page = page_at(a, tile, key, lane);
+                for (; key < tile.to; key += KEYS, place.next()) {
+                    int s = place.stage;
+                    await(barriers.values_free[s], place.phase ^ 1);
+                    fetch<VALUE_HALVES>(a, tile, value_map, key, page, values + s * VALUE_BYTES, barriers.values_full[s], lane);
+                    page = page_at(a, tile, key + KEYS, lane);
+                }
+                __syncwarp();
+                if (lane == 0) arrive(barriers.queries_free[next.stage]);
+            }
+        }
         Search search;
         i64 number = blockIdx.x;
         u32 tiles = 0;
@@ -167,7 +248,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 if (any) {
                     expect(full, KEY_HALVES * ROWS * 128);
                     for (int half = 0; half < KEY_HALVES; ++half) {
-                        copy_box(query_map, queries + next.stage * KEY_BYTES + half * HALF_BYTES, full, half * 64, tile.head, tile.row);
+                        copy_box(query_map, queries + next.stage * TILE_BYTES + half * HALF_BYTES, full, half * 64, tile.head, tile.row);
                     }
                 } else {
                     arrive(full);
@@ -182,12 +263,13 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 if (lane == 0) taken = atomicInc(counter, tiles - 1);
                 asked = true;
             };
-            for (int key = tile.from / KEYS * KEYS; key < tile.to; key += KEYS, place.next()) {
+            int key = tile.from / KEYS * KEYS, page = page_at(a, tile, key, lane);
+            for (; key < tile.to; key += KEYS, place.next()) {
                 int s = place.stage;
                 await(barriers.keys_free[s], place.phase ^ 1);
-                fetch<KEY_SIZE, KEY_HALVES>(a, tile, key_map, key, keys + s * KEY_BYTES, barriers.keys_full[s], lane);
-                await(barriers.values_free[s], place.phase ^ 1);
-                fetch<VALUE_SIZE, VALUE_HALVES>(a, tile, value_map, key, values + s * VALUE_BYTES, barriers.values_full[s], lane);
+                fetch<KEY_HALVES>(a, tile, key_map, key, page, keys + s * KEY_BYTES, barriers.keys_full[s], lane);
+                /* Where the next are is known by the time that there is room for them. */
+                page = page_at(a, tile, key + KEYS, lane);
                 if (!asked && key + 2 * KEYS >= tile.to) ask();
             }
             if (!asked) ask();
@@ -204,7 +286,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
             await(barriers.queries_full[next.stage], next.phase);
             tile = found[next.stage];
             if (tile.count == 0) break;
-            u32 own_queries = queries + next.stage * KEY_BYTES + group * 64 * 128;
+            u32 own_queries = queries + next.stage * TILE_BYTES + group * 64 * 128;
             Softmax softmax;
             float sums[VALUE_SIZE / 2], scores[KEYS / 2], factor[2];
             u32 weights[KEYS / 4];
@@ -269,8 +351,17 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 for (int i = 0; i < KEYS / 4; ++i) weights[i] = pack(scores[i * 2], scores[i * 2 + 1]);
                 place.next();
             }
-            __syncwarp();
-            if (lane == 0) arrive(barriers.queries_free[next.stage]);
+            float shrink[2];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                int row = rows_before + r * 8, token = row / HEADS, head = tile.head + row % HEADS, at = tile.row + token;
+                float log;
+                softmax.finish(a, scale, r, head, shrink[r], log);
+                bool real = row < ROWS && token < tile.count && at >= 0 && at < tokens;
+                if (real && a.log_sum_exp && lane % 4 == 0) a.log_sum_exp[at * a.log_row + head] = log;
+            }
+            /* All warps of the group have waited for its last scores: nobody reads queries any more. */
+            group_await(group);
             if (turns > 0) {
                 await(barriers.values_full[older.stage], older.phase);
                 u32 last = values + older.stage * VALUE_BYTES;
@@ -278,9 +369,9 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 if (end < KEYS) {
                     /* Both groups clear the rows behind the end; each sees to it that its own zeros have arrived. */
                     for (int item = threadIdx.x % 128; item < (KEYS - end) * 8 * VALUE_HALVES; item += 128) {
-                        int half = item / ((KEYS - end) * 8), at = item % ((KEYS - end) * 8);
-                        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};"
-                            :: "r"(last + half * HALF_BYTES + end * 128 + at * 16), "r"(0) : "memory");
+                        int half = item / ((KEYS - end) * 8), at = item % ((KEYS - end) * 8), row = end + at / 8;
+                        u32 there = last + half * HALF_STEP + row / 8 * GROUP_STEP(VALUE_HALVES) + row % 8 * 128 + at % 8 * 16;
+                        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" :: "r"(there), "r"(0) : "memory");
                     }
                     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                     group_await(group);
@@ -294,17 +385,15 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 if (leader) arrive(barriers.values_free[older.stage]);
                 older.next();
             }
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                int row = rows_before + r * 8, token = row / HEADS, head = tile.head + row % HEADS, at = tile.row + token;
-                float shrink, log;
-                softmax.finish(a, scale, r, head, shrink, log);
-                bool real = row < ROWS && token < tile.count && at >= 0 && at < tokens;
-                if (real && a.log_sum_exp && lane % 4 == 0) a.log_sum_exp[at * a.log_row + head] = log;
-                write_row<VALUE_SIZE / 8>(a, real, at, head, r, shrink, sums);
-            }
+            int first = group * 64 + threadIdx.x / 32 % 4 * 16;
+            write_rows(a, tile, tokens, first, queries + next.stage * TILE_BYTES + first * 128, shrink, sums);
+            reads_end();
+            __syncwarp();
+            if (lane == 0) arrive(barriers.queries_free[next.stage]);
         }
         if (group == 0) turn_await(group);
     }
+#else
+    take_turn();
 #endif
 }

@@ -34,11 +34,6 @@ struct Barriers { u64 full[STAGES], free[STAGES]; };
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* What the copy engine is told of a matrix is on its way. */
-__device__ inline void prefetch_map(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
-}
-
 /* A box of a matrix, to the same place in every block of the cluster: input, row. */
 __device__ inline void copy_to_all(const TensorMap& map, u32 to, u64& barrier, int input, int row) {
     asm volatile(

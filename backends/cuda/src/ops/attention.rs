@@ -88,6 +88,20 @@ fn vectors(tensor: &TensorDesc, size: usize) -> bool {
     size.is_multiple_of(8) && outer.iter().all(|stride| stride.is_multiple_of(unit))
 }
 
+/// Distance of the heads of pages of a cache, if those of a page are followed by those of the next.
+fn head_stride(cache: &TensorDesc) -> Option<usize> {
+    let (&[pages, heads, slots, _], &[page, head, slot, _]) = (&*cache.shape, &*cache.strides) else {
+        return None;
+    };
+    match (pages > 1, heads > 1) {
+        (true, true) => (page == heads * head).then_some(head),
+        (true, false) => Some(page),
+        (false, true) => Some(head),
+        // What there is one of has no stride, but one must be named.
+        (false, false) => Some(slots * slot),
+    }
+}
+
 /// What both kernels are made for.
 #[derive(Clone, Debug)]
 struct Kinds {
@@ -109,6 +123,8 @@ struct Kinds {
     /// Whether rows of queries, and of keys and values, can be read 16 bytes at a time.
     query_vectors: bool,
     cache_vectors: bool,
+    /// Whether the heads of all pages, of keys and of values, are one behind the other.
+    cache_even: bool,
     /// Whether rows of results can be written 16 bytes at a time.
     result_vectors: bool,
     alibi: bool,
@@ -312,6 +328,7 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, machine: &Machine) -> 
         paged: true,
         query_vectors: vectors(query, key_size),
         cache_vectors: vectors(keys, key_size) && vectors(values, value_size),
+        cache_even: head_stride(keys).is_some() && head_stride(values).is_some(),
         result_vectors: result(call, 0)?.strides[0].is_multiple_of(8),
         alibi: call.tensor(8).is_some(),
     };
@@ -370,6 +387,7 @@ pub(super) fn unpaged(op: &Attention, call: &CallDesc, machine: &Machine) -> Res
         paged: false,
         query_vectors: vectors(query, key_size),
         cache_vectors: vectors(key, key_size) && vectors(value, value_size),
+        cache_even: false,
         result_vectors: result(call, 0)?.strides[0].is_multiple_of(8),
         alibi: call.tensor(5).is_some(),
     };
@@ -429,9 +447,26 @@ mod tests {
             paged: true,
             query_vectors: true,
             cache_vectors: true,
+            cache_even: true,
             result_vectors: true,
             alibi: false,
         }
+    }
+
+    #[rstest]
+    #[case::dense([3, 2, 16, 64], [2048, 1024, 64, 1], Some(1024))]
+    #[case::room_between_pages([3, 2, 16, 64], [4096, 1024, 64, 1], None)]
+    #[case::room_between_slots([3, 2, 16, 64], [4096, 2048, 128, 1], Some(2048))]
+    #[case::one_head([3, 1, 16, 64], [4096, 1024, 64, 1], Some(4096))]
+    #[case::one_page([1, 2, 16, 64], [0, 1024, 64, 1], Some(1024))]
+    #[case::one_of_both([1, 1, 16, 64], [0, 0, 64, 1], Some(1024))]
+    fn heads_follow_heads(
+        #[case] shape: [usize; 4],
+        #[case] strides: [usize; 4],
+        #[case] expected: Option<usize>,
+    ) {
+        let cache = TensorDesc { strides: strides.to_vec(), ..TensorDesc::dense(DType::F16, &shape) };
+        assert_eq!(head_stride(&cache), expected);
     }
 
     #[test]

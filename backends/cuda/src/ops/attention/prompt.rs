@@ -7,9 +7,9 @@
 //!
 //! All else stays with the kernel for decoding: other types, odd sizes or strides, scales that are not positive.
 
-use super::{Kinds, Places};
+use super::{Kinds, Places, head_stride};
 use crate::{
-    launch::{Function, MAX_GRID, Parameters, Step, TensorMap},
+    launch::{Bound, Function, MAX_GRID, Parameters, Step, TensorMap},
     ops::{KernelSpec, Machine, type_name},
 };
 use dsrun_core::{DType, Result};
@@ -20,9 +20,10 @@ pub(super) const PROMPT: usize = 16;
 
 /// Rows of a tile of `prompt_wgmma`, and keys of a turn.
 const WGMMA_ROWS: usize = 128;
-/// Bytes of 128 rows of 64 elements: the unit of its shared memory.
+/// Elements of a row that lie together in its shared memory, and bytes of 128 rows of so many: its unit.
+const HALF: usize = 64;
 const HALF_BYTES: usize = 128 * 128;
-/// Depth of its rings of keys and values, and tiles whose queries may be there.
+/// Depth of its rings of keys and values, and tiles whose queries, and then results, may be there.
 const STAGES: usize = 2;
 const TILES: usize = 2;
 /// Its threads: three warpgroups.
@@ -85,8 +86,11 @@ impl Prompts {
             ("VECTORS", i32::from(kinds.result_vectors).to_string()),
         ];
         defines.extend(kinds.defines());
-        if let Way::Mma(row_tiles, keys) = way {
-            defines.extend([("ROW_TILES", row_tiles.to_string()), ("KEYS", keys.to_string())]);
+        match way {
+            Way::Mma(row_tiles, keys) => {
+                defines.extend([("ROW_TILES", row_tiles.to_string()), ("KEYS", keys.to_string())]);
+            }
+            Way::Wgmma => defines.push(("WHOLE", i32::from(whole(kinds)).to_string())),
         }
         let (unit, entry) = way.kernel();
         let kernel = KernelSpec::of(unit, entry, defines).with_shared(way.shared(kinds));
@@ -149,13 +153,13 @@ impl Prompts {
         }
         let parameters = parameters
             .words(self.query_map(at)?)
-            .words(self.cache_map(keys.address, self.kinds.key_size, at.key_strides, at)?)
-            .words(self.cache_map(values.address, self.kinds.value_size, at.value_strides, at)?)
+            .words(self.cache_map(keys, self.kinds.key_size, at.key_strides, at)?)
+            .words(self.cache_map(values, self.kinds.value_size, at.value_strides, at)?)
             .address(counter);
         Ok(Step::kernel(function, blocks, WGMMA_THREADS, parameters))
     }
 
-    /// Boxes of 64 elements of a tile's queries.
+    /// Boxes of half a row of a tile's queries.
     fn query_map(&self, at: &Places<'_>) -> Result<[u64; 16]> {
         let (size, heads) = (self.kinds.key_size as u64, (self.kinds.kv_heads * self.kinds.group()) as u64);
         TensorMap::of_halves(
@@ -163,32 +167,43 @@ impl Prompts {
             at.query.address,
             [size, heads, self.kinds.tokens as u64],
             [size, at.query.stride(0) as u64],
-            [64, self.heads as u32, self.tokens as u32],
+            [HALF as u32, self.heads as u32, self.tokens as u32],
         )
     }
 
-    /// Boxes of 64 elements of the keys or values of a page, or of 128 rows: element, slot, head, page.
-    fn cache_map(&self, address: u64, size: usize, strides: [u64; 3], at: &Places<'_>) -> Result<[u64; 16]> {
+    /// Boxes of the keys or values of a page: both their halves, 8 slots at a time, or 64 elements of them, or of 128 rows.
+    fn cache_map(&self, cache: &Bound, size: usize, strides: [u64; 3], at: &Places<'_>) -> Result<[u64; 16]> {
         let [page, head, slot] = strides;
         let (slots, pages) = match at.table {
             Some(_) => (self.kinds.slots as u64, at.keys.size(0) as u64),
             None => (self.kinds.tokens as u64, 1),
         };
+        let (kind, heads) = (self.kinds.cache, self.kinds.kv_heads as u64);
+        if let (true, Some(head)) = (whole(&self.kinds), head_stride(&cache.desc)) {
+            // Element, slot, half, slots by the 8, head of all heads of all pages.
+            let halves = size / HALF;
+            let sizes = [HALF as u64, 8, halves as u64, slots / 8, heads * pages];
+            let strides = [slot, HALF as u64, 8 * slot, head as u64];
+            let box_sizes = [HALF as u32, 8, halves as u32, self.box_slots() / 8, 1];
+            return TensorMap::of_halves(kind, cache.address, sizes, strides, box_sizes);
+        }
         // What there is one of has no stride, but one must be named.
         let page = if page == 0 { slot * slots } else { page };
-        TensorMap::of_halves(
-            self.kinds.cache,
-            address,
-            [size as u64, slots, self.kinds.kv_heads as u64, pages],
-            [slot, head, page],
-            [64, self.box_slots(), 1, 1],
-        )
+        // Element, slot, head, page.
+        let (sizes, strides) = ([size as u64, slots, heads, pages], [slot, head, page]);
+        TensorMap::of_halves(kind, cache.address, sizes, strides, [HALF as u32, self.box_slots(), 1, 1])
     }
 
     /// Keys that one copy brings.
     fn box_slots(&self) -> u32 {
         if self.kinds.paged { self.kinds.slots.min(WGMMA_ROWS) as u32 } else { WGMMA_ROWS as u32 }
     }
+}
+
+/// Whether a copy brings whole rows of a page's keys or values: half as many copies.
+fn whole(kinds: &Kinds) -> bool {
+    let sizes = [kinds.key_size, kinds.value_size];
+    kinds.paged && kinds.cache_even && sizes.iter().all(|size| size.is_multiple_of(HALF))
 }
 
 impl Way {
@@ -231,9 +246,9 @@ impl Way {
         match self {
             Self::Wgmma => {
                 let [key, value] =
-                    [kinds.key_size, kinds.value_size].map(|size| size.div_ceil(64) * HALF_BYTES);
+                    [kinds.key_size, kinds.value_size].map(|size| size.div_ceil(HALF) * HALF_BYTES);
                 // Room to begin at a multiple of 1024.
-                1024 + TILES * key + STAGES * (key + value)
+                1024 + TILES * key.max(value) + STAGES * (key + value)
             }
             Self::Mma(_, keys) => {
                 let [key, value] =
