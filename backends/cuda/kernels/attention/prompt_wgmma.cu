@@ -19,7 +19,7 @@
  * Products: 4 * KEY_SIZE per row and key seen, with VALUE_SIZE equal; a 128-row tile computes whole squares of 128 keys.
  * Bytes: 64 KiB of keys and values from the L2 for every 128 keys of a tile, 2048 cycles of tensor cores. The floor is their
  * rate: 4096 operations per cycle and multiprocessor; the 16384 powers of a turn take half as long and are hidden. Measured
- * on an H200, causal, 32 heads on 8, 128 elements, bf16: 590 TFLOP/s at 4096 tokens, 520 at 2048; a turn takes about 1.6
+ * on an H200, causal, 32 heads on 8, 128 elements, bf16: 590 TFLOP/s at 4096 tokens, 520 at 2048; a turn takes about 1.7
  * microseconds, the beginning and end of a tile about 3 together, which is what short prompts pay.
  */
 #define STAGES 2
