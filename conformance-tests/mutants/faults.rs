@@ -6,9 +6,9 @@ use crate::{
     wrap::{Run, launching},
 };
 use dsrun_core::{
-    Code, DType, Error, Result,
+    Code, DType, Error, Result, WeightFormat,
     device::{BufferSlice, Stream},
-    kernels::{Argument, CallDesc, Support},
+    kernels::{Argument, CallDesc, OperandDesc, Support},
     op::{AttentionMask, Matmul, Op, RopePairing, SamplingColumn},
 };
 use half::bf16;
@@ -333,6 +333,26 @@ static FAULTS: &[Fault] = &[
             lengths.map(|_, length| (length - 1).max(0));
         }),
         false => run.right(stream),
+    }),
+    run("graph_pads_a_head", |run, stream| {
+        let size = run.operand(1).and_then(|keys| keys.shape.last()).copied().unwrap_or(0);
+        if !launching() || size.is_power_of_two() {
+            return run.right(stream);
+        }
+        result(run, stream, "paged_attention", 0, |_, y| {
+            let lasts = (0..y.count()).filter(|index| index % size == size - 1);
+            lasts.for_each(|index| y.set_float(index, 0.0));
+        })
+    }),
+    run("graph_loses_scales", |run, stream| match run.call.operands.get(1) {
+        Some(Some(OperandDesc::Weight(weight)))
+            if launching() && !matches!(weight.format, WeightFormat::Dense(_)) =>
+        {
+            result(run, stream, "linear", 0, |_, y| {
+                (0..y.count()).for_each(|index| y.set_float(index, y.float(index) * 1.25));
+            })
+        }
+        _ => run.right(stream),
     }),
     run("graph_records_another", |run, stream| match launching() {
         true => result(run, stream, "commit_tokens", 0, flip),

@@ -93,6 +93,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "attention in a graph does not see the token's own key",
         "check/replay_decoder",
     ),
+    mutant(
+        "graph_pads_a_head",
+        "attention in a graph leaves out the last element of heads that are no power of two",
+        "check/replay_decoder_heads",
+    ),
+    mutant(
+        "graph_loses_scales",
+        "products by weights of integers are a quarter larger in a graph",
+        "check/replay_decoder_integers",
+    ),
     mutant("graph_records_another", "a graph records another token than it samples", "check/replay_token"),
     mutant("batch_matters", "the last bit of a row depends on how many rows there are", "check/batch_rows"),
     mutant(

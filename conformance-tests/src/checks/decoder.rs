@@ -61,8 +61,8 @@ const OTHER_HEADS: [Shape; 7] = [
     shape("grouped heads of 96", false, [2, 3, 96], [384, 512]),
     shape("heads of 96 with keys of their own", true, [2, 1, 96], [256, 384]),
     shape("groups of 16 heads of 128", true, [1, 16, 128], [128, 512]),
-    shape("tokens of 5120 elements", false, [2, 1, 128], [5120, 256]),
-    shape("an MLP of 20480 elements", false, [2, 1, 128], [256, 20_480]),
+    shape("tokens of 5120 elements", false, [1, 1, 128], [5120, 128]),
+    shape("an MLP of 20480 elements", false, [1, 1, 128], [128, 20_480]),
 ];
 
 const INTEGERS: [Shape; 4] = [
