@@ -128,13 +128,14 @@ def build(shape, length, dtype):
     return model
 
 
-def milliseconds(run, repeats=20, warm=3):
-    """The median time of `run`."""
+def milliseconds(run, repeats=20, warm=3, pause=0):
+    """The median time of `run`, with so many seconds without work in front of each."""
     for _ in range(warm):
         run()
     torch.cuda.synchronize()
     times = []
     for _ in range(repeats):
+        time.sleep(pause)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         run()
@@ -281,7 +282,7 @@ def chain(options):
         torch.cuda.synchronize()
         # As `bench prefill`: a pause in which its step is compiled, one run that does not count, and runs with a wait behind each.
         time.sleep(2)
-        ms = milliseconds(graph.replay, repeats=options.repeat, warm=1)
+        ms = milliseconds(graph.replay, repeats=options.repeat, warm=1, pause=options.pause)
         operations = 2 * rows * layers * sum(outputs * inputs for outputs, inputs in shapes.values())
         results.append({"rows": rows, "ms": round(ms, 3), "tflops": round(operations / ms / 1e9, 1)})
     return results
@@ -312,6 +313,7 @@ def main():
     parser.add_argument("--generated", type=int, default=128, help="tokens to generate for decode")
     parser.add_argument("--rows", type=int, nargs="+", default=[512, 2048], help="tokens of a prompt for chain")
     parser.add_argument("--repeat", type=int, default=3, help="runs for chain, of which the median counts")
+    parser.add_argument("--pause", type=float, default=0, help="seconds without work in front of each run of chain")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("there is no CUDA device, or this PyTorch was built without CUDA")

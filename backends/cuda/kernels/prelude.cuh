@@ -23,17 +23,33 @@ struct Extent {
     const int* said[8];
     i64 rows;
 
-    __device__ i64 count() const {
+    /* What the first two say: there are seldom more. */
+    struct Asked { int first, second; };
+
+    __device__ i64 count() const { return count(ask()); }
+    /*
+     * The same in two steps: asks, and goes on. A warp stops at the first instruction that needs what it has asked for, so reads that
+     * begin between the two do not wait for the extent.
+     */
+    __device__ Asked ask() const { return {ask_for(said[0]), ask_for(said[1])}; }
+    __device__ i64 count(Asked asked) const {
         if (!said[0]) return rows;
-        /* Mostly there are one or two: read together. */
-        int first = *said[0], least = said[1] ? *said[1] : first;
-        least = first < least ? first : least;
+        int least = asked.first < asked.second ? asked.first : asked.second;
         for (int i = 2; i < 8 && said[i]; ++i) {
             int here = *said[i];
             least = here < least ? here : least;
         }
         least = least < 0 ? 0 : least;
         return least < rows ? least : rows;
+    }
+
+private:
+    /* The largest number, where there is nothing to read. */
+    static __device__ int ask_for(const int* from) {
+        int x;
+        asm volatile("{\n.reg .pred there;\nsetp.ne.u64 there, %1, 0;\nmov.s32 %0, 0x7fffffff;\n@there ld.global.s32 %0, [%1];\n}"
+            : "=r"(x) : "l"(from) : "memory");
+        return x;
     }
 };
 

@@ -561,6 +561,10 @@ pub(crate) struct Prefill {
     /// Prompts that run side by side.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,
+    /// Seconds without work in front of each run: what a prompt takes on a device that was idle. Runs that follow each other
+    /// bring a device to its power limit, where it lowers its clock.
+    #[arg(long, default_value_t = 0, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=60))]
+    pub(crate) pause: u64,
     #[command(flatten)]
     pub(crate) measure: MeasureArguments,
     #[command(flatten)]

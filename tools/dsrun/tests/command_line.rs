@@ -414,6 +414,10 @@ fn bench_prefill_reports_each_length() {
             assert!(prompt[field].as_f64().is_some_and(|value| value > 0.0), "{field}: {figures}");
         }
     }
+    assert_eq!(figures["pause_seconds"], 0);
+    let paused = ["bench", "prefill", "--prompt", "5", "--pause", "1", "--repeat", "1", "-q"];
+    let text = run(dsrun(&paused).arg("--model").arg(tiny())).out;
+    assert!(text.contains("median of 1, 1 s of pause in front of each"), "{text}");
 }
 
 #[test]

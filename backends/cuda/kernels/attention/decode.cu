@@ -51,17 +51,17 @@ struct Tile { int sequence, row, position, keys; };
 
 #if SINGLES
 /* The row of a sequence that has one alone; false if it has none or several. */
-__device__ bool find_tile(const Arguments& a, i64 sequences, int sequence, Tile& tile) {
+__device__ bool find_tile(const Arguments& a, const Extent& extent, Extent::Asked asked, int sequence, Tile& tile) {
     int length = a.query_length[sequence];
     tile.sequence = sequence;
     tile.row = a.query_start[sequence];
     tile.keys = a.kv_length[sequence];
     tile.position = tile.keys - 1;
-    return sequence < (int)sequences && length == 1 && tile.row >= 0;
+    return sequence < (int)extent.count(asked) && length == 1 && tile.row >= 0;
 }
 #else
 /* The sequence a row belongs to; false if it belongs to none. Most likely it is the one of the same number. */
-__device__ bool find_tile(const Arguments& a, i64 sequences, int row, Tile& tile) {
+__device__ bool find_tile(const Arguments& a, const Extent& extent, Extent::Asked asked, int row, Tile& tile) {
     int lane = threadIdx.x % 32, guess = row < (int)a.sequences ? row : 0;
     int start = 0, length = 0, total = 0;
     if (a.sequences > 0) {
@@ -69,17 +69,18 @@ __device__ bool find_tile(const Arguments& a, i64 sequences, int row, Tile& tile
         length = a.query_length[guess];
         total = a.kv_length[guess];
     }
+    const int sequences = (int)extent.count(asked);
     tile.row = row;
-    if (guess < (int)sequences && start <= row && row - start < length) {
+    if (guess < sequences && start <= row && row - start < length) {
         tile.sequence = guess;
         tile.keys = total;
         tile.position = total - length + row - start;
         return true;
     }
-    for (int base = 0; base < (int)sequences; base += 32) {
+    for (int base = 0; base < sequences; base += 32) {
         int here = base + lane;
         bool own = false;
-        if (here < (int)sequences) {
+        if (here < sequences) {
             start = a.query_start[here];
             length = a.query_length[here];
             own = start <= row && row - start < length;
@@ -170,6 +171,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     int split = blockIdx.z, splits = (int)splits_at_most, first_unit = split * WARPS + warp;
 
+    const Extent::Asked asked_tokens = token_extent.ask(), asked_sequences = sequence_extent.ask();
     /* The first page of the sequence that most likely is this block's, along with the lengths. */
     int guess = blockIdx.y < a.sequences ? blockIdx.y : 0, entry = first_unit * UNIT / SLOTS, guessed = -1;
     if (SLOTS % UNIT == 0 && a.sequences > 0 && entry < (int)a.table_columns) guessed = a.table[guess * a.table_row + entry];
@@ -177,10 +179,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     const int first = first_head(a, blockIdx.x);
     Queries queries;
     if (!SINGLES) queries.read(a, blockIdx.y, first);
-    i64 tokens = token_extent.count();
     Tile tile;
-    if (!find_tile(a, sequence_extent.count(), blockIdx.y, tile)) return;
-    bool real = tile.row < tokens;
+    if (!find_tile(a, sequence_extent, asked_sequences, blockIdx.y, tile)) return;
+    bool real = tile.row < token_extent.count(asked_tokens);
     if (SINGLES && !real) return;
     int from = 0, to_key = tile.keys;
     if (MASK == 1) to_key = tile.position + 1 < to_key ? tile.position + 1 : to_key;

@@ -35,6 +35,18 @@ struct Norm {
 };
 
 #if __CUDA_ARCH__ >= 800 && DIGITS != 1
+/* Has the L1 fetch a norm's parameters, where they never change, while the kernel in front still runs. */
+template <typename T> __device__ inline void bring(const T* from, int count) {
+    const int line = 128 / sizeof(T);
+    for (int at = threadIdx.x * line; from && at < count; at += BLOCK * line) {
+        asm volatile("prefetch.global.L1 [%0];" :: "l"(from + at));
+    }
+}
+__device__ inline void bring_parameters(const Norm& norm, int inputs) {
+    bring(norm.gain, inputs);
+    if (NORM == 2) bring(norm.shift, inputs);
+}
+
 /* Norms 8 elements, given the weights and biases that are theirs. */
 __device__ inline void scale_eight(const Norm& norm, const float (&gain)[8], const float (&shift)[8], float mean, float rest,
                                    float scale, float (&values)[8]) {

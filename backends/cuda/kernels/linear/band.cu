@@ -98,8 +98,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
         fetch(i);
     }
 
+#if NORM
+    if (immutable) bring_parameters(norm, (int)inputs);
+#endif
     await_previous();
-    i64 tokens = extent.count();
+    Extent::Asked asked = extent.ask();
 #if SLICES == 1
     /* The pair that is this thread's to finish: warps take turns. What the first needs is read along with the activations. */
     int item = threadIdx.x, pair = item % 8;
@@ -110,6 +113,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
     stage<false>(x, x_row, inputs, begin, count, norm, row_sums, [&](int token, int at, bool real, const Vector& eight) {
         if (real) *(Vector*)(activations + token * X_PITCH + at * 16) = eight;
     }, [] {});
+    i64 tokens = extent.count(asked);
     __syncthreads();
 
     int group = lane / 4, part = lane % 4, slot = 0, turn = 0;

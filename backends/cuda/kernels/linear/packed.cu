@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     for (int i = 0; i < EARLY; ++i) fetch();
 
     await_previous();
-    i64 tokens = extent.count() - first_row;
+    Extent::Asked asked = extent.ask();
     /* What belongs to the outputs of a pair. */
     struct Own { float scale[2], second[2]; };
     auto get_own = [&](const Rows& rows, int pair, i64 token) {
@@ -172,6 +172,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 #pragma unroll 1
         for (int i = EARLY; i < STAGES - 1; ++i) fetch();
     });
+    i64 tokens = extent.count(asked) - first_row;
 
     int turn = 0;
     const u8 *here = ring, *ring_end = ring + STAGES * STAGE;

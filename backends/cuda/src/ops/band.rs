@@ -14,8 +14,8 @@ use std::{fmt::Display, sync::Arc};
 const ROWS: usize = 16;
 /// The most rows that are normed by every block for itself.
 const NORMED_ROWS: usize = 8;
-/// Vectors of a row that a thread may keep in registers while the row is normed.
-const HELD: usize = 8;
+/// Vectors of a row that a thread of [`WARPS`] warps, alone on a multiprocessor, may keep in registers while the row is normed.
+const HELD: usize = 32;
 /// Warps that multiply.
 const WARPS: usize = 8;
 /// Inputs of a piece, and bytes of a stage of all rings.
@@ -145,8 +145,9 @@ pub(super) fn plan(
         ("PACED", &i32::from(behind_attention)),
     ];
     let mut spec = KernelSpec::new("linear/band.cu", "band", defines).with_shared(cut.shared);
-    spec.defines.extend(norm_defines(chain, [rows, inputs], WARPS, call)?);
+    spec.defines.extend(norm_defines(chain, call)?);
     spec.defines.extend(chain.defines(call)?);
+    spec.defines.push(("OWN", own_vectors([rows, inputs], WARPS, HELD).to_string()));
     let items = 8 * rows;
     let (workspace, persistent) = match cut.slices {
         1 => (0, 0),
@@ -179,13 +180,17 @@ pub(super) fn tiles(chain: &Chain, outputs: usize, call: &CallDesc) -> Result<Op
     })
 }
 
-/// The constants of what stands in front of a product of so many rows and inputs, for blocks of so many warps.
-pub(super) fn norm_defines(
-    chain: &Chain,
-    [rows, inputs]: [usize; 2],
-    warps: usize,
-    call: &CallDesc,
-) -> Result<Vec<(&'static str, String)>> {
+/// How many vectors of a row each thread of a block of so many warps has, if they may stay in registers while the row is normed:
+/// `most` at most, else 0.
+pub(super) fn own_vectors([rows, inputs]: [usize; 2], warps: usize, most: usize) -> usize {
+    // Rows share the warps evenly.
+    let warps = (warps / rows.next_power_of_two()).max(1);
+    let own = inputs.div_ceil(8 * warps * 32);
+    if own <= most { own } else { 0 }
+}
+
+/// The constants of what stands in front of a product.
+pub(super) fn norm_defines(chain: &Chain, call: &CallDesc) -> Result<Vec<(&'static str, String)>> {
     let name = |index: Option<usize>| match index {
         Some(index) => operand(call, index).and_then(|tensor| type_name(tensor.dtype)),
         None => Ok("f32"),
@@ -195,17 +200,12 @@ pub(super) fn norm_defines(
         Some(Norm::Rms(..)) => 1,
         Some(Norm::Layer(..)) => 2,
     };
-    // Vectors of a row for each thread, if they may stay in registers. Rows share the warps evenly.
-    let warps = (warps / rows.next_power_of_two()).max(1);
-    let own = inputs.div_ceil(8 * warps * 32);
-    let own = if own <= HELD { own } else { 0 };
     let (gain, shift) = chain.norm.map_or((None, None), |norm| (norm.gain(), norm.shift()));
     Ok([
         ("BIAS", name(chain.bias)?.to_owned()),
         ("G", name(gain)?.to_owned()),
         ("SHIFT", name(shift)?.to_owned()),
         ("NORM", norm.to_string()),
-        ("OWN", own.to_string()),
     ]
     .into())
 }

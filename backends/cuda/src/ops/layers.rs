@@ -30,7 +30,7 @@ use dsrun_core::{
     kernels::CallDesc,
     op::{AttentionMask, GateLayout, Op, PagedAttention, RopePairing},
 };
-use shape::{LAYER_WORDS, MAX_HEAD, MAX_LAYERS, PRODUCTS, WARPS};
+use shape::{LAYER_WORDS, MAX_HEAD, MAX_LAYERS, PRODUCTS};
 use std::{ops::Range, sync::Arc};
 
 /// Calls of a layer.
@@ -138,8 +138,7 @@ impl Product {
             return Ok(None);
         }
         let weight = frame.weight(chain.weight)?;
-        let mut defines = norm_defines(&chain, [1, described.columns()], WARPS, call)?;
-        defines.retain(|(name, _)| *name != "OWN");
+        let mut defines = norm_defines(&chain, call)?;
         defines.extend(chain.defines(call)?);
         defines.push(("X", type_name(x.dtype)?.to_owned()));
         // Nothing is read before its turn that may change.

@@ -26,6 +26,8 @@ const LARGE_GROUP: usize = 128;
 /// Bytes that an activation is split into, and inputs that share a power of two.
 const DIGITS: usize = 3;
 const SHARING: usize = 128;
+/// Vectors of a row that a thread may keep in registers while the row is normed.
+const HELD: usize = 8;
 /// The most rows there are launches for, where [`mixed`] does not take them: of more, unpacking the weights and cuBLASLt are
 /// faster.
 const MOST_ROWS: usize = 32;
@@ -242,8 +244,9 @@ pub(super) fn plan(
             spec.defines[0].1 = type_name(x.dtype)?.to_owned();
         }
         spec.defines.extend(packing.defines());
-        spec.defines.extend(band::norm_defines(chain, [rows, inputs], cut.warps, call)?);
+        spec.defines.extend(band::norm_defines(chain, call)?);
         spec.defines.extend(chain.defines(call)?);
+        spec.defines.push(("OWN", band::own_vectors([rows, inputs], cut.warps, HELD).to_string()));
         if cut.slices > 1 {
             workspace = workspace.max(tiles * cut.slices * 8 * rows * 8);
             persistent = persistent.max(tiles * (8 * rows).div_ceil(32) * 4);

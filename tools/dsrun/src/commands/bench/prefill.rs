@@ -10,7 +10,10 @@ use crate::{
 use anyhow::{Result, bail};
 use dsrun_engine::{Engine, EnginePlan, Request, SamplingOptions};
 use serde::Serialize;
-use std::time::Instant;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 /// What was measured.
 #[derive(Debug, Serialize)]
@@ -20,6 +23,8 @@ struct Figures {
     dtype: String,
     batch: usize,
     repeats: usize,
+    /// Without work, in front of each run.
+    pause_seconds: u64,
     /// Tokens that a step may process.
     step_tokens: usize,
     prompts: Vec<Prompt>,
@@ -59,8 +64,10 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
         terminal.note(&format!("{tokens} tokens"));
         // The first run compiles the step.
         run_once(&mut engine, command.batch, tokens, vocabulary)?;
-        let runs =
-            (0..command.measure.repeat).map(|_| run_once(&mut engine, command.batch, tokens, vocabulary));
+        let runs = (0..command.measure.repeat).map(|_| {
+            thread::sleep(Duration::from_secs(command.pause));
+            run_once(&mut engine, command.batch, tokens, vocabulary)
+        });
         let seconds = median(runs.collect::<Result<_>>()?);
         prompts.push(Prompt {
             tokens,
@@ -75,6 +82,7 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
         dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         batch: command.batch,
         repeats: command.measure.repeat,
+        pause_seconds: command.pause,
         step_tokens: options.step_tokens,
         prompts,
     };
@@ -100,8 +108,12 @@ fn run_once(engine: &mut Engine, batch: usize, tokens: usize, vocabulary: usize)
 }
 
 fn show(figures: &Figures) -> Result<()> {
+    let pauses = match figures.pause_seconds {
+        0 => String::new(),
+        seconds => format!(", {seconds} s of pause in front of each"),
+    };
     print(&format!(
-        "{} on {}, dtype {}: batch {}, steps of up to {} tokens, median of {}",
+        "{} on {}, dtype {}: batch {}, steps of up to {} tokens, median of {}{pauses}",
         figures.model,
         figures.backend_device,
         figures.dtype,
