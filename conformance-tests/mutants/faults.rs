@@ -11,7 +11,7 @@ use dsrun_core::{
     kernels::{Argument, CallDesc, OperandDesc, Support},
     op::{AttentionMask, Matmul, Op, RopePairing, SamplingColumn},
 };
-use half::bf16;
+use half::{bf16, f16};
 use std::{
     sync::{
         Mutex, PoisonError,
@@ -334,6 +334,7 @@ static FAULTS: &[Fault] = &[
         }),
         false => run.right(stream),
     }),
+    run("graph_flushes_weights", graph_flushes_weights),
     run("graph_pads_a_head", |run, stream| {
         let size = run.operand(1).and_then(|keys| keys.shape.last()).copied().unwrap_or(0);
         if !launching() || size.is_power_of_two() {
@@ -671,6 +672,49 @@ fn graph_of_old_data(run: &Run, stream: &mut dyn Stream) -> Result<()> {
         None => *snapshot = Some(tensors.map(|slice| bytes(stream, slice)).collect::<Result<_>>()?),
     }
     run.right(stream)
+}
+
+/// Attention of one token with weights of f16, 16 keys at a time, of which the largest is 1.
+fn graph_flushes_weights(run: &Run, stream: &mut dyn Stream) -> Result<()> {
+    let Op::PagedAttention(op) = run.call.op else { return run.right(stream) };
+    if !launching() || run.operand(0).is_none_or(|query| query.dtype != DType::F16 || query.shape[0] != 1) {
+        return run.right(stream);
+    }
+    let mut operand = |index| copied(run, stream, index);
+    let (Some(query), Some(keys), Some(values)) = (operand(0)?, operand(1)?, operand(2)?) else {
+        return run.right(stream);
+    };
+    let (Some(length), Some(pages)) = (operand(5)?, operand(6)?) else { return run.right(stream) };
+    let [_, kv_heads, slots, size] = keys.desc.shape[..] else { return run.right(stream) };
+    let group = op.query_heads as usize / kv_heads;
+    result(run, stream, "paged_attention", 0, |_, y| {
+        for head in 0..kv_heads * group {
+            let row = |key: usize| {
+                let page = pages.integer(key / slots) as usize;
+                ((page * kv_heads + head / group) * slots + key % slots) * size
+            };
+            let rows: Vec<usize> = (0..length.integer(0) as usize).map(row).collect();
+            let score = |row: &usize| {
+                (0..size).map(|at| query.float(head * size + at) * keys.float(row + at)).sum::<f32>()
+                    * op.scale
+            };
+            let scores: Vec<f32> = rows.iter().map(score).collect();
+            let largest = |scores: &[f32]| scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let most = largest(&scores);
+            let sum: f32 = scores.iter().map(|score| (score - most).exp()).sum();
+            let of_16 = |scores: &[f32]| {
+                let own = largest(scores);
+                let rounded = |score: &f32| f16::from_f32((score - own).exp()).to_f32() * (own - most).exp();
+                scores.iter().map(rounded).collect::<Vec<_>>()
+            };
+            let weights: Vec<f32> = scores.chunks(16).flat_map(of_16).collect();
+            for at in 0..size {
+                let all: f32 =
+                    rows.iter().zip(&weights).map(|(row, weight)| weight * values.float(row + at)).sum();
+                y.set_float(head * size + at, if rows.is_empty() { 0.0 } else { all / sum });
+            }
+        }
+    })
 }
 
 fn disturbed_by_others(run: &Run, stream: &mut dyn Stream) -> Result<()> {

@@ -94,6 +94,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "check/replay_decoder",
     ),
     mutant(
+        "graph_flushes_weights",
+        "attention in a graph keeps weights of f16 as parts of the largest of 16 keys, where small ones are lost",
+        "check/replay_decoder",
+    ),
+    mutant(
         "graph_pads_a_head",
         "attention in a graph leaves out the last element of heads that are no power of two",
         "check/replay_decoder_heads",

@@ -29,6 +29,7 @@ use dsrun_core::{
         well_known::{self, AttentionInput, MlpActivation, Norm},
     },
 };
+use std::iter;
 
 /// What layers are made of.
 struct Shape {
@@ -44,14 +45,18 @@ struct Shape {
     inner: usize,
     /// The name of the format of weights; none: dense, as activations.
     format: Option<&'static str>,
+    /// Whether a token's own key has nearly all the weight, and those before it large values, so that even the few of them that a
+    /// device may take together with it come to as much.
+    small_weights: bool,
 }
 
-const SHAPES: [Shape; 5] = [
+const SHAPES: [Shape; 6] = [
     shape("grouped heads of 64", true, [2, 4, 64], [256, 512]),
     shape("grouped heads of 128", true, [2, 2, 128], [512, 384]),
     shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 256]),
     shape("heads of 128 with keys of their own", false, [2, 1, 128], [384, 512]),
     shape("groups of 16 heads", true, [1, 16, 32], [128, 512]),
+    shape("small weights on large values", false, [4, 1, 64], [256, 256]).with_small_weights(),
 ];
 
 /// Heads of sizes that are no power of two, many of a large one, and long rows.
@@ -74,13 +79,18 @@ const INTEGERS: [Shape; 4] = [
 
 const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {
     let ([kv_heads, group, size], [hidden, inner]) = (heads, sizes);
-    Shape { name, llama, kv_heads, group, size, hidden, inner, format: None }
+    Shape { name, llama, kv_heads, group, size, hidden, inner, format: None, small_weights: false }
 }
 
 impl Shape {
     /// The same with weights of a format.
     const fn of(self, format: &'static str) -> Self {
         Self { format: Some(format), ..self }
+    }
+
+    /// The same with weights of attention that are small.
+    const fn with_small_weights(self) -> Self {
+        Self { small_weights: true, ..self }
     }
 
     /// What it is called with activations of a type.
@@ -167,19 +177,21 @@ impl Layers {
         let cache = [PAGES, shape.kv_heads, BLOCK, shape.size];
         let (mut own, mut caches) = (Vec::new(), Vec::new());
         for _ in 0..LAYERS {
-            let mut product = |normed: bool, rows: usize, columns: usize, size: f64| {
+            let mut product = |normed: bool, [rows, columns]: [usize; 2], size: f64, lean: &[f64]| {
                 let mut operands = Vec::new();
-                let mut vector = |length: usize, low: f64, high: f64| {
-                    let all: Vec<f64> = (0..length).map(|_| random.between(low, high)).collect();
+                let mut vector = |length: usize, low: f64, high: f64, lean: &[f64]| {
+                    let lean = lean.iter().chain(iter::repeat(&0.0));
+                    let all: Vec<f64> =
+                        lean.take(length).map(|lean| lean + random.between(low, high)).collect();
                     bench.give(&Tensor::floats(dtype, &[length], &all))
                 };
                 if normed {
-                    operands.push(vector(columns, 0.5, 1.5)?);
+                    operands.push(vector(columns, 0.5, 1.5, &[])?);
                 }
                 if normed && !shape.llama {
-                    operands.push(vector(columns, -0.2, 0.2)?);
+                    operands.push(vector(columns, -0.2, 0.2, &[])?);
                 }
-                let bias = if shape.llama { None } else { Some(vector(rows, -0.2, 0.2)?) };
+                let bias = if shape.llama { None } else { Some(vector(rows, -0.2, 0.2, lean)?) };
                 // Dense ones have now and then an element a hundred times as large, which makes rows five times as large.
                 let rare = if shape.format.is_some() { 1.0 } else { 8.0 };
                 let size = size / (columns as f64).sqrt() / rare;
@@ -189,13 +201,26 @@ impl Layers {
                 Ok::<_, Stop>(operands)
             };
             let first = if shape.llama { 2 * shape.inner } else { shape.inner };
+            let (input, output, lean) = match shape.small_weights {
+                false => (1.5, 1.0, Vec::new()),
+                // The score of a token with itself is about 16, and with those before it 0: 2^23 times less weight for each. What it
+                // attends to shows beside what it is itself.
+                true => {
+                    let key = 16.0 / 2.0 / (shape.size as f64).sqrt();
+                    (0.05, 30.0, [vec![2.0; heads], vec![key; keys]].concat())
+                }
+            };
             own.push([
-                product(true, heads + 2 * keys, shape.hidden, 1.5)?,
-                product(false, shape.hidden, heads, 1.0)?,
-                product(true, first, shape.hidden, 1.0)?,
-                product(false, shape.hidden, shape.inner, 1.0)?,
+                product(true, [heads + 2 * keys, shape.hidden], input, &lean)?,
+                product(false, [shape.hidden, heads], output, &[])?,
+                product(true, [first, shape.hidden], 1.0, &[])?,
+                product(false, [shape.hidden, shape.inner], 1.0, &[])?,
             ]);
-            caches.push([2.0, 1.0].map(|size| random.scaled(dtype, &cache, Values::Uniform, size)));
+            caches.push(match shape.small_weights {
+                false => [2.0, 1.0].map(|size| random.scaled(dtype, &cache, Values::Uniform, size)),
+                true => [0.0, 60_000.0]
+                    .map(|value| Tensor::floats(dtype, &cache, &vec![value; cache.iter().product()])),
+            });
         }
         let frequencies: Vec<f64> =
             (0..shape.size / 2).map(|pair| 10_000f64.powf(-2.0 * pair as f64 / shape.size as f64)).collect();

@@ -20,6 +20,13 @@ __device__ inline float sum_of_four(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+/*
+ * The weight of a key whose score is `below` others by so much, which is nothing or negative: a power of 2. In f16 the largest is 2^15,
+ * so that weights have all 11 bits until they are 2^29 times smaller: a large value can make up for a small weight. What weights
+ * are too large by, their sums are too.
+ */
+__device__ inline float weight_of(float below) { return power(HALF ? below + 15.0f : below); }
+
 /* Keys and values of a unit, as lanes have them; how many keys it has, and which of them is the token's own. */
 struct Unit {
     Vector key[2][KEY_BLOCKS], value[VALUE_BLOCKS][4];
@@ -200,7 +207,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
             sum[half] *= factor[half];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                its[i] = power(its[i] - shift);
+                its[i] = weight_of(its[i] - shift);
                 sum[half] += its[i];
             }
             weights[half][0] = pair_of(its[0], its[1]);
