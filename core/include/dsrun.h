@@ -1019,6 +1019,25 @@ typedef struct dsr_diagnose_api {
                                   struct dsr_finding *finding);
 } dsr_diagnose_api;
 
+// The extension "prepare" of a plugin: what it builds is built ahead of the first request, also on a machine without the device.
+// Any thread, at the same time.
+typedef struct dsr_prepare_api {
+    // sizeof(dsr_prepare_api) of the plugin.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // A device that is not here, by a name that the plugin knows it by; closed as others are. It answers query, prepack_query and
+    // plan as the device would, has no memory to allocate, and runs nothing. DSR_CODE_INVALID_ARGUMENT if the name is not known
+    // or says too little: the message says which names there are. DSR_CODE_UNSUPPORTED if there are none.
+    struct dsr_status *(*device_describe)(struct dsr_backend *backend,
+                                          struct dsr_str name,
+                                          struct dsr_device **device);
+    // Builds what a graph of such calls, in this order, would need beside what planning each of them builds.
+    struct dsr_status *(*graph_prepare)(struct dsr_device *device,
+                                        const struct dsr_call_desc *const *calls,
+                                        size_t count);
+} dsr_prepare_api;
+
 // The one symbol a plugin exports, as `dsrun_plugin_entry_v0`. Called once for every load, before anything else. `host` is
 // valid for ever. Sets `plugin` to the plugin's table, which is valid for ever.
 typedef struct dsr_status *(*dsr_plugin_entry)(const struct dsr_host_api *host,

@@ -38,6 +38,8 @@ mod status;
 
 /// The name of the extension by which a plugin tells what it found on the machine: a [`raw::dsr_diagnose_api`].
 pub(crate) const DIAGNOSE_EXTENSION: &str = "diagnose";
+/// The name of the extension by which a plugin builds ahead: a [`raw::dsr_prepare_api`].
+pub(crate) const PREPARE_EXTENSION: &str = "prepare";
 
 pub use export::Export;
 pub(crate) use plugin::find_library;

@@ -41,6 +41,17 @@ pub trait Backend: Send + Sync + Debug {
     /// If there is no such device, or an option cannot be met.
     fn open(&self, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>>;
 
+    /// A device that is not here, by a name that the backend knows it by: to have built ahead, on a machine without it, what the
+    /// device will need. It answers queries and plans as the device would; it has no memory to allocate, and runs nothing.
+    ///
+    /// # Errors
+    /// [`crate::Code::Unsupported`] if the backend builds nothing ahead, [`crate::Code::InvalidArgument`] if it does not know the
+    /// name or that says too little; the message says which it knows. [`crate::Code::Unavailable`] if what builds is missing.
+    fn describe(&self, name: &str) -> Result<Arc<dyn Device>> {
+        let message = format!("the backend builds nothing ahead for a device that is not here, as {name:?}");
+        Err(Error::unsupported(message))
+    }
+
     /// What the backend uses on this machine, and what it found of it: for people, who want to know why it works or does not.
     fn diagnose(&self) -> Vec<Finding> {
         Vec::new()

@@ -1,6 +1,10 @@
 //! Capturing a sequence of bound calls once and replaying it.
 
-use crate::{Result, device::Stream, kernels::BoundCall};
+use crate::{
+    Result,
+    device::Stream,
+    kernels::{BoundCall, CallDesc},
+};
 use std::fmt::Debug;
 
 /// Work that can be launched again and again. Everything that changes from step to step is device memory.
@@ -19,6 +23,16 @@ pub trait Graphs: Send + Sync {
     /// # Errors
     /// If a call is not safe to capture, or the device cannot hold the graph.
     fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>>;
+
+    /// Builds ahead what a graph of such calls, in this order, would need beside what planning each of them builds: a device may
+    /// run several calls of a graph as one. What comes of it is kept by the backend, as what planning builds is.
+    ///
+    /// # Errors
+    /// Those of compilation.
+    fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
+        let _ = calls;
+        Ok(())
+    }
 }
 
 /// What stands in for a graph on devices that have none: the list of calls.

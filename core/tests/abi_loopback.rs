@@ -91,6 +91,24 @@ fn information_crosses_as_it_is() {
 }
 
 #[test]
+fn a_device_that_is_not_here_and_what_graphs_need_cross() {
+    let plugin = loopback();
+    let device = plugin.describe("zeroth").unwrap();
+    let plain = Tiny::new().open(0, &DeviceOptions::default()).unwrap();
+    assert_eq!(device.properties(), plain.properties());
+    let error = plugin.describe("eighth").unwrap_err();
+    assert_eq!((error.code(), error.message()), (Code::InvalidArgument, "\"eighth\" is not known"));
+    let desc = TensorDesc::dense(DType::F32, &[3, 2]);
+    let calls = [fill(1.0, &desc), call(Barrier { axis: MeshAxis::Tensor }, &[], &[]), fill(2.0, &desc)];
+    let error = device.graphs().unwrap().prepare(&calls[..1]).unwrap_err();
+    assert_eq!(error.message(), "nothing is built for [\"fill\"]");
+    let error = device.graphs().unwrap().prepare(&[calls[0].clone(), calls[2].clone()]).unwrap_err();
+    assert_eq!(error.message(), "nothing is built for [\"fill\", \"fill\"]");
+    // A collective without its ranks is no call.
+    assert_eq!(device.graphs().unwrap().prepare(&calls).unwrap_err().op(), Some("barrier"));
+}
+
+#[test]
 fn errors_keep_code_place_and_message() {
     let plugin = loopback();
     let error = plugin.open(5, &DeviceOptions::default()).unwrap_err();

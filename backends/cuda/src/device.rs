@@ -1,6 +1,8 @@
 //! The backend, its devices, and handles on them.
 
 use crate::{
+    ahead::AbsentDevice,
+    compiler::Cache,
     context::Context,
     diagnose, fault,
     graph::CudaGraphs,
@@ -26,7 +28,7 @@ use std::{ffi::CStr, sync::Arc};
 /// The oldest driver: 12.0.
 const OLDEST_DRIVER: i32 = 12_000;
 /// The oldest devices: compute capability 7.5.
-const OLDEST_CAPABILITY: u32 = 75;
+pub(crate) const OLDEST_CAPABILITY: u32 = 75;
 /// Memory left to the driver and to compiled kernels.
 const RESERVE: u64 = 256 << 20;
 /// The environment variable that leaves products of few rows to cuBLASLt, to compare.
@@ -81,6 +83,10 @@ impl Backend for CudaBackend {
             return Err(Error::invalid(format!("is {index}, there are {count}")).at("device"));
         }
         Ok(Arc::new(CudaDevice::open(index, options)?))
+    }
+
+    fn describe(&self, name: &str) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(AbsentDevice::open(name, Cache::of_user())?))
     }
 
     fn diagnose(&self) -> Vec<Finding> {
@@ -141,8 +147,32 @@ fn attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32> {
 }
 
 /// A compute capability as people write it.
-fn written(capability: u32) -> String {
+pub(crate) fn written(capability: u32) -> String {
     format!("{}.{}", capability / 10, capability % 10)
+}
+
+/// What recipes need to know of a device of a compute capability, with what else this machine has.
+pub(crate) fn machine(capability: u32, processors: usize) -> Machine {
+    let skinny = std::env::var_os(NO_SKINNY).is_none();
+    Machine { capability, processors, blas: Library::CublasLt.is_present(), skinny }
+}
+
+/// What a device is and can do.
+pub(crate) fn properties(name: String, memory_bytes: u64) -> DeviceProperties {
+    DeviceProperties {
+        name,
+        memory_bytes,
+        alignment: ALIGNMENT,
+        dtypes: vec![DType::BF16, DType::F16, DType::F32],
+        profiles: vec![Profile::LlmCore1, Profile::LlmQuant1],
+        strict_nan: true,
+        unified_memory: false,
+    }
+}
+
+/// How much of a device's memory a handle may hold.
+pub(crate) fn reserved(total: u64) -> u64 {
+    total.saturating_sub(RESERVE)
 }
 
 /// Reads the compute capability that a device of another is to be taken for.
@@ -189,25 +219,12 @@ impl CudaDevice {
             return Err(Error::unsupported(message).at("compute_share"));
         }
         Library::Nvrtc.require()?;
-        let machine = Machine {
-            capability: taken_for,
-            processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1)
-                as usize,
-            blas: Library::CublasLt.is_present(),
-            skinny: std::env::var_os(NO_SKINNY).is_none(),
-        };
-        let account = Account::new(options.memory_limit.unwrap_or_else(|| total.saturating_sub(RESERVE)));
+        let processors = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1);
+        let machine = machine(taken_for, processors as usize);
+        let account = Account::new(options.memory_limit.unwrap_or_else(|| reserved(total)));
         let context = Context::open(index, machine, taken_for != capability, account)?;
         tracing::debug!(%name, ?machine, total, "opened a GPU");
-        let properties = DeviceProperties {
-            name,
-            memory_bytes: total,
-            alignment: ALIGNMENT,
-            dtypes: vec![DType::BF16, DType::F16, DType::F32],
-            profiles: vec![Profile::LlmCore1, Profile::LlmQuant1],
-            strict_nan: true,
-            unified_memory: false,
-        };
+        let properties = properties(name, total);
         let (kernels, graphs) =
             (CudaKernels { context: context.clone() }, CudaGraphs { context: context.clone() });
         Ok(Self { properties, context, kernels, graphs })

@@ -1,6 +1,7 @@
 //! Capturing bound calls as a CUDA graph, which replays with one launch.
 
 use crate::{
+    ahead,
     context::{Context, Raw},
     kernels::Work,
     launch::Step,
@@ -15,7 +16,7 @@ use dsrun_core::{
     Result,
     device::Stream,
     graph::{Graph, Graphs},
-    kernels::BoundCall,
+    kernels::{BoundCall, CallDesc},
 };
 use std::{ffi::CStr, ptr, sync::Arc};
 
@@ -69,6 +70,11 @@ impl Graphs for CudaGraphs {
         context.check(status, "making a graph of a capture")?;
         let (context, raw) = (context.clone(), Raw(executable));
         Ok(Box::new(CudaGraph { context, raw, _calls: calls, _merged: merged }))
+    }
+
+    fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
+        let kernels = ahead::of_graph(calls, &self.context.machine);
+        kernels.iter().try_for_each(|spec| self.context.function(spec).map(drop))
     }
 }
 

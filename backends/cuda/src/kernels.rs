@@ -8,6 +8,7 @@ use crate::{
         self, Recipe,
         layers::{Part, Traffic},
     },
+    spec::Machine,
     stream::CudaStream,
     weight::{self, CudaWeight},
 };
@@ -20,6 +21,19 @@ use dsrun_core::{
 };
 use std::{fmt, sync::Arc};
 
+/// Whether and how a machine runs a call.
+pub(crate) fn support(call: &CallDesc, machine: &Machine) -> Support {
+    match call.validate().and_then(|()| ops::recipe(call, machine)) {
+        Ok(recipe) => Support {
+            workspace_bytes: recipe.workspace,
+            persistent_bytes: recipe.persistent,
+            batch_invariant: recipe.batch_invariant,
+            ..Support::native()
+        },
+        Err(error) => Support::no(error.to_string()),
+    }
+}
+
 /// What a handle computes.
 #[derive(Debug)]
 pub(crate) struct CudaKernels {
@@ -28,16 +42,7 @@ pub(crate) struct CudaKernels {
 
 impl Kernels for CudaKernels {
     fn query(&self, call: &CallDesc) -> Result<Support> {
-        let recipe = call.validate().and_then(|()| ops::recipe(call, &self.context.machine));
-        Ok(match recipe {
-            Ok(recipe) => Support {
-                workspace_bytes: recipe.workspace,
-                persistent_bytes: recipe.persistent,
-                batch_invariant: recipe.batch_invariant,
-                ..Support::native()
-            },
-            Err(error) => Support::no(error.to_string()),
-        })
+        Ok(support(call, &self.context.machine))
     }
 
     fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {

@@ -15,6 +15,8 @@
 //! | module | holds |
 //! |---|---|
 //! | `device` | backend, device handle, properties |
+//! | `ahead` | a device that is not here, whose kernels are built |
+//! | `part` | GPUs that need not be here, by name |
 //! | `library` | which libraries are there, and where they were looked for |
 //! | `diagnose` | what is found of them, for people |
 //! | `context` | what all objects of a handle share: the CUDA context, its account, loaded kernels |
@@ -32,6 +34,7 @@
 //! | `kernels` | query, prepack, plan, bind |
 //! | `ops` | recipes, one file per op family as in `dsrun_core::op` |
 
+mod ahead;
 mod blas;
 pub mod compiler;
 mod context;
@@ -44,6 +47,7 @@ mod launch;
 pub mod library;
 mod memory;
 mod ops;
+mod part;
 mod recent;
 mod source;
 mod spec;

@@ -9,6 +9,7 @@ mod diagnose;
 mod group;
 mod log;
 mod op;
+mod prepare;
 mod stream;
 
 use super::{prefix, raw::*, status};

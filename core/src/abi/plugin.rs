@@ -9,10 +9,11 @@ mod device;
 mod diagnose;
 mod group;
 mod kernels;
+mod prepare;
 mod stream;
 mod tables;
 
-use super::{encode, host, prefix, raw::*, status};
+use super::{encode, host, prefix, prefix::Prefixed, raw::*, status};
 use crate::{
     Code, Error, Result,
     device::{Backend, BackendInfo, Device, DeviceInfo, DeviceOptions, Finding},
@@ -54,6 +55,24 @@ impl fmt::Debug for Plugin {
 unsafe impl Send for Plugin {}
 // SAFETY: as above.
 unsafe impl Sync for Plugin {}
+
+impl Plugin {
+    /// The table of an extension; none if the plugin does not have it.
+    ///
+    /// # Errors
+    /// If the plugin panicked before, or the table is none.
+    fn extension<T: Prefixed>(&self, name: &str) -> Result<Option<T>> {
+        self.health.check("plugin")?;
+        let Some(get_extension) = self.tables.api.get_extension else { return Ok(None) };
+        // SAFETY: the plugin's function, with its own backend and a text that lives meanwhile.
+        let table = unsafe { get_extension(self.tables.api.backend, prefix::str_of(name)) };
+        if table.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: an extension of a name is always the same table, which callers name by `T`, and valid for ever.
+        unsafe { prefix::read(table.cast::<T>()) }.map(Some)
+    }
+}
 
 /// Whether an object may still be used: a panic leaves it in a state that nobody knows.
 #[derive(Debug, Default)]
@@ -261,6 +280,10 @@ impl Backend for PluginBackend {
         let no_device = |_| Error::invalid(format!("there is no device {index}")).at("index");
         let index = u32::try_from(index).map_err(no_device)?;
         Ok(Arc::new(PluginDevice::open(&self.plugin, index, &encode::options(options)?)?))
+    }
+
+    fn describe(&self, name: &str) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(prepare::describe(&self.plugin, name)?))
     }
 
     fn diagnose(&self) -> Vec<Finding> {

@@ -29,7 +29,7 @@ prefixed! {
     dsr_error, dsr_device_info, dsr_device_options, dsr_device_properties, dsr_memory_use, dsr_region, dsr_transport,
     dsr_call_desc, dsr_support, dsr_weight_desc, dsr_packed_layout, dsr_row_reader, dsr_arguments, dsr_bind_limits,
     dsr_host_api, dsr_plugin_api, dsr_memory_api, dsr_stream_api, dsr_event_api, dsr_op_api, dsr_graph_api, dsr_comm_api,
-    dsr_finding, dsr_diagnose_api,
+    dsr_finding, dsr_diagnose_api, dsr_prepare_api,
 }
 
 /// No struct that begins with its size is or was shorter.

@@ -97,6 +97,13 @@ impl Backend for Tiny {
         }))
     }
 
+    fn describe(&self, name: &str) -> Result<Arc<dyn Device>> {
+        match name {
+            "zeroth" => self.open(0, &DeviceOptions::default()),
+            _ => Err(Error::invalid(format!("{name:?} is not known")).at("device")),
+        }
+    }
+
     fn diagnose(&self) -> Vec<Finding> {
         assert!(!self.panics_when_listed, "there is nothing to find");
         let finding = |subject: &str, present, detail: &str| Finding {
@@ -357,6 +364,12 @@ impl Kernels for TinyDevice {
 impl Graphs for TinyDevice {
     fn capture(&self, _: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
         Ok(Box::new(TinyGraph { calls: CallList::new(calls), _counted: Counted::new() }))
+    }
+
+    /// Builds nothing, and says what it was asked for.
+    fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
+        let names: Vec<&str> = calls.iter().map(|call| call.op.name()).collect();
+        Err(Error::unsupported(format!("nothing is built for {names:?}")))
     }
 }
 

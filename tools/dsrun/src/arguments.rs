@@ -387,8 +387,8 @@ pub(crate) struct Kernels {
 pub(crate) enum KernelsCommand {
     /// Build the kernels that a model needs on a device, so that the first request does not wait for them.
     ///
-    /// They are for the device at hand: machines with the same device and libraries may share the cache. What shows only in a
-    /// captured step, such as one launch for all layers of a small model, is built by the first run.
+    /// They are for the device at hand, or, with --for, for one that is not here. Machines with the same device and libraries may
+    /// share the cache.
     Build(KernelsBuild),
 }
 
@@ -397,6 +397,10 @@ pub(crate) struct KernelsBuild {
     /// Requests that will run side by side.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
     pub(crate) batch: usize,
+    /// Build for a device that is not here, by a name that the backend knows: h200, say, while an image is made on a machine
+    /// without a GPU. A name that it does not know has it list those that it does.
+    #[arg(long = "for", visible_alias = "arch", value_name = "DEVICE", conflicts_with_all = ["device", "threads"])]
+    pub(crate) absent: Option<String>,
     /// Kernels built at the same time; as many as there are processors if not given.
     #[arg(long, short, value_name = "COUNT", value_parser = positive)]
     pub(crate) jobs: Option<usize>,

@@ -8,9 +8,9 @@ use crate::{
     find_backend::find_backend,
     terminal::{FetchBar, Terminal},
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use dsrun_core::{
-    DType, WeightFormat,
+    Code, DType, WeightFormat,
     device::{Device, DeviceOptions},
     registry::Registry,
 };
@@ -42,6 +42,21 @@ pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>
     device.with_context(|| {
         format!("cannot open device {} of backend {}", arguments.device, backend.info().name)
     })
+}
+
+/// A device that is not here, for which the backend builds what it needs.
+pub(crate) fn describe_device(arguments: &DeviceArguments, name: &str) -> Result<Arc<dyn Device>> {
+    let backend = find_backend(arguments.backend.as_deref())?;
+    let described = backend.describe(name).map_err(|error| match error.code() {
+        Code::Unsupported => {
+            anyhow!(
+                "{}\nhint: --backend names one; those that compile for their devices can",
+                error.message()
+            )
+        }
+        _ => error.into(),
+    });
+    described.with_context(|| format!("cannot build for {name} with backend {}", backend.info().name))
 }
 
 /// Finds, fetches if need be, and opens the model that was asked for. Random weights are made in the type they are kept in:

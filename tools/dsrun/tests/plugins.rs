@@ -210,3 +210,70 @@ fn bench_abi_measures_every_way_there_is() {
     assert_eq!(code, Some(1));
     assert!(errors.contains("the plugin is `example-c`"), "{errors}");
 }
+
+/// The plugin for CUDA, if it is built, and what compiles for it is here.
+fn cuda(cache: &Path) -> Option<PathBuf> {
+    let library = cargo_bin!("dsrun").parent().unwrap().join("libdsrun_backend_cuda.so");
+    if !library.is_file() {
+        eprintln!("skipped: {} is not there; `cargo build --workspace` builds it", library.display());
+        return None;
+    }
+    let (code, _, errors) = run(build_ahead(&library, cache, "h200", &["--no-graphs"]));
+    if code != Some(0) && errors.contains("nvrtc") {
+        eprintln!("skipped: {errors}");
+        return None;
+    }
+    assert_eq!(code, Some(0), "{errors}");
+    Some(library)
+}
+
+/// `dsrun kernels build` for steps of one token, for a device that is not here.
+fn build_ahead(library: &Path, cache: &Path, device: &str, more: &[&str]) -> Command {
+    let model = ["--weights", "random", "--model", "smollm2-135m", "--dtype", "bf16", "--context", "64"];
+    dsrun(Path::new("/does/not/exist"), &["kernels", "build", "--step-tokens", "1", "--jobs", "2"])
+        .args(model)
+        .args(["--for", device, "--backend"])
+        .arg(library)
+        .args(more)
+        .env("DSRUN_CACHE", cache)
+}
+
+/// Files of a cache, and which of these kernels are in them: a binary holds the name of its own.
+fn kernels(cache: &Path) -> (Vec<PathBuf>, impl Fn(&str) -> bool) {
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(cache.join("kernels")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let binaries: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    let holds = move |name: &str| {
+        let section = format!("\0.text.{name}\0");
+        binaries.iter().any(|binary| binary.windows(section.len()).any(|part| part == section.as_bytes()))
+    };
+    (files, holds)
+}
+
+#[test]
+fn kernels_are_built_for_a_device_that_is_not_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path();
+    let Some(library) = cuda(cache) else { return };
+    let (without, holds) = kernels(cache);
+    assert!(holds("prepare_step") && !holds("layers") && !holds("next_token"), "{without:?}");
+
+    let (code, out, errors) = run(build_ahead(&library, cache, "h200", &[]));
+    assert_eq!((code, out.as_str()), (Some(0), ""), "{errors}");
+    assert!(errors.contains("kinds of call are built for H200"), "{errors}");
+    let (built, holds) = kernels(cache);
+    assert!(holds("layers") && holds("next_token") && holds("copy"), "{built:?}");
+    assert_eq!(built.len(), without.len() + 3, "what graphs need besides");
+
+    // The same by what it is.
+    let (code, _, errors) = run(build_ahead(&library, cache, "sm_90a:132", &[]));
+    assert_eq!((code, kernels(cache).0), (Some(0), built), "{errors}");
+
+    let (code, _, errors) = run(build_ahead(&library, cache, "sm_90a", &[]));
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("such as sm_90a:132, or name one of") && errors.contains("h200"), "{errors}");
+    let (code, _, errors) = run(build_ahead(Path::new("candle"), cache, "h200", &[]));
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("builds nothing ahead"), "{errors}");
+}

@@ -402,6 +402,16 @@ impl Chain {
         Ok(Some([size, value_size, pairs]))
     }
 
+    /// Heads of queries and of keys, sizes of a head's key and value, and pairs that are turned: as [`Self::epilogue`] has them.
+    pub(super) fn heads(&self, call: &CallDesc) -> Result<Option<[usize; 5]>> {
+        let (Behind::Heads(heads), Some([size, value_size, pairs])) = (self.behind, self.head_sizes(call)?)
+        else {
+            return Ok(None);
+        };
+        let kv_heads = operand(call, heads.caches[0])?.shape[1];
+        Ok(Some([heads.columns[0] / size, kv_heads, size, value_size, pairs]))
+    }
+
     /// Whether heads are normed: then a tile does not know all it needs.
     pub(super) fn norms_heads(&self) -> bool {
         matches!(self.behind, Behind::Heads(Heads { norms: Some(_), .. }))

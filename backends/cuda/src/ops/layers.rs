@@ -6,17 +6,13 @@
 //!
 //! Small models gain most, as their layers take longer by themselves than their weights take to be read.
 
+mod kind;
 mod shape;
 
+pub(crate) use kind::foreseen;
 pub use shape::Shape;
 
-use super::{
-    Machine,
-    band::{norm_defines, norm_words},
-    chain::{Behind, Chain},
-    linear::weight_type,
-    operand, type_name,
-};
+use super::{Machine, band::norm_words};
 use crate::{
     context::{Context, OWN_TIMEOUT},
     kernels::Work,
@@ -25,12 +21,12 @@ use crate::{
     stream::CudaStream,
 };
 use dsrun_core::{
-    DType, Result, WeightFormat,
+    Result,
     device::{BufferSlice, MemoryKind, Stream},
     kernels::CallDesc,
-    op::{AttentionMask, GateLayout, Op, PagedAttention, RopePairing},
+    op::{Op, PagedAttention},
 };
-use shape::{LAYER_WORDS, MAX_HEAD, MAX_LAYERS, PRODUCTS};
+use shape::{LAYER_WORDS, MAX_LAYERS, PRODUCTS};
 use std::{ops::Range, sync::Arc};
 
 /// Calls of a layer.
@@ -45,15 +41,10 @@ pub(crate) enum Part {
     Attention(Box<Attention>),
 }
 
-/// A product of one row with what is in front of it and behind it.
+/// A product of one row with what is in front of it and behind it, bound.
 #[derive(Debug)]
 pub(crate) struct Product {
-    chain: Chain,
-    /// The constants that the kernel of its own would have: layers agree on them.
-    defines: Vec<(&'static str, String)>,
-    format: WeightFormat,
-    inputs: usize,
-    outputs: usize,
+    kind: kind::Product,
     x: u64,
     weight: u64,
     /// Gain, shift, epsilon and offset: `struct Norm` of the kernels.
@@ -69,8 +60,6 @@ const BIAS: usize = 1;
 const RESULT: usize = 2;
 const RESIDUAL: usize = 4;
 const SCALARS: usize = 6;
-/// Heads of queries, of keys, sizes and pairs.
-const SIZES: Range<usize> = 7..12;
 const POSITIONS: usize = 12;
 const FREQUENCIES: usize = 13;
 const SCALES: usize = 14;
@@ -91,13 +80,7 @@ pub(crate) struct Attention {
 /// What all layers agree on.
 #[derive(Clone, Debug, PartialEq)]
 struct AttentionShape {
-    size: usize,
-    slots: usize,
-    kv_heads: usize,
-    /// Query heads of a KV head.
-    group: usize,
-    causal: bool,
-    scale: f32,
+    kind: kind::Attention,
     /// First query, queries, keys, and the table of pages with its columns, and the number of pages.
     sequence: [u64; 6],
     /// Where extents over tokens and sequences are.
@@ -109,17 +92,19 @@ fn extents(bounds: &[&Bound]) -> Vec<u64> {
     bounds.iter().map(|bound| bound.extent).collect()
 }
 
+/// Whether there is such a kernel for a machine.
+fn has_kernel(machine: &Machine) -> bool {
+    (90..120).contains(&machine.capability)
+}
+
 impl Part {
     /// What a bound call is in a layer, if it can be a part of one.
     pub(crate) fn of(call: &CallDesc, frame: &Frame, machine: &Machine) -> Result<Option<Self>> {
-        if !(90..120).contains(&machine.capability) {
+        if !has_kernel(machine) {
             return Ok(None);
         }
         match &call.op {
-            Op::Region(region) => match Chain::parse(region) {
-                Some(chain) => Ok(Product::of(chain, call, frame)?.map(Box::new).map(Self::Product)),
-                None => Ok(None),
-            },
+            Op::Region(_) => Ok(Product::of(call, frame)?.map(Box::new).map(Self::Product)),
             Op::PagedAttention(op) => Ok(Attention::of(op, call, frame)?.map(Box::new).map(Self::Attention)),
             _ => Ok(None),
         }
@@ -127,79 +112,38 @@ impl Part {
 }
 
 impl Product {
-    fn of(chain: Chain, call: &CallDesc, frame: &Frame) -> Result<Option<Self>> {
-        let (x, described) = (operand(call, chain.x)?, weight_type(call, chain.weight)?);
-        let takes = x.shape[0] == 1
-            && matches!(x.dtype, DType::F16 | DType::BF16)
-            && shape::takes(described.format, x.dtype, described.rows(), described.columns())
-            && chain.product == x.dtype
-            && !chain.norms_heads();
-        if !takes {
+    fn of(call: &CallDesc, frame: &Frame) -> Result<Option<Self>> {
+        let Some(kind) = kind::Product::of(call)? else { return Ok(None) };
+        let chain = &kind.chain;
+        let weight = frame.weight(chain.weight)?;
+        // Nothing is read before its turn that may change.
+        if !weight.immutable {
             return Ok(None);
         }
-        let weight = frame.weight(chain.weight)?;
-        let mut defines = norm_defines(&chain, call)?;
-        defines.extend(chain.defines(call)?);
-        defines.push(("X", type_name(x.dtype)?.to_owned()));
-        // Nothing is read before its turn that may change.
-        Ok(weight.immutable.then_some(Self {
-            chain,
-            defines,
-            format: described.format,
-            inputs: described.columns(),
-            outputs: described.rows(),
+        Ok(Some(Self {
             x: frame.tensor(chain.x)?.address,
             weight: weight.address(),
-            norm: norm_words(&chain, frame),
+            norm: norm_words(chain, frame),
             epilogue: chain.epilogue(frame, true)?,
             extents: extents(&chain.bounds(frame)?),
+            kind,
         }))
-    }
-
-    /// The value of one of its constants.
-    fn constant(&self, name: &str) -> &str {
-        self.defines.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 }
 
 impl Attention {
     fn of(op: &PagedAttention, call: &CallDesc, frame: &Frame) -> Result<Option<Self>> {
+        let Some(kind) = kind::Attention::of(op, call)? else { return Ok(None) };
         let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
         let (table, y, log) = (frame.tensor(6)?, frame.result(0)?, frame.result(1)?);
-        let size = keys.size(3);
-        let whole = |tensor: &Bound| (0..3).all(|dimension| tensor.stride(dimension).is_multiple_of(8));
-        let takes = query.size(0) == 1
-            && start.size(0) == 1
-            && query.desc.dtype == operand(call, 1)?.dtype
-            && op.window == 0
-            && op.softcap <= 0.0
-            && op.mask != AttentionMask::Explicit
-            && (8..10).all(|index| frame.address(index) == 0)
-            && values.size(3) == size
-            && (16..=MAX_HEAD).contains(&size)
-            && size.is_multiple_of(16)
-            && whole(keys)
-            && whole(values)
-            && keys.size(2) > 0
-            && keys.size(2).is_multiple_of(16)
-            && op.kv_heads > 0
-            && op.query_heads.is_multiple_of(op.kv_heads);
-        if !takes {
-            return Ok(None);
-        }
         let cache = |cache: &Bound| {
             let [page, head, slot] = super::cache::strides(cache);
             [cache.address, page, head, slot]
         };
         let sizes = [table.size(1) as u64, keys.size(0) as u64];
         let shape = AttentionShape {
-            size,
-            slots: keys.size(2),
-            kv_heads: op.kv_heads as usize,
-            group: (op.query_heads / op.kv_heads) as usize,
-            causal: op.mask == AttentionMask::Causal,
-            scale: op.scale,
+            kind,
             sequence: [start.address, length.address, total.address, table.address, sizes[0], sizes[1]],
             extents: [extents(&[query, y, log]), extents(&[start, length, total, table])],
         };
@@ -243,7 +187,7 @@ pub(crate) fn find(calls: &[Work], machine: &Machine) -> Vec<Range<usize>> {
             .and_then(|run| Layer::of(&calls[first - CALLS..run.end]));
         match (before, runs.last_mut()) {
             (Some(before), Some(run)) if before.leads_to(&layer) => run.end += CALLS,
-            _ if layer.shape().cut(machine).is_some() => runs.push(first..first + CALLS),
+            _ if layer.kind().shape().cut(machine).is_some() => runs.push(first..first + CALLS),
             _ => {
                 first += 1;
                 continue;
@@ -312,45 +256,17 @@ impl<'a> Layer<'a> {
         layer.is_sound().then_some(layer)
     }
 
+    /// What the calls are, as far as their descriptions tell.
+    fn kind(&self) -> kind::Layer<'_> {
+        let products = self.products.map(|product| &product.kind);
+        kind::Layer { products, attention: &self.attention.shape.kind }
+    }
+
     /// Whether the kernel does what the calls do.
     fn is_sound(&self) -> bool {
         let [input, output, up, down] = self.products;
-        let kinds = match [input.chain.behind, output.chain.behind, up.chain.behind, down.chain.behind] {
-            [Behind::Heads(heads), Behind::Sum(..), Behind::Gate(gate), Behind::Sum(..)] => {
-                gate.layout == GateLayout::Concatenated
-                    && heads.turn.is_none_or(|turn| turn.pairing == RopePairing::Halves)
-            }
-            [Behind::Heads(heads), Behind::Sum(..), Behind::Activation(_), Behind::Sum(..)] => {
-                heads.turn.is_none_or(|turn| turn.pairing == RopePairing::Halves)
-            }
-            _ => false,
-        };
-        let normed = self.products.map(|product| product.chain.norm.is_some()) == [true, false, true, false];
-        let alike = |name: &str| {
-            self.products.windows(2).all(|pair| pair[0].constant(name) == pair[1].constant(name))
-        };
-        let types = self.products.iter().all(|product| product.format == input.format)
-            && alike("X")
-            && alike("Y")
-            && alike("BIAS")
-            && input.constant("X") == input.constant("Y")
-            && input.constant("CACHE") == input.constant("X")
-            && ["G", "SHIFT", "NORM"].iter().all(|name| input.constant(name) == up.constant(name));
-        let shape = &self.attention.shape;
-        let query = (shape.kv_heads * shape.group * shape.size) as u64;
-        let size = shape.size as u64;
-        let pairs = input.epilogue[SIZES.end - 1];
-        let sizes = input.epilogue[SIZES.start] * size == query
-            && input.epilogue[SIZES.start + 1] == shape.kv_heads as u64
-            && input.epilogue[SIZES.start + 2..SIZES.end - 1] == [size, size]
-            && 2 * pairs <= size
-            && pairs.is_multiple_of(8)
-            && (output.inputs as u64, up.inputs, input.inputs) == (query, input.inputs, output.outputs)
-            && down.outputs == input.inputs
-            && [input, output, up, down].iter().all(|product| product.outputs > 0);
         // Each reads what the one before left, and residuals are what was read first, not something that came in their place.
-        let results = self.products.map(|product| product.epilogue[RESULT]);
-        let [query, middle, inner, _] = results;
+        let [query, middle, inner, _] = self.products.map(|product| product.epilogue[RESULT]);
         let flow = self.attention.query == query
             && [KEYS, VALUES].map(|at| input.epilogue[at..at + 4].to_vec())
                 == self.attention.caches.map(|cache| cache.to_vec())
@@ -359,15 +275,14 @@ impl<'a> Layer<'a> {
             && (output.epilogue[RESIDUAL], down.epilogue[RESIDUAL]) == (input.x, middle)
             && ![query, self.attention.y].contains(&input.x)
             && inner != middle;
-        kinds && normed && types && sizes && flow
+        self.kind().is_sound() && flow
     }
 
     /// Whether another layer can follow in the same launch.
     fn leads_to(&self, next: &Self) -> bool {
         let same = |one: &Product, other: &Product| {
-            one.defines == other.defines
-                && one.format == other.format
-                && (one.inputs, one.outputs, one.norm[2]) == (other.inputs, other.outputs, other.norm[2])
+            one.kind.is_like(&other.kind)
+                && one.norm[2] == other.norm[2]
                 && one.epilogue[SCALARS..KEYS] == other.epilogue[SCALARS..KEYS]
                 && one.epilogue[KEYS + 1..VALUES] == other.epilogue[KEYS + 1..VALUES]
                 && one.epilogue[VALUES + 1..] == other.epilogue[VALUES + 1..]
@@ -375,30 +290,6 @@ impl<'a> Layer<'a> {
         next.products[0].x == self.products[3].epilogue[RESULT]
             && self.attention.shape == next.attention.shape
             && self.products.iter().zip(next.products).all(|(one, other)| same(one, other))
-    }
-
-    /// What all layers of the launch have in common.
-    fn shape(&self) -> Shape {
-        let [input, _, up, down] = self.products;
-        let shape = &self.attention.shape;
-        let copied = |product: &Product, names: &[&'static str]| -> Vec<(&'static str, String)> {
-            names.iter().map(|name| (*name, product.constant(name).to_owned())).collect()
-        };
-        let mut constants = copied(input, &["X", "G", "SHIFT", "BIAS", "NORM", "ROPE"]);
-        constants.extend(copied(up, &["FUNCTION"]));
-        Shape {
-            constants,
-            format: input.format,
-            gated: matches!(up.chain.behind, Behind::Gate(_)),
-            hidden: input.inputs,
-            inner: down.inputs,
-            kv_heads: shape.kv_heads,
-            group: shape.group,
-            head: shape.size,
-            pairs: input.epilogue[SIZES.end - 1] as usize,
-            slots: shape.slots,
-            causal: shape.causal,
-        }
     }
 
     /// `struct Layer`.
@@ -437,7 +328,7 @@ impl Launch {
     ) -> Result<Option<Self>> {
         let layers: Vec<Layer<'_>> = calls.chunks(CALLS).filter_map(Layer::of).collect();
         let (Some(first), Some(last)) = (layers.first(), layers.last()) else { return Ok(None) };
-        let common = first.shape();
+        let common = first.kind().shape();
         let Some(cut) = common.cut(&context.machine).filter(|_| layers.len() <= MAX_LAYERS) else {
             return Ok(None);
         };
@@ -484,7 +375,7 @@ impl Launch {
             at(3),
             heads[SCALES],
         ]);
-        words[16] = u64::from(shape.scale.to_bits());
+        words[16] = u64::from(shape.kind.scale.to_bits());
         words[17..21].copy_from_slice(&[heads[POSITIONS], heads[FREQUENCIES], heads[PLACES], count]);
         words[21..24].copy_from_slice(&heads[KEYS + 1..VALUES]);
         words[24..27].copy_from_slice(&heads[VALUES + 1..]);

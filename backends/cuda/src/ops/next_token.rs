@@ -30,6 +30,28 @@ pub fn next_token_kernel(logits: DType, vectors: bool) -> Result<KernelSpec> {
     Ok(KernelSpec::new("sampling/next_token.cu", "next_token", defines))
 }
 
+/// The kernels that a graph of such calls would have for its rows.
+pub(crate) fn foreseen(calls: &[CallDesc]) -> Vec<KernelSpec> {
+    let row = |calls: &[CallDesc]| {
+        let [process, sample, commit] = calls else { return None };
+        if !are_of_a_row([process, sample, commit]) {
+            return None;
+        }
+        let columns = *process.results.first()?.shape.get(1)?;
+        next_token_kernel(process.tensor(0)?.dtype, in_fours(columns, [])).ok()
+    };
+    calls.windows(CALLS).filter_map(row).collect()
+}
+
+/// Whether calls take the logits of one row to its token, if each reads what the one before left.
+fn are_of_a_row([process, sample, commit]: [&CallDesc; CALLS]) -> bool {
+    let ops = [process, sample, commit].map(|call| &call.op);
+    let one = |tensor: Option<&TensorDesc>| tensor.and_then(|tensor| tensor.shape.first()) == Some(&1);
+    matches!(ops, [Op::LogitProcess(_), Op::Sample(_), Op::CommitTokens(_)])
+        && one(process.results.first())
+        && one(commit.tensor(0))
+}
+
 /// Where calls follow each other that become one launch, as ranges.
 pub(crate) fn find(calls: &[Work]) -> Vec<Range<usize>> {
     let starts = 0..(calls.len() + 1).saturating_sub(CALLS);
@@ -45,17 +67,15 @@ struct Row<'a> {
 impl<'a> Row<'a> {
     fn of(calls: &'a [Work]) -> Option<Self> {
         let [process, sample, commit, ..] = calls else { return None };
-        let ops = [process, sample, commit].map(|work| &work.call().op);
-        let [Op::LogitProcess(_), Op::Sample(_), Op::CommitTokens(_)] = ops else { return None };
+        if !are_of_a_row([process.call(), sample.call(), commit.call()]) {
+            return None;
+        }
         let last = |work: &'a Work| match work.steps().last()? {
             Step::Kernel(launch) => Some(launch),
             Step::Product(_) => None,
         };
         let launches = [last(process)?, last(sample)?, last(commit)?];
         let shape = |tensor: Option<&TensorDesc>| tensor.map(|tensor| tensor.shape.clone());
-        let y = process.call().results.first()?;
-        let rows =
-            [Some(y), commit.call().tensor(0)].map(|tensor| shape(tensor)?.first().copied()) == [Some(1); 2];
         // One request table, as long in every column, and one extent.
         let capacity = shape(process.call().tensor(2))?.first().copied();
         let tables = [(sample, 3), (sample, 4)]
@@ -69,7 +89,7 @@ impl<'a> Row<'a> {
             && process_traffic.reads.get(1)? == sample_traffic.reads.get(1)?
             && process_traffic.reads.get(2)? == sample_traffic.reads.get(3)?
             && sample_traffic.writes.first()? == commit_traffic.reads.get(1)?;
-        let sound = rows && flow && same_extent && tables == [capacity; 2];
+        let sound = flow && same_extent && tables == [capacity; 2];
         sound.then_some(Self { process: process.call(), launches })
     }
 }

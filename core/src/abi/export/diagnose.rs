@@ -1,12 +1,14 @@
-//! What a backend says of the machine: the extension `diagnose`.
+//! The extensions, and the first of them: `diagnose`, what a backend says of the machine.
 
 use super::{
     device::{backend, table},
-    host, returned,
+    host,
+    prepare::PREPARE,
+    returned,
 };
 use crate::{
     Error,
-    abi::{DIAGNOSE_EXTENSION, prefix, raw::*},
+    abi::{DIAGNOSE_EXTENSION, PREPARE_EXTENSION, prefix, raw::*},
 };
 use std::{ffi::c_void, ptr};
 
@@ -15,10 +17,11 @@ const DIAGNOSE: dsr_diagnose_api = table!(dsr_diagnose_api { finding_count, find
 /// The extensions there are.
 pub(super) unsafe extern "C" fn get_extension(_: *mut dsr_backend, name: dsr_str) -> *const c_void {
     // SAFETY: the caller passes a text that can be read.
-    if unsafe { prefix::text(name) } == DIAGNOSE_EXTENSION {
-        return ptr::from_ref(const { &DIAGNOSE }).cast();
+    match &*unsafe { prefix::text(name) } {
+        DIAGNOSE_EXTENSION => ptr::from_ref(const { &DIAGNOSE }).cast(),
+        PREPARE_EXTENSION => ptr::from_ref(const { &PREPARE }).cast(),
+        _ => ptr::null(),
     }
-    ptr::null()
 }
 
 unsafe extern "C" fn finding_count(raw: *mut dsr_backend, count: *mut u32) -> *mut dsr_status {

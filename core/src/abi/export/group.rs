@@ -30,7 +30,7 @@ impl Object for Arc<dyn Comm> {
 }
 
 /// The most calls in a graph.
-const MAX_CALLS: usize = 1 << 20;
+pub(super) const MAX_CALLS: usize = 1 << 20;
 
 pub(super) const GRAPH: dsr_graph_api = {
     use graphs::*;

@@ -59,7 +59,7 @@ pub(super) const OP: dsr_op_api = table!(dsr_op_api {
 ///
 /// # Safety
 /// All of it is readable; its group, if it has one, is ours or the host's and lives as long as the result.
-unsafe fn call_desc(raw: *const dsr_call_desc) -> Result<CallDesc> {
+pub(super) unsafe fn call_desc(raw: *const dsr_call_desc) -> Result<CallDesc> {
     let host = host()?;
     let group = |raw: &dsr_call_desc| {
         if raw.transport.is_null() {

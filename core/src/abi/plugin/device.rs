@@ -45,7 +45,12 @@ impl PluginDevice {
         plugin.health.call("plugin", || {
             Ok(call!(api, device_open(api.backend, index, ptr::from_ref(options), &raw mut handle)))
         })?;
-        let handle = Raw::new(handle, "device")?;
+        Self::of(plugin, Raw::new(handle, "device")?)
+    }
+
+    /// A device that the plugin has made.
+    pub(super) fn of(plugin: &Arc<Plugin>, handle: Raw<dsr_device>) -> Result<Self> {
+        let api = &plugin.tables.api;
         let open = Arc::new(OpenDevice { plugin: plugin.clone(), handle, health: Health::default() });
         let mut name = TextSink::default();
         let mut raw = dsr_device_properties { name: name.as_raw(), ..prefix::zeroed() };

@@ -10,15 +10,9 @@ use crate::{
 /// The findings of a plugin; none if it does not have the extension.
 pub(super) fn findings(plugin: &Plugin) -> Result<Vec<Finding>> {
     let Plugin { tables, health } = plugin;
-    health.check("plugin")?;
-    let Some(get_extension) = tables.api.get_extension else { return Ok(Vec::new()) };
-    // SAFETY: the plugin's function, with its own backend and a text that lives meanwhile.
-    let table = unsafe { get_extension(tables.api.backend, prefix::str_of(DIAGNOSE_EXTENSION)) };
-    if table.is_null() {
+    let Some(table) = plugin.extension::<dsr_diagnose_api>(DIAGNOSE_EXTENSION)? else {
         return Ok(Vec::new());
-    }
-    // SAFETY: an extension of this name is such a table, and valid for ever.
-    let table = unsafe { prefix::read(table.cast::<dsr_diagnose_api>()) }?;
+    };
     let mut count = 0;
     health.call("plugin", || Ok(call!(table, finding_count(tables.api.backend, &raw mut count))))?;
     let one = |position| {

@@ -5,7 +5,7 @@ use super::{
     device::{OpenDevice, PluginDevice},
     free,
     kernels::PluginCall,
-    missing,
+    missing, prepare,
     stream::PluginStream,
 };
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     collective::{Collective, Comm, GroupId},
     device::Stream,
     graph::{Graph, Graphs},
-    kernels::BoundCall,
+    kernels::{BoundCall, CallDesc},
 };
 use std::{any::Any, ptr, sync::Arc, time::Duration};
 
@@ -51,6 +51,10 @@ impl Graphs for PluginDevice {
             _calls: calls,
             open: self.open.clone(),
         }))
+    }
+
+    fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
+        prepare::graph(self, calls)
     }
 }
 

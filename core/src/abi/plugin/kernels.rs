@@ -28,14 +28,14 @@ use std::{any::Any, borrow::Cow, ffi::c_void, ptr, sync::Arc};
 
 /// The group of a call, as the plugin is told about it.
 #[derive(Debug, Default)]
-struct Group {
+pub(super) struct Group {
     comm: Option<Arc<dyn Comm>>,
     transport: Option<Box<OfferedTransport>>,
 }
 
 impl PluginDevice {
     /// The plugin's own group as it is, and a group of the host through its transport.
-    fn group(&self, call: &CallDesc) -> Result<Group> {
+    pub(super) fn group(&self, call: &CallDesc) -> Result<Group> {
         let Some(comm) = &call.comm else { return Ok(Group::default()) };
         let transport = match PluginComm::of(&**comm, &self.open.plugin) {
             Some(_) => None,
@@ -44,7 +44,7 @@ impl PluginDevice {
         Ok(Group { comm: Some(comm.clone()), transport })
     }
 
-    fn raw_call(&self, call: &EncodedCall, group: &Group) -> dsr_call_desc {
+    pub(super) fn raw_call(&self, call: &EncodedCall, group: &Group) -> dsr_call_desc {
         let own = group.comm.as_ref().and_then(|comm| PluginComm::of(&**comm, &self.open.plugin));
         let comm = own.map_or(ptr::null_mut(), |comm| comm.handle.get());
         let transport = group.transport.as_ref().map_or(ptr::null(), |transport| transport.as_raw());

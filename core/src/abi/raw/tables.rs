@@ -399,6 +399,35 @@ pub struct dsr_diagnose_api {
     >,
 }
 
+/// The extension "prepare" of a plugin: what it builds is built ahead of the first request, also on a machine without the device.
+/// Any thread, at the same time.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct dsr_prepare_api {
+    /// sizeof(dsr_prepare_api) of the plugin.
+    pub struct_size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// A device that is not here, by a name that the plugin knows it by; closed as others are. It answers query, prepack_query and
+    /// plan as the device would, has no memory to allocate, and runs nothing. DSR_CODE_INVALID_ARGUMENT if the name is not known
+    /// or says too little: the message says which names there are. DSR_CODE_UNSUPPORTED if there are none.
+    pub device_describe: Option<
+        unsafe extern "C" fn(
+            backend: *mut dsr_backend,
+            name: dsr_str,
+            device: *mut *mut dsr_device,
+        ) -> *mut dsr_status,
+    >,
+    /// Builds what a graph of such calls, in this order, would need beside what planning each of them builds.
+    pub graph_prepare: Option<
+        unsafe extern "C" fn(
+            device: *mut dsr_device,
+            calls: *const *const dsr_call_desc,
+            count: usize,
+        ) -> *mut dsr_status,
+    >,
+}
+
 /// The one symbol a plugin exports, as `dsrun_plugin_entry_v0`. Called once for every load, before anything else. `host` is
 /// valid for ever. Sets `plugin` to the plugin's table, which is valid for ever.
 pub type dsr_plugin_entry =

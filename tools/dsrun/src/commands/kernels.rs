@@ -2,7 +2,9 @@
 
 use crate::{
     arguments::{Kernels, KernelsBuild, KernelsCommand},
-    session::{build_kernels, engine_options, open_device, open_draft, open_model, plan_engine},
+    session::{
+        build_kernels, describe_device, engine_options, open_device, open_draft, open_model, plan_engine,
+    },
     terminal::Terminal,
 };
 use anyhow::Result;
@@ -16,7 +18,10 @@ pub(crate) fn run(command: &Kernels, terminal: &Terminal) -> Result<()> {
 
 /// Plans every call of every step that the engine would run. A backend that keeps what it builds has it then.
 fn build(command: &KernelsBuild, terminal: &Terminal) -> Result<()> {
-    let device = open_device(&command.setup.device)?;
+    let device = match &command.absent {
+        Some(name) => describe_device(&command.setup.device, name)?,
+        None => open_device(&command.setup.device)?,
+    };
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
     let speculation = command.speculation.speculation();
@@ -25,6 +30,7 @@ fn build(command: &KernelsBuild, terminal: &Terminal) -> Result<()> {
     let started = Instant::now();
     let calls = build_kernels(&plan, &*device, command.jobs, terminal)?;
     let (seconds, device) = (started.elapsed().as_secs_f64(), &device.properties().name);
-    terminal.note(&format!("{calls} kinds of call are ready on {device} after {seconds:.1} s"));
+    let ready = if command.absent.is_some() { "built for" } else { "ready on" };
+    terminal.note(&format!("{calls} kinds of call are {ready} {device} after {seconds:.1} s"));
     Ok(())
 }
