@@ -19,8 +19,9 @@ use dsrun_engine::{
     calibration_sequences, passes::quantize::Calibration,
 };
 use dsrun_models::{
-    fetch::{FetchOptions, resolve},
+    fetch::{FetchError, FetchOptions, ModelFiles, resolve},
     model::Model,
+    presets::Preset,
 };
 use std::{sync::Arc, thread::available_parallelism, time::Instant};
 
@@ -66,10 +67,20 @@ pub(crate) fn open_model(arguments: &ModelArguments, dtype: Dtype, terminal: &Te
         let dtype = Precision::from(dtype).dtype().unwrap_or(DType::BF16);
         return Ok(Model::random_named(&arguments.model, RANDOM_SEED, WeightFormat::Dense(dtype))?);
     }
+    let hint = "--weights random makes some up, to measure with";
+    Ok(Model::from_files(&find_files(&arguments.model, arguments.offline, hint, terminal)?)?)
+}
+
+/// Finds the files of a model, and fetches them if need be. `hint` is for who names a preset, which has none.
+pub(crate) fn find_files(name: &str, offline: bool, hint: &str, terminal: &Terminal) -> Result<ModelFiles> {
     let mut options = FetchOptions::from_env()?;
-    options.offline |= arguments.offline;
-    let files = resolve(&arguments.model, &options, &mut FetchBar::new(terminal))?;
-    Ok(Model::from_files(&files)?)
+    options.offline |= offline;
+    resolve(name, &options, &mut FetchBar::new(terminal)).map_err(|error| match error {
+        FetchError::Name { .. } if Preset::from_name(name).is_some() => {
+            anyhow!("`{name}` is a preset: the sizes of a model, without its weights\nhint: {hint}")
+        }
+        error => error.into(),
+    })
 }
 
 /// Opens the second model that is to propose tokens, if there is to be one. It comes from where the first comes from.

@@ -84,6 +84,26 @@ fn text_goes_to_standard_output_and_everything_else_to_standard_error() {
 }
 
 #[test]
+fn a_preset_is_told_from_a_model() {
+    let named = |arguments: &[&str]| run(dsrun(arguments));
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("rounded");
+    for arguments in [
+        &["generate", "--model", "llama-1b", "x"][..],
+        &["bench", "latency", "--model", "llama-1b"],
+        &["inspect", "--model", "llama-1b"],
+        &["pull", "llama-1b"],
+        &["quantize", "llama-1b", "--policy", "w8a16", "-o", output.to_str().unwrap()],
+    ] {
+        let ran = named(arguments);
+        assert_eq!(ran.code, Some(1), "{}", ran.err);
+        assert!(ran.err.contains("`llama-1b` is a preset") && ran.err.contains("hint: "), "{}", ran.err);
+    }
+    assert!(named(&["bench", "latency", "--model", "llama-1b"]).err.contains("--weights random"));
+    assert!(named(&["generate", "--model", "llama-0b", "x"]).err.contains("is not a model name"));
+}
+
+#[test]
 fn prompts_come_from_arguments_files_and_standard_input() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("prompt.txt");

@@ -3,18 +3,19 @@
 use super::{print, print_json};
 use crate::{
     arguments::{Models, ModelsCommand, Pull},
+    session::find_files,
     terminal::{FetchBar, Terminal},
 };
 use anyhow::Result;
 use dsrun_engine::Bytes;
-use dsrun_models::fetch::{CachedModel, FetchOptions, WeightFiles, list_cached, remove, resolve};
+use dsrun_models::fetch::{CachedModel, FetchOptions, WeightFiles, list_cached, remove};
 use serde_json::json;
 
 /// Fetches a model and prints where its weights are: the file of a GGUF, the folder of safetensors.
 pub(crate) fn pull(command: &Pull, terminal: &Terminal) -> Result<()> {
-    let mut options = FetchOptions::from_env()?;
-    options.offline |= command.offline;
-    let files = resolve(&command.model, &options, &mut FetchBar::new(terminal))?;
+    let hint =
+        "there is nothing to fetch; `dsrun bench latency --weights random`, for one, takes it as it is";
+    let files = find_files(&command.model, command.offline, hint, terminal)?;
     let path = match &files.weights {
         WeightFiles::Gguf(path) => path,
         WeightFiles::Safetensors(_) => &files.directory,

@@ -4,8 +4,8 @@ use super::{print, print_json};
 use crate::{
     arguments::Quantize,
     interrupt,
-    session::{calibrated, calibration, open_device},
-    terminal::{FetchBar, Terminal},
+    session::{calibrated, calibration, find_files, open_device},
+    terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};
 use dsrun_core::device::Device;
@@ -14,7 +14,6 @@ use dsrun_engine::{
 };
 use dsrun_models::{
     export::{Export, ExportError, Written},
-    fetch::{FetchOptions, resolve},
     model::Model,
 };
 use serde::Serialize;
@@ -52,9 +51,8 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
         bail!("{} is there already\nhint: choose another name, or remove it", output.display());
     }
     let (parent, name) = place(output)?;
-    let mut fetch = FetchOptions::from_env()?;
-    fetch.offline |= command.offline;
-    let files = resolve(&command.model, &fetch, &mut FetchBar::new(terminal))?;
+    let hint = "there is nothing to round; name a model that has weights";
+    let files = find_files(&command.model, command.offline, hint, terminal)?;
     let model = Model::from_files(&files)?;
     let device = open_device(&command.device)?;
     let mixture = command.budget.map(|bits| choose(&model, &device, bits, terminal)).transpose()?;
