@@ -22,10 +22,14 @@ import statistics
 import sys
 import time
 
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+try:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError as missing:
+    print(f"{missing}: this needs PyTorch 2.6 or newer, see https://pytorch.org/get-started", file=sys.stderr)
+    sys.exit(2)
 
 # hidden, intermediate, layers, query heads, KV heads, head size, vocabulary, and whether it is of GPT-2's kind: LayerNorm, biases,
 # learned positions and an MLP without a gate.
