@@ -357,7 +357,7 @@ impl fmt::Display for Report {
             };
             writeln!(f, "  {} ({}): {outcome}", place.path.display(), place.origin.name())?;
         }
-        writeln!(f, "plugins:")?;
+        writeln!(f, "plugins:{}", if self.plugins.is_empty() { " none" } else { "" })?;
         for plugin in &self.plugins {
             let version = plugin.version.as_deref().unwrap_or("version unknown");
             match plugin.problem() {

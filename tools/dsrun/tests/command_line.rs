@@ -372,6 +372,8 @@ fn backends_are_listed_with_their_devices() {
     assert!(ran.err.contains("backends --explain"), "{}", ran.err);
     let explained = run(dsrun(&["backends", "--explain"]));
     assert!(explained.code == Some(0) && explained.out.contains("backends.d"), "{}", explained.out);
+    // Nothing is announced that does not come.
+    assert!(!explained.out.contains(":\nplugins") && !explained.out.ends_with(":\n"), "{}", explained.out);
 }
 
 #[test]

@@ -35,7 +35,9 @@ pub(crate) fn run(command: &Backends) -> Result<()> {
     }
     if command.explain {
         print(report.to_string().trim_end())?;
-        print("plugins that are ready, loaded to see:")?;
+        if report.ready().next().is_some() {
+            print("plugins that are ready, loaded to see:")?;
+        }
         return report.ready().try_for_each(|plugin| print(&loaded_lines(plugin)));
     }
     report.plugins.iter().try_for_each(|plugin| print(&plugin_line(plugin)))
