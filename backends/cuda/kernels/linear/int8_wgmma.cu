@@ -58,26 +58,11 @@ __device__ inline u32 pack(float a, float b) {
 /* Results of a tile's row are written by the 32, of which the last may be half. */
 #define PIECES ((RESULTS + 31) / 32)
 
-/* What two rows of a lane are added to: 8 results of every 32. */
-struct Added {
 #if ADDED_VECTORS
-    Vector of[PIECES][2];
+typedef Residuals<RESULTS> Added;
+#else
+struct Added {};
 #endif
-};
-
-__device__ inline void read_added(const Results& r, Added& added, int row, int first, int rows, int results, int q) {
-#if ADDED_VECTORS
-#pragma unroll
-    for (int block = 0; block < PIECES; ++block) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            int output = first + block * 32 + q * 8;
-            bool real = row + h * 8 < rows && output < results && block * 32 + q * 8 < RESULTS;
-            added.of[block][h] = real ? load_vector(r.added + (row + h * 8) * r.added_row + output) : Vector{};
-        }
-    }
-#endif
-}
 
 /*
  * Scales of a tile's outputs, for the threads of a group, which meet at barrier `meeting`: before, when none of them reads those of
@@ -119,12 +104,7 @@ __device__ inline void write(const Results& r, int (&d)[OUTPUTS / 2], const Adde
         if (base >= results) break;
 #if ADDED_VECTORS
         u32 others[2][4];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) others[h][i] = added.of[block][h].word[i];
-            transpose(others[h], q);
-        }
+        added.as_sums(others, block, q);
 #endif
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -271,7 +251,9 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
             }
             int row = tile.row * ROWS + group * 64 + warp * 16 + lane / 4, first = tile.output * RESULTS;
             Added added;
-            read_added(results, added, row, first, rows, count, lane % 4);
+#if ADDED_VECTORS
+            added.read(results.added, results.added_row, row, rows, first, count, lane % 4);
+#endif
             stage_scales(results, scales[group], first, count, group + 1);
             products_wait<0>();
             hold(sums);

@@ -67,26 +67,11 @@ __device__ inline void multiply(float (&d)[OUTPUTS / 2], u64 x, u64 weight, int 
         : PLACES(OUTPUTS) : "l"(x), "l"(weight), "r"(add));
 }
 
-/* What two rows of a lane are added to: 8 results of every 32. */
-struct Added {
 #if EPILOGUE == ADDED
-    Vector of[PIECES][2];
+typedef Residuals<RESULTS> Added;
+#else
+struct Added {};
 #endif
-};
-
-__device__ inline void read_added(const Epilogue& e, Added& added, int row, int first, int rows, int q) {
-#if EPILOGUE == ADDED
-#pragma unroll
-    for (int block = 0; block < PIECES; ++block) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            int output = first + block * 32 + q * 8;
-            bool real = row + h * 8 < rows && output < (int)e.outputs && block * 32 + q * 8 < RESULTS;
-            added.of[block][h] = real ? load_vector(e.added + (row + h * 8) * e.added_row + output) : Vector{};
-        }
-    }
-#endif
-}
 
 /* Finishes and writes two rows of sums of this lane, 8 rows apart. Results are a multiple of 8. */
 __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
@@ -98,12 +83,7 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
         u32 words[2][4];
 #if EPILOGUE == ADDED
         u32 others[2][4];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) others[h][i] = added.of[block][h].word[i];
-            transpose(others[h], q);
-        }
+        added.as_sums(others, block, q);
 #endif
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -231,7 +211,9 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
                 }
             }
             Added added;
-            read_added(e, added, row, first, rows, lane % 4);
+#if EPILOGUE == ADDED
+            added.read(e.added, e.added_row, row, rows, first, e.outputs, lane % 4);
+#endif
             products_wait<0>();
             hold(sums);
             release();
