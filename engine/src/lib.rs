@@ -41,7 +41,7 @@ pub use engine::{CallFigures, Engine, Observer};
 pub use error::{EngineError, Result};
 pub use load::{EnginePlan, StepTraffic};
 pub use memory::{Bytes, MemoryPlan};
-pub use mixture::{Figures, Mixture, Sensitivity, mixture, sensitivity};
+pub use mixture::{Figures, Mixture, Sensitivity, check_budget, mixture, sensitivity};
 pub use options::{EngineOptions, Precision};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
 pub use request::{Constraint, ConstraintError, FinishReason, Request, RequestId, RequestLimits, TokenEvent};

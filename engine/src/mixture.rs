@@ -14,7 +14,7 @@ use crate::{
 use dsrun_core::{
     DType, Error, GroupFormat, WeightExpr, WeightReader, WeightType,
     device::Device,
-    op::Op,
+    op::{Op, OperandType},
     program::{Origin, Program},
 };
 use dsrun_models::{model::Model, step::ProgramOptions, weights::ExprReader};
@@ -146,6 +146,30 @@ impl Measured {
     }
 }
 
+/// Refuses a budget that is too small for a model, before anything is measured.
+///
+/// # Errors
+/// If a weight would take more than `bits` on average, scales included, with the smallest formats.
+pub fn check_budget(model: &Model, bits: f64) -> Result<()> {
+    let program = model.program(&ProgramOptions::default())?;
+    let formats = formats();
+    let (mut bytes, mut elements) = (0, 0);
+    for weight in product_weights(&program).into_iter().filter(|weight| !weight.kept) {
+        let OperandType::Weight(weight) = &program.values[weight.id.index()].value_type else { continue };
+        let rows = formats.iter().filter_map(|format| format.row(weight.columns()));
+        let row_bytes = rows.map(|row| row.integers.len() + row.scales.len() + row.offsets.len());
+        let Some(smallest) = row_bytes.min() else { continue };
+        bytes += weight.rows() as u64 * smallest as u64;
+        elements += weight.rows() as u64 * weight.columns() as u64;
+    }
+    let least = bytes as f64 * 8.0 / elements.max(1) as f64;
+    if bits.is_nan() || bits < least {
+        let rule = format!("the smallest formats take {least:.3} bits for each weight");
+        return Err(EngineError::option("budget", bits, rule));
+    }
+    Ok(())
+}
+
 /// Chooses formats for a model's weights so that one takes `bits` on average at most, scales included, where they keep the model's
 /// probabilities best: see [`sensitivity`]. Hears of the weights that are measured, and of all.
 ///
@@ -158,6 +182,7 @@ pub fn mixture(
     bits: f64,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Mixture> {
+    check_budget(model, bits)?;
     let program = model.program(&ProgramOptions::default())?;
     let formats = formats();
     let weights: Vec<_> = product_weights(&program).into_iter().filter(|weight| !weight.kept).collect();
@@ -186,13 +211,6 @@ pub fn mixture(
         let error = if error == 0.0 { 0.0 } else { (error / square).sqrt() };
         Figures { bits: bytes as f64 * 8.0 / elements.max(1) as f64, error, divergence }
     };
-    let smallest =
-        |weight: &Measured| weight.candidates.iter().map(|candidate| candidate.bytes).min().unwrap_or(0);
-    let least = measured.values().map(smallest).sum::<u64>() as f64 * 8.0 / elements.max(1) as f64;
-    if bits.is_nan() || bits < least {
-        let rule = format!("the smallest formats take {least:.3} bits for each weight");
-        return Err(EngineError::option("budget", bits, rule));
-    }
     let by_reach = |weight: &Measured| -> Vec<Candidate> {
         let of =
             |candidate: &Candidate| Candidate { error: candidate.error * weight.reach, ..candidate.clone() };

@@ -10,7 +10,8 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use dsrun_core::device::Device;
 use dsrun_engine::{
-    EngineOptions, EnginePlan, Figures, Mixture, Precision, calibration_sequences, mixture, sensitivity,
+    EngineOptions, EnginePlan, Figures, Mixture, Precision, calibration_sequences, check_budget, mixture,
+    sensitivity,
 };
 use dsrun_models::{
     export::{Export, ExportError, Written},
@@ -111,6 +112,7 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
 
 /// Chooses a mixture, and shows what it is worth.
 fn choose(model: &Model, device: &Arc<dyn Device>, bits: f64, terminal: &Terminal) -> Result<Mixture> {
+    check_budget(model, bits)?;
     let seen = calibration(model, device, terminal)?;
     terminal.note("rounding one weight after the other, to see what that does to the model");
     let sequences = calibration_sequences(model, SENSITIVITY_TOKENS.min(model.config().context))?;
