@@ -240,7 +240,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     pub(crate) seed: u64,
     /// The most tokens of an answer.
-    #[arg(long, short = 'n', value_name = "COUNT")]
+    #[arg(long, short = 'n', value_name = "COUNT", value_parser = positive)]
     pub(crate) max_tokens: Option<usize>,
     /// A text that ends the answer; may be given several times.
     #[arg(long, value_name = "TEXT")]

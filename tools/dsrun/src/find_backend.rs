@@ -32,7 +32,7 @@ pub(crate) fn find_backend(name: Option<&str>) -> Result<Arc<dyn Backend>> {
         return Ok(Arc::new(report.load(name).with_context(|| format!("{missing}\n{hint}"))?));
     }
     let sources = Path::new(SOURCES).canonicalize().ok();
-    Err(anyhow!("{missing}\n{}", advice(name, &report, sources.as_deref())))
+    Err(anyhow!("{}\n{}", missing.message(), advice(name, &report, sources.as_deref())))
 }
 
 fn load_path(name: &str) -> Result<Arc<dyn Backend>> {

@@ -15,7 +15,7 @@ pub(crate) fn prompt(text: Option<&str>, file: Option<&Path>) -> Result<String> 
         (_, Some(path)) => {
             let file =
                 std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-            read(file).with_context(|| format!("cannot read the prompt from {}", path.display()))
+            read(file).with_context(|| format!("cannot read {}", path.display()))
         }
         (Some(text), None) if text != "-" => Ok(text.to_owned()),
         (text, None) => {

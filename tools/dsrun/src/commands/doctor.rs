@@ -252,7 +252,10 @@ fn show(report: &Report) -> Result<()> {
     let Cache { path, models, bytes, error } = &report.cache;
     match error {
         Some(error) => print(&format!("cache: {error}"))?,
-        None => print(&format!("cache: {models} models, {} in {path}", Bytes(*bytes)))?,
+        None => {
+            let plural = if *models == 1 { "" } else { "s" };
+            print(&format!("cache: {models} model{plural}, {} in {path}", Bytes(*bytes)))?;
+        }
     }
     report.backends.iter().try_for_each(show_backend)
 }

@@ -68,10 +68,11 @@ pub(crate) fn figures(answer: &Answer) -> String {
         FinishReason::Length => "; the limit on tokens was reached",
         FinishReason::Cancelled => "; stopped",
     };
-    format!(
-        "{prompt} prompt tokens at {:.1} tokens/s, {tokens} tokens at {:.1} tokens/s, first after {:.2} s{end}",
-        timings.prompt_rate(prompt),
-        timings.decode_rate(tokens),
-        timings.first_token_seconds,
-    )
+    // The first token comes of the prompt: by itself it has no speed.
+    let generated = match tokens {
+        1 => "1 token".to_owned(),
+        _ => format!("{tokens} tokens at {:.1} tokens/s", timings.decode_rate(tokens)),
+    };
+    let (rate, first) = (timings.prompt_rate(prompt), timings.first_token_seconds);
+    format!("{prompt} prompt tokens at {rate:.1} tokens/s, {generated}, first after {first:.2} s{end}")
 }

@@ -9,7 +9,7 @@ use crate::{
 use anyhow::Result;
 use dsrun_core::WeightType;
 use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions};
-use dsrun_models::model::Model;
+use dsrun_models::{config::RopeScaling, model::Model};
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
@@ -33,7 +33,9 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
         return print_json(&as_json(command, &model, &plan, program, &tensors, &defaults));
     }
     let elements: usize = tensors.iter().filter_map(|(_, tensor)| tensor.elements().ok()).sum();
-    print(&format!("model      {} ({})", model.name(), model.weights().describe()))?;
+    let (name, source) = (model.name(), model.weights().describe());
+    let source = if source == name { String::new() } else { format!(" ({source})") };
+    print(&format!("model      {name}{source}"))?;
     for (name, value) in facts(&model) {
         print(&format!("{name:10} {value}"))?;
     }
@@ -87,7 +89,17 @@ fn facts(model: &Model) -> Vec<(&'static str, String)> {
         (
             "positions",
             match &config.rope {
-                Some(rope) => format!("rotary, theta {}, scaling {:?}", rope.theta, rope.scaling),
+                Some(rope) => {
+                    let scaling = match &rope.scaling {
+                        RopeScaling::None => String::new(),
+                        RopeScaling::Linear { factor } => format!(", scaled by {factor}"),
+                        RopeScaling::Llama3 { factor, original_context, .. } => {
+                            format!(", scaled by {factor} as Llama 3.1 does beyond {original_context} tokens")
+                        }
+                        RopeScaling::Divisors(_) => ", scaled as the file says".to_owned(),
+                    };
+                    format!("rotary, theta {}{scaling}", rope.theta)
+                }
                 None => "learned".to_owned(),
             },
         ),
