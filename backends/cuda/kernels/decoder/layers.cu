@@ -22,6 +22,9 @@
  * So the rows of a run of 8, 4 or 2 outputs are 2, 4 or 8 sets of 32 inputs of each, which lie beside each other and so in
  * different banks, and half of each set in a row of its own (`weights.cuh`).
  *
+ * Where blocks have several runs of a product, two teams of four warps take them in turn: from run to run a warp waits for what it
+ * reads and for what it multiplied, and meanwhile the other team reads.
+ *
  * Packed integers of 4 or 8 bits are multiplied by bytes of activations instead: packed.cuh.
  *
  * Attention: blocks take a part of the heads of a KV head and a split of the keys, their warps units of 16 keys, as in
@@ -123,7 +126,18 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     };
     read_ahead(first);
     Factors<P> factors;
-    factors.take_ahead(t, ring, barriers);
+    /* Where there are two teams, the slots of this one, and which run of the block comes next for it. */
+    constexpr int TEAMS = TEAMS_OF[P];
+    const int team = t.warp / (WARPS / TEAMS), runs = ((TILES - 1 - first) / GRID + 1) * RUNS;
+    Ring own_ring = ring;
+    int run = team;
+    if constexpr (TEAMS == 1) {
+        factors.take_ahead(t, ring, barriers);
+    } else {
+        own_ring.skip(team);
+        ring.skip(runs);
+        factors.take_ahead(t, own_ring, barriers, run < runs);
+    }
     if (P == INPUT || P == UP) {
         bool there = P == INPUT && l == 0;
         const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
@@ -142,18 +156,31 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     int tile = first;
 #pragma unroll 1
     while (true) {
-        const float* from = sums + t.warp * (RUNS * RUN_SUMS) + t.lane * 4;
+        const float* from = sums + t.warp * (RUNS * SUMS_OF[P]) + t.lane * (4 / TEAMS);
         u32 own_sum = (u32)__cvta_generic_to_shared(sums + Factors<P>::place(t));
         asm volatile("" : "+l"(to), "+l"(from), "+r"(own_sum));
         int tiles = 0;
+        if constexpr (TEAMS == 1) {
 #pragma unroll 1
-        for (; tile < TILES && tiles < WARPS / FINISHERS; ++tiles, tile += GRID) {
-            factors.multiply_tile(own_sum, tile + GRID < TILES, activations, t, ring, barriers);
-            own_sum += FINISHERS * RUNS * (RUN_SUMS * 4);
+            for (; tile < TILES && tiles < WARPS / FINISHERS; ++tiles, tile += GRID) {
+                factors.multiply_tile(own_sum, tile + GRID < TILES, activations, t, ring, barriers);
+                own_sum += FINISHERS * RUNS * (SUMS_OF[P] * 4);
+            }
+        } else {
+            static_assert(FINISHERS == 1, "a warp finishes a tile");
+            int left = (TILES - 1 - tile) / GRID + 1;
+            tiles = left < WARPS ? left : WARPS;
+            tile += tiles * GRID;
+            own_sum += team * (SUMS_OF[P] * 4);
+#pragma unroll 1
+            for (int end = run - team + tiles * RUNS; run < end; run += TEAMS, own_sum += TEAMS * (SUMS_OF[P] * 4)) {
+                factors.multiply_run(own_sum, run + TEAMS < runs, activations, t, own_ring, barriers);
+            }
         }
         meet();
         if (t.warp < tiles * FINISHERS) {
-            float a = sum_of_sharers<SHARERS>(from), b = RUNS == 2 ? sum_of_sharers<SHARERS>(from + RUN_SUMS) : 0.0f;
+            float a = sum_of_sharers<SHARERS, TEAMS>(from);
+            float b = RUNS == 2 ? sum_of_sharers<SHARERS, TEAMS>(from + SUMS_OF[P]) : 0.0f;
 #if BITS && !GROUP
             a *= scale_low;
             b *= scale_high;

@@ -1,8 +1,8 @@
 /*
  * Layers of a decoder in one launch: sizes, which are constants, and what the kernel is told.
  */
-/* Warps that multiply; one more copies. Of a run each leaves 16 sums. With WIDE, three more are there for their registers, which
- * those that multiply get: `setmaxnreg` is for four warps together. */
+/* Warps that multiply; one more copies. Of a run each that has a part of it leaves 16 sums. With WIDE, three more are there for their
+ * registers, which those that multiply get: `setmaxnreg` is for four warps together. */
 #define MULTIPLIERS (WARPS * 32)
 #define BLOCK (MULTIPLIERS + (WIDE ? 128 : 32))
 #define RUN_SUMS (16 * WARPS)
@@ -50,6 +50,9 @@ constexpr int OUTPUTS_OF[4] = {(HEADS + 2 * KV_HEADS) * HEAD, HIDDEN, MIDDLE == 
 constexpr int RUNS_OF[4] = {ROPE ? 2 : 1, 1, MIDDLE == GATED ? 2 : 1, 1}, ROWS_OF[4] = {ROWS_0, ROWS_1, ROWS_2, ROWS_3};
 constexpr int TILES_OF[4] = {OUTPUTS_OF[0] / (RUNS_OF[0] * ROWS_0), HIDDEN / ROWS_1, OUTPUTS_OF[2] / (RUNS_OF[2] * ROWS_2),
                              HIDDEN / ROWS_3};
+/* Teams of warps, which take runs of a product in turn, and the sums that one leaves of a run. */
+constexpr int TEAMS_OF[4] = {TEAMS_0, TEAMS_1, TEAMS_2, TEAMS_3};
+constexpr int SUMS_OF[4] = {RUN_SUMS / TEAMS_0, RUN_SUMS / TEAMS_1, RUN_SUMS / TEAMS_2, RUN_SUMS / TEAMS_3};
 #if BITS
 /* The numbers of 8 outputs of a group, and where numbers begin behind the integers of a product. */
 #define LINE (8 * (int)sizeof(SCALE))
@@ -81,7 +84,9 @@ constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
 #define HEADS_AT (ACTIVATIONS_AT + STAGED(HEADS * HEAD))
 #define HEADS_END (HEADS_AT + ROUNDED(WARPS * TILE_HEADS * (HEAD + 6) * 4))
 #define SUMS_AT LARGER(ACTIVATIONS_AT + STAGED(MOST_INPUTS), HEADS_END)
-#define BARRIERS_AT (SUMS_AT + WARPS * 2 * RUN_SUMS * 4)
+#define SUMS_OF_TILE(product) (RUNS_OF[product] * SUMS_OF[product])
+#define MOST_SUMS LARGER(LARGER(SUMS_OF_TILE(0), SUMS_OF_TILE(1)), LARGER(SUMS_OF_TILE(2), SUMS_OF_TILE(3)))
+#define BARRIERS_AT (SUMS_AT + WARPS * MOST_SUMS * 4)
 #define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
 
 struct Model {

@@ -15,11 +15,18 @@ __device__ inline float sum_of_warps(const float* from) {
     return x;
 }
 
-/* The sum of what the warps have of an output of a run, of which a lane has 4: the same in all lanes that share it. */
-template <int SHARERS> __device__ inline float sum_of_sharers(const float* from) {
-    static_assert(WARPS == 8, "a run is 32 times 4 sums");
-    float4 its = *(const float4*)from;
-    float x = (its.x + its.y) + (its.z + its.w);
+/* The sum of what a team's warps have of an output of a run, of which a lane has 4, or 2 where there are two teams: the same in all
+ * lanes that share it. */
+template <int SHARERS, int TEAMS> __device__ inline float sum_of_sharers(const float* from) {
+    static_assert(WARPS == 8 && TEAMS <= 2, "a run is 32 times 4 sums, or 2");
+    float x;
+    if constexpr (TEAMS == 1) {
+        float4 its = *(const float4*)from;
+        x = (its.x + its.y) + (its.z + its.w);
+    } else {
+        float2 its = *(const float2*)from;
+        x = its.x + its.y;
+    }
 #pragma unroll
     for (int distance = 1; distance < SHARERS; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
     return x;

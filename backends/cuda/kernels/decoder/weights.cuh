@@ -15,8 +15,8 @@ __device__ inline u32 clock_now() {
     asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
     return clock;
 }
-__device__ inline void arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+template <int COUNT = 1> __device__ inline void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "n"(COUNT) : "memory");
 }
 
 /* Goes through the slots in turn. */
@@ -28,6 +28,11 @@ struct Ring {
             slot = 0;
             phase ^= 1;
         }
+    }
+    __device__ void skip(int slots) {
+        slot += slots;
+        phase ^= slot / RING_SLOTS & 1;
+        slot %= RING_SLOTS;
     }
 };
 
@@ -253,10 +258,11 @@ __device__ inline void leave_sum(u32 to, float sum) { asm volatile("st.shared.f3
 #if !BITS
 /* What a warp has of a slot. A run of 8, 4 or 2 outputs is taken in steps of 2, 4 or 8 sets of 32 inputs for each, by two products
  * of 16 rows. A lane's vector is all of its operand as it was read: of row `group` its first and third word, of row `group + 8` the
- * others. So both rows are of one output and one set, and each has the column of the other operand with its words of the inputs. */
-template <int COLUMNS, int RUN> struct Weights {
-    static constexpr int STEP = 16 / RUN * 64, STEPS = COLUMNS * 2 / STEP;
-    static constexpr int EACH = (STEPS + WARPS - 1) / WARPS;
+ * others. So both rows are of one output and one set, and each has the column of the other operand with its words of the inputs. A
+ * run is one team's, and its warps take turns at steps. */
+template <int COLUMNS, int RUN, int TEAMS> struct Weights {
+    static constexpr int TEAM = WARPS / TEAMS, STEP = 16 / RUN * 64, STEPS = COLUMNS * 2 / STEP;
+    static constexpr int EACH = (STEPS + TEAM - 1) / TEAM;
     /* Sets of a product. The second one is of the other outputs; where there are two, of other inputs of both. */
     static constexpr int SETS = RUN == 8 ? 2 : 4;
     static constexpr bool OTHER_INPUTS = RUN == 2;
@@ -268,8 +274,9 @@ template <int COLUMNS, int RUN> struct Weights {
     Vector low[EACH], high[EACH];
 
     static __device__ bool has(const Thread& t, int i) {
-        return STEPS % WARPS == 0 || i < EACH - 1 || t.warp + i * WARPS < STEPS;
+        return STEPS % TEAM == 0 || i < EACH - 1 || member(t) + i * TEAM < STEPS;
     }
+    static __device__ int member(const Thread& t) { return t.warp % TEAM; }
     static __device__ int set(const Thread& t) { return t.group % SETS; }
     static __device__ int place_of_sum(const Thread& t) {
         return OTHER_INPUTS ? t.group / SETS * (2 * SETS) + set(t) : t.group;
@@ -279,12 +286,12 @@ template <int COLUMNS, int RUN> struct Weights {
      * no step for stays zero. */
     __device__ void load_step(const Thread& t, int i, const u8* from) {
         if (!has(t, i)) return;
-        low[i] = *(const Vector*)(from + i * (WARPS * STEP));
-        high[i] = *(const Vector*)(from + i * (WARPS * STEP) + SECOND);
+        low[i] = *(const Vector*)(from + i * (TEAM * STEP));
+        high[i] = *(const Vector*)(from + i * (TEAM * STEP) + SECOND);
     }
     static __device__ const u8* await(const Thread& t, const Ring& ring, u32 barriers) {
         await_phase(barriers + ring.slot * 16, ring.phase);
-        return memory + ring.slot * SLOT_BYTES + t.group / SETS * (COLUMNS * 2) + t.warp * STEP + set(t) * 64 + t.part * 16;
+        return memory + ring.slot * SLOT_BYTES + t.group / SETS * (COLUMNS * 2) + member(t) * STEP + set(t) * 64 + t.part * 16;
     }
     /* Copies do not wait for reads by themselves. A vote on what was read comes when it is there, and all lanes have voted before
      * the slot is given back; a fence would wait for all that others are left, too. */
@@ -293,20 +300,22 @@ template <int COLUMNS, int RUN> struct Weights {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) mixed ^= low[i].word[0] ^ high[i].word[0];
         u32 voted = __ballot_sync(0xffffffffu, mixed == 0x2545f491u);
-        if (t.lane == 0) arrive(barriers + ring.slot * 16 + 8 + (voted & t.none));
-        ring.next();
+        if (t.lane == 0) arrive<TEAMS>(barriers + ring.slot * 16 + 8 + (voted & t.none));
+        if constexpr (TEAMS == 1) ring.next();
+        else ring.skip(TEAMS);
     }
-    __device__ void load(const Thread& t, Ring& ring, u32 barriers) {
+    /* All threads set all that they have: what is not set on every way is kept in registers from one layer to the next. */
+    __device__ void load(const Thread& t, Ring& ring, u32 barriers, bool there) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) low[i] = high[i] = Vector{};
+        if (!there) return;
         const u8* from = await(t, ring, barriers);
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            low[i] = high[i] = Vector{};
-            load_step(t, i, from);
-        }
+        for (int i = 0; i < EACH; ++i) load_step(t, i, from);
         release(t, ring, barriers);
     }
     static __device__ void load_inputs(const Thread& t, const u8* x, Inputs (&inputs)[EACH]) {
-        const u8* from = x + t.warp * STEP + t.group / 2 % SETS * 64 + t.part * 16;
+        const u8* from = x + member(t) * STEP + t.group / 2 % SETS * 64 + t.part * 16;
         auto own = [&](const u8* from, u32 (&out)[2]) {
             Vector all = *(const Vector*)from;
             out[0] = t.group % 2 ? all.word[1] : all.word[0];
@@ -316,8 +325,8 @@ template <int COLUMNS, int RUN> struct Weights {
         for (int i = 0; i < EACH; ++i) {
             inputs[i] = Inputs{};
             if (!has(t, i)) continue;
-            own(from + i * (WARPS * STEP), inputs[i].first);
-            if (OTHER_INPUTS) own(from + i * (WARPS * STEP) + SECOND, inputs[i].second);
+            own(from + i * (TEAM * STEP), inputs[i].first);
+            if (OTHER_INPUTS) own(from + i * (TEAM * STEP) + SECOND, inputs[i].second);
         }
     }
     __device__ void multiply_step(int i, const Inputs& x, float (&c)[2][4]) const {
@@ -347,9 +356,9 @@ template <int COLUMNS, int RUN> struct Weights {
 /* All of the next slot, by inputs in shared memory. */
 template <int COLUMNS, int RUN>
 __device__ inline void take_slot(const Thread& t, Ring& ring, u32 barriers, const u8* x, float (&c)[2][4]) {
-    Weights<COLUMNS, RUN> weights;
-    typename Weights<COLUMNS, RUN>::Inputs inputs[Weights<COLUMNS, RUN>::EACH];
-    weights.load(t, ring, barriers);
+    Weights<COLUMNS, RUN, 1> weights;
+    typename Weights<COLUMNS, RUN, 1>::Inputs inputs[Weights<COLUMNS, RUN, 1>::EACH];
+    weights.load(t, ring, barriers, true);
     weights.load_inputs(t, x, inputs);
     weights.multiply_by(inputs, c, false, t, ring, barriers);
 }
@@ -359,18 +368,21 @@ template <int P> struct Factors {
     static constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
     /* What is left for the last slot of a run. */
     static constexpr int LAST = INPUTS - (INPUTS - 1) / COLUMNS * COLUMNS;
-    typedef Weights<LAST, RUN> Slot;
+    static constexpr int TEAMS = TEAMS_OF[P];
+    typedef Weights<LAST, RUN, TEAMS> Slot;
     /* Whether weights are taken into registers while this waits for the others. */
     static constexpr bool HELD = COLUMNS >= INPUTS;
+    static_assert(HELD || TEAMS == 1, "teams take whole runs");
     /* Lanes of a warp that have the same output of a run in the end. */
     static constexpr int SHARERS = 32 / RUN;
     Slot held;
     typename Slot::Inputs inputs[Slot::EACH];
 
     /* The place of a lane's first sum of a run. */
-    static __device__ int place(const Thread& t) { return Slot::place_of_sum(t) * WARPS + t.warp; }
-    __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers) {
-        if (HELD) held.load(t, ring, barriers);
+    static __device__ int place(const Thread& t) { return Slot::place_of_sum(t) * Slot::TEAM + Slot::member(t); }
+    /* The first slot, before the activations are there. */
+    __device__ void take_ahead(const Thread& t, Ring& ring, u32 barriers, bool there = true) {
+        if (HELD) held.load(t, ring, barriers, there);
     }
     __device__ void take_inputs(const Thread& t, const u8* activations) {
         if (HELD) Slot::load_inputs(t, activations, inputs);
@@ -391,14 +403,14 @@ template <int P> struct Factors {
         /* The columns of a set are in one lane of four. */
         if (t.part == Slot::set(t)) {
             leave_sum(sums, c[0][0] + c[0][3]);
-            leave_sum(sums + Slot::SECOND_SUM * (WARPS * 4), c[1][0] + c[1][3]);
+            leave_sum(sums + Slot::SECOND_SUM * (Slot::TEAM * 4), c[1][0] + c[1][3]);
         }
     }
     /* All runs of a tile. */
     __device__ void multiply_tile(u32 sums, bool more, const u8* activations, const Thread& t, Ring& ring, u32 barriers) {
 #pragma unroll
         for (int run = 0; run < RUNS_OF[P]; ++run) {
-            multiply_run(sums + run * (RUN_SUMS * 4), more || run + 1 < RUNS_OF[P], activations, t, ring, barriers);
+            multiply_run(sums + run * (SUMS_OF[P] * 4), more || run + 1 < RUNS_OF[P], activations, t, ring, barriers);
         }
     }
 };
