@@ -20,7 +20,7 @@ use dsrun_core::{
     device::Device,
     graph::Graphs,
     op::{
-        Activation, Add, AttentionMask, GateLayout, GatedActivation, LayerNorm, Nonlinearity, Op,
+        Activation, Add, AttentionMask, Embed, GateLayout, GatedActivation, LayerNorm, Nonlinearity, Op,
         PagedAttention, RmsNorm, Rope, RopePairing,
     },
     program::ValueId,
@@ -48,13 +48,15 @@ struct Shape {
     /// Whether a token's own key has nearly all the weight, and those before it large values, so that even the few of them that a
     /// device may take together with it come to as much.
     small_weights: bool,
+    /// Whether the token comes from a table, where there are biases with what a second one has for its position; else it is there.
+    embeds: bool,
 }
 
 const SHAPES: [Shape; 6] = [
-    shape("grouped heads of 64", true, [2, 4, 64], [256, 512]),
+    shape("grouped heads of 64", true, [2, 4, 64], [256, 512]).embedding(),
     shape("grouped heads of 128", true, [2, 2, 128], [512, 384]),
-    shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 256]),
-    shape("heads of 128 with keys of their own", false, [2, 1, 128], [384, 512]),
+    shape("heads of 64 with keys of their own", false, [4, 1, 64], [256, 256]).embedding(),
+    shape("heads of 128 with keys of their own", false, [2, 1, 128], [384, 512]).embedding(),
     shape("groups of 16 heads", true, [1, 16, 32], [128, 512]),
     shape("small weights on large values", false, [4, 1, 64], [256, 256]).with_small_weights(),
 ];
@@ -79,7 +81,18 @@ const INTEGERS: [Shape; 4] = [
 
 const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {
     let ([kv_heads, group, size], [hidden, inner]) = (heads, sizes);
-    Shape { name, llama, kv_heads, group, size, hidden, inner, format: None, small_weights: false }
+    Shape {
+        name,
+        llama,
+        kv_heads,
+        group,
+        size,
+        hidden,
+        inner,
+        format: None,
+        small_weights: false,
+        embeds: false,
+    }
 }
 
 impl Shape {
@@ -91,6 +104,11 @@ impl Shape {
     /// The same with weights of attention that are small.
     const fn with_small_weights(self) -> Self {
         Self { small_weights: true, ..self }
+    }
+
+    /// The same, whose token comes from a table.
+    const fn embedding(self) -> Self {
+        Self { embeds: true, ..self }
     }
 
     /// What it is called with activations of a type.
@@ -110,6 +128,13 @@ const PAGES: usize = 40;
 /// would take. None: the launch has no sequence.
 const LENGTHS: [usize; 11] = [600, 1, 2, 16, 0, 17, 33, 200, PAGES * BLOCK, 0, 257];
 
+/// Rows of the table of tokens, where it begins in the vocabulary, and rows of that of positions, where these begin: some ids and
+/// positions are outside.
+const TOKENS: usize = 48;
+const FIRST_TOKEN: usize = 8;
+const POSITIONS: usize = 512;
+const FIRST_POSITION: u32 = 2;
+
 /// How often a launch is repeated, which has to give the same bits.
 const AGAIN: usize = 3;
 
@@ -119,6 +144,8 @@ const ROUNDINGS: f64 = 11.0 * LAYERS as f64;
 
 /// Where the token stands: what changes from launch to launch.
 struct Place {
+    /// The token's id, and the token where it does not come from a table.
+    id: Held,
     x: Held,
     positions: Held,
     slots: Held,
@@ -130,15 +157,18 @@ struct Place {
 impl Place {
     fn new(bench: &mut Bench, dtype: DType, shape: &Shape) -> Result<Self, Stop> {
         let mut one = || bench.empty(DType::I32, &[1]);
-        let (positions, slots, lengths) = (one()?, one()?, [one()?, one()?, one()?]);
+        let (id, positions, slots, lengths) = (one()?, one()?, one()?, [one()?, one()?, one()?]);
         let x = bench.empty(dtype, &[1, shape.hidden])?;
-        Ok(Self { x, positions, slots, lengths, table: bench.empty(DType::I32, &[1, PAGES])? })
+        Ok(Self { id, x, positions, slots, lengths, table: bench.empty(DType::I32, &[1, PAGES])? })
     }
 
     /// The last of `length` tokens; none if that is 0.
     fn set(&self, bench: &mut Bench, random: &mut Random, table: &[usize], length: usize) -> Outcome {
         let x = random.tensor(self.x.desc.dtype, &self.x.desc.shape, Values::HeavyTailed);
         bench.set(&self.x, &x)?;
+        // From -1 to beyond the table.
+        let id = random.below(FIRST_TOKEN + TOKENS + 8) as i32 - 1;
+        bench.set(&self.id, &Tensor::vector(&[id]))?;
         let position = length as i32 - 1;
         let page = length.checked_sub(1).map(|position| table[position / BLOCK] * BLOCK + position % BLOCK);
         let slot = page.map_or(-1, |slot| slot as i32);
@@ -163,6 +193,8 @@ struct Layers {
     /// Keys and values, as they are before the first launch.
     caches: Vec<[Tensor; 2]>,
     frequencies: Given,
+    /// Tables of tokens and of positions.
+    tables: [Given; 2],
 }
 
 impl Layers {
@@ -225,7 +257,16 @@ impl Layers {
         let frequencies: Vec<f64> =
             (0..shape.size / 2).map(|pair| 10_000f64.powf(-2.0 * pair as f64 / shape.size as f64)).collect();
         let frequencies = bench.give(&Tensor::floats(DType::F32, &[shape.size / 2], &frequencies))?;
-        Ok(Self { shape, dtype, own, caches, frequencies })
+        let mut table = |wanted: bool, rows: usize| match wanted {
+            true => {
+                let dense = WeightFormat::Dense(dtype);
+                let (weight, _) = random_weight(random, dense, [rows, shape.hidden], 1.0, dtype);
+                bench.pack(&weight, "embed", 1)
+            }
+            false => Ok(Given::Absent),
+        };
+        let tables = [table(shape.embeds, TOKENS)?, table(shape.embeds && !shape.llama, POSITIONS)?];
+        Ok(Self { shape, dtype, own, caches, frequencies, tables })
     }
 
     /// Binds all calls to new results and caches of their own. Gives the calls and the caches.
@@ -269,6 +310,12 @@ impl Layers {
         let work = bench.work_list(&lengths)?;
         let (mut bound, mut kept, mut x) = (Vec::new(), Vec::new(), Given::from(&place.x));
         let mut call = |bench: &mut Bench, op: &Op, operands: &[Given]| bind(bench, op, operands, &mut bound);
+        if self.shape.embeds {
+            let embed = Embed { dtype, first_row: FIRST_TOKEN as u32, position_offset: FIRST_POSITION };
+            let [table, places] = self.tables.clone();
+            let positions = if llama { Given::Absent } else { (&place.positions).into() };
+            x = call(bench, &embed.into(), &[(&place.id).into(), table, positions, places])?;
+        }
         for ([first, output, up, down], [keys, values]) in self.own.iter().zip(&self.caches) {
             let caches = [bench.put(keys)?, bench.put(values)?];
             let [keys, values] = [&caches[0], &caches[1]].map(Given::from);

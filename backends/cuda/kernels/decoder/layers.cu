@@ -1,6 +1,7 @@
 /*
  * All layers of a decoder for one token, in one launch, sm_90 and up, f16 or bf16: for each layer norm with query, key and value;
- * attention; output with residual; norm with the first half of the MLP; its second half with residual.
+ * attention; output with residual; norm with the first half of the MLP; its second half with residual. In front of them, where the
+ * program has it there, the token's row of a table.
  *
  * Blocks stay for all layers, at most one on a multiprocessor, and all must be there at once: the launch is cooperative.
  *
@@ -235,6 +236,24 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     }
 }
 
+/* The token in front of the layers. Every block writes all of it, and reads what it wrote by itself. */
+__device__ inline void embed(const Model& m, i64 id, i64 position) {
+    const Embedding& e = m.embedding;
+    bool known = id >= 0 && id - e.first_row >= 0 && id - e.first_row < e.row_count;
+    bool placed = e.places && position >= 0 && position + e.offset < e.place_count;
+#pragma unroll 1
+    for (int at = threadIdx.x * 8; at < HIDDEN; at += MULTIPLIERS * 8) {
+        float sums[8] = {}, its[8];
+        if (known) load_eight(e.rows + (id - e.first_row) * HIDDEN + at, sums);
+        if (placed) {
+            load_eight(e.places + (position + e.offset) * HIDDEN + at, its);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sums[i] += its[i];
+        }
+        store_eight((X*)m.x + at, sums);
+    }
+}
+
 /* Ones again, by `count` threads, of which this begins at `at`. */
 __device__ inline void clear(void* from, i64 bytes, i64 at, int count) {
     Vector ones = {{~0u, ~0u, ~0u, ~0u}};
@@ -250,11 +269,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     __shared__ u32 last;
     take_turn();
     int start = m.query_start[0], length = m.query_length[0], total = m.kv_length[0], position = 0;
-    int place = m.places[0];
+    int place = m.places[0], id = -1, embedded = -1;
+    if (m.embedding.rows) id = m.embedding.ids[0];
+    if (m.embedding.places) embedded = m.embedding.positions[0];
 #if ROPE
     position = m.positions[0];
 #endif
-    if (tokens.count() <= 0 || sequences.count() <= 0 || start > 0 || -start >= length || position < 0) return;
+    if (tokens.count() <= 0) return;
+    if (sequences.count() <= 0 || start > 0 || -start >= length || position < 0) {
+        if (m.embedding.rows && threadIdx.x < MULTIPLIERS) embed(m, id, embedded);
+        return;
+    }
     Share share;
     share.keys = total;
     if (CAUSAL && total - length - start + 1 < share.keys) share.keys = total - length - start + 1;
@@ -297,6 +322,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
 #endif
 
+    if (m.embedding.rows) {
+        embed(m, id, embedded);
+        meet();
+    }
     Thread t;
     t.warp = threadIdx.x / 32;
     t.lane = threadIdx.x % 32;

@@ -89,6 +89,19 @@ constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
 #define BARRIERS_AT (SUMS_AT + WARPS * MOST_SUMS * 4)
 #define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
 
+/* The token in front of the layers, where this launch makes it: a row of a table, and where `places` is, one of another for its
+ * position. As embed.cu. */
+struct Embedding {
+    const int* ids;
+    i64 first_row;
+    const X* rows;
+    i64 row_count;
+    const int* positions;
+    i64 offset;
+    const X* places;
+    i64 place_count;
+};
+
 struct Model {
     Product products[4];
     const Layer* table;
@@ -111,6 +124,8 @@ struct Model {
     const int* kv_length;
     const int* pages_of;
     i64 columns_of_table;
+    /* Without `rows`: the token is there. */
+    Embedding embedding;
 };
 
 extern __shared__ __align__(128) u8 memory[];

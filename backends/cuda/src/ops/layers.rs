@@ -12,19 +12,20 @@ mod shape;
 pub(crate) use kind::foreseen;
 pub use shape::Shape;
 
-use super::{Machine, band::norm_words};
+use super::{Machine, band::norm_words, linear::weight_type, type_name};
 use crate::{
     context::{Context, OWN_TIMEOUT},
     kernels::Work,
     launch::{Bound, EXTENTS, Frame, Parameters, Step, distinct},
     memory::CudaBuffer,
     stream::CudaStream,
+    weight::CudaWeight,
 };
 use dsrun_core::{
-    Result,
+    DType, Result, WeightFormat,
     device::{BufferSlice, MemoryKind, Stream},
     kernels::CallDesc,
-    op::{Op, PagedAttention},
+    op::{Embed, Op, PagedAttention},
 };
 use shape::{LAYER_WORDS, MAX_LAYERS, PRODUCTS};
 use std::{ops::Range, sync::Arc};
@@ -32,13 +33,26 @@ use std::{ops::Range, sync::Arc};
 /// Calls of a layer.
 const CALLS: usize = 5;
 /// 64-bit words of `struct Model`.
-const MODEL_WORDS: usize = 32;
+const MODEL_WORDS: usize = 40;
 
 /// A bound call that may become a part of a layer.
 #[derive(Debug)]
 pub(crate) enum Part {
+    Embedding(Box<Embedding>),
     Product(Box<Product>),
     Attention(Box<Attention>),
+}
+
+/// The token in front of the layers: a row of a table, maybe with one for its position.
+#[derive(Debug)]
+pub(crate) struct Embedding {
+    /// `struct Embedding` of the kernel.
+    words: [u64; 8],
+    dtype: &'static str,
+    columns: usize,
+    y: u64,
+    /// Where extents over its row are.
+    extents: Vec<u64>,
 }
 
 /// A product of one row with what is in front of it and behind it, bound.
@@ -105,9 +119,61 @@ impl Part {
         }
         match &call.op {
             Op::Region(_) => Ok(Product::of(call, frame)?.map(Box::new).map(Self::Product)),
+            Op::Embed(op) => Ok(Embedding::of(op, call, frame)?.map(Box::new).map(Self::Embedding)),
             Op::PagedAttention(op) => Ok(Attention::of(op, call, frame)?.map(Box::new).map(Self::Attention)),
             _ => Ok(None),
         }
+    }
+}
+
+impl Embedding {
+    fn of(op: &Embed, call: &CallDesc, frame: &Frame) -> Result<Option<Self>> {
+        let (ids, table, y) = (frame.tensor(0)?, frame.weight(1)?, frame.result(0)?);
+        let (positions, places) = (frame.optional(2), frame.optional_weight(3));
+        let dtype = y.desc.dtype;
+        // Rows without padding, of the activations' type, which never change.
+        let takes = |index: usize, weight: &CudaWeight| {
+            let format = weight_type(call, index).map(|described| described.format);
+            format.is_ok_and(|format| format == WeightFormat::Dense(dtype))
+                && weight.immutable
+                && weight.layout.row_bytes == y.size(1) * dtype.bytes()
+        };
+        let taken = y.size(0) == 1
+            && matches!(dtype, DType::F16 | DType::BF16)
+            && takes(1, table)
+            && places.is_none_or(|places| positions.is_some() && takes(3, places));
+        let mut bounds = vec![ids, y];
+        bounds.extend(positions);
+        if !taken {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            words: [
+                ids.address,
+                u64::from(op.first_row),
+                table.address(),
+                table.layout.rows as u64,
+                frame.address(2),
+                u64::from(op.position_offset),
+                places.map_or(0, |places| places.address()),
+                places.map_or(0, |places| places.layout.rows as u64),
+            ],
+            dtype: type_name(dtype)?,
+            columns: y.size(1),
+            y: y.address,
+            extents: distinct(extents(&bounds)),
+        }))
+    }
+
+    /// What a call is, if it makes the token in front of layers, and just where they are computed.
+    fn before<'a>(call: &'a Work, layers: &[Layer<'_>]) -> Option<&'a Self> {
+        let Part::Embedding(embedding) = call.part.as_deref()? else { return None };
+        let input = layers.first()?.products[0];
+        let fits = embedding.y == input.x
+            && embedding.columns == input.kind.inputs
+            && embedding.dtype == input.kind.constant("X")
+            && embedding.extents == token_extents(layers);
+        fits.then_some(embedding)
     }
 }
 
@@ -172,7 +238,7 @@ impl Traffic {
     }
 }
 
-/// Which of the calls of a step are layers, as ranges of whole layers.
+/// Which of the calls of a step are layers, as ranges of whole layers, with what makes the token in front of them.
 pub(crate) fn find(calls: &[Work], machine: &Machine) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut first = 0;
@@ -197,6 +263,13 @@ pub(crate) fn find(calls: &[Work], machine: &Machine) -> Vec<Range<usize>> {
     }
     // One layer is not worth a kernel of its own.
     runs.retain(|run| run.len() > CALLS && inner_results_are_left(calls, run));
+    for run in &mut runs {
+        let layers = Layer::all_of(&calls[run.clone()]);
+        let before = run.start.checked_sub(1).map(|before| &calls[before]);
+        if before.is_some_and(|call| Embedding::before(call, &layers).is_some()) {
+            run.start -= 1;
+        }
+    }
     runs
 }
 
@@ -209,7 +282,7 @@ fn inner_results_are_left(calls: &[Work], run: &Range<usize>) -> bool {
         .iter()
         .filter_map(|call| match call.part.as_deref()? {
             Part::Attention(attention) => Some(attention.caches.map(|cache| cache[0])),
-            Part::Product(_) => None,
+            _ => None,
         })
         .flatten()
         .collect();
@@ -238,6 +311,13 @@ fn without(ranges: &[Range<u64>], taken: &Range<u64>) -> Vec<Range<u64>> {
     ranges.iter().flat_map(pieces).filter(|piece| piece.start < piece.end).collect()
 }
 
+/// Where the extents over the token of layers are.
+fn token_extents(layers: &[Layer<'_>]) -> Vec<u64> {
+    let of_products = layers.iter().flat_map(|layer| layer.products).flat_map(|product| &product.extents);
+    let of_attention = layers.iter().flat_map(|layer| &layer.attention.shape.extents[0]);
+    distinct(of_products.chain(of_attention).copied().collect())
+}
+
 /// The parts of a layer, in the order of their calls.
 struct Layer<'a> {
     /// Query, key and value; output; the first half of the MLP; the second.
@@ -249,7 +329,7 @@ impl<'a> Layer<'a> {
     fn of(calls: &'a [Work]) -> Option<Self> {
         let product = |index: usize| match calls.get(index)?.part.as_deref()? {
             Part::Product(product) => Some(&**product),
-            Part::Attention(_) => None,
+            _ => None,
         };
         let Part::Attention(attention) = calls.get(1)?.part.as_deref()? else { return None };
         let layer = Self { products: [product(0)?, product(2)?, product(3)?, product(4)?], attention };
@@ -260,6 +340,11 @@ impl<'a> Layer<'a> {
     fn kind(&self) -> kind::Layer<'_> {
         let products = self.products.map(|product| &product.kind);
         kind::Layer { products, attention: &self.attention.shape.kind }
+    }
+
+    /// Whole layers.
+    fn all_of(calls: &'a [Work]) -> Vec<Self> {
+        calls.chunks(CALLS).filter_map(Self::of).collect()
     }
 
     /// Whether the kernel does what the calls do.
@@ -326,15 +411,16 @@ impl Launch {
         context: &Arc<Context>,
         stream: &mut CudaStream,
     ) -> Result<Option<Self>> {
-        let layers: Vec<Layer<'_>> = calls.chunks(CALLS).filter_map(Layer::of).collect();
+        let (before, calls) = calls.split_at(calls.len() % CALLS);
+        let layers = Layer::all_of(calls);
         let (Some(first), Some(last)) = (layers.first(), layers.last()) else { return Ok(None) };
         let common = first.kind().shape();
         let Some(cut) = common.cut(&context.machine).filter(|_| layers.len() <= MAX_LAYERS) else {
             return Ok(None);
         };
         let shape = &first.attention.shape;
-        let of_products = layers.iter().flat_map(|layer| layer.products).flat_map(|product| &product.extents);
-        let tokens = distinct(of_products.chain(&shape.extents[0]).copied().collect());
+        let embedding = before.first().and_then(|call| Embedding::before(call, &layers));
+        let tokens = token_extents(&layers);
         let sequences = distinct(shape.extents[1].clone());
         if tokens.len().max(sequences.len()) > EXTENTS {
             return Ok(None);
@@ -379,7 +465,10 @@ impl Launch {
         words[17..21].copy_from_slice(&[heads[POSITIONS], heads[FREQUENCIES], heads[PLACES], count]);
         words[21..24].copy_from_slice(&heads[KEYS + 1..VALUES]);
         words[24..27].copy_from_slice(&heads[VALUES + 1..]);
-        words[27..].copy_from_slice(&[start, length, keys, pages, columns]);
+        words[27..32].copy_from_slice(&[start, length, keys, pages, columns]);
+        if let Some(embedding) = embedding {
+            words[32..].copy_from_slice(&embedding.words);
+        }
         let parameters = Parameters::default().extents(1, tokens).extents(1, sequences).words(words);
         let step = Step::kernel(&function, [cut.blocks, 1, 1], cut.threads(), parameters);
         Ok(step.map(|step| Self { step, _memory: memory }))

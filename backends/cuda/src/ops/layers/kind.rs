@@ -55,7 +55,7 @@ impl Product {
     }
 
     /// The value of one of its constants.
-    fn constant(&self, name: &str) -> &str {
+    pub(super) fn constant(&self, name: &str) -> &str {
         self.defines.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 
