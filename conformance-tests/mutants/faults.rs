@@ -41,6 +41,7 @@ pub(crate) struct Fault {
     /// What every plan says it needs.
     pub(crate) workspace: usize,
     pub(crate) abort_without_reason: bool,
+    pub(crate) copies_go_astray: bool,
     pub(crate) copies_overlap: bool,
     pub(crate) events_refused: bool,
     pub(crate) handles_leak: bool,
@@ -69,6 +70,7 @@ pub(crate) const NONE: Fault = Fault {
     raw_query: None,
     workspace: 0,
     abort_without_reason: false,
+    copies_go_astray: false,
     copies_overlap: false,
     events_refused: false,
     handles_leak: false,
@@ -328,6 +330,7 @@ static FAULTS: &[Fault] = &[
     run("shared_scratch", shared_scratch),
     Fault { name: "stale_plan", stale_plan: true, ..NONE },
     run("graph_of_old_data", graph_of_old_data),
+    Fault { name: "copies_go_astray", copies_go_astray: true, ..NONE },
     run("graph_misses_a_key", |run, stream| match launching() {
         true => operand(run, stream, "paged_attention", 5, |_, lengths| {
             lengths.map(|_, length| (length - 1).max(0));

@@ -88,6 +88,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("second_stream_differs", "a second stream gives other bits", "check/replay_elsewhere"),
     mutant("stale_plan", "a second plan of an op takes the place of the first", "check/replay_plans"),
     mutant("graph_of_old_data", "a graph replays the data of its first launch", "check/replay_graph"),
+    mutant("copies_go_astray", "a copy to the host goes where the one before it went", "check/replay_copies"),
     mutant(
         "graph_misses_a_key",
         "attention in a graph does not see the token's own key",

@@ -159,7 +159,8 @@ impl Device for MutantDevice {
 
     fn stream(&self) -> Result<Box<dyn Stream>> {
         let number = self.shared.streams.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(MutantStream { inner: self.shared.inner.stream()?, fault: self.shared.fault, number }))
+        let (inner, fault) = (self.shared.inner.stream()?, self.shared.fault);
+        Ok(Box::new(MutantStream { inner, fault, number, on_host: None }))
     }
 
     fn event(&self) -> Result<Arc<dyn Event>> {
@@ -467,6 +468,8 @@ struct MutantStream {
     inner: Box<dyn Stream>,
     fault: &'static Fault,
     number: u64,
+    /// Where the last copy to the host went.
+    on_host: Option<BufferSlice>,
 }
 
 /// The stream as the reference backend knows it, and its number.
@@ -501,6 +504,11 @@ impl Stream for MutantStream {
             let mut bytes = vec![0; source.bytes];
             self.inner.download(source, &mut bytes, "a copy onto itself", Duration::from_secs(30))?;
             return self.inner.upload(&bytes, destination);
+        }
+        if self.fault.copies_go_astray && destination.buffer.kind() == MemoryKind::Pinned {
+            let before = self.on_host.replace(destination.clone());
+            let before = before.filter(|before| before.bytes == destination.bytes);
+            return self.inner.copy(source, before.as_ref().unwrap_or(destination));
         }
         self.inner.copy(source, destination)
     }

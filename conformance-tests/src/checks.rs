@@ -82,6 +82,12 @@ pub const CHECKS: &[Check] = &[
         replay::graph
     ),
     check!(
+        "replay_copies",
+        "what is copied to the host behind a graph is what its launch left",
+        None,
+        replay::copies
+    ),
+    check!(
         "replay_decoder",
         "a graph of a decoder's layers gives what its calls give, whatever was launched before",
         None,

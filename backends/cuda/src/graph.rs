@@ -1,8 +1,12 @@
 //! Capturing bound calls as a CUDA graph, which replays with one launch.
 
+mod replay;
+
+pub(crate) use replay::{FewWords, Replay};
+
 use crate::{
     ahead,
-    context::{Context, Raw},
+    context::Context,
     kernels::Work,
     launch::Step,
     ops::{
@@ -11,7 +15,7 @@ use crate::{
     },
     stream::CudaStream,
 };
-use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUresult};
+use cudarc::driver::sys::{self, CUgraph, CUresult};
 use dsrun_core::{
     Result,
     device::Stream,
@@ -40,36 +44,15 @@ impl Graphs for CudaGraphs {
         let context = &self.context;
         context.enter()?;
         let stream = CudaStream::own(stream, context)?;
-        let raw = stream.raw;
         let work = record(stream, &calls)?;
         let (items, merged) = merge(work, context, stream)?;
-        // A free on another thread would record an event on the captured stream, and so become part of the capture. It
-        // waits for this lock. Mode thread-local: what other threads do otherwise does not matter.
-        let locked = context.streams();
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is live and not captured yet.
-        context.check(unsafe { sys::cuStreamBeginCapture_v2(raw.0, mode) }, "beginning a capture")?;
-        let enqueued = items.iter().try_for_each(|item| match item {
-            Item::Call(work) => work.enqueue(stream),
-            Item::Merged(index) => merged[*index].step().enqueue(context, stream),
-        });
-        let mut graph: CUgraph = ptr::null_mut();
-        // SAFETY: the stream is being captured by this thread; the pointer is to a place of the right type.
-        let ended = unsafe { sys::cuStreamEndCapture(raw.0, &raw mut graph) };
-        drop(locked);
-        let graph = Captured(graph);
-        enqueued?;
-        context.check(ended, "ending a capture")?;
+        let contents = Contents { context: context.clone(), items, merged, _calls: calls };
+        let captured = contents.capture(stream, None)?;
         if tracing::enabled!(tracing::Level::DEBUG) && context.driver >= NAMING_DRIVER {
-            let launches = graph.launches().map(|nodes| counted(&nodes)).unwrap_or_default();
-            tracing::debug!(calls = calls.len(), "captured a graph, launches in order: {launches}");
+            let launches = captured.launches().map(|names| counted(&names)).unwrap_or_default();
+            tracing::debug!(calls = contents._calls.len(), "captured a graph, launches in order: {launches}");
         }
-        let mut executable: CUgraphExec = ptr::null_mut();
-        // SAFETY: the graph was just made.
-        let status = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph.0, 0) };
-        context.check(status, "making a graph of a capture")?;
-        let (context, raw) = (context.clone(), Raw(executable));
-        Ok(Box::new(CudaGraph { context, raw, _calls: calls, _merged: merged }))
+        Ok(Box::new(CudaGraph(Arc::new(Replay::new(contents, &captured)?))))
     }
 
     fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
@@ -79,6 +62,7 @@ impl Graphs for CudaGraphs {
 }
 
 /// What goes into a graph.
+#[derive(Debug)]
 enum Item {
     Call(Work),
     /// Several calls in one launch.
@@ -143,6 +127,41 @@ fn merge(
     Ok((items, launches))
 }
 
+/// What a graph is made of, and what keeps its memory alive.
+#[derive(Debug)]
+struct Contents {
+    context: Arc<Context>,
+    items: Vec<Item>,
+    merged: Vec<Merged>,
+    _calls: Vec<Box<dyn BoundCall>>,
+}
+
+impl Contents {
+    /// Captures all of it on a stream, and a step behind it.
+    fn capture(&self, stream: &mut CudaStream, behind: Option<&Step>) -> Result<Captured> {
+        let (context, raw) = (&self.context, stream.raw);
+        // A free on another thread would record an event on the captured stream, and so become part of the capture. It
+        // waits for this lock. Mode thread-local: what other threads do otherwise does not matter.
+        let locked = context.streams();
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is live and not captured yet.
+        context.check(unsafe { sys::cuStreamBeginCapture_v2(raw.0, mode) }, "beginning a capture")?;
+        let enqueued = self.items.iter().try_for_each(|item| match item {
+            Item::Call(work) => work.enqueue(stream),
+            Item::Merged(index) => self.merged[*index].step().enqueue(context, stream),
+        });
+        let enqueued = enqueued.and_then(|()| behind.map_or(Ok(()), |step| step.enqueue(context, stream)));
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: the stream is being captured by this thread; the pointer is to a place of the right type.
+        let ended = unsafe { sys::cuStreamEndCapture(raw.0, &raw mut graph) };
+        drop(locked);
+        let graph = Captured(graph);
+        enqueued?;
+        context.check(ended, "ending a capture")?;
+        Ok(graph)
+    }
+}
+
 /// A graph before it is made executable.
 struct Captured(CUgraph);
 
@@ -156,8 +175,8 @@ impl Drop for Captured {
 }
 
 impl Captured {
-    /// What the graph launches, in order: names of kernels, and `copy` or `fill` for what is none; `None` if the driver does not say.
-    fn launches(&self) -> Option<Vec<String>> {
+    /// All nodes, in order; `None` if the driver does not say.
+    fn nodes(&self) -> Option<Vec<sys::CUgraphNode>> {
         let mut count = 0;
         // SAFETY: the graph is live; without a place for nodes the driver counts them.
         let counted = unsafe { sys::cuGraphGetNodes(self.0, ptr::null_mut(), &raw mut count) };
@@ -165,7 +184,13 @@ impl Captured {
         // SAFETY: there is room for `count` nodes.
         let listed = unsafe { sys::cuGraphGetNodes(self.0, nodes.as_mut_ptr(), &raw mut count) };
         let known = [counted, listed] == [CUresult::CUDA_SUCCESS; 2];
-        known.then(|| nodes.into_iter().take(count).map(name_of).collect())
+        nodes.truncate(count);
+        known.then_some(nodes)
+    }
+
+    /// What the graph launches, in order: names of kernels, and `copy` or `fill` for what is none; `None` if the driver does not say.
+    fn launches(&self) -> Option<Vec<String>> {
+        Some(self.nodes()?.into_iter().map(name_of).collect())
     }
 }
 
@@ -219,35 +244,13 @@ fn counted(names: &[String]) -> String {
     text
 }
 
-/// Captured calls, and what keeps their memory alive.
+/// Captured calls.
 #[derive(Debug)]
-struct CudaGraph {
-    context: Arc<Context>,
-    raw: Raw<sys::CUgraphExec_st>,
-    _calls: Vec<Box<dyn BoundCall>>,
-    _merged: Vec<Merged>,
-}
-
-// SAFETY: a graph is used by one thread at a time, and the calls in it are not touched but for keeping them alive; every
-// `BoundCall` may be dropped on any thread, as it is `Send`.
-unsafe impl Send for CudaGraph {}
+struct CudaGraph(Arc<Replay>);
 
 impl Graph for CudaGraph {
     fn launch(&self, stream: &mut dyn Stream) -> Result<()> {
-        let stream = CudaStream::own(stream, &self.context)?;
-        self.context.enter()?;
-        self.context.recent.note("a captured graph");
-        // SAFETY: graph and stream are live.
-        self.context.check(unsafe { sys::cuGraphLaunch(self.raw.0, stream.raw.0) }, "launching a graph")
-    }
-}
-
-impl Drop for CudaGraph {
-    fn drop(&mut self) {
-        if self.context.enter_anyway().is_ok() {
-            // SAFETY: the graph is live and used no more; the driver keeps what is still running.
-            unsafe { sys::cuGraphExecDestroy(self.raw.0) };
-        }
+        CudaStream::own(stream, self.0.context())?.launch(&self.0)
     }
 }
 

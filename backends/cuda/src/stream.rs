@@ -2,6 +2,7 @@
 
 use crate::{
     context::{Context, OWN_TIMEOUT, Raw, RawEvent, RawStream},
+    graph::{FewWords, Replay},
     kernels::Work,
     launch::{Function, Parameters, Step},
     memory::CudaBuffer,
@@ -45,21 +46,45 @@ pub(crate) struct CudaStream {
     copier: OnceCell<Option<Arc<Function>>>,
     /// Where calls go instead of to the device, while they are gathered for a graph.
     pub(crate) recorded: Option<Vec<Work>>,
+    /// A graph that is launched with what comes next.
+    put_off: Option<Arc<Replay>>,
 }
 
 impl CudaStream {
     pub(crate) fn new(context: Arc<Context>) -> Result<Self> {
         let raw = context.add_stream()?;
-        Ok(Self { context, raw, staging: None, position: (0, 0), copier: OnceCell::new(), recorded: None })
+        Ok(Self {
+            context,
+            raw,
+            staging: None,
+            position: (0, 0),
+            copier: OnceCell::new(),
+            recorded: None,
+            put_off: None,
+        })
     }
 
-    /// The stream behind the trait, if it belongs to this handle.
+    /// The stream behind the trait, if it belongs to this handle, with nothing put off.
     pub(crate) fn own<'a>(stream: &'a mut dyn Stream, context: &Arc<Context>) -> Result<&'a mut Self> {
         match (stream as &mut dyn Any).downcast_mut::<Self>() {
-            Some(own) if Arc::ptr_eq(&own.context, context) => Ok(own),
+            Some(own) if Arc::ptr_eq(&own.context, context) => own.launch_put_off().map(|()| own),
             Some(_) => Err(Error::invalid("belongs to another handle of the device").at("stream")),
             None => Err(Error::invalid("belongs to another backend").at("stream")),
         }
+    }
+
+    /// Launches a graph, now or with what comes next.
+    pub(crate) fn launch(&mut self, graph: &Arc<Replay>) -> Result<()> {
+        if graph.is_short() {
+            self.put_off = Some(graph.clone());
+            return Ok(());
+        }
+        graph.launch(self.raw)
+    }
+
+    /// Launches what was put off: in front of all else that is enqueued.
+    fn launch_put_off(&mut self) -> Result<()> {
+        self.put_off.take().map_or(Ok(()), |graph| graph.launch(self.raw))
     }
 
     pub(crate) fn wait_idle(&self, what: &str, timeout: Duration) -> Result<()> {
@@ -72,21 +97,31 @@ impl CudaStream {
         base.map_or(0, |(host, pointer)| pointer + (staged.addr() - host.addr()) as u64)
     }
 
-    /// Copies a few words between pinned memory and the device by a kernel; whether it did.
-    fn copy_few(&mut self, to: u64, from: u64, bytes: usize) -> Result<bool> {
+    /// Copies a few words between pinned memory and the device by a kernel, which may become part of the graph in front of it; whether
+    /// it did.
+    fn copy_few(&mut self, copy: FewWords) -> Result<bool> {
+        let Some(step) = self.step_of(copy) else { return Ok(false) };
+        if let Some(graph) = self.put_off.take() {
+            if graph.launch_with(self, copy, &step)? {
+                return Ok(true);
+            }
+            graph.launch(self.raw)?;
+        }
+        let context = self.context.clone();
+        step.enqueue(&context, self).map(|()| true)
+    }
+
+    /// The kernel that copies a few whole words; none for other copies.
+    fn step_of(&self, FewWords { to, from, bytes }: FewWords) -> Option<Step> {
         let words = size_of::<u32>();
         let whole = (to | from).is_multiple_of(words as u64) && bytes.is_multiple_of(words);
-        if !whole || bytes == 0 || bytes > FEW {
-            return Ok(false);
+        if !whole || bytes > FEW {
+            return None;
         }
-        let Some(function) = self.copier.get_or_init(|| self.context.function(&copy_kernel()).ok()) else {
-            return Ok(false);
-        };
+        let function = self.copier.get_or_init(|| self.context.function(&copy_kernel()).ok()).as_ref()?;
         let count = bytes / words;
         let parameters = Parameters::default().size(count).address(from).address(to);
-        let step = Step::kernel(function, [count.div_ceil(THREADS), 1, 1], THREADS, parameters);
-        let context = self.context.clone();
-        step.map_or(Ok(()), |step| step.enqueue(&context, self)).map(|()| true)
+        Step::kernel(function, [count.div_ceil(THREADS), 1, 1], THREADS, parameters)
     }
 
     /// Takes up to `wanted` bytes of staging memory: host address and length. Waits for the copy that used them before.
@@ -114,6 +149,9 @@ impl CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
+        if let Err(error) = self.launch_put_off() {
+            tracing::debug!(%error, "a stream ends without its last graph");
+        }
         self.context.remove_stream(self.raw);
     }
 }
@@ -132,13 +170,14 @@ impl Stream for CudaStream {
         let (_buffer, mut to) =
             CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
         self.context.enter()?;
+        self.launch_put_off()?;
         let mut rest = source;
         while !rest.is_empty() {
             let (staged, bytes) = self.stage(rest.len())?;
             let (now, later) = rest.split_at(bytes);
             // SAFETY: `staged` is `bytes` of pinned memory that no copy under way uses.
             unsafe { ptr::copy_nonoverlapping(now.as_ptr(), staged, bytes) };
-            if !self.copy_few(to, self.seen_by_device(staged), bytes)? {
+            if !self.copy_few(FewWords { to, from: self.seen_by_device(staged), bytes })? {
                 // SAFETY: the destination was checked. Both live until the copy is done: the buffer's free is ordered
                 // behind it.
                 let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, staged.cast(), bytes, self.raw.0) };
@@ -159,6 +198,7 @@ impl Stream for CudaStream {
         equal_lengths(source.bytes, destination.len())?;
         let (_buffer, mut from) = CudaBuffer::locate(source, &self.context).map_err(|e| e.at("source"))?;
         self.context.enter()?;
+        self.launch_put_off()?;
         self.wait_idle(what, timeout)?;
         let mut rest = destination;
         while !rest.is_empty() {
@@ -187,9 +227,10 @@ impl Stream for CudaStream {
             return Ok(());
         }
         let pinned = source_buffer.kind() == MemoryKind::Pinned || buffer.kind() == MemoryKind::Pinned;
-        if pinned && self.copy_few(to, from, source.bytes)? {
+        if pinned && self.copy_few(FewWords { to, from, bytes: source.bytes })? {
             return Ok(());
         }
+        self.launch_put_off()?;
         // SAFETY: both ranges were checked, and stay as long as the copy runs.
         let status = unsafe { sys::cuMemcpyAsync(to, from, source.bytes, self.raw.0) };
         self.context.check(status, "copying on the device")
@@ -199,6 +240,7 @@ impl Stream for CudaStream {
         let (_buffer, to) =
             CudaBuffer::locate(destination, &self.context).map_err(|e| e.at("destination"))?;
         self.context.enter()?;
+        self.launch_put_off()?;
         if destination.bytes == 0 {
             return Ok(());
         }
@@ -210,12 +252,14 @@ impl Stream for CudaStream {
     fn record(&mut self, event: &dyn Event) -> Result<()> {
         let event = CudaEvent::own(event)?;
         self.context.enter()?;
+        self.launch_put_off()?;
         event.record_on(self.raw)
     }
 
     fn wait(&mut self, event: &dyn Event) -> Result<()> {
         let event = CudaEvent::own(event)?;
         self.context.enter()?;
+        self.launch_put_off()?;
         // SAFETY: event and stream are live. An event that was never recorded is not waited for.
         let status = unsafe { sys::cuStreamWaitEvent(self.raw.0, event.raw.0, 0) };
         self.context.check(status, "ordering streams")
@@ -223,6 +267,7 @@ impl Stream for CudaStream {
 
     fn synchronize(&mut self, what: &str, timeout: Duration) -> Result<()> {
         self.context.enter()?;
+        self.launch_put_off()?;
         self.wait_idle(what, timeout)
     }
 }

@@ -1,7 +1,7 @@
 //! The same call gives the same bits, wherever and however often it runs.
 
 use super::{
-    bench::{Bench, Bound, During, Given, Held, Outcome, Stop, fail, floats, same_bits},
+    bench::{Bench, Bound, During, Given, Held, Outcome, Stop, ensure, fail, floats, same_bits},
     jobs::{Job, jobs},
 };
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
 use dsrun_core::{
     DType, WeightFormat,
     checked::CheckedPlan,
+    device::{BufferSlice, MemoryKind},
     op::{Add, Linear, Op, RmsNorm},
 };
 use std::{sync::Barrier, thread};
@@ -92,6 +93,65 @@ pub(super) fn graph(subject: &Subject) -> Outcome {
                 same_bits(&format!("{dtype}, launch {round} of the graph"), &found, &expected)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Where results go behind each launch: places that take turns, and others in between.
+const PLACES: [usize; 16] = [0, 1, 0, 1, 0, 1, 2, 0, 3, 4, 5, 0, 5, 1, 1, 0];
+
+/// What is copied to the host behind a launch of a graph is what this launch leaves: whole results and pieces, wherever they go.
+pub(super) fn copies(subject: &Subject) -> Outcome {
+    let mut bench = Bench::new(subject.device())?;
+    let device = bench.device.clone();
+    let Some(graphs) = device.graphs() else {
+        return Err(Stop::Unsupported("the device has no graphs".into()));
+    };
+    let dtype = floats(&*device)[0];
+    let chain = Chain::new(&mut bench, dtype)?;
+    let captured = chain.bind(&mut bench)?;
+    let (product, sum) = (captured[2].results[0].slice.clone(), captured[0].results[0].slice.clone());
+    let graph = graphs.capture(&mut *bench.stream, captured.into_iter().map(|bound| bound.call).collect())?;
+    let eager = chain.bind(&mut bench)?;
+    let mut places = Vec::new();
+    for _ in 0..=PLACES.into_iter().max().unwrap_or(0) {
+        places.push(BufferSlice::whole(device.allocate(sum.bytes.max(product.bytes), MemoryKind::Pinned)?));
+    }
+    let mut random = Random::named("copies behind a graph");
+    for (round, place) in PLACES.into_iter().enumerate() {
+        bench.set(&chain.a, &random.tensor(dtype, &SHAPE, Values::HeavyTailed))?;
+        eager.iter().try_for_each(|bound| bench.enqueue(bound))?;
+        // Of the later rounds some copy a piece, or what an earlier call of the graph left, or two things.
+        let (source, expected) = match round {
+            9 | 15 => (sum.clone(), &eager[0].results[0]),
+            10 => (product.slice(product.bytes / 2 / 4 * 4, 8)?, &eager[2].results[0]),
+            _ => (product.clone(), &eager[2].results[0]),
+        };
+        let to = places[place].slice(0, source.bytes)?;
+        graph.launch(&mut *bench.stream).during("launch")?;
+        bench.stream.copy(&source, &to).during("copy to the host")?;
+        if round == 12 {
+            bench
+                .stream
+                .copy(&source, &places[0].slice(0, source.bytes)?)
+                .during("second copy to the host")?;
+        }
+        let done = device.event()?;
+        bench.stream.record(&*done)?;
+        done.synchronize("a copy behind a graph", TIMEOUT)?;
+        let mut found = vec![0; to.bytes];
+        match to.buffer.host_pointer() {
+            // SAFETY: a slice lies inside its buffer, and the event behind the only work that writes to it was reached.
+            Some(from) => unsafe {
+                from.as_ptr().add(to.offset).copy_to_nonoverlapping(found.as_mut_ptr(), found.len());
+            },
+            None => bench.stream.download(&to, &mut found, "a copy behind a graph", TIMEOUT)?,
+        }
+        let first = source.offset - if round == 9 || round == 15 { sum.offset } else { product.offset };
+        let expected = bench.get(expected)?.bytes();
+        ensure(found == expected[first..first + found.len()], || {
+            format!("{dtype}, launch {round}: the host has something else than the launch left")
+        })?;
     }
     Ok(())
 }
