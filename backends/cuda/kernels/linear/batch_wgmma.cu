@@ -9,8 +9,9 @@
  * few blocks is all the shared memory of a multiprocessor.
  *
  * Few outputs would leave multiprocessors idle, so SPLIT blocks, which are a cluster, share the inputs of a tile. At the end each
- * sends its sums to the blocks that finish them, 8 rows of x each in turn, into their shared memory; those add them up in the
- * order of the inputs, so that the result does not depend on who comes first.
+ * sends its sums to the blocks that finish them, 8 rows of x each in turn, into their shared memory: APART from the ring, or into it
+ * when no block needs it any more. Those add them up in the order of the inputs, so that the result does not depend on who comes
+ * first.
  *
  * Bytes: the weights, once; x once for each tile, from the L2. Floor: the weights over read bandwidth.
  *
@@ -33,7 +34,7 @@
 /* Bytes of sums of eight rows. */
 #define SUMS (PARTS * CONSUMERS * 16)
 
-/* `vacant`: no block of the cluster needs its ring any more, so sums may go there. `received`: they have arrived. */
+/* `vacant`: no block of the cluster needs its ring any more, so sums may go there if they are not APART. `received`: they have arrived. */
 struct Barriers { u64 full[STAGES], free[STAGES], vacant, received; };
 
 #if INTEGERS
@@ -346,8 +347,10 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     products_wait<0>();
     hold_all(sums);
+#if !APART
     meet(barriers.vacant, lane);
-    u32 place_of_sums = ring + threadIdx.x * 16;
+#endif
+    u32 place_of_sums = ring + (APART ? STAGES * SLOT : 0) + threadIdx.x * 16;
 #pragma unroll
     for (int i = 0; i < EIGHTS; ++i) {
         u32 there = address_at(place_of_sums + (i / SPLIT * SPLIT + split) * SUMS, i % SPLIT);

@@ -55,6 +55,8 @@ struct Cut {
     /// Blocks that share the inputs of a tile.
     split: usize,
     stages: usize,
+    /// Whether sums of other blocks have a place beside the ring.
+    apart: bool,
     shared: usize,
 }
 
@@ -73,13 +75,16 @@ impl Cut {
         let split = split.min(bytes.div_ceil(TURN));
         let slot = (parts * PART + rows) * TURN;
         let room = if tiles * split <= processors { ALONE } else { IN_PAIRS };
-        let stages = (room / slot).min(MOST_STAGES);
         // Sums of eight rows for each turn of a block, from every block.
         let sums = match split {
             1 => 0,
             _ => (rows / 8).div_ceil(split) * split * parts * MULTIPLIERS * 16,
         };
-        Self { rows, parts, tiles, split, stages, shared: ALIGNMENT + (stages * slot).max(sums) }
+        // A place of their own, where that takes no more than a stage: else where the ring was, when nobody needs it any more.
+        let apart = sums <= slot;
+        let stages = ((room - if apart { sums } else { 0 }) / slot).min(MOST_STAGES);
+        let shared = ALIGNMENT + if apart { stages * slot + sums } else { (stages * slot).max(sums) };
+        Self { rows, parts, tiles, split, stages, apart, shared }
     }
 
     /// The kernel, but for its epilogue.
@@ -89,7 +94,8 @@ impl Cut {
             Some(packing) => (1, type_name(packing.scale)?),
             None => (0, "f32"),
         };
-        let defines: [(_, &dyn Display); 9] = [
+        let defines: [(_, &dyn Display); 10] = [
+            ("APART", &i32::from(self.apart)),
             ("INTEGERS", &integers),
             ("W_SCALE", &scale),
             ("TOKENS", &self.rows),
