@@ -44,7 +44,7 @@ const UNITS: &[Unit] = &[
     unit!("attention/attention.cu"),
     unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
     unit!("attention/prompt_wgmma.cu", "hopper.cuh", "wgmma.cuh", "attention/prompt.cuh"),
-    unit!("attention/decode.cu", "mma.cuh", "copies.cuh", "attention/token.cuh"),
+    unit!("attention/decode.cu", "mma.cuh", "copies.cuh", "quant/round.cuh", "attention/token.cuh"),
     unit!("attention/decode_even.cu", "mma.cuh", "copies.cuh", "attention/token.cuh"),
     unit!(
         "decoder/layers.cu",
@@ -114,7 +114,7 @@ const UNITS: &[Unit] = &[
     unit!("linear/unpack.cu", "linear/weight.cuh"),
     unit!("linear/finish.cu"),
     unit!("linear/guard.cu"),
-    unit!("quant/quant.cu", "elementwise/function.cuh"),
+    unit!("quant/quant.cu", "elementwise/function.cuh", "quant/round.cuh"),
 ];
 
 fn find(name: &str) -> Option<&'static Unit> {

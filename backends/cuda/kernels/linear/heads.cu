@@ -122,8 +122,9 @@ extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, cons
         item = lane * 8;
         read(product + row * product_row + begin);
     };
+    const Extent::Asked said = extent.ask();
     begin_row(blockIdx.y);
-    i64 rows = extent.count();
+    i64 rows = extent.count(said);
     FOR_ROWS(row, rows) {
         if (row != blockIdx.y) begin_row(row);
         const X* from = product + row * product_row + begin;

@@ -41,6 +41,7 @@ extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, fl
             if (i < width) load_eight(x + row * x_row + blockIdx.x * width + i, value[piece]);
         }
     };
+    const Extent::Asked said = extent.ask();
     if (kept) {
         read(blockIdx.y);
 #pragma unroll
@@ -49,7 +50,7 @@ extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, fl
             if (i < width) load_eight(weight + i, gain[piece]);
         }
     }
-    i64 rows = extent.count();
+    i64 rows = extent.count(said);
     FOR_ROWS(row, rows) {
         const T0* from = x + row * x_row + blockIdx.x * width;
         T0* to = y + row * y_row + blockIdx.x * width;

@@ -33,18 +33,6 @@ __device__ inline float activate(float x, float other, float limit) {
     return x;
 }
 
-/* The largest of a warp, in every lane; none is below 0 or NaN, so that their bits compare as they do. */
-__device__ inline float warp_maximum(float x) {
-#if __CUDA_ARCH__ >= 800
-    u32 most;
-    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(__float_as_uint(x)));
-    return __uint_as_float(most);
-#else
-    for (int distance = 16; distance; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    return x;
-#endif
-}
-
 /*
  * The largest and the sum of a block, in every thread; the sum in the same order every time. Whoever leaves what its warp found has
  * met the others once since they read that place: `turn` is 0 and 1 in turns.
@@ -68,27 +56,6 @@ __device__ inline float block_maximum(float x, int turn) {
     if (lane == 0) partial[turn][threadIdx.x / 32] = x;
     __syncthreads();
     return warp_maximum(lane < (blockDim.x + 31) / 32 ? partial[turn][lane] : 0.0f);
-}
-
-/* To 2^-23 relative. */
-__device__ inline float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ inline int quantise(float value, float scale) {
-    float q = scale > 0.0f ? rintf(value / scale) : 0.0f;
-    return (int)fminf(fmaxf(q, -127.0f), 127.0f);
-}
-
-/*
- * The same without a division, given about 1 / scale: up to 127 the product is within 4e-5 of the quotient, so both are rounded to the
- * same integer where the product is no closer than that to the middle of two. The others are divided, and what is not finite.
- */
-__device__ inline int quantise(float value, float scale, float inverse) {
-    float q = value * inverse, integer = rintf(q);
-    return fabsf(q - integer) < 0.4999f ? (int)fminf(fmaxf(integer, -127.0f), 127.0f) : quantise(value, scale);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, i64 columns, const X* x, i64 x_row,
@@ -132,7 +99,8 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
 #endif
         }
     };
-    /* A block's first row is there whether it is real or not: read before that is known. */
+    /* A block's first row is there whether it is real or not: read along with what says so. */
+    const Extent::Asked said = extent.ask();
     read(blockIdx.x);
 #if FRONT == RMS
     float gain[OWN][8];
@@ -144,8 +112,10 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
         for (int k = 0; k < 8; ++k) gain[o][k] = at < columns ? gain[o][k] + front.offset : 0.0f;
     }
 #endif
-#endif
+    i64 rows = extent.count(said);
+#else
     i64 rows = extent.count();
+#endif
     int turn = 0;
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
         float mean = 0.0f, rest = 0.0f, factor = 1.0f, most = 0.0f;
