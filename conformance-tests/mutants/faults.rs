@@ -362,6 +362,10 @@ static FAULTS: &[Fault] = &[
         true => result(run, stream, "commit_tokens", 0, flip),
         false => run.right(stream),
     }),
+    run("graph_scales_a_part", |run, stream| match launching() {
+        true => result(run, stream, "quant_per_token", 1, flip),
+        false => run.right(stream),
+    }),
     run("batch_matters", |run, stream| {
         let rows = run.call.results.first().and_then(|y| y.shape.first()).copied().unwrap_or(0);
         if rows > 1 { result(run, stream, "linear", 0, flip) } else { run.right(stream) }

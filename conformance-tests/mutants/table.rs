@@ -110,6 +110,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "check/replay_decoder_integers",
     ),
     mutant("graph_records_another", "a graph records another token than it samples", "check/replay_token"),
+    mutant(
+        "graph_scales_a_part",
+        "scales of quantised rows are a bit apart in a graph",
+        "check/replay_quantised",
+    ),
     mutant("batch_matters", "the last bit of a row depends on how many rows there are", "check/batch_rows"),
     mutant(
         "split_by_batch",

@@ -16,6 +16,7 @@ mod logits;
 mod memory;
 mod metamorphic;
 mod paged;
+mod quantised;
 mod raw;
 mod replay;
 mod sampling;
@@ -105,6 +106,12 @@ pub const CHECKS: &[Check] = &[
         "a graph that samples gives what its calls give, and leaves the same in the request table",
         None,
         token::graph
+    ),
+    check!(
+        "replay_quantised",
+        "a graph that quantises what attention gives is what its calls are, whoever is there",
+        None,
+        quantised::graph
     ),
     check!(
         "replay_elsewhere",

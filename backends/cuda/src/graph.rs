@@ -12,6 +12,7 @@ use crate::{
     ops::{
         layers,
         next_token::{self, NextToken},
+        quantised::{self, Quantised},
     },
     stream::CudaStream,
 };
@@ -74,6 +75,7 @@ enum Item {
 enum Merged {
     Layers(layers::Launch),
     NextToken(NextToken),
+    Quantised(Quantised),
 }
 
 impl Merged {
@@ -81,6 +83,7 @@ impl Merged {
         match self {
             Self::Layers(layers) => &layers.step,
             Self::NextToken(token) => &token.step,
+            Self::Quantised(attention) => &attention.step,
         }
     }
 }
@@ -93,7 +96,8 @@ fn record(stream: &mut CudaStream, calls: &[Box<dyn BoundCall>]) -> Result<Vec<W
     enqueued.map(|()| recorded.unwrap_or_default())
 }
 
-/// Puts launches of whole layers, and of all that is done with the logits of a row, in the place of their calls.
+/// Puts launches of whole layers, of all that is done with the logits of a row, and of attention that quantises its result, in the
+/// place of their calls.
 fn merge(
     work: Vec<Work>,
     context: &Arc<Context>,
@@ -113,6 +117,12 @@ fn merge(
     for run in next_token::find(&work) {
         if let Some(launch) = NextToken::new(&work[run.clone()], context)? {
             launches.push(Merged::NextToken(launch));
+            runs.push(run);
+        }
+    }
+    for run in quantised::find(&work) {
+        if let Some(launch) = Quantised::new(&work[run.clone()], context)? {
+            launches.push(Merged::Quantised(launch));
             runs.push(run);
         }
     }

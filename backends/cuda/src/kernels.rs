@@ -8,7 +8,7 @@ use crate::{
         self, Recipe,
         layers::{Part, Traffic},
     },
-    spec::Machine,
+    spec::{KernelSpec, Machine},
     stream::CudaStream,
     weight::{self, CudaWeight},
 };
@@ -120,6 +120,11 @@ impl Work {
     /// What it does.
     pub(crate) fn call(&self) -> &CallDesc {
         &self.plan.call
+    }
+
+    /// The kernels it launches.
+    pub(crate) fn kernels(&self) -> &[KernelSpec] {
+        &self.plan.recipe.kernels
     }
 
     /// What it launches.

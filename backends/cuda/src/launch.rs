@@ -59,8 +59,13 @@ impl Parameters {
 
     /// The words of the first parameter.
     pub(crate) fn first(&self) -> &[u64] {
-        let end = self.starts.get(1).copied().unwrap_or(self.words.len());
-        &self.words[..end]
+        self.of(0)
+    }
+
+    /// The words of a parameter, by its number; none if there is none.
+    pub(crate) fn of(&self, number: usize) -> &[u64] {
+        let start = |number: usize| self.starts.get(number).copied().unwrap_or(self.words.len());
+        &self.words[start(number)..start(number + 1)]
     }
 
     /// These, and others behind them.

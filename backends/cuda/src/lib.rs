@@ -55,5 +55,8 @@ mod stream;
 mod weight;
 
 pub use device::CudaBackend;
-pub use ops::{copy_kernel, kernel_specs, layers::Shape as LayersShape, next_token::next_token_kernel};
+pub use ops::{
+    copy_kernel, kernel_specs, layers::Shape as LayersShape, next_token::next_token_kernel,
+    quantised::quantised_kernel,
+};
 pub use spec::{KernelSpec, Machine};

@@ -16,6 +16,7 @@ pub(crate) mod next_token;
 mod norm;
 mod packed;
 mod quant;
+pub(crate) mod quantised;
 mod region;
 mod sampling;
 mod step;

@@ -28,7 +28,7 @@ use dsrun_cuda::{
     compiler::{Cache, Compiler},
     copy_kernel, kernel_specs,
     library::Library,
-    next_token_kernel,
+    next_token_kernel, quantised_kernel,
 };
 use std::{collections::HashSet, path::Path};
 
@@ -399,10 +399,18 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(attention_calls(dtype));
     }
     let machines = [true, false].map(|blas| Machine { capability, processors: 132, blas, skinny: true });
-    calls
+    let of_calls: Vec<KernelSpec> = calls
         .iter()
         .flat_map(|call| machines.map(|machine| kernel_specs(call, &machine).unwrap()))
         .flatten()
+        .collect();
+    let whole = |spec: &&KernelSpec| {
+        spec.entry == "decode" && spec.defines.iter().any(|(name, value)| *name == "CLUSTER" && value == "1")
+    };
+    let quantised: Vec<_> = of_calls.iter().filter(whole).map(|spec| quantised_kernel(spec, 8)).collect();
+    of_calls
+        .into_iter()
+        .chain(quantised)
         .chain([copy_kernel()])
         .chain(
             FLOATS

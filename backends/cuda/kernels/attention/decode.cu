@@ -16,6 +16,9 @@
  * merged through scratch memory by the block that comes last, in the order of the splits; the counter that finds it is back at
  * 0 afterwards.
  *
+ * With QUANTISED, which is how many blocks a row has, rows are quantised too, as quant_per_token would what is written: each by the
+ * block that is through last. That takes the place of a launch that waits for all rows.
+ *
  * Bytes: keys and values once. Floor for few keys: a chain of dependent reads (lengths and page, keys, other blocks'
  * results, and the wait in front). Measured figures: docs/src/performance/cuda.md.
  */
@@ -146,9 +149,74 @@ __device__ inline void finish(const Arguments& a, i64 row, int head, int at, flo
     if (a.log_sum_exp && at == 0) a.log_sum_exp[row * a.log_row + head] = ending.log();
 }
 
+#if QUANTISED
+/* Where a row goes as bytes; and how many of its blocks are through. */
+struct Bytes {
+    signed char* y;
+    i64 y_row;
+    float* scales;
+    u32* through;
+};
+
+/* Elements of a row, whose QUANTISED blocks have each so many heads; and vectors of 8 that a thread takes. */
+#define COLUMNS (QUANTISED * HEADS * VALUE_SIZE)
+#define OWN ((COLUMNS + WARPS * 32 * 8 - 1) / (WARPS * 32 * 8))
+
+/* Quantises a row, by the block of it that is through last. The others go: blocks of the product behind wait for their room. */
+__device__ inline void quantise_row(const Arguments& a, const Bytes& bytes, int row) {
+    __shared__ float tops[WARPS];
+    __shared__ bool last;
+    int lane = threadIdx.x % 32;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32* through = bytes.through + blockIdx.y;
+        last = atomicAdd(through, 1u) == QUANTISED - 1;
+        if (last) *through = 0;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    Vector read[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        int at = (i * WARPS * 32 + threadIdx.x) * 8;
+        read[i] = {};
+        if (at < COLUMNS) {
+            uint4 v = __ldcg((const uint4*)(a.y + row * a.y_row + at));
+            read[i] = {{v.x, v.y, v.z, v.w}};
+        }
+    }
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) most = fmaxf(most, fabsf(Lanes<Q>::get(read[i], k)));
+    }
+    most = warp_maximum(most);
+    if (lane == 0) tops[threadIdx.x / 32] = most;
+    __syncthreads();
+    float scale = warp_maximum(tops[lane % WARPS]) / 127.0f, inverse = reciprocal(scale);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        int at = (i * WARPS * 32 + threadIdx.x) * 8;
+        if (at >= COLUMNS) break;
+        u32 words[2] = {};
+#pragma unroll
+        for (int k = 0; k < 8; ++k) words[k / 4] |= (u32)(quantise(Lanes<Q>::get(read[i], k), scale, inverse) & 255) << k % 4 * 8;
+        *(uint2*)(bytes.y + row * bytes.y_row + at) = make_uint2(words[0], words[1]);
+    }
+    if (threadIdx.x == 0) bytes.scales[row] = scale;
+}
+#endif
+
 extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent sequence_extent, Extent token_extent, float scale,
                                                                 float softcap, Arguments a, i64 splits_at_most,
-                                                                float* partials, u32* counters) {
+                                                                float* partials, u32* counters
+#if QUANTISED
+                                                                , Bytes bytes
+#endif
+) {
     __shared__ float maxima[WARPS][HEADS], amounts[WARPS][HEADS];
     __shared__ __align__(16) float sums[WARPS][HEADS][VALUE_ROW];
     /*
@@ -299,6 +367,10 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
             if (at == 0 || own == 0) __stcg((float4*)(out + VALUE_SIZE), make_float4(largest, total, 0.0f, 0.0f));
         }
     }
+#if QUANTISED
+    if (real) quantise_row(a, bytes, tile.row);
+    return;
+#endif
     if (clusters == 1) return;
 
     __threadfence();

@@ -212,7 +212,7 @@ impl Decode {
             && result(call, 0)?.strides[0].is_multiple_of(8);
         let cut = if even { sizes.even(machine) } else { sizes.split(machine) };
         let mask = if op.mask == AttentionMask::Causal { 1 } else { 2 };
-        let defines: [(_, &dyn Display); 12] = [
+        let defines: [(_, &dyn Display); 13] = [
             ("Q", &type_name(query.dtype)?),
             ("HALF", &i32::from(query.dtype == DType::F16)),
             ("KEY_SIZE", &key_size),
@@ -225,6 +225,7 @@ impl Decode {
             ("SOFTCAP", &i32::from(op.softcap > 0.0)),
             ("ALIBI", &i32::from(call.tensor(8).is_some())),
             ("SINGLES", &i32::from(singles)),
+            ("QUANTISED", &0),
         ];
         let mut spec = KernelSpec::new(cut.unit, cut.entry, defines).with_shared(cut.shared);
         spec.defines.extend(cut.own.iter().map(|(name, value)| (*name, value.to_string())));

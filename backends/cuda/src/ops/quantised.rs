@@ -1,0 +1,116 @@
+//! Attention of single tokens whose rows are quantised where they are: `attention/decode.cu` with `QUANTISED`.
+//!
+//! Programs do not know of it. When calls are captured as a graph, `paged_attention` and the `quant_per_token` of its result behind it
+//! are found here and launched as one kernel, which writes to the bit what theirs would have written one after the other: the
+//! result, and its bytes and scales.
+
+use super::KernelSpec;
+use crate::{
+    context::Context,
+    kernels::Work,
+    launch::{Launch, Step},
+    memory::CudaBuffer,
+};
+use dsrun_core::{Result, device::MemoryKind, op::Op};
+use std::{ops::Range, sync::Arc};
+
+/// Calls that become one launch.
+const CALLS: usize = 2;
+/// The longest row: a thread keeps 64 elements.
+const MOST_COLUMNS: usize = 8192;
+/// Elements that are read and written at once.
+const VECTOR: u64 = 8;
+/// Blocks on a multiprocessor that are there at once.
+const AT_ONCE: usize = 2;
+/// Numbers of parameters of attention: the extent of its tokens.
+const TOKENS: usize = 1;
+/// The same of `quant_per_token`: the extent of its rows, their length, and where they are and go.
+const ROWS: usize = 0;
+const COLUMNS: usize = 1;
+const X_ROW: usize = 3;
+const BYTES: usize = 7;
+const BYTES_ROW: usize = 8;
+const SCALES: usize = 9;
+
+/// Where calls follow each other that become one launch, as ranges.
+pub(crate) fn find(calls: &[Work]) -> Vec<Range<usize>> {
+    let starts = 0..(calls.len() + 1).saturating_sub(CALLS);
+    let found = |start: &usize| Pair::of(&calls[*start..]).is_some();
+    starts.filter(found).map(|start| start..start + CALLS).collect()
+}
+
+/// Attention, and what quantises its result.
+struct Pair<'a> {
+    kernel: &'a KernelSpec,
+    attention: &'a Launch,
+    quantisation: &'a Launch,
+}
+
+impl<'a> Pair<'a> {
+    fn of(calls: &'a [Work]) -> Option<Self> {
+        let [first, second, ..] = calls else { return None };
+        let ops = [first, second].map(|work| &work.call().op);
+        let [Op::PagedAttention(_), Op::QuantPerToken(_)] = ops else { return None };
+        let ([Step::Kernel(attention)], [Step::Kernel(quantisation)]) = (first.steps(), second.steps())
+        else {
+            return None;
+        };
+        let [kernel] = first.kernels() else { return None };
+        let constant = |name: &str| -> Option<usize> {
+            kernel.defines.iter().find(|(known, _)| *known == name)?.1.parse().ok()
+        };
+        let [blocks, _, splits] = attention.grid;
+        let columns = blocks * constant("HEADS")? * constant("VALUE_SIZE")?;
+        let whole = kernel.entry == "decode" && splits == 1 && columns <= MOST_COLUMNS;
+        // The rows that are quantised are all of what attention writes.
+        let same = first.traffic.writes.first()? == second.traffic.reads.first()?
+            && attention.parameters.of(TOKENS) == quantisation.parameters.of(ROWS)
+            && quantisation.parameters.of(COLUMNS) == [columns as u64];
+        let vectors = [COLUMNS, X_ROW, BYTES_ROW]
+            .into_iter()
+            .all(|number| quantisation.parameters.of(number).iter().all(|size| size.is_multiple_of(VECTOR)));
+        (whole && same && vectors).then_some(Self { kernel, attention, quantisation })
+    }
+}
+
+/// The launch that stands for both.
+#[derive(Debug)]
+pub(crate) struct Quantised {
+    pub(crate) step: Step,
+    /// How many blocks of each row are through.
+    _through: Arc<CudaBuffer>,
+}
+
+impl Quantised {
+    /// Sets up the launch for calls that [`find`] found.
+    pub(crate) fn new(calls: &[Work], context: &Arc<Context>) -> Result<Option<Self>> {
+        let Some(Pair { kernel, attention, quantisation }) = Pair::of(calls) else { return Ok(None) };
+        let [blocks, rows, _] = attention.grid;
+        let mut kernel = quantised_kernel(kernel, blocks);
+        if blocks * rows <= AT_ONCE * context.machine.processors {
+            // Nothing fetched ahead: 32 sequences of a model with w8a8 are 0.7% faster so, in bf16 they are the same.
+            for (_, value) in kernel.defines.iter_mut().filter(|(name, _)| *name == "AHEAD") {
+                "0".clone_into(value);
+            }
+        }
+        let function = context.function(&kernel)?;
+        let through = CudaBuffer::new(context.clone(), rows * size_of::<u32>(), MemoryKind::Device)?;
+        let word = |number: usize| quantisation.parameters.of(number).first().copied().unwrap_or(0);
+        let results = [word(BYTES), word(BYTES_ROW), word(SCALES), through.pointer];
+        let parameters = attention.parameters.clone().words(results);
+        let step = Step::kernel(&function, attention.grid, attention.threads, parameters);
+        Ok(step.map(|step| Self { step, _through: Arc::new(through) }))
+    }
+}
+
+/// The kernel of attention that quantises its rows, of which each has so many blocks.
+#[must_use]
+pub fn quantised_kernel(attention: &KernelSpec, blocks: usize) -> KernelSpec {
+    let mut kernel = attention.clone();
+    for (name, value) in &mut kernel.defines {
+        if *name == "QUANTISED" {
+            *value = blocks.to_string();
+        }
+    }
+    kernel
+}
