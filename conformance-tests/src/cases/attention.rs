@@ -181,6 +181,16 @@ fn setups() -> Vec<Setup> {
             &many(540, |number| (1, if number == 99 { 4200 } else { number % 3 })),
             [4, 4, 8],
         ),
+        // One sequence in a call for many, of which there may still be few.
+        Setup { spare: 70, ..new("one_token_of_many_rows", &[(1, 200)], [4, 2, 64]) },
+        Setup { spare: 70, ..new("few_tokens_of_many_rows", &[(5, 140)], [8, 2, 128]) },
+        Setup { spare: 70, ..new("no_token_of_many_rows", &[(0, 33)], [4, 2, 64]) },
+        Setup {
+            spare: 70,
+            alibi: true,
+            sinks: true,
+            ..new("one_row_of_many_everything", &[(1, 1)], [4, 2, 64])
+        },
         new("prompts_of_whole_tiles", &[(128, 128), (64, 256), (16, 128)], [4, 1, 64]),
         new("prompts_head_80", &[(40, 77), (1, 9), (17, 17)], [6, 2, 80]),
         new("prompts_head_96", &[(40, 77), (1, 9), (17, 17)], [7, 1, 96]),

@@ -13,7 +13,7 @@ use dsrun_core::{
     kernels::CallDesc,
     op::{Attention, AttentionMask, PagedAttention},
 };
-use prompt::{PROMPT, Prompts};
+use prompt::Prompts;
 use std::sync::Arc;
 
 /// The most rows (queries times query heads) of a tile: they live in registers.
@@ -45,15 +45,15 @@ struct Cut {
 }
 
 impl Cut {
-    /// `prompts` says whether prompts are run elsewhere.
-    fn new(kinds: &Kinds, prompts: bool) -> Self {
+    /// Sequences of `prompt` queries and more are run elsewhere, if it says any.
+    fn new(kinds: &Kinds, prompt: Option<usize>) -> Self {
         let (group, tokens, sequences) = (kinds.group(), kinds.tokens, kinds.sequences);
         let heads = (1..=MAX_ROWS.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         // One token for each sequence: tiles of more would be empty.
         let in_tile = if tokens <= sequences { 1 } else { (MAX_ROWS / heads).max(1) };
         let mut tiles = tokens.min((tokens / in_tile).saturating_add(sequences));
-        if prompts {
-            tiles = tiles.min(sequences.saturating_mul((PROMPT - 1).div_ceil(in_tile)));
+        if let Some(prompt) = prompt {
+            tiles = tiles.min(sequences.saturating_mul((prompt - 1).div_ceil(in_tile)));
         }
         let (kv_heads, value_size) = (kinds.kv_heads, kinds.value_size);
         Self { heads, tokens: in_tile, group, kv_heads, tiles, at_once: tiles, splits: 1, value_size }
@@ -180,7 +180,7 @@ struct Places<'a> {
     persistent: u64,
 }
 
-fn spec(kinds: &Kinds, cut: &Cut, prompts: bool, singles: bool) -> Result<KernelSpec> {
+fn spec(kinds: &Kinds, cut: &Cut, prompt: Option<usize>, singles: bool) -> Result<KernelSpec> {
     let (key_size, value_size) = (kinds.key_size, kinds.value_size);
     if !(1..=MAX_HEAD).contains(&key_size) || !(1..=MAX_HEAD).contains(&value_size) {
         let message =
@@ -193,7 +193,7 @@ fn spec(kinds: &Kinds, cut: &Cut, prompts: bool, singles: bool) -> Result<Kernel
         ("LANES", lanes(key_size.max(value_size)).to_string()),
         ("HEADS", cut.heads.to_string()),
         ("TOKENS", cut.tokens.to_string()),
-        ("PROMPT", (if prompts { PROMPT } else { 0 }).to_string()),
+        ("PROMPT", prompt.unwrap_or(0).to_string()),
         ("FEWEST", (if singles { 2 } else { 1 }).to_string()),
         ("QUERY_VECTORS", kinds.query_vectors.to_string()),
         ("CACHE_VECTORS", kinds.cache_vectors.to_string()),
@@ -265,9 +265,11 @@ fn recipe(
     + 'static,
 ) -> Result<Recipe> {
     let prompts = Prompts::plan(&kinds, machine)?;
+    let prompt = prompts.as_ref().map(|prompts| prompts.fewest);
     // Beside prompts single tokens are run by the kernel for those.
-    let singles = if prompts.is_some() { singles()? } else { None };
-    let mut cut = Cut::new(&kinds, prompts.is_some());
+    let singles = if prompt.is_some_and(|fewest| fewest > 1) { singles()? } else { None };
+    let mut cut = Cut::new(&kinds, prompt);
+    let any = cut.tiles > 0;
     cut.splits = splits(&cut);
     if singles.is_some() {
         // Hardly any sequence is left.
@@ -276,7 +278,8 @@ fn recipe(
     // What kernel a row meets depends on how many rows its sequence brings, and how the keys of a page table are split on how
     // many sequences there may be.
     let batch_invariant = prompts.is_none() && !kinds.paged;
-    let mut kernels = vec![spec(&kinds, &cut, prompts.is_some(), singles.is_some())?];
+    let own = spec(&kinds, &cut, prompt, singles.is_some())?;
+    let mut kernels: Vec<KernelSpec> = any.then_some(own).into_iter().collect();
     kernels.extend(prompts.as_ref().map(Prompts::kernel));
     kernels.extend(singles.as_ref().map(|singles| singles.spec.clone()));
     let workspace = cut.partial_bytes().next_multiple_of(256);
@@ -290,16 +293,20 @@ fn recipe(
         batch_invariant,
         steps: Box::new(move |frame: &Frame, functions: &[Arc<Function>], _: &Context| {
             places(frame, &|at| {
-                let function =
-                    |index| functions.get(index).ok_or_else(|| Error::internal("a recipe without a kernel"));
-                let mut steps: Vec<Step> = decode(&kinds, &cut, function(0)?, at).into_iter().collect();
+                let mut functions = functions.iter();
+                let mut next =
+                    || functions.next().ok_or_else(|| Error::internal("a recipe without a kernel"));
+                let mut steps = Vec::new();
+                if any {
+                    steps.extend(decode(&kinds, &cut, next()?, at));
+                }
                 if let Some(prompts) = &prompts {
-                    steps.extend(prompts.step(function(1)?, at, at.persistent + counters as u64)?);
+                    steps.extend(prompts.step(next()?, at, at.persistent + counters as u64)?);
                 }
                 if let Some(singles) = &singles {
                     let (workspace, persistent) =
                         (frame.workspace + workspace as u64, frame.persistent + persistent as u64);
-                    steps.extend(singles.step(frame, function(2)?, workspace, persistent)?);
+                    steps.extend(singles.step(frame, next()?, workspace, persistent)?);
                 }
                 Ok(steps)
             })
@@ -471,8 +478,9 @@ mod tests {
 
     #[test]
     fn prompts_that_run_elsewhere_need_no_tiles() {
-        assert_eq!(Cut::new(&kinds(), true).tiles, 4 * 8);
-        assert_eq!(Cut::new(&Kinds { tokens: 20, ..kinds() }, true).tiles, 14);
+        assert_eq!(Cut::new(&kinds(), Some(16)).tiles, 4 * 8);
+        assert_eq!(Cut::new(&Kinds { tokens: 20, ..kinds() }, Some(16)).tiles, 14);
+        assert_eq!(Cut::new(&kinds(), Some(1)).tiles, 0);
     }
 
     #[rstest]
@@ -489,7 +497,7 @@ mod tests {
         #[case] expected: (usize, usize, usize),
     ) {
         let kinds = Kinds { tokens, sequences, query_heads, kv_heads, ..kinds() };
-        let cut = Cut::new(&kinds, false);
+        let cut = Cut::new(&kinds, None);
         assert_eq!((cut.heads, cut.tokens, cut.tiles), expected);
         assert!(cut.heads * cut.tokens <= MAX_ROWS && cut.group.is_multiple_of(cut.heads));
     }

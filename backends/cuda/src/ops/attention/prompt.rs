@@ -1,4 +1,4 @@
-//! Prompts on tensor cores: sequences of at least [`PROMPT`] queries in a call.
+//! Prompts on tensor cores: sequences of at least [`PROMPT`] queries in a call, or the only one of a long call.
 //!
 //! | device | head sizes | kernel |
 //! |---|---|---|
@@ -16,7 +16,10 @@ use dsrun_core::{DType, Result};
 use std::sync::Arc;
 
 /// The fewest queries of a sequence that make it a prompt. Fewer fill too little of a tile.
-pub(super) const PROMPT: usize = 16;
+const PROMPT: usize = 16;
+/// The fewest rows of a call of one sequence in which that is a prompt however few it brings. There could be as little in it as
+/// in any other, but who has a call made for so many rows has more than a few; and without kernels for fewer it is one launch.
+const LONE: usize = 64;
 
 /// Rows of a tile of `prompt_wgmma`, and keys of a turn.
 const WGMMA_ROWS: usize = 128;
@@ -46,6 +49,8 @@ enum Way {
 pub(super) struct Prompts {
     way: Way,
     kernel: KernelSpec,
+    /// The fewest queries of a sequence that is run here.
+    pub(super) fewest: usize,
     /// Query heads and queries in a tile.
     heads: usize,
     tokens: usize,
@@ -67,10 +72,11 @@ impl Prompts {
             return Ok(None);
         }
         let way = Way::choose(kinds, machine);
+        let fewest = if kinds.sequences == 1 && kinds.tokens >= LONE { 1 } else { PROMPT };
         let group = kinds.group();
         let heads = (1..=MAX_HEADS.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         let tokens = way.rows() / heads;
-        let tiles = kinds.tokens / tokens + kinds.sequences.min(kinds.tokens / PROMPT);
+        let tiles = kinds.tokens / tokens + kinds.sequences.min(kinds.tokens / fewest);
         let items = tiles.saturating_mul(kinds.kv_heads * (group / heads));
         let blocks = if way == Way::Wgmma { items.min(machine.processors) } else { items };
         if items > i32::MAX as usize || kinds.kv_heads > MAX_GRID {
@@ -82,7 +88,7 @@ impl Prompts {
             ("TOKENS", tokens.to_string()),
             ("HEADS", heads.to_string()),
             ("SLOTS", kinds.slots.to_string()),
-            ("PROMPT", PROMPT.to_string()),
+            ("PROMPT", fewest.to_string()),
             ("VECTORS", i32::from(kinds.result_vectors).to_string()),
         ];
         defines.extend(kinds.defines());
@@ -94,7 +100,7 @@ impl Prompts {
         }
         let (unit, entry) = way.kernel();
         let kernel = KernelSpec::of(unit, entry, defines).with_shared(way.shared(kinds));
-        Ok(Some(Self { way, kernel, heads, tokens, items, blocks, kinds: kinds.clone() }))
+        Ok(Some(Self { way, kernel, fewest, heads, tokens, items, blocks, kinds: kinds.clone() }))
     }
 
     pub(super) fn kernel(&self) -> KernelSpec {
@@ -271,6 +277,15 @@ mod tests {
 
     fn machine(capability: u32) -> Machine {
         Machine { capability, processors: 132, blas: true, skinny: true }
+    }
+
+    #[rstest]
+    #[case::one_of_several(4, 512, 16)]
+    #[case::alone(1, 512, 1)]
+    #[case::alone_and_short(1, 48, 16)]
+    fn fewest_queries(#[case] sequences: usize, #[case] tokens: usize, #[case] expected: usize) {
+        let plan = Prompts::plan(&Kinds { sequences, tokens, ..kinds(4, 128, 16) }, &machine(90)).unwrap();
+        assert_eq!(plan.map(|plan| plan.fewest), Some(expected));
     }
 
     #[rstest]
