@@ -28,10 +28,14 @@ const SHAPES: &[Shape] = &[
     ("extent_of_nothing", 9, 50, 64, 0, Some(0)),
 ];
 
+/// For dense tables only: so many tokens that a backend may have one place look up all of a row.
+const MANY: &[Shape] = &[("whole_rows", 515, 7, 290, 0, Some(513))];
+
 pub(super) fn embed(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     for format in formats().into_iter().filter(|format| goes_with(*format, dtype)) {
-        for (number, shape) in SHAPES.iter().enumerate() {
+        let many = if matches!(format, WeightFormat::Dense(_)) { MANY } else { &[] };
+        for (number, shape) in SHAPES.iter().chain(many).enumerate() {
             let id = format!("embed_{format}/{dtype}/{}", shape.0);
             let random = Random::named(&id);
             cases.push(embed_case(dtype, id, random, format, *shape, number % 2 == 1));

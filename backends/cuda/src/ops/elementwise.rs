@@ -52,7 +52,9 @@ pub(super) fn cast(op: &Cast, call: &CallDesc) -> Result<Recipe> {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(columns).rows(x).rows(y);
-        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+        // Who asks for a token finds out about it first: of many tokens a block takes a whole row.
+        let items = if rows < WHOLE_ROWS { columns } else { columns.min(THREADS) };
+        Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
     }))
 }
 
@@ -202,6 +204,9 @@ pub(super) fn weight_words(parameters: Parameters, weight: Option<&CudaWeight>) 
         None => parameters.words([0; 4]),
     }
 }
+
+/// Tokens from where on a block looks up all of a row: enough blocks for every multiprocessor then.
+const WHOLE_ROWS: usize = 512;
 
 pub(super) fn embed(op: &Embed, call: &CallDesc) -> Result<Recipe> {
     let (first_row, offset) = (op.first_row as usize, op.position_offset as usize);
