@@ -136,6 +136,20 @@ template <typename T> __device__ inline void load_eight(const T* from, float (&x
     }
 }
 
+/* 8 neighbouring elements as they are in memory: on their way until they are widened. */
+template <typename T> struct Eight {
+    Vector of[8 / Lanes<T>::count];
+
+    __device__ inline void read(const T* from) {
+#pragma unroll
+        for (int i = 0; i < 8 / Lanes<T>::count; ++i) of[i] = load_vector(from + i * Lanes<T>::count);
+    }
+    __device__ inline void widen_to(float (&x)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = Lanes<T>::get(of[i / Lanes<T>::count], i % Lanes<T>::count);
+    }
+};
+
 /* 8 neighbouring elements, each rounded once. */
 template <typename T> __device__ inline void store_eight(T* to, const float (&x)[8]) {
     Vector v;

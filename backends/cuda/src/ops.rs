@@ -73,7 +73,7 @@ pub(crate) fn recipe(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
     check_sizes(call)?;
     match &call.op {
         Op::Embed(op) => elementwise::embed(op, call),
-        Op::RmsNorm(op) => norm::rms_norm(op, call),
+        Op::RmsNorm(op) => norm::rms_norm(op, call, machine),
         Op::LayerNorm(op) => norm::layer_norm(op, call),
         Op::Linear(op) => linear::linear(op, call, machine),
         Op::LinearW8A8(op) => linear::linear_w8a8(op, call, machine),
@@ -179,6 +179,12 @@ pub(crate) const THREADS: usize = 256;
 const WIDE: usize = 8;
 /// Rows from where on wide kernels pay: with fewer there are not enough threads to fill the device.
 const WIDE_ROWS: usize = 16;
+
+/// Blocks that take rows in turns, where so many find room at once: as few as do it in as many turns.
+fn evenly(rows: usize, at_once: usize) -> usize {
+    let turns = rows.div_ceil(at_once.max(1)).max(1);
+    rows.div_ceil(turns)
+}
 
 /// Whether planes of these descriptions have many rows, which can be taken [`WIDE`] elements at a time.
 fn wide(planes: &[&TensorDesc]) -> bool {

@@ -2,7 +2,7 @@
 
 use super::plane::{Plane, drawn, planes};
 use crate::{
-    case::{CallCase, Case, Expected, Operand},
+    case::{CallCase, Case, Expected, Layout, Operand},
     draw::Draw,
     oracle::{Real, chain, norm},
     random::{Random, Values},
@@ -25,7 +25,12 @@ fn width(features: usize, number: usize) -> usize {
 const KINDS: &[Values] = &[Values::Uniform, Values::HeavyTailed, Values::LargeMean, Values::Subnormal];
 
 pub(super) fn rms_norm(dtype: DType) -> Vec<Case> {
-    let planes = planes("rms_norm", dtype, KINDS, |features| features);
+    let mut planes = planes("rms_norm", dtype, KINDS, |features| features);
+    // More rows than a device has places for, so that who has one takes several.
+    let id = format!("rms_norm/{dtype}/rows_in_turns");
+    let layout = Layout { gap: 8, offset: 0, bounded: true, extent: Some(4290) };
+    let (random, values) = (Random::named(&id), Values::Uniform);
+    planes.push(Plane { id, rows: 4301, features: 40, layout, values, random, number: 0 });
     planes.into_iter().map(|plane| rms_case(dtype, plane)).collect()
 }
 

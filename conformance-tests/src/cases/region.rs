@@ -310,6 +310,42 @@ const HEADS: &[(&str, Heads)] = &[
     ("extent_of_nothing", ([6, 64], [2, 1, 16, 8], layout(0, Some(0)))),
 ];
 
+const HALVES: Variant =
+    Variant { layer_norm: false, bias: false, head_norms: false, pairing: Some(RopePairing::Halves) };
+
+/// Of many rows.
+const MANY_HEADS: &[(&str, Heads, Variant)] = &[
+    // More of them than a device has places for, so that who has one takes several.
+    ("rows_in_turns", ([4301, 32], [2, 1, 32, 16], layout(8, Some(4290))), HALVES),
+    (
+        "rows_in_turns_neighbours",
+        ([4301, 32], [2, 1, 32, 16], layout(0, None)),
+        Variant { pairing: Some(RopePairing::Neighbours), head_norms: true, ..HALVES },
+    ),
+    (
+        "rows_in_turns_unturned",
+        ([4301, 32], [2, 1, 16, 8], layout(0, Some(4300))),
+        Variant { pairing: None, ..HALVES },
+    ),
+    // Of so many outputs that a device may finish heads in the tiles of a product.
+    ("tiles", ([150, 32], [44, 11, 128, 64], layout(0, Some(141))), HALVES),
+    (
+        "tiles_bias",
+        ([260, 32], [29, 29, 64, 32], layout(8, None)),
+        Variant { bias: true, layer_norm: true, ..HALVES },
+    ),
+    (
+        "tiles_unturned",
+        ([140, 32], [88, 22, 64, 32], layout(0, Some(0))),
+        Variant { pairing: None, ..HALVES },
+    ),
+    (
+        "tiles_unturned_bias",
+        ([140, 32], [88, 22, 64, 32], layout(0, Some(139))),
+        Variant { pairing: None, bias: true, ..HALVES },
+    ),
+];
+
 /// What a case of `attention_input` varies.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
@@ -354,6 +390,11 @@ pub(super) fn attention_input(dtype: DType) -> Vec<Case> {
         let id = format!("attention_input/{dtype}/{label}");
         let random = Random::named(&id);
         cases.push(attention_case(id, dtype, heads, variant, random, number));
+    }
+    for (label, heads, variant) in MANY_HEADS.iter().copied() {
+        let id = format!("attention_input/{dtype}/{label}");
+        let random = Random::named(&id);
+        cases.push(attention_case(id, dtype, heads, variant, random, 0));
     }
     cases
 }

@@ -57,43 +57,17 @@ extern "C" __global__ void heads(Extent extent, const X* product, i64 product_ro
 #else
 /*
  * The same for heads whose sizes and turned pairs are multiples of 8: a thread takes 8 pairs, or 8 elements that are not turned
- * and 8 more, in loads of 16 bytes, and LANES threads share a head. Grid: (blocks of heads, rows up to 65535), 128 threads. The
- * sines of a row are computed once for all heads of a block: they cost more than the memory. So what a thread reads is on its way
- * before they are, that of the first row and its place and position ahead of the extent: the memory of a row past it is there too.
+ * and 8 more, in loads of 16 bytes, and LANES threads share a head. Grid: (blocks of THREADS threads, as many rows as there is room
+ * for at once). What a thread has to know of its head it works out once for all its rows. It reads the next row before it finishes
+ * the one in hand, the first ahead of the extent, as the memory of a row past it is there too. The sines of a row are computed once
+ * for all heads of a block: they cost more than the memory.
  */
-#define BLOCK_HEADS (128 / LANES)
+#define BLOCK_HEADS (THREADS / LANES)
 
-/* 8 elements of a head to where they belong: the result, or the slot of the cache. */
-__device__ inline void place_eight(const Epilogue& e, i64 page, i64 slot, i64 row, int head, int at, const float (&value)[8]) {
-    int kv_head = head - (int)e.query_heads;
-    if (kv_head < 0) {
-        store_eight(e.y + row * e.y_row + head * e.key_size + at, value);
-    } else if (kv_head < (int)e.kv_heads) {
-        store_eight(e.keys + page * e.key_strides.page + kv_head * e.key_strides.head + slot * e.key_strides.slot + at, value);
-    } else {
-        kv_head -= (int)e.kv_heads;
-        store_eight(e.values + page * e.value_strides.page + kv_head * e.value_strides.head + slot * e.value_strides.slot + at, value);
-    }
-}
-
-/* 8 elements as they are in memory. */
-struct Eight {
-    Vector of[8 / Lanes<X>::count];
-
-    __device__ inline void read(const X* from) {
-#pragma unroll
-        for (int i = 0; i < 8 / Lanes<X>::count; ++i) of[i] = load_vector(from + i * Lanes<X>::count);
-    }
-    __device__ inline void widen_to(float (&x)[8]) const {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] = Lanes<X>::get(of[i / Lanes<X>::count], i % Lanes<X>::count);
-    }
-};
-
-extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, const X* product, i64 product_row, Epilogue e,
-                                                             const QUERY_GAIN* query_gain, float query_eps, float query_offset,
-                                                             const KEY_GAIN* key_gain, float key_eps, float key_offset) {
-    __shared__ float sines[PAIRS + 1], cosines[PAIRS + 1];
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_wide(Extent extent, const X* product, i64 product_row, Epilogue e,
+                                                                 const QUERY_GAIN* query_gain, float query_eps, float query_offset,
+                                                                 const KEY_GAIN* key_gain, float key_eps, float key_offset) {
+    __shared__ __align__(16) float sines[2][PAIRS + 8], cosines[2][PAIRS + 8];
     /* In this order: attention, which is next, has the L2 fetch keys as soon as it is there, and a product would push them out. */
     await_previous();
     let_next_start();
@@ -103,39 +77,56 @@ extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, cons
     int size = none ? 0 : (int)(is_value ? e.value_size : e.key_size), pairs = is_value ? 0 : PAIRS;
     int begin = is_value ? turned_heads * (int)e.key_size + (head - turned_heads) * size : head * size;
     float factor = is_query ? e.query_scale : e.key_scale;
+    /* Where the head is in the cache. */
+    const Strides& strides = is_value ? e.value_strides : e.key_strides;
+    CACHE* kept = (is_value ? e.values : e.keys) + (head - (int)(is_value ? turned_heads : e.query_heads)) * strides.head;
 
     /* Where the two eights of an item are: a pair that is turned, or two that are not, of which the second may be past the end. */
     int item, first, second;
     bool turned;
-    Eight one, other;
-    auto read = [&](const X* from) {
+    auto locate = [&](int at) {
+        item = at;
         turned = item < pairs;
         first = turned ? (NEIGHBOURS ? 2 * item : item) : item + pairs;
         second = turned ? (NEIGHBOURS ? first + 8 : first + pairs) : first + LANES * 8;
+    };
+    Eight<X> one, other;
+    auto read = [&](const X* from) {
         if (first < size) one.read(from + first);
         if (second < size) other.read(from + second);
     };
     int slot, position;
-    auto begin_row = [&](i64 row) {
+    auto read_row = [&](i64 row) {
         slot = e.places[row];
         position = ROPE ? e.positions[row] : 0;
-        item = lane * 8;
         read(product + row * product_row + begin);
     };
     const Extent::Asked said = extent.ask();
-    begin_row(blockIdx.y);
+    locate(lane * 8);
+    read_row(blockIdx.y);
     i64 rows = extent.count(said);
+    int turn = 1;
     FOR_ROWS(row, rows) {
-        if (row != blockIdx.y) begin_row(row);
         const X* from = product + row * product_row + begin;
+        bool unreal = (ROPE && position < 0 && !is_value) || (!is_query && (slot < 0 || slot >= e.pages * e.slots));
+        i64 page = is_query ? 0 : (u32)slot / (u32)e.slots, in_page = (u32)slot - page * e.slots;
+        CACHE* in_cache = kept + page * strides.page + in_page * strides.slot;
+        Y* in_result = e.y + row * e.y_row + begin;
+        auto place_eight = [&](int at, const float (&value)[8]) {
+            if (is_query) store_eight(in_result + at, value);
+            else store_eight(in_cache + at, value);
+        };
+        Eight<X> own_one = one, own_other = other;
+        float own_position = (float)position;
+        if (row + gridDim.y < rows) read_row(row + gridDim.y);
+        turn ^= 1;
         if (PAIRS > 0) {
-            /* Behind all reads of the row before. */
-            __syncthreads();
-            for (int pair = threadIdx.x; pair < PAIRS; pair += 128) {
-                float angle = __fmul_rn((float)position, e.frequencies[pair]);
-                sines[pair] = sinf(angle);
-                cosines[pair] = cosf(angle);
+            for (int pair = threadIdx.x; pair < PAIRS; pair += THREADS) {
+                float angle = __fmul_rn(own_position, e.frequencies[pair]);
+                sines[turn][pair] = sinf(angle);
+                cosines[turn][pair] = cosf(angle);
             }
+            /* Sines of two rows: who is here has read those of the row before the last, which are written over next. */
             __syncthreads();
         }
         float scale = 1.0f;
@@ -151,10 +142,7 @@ extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, cons
         for (int distance = LANES / 2; distance; distance /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
         if (!is_value) scale = 1.0f / sqrtf(squares / (float)size + (is_query ? query_eps : key_eps));
 #endif
-        bool unreal = (ROPE && position < 0 && !is_value) || (!is_query && (slot < 0 || slot >= e.pages * e.slots));
-        if (none || unreal) continue;
-        i64 page = (u32)slot / (u32)e.slots, in_page = (u32)slot % (u32)e.slots;
-        auto widened = [&](const Eight& eight, int at, float (&value)[8]) {
+        auto widened = [&](const Eight<X>& eight, int at, float (&value)[8]) {
             eight.widen_to(value);
 #if HEAD_NORMS
             if (is_value) return;
@@ -165,40 +153,52 @@ extern "C" __global__ void __launch_bounds__(128) heads_wide(Extent extent, cons
             for (int k = 0; k < 8; ++k) value[k] *= scale * (gain[k] + (is_query ? query_offset : key_offset));
 #endif
         };
-        while (item < size - pairs) {
+        auto finish = [&]() {
             float p[8], q[8];
-            widened(one, first, p);
+            widened(own_one, first, p);
             if (!turned) {
-                place_eight(e, page, in_page, row, head, first, p);
+                place_eight(first, p);
                 if (second < size) {
-                    widened(other, second, q);
-                    place_eight(e, page, in_page, row, head, second, q);
+                    widened(own_other, second, q);
+                    place_eight(second, q);
                 }
-            } else {
-                widened(other, second, q);
-                float low[8], high[8];
-#pragma unroll
-                for (int k = 0; k < 8; ++k) {
-                    float sine = factor * sines[item + k], cosine = factor * cosines[item + k];
-                    float a = NEIGHBOURS ? (k < 4 ? p[2 * k % 8] : q[2 * k % 8]) : p[k];
-                    float b = NEIGHBOURS ? (k < 4 ? p[2 * k % 8 + 1] : q[2 * k % 8 + 1]) : q[k];
-                    float turned_a = a * cosine - b * sine, turned_b = b * cosine + a * sine;
-                    if (!NEIGHBOURS) {
-                        low[k] = turned_a;
-                        high[k] = turned_b;
-                    } else if (k < 4) {
-                        low[2 * k % 8] = turned_a;
-                        low[2 * k % 8 + 1] = turned_b;
-                    } else {
-                        high[2 * k % 8] = turned_a;
-                        high[2 * k % 8 + 1] = turned_b;
-                    }
-                }
-                place_eight(e, page, in_page, row, head, first, low);
-                place_eight(e, page, in_page, row, head, second, high);
+                return;
             }
-            item += turned ? LANES * 8 : 2 * LANES * 8;
-            if (item < size - pairs) read(from);
+            widened(own_other, second, q);
+            float low[8], high[8], sine[8], cosine[8];
+            load_eight(sines[turn] + item, sine);
+            load_eight(cosines[turn] + item, cosine);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                sine[k] *= factor;
+                cosine[k] *= factor;
+                float a = NEIGHBOURS ? (k < 4 ? p[2 * k % 8] : q[2 * k % 8]) : p[k];
+                float b = NEIGHBOURS ? (k < 4 ? p[2 * k % 8 + 1] : q[2 * k % 8 + 1]) : q[k];
+                float turned_a = a * cosine[k] - b * sine[k], turned_b = b * cosine[k] + a * sine[k];
+                if (!NEIGHBOURS) {
+                    low[k] = turned_a;
+                    high[k] = turned_b;
+                } else if (k < 4) {
+                    low[2 * k % 8] = turned_a;
+                    low[2 * k % 8 + 1] = turned_b;
+                } else {
+                    high[2 * k % 8] = turned_a;
+                    high[2 * k % 8 + 1] = turned_b;
+                }
+            }
+            place_eight(first, low);
+            place_eight(second, high);
+        };
+        if (!none && !unreal && item < size - pairs) {
+            finish();
+            /* More items than threads: their elements are not read ahead. */
+            while (item + (turned ? LANES : 2 * LANES) * 8 < size - pairs) {
+                locate(item + (turned ? LANES : 2 * LANES) * 8);
+                if (first < size) own_one.read(from + first);
+                if (second < size) own_other.read(from + second);
+                finish();
+            }
+            locate(lane * 8);
         }
     }
 }

@@ -8,7 +8,9 @@
  * the weights for both.
  *
  * Gates and what they gate are the two halves of a tile's outputs, so that both are in the same registers. Results leave 16
- * bytes at a time; what they are added to is read the same way, before the last products are waited for.
+ * bytes at a time; what they are added to is read the same way, before the last products are waited for. A lane has two neighbouring
+ * columns of every eight. If ORDERED, the copy engine brings weights in an order in which its columns are 8 neighbouring outputs of
+ * every 32; else lanes exchange them.
  *
  * Tiles are walked in bands of BAND rows of tiles, so that those under way at a time share operands in the L2. Only tiles with
  * real rows are multiplied.
@@ -34,12 +36,20 @@ struct Barriers { u64 full[STAGES], free[STAGES]; };
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* A box of a matrix, to the same place in every block of the cluster: input, row. */
+/* A box of the weights, to the same place in every block of the cluster: input, row. */
 __device__ inline void copy_to_all(const TensorMap& map, u32 to, u64& barrier, int input, int row) {
+#if ORDERED
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %6, %6, %6, %4}], [%2], %5;"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(row / 32), "h"((u16)((1 << CLUSTER) - 1)), "r"(0)
+        : "memory");
+#else
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1, {%3, %4}], [%2], %5;"
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(input), "r"(row), "h"((u16)((1 << CLUSTER) - 1)) : "memory");
+#endif
 }
 
 /*
@@ -69,9 +79,94 @@ __device__ inline void multiply(float (&d)[OUTPUTS / 2], u64 x, u64 weight, int 
 
 #if EPILOGUE == ADDED
 typedef Residuals<RESULTS> Added;
+#elif EPILOGUE == HEADS
+/* Of two rows of a lane: where they stand in their sequences, and where they go. */
+struct Added {
+    int position[2], slot[2];
+
+    __device__ inline void read(const Epilogue& e, int row, int rows) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            bool real = row + h * 8 < rows;
+            position[h] = real && ROPE ? e.positions[row + h * 8] : 0;
+            slot[h] = real ? e.places[row + h * 8] : -1;
+        }
+    }
+};
 #else
 struct Added {};
 #endif
+
+#if EPILOGUE == HEADS
+/* For results of 16 bits, to 2^-20: by the hardware's functions, of what is left when whole turns are taken away. */
+__device__ inline void turn_quickly(float angle, float& sine, float& cosine) {
+    float turns = rintf(angle * 0.15915494309189535f);
+    float rest = __fmaf_rn(turns, 1.7484556000744883e-7f, __fmaf_rn(turns, -6.2831854820251465f, angle));
+    asm("sin.approx.f32 %0, %1;" : "=f"(sine) : "f"(rest));
+    asm("cos.approx.f32 %0, %1;" : "=f"(cosine) : "f"(rest));
+}
+
+/*
+ * Writes two rows of heads of HEAD elements, 8 rows apart, queries to the result and keys and values to their slots. A lane has both
+ * elements of its pairs, which are half a head apart, and the same pairs of all heads of the tile.
+ */
+__device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
+    constexpr int heads = OUTPUTS / HEAD, pieces = HEAD / 64;
+    int queries = (int)e.query_heads, turned_heads = queries + (int)e.kv_heads, all = turned_heads + (int)e.kv_heads;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        i64 token = row + h * 8;
+        int slot = added.slot[h];
+        bool placed = slot >= 0 && slot < e.pages * e.slots, turned = !ROPE || added.position[h] >= 0;
+        if (token >= rows) continue;
+        i64 page = (u32)slot / (u32)e.slots, in_page = (u32)slot % (u32)e.slots;
+#pragma unroll
+        for (int piece = 0; piece < pieces; ++piece) {
+            int at = piece * 32 + q * 8;
+            float sine[8], cosine[8];
+            if (ROPE) {
+                float frequency[8];
+                load_eight(e.frequencies + at, frequency);
+#pragma unroll
+                for (int k = 0; k < 8; ++k) turn_quickly(__fmul_rn((float)added.position[h], frequency[k]), sine[k], cosine[k]);
+            }
+#pragma unroll
+            for (int i = 0; i < heads; ++i) {
+                int head = first / HEAD + i;
+                bool is_query = head < queries, is_value = head >= turned_heads;
+                float factor = is_query ? e.query_scale : e.key_scale, low[8], high[8];
+#pragma unroll
+                for (int k = 0; k < 8; ++k) {
+                    int one = ((i * HEAD / 32 + piece) * 4 + k / 2) * 4 + h * 2 + k % 2, other = one + HEAD / 4;
+                    float a = d[one], b = d[other];
+                    if (BIASED && head < all) {
+                        a += widen(e.bias[head * HEAD + at + k]);
+                        b += widen(e.bias[head * HEAD + at + HEAD / 2 + k]);
+                    }
+                    low[k] = a;
+                    high[k] = b;
+                    if (ROPE && !is_value) {
+                        low[k] = a * (factor * cosine[k]) - b * (factor * sine[k]);
+                        high[k] = b * (factor * cosine[k]) + a * (factor * sine[k]);
+                    }
+                }
+                if (is_query && turned) {
+                    Y* to = e.y + token * e.y_row + head * HEAD + at;
+                    store_eight(to, low);
+                    store_eight(to + HEAD / 2, high);
+                } else if (!is_query && head < all && placed && (is_value || turned)) {
+                    CACHE* to = is_value ? e.values + page * e.value_strides.page + (head - turned_heads) * e.value_strides.head +
+                                               in_page * e.value_strides.slot
+                                         : e.keys + page * e.key_strides.page + (head - queries) * e.key_strides.head +
+                                               in_page * e.key_strides.slot;
+                    store_eight(to + at, low);
+                    store_eight(to + at + HEAD / 2, high);
+                }
+            }
+        }
+    }
+}
+#else
 
 /* Finishes and writes two rows of sums of this lane, 8 rows apart. Results are a multiple of 8. */
 __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const Added& added, int row, int first, int rows, int q) {
@@ -83,7 +178,7 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
         u32 words[2][4];
 #if EPILOGUE == ADDED
         u32 others[2][4];
-        added.as_sums(others, block, q);
+        added.as_sums<ORDERED != 0>(others, block, q);
 #endif
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -91,10 +186,10 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
                 words[0][i] = words[1][i] = 0;
                 continue;
             }
-            int output = base + i * 8 + q * 2;
+            int output = base + (ORDERED ? q * 8 + i * 2 : i * 8 + q * 2);
             /* Of both halves, where there are two. */
             float bias[2][2] = {};
-            if (e.bias && output < results) {
+            if (BIASED && output < results) {
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     bias[0][c] = widen(e.bias[output + c]);
@@ -107,18 +202,18 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     int at = (block * 4 + i) * 4 + h * 2 + c;
-                    y[c] = d[at] + bias[0][c];
+                    y[c] = BIASED ? d[at] + bias[0][c] : d[at];
 #if EPILOGUE == ADDED
                     u32 word = others[h][i];
                     y[c] = widen(Y{(u16)(c ? word >> 16 : word)}) + e.alpha * y[c];
 #elif EPILOGUE == ACTIVATED || EPILOGUE == GATED
-                    if (e.limit > 0.0f && y[c] > e.limit) y[c] = e.limit;
+                    if (LIMITED && y[c] > e.limit) y[c] = e.limit;
                     y[c] = apply_quickly(y[c]);
 #endif
 #if EPILOGUE == GATED
-                    float up = d[OUTPUTS / 4 + at] + bias[1][c];
-                    if (e.limit > 0.0f && up > e.limit) up = e.limit;
-                    if (e.limit > 0.0f && up < -e.limit) up = -e.limit;
+                    float up = BIASED ? d[OUTPUTS / 4 + at] + bias[1][c] : d[OUTPUTS / 4 + at];
+                    if (LIMITED && up > e.limit) up = e.limit;
+                    if (LIMITED && up < -e.limit) up = -e.limit;
                     y[c] *= up;
 #endif
                 }
@@ -127,7 +222,7 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            transpose(words[h], q);
+            if (!ORDERED) transpose(words[h], q);
             int output = base + q * 8;
             Y* to = e.y + (row + h * 8) * e.y_row + output;
             if (row + h * 8 < rows && output < results && block * 32 + q * 8 < RESULTS) {
@@ -136,6 +231,7 @@ __device__ inline void write(const Epilogue& e, float (&d)[OUTPUTS / 2], const A
         }
     }
 }
+#endif
 #endif
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(BLOCK, 1)
@@ -213,6 +309,8 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
             Added added;
 #if EPILOGUE == ADDED
             added.read(e.added, e.added_row, row, rows, first, e.outputs, lane % 4);
+#elif EPILOGUE == HEADS
+            added.read(e, row, rows);
 #endif
             products_wait<0>();
             hold(sums);

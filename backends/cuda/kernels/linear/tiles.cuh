@@ -50,13 +50,13 @@ template <int Results> struct Residuals {
         }
     }
 
-    /* Those of 32 results, in pairs as lanes have sums. */
-    __device__ inline void as_sums(u32 (&words)[2][4], int block, int q) const {
+    /* Those of 32 results as lanes have sums: in pairs, or, with Ordered, as they were read. */
+    template <bool Ordered = false> __device__ inline void as_sums(u32 (&words)[2][4], int block, int q) const {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) words[h][i] = of[block][h].word[i];
-            transpose(words[h], q);
+            if (!Ordered) transpose(words[h], q);
         }
     }
 };

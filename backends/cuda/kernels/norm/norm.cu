@@ -1,7 +1,7 @@
 /*
  * rms_norm, layer_norm, add_rms_norm: one block per row (and group), which owns all of it.
  *
- * Grid: (groups of a row, rows up to 65535), 256 threads. Every element is read from memory once and then found in the L1;
+ * Grid: (groups of a row, rows up to 65535), up to 1024 threads. Every element is read from memory once and then found in the L1;
  * the result is written once. Sums in f32: each thread adds its own elements, then the block in a fixed order, so that a
  * row's result depends on that row alone.
  */
@@ -25,20 +25,22 @@ extern "C" __global__ void rms_norm(Extent extent, i64 width, float eps, float o
 }
 
 /*
- * The same, 8 elements at a time. A thread that has no more than two such pieces of a row keeps them, and reads them together
- * with their weights and ahead of the extent: the memory of a row past it is there too.
+ * The same, 8 elements at a time. There are as many blocks as multiprocessors have room for. A thread that has no more than two
+ * such pieces of a row keeps their weights, which are as many bytes as the row or twice that, and reads the next row before it adds
+ * up the one in hand; the first ahead of the extent, as the memory of a row past it is there too.
  */
 extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, float offset, const T0* x, i64 x_row,
                                          const T1* weight, T0* y, i64 y_row) {
     take_turn();
     int step = blockDim.x * 8, first = threadIdx.x * 8;
     float value[2][8], gain[2][8];
+    Eight<T0> next[2];
     bool kept = width <= 2 * step;
     auto read = [&](i64 row) {
 #pragma unroll
         for (int piece = 0; piece < 2; ++piece) {
             int i = first + piece * step;
-            if (i < width) load_eight(x + row * x_row + blockIdx.x * width + i, value[piece]);
+            if (i < width) next[piece].read(x + row * x_row + blockIdx.x * width + i);
         }
     };
     const Extent::Asked said = extent.ask();
@@ -65,7 +67,9 @@ extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, fl
             store_eight(to + i, value);
         };
         if (kept) {
-            if (row != blockIdx.y) read(row);
+#pragma unroll
+            for (int piece = 0; piece < 2; ++piece) next[piece].widen_to(value[piece]);
+            if (row + gridDim.y < rows) read(row + gridDim.y);
 #pragma unroll
             for (int piece = 0; piece < 2; ++piece) {
                 if (first + piece * step < width) add(value[piece]);

@@ -135,6 +135,8 @@ pub(super) struct Planes<'a> {
     pub(super) residual: Option<&'a TensorDesc>,
     /// Whether the first half of the outputs are gates of the other.
     pub(super) gated: bool,
+    /// Whether what goes into an activation is limited.
+    pub(super) limited: bool,
 }
 
 impl Planes<'_> {
@@ -160,7 +162,9 @@ impl Planes<'_> {
             true => results.is_multiple_of(RESULTS) && strides(2),
             false => {
                 self.y.dtype == self.x.dtype
-                    && (self.gated || tiles::Cut::new(rows, outputs, inputs, machine.processors).pays(rows))
+                    && (self.gated
+                        || tiles::Cut::new(rows, outputs, inputs, self.gated, machine.processors)
+                            .pays(rows, self.residual.is_some()))
                     && results.is_multiple_of(tiles::VECTOR)
                     && strides(tiles::VECTOR)
             }
@@ -194,7 +198,7 @@ impl Planes<'_> {
             let cut = Cut::new(rows, outputs, bytes, self.gated, machine.processors);
             (cut.kernel(self)?, Way::Few(cut))
         } else {
-            let cut = tiles::Cut::new(rows, outputs, inputs, machine.processors);
+            let cut = tiles::Cut::new(rows, outputs, inputs, self.gated, machine.processors);
             (cut.kernel(self)?, Way::Many(cut))
         };
         spec.defines.extend(epilogue);
@@ -213,15 +217,32 @@ pub(super) fn plan(
         Behind::Nothing | Behind::Activation(_) => (false, None),
         Behind::Sum(_, residual) => (false, Some(operand(call, residual)?)),
         Behind::Gate(op) if op.layout == GateLayout::Concatenated => (true, None),
+        Behind::Heads(_) if !ROWS.contains(&x.shape[0]) => (false, None),
         Behind::Gate(_) | Behind::Heads(_) => return Ok(None),
     };
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
+    let limited = match chain.behind {
+        Behind::Activation(op) => op.limit > 0.0,
+        Behind::Gate(op) => op.limit > 0.0,
+        _ => false,
+    };
     let (weight, y) = (weight_type(call, chain.weight)?, result(call, 0)?);
-    let planes = Planes { x, weight, y, bias, residual, gated };
+    let planes = Planes { x, weight, y, bias, residual, gated, limited };
     if !planes.fit(machine) {
         return Ok(None);
     }
-    planes.plan(chain.defines(call)?, machine).map(Some)
+    let mut defines = chain.defines(call)?;
+    if let Behind::Heads(_) = chain.behind {
+        let cut = tiles::Cut::new(x.shape[0], weight.rows(), weight.columns(), false, machine.processors);
+        let fits = |size: &usize| {
+            cut.ordered && size.is_multiple_of(2 * tiles::ORDER) && cut.outputs.is_multiple_of(*size)
+        };
+        match chain.halves(call)?.filter(fits) {
+            Some(size) => defines.push(("HEAD", size.to_string())),
+            None => return Ok(None),
+        }
+    }
+    planes.plan(defines, machine).map(Some)
 }
 
 impl Batch {
@@ -264,9 +285,10 @@ impl Batch {
             TensorMap::bytes(address, sizes, [stride as u64], [TURN as u32, at_once as u32], true)
         };
         let x_map = map(x.address, rows, x.stride(0) * element, of_x)?;
-        let weight_map = match integers {
-            true => lines(weight, of_weight)?,
-            false => map(weight.address(), weight.layout.rows, weight.layout.row_bytes, of_weight)?,
+        let weight_map = match self.way {
+            _ if integers => lines(weight, of_weight)?,
+            Way::Many(cut) if cut.ordered => in_order(weight, bytes, of_weight)?,
+            _ => map(weight.address(), weight.layout.rows, weight.layout.row_bytes, of_weight)?,
         };
         let mut parameters = Parameters::default().extent(rows, bounds).size(weight.layout.columns);
         if let Way::Few(_) = self.way {
@@ -279,6 +301,23 @@ impl Batch {
         let parameters = parameters.words(x_map.words()).words(weight_map.words());
         Ok(Step::kernel(function, [blocks, 1, 1], threads, parameters))
     }
+}
+
+/// Rows of weights in the order of the lanes that have their results: each lane of four has two neighbouring columns of every 8, and
+/// gets 8 neighbouring rows of every 32 for four of these.
+fn in_order(weight: &CudaWeight, bytes: u64, rows: usize) -> Result<TensorMap> {
+    let row = weight.layout.row_bytes as u64;
+    let eights = weight.layout.rows / tiles::ORDER;
+    // Inputs, two neighbours, lanes, columns of a lane, and all of that again.
+    let sizes = [bytes, 2, 4, 4, eights as u64];
+    let strides = [1, 8, 2, tiles::ORDER as u64].map(|rows| rows * row);
+    TensorMap::bytes(
+        weight.address(),
+        sizes,
+        strides,
+        [TURN as u32, 2, 4, 4, (rows / tiles::ORDER) as u32],
+        true,
+    )
 }
 
 /// Lines of packed bytes: a turn of so many rows at a time.

@@ -7,7 +7,7 @@
 //! program serves them all.
 
 use super::{
-    KernelSpec, Machine, Recipe, THREADS, WIDE, band, batch,
+    KernelSpec, Machine, Recipe, THREADS, WIDE, band, batch, evenly,
     linear::{Layer, Places, weight_type},
     norm, operand, packed, plane, result, type_name,
 };
@@ -412,6 +412,24 @@ impl Chain {
         Ok(Some([heads.columns[0] / size, kv_heads, size, value_size, pairs]))
     }
 
+    /// The size of heads, all alike, that are turned by pairs half a head apart, if at all, so that what has 8 elements of a half and
+    /// of the other can finish them and write them 16 bytes at a time.
+    pub(super) fn halves(&self, call: &CallDesc) -> Result<Option<usize>> {
+        let Behind::Heads(heads) = self.behind else { return Ok(None) };
+        let [size, value_size, pairs] = self.head_sizes(call)?.unwrap_or_default();
+        let turned = match heads.turn {
+            Some(turn) => turn.pairing == RopePairing::Halves && pairs * 2 == size,
+            None => true,
+        };
+        let mut written = vec![&result(call, 0)?.strides[..1]];
+        for cache in heads.caches {
+            written.push(&operand(call, cache)?.strides[..3]);
+        }
+        let whole = written.into_iter().flatten().all(|stride| stride.is_multiple_of(WIDE));
+        let fits = turned && whole && value_size == size;
+        Ok((fits && !self.norms_heads()).then_some(size))
+    }
+
     /// Whether heads are normed: then a tile does not know all it needs.
     pub(super) fn norms_heads(&self) -> bool {
         matches!(self.behind, Behind::Heads(Heads { norms: Some(_), .. }))
@@ -500,7 +518,7 @@ fn norm_within(
 fn norm_first(chain: Chain, norm: Norm, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
     let x = operand(call, chain.x)?;
     let (normed, normed_bytes) = scratch(x.dtype, x, x.shape[1]);
-    let first = norm::in_front(norm, x, &normed, call)?;
+    let first = norm::in_front(norm, x, &normed, call, machine)?;
     let rest = behind_norm(Chain { norm: None, ..chain }, &normed, call, machine)?;
     let mut kernels = vec![first.spec.clone()];
     kernels.extend(rest.kernels);
@@ -606,7 +624,7 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
     layer.scratch = !direct;
     let layered = layer.plan(machine)?;
     let mut kernels = layered.kernels.clone();
-    let last = if direct { None } else { Some(Conclusion::new(&chain, &product, call)?) };
+    let last = if direct { None } else { Some(Conclusion::new(&chain, &product, call, machine)?) };
     kernels.extend(last.as_ref().map(|last| last.spec.clone()));
     Ok(Rest {
         kernels,
@@ -649,24 +667,49 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
 /// The kernel behind a product in scratch memory.
 struct Conclusion {
     spec: KernelSpec,
-    /// Threads of a head, if heads are taken 8 elements at a time.
-    head_lanes: Option<usize>,
+    /// Blocks of heads and their threads, and rows that there is room for at once.
+    heads: Option<([usize; 2], usize)>,
     /// Results that a thread takes, of what is no heads.
     results: usize,
 }
 
-/// Threads of a block of the kernels for heads.
+/// Threads of a block of the kernel for heads, element by element.
 const HEAD_THREADS: usize = 128;
+/// The most threads of a block of the one that takes them [`WIDE`] elements at a time, and those that a multiprocessor has
+/// registers for.
+const WIDE_HEAD_THREADS: usize = 256;
+const HEADS_AT_ONCE: usize = 1024;
+
+/// Blocks for so many heads of so many lanes, and their threads.
+fn head_blocks(heads: usize, lanes: usize) -> [usize; 2] {
+    let most = WIDE_HEAD_THREADS / lanes;
+    // Heads of a block, of which whole warps have some.
+    let in_block = heads.div_ceil(heads.div_ceil(most).max(1)).next_multiple_of(32 / lanes).max(32 / lanes);
+    [heads.div_ceil(in_block), in_block * lanes]
+}
 
 impl Conclusion {
-    fn new(chain: &Chain, product: &TensorDesc, call: &CallDesc) -> Result<Self> {
+    fn new(chain: &Chain, product: &TensorDesc, call: &CallDesc, machine: &Machine) -> Result<Self> {
         let wide = Self::is_wide(chain, product, call)?;
         let x = type_name(product.dtype)?;
         let sizes = chain.head_sizes(call)?;
         // A thread takes a pair of 8 elements each, or 8 that are not turned.
-        let head_lanes = sizes
-            .filter(|_| wide)
-            .map(|[size, _, pairs]| ((size - pairs) / WIDE).next_power_of_two().clamp(1, 32));
+        let lanes = sizes.map(|[size, _, pairs]| ((size - pairs) / WIDE).next_power_of_two().clamp(1, 32));
+        let heads = match (chain.behind, lanes) {
+            (Behind::Heads(heads), Some(lanes)) => {
+                let keys = &operand(call, heads.caches[0])?.shape;
+                let count = heads.columns[0] / keys[3].max(1) + 2 * keys[1];
+                let [blocks, threads] = if wide {
+                    head_blocks(count, lanes)
+                } else {
+                    [count.div_ceil(HEAD_THREADS / 32), HEAD_THREADS]
+                };
+                let at_once = machine.processors * (HEADS_AT_ONCE / threads);
+                let rows = if wide { at_once.div_ceil(blocks.max(1)) } else { MAX_GRID };
+                Some(([blocks, threads], rows))
+            }
+            _ => None,
+        };
         let mut spec = match chain.behind {
             Behind::Heads(heads) => {
                 let gain = |index: usize| match heads.norms {
@@ -689,11 +732,17 @@ impl Conclusion {
             }
         };
         spec.defines.push(("WIDE", i32::from(wide).to_string()));
-        if let (Some(lanes), Some([_, _, pairs])) = (head_lanes, sizes) {
-            spec.defines.extend([("LANES", lanes.to_string()), ("PAIRS", pairs.to_string())]);
+        if let (true, Some(([_, threads], _)), Some(lanes), Some([_, _, pairs])) = (wide, heads, lanes, sizes)
+        {
+            spec.defines.extend([
+                ("LANES", lanes.to_string()),
+                ("PAIRS", pairs.to_string()),
+                ("THREADS", threads.to_string()),
+                ("AT_ONCE", HEADS_AT_ONCE.to_string()),
+            ]);
         }
         spec.defines.extend(chain.defines(call)?);
-        Ok(Self { spec, head_lanes, results: if wide { WIDE } else { 1 } })
+        Ok(Self { spec, heads, results: if wide { WIDE } else { 1 } })
     }
 
     /// Whether everything can be taken [`WIDE`] elements at a time, at any number of rows.
@@ -743,10 +792,8 @@ impl Conclusion {
             });
             parameters = parameters.address(gain).float(norm.eps).float(norm.weight_offset);
         }
-        let keys = frame.result(1)?;
-        let count = heads.columns[0] / keys.size(3).max(1) + 2 * keys.size(1);
-        let in_block = HEAD_THREADS / self.head_lanes.unwrap_or(32);
-        let grid = [count.div_ceil(in_block), rows.min(MAX_GRID), 1];
-        Ok(Step::kernel(function, grid, HEAD_THREADS, parameters))
+        let ([blocks, threads], at_once) =
+            self.heads.ok_or_else(|| Error::internal("heads without a size"))?;
+        Ok(Step::kernel(function, [blocks, evenly(rows, at_once), 1], threads, parameters))
     }
 }

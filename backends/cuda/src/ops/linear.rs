@@ -10,7 +10,7 @@
 //! | 17 to 32 | integers, f16 or bf16, on others | `packed`, 16 rows at a time |
 //! | 1 to 32 | integers, f32, or before sm_80 | `packed_plain`, four rows at a time |
 //! | 17 to 128 | f16 or bf16 weights and activations, on sm_90 | `batch_wgmma`: tensor cores at memory speed (see [`super::batch`]) |
-//! | 129 to 1024 | the same, written in that type, with tiles enough for all multiprocessors | `tile_wgmma`: at the speed of the tensor cores (see [`super::batch`]) |
+//! | 129 to 1024, without a sum to 2048 | the same, written in that type, with tiles enough for all multiprocessors | `tile_wgmma`: at the speed of the tensor cores (see [`super::batch`]) |
 //! | more | same type throughout; integers unpacked to the type of `x`; any weight widened for f32 | cuBLASLt |
 //! | more | others, or without cuBLASLt | `skinny_mma` to 64 rows, then `tiled` |
 //! | any | bytes times bytes | `packed` to 16 rows, on sm_90 `batch_wgmma` to 128, then see [`int8`] |
@@ -383,7 +383,7 @@ impl Layer<'_> {
 
     fn planes(&self) -> batch::Planes<'_> {
         let (x, weight, y, bias, residual) = (self.x, self.weight, self.y, self.bias, self.residual);
-        batch::Planes { x, weight, y, bias, residual, gated: false }
+        batch::Planes { x, weight, y, bias, residual, gated: false, limited: false }
     }
 
     fn batch(&self, machine: &Machine) -> Result<Layered> {

@@ -1,7 +1,8 @@
 //! Norms over the features of a row.
 
 use super::{
-    KernelSpec, Recipe, THREADS, WIDE, chain::Norm, operand, result, type_name, type_of, type_or_f32,
+    KernelSpec, Machine, Recipe, THREADS, WIDE, chain::Norm, evenly, operand, result, type_name, type_of,
+    type_or_f32,
 };
 use crate::launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step};
 use dsrun_core::{
@@ -10,6 +11,9 @@ use dsrun_core::{
     op::{Add, LayerNorm, RmsNorm},
 };
 use std::sync::Arc;
+
+/// Threads that a multiprocessor has registers for, of the kernel that takes [`WIDE`] elements at a time.
+const AT_ONCE: usize = 1024;
 
 /// `wide` takes [`WIDE`] elements at a time.
 fn rms_norm_spec(x: &str, weight: &str, wide: bool) -> KernelSpec {
@@ -26,10 +30,17 @@ pub(super) struct InFront {
     pub(super) spec: KernelSpec,
     norm: Norm,
     wide: bool,
+    processors: usize,
 }
 
 /// The norm of `x` that a chain begins with, into `y`.
-pub(super) fn in_front(norm: Norm, x: &TensorDesc, y: &TensorDesc, call: &CallDesc) -> Result<InFront> {
+pub(super) fn in_front(
+    norm: Norm,
+    x: &TensorDesc,
+    y: &TensorDesc,
+    call: &CallDesc,
+    machine: &Machine,
+) -> Result<InFront> {
     let wide = match norm {
         Norm::Rms(_, gain) => wide_norm(x, y, operand(call, gain)?.shape[0]),
         Norm::Layer(..) => false,
@@ -42,7 +53,7 @@ pub(super) fn in_front(norm: Norm, x: &TensorDesc, y: &TensorDesc, call: &CallDe
             layer_norm_spec(x, name(gain)?, name(shift)?)
         }
     };
-    Ok(InFront { spec, norm, wide })
+    Ok(InFront { spec, norm, wide, processors: machine.processors })
 }
 
 impl InFront {
@@ -67,8 +78,8 @@ impl InFront {
                 (columns, parameters.address(optional(gain)).address(optional(shift)).rows(y))
             }
         };
-        let threads = threads(if self.wide { width / WIDE } else { width });
-        Ok(Step::kernel(function, grid(rows, columns, width), threads, parameters))
+        let (grid, threads) = shape(rows, columns, width, self.wide, self.processors);
+        Ok(Step::kernel(function, grid, threads, parameters))
     }
 }
 
@@ -80,22 +91,34 @@ pub(super) fn grid(rows: usize, columns: usize, width: usize) -> [usize; 3] {
     [columns / width.max(1), rows.min(MAX_GRID), 1]
 }
 
+/// Blocks and threads of a norm that may take [`WIDE`] elements at a time: then its blocks take rows in turns.
+fn shape(rows: usize, columns: usize, width: usize, wide: bool, processors: usize) -> ([usize; 3], usize) {
+    if !wide {
+        return (grid(rows, columns, width), threads(width));
+    }
+    let threads = threads(width / WIDE);
+    let groups = (columns / width.max(1)).max(1);
+    let at_once = (processors * (AT_ONCE / threads)).div_ceil(groups);
+    (grid(evenly(rows, at_once), columns, width), threads)
+}
+
 /// Threads for a group of so many elements.
 pub(super) fn threads(width: usize) -> usize {
     width.next_multiple_of(32).clamp(32, if width > 2048 { 1024 } else { THREADS })
 }
 
-pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
     let (eps, offset) = (op.eps, op.weight_offset);
     let wide = wide_norm(operand(call, 0)?, result(call, 0)?, operand(call, 1)?.shape[0]);
     let spec = rms_norm_spec(type_of(call, 0)?, type_of(call, 1)?, wide);
+    let processors = machine.processors;
     Ok(Recipe::of_one(spec, move |frame, function| {
         let (x, weight, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let (rows, width) = (y.size(0), weight.size(0));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(width).float(eps).float(offset);
         let parameters = parameters.rows(x).address(weight.address).rows(y);
-        let threads = threads(if wide { width / WIDE } else { width });
-        Ok(Step::kernel(function, grid(rows, y.size(1), width), threads, parameters))
+        let (grid, threads) = shape(rows, y.size(1), width, wide, processors);
+        Ok(Step::kernel(function, grid, threads, parameters))
     }))
 }
 
@@ -142,4 +165,29 @@ pub(super) fn add_rms_norm(add: &Add, norm: &RmsNorm, call: &CallDesc) -> Result
             .rows(y);
         Ok(Step::kernel(function, grid(rows, columns, width), threads(width), parameters))
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::a_row_each(512, 4096, 4096, true, (1, 512, 256))]
+    #[case::in_turns(2048, 4096, 4096, true, (1, 512, 256))]
+    #[case::short_rows(20_000, 576, 576, true, (1, 1250, 96))]
+    #[case::heads(8192, 4096, 128, true, (32, 131, 32))]
+    #[case::long_rows(8192, 32_768, 32_768, true, (1, 131, 1024))]
+    #[case::element_by_element(8192, 4095, 4095, false, (1, 8192, 1024))]
+    #[case::nothing(8192, 0, 8, true, (0, 0, 32))]
+    fn blocks_have_room(
+        #[case] rows: usize,
+        #[case] columns: usize,
+        #[case] width: usize,
+        #[case] wide: bool,
+        #[case] (groups, blocks, in_block): (usize, usize, usize),
+    ) {
+        let (grid, threads) = shape(rows, columns, width, wide, 132);
+        assert_eq!((grid[0], grid[1], threads), (groups, blocks, in_block));
+    }
 }

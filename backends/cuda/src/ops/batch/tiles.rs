@@ -18,11 +18,15 @@ const ROOM: usize = 224 << 10;
 const MOST_STAGES: usize = 8;
 /// Results that are written at once.
 pub(super) const VECTOR: usize = 8;
+/// Outputs of which each lane of four has 8 neighbours.
+pub(super) const ORDER: usize = 32;
 /// What the end of a tile costs, in turns.
 const END: usize = 2;
-/// Rows up to which a product by itself is faster here than with cuBLASLt, if it keeps so many in a hundred of the
-/// multiprocessors busy. Measured on an H200: of more rows cuBLASLt has a little more out of the tensor cores.
+/// Rows up to which a product is faster here than with cuBLASLt, if it keeps so many in a hundred of the multiprocessors busy: of a
+/// product with a sum, and of one by itself, in front of which cuBLASLt clears a counter. Measured on an H200: of more rows cuBLASLt
+/// has a little more out of the tensor cores.
 const MOST_ROWS: usize = 1024;
+const MOST_ROWS_ALONE: usize = 2048;
 const BUSY: usize = 85;
 
 /// How a product is cut.
@@ -32,6 +36,8 @@ pub(super) struct Cut {
     pub(super) outputs: usize,
     /// Blocks, of which each takes tiles in turns.
     pub(super) blocks: usize,
+    /// Whether weights are fetched in the order of the lanes that have their results: by the [`ORDER`].
+    pub(super) ordered: bool,
     stages: usize,
     /// How many in a hundred of the multiprocessors have something to do.
     busy: usize,
@@ -39,32 +45,37 @@ pub(super) struct Cut {
 
 impl Cut {
     /// The cut with which the busiest multiprocessor has least to do.
-    pub(super) fn new(rows: usize, outputs: usize, inputs: usize, processors: usize) -> Self {
+    pub(super) fn new(rows: usize, outputs: usize, inputs: usize, gated: bool, processors: usize) -> Self {
         let clusters = (processors / CLUSTER).max(1);
         let turns = inputs.div_ceil(DEPTH) + END;
         let tiles = |in_tile: usize| rows.div_ceil(ROWS * CLUSTER) * outputs.div_ceil(in_tile);
         let cost = |in_tile: &usize| tiles(*in_tile).div_ceil(clusters) * turns * in_tile;
+        let results = if gated { outputs / 2 } else { outputs };
         let outputs = OUTPUTS.into_iter().min_by_key(cost).unwrap_or(OUTPUTS[0]);
         let stages = (ROOM / ((ROWS + outputs) * TURN)).min(MOST_STAGES);
         let pairs = tiles(outputs);
         let busy = 100 * pairs / (pairs.div_ceil(clusters) * clusters).max(1);
-        Self { outputs, blocks: pairs.min(clusters) * CLUSTER, stages, busy }
+        let ordered = results.is_multiple_of(ORDER) && (outputs / 2).is_multiple_of(ORDER);
+        Self { outputs, blocks: pairs.min(clusters) * CLUSTER, ordered, stages, busy }
     }
 
-    /// Whether a product that needs nothing behind it is worth it.
-    pub(super) fn pays(&self, rows: usize) -> bool {
-        rows <= MOST_ROWS && self.busy >= BUSY
+    /// Whether a product that needs nothing behind it, or a sum at most, is worth it.
+    pub(super) fn pays(&self, rows: usize, sum: bool) -> bool {
+        rows <= if sum { MOST_ROWS } else { MOST_ROWS_ALONE } && self.busy >= BUSY
     }
 
     /// The kernel, but for its epilogue.
     pub(super) fn kernel(&self, planes: &Planes<'_>) -> Result<KernelSpec> {
         let [half, bias] = planes.types()?;
-        let defines: [(_, &dyn Display); 5] = [
+        let defines: [(_, &dyn Display); 8] = [
             ("GROUPS", &GROUPS),
             ("OUTPUTS", &self.outputs),
             ("STAGES", &self.stages),
+            ("ORDERED", &i32::from(self.ordered)),
             ("HALF", &half),
             ("BIAS", &bias),
+            ("BIASED", &i32::from(planes.bias.is_some())),
+            ("LIMITED", &i32::from(planes.limited)),
         ];
         let shared = ALIGNMENT + self.stages * (ROWS + self.outputs) * TURN;
         Ok(KernelSpec::new("linear/tile_wgmma.cu", "tile_wgmma", defines).with_shared(shared))
@@ -85,22 +96,35 @@ mod tests {
     #[case::many_rows(2048, 4096, 14_336, 256)]
     #[case::one_tile(129, 8, 8, 128)]
     fn tiles_suit(#[case] rows: usize, #[case] outputs: usize, #[case] inputs: usize, #[case] wanted: usize) {
-        let cut = Cut::new(rows, outputs, inputs, 132);
+        let cut = Cut::new(rows, outputs, inputs, false, 132);
         assert_eq!(cut.outputs, wanted, "{cut:?}");
         assert!(cut.blocks <= 132 && cut.blocks.is_multiple_of(CLUSTER), "{cut:?}");
     }
 
     #[rstest]
-    #[case::output(512, 4096, 4096, true)]
-    #[case::half_the_device(512, 2048, 2048, false)]
-    #[case::many_rows(2048, 4096, 4096, false)]
+    #[case::output(512, 4096, 4096, true, true)]
+    #[case::half_the_device(512, 2048, 2048, true, false)]
+    #[case::many_rows(2048, 4096, 4096, true, false)]
+    #[case::query_key_value(2048, 6144, 4096, false, true)]
+    #[case::more_rows(4096, 6144, 4096, false, false)]
     fn small_products_pay(
         #[case] rows: usize,
         #[case] outputs: usize,
         #[case] inputs: usize,
+        #[case] sum: bool,
         #[case] wanted: bool,
     ) {
-        assert_eq!(Cut::new(rows, outputs, inputs, 132).pays(rows), wanted);
+        assert_eq!(Cut::new(rows, outputs, inputs, false, 132).pays(rows, sum), wanted);
+    }
+
+    #[rstest]
+    #[case::all_even(2048, 28_672, true, true)]
+    #[case::halves_of_a_tile(512, 28_672, true, false)]
+    #[case::halves_of_the_outputs(2048, 28_704, true, false)]
+    #[case::outputs(2048, 6152, false, false)]
+    fn orders(#[case] rows: usize, #[case] outputs: usize, #[case] gated: bool, #[case] wanted: bool) {
+        let cut = Cut::new(rows, outputs, 4096, gated, 132);
+        assert_eq!(cut.ordered, wanted, "{cut:?}");
     }
 
     #[test]
