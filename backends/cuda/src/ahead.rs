@@ -5,7 +5,7 @@ use crate::{
     device::{machine, properties, reserved},
     kernels::support,
     library::Library,
-    ops::{self, layers, next_token},
+    ops::{self, layers, next_token, quantised},
     part::Part,
     spec::{KernelSpec, Machine},
     weight,
@@ -27,6 +27,7 @@ use std::{
 pub(crate) fn of_graph(calls: &[CallDesc], machine: &Machine) -> Vec<KernelSpec> {
     let mut kernels = layers::foreseen(calls, machine);
     kernels.extend(next_token::foreseen(calls));
+    kernels.extend(quantised::foreseen(calls, machine));
     kernels.push(ops::copy_kernel());
     kernels
 }

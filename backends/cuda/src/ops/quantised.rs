@@ -4,14 +4,14 @@
 //! are found here and launched as one kernel, which writes to the bit what theirs would have written one after the other: the
 //! result, and its bytes and scales.
 
-use super::KernelSpec;
+use super::{KernelSpec, Machine};
 use crate::{
     context::Context,
     kernels::Work,
     launch::{Launch, Step},
     memory::CudaBuffer,
 };
-use dsrun_core::{Result, device::MemoryKind, op::Op};
+use dsrun_core::{Result, device::MemoryKind, kernels::CallDesc, op::Op};
 use std::{ops::Range, sync::Arc};
 
 /// Calls that become one launch.
@@ -56,11 +56,8 @@ impl<'a> Pair<'a> {
             return None;
         };
         let [kernel] = first.kernels() else { return None };
-        let constant = |name: &str| -> Option<usize> {
-            kernel.defines.iter().find(|(known, _)| *known == name)?.1.parse().ok()
-        };
         let [blocks, _, splits] = attention.grid;
-        let columns = blocks * constant("HEADS")? * constant("VALUE_SIZE")?;
+        let columns = blocks * constant(kernel, "HEADS")? * constant(kernel, "VALUE_SIZE")?;
         let whole = kernel.entry == "decode" && splits == 1 && columns <= MOST_COLUMNS;
         // The rows that are quantised are all of what attention writes.
         let same = first.traffic.writes.first()? == second.traffic.reads.first()?
@@ -86,14 +83,7 @@ impl Quantised {
     pub(crate) fn new(calls: &[Work], context: &Arc<Context>) -> Result<Option<Self>> {
         let Some(Pair { kernel, attention, quantisation }) = Pair::of(calls) else { return Ok(None) };
         let [blocks, rows, _] = attention.grid;
-        let mut kernel = quantised_kernel(kernel, blocks);
-        if blocks * rows <= AT_ONCE * context.machine.processors {
-            // Nothing fetched ahead: 32 sequences of a model with w8a8 are 0.7% faster so, in bf16 they are the same.
-            for (_, value) in kernel.defines.iter_mut().filter(|(name, _)| *name == "AHEAD") {
-                "0".clone_into(value);
-            }
-        }
-        let function = context.function(&kernel)?;
+        let function = context.function(&kernel_of(kernel, blocks, rows, &context.machine))?;
         let through = CudaBuffer::new(context.clone(), rows * size_of::<u32>(), MemoryKind::Device)?;
         let word = |number: usize| quantisation.parameters.of(number).first().copied().unwrap_or(0);
         let results = [word(BYTES), word(BYTES_ROW), word(SCALES), through.pointer];
@@ -101,6 +91,45 @@ impl Quantised {
         let step = Step::kernel(&function, attention.grid, attention.threads, parameters);
         Ok(step.map(|step| Self { step, _through: Arc::new(through) }))
     }
+}
+
+/// The kernels that a graph of such calls would have for attention whose rows are quantised, if each reads what the one before
+/// left. Where there are no clusters, splits do not show in a kernel: one too many costs the time to build it.
+pub(crate) fn foreseen(calls: &[CallDesc], machine: &Machine) -> Vec<KernelSpec> {
+    let kernel = |calls: &[CallDesc]| {
+        let [attention, quantisation] = calls else { return None };
+        let [Op::PagedAttention(_), Op::QuantPerToken(_)] = [&attention.op, &quantisation.op] else {
+            return None;
+        };
+        let &[rows, columns] = &attention.results.first()?.shape[..] else { return None };
+        let recipe = super::recipe(attention, machine).ok()?;
+        let [kernel] = &recipe.kernels[..] else { return None };
+        let of_block = constant(kernel, "HEADS")? * constant(kernel, "VALUE_SIZE")?;
+        let whole = kernel.entry == "decode"
+            && constant(kernel, "CLUSTER") == Some(1)
+            && columns <= MOST_COLUMNS
+            && columns.is_multiple_of(of_block);
+        (whole && quantisation.tensor(0)?.shape == [rows, columns])
+            .then(|| kernel_of(kernel, columns / of_block, rows, machine))
+    };
+    calls.windows(CALLS).filter_map(kernel).collect()
+}
+
+/// A constant of a kernel that is a number.
+fn constant(kernel: &KernelSpec, name: &str) -> Option<usize> {
+    kernel.defines.iter().find(|(known, _)| *known == name)?.1.parse().ok()
+}
+
+/// The kernel that stands for both calls, for so many rows, of which each has so many blocks.
+fn kernel_of(attention: &KernelSpec, blocks: usize, rows: usize, machine: &Machine) -> KernelSpec {
+    let mut kernel = quantised_kernel(attention, blocks);
+    if blocks * rows <= AT_ONCE * machine.processors {
+        // Nothing fetched ahead: 32 sequences of a model with w8a8 are 0.7% faster so, in bf16 they are the same.
+        for (_, value) in kernel.defines.iter_mut().filter(|(name, _)| *name == "AHEAD") {
+            "0".clone_into(value);
+        }
+    }
+    kernel
 }
 
 /// The kernel of attention that quantises its rows, of which each has so many blocks.
