@@ -115,6 +115,7 @@ pub const TABLES: &[Table] = &[
     ),
     table("activation_quant", FLOATS, quant::activation_quant, quant::drawn_activation_quant),
     table("linear_w8a8_add", FLOATS, quant::linear_w8a8_add, quant::drawn_linear_w8a8_add),
+    table("linear_w8a8_heads", FLOATS, quant::linear_w8a8_heads, quant::drawn_linear_w8a8_heads),
     table(
         "linear_w8a8_activation",
         FLOATS,
@@ -131,7 +132,7 @@ mod tests {
     use dsrun_core::op::Op;
     use std::collections::HashSet;
 
-    const REGIONS: [&str; 10] = [
+    const REGIONS: [&str; 11] = [
         "add_rms_norm",
         "norm_linear",
         "linear_add",
@@ -141,6 +142,7 @@ mod tests {
         "gated_activation_quant",
         "activation_quant",
         "linear_w8a8_add",
+        "linear_w8a8_heads",
         "linear_w8a8_activation",
     ];
 

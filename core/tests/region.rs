@@ -14,7 +14,7 @@ use dsrun_core::{
     program::{Call, Node, Program, ProgramBuilder, ValueId},
     region::{
         Region,
-        well_known::{self, AttentionInput, Norm},
+        well_known::{self, AttentionInput, Heads, Norm},
     },
 };
 use rstest::rstest;
@@ -26,10 +26,9 @@ const NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
 const LAYER_NORM: LayerNorm = LayerNorm { eps: 1e-5 };
 const ACTIVATION: Activation = Activation { function: Nonlinearity::GeluTanh, limit: 0.0 };
 const ROPE: Rope = Rope { heads: 4, pairing: RopePairing::Halves, scale: 1.0 };
-const ATTENTION_INPUT: AttentionInput = AttentionInput {
-    norm: Norm::Rms(NORM),
-    dtype: DType::F16,
-    bias: true,
+const ATTENTION_INPUT: AttentionInput =
+    AttentionInput { norm: Norm::Rms(NORM), dtype: DType::F16, bias: true, heads: HEADS };
+const HEADS: Heads = Heads {
     columns: [32, 16, 16],
     head_norms: Some([NORM, NORM]),
     ropes: Some([ROPE, Rope { heads: 2, ..ROPE }]),
@@ -133,7 +132,17 @@ fn norm_linear_gives_the_layer(#[case] bias: bool, #[case] operands: &[&str]) {
     &["i8[?t, 32]", "f32[?t]", "weight int8_f16[64, 32]"], &["f16[?t, 32]"], &[None])]
 #[case::linear_w8a8_activation_without_gate(well_known::linear_w8a8_activation(DType::F32, true, ACTIVATION),
     &["i8[?t, 32]", "f32[?t]", "weight int8[64, 32]", "f32[64]"], &["f32[?t, 64]"], &[None])]
-#[case::attention_input(well_known::attention_input(AttentionInput { head_norms: None, ..ATTENTION_INPUT }),
+#[case::linear_w8a8_heads(well_known::linear_w8a8_heads(DType::F16, true, Heads { head_norms: None, ..HEADS }),
+    &["i8[?t, 32]", "f32[?t]", "weight int8[64, 32]", "f32[64]", "i32[?t]", "f32[4]",
+      "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
+    &["f16[?t, 32]", "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]"], &[None, Some(6), Some(7)])]
+#[case::linear_w8a8_heads_with_norms_of_heads(well_known::linear_w8a8_heads(DType::F16, false, HEADS),
+    &["i8[?t, 32]", "f32[?t]", "weight int8[64, 32]", "f32[8]", "f32[8]", "i32[?t]", "f32[4]",
+      "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
+    &["f16[?t, 32]", "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]"], &[None, Some(7), Some(8)])]
+#[case::attention_input(well_known::attention_input(AttentionInput {
+        heads: Heads { head_norms: None, ..HEADS }, ..ATTENTION_INPUT
+    }),
     &["f16[?t, 64]", "f32[64]", "weight q4_1[64, 64]", "f32[64]", "i32[?t]", "f32[4]",
       "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
     &["f16[?t, 32]", "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]"], &[None, Some(6), Some(7)])]
@@ -142,7 +151,7 @@ fn norm_linear_gives_the_layer(#[case] bias: bool, #[case] operands: &[&str]) {
       "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
     &["f16[?t, 32]", "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]"], &[None, Some(8), Some(9)])]
 #[case::attention_input_without_rope(well_known::attention_input(AttentionInput {
-        norm: LAYER_NORM.into(), bias: false, head_norms: None, ropes: None, ..ATTENTION_INPUT
+        norm: LAYER_NORM.into(), bias: false, heads: Heads { head_norms: None, ropes: None, ..HEADS }, ..ATTENTION_INPUT
     }),
     &["f16[?t, 64]", "f32[64]", "f32[64]", "weight q4_1[64, 64]",
       "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
@@ -191,9 +200,11 @@ fn attributes_that_do_not_go_together_make_no_region() {
     let separate = well_known::linear_w8a8_activation(DType::F32, false, gated(GateLayout::Separate));
     let error = separate.unwrap_err();
     assert_eq!((error.op(), error.argument()), (Some("linear_w8a8_activation"), Some("layout")), "{error}");
-    let columns = [u32::MAX, 1, 1];
-    let error = well_known::attention_input(AttentionInput { columns, ..ATTENTION_INPUT }).unwrap_err();
+    let heads = Heads { columns: [u32::MAX, 1, 1], ..HEADS };
+    let error = well_known::attention_input(AttentionInput { heads, ..ATTENTION_INPUT }).unwrap_err();
     assert_eq!((error.op(), error.argument()), (Some("attention_input"), Some("columns")), "{error}");
+    let error = well_known::linear_w8a8_heads(DType::F32, false, heads).unwrap_err();
+    assert_eq!((error.op(), error.argument()), (Some("linear_w8a8_heads"), Some("columns")), "{error}");
 }
 
 /// Two regions and a primitive; with `fused` false the same as primitives, made by hand.

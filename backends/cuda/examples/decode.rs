@@ -21,14 +21,12 @@ use dsrun_core::{
         Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse,
     },
     op::{
-        Activation, Add, Argmax, AttentionMask, Columns, Embed, GateLayout, GatedActivation, GatherRows,
-        KvWrite, LayerNorm, LinearW8A8, Nonlinearity, Op, PagedAttention, QuantPerToken, RmsNorm, Rope,
-        RopePairing,
+        Activation, Add, Argmax, AttentionMask, Embed, GateLayout, GatedActivation, GatherRows, LayerNorm,
+        LinearW8A8, Nonlinearity, Op, PagedAttention, QuantPerToken, RmsNorm, Rope, RopePairing,
     },
-    program::{Call, ValueId},
     region::{
         Region,
-        well_known::{self, AttentionInput, Norm},
+        well_known::{self, AttentionInput, Heads, Norm},
     },
 };
 use dsrun_cuda::CudaBackend;
@@ -334,33 +332,6 @@ fn load(step: &mut Step<'_>, model: &Model, wanted: &Wanted) -> Result<Loaded> {
     Ok(Loaded { embedding, layers, head, vectors })
 }
 
-/// What stands between quantised activations and attention: operands `x, scales, weight, positions, frequencies, keys, values,
-/// slots`; results `query, keys, values`.
-fn attention_input_w8a8(columns: [u32; 3], ropes: [Rope; 2]) -> Result<Region> {
-    const OPERANDS: usize = 8;
-    let value = |index: usize| Some(ValueId::new(index));
-    let mut calls = vec![Call::new(
-        LinearW8A8 { dtype: DTYPE },
-        vec![value(0), value(1), value(2), None],
-        vec![ValueId::new(OPERANDS)],
-    )];
-    let mut start = 0;
-    for (index, count) in columns.into_iter().enumerate() {
-        let result = ValueId::new(OPERANDS + 1 + index);
-        calls.push(Call::new(Columns { start, count }, vec![value(OPERANDS)], vec![result]));
-        start += count;
-    }
-    for (index, rope) in ropes.into_iter().enumerate() {
-        let operands = vec![value(OPERANDS + 1 + index), value(3), value(4)];
-        calls.push(Call::new(rope, operands, vec![ValueId::new(OPERANDS + 4 + index)]));
-    }
-    let operands = [5, 6, OPERANDS + 5, OPERANDS + 3, 7].map(value).to_vec();
-    let written = [OPERANDS + 6, OPERANDS + 7].map(ValueId::new);
-    calls.push(Call::new(KvWrite {}, operands, written.to_vec()));
-    let results = [OPERANDS + 4, OPERANDS + 6, OPERANDS + 7].map(ValueId::new);
-    Region::new("attention_input_w8a8", OPERANDS, calls, results.to_vec())
-}
-
 /// Binds the calls of a step of one token for each of `batch` sequences; those of parts that `wanted` leaves out are not kept.
 /// The result are the logits.
 fn build(
@@ -404,14 +375,13 @@ fn build(
     let region = |region: Result<Region>| Ok::<_, Error>(Op::Region(region?.into()));
     let rope = |heads: usize| Rope { heads: heads as u32, pairing: RopePairing::Halves, scale: 1.0 };
     let kv = (model.kv_heads * model.head) as u32;
-    let input = region(well_known::attention_input(AttentionInput {
-        norm,
-        dtype: DTYPE,
-        bias: biased,
+    let heads = Heads {
         columns: [model.hidden as u32, kv, kv],
         head_norms: None,
         ropes: model.llama.then(|| [rope(model.heads), rope(model.kv_heads)]),
-    }))?;
+    };
+    let input =
+        region(well_known::attention_input(AttentionInput { norm, dtype: DTYPE, bias: biased, heads }))?;
     let attention = PagedAttention {
         query_heads: model.heads as u32,
         kv_heads: model.kv_heads as u32,
@@ -438,10 +408,7 @@ fn build(
     let gated =
         GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
     let norm_quant = region(well_known::norm_quant(norm))?;
-    let input_w8a8 = region(attention_input_w8a8(
-        [model.hidden as u32, kv, kv],
-        [rope(model.heads), rope(model.kv_heads)],
-    ))?;
+    let input_w8a8 = region(well_known::linear_w8a8_heads(DTYPE, false, heads))?;
     let add_w8a8 = region(well_known::linear_w8a8_add(DTYPE, false, add))?;
     let mlp_w8a8 = region(well_known::linear_w8a8_activation(DTYPE, false, gated))?;
     let (mlp, head) = (region(mlp)?, region(well_known::norm_linear(norm, DTYPE, false))?);

@@ -20,7 +20,7 @@ use dsrun_core::{
     },
     region::{
         Region,
-        well_known::{self, AttentionInput, Norm},
+        well_known::{self, AttentionInput, Heads, Norm},
     },
 };
 use dsrun_cuda::{
@@ -273,14 +273,12 @@ fn region_calls(dtype: DType) -> Vec<CallDesc> {
             ] {
                 let rope = |heads| Rope { heads, pairing, scale: 1.0 };
                 let per_head = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
-                let input = AttentionInput {
-                    norm,
-                    dtype,
-                    bias: biased,
+                let heads = Heads {
                     columns: [4, 2, 2].map(|heads| heads * size as u32),
                     head_norms: head_norm.then_some([per_head; 2]),
                     ropes: turned.then(|| [rope(4), rope(2)]),
                 };
+                let input = AttentionInput { norm, dtype, bias: biased, heads };
                 let mut operands = with_norm(product(8 * size));
                 operands.extend(std::iter::repeat_n(vector(size), if head_norm { 2 } else { 0 }));
                 if turned {

@@ -4,7 +4,7 @@ use super::{
     linear::{Shape, random_weight},
     norm::Head,
     plane::{Plane, ROWS, drawn, drawn_layout, planes},
-    region::{op, rounded},
+    region::{HeadsCase, HeadsOf, Variant, op, outputs, rounded},
 };
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand, Weight},
@@ -345,6 +345,62 @@ fn add_case(dtype: DType, plane: Plane, outputs: Option<usize>) -> Case {
     let mut operands = layer.present(plane.layout);
     operands.push(Operand::laid(residual, plane.other(5)));
     Case::new(plane.id, CallCase::new(op, operands, vec![expected]))
+}
+
+/// Label, rows and inputs, heads as those of `attention_input`, layout. The last five are of a step of some sequences, from few
+/// outputs to many, whose heads a device may finish in the tiles of the product.
+const HEADS: &[(&str, HeadsOf)] = &[
+    ("no_rows", ([0, 64], [2, 1, 16, 8], PLAIN)),
+    ("one_row", ([1, 96], [3, 1, 64, 32], PLAIN)),
+    ("seven_rows", ([7, 64], [4, 4, 16, 8], layout(0, true, Some(5)))),
+    ("head_80", ([19, 64], [2, 2, 80, 40], PLAIN)),
+    ("head_96_partly", ([4, 96], [2, 1, 96, 16], layout(16, false, None))),
+    ("many_rows", ([140, 64], [4, 2, 64, 32], layout(0, true, Some(139)))),
+    ("sequences", ([29, 160], [8, 2, 128, 64], layout(0, true, Some(26)))),
+    ("sequences_of_small_heads", ([17, 72], [9, 3, 64, 32], layout(16, false, None))),
+    ("sequences_half_the_device", ([70, 320], [32, 4, 64, 32], layout(0, true, Some(65)))),
+    ("sequences_a_tile_each", ([48, 32], [36, 3, 128, 64], layout(16, true, Some(47)))),
+    ("sequences_two_tiles_each", ([128, 64], [60, 4, 128, 64], PLAIN)),
+];
+
+pub(super) fn linear_w8a8_heads(dtype: DType) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (index, (label, heads)) in HEADS.iter().copied().enumerate() {
+        // Halves that are turned, or not, without norms of heads and with; steps of 3 keep the first.
+        for (suffix, variant) in [("", 6 * (index % 2)), ("_more", 3 * (index % 2) + 7 * index + 2)] {
+            let id = format!("linear_w8a8_heads/{dtype}/{label}{suffix}");
+            let random = Random::named(&id);
+            cases.push(heads_case(id, dtype, heads, Variant::number(variant), random, 4 * index));
+        }
+    }
+    cases
+}
+
+pub(super) fn drawn_linear_w8a8_heads(dtype: DType, draw: &mut Draw) -> Case {
+    let head = draw.pick(&[16, 2, 6, 64, 80, 96, 128]);
+    let (kv_heads, groups, pairs) = (1 + draw.below(3), 1 + draw.below(4), head / 2 - draw.below(2));
+    let (rows, inputs) = (draw.pick(ROWS).min(40), draw.pick(&[32, 33, 64, 72, 128]));
+    let layout = Layout { offset: 0, ..drawn_layout(draw, rows) };
+    let heads = ([rows, inputs], [kv_heads * groups, kv_heads, head, pairs], layout);
+    let (variant, number) = (Variant::number(draw.below(Variant::COUNT)), draw.below(60));
+    heads_case(draw.id(), dtype, heads, variant, draw.values(), number)
+}
+
+fn heads_case(
+    id: String,
+    dtype: DType,
+    ([rows, inputs], sizes, layout): HeadsOf,
+    variant: Variant,
+    mut random: Random,
+    number: usize,
+) -> Case {
+    let layer = Layer::random(&mut random, dtype, [rows, outputs(sizes), inputs], number);
+    let heads = HeadsCase::random(&mut random, dtype, (rows, sizes, layout), variant, number);
+    let results = heads.expected(&layer.reals);
+    let op = op(well_known::linear_w8a8_heads(dtype, layer.bias.is_some(), heads.attributes()));
+    let mut operands = layer.present(layout);
+    operands.extend(heads.operands());
+    Case::new(id, CallCase::new(op, operands, results))
 }
 
 pub(super) fn linear_w8a8_activation(dtype: DType) -> Vec<Case> {

@@ -18,7 +18,7 @@ use dsrun_core::{
     op::{Activation, Add, GateLayout, GatedActivation, Nonlinearity, Op, RmsNorm, Rope, RopePairing},
     region::{
         Region,
-        well_known::{self, AttentionInput, MlpActivation},
+        well_known::{self, AttentionInput, Heads, MlpActivation},
     },
 };
 use std::sync::Arc;
@@ -289,13 +289,13 @@ fn mlp_input_case(dtype: DType, gate: Option<GateLayout>, plane: Plane, kind: Op
 }
 
 /// Rows and hidden size; heads, heads of keys, head size, rotated pairs; layout of the activations.
-type Heads = ([usize; 2], [usize; 4], Layout);
+pub(super) type HeadsOf = ([usize; 2], [usize; 4], Layout);
 
 const fn layout(gap: usize, extent: Option<usize>) -> Layout {
     Layout { gap, offset: 1, bounded: extent.is_some(), extent }
 }
 
-const HEADS: &[(&str, Heads)] = &[
+const HEADS: &[(&str, HeadsOf)] = &[
     ("no_rows", ([0, 64], [2, 1, 16, 8], layout(0, None))),
     ("one_row", ([1, 96], [3, 1, 32, 16], layout(0, None))),
     ("seven_rows", ([7, 64], [4, 4, 16, 8], layout(0, None))),
@@ -313,8 +313,8 @@ const HEADS: &[(&str, Heads)] = &[
 const HALVES: Variant =
     Variant { layer_norm: false, bias: false, head_norms: false, pairing: Some(RopePairing::Halves) };
 
-/// Of many rows.
-const MANY_HEADS: &[(&str, Heads, Variant)] = &[
+/// Of many rows, or outputs.
+const MANY_HEADS: &[(&str, HeadsOf, Variant)] = &[
     // More of them than a device has places for, so that who has one takes several.
     ("rows_in_turns", ([4301, 32], [2, 1, 32, 16], layout(8, Some(4290))), HALVES),
     (
@@ -344,27 +344,34 @@ const MANY_HEADS: &[(&str, Heads, Variant)] = &[
         ([140, 32], [88, 22, 64, 32], layout(0, Some(139))),
         Variant { pairing: None, bias: true, ..HALVES },
     ),
+    // The same for a step of some sequences, from few outputs to many.
+    ("sequences", ([29, 160], [8, 2, 128, 64], layout(0, Some(26))), HALVES),
+    ("sequences_bias", ([17, 72], [9, 3, 64, 32], layout(8, None)), Variant { bias: true, ..HALVES }),
+    ("sequences_half_the_device", ([70, 96], [32, 4, 64, 32], layout(0, Some(65))), HALVES),
+    ("sequences_a_tile_each", ([48, 32], [36, 3, 128, 64], layout(8, Some(47))), HALVES),
+    ("sequences_two_tiles_each", ([128, 32], [60, 4, 128, 64], layout(0, None)), HALVES),
+    ("sequences_unturned", ([33, 64], [6, 3, 64, 32], layout(0, None)), Variant { pairing: None, ..HALVES }),
 ];
 
 /// What a case of `attention_input` varies.
 #[derive(Clone, Copy, Debug)]
-struct Variant {
+pub(super) struct Variant {
     layer_norm: bool,
-    bias: bool,
+    pub(super) bias: bool,
     head_norms: bool,
     pairing: Option<RopePairing>,
 }
 
 impl Variant {
     /// Variant `number` of [`Self::COUNT`].
-    fn number(number: usize) -> Self {
+    pub(super) fn number(number: usize) -> Self {
         let pairings = [Some(RopePairing::Halves), Some(RopePairing::Neighbours), None];
         let pairing = pairings[number % 3];
         let [layer_norm, bias, head_norms] = [3, 6, 12].map(|unit| number / unit % 2 == 1);
         Self { layer_norm, bias, head_norms, pairing }
     }
 
-    const COUNT: usize = 24;
+    pub(super) const COUNT: usize = 24;
 
     /// The parts of the label.
     fn label(self) -> String {
@@ -412,105 +419,170 @@ pub(super) fn drawn_attention_input(dtype: DType, draw: &mut Draw) -> Case {
 fn attention_case(
     id: String,
     dtype: DType,
-    ([rows, hidden], [heads, kv_heads, head, pairs], layout): Heads,
+    ([rows, hidden], sizes, layout): HeadsOf,
     variant: Variant,
     mut random: Random,
     number: usize,
 ) -> Case {
     let x = random.tensor(dtype, &[rows, hidden], Values::USUAL[number % 3]);
     let norm = Head::random(&mut random, dtype, hidden, variant.layer_norm);
-    let columns = [heads, kv_heads, kv_heads].map(|heads| heads * head);
-    let outputs = columns.iter().sum();
+    let outputs = outputs(sizes);
     let layer = Layer::random(&mut random, format(number, dtype), [outputs, hidden], dtype, variant.bias);
-    let head_norm = RmsNorm { eps: 1e-6, weight_offset: 0.0 };
-    let head_weights =
-        variant.head_norms.then(|| [(); 2].map(|()| random.tensor(dtype, &[head], Values::Uniform)));
-    let scale = random.pick(&[1.0f32, 1.25]);
-    let rope = |heads: usize, pairing| Rope { heads: heads as u32, pairing, scale };
-    let ropes = variant.pairing.map(|pairing| [rope(heads, pairing), rope(kv_heads, pairing)]);
-    let frequencies: Vec<f64> =
-        (0..pairs).map(|pair| 10_000f64.powf(-(pair as f64) / pairs as f64)).collect();
-    let frequencies = Tensor::floats(DType::F32, &[pairs], &frequencies);
-
-    // Every fourth row is padding: no position and no slot. Another has a position, but is not kept.
-    let padded = |row: usize| row % 4 == 2;
-    let (pages, block) = (3 + rows / 4, 4);
-    let free = random.shuffled(pages * block);
-    let slots: Vec<i32> =
-        (0..rows).map(|row| if padded(row) || row % 8 == 5 { -1 } else { free[row] as i32 }).collect();
-    let positions: Vec<i32> = (0..rows).map(|row| if padded(row) { -1 } else { 40 + row as i32 }).collect();
-
-    // Caches of another type than the activations' are rounded once more, from what may have been rounded before.
-    let cache_type = match dtype {
-        DType::F32 if number % 5 == 4 => DType::F16,
-        _ if number % 5 == 4 => DType::F32,
-        _ => dtype,
-    };
-    let cache_shape = [pages, kv_heads, block, head];
-    let caches = [(); 2].map(|()| random.tensor(cache_type, &cache_shape, Values::Uniform));
-    let mut queries = Vec::new();
-    let mut written = [(); 2].map(|()| vec![Element::Untouched; caches[0].bits.len()]);
-    for (row, x) in x.values().chunks(hidden).enumerate() {
-        let product: Vec<Real> = layer.of(&norm.of(x)).into_iter().map(chain::stored).collect();
-        let (query, rest) = product.split_at(columns[0]);
-        let (key, value) = rest.split_at(columns[1]);
-        let one = |features: &[Real], which: usize| {
-            let mut features = features.to_vec();
-            if let Some(weights) = &head_weights {
-                let weight = weights[which].values();
-                let normed = features
-                    .chunks(head)
-                    .flat_map(|x| chain::rms_norm(x, &weight, f64::from(head_norm.eps), 0.0));
-                features = normed.collect();
-            }
-            if let Some(pairing) = variant.pairing {
-                if variant.head_norms {
-                    features = features.into_iter().map(chain::stored).collect();
-                }
-                let (position, frequencies, scale) = (positions[row], frequencies.values(), f64::from(scale));
-                let rotate = |x: &[Real]| chain::rope(x, position, &frequencies, pairing, scale);
-                features = features.chunks(head).flat_map(rotate).collect();
-            }
-            features
-        };
-        // A row without a position is not rotated, and so not written; without rotation it is a row like any other.
-        let written_row = variant.pairing.is_none() || !padded(row);
-        let element = |real| if written_row { Element::Real(real) } else { Element::Untouched };
-        queries.extend(one(query, 0).into_iter().map(element));
-        let place = cache::place(slots[row], pages, block).filter(|_| row < layout.real_rows(rows));
-        let Some((page, place)) = place else { continue };
-        let key = one(key, 1).into_iter().map(chain::stored).collect::<Vec<_>>();
-        for (elements, features) in written.iter_mut().zip([key.as_slice(), value]) {
-            for (column, real) in features.iter().enumerate() {
-                let at = cache::element(cache_shape, page, column / head, place, column % head);
-                elements[at] = Element::Real(*real);
-            }
-        }
-    }
-    let exponential = variant.pairing.is_some();
-    let gate = Gate { exponential, ..rounded(dtype) };
-    let mut results = vec![
-        Expected::new(queries).gated(gate).laid(Layout { offset: layout.offset + 1, ..layout }, columns[0]),
-    ];
-    results.extend(written.map(|elements| Expected::new(elements).gated(gate)));
-    let input = AttentionInput {
-        norm: norm.norm,
-        dtype,
-        bias: variant.bias,
-        columns: columns.map(|columns| columns as u32),
-        head_norms: variant.head_norms.then_some([head_norm; 2]),
-        ropes,
-    };
-    let vectors = Layout { gap: 0, offset: 0, ..layout };
+    let heads = HeadsCase::random(&mut random, dtype, (rows, sizes, layout), variant, number);
+    let products: Vec<Vec<Real>> = x.values().chunks(hidden).map(|x| layer.of(&norm.of(x))).collect();
+    let results = heads.expected(&products);
+    let input = AttentionInput { norm: norm.norm, dtype, bias: variant.bias, heads: heads.attributes() };
     let mut operands = vec![Operand::laid(x, layout)];
     operands.extend(norm.operands());
     operands.extend(layer.operands());
-    operands.extend(head_weights.into_iter().flatten().map(Operand::tensor));
-    if ropes.is_some() {
-        operands.push(Operand::laid(Tensor::vector(&positions), vectors));
-        operands.push(Operand::tensor(frequencies));
-    }
-    operands.extend(caches.map(|cache| Operand::laid(cache, Layout::strided(layout.gap, 0))));
-    operands.push(Operand::laid(Tensor::vector(&slots), vectors));
+    operands.extend(heads.operands());
     Case::new(id, CallCase::new(op(well_known::attention_input(input)), operands, results))
+}
+
+/// Columns of queries, keys and values together.
+pub(super) fn outputs([heads, kv_heads, head, _]: [usize; 4]) -> usize {
+    (heads + 2 * kv_heads) * head
+}
+
+/// What queries, keys and values are made of, besides a product.
+pub(super) struct HeadsCase {
+    dtype: DType,
+    rows: usize,
+    sizes: [usize; 4],
+    layout: Layout,
+    pairing: Option<RopePairing>,
+    norms: Option<[Tensor; 2]>,
+    scale: f32,
+    frequencies: Tensor,
+    positions: Vec<i32>,
+    slots: Vec<i32>,
+    block: usize,
+    caches: [Tensor; 2],
+}
+
+const HEAD_NORM: RmsNorm = RmsNorm { eps: 1e-6, weight_offset: 0.0 };
+
+impl HeadsCase {
+    pub(super) fn random(
+        random: &mut Random,
+        dtype: DType,
+        (rows, sizes, layout): (usize, [usize; 4], Layout),
+        variant: Variant,
+        number: usize,
+    ) -> Self {
+        let [_, kv_heads, head, pairs] = sizes;
+        let norms =
+            variant.head_norms.then(|| [(); 2].map(|()| random.tensor(dtype, &[head], Values::Uniform)));
+        let scale = random.pick(&[1.0f32, 1.25]);
+        let frequencies: Vec<f64> =
+            (0..pairs).map(|pair| 10_000f64.powf(-(pair as f64) / pairs as f64)).collect();
+        // Every fourth row is padding: no position and no slot. Another has a position, but is not kept.
+        let padded = |row: usize| row % 4 == 2;
+        let (pages, block) = (3 + rows / 4, 4);
+        let free = random.shuffled(pages * block);
+        let slot = |row: usize| if padded(row) || row % 8 == 5 { -1 } else { free[row] as i32 };
+        let position = |row: usize| if padded(row) { -1 } else { 40 + row as i32 };
+        // Caches of another type than the activations' are rounded once more, from what may have been rounded before.
+        let cache_type = match dtype {
+            DType::F32 if number % 5 == 4 => DType::F16,
+            _ if number % 5 == 4 => DType::F32,
+            _ => dtype,
+        };
+        let shape = [pages, kv_heads, block, head];
+        Self {
+            dtype,
+            rows,
+            sizes,
+            layout,
+            pairing: variant.pairing,
+            norms,
+            scale,
+            frequencies: Tensor::floats(DType::F32, &[pairs], &frequencies),
+            positions: (0..rows).map(position).collect(),
+            slots: (0..rows).map(slot).collect(),
+            block,
+            caches: [(); 2].map(|()| random.tensor(cache_type, &shape, Values::Uniform)),
+        }
+    }
+
+    fn columns(&self) -> [usize; 3] {
+        let [heads, kv_heads, head, _] = self.sizes;
+        [heads, kv_heads, kv_heads].map(|heads| heads * head)
+    }
+
+    pub(super) fn attributes(&self) -> Heads {
+        let [heads, kv_heads, ..] = self.sizes;
+        let rope = |heads: usize, pairing| Rope { heads: heads as u32, pairing, scale: self.scale };
+        Heads {
+            columns: self.columns().map(|columns| columns as u32),
+            head_norms: self.norms.is_some().then_some([HEAD_NORM; 2]),
+            ropes: self.pairing.map(|pairing| [rope(heads, pairing), rope(kv_heads, pairing)]),
+        }
+    }
+
+    /// Queries (0) or keys (1) of a row of the product.
+    fn turned(&self, features: &[Real], which: usize, position: i32) -> Vec<Real> {
+        let head = self.sizes[2];
+        let mut features = features.to_vec();
+        if let Some(weights) = &self.norms {
+            let weight = weights[which].values();
+            let normed = features
+                .chunks(head)
+                .flat_map(|x| chain::rms_norm(x, &weight, f64::from(HEAD_NORM.eps), 0.0));
+            features = normed.collect();
+        }
+        if let Some(pairing) = self.pairing {
+            if self.norms.is_some() {
+                features = features.into_iter().map(chain::stored).collect();
+            }
+            let (frequencies, scale) = (self.frequencies.values(), f64::from(self.scale));
+            let rotate = |x: &[Real]| chain::rope(x, position, &frequencies, pairing, scale);
+            features = features.chunks(head).flat_map(rotate).collect();
+        }
+        features
+    }
+
+    /// What becomes of the rows of a product.
+    pub(super) fn expected(&self, products: &[Vec<Real>]) -> Vec<Expected> {
+        let (columns, head, layout) = (self.columns(), self.sizes[2], self.layout);
+        let shape = [self.caches[0].shape[0], self.sizes[1], self.block, head];
+        let mut queries = Vec::new();
+        let mut written = [(); 2].map(|()| vec![Element::Untouched; self.caches[0].bits.len()]);
+        for (row, product) in products.iter().enumerate() {
+            let product: Vec<Real> = product.iter().copied().map(chain::stored).collect();
+            let (query, rest) = product.split_at(columns[0]);
+            let (key, value) = rest.split_at(columns[1]);
+            let position = self.positions[row];
+            // A row without a position is not rotated, and so not written; without rotation it is a row like any other.
+            let written_row = self.pairing.is_none() || position >= 0;
+            let element = |real| if written_row { Element::Real(real) } else { Element::Untouched };
+            queries.extend(self.turned(query, 0, position).into_iter().map(element));
+            let place = cache::place(self.slots[row], shape[0], self.block);
+            let Some((page, place)) = place.filter(|_| row < layout.real_rows(self.rows)) else { continue };
+            let key = self.turned(key, 1, position).into_iter().map(chain::stored).collect::<Vec<_>>();
+            for (elements, features) in written.iter_mut().zip([key.as_slice(), value]) {
+                for (column, real) in features.iter().enumerate() {
+                    let at = cache::element(shape, page, column / head, place, column % head);
+                    elements[at] = Element::Real(*real);
+                }
+            }
+        }
+        let gate = Gate { exponential: self.pairing.is_some(), ..rounded(self.dtype) };
+        let query_layout = Layout { offset: layout.offset + 1, ..layout };
+        let mut results = vec![Expected::new(queries).gated(gate).laid(query_layout, columns[0])];
+        results.extend(written.map(|elements| Expected::new(elements).gated(gate)));
+        results
+    }
+
+    pub(super) fn operands(self) -> Vec<Option<Operand>> {
+        let vectors = Layout { gap: 0, offset: 0, ..self.layout };
+        let mut operands: Vec<_> = self.norms.into_iter().flatten().map(Operand::tensor).collect();
+        if self.pairing.is_some() {
+            operands.push(Operand::laid(Tensor::vector(&self.positions), vectors));
+            operands.push(Operand::tensor(self.frequencies));
+        }
+        operands.extend(self.caches.map(|cache| Operand::laid(cache, Layout::strided(self.layout.gap, 0))));
+        operands.push(Operand::laid(Tensor::vector(&self.slots), vectors));
+        operands
+    }
 }

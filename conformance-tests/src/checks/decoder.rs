@@ -26,7 +26,7 @@ use dsrun_core::{
     program::ValueId,
     region::{
         Region,
-        well_known::{self, AttentionInput, MlpActivation, Norm},
+        well_known::{self, AttentionInput, Heads, MlpActivation, Norm},
     },
 };
 use std::iter;
@@ -287,14 +287,12 @@ impl Layers {
             false => Activation { function: Nonlinearity::GeluTanh, limit: 0.0 }.into(),
         };
         let region = |region: dsrun_core::Result<Region>| Ok::<_, Stop>(Op::Region(region?.into()));
-        let input = region(well_known::attention_input(AttentionInput {
-            norm,
-            dtype,
-            bias,
+        let heads = Heads {
             columns: [query_heads, kv_heads, kv_heads].map(|heads| heads * size as u32),
             head_norms: None,
             ropes: llama.then(|| [rope(query_heads), rope(kv_heads)]),
-        }))?;
+        };
+        let input = region(well_known::attention_input(AttentionInput { norm, dtype, bias, heads }))?;
         let attention = PagedAttention {
             query_heads,
             kv_heads,

@@ -132,6 +132,31 @@ impl Body {
         self.call(QuantPerToken {}, [Some(x)])
     }
 
+    /// What becomes of a product for queries, keys and values, whose operands are those from `first` on: the query and the caches.
+    fn heads(&mut self, heads: Heads, product: usize, first: usize, region: &str) -> Result<[usize; 3]> {
+        let positions = first + if heads.head_norms.is_some() { 2 } else { 0 };
+        let caches = positions + if heads.ropes.is_some() { 2 } else { 0 };
+        let mut parts = [0; 3];
+        let mut start = 0u32;
+        for (part, count) in parts.iter_mut().zip(heads.columns) {
+            *part = self.call(Columns { start, count }, [Some(product)]);
+            start = start
+                .checked_add(count)
+                .ok_or_else(|| Error::invalid("are more than a u32 counts").at("columns").in_op(region))?;
+        }
+        let [mut query, mut key, value] = parts;
+        if let Some([query_norm, key_norm]) = heads.head_norms {
+            query = self.call(query_norm, [query, first].map(Some));
+            key = self.call(key_norm, [key, first + 1].map(Some));
+        }
+        if let Some([query_rope, key_rope]) = heads.ropes {
+            query = self.call(query_rope, [query, positions, positions + 1].map(Some));
+            key = self.call(key_rope, [key, positions, positions + 1].map(Some));
+        }
+        let written = self.call(KvWrite {}, [caches, caches + 1, key, value, caches + 2].map(Some));
+        Ok([query, written, written + 1])
+    }
+
     fn finish<const N: usize>(self, name: &str, results: [usize; N]) -> Result<Region> {
         Region::new(name, self.operands, self.calls, results.map(ValueId::new).into())
     }
@@ -255,6 +280,45 @@ pub fn linear_w8a8_activation(
     body.finish("linear_w8a8_activation", [activated])
 }
 
+/// Queries, keys and values of a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// Columns of queries, keys and values: heads times head size. They stand in this order in the product.
+    pub columns: [u32; 3],
+    /// Norms of every head of queries and keys.
+    pub head_norms: Option<[RmsNorm; 2]>,
+    /// How queries and keys are rotated.
+    pub ropes: Option<[Rope; 2]>,
+}
+
+impl Heads {
+    /// How many operands they have: `(query_norm, key_norm)?, (positions, inverse_frequencies)?, key_cache, value_cache, slots`.
+    fn operands(&self) -> usize {
+        3 + [self.head_norms.is_some(), self.ropes.is_some()]
+            .map(|pair| 2 * usize::from(pair))
+            .iter()
+            .sum::<usize>()
+    }
+
+    /// Reads those that a product is made into.
+    fn of(ops: &[&Op]) -> Option<Self> {
+        let [Op::Columns(query), Op::Columns(key), Op::Columns(value), between @ .., Op::KvWrite(_)] = ops
+        else {
+            return None;
+        };
+        let (head_norms, ropes) = match between {
+            [] => (None, None),
+            [Op::RmsNorm(query), Op::RmsNorm(key)] => (Some([*query, *key]), None),
+            [Op::Rope(query), Op::Rope(key)] => (None, Some([*query, *key])),
+            [Op::RmsNorm(query_norm), Op::RmsNorm(key_norm), Op::Rope(query_rope), Op::Rope(key_rope)] => {
+                (Some([*query_norm, *key_norm]), Some([*query_rope, *key_rope]))
+            }
+            _ => return None,
+        };
+        Some(Self { columns: [query.count, key.count, value.count], head_norms, ropes })
+    }
+}
+
 /// What stands between a layer's input and its attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionInput {
@@ -264,12 +328,8 @@ pub struct AttentionInput {
     pub dtype: DType,
     /// Whether the projections have biases.
     pub bias: bool,
-    /// Columns of queries, keys and values: heads times head size. They stand in this order in the product.
-    pub columns: [u32; 3],
-    /// Norms of every head of queries and keys.
-    pub head_norms: Option<[RmsNorm; 2]>,
-    /// How queries and keys are rotated.
-    pub ropes: Option<[Rope; 2]>,
+    /// What becomes of the product.
+    pub heads: Heads,
 }
 
 /// What stands between a layer's input and its attention: norm, one product for queries, keys and values, norms of heads,
@@ -282,31 +342,27 @@ pub struct AttentionInput {
 /// If the columns are more than a `u32` counts.
 pub fn attention_input(input: AttentionInput) -> Result<Region> {
     let weight = 1 + input.norm.vectors();
-    let head_norms = weight + 1 + usize::from(input.bias);
-    let positions = head_norms + if input.head_norms.is_some() { 2 } else { 0 };
-    let caches = positions + if input.ropes.is_some() { 2 } else { 0 };
-    let mut body = Body::new(caches + 3);
+    let own = weight + 1 + usize::from(input.bias);
+    let mut body = Body::new(own + input.heads.operands());
     let normed = body.norm(input.norm);
     let product = body.linear(input.dtype, normed, weight, input.bias);
-    let mut heads = [0; 3];
-    let mut start = 0u32;
-    for (head, count) in heads.iter_mut().zip(input.columns) {
-        *head = body.call(Columns { start, count }, [Some(product)]);
-        start = start.checked_add(count).ok_or_else(|| {
-            Error::invalid("are more than a u32 counts").at("columns").in_op("attention_input")
-        })?;
-    }
-    let [mut query, mut key, value] = heads;
-    if let Some([query_norm, key_norm]) = input.head_norms {
-        query = body.call(query_norm, [query, head_norms].map(Some));
-        key = body.call(key_norm, [key, head_norms + 1].map(Some));
-    }
-    if let Some([query_rope, key_rope]) = input.ropes {
-        query = body.call(query_rope, [query, positions, positions + 1].map(Some));
-        key = body.call(key_rope, [key, positions, positions + 1].map(Some));
-    }
-    let written = body.call(KvWrite {}, [caches, caches + 1, key, value, caches + 2].map(Some));
-    body.finish("attention_input", [query, written, written + 1])
+    let results = body.heads(input.heads, product, own, "attention_input")?;
+    body.finish("attention_input", results)
+}
+
+/// Queries, keys and values over quantised activations: one product, norms of heads, rotation, and the write into the cache.
+///
+/// Operands `x, scales, weight, bias?, (query_norm, key_norm)?, (positions, inverse_frequencies)?, key_cache, value_cache, slots`;
+/// results `query, key_cache, value_cache`, the caches updated in place.
+///
+/// # Errors
+/// If the columns are more than a `u32` counts.
+pub fn linear_w8a8_heads(dtype: DType, bias: bool, heads: Heads) -> Result<Region> {
+    let own = 3 + usize::from(bias);
+    let mut body = Body::new(own + heads.operands());
+    let product = body.linear_w8a8(dtype, 0, bias);
+    let results = body.heads(heads, product, own, "linear_w8a8_heads")?;
+    body.finish("linear_w8a8_heads", results)
 }
 
 /// The region with a name whose body is that of `region`, if there is one.
@@ -335,36 +391,13 @@ pub fn named(region: &Region) -> Option<Region> {
         [norm, Op::Linear(linear), Op::GatedActivation(activation)] => {
             mlp_input(Norm::of(norm)?, linear.dtype, bias(1), *activation)
         }
-        [
-            norm,
-            Op::Linear(linear),
-            Op::Columns(query),
-            Op::Columns(key),
-            Op::Columns(value),
-            heads @ ..,
-            Op::KvWrite(_),
-        ] => {
-            let (head_norms, ropes) = match heads {
-                [] => (None, None),
-                [Op::RmsNorm(query), Op::RmsNorm(key)] => (Some([*query, *key]), None),
-                [Op::Rope(query), Op::Rope(key)] => (None, Some([*query, *key])),
-                [
-                    Op::RmsNorm(query_norm),
-                    Op::RmsNorm(key_norm),
-                    Op::Rope(query_rope),
-                    Op::Rope(key_rope),
-                ] => (Some([*query_norm, *key_norm]), Some([*query_rope, *key_rope])),
-                _ => return None,
-            };
-            attention_input(AttentionInput {
-                norm: Norm::of(norm)?,
-                dtype: linear.dtype,
-                bias: bias(1),
-                columns: [query.count, key.count, value.count],
-                head_norms,
-                ropes,
-            })
-        }
+        [Op::LinearW8A8(linear), heads @ ..] => linear_w8a8_heads(linear.dtype, has(0, 3), Heads::of(heads)?),
+        [norm, Op::Linear(linear), heads @ ..] => attention_input(AttentionInput {
+            norm: Norm::of(norm)?,
+            dtype: linear.dtype,
+            bias: bias(1),
+            heads: Heads::of(heads)?,
+        }),
         _ => return None,
     };
     known.ok().filter(|known| known == region)
