@@ -52,9 +52,7 @@ pub(super) fn cast(op: &Cast, call: &CallDesc) -> Result<Recipe> {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(columns).rows(x).rows(y);
-        // Who asks for a token finds out about it first: of many tokens a block takes a whole row.
-        let items = if rows < WHOLE_ROWS { columns } else { columns.min(THREADS) };
-        Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
+        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
     }))
 }
 
@@ -232,6 +230,8 @@ pub(super) fn embed(op: &Embed, call: &CallDesc) -> Result<Recipe> {
             .size(offset);
         let parameters =
             weight_words(parameters, places).size(places.map_or(0, |places| places.layout.rows)).rows(y);
-        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+        // A block has to read which token a row is before it reads anything of it: of many tokens it takes a whole row.
+        let items = if rows < WHOLE_ROWS { columns } else { columns.min(THREADS) };
+        Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
     }))
 }
