@@ -74,6 +74,12 @@ __device__ inline void copy_box_by(u64 policy, const TensorMap& map, u32 to, u64
         "[%0], [%1, {%3, %4, %5}], [%2], %6;"
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "l"(policy) : "memory");
 }
+__device__ inline void copy_box_by(u64 policy, const TensorMap& map, u32 to, u64& barrier, int x, int y, int z, int w, int v) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(policy) : "memory");
+}
 
 /* Counts through a ring. */
 template <int Stages> struct Place {

@@ -13,13 +13,15 @@
  * when no block needs it any more. Those add them up in the order of the inputs, so that the result does not depend on who comes
  * first.
  *
+ * Heads of queries, keys and values are finished here if both elements of their pairs are half a HEAD apart: the copy engine
+ * brings weights in an order in which those are 8 rows apart, where a lane has both.
+ *
  * Bytes: the weights, once; x once for each tile, from the L2. Floor: the weights over read bandwidth.
  *
  * Tried on an H200, and no better: x sent to clusters of two tiles at once; larger tiles of several warpgroups (2% for the gate
  * of a large model, slower elsewhere); blocks that begin at different inputs (x is cheapest when all want the same part of it);
  * clusters of four with a multiprocessor for each block (30 of them fit at a time, not 33); half the ring, so that the blocks of
- * the next product are there early (good for more than 132 blocks, slower for less); queries, keys and values finished here (no
- * faster with 32 rows, and with 128 their sines take longer than a kernel of their own).
+ * the next product are there early (good for more than 132 blocks, slower for less).
  * Measured figures: docs/src/performance/cuda.md.
  */
 /* Bytes of a row's inputs of a turn, of an input, and of 64 rows of a turn. */
@@ -33,6 +35,15 @@
 #define THREADS (CONSUMERS + 32)
 /* Bytes of sums of eight rows. */
 #define SUMS (PARTS * CONSUMERS * 16)
+/* How far apart the two outputs of a lane are, and those of a warp that are in a row. */
+#if EPILOGUE == HEADS
+#define SECOND (HEAD / 2)
+#define IN_A_ROW 8
+#define EARLY (PARTS * TOKENS <= 128)
+#else
+#define SECOND 8
+#define IN_A_ROW 16
+#endif
 
 /* `vacant`: no block of the cluster needs its ring any more, so sums may go there if they are not APART. `received`: they have arrived. */
 struct Barriers { u64 full[STAGES], free[STAGES], vacant, received; };
@@ -46,9 +57,12 @@ struct Scales {
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 
-/* A box of weights: turn, output. They are read once: first to leave the L2. */
+/* A box of weights: turn, first output. They are read once: first to leave the L2. */
 __device__ inline void copy_weights(const TensorMap& map, u32 to, u64& barrier, int turn, int output, u64 once) {
-#if INTEGERS
+#if EPILOGUE == HEADS
+    int in_turn = INTEGERS ? turn * (TURN / 16) : turn * TURN;
+    copy_box_by(once, map, to, barrier, INTEGERS ? 0 : in_turn, INTEGERS ? in_turn : 0, 0, output % HEAD / 8, output / HEAD);
+#elif INTEGERS
     copy_box_by(once, map, to, barrier, 0, turn * (TURN / 16), output / 8);
 #else
     copy_box_by(once, map, to, barrier, turn * TURN, output);
@@ -86,12 +100,15 @@ __device__ inline void multiply(Sum (&d)[TOKENS / 2], u64 weight, u64 x, int add
 __device__ inline int part_at(const Epilogue& e, int tile, int part) {
 #if EPILOGUE == GATED
     return part * (int)(e.outputs / 2) + tile * 64;
+#elif EPILOGUE == HEADS
+    int at = (tile * PARTS + part) * 64;
+    return at / HEAD * HEAD + at % HEAD / 2;
 #else
     return (tile * PARTS + part) * 64;
 #endif
 }
 
-/* Biases of two outputs of a lane, 8 apart, in each part. */
+/* Biases of two outputs of a lane in each part. */
 struct Biases {
     float of[PARTS][2];
 
@@ -100,7 +117,7 @@ struct Biases {
         for (int b = 0; b < PARTS; ++b) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                int at = part_at(e, tile, b) + output + h * 8;
+                int at = part_at(e, tile, b) + output + h * SECOND;
                 of[b][h] = at < (int)e.outputs ? or_else(e.bias, at, 0.0f) : 0.0f;
             }
         }
@@ -108,7 +125,7 @@ struct Biases {
 };
 
 #if INTEGERS
-/* Scales of two outputs of a lane, 8 apart, in each part. */
+/* Scales of two outputs of a lane in each part. */
 struct OutputScales {
     float of[PARTS][2];
 
@@ -117,7 +134,7 @@ struct OutputScales {
         for (int p = 0; p < PARTS; ++p) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                int at = part_at(e, tile, p) + output + h * 8;
+                int at = part_at(e, tile, p) + output + h * SECOND;
                 of[p][h] = at < (int)e.outputs ? widen(scales.outputs[at]) : 0.0f;
             }
         }
@@ -145,6 +162,76 @@ __device__ inline void read_added(const Epilogue& e, Added& added, int tile, int
     }
 #endif
 }
+
+#if EPILOGUE == HEADS
+/* Where rows stand in their sequences, and where they go. */
+struct Stands { int position[TOKENS], slot[TOKENS]; };
+
+/* Sines and cosines of two rows for a lane's pair, in each part. */
+struct Angles {
+    float sine[PARTS][2], cosine[PARTS][2];
+
+    /* `row` is the first of eight, `output` that of the lane in a part. */
+    __device__ inline void find(const Epilogue& e, const Stands& stands, int tile, int output, int row, int lane) {
+        const int queries = (int)e.query_heads, turned_heads = queries + (int)e.kv_heads;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            int at = part_at(e, tile, p), head = at / HEAD;
+            if (!ROPE || head >= turned_heads) continue;
+            float frequency = e.frequencies[at % HEAD + output], factor = head < queries ? e.query_scale : e.key_scale;
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                turn_quickly(__fmul_rn((float)stands.position[row + lane % 4 * 2 + k], frequency), sine[p][k], cosine[p][k]);
+                sine[p][k] *= factor;
+                cosine[p][k] *= factor;
+            }
+        }
+    }
+};
+
+/*
+ * Finishes sums of eight rows of heads: queries go to the result, keys and values to their slots. A lane has two rows of one
+ * element of its pair in d[..][0] and [1], and of the other in [2] and [3]; it writes two neighbours of one row.
+ */
+__device__ inline void finish_heads(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Angles& angles,
+                                    const Stands& stands, int tile, int first, int row, int rows, int lane) {
+    const int queries = (int)e.query_heads, turned_heads = queries + (int)e.kv_heads, all = turned_heads + (int)e.kv_heads;
+    int own = row + lane / 4, slot = stands.slot[own];
+    bool placed = slot >= 0 && slot < e.pages * e.slots, turned = !ROPE || stands.position[own] >= 0;
+    i64 page = (u32)slot / (u32)e.slots, in_page = (u32)slot % (u32)e.slots;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+        int output = part_at(e, tile, p) + first, head = output / HEAD, at = output % HEAD + lane % 4 * 2;
+        if (head >= all) break;
+        bool is_query = head < queries, is_value = head >= turned_heads;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) d[p][k] += biases.of[p][k / 2];
+        if (ROPE && !is_value) {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                float one = d[p][k], other = d[p][k + 2];
+                d[p][k] = one * angles.cosine[p][k] - other * angles.sine[p][k];
+                d[p][k + 2] = other * angles.cosine[p][k] + one * angles.sine[p][k];
+            }
+        }
+        CACHE* kept = is_value ? e.values + page * e.value_strides.page + (head - turned_heads) * e.value_strides.head +
+                                     in_page * e.value_strides.slot
+                               : e.keys + page * e.key_strides.page + (head - queries) * e.key_strides.head +
+                                     in_page * e.key_strides.slot;
+        Y* asked = e.y + own * e.y_row + head * HEAD;
+        bool written = own < rows && (is_query ? turned : placed && (is_value || turned));
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float a = d[p][h * 2], b = d[p][h * 2 + 1];
+            u32 both = is_query ? narrow<Y>(a).bits | (u32)narrow<Y>(b).bits << 16
+                                : narrow<CACHE>(a).bits | (u32)narrow<CACHE>(b).bits << 16;
+            both = transposed(both);
+            u32* to = is_query ? (u32*)(asked + at + h * SECOND) : (u32*)(kept + at + h * SECOND);
+            if (written) *to = both;
+        }
+    }
+}
+#endif
 
 /* Finishes sums of eight rows. A lane has two rows of an output in d[..][0] and [1], and of that 8 further on in [2] and [3]. */
 __device__ inline void finish(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Added& added, int tile,
@@ -215,6 +302,9 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #if INTEGERS
     __shared__ __align__(16) float row_scales[TOKENS];
 #endif
+#if EPILOGUE == HEADS
+    __shared__ Stands stands;
+#endif
     let_next_start();
     u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
     int tile = blockIdx.x / SPLIT, split = blockIdx.x % SPLIT, lane = threadIdx.x % 32;
@@ -271,13 +361,30 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     }
     await_previous();
     int rows = (int)extent.count();
-    /* The first of 16 outputs of a warp in a part. */
-    int own = threadIdx.x / 32 * 16;
+    /* The first output of a warp in a part. */
+    int own = threadIdx.x / 32 * IN_A_ROW;
     Biases biases(e, tile, own + lane / 4);
 #if INTEGERS
     OutputScales output_scales(e, scales, tile, own + lane / 4);
     /* Rows past the extent are there, and go nowhere. */
     if (threadIdx.x < TOKENS) row_scales[threadIdx.x] = (int)threadIdx.x < (int)extent.rows ? scales.rows[threadIdx.x] : 0.0f;
+#endif
+#if EPILOGUE == HEADS
+    if (threadIdx.x < TOKENS) {
+        bool there = (int)threadIdx.x < (int)extent.rows;
+        stands.position[threadIdx.x] = ROPE && there ? e.positions[threadIdx.x] : 0;
+        stands.slot[threadIdx.x] = there ? e.places[threadIdx.x] : -1;
+    }
+#endif
+#if EPILOGUE == HEADS
+    /* What each has read of the rows is there for all. */
+    asm volatile("bar.sync 1, " TEXT(CONSUMERS) ";" ::: "memory");
+    /* While the first inputs are on their way, if there are registers for it. */
+    Angles angles[EARLY ? OWN : 1];
+#pragma unroll
+    for (int i = 0; i < (EARLY ? OWN : 0); ++i) {
+        if (i * SPLIT + split < EIGHTS) angles[i].find(e, stands, tile, own + lane / 4, (i * SPLIT + split) * 8, lane);
+    }
 #endif
     /* Sums of eight rows from `row` on, as numbers. */
     auto number = [&](int row, float (&d)[PARTS][4], const Sum (&sums)[PARTS][4]) {
@@ -295,6 +402,15 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #endif
             }
         }
+    };
+    /* Finishes the eight rows from `row` on, which are number `i` of this block's. */
+    auto finish_eight = [&](float (&d)[PARTS][4], const Added& added, int i, int row) {
+#if EPILOGUE == HEADS
+        if (!EARLY) angles[0].find(e, stands, tile, own + lane / 4, row, lane);
+        finish_heads(e, d, biases, angles[EARLY ? i : 0], stands, tile, own, row, rows, lane);
+#else
+        finish(e, d, biases, added, tile, own, row, rows, lane);
+#endif
     };
     Sum sums[PARTS][TOKENS / 2];
     Place<STAGES> place, older;
@@ -317,7 +433,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             older.next();
         }
     }
-#if INTEGERS
+#if INTEGERS && EPILOGUE != HEADS
     /* The row scales of all are there. */
     asm volatile("bar.sync 1, " TEXT(CONSUMERS) ";" ::: "memory");
 #endif
@@ -336,7 +452,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             for (int i = 0; i < 4; ++i) own_sums[p][i] = sums[p][eight * 4 + i];
         }
         number(eight * 8, d, own_sums);
-        finish(e, d, biases, added, tile, own, eight * 8, rows, lane);
+        finish_eight(d, added, eight, eight * 8);
     }
 #else
     /* Eights of rows that are this block's to finish: numbers split, split + SPLIT, .. */
@@ -371,7 +487,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             }
         }
         number((i * SPLIT + split) * 8, d, all);
-        finish(e, d, biases, added[i], tile, own, (i * SPLIT + split) * 8, rows, lane);
+        finish_eight(d, added[i], i, (i * SPLIT + split) * 8);
     }
 #endif
 #else

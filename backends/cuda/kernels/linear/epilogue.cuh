@@ -116,6 +116,14 @@ __device__ inline void turn_ready(const Epilogue& e, const Rows& rows, Ready& r)
 }
 
 #if EPILOGUE == HEADS
+/* For results of 16 bits, to 2^-20: by the hardware's functions, of what is left when whole turns are taken away. */
+__device__ inline void turn_quickly(float angle, float& sine, float& cosine) {
+    float turns = rintf(angle * 0.15915494309189535f);
+    float rest = __fmaf_rn(turns, 1.7484556000744883e-7f, __fmaf_rn(turns, -6.2831854820251465f, angle));
+    asm("sin.approx.f32 %0, %1;" : "=f"(sine) : "f"(rest));
+    asm("cos.approx.f32 %0, %1;" : "=f"(cosine) : "f"(rest));
+}
+
 __device__ inline void place(const Epilogue& e, const Ready& r, i64 token, int output, float value) {
     int queries = (int)(e.query_heads * e.key_size), keys = (int)(e.kv_heads * e.key_size);
     bool unreal = ROPE && r.position < 0;

@@ -98,14 +98,6 @@ struct Added {};
 #endif
 
 #if EPILOGUE == HEADS
-/* For results of 16 bits, to 2^-20: by the hardware's functions, of what is left when whole turns are taken away. */
-__device__ inline void turn_quickly(float angle, float& sine, float& cosine) {
-    float turns = rintf(angle * 0.15915494309189535f);
-    float rest = __fmaf_rn(turns, 1.7484556000744883e-7f, __fmaf_rn(turns, -6.2831854820251465f, angle));
-    asm("sin.approx.f32 %0, %1;" : "=f"(sine) : "f"(rest));
-    asm("cos.approx.f32 %0, %1;" : "=f"(cosine) : "f"(rest));
-}
-
 /*
  * Writes two rows of heads of HEAD elements, 8 rows apart, queries to the result and keys and values to their slots. A lane has both
  * elements of its pairs, which are half a head apart, and the same pairs of all heads of the tile.

@@ -121,6 +121,8 @@ enum Way {
 pub(super) struct Batch {
     pub(super) spec: KernelSpec,
     way: Way,
+    /// The size of the heads that the product is made of, if they are finished too.
+    head: Option<usize>,
 }
 
 /// What a product reads and writes.
@@ -202,7 +204,7 @@ impl Planes<'_> {
             (cut.kernel(self)?, Way::Many(cut))
         };
         spec.defines.extend(epilogue);
-        Ok(Batch { spec, way })
+        Ok(Batch { spec, way, head: None })
     }
 }
 
@@ -217,8 +219,8 @@ pub(super) fn plan(
         Behind::Nothing | Behind::Activation(_) => (false, None),
         Behind::Sum(_, residual) => (false, Some(operand(call, residual)?)),
         Behind::Gate(op) if op.layout == GateLayout::Concatenated => (true, None),
-        Behind::Heads(_) if !ROWS.contains(&x.shape[0]) => (false, None),
-        Behind::Gate(_) | Behind::Heads(_) => return Ok(None),
+        Behind::Heads(_) => (false, None),
+        Behind::Gate(_) => return Ok(None),
     };
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
     let limited = match chain.behind {
@@ -231,18 +233,25 @@ pub(super) fn plan(
     if !planes.fit(machine) {
         return Ok(None);
     }
-    let mut defines = chain.defines(call)?;
+    let mut batch = planes.plan(chain.defines(call)?, machine)?;
     if let Behind::Heads(_) = chain.behind {
-        let cut = tiles::Cut::new(x.shape[0], weight.rows(), weight.columns(), false, machine.processors);
-        let fits = |size: &usize| {
-            cut.ordered && size.is_multiple_of(2 * tiles::ORDER) && cut.outputs.is_multiple_of(*size)
+        let fits = |size: &usize| match batch.way {
+            Way::Few(_) => {
+                let halves =
+                    chain.cache_type(call).is_ok_and(|cache| cache.bytes() == 2) && y.dtype.bytes() == 2;
+                halves && size.is_multiple_of(PART)
+            }
+            Way::Many(cut) => {
+                cut.ordered && size.is_multiple_of(2 * tiles::ORDER) && cut.outputs.is_multiple_of(*size)
+            }
         };
-        match chain.halves(call)?.filter(fits) {
-            Some(size) => defines.push(("HEAD", size.to_string())),
+        batch.head = chain.halves(call)?.filter(fits);
+        match batch.head {
+            Some(size) => batch.spec.defines.push(("HEAD", size.to_string())),
             None => return Ok(None),
         }
     }
-    planes.plan(defines, machine).map(Some)
+    Ok(Some(batch))
 }
 
 impl Batch {
@@ -286,6 +295,7 @@ impl Batch {
         };
         let x_map = map(x.address, rows, x.stride(0) * element, of_x)?;
         let weight_map = match self.way {
+            Way::Few(_) if let Some(head) = self.head => in_pairs(weight, bytes, head, integers)?,
             _ if integers => lines(weight, of_weight)?,
             Way::Many(cut) if cut.ordered => in_order(weight, bytes, of_weight)?,
             _ => map(weight.address(), weight.layout.rows, weight.layout.row_bytes, of_weight)?,
@@ -318,6 +328,24 @@ fn in_order(weight: &CudaWeight, bytes: u64, rows: usize) -> Result<TensorMap> {
         [TURN as u32, 2, 4, 4, (rows / tiles::ORDER) as u32],
         true,
     )
+}
+
+/// Rows of weights as heads are finished of [`PART`] of them: 8 of the first half of a head, then the 8 that are turned with
+/// them, which are half a head further on. Bytes are packed, and lie in lines of 8 rows.
+fn in_pairs(weight: &CudaWeight, bytes: u64, head: usize, integers: bool) -> Result<TensorMap> {
+    let row = weight.layout.row_bytes as u64;
+    let (half, heads) = ((head / 2) as u64, (weight.layout.rows / head) as u64);
+    let (eights, of_part) = (half / UNIT as u64, (PART / 2 / UNIT) as u32);
+    if integers {
+        let [line, lines] = [LINE as u64, row / LINE as u64];
+        let strides = [line, eights * row, row, 2 * eights * row];
+        let at_once = [LINE as u32, (TURN / LINE_INPUTS) as u32, 2, of_part, 1];
+        TensorMap::bytes(weight.address(), [line, lines, 2, eights, heads], strides, at_once, false)
+    } else {
+        let strides = [1, half, UNIT as u64, head as u64].map(|rows| rows * row);
+        let at_once = [TURN as u32, UNIT as u32, 2, of_part, 1];
+        TensorMap::bytes(weight.address(), [bytes, UNIT as u64, 2, eights, heads], strides, at_once, true)
+    }
 }
 
 /// Lines of packed bytes: a turn of so many rows at a time.

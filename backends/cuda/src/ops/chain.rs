@@ -430,6 +430,14 @@ impl Chain {
         Ok((fits && !self.norms_heads()).then_some(size))
     }
 
+    /// The element type of the caches that heads are kept in.
+    pub(super) fn cache_type(&self, call: &CallDesc) -> Result<DType> {
+        match self.behind {
+            Behind::Heads(heads) => Ok(operand(call, heads.caches[0])?.dtype),
+            _ => Err(Error::internal("no heads")),
+        }
+    }
+
     /// Whether heads are normed: then a tile does not know all it needs.
     pub(super) fn norms_heads(&self) -> bool {
         matches!(self.behind, Behind::Heads(Heads { norms: Some(_), .. }))
