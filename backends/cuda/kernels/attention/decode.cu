@@ -201,10 +201,10 @@ __device__ inline void quantise_row(const Arguments& a, const Bytes& bytes, int 
     for (int i = 0; i < OWN; ++i) {
         int at = (i * WARPS * 32 + threadIdx.x) * 8;
         if (at >= COLUMNS) break;
-        u32 words[2] = {};
+        float value[8];
 #pragma unroll
-        for (int k = 0; k < 8; ++k) words[k / 4] |= (u32)(quantise(Lanes<Q>::get(read[i], k), scale, inverse) & 255) << k % 4 * 8;
-        *(uint2*)(bytes.y + row * bytes.y_row + at) = make_uint2(words[0], words[1]);
+        for (int k = 0; k < 8; ++k) value[k] = Lanes<Q>::get(read[i], k);
+        *(uint2*)(bytes.y + row * bytes.y_row + at) = quantise_eight(value, scale, inverse);
     }
     if (threadIdx.x == 0) bytes.scales[row] = scale;
 }

@@ -6,7 +6,8 @@
  * of inputs at a time, into a ring of STAGES, by the bulk copy engine, swizzled by 128 bytes (weights of 8 bits lie in memory as
  * wgmma reads them: 8 outputs by 16 inputs are one line, see weight/packing.rs); a warpgroup multiplies, sums in registers.
  * Weights that are immutable are fetched before the kernels in front have finished: up to the whole ring, which for products of
- * few blocks is all the shared memory of a multiprocessor.
+ * few blocks is all the shared memory of a multiprocessor. They are asked for at a PACE that is little more than what memory gives:
+ * what the kernels in front still read would queue up behind all of it at once.
  *
  * Few outputs would leave multiprocessors idle, so SPLIT blocks, which are a cluster, share the inputs of a tile. At the end each
  * sends its sums to the blocks that finish them, 8 rows of x each in turn, into their shared memory: APART from the ring, or into it
@@ -33,13 +34,14 @@
 #define SLOT (W_BYTES + X_BYTES)
 #define CONSUMERS 128
 #define THREADS (CONSUMERS + 32)
+/* Clocks between requests for parts of a turn's weights ahead of the kernel's turn: 8 KiB of each of 132 blocks, at 1.98 GHz 7 TB/s. */
+#define PACE 300
 /* Bytes of sums of eight rows. */
 #define SUMS (PARTS * CONSUMERS * 16)
 /* How far apart the two outputs of a lane are, and those of a warp that are in a row. */
 #if EPILOGUE == HEADS
 #define SECOND (HEAD / 2)
 #define IN_A_ROW 8
-#define EARLY (PARTS * TOKENS <= 128)
 #else
 #define SECOND 8
 #define IN_A_ROW 16
@@ -167,25 +169,13 @@ __device__ inline void read_added(const Epilogue& e, Added& added, int tile, int
 /* Where rows stand in their sequences, and where they go. */
 struct Stands { int position[TOKENS], slot[TOKENS]; };
 
-/* Sines and cosines of two rows for a lane's pair, in each part. */
-struct Angles {
-    float sine[PARTS][2], cosine[PARTS][2];
+/* By how much a lane's pairs are turned from one position to the next, in each part. */
+struct Frequencies {
+    float of[PARTS];
 
-    /* `row` is the first of eight, `output` that of the lane in a part. */
-    __device__ inline void find(const Epilogue& e, const Stands& stands, int tile, int output, int row, int lane) {
-        const int queries = (int)e.query_heads, turned_heads = queries + (int)e.kv_heads;
+    __device__ Frequencies(const Epilogue& e, int tile, int output) {
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-            int at = part_at(e, tile, p), head = at / HEAD;
-            if (!ROPE || head >= turned_heads) continue;
-            float frequency = e.frequencies[at % HEAD + output], factor = head < queries ? e.query_scale : e.key_scale;
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                turn_quickly(__fmul_rn((float)stands.position[row + lane % 4 * 2 + k], frequency), sine[p][k], cosine[p][k]);
-                sine[p][k] *= factor;
-                cosine[p][k] *= factor;
-            }
-        }
+        for (int p = 0; p < PARTS; ++p) of[p] = ROPE ? e.frequencies[part_at(e, tile, p) % HEAD + output] : 0.0f;
     }
 };
 
@@ -193,7 +183,7 @@ struct Angles {
  * Finishes sums of eight rows of heads: queries go to the result, keys and values to their slots. A lane has two rows of one
  * element of its pair in d[..][0] and [1], and of the other in [2] and [3]; it writes two neighbours of one row.
  */
-__device__ inline void finish_heads(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Angles& angles,
+__device__ inline void finish_heads(const Epilogue& e, float (&d)[PARTS][4], const Biases& biases, const Frequencies& frequencies,
                                     const Stands& stands, int tile, int first, int row, int rows, int lane) {
     const int queries = (int)e.query_heads, turned_heads = queries + (int)e.kv_heads, all = turned_heads + (int)e.kv_heads;
     int own = row + lane / 4, slot = stands.slot[own];
@@ -207,11 +197,13 @@ __device__ inline void finish_heads(const Epilogue& e, float (&d)[PARTS][4], con
 #pragma unroll
         for (int k = 0; k < 4; ++k) d[p][k] += biases.of[p][k / 2];
         if (ROPE && !is_value) {
+            const float factor = is_query ? e.query_scale : e.key_scale;
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-                float one = d[p][k], other = d[p][k + 2];
-                d[p][k] = one * angles.cosine[p][k] - other * angles.sine[p][k];
-                d[p][k + 2] = other * angles.cosine[p][k] + one * angles.sine[p][k];
+                float sine, cosine, one = d[p][k], other = d[p][k + 2];
+                turn_quickly(__fmul_rn((float)stands.position[row + lane % 4 * 2 + k], frequencies.of[p]), sine, cosine);
+                d[p][k] = one * (factor * cosine) - other * (factor * sine);
+                d[p][k + 2] = other * (factor * cosine) + one * (factor * sine);
             }
         }
         CACHE* kept = is_value ? e.values + page * e.value_strides.page + (head - turned_heads) * e.value_strides.head +
@@ -311,6 +303,10 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     /* Turns of this block, and the first of them all that is its own. */
     int turns = ((int)inputs * INPUT + TURN - 1) / TURN, begin = turns * split / SPLIT;
     turns = turns * (split + 1) / SPLIT - begin;
+    const int ahead = turns < STAGES ? turns : STAGES;
+    auto fetch_rows = [&](int stage, int turn) {
+        copy_box(x_map, ring + stage * SLOT + W_BYTES, barriers.full[stage], (begin + turn) * TURN, 0);
+    };
 
     if (threadIdx.x == CONSUMERS) {
         for (int stage = 0; stage < STAGES; ++stage) {
@@ -339,13 +335,12 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
                     copy_weights(weight_map, to, barriers.full[stage], begin + turn, part_at(e, tile, p), once);
                 }
             };
-            auto fetch_rows = [&](int stage, int turn) {
-                copy_box(x_map, ring + stage * SLOT + W_BYTES, barriers.full[stage], (begin + turn) * TURN, 0);
-            };
-            int ahead = turns < STAGES ? turns : STAGES;
-            for (int turn = 0; turn < ahead; ++turn) fetch_weights(turn, turn);
+            const i64 start = clock64();
+            for (int turn = 0; turn < ahead; ++turn) {
+                while (immutable && clock64() - start < (i64)turn * (PARTS * PACE)) {}
+                fetch_weights(turn, turn);
+            }
             await_previous();
-            for (int turn = 0; turn < ahead; ++turn) fetch_rows(turn, turn);
             Place<STAGES> place;
             for (int turn = ahead; turn < turns; ++turn, place.next()) {
                 await(barriers.free[place.stage], place.phase);
@@ -360,31 +355,28 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
         return;
     }
     await_previous();
-    int rows = (int)extent.count();
+    /* The one that fetches may still be at its pace. */
+    if (threadIdx.x == 0) {
+        for (int turn = 0; turn < ahead; ++turn) fetch_rows(turn, turn);
+    }
+    const Extent::Asked said = extent.ask();
     /* The first output of a warp in a part. */
     int own = threadIdx.x / 32 * IN_A_ROW;
     Biases biases(e, tile, own + lane / 4);
 #if INTEGERS
     OutputScales output_scales(e, scales, tile, own + lane / 4);
-    /* Rows past the extent are there, and go nowhere. */
-    if (threadIdx.x < TOKENS) row_scales[threadIdx.x] = (int)threadIdx.x < (int)extent.rows ? scales.rows[threadIdx.x] : 0.0f;
 #endif
+    /*
+     * A row of x for each thread: its scale, where it stands and where it goes. Rows past the extent are there, and go nowhere. What is
+     * read here is left for all when the products are under way: whoever waits for it now keeps them waiting.
+     */
+    const bool has_row = threadIdx.x < TOKENS, is_row = has_row && (int)threadIdx.x < (int)extent.rows;
 #if EPILOGUE == HEADS
-    if (threadIdx.x < TOKENS) {
-        bool there = (int)threadIdx.x < (int)extent.rows;
-        stands.position[threadIdx.x] = ROPE && there ? e.positions[threadIdx.x] : 0;
-        stands.slot[threadIdx.x] = there ? e.places[threadIdx.x] : -1;
-    }
+    Frequencies frequencies(e, tile, own + lane / 4);
+    const int position = ROPE && is_row ? e.positions[threadIdx.x] : 0, slot = is_row ? e.places[threadIdx.x] : -1;
 #endif
-#if EPILOGUE == HEADS
-    /* What each has read of the rows is there for all. */
-    asm volatile("bar.sync 1, " TEXT(CONSUMERS) ";" ::: "memory");
-    /* While the first inputs are on their way, if there are registers for it. */
-    Angles angles[EARLY ? OWN : 1];
-#pragma unroll
-    for (int i = 0; i < (EARLY ? OWN : 0); ++i) {
-        if (i * SPLIT + split < EIGHTS) angles[i].find(e, stands, tile, own + lane / 4, (i * SPLIT + split) * 8, lane);
-    }
+#if INTEGERS
+    const float row_scale = is_row ? scales.rows[threadIdx.x] : 0.0f;
 #endif
     /* Sums of eight rows from `row` on, as numbers. */
     auto number = [&](int row, float (&d)[PARTS][4], const Sum (&sums)[PARTS][4]) {
@@ -402,15 +394,6 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #endif
             }
         }
-    };
-    /* Finishes the eight rows from `row` on, which are number `i` of this block's. */
-    auto finish_eight = [&](float (&d)[PARTS][4], const Added& added, int i, int row) {
-#if EPILOGUE == HEADS
-        if (!EARLY) angles[0].find(e, stands, tile, own + lane / 4, row, lane);
-        finish_heads(e, d, biases, angles[EARLY ? i : 0], stands, tile, own, row, rows, lane);
-#else
-        finish(e, d, biases, added, tile, own, row, rows, lane);
-#endif
     };
     Sum sums[PARTS][TOKENS / 2];
     Place<STAGES> place, older;
@@ -433,10 +416,27 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             older.next();
         }
     }
-#if INTEGERS && EPILOGUE != HEADS
-    /* The row scales of all are there. */
+    const int rows = (int)extent.count(said);
+#if INTEGERS
+    if (has_row) row_scales[threadIdx.x] = row_scale;
+#endif
+#if EPILOGUE == HEADS
+    if (has_row) {
+        stands.position[threadIdx.x] = position;
+        stands.slot[threadIdx.x] = slot;
+    }
+#endif
+#if INTEGERS || EPILOGUE == HEADS
     asm volatile("bar.sync 1, " TEXT(CONSUMERS) ";" ::: "memory");
 #endif
+    /* Finishes the eight rows from `row` on. */
+    auto finish_eight = [&](float (&d)[PARTS][4], const Added& added, int row) {
+#if EPILOGUE == HEADS
+        finish_heads(e, d, biases, frequencies, stands, tile, own, row, rows, lane);
+#else
+        finish(e, d, biases, added, tile, own, row, rows, lane);
+#endif
+    };
 #if SPLIT == 1
     products_wait<0>();
     hold_all(sums);
@@ -452,7 +452,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             for (int i = 0; i < 4; ++i) own_sums[p][i] = sums[p][eight * 4 + i];
         }
         number(eight * 8, d, own_sums);
-        finish_eight(d, added, eight, eight * 8);
+        finish_eight(d, added, eight * 8);
     }
 #else
     /* Eights of rows that are this block's to finish: numbers split, split + SPLIT, .. */
@@ -487,7 +487,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             }
         }
         number((i * SPLIT + split) * 8, d, all);
-        finish_eight(d, added[i], i, (i * SPLIT + split) * 8);
+        finish_eight(d, added[i], (i * SPLIT + split) * 8);
     }
 #endif
 #else

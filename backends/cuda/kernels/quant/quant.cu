@@ -194,10 +194,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
         for (int o = 0; o < OWN; ++o) {
             i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
             if (at >= columns) break;
-            u32 words[2] = {};
-#pragma unroll
-            for (int k = 0; k < 8; ++k) words[k / 4] |= (u32)(quantise(value[o][k], scale, inverse) & 255) << k % 4 * 8;
-            *(uint2*)(to + at) = make_uint2(words[0], words[1]);
+            *(uint2*)(to + at) = quantise_eight(value[o], scale, inverse);
         }
 #else
         const X* own = x + row * x_row;

@@ -25,10 +25,30 @@ __device__ inline int quantise(float value, float scale) {
 }
 
 /*
- * The same without a division, given about 1 / scale: up to 127 the product is within 4e-5 of the quotient, so both are rounded to the
- * same integer where the product is no closer than that to the middle of two. The others are divided, and what is not finite.
+ * Eight values as bytes, given about 1 / scale: up to 127 the product with it is within 4e-5 of the quotient, so both are rounded to
+ * the same integer where the product is no closer than that to the middle of two. So there is no division, and no branch for each,
+ * where all eight are far enough from it; else all are divided, as is what is not finite. The sum with 1.5 * 2^23 has the integer in
+ * its last bits.
  */
-__device__ inline int quantise(float value, float scale, float inverse) {
-    float q = value * inverse, integer = rintf(q);
-    return fabsf(q - integer) < 0.4999f ? (int)fminf(fmaxf(integer, -127.0f), 127.0f) : quantise(value, scale);
+__device__ inline uint2 quantise_eight(const float (&value)[8], float scale, float inverse) {
+    const float shift = 12582912.0f;
+    u32 bytes[8];
+    bool sure = true;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        float sum = __fmaf_rn(value[k], inverse, shift);
+        sure &= fabsf(__fmaf_rn(value[k], inverse, -__fadd_rn(sum, -shift))) < 0.4999f;
+        bytes[k] = __float_as_uint(sum);
+    }
+    if (!sure) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) bytes[k] = (u32)quantise(value[k], scale);
+    }
+    u32 words[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        u32 low = __byte_perm(bytes[h * 4], bytes[h * 4 + 1], 0x0040), high = __byte_perm(bytes[h * 4 + 2], bytes[h * 4 + 3], 0x0040);
+        words[h] = __byte_perm(low, high, 0x5410);
+    }
+    return make_uint2(words[0], words[1]);
 }
