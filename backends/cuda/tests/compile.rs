@@ -44,6 +44,10 @@ fn bounded(dtype: DType, shape: &[usize]) -> Operand {
     Some(OperandDesc::Tensor(TensorDesc::dense(dtype, shape).with_extent()))
 }
 
+fn format_of(name: &str) -> WeightFormat {
+    WeightFormat::from_name(name).unwrap()
+}
+
 fn weight(format: WeightFormat, shape: [usize; 2]) -> Operand {
     Some(OperandDesc::Weight(WeightType { format, shape: shape.to_vec() }))
 }
@@ -101,7 +105,7 @@ fn quantised_calls(dtype: DType) -> Vec<CallDesc> {
     }
     for rows in [1, 9, 40, 128, 300] {
         for (format, inputs) in [("int8", 1024), ("int8_f16", 100)] {
-            let w = weight(WeightFormat::from_name(format).unwrap(), [96, inputs]);
+            let w = weight(format_of(format), [96, inputs]);
             let x = [bounded(DType::I8, &[rows, inputs]), tensor(DType::F32, &[rows])];
             let with = |behind: Vec<Operand>| [x.to_vec(), vec![w.clone()], behind].concat();
             calls.push(call(LinearW8A8 { dtype: DType::F32 }, with(vec![None])));
@@ -113,6 +117,13 @@ fn quantised_calls(dtype: DType) -> Vec<CallDesc> {
                 region(well_known::linear_w8a8_activation(dtype, true, plain)),
                 with(vec![vector(96)]),
             ));
+            let rope = |heads| Rope { heads, pairing: RopePairing::Halves, scale: 1.0 };
+            let heads = Heads { columns: [128, 64, 64], head_norms: None, ropes: Some([rope(2), rope(1)]) };
+            let (w, cache) = (weight(format_of(format), [256, inputs]), tensor(dtype, &[4, 1, 16, 64]));
+            let places = || bounded(DType::I32, &[rows]);
+            let behind = [w, places(), tensor(DType::F32, &[32]), cache.clone(), cache, places()];
+            let region = region(well_known::linear_w8a8_heads(dtype, false, heads));
+            calls.push(call(region, [&x[..], &behind].concat()));
         }
     }
     for columns in [64, 99, 14_336] {

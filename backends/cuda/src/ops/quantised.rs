@@ -143,3 +143,65 @@ pub fn quantised_kernel(attention: &KernelSpec, blocks: usize) -> KernelSpec {
     }
     kernel
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dsrun_core::{
+        DType, TensorDesc,
+        kernels::OperandDesc,
+        op::{AttentionMask, PagedAttention, QuantPerToken},
+    };
+    use rstest::rstest;
+
+    fn call(op: impl Into<Op>, operands: Vec<Option<OperandDesc>>) -> CallDesc {
+        let mut call = CallDesc { op: op.into(), operands, results: Vec::new(), comm: None };
+        let inferred = call.op.infer(&call.operand_types()).unwrap();
+        call.results = inferred
+            .iter()
+            .map(|result| TensorDesc::dense(result.dtype, &result.resolve(&|_| None).unwrap()))
+            .collect();
+        call
+    }
+
+    /// Attention of so many sequences, 8 KV heads of 128, and what quantises so many columns.
+    fn calls(sequences: usize, group: usize, columns: usize) -> [CallDesc; 2] {
+        let tensor = |dtype, shape: &[usize]| Some(OperandDesc::Tensor(TensorDesc::dense(dtype, shape)));
+        let words = || tensor(DType::I32, &[sequences]);
+        let query = tensor(DType::BF16, &[sequences, 8 * group * 128]);
+        let cache = || tensor(DType::BF16, &[64, 8, 16, 128]);
+        let attention = PagedAttention {
+            query_heads: 8 * group as u32,
+            kv_heads: 8,
+            scale: 0.1,
+            softcap: 0.0,
+            window: 0,
+            mask: AttentionMask::Causal,
+        };
+        let (table, work) = (tensor(DType::I32, &[sequences, 4]), tensor(DType::I32, &[0]));
+        let operands =
+            vec![query, cache(), cache(), words(), words(), words(), table, work, None, None, None];
+        [call(attention, operands), call(QuantPerToken {}, vec![tensor(DType::BF16, &[sequences, columns])])]
+    }
+
+    #[rstest]
+    #[case::many_sequences(32, 4, 4096, Some("8"))]
+    #[case::other_columns(32, 4, 2048, None)]
+    #[case::keys_are_split(2, 4, 4096, None)]
+    #[case::rows_too_long(32, 16, 16_384, None)]
+    fn attention_that_quantises_is_foreseen(
+        #[case] sequences: usize,
+        #[case] group: usize,
+        #[case] columns: usize,
+        #[case] blocks: Option<&str>,
+    ) {
+        let machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
+        let kernels = foreseen(&calls(sequences, group, columns), &machine);
+        let found: Vec<_> = kernels
+            .iter()
+            .flat_map(|kernel| kernel.defines.iter().filter(|(name, _)| *name == "QUANTISED"))
+            .map(|(_, value)| value.as_str())
+            .collect();
+        assert_eq!(found, Vec::from_iter(blocks));
+    }
+}
