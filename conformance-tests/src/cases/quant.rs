@@ -347,8 +347,9 @@ fn add_case(dtype: DType, plane: Plane, outputs: Option<usize>) -> Case {
     Case::new(plane.id, CallCase::new(op, operands, vec![expected]))
 }
 
-/// Label, rows and inputs, heads as those of `attention_input`, layout. The last five are of a step of some sequences, from few
-/// outputs to many, whose heads a device may finish in the tiles of the product.
+/// Label, rows and inputs, heads as those of `attention_input`, layout. The last five are of a step of some sequences: the first with
+/// a cache wider than the results, the second with rows at odd places, and three, from few outputs to many, whose heads a device may
+/// finish in the tiles of the product.
 const HEADS: &[(&str, HeadsOf)] = &[
     ("no_rows", ([0, 64], [2, 1, 16, 8], PLAIN)),
     ("one_row", ([1, 96], [3, 1, 64, 32], PLAIN)),

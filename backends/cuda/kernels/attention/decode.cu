@@ -120,8 +120,8 @@ __device__ inline int live_splits(int units, int splits) {
 }
 
 /*
- * Has the L2 fetch the first AHEAD units of each warp while the kernel in front still runs: what makes heads of a product leaves
- * memory idle. Lengths and pages may be of the past here, as a kernel in front may write them: so they are read past the L1, where
+ * Has the L2 fetch the first AHEAD units of each warp while the kernel in front still runs: one that only makes heads of a product
+ * leaves memory idle. Lengths and pages may be of the past here, as a kernel in front may write them: so they are read past the L1, where
  * they would stay, say nothing but what to fetch, and pages are checked. Only the FIRST blocks can be there before their turn.
  */
 __device__ inline void fetch_ahead(const Arguments& a, int splits) {

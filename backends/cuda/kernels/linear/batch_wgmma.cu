@@ -6,8 +6,8 @@
  * of inputs at a time, into a ring of STAGES, by the bulk copy engine, swizzled by 128 bytes (weights of 8 bits lie in memory as
  * wgmma reads them: 8 outputs by 16 inputs are one line, see weight/packing.rs); a warpgroup multiplies, sums in registers.
  * Weights that are immutable are fetched before the kernels in front have finished: up to the whole ring, which for products of
- * few blocks is all the shared memory of a multiprocessor. They are asked for at a PACE that is little more than what memory gives:
- * what the kernels in front still read would queue up behind all of it at once.
+ * few blocks is all the shared memory of a multiprocessor. They are asked for at a PACE that is above what memory gives, yet of
+ * its order: what the kernels in front still read would queue up behind all of it at once.
  *
  * Few outputs would leave multiprocessors idle, so SPLIT blocks, which are a cluster, share the inputs of a tile. At the end each
  * sends its sums to the blocks that finish them, 8 rows of x each in turn, into their shared memory: APART from the ring, or into it

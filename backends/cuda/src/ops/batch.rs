@@ -235,12 +235,9 @@ pub(super) fn plan(
     }
     let mut batch = planes.plan(chain.defines(call)?, machine)?;
     if let Behind::Heads(_) = chain.behind {
+        let halves = [chain.cache_type(call)?, y.dtype].iter().all(|dtype| dtype.bytes() == 2);
         let fits = |size: &usize| match batch.way {
-            Way::Few(_) => {
-                let halves =
-                    chain.cache_type(call).is_ok_and(|cache| cache.bytes() == 2) && y.dtype.bytes() == 2;
-                halves && size.is_multiple_of(PART)
-            }
+            Way::Few(_) => halves && size.is_multiple_of(PART),
             Way::Many(cut) => {
                 cut.ordered && size.is_multiple_of(2 * tiles::ORDER) && cut.outputs.is_multiple_of(*size)
             }
