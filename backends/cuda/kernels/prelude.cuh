@@ -185,6 +185,16 @@ __device__ inline float block_sum(float x) {
 }
 
 /*
+ * Counts a block in at a counter and returns how many were counted before. What this warp wrote before is visible to the block
+ * that finds itself the last, once that block has passed a __threadfence(). The caller need not look at the result at once.
+ */
+__device__ inline u32 count_slice(u32* counter) {
+    u32 before;
+    asm volatile("atom.release.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
+/*
  * Programmatic dependent launch, from sm_90 on. A kernel lets the next one start at once, which then may do what depends on
  * nothing (set up, read weights that never change), and waits until the one before has finished and its writes are visible.
  *

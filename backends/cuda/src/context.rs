@@ -3,7 +3,7 @@
 use crate::{
     blas::Blas,
     compiler::{Cache, Compiler},
-    fault,
+    fault::{self, WaitRecord},
     launch::Function,
     memory::{Account, Size, shortage},
     recent::Recent,
@@ -73,6 +73,7 @@ pub(crate) struct Context {
     loaded: Mutex<Vec<RawModule>>,
     blas: OnceLock<Result<Blas>>,
     lost: OnceLock<String>,
+    waits: WaitRecord,
     /// What was enqueued on any stream.
     pub(crate) recent: Recent,
 }
@@ -112,6 +113,7 @@ impl Context {
             let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
             fault::check(sys::cuEventCreate(&raw mut fence, flags), "making an event")?;
         }
+        let waits = WaitRecord::new()?;
         Ok(Arc::new(Self {
             device,
             driver,
@@ -128,6 +130,7 @@ impl Context {
             loaded: Mutex::default(),
             blas: OnceLock::new(),
             lost: OnceLock::new(),
+            waits,
             recent: Recent::default(),
         }))
     }
@@ -154,7 +157,7 @@ impl Context {
         let error = fault::error(status, what);
         if fault::stays(status) {
             // It need not be what is being done now that went wrong.
-            let message = format!("{}{}", error.message(), self.recent);
+            let message = format!("{}{}{}", error.message(), self.waits, self.recent);
             let _ = self.lost.set(message.clone());
             return Err(Error::new(error.code(), message));
         }
@@ -388,6 +391,7 @@ impl Context {
         let status = unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
         self.check_with(status, || format!("finding kernel {spec}"))?;
         self.prepare(spec, function)?;
+        self.tell_wait_record(spec, module)?;
         let overlaps = !spec.together
             && self.machine.capability >= 90
             && self.driver >= OVERLAPPING_DRIVER
@@ -423,6 +427,25 @@ impl Context {
     }
 }
 
+impl Context {
+    /// Tells a module where its kernels record a wait that gave up, if they wait for other blocks.
+    fn tell_wait_record(&self, spec: &KernelSpec, module: CUmodule) -> Result<()> {
+        let (mut variable, mut bytes) = (0, 0);
+        // SAFETY: the module was just loaded; the pointers are to places of the right type, the name is terminated.
+        let found = unsafe {
+            sys::cuModuleGetGlobal_v2(&raw mut variable, &raw mut bytes, module, c"wait_record".as_ptr())
+        };
+        if found == CUresult::CUDA_ERROR_NOT_FOUND {
+            return Ok(());
+        }
+        self.check_with(found, || format!("setting up kernel {spec}"))?;
+        let pointer = self.waits.pointer;
+        // SAFETY: the variable holds one pointer.
+        let status = unsafe { sys::cuMemcpyHtoD_v2(variable, (&raw const pointer).cast(), size_of::<u64>()) };
+        self.check_with(status, || format!("setting up kernel {spec}"))
+    }
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         if self.enter_anyway().is_err() {
@@ -438,6 +461,7 @@ impl Drop for Context {
             sys::cuStreamDestroy_v2(self.memory_stream.0);
             sys::cuMemPoolDestroy(self.pool.0);
             self.blas.take();
+            self.waits.free();
             sys::cuDevicePrimaryCtxRelease_v2(self.device);
         }
     }

@@ -1,8 +1,9 @@
-//! CUDA's errors as ours.
+//! CUDA's errors as ours, and the record that a kernel leaves when a wait of its gives up.
 
+use crate::context::Raw;
 use cudarc::driver::sys::{self, CUresult};
 use dsrun_core::{Code, Error};
-use std::ffi::CStr;
+use std::{ffi::CStr, fmt, ptr};
 
 /// What a status means for the caller.
 fn code(status: CUresult) -> Code {
@@ -46,7 +47,7 @@ pub(crate) fn stays(status: CUresult) -> bool {
 
 /// The error for a status that is not success; `what` says what was being done. The driver must be present.
 pub(crate) fn error(status: CUresult, what: &str) -> Error {
-    let mut text = std::ptr::null();
+    let mut text = ptr::null();
     // SAFETY: `text` is a place for a pointer to a string that lives as long as the driver.
     let known = unsafe { sys::cuGetErrorString(status, &raw mut text) } == CUresult::CUDA_SUCCESS;
     let text = match known && !text.is_null() {
@@ -62,5 +63,53 @@ pub(crate) fn check(status: CUresult, what: &str) -> dsrun_core::Result<()> {
     match status {
         CUresult::CUDA_SUCCESS => Ok(()),
         status => Err(error(status, what)),
+    }
+}
+
+/// Pinned memory in which a kernel says which wait it gave up, before it faults: `kernels/waits.cuh`.
+pub(crate) struct WaitRecord {
+    host: Raw<[u64; 2]>,
+    /// Where the device sees it.
+    pub(crate) pointer: u64,
+}
+
+impl WaitRecord {
+    /// An empty record. A context must be current.
+    pub(crate) fn new() -> dsrun_core::Result<Self> {
+        let (mut host, mut pointer) = (ptr::null_mut(), 0);
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the pointers are to places of the right type; the memory is as long as it is said to be, and is written
+        // only if it was allocated.
+        unsafe {
+            let status = sys::cuMemHostAlloc(&raw mut host, size_of::<[u64; 2]>(), flags);
+            check(status, "pinning host memory")?;
+            ptr::write_bytes(host.cast::<u64>(), 0, 2);
+            let status = sys::cuMemHostGetDevicePointer_v2(&raw mut pointer, host, 0);
+            if let Err(error) = check(status, "mapping pinned memory") {
+                sys::cuMemFreeHost(host);
+                return Err(error);
+            }
+        }
+        Ok(Self { host: Raw(host.cast()), pointer })
+    }
+
+    /// Frees the memory. No kernel that knows of it may run any more.
+    pub(crate) fn free(&self) {
+        // SAFETY: allocated by `new`; the owner frees it once.
+        unsafe { sys::cuMemFreeHost(self.host.0.cast()) };
+    }
+}
+
+/// An appendix to a message; nothing if no wait was given up.
+impl fmt::Display for WaitRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // SAFETY: the memory lives as long as the record is used; the device writes it at most once, whole words at a time.
+        let [name, block] = unsafe { ptr::read_volatile(self.host.0) };
+        if name == 0 {
+            return Ok(());
+        }
+        let letters = name.to_le_bytes();
+        let letters = letters.split(|letter| *letter == 0).next().unwrap_or_default();
+        write!(f, "; block {block} gave up waiting for `{}` of another block", letters.escape_ascii())
     }
 }

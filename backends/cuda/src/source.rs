@@ -49,6 +49,7 @@ const UNITS: &[Unit] = &[
     unit!(
         "decoder/layers.cu",
         "mma.cuh",
+        "waits.cuh",
         "linear/digits.cuh",
         "decoder/model.cuh",
         "decoder/exchange.cuh",

@@ -117,7 +117,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
         bool again = asked;
         if (!asked) {
             bool all;
-            u32 reads = 0;
+            u32 polls = 0;
             do {
                 all = true;
 #pragma unroll
@@ -131,14 +131,14 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
                         }
                     }
                 }
-                be_patient(reads);
+                count_poll(polls, wait_name("query"));
             } while (!all);
             asked = true;
         }
         if (own >= 0 && own < UNIT) {
             /* The lanes that have the token's own key and value; mostly these are there when the query is. */
             bool has_key = group == own % 8, has_value = part == own % 8 / 2;
-            u32 reads = 0;
+            u32 polls = 0;
             while (true) {
                 bool missing = false;
 #pragma unroll
@@ -168,7 +168,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
                         if (2 * part + i % 2 + i / 2 * 8 == own && at < HEAD) value[block][i] = load_fresh(value_row + at);
                     }
                 }
-                be_patient(reads);
+                count_poll(polls, wait_name("own key"));
             }
         }
         float scores[2][4] = {}, others[2][4] = {};

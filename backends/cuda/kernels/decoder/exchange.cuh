@@ -45,12 +45,6 @@ __device__ inline u32 largest_word(const Vector& v) {
     return larger_of(larger_of(v.word[0], v.word[1]), larger_of(v.word[2], v.word[3]));
 }
 
-/* A fault is better than a launch that never ends: a write to nowhere. Where there is a trap, the compiler does not use registers
- * that `setmaxnreg` brings. */
-__device__ inline void be_patient(u32& reads) {
-    if (++reads > PATIENCE) asm volatile("st.global.u32 [%0], %1;" :: "l"(0ull), "r"(reads) : "memory");
-}
-
 __device__ inline X load_fresh_one(const X* from) {
     X value;
     asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(value.bits) : "l"(from));

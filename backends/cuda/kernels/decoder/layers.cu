@@ -188,7 +188,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
 #endif
             if (P == OUTPUT || P == DOWN) {
                 if (P == DOWN || l > 0) {
-                    for (u32 reads = 0; residual.bits == 0xffffu; be_patient(reads)) residual = load_fresh_one(before + low);
+                    for (u32 polls = 0; residual.bits == 0xffffu; count_poll(polls, wait_name("residual"))) residual = load_fresh_one(before + low);
                 }
                 X y = narrow<X>(widen(residual) + p.alpha * (a + add_low));
                 if (!ended && leaves) leave(to, y);

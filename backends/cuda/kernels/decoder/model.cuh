@@ -25,9 +25,6 @@
 /* Splits that are read together, and vectors. */
 #define SPLITS_AT_ONCE (HEADS * HEAD <= 1024 ? 6 : 3)
 #define VECTORS_AT_ONCE 4
-/* Reads of something that never comes: seconds. */
-#define PATIENCE (1u << 24)
-
 struct Strides { i64 page, head, slot; };
 
 /* What differs from layer to layer. */

@@ -130,7 +130,7 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
     for (int o = 0; o < OWN; ++o) {
         int at = (threadIdx.x + o * MULTIPLIERS) * TOGETHER;
         /* What was there before this launch may be anything. */
-        for (u32 reads = 0; !there && lacks(own[o]); be_patient(reads)) own[o] = load_some(x + at);
+        for (u32 polls = 0; !there && lacks(own[o]); count_poll(polls, wait_name("token"))) own[o] = load_some(x + at);
     }
     float mean = 0.0f, rest = 0.0f, squares = 0.0f;
 #if NORM == 2
@@ -209,7 +209,7 @@ template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {
             own[o] = Vector{};
             if (at < COUNT) own[o] = load_fresh(x + at);
         }
-        u32 reads = 0;
+        u32 polls = 0;
         bool all;
         do {
             all = true;
@@ -220,7 +220,7 @@ template <int COUNT> __device__ inline void stage_plain(const X* x, u8* to) {
                     own[o] = load_fresh(x + base + o * MULTIPLIERS * 8);
                 }
             }
-            be_patient(reads);
+            count_poll(polls, wait_name("operand"));
         } while (!all);
 #pragma unroll
         for (int o = 0; o < VECTORS_AT_ONCE; ++o) {
@@ -243,7 +243,7 @@ __device__ inline uint2 merge_four(const float* partial, int live, int at) {
     for (int base = 0; base < live; base += SPLITS_AT_ONCE) {
         Vector part[SPLITS_AT_ONCE];
         float2 amount[SPLITS_AT_ONCE];
-        u32 reads = 0, missing;
+        u32 polls = 0, missing;
         do {
             missing = 0;
 #pragma unroll
@@ -260,7 +260,7 @@ __device__ inline uint2 merge_four(const float* partial, int live, int at) {
                 missing = larger_of(missing, largest_word(part[s]));
                 missing = larger_of(missing, larger_of(__float_as_uint(amount[s].x), __float_as_uint(amount[s].y)));
             }
-            be_patient(reads);
+            count_poll(polls, wait_name("splits"));
         } while (missing == ~0u);
         float before = largest;
 #pragma unroll

@@ -12,9 +12,10 @@
  * agree, so a lane's 16 consecutive bytes of a row are the fragments of two products. Every second row of a piece has its
  * halves swapped, and rows of activations are 64 bytes more than a multiple of 128 apart: then 8 lanes meet no bank twice.
  *
- * With SLICES > 1 blocks leave their sums in scratch memory, and go on. One of them comes back to them, some tiles later, and
- * adds them up in the order of the slices. It waits for the others if it must: all blocks are there, as there are no more
- * than multiprocessors, and none waits before it has left its own.
+ * With SLICES > 1 a block writes its partial sums to scratch memory and counts itself at the tile's counter. The block that
+ * counts last adds up all slices, in the order of the slices, so the result does not depend on which block that is. It looks
+ * at the count one tile later, when the answer has arrived. No block ever waits for another, so the kernel makes progress
+ * however few of its blocks are resident beside other work on the device.
  *
  * What depends on nothing is done before the kernels in front have finished: the rings are filled (unless weights may
  * change), so memory is kept busy between kernels. With PACED, where attention of one token is in front, a warp has two pieces
@@ -120,35 +121,31 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
     const u8* own_x = activations + group * X_PITCH + part * 16;
     const u8* low = ring + group * (PIECE * 2);
 #if SLICES > 1
-    /* The tile whose sums this warp will come back to, and which of its pairs. */
-    int later = -1, later_item = 0;
-    auto come_back = [&]() {
-        if (later < 0) return;
-        u32* counter = counters + later * ITEM_WARPS + later_item / 32;
-        if (lane == 0) {
-            u32 arrived;
-            do {
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(counter) : "memory");
-            } while (arrived != SLICES);
-            *counter = 0;
-        }
-        __syncwarp();
-        int token = later_item / 8;
-        if (later_item < ITEMS && token < tokens) {
-            Rows rows = rows_of(e, later);
-            Ready ready = get_ready(e, rows, later_item % 8, token);
-            turn_ready(e, rows, ready);
-            const float2* from = (const float2*)scratch + (i64)later * SLICES * ITEMS + later_item;
-            float a = 0.0f, b = 0.0f;
+    /* The tile that this warp counted itself at, its pair, and how many slices had been counted before. */
+    int counted = -1, counted_item = 0;
+    u32 before = 0;
+    /* If this slice was the last of that tile, adds up all of them. */
+    auto reduce_if_last = [&]() {
+        if (counted < 0) return;
+        int tile = counted;
+        counted = -1;
+        if (__shfl_sync(0xffffffffu, before, 0) != SLICES - 1) return;
+        __threadfence();
+        if (lane == 0) counters[tile * ITEM_WARPS + counted_item / 32] = 0;
+        int token = counted_item / 8;
+        if (counted_item >= ITEMS || token >= tokens) return;
+        Rows rows = rows_of(e, tile);
+        Ready ready = get_ready(e, rows, counted_item % 8, token);
+        turn_ready(e, rows, ready);
+        const float2* from = (const float2*)scratch + (i64)tile * SLICES * ITEMS + counted_item;
+        float a = 0.0f, b = 0.0f;
 #pragma unroll
-            for (int other = 0; other < SLICES; ++other) {
-                float2 its = __ldcg(from + other * ITEMS);
-                a += its.x;
-                b += its.y;
-            }
-            conclude(e, rows, ready, token, a, b);
+        for (int other = 0; other < SLICES; ++other) {
+            float2 its = __ldcg(from + other * ITEMS);
+            a += its.x;
+            b += its.y;
         }
-        later = -1;
+        conclude(e, rows, ready, token, a, b);
     };
 #endif
     for (int tile = first; tile < tiles; tile += groups, ++turn) {
@@ -217,20 +214,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
 #if SLICES == 1
         if (finishes && token < tokens) conclude(e, rows, ready, token, a, b);
 #else
-        come_back();
+        reduce_if_last();
         if (item < ITEMS) __stcg((float2*)scratch + ((i64)tile * SLICES + slice) * ITEMS + item, make_float2(a, b));
         __syncwarp();
-        if (lane == 0) {
-            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counters + tile * ITEM_WARPS + item / 32) : "memory");
-        }
-        if (turn % SLICES == slice) {
-            later = tile;
-            later_item = item;
-        }
+        if (lane == 0) before = count_slice(counters + tile * ITEM_WARPS + item / 32);
+        counted = tile;
+        counted_item = item;
 #endif
     }
 #if SLICES > 1
-    come_back();
+    reduce_if_last();
 #endif
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif

@@ -3,8 +3,8 @@
  * y = f(norm(x) W^T + b) for activations of f16 or bf16, and with DIGITS 1 y = f((x W^T) * scale of the row + b) for signed bytes.
  *
  * The plan is that of band.cu: a tile is 16 outputs by all tokens, blocks stay, teams of SPLIT warps take turns at tiles, and the
- * warps of a team at pieces of the inputs; they add up in shared memory, and with SLICES > 1 blocks share a tile through
- * scratch memory. What differs is the weights. A step is 16 rows by 64 bytes, and a piece two steps: 128 or 256 inputs, 2 KiB. 8
+ * warps of a team at pieces of the inputs; they add up in shared memory, and with SLICES > 1 the block that
+ * is the last of a tile adds up the slices from scratch memory; none waits for another. What differs is the weights. A step is 16 rows by 64 bytes, and a piece two steps: 128 or 256 inputs, 2 KiB. 8
  * rows by 16 bytes are one line of 128 bytes in memory, so a piece is two runs of 1 KiB, copied into a ring of the warp's own with
  * the numbers of its groups. (Lanes that copied the very bytes they multiply, a quarter of four lines at a time, came to 2.1 TB/s.)
  * Rows of a line change places by which line it is: then 8 lanes meet no bank twice, copying or reading.
@@ -179,47 +179,43 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     /* Where row `i` of a piece's 16 is, for this lane. */
     auto place_of = [&](int i) { return i / 8 * 1024 + lane % 4 * 128 + (i % 8 ^ lane % 4 * 2) * 16; };
 #if SLICES > 1
-    /* The tile whose sums this warp will come back to, and which of its pairs. */
-    int later = -1, later_item = 0;
-    auto come_back = [&]() {
-        if (later < 0) return;
-        u32* counter = counters + later * ITEM_WARPS + later_item / 32;
-        if (lane == 0) {
-            u32 arrived;
-            do {
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(counter) : "memory");
-            } while (arrived != SLICES);
-            *counter = 0;
-        }
-        __syncwarp();
-        int token = later_item / 8;
-        if (later_item < ITEMS && token < tokens) {
-            Rows rows = rows_of(e, later);
-            Ready ready = get_ready(e, rows, later_item % 8, token);
-            turn_ready(e, rows, ready);
-            const float2* from = (const float2*)scratch + (i64)later * SLICES * ITEMS + later_item;
+    /* The tile that this warp counted itself at, its pair, and how many slices had been counted before. */
+    int counted = -1, counted_item = 0;
+    u32 before = 0;
+    /* If this slice was the last of that tile, adds up all of them: see band.cu. */
+    auto reduce_if_last = [&]() {
+        if (counted < 0) return;
+        int tile = counted;
+        counted = -1;
+        if (__shfl_sync(0xffffffffu, before, 0) != SLICES - 1) return;
+        __threadfence();
+        if (lane == 0) counters[tile * ITEM_WARPS + counted_item / 32] = 0;
+        int token = counted_item / 8;
+        if (counted_item >= ITEMS || token >= tokens) return;
+        Rows rows = rows_of(e, tile);
+        Ready ready = get_ready(e, rows, counted_item % 8, token);
+        turn_ready(e, rows, ready);
+        const float2* from = (const float2*)scratch + (i64)tile * SLICES * ITEMS + counted_item;
 #if DIGITS == 1
-            Own own = get_own(rows, later_item % 8, token);
-            int a = 0, b = 0;
+        Own own = get_own(rows, counted_item % 8, token);
+        int a = 0, b = 0;
 #pragma unroll
-            for (int other = 0; other < SLICES; ++other) {
-                float2 its = __ldcg(from + other * ITEMS);
-                a += __float_as_int(its.x);
-                b += __float_as_int(its.y);
-            }
-            conclude(e, rows, ready, token, (float)a * own.scale[0], (float)b * own.scale[1]);
-#else
-            float a = 0.0f, b = 0.0f;
-#pragma unroll
-            for (int other = 0; other < SLICES; ++other) {
-                float2 its = __ldcg(from + other * ITEMS);
-                a += its.x;
-                b += its.y;
-            }
-            conclude(e, rows, ready, token, a, b);
-#endif
+        for (int other = 0; other < SLICES; ++other) {
+            float2 its = __ldcg(from + other * ITEMS);
+            a += __float_as_int(its.x);
+            b += __float_as_int(its.y);
         }
-        later = -1;
+        conclude(e, rows, ready, token, (float)a * own.scale[0], (float)b * own.scale[1]);
+#else
+        float a = 0.0f, b = 0.0f;
+#pragma unroll
+        for (int other = 0; other < SLICES; ++other) {
+            float2 its = __ldcg(from + other * ITEMS);
+            a += its.x;
+            b += its.y;
+        }
+        conclude(e, rows, ready, token, a, b);
+#endif
     };
 #endif
     u64* barriers = all_barriers[team];
@@ -272,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 #endif
         }
 #else
-        come_back();
+        reduce_if_last();
         if (item < ITEMS) {
 #if DIGITS == 1
             float2 both = make_float2(__int_as_float(a), __int_as_float(b));
@@ -282,13 +278,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
             __stcg((float2*)scratch + ((i64)tile * SLICES + slice) * ITEMS + item, both);
         }
         __syncwarp();
-        if (lane == 0) {
-            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counters + tile * ITEM_WARPS + item / 32) : "memory");
-        }
-        if (turn % SLICES == slice) {
-            later = tile;
-            later_item = item;
-        }
+        if (lane == 0) before = count_slice(counters + tile * ITEM_WARPS + item / 32);
+        counted = tile;
+        counted_item = item;
 #endif
     };
     for (int tile = first; tile < tiles; tile += groups, ++turn) {
@@ -326,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
         finish(tile, turn - 1);
     }
 #if SLICES > 1
-    come_back();
+    reduce_if_last();
 #endif
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
