@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use std::{
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -381,6 +381,19 @@ static FAULTS: &[Fault] = &[
         Err(Error::new(Code::FailedPrecondition, "this is not the thread that bound the call"))
     }),
     run("disturbed_by_others", disturbed_by_others),
+    run("sums_of_another_stream", |run, stream| {
+        static LAST: AtomicU64 = AtomicU64::new(u64::MAX);
+        if !has_long_rows(run) {
+            return run.right(stream);
+        }
+        let last = LAST.swap(run.stream.get(), Ordering::SeqCst);
+        let another = last != u64::MAX && last != run.stream.get();
+        if another { result(run, stream, "linear", 0, flip) } else { run.right(stream) }
+    }),
+    run("handles_share_sums", |run, stream| match has_long_rows(run) {
+        true => disturbed_by_others(run, stream),
+        false => run.right(stream),
+    }),
     Fault {
         name: "claimed_not_had",
         query: Some(|call, support| {
@@ -722,6 +735,11 @@ fn graph_flushes_weights(run: &Run, stream: &mut dyn Stream) -> Result<()> {
             }
         }
     })
+}
+
+/// Whether the call is a product whose rows have so many inputs that a device shares them out among blocks.
+fn has_long_rows(run: &Run) -> bool {
+    run.op() == "linear" && run.operand(0).is_some_and(|x| x.shape[1] > 4096)
 }
 
 fn disturbed_by_others(run: &Run, stream: &mut dyn Stream) -> Result<()> {

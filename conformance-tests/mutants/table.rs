@@ -123,6 +123,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant("bound_to_a_thread", "a call runs only on the thread that bound it", "check/threads_moved"),
     mutant("disturbed_by_others", "calls that run at the same time give other bits", "check/threads_eight"),
+    mutant(
+        "sums_of_another_stream",
+        "products of long rows take up sums that another stream left",
+        "check/crowd_streams",
+    ),
+    mutant(
+        "handles_share_sums",
+        "products of long rows of two handles share memory for their sums",
+        "check/crowd_handles",
+    ),
     // Promises and errors.
     mutant("claimed_not_had", "a profile is claimed without one of its ops", "check/claims_profiles"),
     mutant("native_not_planned", "an op is said to run, and is not planned", "check/claims_no"),

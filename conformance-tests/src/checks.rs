@@ -8,6 +8,7 @@ mod batch;
 mod bench;
 mod claims;
 mod collective;
+mod crowd;
 mod decoder;
 mod faults;
 mod indices;
@@ -163,6 +164,18 @@ pub const CHECKS: &[Check] = &[
     check!("memory_zeroed", "new memory is zero", None, memory::zeroed),
     check!("memory_limit", "a memory limit holds", None, memory::limit),
     check!("threads_eight", "eight threads plan, bind and run at once", CORE, threads::eight),
+    check!(
+        "crowd_streams",
+        "products of four streams that fill the device end, and give the same bits",
+        CORE,
+        crowd::streams
+    ),
+    check!(
+        "crowd_handles",
+        "the same of two handles of the device, with graphs beside calls",
+        CORE,
+        crowd::handles
+    ),
     check!("threads_moved", "a stream may move between threads", CORE, threads::moved),
     check!("threads_drop_order", "what is dropped first takes nothing with it", CORE, threads::drop_order),
     check!("faults_foreign", "objects of another backend are refused", CORE, faults::foreign),

@@ -25,8 +25,22 @@ pub(crate) struct Job {
 
 /// The jobs that the device runs for activations of this type, each with so many sets of operands.
 pub(crate) fn jobs(bench: &mut Bench, dtype: DType, sets: usize) -> Result<Vec<Job>, Stop> {
+    make(bench, dtype, sets, &MAKERS)
+}
+
+/// Products whose inputs are so many that devices share them out among blocks, which must add up what each of them has.
+pub(crate) fn wide_jobs(bench: &mut Bench, dtype: DType, sets: usize) -> Result<Vec<Job>, Stop> {
+    make(bench, dtype, sets, &WIDE_MAKERS)
+}
+
+fn make(
+    bench: &mut Bench,
+    dtype: DType,
+    sets: usize,
+    makers: &[(&'static str, Maker)],
+) -> Result<Vec<Job>, Stop> {
     let mut jobs = Vec::new();
-    for (name, make) in MAKERS {
+    for (name, make) in makers {
         match make(bench, dtype, sets) {
             Ok((op, operands)) => jobs.push(Job::new(bench, name, op, operands)?),
             // Whether it must be there is for the profiles to say, not here.
@@ -53,6 +67,22 @@ const MAKERS: [(&str, Maker); 6] = [
     ("linear_q4_1", quantised),
     ("paged_attention", attention),
     ("sample", sample),
+];
+
+const WIDE_MAKERS: [(&str, Maker); 4] = [
+    ("linear of one long row", |bench, dtype, count| {
+        long_rows(bench, dtype, WeightFormat::Dense(dtype), 1, count)
+    }),
+    ("linear of long rows", |bench, dtype, count| {
+        long_rows(bench, dtype, WeightFormat::Dense(dtype), 8, count)
+    }),
+    ("linear of long rows by int8", |bench, dtype, count| {
+        let format = WeightFormat::from_name("int8").unwrap_or(WeightFormat::Dense(dtype));
+        long_rows(bench, dtype, format, 8, count)
+    }),
+    ("linear of many long rows", |bench, dtype, count| {
+        long_rows(bench, dtype, WeightFormat::Dense(dtype), 40, count)
+    }),
 ];
 
 impl Job {
@@ -113,6 +143,18 @@ fn linear(bench: &mut Bench, dtype: DType, format: WeightFormat, count: usize) -
     let weight = bench.pack(&weight, "linear", 5)?;
     let mut operands = sets(bench, "linear", dtype, &[&[5, 256], &[193]], count)?;
     operands.iter_mut().for_each(|set| set.insert(1, weight.clone()));
+    Ok((Linear { dtype }.into(), operands))
+}
+
+fn long_rows(bench: &mut Bench, dtype: DType, format: WeightFormat, rows: usize, count: usize) -> Made {
+    const INPUTS: usize = 8192;
+    const OUTPUTS: usize = 512;
+    let mut random = Random::named(&format!("linear/long rows/{format}/{dtype}"));
+    let (weight, _) = random_weight(&mut random, format, [OUTPUTS, INPUTS], 0.01, dtype);
+    let weight = bench.pack(&weight, "linear", rows)?;
+    let name = format!("linear/long rows/{rows}");
+    let mut operands = sets(bench, &name, dtype, &[&[rows, INPUTS]], count)?;
+    operands.iter_mut().for_each(|set| set.extend([weight.clone(), Given::Absent]));
     Ok((Linear { dtype }.into(), operands))
 }
 

@@ -198,8 +198,11 @@ const ROUNDS: usize = 24;
 /// Two bound calls of one plan, at once on two streams, do not disturb each other: scratch memory and whatever a plan keeps
 /// belong to the binding.
 pub(super) fn side_by_side(subject: &Subject) -> Outcome {
+    floats(&**subject.device()).into_iter().try_for_each(|dtype| side_by_side_of(subject, dtype))
+}
+
+fn side_by_side_of(subject: &Subject, dtype: DType) -> Outcome {
     let mut bench = Bench::new(subject.device())?;
-    let dtype = floats(&**subject.device())[0];
     for job in jobs(&mut bench, dtype, 2)? {
         let plan = plan(&bench, &job)?;
         bench.wait()?;

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{runner::TIMEOUT, subject::Subject, tensor::Tensor};
 use dsrun_core::{
+    DType,
     device::{BufferSlice, MemoryKind},
     op::Add,
 };
@@ -16,8 +17,11 @@ const THREADS: usize = 8;
 
 /// Eight threads plan, bind, enqueue, read back and drop, each on its own stream.
 pub(super) fn eight(subject: &Subject) -> Outcome {
+    floats(&**subject.device()).into_iter().try_for_each(|dtype| eight_of(subject, dtype))
+}
+
+fn eight_of(subject: &Subject, dtype: DType) -> Outcome {
     let mut bench = Bench::new(subject.device())?;
-    let dtype = floats(&**subject.device())[0];
     let jobs = jobs(&mut bench, dtype, 2)?;
     bench.wait()?;
     let start = Barrier::new(THREADS);
@@ -50,8 +54,11 @@ pub(super) fn eight(subject: &Subject) -> Outcome {
 
 /// A stream may move to another thread between any two calls.
 pub(super) fn moved(subject: &Subject) -> Outcome {
+    floats(&**subject.device()).into_iter().try_for_each(|dtype| moved_of(subject, dtype))
+}
+
+fn moved_of(subject: &Subject, dtype: DType) -> Outcome {
     let mut bench = Bench::new(subject.device())?;
-    let dtype = floats(&**subject.device())[0];
     for job in jobs(&mut bench, dtype, 1)? {
         let plan = bench.plan(job.op.clone(), &job.operands[0])?;
         let bound = bench.bind(&plan, &job.operands[0])?;
