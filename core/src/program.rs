@@ -9,6 +9,7 @@
 //! without results (sends, barriers) are ordered by their lane alone, so no extra ordering values are needed.
 
 mod builder;
+mod outline;
 mod parse;
 mod text;
 

@@ -34,8 +34,8 @@ impl PartialEq for Region {
 }
 
 impl Region {
-    /// The most operands a region may have.
-    pub const MAX_OPERANDS: usize = 256;
+    /// The most operands a region may have: enough for all weights of a model of a hundred layers.
+    pub const MAX_OPERANDS: usize = 4096;
 
     /// A region of `operands` operands, the body `calls` and the body's values `results`.
     ///

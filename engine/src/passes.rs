@@ -7,6 +7,6 @@ pub mod quantize;
 mod rewrite;
 mod work_lists;
 
-pub use fuse::{Native, fuse};
+pub use fuse::{Native, fuse, merge};
 pub use narrow::narrow;
 pub use work_lists::size_work_lists;

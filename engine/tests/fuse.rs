@@ -14,7 +14,10 @@ use dsrun_core::{
     program::{Call, Origin, Program, ProgramBuilder, ValueId},
     region::well_known,
 };
-use dsrun_engine::{EngineOptions, EnginePlan, passes::fuse};
+use dsrun_engine::{
+    EngineOptions, EnginePlan,
+    passes::{fuse, merge},
+};
 use dsrun_models::{
     model::Model,
     step::{DecoderStep, Heads, ProgramOptions},
@@ -285,6 +288,68 @@ fn a_region_of_no_name_is_called_by_its_ops() {
         let Op::Region(region) = &node.call.op else { continue };
         assert_eq!(well_known::named(region).is_some(), !region.name().contains('+'), "{}", region.name());
     }
+}
+
+/// The regions that a device with the four regions of the paper has.
+fn four_regions(_: &Program, call: &Call) -> Result<bool> {
+    Ok(["attention_input", "linear_add", "mlp_input", "norm_linear"].contains(&call.op.name()))
+}
+
+/// How many layers of attention a region holds, if it begins as a decoder does and ends with a residual sum.
+fn layers_of(call: &Call) -> Option<usize> {
+    let Op::Region(region) = &call.op else { return None };
+    let ops: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
+    let begins = ["embed", "rms_norm", "layer_norm"].contains(ops.first()?);
+    let whole = begins && *ops.last()? == "add";
+    let layers = ops.iter().filter(|op| **op == "paged_attention").count();
+    let sums = ops.iter().filter(|op| **op == "add").count();
+    (whole && layers > 0 && sums == 2 * layers).then_some(layers)
+}
+
+#[rstest]
+#[case::by_hand(gpt2())]
+#[case::llama3(fixture("llama3"))]
+#[case::head_norms(fixture("qwen3"))]
+#[case::biases(fixture("qwen2"))]
+fn layers_grow_together_with_the_embedding(#[case] program: Program) {
+    let fused = fuse(&program, &mut four_regions).unwrap();
+    let mut asked = 0;
+    let merged = merge(&fused, &mut |_, call| {
+        asked += 1;
+        Ok(layers_of(call).is_some())
+    });
+    let merged = merged.unwrap();
+    let regions: Vec<usize> = merged.nodes.iter().filter_map(|node| layers_of(&node.call)).collect();
+    assert_eq!(regions, [2], "{:?}", names(&merged));
+    assert!(!names(&merged).contains(&"embed") && !names(&merged).contains(&"paged_attention"));
+    // Layers are alike, so runs of them are asked about once.
+    assert!(asked < 200, "{asked}");
+    // What layers hand on to each other is no value of the program any more.
+    assert!(merged.values.len() < fused.values.len());
+    assert_eq!(merged.to_string().parse::<Program>().unwrap(), merged);
+    let lowered = merged.lower_regions(&mut |_| Ok(false)).unwrap();
+    assert_eq!(names(&lowered), names(&fused.lower_regions(&mut |_| Ok(false)).unwrap()));
+}
+
+#[test]
+fn nothing_is_merged_across_segments() {
+    let program = fixture("llama3");
+    let fused = fuse(&program, &mut four_regions).unwrap();
+    let merged = merge(&fused, &mut all).unwrap();
+    let segments: Vec<usize> = merged.nodes.iter().map(|node| node.segment).collect();
+    let mut distinct = segments.clone();
+    distinct.dedup();
+    assert_eq!(segments, distinct, "a device that takes everything runs each segment in one launch");
+    let tail = merged.nodes.last().unwrap();
+    let Op::Region(region) = &tail.call.op else { panic!("{:?}", tail.call) };
+    let ops: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
+    assert_eq!(ops, ["logit_process", "sample", "commit_tokens"]);
+}
+
+#[test]
+fn a_device_that_admits_nothing_larger_keeps_the_fused_program() {
+    let fused = fuse(&fixture("llama3"), &mut four_regions).unwrap();
+    assert_eq!(merge(&fused, &mut |_, _| Ok(false)).unwrap(), fused);
 }
 
 /// Fused programs on a device that runs the bodies of regions, against primitives: to the bit, because the bodies are what

@@ -4,7 +4,7 @@
 //! it where they stand. Weights and biases become one each, evaluated from the file when they are loaded, so nothing is
 //! held twice.
 
-use super::rewrite::{results, uses, weight_operand, with_nodes};
+use super::rewrite::{results, weight_operand, with_nodes};
 use dsrun_core::{
     Error, Result, TensorType, WeightExpr, WeightType,
     op::{Columns, GateLayout, GatedActivation, Op, OperandType},
@@ -46,7 +46,7 @@ fn joined_name<'a>(values: impl Iterator<Item = &'a Value>) -> String {
 
 /// The groups of a program.
 pub(super) fn groups(program: &Program) -> Vec<Group> {
-    let uses = uses(program);
+    let uses = program.uses();
     let mut groups: Vec<Group> = Vec::new();
     for index in 0..program.nodes.len() {
         if !is_part(program, &uses, index) {

@@ -1,31 +1,38 @@
-//! Deep-Fusion: groups calls whose tiles depend on one producer tile into regions the device has kernels for.
+//! Deep-Fusion: groups calls into regions that the device has kernels for.
 //!
-//! The pass knows no pattern. It looks at runs of calls that stand behind one another, keeps those that [the rule](rule)
-//! admits, and asks the device about each. Of all ways to cut a program into calls and native regions it takes the one
-//! with the fewest calls; among those the one that moves the fewest bytes between calls; among those the one that computes
-//! least twice. Projections of the same activations are made one in front of it, as far as a region takes them in: taken
-//! apart by calls of their own they would gain nothing.
+//! The pass knows no pattern. It looks at runs of calls that follow one another, keeps those that a rule admits, and asks the
+//! device about each. Of all ways to cut a program into calls and native regions it takes the one with the fewest calls; among
+//! those the one that moves the fewest bytes between calls; among those the one that computes least twice.
+//!
+//! It runs in two steps:
+//!
+//! - [`fuse`], once for a program: the [tile rule](tiles) admits calls whose tiles depend on one tile of their producer, so any
+//!   device gains by running them together, whatever the size of the step. Projections of the same activations are concatenated
+//!   in front of it, as far as a region takes them in: taken apart by calls of their own they would gain nothing.
+//! - [`merge`], for the sizes of a step: [neighbours](neighbours) that use each other's results become larger regions, again and
+//!   again over its own result, until the device admits no more. So whole layers, all layers with the embedding, or the tail of
+//!   sampling become one launch where a device has a kernel for them, and the program shows it.
 //!
 //! Source: Aminabadi et al., "DeepSpeed Inference" (2022), section III-B.
 
-mod rule;
+mod key;
+mod neighbours;
+mod tiles;
 
 use super::{
     concatenate::{Group, concatenate, groups, weight_of},
-    rewrite::{uses, with_nodes},
+    rewrite::with_nodes,
 };
 use dsrun_core::{
     Result,
-    op::Op,
     program::{Call, Node, Origin, Program, ValueId},
-    region::{Region, well_known},
 };
-use rule::{Run, Tiles};
+use neighbours::Neighbours;
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
-    sync::Arc,
 };
+use tiles::{TileRun, Tiles};
 
 /// Says whether a device has a kernel for a call, whose operands and results are values of the program.
 pub type Native<'a> = dyn FnMut(&Program, &Call) -> Result<bool> + 'a;
@@ -41,7 +48,8 @@ pub fn fuse(program: &Program, native: &mut Native<'_>) -> Result<Program> {
         let wanted = |group: &Group| !refused.contains(group.name(program));
         let left: Vec<&Group> = groups.iter().filter(|group| wanted(group)).collect();
         let joined = if left.is_empty() { program.clone() } else { concatenate(program, &groups, &wanted)? };
-        let parts = partition(&joined, native)?;
+        let tiles = joined.nodes.iter().map(|node| Tiles::of(&joined, node)).collect::<Result<Vec<_>>>()?;
+        let parts = partition(&joined, native, || TileRun::new(&joined, &tiles))?;
         let alone: Vec<&str> = left
             .iter()
             .filter(|group| !taken_in(&joined, &parts, &group.joined_name(program)))
@@ -52,6 +60,34 @@ pub fn fuse(program: &Program, native: &mut Native<'_>) -> Result<Program> {
         }
         refused.extend(alone);
     }
+}
+
+/// Replaces neighbouring calls by regions that `native` admits, until it admits no larger ones. The program is one that [`fuse`] made,
+/// and `native` answers for the sizes of one step.
+///
+/// # Errors
+/// As [`fuse`].
+pub fn merge(program: &Program, native: &mut Native<'_>) -> Result<Program> {
+    let mut merged = program.clone();
+    loop {
+        let parts = partition(&merged, native, || Neighbours::new(&merged))?;
+        if parts.iter().all(|part| part.region.is_none()) {
+            return Ok(merged);
+        }
+        merged = replace(&merged, parts)?;
+    }
+}
+
+/// A run of neighbouring calls that may become a region.
+trait Run {
+    /// Adds the next call, if the rule admits it. A run that refused a call refuses all behind it.
+    fn join(&mut self, node: usize) -> bool;
+
+    /// Whether it may end here. `uses` counts the uses of each value.
+    fn may_end(&self, uses: &[usize]) -> bool;
+
+    /// How many of its calls are computed anew in every tile of another.
+    fn recomputed(&self) -> usize;
 }
 
 /// A part of a program: one call as it stands, or a region in the place of several.
@@ -109,28 +145,41 @@ impl std::ops::Add for Cost {
 }
 
 /// Cuts a program into calls and native regions at the least cost.
-fn partition(program: &Program, native: &mut Native<'_>) -> Result<Vec<Part>> {
-    let uses = uses(program);
-    let tiles = program.nodes.iter().map(|node| Tiles::of(program, node)).collect::<Result<Vec<_>>>()?;
+fn partition<R: Run>(program: &Program, native: &mut Native<'_>, begin: impl Fn() -> R) -> Result<Vec<Part>> {
+    let (uses, classes) = (program.uses(), key::classes(program)?);
+    // Layers are alike: a device is asked once about runs that are.
+    let mut answers: HashMap<Vec<u32>, bool> = HashMap::new();
     // From the last call to the first: the best way to cut what begins there.
     let mut best: Vec<(Cost, Option<Part>)> = vec![(Cost::default(), None); program.nodes.len() + 1];
     for first in (0..program.nodes.len()).rev() {
         let single = &program.nodes[first].call;
         let cost = Cost { calls: 1, bytes: traffic(program, single), recomputed: 0 };
         let mut chosen = (cost + best[first + 1].0, Part { nodes: first..first + 1, region: None });
-        let mut run = Run::new(program, &tiles);
+        let mut run = begin();
         for index in first..program.nodes.len() {
             let end = index + 1;
             if !run.join(index) {
                 break;
             }
-            if end - first < 2 || !run.closed(&uses) {
+            if end - first < 2 || !run.may_end(&uses) {
                 continue;
             }
-            let Some(call) = region(program, first..end, &uses) else { continue };
+            let key = key::key(program, &classes, first..end, &uses);
+            if answers.get(&key) == Some(&false) {
+                continue;
+            }
+            let Some(call) = program.outline(first..end, &uses) else { continue };
             let cost = Cost { calls: 1, bytes: traffic(program, &call), recomputed: run.recomputed() };
             let total = cost + best[end].0;
-            if total < chosen.0 && native(program, &call)? {
+            if total >= chosen.0 {
+                continue;
+            }
+            let answer = match answers.get(&key) {
+                Some(answer) => *answer,
+                None => native(program, &call)?,
+            };
+            answers.insert(key, answer);
+            if answer {
                 chosen = (total, Part { nodes: first..end, region: Some(call) });
             }
         }
@@ -160,37 +209,4 @@ fn traffic(program: &Program, call: &Call) -> usize {
     let read: usize = operands.filter_map(|(_, id)| id.as_ref()).map(bytes).sum();
     let results = call.results.iter().enumerate().filter(|(index, _)| call.op.updates(*index).is_none());
     read + results.map(|(_, id)| bytes(id)).sum::<usize>()
-}
-
-/// The region of a run of calls; `None` if what they update is lost. Operands are numbered as they are first used, results
-/// stand as they are made: the canonical order.
-fn region(program: &Program, nodes: Range<usize>, uses: &[usize]) -> Option<Call> {
-    let calls = || program.nodes[nodes.clone()].iter().map(|node| &node.call);
-    let made: HashSet<ValueId> = calls().flat_map(|call| &call.results).copied().collect();
-    let mut inside: HashMap<ValueId, usize> = HashMap::new();
-    let (mut numbers, mut operands): (HashMap<ValueId, usize>, Vec<ValueId>) = Default::default();
-    for id in calls().flat_map(|call| call.operands.iter().flatten()) {
-        if made.contains(id) {
-            *inside.entry(*id).or_default() += 1;
-        } else if !numbers.contains_key(id) {
-            numbers.insert(*id, operands.len());
-            operands.push(*id);
-        }
-    }
-    for id in calls().flat_map(|call| &call.results) {
-        let number = numbers.len();
-        numbers.insert(*id, number);
-    }
-    let renamed = |id: &ValueId| numbers.get(id).copied().map(ValueId::new);
-    let body = calls().map(|call| {
-        let operands = call.operands.iter().map(|id| id.as_ref().and_then(renamed)).collect();
-        Call::new(call.op.clone(), operands, call.results.iter().filter_map(renamed).collect())
-    });
-    let is_result = |id: &&ValueId| uses[id.index()] > inside.get(id).copied().unwrap_or(0);
-    let results: Vec<ValueId> = calls().flat_map(|call| &call.results).filter(is_result).copied().collect();
-    let names: Vec<&str> = calls().map(|call| call.op.name()).collect();
-    let renamed_results = results.iter().filter_map(renamed).collect();
-    let region = Region::new(names.join("+"), operands.len(), body.collect(), renamed_results).ok()?;
-    let region = well_known::named(&region).unwrap_or(region);
-    Some(Call::new(Op::Region(Arc::new(region)), operands.into_iter().map(Some).collect(), results))
 }

@@ -14,7 +14,7 @@ mod smooth;
 
 use super::{
     concatenate::weight_of,
-    rewrite::{results, uses, with_nodes},
+    rewrite::{results, with_nodes},
 };
 pub use calibration::{Calibration, Channels};
 use dsrun_core::{
@@ -45,7 +45,7 @@ pub struct ProductWeight {
 
 /// The weights of a program's products, in order.
 pub fn product_weights(program: &Program) -> Vec<ProductWeight> {
-    let uses = uses(program);
+    let uses = program.uses();
     let mut found: Vec<ProductWeight> = Vec::new();
     for node in &program.nodes {
         let Some(id) = weight_of(&node.call) else { continue };

@@ -7,16 +7,6 @@ use dsrun_core::{
     program::{Node, Origin, Program, Value, ValueId},
 };
 
-/// How many calls use each value, outputs of the program counted as a call each.
-pub(super) fn uses(program: &Program) -> Vec<usize> {
-    let mut uses = vec![0; program.values.len()];
-    let operands = program.nodes.iter().flat_map(|node| node.call.operands.iter().flatten());
-    for id in operands.chain(&program.outputs) {
-        uses[id.index()] += 1;
-    }
-    uses
-}
-
 /// New values: the results of a call that is to be added. [`with_nodes`] says which call makes them.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Which calls may share a tile, from their index maps alone.
+//! The tile rule: which calls may share a tile, from their index maps alone.
 //!
 //! A tile is a part of an op's result that is computed by itself. A call may follow another into a run if each of its tiles
 //! depends on one tile of the other's result:
@@ -14,6 +14,7 @@
 //!
 //! And what one call of a run updates in place no other call of it reads: tiles run in no order.
 
+use super::Run;
 use dsrun_core::{
     Result, Size,
     op::{Axis, DimensionKind, IndexMaps, Op},
@@ -92,7 +93,7 @@ struct Made {
 
 /// Calls behind one another that may share a tile.
 #[derive(Debug)]
-pub(super) struct Run<'a> {
+pub(super) struct TileRun<'a> {
     program: &'a Program,
     tiles: &'a [Option<Tiles>],
     nodes: Vec<usize>,
@@ -102,7 +103,7 @@ pub(super) struct Run<'a> {
     recomputed: HashSet<usize>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> TileRun<'a> {
     /// An empty run.
     pub(super) fn new(program: &'a Program, tiles: &'a [Option<Tiles>]) -> Self {
         Self {
@@ -113,44 +114,6 @@ impl<'a> Run<'a> {
             read: HashSet::new(),
             recomputed: HashSet::new(),
         }
-    }
-
-    /// Calls that are computed anew in every tile of another.
-    pub(super) fn recomputed(&self) -> usize {
-        self.recomputed.len()
-    }
-
-    /// Adds the next call, if the rule admits it. A run that refused a call refuses all behind it.
-    pub(super) fn join(&mut self, index: usize) -> bool {
-        let (node, Some(tiles)) = (&self.program.nodes[index], &self.tiles[index]) else { return false };
-        let first = self.nodes.first().map(|first| &self.program.nodes[*first]);
-        if first.is_some_and(|first| first.segment != node.segment) {
-            return false;
-        }
-        let mut whole = false;
-        let mut connected = first.is_none();
-        for (operand, id) in node.call.operands.iter().enumerate() {
-            let Some((id, made)) = id.and_then(|id| Some((id, *self.made.get(&id)?))) else { continue };
-            connected = true;
-            let Some(part_of_whole) = self.follows(id, made, tiles, &tiles.maps.operands[operand]) else {
-                return false;
-            };
-            whole |= part_of_whole;
-            if tiles.product && !self.recompute(made.node) {
-                return false;
-            }
-        }
-        let updates = (0..node.call.results.len()).filter_map(|result| node.call.op.updates(result));
-        let mut updated = updates.filter_map(|operand| node.call.operands[operand]);
-        if !connected || updated.any(|id| self.read.contains(&id)) {
-            return false;
-        }
-        self.nodes.push(index);
-        self.read.extend(node.call.operands.iter().flatten());
-        for (result, id) in node.call.results.iter().enumerate() {
-            self.made.insert(*id, Made { node: index, result, whole: whole || tiles.product });
-        }
-        true
     }
 
     /// Whether each tile of a call needs one tile of an operand that the run makes, and if so whether what it takes of it
@@ -192,14 +155,52 @@ impl<'a> Run<'a> {
             call.operands.iter().flatten().filter_map(|id| Some(self.made.get(id)?.node)).collect();
         makers.into_iter().all(|maker| self.recompute(maker))
     }
+}
 
-    /// Whether what is computed in every tile is wanted by the run alone. `uses` counts the uses of each value.
-    pub(super) fn closed(&self, uses: &[usize]) -> bool {
+impl Run for TileRun<'_> {
+    fn join(&mut self, index: usize) -> bool {
+        let (node, Some(tiles)) = (&self.program.nodes[index], &self.tiles[index]) else { return false };
+        let first = self.nodes.first().map(|first| &self.program.nodes[*first]);
+        if first.is_some_and(|first| first.segment != node.segment) {
+            return false;
+        }
+        let mut whole = false;
+        let mut connected = first.is_none();
+        for (operand, id) in node.call.operands.iter().enumerate() {
+            let Some((id, made)) = id.and_then(|id| Some((id, *self.made.get(&id)?))) else { continue };
+            connected = true;
+            let Some(part_of_whole) = self.follows(id, made, tiles, &tiles.maps.operands[operand]) else {
+                return false;
+            };
+            whole |= part_of_whole;
+            if tiles.product && !self.recompute(made.node) {
+                return false;
+            }
+        }
+        let updates = (0..node.call.results.len()).filter_map(|result| node.call.op.updates(result));
+        let mut updated = updates.filter_map(|operand| node.call.operands[operand]);
+        if !connected || updated.any(|id| self.read.contains(&id)) {
+            return false;
+        }
+        self.nodes.push(index);
+        self.read.extend(node.call.operands.iter().flatten());
+        for (result, id) in node.call.results.iter().enumerate() {
+            self.made.insert(*id, Made { node: index, result, whole: whole || tiles.product });
+        }
+        true
+    }
+
+    /// What is computed in every tile must be wanted by the run alone.
+    fn may_end(&self, uses: &[usize]) -> bool {
         let inside = |id: &ValueId| {
             let operands = self.nodes.iter().flat_map(|node| &self.program.nodes[*node].call.operands);
             operands.filter(|operand| **operand == Some(*id)).count()
         };
         let results = self.recomputed.iter().flat_map(|node| &self.program.nodes[*node].call.results);
         results.into_iter().all(|id| uses[id.index()] == inside(id))
+    }
+
+    fn recomputed(&self) -> usize {
+        self.recomputed.len()
     }
 }
