@@ -14,10 +14,10 @@ use dsrun_core::{
     kernels::{CallDesc, OperandDesc},
     op::{Op, Profile},
 };
-use dsrun_cuda::{Machine, kernel_specs};
+use dsrun_cuda::{DeviceSpec, kernel_specs};
 use std::collections::{BTreeMap, BTreeSet};
 
-const H200: Machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
+const H200: DeviceSpec = DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true };
 
 const LIST: &str = include_str!("../../tools/sanitize/cases.txt");
 

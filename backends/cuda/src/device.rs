@@ -1,38 +1,35 @@
 //! The backend, its devices, and handles on them.
 
 use crate::{
-    ahead::AbsentDevice,
-    compiler::Cache,
-    context::Context,
-    diagnose, fault,
-    graph::CudaGraphs,
+    arch::{DeviceSpec, OLDEST_CAPABILITY, written},
+    diagnose,
+    driver::{
+        compiler::Cache,
+        context::Context,
+        fault,
+        graph::CudaGraphs,
+        library::Library,
+        memory::{Account, CudaBuffer},
+        stream::{CudaEvent, CudaStream},
+    },
     kernels::CudaKernels,
-    library::Library,
-    memory::{ALIGNMENT, Account, CudaBuffer},
-    spec::Machine,
-    stream::{CudaEvent, CudaStream},
+    offline_device::OfflineDevice,
+    properties::{properties, reserved},
 };
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use dsrun_core::{
-    Code, DType, Error, Result,
+    Code, Error, Result,
     device::{
         Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Finding,
         MemoryKind, MemoryUse, Stream,
     },
     graph::Graphs,
     kernels::Kernels,
-    op::Profile,
 };
 use std::{ffi::CStr, sync::Arc};
 
 /// The oldest driver: 12.0.
 const OLDEST_DRIVER: i32 = 12_000;
-/// The oldest devices: compute capability 7.5.
-pub(crate) const OLDEST_CAPABILITY: u32 = 75;
-/// Memory left to the driver and to compiled kernels.
-const RESERVE: u64 = 256 << 20;
-/// The environment variable that leaves products of few rows to cuBLASLt, to compare.
-const NO_SKINNY: &str = "DSRUN_CUDA_NO_SKINNY";
 /// The environment variable that names the compute capability of an older device, as whose kernels are chosen and built: to test
 /// what those run.
 const CAPABILITY: &str = "DSRUN_CUDA_CAPABILITY";
@@ -86,7 +83,7 @@ impl Backend for CudaBackend {
     }
 
     fn describe(&self, name: &str) -> Result<Arc<dyn Device>> {
-        Ok(Arc::new(AbsentDevice::open(name, Cache::of_user())?))
+        Ok(Arc::new(OfflineDevice::open(name, Cache::of_user())?))
     }
 
     fn diagnose(&self) -> Vec<Finding> {
@@ -146,35 +143,6 @@ fn attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32> {
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// A compute capability as people write it.
-pub(crate) fn written(capability: u32) -> String {
-    format!("{}.{}", capability / 10, capability % 10)
-}
-
-/// What recipes need to know of a device of a compute capability, with what else this machine has.
-pub(crate) fn machine(capability: u32, processors: usize) -> Machine {
-    let skinny = std::env::var_os(NO_SKINNY).is_none();
-    Machine { capability, processors, blas: Library::CublasLt.is_present(), skinny }
-}
-
-/// What a device is and can do.
-pub(crate) fn properties(name: String, memory_bytes: u64) -> DeviceProperties {
-    DeviceProperties {
-        name,
-        memory_bytes,
-        alignment: ALIGNMENT,
-        dtypes: vec![DType::BF16, DType::F16, DType::F32],
-        profiles: vec![Profile::LlmCore1, Profile::LlmQuant1],
-        strict_nan: true,
-        unified_memory: false,
-    }
-}
-
-/// How much of a device's memory a handle may hold.
-pub(crate) fn reserved(total: u64) -> u64 {
-    total.saturating_sub(RESERVE)
-}
-
 /// Reads the compute capability that a device of another is to be taken for.
 fn older(text: &str, own: u32) -> Result<u32> {
     let number = |text: &str| text.parse::<u32>().ok();
@@ -219,14 +187,14 @@ impl CudaDevice {
             return Err(Error::unsupported(message).at("compute_share"));
         }
         Library::Nvrtc.require()?;
-        let processors = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1);
-        let machine = machine(taken_for, processors as usize);
+        let sm_count = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1);
+        let spec = DeviceSpec::new(taken_for, sm_count as usize);
         let account = Account::new(options.memory_limit.unwrap_or_else(|| reserved(total)));
-        let context = Context::open(index, machine, taken_for != capability, account)?;
-        tracing::debug!(%name, ?machine, total, "opened a GPU");
+        let context = Context::open(index, taken_for, taken_for != capability, account)?;
+        tracing::debug!(%name, ?spec, total, "opened a GPU");
         let properties = properties(name, total);
         let (kernels, graphs) =
-            (CudaKernels { context: context.clone() }, CudaGraphs { context: context.clone() });
+            (CudaKernels { context: context.clone(), device: spec }, CudaGraphs { context: context.clone() });
         Ok(Self { properties, context, kernels, graphs })
     }
 }

@@ -1,6 +1,6 @@
 //! What the backend finds of CUDA on a machine, for people.
 
-use crate::{
+use crate::driver::{
     compiler::{Cache, nvrtc_version},
     library::{Library, open_by_name},
 };

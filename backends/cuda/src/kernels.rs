@@ -1,16 +1,18 @@
-//! Query, prepack, plan and bind.
+//! Query, prepack, plan and bind: the kernel traits of core.
 
 use crate::{
-    context::Context,
-    launch::{Frame, Function, Step},
-    memory::CudaBuffer,
-    ops::{
-        self, Recipe,
-        layers::{Part, Traffic},
+    arch::DeviceSpec,
+    driver::{
+        context::Context,
+        launch::{Function, Launches},
+        memory::CudaBuffer,
+        stream::CudaStream,
     },
-    spec::{KernelSpec, Machine},
-    stream::CudaStream,
-    weight::{self, CudaWeight},
+    ops::{
+        self, KernelPlan,
+        frame::Frame,
+        weight::{self, CudaWeight},
+    },
 };
 use dsrun_core::{
     Result, WeightReader,
@@ -21,28 +23,29 @@ use dsrun_core::{
 };
 use std::{fmt, sync::Arc};
 
-/// Whether and how a machine runs a call.
-pub(crate) fn support(call: &CallDesc, machine: &Machine) -> Support {
-    match call.validate().and_then(|()| ops::recipe(call, machine)) {
-        Ok(recipe) => Support {
-            workspace_bytes: recipe.workspace,
-            persistent_bytes: recipe.persistent,
-            batch_invariant: recipe.batch_invariant,
+/// Whether and how a device runs a call.
+pub(crate) fn support(call: &CallDesc, device: &DeviceSpec) -> Support {
+    match call.validate().and_then(|()| ops::plan(call, device)) {
+        Ok(plan) => Support {
+            workspace_bytes: plan.workspace,
+            persistent_bytes: plan.persistent,
+            batch_invariant: plan.batch_invariant,
             ..Support::native()
         },
         Err(error) => Support::no(error.to_string()),
     }
 }
 
-/// What a handle computes.
+/// The kernels of a device handle.
 #[derive(Debug)]
 pub(crate) struct CudaKernels {
     pub(crate) context: Arc<Context>,
+    pub(crate) device: DeviceSpec,
 }
 
 impl Kernels for CudaKernels {
     fn query(&self, call: &CallDesc) -> Result<Support> {
-        Ok(support(call, &self.context.machine))
+        Ok(support(call, &self.device))
     }
 
     fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
@@ -61,18 +64,17 @@ impl Kernels for CudaKernels {
 
     fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
         call.validate()?;
-        let recipe = ops::recipe(call, &self.context.machine)?;
-        let functions =
-            recipe.kernels.iter().map(|spec| self.context.function(spec)).collect::<Result<_>>()?;
-        Ok(Arc::new(CudaPlan { context: self.context.clone(), call: call.clone(), recipe, functions }))
+        let plan = ops::plan(call, &self.device)?;
+        let functions = plan.kernels.iter().map(|spec| self.context.function(spec)).collect::<Result<_>>()?;
+        Ok(Arc::new(CudaPlan { context: self.context.clone(), call: call.clone(), plan, functions }))
     }
 }
 
-/// A recipe with its kernels loaded.
+/// A kernel plan with its kernels loaded.
 struct CudaPlan {
     context: Arc<Context>,
     call: CallDesc,
-    recipe: Recipe,
+    plan: KernelPlan,
     functions: Vec<Arc<Function>>,
 }
 
@@ -84,57 +86,19 @@ impl fmt::Debug for CudaPlan {
 
 impl Plan for CudaPlan {
     fn workspace_bytes(&self) -> usize {
-        self.recipe.workspace
+        self.plan.workspace
     }
 
     fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
-        let persistent = match self.recipe.persistent {
+        let persistent = match self.plan.persistent {
             0 => None,
             bytes => Some(Arc::new(CudaBuffer::new(self.context.clone(), bytes, MemoryKind::Device)?)),
         };
         let frame = Frame::bind(&self.call, arguments, &self.context, persistent)?;
-        let steps = (self.recipe.steps)(&frame, &self.functions, &self.context)?;
-        let machine = &self.context.machine;
-        let part = if machine.skinny { Part::of(&self.call, &frame, machine)?.map(Arc::new) } else { None };
-        let traffic = Arc::new(Traffic::of(&frame)?);
-        tracing::trace!(op = self.call.op.name(), steps = steps.len(), buffers = frame.kept(), "bound");
-        Ok(Box::new(CudaCall {
-            _frame: frame,
-            work: Work { plan: self, steps: steps.into(), part, traffic },
-        }))
-    }
-}
-
-/// What a call enqueues: launches with all parameters filled in. Clones share them.
-#[derive(Clone, Debug)]
-pub(crate) struct Work {
-    plan: Arc<CudaPlan>,
-    steps: Arc<[Step]>,
-    /// What it is in a decoder layer.
-    pub(crate) part: Option<Arc<Part>>,
-    /// The memory it reads and writes.
-    pub(crate) traffic: Arc<Traffic>,
-}
-
-impl Work {
-    /// What it does.
-    pub(crate) fn call(&self) -> &CallDesc {
-        &self.plan.call
-    }
-
-    /// The kernels it launches.
-    pub(crate) fn kernels(&self) -> &[KernelSpec] {
-        &self.plan.recipe.kernels
-    }
-
-    /// What it launches.
-    pub(crate) fn steps(&self) -> &[Step] {
-        &self.steps
-    }
-
-    pub(crate) fn enqueue(&self, stream: &mut CudaStream) -> Result<()> {
-        let enqueued = self.steps.iter().try_for_each(|step| step.enqueue(&self.plan.context, stream));
-        enqueued.map_err(|error| error.in_op(self.plan.call.op.name()))
+        let launches = (self.plan.launches)(&frame, &self.functions, &self.context)?;
+        tracing::trace!(op = self.call.op.name(), launches = launches.len(), buffers = frame.kept(), "bound");
+        let launches = Launches::new(self.call.op.name(), launches);
+        Ok(Box::new(CudaCall { _frame: frame, plan: self, launches }))
     }
 }
 
@@ -143,19 +107,20 @@ impl Work {
 struct CudaCall {
     /// Keeps buffers and weights alive.
     _frame: Frame,
-    work: Work,
+    /// Keeps what launches share alive, such as descriptions of products.
+    plan: Arc<CudaPlan>,
+    launches: Launches,
 }
 
 impl BoundCall for CudaCall {
     fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
-        let plan = &self.work.plan;
-        let in_op = |error: dsrun_core::Error| error.in_op(plan.call.op.name());
-        let stream = CudaStream::own(stream, &plan.context).map_err(in_op)?;
+        let context = &self.plan.context;
+        let stream = CudaStream::own(stream, context).map_err(|error| self.launches.blame(error))?;
         if let Some(recorded) = &mut stream.recorded {
-            recorded.push(self.work.clone());
+            recorded.push(self.launches.clone());
             return Ok(());
         }
-        plan.context.enter().map_err(in_op)?;
-        self.work.enqueue(stream)
+        context.enter().map_err(|error| self.launches.blame(error))?;
+        self.launches.enqueue(context, stream)
     }
 }

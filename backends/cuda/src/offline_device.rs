@@ -1,14 +1,16 @@
 //! A device that is not here: its kernels are chosen and built, and nothing runs.
 
 use crate::{
-    compiler::{Cache, Compiler},
-    device::{machine, properties, reserved},
+    arch::{DeviceSpec, known_gpus::KnownGpu},
+    driver::{
+        compiler::{Cache, Compiler},
+        kernel_spec::KernelSpec,
+        library::Library,
+        stream::copy_kernel,
+    },
     kernels::support,
-    library::Library,
-    ops::{self, layers, next_token, quantised},
-    part::Part,
-    spec::{KernelSpec, Machine},
-    weight,
+    ops::{self, weight},
+    properties::{properties, reserved},
 };
 use dsrun_core::{
     Code, Error, Result, WeightReader,
@@ -23,37 +25,28 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-/// The kernels that a graph of such calls needs beside those of each call, and those that copies need.
-pub(crate) fn of_graph(calls: &[CallDesc], machine: &Machine) -> Vec<KernelSpec> {
-    let mut kernels = layers::foreseen(calls, machine);
-    kernels.extend(next_token::foreseen(calls));
-    kernels.extend(quantised::foreseen(calls, machine));
-    kernels.push(ops::copy_kernel());
-    kernels
-}
-
 /// A device that is not here.
 #[derive(Debug)]
-pub(crate) struct AbsentDevice {
+pub(crate) struct OfflineDevice {
     properties: DeviceProperties,
-    machine: Machine,
+    device: DeviceSpec,
     compiler: Compiler,
     /// What was built, or why it was not. Who wants another kernel does not wait for one that is being built.
     built: Mutex<HashMap<KernelSpec, Arc<OnceLock<Result<()>>>>>,
 }
 
-impl AbsentDevice {
-    /// A GPU by a name of [`Part::named`].
+impl OfflineDevice {
+    /// A GPU by a name of [`KnownGpu::named`].
     ///
     /// # Errors
     /// If the name says too little, or NVRTC is missing or too old.
     pub(crate) fn open(name: &str, cache: Cache) -> Result<Self> {
-        let part = Part::named(name)?;
+        let gpu = KnownGpu::named(name)?;
         Library::Nvrtc.require()?;
         Ok(Self {
-            machine: machine(part.capability, part.processors),
-            compiler: Compiler::new(part.capability, cache)?,
-            properties: properties(part.name, part.memory.unwrap_or(0)),
+            device: DeviceSpec::new(gpu.capability, gpu.sm_count),
+            compiler: Compiler::new(gpu.capability, cache)?,
+            properties: properties(gpu.name, gpu.memory.unwrap_or(0)),
             built: Mutex::default(),
         })
     }
@@ -72,7 +65,7 @@ impl AbsentDevice {
     }
 }
 
-impl Device for AbsentDevice {
+impl Device for OfflineDevice {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
     }
@@ -103,9 +96,9 @@ impl Device for AbsentDevice {
     }
 }
 
-impl Kernels for AbsentDevice {
+impl Kernels for OfflineDevice {
     fn query(&self, call: &CallDesc) -> Result<Support> {
-        Ok(support(call, &self.machine))
+        Ok(support(call, &self.device))
     }
 
     fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
@@ -123,30 +116,30 @@ impl Kernels for AbsentDevice {
 
     fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
         call.validate()?;
-        let recipe = ops::recipe(call, &self.machine)?;
-        recipe.kernels.iter().try_for_each(|spec| self.build(spec))?;
-        Ok(Arc::new(AbsentPlan { workspace: recipe.workspace, absent: self.absent() }))
+        let plan = ops::plan(call, &self.device)?;
+        plan.kernels.iter().try_for_each(|spec| self.build(spec))?;
+        Ok(Arc::new(OfflinePlan { workspace: plan.workspace, absent: self.absent() }))
     }
 }
 
-impl Graphs for AbsentDevice {
+impl Graphs for OfflineDevice {
     fn capture(&self, _: &mut dyn Stream, _: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
         Err(self.absent())
     }
 
-    fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
-        of_graph(calls, &self.machine).iter().try_for_each(|spec| self.build(spec))
+    fn prepare(&self, _: &[CallDesc]) -> Result<()> {
+        self.build(&copy_kernel())
     }
 }
 
 /// A plan for a device that is not here.
 #[derive(Debug)]
-struct AbsentPlan {
+struct OfflinePlan {
     workspace: usize,
     absent: Error,
 }
 
-impl Plan for AbsentPlan {
+impl Plan for OfflinePlan {
     fn workspace_bytes(&self) -> usize {
         self.workspace
     }

@@ -1,84 +1,87 @@
-//! Recipes: how ops become kernel launches. One file per op family, as in [`dsrun_core::op`].
+//! From a call to its launches: one file or folder per op family, as in [`dsrun_core::op`].
 //!
-//! A recipe is made from a description alone, without a device, so that every kernel a program needs can be named, and
+//! A plan is made from a description alone, without a device, so that every kernel a program needs can be named, and
 //! compiled, anywhere.
 
 mod attention;
-mod band;
-mod batch;
+mod body;
 mod cache;
-mod chain;
-mod decode;
+mod decoder;
 mod elementwise;
-pub(crate) mod layers;
-mod linear;
-pub(crate) mod next_token;
+pub(crate) mod frame;
+mod gemm;
 mod norm;
-mod packed;
-mod quant;
-pub(crate) mod quantised;
+mod quantise;
 mod region;
 mod sampling;
 mod step;
+pub(crate) mod weight;
 
 use crate::{
-    context::Context,
-    launch::{Frame, Function, Step},
-    spec::{KernelSpec, Machine},
+    arch::DeviceSpec,
+    driver::{
+        context::Context,
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp},
+    },
+    ops::frame::Frame,
 };
 use dsrun_core::{
-    DType, Error, Result, TensorDesc,
+    DType, Error, Result, TensorDesc, WeightType,
     kernels::{CallDesc, OperandDesc},
     op::Op,
 };
 use std::sync::Arc;
 
-/// Makes the launches of a bound call. The functions are those of the recipe's kernels, in order.
-pub(crate) type MakeSteps =
-    Box<dyn Fn(&Frame, &[Arc<Function>], &Context) -> Result<Vec<Step>> + Send + Sync>;
+/// Makes the launches of a bound call. The functions are those of the plan's kernels, in order.
+pub(crate) type MakeLaunches =
+    Box<dyn Fn(&Frame, &[Arc<Function>], &Context) -> Result<Vec<LaunchOp>> + Send + Sync>;
 
 /// How a call is run.
-pub(crate) struct Recipe {
+pub(crate) struct KernelPlan {
     pub(crate) kernels: Vec<KernelSpec>,
-    /// Scratch memory.
+    /// Bytes of scratch memory, which calls of a stream may share.
     pub(crate) workspace: usize,
-    /// Zeroed memory of each bound call.
+    /// Bytes of zeroed memory of each bound call.
     pub(crate) persistent: usize,
     pub(crate) batch_invariant: bool,
-    pub(crate) steps: MakeSteps,
+    pub(crate) launches: MakeLaunches,
 }
 
-impl Recipe {
-    /// A recipe of one kernel without scratch memory.
+impl KernelPlan {
+    /// A plan of one kernel without scratch memory.
     pub(crate) fn of_one(
         spec: KernelSpec,
-        step: impl Fn(&Frame, &Arc<Function>) -> Result<Option<Step>> + Send + Sync + 'static,
+        launch: impl Fn(&Frame, &Arc<Function>) -> Result<Option<LaunchOp>> + Send + Sync + 'static,
     ) -> Self {
-        let steps: MakeSteps = Box::new(move |frame, functions, _| {
-            let function = functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
-            Ok(step(frame, function)?.into_iter().collect())
-        });
-        Self { kernels: vec![spec], workspace: 0, persistent: 0, batch_invariant: true, steps }
+        let launches: MakeLaunches =
+            Box::new(move |frame, functions, _| Ok(launch(frame, only(functions)?)?.into_iter().collect()));
+        Self { kernels: vec![spec], workspace: 0, persistent: 0, batch_invariant: true, launches }
     }
 
-    /// A recipe that has nothing to do.
+    /// A plan without launches.
     pub(crate) fn nothing() -> Self {
-        let steps: MakeSteps = Box::new(|_, _, _| Ok(Vec::new()));
-        Self { kernels: Vec::new(), workspace: 0, persistent: 0, batch_invariant: true, steps }
+        let launches: MakeLaunches = Box::new(|_, _, _| Ok(Vec::new()));
+        Self { kernels: Vec::new(), workspace: 0, persistent: 0, batch_invariant: true, launches }
     }
+}
+
+/// The function of a plan of one kernel.
+fn only(functions: &[Arc<Function>]) -> Result<&Arc<Function>> {
+    functions.first().ok_or_else(|| Error::internal("a kernel plan without a kernel"))
 }
 
 /// How a valid call is run, or an error that says why it is not.
-pub(crate) fn recipe(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     check_sizes(call)?;
     match &call.op {
         Op::Embed(op) => elementwise::embed(op, call),
-        Op::RmsNorm(op) => norm::rms_norm(op, call, machine),
+        Op::RmsNorm(op) => norm::rms_norm(op, call, device),
         Op::LayerNorm(op) => norm::layer_norm(op, call),
-        Op::Linear(op) => linear::linear(op, call, machine),
-        Op::LinearW8A8(op) => linear::linear_w8a8(op, call, machine),
-        Op::QuantPerToken(_) => quant::quant_per_token(call),
-        Op::Matmul(op) => linear::matmul(op, call),
+        Op::Linear(op) => gemm::linear(op, call, device),
+        Op::LinearW8A8(op) => gemm::linear_w8a8(op, call, device),
+        Op::QuantPerToken(_) => quantise::quant_per_token(call),
+        Op::Matmul(op) => gemm::matmul(op, call),
         Op::Activation(op) => elementwise::activation(op, call),
         Op::GatedActivation(op) => elementwise::gated_activation(op, call),
         Op::Rope(op) => elementwise::rope(op, call),
@@ -86,23 +89,20 @@ pub(crate) fn recipe(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
         Op::PageCopy(_) => cache::page_copy(call),
         Op::PageGather(_) => cache::page_gather(call),
         Op::PageScatter(_) => cache::page_scatter(call),
-        Op::AttentionPrepare(_) => Ok(Recipe::nothing()),
-        Op::PagedAttention(op) => match decode::recipe(op, call, machine)? {
-            Some(recipe) => Ok(recipe),
-            None => attention::paged(op, call, machine),
-        },
-        Op::Attention(op) => attention::unpaged(op, call, machine),
+        Op::AttentionPrepare(_) => Ok(KernelPlan::nothing()),
+        Op::PagedAttention(op) => attention::paged(op, call, device),
+        Op::Attention(op) => attention::unpaged(op, call, device),
         Op::Add(op) => elementwise::add(op, call),
         Op::Cast(op) => elementwise::cast(op, call),
         Op::Columns(op) => elementwise::columns(op, call),
         Op::Fill(op) => elementwise::fill(op, call),
         Op::GatherRows(_) => elementwise::gather_rows(call),
         Op::PrepareStep(op) => step::prepare_step(op, call),
-        Op::LogitProcess(_) => sampling::logit_process(call, machine),
-        Op::Argmax(_) => sampling::argmax(call, machine),
+        Op::LogitProcess(_) => sampling::logit_process(call, device),
+        Op::Argmax(_) => sampling::argmax(call, device),
         Op::Sample(_) => sampling::sample(call),
         Op::CommitTokens(_) => step::commit_tokens(call),
-        Op::Region(region) => region::recipe(region, call, machine),
+        Op::Region(region) => region::plan(region, call, device),
         other => Err(Error::unsupported(format!("CUDA has no kernel for {} yet", other.name()))),
     }
 }
@@ -111,14 +111,9 @@ pub(crate) fn recipe(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
 ///
 /// # Errors
 /// If the call is wrong or not native.
-pub fn kernel_specs(call: &CallDesc, machine: &Machine) -> Result<Vec<KernelSpec>> {
+pub fn kernel_specs(call: &CallDesc, device: &DeviceSpec) -> Result<Vec<KernelSpec>> {
     call.validate()?;
-    Ok(recipe(call, machine)?.kernels)
-}
-
-/// The kernel that brings a few words between host and device.
-pub fn copy_kernel() -> KernelSpec {
-    KernelSpec::new("copy/copy.cu", "copy", [])
+    Ok(plan(call, device)?.kernels)
 }
 
 /// Kernels count in signed 32 bits per dimension and 64 bits in all; grids have at most 2^31 blocks.
@@ -134,7 +129,7 @@ fn check_sizes(call: &CallDesc) -> Result<()> {
         match operand {
             Some(OperandDesc::Tensor(tensor)) => check(tensor, &call.operand_name(index))?,
             Some(OperandDesc::Weight(weight)) => {
-                crate::weight::layout(weight).map_err(|error| error.at(&call.operand_name(index)))?;
+                weight::layout(weight).map_err(|error| error.at(&call.operand_name(index)))?;
             }
             None => {}
         }
@@ -143,7 +138,7 @@ fn check_sizes(call: &CallDesc) -> Result<()> {
 }
 
 /// The name of an element type in the kernels.
-fn type_name(dtype: DType) -> Result<&'static str> {
+pub(crate) fn type_name(dtype: DType) -> Result<&'static str> {
     match dtype {
         DType::F32 => Ok("f32"),
         DType::F16 => Ok("f16"),
@@ -155,6 +150,14 @@ fn type_name(dtype: DType) -> Result<&'static str> {
 /// The tensor operand at `index`.
 fn operand(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
     call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+}
+
+/// The type of the packed weight at `index`.
+fn weight_type(call: &CallDesc, index: usize) -> Result<&WeightType> {
+    match call.operands.get(index) {
+        Some(Some(OperandDesc::Weight(weight))) => Ok(weight),
+        _ => Err(Error::internal(format!("operand {index} is no weight"))),
+    }
 }
 
 /// The result at `index`.
@@ -197,5 +200,5 @@ fn wide(planes: &[&TensorDesc]) -> bool {
 
 /// The grid of kernels over planes: chunks of columns, rows.
 fn plane(rows: usize, columns: usize) -> [usize; 3] {
-    [columns.div_ceil(THREADS).min(1 << 20), rows.min(crate::launch::MAX_GRID), 1]
+    [columns.div_ceil(THREADS).min(1 << 20), rows.min(crate::driver::launch::MAX_GRID), 1]
 }

@@ -10,25 +10,25 @@
 )]
 
 use dsrun_core::{
-    BlockFormat, DType, TensorDesc, WeightFormat, WeightType,
+    BlockFormat, DType, TensorDesc, TensorType, WeightExpr, WeightFormat, WeightType,
     kernels::{CallDesc, OperandDesc},
     op::{
         Activation, Add, Argmax, Attention, AttentionMask, Cast, Columns, CommitTokens, Embed, Fill,
         GateLayout, GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess,
-        Matmul, Nonlinearity, Op, PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep,
-        QuantPerToken, RmsNorm, Rope, RopePairing, Sample,
+        Matmul, Nonlinearity, Op, OperandType, PageCopy, PageGather, PageScatter, PagedAttention,
+        PrepareStep, QuantPerToken, RmsNorm, Rope, RopePairing, Sample,
     },
+    program::{Program, ProgramBuilder, ValueId},
     region::{
         Region,
         well_known::{self, AttentionInput, Heads, Norm},
     },
 };
 use dsrun_cuda::{
-    KernelSpec, LayersShape, Machine,
+    DeviceSpec, KernelSpec,
     compiler::{Cache, Compiler},
     copy_kernel, kernel_specs,
     library::Library,
-    next_token_kernel, quantised_kernel,
 };
 use std::{collections::HashSet, path::Path};
 
@@ -407,82 +407,246 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(quantised_calls(dtype));
         calls.extend(attention_calls(dtype));
     }
-    let machines = [true, false].map(|blas| Machine { capability, processors: 132, blas, skinny: true });
-    let of_calls: Vec<KernelSpec> = calls
-        .iter()
-        .flat_map(|call| machines.map(|machine| kernel_specs(call, &machine).unwrap()))
-        .flatten()
-        .collect();
-    let whole = |spec: &&KernelSpec| {
-        spec.entry == "decode" && spec.defines.iter().any(|(name, value)| *name == "CLUSTER" && value == "1")
-    };
-    let quantised: Vec<_> = of_calls.iter().filter(whole).map(|spec| quantised_kernel(spec, 8)).collect();
-    of_calls
-        .into_iter()
-        .chain(quantised)
-        .chain([copy_kernel()])
-        .chain(
-            FLOATS
-                .iter()
-                .flat_map(|dtype| [1, 0].map(|fours| next_token_kernel(*dtype, fours == 1).unwrap())),
-        )
-        .chain(layers())
-        .collect()
+    calls.extend(token_calls());
+    calls.extend(attention_and_quantisation());
+    if capability >= 90 {
+        calls.extend(decoder_calls());
+    }
+    let devices = [true, false].map(|blas| DeviceSpec { capability, sm_count: 132, blas, custom_gemm: true });
+    let of_calls =
+        calls.iter().flat_map(|call| devices.map(|device| kernel_specs(call, &device).unwrap())).flatten();
+    of_calls.chain([copy_kernel()]).collect()
 }
 
-/// Launches of whole layers: of gated MLPs behind RMS norms, and of plain ones behind layer norms; of one slot a tile, of several,
-/// and of tiles that warps take in several rounds; of layers that are read at a pace; of heads of more than 64; in pieces of runs.
-fn layers() -> impl Iterator<Item = KernelSpec> {
-    let machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
-    let shapes = [
-        ("bf16", "bf16", "2", [576, 1536, 3, 3, 64], true),
-        ("f16", "f16", "4", [1600, 6400, 25, 1, 64], false),
-        ("bf16", "bf16", "2", [2048, 8192, 8, 4, 64], true),
-        ("f16", "f16", "3", [256, 1024, 1, 16, 16], true),
-        ("bf16", "bf16", "1", [768, 3072, 12, 1, 64], false),
-        ("bf16", "bf16", "3", [64, 40_960, 1, 1, 64], false),
-        ("bf16", "int4g128_f16", "2", [2048, 8192, 8, 4, 64], true),
-        ("bf16", "int4g128_f16", "2", [4096, 14_336, 16, 4, 64], true),
-        ("f16", "int4g128", "4", [768, 3072, 12, 1, 64], false),
-        ("bf16", "int8", "2", [2048, 8192, 8, 4, 64], true),
-        ("f16", "int8", "3", [256, 1024, 1, 16, 16], true),
-        ("f16", "f16", "4", [1280, 5120, 16, 1, 80], false),
-        ("bf16", "bf16", "2", [1536, 4096, 16, 1, 96], true),
-        ("bf16", "bf16", "2", [2048, 5632, 4, 4, 128], true),
-        ("f16", "f16", "2", [256, 1024, 1, 16, 128], true),
-        ("bf16", "bf16", "2", [4096, 14_336, 8, 4, 128], true),
-        ("f16", "f16", "1", [5120, 20_480, 40, 1, 128], false),
-        ("bf16", "int4g128_f16", "2", [4096, 14_336, 8, 4, 128], true),
-        ("bf16", "int8", "2", [4096, 14_336, 8, 4, 128], true),
-    ];
-    shapes.into_iter().map(move |(dtype, format, function, [hidden, inner, kv_heads, group, head], gated)| {
-        let norm = if gated { "1" } else { "2" };
-        let constants = [
-            ("X", dtype),
-            ("G", dtype),
-            ("SHIFT", if gated { "f32" } else { dtype }),
-            ("BIAS", if gated { "f32" } else { dtype }),
-            ("NORM", norm),
-            ("ROPE", if gated { "1" } else { "0" }),
-            ("FUNCTION", function),
-        ];
-        let constants = constants.map(|(name, value)| (name, value.to_owned())).to_vec();
-        let pairs = if gated { head / 2 } else { 0 };
-        let format = WeightFormat::from_name(format).unwrap();
-        let shape = LayersShape {
-            constants,
-            format,
-            gated,
-            hidden,
-            inner,
-            kv_heads,
-            group,
-            head,
-            pairs,
-            slots: 16,
-            causal: true,
+/// The call of a region of all nodes of a program.
+fn outlined(program: &Program) -> CallDesc {
+    let outlined = program.outline(0..program.nodes.len(), &program.uses()).unwrap();
+    let operand = |id: &Option<ValueId>| {
+        Some(match &program.value(id.unwrap()).unwrap().value_type {
+            OperandType::Weight(weight) => OperandDesc::Weight(weight.clone()),
+            OperandType::Tensor(tensor) => {
+                OperandDesc::Tensor(TensorDesc::dense(tensor.dtype, &tensor.resolve(&|_| None).unwrap()))
+            }
+        })
+    };
+    call(outlined.op, outlined.operands.iter().map(operand).collect())
+}
+
+/// The tail of a step of one row: logits that are whole vectors and others, with limits and without.
+fn token_calls() -> Vec<CallDesc> {
+    let mut calls = Vec::new();
+    for (columns, limited) in [(64, false), (63, true)] {
+        let mut program = ProgramBuilder::new("tail");
+        let mut input = |name: &str, dtype, shape: &[usize]| {
+            program.input(name, TensorType::new(dtype, shape.iter().copied())).unwrap()
         };
-        shape.kernel(&machine).unwrap()
+        let logits = input("logits", DType::F32, &[1, columns]);
+        let [requests, positions, commits, stops] =
+            ["requests", "positions", "commits", "stops"].map(|name| input(name, DType::I32, &[1]));
+        let settings = input("parameters", DType::F32, &[4, 8]);
+        let seeds = input("seeds", DType::U32, &[4, 2]);
+        let bias = limited.then(|| input("bias", DType::F32, &[4, columns]));
+        let mask = limited.then(|| input("mask", DType::U32, &[1, columns.div_ceil(32)]));
+        let mut state = |name: &str, shape: &[usize]| {
+            program.state(name, TensorType::new(DType::I32, shape.iter().copied())).unwrap()
+        };
+        let (last, finished) = (state("last", &[4]), state("finished", &[4]));
+        let counts = state("counts", &[4, columns]);
+        let process = [Some(logits), Some(requests), Some(settings), Some(counts), bias, mask];
+        let processed = program.call(LogitProcess {}, process).unwrap();
+        let sample = [processed, requests, positions, settings, seeds].map(Some);
+        let sampled = program.calls(Sample {}, sample).unwrap();
+        let commit = [commits, sampled[0], stops, last, finished, counts].map(Some);
+        let committed = program.calls(CommitTokens {}, commit).unwrap();
+        let outputs = [vec![processed], sampled, committed].concat();
+        calls.push(outlined(&program.finish(&outputs).unwrap()));
+    }
+    calls
+}
+
+/// Attention of many single tokens whose rows are quantised.
+fn attention_and_quantisation() -> impl Iterator<Item = CallDesc> {
+    [(DType::BF16, 128, 32, 8, 128), (DType::F16, 64, 16, 4, 64)].into_iter().map(
+        |(dtype, sequences, query_heads, kv_heads, size)| {
+            let op = PagedAttention {
+                query_heads,
+                kv_heads,
+                scale: 0.1,
+                softcap: 0.0,
+                window: 0,
+                mask: AttentionMask::Causal,
+            };
+            let mut program = ProgramBuilder::new("attention");
+            let mut input = |name: &str, dtype, shape: &[usize]| {
+                program.input(name, TensorType::new(dtype, shape.iter().copied())).unwrap()
+            };
+            let query = input("query", dtype, &[sequences, query_heads as usize * size]);
+            let cache = [64, kv_heads as usize, 16, size];
+            let caches = ["keys", "values"].map(|name| input(name, dtype, &cache));
+            let lengths = ["start", "length", "total"].map(|name| input(name, DType::I32, &[sequences]));
+            let table = input("table", DType::I32, &[sequences, 4]);
+            let work = input("work", DType::I32, &[0]);
+            let operands = [&[query][..], &caches, &lengths, &[table, work]].concat();
+            let operands = operands.into_iter().map(Some).chain([None; 3]);
+            let y = program.calls(op, operands).unwrap()[0];
+            let quantised = program.calls(QuantPerToken {}, [Some(y)]).unwrap();
+            outlined(&program.finish(&quantised).unwrap())
+        },
+    )
+}
+
+/// Layers of a decoder in one launch.
+struct Layers {
+    dtype: DType,
+    format: &'static str,
+    function: Nonlinearity,
+    hidden: usize,
+    inner: usize,
+    kv_heads: usize,
+    group: usize,
+    head: usize,
+    /// RMS norms, rotary positions, a gated MLP and no biases; else layer norms, a plain MLP, biases and the embedding in front.
+    llama: bool,
+}
+
+impl Layers {
+    fn program(&self) -> Program {
+        let Self { dtype, hidden, inner, kv_heads, group, head, llama, .. } = *self;
+        let format = WeightFormat::from_name(self.format).unwrap();
+        let mut program = ProgramBuilder::new("layers");
+        let mut input = |name: &str, dtype, shape: &[usize]| {
+            program.input(name, TensorType::new(dtype, shape.iter().copied())).unwrap()
+        };
+        let [ids, positions, slots, start, length, total] =
+            ["ids", "positions", "slots", "start", "length", "total"]
+                .map(|name| input(name, DType::I32, &[1]));
+        let (table, work) = (input("table", DType::I32, &[1, 4]), input("work", DType::I32, &[0]));
+        let token = input("x", dtype, &[1, hidden]);
+        let mut parts = 0;
+        let mut name = move || {
+            parts += 1;
+            format!("weight{parts}")
+        };
+        let mut x = token;
+        if !llama {
+            let dense = WeightType { format: WeightFormat::Dense(dtype), shape: vec![96, hidden] };
+            let mut rows = || {
+                let name = name();
+                program.weight(&name, WeightExpr::tensor(&name), dense.clone()).unwrap()
+            };
+            let (tokens, places) = (rows(), rows());
+            let embed = Embed { dtype, first_row: 0, position_offset: 0 };
+            x = program.call(embed, [ids, tokens, positions, places].map(Some)).unwrap();
+        }
+        let vector = |program: &mut ProgramBuilder, name: String, dtype, size: usize| {
+            program.vector(&name, WeightExpr::tensor(&name), TensorType::new(dtype, [size])).unwrap()
+        };
+        let frequencies = vector(&mut program, "frequencies".into(), DType::F32, head / 2);
+        let mut outputs = Vec::new();
+        for layer in 0..2 {
+            let mut linear = |program: &mut ProgramBuilder, x, [rows, columns]: [usize; 2]| {
+                let weight_name = name();
+                let weight = WeightType { format, shape: vec![rows, columns] };
+                let weight = program.weight(&weight_name, WeightExpr::tensor(&weight_name), weight).unwrap();
+                let bias = (!llama).then(|| vector(program, format!("{weight_name}.bias"), dtype, rows));
+                program.call(Linear { dtype }, [Some(x), Some(weight), bias]).unwrap()
+            };
+            let norm = |program: &mut ProgramBuilder, x, name: &str| {
+                let weight = vector(program, format!("layers.{layer}.{name}"), dtype, hidden);
+                if llama {
+                    let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+                    return program.call(norm, [x, weight].map(Some)).unwrap();
+                }
+                let bias = vector(program, format!("layers.{layer}.{name}.bias"), dtype, hidden);
+                program.call(LayerNorm { eps: 1e-5 }, [x, weight, bias].map(Some)).unwrap()
+            };
+            let add = |program: &mut ProgramBuilder, a, b| {
+                program.call(Add { alpha: 1.0 }, [Some(a), Some(b), None, None]).unwrap()
+            };
+            let (queries, keys) = (kv_heads * group * head, kv_heads * head);
+            let normed = norm(&mut program, x, "first");
+            let product = linear(&mut program, normed, [queries + 2 * keys, hidden]);
+            let mut start_at = 0u32;
+            let [mut query, mut key, value] = [queries, keys, keys].map(|count| {
+                let columns = Columns { start: start_at, count: count as u32 };
+                start_at += count as u32;
+                program.call(columns, [Some(product)]).unwrap()
+            });
+            if llama {
+                let rope =
+                    |heads: usize| Rope { heads: heads as u32, pairing: RopePairing::Halves, scale: 1.0 };
+                query =
+                    program.call(rope(kv_heads * group), [query, positions, frequencies].map(Some)).unwrap();
+                key = program.call(rope(kv_heads), [key, positions, frequencies].map(Some)).unwrap();
+            }
+            let cache = TensorType::new(dtype, [8, kv_heads, 16, head]);
+            let caches = ["keys", "values"]
+                .map(|name| program.state(format!("layers.{layer}.{name}"), cache.clone()).unwrap());
+            let write = [caches[0], caches[1], key, value, slots].map(Some);
+            let caches = program.calls(KvWrite {}, write).unwrap();
+            let attention = PagedAttention {
+                query_heads: (kv_heads * group) as u32,
+                kv_heads: kv_heads as u32,
+                scale: 0.1,
+                softcap: 0.0,
+                window: 0,
+                mask: AttentionMask::Causal,
+            };
+            let operands = [query, caches[0], caches[1], start, length, total, table, work].map(Some);
+            let attended = program.calls(attention, operands.into_iter().chain([None; 3])).unwrap()[0];
+            outputs.extend(caches);
+            let projected = linear(&mut program, attended, [hidden, queries]);
+            x = add(&mut program, x, projected);
+            let normed = norm(&mut program, x, "second");
+            let rows = if llama { 2 * inner } else { inner };
+            let product = linear(&mut program, normed, [rows, hidden]);
+            let (function, layout) = (self.function, GateLayout::Concatenated);
+            let activated = match llama {
+                true => {
+                    let gated = GatedActivation { function, layout, limit: 0.0 };
+                    program.call(gated, [Some(product), None, None]).unwrap()
+                }
+                false => program.call(Activation { function, limit: 0.0 }, [Some(product), None]).unwrap(),
+            };
+            let down = linear(&mut program, activated, [hidden, inner]);
+            x = add(&mut program, x, down);
+        }
+        outputs.push(x);
+        program.finish(&outputs).unwrap()
+    }
+}
+
+/// Gated MLPs behind RMS norms, and plain ones behind layer norms; layers of one ring slot a tile, of several, and of tiles that warps
+/// take in several rounds; layers that are read at a pace; heads of more than 64; runs in pieces.
+fn decoder_calls() -> impl Iterator<Item = CallDesc> {
+    let bf16 = DType::BF16;
+    let f16 = DType::F16;
+    let [relu, silu, erf, tanh] =
+        [Nonlinearity::Relu, Nonlinearity::Silu, Nonlinearity::GeluErf, Nonlinearity::GeluTanh];
+    let shapes = [
+        (bf16, "bf16", silu, [576, 1536, 3, 3, 64], true),
+        (f16, "f16", tanh, [1600, 6400, 25, 1, 64], false),
+        (bf16, "bf16", silu, [2048, 8192, 8, 4, 64], true),
+        (f16, "f16", erf, [256, 1024, 1, 16, 16], true),
+        (bf16, "bf16", relu, [768, 3072, 12, 1, 64], false),
+        (bf16, "bf16", erf, [64, 40_960, 1, 1, 64], false),
+        (bf16, "int4g128_f16", silu, [2048, 8192, 8, 4, 64], true),
+        (bf16, "int4g128_f16", silu, [4096, 14_336, 16, 4, 64], true),
+        (f16, "int4g128", tanh, [768, 3072, 12, 1, 64], false),
+        (bf16, "int8", silu, [2048, 8192, 8, 4, 64], true),
+        (f16, "int8", erf, [256, 1024, 1, 16, 16], true),
+        (f16, "f16", tanh, [1280, 5120, 16, 1, 80], false),
+        (bf16, "bf16", silu, [1536, 4096, 16, 1, 96], true),
+        (bf16, "bf16", silu, [2048, 5632, 4, 4, 128], true),
+        (f16, "f16", silu, [256, 1024, 1, 16, 128], true),
+        (bf16, "bf16", silu, [4096, 14_336, 8, 4, 128], true),
+        (f16, "f16", relu, [5120, 20_480, 40, 1, 128], false),
+        (bf16, "int4g128_f16", silu, [4096, 14_336, 8, 4, 128], true),
+        (bf16, "int8", silu, [4096, 14_336, 8, 4, 128], true),
+    ];
+    shapes.into_iter().map(|(dtype, format, function, [hidden, inner, kv_heads, group, head], llama)| {
+        let layers = Layers { dtype, format, function, hidden, inner, kv_heads, group, head, llama };
+        outlined(&layers.program())
     })
 }
 

@@ -276,12 +276,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     position = m.positions[0];
 #endif
     if (tokens.count() <= 0) return;
-    if (sequences.count() <= 0 || start > 0 || -start >= length || position < 0) {
-        if (m.embedding.rows && threadIdx.x < MULTIPLIERS) embed(m, id, embedded);
-        return;
-    }
+    /* A token of no sequence attends to nothing: its layers are computed with zeros for attention. */
+    bool attends = sequences.count() > 0 && start <= 0 && -start < length;
     Share share;
-    share.keys = total;
+    share.keys = attends ? total : 0;
     if (CAUSAL && total - length - start + 1 < share.keys) share.keys = total - length - start + 1;
     if (share.keys > (int)m.columns_of_table * SLOTS) share.keys = (int)m.columns_of_table * SLOTS;
     share.units = share.keys > 0 ? (share.keys + UNIT - 1) / UNIT : 0;

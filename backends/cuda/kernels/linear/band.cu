@@ -12,10 +12,10 @@
  * agree, so a lane's 16 consecutive bytes of a row are the fragments of two products. Every second row of a piece has its
  * halves swapped, and rows of activations are 64 bytes more than a multiple of 128 apart: then 8 lanes meet no bank twice.
  *
- * With SLICES > 1 a block writes its partial sums to scratch memory and counts itself at the tile's counter. The block that
- * counts last adds up all slices, in the order of the slices, so the result does not depend on which block that is. It looks
- * at the count one tile later, when the answer has arrived. No block ever waits for another, so the kernel makes progress
- * however few of its blocks are resident beside other work on the device.
+ * With SLICES > 1 a block writes its partial sums to scratch memory and counts itself at the tile's counter. Slices take turns at
+ * adding up: one of them visits the tile a turn later and counts once more. Whoever counts last, mostly the visitor, adds up all
+ * slices, in the order of the slices, so the result does not depend on which block that is. No block ever waits for another, so the
+ * kernel makes progress however few of its blocks are resident beside other work on the device.
  *
  * What depends on nothing is done before the kernels in front have finished: the rings are filled (unless weights may
  * change), so memory is kept busy between kernels. With PACED, where attention of one token is in front, a warp has two pieces
@@ -121,23 +121,21 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
     const u8* own_x = activations + group * X_PITCH + part * 16;
     const u8* low = ring + group * (PIECE * 2);
 #if SLICES > 1
-    /* The tile that this warp counted itself at, its pair, and how many slices had been counted before. */
-    int counted = -1, counted_item = 0;
-    u32 before = 0;
-    /* If this slice was the last of that tile, adds up all of them. */
-    auto reduce_if_last = [&]() {
-        if (counted < 0) return;
-        int tile = counted;
-        counted = -1;
-        if (__shfl_sync(0xffffffffu, before, 0) != SLICES - 1) return;
+    /*
+     * Tiles whose slices this warp counted itself at, and later tiles it visits to add them up: which tile (-1: none), which of its
+     * pairs, how many had counted before, and whether this slice is to visit it. The answer is looked at a turn later, when it has arrived.
+     */
+    struct Counted { int tile, item; u32 before; bool visits; };
+    Counted counted = {-1, 0, 0, false}, visited = counted;
+    auto add_up = [&](int tile, int item) {
         __threadfence();
-        if (lane == 0) counters[tile * ITEM_WARPS + counted_item / 32] = 0;
-        int token = counted_item / 8;
-        if (counted_item >= ITEMS || token >= tokens) return;
+        if (lane == 0) counters[tile * ITEM_WARPS + item / 32] = 0;
+        int token = item / 8;
+        if (item >= ITEMS || token >= tokens) return;
         Rows rows = rows_of(e, tile);
-        Ready ready = get_ready(e, rows, counted_item % 8, token);
+        Ready ready = get_ready(e, rows, item % 8, token);
         turn_ready(e, rows, ready);
-        const float2* from = (const float2*)scratch + (i64)tile * SLICES * ITEMS + counted_item;
+        const float2* from = (const float2*)scratch + (i64)tile * SLICES * ITEMS + item;
         float a = 0.0f, b = 0.0f;
 #pragma unroll
         for (int other = 0; other < SLICES; ++other) {
@@ -146,6 +144,22 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
             b += its.y;
         }
         conclude(e, rows, ready, token, a, b);
+    };
+    /* Looks at the answers of the turn before, and visits the tile of that turn if it is this slice's to add up. */
+    auto settle = [&]() {
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            Counted c = i ? counted : visited;
+            (i ? counted : visited).tile = -1;
+            if (c.tile < 0) continue;
+            /* Every slice and the visitor had counted: the lanes of this warp are the last. */
+            if (__shfl_sync(0xffffffffu, c.before, 0) == SLICES) {
+                add_up(c.tile, c.item);
+            } else if (i && c.visits) {
+                visited = c;
+                if (lane == 0) visited.before = atomicAdd(counters + c.tile * ITEM_WARPS + c.item / 32, 1u);
+            }
+        }
     };
 #endif
     for (int tile = first; tile < tiles; tile += groups, ++turn) {
@@ -214,16 +228,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
 #if SLICES == 1
         if (finishes && token < tokens) conclude(e, rows, ready, token, a, b);
 #else
-        reduce_if_last();
+        settle();
         if (item < ITEMS) __stcg((float2*)scratch + ((i64)tile * SLICES + slice) * ITEMS + item, make_float2(a, b));
         __syncwarp();
-        if (lane == 0) before = count_slice(counters + tile * ITEM_WARPS + item / 32);
-        counted = tile;
-        counted_item = item;
+        counted = {tile, item, 0, turn % SLICES == slice};
+        if (lane == 0) counted.before = count_slice(counters + tile * ITEM_WARPS + item / 32);
 #endif
     }
 #if SLICES > 1
-    reduce_if_last();
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) settle();
 #endif
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif

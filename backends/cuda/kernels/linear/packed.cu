@@ -3,8 +3,8 @@
  * y = f(norm(x) W^T + b) for activations of f16 or bf16, and with DIGITS 1 y = f((x W^T) * scale of the row + b) for signed bytes.
  *
  * The plan is that of band.cu: a tile is 16 outputs by all tokens, blocks stay, teams of SPLIT warps take turns at tiles, and the
- * warps of a team at pieces of the inputs; they add up in shared memory, and with SLICES > 1 the block that
- * is the last of a tile adds up the slices from scratch memory; none waits for another. What differs is the weights. A step is 16 rows by 64 bytes, and a piece two steps: 128 or 256 inputs, 2 KiB. 8
+ * warps of a team at pieces of the inputs; they add up in shared memory, and with SLICES > 1 the slices of a
+ * tile from scratch memory, where no block waits for another. What differs is the weights. A step is 16 rows by 64 bytes, and a piece two steps: 128 or 256 inputs, 2 KiB. 8
  * rows by 16 bytes are one line of 128 bytes in memory, so a piece is two runs of 1 KiB, copied into a ring of the warp's own with
  * the numbers of its groups. (Lanes that copied the very bytes they multiply, a quarter of four lines at a time, came to 2.1 TB/s.)
  * Rows of a line change places by which line it is: then 8 lanes meet no bank twice, copying or reading.
@@ -179,25 +179,23 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     /* Where row `i` of a piece's 16 is, for this lane. */
     auto place_of = [&](int i) { return i / 8 * 1024 + lane % 4 * 128 + (i % 8 ^ lane % 4 * 2) * 16; };
 #if SLICES > 1
-    /* The tile that this warp counted itself at, its pair, and how many slices had been counted before. */
-    int counted = -1, counted_item = 0;
-    u32 before = 0;
-    /* If this slice was the last of that tile, adds up all of them: see band.cu. */
-    auto reduce_if_last = [&]() {
-        if (counted < 0) return;
-        int tile = counted;
-        counted = -1;
-        if (__shfl_sync(0xffffffffu, before, 0) != SLICES - 1) return;
+    /*
+     * Tiles whose slices this warp counted itself at, and later tiles it visits to add them up: which tile (-1: none), which of its
+     * pairs, how many had counted before, and whether this slice is to visit it. The answer is looked at a turn later, when it has arrived.
+     */
+    struct Counted { int tile, item; u32 before; bool visits; };
+    Counted counted = {-1, 0, 0, false}, visited = counted;
+    auto add_up = [&](int tile, int item) {
         __threadfence();
-        if (lane == 0) counters[tile * ITEM_WARPS + counted_item / 32] = 0;
-        int token = counted_item / 8;
-        if (counted_item >= ITEMS || token >= tokens) return;
+        if (lane == 0) counters[tile * ITEM_WARPS + item / 32] = 0;
+        int token = item / 8;
+        if (item >= ITEMS || token >= tokens) return;
         Rows rows = rows_of(e, tile);
-        Ready ready = get_ready(e, rows, counted_item % 8, token);
+        Ready ready = get_ready(e, rows, item % 8, token);
         turn_ready(e, rows, ready);
-        const float2* from = (const float2*)scratch + (i64)tile * SLICES * ITEMS + counted_item;
+        const float2* from = (const float2*)scratch + (i64)tile * SLICES * ITEMS + item;
 #if DIGITS == 1
-        Own own = get_own(rows, counted_item % 8, token);
+        Own own = get_own(rows, item % 8, token);
         int a = 0, b = 0;
 #pragma unroll
         for (int other = 0; other < SLICES; ++other) {
@@ -216,6 +214,22 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
         }
         conclude(e, rows, ready, token, a, b);
 #endif
+    };
+    /* Looks at the answers of the turn before, and visits the tile of that turn if it is this slice's to add up. */
+    auto settle = [&]() {
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            Counted c = i ? counted : visited;
+            (i ? counted : visited).tile = -1;
+            if (c.tile < 0) continue;
+            /* Every slice and the visitor had counted: the lanes of this warp are the last. */
+            if (__shfl_sync(0xffffffffu, c.before, 0) == SLICES) {
+                add_up(c.tile, c.item);
+            } else if (i && c.visits) {
+                visited = c;
+                if (lane == 0) visited.before = atomicAdd(counters + c.tile * ITEM_WARPS + c.item / 32, 1u);
+            }
+        }
     };
 #endif
     u64* barriers = all_barriers[team];
@@ -268,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 #endif
         }
 #else
-        reduce_if_last();
+        settle();
         if (item < ITEMS) {
 #if DIGITS == 1
             float2 both = make_float2(__int_as_float(a), __int_as_float(b));
@@ -278,9 +292,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
             __stcg((float2*)scratch + ((i64)tile * SLICES + slice) * ITEMS + item, both);
         }
         __syncwarp();
-        if (lane == 0) before = count_slice(counters + tile * ITEM_WARPS + item / 32);
-        counted = tile;
-        counted_item = item;
+        counted = {tile, item, 0, turn % SLICES == slice};
+        if (lane == 0) counted.before = count_slice(counters + tile * ITEM_WARPS + item / 32);
 #endif
     };
     for (int tile = first; tile < tiles; tile += groups, ++turn) {
@@ -318,7 +331,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
         finish(tile, turn - 1);
     }
 #if SLICES > 1
-    reduce_if_last();
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) settle();
 #endif
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif

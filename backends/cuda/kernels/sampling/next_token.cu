@@ -1,6 +1,5 @@
 /*
- * next_token: from the logits of one row to its token, recorded: `logit_process`, `sample` and `commit_tokens`, whose parameters
- * it takes one behind the other, in one launch.
+ * next_token: from the logits of one row to its token, recorded: `logit_process`, `sample` and `commit_tokens` in one launch.
  *
  * Grid: a block of 1024 threads for each chunk of 4096 tokens. A thread takes four logits, processes and keeps them, and its block
  * leaves what there is in the chunk. The block that is through last puts the chunks together, with the filters if there are any,
@@ -10,12 +9,11 @@
  * 128256 logits on an H200, of which reads and writes need 0.5.
  */
 extern "C" __global__ void __launch_bounds__(1024) next_token(
-    Extent extent, i64 columns, i64 capacity, const T0* logits, i64, const int* requests, const float* parameters,
-    i64 parameters_row, const int* counts, i64 counts_row, const float* bias, i64 bias_row, const u32* mask, i64, float* y, i64,
-    Extent, i64, i64, const float*, i64, const int*, const int* positions, const float*, i64, const u32* seeds, i64 seeds_row,
-    Share* shares, i64 chunks, int* ids, float* log_probability,
-    Extent, Extent request_extent, i64 stops, i64 vocabulary, const int* commits, const int*, const int* stop_ids,
-    int* last_token, int* finished, int* recorded, i64 recorded_row, u32* arrived) {
+    Extent extent, Extent request_extent, i64 columns, i64 capacity, const T0* logits, const int* requests, const float* parameters,
+    i64 parameters_row, const int* counts, i64 counts_row, const float* bias, i64 bias_row, const u32* mask, float* y,
+    const int* positions, const u32* seeds, i64 seeds_row, Share* shares, i64 chunks, int* ids, float* log_probability, i64 stops,
+    i64 vocabulary, const int* commits, const int* stop_ids, int* last_token, int* finished, int* recorded, i64 recorded_row,
+    u32* arrived) {
     __shared__ bool is_last;
     take_turn();
     int begin = blockIdx.x * CHUNK, thread = threadIdx.x, at = begin + thread * 4;

@@ -1,16 +1,16 @@
-//! GPUs that need not be here, by name: what kernels are cut to.
+//! GPUs by name, for building kernels where the GPU itself is not.
 
-use crate::device::{OLDEST_CAPABILITY, written};
+use super::{OLDEST_CAPABILITY, written};
 use dsrun_core::{Error, Result};
 
 /// What is known of a GPU that need not be here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct KnownGpu {
     pub(crate) name: String,
     /// Compute capability, major times ten plus minor.
     pub(crate) capability: u32,
     /// Multiprocessors.
-    pub(crate) processors: usize,
+    pub(crate) sm_count: usize,
     /// Bytes of memory, if known.
     pub(crate) memory: Option<u64>,
 }
@@ -33,7 +33,7 @@ const KNOWN: [(&str, u32, usize, u64); 14] = [
     ("t4", 75, 40, 16),
 ];
 
-impl Part {
+impl KnownGpu {
     /// A GPU by its name, or by architecture and multiprocessors, such as `sm_90:132`.
     ///
     /// # Errors
@@ -41,18 +41,18 @@ impl Part {
     pub(crate) fn named(name: &str) -> Result<Self> {
         let plain = name.trim().to_lowercase().replace([' ', '_'], "-");
         let plain = plain.strip_prefix("nvidia-").unwrap_or(&plain);
-        if let Some((known, capability, processors, memory)) = KNOWN.iter().find(|part| part.0 == plain) {
+        if let Some((known, capability, sm_count, memory)) = KNOWN.iter().find(|part| part.0 == plain) {
             let name = known.to_uppercase();
             return Ok(Self {
                 name,
                 capability: *capability,
-                processors: *processors,
+                sm_count: *sm_count,
                 memory: Some(memory << 30),
             });
         }
         let wrong = |message: String| Err(Error::invalid(message).at("device"));
-        let (architecture, processors) = match plain.split_once(':') {
-            Some((architecture, processors)) => (architecture, Some(processors)),
+        let (architecture, sm_count) = match plain.split_once(':') {
+            Some((architecture, sm_count)) => (architecture, Some(sm_count)),
             None => (plain, None),
         };
         let Some(capability) = capability(architecture) else {
@@ -65,13 +65,13 @@ impl Part {
         if capability < OLDEST_CAPABILITY {
             return wrong(format!("{name:?} has compute capability {}, 7.5 is needed", written(capability)));
         }
-        match processors.map(str::parse) {
-            Some(Ok(processors @ 1..=4096)) => {
+        match sm_count.map(str::parse) {
+            Some(Ok(sm_count @ 1..=4096)) => {
                 let name = format!(
-                    "a GPU of compute capability {} with {processors} multiprocessors",
+                    "a GPU of compute capability {} with {sm_count} multiprocessors",
                     written(capability)
                 );
-                Ok(Self { name, capability, processors, memory: None })
+                Ok(Self { name, capability, sm_count, memory: None })
             }
             Some(_) => wrong(format!("{name:?} says no number of multiprocessors behind the colon")),
             None => {
@@ -119,11 +119,11 @@ mod tests {
     fn a_gpu_has_a_name_or_an_architecture_and_multiprocessors(
         #[case] name: &str,
         #[case] capability: u32,
-        #[case] processors: usize,
+        #[case] sm_count: usize,
         #[case] memory: Option<u64>,
     ) {
-        let part = Part::named(name).unwrap();
-        assert_eq!((part.capability, part.processors), (capability, processors));
+        let part = KnownGpu::named(name).unwrap();
+        assert_eq!((part.capability, part.sm_count), (capability, sm_count));
         assert_eq!(part.memory.map(|bytes| bytes >> 30), memory);
     }
 
@@ -138,7 +138,7 @@ mod tests {
     #[case("7.0:80", "7.5 is needed")]
     #[case("sm_999999:1", "known are")]
     fn what_says_too_little_is_told_what_is_missing(#[case] name: &str, #[case] expected: &str) {
-        let error = Part::named(name).unwrap_err();
+        let error = KnownGpu::named(name).unwrap_err();
         assert!(error.message().contains(expected), "{error}");
     }
 }

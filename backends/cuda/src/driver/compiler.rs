@@ -3,7 +3,7 @@
 //! A binary is kept under a hash of everything it is made from: source, options, NVRTC's version and architecture. A file
 //! that is cut short or changed is noticed by its checksum, and built again. A cache that cannot be written costs time only.
 
-use crate::{library::Library, source, spec::KernelSpec};
+use crate::driver::{kernel_spec::KernelSpec, library::Library, source};
 use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 use dsrun_core::{Code, Error, Result};
 use sha2::{Digest, Sha256};

@@ -1,14 +1,14 @@
 //! What all objects of a device handle share.
 
-use crate::{
-    blas::Blas,
+use crate::driver::{
     compiler::{Cache, Compiler},
+    cublaslt::CublasLt,
     fault::{self, WaitRecord},
+    kernel_spec::KernelSpec,
     launch::Function,
     memory::{Account, Size, shortage},
     recent::Recent,
     source,
-    spec::{KernelSpec, Machine},
 };
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUmodule, CUresult, CUstream};
 use dsrun_core::{Code, Error, Result};
@@ -58,8 +58,9 @@ pub(crate) struct Context {
     /// The driver's version, as it counts: 13000 is 13.0.
     pub(crate) driver: i32,
     raw: RawContext,
-    pub(crate) machine: Machine,
-    /// Whether kernels are those of an older device than this one.
+    /// The compute capability that kernels are built for.
+    capability: u32,
+    /// Whether that is older than the device's own.
     older: bool,
     pub(crate) account: Arc<Account>,
     pool: RawPool,
@@ -71,7 +72,7 @@ pub(crate) struct Context {
     compiler: OnceLock<Result<Compiler>>,
     modules: Mutex<HashMap<KernelSpec, KernelSlot>>,
     loaded: Mutex<Vec<RawModule>>,
-    blas: OnceLock<Result<Blas>>,
+    blas: OnceLock<Result<CublasLt>>,
     lost: OnceLock<String>,
     waits: WaitRecord,
     /// What was enqueued on any stream.
@@ -79,11 +80,11 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Opens a device. The driver must be present and initialised. `older` says that `machine` is one that the device is taken
-    /// for, older than itself.
+    /// Opens a device. The driver must be present and initialised. Kernels are built for `capability`, which is `older` than
+    /// the device's own where the device is to act as an older one.
     pub(crate) fn open(
         index: usize,
-        machine: Machine,
+        capability: u32,
         older: bool,
         account: Arc<Account>,
     ) -> Result<Arc<Self>> {
@@ -118,7 +119,7 @@ impl Context {
             device,
             driver,
             raw: Raw(raw),
-            machine,
+            capability,
             older,
             account,
             pool: Raw(pool),
@@ -297,26 +298,33 @@ impl Context {
     /// The compiler, made when it is first needed.
     fn compiler(&self) -> Result<&Compiler> {
         let made = self.compiler.get_or_init(|| match self.older {
-            false => Compiler::new(self.machine.capability, Cache::of_user()),
-            true => Compiler::portable(self.machine.capability, Cache::of_user()),
+            false => Compiler::new(self.capability, Cache::of_user()),
+            true => Compiler::portable(self.capability, Cache::of_user()),
         });
         made.as_ref().map_err(Clone::clone)
     }
 
     /// What was found out before about the kernels of a unit on such a device.
     pub(crate) fn recall(&self, unit: &str, question: &str) -> Option<String> {
-        self.compiler().ok()?.recall(unit, &self.of_machine(question))
+        self.compiler().ok()?.recall(unit, question)
     }
 
     /// Keeps what was found out about the kernels of a unit.
     pub(crate) fn remember(&self, unit: &str, question: &str, answer: &str) {
         if let Ok(compiler) = self.compiler() {
-            compiler.remember(unit, &self.of_machine(question), answer);
+            compiler.remember(unit, question, answer);
         }
     }
 
-    fn of_machine(&self, question: &str) -> String {
-        format!("{:?}: {question}", self.machine)
+    /// Copies bytes to memory of this context, and waits until they are there.
+    pub(crate) fn write(&self, pointer: u64, bytes: &[u8]) -> Result<()> {
+        self.enter()?;
+        let stream = self.memory_stream;
+        // SAFETY: the caller owns the memory, which has room for the bytes; they live until the copy is done, as it is waited for.
+        let status =
+            unsafe { sys::cuMemcpyHtoDAsync_v2(pointer, bytes.as_ptr().cast(), bytes.len(), stream.0) };
+        self.check(status, "writing to device memory")?;
+        self.poll(stream, "bytes to be written to device memory", OWN_TIMEOUT)
     }
 
     /// Writes a byte to memory of this context, and waits for it.
@@ -365,8 +373,8 @@ impl Context {
     }
 
     /// cuBLASLt, opened when it is first needed.
-    pub(crate) fn blas(&self) -> Result<&Blas> {
-        self.blas.get_or_init(Blas::new).as_ref().map_err(Clone::clone)
+    pub(crate) fn blas(&self) -> Result<&CublasLt> {
+        self.blas.get_or_init(CublasLt::new).as_ref().map_err(Clone::clone)
     }
 
     /// A kernel, compiled and loaded if it is not yet.
@@ -393,7 +401,7 @@ impl Context {
         self.prepare(spec, function)?;
         self.tell_wait_record(spec, module)?;
         let overlaps = !spec.together
-            && self.machine.capability >= 90
+            && self.capability >= 90
             && self.driver >= OVERLAPPING_DRIVER
             && source::every_kernel_waits(spec.unit);
         let shared = u32::try_from(spec.shared).unwrap_or(u32::MAX);
@@ -418,7 +426,7 @@ impl Context {
             let bytes = i32::try_from(spec.shared).unwrap_or(i32::MAX);
             set(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
         }
-        if self.machine.capability >= 90 {
+        if self.capability >= 90 {
             // A multiprocessor changes how it splits L1 and shared memory only when it is empty. Kernels that overlap must
             // therefore agree on the split, and those that stream weights need most of it.
             set(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
@@ -471,7 +479,7 @@ impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context")
             .field("device", &self.device)
-            .field("machine", &self.machine)
+            .field("capability", &self.capability)
             .finish_non_exhaustive()
     }
 }

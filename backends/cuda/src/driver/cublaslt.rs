@@ -4,7 +4,7 @@
 //! is `y^T = w x^T`, with `w` transposed. A bias and a residual are part of the product. It knows nothing of extents: what is
 //! done about rows past them is said in [`crate::ops`]' `linear`.
 
-use crate::{context::Raw, library::Library, stream::CudaStream};
+use crate::driver::{context::Raw, library::Library, stream::CudaStream};
 use cudarc::cublaslt::{
     result::{self, CublasError},
     sys::{self, cudaDataType_t},
@@ -18,7 +18,7 @@ pub(crate) const WORKSPACE: usize = 32 << 20;
 
 /// A handle of the library.
 #[derive(Debug)]
-pub(crate) struct Blas {
+pub(crate) struct CublasLt {
     handle: Raw<sys::cublasLtContext>,
 }
 
@@ -26,14 +26,14 @@ fn failed(what: &str) -> impl FnOnce(CublasError) -> Error {
     move |error| Error::internal(format!("cuBLASLt: {what}: {:?}", error.0))
 }
 
-impl Blas {
+impl CublasLt {
     pub(crate) fn new() -> Result<Self> {
         Library::CublasLt.require()?;
         Ok(Self { handle: Raw(result::create_handle().map_err(failed("making a handle"))?) })
     }
 }
 
-impl Drop for Blas {
+impl Drop for CublasLt {
     fn drop(&mut self) {
         // SAFETY: the handle is live, and products that use it are gone.
         let _ = unsafe { result::destroy_handle(self.handle.0) };
@@ -87,7 +87,7 @@ fn data_type(dtype: DType) -> Result<cudaDataType_t> {
 }
 
 impl Setup {
-    pub(crate) fn new(blas: &Blas, shape: Shape) -> Result<Self> {
+    pub(crate) fn new(blas: &CublasLt, shape: Shape) -> Result<Self> {
         let kind = data_type(shape.dtype)?;
         let (compute, scale) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
         let product = result::create_matmul_desc(compute, scale).map_err(failed("describing a product"))?;

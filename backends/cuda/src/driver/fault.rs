@@ -1,6 +1,6 @@
 //! CUDA's errors as ours, and the record that a kernel leaves when a wait of its gives up.
 
-use crate::context::Raw;
+use crate::driver::context::Raw;
 use cudarc::driver::sys::{self, CUresult};
 use dsrun_core::{Code, Error};
 use std::{ffi::CStr, fmt, ptr};
@@ -58,7 +58,7 @@ pub(crate) fn error(status: CUresult, what: &str) -> Error {
     Error::new(code(status), format!("{what}: {text} ({status:?})"))
 }
 
-/// Success, or the error. For calls outside of a [`crate::context::Context`].
+/// Success, or the error. For calls outside of a [`crate::driver::context::Context`].
 pub(crate) fn check(status: CUresult, what: &str) -> dsrun_core::Result<()> {
     match status {
         CUresult::CUDA_SUCCESS => Ok(()),

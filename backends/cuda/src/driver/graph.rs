@@ -4,17 +4,10 @@ mod replay;
 
 pub(crate) use replay::{FewWords, Replay};
 
-use crate::{
-    ahead,
+use crate::driver::{
     context::Context,
-    kernels::Work,
-    launch::Step,
-    ops::{
-        layers,
-        next_token::{self, NextToken},
-        quantised::{self, Quantised},
-    },
-    stream::CudaStream,
+    launch::{LaunchOp, Launches},
+    stream::{CudaStream, copy_kernel},
 };
 use cudarc::driver::sys::{self, CUgraph, CUresult};
 use dsrun_core::{
@@ -24,9 +17,6 @@ use dsrun_core::{
     kernels::{BoundCall, CallDesc},
 };
 use std::{ffi::CStr, ptr, sync::Arc};
-
-/// The environment variable that keeps every call of a graph a launch of its own, to compare.
-const NO_LAYERS: &str = "DSRUN_CUDA_NO_LAYERS";
 
 /// The first driver that tells the names of kernels: 12.3.
 const NAMING_DRIVER: i32 = 12_030;
@@ -45,9 +35,8 @@ impl Graphs for CudaGraphs {
         let context = &self.context;
         context.enter()?;
         let stream = CudaStream::own(stream, context)?;
-        let work = record(stream, &calls)?;
-        let (items, merged) = merge(work, context, stream)?;
-        let contents = Contents { context: context.clone(), items, merged, _calls: calls };
+        let launches = record(stream, &calls)?;
+        let contents = Contents { context: context.clone(), launches, _calls: calls };
         let captured = contents.capture(stream, None)?;
         if tracing::enabled!(tracing::Level::DEBUG) && context.driver >= NAMING_DRIVER {
             let launches = captured.launches().map(|names| counted(&names)).unwrap_or_default();
@@ -56,99 +45,30 @@ impl Graphs for CudaGraphs {
         Ok(Box::new(CudaGraph(Arc::new(Replay::new(contents, &captured)?))))
     }
 
-    fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
-        let kernels = ahead::of_graph(calls, &self.context.machine);
-        kernels.iter().try_for_each(|spec| self.context.function(spec).map(drop))
-    }
-}
-
-/// What goes into a graph.
-#[derive(Debug)]
-enum Item {
-    Call(Work),
-    /// Several calls in one launch.
-    Merged(usize),
-}
-
-/// A launch in the place of several calls, and the memory that is its own.
-#[derive(Debug)]
-enum Merged {
-    Layers(layers::Launch),
-    NextToken(NextToken),
-    Quantised(Quantised),
-}
-
-impl Merged {
-    fn step(&self) -> &Step {
-        match self {
-            Self::Layers(layers) => &layers.step,
-            Self::NextToken(token) => &token.step,
-            Self::Quantised(attention) => &attention.step,
-        }
+    fn prepare(&self, _: &[CallDesc]) -> Result<()> {
+        self.context.function(&copy_kernel()).map(drop)
     }
 }
 
 /// What the calls would enqueue.
-fn record(stream: &mut CudaStream, calls: &[Box<dyn BoundCall>]) -> Result<Vec<Work>> {
+fn record(stream: &mut CudaStream, calls: &[Box<dyn BoundCall>]) -> Result<Vec<Launches>> {
     stream.recorded = Some(Vec::new());
     let enqueued = calls.iter().try_for_each(|call| call.enqueue(stream));
     let recorded = stream.recorded.take();
     enqueued.map(|()| recorded.unwrap_or_default())
 }
 
-/// Puts launches of whole layers, of all that is done with the logits of a row, and of attention that quantises its result, in the
-/// place of their calls.
-fn merge(
-    work: Vec<Work>,
-    context: &Arc<Context>,
-    stream: &mut CudaStream,
-) -> Result<(Vec<Item>, Vec<Merged>)> {
-    let mut launches = Vec::new();
-    let mut runs = Vec::new();
-    if std::env::var_os(NO_LAYERS).is_none() {
-        for run in layers::find(&work, &context.machine) {
-            if let Some(launch) = layers::Launch::new(&work[run.clone()], context, stream)? {
-                tracing::debug!(calls = run.len(), "layers in one launch");
-                launches.push(Merged::Layers(launch));
-                runs.push(run);
-            }
-        }
-    }
-    for run in next_token::find(&work) {
-        if let Some(launch) = NextToken::new(&work[run.clone()], context)? {
-            launches.push(Merged::NextToken(launch));
-            runs.push(run);
-        }
-    }
-    for run in quantised::find(&work) {
-        if let Some(launch) = Quantised::new(&work[run.clone()], context)? {
-            launches.push(Merged::Quantised(launch));
-            runs.push(run);
-        }
-    }
-    let mut items = Vec::new();
-    for (index, work) in work.into_iter().enumerate() {
-        match runs.iter().position(|run| run.contains(&index)) {
-            None => items.push(Item::Call(work)),
-            Some(run) if runs[run].start == index => items.push(Item::Merged(run)),
-            Some(_) => {}
-        }
-    }
-    Ok((items, launches))
-}
-
 /// What a graph is made of, and what keeps its memory alive.
 #[derive(Debug)]
 struct Contents {
     context: Arc<Context>,
-    items: Vec<Item>,
-    merged: Vec<Merged>,
+    launches: Vec<Launches>,
     _calls: Vec<Box<dyn BoundCall>>,
 }
 
 impl Contents {
-    /// Captures all of it on a stream, and a step behind it.
-    fn capture(&self, stream: &mut CudaStream, behind: Option<&Step>) -> Result<Captured> {
+    /// Captures all launches on a stream, followed by one more if given.
+    fn capture(&self, stream: &mut CudaStream, last: Option<&LaunchOp>) -> Result<Captured> {
         let (context, raw) = (&self.context, stream.raw);
         // A free on another thread would record an event on the captured stream, and so become part of the capture. It
         // waits for this lock. Mode thread-local: what other threads do otherwise does not matter.
@@ -156,11 +76,8 @@ impl Contents {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live and not captured yet.
         context.check(unsafe { sys::cuStreamBeginCapture_v2(raw.0, mode) }, "beginning a capture")?;
-        let enqueued = self.items.iter().try_for_each(|item| match item {
-            Item::Call(work) => work.enqueue(stream),
-            Item::Merged(index) => self.merged[*index].step().enqueue(context, stream),
-        });
-        let enqueued = enqueued.and_then(|()| behind.map_or(Ok(()), |step| step.enqueue(context, stream)));
+        let enqueued = self.launches.iter().try_for_each(|launches| launches.enqueue(context, stream));
+        let enqueued = enqueued.and_then(|()| last.map_or(Ok(()), |launch| launch.enqueue(context, stream)));
         let mut graph: CUgraph = ptr::null_mut();
         // SAFETY: the stream is being captured by this thread; the pointer is to a place of the right type.
         let ended = unsafe { sys::cuStreamEndCapture(raw.0, &raw mut graph) };
@@ -266,7 +183,7 @@ impl Graph for CudaGraph {
 
 #[cfg(test)]
 mod tests {
-    use super::counted;
+    use crate::counted;
 
     #[test]
     fn launches_that_repeat_are_written_once() {

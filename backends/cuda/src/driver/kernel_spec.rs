@@ -1,19 +1,6 @@
-//! What a kernel is before it is built, and what is known of the device it is built for.
+//! A kernel before it is built: its source, its entry point and its constants.
 
 use std::fmt;
-
-/// What recipes need to know of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine {
-    /// Compute capability, major times ten plus minor.
-    pub capability: u32,
-    /// Multiprocessors.
-    pub processors: usize,
-    /// Whether cuBLASLt is there.
-    pub blas: bool,
-    /// Whether products with dense weights are ours where that is faster; if not, cuBLASLt does what it can.
-    pub skinny: bool,
-}
 
 /// A kernel: a source, an entry in it, and the constants it is compiled with.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -1,19 +1,13 @@
-//! Kernel launches: parameters, steps of a bound call, and where its operands are.
+//! Kernel launches and their parameters.
 
-use crate::{
-    blas::Product,
+use crate::driver::{
     context::{Context, Raw, RawStream},
-    memory::CudaBuffer,
+    cublaslt::Product,
     stream::CudaStream,
-    weight::CudaWeight,
 };
 use cudarc::driver::sys;
-use dsrun_core::{
-    DType, Error, Result, TensorDesc,
-    device::Buffer,
-    kernels::{Argument, Arguments, Binding, CallDesc},
-};
-use std::{any::Any, ffi::c_void, sync::Arc};
+use dsrun_core::{Error, Result};
+use std::{ffi::c_void, sync::Arc};
 
 /// A loaded kernel. Its module lives as long as the context.
 #[derive(Debug)]
@@ -57,48 +51,12 @@ impl Parameters {
         self.starts.push(self.words.len());
     }
 
-    /// The words of the first parameter.
-    pub(crate) fn first(&self) -> &[u64] {
-        self.of(0)
-    }
-
-    /// The words of a parameter, by its number; none if there is none.
-    pub(crate) fn of(&self, number: usize) -> &[u64] {
-        let start = |number: usize| self.starts.get(number).copied().unwrap_or(self.words.len());
-        &self.words[start(number)..start(number + 1)]
-    }
-
-    /// These, and others behind them.
-    #[must_use]
-    pub(crate) fn then(mut self, others: &Self) -> Self {
-        let behind = self.words.len();
-        self.starts.extend(others.starts.iter().map(|start| behind + start));
-        self.words.extend(&others.words);
-        self
-    }
-
     /// An address, or 0 for none.
     #[must_use]
     pub(crate) fn address(mut self, address: u64) -> Self {
         self.start();
         self.words.push(address);
         self
-    }
-
-    /// A tensor: address and distance between rows, two parameters.
-    #[must_use]
-    pub(crate) fn rows(self, tensor: &Bound) -> Self {
-        let stride = tensor.stride(0);
-        self.address(tensor.address).size(stride)
-    }
-
-    /// The same of a tensor that may be absent: zeros then.
-    #[must_use]
-    pub(crate) fn optional_rows(self, tensor: Option<&Bound>) -> Self {
-        match tensor {
-            Some(tensor) => self.rows(tensor),
-            None => self.address(0).size(0),
-        }
     }
 
     /// A 64-bit whole number.
@@ -131,13 +89,8 @@ impl Parameters {
         self.word(value.to_bits())
     }
 
-    /// The extents of these tensors, and how many rows there are at most: `struct Extent` of the prelude.
-    #[must_use]
-    pub(crate) fn extent(self, rows: usize, tensors: &[&Bound]) -> Self {
-        self.extents(rows, distinct(tensors.iter().map(|tensor| tensor.extent).collect()))
-    }
-
-    /// As [`Self::extent`], given where the extents are: [`distinct`], and no more than [`EXTENTS`].
+    /// The addresses of extents, [`distinct`] and at most [`EXTENTS`] of them, and the largest row count: `struct Extent` of the
+    /// prelude.
     #[must_use]
     pub(crate) fn extents(mut self, rows: usize, mut pointers: Vec<u64>) -> Self {
         self.start();
@@ -158,9 +111,9 @@ pub(crate) struct Launch {
     pub(crate) parameters: Parameters,
 }
 
-/// What a bound call enqueues.
+/// One piece of work of a bound call.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum LaunchOp {
     /// A kernel.
     Kernel(Launch),
     /// A product by cuBLASLt.
@@ -170,7 +123,7 @@ pub(crate) enum Step {
 /// The most blocks along the second and third dimension of a grid.
 pub(crate) const MAX_GRID: usize = 65_535;
 
-impl Step {
+impl LaunchOp {
     /// A kernel; none if the grid is empty.
     pub(crate) fn kernel(
         function: &Arc<Function>,
@@ -194,6 +147,30 @@ impl Step {
                 product.enqueue(stream)
             }
         }
+    }
+}
+
+/// What a bound call enqueues: launches with all parameters filled in. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Launches {
+    op: Arc<str>,
+    launches: Arc<[LaunchOp]>,
+}
+
+impl Launches {
+    /// The launches of a call of the op with this name.
+    pub(crate) fn new(op: &str, launches: Vec<LaunchOp>) -> Self {
+        Self { op: op.into(), launches: launches.into() }
+    }
+
+    pub(crate) fn enqueue(&self, context: &Context, stream: &mut CudaStream) -> Result<()> {
+        let enqueued = self.launches.iter().try_for_each(|launch| launch.enqueue(context, stream));
+        enqueued.map_err(|error| self.blame(error))
+    }
+
+    /// An error that names the op.
+    pub(crate) fn blame(&self, error: Error) -> Error {
+        error.in_op(&self.op)
     }
 }
 
@@ -238,243 +215,5 @@ impl Launch {
             sys::cuLaunchKernelEx(&raw const config, raw, pointers.as_mut_ptr(), std::ptr::null_mut())
         };
         context.check_with(status, || format!("launching kernel {}", self.function.name))
-    }
-}
-
-/// What the bulk copy engine is told of a tensor. What lies outside arrives as zeros.
-pub(crate) struct TensorMap(sys::CUtensorMap);
-
-impl TensorMap {
-    /// Bytes: sizes of all dimensions, innermost first, strides of all but that, and the box that a copy brings. Rows of a
-    /// box may be swizzled: then they are 128 bytes.
-    pub(crate) fn bytes<const N: usize, const M: usize>(
-        address: u64,
-        sizes: [u64; N],
-        strides: [u64; M],
-        box_sizes: [u32; N],
-        swizzled: bool,
-    ) -> Result<Self> {
-        Self::new(
-            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            address,
-            sizes,
-            strides,
-            box_sizes,
-            swizzled,
-        )
-    }
-
-    /// Elements of a type, of which strides count the bytes.
-    pub(crate) fn new<const N: usize, const M: usize>(
-        kind: sys::CUtensorMapDataType,
-        address: u64,
-        sizes: [u64; N],
-        strides: [u64; M],
-        box_sizes: [u32; N],
-        swizzled: bool,
-    ) -> Result<Self> {
-        let swizzle = match swizzled {
-            true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
-        };
-        let ones = [1u32; N];
-        let mut map = std::mem::MaybeUninit::<sys::CUtensorMap>::zeroed();
-        // SAFETY: sizes, box and steps have N entries and strides N - 1, as is said; the map is written, or stays zero, which
-        // is a valid value. The memory is not touched.
-        let (status, map) = unsafe {
-            let status = sys::cuTensorMapEncodeTiled(
-                map.as_mut_ptr(),
-                kind,
-                N as u32,
-                address as *mut _,
-                sizes.as_ptr(),
-                strides.as_ptr(),
-                box_sizes.as_ptr(),
-                ones.as_ptr(),
-                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle,
-                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            );
-            (status, map.assume_init())
-        };
-        if status != sys::CUresult::CUDA_SUCCESS {
-            let message = format!(
-                "the driver refuses to describe a tensor of {sizes:?} with strides {strides:?}: {status:?}"
-            );
-            return Err(Error::internal(message));
-        }
-        Ok(Self(map))
-    }
-
-    /// Elements of 16 bits, which strides count too, in rows of 128 bytes, swizzled, as a parameter.
-    pub(crate) fn of_halves<const N: usize, const M: usize>(
-        dtype: DType,
-        address: u64,
-        sizes: [u64; N],
-        strides: [u64; M],
-        box_sizes: [u32; N],
-    ) -> Result<[u64; 16]> {
-        let kind = match dtype {
-            DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        };
-        let strides = strides.map(|stride| stride * 2);
-        Ok(Self::new(kind, address, sizes, strides, box_sizes, true)?.words())
-    }
-
-    /// As a parameter.
-    pub(crate) fn words(&self) -> [u64; 16] {
-        self.0.opaque
-    }
-}
-
-/// A tensor of a bound call.
-#[derive(Clone, Debug)]
-pub(crate) struct Bound {
-    pub(crate) desc: TensorDesc,
-    /// Where its first element is.
-    pub(crate) address: u64,
-    /// Where its extent is; 0 if all rows are real.
-    pub(crate) extent: u64,
-}
-
-impl Bound {
-    /// Distance between neighbours of a dimension, in elements.
-    pub(crate) fn stride(&self, dimension: usize) -> usize {
-        self.desc.strides.get(dimension).copied().unwrap_or(1)
-    }
-
-    /// A size; 1 for a dimension it does not have.
-    pub(crate) fn size(&self, dimension: usize) -> usize {
-        self.desc.shape.get(dimension).copied().unwrap_or(1)
-    }
-}
-
-#[derive(Debug)]
-enum Operand {
-    Tensor(Bound),
-    Weight(Arc<CudaWeight>),
-}
-
-/// The operands and results of a bound call.
-#[derive(Debug)]
-pub(crate) struct Frame {
-    operands: Vec<Option<Operand>>,
-    pub(crate) results: Vec<Bound>,
-    pub(crate) workspace: u64,
-    /// Zeroed memory of this bound call alone.
-    pub(crate) persistent: u64,
-    keep: Vec<Arc<CudaBuffer>>,
-}
-
-impl Frame {
-    pub(crate) fn bind(
-        call: &CallDesc,
-        arguments: &Arguments,
-        context: &Arc<Context>,
-        persistent: Option<Arc<CudaBuffer>>,
-    ) -> Result<Self> {
-        let mut keep = Vec::new();
-        let mut tensor = |desc: &TensorDesc, binding: &Binding| -> Result<Bound> {
-            let (buffer, address) = CudaBuffer::locate(&binding.slice, context)?;
-            keep.push(buffer);
-            let mut extent = 0;
-            if let Some(slice) = &binding.extent {
-                let (buffer, address) = CudaBuffer::locate(slice, context)?;
-                keep.push(buffer);
-                extent = address;
-            }
-            let needed = desc.bytes()?;
-            if binding.slice.bytes < needed {
-                let message = format!("is {} bytes, needs {needed}", binding.slice.bytes);
-                return Err(Error::invalid(message).field("bytes"));
-            }
-            Ok(Bound { desc: desc.clone(), address, extent })
-        };
-        let mut operands = Vec::new();
-        for (index, argument) in arguments.operands.iter().enumerate() {
-            let bound = match argument {
-                None => None,
-                Some(Argument::Tensor(binding)) => {
-                    let missing = || Error::invalid("was planned without a tensor");
-                    let desc = call.tensor(index).ok_or_else(missing);
-                    let bound = desc.and_then(|desc| tensor(desc, binding));
-                    Some(Operand::Tensor(bound.map_err(|error| error.at(&call.operand_name(index)))?))
-                }
-                Some(Argument::Weight(weight)) => {
-                    let any: Arc<dyn Any + Send + Sync> = weight.clone();
-                    let own = any.downcast::<CudaWeight>().map_err(|_| {
-                        Error::invalid("belongs to another backend").at(&call.operand_name(index))
-                    })?;
-                    Some(Operand::Weight(own))
-                }
-            };
-            operands.push(bound);
-        }
-        let mut results = Vec::new();
-        for (index, (desc, binding)) in call.results.iter().zip(&arguments.results).enumerate() {
-            results.push(tensor(desc, binding).map_err(|error| error.at(&call.result_name(index)))?);
-        }
-        let mut workspace = 0;
-        if let Some(slice) = &arguments.workspace {
-            let (buffer, address) =
-                CudaBuffer::locate(slice, context).map_err(|error| error.at("workspace"))?;
-            keep.push(buffer);
-            workspace = address;
-        }
-        let own = persistent.as_ref().map_or(0, |buffer| buffer.pointer);
-        keep.extend(persistent);
-        keep.retain(|buffer| buffer.bytes() > 0);
-        Ok(Self { operands, results, workspace, persistent: own, keep })
-    }
-
-    /// The tensor operand at `index`, if it is there.
-    pub(crate) fn optional(&self, index: usize) -> Option<&Bound> {
-        match self.operands.get(index)?.as_ref()? {
-            Operand::Tensor(bound) => Some(bound),
-            Operand::Weight(_) => None,
-        }
-    }
-
-    /// All tensor operands.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Bound> {
-        self.operands.iter().flatten().filter_map(|operand| match operand {
-            Operand::Tensor(bound) => Some(bound),
-            Operand::Weight(_) => None,
-        })
-    }
-
-    /// Where the tensor operand at `index` is, or 0.
-    pub(crate) fn address(&self, index: usize) -> u64 {
-        self.optional(index).map_or(0, |bound| bound.address)
-    }
-
-    /// The tensor operand at `index`.
-    pub(crate) fn tensor(&self, index: usize) -> Result<&Bound> {
-        self.optional(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
-    }
-
-    /// The weight at `index`, if it is there.
-    pub(crate) fn optional_weight(&self, index: usize) -> Option<&Arc<CudaWeight>> {
-        match self.operands.get(index)?.as_ref()? {
-            Operand::Weight(weight) => Some(weight),
-            Operand::Tensor(_) => None,
-        }
-    }
-
-    /// The weight at `index`.
-    pub(crate) fn weight(&self, index: usize) -> Result<&Arc<CudaWeight>> {
-        self.optional_weight(index).ok_or_else(|| Error::internal(format!("operand {index} is no weight")))
-    }
-
-    /// The result at `index`.
-    pub(crate) fn result(&self, index: usize) -> Result<&Bound> {
-        self.results.get(index).ok_or_else(|| Error::internal(format!("there is no result {index}")))
-    }
-
-    /// How many buffers the frame keeps alive.
-    pub(crate) fn kept(&self) -> usize {
-        self.keep.len()
     }
 }

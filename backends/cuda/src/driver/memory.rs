@@ -1,6 +1,6 @@
 //! Memory: who may have how much, and buffers on the device and on the host.
 
-use crate::context::Context;
+use crate::driver::context::Context;
 use cudarc::driver::sys;
 use dsrun_core::{
     Code, Error, Result,

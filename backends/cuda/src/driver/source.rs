@@ -9,7 +9,7 @@ struct File {
 
 macro_rules! file {
     ($name:literal) => {
-        File { name: $name, text: include_str!(concat!("../kernels/", $name)) }
+        File { name: $name, text: include_str!(concat!("../../kernels/", $name)) }
     };
 }
 

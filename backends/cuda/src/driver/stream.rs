@@ -1,12 +1,11 @@
 //! Streams and events. The host never blocks inside the driver: every wait polls, and has a limit.
 
-use crate::{
+use crate::driver::{
     context::{Context, OWN_TIMEOUT, Raw, RawEvent, RawStream},
     graph::{FewWords, Replay},
-    kernels::Work,
-    launch::{Function, Parameters, Step},
+    kernel_spec::KernelSpec,
+    launch::{Function, LaunchOp, Launches, Parameters},
     memory::CudaBuffer,
-    ops::{THREADS, copy_kernel},
 };
 use cudarc::driver::sys::{self, CUevent};
 use dsrun_core::{
@@ -24,6 +23,8 @@ use std::{
     time::Duration,
 };
 
+/// Threads of a block of the kernel that copies a few words.
+const THREADS: usize = 256;
 /// Bytes of a piece of staging memory.
 const PIECE: usize = 1 << 20;
 /// Pieces in the ring: so many copies are under way while the host fills the next.
@@ -32,6 +33,11 @@ const PIECES: usize = 4;
 const FEW: usize = 32 << 10;
 /// The first driver with the function that reads the time between events: 12.8.
 const TIMED_DRIVER: i32 = 12_080;
+
+/// The kernel that copies a few words between host and device.
+pub fn copy_kernel() -> KernelSpec {
+    KernelSpec::new("copy/copy.cu", "copy", [])
+}
 
 /// A queue of work.
 #[derive(Debug)]
@@ -45,7 +51,7 @@ pub(crate) struct CudaStream {
     /// The kernel that copies a few words; none where kernels cannot be made.
     copier: OnceCell<Option<Arc<Function>>>,
     /// Where calls go instead of to the device, while they are gathered for a graph.
-    pub(crate) recorded: Option<Vec<Work>>,
+    pub(crate) recorded: Option<Vec<Launches>>,
     /// A graph that is launched with what comes next.
     put_off: Option<Arc<Replay>>,
 }
@@ -112,7 +118,7 @@ impl CudaStream {
     }
 
     /// The kernel that copies a few whole words; none for other copies.
-    fn step_of(&self, FewWords { to, from, bytes }: FewWords) -> Option<Step> {
+    fn step_of(&self, FewWords { to, from, bytes }: FewWords) -> Option<LaunchOp> {
         let words = size_of::<u32>();
         let whole = (to | from).is_multiple_of(words as u64) && bytes.is_multiple_of(words);
         if !whole || bytes > FEW {
@@ -121,7 +127,7 @@ impl CudaStream {
         let function = self.copier.get_or_init(|| self.context.function(&copy_kernel()).ok()).as_ref()?;
         let count = bytes / words;
         let parameters = Parameters::default().size(count).address(from).address(to);
-        Step::kernel(function, [count.div_ceil(THREADS), 1, 1], THREADS, parameters)
+        LaunchOp::kernel(function, [count.div_ceil(THREADS), 1, 1], THREADS, parameters)
     }
 
     /// Takes up to `wanted` bytes of staging memory: host address and length. Waits for the copy that used them before.

@@ -1,19 +1,31 @@
 //! Attention, paged and not: both run one kernel for decoding, and behind it one for prompts where there can be any. Beside
 //! prompts single tokens of sequences in pages have a kernel of their own, that of [`super::decode`].
 
-mod prompt;
+mod decode;
+mod prefill;
+mod quantised;
 
-use super::{KernelSpec, Machine, Recipe, decode::Decode, operand, result, type_name};
 use crate::{
-    context::Context,
-    launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step},
+    arch::DeviceSpec,
+    driver::{
+        context::Context,
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp, MAX_GRID, Parameters},
+    },
+    ops::{
+        KernelPlan,
+        attention::decode::Decode,
+        frame::{Bound, Frame},
+        operand, result, type_name,
+    },
 };
 use dsrun_core::{
     DType, Error, Result, TensorDesc,
     kernels::CallDesc,
     op::{Attention, AttentionMask, PagedAttention},
 };
-use prompt::Prompts;
+use prefill::Prompts;
+pub(super) use quantised::region;
 use std::sync::Arc;
 
 /// The most rows (queries times query heads) of a tile: they live in registers.
@@ -29,7 +41,7 @@ const RARE: usize = 4;
 
 /// How the kernel is cut to a call.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+struct TileConfig {
     /// Query heads in a tile.
     heads: usize,
     /// Queries in a tile.
@@ -44,7 +56,7 @@ struct Cut {
     value_size: usize,
 }
 
-impl Cut {
+impl TileConfig {
     /// Sequences of `prompt` queries and more are run elsewhere, if it says any.
     fn new(kinds: &Kinds, prompt: Option<usize>) -> Self {
         let (group, tokens, sequences) = (kinds.group(), kinds.tokens, kinds.sequences);
@@ -157,7 +169,7 @@ impl Kinds {
 }
 
 /// Where the operands of either kernel are.
-struct Places<'a> {
+struct Args<'a> {
     query: &'a Bound,
     keys: &'a Bound,
     /// Of page, head and slot.
@@ -180,7 +192,7 @@ struct Places<'a> {
     persistent: u64,
 }
 
-fn spec(kinds: &Kinds, cut: &Cut, prompt: Option<usize>, singles: bool) -> Result<KernelSpec> {
+fn spec(kinds: &Kinds, cut: &TileConfig, prompt: Option<usize>, singles: bool) -> Result<KernelSpec> {
     let (key_size, value_size) = (kinds.key_size, kinds.value_size);
     if !(1..=MAX_HEAD).contains(&key_size) || !(1..=MAX_HEAD).contains(&value_size) {
         let message =
@@ -203,13 +215,13 @@ fn spec(kinds: &Kinds, cut: &Cut, prompt: Option<usize>, singles: bool) -> Resul
 }
 
 /// The grid: tiles, KV heads and parts of their groups, splits.
-fn grid(cut: &Cut) -> [usize; 3] {
+fn grid(cut: &TileConfig) -> [usize; 3] {
     [cut.at_once.min(cut.tiles), (cut.kv_heads * cut.parts()).min(MAX_GRID), cut.splits]
 }
 
 /// The launch of the kernel for decoding.
-fn decode(kinds: &Kinds, cut: &Cut, function: &Arc<Function>, at: &Places<'_>) -> Option<Step> {
-    let Places { query, keys, values, table, bits, y, log, .. } = at;
+fn decode(kinds: &Kinds, cut: &TileConfig, function: &Arc<Function>, at: &Args<'_>) -> Option<LaunchOp> {
+    let Args { query, keys, values, table, bits, y, log, .. } = at;
     let parameters = Parameters::default()
         .extent(kinds.sequences, at.of_sequences)
         .extent(kinds.tokens, at.of_tokens)
@@ -250,30 +262,30 @@ fn decode(kinds: &Kinds, cut: &Cut, function: &Arc<Function>, at: &Places<'_>) -
             at.workspace,
             at.persistent,
         ]);
-    Step::kernel(function, grid(cut), THREADS, parameters)
+    LaunchOp::kernel(function, grid(cut), THREADS, parameters)
 }
 
 /// A call's recipe; `places` finds its operands and hands them to what makes the launches.
 fn recipe(
     kinds: Kinds,
-    splits: impl Fn(&Cut) -> usize,
-    machine: &Machine,
+    splits: impl Fn(&TileConfig) -> usize,
+    device: &DeviceSpec,
     singles: impl FnOnce() -> Result<Option<Decode>>,
-    places: impl Fn(&Frame, &dyn Fn(&Places<'_>) -> Result<Vec<Step>>) -> Result<Vec<Step>>
+    places: impl Fn(&Frame, &dyn Fn(&Args<'_>) -> Result<Vec<LaunchOp>>) -> Result<Vec<LaunchOp>>
     + Send
     + Sync
     + 'static,
-) -> Result<Recipe> {
-    let prompts = Prompts::plan(&kinds, machine)?;
+) -> Result<KernelPlan> {
+    let prompts = Prompts::plan(&kinds, device)?;
     let prompt = prompts.as_ref().map(|prompts| prompts.fewest);
     // Beside prompts single tokens are run by the kernel for those.
     let singles = if prompt.is_some_and(|fewest| fewest > 1) { singles()? } else { None };
-    let mut cut = Cut::new(&kinds, prompt);
+    let mut cut = TileConfig::new(&kinds, prompt);
     let any = cut.tiles > 0;
     cut.splits = splits(&cut);
     if singles.is_some() {
         // Hardly any sequence is left.
-        cut.at_once = (machine.processors * RARE).div_ceil((cut.kv_heads * cut.parts()).max(1));
+        cut.at_once = (device.sm_count * RARE).div_ceil((cut.kv_heads * cut.parts()).max(1));
     }
     // What kernel a row meets depends on how many rows its sequence brings, and how the keys of a page table are split on how
     // many sequences there may be.
@@ -284,14 +296,14 @@ fn recipe(
     kernels.extend(singles.as_ref().map(|singles| singles.spec.clone()));
     let workspace = cut.partial_bytes().next_multiple_of(256);
     let counters = if cut.splits > 1 { (cut.blocks() * 4).next_multiple_of(256) } else { 0 };
-    // Behind those of the splits that of the prompts.
+    // Epilogue those of the splits that of the prompts.
     let persistent = counters + if prompts.is_some() { 256 } else { 0 };
-    Ok(Recipe {
+    Ok(KernelPlan {
         kernels,
         workspace: workspace + singles.as_ref().map_or(0, |singles| singles.workspace),
         persistent: persistent + singles.as_ref().map_or(0, |singles| singles.persistent),
         batch_invariant,
-        steps: Box::new(move |frame: &Frame, functions: &[Arc<Function>], _: &Context| {
+        launches: Box::new(move |frame: &Frame, functions: &[Arc<Function>], _: &Context| {
             places(frame, &|at| {
                 let mut functions = functions.iter();
                 let mut next =
@@ -314,7 +326,10 @@ fn recipe(
     })
 }
 
-pub(super) fn paged(op: &PagedAttention, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(super) fn paged(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
+    if let Some(plan) = decode::plan(op, call, device)? {
+        return Ok(plan);
+    }
     let (query, keys, values) = (operand(call, 0)?, operand(call, 1)?, operand(call, 2)?);
     let (key_size, value_size) = (keys.shape[3], values.shape[3]);
     result(call, 1)?;
@@ -340,22 +355,22 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, machine: &Machine) -> 
         alibi: call.tensor(8).is_some(),
     };
     // Four blocks of 128 threads for every multiprocessor keep enough loads under way.
-    let wanted = machine.processors * 4;
-    let splits = |cut: &Cut| wanted.div_ceil(cut.blocks().max(1)).clamp(1, MAX_SPLITS);
-    let singles = || Decode::plan(op, call, machine, true);
-    recipe(kinds, splits, machine, singles, move |frame, launch| {
+    let wanted = device.sm_count * 4;
+    let splits = |cut: &TileConfig| wanted.div_ceil(cut.blocks().max(1)).clamp(1, MAX_SPLITS);
+    let singles = || Decode::plan(op, call, result(call, 0)?, device, true);
+    recipe(kinds, splits, device, singles, move |frame, launch| {
         let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
         let (table, y, log) = (frame.tensor(6)?, frame.result(0)?, frame.result(1)?);
         let bits = frame.optional(10);
         let mut of_tokens = vec![query, y, log];
         of_tokens.extend(bits);
-        launch(&Places {
+        launch(&Args {
             query,
             keys,
-            key_strides: super::cache::strides(keys),
+            key_strides: crate::ops::cache::strides(keys),
             values,
-            value_strides: super::cache::strides(values),
+            value_strides: crate::ops::cache::strides(values),
             start,
             length,
             total,
@@ -373,7 +388,7 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, machine: &Machine) -> 
     })
 }
 
-pub(super) fn unpaged(op: &Attention, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(super) fn unpaged(op: &Attention, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let (query, key, value) = (operand(call, 0)?, operand(call, 1)?, operand(call, 2)?);
     let heads = (op.kv_heads as usize).max(1);
     let (key_size, value_size) = (key.shape[1] / heads, value.shape[1] / heads);
@@ -401,12 +416,12 @@ pub(super) fn unpaged(op: &Attention, call: &CallDesc, machine: &Machine) -> Res
     recipe(
         kinds,
         |_| 1,
-        machine,
+        device,
         || Ok(None),
         move |frame, launch| {
             let (query, key, value) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
             let (start, length, y) = (frame.tensor(3)?, frame.tensor(4)?, frame.result(0)?);
-            launch(&Places {
+            launch(&Args {
                 query,
                 keys: key,
                 key_strides: [0, key_size as u64, key.stride(0) as u64],
@@ -478,9 +493,9 @@ mod tests {
 
     #[test]
     fn prompts_that_run_elsewhere_need_no_tiles() {
-        assert_eq!(Cut::new(&kinds(), Some(16)).tiles, 4 * 8);
-        assert_eq!(Cut::new(&Kinds { tokens: 20, ..kinds() }, Some(16)).tiles, 14);
-        assert_eq!(Cut::new(&kinds(), Some(1)).tiles, 0);
+        assert_eq!(TileConfig::new(&kinds(), Some(16)).tiles, 4 * 8);
+        assert_eq!(TileConfig::new(&Kinds { tokens: 20, ..kinds() }, Some(16)).tiles, 14);
+        assert_eq!(TileConfig::new(&kinds(), Some(1)).tiles, 0);
     }
 
     #[rstest]
@@ -497,7 +512,7 @@ mod tests {
         #[case] expected: (usize, usize, usize),
     ) {
         let kinds = Kinds { tokens, sequences, query_heads, kv_heads, ..kinds() };
-        let cut = Cut::new(&kinds, None);
+        let cut = TileConfig::new(&kinds, None);
         assert_eq!((cut.heads, cut.tokens, cut.tiles), expected);
         assert!(cut.heads * cut.tokens <= MAX_ROWS && cut.group.is_multiple_of(cut.heads));
     }

@@ -1,7 +1,12 @@
 //! The paged KV cache.
 
-use super::{KernelSpec, Recipe, THREADS, plane, type_of};
-use crate::launch::{Bound, Parameters, Step};
+use crate::{
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, Parameters},
+    },
+    ops::{KernelPlan, THREADS, frame::Bound, plane, type_of},
+};
 use dsrun_core::{Result, kernels::CallDesc};
 
 /// Strides of page, head and slot: `struct Strides` of the kernels.
@@ -9,11 +14,11 @@ pub(super) fn strides(tensor: &Bound) -> [u64; 3] {
     [0, 1, 2].map(|dimension| tensor.stride(dimension) as u64)
 }
 
-pub(super) fn kv_write(call: &CallDesc) -> Result<Recipe> {
+pub(super) fn kv_write(call: &CallDesc) -> Result<KernelPlan> {
     let types: [(_, &dyn std::fmt::Display); 3] =
         [("T0", &type_of(call, 0)?), ("T1", &type_of(call, 2)?), ("T2", &type_of(call, 3)?)];
     let spec = KernelSpec::new("cache/cache.cu", "kv_write", types);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (keys, values) = (frame.result(0)?, frame.result(1)?);
         let (key, value, slots) = (frame.tensor(2)?, frame.tensor(3)?, frame.tensor(4)?);
         let (rows, heads) = (key.size(0), keys.size(1));
@@ -32,7 +37,7 @@ pub(super) fn kv_write(call: &CallDesc) -> Result<Recipe> {
             .rows(value)
             .address(slots.address);
         let grid = plane(rows, heads * (keys.size(3) + values.size(3)));
-        Ok(Step::kernel(function, grid, THREADS, parameters))
+        Ok(LaunchOp::kernel(function, grid, THREADS, parameters))
     }))
 }
 
@@ -52,28 +57,28 @@ fn spec(call: &CallDesc, entry: &'static str) -> Result<KernelSpec> {
     Ok(KernelSpec::new("cache/cache.cu", entry, [("T0", &name), ("T1", &name), ("T2", &name)]))
 }
 
-pub(super) fn page_copy(call: &CallDesc) -> Result<Recipe> {
-    Ok(Recipe::of_one(spec(call, "page_copy")?, move |frame, function| {
+pub(super) fn page_copy(call: &CallDesc) -> Result<KernelPlan> {
+    Ok(KernelPlan::of_one(spec(call, "page_copy")?, move |frame, function| {
         let (cache, pairs) = (frame.result(0)?, frame.tensor(1)?);
         let parameters = pages(Parameters::default().extent(pairs.size(0), &[pairs]), cache).rows(pairs);
-        Ok(Step::kernel(function, plane(pairs.size(0), page_elements(cache)), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(pairs.size(0), page_elements(cache)), THREADS, parameters))
     }))
 }
 
-pub(super) fn page_gather(call: &CallDesc) -> Result<Recipe> {
-    Ok(Recipe::of_one(spec(call, "page_gather")?, move |frame, function| {
+pub(super) fn page_gather(call: &CallDesc) -> Result<KernelPlan> {
+    Ok(KernelPlan::of_one(spec(call, "page_gather")?, move |frame, function| {
         let (cache, index, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let parameters = pages(Parameters::default().extent(y.size(0), &[index, y]), cache);
         let parameters = parameters.address(index.address).rows(y);
-        Ok(Step::kernel(function, plane(y.size(0), page_elements(cache)), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(y.size(0), page_elements(cache)), THREADS, parameters))
     }))
 }
 
-pub(super) fn page_scatter(call: &CallDesc) -> Result<Recipe> {
-    Ok(Recipe::of_one(spec(call, "page_scatter")?, move |frame, function| {
+pub(super) fn page_scatter(call: &CallDesc) -> Result<KernelPlan> {
+    Ok(KernelPlan::of_one(spec(call, "page_scatter")?, move |frame, function| {
         let (cache, x, index) = (frame.result(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let parameters = pages(Parameters::default().extent(x.size(0), &[x, index]), cache);
         let parameters = parameters.rows(x).address(index.address);
-        Ok(Step::kernel(function, plane(x.size(0), page_elements(cache)), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(x.size(0), page_elements(cache)), THREADS, parameters))
     }))
 }

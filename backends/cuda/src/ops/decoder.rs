@@ -1,489 +1,231 @@
-//! The layers of a decoder in one launch, for one token: `decoder/layers.cu`.
+//! Layers of a decoder in one launch, for one token: `decoder/layers.cu`.
 //!
-//! Programs do not know of it. When calls are captured as a graph, runs of them that are whole layers (query, key and value;
-//! attention; output; both halves of the MLP) are found here and launched as one kernel, which does what they would have done
-//! one after the other, but for results that no other call of the graph reads: those are not written.
+//! The region is all that happens to a token between its embedding and the final norm: optionally the embedding, then for each
+//! layer norm with query, key and value; attention; output projection with residual; the first half of the MLP; the second half
+//! with residual. Its results are the key and value caches of all layers and the token after the last one. Intermediate results
+//! live in memory that the launch keeps for itself and are never written to tensors.
 //!
-//! Small models gain most, as their layers take longer by themselves than their weights take to be read.
+//! Small models gain most, as their layers take longer as launches of their own than their weights take to be read.
 
-mod kind;
+mod body;
 mod shape;
 
-pub(crate) use kind::foreseen;
-pub use shape::Shape;
-
-use super::{Machine, band::norm_words, linear::weight_type, type_name};
+use super::{
+    KernelPlan, cache, frame::Frame, gemm::decode_gemm::norm_words, only, operand, type_name, weight_type,
+};
 use crate::{
-    context::{Context, OWN_TIMEOUT},
-    kernels::Work,
-    launch::{Bound, EXTENTS, Frame, Parameters, Step, distinct},
-    memory::CudaBuffer,
-    stream::CudaStream,
-    weight::CudaWeight,
+    arch::DeviceSpec,
+    driver::launch::{EXTENTS, LaunchOp, Parameters, distinct},
 };
-use dsrun_core::{
-    DType, Result, WeightFormat,
-    device::{BufferSlice, MemoryKind, Stream},
-    kernels::CallDesc,
-    op::{Embed, Op, PagedAttention},
-};
-use shape::{LAYER_WORDS, MAX_LAYERS, PRODUCTS};
-use std::{ops::Range, sync::Arc};
+use body::{Attention, Body, Embedding, Layer};
+use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, region::Region};
+use shape::{LAYER_WORDS, PRODUCTS, Shape, TileConfig};
 
-/// Calls of a layer.
-const CALLS: usize = 5;
 /// 64-bit words of `struct Model`.
 const MODEL_WORDS: usize = 40;
 
-/// A bound call that may become a part of a layer.
-#[derive(Debug)]
-pub(crate) enum Part {
-    Embedding(Box<Embedding>),
-    Product(Box<Product>),
-    Attention(Box<Attention>),
+/// The error for layers of a decoder that the kernel does not take.
+fn refused(why: impl std::fmt::Display) -> Error {
+    Error::unsupported(format!("CUDA cannot run these decoder layers in one launch: {why}"))
 }
 
-/// The token in front of the layers: a row of a table, maybe with one for its position.
-#[derive(Debug)]
-pub(crate) struct Embedding {
-    /// `struct Embedding` of the kernel.
-    words: [u64; 8],
-    dtype: &'static str,
-    columns: usize,
-    y: u64,
-    /// Where extents over its row are.
-    extents: Vec<u64>,
+/// How a region is run as layers of a decoder in one launch; `None` if its body is something else.
+///
+/// # Errors
+/// If it is such a body, but the kernel does not take its sizes or types.
+pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Result<Option<KernelPlan>> {
+    let Some(body) = Body::read(region) else { return Ok(None) };
+    if !device.custom_gemm || !(90..120).contains(&device.capability) {
+        return Err(refused("the GPU has no cooperative launch with bulk copies"));
+    }
+    let shape = Shape::of(&body, call)?;
+    let tiles = shape.tiles(device).ok_or_else(|| refused("they do not fit its blocks"))?;
+    if let Some(embedding) = &body.embedding {
+        check_embedding(embedding, &shape, call)?;
+    }
+    let memory = Memory::new(&shape, &tiles);
+    let (persistent, kernels) = (memory.end, vec![shape.spec(&tiles)]);
+    Ok(Some(KernelPlan {
+        kernels,
+        workspace: 0,
+        persistent,
+        batch_invariant: true,
+        launches: Box::new(move |frame, functions, context| {
+            let at = |offset: usize| frame.persistent + offset as u64;
+            // A word of all ones stands for a result that is not there yet.
+            context.fill(at(memory.exchange), memory.table, 0xff)?;
+            let table =
+                body.layers.iter().map(|layer| layer_words(layer, frame)).collect::<Result<Vec<_>>>()?;
+            let table: Vec<u8> = table.into_iter().flatten().flat_map(u64::to_le_bytes).collect();
+            context.write(at(memory.table), &table)?;
+            let model = model_words(&body, &memory, frame)?;
+            let [tokens, sequences] = extents(&body, frame)?;
+            let parameters = Parameters::default().extents(1, tokens).extents(1, sequences).words(model);
+            let grid = [tiles.blocks, 1, 1];
+            Ok(LaunchOp::kernel(only(functions)?, grid, tiles.threads(), parameters).into_iter().collect())
+        }),
+    }))
 }
 
-/// A product of one row with what is in front of it and behind it, bound.
-#[derive(Debug)]
-pub(crate) struct Product {
-    kind: kind::Product,
-    x: u64,
-    weight: u64,
-    /// Gain, shift, epsilon and offset: `struct Norm` of the kernels.
-    norm: [u64; 3],
-    /// `struct Epilogue` of the kernels.
-    epilogue: [u64; 26],
-    /// Where extents over its row are.
-    extents: Vec<u64>,
+/// Where things are in the memory that a launch keeps for itself, as byte offsets.
+#[derive(Clone, Copy)]
+struct Memory {
+    exchange: usize,
+    /// Splits of attention.
+    partial: usize,
+    table: usize,
+    /// The counter of blocks that are done.
+    done: usize,
+    end: usize,
 }
 
-/// Places in the words of an epilogue.
-const BIAS: usize = 1;
-const RESULT: usize = 2;
-const RESIDUAL: usize = 4;
-const SCALARS: usize = 6;
-const POSITIONS: usize = 12;
-const FREQUENCIES: usize = 13;
-const SCALES: usize = 14;
-const PLACES: usize = 15;
-const KEYS: usize = 18;
-const VALUES: usize = 22;
-
-/// Attention of one token.
-#[derive(Debug)]
-pub(crate) struct Attention {
-    shape: AttentionShape,
-    query: u64,
-    /// Keys and values with their strides of page, head and slot.
-    caches: [[u64; 4]; 2],
-    y: u64,
-}
-
-/// What all layers agree on.
-#[derive(Clone, Debug, PartialEq)]
-struct AttentionShape {
-    kind: kind::Attention,
-    /// First query, queries, keys, and the table of pages with its columns, and the number of pages.
-    sequence: [u64; 6],
-    /// Where extents over tokens and sequences are.
-    extents: [Vec<u64>; 2],
-}
-
-/// Where the extents of tensors are.
-fn extents(bounds: &[&Bound]) -> Vec<u64> {
-    bounds.iter().map(|bound| bound.extent).collect()
-}
-
-/// Whether there is such a kernel for a machine.
-fn has_kernel(machine: &Machine) -> bool {
-    (90..120).contains(&machine.capability)
-}
-
-impl Part {
-    /// What a bound call is in a layer, if it can be a part of one.
-    pub(crate) fn of(call: &CallDesc, frame: &Frame, machine: &Machine) -> Result<Option<Self>> {
-        if !has_kernel(machine) {
-            return Ok(None);
-        }
-        match &call.op {
-            Op::Region(_) => Ok(Product::of(call, frame)?.map(Box::new).map(Self::Product)),
-            Op::Embed(op) => Ok(Embedding::of(op, call, frame)?.map(Box::new).map(Self::Embedding)),
-            Op::PagedAttention(op) => Ok(Attention::of(op, call, frame)?.map(Box::new).map(Self::Attention)),
-            _ => Ok(None),
-        }
+impl Memory {
+    fn new(shape: &Shape, tiles: &TileConfig) -> Self {
+        let (exchange, partial) = shape.exchange(tiles);
+        let round = |bytes: usize| bytes.next_multiple_of(256);
+        let partial_at = round(exchange * shape.layers);
+        let table = partial_at + round(partial * shape.layers);
+        let done = table + round(shape.layers * LAYER_WORDS * 8);
+        Self { exchange: 0, partial: partial_at, table, done, end: done + 256 }
     }
 }
 
-impl Embedding {
-    fn of(op: &Embed, call: &CallDesc, frame: &Frame) -> Result<Option<Self>> {
-        let (ids, table, y) = (frame.tensor(0)?, frame.weight(1)?, frame.result(0)?);
-        let (positions, places) = (frame.optional(2), frame.optional_weight(3));
-        let dtype = y.desc.dtype;
-        // Rows without padding, of the activations' type, which never change.
-        let takes = |index: usize, weight: &CudaWeight| {
-            let format = weight_type(call, index).map(|described| described.format);
-            format.is_ok_and(|format| format == WeightFormat::Dense(dtype))
-                && weight.immutable
-                && weight.layout.row_bytes == y.size(1) * dtype.bytes()
-        };
-        let taken = y.size(0) == 1
-            && matches!(dtype, DType::F16 | DType::BF16)
-            && takes(1, table)
-            && places.is_none_or(|places| positions.is_some() && takes(3, places));
-        let mut bounds = vec![ids, y];
-        bounds.extend(positions);
-        if !taken {
-            return Ok(None);
+/// Refuses tables that the kernel does not look a token up in: they must have the activations' type and rows without padding.
+fn check_embedding(embedding: &Embedding, shape: &Shape, call: &CallDesc) -> Result<()> {
+    for table in [Some(embedding.table), embedding.positions.map(|(_, table)| table)].into_iter().flatten() {
+        let weight = weight_type(call, table)?;
+        let plain = weight.format == WeightFormat::Dense(shape.dtype)
+            && weight.columns() == shape.hidden
+            && (shape.hidden * shape.dtype.bytes()).is_multiple_of(16);
+        if !plain {
+            return Err(refused(format!(
+                "the embedding is {weight}, must be {} of {}",
+                shape.dtype, shape.hidden
+            )));
         }
-        Ok(Some(Self {
-            words: [
-                ids.address,
-                u64::from(op.first_row),
+    }
+    Ok(())
+}
+
+fn float_bits(low: f32, high: f32) -> u64 {
+    u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32
+}
+
+/// `struct Layer`.
+fn layer_words(layer: &Layer, frame: &Frame) -> Result<[u64; LAYER_WORDS]> {
+    let mut words = [0; LAYER_WORDS];
+    for (index, product) in layer.products().into_iter().enumerate() {
+        words[index] = frame.weight(product.weight)?.address();
+        words[PRODUCTS + index] = product.bias.map_or(0, |bias| frame.address(bias));
+    }
+    let [input, _, up, _] = layer.products().map(|product| norm_words(product, frame));
+    let [keys, values] = layer.heads.caches;
+    words[8..].copy_from_slice(&[
+        input[0],
+        up[0],
+        input[1],
+        up[1],
+        frame.tensor(keys)?.address,
+        frame.tensor(values)?.address,
+    ]);
+    Ok(words)
+}
+
+/// `struct Model`.
+fn model_words(body: &Body, memory: &Memory, frame: &Frame) -> Result<[u64; MODEL_WORDS]> {
+    let at = |offset: usize| frame.persistent + offset as u64;
+    let first = body.first();
+    let (heads, attention) = (first.heads, &first.attention);
+    let mut words = [0; MODEL_WORDS];
+    for (index, product) in first.products().into_iter().enumerate() {
+        let [alpha, limit] = product.scalars();
+        words[2 * index] = norm_words(product, frame)[2];
+        words[2 * index + 1] = float_bits(alpha, limit);
+    }
+    let rope = heads.rope;
+    let y = frame.result(body.result)?;
+    // A token that the launch embeds itself is kept where its result goes, which nothing writes before the last layer ends.
+    let x = if body.embedding.is_some() { y.address } else { frame.address(body.x) };
+    words[8..16].copy_from_slice(&[
+        at(memory.table),
+        body.layers.len() as u64,
+        x,
+        y.address,
+        at(memory.exchange),
+        at(memory.partial),
+        at(memory.done),
+        rope.map_or(0, |rope| float_bits(rope.scales[0], rope.scales[1])),
+    ]);
+    words[16] = u64::from(attention.op.scale.to_bits());
+    let (keys, values) = (frame.tensor(heads.caches[0])?, frame.tensor(heads.caches[1])?);
+    words[17..21].copy_from_slice(&[
+        rope.map_or(0, |rope| frame.address(rope.positions)),
+        rope.map_or(0, |rope| frame.address(rope.frequencies)),
+        frame.address(heads.slots),
+        keys.size(0) as u64,
+    ]);
+    words[21..24].copy_from_slice(&cache::strides(keys));
+    words[24..27].copy_from_slice(&cache::strides(values));
+    let Attention { start, length, total, table, .. } = *attention;
+    let columns = frame.tensor(table)?.size(1) as u64;
+    words[27..32].copy_from_slice(&[
+        frame.address(start),
+        frame.address(length),
+        frame.address(total),
+        frame.address(table),
+        columns,
+    ]);
+    if let Some(embedding) = &body.embedding {
+        let rows = frame.weight(embedding.table)?;
+        words[32..36].copy_from_slice(&[
+            frame.address(embedding.ids),
+            u64::from(embedding.op.first_row),
+            rows.address(),
+            rows.layout.rows as u64,
+        ]);
+        if let Some((positions, table)) = embedding.positions {
+            let table = frame.weight(table)?;
+            words[36..].copy_from_slice(&[
+                frame.address(positions),
+                u64::from(embedding.op.position_offset),
                 table.address(),
                 table.layout.rows as u64,
-                frame.address(2),
-                u64::from(op.position_offset),
-                places.map_or(0, |places| places.address()),
-                places.map_or(0, |places| places.layout.rows as u64),
-            ],
-            dtype: type_name(dtype)?,
-            columns: y.size(1),
-            y: y.address,
-            extents: distinct(extents(&bounds)),
-        }))
-    }
-
-    /// What a call is, if it makes the token in front of layers, and just where they are computed.
-    fn before<'a>(call: &'a Work, layers: &[Layer<'_>]) -> Option<&'a Self> {
-        let Part::Embedding(embedding) = call.part.as_deref()? else { return None };
-        let input = layers.first()?.products[0];
-        let fits = embedding.y == input.x
-            && embedding.columns == input.kind.inputs
-            && embedding.dtype == input.kind.constant("X")
-            && embedding.extents == token_extents(layers);
-        fits.then_some(embedding)
-    }
-}
-
-impl Product {
-    fn of(call: &CallDesc, frame: &Frame) -> Result<Option<Self>> {
-        let Some(kind) = kind::Product::of(call)? else { return Ok(None) };
-        let chain = &kind.chain;
-        let weight = frame.weight(chain.weight)?;
-        // Nothing is read before its turn that may change.
-        if !weight.immutable {
-            return Ok(None);
-        }
-        Ok(Some(Self {
-            x: frame.tensor(chain.x)?.address,
-            weight: weight.address(),
-            norm: norm_words(chain, frame),
-            epilogue: chain.epilogue(frame, true)?,
-            extents: extents(&chain.bounds(frame)?),
-            kind,
-        }))
-    }
-}
-
-impl Attention {
-    fn of(op: &PagedAttention, call: &CallDesc, frame: &Frame) -> Result<Option<Self>> {
-        let Some(kind) = kind::Attention::of(op, call)? else { return Ok(None) };
-        let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
-        let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
-        let (table, y, log) = (frame.tensor(6)?, frame.result(0)?, frame.result(1)?);
-        let cache = |cache: &Bound| {
-            let [page, head, slot] = super::cache::strides(cache);
-            [cache.address, page, head, slot]
-        };
-        let sizes = [table.size(1) as u64, keys.size(0) as u64];
-        let shape = AttentionShape {
-            kind,
-            sequence: [start.address, length.address, total.address, table.address, sizes[0], sizes[1]],
-            extents: [extents(&[query, y, log]), extents(&[start, length, total, table])],
-        };
-        let caches = [cache(keys), cache(values)];
-        Ok(Some(Self { shape, query: query.address, caches, y: y.address }))
-    }
-}
-
-/// The memory a bound call reads and writes, but for weights.
-#[derive(Debug)]
-pub(crate) struct Traffic {
-    pub(crate) reads: Vec<Range<u64>>,
-    pub(crate) writes: Vec<Range<u64>>,
-}
-
-impl Traffic {
-    pub(crate) fn of(frame: &Frame) -> Result<Self> {
-        let range = |bound: &Bound| {
-            let bytes = bound.desc.bytes()? as u64;
-            Ok(bound.address..bound.address + bytes)
-        };
-        Ok(Self {
-            reads: frame.tensors().map(range).collect::<Result<_>>()?,
-            writes: frame.results.iter().map(range).collect::<Result<_>>()?,
-        })
-    }
-}
-
-/// Which of the calls of a step are layers, as ranges of whole layers, with what makes the token in front of them.
-pub(crate) fn find(calls: &[Work], machine: &Machine) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    let mut first = 0;
-    while first + CALLS <= calls.len() {
-        let Some(layer) = Layer::of(&calls[first..first + CALLS]) else {
-            first += 1;
-            continue;
-        };
-        let before = runs
-            .last()
-            .filter(|run| run.end == first)
-            .and_then(|run| Layer::of(&calls[first - CALLS..run.end]));
-        match (before, runs.last_mut()) {
-            (Some(before), Some(run)) if before.leads_to(&layer) => run.end += CALLS,
-            _ if layer.kind().shape().cut(machine).is_some() => runs.push(first..first + CALLS),
-            _ => {
-                first += 1;
-                continue;
-            }
-        }
-        first += CALLS;
-    }
-    // One layer is not worth a kernel of its own.
-    runs.retain(|run| run.len() > CALLS && inner_results_are_left(calls, run));
-    for run in &mut runs {
-        let layers = Layer::all_of(&calls[run.clone()]);
-        let before = run.start.checked_sub(1).map(|before| &calls[before]);
-        if before.is_some_and(|call| Embedding::before(call, &layers).is_some()) {
-            run.start -= 1;
+            ]);
         }
     }
-    runs
+    Ok(words)
 }
 
-/// Whether no call behind a run reads what only its last call should have left.
-fn inner_results_are_left(calls: &[Work], run: &Range<usize>) -> bool {
-    let Some((last, inner)) = calls[run.clone()].split_last() else { return true };
-    let Some(kept) = last.traffic.writes.first() else { return false };
-    // Caches are results of the first calls of layers, and are written.
-    let caches: Vec<u64> = calls[run.clone()]
-        .iter()
-        .filter_map(|call| match call.part.as_deref()? {
-            Part::Attention(attention) => Some(attention.caches.map(|cache| cache[0])),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    let mut unwritten: Vec<Range<u64>> = inner.iter().flat_map(|call| call.traffic.writes.clone()).collect();
-    unwritten.retain(|range| !caches.contains(&range.start));
-    let mut unwritten = without(&unwritten, kept);
-    for call in &calls[run.end..] {
-        let reads = &call.traffic.reads;
-        if unwritten
-            .iter()
-            .any(|range| reads.iter().any(|read| read.start < range.end && range.start < read.end))
-        {
-            return false;
+/// The addresses of the extents over the token, and over its sequence.
+fn extents(body: &Body, frame: &Frame) -> Result<[Vec<u64>; 2]> {
+    let extent = |value: usize| frame.optional(value).map_or(0, |bound| bound.extent);
+    let mut tokens = vec![frame.result(body.result)?.extent];
+    match &body.embedding {
+        Some(embedding) => {
+            tokens.push(extent(embedding.ids));
+            tokens.extend(embedding.positions.map(|(positions, _)| extent(positions)));
         }
-        for write in &call.traffic.writes {
-            unwritten = without(&unwritten, write);
-        }
+        None => tokens.push(extent(body.x)),
     }
-    true
+    for layer in &body.layers {
+        tokens.push(extent(layer.heads.slots));
+        tokens.extend(layer.heads.rope.map(|rope| extent(rope.positions)));
+    }
+    let Attention { start, length, total, table, .. } = body.first().attention;
+    let sequences = [start, length, total, table].map(extent).to_vec();
+    let both = [distinct(tokens), distinct(sequences)];
+    if both.iter().any(|extents| extents.len() > EXTENTS) {
+        return Err(refused(format!("there are more than {EXTENTS} extents over a token or its sequence")));
+    }
+    Ok(both)
 }
 
-/// Ranges less what another takes of them.
-fn without(ranges: &[Range<u64>], taken: &Range<u64>) -> Vec<Range<u64>> {
-    let pieces =
-        |range: &Range<u64>| [range.start..range.end.min(taken.start), range.start.max(taken.end)..range.end];
-    ranges.iter().flat_map(pieces).filter(|piece| piece.start < piece.end).collect()
+/// The element type of an operand that is a tensor.
+fn dtype_of(call: &CallDesc, value: usize) -> Result<DType> {
+    Ok(operand(call, value)?.dtype)
 }
 
-/// Where the extents over the token of layers are.
-fn token_extents(layers: &[Layer<'_>]) -> Vec<u64> {
-    let of_products = layers.iter().flat_map(|layer| layer.products).flat_map(|product| &product.extents);
-    let of_attention = layers.iter().flat_map(|layer| &layer.attention.shape.extents[0]);
-    distinct(of_products.chain(of_attention).copied().collect())
-}
-
-/// The parts of a layer, in the order of their calls.
-struct Layer<'a> {
-    /// Query, key and value; output; the first half of the MLP; the second.
-    products: [&'a Product; PRODUCTS],
-    attention: &'a Attention,
-}
-
-impl<'a> Layer<'a> {
-    fn of(calls: &'a [Work]) -> Option<Self> {
-        let product = |index: usize| match calls.get(index)?.part.as_deref()? {
-            Part::Product(product) => Some(&**product),
-            _ => None,
-        };
-        let Part::Attention(attention) = calls.get(1)?.part.as_deref()? else { return None };
-        let layer = Self { products: [product(0)?, product(2)?, product(3)?, product(4)?], attention };
-        layer.is_sound().then_some(layer)
-    }
-
-    /// What the calls are, as far as their descriptions tell.
-    fn kind(&self) -> kind::Layer<'_> {
-        let products = self.products.map(|product| &product.kind);
-        kind::Layer { products, attention: &self.attention.shape.kind }
-    }
-
-    /// Whole layers.
-    fn all_of(calls: &'a [Work]) -> Vec<Self> {
-        calls.chunks(CALLS).filter_map(Self::of).collect()
-    }
-
-    /// Whether the kernel does what the calls do.
-    fn is_sound(&self) -> bool {
-        let [input, output, up, down] = self.products;
-        // Each reads what the one before left, and residuals are what was read first, not something that came in their place.
-        let [query, middle, inner, _] = self.products.map(|product| product.epilogue[RESULT]);
-        let flow = self.attention.query == query
-            && [KEYS, VALUES].map(|at| input.epilogue[at..at + 4].to_vec())
-                == self.attention.caches.map(|cache| cache.to_vec())
-            && output.x == self.attention.y
-            && (up.x, down.x) == (middle, inner)
-            && (output.epilogue[RESIDUAL], down.epilogue[RESIDUAL]) == (input.x, middle)
-            && ![query, self.attention.y].contains(&input.x)
-            && inner != middle;
-        self.kind().is_sound() && flow
-    }
-
-    /// Whether another layer can follow in the same launch.
-    fn leads_to(&self, next: &Self) -> bool {
-        let same = |one: &Product, other: &Product| {
-            one.kind.is_like(&other.kind)
-                && one.norm[2] == other.norm[2]
-                && one.epilogue[SCALARS..KEYS] == other.epilogue[SCALARS..KEYS]
-                && one.epilogue[KEYS + 1..VALUES] == other.epilogue[KEYS + 1..VALUES]
-                && one.epilogue[VALUES + 1..] == other.epilogue[VALUES + 1..]
-        };
-        next.products[0].x == self.products[3].epilogue[RESULT]
-            && self.attention.shape == next.attention.shape
-            && self.products.iter().zip(next.products).all(|(one, other)| same(one, other))
-    }
-
-    /// `struct Layer`.
-    fn words(&self) -> [u64; LAYER_WORDS] {
-        let [input, _, up, _] = self.products;
-        let mut words = [0; LAYER_WORDS];
-        for (index, product) in self.products.iter().enumerate() {
-            words[index] = product.weight;
-            words[PRODUCTS + index] = product.epilogue[BIAS];
-        }
-        words[8..].copy_from_slice(&[
-            input.norm[0],
-            up.norm[0],
-            input.norm[1],
-            up.norm[1],
-            self.attention.caches[0][0],
-            self.attention.caches[1][0],
-        ]);
-        words
-    }
-}
-
-/// A launch of layers, and the memory that is its own.
-#[derive(Debug)]
-pub(crate) struct Launch {
-    pub(crate) step: Step,
-    _memory: Arc<CudaBuffer>,
-}
-
-impl Launch {
-    /// Sets up the launch of a run that [`find`] found.
-    pub(crate) fn new(
-        calls: &[Work],
-        context: &Arc<Context>,
-        stream: &mut CudaStream,
-    ) -> Result<Option<Self>> {
-        let (before, calls) = calls.split_at(calls.len() % CALLS);
-        let layers = Layer::all_of(calls);
-        let (Some(first), Some(last)) = (layers.first(), layers.last()) else { return Ok(None) };
-        let common = first.kind().shape();
-        let Some(cut) = common.cut(&context.machine).filter(|_| layers.len() <= MAX_LAYERS) else {
-            return Ok(None);
-        };
-        let shape = &first.attention.shape;
-        let embedding = before.first().and_then(|call| Embedding::before(call, &layers));
-        let tokens = token_extents(&layers);
-        let sequences = distinct(shape.extents[1].clone());
-        if tokens.len().max(sequences.len()) > EXTENTS {
-            return Ok(None);
-        }
-        let function = context.function(&common.spec(&cut))?;
-
-        let (exchange, partial) = common.exchange(&cut);
-        let table: Vec<u8> = layers.iter().flat_map(Layer::words).flat_map(u64::to_le_bytes).collect();
-        let pieces = [exchange * layers.len(), partial * layers.len(), table.len(), 4];
-        let mut starts = [0; 5];
-        for (index, bytes) in pieces.into_iter().enumerate() {
-            starts[index + 1] = starts[index] + bytes.next_multiple_of(256);
-        }
-        let memory = Arc::new(CudaBuffer::new(context.clone(), starts[4], MemoryKind::Device)?);
-        // All ones stand for what is not there yet.
-        context.fill(memory.pointer, starts[2], 0xff)?;
-        let slice = BufferSlice { buffer: memory.clone(), offset: starts[2], bytes: table.len() };
-        stream.upload(&table, &slice)?;
-        // The graph may be launched on any stream.
-        stream.synchronize("the table of layers", OWN_TIMEOUT)?;
-
-        let at = |index: usize| memory.pointer + starts[index] as u64;
-        let [start, length, keys, pages, columns, count] = shape.sequence;
-        let input = first.products[0];
-        let heads = &input.epilogue;
-        let mut words = [0; MODEL_WORDS];
-        for (index, product) in first.products.iter().enumerate() {
-            words[2 * index] = product.norm[2];
-            words[2 * index + 1] = product.epilogue[SCALARS];
-        }
-        words[8..16].copy_from_slice(&[
-            at(2),
-            layers.len() as u64,
-            input.x,
-            last.products[3].epilogue[RESULT],
-            at(0),
-            at(1),
-            at(3),
-            heads[SCALES],
-        ]);
-        words[16] = u64::from(shape.kind.scale.to_bits());
-        words[17..21].copy_from_slice(&[heads[POSITIONS], heads[FREQUENCIES], heads[PLACES], count]);
-        words[21..24].copy_from_slice(&heads[KEYS + 1..VALUES]);
-        words[24..27].copy_from_slice(&heads[VALUES + 1..]);
-        words[27..32].copy_from_slice(&[start, length, keys, pages, columns]);
-        if let Some(embedding) = embedding {
-            words[32..].copy_from_slice(&embedding.words);
-        }
-        let parameters = Parameters::default().extents(1, tokens).extents(1, sequences).words(words);
-        let step = Step::kernel(&function, [cut.blocks, 1, 1], cut.threads(), parameters);
-        Ok(step.map(|step| Self { step, _memory: memory }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_taken_of_ranges_is_gone() {
-        let ranges = [0..10, 20..30, 40..50];
-        assert_eq!(without(&ranges, &(5..45)), [0..5, 45..50]);
-        assert_eq!(without(&ranges, &(22..24)), [0..10, 20..22, 24..30, 40..50]);
-        assert_eq!(without(&ranges, &(30..40)), ranges);
-    }
+/// The name of an operand's element type; that of f32 where it is left out.
+fn name_of(call: &CallDesc, value: Option<usize>) -> Result<&'static str> {
+    value.map_or(Ok("f32"), |value| type_name(dtype_of(call, value)?))
 }

@@ -1,11 +1,17 @@
 //! Embedding, activations, rotary positions, sums, casts, fills and picked rows.
 
-use super::{
-    KernelSpec, Recipe, THREADS, WIDE, operand, plane, result, type_name, type_of, type_or_f32, wide,
-};
 use crate::{
-    launch::{Bound, Frame, Parameters, Step},
-    weight::{CudaWeight, format_name},
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, Parameters},
+    },
+    ops::{
+        KernelPlan, THREADS, WIDE,
+        frame::{Bound, Frame},
+        operand, plane, result, type_name, type_of, type_or_f32,
+        weight::{CudaWeight, format_name},
+        wide,
+    },
 };
 use dsrun_core::{
     DType, Error, Result,
@@ -18,7 +24,7 @@ fn present<const N: usize>(frame: &Frame, indices: [usize; N]) -> Vec<&Bound> {
     indices.into_iter().filter_map(|index| frame.optional(index)).collect()
 }
 
-pub(super) fn add(op: &Add, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn add(op: &Add, call: &CallDesc) -> Result<KernelPlan> {
     let alpha = op.alpha;
     let types: [(_, &dyn std::fmt::Display); 2] =
         [("T0", &type_of(call, 0)?), ("T1", &type_or_f32(call, 3)?)];
@@ -26,7 +32,7 @@ pub(super) fn add(op: &Add, call: &CallDesc) -> Result<Recipe> {
     planes.extend(call.tensor(2));
     let wide = wide(&planes);
     let spec = KernelSpec::new("elementwise/elementwise.cu", if wide { "add_wide" } else { "add" }, types);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (a, b, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let mut bounds = present(frame, [0, 1, 2]);
@@ -41,35 +47,35 @@ pub(super) fn add(op: &Add, call: &CallDesc) -> Result<Recipe> {
             .address(frame.address(3))
             .rows(y);
         let items = if wide { columns / WIDE } else { columns };
-        Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(rows, items), THREADS, parameters))
     }))
 }
 
-pub(super) fn cast(op: &Cast, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn cast(op: &Cast, call: &CallDesc) -> Result<KernelPlan> {
     let types: [(_, &dyn std::fmt::Display); 2] = [("T0", &type_of(call, 0)?), ("T1", &type_name(op.dtype)?)];
     let spec = KernelSpec::new("elementwise/elementwise.cu", "cast", types);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(columns).rows(x).rows(y);
-        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(rows, columns), THREADS, parameters))
     }))
 }
 
 /// A copy of the columns, by the kernel that casts.
-pub(super) fn columns(op: &Columns, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn columns(op: &Columns, call: &CallDesc) -> Result<KernelPlan> {
     let (name, start) = (type_of(call, 0)?, op.start as usize * operand(call, 0)?.dtype.bytes());
     let spec = KernelSpec::new("elementwise/elementwise.cu", "cast", [("T0", &name), ("T1", &name)]);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(columns);
         let parameters = parameters.address(x.address + start as u64).size(x.stride(0)).rows(y);
-        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(rows, columns), THREADS, parameters))
     }))
 }
 
-pub(super) fn fill(op: &Fill, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn fill(op: &Fill, call: &CallDesc) -> Result<KernelPlan> {
     let (dtype, value) = (operand(call, 0)?.dtype, op.value);
     let bits = match dtype {
         DType::F32 => value.to_bits(),
@@ -85,12 +91,12 @@ pub(super) fn fill(op: &Fill, call: &CallDesc) -> Result<Recipe> {
         _ => "u32",
     };
     let spec = KernelSpec::new("elementwise/elementwise.cu", "fill", [("T0", &name), ("T1", &name)]);
-    Ok(Recipe::of_one(fill_spec(spec), move |frame, function| {
+    Ok(KernelPlan::of_one(fill_spec(spec), move |frame, function| {
         let x = frame.result(0)?;
         let (rows, columns) = (x.size(0), x.size(1));
         let operand = frame.tensor(0)?;
         let parameters = Parameters::default().extent(rows, &[x, operand]).size(columns).word(bits).rows(x);
-        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(rows, columns), THREADS, parameters))
     }))
 }
 
@@ -100,10 +106,10 @@ fn fill_spec(mut spec: KernelSpec) -> KernelSpec {
     spec
 }
 
-pub(super) fn gather_rows(call: &CallDesc) -> Result<Recipe> {
+pub(super) fn gather_rows(call: &CallDesc) -> Result<KernelPlan> {
     let name = type_of(call, 0)?;
     let spec = KernelSpec::new("elementwise/elementwise.cu", "gather_rows", [("T0", &name), ("T1", &name)]);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, index, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let parameters = Parameters::default()
@@ -113,25 +119,25 @@ pub(super) fn gather_rows(call: &CallDesc) -> Result<Recipe> {
             .rows(x)
             .address(index.address)
             .rows(y);
-        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(rows, columns), THREADS, parameters))
     }))
 }
 
-pub(super) fn activation(op: &Activation, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn activation(op: &Activation, call: &CallDesc) -> Result<KernelPlan> {
     let (function, limit) = (op.function as u32, op.limit);
     let types: [(_, &dyn std::fmt::Display); 3] =
         [("T0", &type_of(call, 0)?), ("T1", &type_or_f32(call, 1)?), ("FUNCTION", &function)];
     let spec = KernelSpec::new("elementwise/activation.cu", "activation", types);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(columns).float(limit).rows(x);
         let parameters = parameters.address(frame.address(1)).rows(y);
-        Ok(Step::kernel(function, plane(rows, columns), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(rows, columns), THREADS, parameters))
     }))
 }
 
-pub(super) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<KernelPlan> {
     let (function, limit) = (op.function as u32, op.limit);
     let layout = match op.layout {
         GateLayout::Separate => 1,
@@ -149,7 +155,7 @@ pub(super) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<
     let wide = wide(&planes);
     let name = if wide { "gated_activation_wide" } else { "gated_activation" };
     let spec = KernelSpec::new("elementwise/activation.cu", name, types);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (gate, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, columns) = (y.size(0), y.size(1));
         let mut bounds = present(frame, [0, 1]);
@@ -163,16 +169,16 @@ pub(super) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<
             .address(frame.address(2))
             .rows(y);
         let items = if wide { columns / WIDE } else { columns };
-        Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(rows, items), THREADS, parameters))
     }))
 }
 
-pub(super) fn rope(op: &Rope, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn rope(op: &Rope, call: &CallDesc) -> Result<KernelPlan> {
     let (heads, scale) = (op.heads as usize, op.scale);
     let neighbours = i32::from(op.pairing == RopePairing::Neighbours);
     let types: [(_, &dyn std::fmt::Display); 2] = [("T0", &type_of(call, 0)?), ("NEIGHBOURS", &neighbours)];
     let spec = KernelSpec::new("elementwise/rope.cu", "rope", types);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, positions, frequencies, y) =
             (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?, frame.result(0)?);
         let (rows, size, pairs) = (y.size(0), y.size(1) / heads.max(1), frequencies.size(0));
@@ -186,7 +192,7 @@ pub(super) fn rope(op: &Rope, call: &CallDesc) -> Result<Recipe> {
             .address(positions.address)
             .address(frequencies.address)
             .rows(y);
-        Ok(Step::kernel(function, plane(rows, heads * (size - pairs)), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(rows, heads * (size - pairs)), THREADS, parameters))
     }))
 }
 
@@ -206,7 +212,7 @@ pub(super) fn weight_words(parameters: Parameters, weight: Option<&CudaWeight>) 
 /// Tokens from where on a block looks up all of a row: enough blocks for every multiprocessor then.
 const WHOLE_ROWS: usize = 512;
 
-pub(super) fn embed(op: &Embed, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn embed(op: &Embed, call: &CallDesc) -> Result<KernelPlan> {
     let (first_row, offset) = (op.first_row as usize, op.position_offset as usize);
     let format = |index: usize| match call.operands.get(index) {
         Some(Some(OperandDesc::Weight(weight))) => format_name(weight.format),
@@ -216,7 +222,7 @@ pub(super) fn embed(op: &Embed, call: &CallDesc) -> Result<Recipe> {
     let types: [(_, &dyn std::fmt::Display); 3] =
         [("T0", &type_name(result(call, 0)?.dtype)?), ("FORMAT", &format(1)?), ("OTHER_FORMAT", &format(3)?)];
     let spec = KernelSpec::new("elementwise/embed.cu", "embed", types);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (ids, table, y) = (frame.tensor(0)?, frame.weight(1)?, frame.result(0)?);
         let places = frame.optional_weight(3).map(|weight| &**weight);
         let (rows, columns) = (y.size(0), y.size(1));
@@ -232,6 +238,6 @@ pub(super) fn embed(op: &Embed, call: &CallDesc) -> Result<Recipe> {
             weight_words(parameters, places).size(places.map_or(0, |places| places.layout.rows)).rows(y);
         // A block has to read which token a row is before it reads anything of it: of many tokens it takes a whole row.
         let items = if rows < WHOLE_ROWS { columns } else { columns.min(THREADS) };
-        Ok(Step::kernel(function, plane(rows, items), THREADS, parameters))
+        Ok(LaunchOp::kernel(function, plane(rows, items), THREADS, parameters))
     }))
 }

@@ -1,10 +1,18 @@
 //! Norms over the features of a row.
 
-use super::{
-    KernelSpec, Machine, Recipe, THREADS, WIDE, chain::Norm, evenly, operand, result, type_name, type_of,
-    type_or_f32,
+use crate::{
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp, MAX_GRID, Parameters},
+    },
+    ops::{
+        KernelPlan, THREADS, WIDE, evenly,
+        frame::{Bound, Frame},
+        gemm::fused_linear::Norm,
+        operand, result, type_name, type_of, type_or_f32,
+    },
 };
-use crate::launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step};
 use dsrun_core::{
     Result, TensorDesc,
     kernels::CallDesc,
@@ -30,7 +38,7 @@ pub(super) struct InFront {
     pub(super) spec: KernelSpec,
     norm: Norm,
     wide: bool,
-    processors: usize,
+    sm_count: usize,
 }
 
 /// The norm of `x` that a chain begins with, into `y`.
@@ -39,7 +47,7 @@ pub(super) fn in_front(
     x: &TensorDesc,
     y: &TensorDesc,
     call: &CallDesc,
-    machine: &Machine,
+    device: &DeviceSpec,
 ) -> Result<InFront> {
     let wide = match norm {
         Norm::Rms(_, gain) => wide_norm(x, y, operand(call, gain)?.shape[0]),
@@ -53,7 +61,7 @@ pub(super) fn in_front(
             layer_norm_spec(x, name(gain)?, name(shift)?)
         }
     };
-    Ok(InFront { spec, norm, wide, processors: machine.processors })
+    Ok(InFront { spec, norm, wide, sm_count: device.sm_count })
 }
 
 impl InFront {
@@ -63,7 +71,7 @@ impl InFront {
         x: &Bound,
         y: &Bound,
         function: &Arc<Function>,
-    ) -> Result<Option<Step>> {
+    ) -> Result<Option<LaunchOp>> {
         let (rows, columns) = (x.size(0), x.size(1));
         let parameters = Parameters::default().extent(rows, &[x, frame.result(0)?]);
         let optional = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
@@ -78,8 +86,8 @@ impl InFront {
                 (columns, parameters.address(optional(gain)).address(optional(shift)).rows(y))
             }
         };
-        let (grid, threads) = shape(rows, columns, width, self.wide, self.processors);
-        Ok(Step::kernel(function, grid, threads, parameters))
+        let (grid, threads) = shape(rows, columns, width, self.wide, self.sm_count);
+        Ok(LaunchOp::kernel(function, grid, threads, parameters))
     }
 }
 
@@ -92,13 +100,13 @@ pub(super) fn grid(rows: usize, columns: usize, width: usize) -> [usize; 3] {
 }
 
 /// Blocks and threads of a norm that may take [`WIDE`] elements at a time: then its blocks take rows in turns.
-fn shape(rows: usize, columns: usize, width: usize, wide: bool, processors: usize) -> ([usize; 3], usize) {
+fn shape(rows: usize, columns: usize, width: usize, wide: bool, sm_count: usize) -> ([usize; 3], usize) {
     if !wide {
         return (grid(rows, columns, width), threads(width));
     }
     let threads = threads(width / WIDE);
     let groups = (columns / width.max(1)).max(1);
-    let at_once = (processors * (AT_ONCE / threads)).div_ceil(groups);
+    let at_once = (sm_count * (AT_ONCE / threads)).div_ceil(groups);
     (grid(evenly(rows, at_once), columns, width), threads)
 }
 
@@ -107,18 +115,18 @@ pub(super) fn threads(width: usize) -> usize {
     width.next_multiple_of(32).clamp(32, if width > 2048 { 1024 } else { THREADS })
 }
 
-pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let (eps, offset) = (op.eps, op.weight_offset);
     let wide = wide_norm(operand(call, 0)?, result(call, 0)?, operand(call, 1)?.shape[0]);
     let spec = rms_norm_spec(type_of(call, 0)?, type_of(call, 1)?, wide);
-    let processors = machine.processors;
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    let sm_count = device.sm_count;
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, weight, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let (rows, width) = (y.size(0), weight.size(0));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(width).float(eps).float(offset);
         let parameters = parameters.rows(x).address(weight.address).rows(y);
-        let (grid, threads) = shape(rows, y.size(1), width, wide, processors);
-        Ok(Step::kernel(function, grid, threads, parameters))
+        let (grid, threads) = shape(rows, y.size(1), width, wide, sm_count);
+        Ok(LaunchOp::kernel(function, grid, threads, parameters))
     }))
 }
 
@@ -128,26 +136,26 @@ pub(super) fn wide_norm(x: &TensorDesc, y: &TensorDesc, width: usize) -> bool {
     [x, y].iter().all(|plane| plane.strides[0].is_multiple_of(WIDE)) && width.is_multiple_of(WIDE)
 }
 
-pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<KernelPlan> {
     let eps = op.eps;
     let spec = layer_norm_spec(type_of(call, 0)?, type_or_f32(call, 1)?, type_or_f32(call, 2)?);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, width) = (y.size(0), y.size(1));
         let parameters = Parameters::default().extent(rows, &[x, y]).size(width).float(eps).rows(x);
         let parameters = parameters.address(frame.address(1)).address(frame.address(2)).rows(y);
-        Ok(Step::kernel(function, grid(rows, width, width), threads(width), parameters))
+        Ok(LaunchOp::kernel(function, grid(rows, width, width), threads(width), parameters))
     }))
 }
 
 /// The region `r = a + alpha * b`, `y = rms_norm(r, weight)`.
-pub(super) fn add_rms_norm(add: &Add, norm: &RmsNorm, call: &CallDesc) -> Result<Recipe> {
+pub(super) fn add_rms_norm(add: &Add, norm: &RmsNorm, call: &CallDesc) -> Result<KernelPlan> {
     let (alpha, eps, offset) = (add.alpha, norm.eps, norm.weight_offset);
     operand(call, 1)?;
     let types: [(_, &dyn std::fmt::Display); 3] =
         [("T0", &type_of(call, 0)?), ("T1", &type_of(call, 2)?), ("T2", &"f32")];
     let spec = KernelSpec::new("norm/norm.cu", "add_rms_norm", types);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (a, b, weight) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (r, y) = (frame.result(0)?, frame.result(1)?);
         let (rows, columns, width) = (y.size(0), y.size(1), weight.size(0));
@@ -163,7 +171,7 @@ pub(super) fn add_rms_norm(add: &Add, norm: &RmsNorm, call: &CallDesc) -> Result
             .address(weight.address)
             .rows(r)
             .rows(y);
-        Ok(Step::kernel(function, grid(rows, columns, width), threads(width), parameters))
+        Ok(LaunchOp::kernel(function, grid(rows, columns, width), threads(width), parameters))
     }))
 }
 

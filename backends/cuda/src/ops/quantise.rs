@@ -1,7 +1,12 @@
 //! Quantised activations: by themselves, and behind the norm or activation that makes them, in one launch.
 
-use super::{KernelSpec, Recipe, WIDE, chain::Norm, operand, result, type_name};
-use crate::launch::{Frame, Parameters, Step};
+use crate::{
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, Parameters},
+    },
+    ops::{KernelPlan, WIDE, frame::Frame, gemm::fused_linear::Norm, operand, result, type_name},
+};
 use dsrun_core::{
     DType, Result,
     kernels::CallDesc,
@@ -24,12 +29,12 @@ enum Front {
 const THREADS: usize = 1024;
 const OWN: usize = 4 * WIDE;
 
-pub(super) fn quant_per_token(call: &CallDesc) -> Result<Recipe> {
+pub(super) fn quant_per_token(call: &CallDesc) -> Result<KernelPlan> {
     recipe(Front::Nothing, call)
 }
 
 /// The recipe for a norm or an activation and what quantises its result; none if the region is something else.
-pub(super) fn region(region: &Region, call: &CallDesc) -> Result<Option<Recipe>> {
+pub(super) fn region(region: &Region, call: &CallDesc) -> Result<Option<KernelPlan>> {
     let [first, second] = region.calls() else { return Ok(None) };
     let handed_on = first.results.first().copied();
     let quantises = matches!(second.op, Op::QuantPerToken(_))
@@ -59,7 +64,7 @@ pub(super) fn region(region: &Region, call: &CallDesc) -> Result<Option<Recipe>>
     recipe(front, call).map(Some)
 }
 
-fn recipe(front: Front, call: &CallDesc) -> Result<Recipe> {
+fn recipe(front: Front, call: &CallDesc) -> Result<KernelPlan> {
     let (x, y) = (operand(call, 0)?, result(call, 0)?);
     let columns = y.shape[1];
     let dtype = |index: Option<usize>| index.map_or(Ok(DType::F32), |index| Ok(operand(call, index)?.dtype));
@@ -69,7 +74,7 @@ fn recipe(front: Front, call: &CallDesc) -> Result<Recipe> {
     match front {
         Front::Nothing => {}
         Front::Norm(norm) => {
-            (gain, shift) = (norm.gain(), norm.shift());
+            (gain, shift) = (norm.weight(), norm.bias());
             (number, eps, offset) = match norm {
                 Norm::Rms(op, _) => (1, op.eps, op.weight_offset),
                 Norm::Layer(op, ..) => (2, op.eps, 0.0),
@@ -112,7 +117,7 @@ fn recipe(front: Front, call: &CallDesc) -> Result<Recipe> {
     let spec = KernelSpec::new("quant/quant.cu", "quantise_rows", defines);
     let words = |low: f32, high: f32| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
     let numbers = [words(eps, offset), words(limit, 0.0)];
-    Ok(Recipe::of_one(spec, move |frame: &Frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame: &Frame, function| {
         let (x, y, scales) = (frame.tensor(0)?, frame.result(0)?, frame.result(1)?);
         let address = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
         let mut bounds = vec![x, y, scales];
@@ -126,6 +131,6 @@ fn recipe(front: Front, call: &CallDesc) -> Result<Recipe> {
             .words([address(gain), address(shift), numbers[0], numbers[1]])
             .rows(y)
             .address(scales.address);
-        Ok(Step::kernel(function, [rows, 1, 1], threads, parameters))
+        Ok(LaunchOp::kernel(function, [rows, 1, 1], threads, parameters))
     }))
 }

@@ -1,10 +1,18 @@
 //! Fused kernels for regions. A body is read for what it does, so any that a kernel can run is native, whatever it is called;
 //! every other is core's to lower.
+//!
+//! | body | runs as |
+//! |---|---|
+//! | sum, RMS norm | [`super::norm`] |
+//! | norm or activation, quantisation | [`super::quantise`] |
+//! | optional norm, linear, then a sum, an activation, or heads | [`super::gemm`] |
+//! | attention, quantisation | [`super::attention`] |
+//! | layers of a decoder for one token, optionally with the embedding | [`super::decoder`] |
+//! | logits of one row to its token | [`super::sampling`] |
 
-use super::{
-    Machine, Recipe,
-    chain::{self, Chain},
-    norm, quant,
+use crate::{
+    arch::DeviceSpec,
+    ops::{KernelPlan, attention, decoder, gemm, norm, quantise, sampling},
 };
 use dsrun_core::{
     Error, Result,
@@ -13,19 +21,29 @@ use dsrun_core::{
     region::{Region, well_known},
 };
 
-pub(super) fn recipe(region: &Region, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     if let [first, second] = region.calls()
         && let (Op::Add(add), Op::RmsNorm(norm)) = (&first.op, &second.op)
         && *region == well_known::add_rms_norm(*add, *norm)?
     {
         return norm::add_rms_norm(add, norm, call);
     }
-    if let Some(recipe) = quant::region(region, call)? {
-        return Ok(recipe);
+    if let Some(plan) = quantise::region(region, call)? {
+        return Ok(plan);
     }
-    if let Some(chain) = Chain::parse(region) {
-        return chain::recipe(chain, call, machine);
+    if let Some(fused) = gemm::FusedLinear::of_region(region) {
+        return gemm::fused(fused, call, device);
     }
-    let ops: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
+    if let Some(plan) = attention::region(region, call, device)? {
+        return Ok(plan);
+    }
+    if let Some(plan) = sampling::region(region, call)? {
+        return Ok(plan);
+    }
+    if let Some(plan) = decoder::plan(region, call, device)? {
+        return Ok(plan);
+    }
+    let mut ops: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
+    ops.dedup();
     Err(Error::unsupported(format!("CUDA has no fused kernel for a body of {}", ops.join(", "))))
 }

@@ -1,8 +1,17 @@
 //! From logits to tokens.
 
-use super::{KernelSpec, Machine, Recipe, operand, result, type_of};
-use crate::launch::{MAX_GRID, Parameters, Step};
+mod next_token;
+
+use crate::{
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, MAX_GRID, Parameters},
+    },
+    ops::{KernelPlan, operand, result, type_of},
+};
 use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
+pub(super) use next_token::region;
 
 /// Threads of a block of `argmax`, and the most blocks that share a row: a thread of the last one each.
 const ARGMAX_THREADS: usize = 512;
@@ -22,17 +31,17 @@ pub(super) fn in_fours<'a>(columns: usize, planes: impl IntoIterator<Item = &'a 
     columns.is_multiple_of(4) && planes.into_iter().all(|plane| plane.strides[0].is_multiple_of(4))
 }
 
-pub(super) fn logit_process(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(super) fn logit_process(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let (logits, y) = (operand(call, 0)?, result(call, 0)?);
     let planes = [logits, operand(call, 3)?, y].into_iter().chain(call.tensor(4));
     let width = if in_fours(y.shape[1], planes) { 4 } else { 1 };
     // Few rows are too few for several pieces a thread.
     let blocks = |turns: usize| y.shape[0] * y.shape[1].div_ceil(PROCESS_THREADS * width * turns);
-    let turns = if blocks(PROCESS_TURNS) > 2 * machine.processors { PROCESS_TURNS } else { 1 };
+    let turns = if blocks(PROCESS_TURNS) > 2 * device.sm_count { PROCESS_TURNS } else { 1 };
     let defines: [(_, &dyn std::fmt::Display); 3] =
         [("T0", &type_of(call, 0)?), ("WIDTH", &width), ("TURNS", &turns)];
     let spec = KernelSpec::new("sampling/logits.cu", "logit_process", defines);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (logits, requests, settings) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (counts, y) = (frame.tensor(3)?, frame.result(0)?);
         let (rows, vocabulary) = (y.size(0), y.size(1));
@@ -50,47 +59,47 @@ pub(super) fn logit_process(call: &CallDesc, machine: &Machine) -> Result<Recipe
             .optional_rows(frame.optional(5))
             .rows(y);
         let grid = [vocabulary.div_ceil(PROCESS_THREADS * width * turns), rows.min(MAX_GRID), 1];
-        Ok(Step::kernel(function, grid, PROCESS_THREADS, parameters))
+        Ok(LaunchOp::kernel(function, grid, PROCESS_THREADS, parameters))
     }))
 }
 
-pub(super) fn argmax(call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(super) fn argmax(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let x = operand(call, 0)?;
     let unit = 16 / x.dtype.bytes();
     let vectors = x.shape[1].is_multiple_of(unit) && x.strides[0].is_multiple_of(unit);
     // Four vectors for each thread of a block.
     let rows = x.shape[0];
-    let most = (machine.processors / rows.max(1)).clamp(1, MAX_SPLITS);
+    let most = (device.sm_count / rows.max(1)).clamp(1, MAX_SPLITS);
     let splits = x.shape[1].div_ceil(ARGMAX_THREADS * 4 * unit).clamp(1, most);
     let defines: [(_, &dyn std::fmt::Display); 3] =
         [("T0", &type_of(call, 0)?), ("VECTORS", &i32::from(vectors)), ("SPLITS", &splits)];
     let spec = KernelSpec::new("sampling/argmax.cu", "argmax", defines);
-    let mut recipe = Recipe::of_one(spec, move |frame, function| {
+    let mut plan = KernelPlan::of_one(spec, move |frame, function| {
         let (x, ids) = (frame.tensor(0)?, frame.result(0)?);
         let parameters = Parameters::default().extent(rows, &[x, ids]).size(x.size(1)).rows(x);
         let parameters = parameters.address(ids.address).address(frame.workspace).address(frame.persistent);
-        Ok(Step::kernel(function, [splits, rows.min(MAX_GRID), 1], ARGMAX_THREADS, parameters))
+        Ok(LaunchOp::kernel(function, [splits, rows.min(MAX_GRID), 1], ARGMAX_THREADS, parameters))
     });
     if splits > 1 {
-        recipe.workspace = rows * splits * 8;
-        recipe.persistent = rows * 4;
+        plan.workspace = rows * splits * 8;
+        plan.persistent = rows * 4;
     }
-    Ok(recipe)
+    Ok(plan)
 }
 
-pub(super) fn sample(call: &CallDesc) -> Result<Recipe> {
+pub(super) fn sample(call: &CallDesc) -> Result<KernelPlan> {
     let logits = operand(call, 0)?;
     let (rows, columns) = (logits.shape[0], logits.shape[1]);
     let chunks = columns.div_ceil(CHUNK).max(1);
     let vectors = i32::from(in_fours(columns, [logits]));
     let specs = ["sample_chunks", "sample"]
         .map(|entry| KernelSpec::new("sampling/sample.cu", entry, [("VECTORS", &vectors)]));
-    Ok(Recipe {
+    Ok(KernelPlan {
         kernels: specs.to_vec(),
         workspace: rows * chunks * SHARE,
         persistent: 0,
         batch_invariant: true,
-        steps: Box::new(move |frame, functions, _| {
+        launches: Box::new(move |frame, functions, _| {
             let [of_chunks, of_rows] = functions else {
                 return Err(Error::internal("a recipe of two kernels without them"));
             };
@@ -109,8 +118,8 @@ pub(super) fn sample(call: &CallDesc) -> Result<Recipe> {
                 .address(frame.workspace);
             let last = parameters.clone().size(chunks).address(ids.address).address(log_probability.address);
             let steps = [
-                Step::kernel(of_chunks, [rows, chunks, 1], CHUNK_THREADS, parameters),
-                Step::kernel(of_rows, [rows, 1, 1], SAMPLE_THREADS, last),
+                LaunchOp::kernel(of_chunks, [rows, chunks, 1], CHUNK_THREADS, parameters),
+                LaunchOp::kernel(of_rows, [rows, 1, 1], SAMPLE_THREADS, last),
             ];
             Ok(steps.into_iter().flatten().collect())
         }),

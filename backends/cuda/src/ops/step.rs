@@ -1,7 +1,12 @@
 //! The request table.
 
-use super::{KernelSpec, Recipe, THREADS};
-use crate::launch::{Bound, Parameters, Step};
+use crate::{
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, Parameters},
+    },
+    ops::{KernelPlan, THREADS, frame::Bound},
+};
 use dsrun_core::{Result, kernels::CallDesc, op::PrepareStep};
 
 /// The most blocks that copy rows of the block table.
@@ -13,10 +18,10 @@ fn addresses(parameters: Parameters, tensors: &[&Bound]) -> Parameters {
     tensors.iter().fold(parameters, |parameters, tensor| parameters.address(tensor.address))
 }
 
-pub(super) fn prepare_step(op: &PrepareStep, _: &CallDesc) -> Result<Recipe> {
+pub(super) fn prepare_step(op: &PrepareStep, _: &CallDesc) -> Result<KernelPlan> {
     let block = op.block_size as usize;
     let spec = KernelSpec::new("step/step.cu", "prepare_step", []);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let mut operands = Vec::new();
         for index in 0..10 {
             operands.push(frame.tensor(index)?);
@@ -45,13 +50,13 @@ pub(super) fn prepare_step(op: &PrepareStep, _: &CallDesc) -> Result<Recipe> {
         let (least, most) = PREPARE_THREADS.into_inner();
         let threads =
             if tokens > sequences { most } else { sequences.next_multiple_of(32).clamp(least, most) };
-        Ok(Step::kernel(function, [1 + sequences.min(COPIERS), 1, 1], threads, parameters))
+        Ok(LaunchOp::kernel(function, [1 + sequences.min(COPIERS), 1, 1], threads, parameters))
     }))
 }
 
-pub(super) fn commit_tokens(_: &CallDesc) -> Result<Recipe> {
+pub(super) fn commit_tokens(_: &CallDesc) -> Result<KernelPlan> {
     let spec = KernelSpec::new("step/step.cu", "commit_tokens", []);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (requests, ids, stop) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (last, finished, counts) = (frame.result(0)?, frame.result(1)?, frame.result(2)?);
         let rows = requests.size(0);
@@ -61,6 +66,6 @@ pub(super) fn commit_tokens(_: &CallDesc) -> Result<Recipe> {
             .size(stop.size(0))
             .size(counts.size(1));
         let parameters = addresses(parameters, &[requests, ids, stop, last, finished]).rows(counts);
-        Ok(Step::kernel(function, [rows.div_ceil(THREADS), 1, 1], THREADS, parameters))
+        Ok(LaunchOp::kernel(function, [rows.div_ceil(THREADS), 1, 1], THREADS, parameters))
     }))
 }

@@ -8,7 +8,7 @@ mod packing;
 
 pub(crate) use packing::{Offset, Packing, UNIT};
 
-use crate::{context::Context, memory::CudaBuffer, stream::CudaStream};
+use crate::driver::{context::Context, memory::CudaBuffer, stream::CudaStream};
 use dsrun_core::{
     DType, Error, Result, WeightFormat, WeightReader, WeightType,
     device::{BufferSlice, MemoryKind, Stream},

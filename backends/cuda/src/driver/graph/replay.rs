@@ -1,14 +1,14 @@
 //! Launching a captured graph, and with it a copy to the host behind it.
 //!
-//! Behind a step, a few words of results are copied into pinned memory. That is a kernel, which begins microseconds after the graph
+//! Epilogue a step, a few words of results are copied into pinned memory. That is a kernel, which begins microseconds after the graph
 //! has ended, where within the graph it is one more node. So a stream puts the launch of a short graph off until it is told what comes
 //! next. If that is such a copy, a graph with it is launched instead: made when a place is met again, and kept, as results of steps in
 //! flight go to few places.
 
-use super::{Captured, Contents};
-use crate::{
+use crate::driver::{
     context::{Context, Raw, RawStream},
-    launch::Step,
+    graph::{Captured, Contents},
+    launch::LaunchOp,
     stream::CudaStream,
 };
 use cudarc::driver::sys::{self, CUgraphExec};
@@ -68,7 +68,12 @@ impl Replay {
     }
 
     /// Launches the graph with a copy behind it, which a step does; whether it did.
-    pub(crate) fn launch_with(&self, stream: &mut CudaStream, copy: FewWords, step: &Step) -> Result<bool> {
+    pub(crate) fn launch_with(
+        &self,
+        stream: &mut CudaStream,
+        copy: FewWords,
+        step: &LaunchOp,
+    ) -> Result<bool> {
         let mut copies = self.with_copies.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(index) = copies.iter().position(|(other, _)| *other == copy) else {
             if copies.len() < MOST_COPIES {

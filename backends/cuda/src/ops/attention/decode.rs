@@ -1,7 +1,17 @@
 //! Paged attention of single tokens: `attention/decode.cu`, and of many tiles `attention/decode_even.cu`.
 
-use super::{KernelSpec, Machine, Recipe, band::shared_memory, operand, result, type_name};
-use crate::launch::{Frame, Function, MAX_GRID, Parameters, Step};
+use crate::{
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp, MAX_GRID, Parameters},
+    },
+    ops::{
+        KernelPlan,
+        frame::{Bound, Frame},
+        operand, result, type_name,
+    },
+};
 use dsrun_core::{
     DType, Error, Result, TensorDesc,
     kernels::CallDesc,
@@ -60,7 +70,7 @@ fn vectors(tensor: &TensorDesc, size: usize) -> bool {
 }
 
 /// How the work is laid out.
-struct Cut {
+struct TileConfig {
     unit: &'static str,
     entry: &'static str,
     /// The constants of the one kernel that the other does not have.
@@ -92,34 +102,34 @@ struct Sizes {
 
 impl Sizes {
     /// Tiles cut up until there are enough of them.
-    fn split(&self, machine: &Machine) -> Cut {
+    fn split(&self, device: &DeviceSpec) -> TileConfig {
         let blocks = self.entries * self.columns;
         // No more than there is room for: blocks that wait for others to end cost more than a few idle multiprocessors. Where
         // one block on each makes up clusters, there is no second: those of the products around it find room beside one.
-        let alone = machine.capability >= 90 && blocks * MAX_CLUSTER <= machine.processors;
-        let most = machine.processors * if alone { 1 } else { BLOCKS };
+        let alone = device.capability >= 90 && blocks * MAX_CLUSTER <= device.sm_count;
+        let most = device.sm_count * if alone { 1 } else { BLOCKS };
         let splits = (most / blocks.max(1)).clamp(1, MAX_SPLITS);
-        let cluster = if machine.capability >= 90 { splits.min(MAX_CLUSTER) } else { 1 };
+        let cluster = if device.capability >= 90 { splits.min(MAX_CLUSTER) } else { 1 };
         let splits = if alone { splits / cluster * cluster } else { splits.next_multiple_of(cluster) };
         let in_block = THREADS / 32 * self.unit;
         // What warps leave for each other, and what blocks of a cluster do.
         let of_cluster = if cluster > 1 { (self.heads * self.value_size / 4 + cluster) * 24 } else { 0 };
         let beside = THREADS / 32 * self.heads * (self.value_size + 6) * 4 + of_cluster;
-        let room = shared_memory(machine.capability).saturating_sub(beside).min(UNDER_WAY);
+        let room = device.shared_memory().saturating_sub(beside).min(UNDER_WAY);
         // Where all blocks are there at once, as many on a multiprocessor, each may have more under way if there is room.
-        let at_once = splits == 1 && blocks <= machine.processors * BLOCKS;
-        let share = (shared_memory(machine.capability) / BLOCKS).saturating_sub(beside + RESERVED);
+        let at_once = splits == 1 && blocks <= device.sm_count * BLOCKS;
+        let share = (device.shared_memory() / BLOCKS).saturating_sub(beside + RESERVED);
         let stages = match at_once && share / in_block > STAGES {
             true => STAGES + 1,
             false => (room / in_block).clamp(1, STAGES),
         };
         // Blocks that may be there before their turn, and what they fetch into the L2 then.
-        let first = machine.processors * AT_ONCE;
-        let fetches = splits == 1 && machine.capability >= 90 && self.slots.is_multiple_of(16);
+        let first = device.sm_count * AT_ONCE;
+        let fetches = splits == 1 && device.capability >= 90 && self.slots.is_multiple_of(16);
         let ahead = if fetches { (AHEAD / (blocks.min(first) * in_block).max(1)).min(MOST_AHEAD) } else { 0 };
         let merged = splits > cluster;
         let left = splits / cluster * self.heads * (self.value_size + 4) * 4;
-        Cut {
+        TileConfig {
             unit: "attention/decode.cu",
             entry: "decode",
             own: vec![("CLUSTER", cluster), ("AHEAD", ahead), ("FIRST", first)],
@@ -134,20 +144,20 @@ impl Sizes {
     }
 
     /// The keys of all tiles shared out evenly.
-    fn even(&self, machine: &Machine) -> Cut {
+    fn even(&self, device: &DeviceSpec) -> TileConfig {
         let warps = WARPS[usize::from(self.unit > LARGE_UNIT)];
         let stages = (RING / (warps * self.unit)).clamp(1, MOST_STAGES);
-        let workers = machine.processors * warps;
+        let workers = device.sm_count * warps;
         // `PLACE` of the kernel: 4 numbers of each lane and step, then two of each head.
         let eights = self.heads.div_ceil(8);
         let place = eights * (self.value_size.div_ceil(16) * 128 + 16) * 4;
-        Cut {
+        TileConfig {
             unit: "attention/decode_even.cu",
             entry: "decode_even",
             own: vec![("WARPS", warps), ("ENTRIES", self.entries)],
             stages,
             shared: stages * warps * self.unit,
-            grid: [machine.processors, 1, 1],
+            grid: [device.sm_count, 1, 1],
             threads: warps * 32,
             number: self.columns,
             workspace: workers * 2 * place,
@@ -174,13 +184,14 @@ impl Decode {
     pub(super) fn plan(
         op: &PagedAttention,
         call: &CallDesc,
-        machine: &Machine,
+        y: &TensorDesc,
+        device: &DeviceSpec,
         singles: bool,
     ) -> Result<Option<Self>> {
         let (query, keys, values) = (operand(call, 0)?, operand(call, 1)?, operand(call, 2)?);
         let (tokens, sequences) = (query.shape[0], operand(call, 3)?.shape[0]);
         let (key_size, value_size) = (keys.shape[3], values.shape[3]);
-        let takes = machine.capability >= 80
+        let takes = device.capability >= 80
             && matches!(query.dtype, DType::F16 | DType::BF16)
             && keys.dtype == query.dtype
             && (8..=MAX_HEAD).contains(&key_size)
@@ -202,15 +213,15 @@ impl Decode {
         let unit = 16 * (key_size.next_multiple_of(64) + value_size.next_multiple_of(64)) * 2;
         let sizes = Sizes { entries, columns, heads, value_size, slots: keys.shape[2], unit };
         let units = operand(call, 6)?.shape[1].saturating_mul(keys.shape[2]).div_ceil(16).max(1);
-        let even = LARGE.contains(&machine.capability)
-            && entries * columns >= MANY * machine.processors
+        let even = LARGE.contains(&device.capability)
+            && entries * columns >= MANY * device.sm_count
             && units > LONG_UNITS
             && entries <= MOST_ENTRIES
             && units.saturating_mul(entries * columns) <= MOST_UNITS
             && op.mask == AttentionMask::Causal
             && keys.shape[2].is_multiple_of(16)
-            && result(call, 0)?.strides[0].is_multiple_of(8);
-        let cut = if even { sizes.even(machine) } else { sizes.split(machine) };
+            && y.strides[0].is_multiple_of(8);
+        let cut = if even { sizes.even(device) } else { sizes.split(device) };
         let mask = if op.mask == AttentionMask::Causal { 1 } else { 2 };
         let defines: [(_, &dyn Display); 13] = [
             ("Q", &type_name(query.dtype)?),
@@ -242,22 +253,57 @@ impl Decode {
         }))
     }
 
-    /// The launch, with scratch and zeroed memory of its own.
+    /// Blocks that share a row of the result; `None` if the splits of a row do too.
+    pub(super) fn blocks_of_row(&self) -> Option<usize> {
+        (self.spec.entry == "decode" && self.grid[2] == 1).then_some(self.grid[0])
+    }
+
+    /// Has the last of so many blocks of a row quantise it: four more words of parameters say where it goes.
+    pub(super) fn quantise(&mut self, blocks: usize) {
+        for (_, value) in self.spec.defines.iter_mut().filter(|(name, _)| *name == "QUANTISED") {
+            *value = blocks.to_string();
+        }
+    }
+
+    pub(super) fn grid(&self) -> [usize; 3] {
+        self.grid
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// The launch into the results of a call, with scratch and zeroed memory of its own.
     pub(super) fn step(
         &self,
         frame: &Frame,
         function: &Arc<Function>,
         workspace: u64,
         persistent: u64,
-    ) -> Result<Option<Step>> {
+    ) -> Result<Option<LaunchOp>> {
+        let (y, log) = (frame.result(0)?, frame.result(1)?);
+        let parameters = self.parameters(frame, y, Some(log), workspace, persistent)?;
+        Ok(LaunchOp::kernel(function, self.grid, self.threads, parameters))
+    }
+
+    /// The parameters of a launch into `y` and, if they are wanted, the logarithms of the scores' sums.
+    pub(super) fn parameters(
+        &self,
+        frame: &Frame,
+        y: &Bound,
+        log: Option<&Bound>,
+        workspace: u64,
+        persistent: u64,
+    ) -> Result<Parameters> {
         let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
-        let (table, y, log) = (frame.tensor(6)?, frame.result(0)?, frame.result(1)?);
-        let [key_page, key_head, key_slot] = super::cache::strides(keys);
-        let [value_page, value_head, value_slot] = super::cache::strides(values);
-        let parameters = Parameters::default()
+        let table = frame.tensor(6)?;
+        let [key_page, key_head, key_slot] = crate::ops::cache::strides(keys);
+        let [value_page, value_head, value_slot] = crate::ops::cache::strides(values);
+        let rows: Vec<&Bound> = [query, y].into_iter().chain(log).collect();
+        Ok(Parameters::default()
             .extent(start.size(0), &[start, length, total, table])
-            .extent(query.size(0), &[query, y, log])
+            .extent(query.size(0), &rows)
             .float(self.op.scale)
             .float(self.op.softcap)
             .words([
@@ -286,29 +332,28 @@ impl Decode {
                 u64::from(self.op.window),
                 y.address,
                 y.stride(0) as u64,
-                log.address,
-                log.stride(0) as u64,
+                log.map_or(0, |log| log.address),
+                log.map_or(0, |log| log.stride(0) as u64),
             ])
             .size(self.number)
             .address(workspace)
-            .address(persistent);
-        Ok(Step::kernel(function, self.grid, self.threads, parameters))
+            .address(persistent))
     }
 }
 
 /// The kernel by itself, if every sequence has one token at most as far as the sizes tell, and it takes the types and heads.
-pub(super) fn recipe(op: &PagedAttention, call: &CallDesc, machine: &Machine) -> Result<Option<Recipe>> {
+pub(super) fn plan(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -> Result<Option<KernelPlan>> {
     if operand(call, 0)?.shape[0] > operand(call, 3)?.shape[0] {
         return Ok(None);
     }
-    let Some(decode) = Decode::plan(op, call, machine, false)? else { return Ok(None) };
-    Ok(Some(Recipe {
+    let Some(decode) = Decode::plan(op, call, result(call, 0)?, device, false)? else { return Ok(None) };
+    Ok(Some(KernelPlan {
         kernels: vec![decode.spec.clone()],
         workspace: decode.workspace,
         persistent: decode.persistent,
         // How keys are split depends on how many sequences there may be.
         batch_invariant: false,
-        steps: Box::new(move |frame, functions, _| {
+        launches: Box::new(move |frame, functions, _| {
             let function = functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
             Ok(decode.step(frame, function, frame.workspace, frame.persistent)?.into_iter().collect())
         }),
@@ -320,7 +365,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    const MACHINE: Machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
+    const MACHINE: DeviceSpec = DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true };
 
     /// Tiles of a model with 8 KV heads of 128 elements, each of 4 query heads.
     fn sizes(entries: usize) -> Sizes {

@@ -7,10 +7,18 @@
 //!
 //! All else stays with the kernel for decoding: other types, odd sizes or strides, scales that are not positive.
 
-use super::{Kinds, Places, head_stride};
 use crate::{
-    launch::{Bound, Function, MAX_GRID, Parameters, Step, TensorMap},
-    ops::{KernelSpec, Machine, type_name},
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp, MAX_GRID, Parameters},
+        tensor_map::TensorMap,
+    },
+    ops::{
+        attention::{Args, Kinds, head_stride},
+        frame::Bound,
+        type_name,
+    },
 };
 use dsrun_core::{DType, Result};
 use std::sync::Arc;
@@ -38,7 +46,7 @@ const MAX_HEADS: usize = 16;
 
 /// The kernel a call's prompts run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum KernelKind {
     Wgmma,
     /// 16-row tiles of a warp, keys of a turn.
     Mma(usize, usize),
@@ -47,7 +55,7 @@ enum Way {
 /// How prompts of a call are run.
 #[derive(Clone, Debug)]
 pub(super) struct Prompts {
-    way: Way,
+    way: KernelKind,
     kernel: KernelSpec,
     /// The fewest queries of a sequence that is run here.
     pub(super) fewest: usize,
@@ -62,23 +70,23 @@ pub(super) struct Prompts {
 
 impl Prompts {
     /// How prompts are run on tensor cores, if there can be any and there is a kernel for them.
-    pub(super) fn plan(kinds: &Kinds, machine: &Machine) -> Result<Option<Self>> {
+    pub(super) fn plan(kinds: &Kinds, device: &DeviceSpec) -> Result<Option<Self>> {
         // With as many sequences as tokens all are single tokens, or so few that it matters little.
         let any = kinds.tokens >= PROMPT && kinds.tokens > kinds.sequences;
-        let half = kinds.query == DType::F16 || (kinds.query == DType::BF16 && machine.capability >= 80);
+        let half = kinds.query == DType::F16 || (kinds.query == DType::BF16 && device.capability >= 80);
         let fits = half && kinds.query == kinds.cache && kinds.query_vectors && kinds.cache_vectors;
         let largest = kinds.key_size.max(kinds.value_size);
         if !(any && fits && largest <= super::MAX_HEAD && kinds.scale > 0.0) {
             return Ok(None);
         }
-        let way = Way::choose(kinds, machine);
+        let way = KernelKind::choose(kinds, device);
         let fewest = if kinds.sequences == 1 && kinds.tokens >= LONE { 1 } else { PROMPT };
         let group = kinds.group();
         let heads = (1..=MAX_HEADS.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         let tokens = way.rows() / heads;
         let tiles = kinds.tokens / tokens + kinds.sequences.min(kinds.tokens / fewest);
         let items = tiles.saturating_mul(kinds.kv_heads * (group / heads));
-        let blocks = if way == Way::Wgmma { items.min(machine.processors) } else { items };
+        let blocks = if way == KernelKind::Wgmma { items.min(device.sm_count) } else { items };
         if items > i32::MAX as usize || kinds.kv_heads > MAX_GRID {
             return Ok(None);
         }
@@ -93,10 +101,10 @@ impl Prompts {
         ];
         defines.extend(kinds.defines());
         match way {
-            Way::Mma(row_tiles, keys) => {
+            KernelKind::Mma(row_tiles, keys) => {
                 defines.extend([("ROW_TILES", row_tiles.to_string()), ("KEYS", keys.to_string())]);
             }
-            Way::Wgmma => defines.push(("WHOLE", i32::from(whole(kinds)).to_string())),
+            KernelKind::Wgmma => defines.push(("WHOLE", i32::from(whole(kinds)).to_string())),
         }
         let (unit, entry) = way.kernel();
         let kernel = KernelSpec::of(unit, entry, defines).with_shared(way.shared(kinds));
@@ -111,10 +119,10 @@ impl Prompts {
     pub(super) fn step(
         &self,
         function: &Arc<Function>,
-        at: &Places<'_>,
+        at: &Args<'_>,
         counter: u64,
-    ) -> Result<Option<Step>> {
-        let Places { query, keys, values, table, bits, y, log, .. } = at;
+    ) -> Result<Option<LaunchOp>> {
+        let Args { query, keys, values, table, bits, y, log, .. } = at;
         let group = self.kinds.group();
         let parameters = Parameters::default()
             .extent(self.kinds.sequences, at.of_sequences)
@@ -154,19 +162,19 @@ impl Prompts {
                 log.map_or(0, |log| log.stride(0) as u64),
             ]);
         let blocks = [self.blocks.min(self.items), 1, 1];
-        if self.way != Way::Wgmma {
-            return Ok(Step::kernel(function, blocks, MMA_THREADS, parameters));
+        if self.way != KernelKind::Wgmma {
+            return Ok(LaunchOp::kernel(function, blocks, MMA_THREADS, parameters));
         }
         let parameters = parameters
             .words(self.query_map(at)?)
             .words(self.cache_map(keys, self.kinds.key_size, at.key_strides, at)?)
             .words(self.cache_map(values, self.kinds.value_size, at.value_strides, at)?)
             .address(counter);
-        Ok(Step::kernel(function, blocks, WGMMA_THREADS, parameters))
+        Ok(LaunchOp::kernel(function, blocks, WGMMA_THREADS, parameters))
     }
 
     /// Boxes of half a row of a tile's queries.
-    fn query_map(&self, at: &Places<'_>) -> Result<[u64; 16]> {
+    fn query_map(&self, at: &Args<'_>) -> Result<[u64; 16]> {
         let (size, heads) = (self.kinds.key_size as u64, (self.kinds.kv_heads * self.kinds.group()) as u64);
         TensorMap::of_halves(
             self.kinds.query,
@@ -178,7 +186,7 @@ impl Prompts {
     }
 
     /// Boxes of the keys or values of a page: both their halves, 8 slots at a time, or 64 elements of them, or of 128 rows.
-    fn cache_map(&self, cache: &Bound, size: usize, strides: [u64; 3], at: &Places<'_>) -> Result<[u64; 16]> {
+    fn cache_map(&self, cache: &Bound, size: usize, strides: [u64; 3], at: &Args<'_>) -> Result<[u64; 16]> {
         let [page, head, slot] = strides;
         let (slots, pages) = match at.table {
             Some(_) => (self.kinds.slots as u64, at.keys.size(0) as u64),
@@ -212,15 +220,15 @@ fn whole(kinds: &Kinds) -> bool {
     kinds.paged && kinds.cache_even && sizes.iter().all(|size| size.is_multiple_of(HALF))
 }
 
-impl Way {
-    fn choose(kinds: &Kinds, machine: &Machine) -> Self {
+impl KernelKind {
+    fn choose(kinds: &Kinds, device: &DeviceSpec) -> Self {
         let pages = !kinds.paged
             || (kinds.slots.is_multiple_of(8)
                 && (WGMMA_ROWS.is_multiple_of(kinds.slots) || kinds.slots.is_multiple_of(WGMMA_ROWS)));
         let sizes = kinds.key_size <= 128
             && kinds.key_size.is_multiple_of(16)
             && [64, 80, 96, 128].contains(&kinds.value_size);
-        match (machine.capability, kinds.key_size.max(kinds.value_size)) {
+        match (device.capability, kinds.key_size.max(kinds.value_size)) {
             (90, _) if pages && sizes => Self::Wgmma,
             // 64 KiB of shared memory.
             (75, ..=128) => Self::Mma(1, 64),
@@ -275,8 +283,8 @@ mod tests {
         Kinds { query_heads: group * 2, key_size, value_size, slots, ..super::super::tests::kinds() }
     }
 
-    fn machine(capability: u32) -> Machine {
-        Machine { capability, processors: 132, blas: true, skinny: true }
+    fn device(capability: u32) -> DeviceSpec {
+        DeviceSpec { capability, sm_count: 132, blas: true, custom_gemm: true }
     }
 
     #[rstest]
@@ -284,24 +292,28 @@ mod tests {
     #[case::alone(1, 512, 1)]
     #[case::alone_and_short(1, 48, 16)]
     fn fewest_queries(#[case] sequences: usize, #[case] tokens: usize, #[case] expected: usize) {
-        let plan = Prompts::plan(&Kinds { sequences, tokens, ..kinds(4, 128, 16) }, &machine(90)).unwrap();
+        let plan = Prompts::plan(&Kinds { sequences, tokens, ..kinds(4, 128, 16) }, &device(90)).unwrap();
         assert_eq!(plan.map(|plan| plan.fewest), Some(expected));
     }
 
     #[rstest]
-    #[case::llama(90, kinds(4, 128, 16), Some((Way::Wgmma, 4, 32)))]
-    #[case::odd_pages(90, kinds(4, 128, 24), Some((Way::Mma(2, 32), 4, 32)))]
-    #[case::large_head(90, kinds(1, 256, 16), Some((Way::Mma(1, 32), 1, 64)))]
-    #[case::group_of_seven(80, kinds(7, 64, 16), Some((Way::Mma(2, 64), 7, 18)))]
-    #[case::prime_group(90, kinds(71, 64, 16), Some((Way::Wgmma, 1, 128)))]
-    #[case::turing(75, kinds(1, 256, 16), Some((Way::Mma(1, 16), 1, 64)))]
+    #[case::llama(90, kinds(4, 128, 16), Some((KernelKind::Wgmma, 4, 32)))]
+    #[case::odd_pages(90, kinds(4, 128, 24), Some((KernelKind::Mma(2, 32), 4, 32)))]
+    #[case::large_head(90, kinds(1, 256, 16), Some((KernelKind::Mma(1, 32), 1, 64)))]
+    #[case::group_of_seven(80, kinds(7, 64, 16), Some((KernelKind::Mma(2, 64), 7, 18)))]
+    #[case::prime_group(90, kinds(71, 64, 16), Some((KernelKind::Wgmma, 1, 128)))]
+    #[case::turing(75, kinds(1, 256, 16), Some((KernelKind::Mma(1, 16), 1, 64)))]
     #[case::turing_has_no_bf16(75, Kinds { query: DType::BF16, cache: DType::BF16, ..kinds(1, 64, 16) }, None)]
     #[case::single_tokens(90, Kinds { sequences: 512, ..kinds(4, 128, 16) }, None)]
     #[case::few_tokens(90, Kinds { tokens: 15, ..kinds(4, 128, 16) }, None)]
     #[case::no_scale(90, Kinds { scale: 0.0, ..kinds(4, 128, 16) }, None)]
     #[case::two_types(90, Kinds { cache: DType::F32, ..kinds(4, 128, 16) }, None)]
-    fn plans(#[case] capability: u32, #[case] kinds: Kinds, #[case] expected: Option<(Way, usize, usize)>) {
-        let plan = Prompts::plan(&kinds, &machine(capability)).unwrap();
+    fn plans(
+        #[case] capability: u32,
+        #[case] kinds: Kinds,
+        #[case] expected: Option<(KernelKind, usize, usize)>,
+    ) {
+        let plan = Prompts::plan(&kinds, &device(capability)).unwrap();
         assert_eq!(plan.as_ref().map(|plan| (plan.way, plan.heads, plan.tokens)), expected);
         // Shared memory of a block on the smallest device of the architecture.
         let most = match capability {

@@ -1,16 +1,30 @@
-//! What layers of one launch have in common, and how the kernel is cut to it.
+//! What layers of one launch have in common, and the tile configuration of the kernel for it.
 
-use super::super::{KernelSpec, Machine, band::shared_memory};
-use crate::weight::{Offset, Packing};
-use dsrun_core::{DType, WeightFormat};
+use super::{
+    body::{Body, Layer},
+    dtype_of, name_of, refused,
+};
+use crate::{
+    arch::DeviceSpec,
+    driver::kernel_spec::KernelSpec,
+    ops::{
+        gemm::fused_linear::Epilogue,
+        operand, type_name,
+        weight::{Offset, Packing},
+        weight_type,
+    },
+};
+use dsrun_core::{
+    DType, Error, Result, TensorDesc, WeightFormat, WeightType, kernels::CallDesc, op::AttentionMask,
+};
 use std::ops::{Range, RangeInclusive};
 
 /// Products of a layer: query, key and value; output; the first half of the MLP; the second.
 pub(super) const PRODUCTS: usize = 4;
 /// Warps of a block that multiply; one more copies.
 pub(super) const WARPS: usize = 8;
-/// The most layers of a launch: their table is in shared memory.
-pub(super) const MAX_LAYERS: usize = 64;
+/// Layers that the table in shared memory has room for are a multiple of this, so that models share kernels.
+const LAYER_STEP: usize = 16;
 /// 64-bit words of `struct Layer`.
 pub(super) const LAYER_WORDS: usize = 14;
 /// The largest head: its keys and values stay in registers.
@@ -59,32 +73,36 @@ const SLOTS: Range<usize> = 4..33;
 /// launches, those of 61 MB two thirds, those of 122 MB nine tenths, those of 436 and of 629 MB 96%.
 const LAYER_BYTES: usize = 640 << 20;
 
-/// What all layers of a launch have in common.
+/// What all layers of a launch have in common, and how many they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub(super) struct Shape {
+    /// Layers of the launch.
+    pub(super) layers: usize,
+    /// Element type of activations.
+    pub(super) dtype: DType,
     /// Constants of the kernel: element types of activations (`X`), of gains and shifts of norms (`G`, `SHIFT`) and of biases
     /// (`BIAS`), the kind of norm (`NORM`: 1 RMS, 2 layer), whether heads are turned (`ROPE`), and the MLP's `FUNCTION`.
-    pub constants: Vec<(&'static str, String)>,
+    pub(super) constants: Vec<(&'static str, String)>,
     /// How weights are kept.
-    pub format: WeightFormat,
+    pub(super) format: WeightFormat,
     /// Whether the MLP is gated.
-    pub gated: bool,
+    pub(super) gated: bool,
     /// Elements of a token.
-    pub hidden: usize,
+    pub(super) hidden: usize,
     /// Elements between the halves of the MLP.
-    pub inner: usize,
+    pub(super) inner: usize,
     /// KV heads.
-    pub kv_heads: usize,
+    pub(super) kv_heads: usize,
     /// Query heads of each.
-    pub group: usize,
+    pub(super) group: usize,
     /// Elements of a head.
-    pub head: usize,
+    pub(super) head: usize,
     /// Pairs of a head that are turned.
-    pub pairs: usize,
+    pub(super) pairs: usize,
     /// Slots of a page.
-    pub slots: usize,
+    pub(super) slots: usize,
     /// Whether keys behind the token are not seen.
-    pub causal: bool,
+    pub(super) causal: bool,
 }
 
 /// The packing of integers that the kernel takes: of 4 bits with a scale for each 128, and of 8 with one for each output.
@@ -211,7 +229,7 @@ struct Pace {
 
 /// How the kernel is cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct TileConfig {
     pub(super) blocks: usize,
     slot: usize,
     slots: usize,
@@ -231,7 +249,7 @@ pub(super) struct Cut {
     shared: usize,
 }
 
-impl Cut {
+impl TileConfig {
     /// Threads of a block.
     pub(super) fn threads(&self) -> usize {
         // Registers are given and taken by four warps together.
@@ -240,7 +258,160 @@ impl Cut {
     }
 }
 
+/// The types of what is a layer's own: weights, vectors and caches. Layers of a launch agree on them.
+#[derive(PartialEq)]
+struct LayerTypes<'a> {
+    weights: [&'a WeightType; PRODUCTS],
+    vectors: Vec<Option<&'a TensorDesc>>,
+    caches: [&'a TensorDesc; 2],
+}
+
+impl<'a> LayerTypes<'a> {
+    fn of(layer: &Layer, call: &'a CallDesc) -> Result<Self> {
+        let products = layer.products();
+        let optional = |value: Option<usize>| value.map(|value| operand(call, value)).transpose();
+        let mut vectors = Vec::new();
+        for product in products {
+            vectors.push(optional(product.bias)?);
+            vectors.push(optional(product.norm.and_then(|norm| norm.weight()))?);
+            vectors.push(optional(product.norm.and_then(|norm| norm.bias()))?);
+        }
+        let weight = |index: usize| weight_type(call, products[index].weight);
+        let [keys, values] = layer.heads.caches;
+        Ok(Self {
+            weights: [weight(0)?, weight(1)?, weight(2)?, weight(3)?],
+            vectors,
+            caches: [operand(call, keys)?, operand(call, values)?],
+        })
+    }
+}
+
+/// The one element type of vectors that may be left out; f32 if all are.
+fn common_type<const N: usize>(call: &CallDesc, vectors: [Option<usize>; N]) -> Result<String> {
+    let names = vectors.into_iter().flatten().map(|value| name_of(call, Some(value)));
+    let names = names.collect::<Result<Vec<_>>>()?;
+    let first = names.first().copied().unwrap_or("f32");
+    match names.iter().find(|name| **name != first) {
+        Some(other) => Err(refused(format!("their vectors are of {first} and of {other}"))),
+        None => Ok(first.to_owned()),
+    }
+}
+
 impl Shape {
+    /// The shape of layers in a call.
+    ///
+    /// # Errors
+    /// If the kernel does not take their sizes or types.
+    pub(super) fn of(body: &Body, call: &CallDesc) -> Result<Self> {
+        let layer = body.first();
+        let types = LayerTypes::of(layer, call)?;
+        for other in &body.layers[1..] {
+            if LayerTypes::of(other, call)? != types {
+                return Err(refused("they differ in the types of their weights"));
+            }
+        }
+        let [input, output, up, down] = layer.products();
+        let [input_weight, output_weight, up_weight, down_weight] = types.weights;
+        let [keys, values] = types.caches;
+        let (slots, head, kv_heads) = (keys.shape[2], keys.shape[3], keys.shape[1]);
+        let (dtype, format, op) = (keys.dtype, input_weight.format, layer.attention.op);
+        let result = call.results.get(body.result).ok_or_else(|| Error::internal("there is no token"))?;
+        if result.shape[0] != 1 || operand(call, layer.attention.start)?.shape[0] != 1 {
+            return Err(refused(format!("there are {} tokens, must be one", result.shape[0])));
+        }
+        let one_type = matches!(dtype, DType::F16 | DType::BF16)
+            && [input, output, up, down].iter().all(|product| product.product == dtype)
+            && [values.dtype, result.dtype] == [dtype; 2]
+            && (body.embedding.is_some() || dtype_of(call, body.x)? == dtype);
+        let taken = |weight: &&WeightType| {
+            weight.format == format && takes(format, dtype, weight.rows(), weight.columns())
+        };
+        if !one_type || !types.weights.iter().all(taken) {
+            return Err(refused(
+                "activations, caches and weights must be f16 or bf16, or weights one integer format",
+            ));
+        }
+        let group = (op.query_heads / op.kv_heads.max(1)) as usize;
+        let (heads, pairs) = match input.heads(call)? {
+            Some([heads, own, key, value, pairs]) if [own, key, value] == [kv_heads, head, head] => {
+                (heads, pairs)
+            }
+            _ => return Err(refused("keys and values must have heads of one size")),
+        };
+        let whole = |cache: &&TensorDesc| cache.strides[..3].iter().all(|stride| stride.is_multiple_of(8));
+        let paged = [op.kv_heads as usize, op.query_heads as usize, kv_heads * group]
+            == [kv_heads, heads, heads]
+            && values.shape[3] == head
+            && (16..=MAX_HEAD).contains(&head)
+            && head.is_multiple_of(16)
+            && 2 * pairs <= head
+            && pairs.is_multiple_of(8)
+            && slots > 0
+            && slots.is_multiple_of(16)
+            && types.caches.iter().all(whole);
+        if !paged {
+            let message =
+                format!("{heads} heads of {head} over {kv_heads} KV heads in pages of {slots} tokens");
+            return Err(refused(message));
+        }
+        let gated = matches!(up.epilogue, Epilogue::Gate(_));
+        let (hidden, inner) = (input_weight.columns(), down_weight.columns());
+        let expected = [
+            ((heads + 2 * kv_heads) * head, hidden),
+            (hidden, heads * head),
+            (if gated { 2 * inner } else { inner }, hidden),
+            (hidden, inner),
+        ];
+        let sizes = [input_weight, output_weight, up_weight, down_weight]
+            .iter()
+            .zip(expected)
+            .all(|(weight, expected)| (weight.rows(), weight.columns()) == expected);
+        let [first_norm, second_norm] = [input.norm, up.norm];
+        let kind =
+            |norm: Option<crate::ops::gemm::fused_linear::Norm>| norm.map_or(0, |norm| norm.scalars()[0]);
+        let mut whole_norms = kind(first_norm) == kind(second_norm);
+        for norm in [first_norm, second_norm].into_iter().flatten() {
+            for vector in [norm.weight(), norm.bias()].into_iter().flatten() {
+                whole_norms &= operand(call, vector)?.shape == [hidden];
+            }
+        }
+        if !sizes || !whole_norms {
+            return Err(refused("the sizes of their products and norms do not follow from each other"));
+        }
+        let weights = [first_norm, second_norm].map(|norm| norm.and_then(|norm| norm.weight()));
+        let biases = [first_norm, second_norm].map(|norm| norm.and_then(|norm| norm.bias()));
+        let constants = vec![
+            ("X", type_name(dtype)?.to_owned()),
+            ("G", common_type(call, weights)?),
+            ("SHIFT", common_type(call, biases)?),
+            ("BIAS", common_type(call, [input.bias, output.bias, up.bias, down.bias])?),
+            ("NORM", kind(first_norm).to_string()),
+            ("ROPE", i32::from(layer.heads.rope.is_some()).to_string()),
+            ("FUNCTION", up.function().to_string()),
+        ];
+        let (layers, causal) = (body.layers.len(), op.mask == AttentionMask::Causal);
+        Ok(Self {
+            layers,
+            dtype,
+            constants,
+            format,
+            gated,
+            hidden,
+            inner,
+            kv_heads,
+            group,
+            head,
+            pairs,
+            slots,
+            causal,
+        })
+    }
+
+    /// Layers that the table in shared memory has room for.
+    fn table_layers(&self) -> usize {
+        self.layers.next_multiple_of(LAYER_STEP)
+    }
+
     fn products(&self) -> [Product; PRODUCTS] {
         let query = self.kv_heads * self.group * self.head;
         let up = if self.gated { 2 * self.inner } else { self.inner };
@@ -262,15 +433,15 @@ impl Shape {
         ]
     }
 
-    /// How the kernel is cut for a machine; none if it has no such layers, or gains nothing.
-    pub(super) fn cut(&self, machine: &Machine) -> Option<Cut> {
+    /// The kernel's tile configuration for a device; `None` if its blocks cannot hold such layers.
+    pub(super) fn tiles(&self, device: &DeviceSpec) -> Option<TileConfig> {
         let (products, packing) = (self.products(), packing(self.format));
         let bytes: usize = products.iter().map(Product::bytes).sum();
         if bytes > LAYER_BYTES || self.hidden > NORMED_INPUTS {
             return None;
         }
         // Of layers that the rings hold, the longest runs; of others, what wastes least of the ring, in the largest slots.
-        let held = bytes <= machine.processors * SMALL_RING;
+        let held = bytes <= device.sm_count * SMALL_RING;
         let used = |slot: &usize| match held {
             true => 0,
             false => products.iter().map(|product| product.bytes_in_slots(*slot)).sum::<usize>(),
@@ -280,7 +451,7 @@ impl Shape {
         let slot = runs.iter().map(|run| run.bytes(packing)).max()?.next_multiple_of(128);
         // All blocks have a share of the first half of the MLP: there they see that all others are past what is older.
         let tiles = products[2].tiles(runs[2]);
-        let most = machine.processors.min(tiles);
+        let most = device.sm_count.min(tiles);
         let tile_heads = (1..=TILE_HEADS).rev().find(|heads| self.group.is_multiple_of(*heads))?;
         let parts = self.kv_heads * (self.group / tile_heads);
         // As in the kernel, and 2 KiB for what it keeps beside.
@@ -296,8 +467,8 @@ impl Shape {
         let beside = inputs.max(heads)
             + WARPS * sums * 4
             + rounded(SLOTS.end * 16)
-            + rounded(MAX_LAYERS * LAYER_WORDS * 8);
-        let left = shared_memory(machine.capability).checked_sub(beside + (2 << 10))?;
+            + rounded(self.table_layers() * LAYER_WORDS * 8);
+        let left = device.shared_memory().checked_sub(beside + (2 << 10))?;
         let slots = (left / slot).min(SLOTS.end - 1);
         let whole = bytes <= slots * slot * most;
         // Where rings hold a whole layer, no more blocks than most tiles come out even for: fewer ask for the same results. Else
@@ -308,10 +479,10 @@ impl Shape {
         }
         // With integers of 4 bits slots have half as many bytes.
         let halves = packing.is_some_and(|packing| packing.bits == 4);
-        let has_pace = machine.capability == 90;
+        let has_pace = device.capability == 90;
         let one = if has_pace && packing.is_none() { ONE_AT_A_PACE } else { ONE_AT_A_TIME };
         let several = !whole && bytes > one;
-        Some(Cut {
+        Some(TileConfig {
             blocks,
             slot,
             slots,
@@ -320,7 +491,7 @@ impl Shape {
             tile_heads,
             splits: (blocks / parts).clamp(1, MAX_SPLITS),
             merged: products[1].inputs > MERGED_BY_ALL,
-            wide: self.head > MAX_NARROW_HEAD && machine.capability == 90,
+            wide: self.head > MAX_NARROW_HEAD && device.capability == 90,
             in_flight: match bytes {
                 _ if whole => slots,
                 _ if !several => 1,
@@ -339,12 +510,7 @@ impl Shape {
         })
     }
 
-    /// The kernel on a machine; none if it has no such layers, or gains nothing.
-    pub fn kernel(&self, machine: &Machine) -> Option<KernelSpec> {
-        self.cut(machine).map(|cut| self.spec(&cut))
-    }
-
-    pub(super) fn spec(&self, cut: &Cut) -> KernelSpec {
+    pub(super) fn spec(&self, cut: &TileConfig) -> KernelSpec {
         let half = self.constants.contains(&("X", "f16".to_owned()));
         let numbers = [
             ("HALF", usize::from(half)),
@@ -393,7 +559,7 @@ impl Shape {
     }
 
     /// Bytes of what blocks leave for each other in a layer (`LAYER_BYTES` of the kernel), and of the splits of attention.
-    pub(super) fn exchange(&self, cut: &Cut) -> (usize, usize) {
+    pub(super) fn exchange(&self, cut: &TileConfig) -> (usize, usize) {
         let query = self.kv_heads * self.group * self.head;
         let merged = if cut.merged { query } else { 0 };
         let rows = [self.hidden, query + 2 * self.kv_heads * self.head, self.hidden, self.inner, merged];
@@ -407,7 +573,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    const MACHINE: Machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
+    const DEVICE: DeviceSpec = DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true };
 
     /// Hidden, inner, KV heads, query heads of each, elements of a head, whether the MLP is gated.
     fn shape([hidden, inner, kv_heads, group, head]: [usize; 5], gated: bool) -> Shape {
@@ -433,9 +599,9 @@ mod tests {
     #[case::narrow([64, 128, 1, 1, 64], true)]
     fn cuts_fit_and_cover_all_inputs(#[case] sizes: [usize; 5], #[case] gated: bool) {
         let shape = shape(sizes, gated);
-        let cut = shape.cut(&MACHINE).unwrap();
+        let cut = shape.tiles(&DEVICE).unwrap();
         assert!(cut.shared <= shared_memory(90), "{cut:?}");
-        assert!(cut.blocks <= MACHINE.processors.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
+        assert!(cut.blocks <= DEVICE.sm_count.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
         assert!(shape.kv_heads * cut.splits <= cut.blocks, "{cut:?}");
         for ((product, run), teams) in shape.products().iter().zip(cut.runs).zip(cut.teams) {
             assert!(run.bytes(None) <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
@@ -460,9 +626,9 @@ mod tests {
         #[case] format: &str,
     ) {
         let shape = Shape { format: WeightFormat::from_name(format).unwrap(), ..shape(sizes, gated) };
-        let (cut, packing) = (shape.cut(&MACHINE).unwrap(), packing(shape.format));
+        let (cut, packing) = (shape.tiles(&DEVICE).unwrap(), packing(shape.format));
         assert!(packing.is_some() && cut.shared <= shared_memory(90), "{cut:?}");
-        assert!(cut.blocks <= MACHINE.processors.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
+        assert!(cut.blocks <= DEVICE.sm_count.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
         for (product, run) in shape.products().iter().zip(cut.runs) {
             assert!(run.bytes(packing) <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
             assert!(product.outputs.is_multiple_of(product.runs * run.outputs), "{cut:?}");
@@ -493,6 +659,6 @@ mod tests {
 
     #[test]
     fn large_layers_are_left_to_launches_of_their_own() {
-        assert_eq!(shape([4096, 24_576, 16, 4, 64], true).cut(&MACHINE), None);
+        assert_eq!(shape([4096, 24_576, 16, 4, 64], true).tiles(&DEVICE), None);
     }
 }

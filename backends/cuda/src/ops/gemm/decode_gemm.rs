@@ -1,12 +1,18 @@
 //! Products of up to 32 rows at memory speed, with what stands in front and behind in the same launch: `linear/band.cu`.
 
-use super::{
-    KernelSpec, Machine, Recipe,
-    chain::{Behind, Chain, Norm},
-    linear::weight_type,
-    operand, type_name,
+use crate::{
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp, Parameters},
+    },
+    ops::{
+        KernelPlan,
+        frame::{Bound, Frame},
+        gemm::fused_linear::{Epilogue, FusedLinear, Norm},
+        operand, type_name, weight_type,
+    },
 };
-use crate::launch::{Bound, Frame, Function, Parameters, Step};
 use dsrun_core::{DType, Error, Result, TensorDesc, WeightFormat, kernels::CallDesc};
 use std::{fmt::Display, sync::Arc};
 
@@ -28,7 +34,7 @@ const WORTH: f64 = 0.04;
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
+struct TileConfig {
     tiles: usize,
     slices: usize,
     /// Inputs of a slice.
@@ -43,35 +49,26 @@ pub(super) fn pitch(bytes: usize) -> usize {
     if bytes % 128 == 64 { bytes } else { bytes.next_multiple_of(128) + 64 }
 }
 
-/// How much of the machine is busy, on average, until the last block is done.
-fn busy(tiles: usize, slices: usize, processors: usize) -> f64 {
-    let groups = (processors / slices).clamp(1, tiles.max(1));
-    (tiles * slices) as f64 / (tiles.div_ceil(groups) * processors) as f64
+/// How much of the device is busy, on average, until the last block is done.
+fn busy(tiles: usize, slices: usize, sm_count: usize) -> f64 {
+    let groups = (sm_count / slices).clamp(1, tiles.max(1));
+    (tiles * slices) as f64 / (tiles.div_ceil(groups) * sm_count) as f64
 }
 
-/// The most bytes of shared memory that a block may have.
-pub(super) fn shared_memory(capability: u32) -> usize {
-    match capability {
-        80 | 87 => 162 << 10,
-        90..120 => 226 << 10,
-        _ => 98 << 10,
-    }
-}
-
-fn cut(rows: usize, inputs: usize, tiles: usize, machine: &Machine) -> Option<Cut> {
-    let processors = machine.processors;
-    let most_shared = shared_memory(machine.capability);
+fn cut(rows: usize, inputs: usize, tiles: usize, device: &DeviceSpec) -> Option<TileConfig> {
+    let sm_count = device.sm_count;
+    let most_shared = device.shared_memory();
     // Activations may take a third of what a block has.
     let room = most_shared / 3;
     let least = (rows * pitch(inputs * 2)).div_ceil(room);
     let most = if rows == 1 { least } else { least + 8 };
     let mut best: Option<(usize, f64)> = None;
-    for slices in least..=most.min(processors) {
+    for slices in least..=most.min(sm_count) {
         let slice = inputs.div_ceil(32 * slices) * 32;
         if (slices - 1) * slice >= inputs || rows * pitch(slice * 2) > room {
             continue;
         }
-        let busy = busy(tiles, slices, processors);
+        let busy = busy(tiles, slices, sm_count);
         if best.is_none_or(|(_, before)| busy > before + WORTH) {
             best = Some((slices, busy));
         }
@@ -84,14 +81,14 @@ fn cut(rows: usize, inputs: usize, tiles: usize, machine: &Machine) -> Option<Cu
     if stages < 3 {
         return None;
     }
-    let turns = tiles.div_ceil((processors / slices).max(1)).max(1);
+    let turns = tiles.div_ceil((sm_count / slices).max(1)).max(1);
     let needed = turns * slice.div_ceil(WARPS * PIECE) + 1;
     let stages = stages.min(STAGES).min(needed.max(3));
-    let groups = (processors / slices).clamp(1, tiles.max(1));
+    let groups = (sm_count / slices).clamp(1, tiles.max(1));
     // Two large blocks on one multiprocessor would share its bandwidth while another had none.
-    let alone = if groups * slices * 2 > processors { most_shared / 2 + 1024 } else { 0 };
+    let alone = if groups * slices * 2 > sm_count { most_shared / 2 + 1024 } else { 0 };
     let shared = (stages * STAGE + beside).max(alone);
-    Some(Cut { tiles, slices, slice, stages, blocks: groups * slices, shared })
+    Some(TileConfig { tiles, slices, slice, stages, blocks: groups * slices, shared })
 }
 
 /// A launch of the kernel.
@@ -99,20 +96,20 @@ pub(super) struct Band {
     pub(super) spec: KernelSpec,
     pub(super) workspace: usize,
     pub(super) persistent: usize,
-    cut: Cut,
+    cut: TileConfig,
 }
 
 /// The kernel for a chain, if it takes it; `x` are the activations, which may be in scratch memory.
 pub(super) fn plan(
-    chain: &Chain,
+    chain: &FusedLinear,
     x: &TensorDesc,
     call: &CallDesc,
-    machine: &Machine,
+    device: &DeviceSpec,
 ) -> Result<Option<Band>> {
     let weight = weight_type(call, chain.weight)?;
     let (rows, outputs, inputs) = (x.shape[0], weight.rows(), weight.columns());
-    let takes = machine.skinny
-        && machine.capability >= 80
+    let takes = device.custom_gemm
+        && device.capability >= 80
         && (1..=ROWS).contains(&rows)
         && matches!(x.dtype, DType::F16 | DType::BF16)
         && weight.format == WeightFormat::Dense(x.dtype)
@@ -129,9 +126,9 @@ pub(super) fn plan(
         return Ok(None);
     }
     let Some(tiles) = tiles(chain, outputs, call)? else { return Ok(None) };
-    let Some(cut) = cut(rows, inputs, tiles, machine) else { return Ok(None) };
+    let Some(cut) = cut(rows, inputs, tiles, device) else { return Ok(None) };
     // The output of one token's attention, as it seems: as many inputs as outputs, no norm, and a residual.
-    let plain_sum = matches!(chain.behind, Behind::Sum(..)) && chain.norm.is_none();
+    let plain_sum = matches!(chain.epilogue, Epilogue::Sum(..)) && chain.norm.is_none();
     let behind_attention = rows == 1 && plain_sum && inputs <= outputs;
     let defines: [(_, &dyn Display); 9] = [
         ("WARPS", &WARPS),
@@ -157,9 +154,9 @@ pub(super) fn plan(
 }
 
 /// Whether blocks can norm so many rows for themselves.
-pub(super) fn takes_norm(chain: &Chain, rows: usize, inputs: usize, call: &CallDesc) -> Result<bool> {
+pub(super) fn takes_norm(chain: &FusedLinear, rows: usize, inputs: usize, call: &CallDesc) -> Result<bool> {
     let Some(norm) = chain.norm else { return Ok(true) };
-    let whole = match norm.gain() {
+    let whole = match norm.weight() {
         Some(gain) => operand(call, gain)?.shape == [inputs],
         None => true,
     };
@@ -167,9 +164,9 @@ pub(super) fn takes_norm(chain: &Chain, rows: usize, inputs: usize, call: &CallD
 }
 
 /// Tiles of 16 outputs, as the epilogue pairs them; none if it cannot.
-pub(super) fn tiles(chain: &Chain, outputs: usize, call: &CallDesc) -> Result<Option<usize>> {
-    Ok(match (chain.behind, chain.head_sizes(call)?) {
-        (Behind::Gate(op), _) if op.layout == dsrun_core::op::GateLayout::Concatenated => {
+pub(super) fn tiles(chain: &FusedLinear, outputs: usize, call: &CallDesc) -> Result<Option<usize>> {
+    Ok(match (chain.epilogue, chain.head_sizes(call)?) {
+        (Epilogue::Gate(op), _) if op.layout == dsrun_core::op::GateLayout::Concatenated => {
             Some((outputs / 2).div_ceil(8))
         }
         (_, Some([size, value_size, pairs])) => {
@@ -190,7 +187,7 @@ pub(super) fn own_vectors([rows, inputs]: [usize; 2], warps: usize, most: usize)
 }
 
 /// The constants of what stands in front of a product.
-pub(super) fn norm_defines(chain: &Chain, call: &CallDesc) -> Result<Vec<(&'static str, String)>> {
+pub(super) fn norm_defines(chain: &FusedLinear, call: &CallDesc) -> Result<Vec<(&'static str, String)>> {
     let name = |index: Option<usize>| match index {
         Some(index) => operand(call, index).and_then(|tensor| type_name(tensor.dtype)),
         None => Ok("f32"),
@@ -200,7 +197,7 @@ pub(super) fn norm_defines(chain: &Chain, call: &CallDesc) -> Result<Vec<(&'stat
         Some(Norm::Rms(..)) => 1,
         Some(Norm::Layer(..)) => 2,
     };
-    let (gain, shift) = chain.norm.map_or((None, None), |norm| (norm.gain(), norm.shift()));
+    let (gain, shift) = chain.norm.map_or((None, None), |norm| (norm.weight(), norm.bias()));
     Ok([
         ("BIAS", name(chain.bias)?.to_owned()),
         ("G", name(gain)?.to_owned()),
@@ -211,7 +208,7 @@ pub(super) fn norm_defines(chain: &Chain, call: &CallDesc) -> Result<Vec<(&'stat
 }
 
 /// `struct Norm` of the kernels.
-pub(super) fn norm_words(chain: &Chain, frame: &Frame) -> [u64; 3] {
+pub(in crate::ops) fn norm_words(chain: &FusedLinear, frame: &Frame) -> [u64; 3] {
     let optional = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
     let (gain, shift, eps, offset) = match chain.norm {
         None => (0, 0, 0.0f32, 0.0f32),
@@ -223,14 +220,14 @@ pub(super) fn norm_words(chain: &Chain, frame: &Frame) -> [u64; 3] {
 
 impl Band {
     /// The kernel as a whole recipe, of activations that are an operand.
-    pub(super) fn recipe(self, chain: Chain) -> Recipe {
+    pub(super) fn recipe(self, chain: FusedLinear) -> KernelPlan {
         let (kernels, workspace, persistent) = (vec![self.spec.clone()], self.workspace, self.persistent);
-        Recipe {
+        KernelPlan {
             kernels,
             workspace,
             persistent,
             batch_invariant: true,
-            steps: Box::new(move |frame, functions, _| {
+            launches: Box::new(move |frame, functions, _| {
                 let function =
                     functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
                 let x = frame.tensor(chain.x)?;
@@ -241,12 +238,12 @@ impl Band {
 
     pub(super) fn step(
         &self,
-        chain: &Chain,
+        chain: &FusedLinear,
         frame: &Frame,
         x: &Bound,
         workspace: u64,
         function: &Arc<Function>,
-    ) -> Result<Option<Step>> {
+    ) -> Result<Option<LaunchOp>> {
         let weight = frame.weight(chain.weight)?;
         let mut bounds = chain.bounds(frame)?;
         bounds.push(x);
@@ -261,8 +258,8 @@ impl Band {
             .words(norm_words(chain, frame))
             .address(workspace)
             .address(frame.persistent)
-            .words(chain.epilogue(frame, true)?);
-        Ok(Step::kernel(function, [self.cut.blocks, 1, 1], WARPS * 32, parameters))
+            .words(chain.epilogue_params(frame, true)?);
+        Ok(LaunchOp::kernel(function, [self.cut.blocks, 1, 1], WARPS * 32, parameters))
     }
 }
 
@@ -280,8 +277,8 @@ mod tests {
     #[case::odd_rows(11, 1600, 100)]
     #[case::long_rows(16, 20_480, 320)]
     fn cuts_cover_the_inputs_and_fit(#[case] rows: usize, #[case] inputs: usize, #[case] tiles: usize) {
-        let machine = Machine { capability: 90, processors: 132, blas: true, skinny: true };
-        let cut = cut(rows, inputs, tiles, &machine).unwrap();
+        let device = DeviceSpec { capability: 90, sm_count: 132, blas: true, custom_gemm: true };
+        let cut = cut(rows, inputs, tiles, &device).unwrap();
         assert!(cut.slices * cut.slice >= inputs && (cut.slices - 1) * cut.slice < inputs, "{cut:?}");
         assert!(cut.slice.is_multiple_of(32), "{cut:?}");
         assert!(cut.blocks <= 132 && cut.blocks.is_multiple_of(cut.slices), "{cut:?}");

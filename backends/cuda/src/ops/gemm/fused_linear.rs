@@ -6,34 +6,47 @@
 //! that is behind it; or the latter two in one (see [`super::batch`]). So every number of rows is native, and one compiled
 //! program serves them all.
 
-use super::{
-    KernelSpec, Machine, Recipe, THREADS, WIDE, band, batch, evenly,
-    linear::{Layer, Places, weight_type},
-    norm, operand, packed, plane, result, type_name,
-};
 use crate::{
-    context::Context,
-    launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step},
+    arch::DeviceSpec,
+    driver::{
+        context::Context,
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp, MAX_GRID, Parameters},
+    },
+    ops::{
+        KernelPlan, THREADS, WIDE,
+        body::{BodyReader, made, value},
+        evenly,
+        frame::{Bound, Frame},
+        gemm::{
+            decode_gemm,
+            linear::{Args, Layer},
+            packed_gemm, small_batch,
+        },
+        norm, operand, plane, result, type_name, weight_type,
+    },
 };
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightType,
     kernels::CallDesc,
-    op::{Activation, Add, GateLayout, GatedActivation, LayerNorm, Op, RmsNorm, Rope, RopePairing},
-    program::{Call, ValueId},
-    region::Region,
+    op::{
+        Activation, Add, GateLayout, GatedActivation, LayerNorm, Nonlinearity, Op, RmsNorm, Rope, RopePairing,
+    },
+    program::Call,
+    region::{Region, well_known::Norm as Norms},
 };
-use std::{fmt::Display, sync::Arc};
+use std::{fmt::Display, ops::Range, sync::Arc};
 
 /// A norm in front, with the operands that are its vectors.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Norm {
+pub(in crate::ops) enum Norm {
     Rms(RmsNorm, usize),
     Layer(LayerNorm, Option<usize>, Option<usize>),
 }
 
 impl Norm {
     /// The operand that is its weight.
-    pub(super) fn gain(&self) -> Option<usize> {
+    pub(in crate::ops) fn weight(&self) -> Option<usize> {
         match self {
             Self::Rms(_, gain) => Some(*gain),
             Self::Layer(_, gain, _) => *gain,
@@ -41,7 +54,7 @@ impl Norm {
     }
 
     /// The operand that is its bias.
-    pub(super) fn shift(&self) -> Option<usize> {
+    pub(in crate::ops) fn bias(&self) -> Option<usize> {
         match self {
             Self::Rms(..) => None,
             Self::Layer(_, _, shift) => *shift,
@@ -49,31 +62,52 @@ impl Norm {
     }
 }
 
+impl Norm {
+    /// Its attributes, as bits that are equal for equal norms: the kind, epsilon, and the offset of the weight.
+    pub(in crate::ops) fn scalars(self) -> [u32; 3] {
+        match self {
+            Self::Rms(op, _) => [1, op.eps.to_bits(), op.weight_offset.to_bits()],
+            Self::Layer(op, ..) => [2, op.eps.to_bits(), 0],
+        }
+    }
+
+    /// The norm that the next call of a body is, with the values it reads and makes; the inner `None`: one that is not understood.
+    #[allow(clippy::option_option, reason = "no norm, and a norm that no kernel takes, differ")]
+    fn read(reader: &mut BodyReader<'_>) -> Option<Option<(Self, usize, usize)>> {
+        let (norm, call) = reader.take(Norms::of)?;
+        let norm = match norm {
+            Norms::Rms(op) => value(call, 1).map(|weight| Self::Rms(op, weight)),
+            Norms::Layer(op) => Some(Self::Layer(op, value(call, 1), value(call, 2))),
+        };
+        Some((|| Some((norm?, value(call, 0)?, made(call, 0)?)))())
+    }
+}
+
 /// How queries and keys are turned, and the operands that say by how much.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turn {
-    pub(super) pairing: RopePairing,
-    pub(super) scales: [f32; 2],
-    pub(super) positions: usize,
-    pub(super) frequencies: usize,
+pub(in crate::ops) struct RopeParams {
+    pub(in crate::ops) pairing: RopePairing,
+    pub(in crate::ops) scales: [f32; 2],
+    pub(in crate::ops) positions: usize,
+    pub(in crate::ops) frequencies: usize,
 }
 
 /// What makes queries, keys and values of a product.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heads {
+pub(in crate::ops) struct Heads {
     /// Norms of the heads of queries and keys, with the operands that are their weights.
     norms: Option<[(RmsNorm, usize); 2]>,
-    pub(super) turn: Option<Turn>,
+    pub(in crate::ops) rope: Option<RopeParams>,
     /// The caches and the slots.
-    caches: [usize; 2],
-    pub(super) slots: usize,
+    pub(in crate::ops) caches: [usize; 2],
+    pub(in crate::ops) slots: usize,
     /// Columns of queries, keys and values.
-    columns: [usize; 3],
+    pub(in crate::ops) columns: [usize; 3],
 }
 
 /// What stands behind a product.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Behind {
+pub(in crate::ops) enum Epilogue {
     Nothing,
     /// A residual, which is this operand.
     Sum(Add, usize),
@@ -84,191 +118,208 @@ pub(super) enum Behind {
 
 /// Norm, product and what is behind it. Numbers are those of the call's operands.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chain {
-    pub(super) norm: Option<Norm>,
-    pub(super) x: usize,
+pub(in crate::ops) struct FusedLinear {
+    pub(in crate::ops) norm: Option<Norm>,
+    pub(in crate::ops) x: usize,
     /// Scales of the rows of `x`, where those are bytes.
-    pub(super) scales: Option<usize>,
-    pub(super) weight: usize,
-    pub(super) bias: Option<usize>,
+    pub(in crate::ops) scales: Option<usize>,
+    pub(in crate::ops) weight: usize,
+    pub(in crate::ops) bias: Option<usize>,
     /// Element type of the product.
-    pub(super) product: DType,
-    pub(super) behind: Behind,
+    pub(in crate::ops) product: DType,
+    pub(in crate::ops) epilogue: Epilogue,
 }
 
-/// The calls of a body, taken one after the other.
-struct Body<'a> {
-    region: &'a Region,
-    next: usize,
-}
-
-impl<'a> Body<'a> {
-    fn peek(&self) -> Option<&'a Call> {
-        self.region.calls().get(self.next)
-    }
-
-    /// The next call, if it is this and its operands are those.
-    fn take<T>(&mut self, wanted: impl Fn(&'a Op) -> Option<T>) -> Option<(T, &'a Call)> {
-        let call = self.peek()?;
-        let op = wanted(&call.op)?;
-        self.next += 1;
-        Some((op, call))
-    }
-
-    /// The operand of the region that a call's operand is; `Err` if it is none, `Ok(None)` if it is left out.
-    fn outside(&self, call: &Call, index: usize) -> Option<Option<usize>> {
-        match call.operands.get(index)? {
-            None => Some(None),
-            Some(value) if value.index() < self.region.operands() => Some(Some(value.index())),
-            Some(_) => None,
+impl Epilogue {
+    /// What becomes of a product, as far as the next calls of a body tell, and the numbers of the results.
+    fn read(reader: &mut BodyReader<'_>, product: usize) -> Option<(Self, Vec<usize>)> {
+        if let Some(heads) = Heads::read(reader, product) {
+            return heads;
         }
+        let Some(call) = reader.peek() else { return Some((Self::Nothing, vec![product])) };
+        let epilogue = match &call.op {
+            Op::Add(op) if value(call, 1) == Some(product) && absent(call, 2..4) => {
+                value(call, 0).map(|residual| Self::Sum(*op, residual))
+            }
+            Op::Activation(op) if value(call, 0) == Some(product) && absent(call, 1..2) => {
+                Some(Self::Activation(*op))
+            }
+            Op::GatedActivation(op)
+                if value(call, 0) == Some(product)
+                    && absent(call, 1..3)
+                    && op.layout != GateLayout::Separate =>
+            {
+                Some(Self::Gate(*op))
+            }
+            _ => None,
+        };
+        let Some(epilogue) = epilogue else { return Some((Self::Nothing, vec![product])) };
+        reader.take(|_| Some(()))?;
+        Some((epilogue, vec![made(call, 0)?]))
+    }
+}
+
+/// Whether these operands of a call are left out.
+fn absent(call: &Call, operands: Range<usize>) -> bool {
+    operands.into_iter().all(|index| value(call, index).is_none())
+}
+
+impl Heads {
+    /// What makes queries, keys and values of a product, with the numbers of the query and both caches: `None` if the next call takes no
+    /// columns of it, an inner `None` if what follows is not understood.
+    #[allow(clippy::option_option, reason = "no heads, and heads that no kernel takes, differ")]
+    fn read(reader: &mut BodyReader<'_>, product: usize) -> Option<Option<(Epilogue, Vec<usize>)>> {
+        let first = reader.peek()?;
+        let columns = matches!(first.op, Op::Columns(_)) && value(first, 0) == Some(product);
+        columns.then(|| Self::read_columns(reader, product))
     }
 
-    fn operand(&self, call: &Call, index: usize) -> Option<usize> {
-        self.outside(call, index)?
+    fn read_columns(reader: &mut BodyReader<'_>, product: usize) -> Option<(Epilogue, Vec<usize>)> {
+        let mut columns = [0; 3];
+        let mut values = [product; 3];
+        let mut start = 0;
+        for (count, part) in columns.iter_mut().zip(&mut values) {
+            let (op, call) = reader.take(|op| if let Op::Columns(op) = op { Some(*op) } else { None })?;
+            if value(call, 0) != Some(product) || op.start as usize != start {
+                return None;
+            }
+            *count = op.count as usize;
+            *part = made(call, 0)?;
+            start += *count;
+        }
+        let [mut query, mut key, values] = values;
+        let rms = |op: &Op| if let Op::RmsNorm(op) = op { Some(*op) } else { None };
+        let mut norms = None;
+        if let Some((first, call)) = reader.take(rms) {
+            let (second, other) = reader.take(rms)?;
+            if (value(call, 0), value(other, 0)) != (Some(query), Some(key)) {
+                return None;
+            }
+            norms = Some([(first, value(call, 1)?), (second, value(other, 1)?)]);
+            (query, key) = (made(call, 0)?, made(other, 0)?);
+        }
+        let rotation = |op: &Op| if let Op::Rope(op) = op { Some(*op) } else { None };
+        let mut rope = None;
+        if let Some((first, call)) = reader.take(rotation) {
+            let (second, other): (Rope, _) = reader.take(rotation)?;
+            let alike = (1..3).all(|index| value(call, index) == value(other, index));
+            if (value(call, 0), value(other, 0)) != (Some(query), Some(key))
+                || !alike
+                || first.pairing != second.pairing
+            {
+                return None;
+            }
+            rope = Some(RopeParams {
+                pairing: first.pairing,
+                scales: [first.scale, second.scale],
+                positions: value(call, 1)?,
+                frequencies: value(call, 2)?,
+            });
+            (query, key) = (made(call, 0)?, made(other, 0)?);
+        }
+        let (_, call) = reader.take(|op| matches!(op, Op::KvWrite(_)).then_some(()))?;
+        if (value(call, 2), value(call, 3)) != (Some(key), Some(values)) {
+            return None;
+        }
+        let caches = [value(call, 0)?, value(call, 1)?];
+        let slots = value(call, 4)?;
+        let results = vec![query, made(call, 0)?, made(call, 1)?];
+        Some((Epilogue::Heads(Self { norms, rope, caches, slots, columns }), results))
     }
 }
 
-/// Whether the operand of a call is this value.
-fn is(call: &Call, index: usize, value: ValueId) -> bool {
-    call.operands.get(index) == Some(&Some(value))
-}
-
-fn absent(call: &Call, index: usize) -> bool {
-    call.operands.get(index) == Some(&None)
-}
-
-impl Chain {
+impl FusedLinear {
     /// A linear layer by itself: operands `x`, `weight`, `bias`.
     pub(super) fn of_linear(call: &CallDesc, product: DType) -> Self {
         let bias = call.tensor(2).map(|_| 2);
-        Self { norm: None, x: 0, scales: None, weight: 1, bias, product, behind: Behind::Nothing }
+        Self { norm: None, x: 0, scales: None, weight: 1, bias, product, epilogue: Epilogue::Nothing }
     }
 
     /// A linear layer over bytes by itself: operands `x`, `scales`, `weight`, `bias`.
     pub(super) fn of_linear_w8a8(call: &CallDesc, product: DType) -> Self {
         let bias = call.tensor(3).map(|_| 3);
-        Self { norm: None, x: 0, scales: Some(1), weight: 2, bias, product, behind: Behind::Nothing }
+        Self { norm: None, x: 0, scales: Some(1), weight: 2, bias, product, epilogue: Epilogue::Nothing }
     }
 
-    /// Reads a body; none if it is no such chain.
-    pub(super) fn parse(region: &Region) -> Option<Self> {
-        let mut body = Body { region, next: 0 };
-        let mut norm = None;
-        let mut x = None;
-        let mut normed = None;
-        if let Some((op, call)) = body.take(|op| if let Op::RmsNorm(op) = op { Some(*op) } else { None }) {
-            norm = Some(Norm::Rms(op, body.operand(call, 1)?));
-            (x, normed) = (Some(body.operand(call, 0)?), call.results.first().copied());
-        } else if let Some((op, call)) =
-            body.take(|op| if let Op::LayerNorm(op) = op { Some(*op) } else { None })
-        {
-            norm = Some(Norm::Layer(op, body.outside(call, 1)?, body.outside(call, 2)?));
-            (x, normed) = (Some(body.operand(call, 0)?), call.results.first().copied());
-        }
-        // The element type of the product, and whether it is one of bytes.
-        let ((dtype, bytes), call) = body.take(|op| match op {
+    /// The fused linear layer that a region's body is, if it is one; its operands are those of the region.
+    pub(in crate::ops) fn of_region(region: &Region) -> Option<Self> {
+        let mut reader = BodyReader::new(region);
+        let (fused, results) = Self::read(&mut reader)?;
+        let whole = reader.is_done() && region.results().iter().map(|value| value.index()).eq(results);
+        (whole && fused.values().all(|value| value < region.operands())).then_some(fused)
+    }
+
+    /// Reads a fused linear layer from the next calls of a body, as long as it gets, and the numbers of its results. Its operands may
+    /// be any values of the body.
+    pub(in crate::ops) fn read(reader: &mut BodyReader<'_>) -> Option<(Self, Vec<usize>)> {
+        let norm = match Norm::read(reader) {
+            Some(norm) => Some(norm?),
+            None => None,
+        };
+        // The element type of the product, and whether its activations are quantised.
+        let ((dtype, quantised), call) = reader.take(|op| match op {
             Op::Linear(op) => Some((op.dtype, false)),
             Op::LinearW8A8(op) if norm.is_none() => Some((op.dtype, true)),
             _ => None,
         })?;
-        let x = match (x, normed) {
-            (Some(x), Some(normed)) if is(call, 0, normed) => x,
-            (None, _) => body.operand(call, 0)?,
-            _ => return None,
+        let x = value(call, 0)?;
+        let (norm, x) = match norm {
+            Some((norm, input, normed)) if normed == x => (Some(norm), input),
+            Some(_) => return None,
+            None => (None, x),
         };
-        let scales = if bytes { Some(body.operand(call, 1)?) } else { None };
-        let weight = 1 + usize::from(bytes);
-        let (weight, bias) = (body.operand(call, weight)?, body.outside(call, weight + 1)?);
-        let product = *call.results.first()?;
-        let (behind, results) = Self::parse_behind(&mut body, product)?;
-        let whole = body.peek().is_none() && region.results() == results;
-        whole.then_some(Self { norm, x, scales, weight, bias, product: dtype, behind })
+        let scales = if quantised { Some(value(call, 1)?) } else { None };
+        let weight = 1 + usize::from(quantised);
+        let (weight, bias) = (value(call, weight)?, value(call, weight + 1));
+        let (epilogue, results) = Epilogue::read(reader, made(call, 0)?)?;
+        Some((Self { norm, x, scales, weight, bias, product: dtype, epilogue }, results))
     }
 
-    fn parse_behind(body: &mut Body<'_>, product: ValueId) -> Option<(Behind, Vec<ValueId>)> {
-        let Some(call) = body.peek() else { return Some((Behind::Nothing, vec![product])) };
-        let results = vec![*call.results.first()?];
-        let behind = match &call.op {
-            Op::Add(op) if is(call, 1, product) && absent(call, 2) && absent(call, 3) => {
-                Behind::Sum(*op, body.operand(call, 0)?)
-            }
-            Op::Activation(op) if is(call, 0, product) && absent(call, 1) => Behind::Activation(*op),
-            Op::GatedActivation(op)
-                if is(call, 0, product)
-                    && absent(call, 1)
-                    && absent(call, 2)
-                    && op.layout != GateLayout::Separate =>
-            {
-                Behind::Gate(*op)
-            }
-            Op::Columns(_) => return Self::parse_heads(body, product),
-            _ => return None,
-        };
-        body.next += 1;
-        Some((behind, results))
+    /// The scale of a sum's product and the limit of an activation: `alpha` and `limit` of the kernels.
+    pub(in crate::ops) fn scalars(&self) -> [f32; 2] {
+        match self.epilogue {
+            Epilogue::Nothing | Epilogue::Heads(_) => [0.0; 2],
+            Epilogue::Sum(op, _) => [op.alpha, 0.0],
+            Epilogue::Activation(op) => [0.0, op.limit],
+            Epilogue::Gate(op) => [0.0, op.limit],
+        }
     }
 
-    fn parse_heads(body: &mut Body<'_>, product: ValueId) -> Option<(Behind, Vec<ValueId>)> {
-        let mut columns = [0; 3];
-        let mut values = [product; 3];
-        let mut start = 0;
-        for (count, value) in columns.iter_mut().zip(&mut values) {
-            let (op, call) = body.take(|op| if let Op::Columns(op) = op { Some(*op) } else { None })?;
-            if !is(call, 0, product) || op.start as usize != start {
-                return None;
+    /// The nonlinearity of its activation; the identity if it has none.
+    pub(in crate::ops) fn function(&self) -> u32 {
+        match self.epilogue {
+            Epilogue::Activation(op) => op.function as u32,
+            Epilogue::Gate(op) => op.function as u32,
+            _ => Nonlinearity::Relu as u32,
+        }
+    }
+
+    /// The values it reads.
+    fn values(&self) -> impl Iterator<Item = usize> {
+        let mut values = vec![self.x, self.weight];
+        values.extend(self.scales.into_iter().chain(self.bias));
+        values.extend(self.norm.into_iter().flat_map(|norm| [norm.weight(), norm.bias()]).flatten());
+        match self.epilogue {
+            Epilogue::Nothing | Epilogue::Activation(_) | Epilogue::Gate(_) => {}
+            Epilogue::Sum(_, residual) => values.push(residual),
+            Epilogue::Heads(heads) => {
+                values.extend(heads.norms.into_iter().flatten().map(|(_, weight)| weight));
+                values.extend(heads.rope.into_iter().flat_map(|rope| [rope.positions, rope.frequencies]));
+                values.extend(heads.caches.into_iter().chain([heads.slots]));
             }
-            *count = op.count as usize;
-            *value = *call.results.first()?;
-            start += *count;
         }
-        let [mut query, mut key, value] = values;
-        let rms = |op: &Op| if let Op::RmsNorm(op) = op { Some(*op) } else { None };
-        let mut norms = None;
-        if let Some((first, call)) = body.take(rms) {
-            let gain = body.operand(call, 1)?;
-            let (second, other) = body.take(rms)?;
-            if !is(call, 0, query) || !is(other, 0, key) {
-                return None;
-            }
-            norms = Some([(first, gain), (second, body.operand(other, 1)?)]);
-            (query, key) = (*call.results.first()?, *other.results.first()?);
-        }
-        let rope = |op: &Op| if let Op::Rope(op) = op { Some(*op) } else { None };
-        let mut turn = None;
-        if let Some((first, call)) = body.take(rope) {
-            let (second, other): (Rope, _) = body.take(rope)?;
-            let alike = (1..3).all(|index| call.operands.get(index) == other.operands.get(index));
-            if !is(call, 0, query) || !is(other, 0, key) || !alike || first.pairing != second.pairing {
-                return None;
-            }
-            turn = Some(Turn {
-                pairing: first.pairing,
-                scales: [first.scale, second.scale],
-                positions: body.operand(call, 1)?,
-                frequencies: body.operand(call, 2)?,
-            });
-            (query, key) = (*call.results.first()?, *other.results.first()?);
-        }
-        let (_, call) = body.take(|op| matches!(op, Op::KvWrite(_)).then_some(()))?;
-        if !is(call, 2, key) || !is(call, 3, value) {
-            return None;
-        }
-        let caches = [body.operand(call, 0)?, body.operand(call, 1)?];
-        let slots = body.operand(call, 4)?;
-        let results = [query].into_iter().chain(call.results.iter().copied()).collect();
-        Some((Behind::Heads(Heads { norms, turn, caches, slots, columns }), results))
+        values.into_iter()
     }
 
     /// Operands over the rows, beside the results: their extents count.
     fn row_operands(&self) -> Vec<usize> {
         let mut operands = vec![self.x];
         operands.extend(self.scales);
-        match self.behind {
-            Behind::Sum(_, residual) => operands.push(residual),
-            Behind::Heads(heads) => {
+        match self.epilogue {
+            Epilogue::Sum(_, residual) => operands.push(residual),
+            Epilogue::Heads(heads) => {
                 operands.push(heads.slots);
-                operands.extend(heads.turn.map(|turn| turn.positions));
+                operands.extend(heads.rope.map(|turn| turn.positions));
             }
             _ => {}
         }
@@ -287,18 +338,18 @@ impl Chain {
     pub(super) fn defines(&self, call: &CallDesc) -> Result<Vec<(&'static str, String)>> {
         let (mut epilogue, mut function, mut interleaved) = (0, 1, false);
         let (mut rope, mut neighbours, mut cache) = (false, false, DType::F32);
-        match self.behind {
-            Behind::Nothing => {}
-            Behind::Sum(..) => epilogue = 1,
-            Behind::Activation(op) => (epilogue, function) = (2, op.function as u32),
-            Behind::Gate(op) => {
+        match self.epilogue {
+            Epilogue::Nothing => {}
+            Epilogue::Sum(..) => epilogue = 1,
+            Epilogue::Activation(op) => (epilogue, function) = (2, op.function as u32),
+            Epilogue::Gate(op) => {
                 (epilogue, function) = (3, op.function as u32);
                 interleaved = op.layout == GateLayout::Interleaved;
             }
-            Behind::Heads(heads) => {
+            Epilogue::Heads(heads) => {
                 epilogue = 4;
-                rope = heads.turn.is_some();
-                neighbours = heads.turn.is_some_and(|turn| turn.pairing == RopePairing::Neighbours);
+                rope = heads.rope.is_some();
+                neighbours = heads.rope.is_some_and(|turn| turn.pairing == RopePairing::Neighbours);
                 cache = operand(call, heads.caches[0])?.dtype;
             }
         }
@@ -315,7 +366,7 @@ impl Chain {
     }
 
     /// `struct Epilogue` of `linear/epilogue.cuh`, with or without the bias.
-    pub(super) fn epilogue(&self, frame: &Frame, with_bias: bool) -> Result<[u64; 26]> {
+    pub(super) fn epilogue_params(&self, frame: &Frame, with_bias: bool) -> Result<[u64; 26]> {
         let y = frame.result(0)?;
         let bits = |low: f32, high: f32| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
         let mut words = [0; 26];
@@ -323,22 +374,22 @@ impl Chain {
         words[1] = self.bias.filter(|_| with_bias).map_or(0, |bias| frame.address(bias));
         words[2] = y.address;
         words[3] = y.stride(0) as u64;
-        match self.behind {
-            Behind::Nothing => {}
-            Behind::Sum(op, residual) => {
+        match self.epilogue {
+            Epilogue::Nothing => {}
+            Epilogue::Sum(op, residual) => {
                 let residual = frame.tensor(residual)?;
                 words[4] = residual.address;
                 words[5] = residual.stride(0) as u64;
                 words[6] = bits(op.alpha, 0.0);
             }
-            Behind::Activation(op) => words[6] = bits(0.0, op.limit),
-            Behind::Gate(op) => words[6] = bits(0.0, op.limit),
-            Behind::Heads(heads) => {
+            Epilogue::Activation(op) => words[6] = bits(0.0, op.limit),
+            Epilogue::Gate(op) => words[6] = bits(0.0, op.limit),
+            Epilogue::Heads(heads) => {
                 let (keys, values) = (frame.result(1)?, frame.result(2)?);
                 let size = keys.size(3);
                 words[7] = (heads.columns[0] / size.max(1)) as u64;
                 words[8..11].copy_from_slice(&[keys.size(1) as u64, size as u64, values.size(3) as u64]);
-                if let Some(turn) = heads.turn {
+                if let Some(turn) = heads.rope {
                     let frequencies = frame.tensor(turn.frequencies)?;
                     words[11] = frequencies.size(0) as u64;
                     words[12] = frame.tensor(turn.positions)?.address;
@@ -349,26 +400,26 @@ impl Chain {
                 words[16] = keys.size(0) as u64;
                 words[17] = keys.size(2) as u64;
                 words[18] = keys.address;
-                words[19..22].copy_from_slice(&super::cache::strides(keys));
+                words[19..22].copy_from_slice(&crate::ops::cache::strides(keys));
                 words[22] = values.address;
-                words[23..26].copy_from_slice(&super::cache::strides(values));
+                words[23..26].copy_from_slice(&crate::ops::cache::strides(values));
             }
         }
         Ok(words)
     }
 
     /// The same with the bias, for rows from `first` on: what lies over rows begins there.
-    pub(super) fn epilogue_from(&self, frame: &Frame, first: usize) -> Result<[u64; 26]> {
-        let mut words = self.epilogue(frame, true)?;
+    pub(super) fn epilogue_params_from(&self, frame: &Frame, first: usize) -> Result<[u64; 26]> {
+        let mut words = self.epilogue_params(frame, true)?;
         if first == 0 {
             return Ok(words);
         }
         let y = frame.result(0)?;
         let element = y.desc.dtype.bytes() as u64;
         words[2] += first as u64 * words[3] * element;
-        match self.behind {
-            Behind::Sum(..) => words[4] += first as u64 * words[5] * element,
-            Behind::Heads(_) => {
+        match self.epilogue {
+            Epilogue::Sum(..) => words[4] += first as u64 * words[5] * element,
+            Epilogue::Heads(_) => {
                 // Positions, where there are some, and slots.
                 for word in [12, 15] {
                     words[word] += if words[word] == 0 { 0 } else { first as u64 * 4 };
@@ -380,11 +431,11 @@ impl Chain {
     }
 
     /// Sizes of a head's key and value and how many pairs are turned; refuses heads that no kernel takes.
-    pub(super) fn head_sizes(&self, call: &CallDesc) -> Result<Option<[usize; 3]>> {
-        let Behind::Heads(heads) = self.behind else { return Ok(None) };
+    pub(in crate::ops) fn head_sizes(&self, call: &CallDesc) -> Result<Option<[usize; 3]>> {
+        let Epilogue::Heads(heads) = self.epilogue else { return Ok(None) };
         let (keys, values) = (operand(call, heads.caches[0])?, operand(call, heads.caches[1])?);
         let (size, value_size) = (keys.shape[3], values.shape[3]);
-        let pairs = match heads.turn {
+        let pairs = match heads.rope {
             Some(turn) => operand(call, turn.frequencies)?.shape[0],
             None => 0,
         };
@@ -403,8 +454,9 @@ impl Chain {
     }
 
     /// Heads of queries and of keys, sizes of a head's key and value, and pairs that are turned: as [`Self::epilogue`] has them.
-    pub(super) fn heads(&self, call: &CallDesc) -> Result<Option<[usize; 5]>> {
-        let (Behind::Heads(heads), Some([size, value_size, pairs])) = (self.behind, self.head_sizes(call)?)
+    pub(in crate::ops) fn heads(&self, call: &CallDesc) -> Result<Option<[usize; 5]>> {
+        let (Epilogue::Heads(heads), Some([size, value_size, pairs])) =
+            (self.epilogue, self.head_sizes(call)?)
         else {
             return Ok(None);
         };
@@ -415,9 +467,9 @@ impl Chain {
     /// The size of heads, all alike, that are turned by pairs half a head apart, if at all, so that what has 8 elements of a half and
     /// of the other can finish them and write them 16 bytes at a time.
     pub(super) fn halves(&self, call: &CallDesc) -> Result<Option<usize>> {
-        let Behind::Heads(heads) = self.behind else { return Ok(None) };
+        let Epilogue::Heads(heads) = self.epilogue else { return Ok(None) };
         let [size, value_size, pairs] = self.head_sizes(call)?.unwrap_or_default();
-        let turned = match heads.turn {
+        let turned = match heads.rope {
             Some(turn) => turn.pairing == RopePairing::Halves && pairs * 2 == size,
             None => true,
         };
@@ -432,20 +484,21 @@ impl Chain {
 
     /// The element type of the caches that heads are kept in.
     pub(super) fn cache_type(&self, call: &CallDesc) -> Result<DType> {
-        match self.behind {
-            Behind::Heads(heads) => Ok(operand(call, heads.caches[0])?.dtype),
+        match self.epilogue {
+            Epilogue::Heads(heads) => Ok(operand(call, heads.caches[0])?.dtype),
             _ => Err(Error::internal("no heads")),
         }
     }
 
     /// Whether heads are normed: then a tile does not know all it needs.
-    pub(super) fn norms_heads(&self) -> bool {
-        matches!(self.behind, Behind::Heads(Heads { norms: Some(_), .. }))
+    pub(in crate::ops) fn norms_heads(&self) -> bool {
+        matches!(self.epilogue, Epilogue::Heads(Heads { norms: Some(_), .. }))
     }
 }
 
 /// Makes the launches of a part of a chain, whose input may be in scratch memory.
-type Part = Box<dyn Fn(&Frame, &Bound, u64, &[Arc<Function>], &Context) -> Result<Vec<Step>> + Send + Sync>;
+type Part =
+    Box<dyn Fn(&Frame, &Bound, u64, &[Arc<Function>], &Context) -> Result<Vec<LaunchOp>> + Send + Sync>;
 
 /// A tensor in scratch memory: rows at multiples of 16 bytes, for the kernels behind.
 fn scratch(dtype: DType, like: &TensorDesc, columns: usize) -> (TensorDesc, usize) {
@@ -458,55 +511,55 @@ fn scratch(dtype: DType, like: &TensorDesc, columns: usize) -> (TensorDesc, usiz
 }
 
 /// How a chain is run.
-pub(super) fn recipe(chain: Chain, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+pub(in crate::ops) fn plan(chain: FusedLinear, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     chain.head_sizes(call)?;
-    if let Some(band) = band::plan(&chain, operand(call, chain.x)?, call, machine)? {
+    if let Some(band) = decode_gemm::plan(&chain, operand(call, chain.x)?, call, device)? {
         return Ok(band.recipe(chain));
     }
-    if let Some(packed) = packed::plan(&chain, operand(call, chain.x)?, call, machine)? {
+    if let Some(packed) = packed_gemm::plan(&chain, operand(call, chain.x)?, call, device)? {
         return Ok(packed.recipe(chain));
     }
-    match (chain.norm, chain.behind) {
-        (None, _) => behind_norm(chain, operand(call, chain.x)?, call, machine).map(|rest| Recipe {
+    match (chain.norm, chain.epilogue) {
+        (None, _) => behind_norm(chain, operand(call, chain.x)?, call, device).map(|rest| KernelPlan {
             kernels: rest.kernels,
             workspace: rest.workspace,
             persistent: rest.persistent,
             batch_invariant: rest.batch_invariant,
-            steps: Box::new(move |frame, functions, context| {
-                (rest.steps)(frame, frame.tensor(chain.x)?, frame.workspace, functions, context)
+            launches: Box::new(move |frame, functions, context| {
+                (rest.launches)(frame, frame.tensor(chain.x)?, frame.workspace, functions, context)
             }),
         }),
-        (Some(Norm::Rms(op, gain)), Behind::Nothing) => match norm_within(chain, op, gain, call, machine)? {
+        (Some(Norm::Rms(op, gain)), Epilogue::Nothing) => match norm_within(chain, op, gain, call, device)? {
             Some(recipe) => Ok(recipe),
-            None => norm_first(chain, Norm::Rms(op, gain), call, machine),
+            None => norm_first(chain, Norm::Rms(op, gain), call, device),
         },
-        (Some(norm), _) => norm_first(chain, norm, call, machine),
+        (Some(norm), _) => norm_first(chain, norm, call, device),
     }
 }
 
 /// Norm and product in one launch, by the kernels for few rows of any type and format.
 fn norm_within(
-    chain: Chain,
+    chain: FusedLinear,
     op: RmsNorm,
     gain: usize,
     call: &CallDesc,
-    machine: &Machine,
-) -> Result<Option<Recipe>> {
+    device: &DeviceSpec,
+) -> Result<Option<KernelPlan>> {
     let (x, y, weight) = (operand(call, chain.x)?, result(call, 0)?, weight_type(call, chain.weight)?);
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
     let norm = Some((op, operand(call, gain)?.dtype));
     let layer = Layer { x, weight, y, bias, norm, residual: None, gate: None, bytes: false, scratch: false };
-    if !layer.takes_norm(machine) || operand(call, gain)?.shape != [weight.columns()] {
+    if !layer.takes_norm(device) || operand(call, gain)?.shape != [weight.columns()] {
         return Ok(None);
     }
-    let layered = layer.plan(machine)?;
+    let layered = layer.plan(device)?;
     let kernels = layered.kernels.clone();
-    let steps = Box::new(move |frame: &Frame, functions: &[Arc<Function>], context: &Context| {
+    let launches = Box::new(move |frame: &Frame, functions: &[Arc<Function>], context: &Context| {
         let (x, y) = (frame.tensor(chain.x)?, frame.result(0)?);
         if y.size(0) == 0 || y.size(1) == 0 {
             return Ok(Vec::new());
         }
-        let places = Places {
+        let places = Args {
             x,
             weight: frame.weight(chain.weight)?,
             bias: chain.bias.map_or(0, |bias| frame.address(bias)),
@@ -517,33 +570,33 @@ fn norm_within(
             bounds: &[x, y],
             workspace: frame.workspace,
         };
-        layered.steps(&places, functions, context)
+        layered.launches(&places, functions, context)
     });
-    Ok(Some(Recipe { kernels, workspace: 0, persistent: 0, batch_invariant: true, steps }))
+    Ok(Some(KernelPlan { kernels, workspace: 0, persistent: 0, batch_invariant: true, launches }))
 }
 
 /// The norm into scratch memory, and then the rest.
-fn norm_first(chain: Chain, norm: Norm, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+fn norm_first(chain: FusedLinear, norm: Norm, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let x = operand(call, chain.x)?;
     let (normed, normed_bytes) = scratch(x.dtype, x, x.shape[1]);
-    let first = norm::in_front(norm, x, &normed, call, machine)?;
-    let rest = behind_norm(Chain { norm: None, ..chain }, &normed, call, machine)?;
+    let first = norm::in_front(norm, x, &normed, call, device)?;
+    let rest = behind_norm(FusedLinear { norm: None, ..chain }, &normed, call, device)?;
     let mut kernels = vec![first.spec.clone()];
     kernels.extend(rest.kernels);
-    Ok(Recipe {
+    Ok(KernelPlan {
         kernels,
         workspace: normed_bytes + rest.workspace,
         persistent: rest.persistent,
         batch_invariant: rest.batch_invariant,
-        steps: Box::new(move |frame, functions, context| {
+        launches: Box::new(move |frame, functions, context| {
             let x = frame.tensor(chain.x)?;
             let [function, functions @ ..] = functions else {
                 return Err(Error::internal("a recipe without a kernel"));
             };
             let between = Bound { desc: normed.clone(), address: frame.workspace, extent: x.extent };
-            let mut steps: Vec<Step> = first.step(frame, x, &between, function)?.into_iter().collect();
+            let mut steps: Vec<LaunchOp> = first.step(frame, x, &between, function)?.into_iter().collect();
             let workspace = frame.workspace + normed_bytes as u64;
-            steps.extend((rest.steps)(frame, &between, workspace, functions, context)?);
+            steps.extend((rest.launches)(frame, &between, workspace, functions, context)?);
             Ok(steps)
         }),
     })
@@ -555,44 +608,44 @@ struct Rest {
     workspace: usize,
     persistent: usize,
     batch_invariant: bool,
-    steps: Part,
+    launches: Part,
 }
 
 /// Product and what is behind it, of activations `x`.
-fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine) -> Result<Rest> {
-    if let Some(band) = band::plan(&chain, x, call, machine)? {
+fn behind_norm(chain: FusedLinear, x: &TensorDesc, call: &CallDesc, device: &DeviceSpec) -> Result<Rest> {
+    if let Some(band) = decode_gemm::plan(&chain, x, call, device)? {
         let (kernels, workspace, persistent) = (vec![band.spec.clone()], band.workspace, band.persistent);
         return Ok(Rest {
             kernels,
             workspace,
             persistent,
             batch_invariant: true,
-            steps: Box::new(move |frame, x, workspace, functions, _| {
+            launches: Box::new(move |frame, x, workspace, functions, _| {
                 let function =
                     functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
                 Ok(band.step(&chain, frame, x, workspace, function)?.into_iter().collect())
             }),
         });
     }
-    if let Some(packed) = packed::plan(&chain, x, call, machine)? {
+    if let Some(packed) = packed_gemm::plan(&chain, x, call, device)? {
         let (kernels, workspace, persistent) = (packed.specs.clone(), packed.workspace, packed.persistent);
         return Ok(Rest {
             kernels,
             workspace,
             persistent,
             batch_invariant: false,
-            steps: Box::new(move |frame, x, workspace, functions, _| {
+            launches: Box::new(move |frame, x, workspace, functions, _| {
                 packed.steps(&chain, frame, x, workspace, functions)
             }),
         });
     }
-    if let Some(batch) = batch::plan(&chain, x, call, machine)? {
+    if let Some(batch) = small_batch::plan(&chain, x, call, device)? {
         return Ok(Rest {
             kernels: vec![batch.spec.clone()],
             workspace: 0,
             persistent: 0,
             batch_invariant: false,
-            steps: Box::new(move |frame, x, _, functions, _| {
+            launches: Box::new(move |frame, x, _, functions, _| {
                 let function =
                     functions.first().ok_or_else(|| Error::internal("a recipe without a kernel"))?;
                 Ok(batch.step(&chain, frame, x, function)?.into_iter().collect())
@@ -614,32 +667,32 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
         scratch: false,
     };
     // The one sum a product can end in by itself.
-    let summed = match chain.behind {
-        Behind::Sum(op, residual) if op.alpha == 1.0 && layer.takes_residual(machine) => Some(residual),
+    let summed = match chain.epilogue {
+        Epilogue::Sum(op, residual) if op.alpha == 1.0 && layer.takes_residual(device) => Some(residual),
         _ => None,
     };
     layer.residual = summed.map(|residual| operand(call, residual)).transpose()?;
-    layer.gate = match chain.behind {
-        Behind::Gate(op) if layer.takes_gate(op.layout, machine) => Some(op),
+    layer.gate = match chain.epilogue {
+        Epilogue::Gate(op) if layer.takes_gate(op.layout, device) => Some(op),
         _ => None,
     };
-    let direct = matches!(chain.behind, Behind::Nothing) || summed.is_some() || layer.gate.is_some();
+    let direct = matches!(chain.epilogue, Epilogue::Nothing) || summed.is_some() || layer.gate.is_some();
     let (product, product_bytes) = match direct {
         true => (y.clone(), 0),
         false => scratch(chain.product, x, weight.rows()),
     };
     layer.y = &product;
     layer.scratch = !direct;
-    let layered = layer.plan(machine)?;
+    let layered = layer.plan(device)?;
     let mut kernels = layered.kernels.clone();
-    let last = if direct { None } else { Some(Conclusion::new(&chain, &product, call, machine)?) };
+    let last = if direct { None } else { Some(Conclusion::new(&chain, &product, call, device)?) };
     kernels.extend(last.as_ref().map(|last| last.spec.clone()));
     Ok(Rest {
         kernels,
         workspace: product_bytes + layered.workspace,
         persistent: 0,
         batch_invariant: layered.batch_invariant,
-        steps: Box::new(move |frame, x, workspace, functions, context| {
+        launches: Box::new(move |frame, x, workspace, functions, context| {
             let y = frame.result(0)?;
             if x.size(0) == 0 || product.shape[1] == 0 {
                 return Ok(Vec::new());
@@ -651,7 +704,7 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
             let residual = summed.map(|residual| frame.tensor(residual)).transpose()?;
             let mut bounds = vec![x, &between];
             bounds.extend(residual);
-            let places = Places {
+            let places = Args {
                 x,
                 weight: frame.weight(chain.weight)?,
                 bias: chain.bias.map_or(0, |bias| frame.address(bias)),
@@ -663,7 +716,7 @@ fn behind_norm(chain: Chain, x: &TensorDesc, call: &CallDesc, machine: &Machine)
                 workspace: workspace + product_bytes as u64,
             };
             let own = functions.len() - usize::from(last.is_some());
-            let mut steps = layered.steps(&places, functions.get(..own).unwrap_or_default(), context)?;
+            let mut steps = layered.launches(&places, functions.get(..own).unwrap_or_default(), context)?;
             if let (Some(last), Some(function)) = (&last, functions.last()) {
                 steps.extend(last.step(&chain, frame, &between, function)?);
             }
@@ -697,14 +750,14 @@ fn head_blocks(heads: usize, lanes: usize) -> [usize; 2] {
 }
 
 impl Conclusion {
-    fn new(chain: &Chain, product: &TensorDesc, call: &CallDesc, machine: &Machine) -> Result<Self> {
+    fn new(chain: &FusedLinear, product: &TensorDesc, call: &CallDesc, device: &DeviceSpec) -> Result<Self> {
         let wide = Self::is_wide(chain, product, call)?;
         let x = type_name(product.dtype)?;
         let sizes = chain.head_sizes(call)?;
         // A thread takes a pair of 8 elements each, or 8 that are not turned.
         let lanes = sizes.map(|[size, _, pairs]| ((size - pairs) / WIDE).next_power_of_two().clamp(1, 32));
-        let heads = match (chain.behind, lanes) {
-            (Behind::Heads(heads), Some(lanes)) => {
+        let heads = match (chain.epilogue, lanes) {
+            (Epilogue::Heads(heads), Some(lanes)) => {
                 let keys = &operand(call, heads.caches[0])?.shape;
                 let count = heads.columns[0] / keys[3].max(1) + 2 * keys[1];
                 let [blocks, threads] = if wide {
@@ -712,14 +765,14 @@ impl Conclusion {
                 } else {
                     [count.div_ceil(HEAD_THREADS / 32), HEAD_THREADS]
                 };
-                let at_once = machine.processors * (HEADS_AT_ONCE / threads);
+                let at_once = device.sm_count * (HEADS_AT_ONCE / threads);
                 let rows = if wide { at_once.div_ceil(blocks.max(1)) } else { MAX_GRID };
                 Some(([blocks, threads], rows))
             }
             _ => None,
         };
-        let mut spec = match chain.behind {
-            Behind::Heads(heads) => {
+        let mut spec = match chain.epilogue {
+            Epilogue::Heads(heads) => {
                 let gain = |index: usize| match heads.norms {
                     Some(norms) => operand(call, norms[index].1).and_then(|gain| type_name(gain.dtype)),
                     None => Ok("f32"),
@@ -754,14 +807,14 @@ impl Conclusion {
     }
 
     /// Whether everything can be taken [`WIDE`] elements at a time, at any number of rows.
-    fn is_wide(chain: &Chain, product: &TensorDesc, call: &CallDesc) -> Result<bool> {
+    fn is_wide(chain: &FusedLinear, product: &TensorDesc, call: &CallDesc) -> Result<bool> {
         let whole = |tensor: &TensorDesc| tensor.strides[0].is_multiple_of(WIDE);
         let results = result(call, 0)?;
         let rows = whole(product) && whole(results) && results.shape[1].is_multiple_of(WIDE);
         Ok(rows
-            && match chain.behind {
-                Behind::Sum(_, residual) => whole(operand(call, residual)?),
-                Behind::Heads(heads) => {
+            && match chain.epilogue {
+                Epilogue::Sum(_, residual) => whole(operand(call, residual)?),
+                Epilogue::Heads(heads) => {
                     let cache = |index: usize| {
                         let strides = &operand(call, heads.caches[index])?.strides;
                         Ok::<_, Error>(strides.iter().take(3).all(|stride| stride.is_multiple_of(WIDE)))
@@ -775,23 +828,23 @@ impl Conclusion {
 
     fn step(
         &self,
-        chain: &Chain,
+        chain: &FusedLinear,
         frame: &Frame,
         product: &Bound,
         function: &Arc<Function>,
-    ) -> Result<Option<Step>> {
+    ) -> Result<Option<LaunchOp>> {
         let (rows, outputs) = (product.size(0), product.size(1));
         let parameters = Parameters::default()
             .extent(rows, &chain.bounds(frame)?)
             .rows(product)
-            .words(chain.epilogue(frame, false)?);
-        let Behind::Heads(heads) = chain.behind else {
+            .words(chain.epilogue_params(frame, false)?);
+        let Epilogue::Heads(heads) = chain.epilogue else {
             let items = match self.results {
                 // A pair for each thread; tiles of eight pairs may reach past the last output.
                 1 => outputs.div_ceil(16) * 8 + 8,
                 results => frame.result(0)?.size(1) / results,
             };
-            return Ok(Step::kernel(function, plane(rows, items), THREADS, parameters));
+            return Ok(LaunchOp::kernel(function, plane(rows, items), THREADS, parameters));
         };
         let mut parameters = parameters;
         for index in 0..2 {
@@ -802,6 +855,6 @@ impl Conclusion {
         }
         let ([blocks, threads], at_once) =
             self.heads.ok_or_else(|| Error::internal("heads without a size"))?;
-        Ok(Step::kernel(function, [blocks, evenly(rows, at_once), 1], threads, parameters))
+        Ok(LaunchOp::kernel(function, [blocks, evenly(rows, at_once), 1], threads, parameters))
     }
 }

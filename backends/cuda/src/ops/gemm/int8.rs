@@ -9,12 +9,21 @@
 //! must fetch, and on how long its pipeline takes to fill. A model of that picks a few; the first call that is bound measures
 //! those on its own weights, and the answer is kept beside the kernels on disk.
 
-use super::{Layer, Layered, Places, common, function, is_vectors};
 use crate::{
-    context::Context,
-    launch::{Bound, MAX_GRID, Parameters, Step, TensorMap},
-    ops::{KernelSpec, Machine, THREADS, type_name},
-    weight::{Packing, UNIT as ROW_UNIT},
+    arch::DeviceSpec,
+    driver::{
+        context::Context,
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, MAX_GRID, Parameters},
+        tensor_map::TensorMap,
+    },
+    ops::{
+        THREADS,
+        frame::Bound,
+        gemm::linear::{Args, Layer, Layered, common, function, is_vectors},
+        type_name,
+        weight::{Packing, UNIT as ROW_UNIT},
+    },
 };
 use dsrun_core::{DType, Error, Result, op::GateLayout};
 use std::{fmt::Display, sync::OnceLock};
@@ -73,19 +82,19 @@ impl Tile {
     }
 
     /// About how many microseconds a product takes on an H200. Only the order matters.
-    fn cost(self, rows: usize, outputs: usize, inputs: usize, processors: usize) -> f64 {
+    fn cost(self, rows: usize, outputs: usize, inputs: usize, sm_count: usize) -> f64 {
         let tiles = self.count(rows, outputs);
-        let waves = tiles.div_ceil(processors) as f64;
+        let waves = tiles.div_ceil(sm_count) as f64;
         let operations = (self.rows() * self.outputs * DEPTH * 2) as f64 / 11.7e6;
-        let bytes = (tiles.min(processors) * self.outputs * DEPTH) as f64 / 4.2e6;
+        let bytes = (tiles.min(sm_count) * self.outputs * DEPTH) as f64 / 4.2e6;
         let shared = (self.stage(rows) as f64) / 1.0e5;
         waves * (inputs.div_ceil(DEPTH) as f64 * operations.max(bytes).max(shared).max(0.12) + 1.2)
     }
 }
 
 /// The tiles worth measuring, the most promising first.
-fn shortlist(rows: usize, outputs: usize, inputs: usize, processors: usize) -> Vec<Tile> {
-    let cost = |tile: &Tile| tile.cost(rows, outputs, inputs, processors);
+fn shortlist(rows: usize, outputs: usize, inputs: usize, sm_count: usize) -> Vec<Tile> {
+    let cost = |tile: &Tile| tile.cost(rows, outputs, inputs, sm_count);
     let mut tiles = TILES.to_vec();
     tiles.sort_by(|a, b| cost(a).total_cmp(&cost(b)));
     tiles.truncate(MEASURED);
@@ -110,22 +119,22 @@ fn is_aligned(layer: &Layer<'_>) -> bool {
 }
 
 /// Whether it is `int8_wgmma` that takes the layer.
-fn on_hopper(layer: &Layer<'_>, machine: &Machine) -> bool {
-    machine.capability == 90 && is_aligned(layer) && layer.rows() > 0 && layer.outputs() > 0
+fn on_hopper(layer: &Layer<'_>, device: &DeviceSpec) -> bool {
+    device.capability == 90 && is_aligned(layer) && layer.rows() > 0 && layer.outputs() > 0
 }
 
 /// Whether a gate can be part of the product: halves begin at whole units of weights.
-pub(super) fn takes_gate(layer: &Layer<'_>, layout: GateLayout, machine: &Machine) -> bool {
-    on_hopper(layer, machine)
+pub(super) fn takes_gate(layer: &Layer<'_>, layout: GateLayout, device: &DeviceSpec) -> bool {
+    on_hopper(layer, device)
         && layout == GateLayout::Concatenated
         && layer.outputs().is_multiple_of(2 * ROW_UNIT)
 }
 
-pub(super) fn plan(layer: &Layer<'_>, machine: &Machine) -> Result<Layered> {
+pub(super) fn plan(layer: &Layer<'_>, device: &DeviceSpec) -> Result<Layered> {
     let packing = Packing::of(layer.weight.format).filter(|packing| packing.is_channelwise_int8());
     let packing = packing.ok_or_else(|| Error::internal("a product of bytes with weights that are none"))?;
-    if on_hopper(layer, machine) {
-        return by_wgmma(layer, packing, machine);
+    if on_hopper(layer, device) {
+        return by_wgmma(layer, packing, device);
     }
     let aligned = is_aligned(layer);
     let defines: [(_, &dyn Display); 1] =
@@ -136,20 +145,20 @@ pub(super) fn plan(layer: &Layer<'_>, machine: &Machine) -> Result<Layered> {
         kernels: vec![spec],
         workspace: 0,
         batch_invariant: true,
-        steps: Box::new(|places, functions, _| {
+        launches: Box::new(|places, functions, _| {
             let parameters = common(places)
                 .rows(places.x)
                 .address(places.weight.address())
                 .size(places.weight.layout.row_bytes)
                 .words(results(places, 0.0));
             let grid = [places.y.size(1).div_ceil(64), places.y.size(0).div_ceil(128).min(MAX_GRID), 1];
-            Ok(Step::kernel(function(functions, 0)?, grid, THREADS, parameters).into_iter().collect())
+            Ok(LaunchOp::kernel(function(functions, 0)?, grid, THREADS, parameters).into_iter().collect())
         }),
     })
 }
 
 /// `struct Results` of the kernels, whose gates have a limit.
-fn results(places: &Places<'_>, limit: f32) -> [u64; 8] {
+fn results(places: &Args<'_>, limit: f32) -> [u64; 8] {
     let added = places.residual.map_or((0, 0), |residual| (residual.address, residual.stride(0) as u64));
     let (row_scales, output_scales) = (places.scales, places.weight.scales());
     let y_row = places.y.stride(0) as u64;
@@ -157,10 +166,9 @@ fn results(places: &Places<'_>, limit: f32) -> [u64; 8] {
     [row_scales, output_scales, places.bias, places.y.address, y_row, added.0, added.1, numbers]
 }
 
-fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<Layered> {
-    let (rows, outputs, inputs, processors) =
-        (layer.rows(), layer.outputs(), layer.inputs(), machine.processors);
-    let tiles = shortlist(rows, outputs, inputs, processors);
+fn by_wgmma(layer: &Layer<'_>, packing: Packing, device: &DeviceSpec) -> Result<Layered> {
+    let (rows, outputs, inputs, sm_count) = (layer.rows(), layer.outputs(), layer.inputs(), device.sm_count);
+    let tiles = shortlist(rows, outputs, inputs, sm_count);
     let wide = layer.y.dtype == DType::F32;
     let vectors =
         is_vectors(layer.y) && layer.residual.is_none_or(is_vectors) && layer.y.shape[1].is_multiple_of(8);
@@ -190,7 +198,7 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
         kernels,
         workspace: 0,
         batch_invariant: true,
-        steps: Box::new(move |places, functions, context| {
+        launches: Box::new(move |places, functions, context| {
             let launch = |index: usize, x: u64, bounds: &[&Bound], results: [u64; 8]| {
                 let tile = tiles[index];
                 let sizes = [inputs as u64, places.x.size(0) as u64];
@@ -215,9 +223,9 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
                     .words(results)
                     .words(x_map.words())
                     .words(weight_map.words());
-                let blocks = tile.count(places.x.size(0), outputs).min(processors);
+                let blocks = tile.count(places.x.size(0), outputs).min(sm_count);
                 let threads = (tile.groups + 1) * 128;
-                Ok(Step::kernel(function(functions, index)?, [blocks, 1, 1], threads, parameters))
+                Ok(LaunchOp::kernel(function(functions, index)?, [blocks, 1, 1], threads, parameters))
             };
             let best = match chosen.get() {
                 Some(best) => *best,
@@ -239,14 +247,14 @@ fn by_wgmma(layer: &Layer<'_>, packing: Packing, machine: &Machine) -> Result<La
 }
 
 /// Makes the launches to choose from, given where activations, results and row scales are.
-type Candidates<'a> = &'a dyn Fn(u64, u64, u64) -> Result<Vec<Option<Step>>>;
+type Candidates<'a> = &'a dyn Fn(u64, u64, u64) -> Result<Vec<Option<LaunchOp>>>;
 
 /// The fastest of some launches: as remembered, or as measured. What cannot be measured is decided by the model.
 fn choose(
     context: &Context,
     question: &str,
     count: usize,
-    places: &Places<'_>,
+    places: &Args<'_>,
     candidates: Candidates<'_>,
 ) -> usize {
     let remembered = context.recall(UNIT, question).and_then(|answer| answer.parse().ok());
@@ -265,7 +273,7 @@ fn choose(
     }
 }
 
-fn measure(context: &Context, places: &Places<'_>, candidates: Candidates<'_>) -> Result<usize> {
+fn measure(context: &Context, places: &Args<'_>, candidates: Candidates<'_>) -> Result<usize> {
     let (rows, columns) = (places.x.size(0), places.y.size(1));
     let sizes = [rows * places.x.stride(0), rows * columns * places.y.desc.dtype.bytes(), rows * 4];
     let starts = [
@@ -280,7 +288,7 @@ fn measure(context: &Context, places: &Places<'_>, candidates: Candidates<'_>) -
         let steps = candidates(memory, memory + starts[1] as u64, memory + starts[2] as u64)?;
         let mut best = (0, f32::INFINITY);
         for (index, step) in steps.iter().enumerate() {
-            let Some(Step::Kernel(launch)) = step else { continue };
+            let Some(LaunchOp::Kernel(launch)) = step else { continue };
             let time = context.time(REPEATS, |stream| launch.enqueue_on(context, stream))?;
             tracing::debug!(index, time, function = launch.function.name, "a tile is measured");
             if time < best.1 {

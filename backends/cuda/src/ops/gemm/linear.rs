@@ -15,22 +15,27 @@
 //! | more | others, or without cuBLASLt | `skinny_mma` to 64 rows, then `tiled` |
 //! | any | bytes times bytes | `packed` to 16 rows, on sm_90 `batch_wgmma` to 128, then see [`int8`] |
 
-mod int8;
-pub(super) mod mixed;
-
-use super::{
-    KernelSpec, Machine, Recipe, THREADS, WIDE, band, batch, chain::Chain, elementwise::weight_words,
-    operand, packed, plane, result, type_name, type_of, wide,
-};
 use crate::{
-    blas::{Product, Setup, Shape, WORKSPACE},
-    context::Context,
-    launch::{Bound, Frame, Function, MAX_GRID, Parameters, Step},
-    weight::{Packing, UNIT, format_name},
+    arch::DeviceSpec,
+    driver::{
+        context::Context,
+        cublaslt::{Product, Setup, Shape, WORKSPACE},
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp, MAX_GRID, Parameters},
+    },
+    ops::{
+        KernelPlan, THREADS, WIDE,
+        elementwise::weight_words,
+        frame::{Bound, Frame},
+        gemm::{decode_gemm, fused_linear::FusedLinear, int8, packed_gemm, small_batch, weight_only},
+        operand, plane, result, type_name, type_of,
+        weight::{Packing, UNIT, format_name},
+        weight_type, wide,
+    },
 };
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightFormat, WeightType,
-    kernels::{CallDesc, OperandDesc},
+    kernels::CallDesc,
     op::{GateLayout, GatedActivation, Linear, LinearW8A8, Matmul, RmsNorm},
 };
 use std::{
@@ -78,9 +83,9 @@ pub(super) struct Layer<'a> {
 }
 
 /// Where a layer's tensors are.
-pub(super) struct Places<'a> {
+pub(super) struct Args<'a> {
     pub(super) x: &'a Bound,
-    pub(super) weight: &'a crate::weight::CudaWeight,
+    pub(super) weight: &'a crate::ops::weight::CudaWeight,
     pub(super) bias: u64,
     pub(super) gain: u64,
     /// Scales of the rows of `x`, where those are bytes.
@@ -98,20 +103,21 @@ pub(super) struct Layered {
     pub(super) kernels: Vec<KernelSpec>,
     pub(super) workspace: usize,
     pub(super) batch_invariant: bool,
-    steps: LayerSteps,
+    pub(super) launches: LayerLaunches,
 }
 
-/// As [`super::MakeSteps`], for a layer.
-type LayerSteps = Box<dyn Fn(&Places<'_>, &[Arc<Function>], &Context) -> Result<Vec<Step>> + Send + Sync>;
+/// As [`super::MakeLaunches`], for a layer.
+type LayerLaunches =
+    Box<dyn Fn(&Args<'_>, &[Arc<Function>], &Context) -> Result<Vec<LaunchOp>> + Send + Sync>;
 
 impl Layered {
-    pub(super) fn steps(
+    pub(super) fn launches(
         &self,
-        places: &Places<'_>,
+        places: &Args<'_>,
         functions: &[Arc<Function>],
         context: &Context,
-    ) -> Result<Vec<Step>> {
-        (self.steps)(places, functions, context)
+    ) -> Result<Vec<LaunchOp>> {
+        (self.launches)(places, functions, context)
     }
 }
 
@@ -124,127 +130,129 @@ fn width(format: WeightFormat) -> usize {
 }
 
 /// Whether rows begin at multiples of 16 bytes.
-fn is_vectors(rows: &TensorDesc) -> bool {
+pub(super) fn is_vectors(rows: &TensorDesc) -> bool {
     (rows.strides[0] * rows.dtype.bytes()).is_multiple_of(16)
 }
 
 /// The kernels there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum KernelKind {
     Stream,
     Skinny,
     SkinnyMma,
     PackedPlain,
     Batch,
-    Blas,
+    CublasLt,
     Tiled,
     Int8,
     Mixed,
 }
 
-fn is_half(dtype: DType) -> bool {
+pub(super) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
 impl Layer<'_> {
-    fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         self.x.shape[0]
     }
 
-    fn outputs(&self) -> usize {
+    pub(super) fn outputs(&self) -> usize {
         self.weight.rows()
     }
 
-    fn inputs(&self) -> usize {
+    pub(super) fn inputs(&self) -> usize {
         self.weight.columns()
     }
 
-    fn bias_name(&self) -> Result<&'static str> {
+    pub(super) fn bias_name(&self) -> Result<&'static str> {
         self.bias.map_or(Ok("f32"), type_name)
     }
 
     /// Whether the norm in front can be part of the kernel.
-    pub(super) fn takes_norm(&self, machine: &Machine) -> bool {
-        machine.skinny && self.rows() <= WARPS && !self.weight.format.is_quantised()
+    pub(super) fn takes_norm(&self, device: &DeviceSpec) -> bool {
+        device.custom_gemm && self.rows() <= WARPS && !self.weight.format.is_quantised()
     }
 
     /// The kernel for the layer: see the table above.
-    fn way(&self, machine: &Machine) -> Way {
+    fn kernel_kind(&self, device: &DeviceSpec) -> KernelKind {
         let (rows, format) = (self.rows(), self.weight.format);
         let same = format == WeightFormat::Dense(self.x.dtype);
-        let on_tensor_cores = machine.capability >= 80
+        let on_tensor_cores = device.capability >= 80
             && same
             && is_half(self.x.dtype)
             && self.inputs().is_multiple_of(32)
             && self.x.strides[0].is_multiple_of(8);
         let few = if format.is_quantised() { FEW_ROWS_OF_BLOCKS } else { FEW_ROWS };
         // Only widening is exact; a narrower type for `x` than for a dense weight must not round the weight.
-        let by_blas = machine.blas
-            && self.inputs() > 0
-            && (same || format.is_quantised() || self.x.dtype == DType::F32);
+        let by_blas =
+            device.blas && self.inputs() > 0 && (same || format.is_quantised() || self.x.dtype == DType::F32);
         let indexable = self.outputs().max(self.inputs()) < 1 << 30;
-        if self.norm.is_none() && self.planes().fit(machine) {
-            Way::Batch
+        if self.norm.is_none() && self.planes().fit(device) {
+            KernelKind::Batch
         } else if self.bytes {
-            Way::Int8
-        } else if mixed::fits(self, machine) {
-            Way::Mixed
+            KernelKind::Int8
+        } else if weight_only::fits(self, device) {
+            KernelKind::Mixed
         } else if format.is_quantised() && rows <= few {
-            Way::PackedPlain
-        } else if by_blas && !machine.skinny {
-            Way::Blas
+            KernelKind::PackedPlain
+        } else if by_blas && !device.custom_gemm {
+            KernelKind::CublasLt
         } else if rows == 1
-            && machine.capability >= 80
+            && device.capability >= 80
             && !format.is_quantised()
             && self.inputs() > 0
             && indexable
         {
-            Way::Stream
+            KernelKind::Stream
         } else if rows <= 4 || self.norm.is_some() || (rows <= few && !on_tensor_cores) {
-            Way::Skinny
+            KernelKind::Skinny
         } else if on_tensor_cores && (rows <= FEW_ROWS || (rows <= MMA_ROWS && !by_blas)) {
-            Way::SkinnyMma
+            KernelKind::SkinnyMma
         } else if by_blas {
-            Way::Blas
+            KernelKind::CublasLt
         } else {
-            Way::Tiled
+            KernelKind::Tiled
         }
     }
 
     /// Whether the sum with [`Layer::residual`] can be part of the product.
-    pub(super) fn takes_residual(&self, machine: &Machine) -> bool {
-        matches!(self.way(machine), Way::Batch | Way::Blas | Way::Int8 | Way::Mixed)
+    pub(super) fn takes_residual(&self, device: &DeviceSpec) -> bool {
+        matches!(
+            self.kernel_kind(device),
+            KernelKind::Batch | KernelKind::CublasLt | KernelKind::Int8 | KernelKind::Mixed
+        )
     }
 
     /// Whether a gate of this layout can be part of the product.
-    pub(super) fn takes_gate(&self, layout: GateLayout, machine: &Machine) -> bool {
-        self.way(machine) == Way::Int8 && int8::takes_gate(self, layout, machine)
+    pub(super) fn takes_gate(&self, layout: GateLayout, device: &DeviceSpec) -> bool {
+        self.kernel_kind(device) == KernelKind::Int8 && int8::takes_gate(self, layout, device)
     }
 
-    pub(super) fn plan(&self, machine: &Machine) -> Result<Layered> {
+    pub(super) fn plan(&self, device: &DeviceSpec) -> Result<Layered> {
         format_name(self.weight.format)?;
-        let way = self.way(machine);
-        if self.residual.is_some() && !self.takes_residual(machine) {
+        let way = self.kernel_kind(device);
+        if self.residual.is_some() && !self.takes_residual(device) {
             return Err(Error::internal("a sum was asked of a product that has none"));
         }
         match way {
-            Way::Stream => self.stream(machine),
-            Way::Skinny => self.skinny(machine),
-            Way::SkinnyMma => self.skinny_mma(),
-            Way::PackedPlain => self.packed_plain(),
-            Way::Batch => self.batch(machine),
-            Way::Blas => self.by_blas(),
-            Way::Int8 => int8::plan(self, machine),
-            Way::Mixed => mixed::plan(self, machine),
-            Way::Tiled => self.tiled(),
+            KernelKind::Stream => self.stream(device),
+            KernelKind::Skinny => self.skinny(device),
+            KernelKind::SkinnyMma => self.skinny_mma(),
+            KernelKind::PackedPlain => self.packed_plain(),
+            KernelKind::Batch => self.batch(device),
+            KernelKind::CublasLt => self.by_blas(),
+            KernelKind::Int8 => int8::plan(self, device),
+            KernelKind::Mixed => weight_only::plan(self, device),
+            KernelKind::Tiled => self.tiled(),
         }
     }
 
-    fn stream(&self, machine: &Machine) -> Result<Layered> {
+    fn stream(&self, device: &DeviceSpec) -> Result<Layered> {
         let format = self.weight.format;
         let pieces = self.inputs().div_ceil(width(format));
         // Warps that a multiprocessor holds; fewer than two thirds of them would leave memory waiting.
-        let most = machine.processors * BLOCKS * WARPS;
+        let most = device.sm_count * BLOCKS * WARPS;
         let split =
             [1, 2].into_iter().find(|split| self.outputs() * split * 2 >= most || pieces < 64 * split);
         let split = split.unwrap_or(WARPS);
@@ -270,23 +278,23 @@ impl Layer<'_> {
             kernels: vec![KernelSpec::new("linear/stream.cu", "stream", defines)],
             workspace: 0,
             batch_invariant: true,
-            steps: Box::new(move |places, functions, _| {
+            launches: Box::new(move |places, functions, _| {
                 let parameters = weight_words(common(places).rows(places.x), Some(places.weight));
                 let parameters = parameters.address(places.bias).rows(places.y);
                 let parameters = parameters.address(places.gain).float(norm.0).float(norm.1);
-                let step = Step::kernel(function(functions, 0)?, [blocks, 1, 1], WARPS * 32, parameters);
+                let step = LaunchOp::kernel(function(functions, 0)?, [blocks, 1, 1], WARPS * 32, parameters);
                 Ok(step.into_iter().collect())
             }),
         })
     }
 
-    fn skinny(&self, machine: &Machine) -> Result<Layered> {
+    fn skinny(&self, device: &DeviceSpec) -> Result<Layered> {
         let format = self.weight.format;
         let tokens = self.rows().next_power_of_two().clamp(1, WARPS);
         let pieces = self.inputs().div_ceil(width(format));
         // Several outputs for a warp where a read of x is dear beside the weights it meets.
         let outputs = if tokens == 4 { 2 } else { 1 };
-        let wanted = machine.processors * 16;
+        let wanted = device.sm_count * 16;
         let split = [1, 2, 4]
             .into_iter()
             .find(|split| self.outputs() / outputs * split >= wanted || pieces < 64 * split)
@@ -315,7 +323,7 @@ impl Layer<'_> {
             kernels: vec![spec],
             workspace: 0,
             batch_invariant: true,
-            steps: Box::new(move |places, functions, _| {
+            launches: Box::new(move |places, functions, _| {
                 let mut parameters = common(places);
                 parameters = parameters.rows(places.x);
                 parameters =
@@ -324,7 +332,9 @@ impl Layer<'_> {
                     parameters = parameters.address(places.gain).float(norm.eps).float(norm.weight_offset);
                 }
                 let grid = [places.y.size(1).div_ceil(per_block), places.y.size(0).div_ceil(tokens), 1];
-                Ok(Step::kernel(function(functions, 0)?, grid, WARPS * 32, parameters).into_iter().collect())
+                Ok(LaunchOp::kernel(function(functions, 0)?, grid, WARPS * 32, parameters)
+                    .into_iter()
+                    .collect())
             }),
         })
     }
@@ -346,7 +356,7 @@ impl Layer<'_> {
             kernels: vec![KernelSpec::new("linear/skinny_mma.cu", "skinny_mma", defines)],
             workspace: 0,
             batch_invariant: true,
-            steps: Box::new(|places, functions, _| {
+            launches: Box::new(|places, functions, _| {
                 let parameters = common(places)
                     .rows(places.x)
                     .address(places.weight.address())
@@ -354,7 +364,7 @@ impl Layer<'_> {
                     .address(places.bias)
                     .rows(places.y);
                 let grid = [places.y.size(1).div_ceil(16), places.y.size(0).min(1), 1];
-                Ok(Step::kernel(function(functions, 0)?, grid, 256, parameters).into_iter().collect())
+                Ok(LaunchOp::kernel(function(functions, 0)?, grid, 256, parameters).into_iter().collect())
             }),
         })
     }
@@ -372,21 +382,23 @@ impl Layer<'_> {
             kernels: vec![KernelSpec::new("linear/packed_plain.cu", "packed_plain", defines)],
             workspace: 0,
             batch_invariant: true,
-            steps: Box::new(move |places, functions, _| {
+            launches: Box::new(move |places, functions, _| {
                 let parameters = weight_words(common(places).rows(places.x), Some(places.weight));
                 let parameters = parameters.address(places.bias).rows(places.y);
                 let grid = [places.y.size(1).div_ceil(WARPS * UNIT), places.y.size(0).div_ceil(tokens), 1];
-                Ok(Step::kernel(function(functions, 0)?, grid, WARPS * 32, parameters).into_iter().collect())
+                Ok(LaunchOp::kernel(function(functions, 0)?, grid, WARPS * 32, parameters)
+                    .into_iter()
+                    .collect())
             }),
         })
     }
 
-    fn planes(&self) -> batch::Planes<'_> {
+    fn planes(&self) -> small_batch::Planes<'_> {
         let (x, weight, y, bias, residual) = (self.x, self.weight, self.y, self.bias, self.residual);
-        batch::Planes { x, weight, y, bias, residual, gated: false, limited: false }
+        small_batch::Planes { x, weight, y, bias, residual, gated: false, limited: false }
     }
 
-    fn batch(&self, machine: &Machine) -> Result<Layered> {
+    fn batch(&self, device: &DeviceSpec) -> Result<Layered> {
         let y = type_name(self.y.dtype)?;
         // The constants and the words of an epilogue that adds a residual or nothing.
         let defines: [(_, &dyn Display); 7] = [
@@ -399,12 +411,12 @@ impl Layer<'_> {
             ("Y", &y),
         ];
         let defines = defines.into_iter().map(|(name, value)| (name, value.to_string())).collect();
-        let batch = self.planes().plan(defines, machine)?;
+        let batch = self.planes().plan(defines, device)?;
         Ok(Layered {
             kernels: vec![batch.spec.clone()],
             workspace: 0,
             batch_invariant: false,
-            steps: Box::new(move |places, functions, _| {
+            launches: Box::new(move |places, functions, _| {
                 let mut words = [0; 26];
                 words[0] = places.weight.layout.rows as u64;
                 words[1..4].copy_from_slice(&[places.bias, places.y.address, places.y.stride(0) as u64]);
@@ -436,12 +448,12 @@ impl Layer<'_> {
             kernels: vec![KernelSpec::new("linear/tiled.cu", "tiled", defines)],
             workspace: 0,
             batch_invariant: true,
-            steps: Box::new(|places, functions, _| {
+            launches: Box::new(|places, functions, _| {
                 let parameters = weight_words(common(places).rows(places.x), Some(places.weight));
                 let parameters = parameters.address(places.bias).rows(places.y);
                 let blocks = places.y.size(0).div_ceil(64).min(MAX_GRID);
                 let grid = [places.y.size(1).div_ceil(64), blocks, 1];
-                Ok(Step::kernel(function(functions, 0)?, grid, THREADS, parameters).into_iter().collect())
+                Ok(LaunchOp::kernel(function(functions, 0)?, grid, THREADS, parameters).into_iter().collect())
             }),
         })
     }
@@ -476,7 +488,7 @@ impl Layer<'_> {
         // What is finished later is not rounded before.
         let product_type = if arrival == Arrival::Finished { DType::F32 } else { self.y.dtype };
         let same = self.weight.format == WeightFormat::Dense(dtype);
-        let row_bytes = crate::weight::layout(self.weight)?.row_bytes;
+        let row_bytes = crate::ops::weight::layout(self.weight)?.row_bytes;
         let packed = Packing::of(self.weight.format).is_some();
         // Whole units of packed rows.
         let slab = (SLAB / (inputs * size)).max(1).next_multiple_of(UNIT).min(outputs);
@@ -522,7 +534,7 @@ impl Layer<'_> {
             kernels,
             workspace: WORKSPACE + slab_bytes + beside,
             batch_invariant: false,
-            steps: Box::new(move |places, functions, context| {
+            launches: Box::new(move |places, functions, context| {
                 let unpacked = places.workspace + WORKSPACE as u64;
                 let kept = unpacked + slab_bytes as u64;
                 let product = if in_scratch { kept } else { places.y.address };
@@ -538,7 +550,7 @@ impl Layer<'_> {
                         .size(from.1)
                         .address(to.0)
                         .size(to.1);
-                    Ok::<_, Error>(Step::kernel(last, [GUARDS, 1, 1], THREADS, parameters))
+                    Ok::<_, Error>(LaunchOp::kernel(last, [GUARDS, 1, 1], THREADS, parameters))
                 };
                 let (own, beside) = ((places.y.address, y_stride), (kept, outputs));
                 let mut steps = Vec::new();
@@ -559,7 +571,7 @@ impl Layer<'_> {
                             true => plane(count.div_ceil(UNIT), inputs.div_ceil(64) * 32),
                             false => plane(count, inputs),
                         };
-                        steps.extend(Step::kernel(function(functions, 0)?, grid, THREADS, parameters));
+                        steps.extend(LaunchOp::kernel(function(functions, 0)?, grid, THREADS, parameters));
                         unpacked
                     };
                     let at = |address: u64, bytes: usize| {
@@ -573,7 +585,7 @@ impl Layer<'_> {
                     let alignments = [x, weight, added, y].map(alignment);
                     let shape = Shape { outputs: count, alignments, bias, ..shape };
                     let setup = setups.get(context, shape)?;
-                    steps.push(Step::Product(Product { setup, x, weight, added, y, workspace }));
+                    steps.push(LaunchOp::Product(Product { setup, x, weight, added, y, workspace }));
                     first += count;
                 }
                 match arrival {
@@ -593,7 +605,7 @@ impl Layer<'_> {
                             .size(residual.1)
                             .rows(places.y);
                         let items = if wide { outputs / WIDE } else { outputs };
-                        steps.extend(Step::kernel(last, plane(rows, items), THREADS, parameters));
+                        steps.extend(LaunchOp::kernel(last, plane(rows, items), THREADS, parameters));
                     }
                 }
                 Ok(steps)
@@ -637,45 +649,41 @@ impl Setups {
     }
 }
 
-fn function(functions: &[Arc<Function>], index: usize) -> Result<&Arc<Function>> {
+pub(super) fn function(functions: &[Arc<Function>], index: usize) -> Result<&Arc<Function>> {
     functions.get(index).ok_or_else(|| Error::internal("a recipe without a kernel"))
 }
 
 /// What all kernels of a layer begin with.
-fn common(places: &Places<'_>) -> Parameters {
+pub(super) fn common(places: &Args<'_>) -> Parameters {
     let layout = &places.weight.layout;
     Parameters::default().extent(places.y.size(0), places.bounds).size(layout.rows).size(layout.columns)
 }
 
-/// The packed weight at `index` of a description.
-pub(super) fn weight_type(call: &CallDesc, index: usize) -> Result<&WeightType> {
-    match call.operands.get(index) {
-        Some(Some(OperandDesc::Weight(weight))) => Ok(weight),
-        _ => Err(Error::internal(format!("operand {index} is no weight"))),
-    }
-}
-
-pub(super) fn linear(op: &Linear, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
-    let chain = Chain::of_linear(call, op.dtype);
-    if let Some(band) = band::plan(&chain, operand(call, 0)?, call, machine)? {
+pub(in crate::ops) fn linear(op: &Linear, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
+    let chain = FusedLinear::of_linear(call, op.dtype);
+    if let Some(band) = decode_gemm::plan(&chain, operand(call, 0)?, call, device)? {
         return Ok(band.recipe(chain));
     }
-    if let Some(packed) = packed::plan(&chain, operand(call, 0)?, call, machine)? {
+    if let Some(packed) = packed_gemm::plan(&chain, operand(call, 0)?, call, device)? {
         return Ok(packed.recipe(chain));
     }
-    by_layer(chain, call, machine)
+    by_layer(chain, call, device)
 }
 
-pub(super) fn linear_w8a8(op: &LinearW8A8, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
-    let chain = Chain::of_linear_w8a8(call, op.dtype);
-    if let Some(packed) = packed::plan(&chain, operand(call, 0)?, call, machine)? {
+pub(in crate::ops) fn linear_w8a8(
+    op: &LinearW8A8,
+    call: &CallDesc,
+    device: &DeviceSpec,
+) -> Result<KernelPlan> {
+    let chain = FusedLinear::of_linear_w8a8(call, op.dtype);
+    if let Some(packed) = packed_gemm::plan(&chain, operand(call, 0)?, call, device)? {
         return Ok(packed.recipe(chain));
     }
-    by_layer(chain, call, machine)
+    by_layer(chain, call, device)
 }
 
 /// A product with nothing in front of it or behind it.
-fn by_layer(chain: Chain, call: &CallDesc, machine: &Machine) -> Result<Recipe> {
+fn by_layer(chain: FusedLinear, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
     let layer = Layer {
         x: operand(call, chain.x)?,
         weight: weight_type(call, chain.weight)?,
@@ -687,14 +695,14 @@ fn by_layer(chain: Chain, call: &CallDesc, machine: &Machine) -> Result<Recipe> 
         bytes: chain.scales.is_some(),
         scratch: false,
     };
-    let layered = layer.plan(machine)?;
+    let layered = layer.plan(device)?;
     let (kernels, workspace, batch_invariant) =
         (layered.kernels.clone(), layered.workspace, layered.batch_invariant);
-    let steps = Box::new(move |frame: &Frame, functions: &[Arc<Function>], context: &Context| {
+    let launches = Box::new(move |frame: &Frame, functions: &[Arc<Function>], context: &Context| {
         let (x, y) = (frame.tensor(chain.x)?, frame.result(0)?);
         let mut bounds = chain.bounds(frame)?;
         bounds.push(x);
-        let places = Places {
+        let places = Args {
             x,
             weight: frame.weight(chain.weight)?,
             bias: chain.bias.map_or(0, |bias| frame.address(bias)),
@@ -708,17 +716,17 @@ fn by_layer(chain: Chain, call: &CallDesc, machine: &Machine) -> Result<Recipe> 
         if y.size(0) == 0 || y.size(1) == 0 {
             return Ok(Vec::new());
         }
-        layered.steps(&places, functions, context)
+        layered.launches(&places, functions, context)
     });
-    Ok(Recipe { kernels, workspace, persistent: 0, batch_invariant, steps })
+    Ok(KernelPlan { kernels, workspace, persistent: 0, batch_invariant, launches })
 }
 
-pub(super) fn matmul(op: &Matmul, call: &CallDesc) -> Result<Recipe> {
+pub(in crate::ops) fn matmul(op: &Matmul, call: &CallDesc) -> Result<KernelPlan> {
     let transposed = op.transpose_b;
     let defines: [(_, &dyn Display); 3] =
         [("X", &type_of(call, 0)?), ("Y", &type_name(op.dtype)?), ("TRANSPOSED", &i32::from(transposed))];
     let spec = KernelSpec::new("linear/matmul.cu", "matmul", defines);
-    Ok(Recipe::of_one(spec, move |frame, function| {
+    Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (a, b, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let [groups, rows, columns] = [0, 1, 2].map(|dimension| y.size(dimension));
         let tensor = |parameters: Parameters, tensor: &Bound| {
@@ -728,6 +736,6 @@ pub(super) fn matmul(op: &Matmul, call: &CallDesc) -> Result<Recipe> {
             Parameters::default().extent(groups, &[a, b, y]).size(rows).size(columns).size(a.size(2));
         let parameters = tensor(tensor(tensor(parameters, a), b), y);
         let grid = [columns.div_ceil(64), rows.div_ceil(64).min(MAX_GRID), groups.min(MAX_GRID)];
-        Ok(Step::kernel(function, grid, THREADS, parameters))
+        Ok(LaunchOp::kernel(function, grid, THREADS, parameters))
     }))
 }

@@ -1,16 +1,24 @@
 //! Products of few rows with packed integers at memory speed, with what stands in front and behind in the same launch:
 //! `linear/packed.cu`.
 
-use super::{
-    KernelSpec, Machine, Recipe,
-    band::{self, pitch, shared_memory},
-    chain::{Behind, Chain},
-    linear::{mixed, weight_type},
-    type_name,
-};
 use crate::{
-    launch::{Bound, Frame, Function, Parameters, Step},
-    weight::{Offset, Packing, UNIT},
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp, Parameters},
+    },
+    ops::{
+        KernelPlan,
+        frame::{Bound, Frame},
+        gemm::{
+            decode_gemm::{self, pitch},
+            fused_linear::{Epilogue, FusedLinear},
+            weight_only,
+        },
+        type_name,
+        weight::{Offset, Packing, UNIT},
+        weight_type,
+    },
 };
 use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc, op::GateLayout};
 use std::{fmt::Display, sync::Arc};
@@ -35,7 +43,7 @@ const MOST_ROWS: usize = 32;
 const ROOM: usize = 111 << 10;
 /// The most stages of a ring.
 const STAGES: usize = 12;
-/// Places for the sums of the tiles of a team, and floats from token to token of them.
+/// Args for the sums of the tiles of a team, and floats from token to token of them.
 const TURNS: usize = 4;
 const SUM_ROW: usize = 20;
 /// What ending a tile costs, in pieces of a warp: adding up in shared memory, or in scratch memory where blocks share a tile.
@@ -56,7 +64,7 @@ struct Shape {
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Cut {
+struct TileConfig {
     slices: usize,
     /// Inputs of a slice.
     slice: usize,
@@ -127,14 +135,14 @@ impl Shape {
     }
 
     /// How to cut with so much shared memory and so many warps: what takes the fewest turns at pieces and at ends of tiles.
-    fn cut(&self, machine: &Machine, room: usize, warps: usize) -> Option<Cut> {
-        let mut best: Option<(Cut, usize)> = None;
+    fn cut(&self, device: &DeviceSpec, room: usize, warps: usize) -> Option<TileConfig> {
+        let mut best: Option<(TileConfig, usize)> = None;
         // Two teams first: they are better than others that come to the same.
         let splits = [warps / 2, warps / 4, warps].into_iter().filter(|split| self.rows <= 4 * split);
         for split in splits {
             let teams = warps / split;
             let most = if self.rows == 1 { 8 } else { 16 };
-            for slices in 1..=most.min(machine.processors) {
+            for slices in 1..=most.min(device.sm_count) {
                 let slice = self.inputs.div_ceil(self.piece() * slices) * self.piece();
                 if (slices - 1) * slice >= self.inputs || self.activations(slice) > room * 2 / 5 {
                     continue;
@@ -143,7 +151,7 @@ impl Shape {
                 if stages < 3 {
                     continue;
                 }
-                let groups = (machine.processors / slices).max(1);
+                let groups = (device.sm_count / slices).max(1);
                 let turns = self.tiles.div_ceil(groups * teams).max(1);
                 let pieces = slice.div_ceil(self.piece() * split);
                 let cost = turns * (pieces + if slices == 1 { END } else { END_OF_SLICE });
@@ -154,21 +162,21 @@ impl Shape {
                 let groups = groups.min(self.tiles).max(1);
                 let shared = stages * warps * self.stage() + self.beside(slice, warps);
                 // Two large blocks on one multiprocessor would share its bandwidth while another had none.
-                let alone = if groups * slices * 2 <= machine.processors { 0 } else { room / 2 + 1024 };
+                let alone = if groups * slices * 2 <= device.sm_count { 0 } else { room / 2 + 1024 };
                 let blocks = groups * slices;
                 let shared = shared.max(alone);
-                best = Some((Cut { slices, slice, stages, blocks, shared, warps, split }, cost));
+                best = Some((TileConfig { slices, slice, stages, blocks, shared, warps, split }, cost));
             }
         }
         best.map(|(cut, _)| cut)
     }
 
     /// The best way to cut.
-    fn best(&self, machine: &Machine) -> Option<Cut> {
-        let most = shared_memory(machine.capability);
+    fn best(&self, device: &DeviceSpec) -> Option<TileConfig> {
+        let most = device.shared_memory();
         // Half of the registers are for 16 warps, where there is shared memory for their rings.
         let warps: &[usize] = if most > ROOM { &[16, 8] } else { &[8] };
-        warps.iter().find_map(|warps| self.cut(machine, most, *warps))
+        warps.iter().find_map(|warps| self.cut(device, most, *warps))
     }
 }
 
@@ -186,15 +194,15 @@ struct Part {
     first: usize,
     rows: usize,
     kernel: usize,
-    cut: Cut,
+    cut: TileConfig,
 }
 
 /// The kernel for a chain, if it takes it; `x` are the activations, which may be in scratch memory.
 pub(super) fn plan(
-    chain: &Chain,
+    chain: &FusedLinear,
     x: &TensorDesc,
     call: &CallDesc,
-    machine: &Machine,
+    device: &DeviceSpec,
 ) -> Result<Option<Packed>> {
     let weight = weight_type(call, chain.weight)?;
     let (rows, outputs, inputs) = (x.shape[0], weight.rows(), weight.columns());
@@ -203,7 +211,7 @@ pub(super) fn plan(
     let most = if bytes { ROWS } else { MOST_ROWS };
     // Vectors of 16 bytes, and zeros behind the last input from a multiple of that on.
     let aligned = if bytes { 16 } else { 8 };
-    let takes = machine.capability >= 80
+    let takes = device.capability >= 80
         && (1..=most).contains(&rows)
         && (bytes || matches!(x.dtype, DType::F16 | DType::BF16))
         && inputs > 0
@@ -212,13 +220,13 @@ pub(super) fn plan(
         && outputs.max(inputs) < 1 << 28
         && x.strides[0].is_multiple_of(aligned)
         && !chain.norms_heads()
-        && (bytes || rows <= ROWS || !mixed::takes(x, weight, machine));
-    if !takes || !band::takes_norm(chain, rows, inputs, call)? {
+        && (bytes || rows <= ROWS || !weight_only::takes(x, weight, device));
+    if !takes || !decode_gemm::takes_norm(chain, rows, inputs, call)? {
         return Ok(None);
     }
-    let Some(tiles) = band::tiles(chain, outputs, call)? else { return Ok(None) };
+    let Some(tiles) = decode_gemm::tiles(chain, outputs, call)? else { return Ok(None) };
     // Gate and other half must begin with a unit each.
-    let halves = matches!(chain.behind, Behind::Gate(op) if op.layout == GateLayout::Concatenated);
+    let halves = matches!(chain.epilogue, Epilogue::Gate(op) if op.layout == GateLayout::Concatenated);
     if halves && !(outputs / 2).is_multiple_of(UNIT) {
         return Ok(None);
     }
@@ -226,7 +234,7 @@ pub(super) fn plan(
     for first in (0..rows).step_by(ROWS) {
         let rows = ROWS.min(rows - first);
         let shape = Shape { rows, inputs, tiles, packing, bytes };
-        let Some(cut) = shape.best(machine) else { return Ok(None) };
+        let Some(cut) = shape.best(device) else { return Ok(None) };
         let defines: [(_, &dyn Display); 10] = [
             ("X", if bytes { &"u8" } else { &"bf16" }),
             ("HALF", &i32::from(x.dtype == DType::F16)),
@@ -244,9 +252,9 @@ pub(super) fn plan(
             spec.defines[0].1 = type_name(x.dtype)?.to_owned();
         }
         spec.defines.extend(packing.defines());
-        spec.defines.extend(band::norm_defines(chain, call)?);
+        spec.defines.extend(decode_gemm::norm_defines(chain, call)?);
         spec.defines.extend(chain.defines(call)?);
-        spec.defines.push(("OWN", band::own_vectors([rows, inputs], cut.warps, HELD).to_string()));
+        spec.defines.push(("OWN", decode_gemm::own_vectors([rows, inputs], cut.warps, HELD).to_string()));
         if cut.slices > 1 {
             workspace = workspace.max(tiles * cut.slices * 8 * rows * 8);
             persistent = persistent.max(tiles * (8 * rows).div_ceil(32) * 4);
@@ -262,14 +270,14 @@ pub(super) fn plan(
 
 impl Packed {
     /// The kernel as a whole recipe, of activations that are an operand.
-    pub(super) fn recipe(self, chain: Chain) -> Recipe {
+    pub(super) fn recipe(self, chain: FusedLinear) -> KernelPlan {
         let (kernels, workspace, persistent) = (self.specs.clone(), self.workspace, self.persistent);
-        Recipe {
+        KernelPlan {
             kernels,
             workspace,
             persistent,
             batch_invariant: false,
-            steps: Box::new(move |frame, functions, _| {
+            launches: Box::new(move |frame, functions, _| {
                 self.steps(&chain, frame, frame.tensor(chain.x)?, frame.workspace, functions)
             }),
         }
@@ -277,12 +285,12 @@ impl Packed {
 
     pub(super) fn steps(
         &self,
-        chain: &Chain,
+        chain: &FusedLinear,
         frame: &Frame,
         x: &Bound,
         workspace: u64,
         functions: &[Arc<Function>],
-    ) -> Result<Vec<Step>> {
+    ) -> Result<Vec<LaunchOp>> {
         let weight = frame.weight(chain.weight)?;
         let mut bounds = chain.bounds(frame)?;
         bounds.push(x);
@@ -309,11 +317,16 @@ impl Packed {
                 .address(scales.map_or(0, |scales| scales.address + part.first as u64 * 4))
                 .words(packed)
                 .size(usize::from(weight.immutable))
-                .words(band::norm_words(chain, frame))
+                .words(decode_gemm::norm_words(chain, frame))
                 .address(workspace)
                 .address(frame.persistent)
-                .words(chain.epilogue_from(frame, part.first)?);
-            steps.extend(Step::kernel(function, [part.cut.blocks, 1, 1], part.cut.warps * 32, parameters));
+                .words(chain.epilogue_params_from(frame, part.first)?);
+            steps.extend(LaunchOp::kernel(
+                function,
+                [part.cut.blocks, 1, 1],
+                part.cut.warps * 32,
+                parameters,
+            ));
         }
         Ok(steps)
     }
@@ -341,16 +354,16 @@ mod tests {
     ) {
         let packing = Packing { bits, group, offset: Offset::Minimum, scale: DType::F32 };
         for bytes in [false, true] {
-            for (capability, processors) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
-                let machine = Machine { capability, processors, blas: true, skinny: true };
+            for (capability, sm_count) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
+                let device = DeviceSpec { capability, sm_count, blas: true, custom_gemm: true };
                 let shape = Shape { rows, inputs, tiles, packing, bytes };
-                let Some(cut) = shape.best(&machine) else {
+                let Some(cut) = shape.best(&device) else {
                     assert!(capability == 86 || capability == 120, "{shape:?}");
                     continue;
                 };
                 assert!(cut.slices * cut.slice >= inputs && (cut.slices - 1) * cut.slice < inputs, "{cut:?}");
                 assert!(cut.slice.is_multiple_of(shape.piece()), "{cut:?}");
-                assert!(cut.blocks <= processors && cut.blocks.is_multiple_of(cut.slices), "{cut:?}");
+                assert!(cut.blocks <= sm_count && cut.blocks.is_multiple_of(cut.slices), "{cut:?}");
                 assert!(cut.shared <= shared_memory(capability), "{cut:?}");
                 assert!(cut.stages >= 3 && rows <= 4 * cut.split, "{cut:?}");
             }

@@ -3,15 +3,20 @@
 
 mod tiles;
 
-use super::{
-    KernelSpec, Machine,
-    chain::{Behind, Chain},
-    linear::weight_type,
-    operand, result, type_name,
-};
 use crate::{
-    launch::{Bound, Frame, Function, Parameters, Step, TensorMap},
-    weight::{CudaWeight, Packing, UNIT},
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{Function, LaunchOp, Parameters},
+        tensor_map::TensorMap,
+    },
+    ops::{
+        frame::{Bound, Frame},
+        gemm::fused_linear::{Epilogue, FusedLinear},
+        operand, result, type_name,
+        weight::{CudaWeight, Packing, UNIT},
+        weight_type,
+    },
 };
 use dsrun_core::{DType, Result, TensorDesc, WeightFormat, WeightType, kernels::CallDesc, op::GateLayout};
 use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
@@ -46,7 +51,7 @@ const MOST_STAGES: usize = 24;
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
+struct TileConfig {
     /// Rows as they are multiplied.
     rows: usize,
     /// Parts of a tile.
@@ -60,21 +65,21 @@ struct Cut {
     shared: usize,
 }
 
-impl Cut {
+impl TileConfig {
     /// The cut of a product whose rows have so many bytes of inputs.
-    fn new(rows: usize, outputs: usize, bytes: usize, gated: bool, processors: usize) -> Self {
+    fn new(rows: usize, outputs: usize, bytes: usize, gated: bool, sm_count: usize) -> Self {
         let rows = rows.next_multiple_of(ROW_UNIT).max(FEWEST_ROWS);
         // Small tiles for few outputs; what is gated needs both halves in a tile.
-        let parts = if gated || outputs.div_ceil(PART) > processors { 2 } else { 1 };
+        let parts = if gated || outputs.div_ceil(PART) > sm_count { 2 } else { 1 };
         let tiles = outputs.div_ceil(parts * PART);
         let split = match tiles {
-            _ if tiles * 2 > processors => 1,
+            _ if tiles * 2 > sm_count => 1,
             _ if tiles > CLUSTERS_OF_FOUR => 2,
             _ => 4,
         };
         let split = split.min(bytes.div_ceil(TURN));
         let slot = (parts * PART + rows) * TURN;
-        let room = if tiles * split <= processors { ALONE } else { IN_PAIRS };
+        let room = if tiles * split <= sm_count { ALONE } else { IN_PAIRS };
         // Sums of eight rows for each turn of a block, from every block.
         let sums = match split {
             1 => 0,
@@ -112,15 +117,15 @@ impl Cut {
 
 /// Which kernel, and how a product is cut for it.
 #[derive(Clone, Copy, Debug)]
-enum Way {
-    Few(Cut),
-    Many(tiles::Cut),
+enum KernelKind {
+    Few(TileConfig),
+    Many(tiles::TileConfig),
 }
 
 /// A launch of one of the kernels.
 pub(super) struct Batch {
     pub(super) spec: KernelSpec,
-    way: Way,
+    way: KernelKind,
     /// The size of the heads that the product is made of, if they are finished too.
     head: Option<usize>,
 }
@@ -143,13 +148,13 @@ pub(super) struct Planes<'a> {
 
 impl Planes<'_> {
     /// Whether there is a kernel for them.
-    pub(super) fn fit(&self, machine: &Machine) -> bool {
+    pub(super) fn fit(&self, device: &DeviceSpec) -> bool {
         let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
         let few = ROWS.contains(&rows);
         let multiplied = match self.x.dtype {
             DType::I8 => few && self.packing().is_some() && self.x.strides[0].is_multiple_of(16),
             DType::F16 | DType::BF16 => {
-                machine.skinny
+                device.custom_gemm
                     && self.weight.format == WeightFormat::Dense(self.x.dtype)
                     && self.x.strides[0].is_multiple_of(8)
             }
@@ -165,13 +170,13 @@ impl Planes<'_> {
             false => {
                 self.y.dtype == self.x.dtype
                     && (self.gated
-                        || tiles::Cut::new(rows, outputs, inputs, self.gated, machine.processors)
+                        || tiles::TileConfig::new(rows, outputs, inputs, self.gated, device.sm_count)
                             .pays(rows, self.residual.is_some()))
                     && results.is_multiple_of(tiles::VECTOR)
                     && strides(tiles::VECTOR)
             }
         };
-        machine.capability == 90
+        device.capability == 90
             && rows >= FEWEST
             && multiplied
             && inputs > 0
@@ -193,15 +198,15 @@ impl Planes<'_> {
     }
 
     /// The kernel with the constants of an epilogue.
-    pub(super) fn plan(&self, epilogue: Vec<(&'static str, String)>, machine: &Machine) -> Result<Batch> {
+    pub(super) fn plan(&self, epilogue: Vec<(&'static str, String)>, device: &DeviceSpec) -> Result<Batch> {
         let (rows, outputs, inputs) = (self.x.shape[0], self.weight.rows(), self.weight.columns());
         let (mut spec, way) = if ROWS.contains(&rows) {
             let bytes = inputs * self.x.dtype.bytes();
-            let cut = Cut::new(rows, outputs, bytes, self.gated, machine.processors);
-            (cut.kernel(self)?, Way::Few(cut))
+            let cut = TileConfig::new(rows, outputs, bytes, self.gated, device.sm_count);
+            (cut.kernel(self)?, KernelKind::Few(cut))
         } else {
-            let cut = tiles::Cut::new(rows, outputs, inputs, self.gated, machine.processors);
-            (cut.kernel(self)?, Way::Many(cut))
+            let cut = tiles::TileConfig::new(rows, outputs, inputs, self.gated, device.sm_count);
+            (cut.kernel(self)?, KernelKind::Many(cut))
         };
         spec.defines.extend(epilogue);
         Ok(Batch { spec, way, head: None })
@@ -210,35 +215,35 @@ impl Planes<'_> {
 
 /// The kernel for a chain without a norm, if it takes it; `x` are the activations, which may be in scratch memory.
 pub(super) fn plan(
-    chain: &Chain,
+    chain: &FusedLinear,
     x: &TensorDesc,
     call: &CallDesc,
-    machine: &Machine,
+    device: &DeviceSpec,
 ) -> Result<Option<Batch>> {
-    let (gated, residual) = match chain.behind {
-        Behind::Nothing | Behind::Activation(_) => (false, None),
-        Behind::Sum(_, residual) => (false, Some(operand(call, residual)?)),
-        Behind::Gate(op) if op.layout == GateLayout::Concatenated => (true, None),
-        Behind::Heads(_) => (false, None),
-        Behind::Gate(_) => return Ok(None),
+    let (gated, residual) = match chain.epilogue {
+        Epilogue::Nothing | Epilogue::Activation(_) => (false, None),
+        Epilogue::Sum(_, residual) => (false, Some(operand(call, residual)?)),
+        Epilogue::Gate(op) if op.layout == GateLayout::Concatenated => (true, None),
+        Epilogue::Heads(_) => (false, None),
+        Epilogue::Gate(_) => return Ok(None),
     };
     let bias = chain.bias.map(|bias| operand(call, bias)).transpose()?.map(|bias| bias.dtype);
-    let limited = match chain.behind {
-        Behind::Activation(op) => op.limit > 0.0,
-        Behind::Gate(op) => op.limit > 0.0,
+    let limited = match chain.epilogue {
+        Epilogue::Activation(op) => op.limit > 0.0,
+        Epilogue::Gate(op) => op.limit > 0.0,
         _ => false,
     };
     let (weight, y) = (weight_type(call, chain.weight)?, result(call, 0)?);
     let planes = Planes { x, weight, y, bias, residual, gated, limited };
-    if !planes.fit(machine) {
+    if !planes.fit(device) {
         return Ok(None);
     }
-    let mut batch = planes.plan(chain.defines(call)?, machine)?;
-    if let Behind::Heads(_) = chain.behind {
+    let mut batch = planes.plan(chain.defines(call)?, device)?;
+    if let Epilogue::Heads(_) = chain.epilogue {
         let halves = [chain.cache_type(call)?, y.dtype].iter().all(|dtype| dtype.bytes() == 2);
         let fits = |size: &usize| match batch.way {
-            Way::Few(_) => halves && size.is_multiple_of(PART),
-            Way::Many(cut) => {
+            KernelKind::Few(_) => halves && size.is_multiple_of(PART),
+            KernelKind::Many(cut) => {
                 cut.ordered && size.is_multiple_of(2 * tiles::ORDER) && cut.outputs.is_multiple_of(*size)
             }
         };
@@ -255,15 +260,22 @@ impl Batch {
     /// The launch for a chain.
     pub(super) fn step(
         &self,
-        chain: &Chain,
+        chain: &FusedLinear,
         frame: &Frame,
         x: &Bound,
         function: &Arc<Function>,
-    ) -> Result<Option<Step>> {
+    ) -> Result<Option<LaunchOp>> {
         let mut bounds = chain.bounds(frame)?;
         bounds.push(x);
         let scales = chain.scales.map_or(0, |scales| frame.address(scales));
-        self.launch(x, scales, frame.weight(chain.weight)?, &bounds, chain.epilogue(frame, true)?, function)
+        self.launch(
+            x,
+            scales,
+            frame.weight(chain.weight)?,
+            &bounds,
+            chain.epilogue_params(frame, true)?,
+            function,
+        )
     }
 
     /// The launch with `struct Epilogue` of `linear/epilogue.cuh`; `scales` are those of the rows of `x`, where those are bytes.
@@ -275,14 +287,14 @@ impl Batch {
         bounds: &[&Bound],
         epilogue: [u64; 26],
         function: &Arc<Function>,
-    ) -> Result<Option<Step>> {
+    ) -> Result<Option<LaunchOp>> {
         let rows = x.size(0);
         let integers = x.desc.dtype == DType::I8;
         // Rows of x and of weights that a copy brings, blocks, and their threads.
         let (of_x, of_weight, blocks, threads) = match self.way {
-            Way::Few(cut) => (cut.rows, PART, cut.tiles * cut.split, THREADS),
+            KernelKind::Few(cut) => (cut.rows, PART, cut.tiles * cut.split, THREADS),
             // Half a tile of weights: for each of two blocks, or what gates and what is gated.
-            Way::Many(cut) => (tiles::ROWS, cut.outputs / 2, cut.blocks, tiles::THREADS),
+            KernelKind::Many(cut) => (tiles::ROWS, cut.outputs / 2, cut.blocks, tiles::THREADS),
         };
         let element = x.desc.dtype.bytes();
         let bytes = (weight.layout.columns * element) as u64;
@@ -292,13 +304,13 @@ impl Batch {
         };
         let x_map = map(x.address, rows, x.stride(0) * element, of_x)?;
         let weight_map = match self.way {
-            Way::Few(_) if let Some(head) = self.head => in_pairs(weight, bytes, head, integers)?,
+            KernelKind::Few(_) if let Some(head) = self.head => in_pairs(weight, bytes, head, integers)?,
             _ if integers => lines(weight, of_weight)?,
-            Way::Many(cut) if cut.ordered => in_order(weight, bytes, of_weight)?,
+            KernelKind::Many(cut) if cut.ordered => in_order(weight, bytes, of_weight)?,
             _ => map(weight.address(), weight.layout.rows, weight.layout.row_bytes, of_weight)?,
         };
         let mut parameters = Parameters::default().extent(rows, bounds).size(weight.layout.columns);
-        if let Way::Few(_) = self.way {
+        if let KernelKind::Few(_) = self.way {
             parameters = parameters.size(usize::from(weight.immutable));
         }
         let mut parameters = parameters.words(epilogue);
@@ -306,7 +318,7 @@ impl Batch {
             parameters = parameters.words([scales, weight.scales()]);
         }
         let parameters = parameters.words(x_map.words()).words(weight_map.words());
-        Ok(Step::kernel(function, [blocks, 1, 1], threads, parameters))
+        Ok(LaunchOp::kernel(function, [blocks, 1, 1], threads, parameters))
     }
 }
 
@@ -375,7 +387,7 @@ mod tests {
         #[case] gated: bool,
         #[case] wanted: (usize, usize, usize),
     ) {
-        let cut = Cut::new(rows, outputs, inputs * 2, gated, 132);
+        let cut = TileConfig::new(rows, outputs, inputs * 2, gated, 132);
         assert_eq!((cut.parts, cut.tiles, cut.split), wanted, "{cut:?}");
     }
 
@@ -384,7 +396,7 @@ mod tests {
         for rows in ROWS {
             for outputs in [16, 1024, 4096, 8448, 8464, 128_256] {
                 for gated in [false, true] {
-                    let cut = Cut::new(rows, outputs, 4096, gated, 132);
+                    let cut = TileConfig::new(rows, outputs, 4096, gated, 132);
                     let slot = (cut.parts * PART + cut.rows) * TURN;
                     assert!(cut.stages >= 3 && cut.rows >= rows, "{cut:?}");
                     // What a multiprocessor has, less what kernels take of it beside the ring, and the driver for each block.

@@ -1,10 +1,17 @@
 //! Products of 17 to 256 rows of f16 or bf16 with packed integers, on Hopper: `linear/packed_wgmma.cu`.
 
-use super::{Layer, Layered, function, is_half};
 use crate::{
-    launch::{Parameters, Step, TensorMap},
-    ops::{KernelSpec, Machine, type_name},
-    weight::{Packing, UNIT},
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, Parameters},
+        tensor_map::TensorMap,
+    },
+    ops::{
+        gemm::linear::{Layer, Layered, function, is_half},
+        type_name,
+        weight::{Packing, UNIT},
+    },
 };
 use dsrun_core::{DType, Error, Result, TensorDesc, WeightType};
 use std::{fmt::Display, ops::RangeInclusive};
@@ -31,18 +38,18 @@ const ROOM: usize = 224 << 10;
 const ALIGNMENT: usize = 1024;
 const MOST_STAGES: usize = 24;
 /// How many clusters of so many blocks find multiprocessors at a time, of an H200's 132 as the driver says.
-fn clusters(blocks: usize, processors: usize) -> usize {
+fn clusters(blocks: usize, sm_count: usize) -> usize {
     let of_132 = match blocks {
         3 => 39,
         4 => 30,
         _ => 132 / blocks,
     };
-    processors * of_132 / 132
+    sm_count * of_132 / 132
 }
 
 /// Whether the kernel takes such rows and weights.
-pub(in crate::ops) fn takes(x: &TensorDesc, weight: &WeightType, machine: &Machine) -> bool {
-    machine.capability == 90
+pub(in crate::ops) fn takes(x: &TensorDesc, weight: &WeightType, device: &DeviceSpec) -> bool {
+    device.capability == 90
         && Packing::of(weight.format).is_some()
         && ROWS.contains(&x.shape[0])
         && is_half(x.dtype)
@@ -54,18 +61,18 @@ pub(in crate::ops) fn takes(x: &TensorDesc, weight: &WeightType, machine: &Machi
 }
 
 /// Whether it takes a layer: results are written two at a time.
-pub(super) fn fits(layer: &Layer<'_>, machine: &Machine) -> bool {
+pub(super) fn fits(layer: &Layer<'_>, device: &DeviceSpec) -> bool {
     let pairs = |rows: &TensorDesc| rows.strides[0].is_multiple_of(2);
     !layer.bytes
         && layer.norm.is_none()
-        && takes(layer.x, layer.weight, machine)
+        && takes(layer.x, layer.weight, device)
         && pairs(layer.y)
         && layer.residual.is_none_or(pairs)
 }
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
+struct TileConfig {
     /// Rows of a tile, and tiles of rows.
     tokens: usize,
     row_tiles: usize,
@@ -79,8 +86,8 @@ struct Cut {
     shared: usize,
 }
 
-impl Cut {
-    fn new(rows: usize, outputs: usize, inputs: usize, packing: Packing, processors: usize) -> Self {
+impl TileConfig {
+    fn new(rows: usize, outputs: usize, inputs: usize, packing: Packing, sm_count: usize) -> Self {
         let row_tiles = rows.div_ceil(MOST_TOKENS);
         let tokens = rows.div_ceil(row_tiles).next_multiple_of(TOKEN_UNIT).max(FEWEST_TOKENS);
         let turns = inputs.div_ceil(DEPTH);
@@ -89,13 +96,13 @@ impl Cut {
         // Clusters that begin when others have ended would take twice the time; a share of one turn is not worth its sums.
         let cuts = cuts.filter(|&(groups, split)| {
             split == 1
-                || (tiles(groups) * row_tiles <= clusters(split, processors)
+                || (tiles(groups) * row_tiles <= clusters(split, sm_count)
                     && turns >= 2 * split * (WARPGROUPS / groups))
         });
         // In fifths of what 64 outputs of a turn take, as measured: a turn has rows of x too, and a block waits for its first
         // turn, exchanges sums and writes results.
         let time = |&(groups, split): &(usize, usize)| {
-            let waves = (tiles(groups) * row_tiles * split).div_ceil(processors);
+            let waves = (tiles(groups) * row_tiles * split).div_ceil(sm_count);
             waves * (turns.div_ceil(split) * (5 * groups + 2) + 20 * split + 80)
         };
         let (groups, split) = cuts.min_by_key(time).unwrap_or((1, 1));
@@ -116,12 +123,12 @@ impl Cut {
     }
 }
 
-pub(super) fn plan(layer: &Layer<'_>, machine: &Machine) -> Result<Layered> {
+pub(super) fn plan(layer: &Layer<'_>, device: &DeviceSpec) -> Result<Layered> {
     let packing = Packing::of(layer.weight.format);
     let packing =
         packing.ok_or_else(|| Error::internal("a product of integers with weights that are none"))?;
     let (outputs, inputs) = (layer.outputs(), layer.inputs());
-    let cut = Cut::new(layer.rows(), outputs, inputs, packing, machine.processors);
+    let cut = TileConfig::new(layer.rows(), outputs, inputs, packing, device.sm_count);
     let defines: [(_, &dyn Display); 10] = [
         ("TOKENS", &cut.tokens),
         ("GROUPS", &cut.groups),
@@ -141,7 +148,7 @@ pub(super) fn plan(layer: &Layer<'_>, machine: &Machine) -> Result<Layered> {
         kernels: vec![spec],
         workspace: 0,
         batch_invariant: false,
-        steps: Box::new(move |places, functions, _| {
+        launches: Box::new(move |places, functions, _| {
             let (x, weight) = (places.x, places.weight);
             let [unit, number_unit] = [weight.layout.row_bytes, weight.layout.scale_bytes];
             let [units, unit_outputs] = [outputs.div_ceil(UNIT), cut.groups * OUTPUTS / UNIT];
@@ -173,7 +180,7 @@ pub(super) fn plan(layer: &Layer<'_>, machine: &Machine) -> Result<Layered> {
                 .words(weight_map.words())
                 .words(number_map);
             let blocks = cut.tiles * cut.row_tiles * cut.split;
-            Ok(Step::kernel(function(functions, 0)?, [blocks, 1, 1], THREADS, parameters)
+            Ok(LaunchOp::kernel(function(functions, 0)?, [blocks, 1, 1], THREADS, parameters)
                 .into_iter()
                 .collect())
         }),
@@ -183,7 +190,7 @@ pub(super) fn plan(layer: &Layer<'_>, machine: &Machine) -> Result<Layered> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::weight::Offset;
+    use crate::ops::weight::Offset;
     use rstest::rstest;
 
     /// Layers of a large model and of small ones.
@@ -199,7 +206,7 @@ mod tests {
         for rows in ROWS {
             for (bits, group) in [(4, 0), (4, 32), (4, 128), (8, 0), (8, 16), (8, 64)] {
                 let packing = Packing { bits, group, offset: Offset::Minimum, scale: DType::F32 };
-                let cut = Cut::new(rows, outputs, inputs, packing, 132);
+                let cut = TileConfig::new(rows, outputs, inputs, packing, 132);
                 assert!(cut.tokens * cut.row_tiles >= rows && cut.tokens <= MOST_TOKENS, "{cut:?}");
                 assert!(cut.tiles * cut.groups * OUTPUTS >= outputs, "{cut:?}");
                 assert!(cut.groups * cut.shares == WARPGROUPS, "{cut:?}");
@@ -213,7 +220,7 @@ mod tests {
     fn as_measured() {
         let packing = Packing { bits: 8, group: 0, offset: Offset::Fixed(128), scale: DType::F32 };
         let cut = |rows, outputs, inputs| {
-            let cut = Cut::new(rows, outputs, inputs, packing, 132);
+            let cut = TileConfig::new(rows, outputs, inputs, packing, 132);
             [cut.tokens, cut.groups, cut.tiles, cut.split]
         };
         assert_eq!(cut(32, 28_672, 4096), [32, 4, 112, 1]);

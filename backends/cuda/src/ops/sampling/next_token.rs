@@ -1,122 +1,151 @@
 //! From the logits of one row to its token, recorded, in one launch: `sampling/next_token.cu`.
 //!
-//! Programs do not know of it. When calls are captured as a graph, `logit_process`, `sample` and `commit_tokens` of one row that
-//! follow each other are found here and launched as one kernel, which does to the bit what theirs would have done one after the
-//! other, and takes their parameters.
+//! The region is `logit_process`, `sample` and `commit_tokens` of one row, each reading what the one before made. The kernel gives
+//! the bits that theirs would give one after the other.
 
-use super::{KernelSpec, sampling::in_fours, type_name};
+use super::in_fours;
 use crate::{
-    context::Context,
-    kernels::Work,
-    launch::{Launch, Parameters, Step},
-    memory::CudaBuffer,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, Parameters},
+    },
+    ops::{
+        KernelPlan,
+        body::{BodyReader, made, value},
+        frame::Frame,
+        operand, type_name,
+    },
 };
-use dsrun_core::{DType, Result, TensorDesc, device::MemoryKind, kernels::CallDesc, op::Op};
-use std::{ops::Range, sync::Arc};
+use dsrun_core::{Error, Result, kernels::CallDesc, op::Op, region::Region};
+use std::fmt::Display;
 
-/// Calls that become one launch.
-const CALLS: usize = 3;
 /// Threads of a block, and the tokens of its chunk.
 const THREADS: usize = 1024;
 const CHUNK: usize = 4096;
+/// Bytes of `struct Share`: what a block finds in its chunk.
+const SHARE: usize = 32;
 
-/// The kernel that takes the logits of one row, of a type, to its token; `vectors`: they are whole vectors of four.
+/// The operands of the body, as operands of the region. Its results are the processed logits, the id, its log probability, and the
+/// last token, finished flag and counts of the request.
+#[derive(Clone, Copy)]
+struct Body {
+    logits: usize,
+    requests: usize,
+    parameters: usize,
+    counts: usize,
+    bias: Option<usize>,
+    mask: Option<usize>,
+    positions: usize,
+    seeds: usize,
+    commits: usize,
+    stop_ids: usize,
+}
+
+impl Body {
+    fn read(region: &Region) -> Option<Self> {
+        let mut reader = BodyReader::new(region);
+        let (_, process) = reader.take(|op| matches!(op, Op::LogitProcess(_)).then_some(()))?;
+        let (_, sample) = reader.take(|op| matches!(op, Op::Sample(_)).then_some(()))?;
+        let (_, commit) = reader.take(|op| matches!(op, Op::CommitTokens(_)).then_some(()))?;
+        let body = Self {
+            logits: value(process, 0)?,
+            requests: value(process, 1)?,
+            parameters: value(process, 2)?,
+            counts: value(process, 3)?,
+            bias: value(process, 4),
+            mask: value(process, 5),
+            positions: value(sample, 2)?,
+            seeds: value(sample, 4)?,
+            commits: value(commit, 0)?,
+            stop_ids: value(commit, 2)?,
+        };
+        let flows = value(sample, 0) == made(process, 0)
+            && value(sample, 1) == Some(body.requests)
+            && value(sample, 3) == Some(body.parameters)
+            && value(commit, 1) == made(sample, 0)
+            && value(commit, 5) == Some(body.counts);
+        let results = process.results.iter().chain(&sample.results).chain(&commit.results);
+        let whole = reader.is_done() && region.results().iter().eq(results);
+        let first_made = made(process, 0)?;
+        let outside = body.values().all(|value| value < first_made);
+        (flows && whole && outside).then_some(body)
+    }
+
+    fn values(self) -> impl Iterator<Item = usize> {
+        let always = [
+            self.logits,
+            self.requests,
+            self.parameters,
+            self.counts,
+            self.positions,
+            self.seeds,
+            self.commits,
+            self.stop_ids,
+        ];
+        always.into_iter().chain(self.bias).chain(self.mask)
+    }
+
+    fn parameters(self, columns: usize, frame: &Frame) -> Result<Parameters> {
+        let (logits, requests) = (frame.tensor(self.logits)?, frame.tensor(self.requests)?);
+        let (settings, counts) = (frame.tensor(self.parameters)?, frame.tensor(self.counts)?);
+        let (positions, seeds) = (frame.tensor(self.positions)?, frame.tensor(self.seeds)?);
+        let (commits, stop_ids) = (frame.tensor(self.commits)?, frame.tensor(self.stop_ids)?);
+        let (y, ids, log_probability) = (frame.result(0)?, frame.result(1)?, frame.result(2)?);
+        let (last, finished, recorded) = (frame.result(3)?, frame.result(4)?, frame.result(5)?);
+        let mask = self.mask.and_then(|mask| frame.optional(mask));
+        let mut rows = vec![logits, requests, positions, commits, y, ids, log_probability];
+        rows.extend(mask);
+        Ok(Parameters::default()
+            .extent(1, &rows)
+            .extent(last.size(0), &[last, finished, recorded])
+            .size(columns)
+            .size(settings.size(0).min(seeds.size(0)))
+            .address(logits.address)
+            .address(requests.address)
+            .rows(settings)
+            .rows(counts)
+            .optional_rows(self.bias.and_then(|bias| frame.optional(bias)))
+            .address(mask.map_or(0, |mask| mask.address))
+            .address(y.address)
+            .address(positions.address)
+            .rows(seeds)
+            .address(frame.workspace)
+            .size(columns.div_ceil(CHUNK))
+            .address(ids.address)
+            .address(log_probability.address)
+            .size(stop_ids.size(0))
+            .size(recorded.size(1))
+            .address(commits.address)
+            .address(stop_ids.address)
+            .address(last.address)
+            .address(finished.address)
+            .rows(recorded)
+            .address(frame.persistent))
+    }
+}
+
+/// How the tail of a step of one row is run; `None` if the region is something else.
 ///
 /// # Errors
-/// If the type is no float.
-pub fn next_token_kernel(logits: DType, vectors: bool) -> Result<KernelSpec> {
-    let (logits, vectors) = (type_name(logits)?, i32::from(vectors));
-    let defines: [(_, &dyn std::fmt::Display); 3] = [("T0", &logits), ("WIDTH", &4), ("VECTORS", &vectors)];
-    Ok(KernelSpec::new("sampling/next_token.cu", "next_token", defines))
-}
-
-/// The kernels that a graph of such calls would have for its rows.
-pub(crate) fn foreseen(calls: &[CallDesc]) -> Vec<KernelSpec> {
-    let row = |calls: &[CallDesc]| {
-        let [process, sample, commit] = calls else { return None };
-        if !are_of_a_row([process, sample, commit]) {
-            return None;
-        }
-        let columns = *process.results.first()?.shape.get(1)?;
-        next_token_kernel(process.tensor(0)?.dtype, in_fours(columns, [])).ok()
-    };
-    calls.windows(CALLS).filter_map(row).collect()
-}
-
-/// Whether calls take the logits of one row to its token, if each reads what the one before left.
-fn are_of_a_row([process, sample, commit]: [&CallDesc; CALLS]) -> bool {
-    let ops = [process, sample, commit].map(|call| &call.op);
-    let one = |tensor: Option<&TensorDesc>| tensor.and_then(|tensor| tensor.shape.first()) == Some(&1);
-    matches!(ops, [Op::LogitProcess(_), Op::Sample(_), Op::CommitTokens(_)])
-        && one(process.results.first())
-        && one(commit.tensor(0))
-}
-
-/// Where calls follow each other that become one launch, as ranges.
-pub(crate) fn find(calls: &[Work]) -> Vec<Range<usize>> {
-    let starts = 0..(calls.len() + 1).saturating_sub(CALLS);
-    starts.filter(|start| Row::of(&calls[*start..]).is_some()).map(|start| start..start + CALLS).collect()
-}
-
-/// The calls, and the last launch of each.
-struct Row<'a> {
-    process: &'a CallDesc,
-    launches: [&'a Launch; CALLS],
-}
-
-impl<'a> Row<'a> {
-    fn of(calls: &'a [Work]) -> Option<Self> {
-        let [process, sample, commit, ..] = calls else { return None };
-        if !are_of_a_row([process.call(), sample.call(), commit.call()]) {
-            return None;
-        }
-        let last = |work: &'a Work| match work.steps().last()? {
-            Step::Kernel(launch) => Some(launch),
-            Step::Product(_) => None,
-        };
-        let launches = [last(process)?, last(sample)?, last(commit)?];
-        let shape = |tensor: Option<&TensorDesc>| tensor.map(|tensor| tensor.shape.clone());
-        // One request table, as long in every column, and one extent.
-        let capacity = shape(process.call().tensor(2))?.first().copied();
-        let tables = [(sample, 3), (sample, 4)]
-            .map(|(work, index)| shape(work.call().tensor(index)).and_then(|shape| shape.first().copied()));
-        let same_extent =
-            launches.iter().all(|launch| launch.parameters.first() == launches[0].parameters.first());
-        let [process_traffic, sample_traffic, commit_traffic] =
-            [process, sample, commit].map(|work| &work.traffic);
-        // Each reads what the one before left, for the same request.
-        let flow = process_traffic.writes.first()? == sample_traffic.reads.first()?
-            && process_traffic.reads.get(1)? == sample_traffic.reads.get(1)?
-            && process_traffic.reads.get(2)? == sample_traffic.reads.get(3)?
-            && sample_traffic.writes.first()? == commit_traffic.reads.get(1)?;
-        let sound = flow && same_extent && tables == [capacity; 2];
-        sound.then_some(Self { process: process.call(), launches })
+/// If it is the tail of a step of more rows.
+pub(in crate::ops) fn region(region: &Region, call: &CallDesc) -> Result<Option<KernelPlan>> {
+    let Some(body) = Body::read(region) else { return Ok(None) };
+    let logits = operand(call, body.logits)?;
+    let [rows, columns] = logits.shape[..] else { return Ok(None) };
+    if (rows, operand(call, body.commits)?.shape[0]) != (1, 1) || columns == 0 {
+        let message =
+            format!("CUDA samples and records {rows} rows of {columns} logits in launches of their own");
+        return Err(Error::unsupported(message));
     }
-}
-
-/// The launch that stands for the calls of a row.
-#[derive(Debug)]
-pub(crate) struct NextToken {
-    pub(crate) step: Step,
-    /// Where its blocks count themselves.
-    _arrived: Arc<CudaBuffer>,
-}
-
-impl NextToken {
-    /// Sets up the launch for calls that [`find`] found.
-    pub(crate) fn new(calls: &[Work], context: &Arc<Context>) -> Result<Option<Self>> {
-        let Some(Row { process, launches }) = Row::of(calls) else { return Ok(None) };
-        let (Some(logits), Some(y)) = (process.tensor(0), process.results.first()) else { return Ok(None) };
-        let columns = y.shape.get(1).copied().unwrap_or(0);
-        if columns == 0 {
-            return Ok(None);
-        }
-        let function = context.function(&next_token_kernel(logits.dtype, in_fours(columns, []))?)?;
-        let arrived = Arc::new(CudaBuffer::new(context.clone(), size_of::<u32>(), MemoryKind::Device)?);
-        let parameters =
-            launches.iter().fold(Parameters::default(), |all, launch| all.then(&launch.parameters));
-        let grid = [columns.div_ceil(CHUNK), 1, 1];
-        let step = Step::kernel(&function, grid, THREADS, parameters.address(arrived.pointer));
-        Ok(step.map(|step| Self { step, _arrived: arrived }))
-    }
+    let defines: [(_, &dyn Display); 3] =
+        [("T0", &type_name(logits.dtype)?), ("WIDTH", &4), ("VECTORS", &i32::from(in_fours(columns, [])))];
+    let spec = KernelSpec::new("sampling/next_token.cu", "next_token", defines);
+    let chunks = columns.div_ceil(CHUNK);
+    Ok(Some(KernelPlan {
+        workspace: chunks * SHARE,
+        persistent: size_of::<u32>(),
+        ..KernelPlan::of_one(spec, move |frame, function| {
+            Ok(LaunchOp::kernel(function, [chunks, 1, 1], THREADS, body.parameters(columns, frame)?))
+        })
+    }))
 }

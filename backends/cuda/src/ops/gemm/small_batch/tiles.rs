@@ -1,7 +1,9 @@
 //! How products of more than 128 rows are cut: `linear/tile_wgmma.cu`.
 
-use super::{ALIGNMENT, DEPTH, Planes, TURN};
-use crate::ops::KernelSpec;
+use crate::{
+    driver::kernel_spec::KernelSpec,
+    ops::gemm::small_batch::{ALIGNMENT, DEPTH, Planes, TURN},
+};
 use dsrun_core::Result;
 use std::fmt::Display;
 
@@ -31,7 +33,7 @@ const BUSY: usize = 85;
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct TileConfig {
     /// Outputs of a tile.
     pub(super) outputs: usize,
     /// Blocks, of which each takes tiles in turns.
@@ -43,10 +45,10 @@ pub(super) struct Cut {
     busy: usize,
 }
 
-impl Cut {
+impl TileConfig {
     /// The cut with which the busiest multiprocessor has least to do.
-    pub(super) fn new(rows: usize, outputs: usize, inputs: usize, gated: bool, processors: usize) -> Self {
-        let clusters = (processors / CLUSTER).max(1);
+    pub(super) fn new(rows: usize, outputs: usize, inputs: usize, gated: bool, sm_count: usize) -> Self {
+        let clusters = (sm_count / CLUSTER).max(1);
         let turns = inputs.div_ceil(DEPTH) + END;
         let tiles = |in_tile: usize| rows.div_ceil(ROWS * CLUSTER) * outputs.div_ceil(in_tile);
         let cost = |in_tile: &usize| tiles(*in_tile).div_ceil(clusters) * turns * in_tile;
@@ -96,7 +98,7 @@ mod tests {
     #[case::many_rows(2048, 4096, 14_336, 256)]
     #[case::one_tile(129, 8, 8, 128)]
     fn tiles_suit(#[case] rows: usize, #[case] outputs: usize, #[case] inputs: usize, #[case] wanted: usize) {
-        let cut = Cut::new(rows, outputs, inputs, false, 132);
+        let cut = TileConfig::new(rows, outputs, inputs, false, 132);
         assert_eq!(cut.outputs, wanted, "{cut:?}");
         assert!(cut.blocks <= 132 && cut.blocks.is_multiple_of(CLUSTER), "{cut:?}");
     }
@@ -114,7 +116,7 @@ mod tests {
         #[case] sum: bool,
         #[case] wanted: bool,
     ) {
-        assert_eq!(Cut::new(rows, outputs, inputs, false, 132).pays(rows, sum), wanted);
+        assert_eq!(TileConfig::new(rows, outputs, inputs, false, 132).pays(rows, sum), wanted);
     }
 
     #[rstest]
@@ -123,7 +125,7 @@ mod tests {
     #[case::halves_of_the_outputs(2048, 28_704, true, false)]
     #[case::outputs(2048, 6152, false, false)]
     fn orders(#[case] rows: usize, #[case] outputs: usize, #[case] gated: bool, #[case] wanted: bool) {
-        let cut = Cut::new(rows, outputs, 4096, gated, 132);
+        let cut = TileConfig::new(rows, outputs, 4096, gated, 132);
         assert_eq!(cut.ordered, wanted, "{cut:?}");
     }
 

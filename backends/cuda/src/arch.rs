@@ -1,0 +1,47 @@
+//! The properties of a GPU that kernels are chosen and sized by.
+
+pub(crate) mod known_gpus;
+
+use crate::driver::library::Library;
+
+/// The oldest GPUs that are supported: compute capability 7.5.
+pub(crate) const OLDEST_CAPABILITY: u32 = 75;
+/// The environment variable that leaves products of few rows to cuBLASLt, to compare.
+const NO_CUSTOM_GEMM: &str = "DSRUN_CUDA_NO_CUSTOM_GEMM";
+
+/// A GPU as kernels are planned for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// Compute capability, major times ten plus minor.
+    pub capability: u32,
+    /// Streaming multiprocessors.
+    pub sm_count: usize,
+    /// Whether cuBLASLt is there.
+    pub blas: bool,
+    /// Whether our own kernels multiply by dense weights where they are faster; if not, cuBLASLt does what it can.
+    pub custom_gemm: bool,
+}
+
+impl DeviceSpec {
+    /// A GPU of this compute capability, with the libraries that this machine has.
+    pub(crate) fn new(capability: u32, sm_count: usize) -> Self {
+        let custom_gemm = std::env::var_os(NO_CUSTOM_GEMM).is_none();
+        Self { capability, sm_count, blas: Library::CublasLt.is_present(), custom_gemm }
+    }
+}
+
+impl DeviceSpec {
+    /// The most bytes of shared memory that a block may have.
+    pub(crate) fn shared_memory(&self) -> usize {
+        match self.capability {
+            80 | 87 => 162 << 10,
+            90..120 => 226 << 10,
+            _ => 98 << 10,
+        }
+    }
+}
+
+/// A compute capability as people write it.
+pub(crate) fn written(capability: u32) -> String {
+    format!("{}.{}", capability / 10, capability % 10)
+}

@@ -1,0 +1,15 @@
+//! CUDA as the backend uses it: context, streams, memory, graphs, faults, the kernel compiler and its cache.
+
+pub mod compiler;
+pub(crate) mod context;
+pub(crate) mod cublaslt;
+pub(crate) mod fault;
+pub(crate) mod graph;
+pub(crate) mod kernel_spec;
+pub(crate) mod launch;
+pub mod library;
+pub(crate) mod memory;
+pub(crate) mod recent;
+pub(crate) mod source;
+pub(crate) mod stream;
+pub(crate) mod tensor_map;

@@ -1,0 +1,92 @@
+//! Descriptions of tensors for the bulk copy engine (TMA).
+
+use cudarc::driver::sys;
+use dsrun_core::{DType, Error, Result};
+
+/// What the bulk copy engine is told of a tensor. What lies outside arrives as zeros.
+pub(crate) struct TensorMap(sys::CUtensorMap);
+
+impl TensorMap {
+    /// Bytes: sizes of all dimensions, innermost first, strides of all but that, and the box that a copy brings. Rows of a
+    /// box may be swizzled: then they are 128 bytes.
+    pub(crate) fn bytes<const N: usize, const M: usize>(
+        address: u64,
+        sizes: [u64; N],
+        strides: [u64; M],
+        box_sizes: [u32; N],
+        swizzled: bool,
+    ) -> Result<Self> {
+        Self::new(
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            address,
+            sizes,
+            strides,
+            box_sizes,
+            swizzled,
+        )
+    }
+
+    /// Elements of a type, of which strides count the bytes.
+    pub(crate) fn new<const N: usize, const M: usize>(
+        kind: sys::CUtensorMapDataType,
+        address: u64,
+        sizes: [u64; N],
+        strides: [u64; M],
+        box_sizes: [u32; N],
+        swizzled: bool,
+    ) -> Result<Self> {
+        let swizzle = match swizzled {
+            true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        };
+        let ones = [1u32; N];
+        let mut map = std::mem::MaybeUninit::<sys::CUtensorMap>::zeroed();
+        // SAFETY: sizes, box and steps have N entries and strides N - 1, as is said; the map is written, or stays zero, which
+        // is a valid value. The memory is not touched.
+        let (status, map) = unsafe {
+            let status = sys::cuTensorMapEncodeTiled(
+                map.as_mut_ptr(),
+                kind,
+                N as u32,
+                address as *mut _,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                box_sizes.as_ptr(),
+                ones.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            );
+            (status, map.assume_init())
+        };
+        if status != sys::CUresult::CUDA_SUCCESS {
+            let message = format!(
+                "the driver refuses to describe a tensor of {sizes:?} with strides {strides:?}: {status:?}"
+            );
+            return Err(Error::internal(message));
+        }
+        Ok(Self(map))
+    }
+
+    /// Elements of 16 bits, which strides count too, in rows of 128 bytes, swizzled, as a parameter.
+    pub(crate) fn of_halves<const N: usize, const M: usize>(
+        dtype: DType,
+        address: u64,
+        sizes: [u64; N],
+        strides: [u64; M],
+        box_sizes: [u32; N],
+    ) -> Result<[u64; 16]> {
+        let kind = match dtype {
+            DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        };
+        let strides = strides.map(|stride| stride * 2);
+        Ok(Self::new(kind, address, sizes, strides, box_sizes, true)?.words())
+    }
+
+    /// As a parameter.
+    pub(crate) fn words(&self) -> [u64; 16] {
+        self.0.opaque
+    }
+}

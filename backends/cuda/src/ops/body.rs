@@ -1,0 +1,48 @@
+//! Reading the body of a region, call by call.
+
+use dsrun_core::{
+    op::Op,
+    program::{Call, ValueId},
+    region::Region,
+};
+
+/// Takes the calls of a body one after the other.
+#[derive(Clone, Copy)]
+pub(super) struct BodyReader<'a> {
+    calls: &'a [Call],
+}
+
+impl<'a> BodyReader<'a> {
+    /// A reader at the first call.
+    pub(super) fn new(region: &'a Region) -> Self {
+        Self { calls: region.calls() }
+    }
+
+    /// The next call, which stays.
+    pub(super) fn peek(&self) -> Option<&'a Call> {
+        self.calls.first()
+    }
+
+    /// Whether all calls are taken.
+    pub(super) fn is_done(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Takes the next call if `wanted` reads its op.
+    pub(super) fn take<T>(&mut self, wanted: impl Fn(&'a Op) -> Option<T>) -> Option<(T, &'a Call)> {
+        let (call, rest) = self.calls.split_first()?;
+        let op = wanted(&call.op)?;
+        self.calls = rest;
+        Some((op, call))
+    }
+}
+
+/// The number of the value that is operand `index` of a call; `None` if it is left out.
+pub(super) fn value(call: &Call, index: usize) -> Option<usize> {
+    call.operands.get(index).copied().flatten().map(ValueId::index)
+}
+
+/// The number of the value that is result `index` of a call.
+pub(super) fn made(call: &Call, index: usize) -> Option<usize> {
+    call.results.get(index).copied().map(ValueId::index)
+}

@@ -1,0 +1,182 @@
+//! The operands and results of a bound call: where they are, and what keeps them alive.
+
+use crate::{
+    driver::{
+        context::Context,
+        launch::{Parameters, distinct},
+        memory::CudaBuffer,
+    },
+    ops::weight::CudaWeight,
+};
+use dsrun_core::{
+    Error, Result, TensorDesc,
+    device::Buffer,
+    kernels::{Argument, Arguments, Binding, CallDesc},
+};
+use std::{any::Any, sync::Arc};
+
+/// A tensor of a bound call.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    pub(crate) desc: TensorDesc,
+    /// Where its first element is.
+    pub(crate) address: u64,
+    /// Where its extent is; 0 if all rows are real.
+    pub(crate) extent: u64,
+}
+
+impl Bound {
+    /// Distance between neighbours of a dimension, in elements.
+    pub(crate) fn stride(&self, dimension: usize) -> usize {
+        self.desc.strides.get(dimension).copied().unwrap_or(1)
+    }
+
+    /// A size; 1 for a dimension it does not have.
+    pub(crate) fn size(&self, dimension: usize) -> usize {
+        self.desc.shape.get(dimension).copied().unwrap_or(1)
+    }
+}
+
+#[derive(Debug)]
+enum Operand {
+    Tensor(Bound),
+    Weight(Arc<CudaWeight>),
+}
+
+/// The operands and results of a bound call.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    operands: Vec<Option<Operand>>,
+    pub(crate) results: Vec<Bound>,
+    pub(crate) workspace: u64,
+    /// Zeroed memory of this bound call alone.
+    pub(crate) persistent: u64,
+    keep: Vec<Arc<CudaBuffer>>,
+}
+
+impl Frame {
+    pub(crate) fn bind(
+        call: &CallDesc,
+        arguments: &Arguments,
+        context: &Arc<Context>,
+        persistent: Option<Arc<CudaBuffer>>,
+    ) -> Result<Self> {
+        let mut keep = Vec::new();
+        let mut tensor = |desc: &TensorDesc, binding: &Binding| -> Result<Bound> {
+            let (buffer, address) = CudaBuffer::locate(&binding.slice, context)?;
+            keep.push(buffer);
+            let mut extent = 0;
+            if let Some(slice) = &binding.extent {
+                let (buffer, address) = CudaBuffer::locate(slice, context)?;
+                keep.push(buffer);
+                extent = address;
+            }
+            let needed = desc.bytes()?;
+            if binding.slice.bytes < needed {
+                let message = format!("is {} bytes, needs {needed}", binding.slice.bytes);
+                return Err(Error::invalid(message).field("bytes"));
+            }
+            Ok(Bound { desc: desc.clone(), address, extent })
+        };
+        let mut operands = Vec::new();
+        for (index, argument) in arguments.operands.iter().enumerate() {
+            let bound = match argument {
+                None => None,
+                Some(Argument::Tensor(binding)) => {
+                    let missing = || Error::invalid("was planned without a tensor");
+                    let desc = call.tensor(index).ok_or_else(missing);
+                    let bound = desc.and_then(|desc| tensor(desc, binding));
+                    Some(Operand::Tensor(bound.map_err(|error| error.at(&call.operand_name(index)))?))
+                }
+                Some(Argument::Weight(weight)) => {
+                    let any: Arc<dyn Any + Send + Sync> = weight.clone();
+                    let own = any.downcast::<CudaWeight>().map_err(|_| {
+                        Error::invalid("belongs to another backend").at(&call.operand_name(index))
+                    })?;
+                    Some(Operand::Weight(own))
+                }
+            };
+            operands.push(bound);
+        }
+        let mut results = Vec::new();
+        for (index, (desc, binding)) in call.results.iter().zip(&arguments.results).enumerate() {
+            results.push(tensor(desc, binding).map_err(|error| error.at(&call.result_name(index)))?);
+        }
+        let mut workspace = 0;
+        if let Some(slice) = &arguments.workspace {
+            let (buffer, address) =
+                CudaBuffer::locate(slice, context).map_err(|error| error.at("workspace"))?;
+            keep.push(buffer);
+            workspace = address;
+        }
+        let own = persistent.as_ref().map_or(0, |buffer| buffer.pointer);
+        keep.extend(persistent);
+        keep.retain(|buffer| buffer.bytes() > 0);
+        Ok(Self { operands, results, workspace, persistent: own, keep })
+    }
+
+    /// The tensor operand at `index`, if it is there.
+    pub(crate) fn optional(&self, index: usize) -> Option<&Bound> {
+        match self.operands.get(index)?.as_ref()? {
+            Operand::Tensor(bound) => Some(bound),
+            Operand::Weight(_) => None,
+        }
+    }
+
+    /// Where the tensor operand at `index` is, or 0.
+    pub(crate) fn address(&self, index: usize) -> u64 {
+        self.optional(index).map_or(0, |bound| bound.address)
+    }
+
+    /// The tensor operand at `index`.
+    pub(crate) fn tensor(&self, index: usize) -> Result<&Bound> {
+        self.optional(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+    }
+
+    /// The weight at `index`, if it is there.
+    pub(crate) fn optional_weight(&self, index: usize) -> Option<&Arc<CudaWeight>> {
+        match self.operands.get(index)?.as_ref()? {
+            Operand::Weight(weight) => Some(weight),
+            Operand::Tensor(_) => None,
+        }
+    }
+
+    /// The weight at `index`.
+    pub(crate) fn weight(&self, index: usize) -> Result<&Arc<CudaWeight>> {
+        self.optional_weight(index).ok_or_else(|| Error::internal(format!("operand {index} is no weight")))
+    }
+
+    /// The result at `index`.
+    pub(crate) fn result(&self, index: usize) -> Result<&Bound> {
+        self.results.get(index).ok_or_else(|| Error::internal(format!("there is no result {index}")))
+    }
+
+    /// How many buffers the frame keeps alive.
+    pub(crate) fn kept(&self) -> usize {
+        self.keep.len()
+    }
+}
+
+impl Parameters {
+    /// A tensor: address and distance between rows, two parameters.
+    #[must_use]
+    pub(crate) fn rows(self, tensor: &Bound) -> Self {
+        let stride = tensor.stride(0);
+        self.address(tensor.address).size(stride)
+    }
+
+    /// The same of a tensor that may be absent: zeros then.
+    #[must_use]
+    pub(crate) fn optional_rows(self, tensor: Option<&Bound>) -> Self {
+        match tensor {
+            Some(tensor) => self.rows(tensor),
+            None => self.address(0).size(0),
+        }
+    }
+
+    /// The extents of these tensors, and how many rows there are at most: `struct Extent` of the prelude.
+    #[must_use]
+    pub(crate) fn extent(self, rows: usize, tensors: &[&Bound]) -> Self {
+        self.extents(rows, distinct(tensors.iter().map(|tensor| tensor.extent).collect()))
+    }
+}

@@ -1,0 +1,25 @@
+//! What the backend says of a GPU to core, whether it is here or not.
+
+use crate::driver::memory::ALIGNMENT;
+use dsrun_core::{DType, device::DeviceProperties, op::Profile};
+
+/// Bytes of a device's memory left to the driver and to compiled kernels.
+const RESERVE: u64 = 256 << 20;
+
+/// The properties of a GPU with this name and memory.
+pub(crate) fn properties(name: String, memory_bytes: u64) -> DeviceProperties {
+    DeviceProperties {
+        name,
+        memory_bytes,
+        alignment: ALIGNMENT,
+        dtypes: vec![DType::BF16, DType::F16, DType::F32],
+        profiles: vec![Profile::LlmCore1, Profile::LlmQuant1],
+        strict_nan: true,
+        unified_memory: false,
+    }
+}
+
+/// Bytes that a handle may hold of a device with this much memory, unless the user sets a limit.
+pub(crate) fn reserved(total: u64) -> u64 {
+    total.saturating_sub(RESERVE)
+}
