@@ -21,6 +21,7 @@ mod quantised;
 mod raw;
 mod replay;
 mod sampling;
+mod tape;
 mod threads;
 mod token;
 
@@ -91,28 +92,33 @@ pub const CHECKS: &[Check] = &[
     ),
     check!(
         "replay_decoder",
-        "a graph of a decoder's layers gives what its calls give, whatever was launched before",
+        "the region of a decoder's layers gives what its body gives, whatever was launched before",
         None,
-        decoder::graph
+        decoder::region
     ),
-    check!("replay_decoder_heads", "the same with heads of other sizes", None, decoder::graph_of_other_heads),
+    check!(
+        "replay_decoder_heads",
+        "the same with heads of other sizes",
+        None,
+        decoder::region_of_other_heads
+    ),
     check!(
         "replay_decoder_integers",
         "the same with weights of 4 and 8 bits",
         None,
-        decoder::graph_of_integers
+        decoder::region_of_integers
     ),
     check!(
         "replay_token",
-        "a graph that samples gives what its calls give, and leaves the same in the request table",
+        "the region that samples gives what its body gives, and leaves the same in the request table",
         None,
-        token::graph
+        token::region
     ),
     check!(
         "replay_quantised",
-        "a graph that quantises what attention gives is what its calls are, whoever is there",
+        "the region that quantises what attention gives is what its body is, whichever sequences are there",
         None,
-        quantised::graph
+        quantised::region
     ),
     check!(
         "replay_elsewhere",

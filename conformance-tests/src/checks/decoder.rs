@@ -1,13 +1,16 @@
-//! Whole layers of a decoder as a graph, for one token.
+//! Whole layers of a decoder as one region, for one token.
 //!
-//! A device may run several calls of a graph as one launch, with sums in another order than the calls have by themselves: then
-//! no case of a call reaches what it runs. So the graph is held to its calls one by one, which the cases hold to the oracle:
-//! over one sequence that grows and shrinks from launch to launch, where heads, norms and MLPs are of different kinds.
+//! A device that runs the region has sums in another order than the ops of its body have by themselves. So the region is held to its
+//! body op by op, which the cases hold to the oracle: over one sequence that grows and shrinks from launch to launch, where heads,
+//! norms and MLPs are of different kinds. It runs in a graph, each launch several times.
 //!
 //! How far they may be apart is counted in roundings, as in [`super::logits`]: of the two answers each is off by as many
 //! roundings in mean square as there are stored values on the longest way, and so they are apart by four times that at most.
 
-use super::bench::{Bench, Bound, Given, Held, Outcome, Stop, ensure, floats, same_bits};
+use super::{
+    bench::{Bench, Given, Held, Outcome, Stop, ensure, fail, floats, same_bits},
+    tape::{Tape, Value},
+};
 use crate::{
     cases::random_weight,
     gate::Gate,
@@ -20,13 +23,8 @@ use dsrun_core::{
     device::Device,
     graph::Graphs,
     op::{
-        Activation, Add, AttentionMask, Embed, GateLayout, GatedActivation, LayerNorm, Nonlinearity, Op,
-        PagedAttention, RmsNorm, Rope, RopePairing,
-    },
-    program::ValueId,
-    region::{
-        Region,
-        well_known::{self, AttentionInput, Heads, MlpActivation, Norm},
+        Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, KvWrite, LayerNorm,
+        Linear, Nonlinearity, PagedAttention, RmsNorm, Rope, RopePairing,
     },
 };
 use std::iter;
@@ -269,30 +267,13 @@ impl Layers {
         Ok(Self { shape, dtype, own, caches, frequencies, tables })
     }
 
-    /// Binds all calls to new results and caches of their own. Gives the calls and the caches.
-    fn bind(&self, bench: &mut Bench, place: &Place) -> Result<(Vec<Bound>, Vec<Held>), Stop> {
+    /// The calls of the layers, with caches of their own: the tape, the caches and the token as values, and the caches as memory.
+    fn tape(&self, bench: &mut Bench, place: &Place) -> Result<(Tape, Vec<Value>, Vec<Held>), Stop> {
         let Shape { llama, kv_heads, group, size, .. } = *self.shape;
+        let (queries, keys) = (kv_heads * group * size, kv_heads * size);
         let (query_heads, kv_heads) = ((kv_heads * group) as u32, kv_heads as u32);
-        let (dtype, bias, add) = (self.dtype, !llama, Add { alpha: 1.0 });
-        let norm: Norm = match llama {
-            true => RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(),
-            false => LayerNorm { eps: 1e-5 }.into(),
-        };
+        let (dtype, add) = (self.dtype, Add { alpha: 1.0 });
         let rope = |heads: u32| Rope { heads, pairing: RopePairing::Halves, scale: 1.0 };
-        let activation: MlpActivation = match llama {
-            true => {
-                let layout = GateLayout::Concatenated;
-                GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0 }.into()
-            }
-            false => Activation { function: Nonlinearity::GeluTanh, limit: 0.0 }.into(),
-        };
-        let region = |region: dsrun_core::Result<Region>| Ok::<_, Stop>(Op::Region(region?.into()));
-        let heads = Heads {
-            columns: [query_heads, kv_heads, kv_heads].map(|heads| heads * size as u32),
-            head_norms: None,
-            ropes: llama.then(|| [rope(query_heads), rope(kv_heads)]),
-        };
-        let input = region(well_known::attention_input(AttentionInput { norm, dtype, bias, heads }))?;
         let attention = PagedAttention {
             query_heads,
             kv_heads,
@@ -301,63 +282,76 @@ impl Layers {
             window: 0,
             mask: AttentionMask::Causal,
         };
-        let sum = region(well_known::linear_add(dtype, bias, add))?;
-        let mlp = region(well_known::mlp_input(norm, dtype, bias, activation))?;
-
         let lengths: Vec<Given> = place.lengths.iter().map(Given::from).collect();
         let work = bench.work_list(&lengths)?;
-        let (mut bound, mut kept, mut x) = (Vec::new(), Vec::new(), Given::from(&place.x));
-        let mut call = |bench: &mut Bench, op: &Op, operands: &[Given]| bind(bench, op, operands, &mut bound);
-        if self.shape.embeds {
+        let mut tape = Tape::default();
+        let lengths: Vec<Option<Value>> = lengths.into_iter().map(|length| tape.give(length)).collect();
+        let (positions, frequencies) = (tape.give(&place.positions), tape.give(self.frequencies.clone()));
+        let (slots, table, work) = (tape.give(&place.slots), tape.give(&place.table), tape.give(work));
+        let one = |results: Vec<Value>| results.first().copied();
+        let (mut results, mut kept) = (Vec::new(), Vec::new());
+        let mut x = if self.shape.embeds {
             let embed = Embed { dtype, first_row: FIRST_TOKEN as u32, position_offset: FIRST_POSITION };
-            let [table, places] = self.tables.clone();
-            let positions = if llama { Given::Absent } else { (&place.positions).into() };
-            x = call(bench, &embed.into(), &[(&place.id).into(), table, positions, places])?;
-        }
-        for ([first, output, up, down], [keys, values]) in self.own.iter().zip(&self.caches) {
-            let caches = [bench.put(keys)?, bench.put(values)?];
-            let [keys, values] = [&caches[0], &caches[1]].map(Given::from);
-            kept.extend(caches);
-            let mut operands = [std::slice::from_ref(&x), first].concat();
+            let [tokens, places] = self.tables.clone();
+            let ids = tape.give(&place.id);
+            let operands = [ids, tape.give(tokens), positions.filter(|_| !llama), tape.give(places)];
+            one(tape.call(embed, operands))
+        } else {
+            tape.give(&place.x)
+        };
+        for (own, memory) in self.own.iter().zip(&self.caches) {
+            let [first, output, up, down] = own
+                .each_ref()
+                .map(|own| own.iter().map(|given| tape.give(given.clone())).collect::<Vec<_>>());
+            let norm = |tape: &mut Tape, x, own: &[Option<Value>]| match llama {
+                true => one(tape.call(RmsNorm { eps: 1e-5, weight_offset: 0.0 }, [x, own[0]])),
+                false => one(tape.call(LayerNorm { eps: 1e-5 }, [x, own[0], own[1]])),
+            };
+            let linear = |tape: &mut Tape, x, own: &[Option<Value>]| {
+                one(tape.call(Linear { dtype }, [x, own[0], own.get(1).copied().flatten()]))
+            };
+            let vectors = if llama { 1 } else { 2 };
+            let normed = norm(&mut tape, x, &first);
+            let product = linear(&mut tape, normed, &first[vectors..]);
+            let mut start = 0;
+            let [mut query, mut key, value] = [queries, keys, keys].map(|count| {
+                let columns = Columns { start, count: count as u32 };
+                start += count as u32;
+                one(tape.call(columns, [product]))
+            });
             if llama {
-                operands.extend([(&place.positions).into(), self.frequencies.clone()]);
+                query = one(tape.call(rope(query_heads), [query, positions, frequencies]));
+                key = one(tape.call(rope(kv_heads), [key, positions, frequencies]));
             }
-            operands.extend([keys.clone(), values.clone(), (&place.slots).into()]);
-            let query = call(bench, &input, &operands)?;
-            let mut operands = vec![query, keys, values];
-            operands.extend(lengths.iter().cloned());
-            operands.extend([(&place.table).into(), work.clone()]);
-            operands.extend([Given::Absent, Given::Absent, Given::Absent]);
-            let mixed = call(bench, &attention.into(), &operands)?;
-            x = call(bench, &sum, &[&[mixed][..], output, &[x]].concat())?;
-            let inner = call(bench, &mlp, &[std::slice::from_ref(&x), up].concat())?;
-            x = call(bench, &sum, &[&[inner][..], down, &[x]].concat())?;
+            let caches = [bench.put(&memory[0])?, bench.put(&memory[1])?];
+            let before = caches.each_ref().map(|cache| tape.give(cache));
+            kept.extend(caches);
+            let written = tape.call(KvWrite {}, [before[0], before[1], key, value, slots]);
+            results.extend(&written);
+            let operands =
+                [query, Some(written[0]), Some(written[1])].into_iter().chain(lengths.iter().copied());
+            let mixed = one(tape.call(attention, operands.chain([table, work, None, None, None])));
+            let projected = linear(&mut tape, mixed, &output);
+            x = one(tape.call(add, [x, projected, None, None]));
+            let normed = norm(&mut tape, x, &up);
+            let product = linear(&mut tape, normed, &up[vectors..]);
+            let activated = match llama {
+                true => {
+                    let layout = GateLayout::Concatenated;
+                    let gated = GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0 };
+                    one(tape.call(gated, [product, None, None]))
+                }
+                false => {
+                    let plain = Activation { function: Nonlinearity::GeluTanh, limit: 0.0 };
+                    one(tape.call(plain, [product, None]))
+                }
+            };
+            let inner = linear(&mut tape, activated, &down);
+            x = one(tape.call(add, [x, inner, None, None]));
         }
-        Ok((bound, kept))
+        results.extend(x);
+        Ok((tape, results, kept))
     }
-}
-
-/// Binds a call, or those of its body if it is a region that the device lacks. Gives its first result.
-fn bind(bench: &mut Bench, op: &Op, operands: &[Given], bound: &mut Vec<Bound>) -> Result<Given, Stop> {
-    let mut one = |bench: &mut Bench, op: &Op, operands: &[Given]| {
-        let plan = bench.plan(op.clone(), operands)?;
-        let last = bench.bind(&plan, operands)?;
-        let results: Vec<Given> = last.results.iter().map(Given::from).collect();
-        bound.push(last);
-        Ok::<_, Stop>(results)
-    };
-    let Op::Region(region) = op else { return Ok(one(bench, op, operands)?.swap_remove(0)) };
-    if bench.support(op, operands)?.native {
-        return Ok(one(bench, op, operands)?.swap_remove(0));
-    }
-    // Values of a body: its operands, and then the results of its calls in their order.
-    let mut values = operands.to_vec();
-    for call in region.calls() {
-        let operand = |id: &Option<ValueId>| id.map_or(Given::Absent, |id| values[id.index()].clone());
-        let operands: Vec<Given> = call.operands.iter().map(operand).collect();
-        values.extend(one(bench, &call.op, &operands)?);
-    }
-    Ok(values.swap_remove(region.results()[0].index()))
 }
 
 /// Fails unless two answers are as near as their roundings make them.
@@ -372,39 +366,38 @@ fn apart(what: &str, found: &Tensor, expected: &Tensor) -> Outcome {
     })
 }
 
-/// A graph of whole layers gives what its calls give one by one, whatever was launched before.
-pub(super) fn graph(subject: &Subject) -> Outcome {
+/// The region of whole layers gives what its body gives op by op, whatever was launched before.
+pub(super) fn region(subject: &Subject) -> Outcome {
     of_shapes(subject, &SHAPES)
 }
 
 /// The same with heads of other sizes.
-pub(super) fn graph_of_other_heads(subject: &Subject) -> Outcome {
+pub(super) fn region_of_other_heads(subject: &Subject) -> Outcome {
     of_shapes(subject, &OTHER_HEADS)
 }
 
 /// The same with weights of 4 and 8 bits.
-pub(super) fn graph_of_integers(subject: &Subject) -> Outcome {
+pub(super) fn region_of_integers(subject: &Subject) -> Outcome {
     of_shapes(subject, &INTEGERS)
 }
 
-/// One check for all would take minutes where a device builds kernels for each.
+/// One check for all would take minutes where a device builds kernels for each. Shapes and types that the device does not run as a
+/// region are left out; all of them is unsupported.
 fn of_shapes(subject: &Subject, shapes: &'static [Shape]) -> Outcome {
     let device = subject.device().clone();
     let Some(graphs) = Device::graphs(&*device) else {
         return Err(Stop::Unsupported("the device has no graphs".into()));
     };
     let mut bench = Bench::new(&device)?;
-    let mut missing = None;
-    let mut ran = false;
-    for (dtype, shape) in
-        floats(&*device).into_iter().flat_map(|dtype| shapes.iter().map(move |shape| (dtype, shape)))
-    {
-        match of_shape(&mut bench, graphs, dtype, shape) {
-            // Not every device has packed integers.
-            Err(Stop::Unsupported(why)) if shape.format.is_some() => missing = Some(why),
-            outcome => {
-                outcome?;
-                ran = true;
+    let (mut missing, mut ran) = (None, false);
+    for dtype in floats(&*device) {
+        for shape in shapes {
+            match of_shape(&mut bench, graphs, dtype, shape) {
+                Err(Stop::Unsupported(why)) => missing = Some(why),
+                outcome => {
+                    outcome?;
+                    ran = true;
+                }
             }
         }
     }
@@ -418,21 +411,20 @@ fn of_shape(bench: &mut Bench, graphs: &dyn Graphs, dtype: DType, shape: &'stati
     let table = random.shuffled(PAGES);
     let place = Place::new(bench, dtype, shape)?;
     place.set(bench, &mut random, &table, 1)?;
-    let ((eager, kept), (captured, caches)) = (layers.bind(bench, &place)?, layers.bind(bench, &place)?);
-    let last = |calls: &[Bound]| calls.last().map(|bound| bound.results[0].clone());
-    let (Some(expected), Some(found)) = (last(&eager), last(&captured)) else { return Ok(()) };
-    let calls = captured.into_iter().map(|bound| bound.call).collect();
+    let (tape, results, caches) = layers.tape(bench, &place)?;
+    let bound = tape.bind_region(bench, &name, &results)?;
+    let (tape, results, kept) = layers.tape(bench, &place)?;
+    let (eager, values) = tape.bind_each(bench)?;
+    let (Some(found), Some(last)) = (bound.results.last().cloned(), results.last()) else { return Ok(()) };
+    let Given::Tensor(expected) = &values[last.number()] else { return fail("the token is no tensor") };
     bench.wait()?;
-    let graph = graphs.capture(&mut *bench.stream, calls)?;
+    let graph = graphs.capture(&mut *bench.stream, vec![bound.call])?;
     for length in LENGTHS {
         place.set(bench, &mut random, &table, length)?;
         eager.iter().try_for_each(|bound| bench.enqueue(bound))?;
         graph.launch(&mut *bench.stream)?;
-        if length == 0 {
-            continue;
-        }
         let what = format!("{name}, {length} tokens");
-        let (first, expected) = (bench.get(&found)?, bench.get(&expected)?);
+        let (first, expected) = (bench.get(&found)?, bench.get(expected)?);
         apart(&what, &first, &expected)?;
         for again in 0..AGAIN {
             graph.launch(&mut *bench.stream)?;

@@ -1,12 +1,12 @@
-//! From logits to a token and into the request table as a graph, for one row.
+//! From logits to a token and into the request table as one region, for one row.
 //!
-//! A device may run `logit_process`, `sample` and `commit_tokens` of a graph as one launch, which no case of a call reaches. So the
-//! graph is held to its calls one by one, which the cases hold to the oracle: both have a request table of their own, over
-//! launches in which requests of every kind take turns, and what one launch records is what the next one starts from.
+//! The region is held to its body op by op, to the bit: both have a request table of their own, over launches in which requests of
+//! every kind take turns, and what one launch records is what the next one starts from. It runs in a graph.
 
 use super::{
-    bench::{Bench, Bound, Given, Held, Outcome, Stop, floats, same_bits},
+    bench::{Bench, Given, Held, Outcome, Stop, fail, floats, same_bits},
     sampling::table,
+    tape::{Tape, Value},
 };
 use crate::{
     random::{Random, Values},
@@ -62,36 +62,21 @@ struct Row {
     limits: [Given; 2],
 }
 
-/// A request table, and the calls that sample into it.
-struct Side {
-    calls: Vec<Bound>,
-    /// Processed logits, token, logarithm of its probability, and the columns of the table.
-    results: Vec<Held>,
-}
-
-impl Side {
-    fn new(bench: &mut Bench, row: &Row, counts: &Tensor) -> Result<Self, Stop> {
-        let counts = bench.give(counts)?;
-        let [last, finished] = [-1, 0].map(|value| Tensor::vector(&[value; REQUESTS]));
-        let (last, finished) = (bench.give(&last)?, bench.give(&finished)?);
-        let [parameters, seeds, stop_ids] = row.fixed.clone();
-        let [bias, mask] = row.limits.clone();
-        let request = || Given::from(&row.request);
-
-        let operands = [(&row.logits).into(), request(), parameters.clone(), counts.clone(), bias, mask];
-        let plan = bench.plan(LogitProcess {}, &operands)?;
-        let process = bench.bind(&plan, &operands)?;
-        let processed = (&process.results[0]).into();
-        let operands = [processed, request(), (&row.position).into(), parameters, seeds];
-        let plan = bench.plan(Sample {}, &operands)?;
-        let sample = bench.bind(&plan, &operands)?;
-        let ids = (&sample.results[0]).into();
-        let operands = [(&row.commit).into(), ids, stop_ids, last, finished, counts];
-        let plan = bench.plan(CommitTokens {}, &operands)?;
-        let commit = bench.bind(&plan, &operands)?;
-        let calls = vec![process, sample, commit];
-        Ok(Self { results: calls.iter().flat_map(|call| call.results.clone()).collect(), calls })
-    }
+/// The calls that sample into a request table of their own: processed logits, token, logarithm of its probability, and the columns
+/// of the table are their results.
+fn tape(bench: &mut Bench, row: &Row, counts: &Tensor) -> Result<(Tape, Vec<Value>), Stop> {
+    let mut tape = Tape::default();
+    let counts = tape.give(bench.give(counts)?);
+    let [last, finished] = [-1, 0].map(|value| Tensor::vector(&[value; REQUESTS]));
+    let (last, finished) = (tape.give(bench.give(&last)?), tape.give(bench.give(&finished)?));
+    let [parameters, seeds, stop_ids] = row.fixed.clone().map(|given| tape.give(given));
+    let [bias, mask] = row.limits.clone().map(|given| tape.give(given));
+    let [logits, request, commit, position] =
+        [&row.logits, &row.request, &row.commit, &row.position].map(|held| tape.give(held));
+    let processed = tape.call(LogitProcess {}, [logits, request, parameters, counts, bias, mask]);
+    let sampled = tape.call(Sample {}, [Some(processed[0]), request, position, parameters, seeds]);
+    let committed = tape.call(CommitTokens {}, [commit, Some(sampled[0]), stop_ids, last, finished, counts]);
+    Ok((tape, [processed, sampled, committed].concat()))
 }
 
 const RESULTS: [&str; 6] =
@@ -132,11 +117,13 @@ fn of_vocabulary(bench: &mut Bench, dtype: DType, vocabulary: usize, limited: bo
         .map(|_| random.pick(&[0, 0, 0, 1, 2, IN_PROMPT, IN_PROMPT + 1, IN_PROMPT - 1]))
         .collect();
     let counts = Tensor::integers(&[REQUESTS, vocabulary], &counts);
-    let eager = Side::new(bench, &row, &counts)?;
-    let Side { calls, results } = Side::new(bench, &row, &counts)?;
+    let (sampling, values) = tape(bench, &row, &counts)?;
+    let bound = sampling.bind_region(bench, "the sampling of a row", &values)?;
+    let (sampling, values) = tape(bench, &row, &counts)?;
+    let (eager, places) = sampling.bind_each(bench)?;
     bench.wait()?;
-    let calls = calls.into_iter().map(|bound| bound.call).collect();
-    let graph = graphs.capture(&mut *bench.stream, calls)?;
+    let results = bound.results;
+    let graph = graphs.capture(&mut *bench.stream, vec![bound.call])?;
 
     for (launch, (request, commit)) in LAUNCHES.into_iter().enumerate() {
         let logits = random.tensor(dtype, &[1, vocabulary], Values::HeavyTailed);
@@ -145,9 +132,12 @@ fn of_vocabulary(bench: &mut Bench, dtype: DType, vocabulary: usize, limited: bo
         {
             bench.set(held, &Tensor::vector(&[value]))?;
         }
-        eager.calls.iter().try_for_each(|call| bench.enqueue(call))?;
+        eager.iter().try_for_each(|call| bench.enqueue(call))?;
         graph.launch(&mut *bench.stream)?;
-        for ((what, found), expected) in RESULTS.iter().zip(&results).zip(&eager.results) {
+        for ((what, found), value) in RESULTS.iter().zip(&results).zip(&values) {
+            let Given::Tensor(expected) = &places[value.number()] else {
+                return fail("a result is no tensor");
+            };
             // A row that is skipped keeps what stood there.
             let (found, expected) = (bench.get(found)?, bench.get(expected)?);
             let what = format!("{dtype}, {vocabulary} tokens, launch {launch}: {what}");
@@ -157,8 +147,8 @@ fn of_vocabulary(bench: &mut Bench, dtype: DType, vocabulary: usize, limited: bo
     Ok(())
 }
 
-/// A graph that samples gives what its calls give, and leaves the same in the request table.
-pub(super) fn graph(subject: &Subject) -> Outcome {
+/// The region that samples gives what its body gives, and leaves the same in the request table.
+pub(super) fn region(subject: &Subject) -> Outcome {
     let mut bench = Bench::new(subject.device())?;
     for dtype in floats(&**subject.device()) {
         for vocabulary in VOCABULARIES {

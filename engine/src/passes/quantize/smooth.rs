@@ -8,7 +8,7 @@
 //! Source: Xiao et al., "SmoothQuant" (2023).
 
 use super::{Calibration, Policy, Scheme, product_weights};
-use crate::passes::{concatenate::weight_of, rewrite::uses};
+use crate::passes::concatenate::weight_of;
 use dsrun_core::{
     Error, Result, WeightExpr,
     op::{Op, OperandType},
@@ -43,7 +43,7 @@ pub fn smooth(
 ) -> Result<Program> {
     let Some(alpha) = policy.smooth.filter(|alpha| *alpha > 0.0) else { return Ok(program.clone()) };
     let mut program = program.clone();
-    let uses = uses(&program);
+    let uses = program.uses();
     let mut names = BTreeSet::new();
     let quantised: Vec<ValueId> = product_weights(&program)
         .iter()
