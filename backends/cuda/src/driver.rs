@@ -6,6 +6,7 @@ pub(crate) mod cublaslt;
 pub(crate) mod fault;
 pub(crate) mod graph;
 pub(crate) mod kernel_spec;
+pub(crate) mod kernel_struct;
 pub(crate) mod launch;
 pub mod library;
 pub(crate) mod memory;

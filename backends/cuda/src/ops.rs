@@ -11,6 +11,7 @@ mod elementwise;
 pub(crate) mod frame;
 mod gemm;
 mod norm;
+mod params;
 mod quantise;
 mod region;
 mod sampling;
@@ -114,6 +115,11 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
 pub fn kernel_specs(call: &CallDesc, device: &DeviceSpec) -> Result<Vec<KernelSpec>> {
     call.validate()?;
     Ok(plan(call, device)?.kernels)
+}
+
+/// Headers of kernels that are generated from the structs of this crate: the name below `kernels/`, and the text.
+pub fn generated_headers() -> [(&'static str, String); 2] {
+    [("strides.cuh", params::strides_header()), ("decoder/params.cuh", decoder::params_header())]
 }
 
 /// Kernels count in signed 32 bits per dimension and 64 bits in all; grids have at most 2^31 blocks.

@@ -507,6 +507,8 @@ struct Layers {
     head: usize,
     /// RMS norms, rotary positions, a gated MLP and no biases; else layer norms, a plain MLP, biases and the embedding in front.
     llama: bool,
+    /// Norms of query and key heads.
+    head_norms: bool,
 }
 
 impl Layers {
@@ -572,6 +574,15 @@ impl Layers {
                 start_at += count as u32;
                 program.call(columns, [Some(product)]).unwrap()
             });
+            if self.head_norms {
+                let norm = RmsNorm { eps: 1e-6, weight_offset: 0.0 };
+                let mut normed = |x, name: &str| {
+                    let weight =
+                        vector(&mut program, format!("layers.{layer}.{name}_norm"), DType::F32, head);
+                    program.call(norm, [x, weight].map(Some)).unwrap()
+                };
+                (query, key) = (normed(query, "query"), normed(key, "key"));
+            }
             if llama {
                 let rope =
                     |heads: usize| Rope { heads: heads as u32, pairing: RopePairing::Halves, scale: 1.0 };
@@ -644,10 +655,33 @@ fn decoder_calls() -> impl Iterator<Item = CallDesc> {
         (bf16, "int4g128_f16", silu, [4096, 14_336, 8, 4, 128], true),
         (bf16, "int8", silu, [4096, 14_336, 8, 4, 128], true),
     ];
-    shapes.into_iter().map(|(dtype, format, function, [hidden, inner, kv_heads, group, head], llama)| {
-        let layers = Layers { dtype, format, function, hidden, inner, kv_heads, group, head, llama };
-        outlined(&layers.program())
-    })
+    let with_head_norms = [
+        (bf16, "bf16", [1024, 3072, 8, 2, 128]),
+        (f16, "f16", [4096, 12_288, 8, 4, 128]),
+        (bf16, "int4g128_f16", [5120, 17_408, 8, 5, 128]),
+        (bf16, "bf16", [8192, 28_672, 8, 8, 64]),
+    ];
+    let plain =
+        shapes.into_iter().map(|(dtype, format, function, [hidden, inner, kv_heads, group, head], llama)| {
+            Layers { dtype, format, function, hidden, inner, kv_heads, group, head, llama, head_norms: false }
+        });
+    let normed =
+        with_head_norms.into_iter().map(|(dtype, format, [hidden, inner, kv_heads, group, head])| {
+            let function = Nonlinearity::Silu;
+            Layers {
+                dtype,
+                format,
+                function,
+                hidden,
+                inner,
+                kv_heads,
+                group,
+                head,
+                llama: true,
+                head_norms: true,
+            }
+        });
+    plain.chain(normed).map(|layers| outlined(&layers.program()))
 }
 
 fn compiles_for(capability: u32) {

@@ -33,9 +33,81 @@ struct Unit {
     int count, own;
 };
 
+#if HEAD_NORMS
+/*
+ * The norm of a head and its rotation, in place. The four lanes of a group have 8 neighbouring elements of each 32, in order, so a lane has
+ * both elements of a rotated pair, which are half a head apart. All lanes of a warp must call. `scale`: of the rotation.
+ */
+__device__ inline void finish_head(Vector (&head)[KEY_BLOCKS], const HEAD_NORM* weight, float eps, float offset, float scale,
+                                   const float2* sines) {
+    int part = threadIdx.x % 4;
+    float squares = 0.0f;
+#pragma unroll
+    for (int block = 0; block < KEY_BLOCKS; ++block) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float x = Lanes<X>::get(head[block], i);
+            squares += x * x;
+        }
+    }
+    float factor = rsqrtf(sum_of_four(squares) * (1.0f / HEAD) + eps);
+    /* Two blocks that are half a head apart, or one where nothing is rotated. */
+    constexpr int PARTNER = ROPE ? KEY_BLOCKS / 2 : 0;
+#pragma unroll
+    for (int block = 0; block < (ROPE ? PARTNER : KEY_BLOCKS); ++block) {
+        int at = block * 32 + part * 8;
+        float low[8], high[8];
+        load_eight(weight + at, low);
+        if (ROPE) load_eight(weight + at + HEAD / 2, high);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            low[i] = Lanes<X>::get(head[block], i) * factor * (low[i] + offset);
+#if ROPE
+            high[i] = Lanes<X>::get(head[block + PARTNER], i) * factor * (high[i] + offset);
+            float2 turn = sines[at + i];
+            float rotated = (low[i] * turn.y - high[i] * turn.x) * scale;
+            high[i] = (high[i] * turn.y + low[i] * turn.x) * scale;
+            low[i] = rotated;
+#endif
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            head[block].word[i] = pair_of(low[2 * i], low[2 * i + 1]);
+            if (ROPE) head[block + PARTNER].word[i] = pair_of(high[2 * i], high[2 * i + 1]);
+        }
+    }
+}
+
+/* The token's own key, once it is there, normed and rotated into its place in the cache: by one warp for each KV head. */
+__device__ inline void write_key(const Model& m, const Layer& layer, const Share& share, const X* key_row, const float2* sines) {
+    int lane = threadIdx.x % 32, part = lane % 4;
+    bool has = lane < 4;
+    Vector key[KEY_BLOCKS];
+    u32 polls = 0;
+    bool missing;
+    do {
+        missing = false;
+#pragma unroll
+        for (int block = 0; block < KEY_BLOCKS; ++block) {
+            key[block] = Vector{};
+            if (has) key[block] = load_fresh(key_row + block * 32 + part * 8);
+            missing |= lacks(key[block]);
+        }
+        count_poll(polls, wait_name("new key"));
+    } while (__any_sync(0xffffffffu, missing));
+    finish_head(key, layer.head_norms[1], m.head_eps[1], m.head_offsets[1], m.key_scale, sines);
+    X* to = layer.keys + share.place / SLOTS * m.key_strides.page + share.part / PARTS_OF_GROUP * m.key_strides.head
+        + share.place % SLOTS * m.key_strides.slot;
+#pragma unroll
+    for (int block = 0; block < KEY_BLOCKS; ++block) {
+        if (has) store_vector(to + block * 32 + part * 8, key[block]);
+    }
+}
+#endif
+
 /* Attention of a block's share. `fresh`: query, key and value of this token; `pages`: those of a warp's first two units. What it comes
  * to is left in parts, or whole in `whole`, where this block alone has the heads. */
-__device__ inline void attend(const Model& m, const Layer& layer, const Share& share, const X* fresh, int2 pages, float* room,
+__device__ inline void attend(const Model& m, const Layer& layer, const Share& share, const X* fresh, int2 pages, const float2* sines, float* room,
                               float* partial, X* whole) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     int kv_head = share.part / PARTS_OF_GROUP, first_head = share.part * TILE_HEADS;
@@ -52,7 +124,7 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
         sum[half] = 0.0f;
     }
     /* Exponentials are powers of 2. */
-    float scale = m.scale * 1.44269504088896f;
+    float scale = m.score_scale * 1.44269504088896f;
     bool asked = false;
     auto ask = [&](int unit, int page) {
         Unit its;
@@ -106,10 +178,10 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
             /* The next one is on its way while this one is multiplied. */
             now = next;
             int page = pages.y;
-            if (asked && unit + stride < share.units) page = m.pages_of[(unit + stride) * UNIT / SLOTS];
+            if (asked && unit + stride < share.units) page = m.block_table[(unit + stride) * UNIT / SLOTS];
             next = ask(unit + stride, page);
         } else {
-            now = ask(unit, asked ? m.pages_of[unit * UNIT / SLOTS] : pages.x);
+            now = ask(unit, asked ? m.block_table[unit * UNIT / SLOTS] : pages.x);
         }
         auto& key = now.key;
         auto& value = now.value;
@@ -134,6 +206,12 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
                 count_poll(polls, wait_name("query"));
             } while (!all);
             asked = true;
+#if HEAD_NORMS
+#pragma unroll
+            for (int half = 0; half < 1 + UPPER; ++half) {
+                finish_head(query[half], layer.head_norms[0], m.head_eps[0], m.head_offsets[0], m.query_scale, sines);
+            }
+#endif
         }
         if (own >= 0 && own < UNIT) {
             /* The lanes that have the token's own key and value; mostly these are there when the query is. */
@@ -170,6 +248,17 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
                 }
                 count_poll(polls, wait_name("own key"));
             }
+#if HEAD_NORMS
+            Vector finished[KEY_BLOCKS];
+#pragma unroll
+            for (int block = 0; block < KEY_BLOCKS; ++block) finished[block] = choose(own < 8, key[0][block], key[1][block]);
+            finish_head(finished, layer.head_norms[1], m.head_eps[1], m.head_offsets[1], m.key_scale, sines);
+#pragma unroll
+            for (int block = 0; block < KEY_BLOCKS; ++block) {
+                if (has_key && own < 8) key[0][block] = finished[block];
+                if (has_key && own >= 8) key[1][block] = finished[block];
+            }
+#endif
         }
         float scores[2][4] = {}, others[2][4] = {};
 #pragma unroll
@@ -290,6 +379,12 @@ __device__ inline void attend(const Model& m, const Layer& layer, const Share& s
         leave(out + at, merged.x, merged.y, merged.z, merged.w);
         if (at == 0) leave(out + HEAD, largest, total, 0.0f, 0.0f);
     }
+#if HEAD_NORMS
+    /* Behind all that others wait for. */
+    if (warp == WARPS - 1 && share.split == 0 && share.part % PARTS_OF_GROUP == 0 && share.place >= 0) {
+        write_key(m, layer, share, key_row, sines);
+    }
+#endif
 }
 
 /* Blocks that have splits of the same heads merge them for all: each some of their elements. */

@@ -96,7 +96,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
         cache = nullptr;
         if (P == INPUT) {
             const int queries = HEADS * HEAD, keys = KV_HEADS * HEAD;
-#if ROPE
+#if ROPE && !HEAD_NORMS
             if (rows.turned) {
                 float2 turned = sines[low % HEAD];
                 float scale = low < queries ? m.query_scale : m.key_scale;
@@ -104,8 +104,9 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 cosine = scale * turned.y;
             }
 #endif
-            if (leaves && low >= queries && share.place >= 0) {
-                bool is_value = low >= queries + keys;
+            /* Keys that are normed are written by who has all of a head: see attend.cuh. */
+            if (leaves && low >= queries + (HEAD_NORMS ? keys : 0) && share.place >= 0) {
+                bool is_value = HEAD_NORMS || low >= queries + keys;
                 int at = low - queries - (is_value ? keys : 0);
                 const Strides& strides = is_value ? m.value_strides : m.key_strides;
                 cache = (is_value ? layer.values : layer.keys) + share.place / SLOTS * strides.page + at / HEAD * strides.head
@@ -142,7 +143,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     if (P == INPUT || P == UP) {
         bool there = P == INPUT && l == 0;
         const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
-        stage_normed(p, layer.gains[P / 2], layer.shifts[P / 2], x, there, activations, scratch);
+        stage_normed(p, layer.norm_weights[P / 2], layer.norm_biases[P / 2], x, there, activations, scratch);
     } else if (P == OUTPUT) {
         if (MERGED) {
             stage_plain<HEADS * HEAD>((const X*)(mine + MERGED_AT), activations);
@@ -240,13 +241,13 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
 __device__ inline void embed(const Model& m, i64 id, i64 position) {
     const Embedding& e = m.embedding;
     bool known = id >= 0 && id - e.first_row >= 0 && id - e.first_row < e.row_count;
-    bool placed = e.places && position >= 0 && position + e.offset < e.place_count;
+    bool placed = e.position_rows && position >= 0 && position + e.position_offset < e.position_row_count;
 #pragma unroll 1
     for (int at = threadIdx.x * 8; at < HIDDEN; at += MULTIPLIERS * 8) {
         float sums[8] = {}, its[8];
         if (known) load_eight(e.rows + (id - e.first_row) * HIDDEN + at, sums);
         if (placed) {
-            load_eight(e.places + (position + e.offset) * HIDDEN + at, its);
+            load_eight(e.position_rows + (position + e.position_offset) * HIDDEN + at, its);
 #pragma unroll
             for (int i = 0; i < 8; ++i) sums[i] += its[i];
         }
@@ -269,9 +270,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     __shared__ u32 last;
     take_turn();
     int start = m.query_start[0], length = m.query_length[0], total = m.kv_length[0], position = 0;
-    int place = m.places[0], id = -1, embedded = -1;
+    int place = m.slots[0], id = -1, embedded = -1;
     if (m.embedding.rows) id = m.embedding.ids[0];
-    if (m.embedding.places) embedded = m.embedding.positions[0];
+    if (m.embedding.position_rows) embedded = m.embedding.positions[0];
 #if ROPE
     position = m.positions[0];
 #endif
@@ -281,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     Share share;
     share.keys = attends ? total : 0;
     if (CAUSAL && total - length - start + 1 < share.keys) share.keys = total - length - start + 1;
-    if (share.keys > (int)m.columns_of_table * SLOTS) share.keys = (int)m.columns_of_table * SLOTS;
+    if (share.keys > (int)m.block_table_columns * SLOTS) share.keys = (int)m.block_table_columns * SLOTS;
     share.units = share.keys > 0 ? (share.keys + UNIT - 1) / UNIT : 0;
     share.live = (share.units + WARPS - 1) / WARPS;
     if (MERGED && share.units <= ALONE * WARPS) share.live = 1;
@@ -334,9 +335,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     int unit = share.split * WARPS + t.warp;
     int2 pages = make_int2(-1, -1);
     if (share.split < share.live) {
-        if (unit < share.units) pages.x = m.pages_of[unit * UNIT / SLOTS];
+        if (unit < share.units) pages.x = m.block_table[unit * UNIT / SLOTS];
         unit += share.live * WARPS;
-        if (unit < share.units) pages.y = m.pages_of[unit * UNIT / SLOTS];
+        if (unit < share.units) pages.y = m.block_table[unit * UNIT / SLOTS];
     }
     Ring ring = {0, 0};
     /* Eight neighbouring threads set a line to ones. */
@@ -349,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
         run_product<INPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (share.split < share.live) {
             X* merged = (X*)(mine + base + MERGED_AT);
-            attend(m, layer, share, (const X*)(mine + base + QUERIES_AT), pages, (float*)(memory + HEADS_AT), partial, merged);
+            attend(m, layer, share, (const X*)(mine + base + QUERIES_AT), pages, sines, (float*)(memory + HEADS_AT), partial, merged);
             if (MERGED && share.live > 1) leave_merged(share, partial, merged);
         }
         run_product<OUTPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);

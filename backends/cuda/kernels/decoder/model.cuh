@@ -25,21 +25,6 @@
 /* Splits that are read together, and vectors. */
 #define SPLITS_AT_ONCE (HEADS * HEAD <= 1024 ? 6 : 3)
 #define VECTORS_AT_ONCE 4
-struct Strides { i64 page, head, slot; };
-
-/* What differs from layer to layer. */
-struct Layer {
-    const u8* weights[4];
-    const BIAS* biases[4];
-    const G* gains[2];
-    const SHIFT* shifts[2];
-    X* keys;
-    X* values;
-};
-
-/* A product, as it is in all layers: of the norm in front, and what is behind. */
-struct Product { float eps, offset, alpha, limit; };
-
 /* Products of a layer: inputs and outputs; runs of neighbouring outputs in a tile, two where results come of pairs, and outputs in a
  * run; tiles. A slot of the ring takes so many inputs of a run: all, where they fit. */
 constexpr int INPUTS_OF[4] = {HIDDEN, HEADS * HEAD, HIDDEN, INNER};
@@ -85,44 +70,5 @@ constexpr int COLUMNS_OF[4] = {COLUMNS_0, COLUMNS_1, COLUMNS_2, COLUMNS_3};
 #define MOST_SUMS LARGER(LARGER(SUMS_OF_TILE(0), SUMS_OF_TILE(1)), LARGER(SUMS_OF_TILE(2), SUMS_OF_TILE(3)))
 #define BARRIERS_AT (SUMS_AT + WARPS * MOST_SUMS * 4)
 #define TABLE_AT (BARRIERS_AT + ROUNDED(RING_SLOTS * 16))
-
-/* The token in front of the layers, where this launch makes it: a row of a table, and where `places` is, one of another for its
- * position. As embed.cu. */
-struct Embedding {
-    const int* ids;
-    i64 first_row;
-    const X* rows;
-    i64 row_count;
-    const int* positions;
-    i64 offset;
-    const X* places;
-    i64 place_count;
-};
-
-struct Model {
-    Product products[4];
-    const Layer* table;
-    i64 layers;
-    /* The token, before all layers and behind them. */
-    const X* x;
-    X* y;
-    /* What blocks leave for each other. */
-    u8* exchange;
-    float* partial;
-    u32* done;
-    float query_scale, key_scale, scale, unused;
-    const int* positions;
-    const float* frequencies;
-    const int* places;
-    i64 pages;
-    Strides key_strides, value_strides;
-    const int* query_start;
-    const int* query_length;
-    const int* kv_length;
-    const int* pages_of;
-    i64 columns_of_table;
-    /* Without `rows`: the token is there. */
-    Embedding embedding;
-};
 
 extern __shared__ __align__(128) u8 memory[];

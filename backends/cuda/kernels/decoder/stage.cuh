@@ -181,7 +181,7 @@ __device__ inline void stage_normed(const Product& p, const G* gains, const SHIF
 #if NORM == 2
             values[o][i] = ((values[o][i] - mean) - rest) * scale * gain[o][i] + shift[o][i];
 #else
-            values[o][i] = values[o][i] * scale * (gain[o][i] + p.offset);
+            values[o][i] = values[o][i] * scale * (gain[o][i] + p.weight_offset);
 #endif
         }
 #pragma unroll

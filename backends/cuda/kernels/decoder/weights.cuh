@@ -86,11 +86,15 @@ __device__ inline void fetch_layer(const Model& m, const Layer* table, int l, co
     fetch_vector(m.partial + (i64)l * PARTIAL_FLOATS, PARTIAL_FLOATS * 4, lane);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        fetch_vector(layer.gains[i], HIDDEN * sizeof(G), lane);
-        fetch_vector(layer.shifts[i], HIDDEN * sizeof(SHIFT), lane);
+        fetch_vector(layer.norm_weights[i], HIDDEN * sizeof(G), lane);
+        fetch_vector(layer.norm_biases[i], HIDDEN * sizeof(SHIFT), lane);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) fetch_vector(layer.biases[i], OUTPUTS_OF[i] * sizeof(BIAS), lane);
+#if HEAD_NORMS
+#pragma unroll
+    for (int i = 0; i < 2; ++i) fetch_vector(layer.head_norms[i], HEAD * sizeof(HEAD_NORM), lane);
+#endif
 #if BITS && !GROUP
     fetch_vector(layer.weights[INPUT] + NUMBERS_AT(INPUT), OUTPUTS_OF[INPUT] * sizeof(SCALE), lane);
     fetch_vector(layer.weights[OUTPUT] + NUMBERS_AT(OUTPUT), OUTPUTS_OF[OUTPUT] * sizeof(SCALE), lane);
@@ -121,20 +125,22 @@ struct Copier {
     /* The clock at which memory is through with what it was asked for, at the pace that is kept. */
     u32 due;
 
-    /* Waits until so many bytes may be asked for, of PACE in ten clocks. All blocks at the pace of memory leave no queue in front
-     * of it, in which what they leave for each other would wait, and none reads at the cost of another. */
+    Pacing pacing;
+
+    /* Waits until so many bytes may be asked for. All blocks at the pace of memory leave no queue in front of it, in which the results
+     * that they exchange would wait, and none reads at the cost of another. */
     __device__ void keep_pace(int bytes) {
-        if (!PACE) return;
+        if (!pacing.clocks_per_byte) return;
         u32 now = clock_now();
         /* What seems to lie further ahead than copies put it lies behind: a launch may be set aside for long. */
         while (due - now - 1 < 1u << 20) now = clock_now();
-        if (now - due > CATCH_UP) due = now - CATCH_UP;
-        due += bytes * 10 / (PACE ? PACE : 1);
+        if (now - due > pacing.catch_up) due = now - pacing.catch_up;
+        due += bytes * pacing.clocks_per_byte >> 16;
     }
     /* Until the next slot is read. Not too much at once, either. */
     __device__ void await_room(u32 full) {
         await_phase(full + 8, ring.phase);
-        if (++asked > IN_FLIGHT) {
+        if (++asked > (int)pacing.in_flight) {
             await_phase(barriers + landed.slot * 16, landed.phase);
             landed.next();
         }
@@ -228,10 +234,10 @@ struct Copier {
 
 __device__ inline void copy_weights(const Model& m, const Layer* table, const Share& share, u32 barriers) {
     int lane = threadIdx.x % 32, layers = (int)m.layers;
-    Copier copier = {barriers, (u32)__cvta_generic_to_shared(memory), 0, {0, 1}, {0, 0}, 0, clock_now()};
+    Copier copier = {barriers, (u32)__cvta_generic_to_shared(memory), 0, {0, 1}, {0, 0}, 0, clock_now(), m.pacing};
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(copier.once));
     int own = unit_of(share, lane), page = -1, turn = 0;
-    if (share.split < share.live && own < share.units) page = m.pages_of[own * UNIT / SLOTS];
+    if (share.split < share.live && own < share.units) page = m.block_table[own * UNIT / SLOTS];
     page = page < (int)m.pages ? page : -1;
     fetch_layer(m, table, 0, share, lane, page);
 #pragma unroll 1

@@ -5,6 +5,7 @@ use crate::driver::{
     cublaslt::CublasLt,
     fault::{self, WaitRecord},
     kernel_spec::KernelSpec,
+    kernel_struct::KernelStruct,
     launch::Function,
     memory::{Account, Size, shortage},
     recent::Recent,
@@ -316,15 +317,15 @@ impl Context {
         }
     }
 
-    /// Copies bytes to memory of this context, and waits until they are there.
-    pub(crate) fn write(&self, pointer: u64, bytes: &[u8]) -> Result<()> {
+    /// Copies structs to memory of this context, and waits until they are there.
+    pub(crate) fn write<T: KernelStruct>(&self, pointer: u64, values: &[T]) -> Result<()> {
         self.enter()?;
-        let stream = self.memory_stream;
-        // SAFETY: the caller owns the memory, which has room for the bytes; they live until the copy is done, as it is waited for.
-        let status =
-            unsafe { sys::cuMemcpyHtoDAsync_v2(pointer, bytes.as_ptr().cast(), bytes.len(), stream.0) };
+        let (stream, bytes) = (self.memory_stream, size_of_val(values));
+        // SAFETY: the caller owns the memory, which has room for the structs; they are plain data and live until the copy is done, as it
+        // is waited for.
+        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(pointer, values.as_ptr().cast(), bytes, stream.0) };
         self.check(status, "writing to device memory")?;
-        self.poll(stream, "bytes to be written to device memory", OWN_TIMEOUT)
+        self.poll(stream, "structs to be written to device memory", OWN_TIMEOUT)
     }
 
     /// Writes a byte to memory of this context, and waits for it.

@@ -183,7 +183,7 @@ impl Graph for CudaGraph {
 
 #[cfg(test)]
 mod tests {
-    use crate::counted;
+    use super::counted;
 
     #[test]
     fn launches_that_repeat_are_written_once() {

@@ -3,6 +3,7 @@
 use crate::driver::{
     context::{Context, Raw, RawStream},
     cublaslt::Product,
+    kernel_struct::KernelStruct,
     stream::CudaStream,
 };
 use cudarc::driver::sys;
@@ -72,6 +73,20 @@ impl Parameters {
     pub(crate) fn words<const N: usize>(mut self, words: [u64; N]) -> Self {
         self.start();
         self.words.extend(words);
+        self
+    }
+
+    /// A struct that the kernel declares too.
+    #[must_use]
+    pub(crate) fn structure<T: KernelStruct>(mut self, structure: &T) -> Self {
+        self.start();
+        let first = self.words.len();
+        self.words.resize(first + size_of::<T>().div_ceil(size_of::<u64>()), 0);
+        // SAFETY: the struct is plain data without references, and there is room for all of its bytes.
+        unsafe {
+            let to = self.words[first..].as_mut_ptr().cast::<u8>();
+            std::ptr::copy_nonoverlapping(std::ptr::from_ref(structure).cast::<u8>(), to, size_of::<T>());
+        }
         self
     }
 

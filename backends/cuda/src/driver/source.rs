@@ -51,6 +51,8 @@ const UNITS: &[Unit] = &[
         "mma.cuh",
         "waits.cuh",
         "linear/digits.cuh",
+        "strides.cuh",
+        "decoder/params.cuh",
         "decoder/model.cuh",
         "decoder/exchange.cuh",
         "decoder/weights.cuh",

@@ -8,21 +8,19 @@
 //! Small models gain most, as their layers take longer as launches of their own than their weights take to be read.
 
 mod body;
+mod pacing;
+mod params;
 mod shape;
 
-use super::{
-    KernelPlan, cache, frame::Frame, gemm::decode_gemm::norm_words, only, operand, type_name, weight_type,
-};
+use super::{KernelPlan, frame::Frame, only, operand, params::Strides, type_name, weight_type};
 use crate::{
     arch::DeviceSpec,
     driver::launch::{EXTENTS, LaunchOp, Parameters, distinct},
 };
 use body::{Attention, Body, Embedding, Layer};
 use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, region::Region};
-use shape::{LAYER_WORDS, PRODUCTS, Shape, TileConfig};
-
-/// 64-bit words of `struct Model`.
-const MODEL_WORDS: usize = 40;
+pub(crate) use params::params_header;
+use shape::{Shape, TileConfig};
 
 /// The error for layers of a decoder that the kernel does not take.
 fn refused(why: impl std::fmt::Display) -> Error {
@@ -55,12 +53,11 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
             // A word of all ones stands for a result that is not there yet.
             context.fill(at(memory.exchange), memory.table, 0xff)?;
             let table =
-                body.layers.iter().map(|layer| layer_words(layer, frame)).collect::<Result<Vec<_>>>()?;
-            let table: Vec<u8> = table.into_iter().flatten().flat_map(u64::to_le_bytes).collect();
+                body.layers.iter().map(|layer| table_entry(layer, frame)).collect::<Result<Vec<_>>>()?;
             context.write(at(memory.table), &table)?;
-            let model = model_words(&body, &memory, frame)?;
+            let model = model(&body, &memory, &tiles, frame)?;
             let [tokens, sequences] = extents(&body, frame)?;
-            let parameters = Parameters::default().extents(1, tokens).extents(1, sequences).words(model);
+            let parameters = Parameters::default().extents(1, tokens).extents(1, sequences).structure(&model);
             let grid = [tiles.blocks, 1, 1];
             Ok(LaunchOp::kernel(only(functions)?, grid, tiles.threads(), parameters).into_iter().collect())
         }),
@@ -85,7 +82,7 @@ impl Memory {
         let round = |bytes: usize| bytes.next_multiple_of(256);
         let partial_at = round(exchange * shape.layers);
         let table = partial_at + round(partial * shape.layers);
-        let done = table + round(shape.layers * LAYER_WORDS * 8);
+        let done = table + round(shape.layers * size_of::<params::Layer>());
         Self { exchange: 0, partial: partial_at, table, done, end: done + 256 }
     }
 }
@@ -107,93 +104,87 @@ fn check_embedding(embedding: &Embedding, shape: &Shape, call: &CallDesc) -> Res
     Ok(())
 }
 
-fn float_bits(low: f32, high: f32) -> u64 {
-    u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32
-}
-
-/// `struct Layer`.
-fn layer_words(layer: &Layer, frame: &Frame) -> Result<[u64; LAYER_WORDS]> {
-    let mut words = [0; LAYER_WORDS];
+/// The entry of a layer in the table.
+fn table_entry(layer: &Layer, frame: &Frame) -> Result<params::Layer> {
+    let mut entry = params::Layer::default();
     for (index, product) in layer.products().into_iter().enumerate() {
-        words[index] = frame.weight(product.weight)?.address();
-        words[PRODUCTS + index] = product.bias.map_or(0, |bias| frame.address(bias));
+        entry.weights[index] = frame.weight(product.weight)?.address();
+        entry.biases[index] = product.bias.map_or(0, |bias| frame.address(bias));
     }
-    let [input, _, up, _] = layer.products().map(|product| norm_words(product, frame));
+    let address = |value: Option<usize>| value.map_or(0, |value| frame.address(value));
+    for (index, norm) in [layer.input.norm, layer.up.norm].into_iter().enumerate() {
+        entry.norm_weights[index] = address(norm.and_then(|norm| norm.weight()));
+        entry.norm_biases[index] = address(norm.and_then(|norm| norm.bias()));
+    }
+    if let Some(norms) = layer.heads.norms {
+        entry.head_norms = norms.map(|(_, weight)| frame.address(weight));
+    }
     let [keys, values] = layer.heads.caches;
-    words[8..].copy_from_slice(&[
-        input[0],
-        up[0],
-        input[1],
-        up[1],
-        frame.tensor(keys)?.address,
-        frame.tensor(values)?.address,
-    ]);
-    Ok(words)
+    (entry.keys, entry.values) = (frame.tensor(keys)?.address, frame.tensor(values)?.address);
+    Ok(entry)
 }
 
-/// `struct Model`.
-fn model_words(body: &Body, memory: &Memory, frame: &Frame) -> Result<[u64; MODEL_WORDS]> {
+/// What all layers have in common.
+fn model(body: &Body, memory: &Memory, tiles: &TileConfig, frame: &Frame) -> Result<params::Model> {
     let at = |offset: usize| frame.persistent + offset as u64;
     let first = body.first();
     let (heads, attention) = (first.heads, &first.attention);
-    let mut words = [0; MODEL_WORDS];
-    for (index, product) in first.products().into_iter().enumerate() {
+    let products = first.products().map(|product| {
         let [alpha, limit] = product.scalars();
-        words[2 * index] = norm_words(product, frame)[2];
-        words[2 * index + 1] = float_bits(alpha, limit);
-    }
-    let rope = heads.rope;
+        let (eps, weight_offset) = product.norm.map_or((0.0, 0.0), |norm| norm.eps_and_offset());
+        params::Product { eps, weight_offset, alpha, limit }
+    });
     let y = frame.result(body.result)?;
-    // A token that the launch embeds itself is kept where its result goes, which nothing writes before the last layer ends.
-    let x = if body.embedding.is_some() { y.address } else { frame.address(body.x) };
-    words[8..16].copy_from_slice(&[
-        at(memory.table),
-        body.layers.len() as u64,
-        x,
-        y.address,
-        at(memory.exchange),
-        at(memory.partial),
-        at(memory.done),
-        rope.map_or(0, |rope| float_bits(rope.scales[0], rope.scales[1])),
-    ]);
-    words[16] = u64::from(attention.op.scale.to_bits());
     let (keys, values) = (frame.tensor(heads.caches[0])?, frame.tensor(heads.caches[1])?);
-    words[17..21].copy_from_slice(&[
-        rope.map_or(0, |rope| frame.address(rope.positions)),
-        rope.map_or(0, |rope| frame.address(rope.frequencies)),
-        frame.address(heads.slots),
-        keys.size(0) as u64,
-    ]);
-    words[21..24].copy_from_slice(&cache::strides(keys));
-    words[24..27].copy_from_slice(&cache::strides(values));
-    let Attention { start, length, total, table, .. } = *attention;
-    let columns = frame.tensor(table)?.size(1) as u64;
-    words[27..32].copy_from_slice(&[
-        frame.address(start),
-        frame.address(length),
-        frame.address(total),
-        frame.address(table),
-        columns,
-    ]);
+    let [query_scale, key_scale] = heads.rope.map_or([1.0; 2], |rope| rope.scales);
+    let norms = heads.norms.map(|norms| norms.map(|(norm, _)| norm));
+    let mut model = params::Model {
+        products,
+        head_eps: norms.map_or([0.0; 2], |norms| norms.map(|norm| norm.eps)),
+        head_offsets: norms.map_or([0.0; 2], |norms| norms.map(|norm| norm.weight_offset)),
+        table: at(memory.table),
+        layers: body.layers.len() as i64,
+        // A token that the launch embeds itself is kept where its result goes, which nothing writes before the last layer ends.
+        x: if body.embedding.is_some() { y.address } else { frame.address(body.x) },
+        y: y.address,
+        exchange: at(memory.exchange),
+        partial: at(memory.partial),
+        done: at(memory.done),
+        query_scale,
+        key_scale,
+        score_scale: attention.op.scale,
+        positions: heads.rope.map_or(0, |rope| frame.address(rope.positions)),
+        frequencies: heads.rope.map_or(0, |rope| frame.address(rope.frequencies)),
+        slots: frame.address(heads.slots),
+        pages: keys.size(0) as i64,
+        key_strides: Strides::of(keys),
+        value_strides: Strides::of(values),
+        query_start: frame.address(attention.start),
+        query_length: frame.address(attention.length),
+        kv_length: frame.address(attention.total),
+        block_table: frame.address(attention.table),
+        block_table_columns: frame.tensor(attention.table)?.size(1) as i64,
+        pacing: tiles.pacing,
+        ..params::Model::default()
+    };
     if let Some(embedding) = &body.embedding {
         let rows = frame.weight(embedding.table)?;
-        words[32..36].copy_from_slice(&[
-            frame.address(embedding.ids),
-            u64::from(embedding.op.first_row),
-            rows.address(),
-            rows.layout.rows as u64,
-        ]);
+        model.embedding = params::Embedding {
+            ids: frame.address(embedding.ids),
+            first_row: i64::from(embedding.op.first_row),
+            rows: rows.address(),
+            row_count: rows.layout.rows as i64,
+            position_offset: i64::from(embedding.op.position_offset),
+            ..params::Embedding::default()
+        };
         if let Some((positions, table)) = embedding.positions {
             let table = frame.weight(table)?;
-            words[36..].copy_from_slice(&[
-                frame.address(positions),
-                u64::from(embedding.op.position_offset),
-                table.address(),
-                table.layout.rows as u64,
-            ]);
+            model.embedding.positions = frame.address(positions);
+            model.embedding.position_rows = table.address();
+            model.embedding.position_row_count = table.layout.rows as i64;
         }
     }
-    Ok(words)
+    Ok(model)
 }
 
 /// The addresses of the extents over the token, and over its sequence.

@@ -133,7 +133,7 @@ impl Layer {
         let rotated = heads.rope.is_none_or(|rope| rope.pairing == RopePairing::Halves);
         let quantised = [&input, &output, &up, &down].iter().any(|product| product.scales.is_some());
         let flows = (input.x, up.x) == (x, middle);
-        let taken = activated && normed && rotated && !quantised && flows && !input.norms_heads();
+        let taken = activated && normed && rotated && !quantised && flows;
         taken.then_some((Self { input, heads, attention, output, up, down }, [keys, values], y))
     }
 
@@ -155,6 +155,7 @@ impl Layer {
         let mut operands = vec![start, length, total, table, self.heads.slots];
         operands.extend(self.heads.caches);
         operands.extend(self.heads.rope.into_iter().flat_map(|rope| [rope.positions, rope.frequencies]));
+        operands.extend(self.heads.norms.into_iter().flatten().map(|(_, weight)| weight));
         for product in self.products() {
             operands.push(product.weight);
             operands.extend(product.bias);
@@ -167,7 +168,13 @@ impl Layer {
     fn is_like(&self, other: &Self) -> bool {
         let rope =
             |layer: &Self| layer.heads.rope.map(|rope| (rope.scales, rope.positions, rope.frequencies));
-        let heads = |layer: &Self| (layer.heads.columns, layer.heads.slots);
+        let norms = |layer: &Self| {
+            layer
+                .heads
+                .norms
+                .map(|norms| norms.map(|(norm, _)| [norm.eps, norm.weight_offset].map(f32::to_bits)))
+        };
+        let heads = |layer: &Self| (layer.heads.columns, layer.heads.slots, norms(layer));
         let products = self.products().into_iter().zip(other.products());
         let alike = |(a, b): (&FusedLinear, &FusedLinear)| {
             a.scalars() == b.scalars()

@@ -2,7 +2,9 @@
 
 use super::{
     body::{Body, Layer},
-    dtype_of, name_of, refused,
+    dtype_of, name_of, pacing,
+    params::{self, Pacing},
+    refused,
 };
 use crate::{
     arch::DeviceSpec,
@@ -25,16 +27,14 @@ pub(super) const PRODUCTS: usize = 4;
 pub(super) const WARPS: usize = 8;
 /// Layers that the table in shared memory has room for are a multiple of this, so that models share kernels.
 const LAYER_STEP: usize = 16;
-/// 64-bit words of `struct Layer`.
-pub(super) const LAYER_WORDS: usize = 14;
 /// The largest head: its keys and values stay in registers.
 pub(super) const MAX_HEAD: usize = 128;
 /// The largest head for which a thread has registers enough where one warp more than those that multiply is there.
 const MAX_NARROW_HEAD: usize = 64;
 /// Up to so many elements of all query heads together, blocks merge splits of attention each for itself.
 const MERGED_BY_ALL: usize = 1024;
-/// The most inputs that are normed: they stay in registers.
-const NORMED_INPUTS: usize = 5120;
+/// The most inputs that are normed: 32 of each thread stay in registers.
+const NORMED_INPUTS: usize = 32 * WARPS * 32;
 /// The most query heads of a tile.
 const TILE_HEADS: usize = 16;
 /// The most splits of a sequence's keys.
@@ -53,25 +53,10 @@ const SLOT_BYTES: RangeInclusive<usize> = 16 << 10..=32 << 10;
 const SLOT_STEP: usize = 1 << 10;
 /// Bytes that a ring surely holds.
 const SMALL_RING: usize = 96 << 10;
-/// Up to so many bytes of weights of a layer one slot is on its way to each multiprocessor at a time, and two beyond, or three of
-/// integers of 4 bits. What blocks leave for each other waits behind all that memory was asked for: small layers lose more by that
-/// than they read.
-const ONE_AT_A_TIME: usize = 80 << 20;
-/// The same of dense weights that are read at a pace: 37 MB are 10% faster with one slot, 58 MB are 4% slower.
-const ONE_AT_A_PACE: usize = 48 << 20;
-/// At what pace larger layers are read on sm_90: memory of an H200 is as fast, and slower memory does not notice.
-const MEMORY_OF_H200: Pace = Pace { bytes: 180, copies: 4, catch_up: 2000 };
-/// Dense layers of more bytes than these, which wait less, gain 2% at a faster pace, by which smaller ones lose 1%.
-const AT_THAT_PACE: usize = 256 << 20;
-const FASTER: Pace = Pace { bytes: 190, ..MEMORY_OF_H200 };
-/// Up to so many bytes of weights of a layer that pace is kept, with two slots on their way. Of larger ones three are, and nobody
-/// waits: for opt-13b that is 3% faster.
-const AT_A_PACE: usize = 512 << 20;
 /// The fewest slots, and one more than the most.
 const SLOTS: Range<usize> = 4..33;
-/// The most bytes of weights of a layer with which this is known to pay. On an H200 layers of 7 MB take half the time of five
-/// launches, those of 61 MB two thirds, those of 122 MB nine tenths, those of 436 and of 629 MB 96%.
-const LAYER_BYTES: usize = 640 << 20;
+/// The most bytes of one bulk copy: shorter ones let a multiprocessor keep an even pace.
+const COPY_BYTES: usize = 8 << 10;
 
 /// What all layers of a launch have in common, and how many they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,19 +201,8 @@ impl Product {
     }
 }
 
-/// How fast a multiprocessor asks for weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pace {
-    /// Bytes in ten clocks; 0 for as fast as there is room.
-    bytes: usize,
-    /// Copies of a run.
-    copies: usize,
-    /// For how many clocks one that fell behind may go faster.
-    catch_up: usize,
-}
-
 /// How the kernel is cut.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct TileConfig {
     pub(super) blocks: usize,
     slot: usize,
@@ -242,9 +216,9 @@ pub(super) struct TileConfig {
     merged: bool,
     /// Whether warps that multiply take registers of others.
     wide: bool,
-    /// Slots that are on their way at once.
-    in_flight: usize,
-    pace: Pace,
+    /// Copies of a run.
+    copies: usize,
+    pub(super) pacing: Pacing,
     /// Bytes of shared memory.
     shared: usize,
 }
@@ -275,6 +249,9 @@ impl<'a> LayerTypes<'a> {
             vectors.push(optional(product.bias)?);
             vectors.push(optional(product.norm.and_then(|norm| norm.weight()))?);
             vectors.push(optional(product.norm.and_then(|norm| norm.bias()))?);
+        }
+        for (_, weight) in layer.heads.norms.iter().flatten() {
+            vectors.push(Some(operand(call, *weight)?));
         }
         let weight = |index: usize| weight_type(call, products[index].weight);
         let [keys, values] = layer.heads.caches;
@@ -380,6 +357,14 @@ impl Shape {
         }
         let weights = [first_norm, second_norm].map(|norm| norm.and_then(|norm| norm.weight()));
         let biases = [first_norm, second_norm].map(|norm| norm.and_then(|norm| norm.bias()));
+        let head_norms = layer.heads.norms.map_or([None; 2], |norms| norms.map(|(_, weight)| Some(weight)));
+        // A lane has both elements of a rotated pair of a head that it norms.
+        let pairs_in_lane = pairs == 0 || 2 * pairs == head && head.is_multiple_of(64);
+        if layer.heads.norms.is_some() && !(pairs_in_lane && head.is_multiple_of(32)) {
+            return Err(refused(format!(
+                "heads of {head} with {pairs} rotated pairs have norms of their own"
+            )));
+        }
         let constants = vec![
             ("X", type_name(dtype)?.to_owned()),
             ("G", common_type(call, weights)?),
@@ -388,6 +373,8 @@ impl Shape {
             ("NORM", kind(first_norm).to_string()),
             ("ROPE", i32::from(layer.heads.rope.is_some()).to_string()),
             ("FUNCTION", up.function().to_string()),
+            ("HEAD_NORMS", i32::from(layer.heads.norms.is_some()).to_string()),
+            ("HEAD_NORM", common_type(call, head_norms)?),
         ];
         let (layers, causal) = (body.layers.len(), op.mask == AttentionMask::Causal);
         Ok(Self {
@@ -437,7 +424,7 @@ impl Shape {
     pub(super) fn tiles(&self, device: &DeviceSpec) -> Option<TileConfig> {
         let (products, packing) = (self.products(), packing(self.format));
         let bytes: usize = products.iter().map(Product::bytes).sum();
-        if bytes > LAYER_BYTES || self.hidden > NORMED_INPUTS {
+        if self.hidden > NORMED_INPUTS {
             return None;
         }
         // Of layers that the rings hold, the longest runs; of others, what wastes least of the ring, in the largest slots.
@@ -467,7 +454,7 @@ impl Shape {
         let beside = inputs.max(heads)
             + WARPS * sums * 4
             + rounded(SLOTS.end * 16)
-            + rounded(self.table_layers() * LAYER_WORDS * 8);
+            + rounded(self.table_layers() * size_of::<params::Layer>());
         let left = device.shared_memory().checked_sub(beside + (2 << 10))?;
         let slots = (left / slot).min(SLOTS.end - 1);
         let whole = bytes <= slots * slot * most;
@@ -477,11 +464,6 @@ impl Shape {
         if slots < SLOTS.start || parts == 0 || parts > blocks {
             return None;
         }
-        // With integers of 4 bits slots have half as many bytes.
-        let halves = packing.is_some_and(|packing| packing.bits == 4);
-        let has_pace = device.capability == 90;
-        let one = if has_pace && packing.is_none() { ONE_AT_A_PACE } else { ONE_AT_A_TIME };
-        let several = !whole && bytes > one;
         Some(TileConfig {
             blocks,
             slot,
@@ -492,20 +474,8 @@ impl Shape {
             splits: (blocks / parts).clamp(1, MAX_SPLITS),
             merged: products[1].inputs > MERGED_BY_ALL,
             wide: self.head > MAX_NARROW_HEAD && device.capability == 90,
-            in_flight: match bytes {
-                _ if whole => slots,
-                _ if !several => 1,
-                _ if halves => 3,
-                _ if packing.is_some() || bytes <= AT_A_PACE => 2,
-                _ => 3,
-            },
-            pace: match several && has_pace {
-                true if halves => Pace { copies: 2, ..MEMORY_OF_H200 },
-                true if packing.is_some() || bytes <= AT_THAT_PACE => MEMORY_OF_H200,
-                true if bytes <= AT_A_PACE => FASTER,
-                true => Pace { bytes: 0, ..MEMORY_OF_H200 },
-                false => Pace { bytes: 0, copies: 1, catch_up: 0 },
-            },
+            copies: if whole { 1 } else { slot.div_ceil(COPY_BYTES).next_power_of_two().clamp(1, 4) },
+            pacing: pacing::initial(bytes, whole.then_some(slots), packing.is_some(), device),
             shared: slots * slot + beside,
         })
     }
@@ -532,10 +502,7 @@ impl Shape {
             ("WARPS", WARPS),
             ("RING_SLOTS", cut.slots),
             ("SLOT_BYTES", cut.slot),
-            ("IN_FLIGHT", cut.in_flight),
-            ("PACE", cut.pace.bytes),
-            ("COPIES", cut.pace.copies),
-            ("CATCH_UP", cut.pace.catch_up),
+            ("COPIES", cut.copies),
             ("ROWS_0", cut.runs[0].outputs),
             ("ROWS_1", cut.runs[1].outputs),
             ("ROWS_2", cut.runs[2].outputs),
@@ -581,7 +548,21 @@ mod tests {
         let turned = if gated { "1" } else { "0" };
         let constants = vec![("X", "bf16".to_owned()), ("ROPE", turned.to_owned())];
         let format = WeightFormat::Dense(DType::BF16);
-        Shape { constants, format, gated, hidden, inner, kv_heads, group, head, pairs, slots, causal: true }
+        Shape {
+            layers: 32,
+            dtype: DType::BF16,
+            constants,
+            format,
+            gated,
+            hidden,
+            inner,
+            kv_heads,
+            group,
+            head,
+            pairs,
+            slots,
+            causal: true,
+        }
     }
 
     #[rstest]
@@ -600,7 +581,7 @@ mod tests {
     fn cuts_fit_and_cover_all_inputs(#[case] sizes: [usize; 5], #[case] gated: bool) {
         let shape = shape(sizes, gated);
         let cut = shape.tiles(&DEVICE).unwrap();
-        assert!(cut.shared <= shared_memory(90), "{cut:?}");
+        assert!(cut.shared <= DEVICE.shared_memory(), "{cut:?}");
         assert!(cut.blocks <= DEVICE.sm_count.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
         assert!(shape.kv_heads * cut.splits <= cut.blocks, "{cut:?}");
         for ((product, run), teams) in shape.products().iter().zip(cut.runs).zip(cut.teams) {
@@ -627,7 +608,7 @@ mod tests {
     ) {
         let shape = Shape { format: WeightFormat::from_name(format).unwrap(), ..shape(sizes, gated) };
         let (cut, packing) = (shape.tiles(&DEVICE).unwrap(), packing(shape.format));
-        assert!(packing.is_some() && cut.shared <= shared_memory(90), "{cut:?}");
+        assert!(packing.is_some() && cut.shared <= DEVICE.shared_memory(), "{cut:?}");
         assert!(cut.blocks <= DEVICE.sm_count.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
         for (product, run) in shape.products().iter().zip(cut.runs) {
             assert!(run.bytes(packing) <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
@@ -655,10 +636,5 @@ mod tests {
             assert_eq!(takes(format, DType::BF16, 16, 256), taken, "{name}");
             assert!(!takes(format, DType::BF16, 16, 128), "{name}");
         }
-    }
-
-    #[test]
-    fn large_layers_are_left_to_launches_of_their_own() {
-        assert_eq!(shape([4096, 24_576, 16, 4, 64], true).tiles(&DEVICE), None);
     }
 }

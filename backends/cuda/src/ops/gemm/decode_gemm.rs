@@ -282,7 +282,7 @@ mod tests {
         assert!(cut.slices * cut.slice >= inputs && (cut.slices - 1) * cut.slice < inputs, "{cut:?}");
         assert!(cut.slice.is_multiple_of(32), "{cut:?}");
         assert!(cut.blocks <= 132 && cut.blocks.is_multiple_of(cut.slices), "{cut:?}");
-        assert!(cut.shared <= shared_memory(90), "{cut:?}");
+        assert!(cut.shared <= device.shared_memory(), "{cut:?}");
         assert!(cut.stages >= 3, "{cut:?}");
     }
 

@@ -71,6 +71,14 @@ impl Norm {
         }
     }
 
+    /// Its epsilon, and the offset of its weight.
+    pub(in crate::ops) fn eps_and_offset(self) -> (f32, f32) {
+        match self {
+            Self::Rms(op, _) => (op.eps, op.weight_offset),
+            Self::Layer(op, ..) => (op.eps, 0.0),
+        }
+    }
+
     /// The norm that the next call of a body is, with the values it reads and makes; the inner `None`: one that is not understood.
     #[allow(clippy::option_option, reason = "no norm, and a norm that no kernel takes, differ")]
     fn read(reader: &mut BodyReader<'_>) -> Option<Option<(Self, usize, usize)>> {
@@ -96,7 +104,7 @@ pub(in crate::ops) struct RopeParams {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops) struct Heads {
     /// Norms of the heads of queries and keys, with the operands that are their weights.
-    norms: Option<[(RmsNorm, usize); 2]>,
+    pub(in crate::ops) norms: Option<[(RmsNorm, usize); 2]>,
     pub(in crate::ops) rope: Option<RopeParams>,
     /// The caches and the slots.
     pub(in crate::ops) caches: [usize; 2],

@@ -364,7 +364,7 @@ mod tests {
                 assert!(cut.slices * cut.slice >= inputs && (cut.slices - 1) * cut.slice < inputs, "{cut:?}");
                 assert!(cut.slice.is_multiple_of(shape.piece()), "{cut:?}");
                 assert!(cut.blocks <= sm_count && cut.blocks.is_multiple_of(cut.slices), "{cut:?}");
-                assert!(cut.shared <= shared_memory(capability), "{cut:?}");
+                assert!(cut.shared <= device.shared_memory(), "{cut:?}");
                 assert!(cut.stages >= 3 && rows <= 4 * cut.split, "{cut:?}");
             }
         }

@@ -1,0 +1,15 @@
+/*
+ * Strides of a paged cache.
+ *
+ * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
+ */
+/* Distances between pages, heads and slots of a cache, in elements. */
+struct Strides {
+    i64 page;
+    i64 head;
+    i64 slot;
+};
+static_assert(sizeof(Strides) == 24, "Strides as in Rust");
+static_assert(__builtin_offsetof(Strides, page) == 0, "Strides as in Rust");
+static_assert(__builtin_offsetof(Strides, head) == 8, "Strides as in Rust");
+static_assert(__builtin_offsetof(Strides, slot) == 16, "Strides as in Rust");

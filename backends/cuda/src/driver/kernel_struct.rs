@@ -1,0 +1,144 @@
+//! Structs that kernels take: declared once in Rust, from which the CUDA declaration is generated.
+//!
+//! [`kernel_struct`] makes a `repr(C)` struct and remembers its fields, so that [`declaration`] can write the same struct in CUDA C++ with
+//! assertions that sizes and offsets agree, which the compiler checks with every kernel. The generated headers are committed under
+//! `kernels/` for readers; a test holds them to the sources, and `cargo run -p dsrun-cuda --example kernel_headers` writes them.
+
+use std::fmt::Write;
+
+/// An address on the device; 0 for none.
+pub(crate) type Pointer = u64;
+
+/// A field of a struct that kernels take.
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    /// Its doc comment, a line each.
+    pub(crate) doc: &'static [&'static str],
+    /// Its type in CUDA C++; of an element if it is an array.
+    pub(crate) cuda_type: &'static str,
+    /// Elements of the array; 0 if it is none.
+    pub(crate) length: usize,
+    pub(crate) offset: usize,
+}
+
+/// A struct that kernels take.
+pub(crate) trait KernelStruct: Copy + 'static {
+    /// Its name in CUDA C++.
+    const NAME: &'static str;
+    /// Its doc comment, a line each.
+    const DOC: &'static [&'static str];
+    /// Its fields in order.
+    const FIELDS: &'static [Field];
+}
+
+/// How many elements a field has, if it is an array.
+pub(crate) trait Length {
+    const LENGTH: usize;
+}
+
+macro_rules! scalars {
+    ($($scalar:ty),*) => { $(impl Length for $scalar { const LENGTH: usize = 0; })* };
+}
+
+scalars!(u32, i32, f32, u64, i64);
+
+impl<T, const N: usize> Length for [T; N] {
+    const LENGTH: usize = N;
+}
+
+/// Declares a struct that kernels take. Each field has its type in CUDA C++ behind it, that of an element if it is an array.
+macro_rules! kernel_struct {
+    (
+        $(#[doc = $doc:literal])*
+        $vis:vis struct $name:ident {
+            $($(#[doc = $field_doc:literal])* $field_vis:vis $field:ident: $type:ty = $cuda:literal,)*
+        }
+    ) => {
+        $(#[doc = $doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        $vis struct $name {
+            $($(#[doc = $field_doc])* $field_vis $field: $type,)*
+        }
+
+        impl $crate::driver::kernel_struct::KernelStruct for $name {
+            const NAME: &'static str = stringify!($name);
+            const DOC: &'static [&'static str] = &[$($doc),*];
+            const FIELDS: &'static [$crate::driver::kernel_struct::Field] = &[$(
+                $crate::driver::kernel_struct::Field {
+                    name: stringify!($field),
+                    doc: &[$($field_doc),*],
+                    cuda_type: $cuda,
+                    length: <$type as $crate::driver::kernel_struct::Length>::LENGTH,
+                    offset: std::mem::offset_of!($name, $field),
+                },
+            )*];
+        }
+
+        impl $crate::driver::kernel_struct::Length for $name {
+            const LENGTH: usize = 0;
+        }
+    };
+}
+
+pub(crate) use kernel_struct;
+
+fn comment(doc: &[&str], indent: &str) -> String {
+    let text: Vec<&str> = doc.iter().map(|line| line.trim()).collect();
+    match text.join(" ") {
+        empty if empty.is_empty() => String::new(),
+        text => format!("{indent}/* {text} */\n"),
+    }
+}
+
+/// The struct in CUDA C++, with assertions of its size and offsets.
+pub(crate) fn declaration<T: KernelStruct>() -> String {
+    let mut text = comment(T::DOC, "");
+    let _ = writeln!(text, "struct {} {{", T::NAME);
+    for field in T::FIELDS {
+        text += &comment(field.doc, "    ");
+        let length = if field.length > 0 { format!("[{}]", field.length) } else { String::new() };
+        let _ = writeln!(text, "    {} {}{length};", field.cuda_type, field.name);
+    }
+    text += "};\n";
+    let _ = writeln!(text, "static_assert(sizeof({0}) == {1}, \"{0} as in Rust\");", T::NAME, size_of::<T>());
+    for Field { name, offset, .. } in T::FIELDS {
+        let _ = writeln!(
+            text,
+            "static_assert(__builtin_offsetof({0}, {name}) == {offset}, \"{0} as in Rust\");",
+            T::NAME
+        );
+    }
+    text
+}
+
+/// A generated header: what it holds in a sentence, and the declarations.
+pub(crate) fn header(about: &str, declarations: &[String]) -> String {
+    format!(
+        "/*\n * {about}\n *\n * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.\n */\n{}",
+        declarations.join("\n")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    kernel_struct! {
+        /// A pair.
+        pub(crate) struct Pair {
+            /// The first.
+            pub(crate) first: u32 = "u32",
+            pub(crate) second: [Pointer; 2] = "const float*",
+        }
+    }
+
+    #[test]
+    fn the_declaration_asserts_size_and_offsets() {
+        let expected = "/* A pair. */\nstruct Pair {\n    /* The first. */\n    u32 first;\n    const float* second[2];\n};\n\
+                        static_assert(sizeof(Pair) == 24, \"Pair as in Rust\");\n\
+                        static_assert(__builtin_offsetof(Pair, first) == 0, \"Pair as in Rust\");\n\
+                        static_assert(__builtin_offsetof(Pair, second) == 8, \"Pair as in Rust\");\n";
+        assert_eq!(declaration::<Pair>(), expected);
+    }
+}

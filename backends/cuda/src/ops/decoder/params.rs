@@ -1,0 +1,113 @@
+//! What the kernel for decoder layers is told.
+
+use crate::{
+    driver::kernel_struct::{Pointer, declaration, header, kernel_struct},
+    ops::params::Strides,
+};
+
+kernel_struct! {
+    /// What differs from layer to layer. Products are query, key and value; output; both halves of the MLP.
+    pub(super) struct Layer {
+        pub(super) weights: [Pointer; 4] = "const u8*",
+        pub(super) biases: [Pointer; 4] = "const BIAS*",
+        /// Weights and biases of the norms in front of attention and MLP.
+        pub(super) norm_weights: [Pointer; 2] = "const G*",
+        pub(super) norm_biases: [Pointer; 2] = "const SHIFT*",
+        /// Weights of the norms of query and key heads.
+        pub(super) head_norms: [Pointer; 2] = "const HEAD_NORM*",
+        pub(super) keys: Pointer = "X*",
+        pub(super) values: Pointer = "X*",
+    }
+}
+
+kernel_struct! {
+    /// A product as it is in all layers: the norm in front of it, the scale of the sum and the limit of the activation behind it.
+    pub(super) struct Product {
+        pub(super) eps: f32 = "float",
+        pub(super) weight_offset: f32 = "float",
+        pub(super) alpha: f32 = "float",
+        pub(super) limit: f32 = "float",
+    }
+}
+
+kernel_struct! {
+    /// The token in front of the layers, where this launch makes it: a row of a table, and where `position_rows` is not null, added to
+    /// one of another for its position. As embed.cu.
+    pub(super) struct Embedding {
+        pub(super) ids: Pointer = "const int*",
+        pub(super) first_row: i64 = "i64",
+        /// Null: the token is there.
+        pub(super) rows: Pointer = "const X*",
+        pub(super) row_count: i64 = "i64",
+        pub(super) positions: Pointer = "const int*",
+        pub(super) position_offset: i64 = "i64",
+        pub(super) position_rows: Pointer = "const X*",
+        pub(super) position_row_count: i64 = "i64",
+    }
+}
+
+kernel_struct! {
+    /// How fast a multiprocessor asks memory for weights.
+    pub(super) struct Pacing {
+        /// Ring slots on their way at once.
+        pub(super) in_flight: u32 = "u32",
+        /// Clocks for each byte, times 2^16; 0 for as fast as there is room.
+        pub(super) clocks_per_byte: u32 = "u32",
+        /// For how many clocks a multiprocessor that fell behind may go faster.
+        pub(super) catch_up: u32 = "u32",
+        pub(super) unused: u32 = "u32",
+    }
+}
+
+kernel_struct! {
+    /// All layers, and the token's place in its sequence.
+    pub(super) struct Model {
+        pub(super) products: [Product; 4] = "Product",
+        /// Epsilon and weight offset of the norms of query and key heads.
+        pub(super) head_eps: [f32; 2] = "float",
+        pub(super) head_offsets: [f32; 2] = "float",
+        pub(super) table: Pointer = "const Layer*",
+        pub(super) layers: i64 = "i64",
+        /// The token in front of the layers and behind them.
+        pub(super) x: Pointer = "const X*",
+        pub(super) y: Pointer = "X*",
+        /// Results that blocks exchange.
+        pub(super) exchange: Pointer = "u8*",
+        /// Splits of attention that blocks exchange.
+        pub(super) partial: Pointer = "float*",
+        /// How many blocks are done.
+        pub(super) done: Pointer = "u32*",
+        pub(super) query_scale: f32 = "float",
+        pub(super) key_scale: f32 = "float",
+        /// The scale of attention scores.
+        pub(super) score_scale: f32 = "float",
+        pub(super) unused: f32 = "float",
+        pub(super) positions: Pointer = "const int*",
+        pub(super) frequencies: Pointer = "const float*",
+        pub(super) slots: Pointer = "const int*",
+        pub(super) pages: i64 = "i64",
+        pub(super) key_strides: Strides = "Strides",
+        pub(super) value_strides: Strides = "Strides",
+        pub(super) query_start: Pointer = "const int*",
+        pub(super) query_length: Pointer = "const int*",
+        pub(super) kv_length: Pointer = "const int*",
+        pub(super) block_table: Pointer = "const int*",
+        pub(super) block_table_columns: i64 = "i64",
+        pub(super) embedding: Embedding = "Embedding",
+        pub(super) pacing: Pacing = "Pacing",
+    }
+}
+
+/// The text of `kernels/decoder/params.cuh`.
+pub(crate) fn params_header() -> String {
+    header(
+        "What the kernel for decoder layers is told.",
+        &[
+            declaration::<Layer>(),
+            declaration::<Product>(),
+            declaration::<Embedding>(),
+            declaration::<Pacing>(),
+            declaration::<Model>(),
+        ],
+    )
+}
