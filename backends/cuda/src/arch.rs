@@ -1,6 +1,7 @@
 //! The properties of a GPU that kernels are chosen and sized by.
 
 pub(crate) mod known_gpus;
+pub(crate) mod tuner;
 
 use crate::driver::library::Library;
 

@@ -22,6 +22,9 @@ use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, region::
 pub(crate) use params::params_header;
 use shape::{Shape, TileConfig};
 
+/// The source of the kernel.
+const UNIT: &str = "decoder/layers.cu";
+
 /// The error for layers of a decoder that the kernel does not take.
 fn refused(why: impl std::fmt::Display) -> Error {
     Error::unsupported(format!("CUDA cannot run these decoder layers in one launch: {why}"))
@@ -42,9 +45,10 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
         check_embedding(embedding, &shape, call)?;
     }
     let memory = Memory::new(&shape, &tiles);
-    let (persistent, kernels) = (memory.end, vec![shape.spec(&tiles)]);
+    let (persistent, spec, device) = (memory.end, shape.spec(&tiles), *device);
+    let question = format!("pacing of {} layers of {spec}", shape.layers);
     Ok(Some(KernelPlan {
-        kernels,
+        kernels: vec![spec],
         workspace: 0,
         persistent,
         batch_invariant: true,
@@ -55,11 +59,21 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
             let table =
                 body.layers.iter().map(|layer| table_entry(layer, frame)).collect::<Result<Vec<_>>>()?;
             context.write(at(memory.table), &table)?;
-            let model = model(&body, &memory, &tiles, frame)?;
-            let [tokens, sequences] = extents(&body, frame)?;
-            let parameters = Parameters::default().extents(1, tokens).extents(1, sequences).structure(&model);
-            let grid = [tiles.blocks, 1, 1];
-            Ok(LaunchOp::kernel(only(functions)?, grid, tiles.threads(), parameters).into_iter().collect())
+            let (mut model, function) = (model(&body, &memory, frame)?, only(functions)?);
+            let launch = |model: &params::Model, extents: [Vec<u64>; 2]| {
+                let [tokens, sequences] = extents;
+                let parameters = Parameters::default().extents(1, tokens).extents(1, sequences);
+                LaunchOp::kernel(function, [tiles.blocks, 1, 1], tiles.threads(), parameters.structure(model))
+            };
+            model.pacing = match tiles.held {
+                Some(slots) => pacing::unlimited(slots),
+                None => {
+                    let measured = |model: &params::Model| launch(model, [Vec::new(), Vec::new()]);
+                    let bytes = shape.hidden * shape.dtype.bytes();
+                    pacing::tuned(context, &device, &question, &model, bytes, &measured)
+                }
+            };
+            Ok(launch(&model, extents(&body, frame)?).into_iter().collect())
         }),
     }))
 }
@@ -125,7 +139,7 @@ fn table_entry(layer: &Layer, frame: &Frame) -> Result<params::Layer> {
 }
 
 /// What all layers have in common.
-fn model(body: &Body, memory: &Memory, tiles: &TileConfig, frame: &Frame) -> Result<params::Model> {
+fn model(body: &Body, memory: &Memory, frame: &Frame) -> Result<params::Model> {
     let at = |offset: usize| frame.persistent + offset as u64;
     let first = body.first();
     let (heads, attention) = (first.heads, &first.attention);
@@ -164,7 +178,6 @@ fn model(body: &Body, memory: &Memory, tiles: &TileConfig, frame: &Frame) -> Res
         kv_length: frame.address(attention.total),
         block_table: frame.address(attention.table),
         block_table_columns: frame.tensor(attention.table)?.size(1) as i64,
-        pacing: tiles.pacing,
         ..params::Model::default()
     };
     if let Some(embedding) = &body.embedding {

@@ -1,47 +1,101 @@
-//! How fast multiprocessors ask memory for weights, before it is measured.
+//! How fast multiprocessors ask memory for weights.
 //!
 //! Results that blocks exchange wait behind everything that memory was asked for. So small layers, which wait most, ask for little at a
-//! time, and large ones at the pace of memory.
+//! time, and large ones at the pace of memory. What is best depends on the device and on the shape: it is measured when the layers are
+//! first bound, with the weights they are bound to.
 
-use super::params::Pacing;
-use crate::arch::DeviceSpec;
+use super::params;
+use crate::{
+    arch::{DeviceSpec, tuner},
+    driver::{
+        context::{Context, RawStream},
+        kernel_struct::kernel_struct,
+        launch::LaunchOp,
+    },
+};
+use dsrun_core::Error;
+use params::{Model, Pacing};
 
-/// Up to so many bytes of weights of a layer one slot is on its way to each multiprocessor at a time: with a pace, and without.
-const ONE_AT_A_PACE: usize = 48 << 20;
-const ONE_AT_A_TIME: usize = 80 << 20;
-/// Beyond so many, layers wait so little that all multiprocessors may ask as they have room.
-const UNPACED: usize = 512 << 20;
-/// Bytes in ten clocks of a multiprocessor that the memory of an H200 gives; slower memory does not notice. Larger layers gain from a
-/// little more.
-const PACE: usize = 180;
-const FASTER_PACE: usize = 190;
-const FASTER_FROM: usize = 256 << 20;
+/// Bytes in ten clocks that a multiprocessor may ask for: no limit, and from below what memory gives to above it. An H200's gives 184.
+const PACES: [u32; 8] = [0, 110, 130, 150, 165, 180, 190, 205];
+/// Ring slots that may be on their way to a multiprocessor.
+const IN_FLIGHT: [u32; 3] = [2, 1, 3];
 /// For how many clocks a multiprocessor that fell behind may go faster.
 const CATCH_UP: u32 = 2000;
+/// Keys that the measured token attends to.
+const KEYS: i32 = 256;
 
-/// A pace of so many bytes in ten clocks; 0 for none.
-fn paced(in_flight: usize, bytes: usize) -> Pacing {
-    let clocks_per_byte = if bytes == 0 { 0 } else { (10 * (1 << 16) / bytes) as u32 };
-    Pacing { in_flight: in_flight as u32, clocks_per_byte, catch_up: CATCH_UP, unused: 0 }
+fn paced(in_flight: u32, bytes_in_ten_clocks: u32) -> Pacing {
+    let clocks_per_byte = (10u32 << 16).checked_div(bytes_in_ten_clocks).unwrap_or(0);
+    Pacing { in_flight, clocks_per_byte, catch_up: CATCH_UP, unused: 0 }
 }
 
-/// The pacing of layers of so many bytes of weights, `integers` or dense. `ring` are the slots of a ring that holds a layer whole.
-pub(super) fn initial(bytes: usize, ring: Option<usize>, integers: bool, device: &DeviceSpec) -> Pacing {
-    if let Some(slots) = ring {
-        return paced(slots, 0);
+/// The pacing of layers whose rings hold them whole: everything is asked for at once.
+pub(super) fn unlimited(slots: usize) -> Pacing {
+    paced(u32::try_from(slots).unwrap_or(u32::MAX), 0)
+}
+
+/// The pacings to choose from for layers that the rings do not hold.
+pub(super) fn candidates() -> Vec<Pacing> {
+    PACES.into_iter().flat_map(|pace| IN_FLIGHT.map(|in_flight| paced(in_flight, pace))).collect()
+}
+
+kernel_struct! {
+    /// The token that is measured: alone in a sequence, whose keys and slot are nowhere.
+    struct MeasuredToken {
+        start: i32 = "int",
+        length: i32 = "int",
+        total: i32 = "int",
+        position: i32 = "int",
+        slot: i32 = "int",
+        page: [i32; 3] = "int",
     }
-    let has_pace = device.capability == 90;
-    let one = if has_pace && !integers { ONE_AT_A_PACE } else { ONE_AT_A_TIME };
-    let pace = match bytes {
-        _ if bytes <= one || !has_pace => 0,
-        _ if integers || bytes <= FASTER_FROM => PACE,
-        _ if bytes <= UNPACED => FASTER_PACE,
-        _ => 0,
-    };
-    let in_flight = match bytes {
-        _ if bytes <= one => 1,
-        _ if integers || bytes <= UNPACED => 2,
-        _ => 3,
-    };
-    paced(in_flight, pace)
+}
+
+/// The fastest pacing for these layers. `launch` makes a launch of a model; the token, its cache and its results are left alone.
+pub(super) fn tuned(
+    context: &Context,
+    device: &DeviceSpec,
+    question: &str,
+    model: &Model,
+    hidden_bytes: usize,
+    launch: &dyn Fn(&Model) -> Option<LaunchOp>,
+) -> Pacing {
+    let candidates = candidates();
+    let best = (|| {
+        let token = hidden_bytes.next_multiple_of(256);
+        let memory = context.allocate(2 * token + size_of::<MeasuredToken>())?;
+        let at = |offset: usize| memory + (2 * token + offset) as u64;
+        let measured =
+            MeasuredToken { start: 0, length: 1, total: KEYS, position: 0, slot: -1, page: [-1; 3] };
+        context.write(at(0), &[measured])?;
+        let model = Model {
+            x: memory,
+            y: memory + token as u64,
+            query_start: at(0),
+            query_length: at(4),
+            kv_length: at(8),
+            positions: at(12),
+            slots: at(16),
+            block_table: at(20),
+            block_table_columns: 1,
+            embedding: params::Embedding::default(),
+            ..*model
+        };
+        let run = |index: usize, stream: RawStream| {
+            let launch = launch(&Model { pacing: candidates[index], ..model });
+            match &launch {
+                Some(LaunchOp::Kernel(launch)) => launch.enqueue_on(context, stream),
+                _ => Err(Error::internal("layers without a launch")),
+            }
+        };
+        let best = tuner::fastest(context, device, super::UNIT, question, candidates.len(), &run);
+        context.release(memory);
+        Ok::<_, Error>(best)
+    })();
+    let best = best.unwrap_or_else(|error| {
+        tracing::debug!(%error, "the pacing of layers cannot be measured");
+        0
+    });
+    candidates[best]
 }

@@ -2,9 +2,7 @@
 
 use super::{
     body::{Body, Layer},
-    dtype_of, name_of, pacing,
-    params::{self, Pacing},
-    refused,
+    dtype_of, name_of, params, refused,
 };
 use crate::{
     arch::DeviceSpec,
@@ -202,7 +200,7 @@ impl Product {
 }
 
 /// How the kernel is cut.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TileConfig {
     pub(super) blocks: usize,
     slot: usize,
@@ -218,7 +216,8 @@ pub(super) struct TileConfig {
     wide: bool,
     /// Copies of a run.
     copies: usize,
-    pub(super) pacing: Pacing,
+    /// Slots of the rings, where these hold a whole layer.
+    pub(super) held: Option<usize>,
     /// Bytes of shared memory.
     shared: usize,
 }
@@ -475,7 +474,7 @@ impl Shape {
             merged: products[1].inputs > MERGED_BY_ALL,
             wide: self.head > MAX_NARROW_HEAD && device.capability == 90,
             copies: if whole { 1 } else { slot.div_ceil(COPY_BYTES).next_power_of_two().clamp(1, 4) },
-            pacing: pacing::initial(bytes, whole.then_some(slots), packing.is_some(), device),
+            held: whole.then_some(slots),
             shared: slots * slot + beside,
         })
     }
@@ -522,7 +521,7 @@ impl Shape {
             Some(packing) => defines.extend(packing.defines()),
         }
         defines.extend(numbers.map(|(name, value)| (name, value.to_string())));
-        KernelSpec::of("decoder/layers.cu", "layers", defines).with_shared(cut.shared).launched_together()
+        KernelSpec::of(super::UNIT, "layers", defines).with_shared(cut.shared).launched_together()
     }
 
     /// Bytes of what blocks leave for each other in a layer (`LAYER_BYTES` of the kernel), and of the splits of attention.
