@@ -81,7 +81,7 @@ impl StepInputs {
         self.want_last(count, -1, -1);
     }
 
-    /// Wanted are always the last tokens of a request, and once: [`narrow`](crate::passes::narrow) counts on it.
+    /// Wanted are always the last tokens of a request, and once: [`prune_unused_rows`](crate::passes::prune_unused_rows) counts on it.
     fn want_last(&mut self, count: usize, request: i32, commit: i32) {
         self.rows.extend((self.tokens - count..self.tokens).map(|row| row as i32));
         self.row_requests.extend(std::iter::repeat_n(request, count));

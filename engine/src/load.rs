@@ -8,7 +8,7 @@ use crate::{
     memory::MemoryPlan,
     options::EngineOptions,
     passes::{
-        fuse, narrow,
+        fuse, prune_unused_rows,
         quantize::{Calibration, Policy, quantize, smooth},
         size_work_lists,
     },
@@ -41,7 +41,7 @@ const SPARE: u64 = 20;
 pub struct EnginePlan {
     pub(crate) program: Program,
     /// The same for steps that bring tokens that are not wanted: what only wanted rows need is computed for these alone.
-    narrowed: Program,
+    pruned: Program,
     pub(crate) options: EngineOptions,
     pub(crate) context: usize,
     pub(crate) fixed: FixedSizes,
@@ -156,19 +156,19 @@ impl EnginePlan {
         if options.fuse {
             program = fuse_for(&program, device, limits, fixed)?;
         }
-        let narrowed = narrow(&program)?;
-        let mut layout = Layout::new(&narrowed, device, &sizes, limits.every)?;
+        let pruned = prune_unused_rows(&program)?;
+        let mut layout = Layout::new(&pruned, device, &sizes, limits.every)?;
         // Of fewer rows what is small may lie where something large would fit.
         let is_large = |bucket: &Bucket| {
             bucket.sequences == limits.sequences && (bucket.every || bucket.tokens == limits.tokens)
         };
         for bucket in Bucket::all(limits, options.rows_per_request()).into_iter().filter(is_large) {
-            let program = if bucket.every { &program } else { &narrowed };
+            let program = if bucket.every { &program } else { &pruned };
             let other = Layout::new(program, device, &self::sizes(bucket, fixed), bucket.every)?;
             layout.cover(other.shared_bytes());
         }
         let (options, memory) = (options.clone(), MemoryPlan::default());
-        Ok(Self { program, narrowed, options, context, fixed, limits, layout, memory, draft: None })
+        Ok(Self { program, pruned, options, context, fixed, limits, layout, memory, draft: None })
     }
 
     /// Counts the memory, and plans fewer pages if that is what it takes to fit.
@@ -215,14 +215,14 @@ impl EnginePlan {
         &self.program
     }
 
-    /// The program of all other steps: [`narrow`] makes it of the former. The same weights and states have the same numbers.
-    pub fn narrowed(&self) -> &Program {
-        &self.narrowed
+    /// The program of all other steps: [`prune_unused_rows`] makes it of the former. The same weights and states have the same numbers.
+    pub fn pruned(&self) -> &Program {
+        &self.pruned
     }
 
     /// The program of the steps of a bucket.
     pub(crate) fn program_of(&self, bucket: Bucket) -> &Program {
-        if bucket.every { &self.program } else { &self.narrowed }
+        if bucket.every { &self.program } else { &self.pruned }
     }
 
     /// Tokens a request may have, prompt and answer together.
@@ -270,7 +270,7 @@ impl EnginePlan {
     /// Multiplications of matrices that a prompt of so many tokens takes of which the last is wanted, attention included: two
     /// operations each.
     pub fn prompt_products(&self, tokens: usize) -> u64 {
-        let (program, mut products) = (&self.narrowed, 0);
+        let (program, mut products) = (&self.pruned, 0);
         // Hidden states are wanted of few steps.
         for node in program.nodes.iter().filter(|node| program.segments[node.segment].name == "forward") {
             let tensor = |id: Option<ValueId>| program.values.get(id?.index())?.tensor_type();

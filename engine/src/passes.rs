@@ -1,12 +1,14 @@
-//! Passes: program in, program out.
+//! Passes rewrite a program: [`quantize`] its weights, [`fuse`] its calls, [`prune_unused_rows`] of its last layer.
+//!
+//! A pass takes a program and gives a program. It knows a device only by the answers of [`Native`] and of the kernel query.
 
 mod concatenate;
 mod fuse;
-mod narrow;
+mod prune_unused_rows;
 pub mod quantize;
 mod rewrite;
 mod work_lists;
 
 pub use fuse::{Native, fuse, merge};
-pub use narrow::narrow;
+pub use prune_unused_rows::prune_unused_rows;
 pub use work_lists::size_work_lists;

@@ -126,7 +126,7 @@ fn a_policy_reaches_the_weights_it_names() {
 
     let unknown = Policy::from_toml("[weights]\nlayers.7 = \"w8a16\"\n").unwrap();
     let error = quantize(&program("llama3"), &unknown, &no_inputs).unwrap_err().to_string();
-    assert!(error.contains("`layers.7` names no weight of a product"), "{error}");
+    assert!(error.contains("`layers.7` matches no weight of a matrix product"), "{error}");
 }
 
 /// The mean squared difference of logits from those of the model as it is, over the mean square of the latter.

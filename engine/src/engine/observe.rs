@@ -6,7 +6,7 @@ use crate::{
     error::Result,
     inputs::StepInputs,
     load::allocate_shared,
-    passes::quantize::observed,
+    passes::quantize::observed_activations,
 };
 use dsrun_core::{
     WeightFormat,
@@ -42,7 +42,7 @@ impl Engine {
         let layout = Layout::keeping_all(program, &*self.device, &sizes, bucket.every)?;
         let shared = allocate_shared(&*self.device, &layout)?;
         let storage = Site { program, resident: &self.resident, shared: &shared }.storage(&layout);
-        let names: HashMap<_, Vec<String>> = observed(program).into_iter().fold(
+        let names: HashMap<_, Vec<String>> = observed_activations(program).into_iter().fold(
             HashMap::new(),
             |mut names: HashMap<_, Vec<String>>, (name, id)| {
                 names.entry(id).or_default().push(name);

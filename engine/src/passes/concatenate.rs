@@ -1,10 +1,10 @@
-//! Brings together linear layers that read the same activations: one product over their weights on top of each other.
+//! Merges linear layers that read the same activations into one matrix product over their concatenated weights.
 //!
-//! The parts of the product are taken apart by [`Columns`], or, if they are the two halves of a gated activation, read from
-//! it where they stand. Weights and biases become one each, evaluated from the file when they are loaded, so nothing is
-//! held twice.
+//! [`Columns`] splits the result again, unless the merged layers are the two halves of a gated activation, which then reads both
+//! halves from the one result. The concatenated weights and biases are expressions over the file, evaluated when they are loaded,
+//! so no weight is held twice.
 
-use super::rewrite::{results, weight_operand, with_nodes};
+use super::rewrite::{add_results, weight_operand, with_nodes};
 use dsrun_core::{
     Error, Result, TensorType, WeightExpr, WeightType,
     op::{Columns, GateLayout, GatedActivation, Op, OperandType},
@@ -12,30 +12,30 @@ use dsrun_core::{
 };
 use std::collections::HashSet;
 
-/// Linear layers that can be one.
+/// Linear layers that can be merged.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// The calls, in order.
+    /// The indices of their calls, in order.
     nodes: Vec<usize>,
-    /// The gated activation that reads both of two results, and nothing else does.
+    /// The gated activation that reads both results of a group of two, if nothing else reads them.
     gate: Option<usize>,
 }
 
 impl Group {
-    /// The name of the group's first weight: it stays the same when other groups are left alone.
+    /// The name of the group's first weight. It identifies the group whichever other groups are merged.
     pub(super) fn name<'a>(&self, program: &'a Program) -> &'a str {
         let first = self.nodes.first().and_then(|node| weight_of(&program.nodes[*node].call));
         first.map_or("", |weight| &program.values[weight.index()].name)
     }
 
-    /// The name of the one weight that the group's become.
+    /// The name of the concatenated weight.
     pub(super) fn joined_name(&self, program: &Program) -> String {
         let weights = self.nodes.iter().filter_map(|node| weight_of(&program.nodes[*node].call));
         joined_name(weights.map(|id| &program.values[id.index()]))
     }
 }
 
-/// The weight of a product.
+/// The weight of a matrix product.
 pub(super) fn weight_of(call: &Call) -> Option<ValueId> {
     call.operands.get(weight_operand(&call.op)?).copied().flatten()
 }
@@ -44,12 +44,12 @@ fn joined_name<'a>(values: impl Iterator<Item = &'a Value>) -> String {
     values.map(|value| value.name.as_str()).collect::<Vec<_>>().join("+")
 }
 
-/// The groups of a program.
+/// Finds the groups of a program.
 pub(super) fn groups(program: &Program) -> Vec<Group> {
     let uses = program.uses();
     let mut groups: Vec<Group> = Vec::new();
     for index in 0..program.nodes.len() {
-        if !is_part(program, &uses, index) {
+        if !can_join(program, &uses, index) {
             continue;
         }
         let joins = |group: &&mut Group| {
@@ -68,8 +68,8 @@ pub(super) fn groups(program: &Program) -> Vec<Group> {
     groups
 }
 
-/// Whether a node is a linear layer whose weight and bias are of the file and nobody else's.
-fn is_part(program: &Program, uses: &[usize], index: usize) -> bool {
+/// Whether a node is a linear layer whose weight and bias come from the file and are read by this layer only.
+fn can_join(program: &Program, uses: &[usize], index: usize) -> bool {
     let call = &program.nodes[index].call;
     let Some(weight) = weight_operand(&call.op) else { return false };
     let [weight, bias] = [weight, weight + 1].map(|operand| call.operands.get(operand).copied().flatten());
@@ -78,7 +78,7 @@ fn is_part(program: &Program, uses: &[usize], index: usize) -> bool {
     weight.is_some_and(own) && bias.is_none_or(own)
 }
 
-/// Whether two linear layers read the same activations and differ in nothing but their outputs.
+/// Whether two linear layers read the same activations and differ in their number of outputs at most.
 fn alike(program: &Program, a: usize, b: usize) -> bool {
     let (a, b) = (&program.nodes[a], &program.nodes[b]);
     let Some(place) = weight_operand(&a.call.op).filter(|_| a.call.op == b.call.op) else { return false };
@@ -102,11 +102,11 @@ fn alike(program: &Program, a: usize, b: usize) -> bool {
         }
         _ => false,
     };
-    // Activations, with their scales if they are quantised.
+    // The operands in front of the weight: activations, with their scales if they are quantised.
     a.call.operands[..place] == b.call.operands[..place] && weights && biases
 }
 
-/// The gated activation that takes the results of two layers, if it takes them separately and alone.
+/// The gated activation that reads the results of two layers as separate operands, if nothing else reads them.
 fn gate(program: &Program, uses: &[usize], nodes: &[usize]) -> Option<usize> {
     let [first, second] = nodes else { return None };
     let [gate, up] = [first, second].map(|node| program.nodes[*node].call.results.first().copied());
@@ -121,10 +121,10 @@ fn gate(program: &Program, uses: &[usize], nodes: &[usize]) -> Option<usize> {
     })
 }
 
-/// Makes one layer of each group that `wanted` admits.
+/// Merges the layers of each group that `wanted` admits.
 ///
 /// # Errors
-/// If the sizes do not fit what an op can express.
+/// If a merged layer has more columns than an op can express.
 pub(super) fn concatenate(
     program: &Program,
     groups: &[Group],
@@ -132,8 +132,8 @@ pub(super) fn concatenate(
 ) -> Result<Program> {
     let mut program = program.clone();
     let mut taken: HashSet<usize> = HashSet::new();
-    // What stands in the place of a call, by its index.
-    let mut instead: Vec<Option<Vec<Call>>> = vec![None; program.nodes.len()];
+    // The calls that replace a call, by its index.
+    let mut replacements: Vec<Option<Vec<Call>>> = vec![None; program.nodes.len()];
     for group in groups.iter().filter(|group| wanted(group)) {
         let calls = join(&mut program, group)?;
         taken.extend(&group.nodes);
@@ -145,11 +145,11 @@ pub(super) fn concatenate(
             }
             (call.operands[0], call.operands[1]) = (Some(product), None);
         }
-        instead[group.nodes[0]] = Some(calls);
+        replacements[group.nodes[0]] = Some(calls);
     }
     let mut nodes = Vec::with_capacity(program.nodes.len());
     for (index, node) in program.nodes.iter().enumerate() {
-        match instead[index].take() {
+        match replacements[index].take() {
             Some(calls) => nodes.extend(calls.into_iter().map(|call| Node { call, ..node.clone() })),
             None if taken.contains(&index) => {}
             None => nodes.push(node.clone()),
@@ -158,7 +158,7 @@ pub(super) fn concatenate(
     with_nodes(&program, nodes)
 }
 
-/// The calls that replace those of a group: the product, and what takes it apart. Adds their values to the program.
+/// The calls that replace those of a group: the product, and the calls that split its result. Adds their values to the program.
 fn join(program: &mut Program, group: &Group) -> Result<Vec<Call>> {
     let parts: Vec<Call> = group.nodes.iter().map(|node| program.nodes[*node].call.clone()).collect();
     let Some(first) = parts.first() else { return Ok(Vec::new()) };
@@ -168,15 +168,23 @@ fn join(program: &mut Program, group: &Group) -> Result<Vec<Call>> {
     let biases = of(place + 1);
     let bias = if biases.is_empty() { None } else { concat(program, &biases) };
     let operands = [&first.operands[..place], &[weight, bias]].concat();
-    let product = results(program, &first.op, &operands)?;
-    let [product] = product[..] else { return Err(Error::internal("a product without one result")) };
+    let product = add_results(program, &first.op, &operands)?;
+    let [product] = product[..] else {
+        return Err(Error::internal(format!(
+            "{} has {} results, expected one",
+            first.op.name(),
+            product.len()
+        )));
+    };
     let mut calls = vec![Call::new(first.op.clone(), operands, vec![product])];
     if group.gate.is_none() {
         let mut start = 0u32;
         for part in &parts {
             let tensor = program.value(part.results[0])?.tensor_type();
             let count = tensor.and_then(|tensor| tensor.shape.get(1)?.known()).unwrap_or(0);
-            let count = u32::try_from(count).map_err(|_| Error::invalid("too many columns"))?;
+            let count = u32::try_from(count).map_err(|_| {
+                Error::invalid(format!("a layer of {count} outputs is too wide to concatenate"))
+            })?;
             calls.push(Call::new(Columns { start, count }, vec![Some(product)], part.results.clone()));
             start = start.saturating_add(count);
         }
@@ -184,7 +192,7 @@ fn join(program: &mut Program, group: &Group) -> Result<Vec<Call>> {
     Ok(calls)
 }
 
-/// A new value: these weights or vectors on top of each other.
+/// Adds a value to the program: the concatenation of these weights or vectors along their rows.
 fn concat(program: &mut Program, ids: &[ValueId]) -> Option<ValueId> {
     let values: Vec<&Value> = ids.iter().map(|id| &program.values[id.index()]).collect();
     let name = joined_name(values.iter().copied());

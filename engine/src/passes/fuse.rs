@@ -1,16 +1,17 @@
 //! Deep-Fusion: groups calls into regions that the device has kernels for.
 //!
-//! The pass knows no pattern. It looks at runs of calls that follow one another, keeps those that a rule admits, and asks the
-//! device about each. Of all ways to cut a program into calls and native regions it takes the one with the fewest calls; among
-//! those the one that moves the fewest bytes between calls; among those the one that computes least twice.
+//! The pass has no list of patterns. It tries runs of consecutive calls, keeps those that a rule admits, and asks the device about
+//! each. Of all partitions of a program into calls and native regions it takes the one with the fewest calls; among those the one
+//! that moves the fewest bytes between calls; among those the one that recomputes least.
 //!
 //! It runs in two steps:
 //!
 //! - [`fuse`], once for a program: the [tile rule](tiles) admits calls whose tiles depend on one tile of their producer, so any
 //!   device gains by running them together, whatever the size of the step. Projections of the same activations are concatenated
-//!   in front of it, as far as a region takes them in: taken apart by calls of their own they would gain nothing.
-//! - [`merge`], for the sizes of a step: [neighbours](neighbours) that use each other's results become larger regions, again and
-//!   again over its own result, until the device admits no more. So whole layers, all layers with the embedding, or the tail of
+//!   first, but only where a region takes in the calls that split the result: split by calls of their own, concatenated
+//!   projections would gain nothing.
+//! - [`merge`], for the sizes of a step: [neighbours](neighbours) that use each other's results become larger regions, repeatedly
+//!   over its own result, until the device admits no more. So whole layers, all layers with the embedding, or the tail of
 //!   sampling become one launch where a device has a kernel for them, and the program shows it.
 //!
 //! Source: Aminabadi et al., "DeepSpeed Inference" (2022), section III-B.
@@ -62,8 +63,8 @@ pub fn fuse(program: &Program, native: &mut Native<'_>) -> Result<Program> {
     }
 }
 
-/// Replaces neighbouring calls by regions that `native` admits, until it admits no larger ones. The program is one that [`fuse`] made,
-/// and `native` answers for the sizes of one step.
+/// Replaces neighbouring calls by regions that `native` admits, until it admits no larger ones. The program is a result of
+/// [`fuse`], and `native` answers for the sizes of one step.
 ///
 /// # Errors
 /// As [`fuse`].
@@ -80,24 +81,24 @@ pub fn merge(program: &Program, native: &mut Native<'_>) -> Result<Program> {
 
 /// A run of neighbouring calls that may become a region.
 trait Run {
-    /// Adds the next call, if the rule admits it. A run that refused a call refuses all behind it.
+    /// Adds the next call, if the rule admits it. A run that refused a call refuses every later one.
     fn join(&mut self, node: usize) -> bool;
 
-    /// Whether it may end here. `uses` counts the uses of each value.
+    /// Whether the run may end after the last call. `uses` counts the readers of each value.
     fn may_end(&self, uses: &[usize]) -> bool;
 
-    /// How many of its calls are computed anew in every tile of another.
+    /// The number of calls that every tile of another call recomputes.
     fn recomputed(&self) -> usize;
 }
 
-/// A part of a program: one call as it stands, or a region in the place of several.
+/// A part of a partition of a program: one call as it is, or a region that replaces several.
 #[derive(Clone, Debug)]
 struct Part {
     nodes: Range<usize>,
     region: Option<Call>,
 }
 
-/// Whether the product with this weight is used only by the region that makes it.
+/// Whether the product with this weight is read only inside the region that computes it.
 fn taken_in(program: &Program, parts: &[Part], weight: &str) -> bool {
     let makes =
         |node: &Node| weight_of(&node.call).is_some_and(|id| program.values[id.index()].name == weight);
@@ -110,7 +111,7 @@ fn taken_in(program: &Program, parts: &[Part], weight: &str) -> bool {
     })
 }
 
-/// The program with regions in the places of their calls.
+/// The program with each run of calls replaced by its region.
 fn replace(program: &Program, parts: Vec<Part>) -> Result<Program> {
     if parts.iter().all(|part| part.region.is_none()) {
         return Ok(program.clone());
@@ -122,13 +123,13 @@ fn replace(program: &Program, parts: Vec<Part>) -> Result<Program> {
     with_nodes(program, parts.into_iter().map(node).collect())
 }
 
-/// What a way to cut a program costs; less is better, the first field counts most.
+/// The cost of a partition of a program; less is better, and the first field counts most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
     calls: usize,
     /// Bytes of intermediate results that calls read and write, per row of the step.
     bytes: usize,
-    /// Calls that are computed anew in every tile of another.
+    /// Calls that every tile of another call recomputes.
     recomputed: usize,
 }
 
@@ -144,12 +145,12 @@ impl std::ops::Add for Cost {
     }
 }
 
-/// Cuts a program into calls and native regions at the least cost.
+/// Partitions a program into calls and native regions at the least cost.
 fn partition<R: Run>(program: &Program, native: &mut Native<'_>, begin: impl Fn() -> R) -> Result<Vec<Part>> {
     let (uses, classes) = (program.uses(), key::classes(program)?);
-    // Layers are alike: a device is asked once about runs that are.
+    // Layers repeat: the device is asked once about equal runs.
     let mut answers: HashMap<Vec<u32>, bool> = HashMap::new();
-    // From the last call to the first: the best way to cut what begins there.
+    // From the last call to the first: the best partition of the calls from there on.
     let mut best: Vec<(Cost, Option<Part>)> = vec![(Cost::default(), None); program.nodes.len() + 1];
     for first in (0..program.nodes.len()).rev() {
         let single = &program.nodes[first].call;
@@ -195,7 +196,7 @@ fn partition<R: Run>(program: &Program, native: &mut Native<'_>, begin: impl Fn(
 }
 
 /// The bytes of intermediate results that a call reads and writes, per row of the step: sizes that are not known yet count
-/// as one. What is updated in place is not moved.
+/// as one. Operands that are updated in place count as not moved.
 fn traffic(program: &Program, call: &Call) -> usize {
     let bytes = |id: &ValueId| {
         let value = &program.values[id.index()];

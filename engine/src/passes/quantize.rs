@@ -1,20 +1,20 @@
-//! Quantisation: rounds the weights of products as a [`Policy`] says, and the activations of those that are to run on integers.
+//! Quantisation: rounds the weights of matrix products as a [`Policy`] says, and the activations of integer products.
 //!
-//! A weight stays an expression over the file, which is rounded while it is read: nothing is held twice. `w8a8` turns
-//! `linear(x, w)` into `linear_w8a8(quant_per_token(x), w)`; products of the same activations share their quantisation, and
-//! [`fuse`](super::fuse) then takes it into the op before.
+//! A weight stays an expression over the file and is rounded while it is read, so no weight is held twice. `w8a8` turns
+//! `linear(x, w)` into `linear_w8a8(quant_per_token(x), w)`. Products of the same activations share their quantisation, which
+//! [`fuse`](super::fuse) then merges with the op before it.
 //!
-//! With [`Policy::smooth`], outliers of activations are moved into the weights first ([`smooth`]), and [`choose`] finds a
-//! format for every weight under a budget; both need a [`Calibration`].
+//! With [`Policy::smooth`], outliers of activations are first moved into the weights ([`smooth`]). [`choose`] finds a format for
+//! every weight under a budget (mixed precision). Both need a [`Calibration`].
 
 mod calibration;
-mod mixture;
+mod format_choice;
 mod policy;
 mod smooth;
 
 use super::{
     concatenate::weight_of,
-    rewrite::{results, with_nodes},
+    rewrite::{add_results, with_nodes},
 };
 pub use calibration::{Calibration, Channels};
 use dsrun_core::{
@@ -22,28 +22,28 @@ use dsrun_core::{
     op::{LinearW8A8, Op, OperandType, QuantPerToken},
     program::{Call, Node, Origin, Program, Value, ValueId},
 };
-pub use mixture::{Candidate, Choice, choose};
+pub use format_choice::{Candidate, Choice, choose};
 pub use policy::{Offset, Policy, Scheme};
 pub use smooth::{ReadWeight, smooth};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// The name by which policies mean the weight that makes the logits, whatever its name in the program.
+/// The name that policies use for the weight of the logits, whatever its name in the program.
 pub const HEAD: &str = "lm_head";
 
-/// A weight that products read.
+/// A weight of a matrix product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProductWeight {
-    /// The value in the program.
+    /// The weight's value in the program.
     pub id: ValueId,
-    /// Its name there.
+    /// The weight's name in the program.
     pub name: String,
-    /// Whether it makes the logits, or is looked up too: such a weight is left alone unless it is named.
+    /// Whether the weight is kept unless a policy names it: the weight of the logits, and one that an embedding reads too.
     pub kept: bool,
-    /// Whether it makes the logits.
+    /// Whether it is the weight of the logits.
     pub head: bool,
 }
 
-/// The weights of a program's products, in order.
+/// Lists the weights of a program's matrix products, in the order of the products.
 pub fn product_weights(program: &Program) -> Vec<ProductWeight> {
     let uses = program.uses();
     let mut found: Vec<ProductWeight> = Vec::new();
@@ -63,13 +63,13 @@ pub fn product_weights(program: &Program) -> Vec<ProductWeight> {
     found
 }
 
-/// Rewrites a program by a policy, smoothing aside.
+/// Quantises a program by a policy, without smoothing.
 ///
-/// A weight that the policy keeps is as its checkpoint means it to be: `quantises_inputs` says of a tensor of the file whether
-/// the inputs of products with it are to be quantised ([`TensorSource::quantises_inputs`]).
+/// A weight that the policy keeps is used as its checkpoint intends: `quantises_inputs` says of a tensor of the file whether
+/// products with it quantise their inputs ([`TensorSource::quantises_inputs`]).
 ///
 /// # Errors
-/// If a pattern of the policy names no weight, or a weight does not fit the format it is to have.
+/// If a pattern of the policy matches no weight, or a weight does not fit its format.
 ///
 /// [`TensorSource::quantises_inputs`]: dsrun_models::weights::TensorSource::quantises_inputs
 pub fn quantize(
@@ -100,7 +100,11 @@ pub fn quantize(
         *expr = match format {
             WeightFormat::Dense(dtype) => WeightExpr::Cast { of, dtype },
             WeightFormat::Group(format) => WeightExpr::Quantise { of, format, search: policy.search },
-            other => return Err(in_weight(Error::internal(format!("nothing is quantised to {other}")))),
+            other => {
+                return Err(in_weight(Error::internal(format!(
+                    "{other} is not a format that weights are quantised to"
+                ))));
+            }
         };
         weight_type.format = format;
         weight_type.bytes().map_err(in_weight)?;
@@ -109,14 +113,15 @@ pub fn quantize(
         }
     }
     if let Some(unused) = policy.weights.keys().find(|pattern| !used.contains(pattern.as_str())) {
-        let message =
-            format!("`{unused}` names no weight of a product; `dsrun inspect --program` lists them");
+        let message = format!(
+            "`{unused}` matches no weight of a matrix product; `dsrun inspect --program` lists the weights"
+        );
         return Err(Error::invalid(message).at("weights"));
     }
     quantize_activations(&mut program, &activations)
 }
 
-/// Whether products with a weight of the file are to be products of integers. They cannot be once it is cast or scaled.
+/// Whether the checkpoint intends integer products with a weight. They are not possible once the weight is cast or scaled.
 fn made_for_integers(weight: &Value, quantises_inputs: &dyn Fn(&str) -> bool) -> bool {
     let Origin::Weight(expr) = &weight.origin else { return false };
     let tensors = expr.tensors();
@@ -127,7 +132,7 @@ fn made_for_integers(weight: &Value, quantises_inputs: &dyn Fn(&str) -> bool) ->
         )
 }
 
-/// Makes products of integers of those with these weights.
+/// Turns the products with these weights into integer products.
 fn quantize_activations(program: &mut Program, weights: &HashSet<ValueId>) -> Result<Program> {
     let mut shared: HashMap<(ValueId, usize), [ValueId; 2]> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::with_capacity(program.nodes.len());
@@ -148,11 +153,12 @@ fn quantize_activations(program: &mut Program, weights: &HashSet<ValueId>) -> Re
             Some(quantised) => *quantised,
             None => {
                 let op = Op::from(QuantPerToken {});
-                let made = results(program, &op, &[Some(x)])?;
-                let [y, scales] = made[..] else {
-                    return Err(Error::internal("quantisation has two results"));
+                let results = add_results(program, &op, &[Some(x)])?;
+                let [y, scales] = results[..] else {
+                    let message = format!("quant_per_token has {} results, expected two", results.len());
+                    return Err(Error::internal(message));
                 };
-                nodes.push(Node { call: Call::new(op, vec![Some(x)], made), ..node.clone() });
+                nodes.push(Node { call: Call::new(op, vec![Some(x)], results), ..node.clone() });
                 shared.insert((x, node.segment), [y, scales]);
                 [y, scales]
             }
@@ -164,9 +170,9 @@ fn quantize_activations(program: &mut Program, weights: &HashSet<ValueId>) -> Re
     with_nodes(program, nodes)
 }
 
-/// The activations that each product with a weight reads, before they are quantised: what a calibration observes, by the name
-/// of the weight.
-pub fn observed(program: &Program) -> Vec<(String, ValueId)> {
+/// The activations that a calibration observes: those that each product reads, before they are quantised, with the name of the
+/// product's weight.
+pub fn observed_activations(program: &Program) -> Vec<(String, ValueId)> {
     let first = |node: &Node| node.call.operands.first().copied().flatten();
     let before = |x: ValueId| {
         let quantises = |node: &&Node| {

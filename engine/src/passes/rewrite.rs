@@ -1,4 +1,4 @@
-//! What passes that replace calls have in common.
+//! Helpers of the passes that replace calls.
 
 use dsrun_core::{
     Result, TensorType,
@@ -7,17 +7,21 @@ use dsrun_core::{
     program::{Node, Origin, Program, Value, ValueId},
 };
 
-/// New values: the results of a call that is to be added. [`with_nodes`] says which call makes them.
+/// Adds the results of a new call to the values of a program. [`with_nodes`] sets which call makes them.
 ///
 /// # Errors
 /// As [`Op::infer`].
-pub(super) fn results(program: &mut Program, op: &Op, operands: &[Option<ValueId>]) -> Result<Vec<ValueId>> {
+pub(super) fn add_results(
+    program: &mut Program,
+    op: &Op,
+    operands: &[Option<ValueId>],
+) -> Result<Vec<ValueId>> {
     let types = program.operand_types(operands)?;
-    Ok(op.infer(&types)?.into_iter().map(|tensor| result(program, tensor)).collect())
+    Ok(op.infer(&types)?.into_iter().map(|tensor| add_result(program, tensor)).collect())
 }
 
-/// A new value: one result of a call that is to be added.
-pub(super) fn result(program: &mut Program, tensor: TensorType) -> ValueId {
+/// Adds one result of a new call to the values of a program.
+pub(super) fn add_result(program: &mut Program, tensor: TensorType) -> ValueId {
     let id = ValueId::new(program.values.len());
     program.values.push(Value {
         name: String::new(),
@@ -28,7 +32,7 @@ pub(super) fn result(program: &mut Program, tensor: TensorType) -> ValueId {
     id
 }
 
-/// Where a product with a weight has its weight; the bias stands behind it.
+/// The operand index of the weight of a matrix product; the bias is the next operand. `None` for other ops.
 pub(super) fn weight_operand(op: &Op) -> Option<usize> {
     match op {
         Op::Linear(_) => Some(1),
@@ -37,11 +41,11 @@ pub(super) fn weight_operand(op: &Op) -> Option<usize> {
     }
 }
 
-/// The program with these calls instead of its own. Results that no call makes any more, and weights that none uses, are
-/// gone; the other values are numbered anew, in the order they had.
+/// Replaces the calls of a program. Results that no call makes any more and weights that no call reads are removed; the other
+/// values keep their order and are renumbered.
 ///
 /// # Errors
-/// If the new calls make no valid program.
+/// If the result is not a valid program.
 pub(super) fn with_nodes(program: &Program, nodes: Vec<Node>) -> Result<Program> {
     let mut kept = vec![false; program.values.len()];
     for (value, kept) in program.values.iter().zip(&mut kept) {

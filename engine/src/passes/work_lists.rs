@@ -1,4 +1,4 @@
-//! Gives the attention work lists of a program the length the device asks for.
+//! Sets the length of the attention work lists of a program to what the device needs.
 
 use dsrun_core::{
     Result, Size, TensorDesc,
@@ -8,11 +8,11 @@ use dsrun_core::{
     program::Program,
 };
 
-/// Asks the device how long it wants the work list of each `attention_prepare`, for the sizes of a bucket, and rewrites
-/// the call and its result accordingly.
+/// Asks the device for the length of the work list of each `attention_prepare`, at the sizes of a bucket, and sets it in the
+/// call and in its result.
 ///
 /// # Errors
-/// If a size has no value, or the device cannot be asked.
+/// If a size has no value, or the device refuses the query.
 pub fn size_work_lists(
     program: &mut Program,
     device: &dyn Device,

@@ -1,4 +1,4 @@
-//! What tells runs of calls apart that a device may answer differently for.
+//! Keys of runs of calls: runs with equal keys get the same answer from a device.
 
 use dsrun_core::{
     Result,
@@ -6,7 +6,7 @@ use dsrun_core::{
 };
 use std::{collections::HashMap, ops::Range};
 
-/// Numbers that are equal for calls of the same op on values of the same types.
+/// Numbers the calls of a program: calls of the same op on values of the same types have equal numbers.
 pub(super) fn classes(program: &Program) -> Result<Vec<u32>> {
     let mut known: HashMap<String, u32> = HashMap::new();
     let class = |node: &Node| {
@@ -19,8 +19,7 @@ pub(super) fn classes(program: &Program) -> Result<Vec<u32>> {
     program.nodes.iter().map(class).collect()
 }
 
-/// Numbers that are equal for runs of calls of the same [`classes`] that use each other's values in the same way and have the same
-/// results.
+/// The key of a run: equal for runs of calls of the same [`classes`] with the same uses of each other's values and the same results.
 pub(super) fn key(program: &Program, classes: &[u32], nodes: Range<usize>, uses: &[usize]) -> Vec<u32> {
     let mut numbers: HashMap<ValueId, u32> = HashMap::new();
     let mut key = Vec::new();

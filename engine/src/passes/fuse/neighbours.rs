@@ -1,16 +1,16 @@
-//! Which neighbouring calls may become one launch: those of a segment that use each other's results.
+//! The neighbour rule: calls of a segment that use each other's results may become one launch.
 //!
-//! Nothing is said about tiles here: whether one launch can wait for what it makes itself is for the device to say. What one call of a
-//! region updates in place others may read, before or after: the body has an order.
+//! The rule ignores tiles: the device decides whether one launch can wait for its own results. Calls of a region may read, before or
+//! after, what another call of it updates in place, because the body has an order.
 
 use super::Run;
 use dsrun_core::program::{Lane, Program, ValueId};
 use std::collections::HashSet;
 
-/// The most calls that are looked at together. A layer has fewer, and layers grow together in rounds.
-const MOST: usize = 16;
+/// The maximum number of calls of a run. A layer has fewer, and layers merge in later rounds.
+const MAX_CALLS: usize = 16;
 
-/// Calls of a segment of which each but the first uses a result of one before it.
+/// A run of calls of a segment in which each call after the first uses a result of an earlier one.
 pub(super) struct Neighbours<'a> {
     program: &'a Program,
     segment: Option<usize>,
@@ -32,7 +32,7 @@ impl Run for Neighbours<'_> {
         let connected =
             self.calls == 0 || node.call.operands.iter().flatten().any(|id| self.made.contains(id));
         let joins = connected
-            && self.calls < MOST
+            && self.calls < MAX_CALLS
             && first == node.segment
             && node.lane == Lane::Compute
             && node.call.op.mesh_axis().is_none();

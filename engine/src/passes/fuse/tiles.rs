@@ -1,18 +1,17 @@
-//! The tile rule: which calls may share a tile, from their index maps alone.
+//! The tile rule: decides from the index maps of calls which of them may share a tile.
 //!
-//! A tile is a part of an op's result that is computed by itself. A call may follow another into a run if each of its tiles
-//! depends on one tile of the other's result:
+//! A tile is a part of an op's result that is computed independently of the rest. A call may follow another in a run if each of
+//! its tiles depends on one tile of the other's result:
 //!
-//! - Nothing between them is reached through data: any tile might be needed then.
-//! - A dimension that the second reduces, or needs as a whole, lies within one tile of the first. Almost any op can be cut
-//!   so; a matrix product cannot, along its outputs, because they are what it is spread over the device by. So what needs
-//!   all outputs of a product at once (a norm, the next product) stays outside; what needs a group of them (a head) may
-//!   follow.
-//! - A product needs the same activations for every tile of outputs. What makes them is computed anew in each, so it must
-//!   be small: no product itself, no update in place, and nobody outside the run may want its results, which every tile
-//!   would write.
+//! - No dimension between them is indexed by data, because any tile might be needed then.
+//! - A dimension that the second call reduces, or needs as a whole, lies within one tile of the first. Almost any op can be
+//!   tiled that way. A matrix product cannot, along its outputs, because these are what it is spread over the device by. So a
+//!   call that needs all outputs of a product at once (a norm, the next product) stays outside; one that needs a group of them
+//!   (a head) may follow.
+//! - A product needs the same activations for every tile of outputs, so each tile recomputes the calls that make them. These
+//!   must be small: not a product, not an update in place, and not read outside the run, because every tile would write them.
 //!
-//! And what one call of a run updates in place no other call of it reads: tiles run in no order.
+//! Finally, no call of a run reads what another call of the run updates in place, because tiles run in any order.
 
 use super::Run;
 use dsrun_core::{
@@ -22,7 +21,7 @@ use dsrun_core::{
 };
 use std::collections::{HashMap, HashSet};
 
-/// How a call is cut into tiles.
+/// How a call can be tiled.
 #[derive(Clone, Debug)]
 pub(super) struct Tiles {
     maps: IndexMaps,
@@ -30,7 +29,7 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// The tiles of a call; `None` if it is not to be fused: regions are fused already, and collectives wait for others.
+    /// The tiles of a call; `None` if it must not be fused: regions are fused already, and collectives wait for other ranks.
     pub(super) fn of(program: &Program, node: &Node) -> Result<Option<Self>> {
         if matches!(node.call.op, Op::Region(_))
             || node.call.op.mesh_axis().is_some()
@@ -45,13 +44,14 @@ impl Tiles {
         Ok(Some(Self { maps, product }))
     }
 
+    /// Whether different tiles have different parts of a dimension.
     fn is_cut(&self, dimension: usize) -> bool {
         self.maps.dimensions.get(dimension).is_some_and(|dimension| {
             dimension.kind == DimensionKind::Parallel && dimension.size != Size::Static(1)
         })
     }
 
-    /// Whether a tile needs all of a tensor's dimension that is laid out so.
+    /// Whether a tile needs a tensor's whole dimension, given how the dimension is indexed.
     fn needs_all(&self, axis: &Axis) -> bool {
         match axis {
             Axis::Of(dimensions) => !dimensions.iter().any(|dimension| self.is_cut(*dimension)),
@@ -61,8 +61,8 @@ impl Tiles {
     }
 }
 
-/// A product sums over a dimension that two operands have, each of which has one the other lacks: so both are read again
-/// and again.
+/// Whether a call is a matrix product: it reduces a dimension that two operands share, each of which has a dimension that the
+/// other lacks, so both operands are read many times.
 fn is_product(maps: &IndexMaps) -> bool {
     let has = |axes: &[Axis], wanted: usize| {
         axes.iter().any(|axis| matches!(axis, Axis::Of(dimensions) if dimensions.contains(&wanted)))
@@ -82,16 +82,16 @@ fn is_product(maps: &IndexMaps) -> bool {
     })
 }
 
-/// A value that a run makes.
+/// A value that a run computes.
 #[derive(Clone, Copy, Debug)]
 struct Made {
     node: usize,
     result: usize,
-    /// Whether a row of it hangs on all outputs of a product of the run.
+    /// Whether a row of it depends on all outputs of a product of the run.
     whole: bool,
 }
 
-/// Calls behind one another that may share a tile.
+/// Consecutive calls that may share a tile.
 #[derive(Debug)]
 pub(super) struct TileRun<'a> {
     program: &'a Program,
@@ -99,7 +99,7 @@ pub(super) struct TileRun<'a> {
     nodes: Vec<usize>,
     made: HashMap<ValueId, Made>,
     read: HashSet<ValueId>,
-    /// Calls that are computed anew in every tile of a product.
+    /// Calls that every tile of a product recomputes.
     recomputed: HashSet<usize>,
 }
 
@@ -116,8 +116,8 @@ impl<'a> TileRun<'a> {
         }
     }
 
-    /// Whether each tile of a call needs one tile of an operand that the run makes, and if so whether what it takes of it
-    /// hangs on all outputs of a product.
+    /// Whether each tile of a call needs one tile only of an operand that the run computes: `None` if it needs more, else whether
+    /// what it reads depends on all outputs of a product.
     fn follows(&self, id: ValueId, made: Made, tiles: &Tiles, axes: &[Axis]) -> Option<bool> {
         let shape = &self.program.values[id.index()].tensor_type()?.shape;
         let producer = self.tiles[made.node].as_ref()?.maps.results.get(made.result)?;
@@ -140,7 +140,7 @@ impl<'a> TileRun<'a> {
         Some(whole)
     }
 
-    /// Marks a call of the run, and those it hangs on, as computed anew in every tile. Whether they may be.
+    /// Marks a call of the run, and the calls it depends on, as recomputed in every tile. Returns whether the rule allows it.
     fn recompute(&mut self, node: usize) -> bool {
         let call = &self.program.nodes[node].call;
         let product = self.tiles[node].as_ref().is_none_or(|tiles| tiles.product);
@@ -190,7 +190,7 @@ impl Run for TileRun<'_> {
         true
     }
 
-    /// What is computed in every tile must be wanted by the run alone.
+    /// Whether every recomputed result is read inside the run only.
     fn may_end(&self, uses: &[usize]) -> bool {
         let inside = |id: &ValueId| {
             let operands = self.nodes.iter().flat_map(|node| &self.program.nodes[*node].call.operands);

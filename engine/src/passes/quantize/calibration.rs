@@ -1,22 +1,23 @@
-//! What the activations of a model are like.
+//! Statistics of a model's activations, by channel.
 
+use dsrun_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What was seen of the channels of a product's activations.
+/// Statistics of the activations of one product, by channel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Channels {
-    /// The largest size of each channel.
+    /// The largest absolute value of each channel.
     pub largest: Vec<f32>,
     /// The sum of squares of each channel.
     pub energy: Vec<f64>,
-    /// How many rows were seen.
+    /// The number of rows observed.
     pub rows: usize,
 }
 
 impl Channels {
-    /// Takes in rows of `columns` channels.
+    /// Adds rows of `columns` channels.
     pub fn add(&mut self, rows: &[f32], columns: usize) {
         self.largest.resize(columns, 0.0);
         self.energy.resize(columns, 0.0);
@@ -35,18 +36,28 @@ impl Channels {
     }
 }
 
-/// What was seen of the activations of every product, by the name of its weight.
+/// Statistics of the activations of every product of a model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Calibration {
-    /// By the name of the weight.
+    /// The statistics of each product, by the name of its weight.
     pub products: BTreeMap<String, Channels>,
 }
 
 impl Calibration {
-    /// Takes in activations of the product with a weight.
+    /// Adds rows of the activations that are multiplied with a weight.
     pub fn add(&mut self, weight: &str, rows: &[f32], columns: usize) {
         self.products.entry(weight.to_owned()).or_default().add(rows, columns);
+    }
+
+    /// The mean squares of the activations that are multiplied with a weight.
+    ///
+    /// # Errors
+    /// If the activations were not observed.
+    pub fn mean_squares(&self, weight: &str) -> Result<Vec<f64>> {
+        let channels = self.products.get(weight);
+        let missing = || Error::invalid("the activations of this product were not observed").at(weight);
+        Ok(channels.ok_or_else(missing)?.mean_squares())
     }
 }
 
@@ -55,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn channels_keep_the_largest_and_the_mean_square() {
+    fn channels_keep_the_largest_value_and_the_mean_square() {
         let mut calibration = Calibration::default();
         calibration.add("w", &[1.0, -3.0, 2.0, 1.0], 2);
         calibration.add("w", &[0.0, 2.0], 2);

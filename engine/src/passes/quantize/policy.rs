@@ -1,4 +1,4 @@
-//! What is rounded to what, as people write it.
+//! Policies: which weight gets which format, as users write them in TOML.
 
 use super::{HEAD, ProductWeight};
 use dsrun_core::{
@@ -11,21 +11,21 @@ use std::{
     str::FromStr,
 };
 
-/// How a weight is kept, and what its product reads.
+/// The storage of a weight and the inputs of its product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scheme {
-    /// `keep`: as it is.
+    /// `keep`: the weight stays as it is.
     #[default]
     Keep,
-    /// `f32`, `f16`, `bf16`: dense.
+    /// `f32`, `f16`, `bf16`: dense elements of this type.
     Dense(DType),
-    /// `w8a16`: integers of 8 bits with a scale for each row; activations as they are.
+    /// `w8a16`: 8-bit integers with a scale for each row; activations stay as they are.
     W8A16,
-    /// `w8a8`: the same, and activations quantised row by row.
+    /// `w8a8`: 8-bit integers with a scale for each row; activations are quantised row by row.
     W8A8,
-    /// `w4a16`: integers of 4 bits with a scale for each [`Policy::group`].
+    /// `w4a16`: 4-bit integers with a scale for each [`Policy::group`]; activations stay as they are.
     W4A16,
-    /// The name of a group format, as `int4g64z_f16`.
+    /// A group format by its name, such as `int4g64z_f16`; activations stay as they are.
     Group(GroupFormat),
 }
 
@@ -56,8 +56,8 @@ impl FromStr for Scheme {
                 let group = || GroupFormat::from_name(text).map(Self::Group);
                 dense.or_else(group).ok_or_else(|| {
                     format!(
-                        "`{text}` is no way to keep a weight: keep, f32, f16, bf16, w8a16, w8a8, w4a16, or a format such as \
-                         int4g64z_f16"
+                        "unknown quantisation scheme `{text}`: use keep, f32, f16, bf16, w8a16, w8a8, w4a16, or a format \
+                         such as int4g64z_f16"
                     )
                 })
             }
@@ -77,21 +77,21 @@ impl<'de> Deserialize<'de> for Scheme {
     }
 }
 
-/// What the integers of `w4a16` are counted from.
+/// The origin that the integers of `w4a16` are counted from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Offset {
-    /// From zero.
+    /// Zero.
     #[default]
     Symmetric,
-    /// From an integer of each group.
+    /// A zero point: an integer of each group.
     ZeroPoint,
-    /// From a number of each group.
+    /// A minimum: a real number of each group.
     Minimum,
 }
 
 impl Offset {
-    fn of_group(self) -> GroupOffset {
+    fn group_offset(self) -> GroupOffset {
         match self {
             Self::Symmetric => GroupOffset::Symmetric,
             Self::ZeroPoint => GroupOffset::ZeroPoint,
@@ -100,33 +100,33 @@ impl Offset {
     }
 }
 
-/// What is rounded to what.
+/// Says which weight gets which [`Scheme`].
 ///
 /// ```toml
 /// default = "w4a16"          # for every weight that only products read
 /// group = 64
 ///
-/// [weights]                  # the longest name that fits a weight decides; `*` stands for any one part
-/// lm_head = "w8a16"          # the weight that makes the logits, kept unless it is named
+/// [weights]                  # the longest pattern that matches a weight decides; `*` matches any one part of a name
+/// lm_head = "w8a16"          # the weight of the logits, kept unless it is named
 /// "layers.0" = "w8a16"
 /// "layers.*.down" = "int4g32m_f16"
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Policy {
-    /// For weights that no name fits.
+    /// The scheme of weights that no pattern matches.
     pub default: Scheme,
     /// Columns that share a scale in `w4a16`: 32, 64 or 128; 0 is the whole row. The largest that divides the columns if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<usize>,
-    /// What the integers of `w4a16` are counted from.
+    /// The origin of the integers of `w4a16`.
     pub offset: Offset,
-    /// Whether scales are searched for that have less error than those that span a group.
+    /// Whether to search for the scales of least squared error, instead of taking those that span the whole range of a group.
     pub search: bool,
-    /// How far outliers of activations are moved into the weights of `w8a8`, from 0 (not) to 1 (all); absent is not.
+    /// How far outliers of activations are moved into the weights of `w8a8`, from 0 (not at all, the default) to 1 (entirely).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smooth: Option<f32>,
-    /// For weights by name.
+    /// Schemes by patterns of weight names.
     #[serde(deserialize_with = "flattened")]
     pub weights: BTreeMap<String, Scheme>,
 }
@@ -144,12 +144,9 @@ impl Default for Policy {
     }
 }
 
-/// A name without quotes, as `layers.0`, is a table within a table to TOML.
+/// A value of the table of weights. TOML reads a name without quotes, such as `layers.0`, as a table within a table.
 #[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "this is neither a way to keep a weight, such as \"w8a16\", nor a table of names"
-)]
+#[serde(untagged, expecting = "must be a quantisation scheme, such as \"w8a16\", or a table of weight names")]
 enum Entry {
     Scheme(String),
     Table(BTreeMap<String, Self>),
@@ -178,7 +175,7 @@ fn flattened<'de, D: Deserializer<'de>>(
 }
 
 impl Policy {
-    /// The policy that keeps every weight so.
+    /// The policy that gives every weight the same scheme.
     pub fn of(default: Scheme) -> Self {
         Self { default, ..Self::default() }
     }
@@ -186,25 +183,25 @@ impl Policy {
     /// Reads a policy from TOML.
     ///
     /// # Errors
-    /// If a key is unknown or a value is none it can have; the message says where.
+    /// If a key is unknown or a value is out of range; the message says where.
     pub fn from_toml(text: &str) -> Result<Self> {
         let policy: Self = toml::from_str(text).map_err(|error| Error::invalid(error.to_string()))?;
         policy.check()?;
         Ok(policy)
     }
 
-    /// As TOML, to read and edit.
+    /// Writes the policy as TOML.
     ///
     /// # Errors
-    /// If it cannot be written, which is a fault.
+    /// If the policy cannot be serialised, which is a defect.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string(self).map_err(|error| Error::internal(error.to_string()))
     }
 
-    /// Checks what types do not say.
+    /// Checks the ranges of `group` and `smooth`.
     ///
     /// # Errors
-    /// Names the key.
+    /// Names the key, its value and the range.
     pub fn check(&self) -> Result<()> {
         self.group_size()?;
         match self.smooth {
@@ -215,7 +212,7 @@ impl Policy {
         }
     }
 
-    /// The group that was asked for.
+    /// The group size of the policy, if it has one.
     fn group_size(&self) -> Result<Option<GroupSize>> {
         let Some(columns) = self.group else { return Ok(None) };
         let size = GroupSize::from_columns((columns > 0).then_some(columns));
@@ -223,16 +220,17 @@ impl Policy {
         size.map(Some).ok_or_else(|| Error::invalid(message()).at("group"))
     }
 
-    /// What is to become of a weight; `None` if it is left alone. Notes the name that decided.
+    /// The scheme of a weight; `None` if the policy leaves it alone. Adds every pattern that matches to `used`.
     pub(super) fn scheme_of<'a>(
         &'a self,
         weight: &ProductWeight,
         used: &mut BTreeSet<&'a str>,
     ) -> Option<Scheme> {
-        let fits = |pattern: &&String| fits(pattern, &weight.name) || weight.head && pattern.as_str() == HEAD;
+        let matches_weight =
+            |pattern: &&String| matches(pattern, &weight.name) || weight.head && pattern.as_str() == HEAD;
         let wildcards = |pattern: &str| pattern.split('.').filter(|part| *part == "*").count();
         let length = |pattern: &str| pattern.split('.').count();
-        let all: Vec<&String> = self.weights.keys().filter(fits).collect();
+        let all: Vec<&String> = self.weights.keys().filter(matches_weight).collect();
         used.extend(all.iter().map(|pattern| pattern.as_str()));
         let best = all.into_iter().max_by_key(|pattern| (length(pattern), usize::MAX - wildcards(pattern)));
         match best {
@@ -242,10 +240,10 @@ impl Policy {
         }
     }
 
-    /// The format of a weight of so many columns; `None` to leave it as it is.
+    /// The format that a scheme gives a weight with this number of columns; `None` to leave the weight as it is.
     ///
     /// # Errors
-    /// If the columns are no whole number of groups.
+    /// If the group size does not divide the columns.
     pub(super) fn format(&self, scheme: Scheme, columns: usize) -> Result<Option<WeightFormat>> {
         let format = match scheme {
             Scheme::Keep => return Ok(None),
@@ -258,23 +256,24 @@ impl Policy {
                 GroupFormat {
                     bits: GroupBits::Four,
                     group: self.group_size()?.or(dividing).unwrap_or(GroupSize::Row),
-                    offset: self.offset.of_group(),
+                    offset: self.offset.group_offset(),
                     scale: ScaleType::F16,
                 }
             }
             Scheme::Group(format) => format,
         };
         if format.row(columns).is_none() {
-            let message =
-                format!("{columns} columns cannot be kept as {format}; choose a group that divides them");
+            let message = format!(
+                "rows of {columns} columns cannot be stored as {format}; choose a group that divides them"
+            );
             return Err(Error::invalid(message));
         }
         Ok(Some(WeightFormat::Group(format)))
     }
 }
 
-/// Whether a pattern is a name, or the beginning of one.
-fn fits(pattern: &str, name: &str) -> bool {
+/// Whether a pattern matches a name, or the first parts of it.
+fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = name.split('.');
     pattern.split('.').all(|wanted| parts.next().is_some_and(|part| wanted == "*" || wanted == part))
 }
@@ -296,13 +295,13 @@ mod tests {
     #[case("layers.0.up", false, Some(Scheme::W8A16))]
     #[case("layers.0.down", false, Some(Scheme::W8A8))]
     #[case("embedding", true, Some(Scheme::Dense(DType::BF16)))]
-    fn the_longest_name_decides(#[case] name: &str, #[case] head: bool, #[case] expected: Option<Scheme>) {
+    fn the_longest_pattern_decides(#[case] name: &str, #[case] head: bool, #[case] expected: Option<Scheme>) {
         let policy = Policy::from_toml(TEXT).unwrap();
         assert_eq!(policy.scheme_of(&weight(name, head), &mut BTreeSet::new()), expected);
     }
 
     #[test]
-    fn a_pattern_with_a_star_fits_any_one_part() {
+    fn a_star_matches_any_one_part() {
         let policy = Policy::from_toml(TEXT).unwrap();
         let down = policy.scheme_of(&weight("layers.12.down", false), &mut BTreeSet::new());
         assert_eq!(down.unwrap().to_string(), "int4g32m_f16");
@@ -310,30 +309,30 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_read_back() {
+    fn a_policy_survives_a_round_trip_through_toml() {
         let policy = Policy::from_toml(TEXT).unwrap();
         assert_eq!(Policy::from_toml(&policy.to_toml().unwrap()).unwrap(), policy);
     }
 
     #[rstest]
     #[case("defualt = \"w8a8\"", "defualt")]
-    #[case("default = \"w3a16\"", "`w3a16` is no way to keep a weight")]
+    #[case("default = \"w3a16\"", "unknown quantisation scheme `w3a16`")]
     #[case("group = 48", "group: is 48, must be 32, 64, 128")]
     #[case("smooth = 1.5", "smooth: is 1.5")]
-    #[case("[weights]\nlayers.0 = \"int5\"", "`int5` is no way")]
-    #[case("[weights]\nlayers.0 = 7", "neither a way to keep a weight")]
-    fn what_is_wrong_is_named(#[case] text: &str, #[case] message: &str) {
+    #[case("[weights]\nlayers.0 = \"int5\"", "unknown quantisation scheme `int5`")]
+    #[case("[weights]\nlayers.0 = 7", "must be a quantisation scheme")]
+    fn errors_name_the_key_and_the_value(#[case] text: &str, #[case] message: &str) {
         let error = Policy::from_toml(text).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
 
     #[test]
-    fn groups_divide_the_columns() {
+    fn w4a16_takes_the_largest_group_that_divides_the_columns() {
         let policy = Policy::of(Scheme::W4A16);
         let name = |columns| policy.format(Scheme::W4A16, columns).unwrap().unwrap().to_string();
         assert_eq!([512, 576, 96, 34].map(name), ["int4g128_f16", "int4g64_f16", "int4g32_f16", "int4_f16"]);
         let wide = Policy { group: Some(128), ..policy };
         let error = wide.format(Scheme::W4A16, 576).unwrap_err().to_string();
-        assert!(error.contains("576 columns cannot be kept as int4g128_f16"), "{error}");
+        assert!(error.contains("576 columns cannot be stored as int4g128_f16"), "{error}");
     }
 }

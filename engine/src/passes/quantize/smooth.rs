@@ -1,9 +1,10 @@
 //! Moves outliers of activations into weights.
 //!
-//! A few channels of activations are far larger than the rest, and a scale for the whole row then leaves the others few levels.
-//! Dividing channel `k` by a factor and multiplying column `k` of the weight by it changes nothing but makes the activations
-//! even: `factor = largest(x_k)^alpha / largest(w_k)^(1 - alpha)`. The division is folded into what makes the activations: the
-//! weight (and bias) of the norm in front, or the rows of the projection that a gated activation multiplies its gate with.
+//! A few channels of activations are far larger than the rest, so one scale for a whole row leaves the other channels few
+//! levels. Dividing channel `k` by a factor and multiplying column `k` of the weight by the same factor keeps the product and
+//! evens out the activations: `factor = largest(x_k)^alpha / largest(w_k)^(1 - alpha)`. The division is folded into the producer
+//! of the activations: the weight (and bias) of the norm in front, or the rows of the projection that a gated activation
+//! multiplies with its gate.
 //!
 //! Source: Xiao et al., "SmoothQuant" (2023).
 
@@ -16,13 +17,13 @@ use dsrun_core::{
 };
 use std::collections::BTreeSet;
 
-/// Gives the elements of a weight, row after row.
+/// Reads the elements of a weight, row after row.
 pub type ReadWeight<'a> = dyn Fn(&WeightExpr) -> Result<Vec<f32>> + 'a;
 
-/// How far a factor may be from 1: beyond it a channel says nothing, and its column would not fit half precision.
-const FURTHEST: f32 = 1e3;
+/// Factors stay within this and its inverse: a channel beyond it carries nothing, and its column would overflow half precision.
+const MAX_FACTOR: f32 = 1e3;
 
-/// What a channel is divided in.
+/// The weights and vectors that the division of the channels is folded into.
 #[derive(Debug, Default)]
 struct Source {
     /// Vectors with an element for each channel.
@@ -31,7 +32,7 @@ struct Source {
     rows: Option<ValueId>,
 }
 
-/// Smooths the activations of all products that are to run on quantised activations, where what makes them can be divided.
+/// Smooths the activations of every product that quantises them, where the division can be folded into their producer.
 ///
 /// # Errors
 /// If the policy asks for smoothing and a product was not calibrated; those of reading weights.
@@ -72,24 +73,24 @@ pub fn smooth(
     Ok(program)
 }
 
-/// The weights of the products that read a value, if nothing else does and each weight is its product's alone.
+/// The weights of the products that read a value, if nothing else reads it and each weight is read by its product only.
 fn products_of(program: &Program, uses: &[usize], x: ValueId) -> Option<Vec<ValueId>> {
     let readers = program.nodes.iter().filter(|node| node.call.operands.contains(&Some(x)));
     let weights: Vec<ValueId> = readers.filter_map(|node| weight_of(&node.call)).collect();
-    let alone = |id: &ValueId| uses[id.index()] == 1 && is_of_file(program, *id);
+    let alone = |id: &ValueId| uses[id.index()] == 1 && is_from_file(program, *id);
     (!weights.is_empty() && weights.len() == uses[x.index()] && weights.iter().all(alone)).then_some(weights)
 }
 
-fn is_of_file(program: &Program, id: ValueId) -> bool {
+fn is_from_file(program: &Program, id: ValueId) -> bool {
     matches!(program.values[id.index()].origin, Origin::Weight(_))
 }
 
-/// What the channels of a node's result can be divided in.
+/// The weights and vectors that can take in the division of the channels of a node's result.
 fn source(program: &Program, uses: &[usize], node: usize) -> Option<Source> {
     let call = &program.nodes[node].call;
-    let own = |id: &ValueId| uses[id.index()] == 1 && is_of_file(program, *id);
+    let own = |id: &ValueId| uses[id.index()] == 1 && is_from_file(program, *id);
     match call.op {
-        // A norm of heads has fewer elements than channels, and an offset is no factor.
+        // A norm of heads has fewer elements than channels, and a weight with an offset does not scale its channel.
         Op::RmsNorm(norm) if norm.weight_offset == 0.0 => {
             let weight = call.operands[1].filter(own)?;
             let [width, features] = [weight, call.results[0]]
@@ -113,7 +114,7 @@ fn source(program: &Program, uses: &[usize], node: usize) -> Option<Source> {
     }
 }
 
-/// What each channel is divided by.
+/// The factor that each channel is divided by.
 fn factors(
     program: &Program,
     products: &[ValueId],
@@ -126,7 +127,7 @@ fn factors(
     for id in products {
         let value = &program.values[id.index()];
         let channels = calibration.products.get(&value.name).ok_or_else(|| {
-            Error::invalid("is to be smoothed, but its activations were not observed").at(&value.name)
+            Error::invalid("cannot be smoothed: its activations were not observed").at(&value.name)
         })?;
         let Origin::Weight(expr) = &value.origin else { continue };
         let columns = channels.largest.len();
@@ -139,7 +140,7 @@ fn factors(
     }
     let factor = |(x, w): (&f32, &f32)| {
         let factor = x.powf(alpha) / w.powf(1.0 - alpha);
-        if factor.is_finite() && factor > 0.0 { factor.clamp(1.0 / FURTHEST, FURTHEST) } else { 1.0 }
+        if factor.is_finite() && factor > 0.0 { factor.clamp(1.0 / MAX_FACTOR, MAX_FACTOR) } else { 1.0 }
     };
     Ok(activations.iter().zip(&weights).map(factor).collect())
 }

@@ -1,4 +1,4 @@
-//! The last layer computes for wanted rows alone: what of a program moves, and that the numbers stay.
+//! Tests of the pass `prune_unused_rows`: which calls of a program move to the output rows, and that the results stay the same.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use dsrun_core::{
 use dsrun_engine::{
     EngineOptions, EnginePlan, Request, SamplingOptions,
     passes::{
-        narrow,
+        prune_unused_rows,
         quantize::{Policy, Scheme},
     },
 };
@@ -33,7 +33,7 @@ fn segment<'a>(program: &'a Program, name: &'a str) -> impl Iterator<Item = &'a 
     program.nodes.iter().filter(move |node| program.segments[node.segment].name == name)
 }
 
-/// The symbol of the first size of a value.
+/// The symbol of the first dimension of a value.
 fn rows(program: &Program, id: ValueId) -> Option<&str> {
     program.value(id).unwrap().tensor_type()?.shape.first()?.symbol()
 }
@@ -43,23 +43,23 @@ fn is_attention(node: &Node) -> bool {
 }
 
 #[rstest]
-fn behind_the_last_keys_and_values_is_what_is_wanted(
+fn the_last_layer_attends_for_output_rows_only(
     #[values("llama3", "qwen2", "qwen3", "mistral", "llama_gelu", "gpt2", "opt", "opt_350m")] name: &str,
     #[values(false, true)] fused: bool,
     #[values(false, true)] quantised: bool,
 ) {
     let device: Arc<dyn Device> = if fused { LoweringDevice::open() } else { device() };
-    // Integers are not what that device fuses.
+    // That device does not fuse integer products.
     let quantize = (quantised && !fused).then(|| Policy { default: Scheme::W8A8, ..Policy::default() });
     let model = model(name);
     let plan = EnginePlan::new(&model, &*device, &EngineOptions { quantize, ..exact(64, 3) }).unwrap();
-    let (program, narrowed) = (plan.program(), plan.narrowed());
+    let (program, pruned) = (plan.program(), plan.pruned());
 
-    // Weights and states, which stay on the device, and inputs have the same numbers.
+    // Weights, states and inputs have the same numbers in both programs.
     for (id, value) in program.values_from(|origin| !matches!(origin, Origin::Node(_))) {
-        assert_eq!(narrowed.value(id).unwrap(), value);
+        assert_eq!(pruned.value(id).unwrap(), value);
     }
-    // Every layer but the last attends for all tokens, the last one for those that are wanted.
+    // Every layer but the last attends for all tokens, the last one for the output rows.
     let attended = |program: &Program, name: &str| -> Vec<String> {
         let nodes = segment(program, name).filter(|node| is_attention(node));
         nodes.map(|node| rows(program, node.call.results[0]).unwrap().to_owned()).collect()
@@ -67,23 +67,23 @@ fn behind_the_last_keys_and_values_is_what_is_wanted(
     let layers = model.config().layers;
     assert_eq!(attended(program, "forward"), vec!["tokens"; layers]);
     let expected = [vec!["tokens"; layers - 1], vec!["rows"]].concat();
-    assert_eq!(attended(narrowed, "forward"), expected);
-    // Whoever wants hidden states has the rest of the layer computed for them.
-    assert_eq!(attended(narrowed, "embed"), ["tokens"]);
+    assert_eq!(attended(pruned, "forward"), expected);
+    // The segment of hidden states computes the rest of the layer for all tokens.
+    assert_eq!(attended(pruned, "embed"), ["tokens"]);
     let hidden = OUTPUTS.iter().position(|name| *name == "hidden").unwrap();
-    assert_eq!(rows(narrowed, narrowed.outputs[hidden]), Some("tokens"));
+    assert_eq!(rows(pruned, pruned.outputs[hidden]), Some("tokens"));
 
-    // From there on nothing has a row for each token.
-    let forward: Vec<&Node> = segment(narrowed, "forward").collect();
+    // After the last attention no result has a row for each token.
+    let forward: Vec<&Node> = segment(pruned, "forward").collect();
     let last = forward.iter().rposition(|node| is_attention(node)).unwrap();
     for node in &forward[last..] {
-        let mut made = node.call.results.iter().map(|id| rows(narrowed, *id));
+        let mut made = node.call.results.iter().map(|id| rows(pruned, *id));
         assert!(made.all(|rows| rows == Some("rows")), "{:?}", node.call);
     }
-    // The query, or what makes it, and the residual are picked: the same thing where norms stand behind sums.
-    let picks = forward.iter().filter(|node| matches!(node.call.op, Op::GatherRows(_))).count();
-    assert!((1..=2).contains(&picks), "{picks}");
-    // The same calls as before, regions too, besides those that pick, and a second work list.
+    // The query, or its producer, and the residual are gathered: one value where norms follow sums.
+    let gathers = forward.iter().filter(|node| matches!(node.call.op, Op::GatherRows(_))).count();
+    assert!((1..=2).contains(&gathers), "{gathers}");
+    // The same calls and regions as before, apart from gathers and a second work list.
     let names = |program: &Program| {
         let mut names: HashMap<String, usize> = HashMap::new();
         let nodes = segment(program, "forward").filter(|node| !matches!(node.call.op, Op::GatherRows(_)));
@@ -93,31 +93,30 @@ fn behind_the_last_keys_and_values_is_what_is_wanted(
     let mut expected = names(program);
     if !fused {
         *expected.get_mut("attention_prepare").unwrap() += 1;
-        assert_eq!(names(narrowed), expected);
+        assert_eq!(names(pruned), expected);
     }
     for region in ["linear_add", "mlp_input", "attention_input"] {
-        assert_eq!(names(narrowed).get(region), expected.get(region), "{region}");
+        assert_eq!(names(pruned).get(region), expected.get(region), "{region}");
     }
 }
 
 #[test]
-fn a_program_in_which_nothing_can_be_moved_stays_as_it_is() {
+fn a_program_without_prunable_calls_stays_as_it_is() {
     let program = model("llama3").program(&Default::default()).unwrap();
-    // What is narrowed has nothing left to move: rows are picked in front of what mixes them.
-    let narrowed = narrow(&program).unwrap();
-    assert_ne!(narrowed, program);
-    assert_eq!(narrowed.to_string().parse::<Program>().unwrap(), narrowed);
-    // Without an input that says whose rows they are, attention cannot be told.
+    let pruned = prune_unused_rows(&program).unwrap();
+    assert_ne!(pruned, program);
+    assert_eq!(pruned.to_string().parse::<Program>().unwrap(), pruned);
+    // Without the inputs that assign output rows to sequences, attention cannot be restricted to them.
     let mut unknown = program.clone();
     unknown.values.iter_mut().filter(|value| value.name == "wanted_start").for_each(|value| {
         value.name = "another".to_owned();
     });
-    assert_eq!(narrow(&unknown).unwrap(), unknown);
+    assert_eq!(prune_unused_rows(&unknown).unwrap(), unknown);
 }
 
-/// The first token of a prompt comes out of a narrowed step; the logits of a text out of steps in which every token is wanted.
+/// Compares pruned steps, which give the first token of a prompt, with steps of output rows only, which score a text.
 #[rstest]
-fn first_tokens_are_those_of_the_logits_of_all_tokens(
+fn pruned_steps_give_the_same_log_probabilities(
     #[values("llama3", "qwen3", "mistral", "gpt2", "opt", "opt_350m")] name: &str,
     #[values("plain", "fused", "late")] kind: &str,
     #[values(64, 16, 7)] step_tokens: usize,
@@ -136,7 +135,7 @@ fn first_tokens_are_those_of_the_logits_of_all_tokens(
         let plan = EnginePlan::new(&model, &*device, &options).unwrap();
         plan.load(&model, device, &mut |_, _| {}).unwrap()
     };
-    // Of one token, of a step, of several steps of which all but the last want nothing.
+    // Prompts of one token, of one step, and of several steps of which only the last has an output row.
     let prompts: Vec<Vec<u32>> = [1, 2, 7, 16, 23, 5]
         .iter()
         .map(|length| (0..*length).map(|index| (index * 17 + length * 31 + 5) % 96).collect())

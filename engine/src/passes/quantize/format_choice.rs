@@ -1,12 +1,11 @@
-//! A mixture of formats: fine ones where errors show, coarse ones elsewhere.
+//! Chooses a format for every weight under a budget: fine formats where errors matter, coarse ones elsewhere.
 //!
-//! How far a product is off when its weight is rounded, on average over what it is used with, is the sum over columns of the
-//! mean square of the activations times the squared error of the column. What that does to the whole model differs from product to
-//! product, so whoever chooses for one scales the errors of each by what it was seen to do ([`sensitivity`](crate::sensitivity)).
-//! Under a budget of bytes the sum over all weights is made small greedily: from the smallest formats on, the step that saves most
-//! error for its bytes comes first.
+//! The expected squared error of a product with a rounded weight is the sum over columns of the mean square of the activations
+//! times the squared error of the column. Its effect on the whole model differs between products, so a caller that chooses for a
+//! model scales the errors of each product by its measured sensitivity. Under a budget of bytes the sum over all weights is
+//! minimised greedily: starting from the smallest formats, the step that saves the most error per byte comes first.
 
-use super::{Calibration, Policy, Scheme};
+use super::{Policy, Scheme};
 use dsrun_core::{Error, GroupFormat, Result, WeightFormat};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -18,31 +17,31 @@ pub struct Candidate {
     pub format: GroupFormat,
     /// Bytes of the weight in it: integers, scales and offsets.
     pub bytes: u64,
-    /// The error it makes, see the module.
+    /// The expected squared error of the products, see the module.
     pub error: f64,
 }
 
-/// What was chosen for a weight.
+/// The format chosen for a weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The name of the weight.
     pub weight: String,
-    /// What it gets.
+    /// The chosen format, with its size and error.
     pub chosen: Candidate,
 }
 
 impl Candidate {
-    /// What a format makes of rows of a weight, whose products read activations of these mean squares.
+    /// Measures a format on rows of a weight, whose products read activations of these mean squares.
     ///
     /// # Errors
-    /// If the format cannot hold the columns, or a value is not finite.
+    /// If the format cannot store rows of so many columns, or a value is not finite.
     pub fn of_rows(values: &[f32], mean_squares: &[f64], format: GroupFormat, search: bool) -> Result<Self> {
         let columns = mean_squares.len();
         let rows = values.len() / columns.max(1);
         let Some(parts) = format.row(columns) else {
-            return Err(Error::invalid(format!("{columns} columns cannot be kept as {format}")));
+            return Err(Error::invalid(format!("rows of {columns} columns cannot be stored as {format}")));
         };
-        // Without what rows are padded by: few ways to store them do that.
+        // Padding is left out: few layouts pad rows.
         let row_bytes = parts.integers.len() + parts.scales.len() + parts.offsets.len();
         let weight = WeightFormat::Group(format);
         let of_row = |(row, rounded): &mut (Vec<u8>, Vec<f32>), values: &[f32]| {
@@ -53,13 +52,13 @@ impl Candidate {
             Ok(squares.zip(mean_squares).map(|(square, energy)| square * energy).sum())
         };
         let buffers = || (vec![0; parts.bytes], vec![0.0; columns]);
-        // Added up in order, so that the same weight always has the same error.
+        // Summed in order, so that the same weight always has the same error.
         let errors = values.par_chunks_exact(columns.max(1)).map_init(buffers, of_row);
         let errors: Vec<f64> = errors.collect::<Result<_>>()?;
         Ok(Self { format, bytes: rows as u64 * row_bytes as u64, error: errors.into_iter().sum() })
     }
 
-    /// Takes in more rows of the same weight.
+    /// Adds the size and error of more rows of the same weight.
     pub fn add(&mut self, rows: &Self) {
         self.bytes += rows.bytes;
         self.error += rows.error;
@@ -69,19 +68,19 @@ impl Candidate {
 /// Chooses a format for each weight so that all together take at most `budget` bytes.
 ///
 /// # Errors
-/// If a weight has no candidates, or even the smallest take more.
+/// If a weight has no candidates, or the smallest candidates together exceed the budget.
 pub fn choose(candidates: &BTreeMap<String, Vec<Candidate>>, budget: u64) -> Result<Vec<Choice>> {
     let mut curves: Vec<(&String, Vec<&Candidate>, usize)> = Vec::new();
     for (weight, candidates) in candidates {
-        let curve = worthwhile(candidates);
+        let curve = lower_hull(candidates);
         if curve.is_empty() {
-            return Err(Error::invalid("has no format to choose from").at(weight));
+            return Err(Error::invalid("no format fits this weight").at(weight));
         }
         curves.push((weight, curve, 0));
     }
     let mut bytes: u64 = curves.iter().map(|(_, curve, _)| curve[0].bytes).sum();
     if bytes > budget {
-        let message = format!("is {budget} bytes, but the smallest formats take {bytes}");
+        let message = format!("{budget} bytes are too few: the smallest formats take {bytes}");
         return Err(Error::invalid(message).at("budget"));
     }
     loop {
@@ -103,8 +102,9 @@ pub fn choose(candidates: &BTreeMap<String, Vec<Candidate>>, budget: u64) -> Res
     Ok(curves.into_iter().map(choice).collect())
 }
 
-/// The candidates that are worth their bytes, smallest first: each saves less for its bytes than the one before.
-fn worthwhile(candidates: &[Candidate]) -> Vec<&Candidate> {
+/// The candidates on the lower convex hull of error over bytes, smallest first: each saves less error per byte than the one
+/// before.
+fn lower_hull(candidates: &[Candidate]) -> Vec<&Candidate> {
     let mut sorted: Vec<&Candidate> = candidates.iter().collect();
     sorted.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.error.total_cmp(&b.error)));
     let slope = |a: &Candidate, b: &Candidate| (a.error - b.error) / (b.bytes - a.bytes) as f64;
@@ -125,7 +125,7 @@ fn worthwhile(candidates: &[Candidate]) -> Vec<&Candidate> {
 }
 
 impl Policy {
-    /// The policy that gives every weight what was chosen for it: what most have is the default, the others are named.
+    /// The policy that gives every weight its chosen format: the most frequent format is the default, other weights are named.
     pub fn of_choices(choices: &[Choice]) -> Self {
         let mut counts: Vec<(GroupFormat, usize)> = Vec::new();
         for Choice { chosen, .. } in choices {
@@ -145,18 +145,6 @@ impl Policy {
     }
 }
 
-impl Calibration {
-    /// The mean squares of the activations that are multiplied with a weight.
-    ///
-    /// # Errors
-    /// If they were not observed.
-    pub fn mean_squares(&self, weight: &str) -> Result<Vec<f64>> {
-        let channels = self.products.get(weight);
-        let missing = || Error::invalid("its activations were not observed").at(weight);
-        Ok(channels.ok_or_else(missing)?.mean_squares())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{super::ProductWeight, *};
@@ -168,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_where_they_save_most() {
+    fn bytes_go_where_they_save_the_most_error() {
         let steep = vec![
             candidate("int4g128", 10, 100.0),
             candidate("int4g32", 12, 50.0),
@@ -188,18 +176,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_and_no_better_is_no_choice() {
+    fn candidates_above_the_lower_hull_are_skipped() {
         let all = [candidate("int4g128", 10, 5.0), candidate("int4g64", 11, 6.0), candidate("int8", 20, 1.0)];
-        let left: Vec<u64> = worthwhile(&all).iter().map(|candidate| candidate.bytes).collect();
+        let left: Vec<u64> = lower_hull(&all).iter().map(|candidate| candidate.bytes).collect();
         assert_eq!(left, [10, 20]);
-        // A step that saves little before one that saves much is skipped.
+        // A step that saves little in front of one that saves much is skipped.
         let all = [candidate("int4g128", 10, 5.0), candidate("int4g64", 15, 4.9), candidate("int8", 20, 1.0)];
-        let left: Vec<u64> = worthwhile(&all).iter().map(|candidate| candidate.bytes).collect();
+        let left: Vec<u64> = lower_hull(&all).iter().map(|candidate| candidate.bytes).collect();
         assert_eq!(left, [10, 20]);
     }
 
     #[test]
-    fn errors_count_by_the_activations_they_meet() {
+    fn errors_are_weighted_by_the_activations() {
         let mut values = vec![0.5f32; 64];
         values[3] = 8.0;
         let format = GroupFormat::from_name("int4g32").unwrap();
@@ -215,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_gives_every_weight_what_was_chosen() {
+    fn the_policy_gives_every_weight_its_chosen_format() {
         let names = ["int8", "int4g32", "int4g64", "int4g32", "int4g32"];
         let choices: Vec<Choice> = names
             .iter()
