@@ -1,41 +1,30 @@
 //! The engine: takes requests, runs steps, gives tokens.
 
-mod draft;
-mod embed;
-mod limit;
-mod observe;
-mod profile;
-mod reach;
-mod run;
-mod score;
-mod warm;
-
 use crate::{
-    compile::{Bucket, CompiledStep, PlanCache, Resident, Shared},
-    embedding::Pooler,
     error::{EngineError, Result},
-    handover::{Handover, Parcel},
-    inputs::StepInputs,
-    load::{EnginePlan, is_cache},
+    kv_cache::SwapSpace,
     memory::MemoryPlan,
+    plan::{Bucket, CompiledStep, PlanCache, Resident, Shared},
+    plan::{EnginePlan, is_cache},
     request::{Constraint, Request, RequestId, RequestIds, RequestLimits},
+    runner::{
+        hidden_states::{Chunk, HiddenStates},
+        inputs::StepInputs,
+        pooler::Pooler,
+        readback::{Handover, Parcel},
+        request_table::RequestTable,
+    },
     sampling::SamplingOptions,
     schedule::{Capacity, Entry, Key, Scheduler, StepPlan},
-    speculation::{Proposer, Speculation},
+    speculation::{Drafter, Proposer, Speculation},
     statistics::Statistics,
-    swap::SwapSpace,
-    table::RequestTable,
 };
-pub(crate) use draft::Drafter;
 use dsrun_core::{
     Error,
     device::{BufferSlice, Device, Stream},
     op::IN_PROMPT,
     program::Program,
 };
-use embed::{Chunk, HiddenStates};
-pub use observe::Observer;
-pub use profile::CallFigures;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
@@ -43,83 +32,83 @@ use std::{
 };
 
 /// How long a step may take before the device counts as hung.
-const STEP_TIMEOUT: Duration = Duration::from_secs(120);
+pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The segment of a program that samples with a bias and a mask.
-const LIMITED: &str = "sample_limited";
+pub(crate) const LIMITED: &str = "sample_limited";
 
 /// What the engine keeps of a request.
 #[derive(Debug)]
-struct Running {
-    id: RequestId,
-    limit: usize,
-    sampling: SamplingOptions,
-    stop_ids: Vec<u32>,
-    ignore_end: bool,
-    min_tokens: usize,
-    bias: Vec<(u32, f32)>,
+pub(crate) struct Running {
+    pub(crate) id: RequestId,
+    pub(crate) limit: usize,
+    pub(crate) sampling: SamplingOptions,
+    pub(crate) stop_ids: Vec<u32>,
+    pub(crate) ignore_end: bool,
+    pub(crate) min_tokens: usize,
+    pub(crate) bias: Vec<(u32, f32)>,
     /// How many of the likeliest tokens to report.
-    top: usize,
-    constraint: Option<Box<dyn Constraint>>,
+    pub(crate) top: usize,
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// What sums up its hidden states, if it is a request for a vector.
-    pooler: Option<Pooler>,
+    pub(crate) pooler: Option<Pooler>,
     /// What proposes its next tokens, if it speculates.
-    proposer: Option<Proposer>,
+    pub(crate) proposer: Option<Proposer>,
 }
 
 /// A step under way.
 #[derive(Debug)]
-struct Flight {
+pub(crate) struct Flight {
     /// Its tokens.
-    parcel: Parcel,
+    pub(crate) parcel: Parcel,
     /// Whose they are, row by row. A request that has ended meanwhile gets none.
-    requests: Vec<Key>,
+    pub(crate) requests: Vec<Key>,
     /// Those of them whose logits are sent along.
-    logits: Vec<usize>,
+    pub(crate) logits: Vec<usize>,
     /// Whose hidden states are sent along.
-    chunks: Vec<Chunk>,
+    pub(crate) chunks: Vec<Chunk>,
 }
 
 /// Runs a model on a device.
 #[derive(Debug)]
 pub struct Engine {
     // Dropped first: bound calls hold buffers and weights.
-    steps: HashMap<Bucket, CompiledStep>,
-    swap: Option<SwapSpace>,
-    plans: PlanCache,
-    stream: Box<dyn Stream>,
-    resident: Resident,
-    shared: Shared,
-    device: Arc<dyn Device>,
-    plan: EnginePlan,
-    states: HashMap<String, BufferSlice>,
-    table: RequestTable,
-    handover: Handover,
-    scheduler: Scheduler<Running>,
+    pub(crate) steps: HashMap<Bucket, CompiledStep>,
+    pub(crate) swap: Option<SwapSpace>,
+    pub(crate) plans: PlanCache,
+    pub(crate) stream: Box<dyn Stream>,
+    pub(crate) resident: Resident,
+    pub(crate) shared: Shared,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) plan: EnginePlan,
+    pub(crate) states: HashMap<String, BufferSlice>,
+    pub(crate) table: RequestTable,
+    pub(crate) handover: Handover,
+    pub(crate) scheduler: Scheduler<Running>,
     /// The requests that have not ended.
-    keys: HashMap<RequestId, Key>,
+    pub(crate) keys: HashMap<RequestId, Key>,
     /// Requests that could not go on, and why, until somebody asks.
-    failures: Vec<(RequestId, EngineError)>,
+    pub(crate) failures: Vec<(RequestId, EngineError)>,
     /// Vectors that are there, until somebody asks.
-    embeddings: Vec<(RequestId, Vec<f32>)>,
+    pub(crate) embeddings: Vec<(RequestId, Vec<f32>)>,
     /// A second model that proposes tokens.
-    drafter: Option<Drafter>,
-    hidden: HiddenStates,
+    pub(crate) drafter: Option<Drafter>,
+    pub(crate) hidden: HiddenStates,
     /// Rows of the request table that have a bias.
-    biased: Vec<bool>,
+    pub(crate) biased: Vec<bool>,
     /// Steps under way, the oldest first.
-    flights: VecDeque<Flight>,
-    statistics: Statistics,
-    ids: RequestIds,
-    stop_ids: Vec<u32>,
-    vocabulary: usize,
+    pub(crate) flights: VecDeque<Flight>,
+    pub(crate) statistics: Statistics,
+    pub(crate) ids: RequestIds,
+    pub(crate) stop_ids: Vec<u32>,
+    pub(crate) vocabulary: usize,
     // Kept from step to step for their memory.
-    step_plan: StepPlan,
-    inputs: StepInputs,
-    staging: Vec<u8>,
+    pub(crate) step_plan: StepPlan,
+    pub(crate) inputs: StepInputs,
+    pub(crate) staging: Vec<u8>,
     /// What stands at the beginning of the steps' input buffer.
-    brought: Vec<u8>,
-    mask: Vec<u32>,
+    pub(crate) brought: Vec<u8>,
+    pub(crate) mask: Vec<u32>,
 }
 
 /// What [`EnginePlan::load`] brings to an engine.
@@ -323,14 +312,14 @@ impl Engine {
     }
 
     /// Ends a request that cannot go on.
-    fn fail(&mut self, id: RequestId, error: EngineError) {
+    pub(crate) fn fail(&mut self, id: RequestId, error: EngineError) {
         if self.end(id) {
             self.failures.push((id, error));
         }
     }
 
     /// Whether there was such a request.
-    fn end(&mut self, id: RequestId) -> bool {
+    pub(crate) fn end(&mut self, id: RequestId) -> bool {
         let Some(key) = self.keys.remove(&id) else { return false };
         self.scheduler.end(key);
         if let Some(drafter) = &mut self.drafter {
@@ -344,7 +333,7 @@ impl Engine {
     }
 
     /// Notes what is held now.
-    fn count(&mut self) {
+    pub(crate) fn count(&mut self) {
         let (pages, counts) = (self.scheduler.pages(), self.scheduler.counts());
         let statistics = &mut self.statistics;
         statistics.waiting = self.scheduler.waiting();
@@ -356,14 +345,14 @@ impl Engine {
         statistics.prefix_hit_tokens = counts.prefix_hit_tokens;
     }
 
-    fn state(&self, name: &str) -> Result<BufferSlice> {
+    pub(crate) fn state(&self, name: &str) -> Result<BufferSlice> {
         let state = self.states.get(name).cloned();
         Ok(state.ok_or_else(|| Error::internal(format!("the program has no state `{name}`")))?)
     }
 
     /// Sets the counts of tokens in a row of the request table, for penalties: those of a request that was under way already,
     /// or has a prompt whose beginning it does not bring itself.
-    fn set_counts(&mut self, slot: usize, prompt: &[i32], generated: &[i32]) -> Result<()> {
+    pub(crate) fn set_counts(&mut self, slot: usize, prompt: &[i32], generated: &[i32]) -> Result<()> {
         let bytes = self.vocabulary * size_of::<i32>();
         let row = self.state("counts")?.slice(slot * bytes, bytes)?;
         if prompt.is_empty() && generated.is_empty() {
@@ -380,7 +369,7 @@ impl Engine {
     }
 }
 
-fn as_i32(tokens: &[u32]) -> impl Iterator<Item = i32> + '_ {
+pub(crate) fn as_i32(tokens: &[u32]) -> impl Iterator<Item = i32> + '_ {
     // Tokens were checked against the vocabulary, which is far below `i32::MAX`.
     tokens.iter().map(|token| *token as i32)
 }

@@ -10,42 +10,35 @@
 //! | [`calibrate`], [`sensitivity`], [`mixture`] | choosing formats for weights |
 //! | [`passes`] | rewriting programs for a device |
 
-mod calibrate;
-mod compile;
-mod embedding;
 mod engine;
 mod error;
-mod handover;
-mod inputs;
-mod load;
+mod kv_cache;
 mod memory;
-mod mixture;
+mod offline;
 mod options;
-mod pages;
 pub mod passes;
 mod pipeline;
-mod prepare;
+mod plan;
 mod request;
+mod runner;
 mod sampling;
 mod schedule;
-mod score;
 pub mod service;
 mod speculation;
 mod statistics;
-mod swap;
-mod table;
 
-pub use calibrate::{CALIBRATION_TEXT, calibrate, calibration_sequences};
-pub use embedding::{EmbeddingRequest, Pooling};
-pub use engine::{CallFigures, Engine, Observer};
+pub use engine::Engine;
 pub use error::{EngineError, Result};
-pub use load::{EnginePlan, StepTraffic};
 pub use memory::{Bytes, MemoryPlan};
-pub use mixture::{Figures, Mixture, Sensitivity, check_budget, mixture, sensitivity};
+pub use offline::{
+    CALIBRATION_TEXT, CallFigures, Figures, Mixture, Observer, Score, ScoredPosition, Sensitivity, calibrate,
+    calibration_sequences, check_budget, log_probability, mixture, sensitivity,
+};
 pub use options::{EngineOptions, Precision};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
+pub use plan::{EnginePlan, StepTraffic};
 pub use request::{Constraint, ConstraintError, FinishReason, Request, RequestId, RequestLimits, TokenEvent};
+pub use runner::pooler::{EmbeddingRequest, Pooling};
 pub use sampling::SamplingOptions;
-pub use score::{Score, ScoredPosition, log_probability};
 pub use speculation::Speculation;
 pub use statistics::{Histogram, Phase, Statistics};

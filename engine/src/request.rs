@@ -1,8 +1,8 @@
 //! What is asked of the engine, and what it gives back.
 
 use crate::{
-    embedding::EmbeddingRequest,
     error::{EngineError, Result},
+    runner::pooler::EmbeddingRequest,
     sampling::SamplingOptions,
 };
 use std::{

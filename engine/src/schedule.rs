@@ -23,13 +23,13 @@
 //! pages than there are. So in every step the first either takes part or only waits for a token that is under way, and after
 //! as many steps as it has tokens it is done, whatever the others do.
 
-mod plan;
+mod scheduled_step;
 mod sequence;
 #[cfg(test)]
 mod tests;
 
-use crate::pages::{PagePool, Prefix};
-pub(crate) use plan::{Part, StepPlan};
+use crate::kv_cache::{PagePool, Prefix};
+pub(crate) use scheduled_step::{Part, StepPlan};
 pub(crate) use sequence::Sequence;
 use sequence::{Order, Place};
 use std::collections::BTreeMap;

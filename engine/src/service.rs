@@ -11,8 +11,8 @@ mod stream;
 
 use crate::{
     Engine, Request,
-    embedding::EmbeddingRequest,
     request::{RequestId, RequestIds, RequestLimits},
+    runner::pooler::EmbeddingRequest,
     statistics::Statistics,
 };
 pub use embedding::PendingEmbedding;

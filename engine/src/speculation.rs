@@ -5,15 +5,15 @@
 //! the one that would have come anyway. What follows the first that differs is dropped. The answer is the same, greedy or
 //! not; only how many steps it takes depends on how good the proposals are.
 
-mod length;
-mod lookup;
-mod vocabulary;
+mod draft_length;
+mod draft_model;
+mod prompt_lookup;
 
 use crate::error::{EngineError, Result};
-use length::DraftLength;
-use lookup::PromptLookup;
+use draft_length::DraftLength;
+pub(crate) use draft_model::Drafter;
+use prompt_lookup::PromptLookup;
 use std::{fmt, str::FromStr};
-pub(crate) use vocabulary::check_vocabulary;
 
 /// Where proposals come from, and how many at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

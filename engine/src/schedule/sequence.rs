@@ -1,7 +1,7 @@
 //! A request as the scheduler sees it.
 
 use super::{Entry, Prefix};
-use crate::pages::PagePool;
+use crate::kv_cache::PagePool;
 use std::cmp::Reverse;
 
 /// The order of sequences: which goes first, and which has to yield.

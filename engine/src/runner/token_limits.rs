@@ -1,7 +1,7 @@
 //! Requests that may not sample every token: a bias, a constraint, an end that may not come yet. A step with such a request
 //! samples in a segment of its own, for all its rows.
 
-use super::{Engine, Running};
+use crate::engine::{Engine, Running};
 use crate::{
     error::{EngineError, Result},
     request::ConstraintError,
@@ -20,7 +20,7 @@ impl Running {
     }
 
     /// Whether a token ends it.
-    pub(super) fn ends_with(&self, token: u32, model: &[u32]) -> bool {
+    pub(crate) fn ends_with(&self, token: u32, model: &[u32]) -> bool {
         self.stop_ids.contains(&token) || (!self.ignore_end && model.contains(&token))
     }
 }
@@ -32,7 +32,7 @@ fn must_go_on(sequence: &Sequence<Running>) -> bool {
 
 impl Engine {
     /// Whether a step in which these requests sample needs the mask or the bias.
-    pub(super) fn is_limited(&self, requests: &[Key]) -> bool {
+    pub(crate) fn is_limited(&self, requests: &[Key]) -> bool {
         let limited = |sequence: &Sequence<Running>| {
             let Running { bias, constraint, .. } = &sequence.item;
             !bias.is_empty() || constraint.is_some() || must_go_on(sequence)
@@ -42,7 +42,7 @@ impl Engine {
 
     /// Makes the mask of a step: a row for each request that samples, in their order. A request whose constraint fails is ended;
     /// its row allows every token, and what comes of it is for nobody.
-    pub(super) fn make_mask(&mut self, requests: &[Key]) {
+    pub(crate) fn make_mask(&mut self, requests: &[Key]) {
         let words = self.vocabulary.div_ceil(BITS);
         let mut mask = std::mem::take(&mut self.mask);
         mask.clear();
@@ -84,13 +84,13 @@ impl Engine {
     }
 
     /// Brings the mask to the place a step reads it from.
-    pub(super) fn upload_mask(&mut self, place: &BufferSlice) -> Result<()> {
+    pub(crate) fn upload_mask(&mut self, place: &BufferSlice) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(&self.mask);
         Ok(self.stream.upload(bytes, &place.slice(0, bytes.len())?)?)
     }
 
     /// Sets the bias of a row of the request table for who has it now.
-    pub(super) fn set_bias(&mut self, slot: usize, key: Key) -> Result<()> {
+    pub(crate) fn set_bias(&mut self, slot: usize, key: Key) -> Result<()> {
         let Some(sequence) = self.scheduler.get(key) else { return Ok(()) };
         let bias = &sequence.item.bias;
         if bias.is_empty() && !self.biased[slot] {
@@ -109,7 +109,7 @@ impl Engine {
 
 /// The `count` largest logits as tokens with the logarithms of their probabilities, the largest first and the lower token first on
 /// ties. `known` is a token with the logarithm of its probability.
-pub(super) fn likeliest(logits: &[f32], count: usize, known: (u32, f32)) -> Vec<(u32, f32)> {
+pub(crate) fn likeliest(logits: &[f32], count: usize, known: (u32, f32)) -> Vec<(u32, f32)> {
     let mut top: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
     for (token, logit) in (0u32..).zip(logits.iter().copied()) {
         let full = top.len() == count;

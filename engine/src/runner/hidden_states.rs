@@ -1,13 +1,13 @@
 //! Requests for vectors: they go through the same steps as prompts, beside requests that generate, and sample nothing. Behind
 //! the layers of a step with such a request the segment `embed` runs, and the hidden states that are needed are sent to the host.
 
-use super::{Engine, Running, STEP_TIMEOUT, as_i32};
+use crate::engine::{Engine, Running, STEP_TIMEOUT, as_i32};
 use crate::{
-    compile::Bucket,
-    embedding::{EmbeddingRequest, Pooler, Pooling},
     error::Result,
-    handover::{IN_FLIGHT, read},
+    plan::Bucket,
     request::RequestId,
+    runner::pooler::{EmbeddingRequest, Pooler, Pooling},
+    runner::readback::{IN_FLIGHT, read},
     sampling::SamplingOptions,
     schedule::{Entry, Key, Part},
 };
@@ -24,7 +24,7 @@ const EMBED: [&str; 2] = ["embed", "hidden"];
 
 /// Pinned memory for the hidden states of the steps in flight.
 #[derive(Debug)]
-pub(super) struct HiddenStates {
+pub(crate) struct HiddenStates {
     dtype: DType,
     /// Features of a token.
     width: usize,
@@ -34,7 +34,7 @@ pub(super) struct HiddenStates {
 
 /// Tokens of a text whose hidden states a step sends.
 #[derive(Debug)]
-pub(super) struct Chunk {
+pub(crate) struct Chunk {
     key: Key,
     /// Which tokens of the text.
     tokens: Range<usize>,
@@ -44,7 +44,7 @@ pub(super) struct Chunk {
 
 impl HiddenStates {
     /// Those of a program.
-    pub(super) fn new(program: &Program) -> Result<Self> {
+    pub(crate) fn new(program: &Program) -> Result<Self> {
         let index = OUTPUTS.iter().position(|name| *name == EMBED[1]);
         let id = index.and_then(|index| program.outputs.get(index));
         let tensor = id.map(|id| program.value(*id)).transpose()?.and_then(|value| value.tensor_type());
@@ -92,7 +92,7 @@ impl Running {
     }
 
     /// What a part of a step brings to its vector, if it is a request for one. The part's first token has the row `row`.
-    pub(super) fn chunk(&self, part: &Part, row: usize) -> Option<Chunk> {
+    pub(crate) fn chunk(&self, part: &Part, row: usize) -> Option<Chunk> {
         let (pooler, from) = (self.pooler.as_ref()?, part.from?);
         let tokens = pooler.wanted(from..from + part.tokens);
         Some(Chunk { key: part.key, row: row + tokens.start - from, tokens })
@@ -141,7 +141,7 @@ impl Engine {
 
     /// Sends the hidden states of a step's chunks to the host, one chunk behind the other. Before anything is sampled, since
     /// they have their place only as long.
-    pub(super) fn send_hidden(&mut self, bucket: Bucket, chunks: &[Chunk]) -> Result<()> {
+    pub(crate) fn send_hidden(&mut self, bucket: Bucket, chunks: &[Chunk]) -> Result<()> {
         let count = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         if count == 0 {
             return Ok(());
@@ -163,7 +163,7 @@ impl Engine {
     }
 
     /// Pools the hidden states of a step, which have arrived, and ends the requests that are complete.
-    pub(super) fn pool(&mut self, slot: usize, chunks: &[Chunk]) -> Result<()> {
+    pub(crate) fn pool(&mut self, slot: usize, chunks: &[Chunk]) -> Result<()> {
         let (bytes, width, dtype) = (self.hidden.row_bytes(), self.hidden.width, self.hidden.dtype);
         let mut place = 0;
         for chunk in chunks {

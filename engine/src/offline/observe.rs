@@ -1,12 +1,12 @@
 //! What the products of a program read, seen from outside.
 
-use super::{Engine, STEP_TIMEOUT, as_i32};
+use crate::engine::{Engine, STEP_TIMEOUT, as_i32};
 use crate::{
-    compile::{Bucket, Layout, Site, input_range, sizes},
     error::Result,
-    inputs::StepInputs,
-    load::allocate_shared,
     passes::quantize::observed_activations,
+    plan::allocate_shared,
+    plan::{Bucket, Layout, Site, input_range, sizes},
+    runner::inputs::StepInputs,
 };
 use dsrun_core::{
     WeightFormat,

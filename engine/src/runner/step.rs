@@ -1,23 +1,24 @@
 //! Running steps: what is planned is launched, and its tokens are read when the step behind is under way.
 
-use super::{Engine, Flight, LIMITED, STEP_TIMEOUT, limit::likeliest};
+use super::token_limits::likeliest;
+use crate::engine::{Engine, Flight, LIMITED, STEP_TIMEOUT};
 use crate::{
-    compile::{Bucket, CompiledStep, Layout, Shared, Site, sizes},
     error::{EngineError, Result},
-    handover::{IN_FLIGHT, LogitRows, Sampled},
-    inputs::StepInputs,
-    load::allocate_shared,
+    plan::allocate_shared,
+    plan::{Bucket, CompiledStep, Layout, Shared, Site, sizes},
     request::{FinishReason, TokenEvent},
+    runner::inputs::StepInputs,
+    runner::readback::{IN_FLIGHT, LogitRows, Sampled},
+    runner::request_table::Row,
     schedule::Key,
     speculation::Proposer,
     statistics::Phase,
-    table::Row,
 };
 use dsrun_core::Error;
 use std::time::Instant;
 
 /// What runs of a step without anything between: all of it, or piece by piece where hidden states are wanted or tokens are limited.
-pub(super) const RUNS: [&[&str]; 5] =
+pub(crate) const RUNS: [&[&str]; 5] =
     [&["forward", "sample"], &["forward"], &["embed"], &["sample"], &[LIMITED]];
 
 impl Engine {
@@ -53,7 +54,7 @@ impl Engine {
     }
 
     /// Runs up to so many steps to their end, for whoever reads their tokens from the sequences.
-    pub(super) fn run_steps(&mut self, most: usize) -> Result<()> {
+    pub(crate) fn run_steps(&mut self, most: usize) -> Result<()> {
         let in_flight = if self.plan.options.launch_ahead { IN_FLIGHT } else { 1 };
         let mut left = most;
         loop {
@@ -65,7 +66,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn took(&mut self, phase: Phase, since: Instant) -> Instant {
+    pub(crate) fn took(&mut self, phase: Phase, since: Instant) -> Instant {
         let now = Instant::now();
         self.statistics.phases[phase as usize].record(now - since);
         now
@@ -281,14 +282,14 @@ impl Engine {
     }
 
     /// Enqueues the forward pass of a step.
-    pub(super) fn forward(&mut self, inputs: &StepInputs) -> Result<Bucket> {
+    pub(crate) fn forward(&mut self, inputs: &StepInputs) -> Result<Bucket> {
         let bucket = self.begin(inputs)?;
         self.run(bucket, &["forward"])?;
         Ok(bucket)
     }
 
     /// Enqueues segments of a step that has begun.
-    pub(super) fn run(&mut self, bucket: Bucket, segments: &[&str]) -> Result<()> {
+    pub(crate) fn run(&mut self, bucket: Bucket, segments: &[&str]) -> Result<()> {
         let step = self.steps.get_mut(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
         let program = self.plan.program_of(bucket);
         let site = Site { program, resident: &self.resident, shared: &self.shared };
@@ -303,7 +304,7 @@ impl Engine {
     }
 
     /// As [`Self::begin`], for the step of a bucket that has room for the inputs.
-    pub(super) fn begin_as(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
+    pub(crate) fn begin_as(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
         self.compile(bucket)?;
         let step = self.steps.get(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
         // The mask is the last input, and brought by itself where it is read.

@@ -1,12 +1,12 @@
 //! How far the end of a model moves when the weight of one product is rounded.
 
-use super::{Engine, STEP_TIMEOUT, as_i32};
+use crate::engine::{Engine, STEP_TIMEOUT, as_i32};
 use crate::{
-    compile::{Bucket, Layout, Site, input_range, sizes},
     error::{EngineError, Result},
-    inputs::StepInputs,
-    load::{EnginePlan, allocate_shared, weight_desc},
     passes::quantize::product_weights,
+    plan::{Bucket, Layout, Site, input_range, sizes},
+    plan::{EnginePlan, allocate_shared, weight_desc},
+    runner::inputs::StepInputs,
 };
 use dsrun_core::{
     Error,

@@ -4,7 +4,7 @@
 //! to or from the host moves many at once. Everything runs on the engine's stream, in order with the steps: a page that is
 //! copied out may be written to by the step behind.
 
-use crate::{compile::PlanCache, error::Result};
+use crate::{error::Result, plan::PlanCache};
 use dsrun_core::{
     DType, TensorDesc,
     device::{BufferSlice, Device, MemoryKind, Stream},

@@ -1,7 +1,8 @@
 //! Compiling steps before requests need them.
 
-use super::{Engine, STEP_TIMEOUT, run::RUNS};
-use crate::{compile::Bucket, error::Result, inputs::StepInputs};
+use super::step::RUNS;
+use crate::engine::{Engine, STEP_TIMEOUT};
+use crate::{error::Result, plan::Bucket, runner::inputs::StepInputs};
 use dsrun_core::{Code, Error};
 
 impl Engine {
@@ -44,7 +45,7 @@ impl Engine {
     }
 
     /// Launches everything of a step. Its extents are 0, so it touches nothing of any request.
-    pub(super) fn launch_empty(&mut self, bucket: Bucket) -> Result<()> {
+    pub(crate) fn launch_empty(&mut self, bucket: Bucket) -> Result<()> {
         self.begin_as(bucket, &StepInputs::default())?;
         RUNS.iter().try_for_each(|segments| self.run(bucket, segments))?;
         Ok(self.stream.synchronize("a step that warms up", STEP_TIMEOUT)?)

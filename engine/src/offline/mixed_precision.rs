@@ -7,9 +7,9 @@
 
 use crate::{
     error::{EngineError, Result},
-    load::EnginePlan,
     options::{EngineOptions, Precision},
     passes::quantize::{Calibration, Candidate, Choice, Policy, Scheme, choose, product_weights},
+    plan::EnginePlan,
 };
 use dsrun_core::{
     DType, Error, GroupFormat, WeightExpr, WeightReader, WeightType,

@@ -1,10 +1,24 @@
 //! Planning an engine and loading it: everything is counted before anything is allocated.
 
+mod compile_ahead;
+mod compiled_step;
+mod draft_vocabulary;
+mod layout;
+mod plan_cache;
+
+pub(crate) use compiled_step::{
+    Bucket, CompiledStep, EXTENTS, FixedSizes, Resident, Shared, Site, describe, describe_call, input_range,
+    sizes,
+};
+use draft_vocabulary::check_vocabulary;
+pub(crate) use layout::Layout;
+pub(crate) use plan_cache::{PlanCache, plan_key};
+
 use crate::{
     Engine,
-    compile::{Bucket, FixedSizes, Layout, Resident, Shared, describe_call, sizes},
-    engine::{Drafter, Loaded},
+    engine::Loaded,
     error::{EngineError, Result},
+    kv_cache::SwapSpace,
     memory::MemoryPlan,
     options::EngineOptions,
     passes::{
@@ -12,9 +26,8 @@ use crate::{
         quantize::{Calibration, Policy, quantize, smooth},
         size_work_lists,
     },
-    speculation::{Speculation, check_vocabulary},
-    swap::SwapSpace,
-    table::RequestTable,
+    runner::request_table::RequestTable,
+    speculation::{Drafter, Speculation},
 };
 use dsrun_core::{
     DType, Error, TensorDesc, TensorType, WeightExpr, WeightFormat, WeightType,

@@ -22,13 +22,13 @@ pub(crate) struct Layout {
     /// Bytes of the input buffer.
     pub(crate) input_bytes: usize,
     /// Results in the arena, by the value that owns the storage.
-    pub(super) arena: HashMap<ValueId, Range<usize>>,
+    pub(crate) arena: HashMap<ValueId, Range<usize>>,
     /// Bytes of the arena.
     pub(crate) arena_bytes: usize,
     /// Scratch memory of the neediest op.
     pub(crate) workspace_bytes: usize,
     /// What the host reads afterwards, by name.
-    pub(super) outputs: Vec<(String, ValueId)>,
+    pub(crate) outputs: Vec<(String, ValueId)>,
     /// For each value, the value whose storage it has: itself, the one it updates, or the one whose rows it is.
     roots: Vec<ValueId>,
     /// For each node, whether its result is its operand as it stands.
@@ -110,12 +110,12 @@ impl Layout {
     }
 
     /// The value whose storage this one has.
-    pub(super) fn root(&self, id: ValueId) -> ValueId {
+    pub(crate) fn root(&self, id: ValueId) -> ValueId {
         self.roots.get(id.index()).copied().unwrap_or(id)
     }
 
     /// Which extent bounds the first dimension of a value.
-    pub(super) fn extent_index(&self, program: &Program, id: ValueId) -> Result<Option<usize>> {
+    pub(crate) fn extent_index(&self, program: &Program, id: ValueId) -> Result<Option<usize>> {
         let OperandType::Tensor(tensor) = &program.value(id)?.value_type else { return Ok(None) };
         let Some(dsrun_core::Size::Bounded(name)) = tensor.shape.first() else { return Ok(None) };
         Ok(program.extents.iter().position(|extent| extent == name))

@@ -9,7 +9,7 @@
 //! A guess is drawn with the request's own sampling options, seed and position. Draws of equal seed and position choose by the
 //! same random numbers (Gumbel-max), so two models that think alike draw the same token at any temperature.
 
-use super::{Engine, Running};
+use crate::engine::{Engine, Running};
 use crate::{
     error::Result,
     request::RequestId,
@@ -63,21 +63,21 @@ impl Drafter {
         }
     }
 
-    pub(super) fn engine(&self) -> &Engine {
+    pub(crate) fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    pub(super) fn engine_mut(&mut self) -> &mut Engine {
+    pub(crate) fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
 
     /// Notes that tokens of a request have come, for which the next round is to propose up to `tokens` more.
-    pub(super) fn want(&mut self, key: Key, tokens: usize) {
+    pub(crate) fn want(&mut self, key: Key, tokens: usize) {
         self.wanted.push((key, tokens));
     }
 
     /// Forgets a request; its pages are free at once.
-    pub(super) fn release(&mut self, key: Key) {
+    pub(crate) fn release(&mut self, key: Key) {
         let own = self.sequences.remove(&key);
         if let Some(id) = own.and_then(|own| self.engine.scheduler.get(own)).map(|own| own.item.id) {
             self.engine.end(id);
@@ -160,7 +160,7 @@ impl Engine {
     }
 
     /// Has the second model propose tokens behind those that have come.
-    pub(super) fn propose(&mut self) -> Result<()> {
+    pub(crate) fn propose(&mut self) -> Result<()> {
         let Some(drafter) = self.drafter.as_mut().filter(|drafter| !drafter.wanted.is_empty()) else {
             return Ok(());
         };

@@ -1,6 +1,6 @@
 //! Finding out what the activations of a model are like.
 
-use crate::{error::Result, load::EnginePlan, options::EngineOptions, passes::quantize::Calibration};
+use crate::{error::Result, options::EngineOptions, passes::quantize::Calibration, plan::EnginePlan};
 use dsrun_core::device::Device;
 use dsrun_models::model::Model;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! How long each kind of call of a decode step takes, one kind at a time.
 
-use super::{Engine, STEP_TIMEOUT};
+use crate::engine::{Engine, STEP_TIMEOUT};
 use crate::{
-    compile::{Bucket, Layout, Site, input_range, plan_key, sizes},
     error::{EngineError, Result},
-    inputs::StepInputs,
-    load::{allocate_shared, is_cache},
+    plan::{Bucket, Layout, Site, input_range, plan_key, sizes},
+    plan::{allocate_shared, is_cache},
+    runner::inputs::StepInputs,
 };
 use dsrun_core::{
     Size,

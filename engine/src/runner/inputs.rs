@@ -1,8 +1,8 @@
 //! What a step is told: which requests take part with which tokens, and which rows are wanted.
 
 use crate::{
-    compile::{Bucket, EXTENTS},
     error::Result,
+    plan::{Bucket, EXTENTS},
 };
 use dsrun_core::Error;
 use dsrun_models::step::WANTED;

@@ -3,9 +3,7 @@
 //! A step is compiled once per [`Bucket`] and kept. All buckets share the step's input buffer and its arena, since one
 //! step runs at a time. Segments that run one behind the other are bound, and captured, as one, when they first run so.
 
-mod layout;
-mod plans;
-
+use super::{layout::Layout, plan_cache::PlanCache};
 use crate::error::Result;
 use dsrun_core::{
     DType, Error,
@@ -16,8 +14,6 @@ use dsrun_core::{
     op::OperandType,
     program::{Call, Origin, Program, Segment, SegmentKind, ValueId},
 };
-pub(crate) use layout::Layout;
-pub(crate) use plans::{PlanCache, plan_key};
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 /// The sizes a step is compiled for.

@@ -1,9 +1,9 @@
 //! Planning ahead: a backend that compiles keeps what it compiled, so planning every call once makes the first request fast.
 
 use crate::{
-    compile::{Bucket, describe, plan_key, sizes},
     error::{EngineError, Result},
-    load::EnginePlan,
+    plan::EnginePlan,
+    plan::{Bucket, describe, plan_key, sizes},
 };
 use dsrun_core::{checked::CheckedPlan, device::Device, kernels::CallDesc};
 use std::{

@@ -1,11 +1,11 @@
 //! What runs while no request does: teacher-forced logits, and finding out how large a step is best.
 
-use super::{Engine, STEP_TIMEOUT, as_i32};
+use crate::engine::{Engine, STEP_TIMEOUT, as_i32};
 use crate::{
     error::{EngineError, Result},
-    inputs::StepInputs,
+    runner::inputs::StepInputs,
+    runner::request_table::Row,
     sampling::SamplingOptions,
-    table::Row,
 };
 use dsrun_core::{
     Code, Error,
@@ -39,7 +39,7 @@ impl Engine {
     }
 
     /// Lends pages for so many tokens while no request runs.
-    pub(super) fn with_pages<T>(
+    pub(crate) fn with_pages<T>(
         &mut self,
         tokens: usize,
         work: impl FnOnce(&mut Self, &[i32]) -> Result<T>,
@@ -79,7 +79,7 @@ impl Engine {
     }
 
     /// Sets a row of the request table beside the scheduler.
-    pub(super) fn place_alone(&mut self, slot: usize, length: usize, pages: &[i32]) -> Result<()> {
+    pub(crate) fn place_alone(&mut self, slot: usize, length: usize, pages: &[i32]) -> Result<()> {
         self.table.place(slot, Row { length, pages, sampling: &SamplingOptions::default() });
         self.table.upload(&mut *self.stream)
     }
@@ -87,7 +87,7 @@ impl Engine {
     /// Finds the smallest step that processes prompts nearly as fast as any up to `step-tokens`, and keeps steps to it: a
     /// larger one would only delay the tokens of requests that generate. Half of a step at least is left to prompts, however many
     /// requests generate. Times steps of one prompt, so it compiles them.
-    pub(super) fn tune_step(&mut self) -> Result<()> {
+    pub(crate) fn tune_step(&mut self) -> Result<()> {
         let limit = self.plan.limits.tokens;
         let smallest = (2 * self.plan.fixed.requests).next_power_of_two().max(16).min(limit);
         let powers = (0..usize::BITS).map(|power| 1usize << power);

@@ -4,7 +4,7 @@
 //! these columns in the device's layout, and brings what has changed before a step in one piece if that is cheaper than piece
 //! by piece.
 
-use crate::{compile::FixedSizes, error::Result, sampling::SamplingOptions};
+use crate::{error::Result, plan::FixedSizes, sampling::SamplingOptions};
 use dsrun_core::{
     device::{BufferSlice, Device, MemoryKind, Stream},
     op::SAMPLING_COLUMNS,

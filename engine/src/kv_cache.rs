@@ -1,0 +1,7 @@
+//! The KV cache: its pages, and the host memory that pages are swapped to.
+
+mod pages;
+mod swap;
+
+pub(crate) use pages::{PagePool, Prefix};
+pub(crate) use swap::SwapSpace;
