@@ -1,375 +1,212 @@
-//! The engine: takes requests, runs steps, gives tokens.
+//! The engine: takes requests, runs steps, returns tokens.
 
 use crate::{
     error::{EngineError, Result},
-    kv_cache::SwapSpace,
     memory::MemoryPlan,
-    plan::{Bucket, CompiledStep, PlanCache, Resident, Shared},
-    plan::{EnginePlan, is_cache},
-    request::{Constraint, Request, RequestId, RequestIds, RequestLimits},
-    runner::{
-        hidden_states::{Chunk, HiddenStates},
-        inputs::StepInputs,
-        pooler::Pooler,
-        readback::{Handover, Parcel},
-        request_table::RequestTable,
-    },
-    sampling::SamplingOptions,
-    schedule::{Capacity, Entry, Key, Scheduler, StepPlan},
-    speculation::{Drafter, Proposer, Speculation},
+    plan::{DraftPlan, EnginePlan},
+    request::{EmbeddingRequest, Request, RequestId, RequestIds, RequestLimits, TokenEvent},
+    runner::Runner,
+    speculation::{DraftModel, Speculator},
     statistics::Statistics,
 };
-use dsrun_core::{
-    Error,
-    device::{BufferSlice, Device, Stream},
-    op::IN_PROMPT,
-    program::Program,
-};
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
-
-/// How long a step may take before the device counts as hung.
-pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// The segment of a program that samples with a bias and a mask.
-pub(crate) const LIMITED: &str = "sample_limited";
-
-/// What the engine keeps of a request.
-#[derive(Debug)]
-pub(crate) struct Running {
-    pub(crate) id: RequestId,
-    pub(crate) limit: usize,
-    pub(crate) sampling: SamplingOptions,
-    pub(crate) stop_ids: Vec<u32>,
-    pub(crate) ignore_end: bool,
-    pub(crate) min_tokens: usize,
-    pub(crate) bias: Vec<(u32, f32)>,
-    /// How many of the likeliest tokens to report.
-    pub(crate) top: usize,
-    pub(crate) constraint: Option<Box<dyn Constraint>>,
-    /// What sums up its hidden states, if it is a request for a vector.
-    pub(crate) pooler: Option<Pooler>,
-    /// What proposes its next tokens, if it speculates.
-    pub(crate) proposer: Option<Proposer>,
-}
-
-/// A step under way.
-#[derive(Debug)]
-pub(crate) struct Flight {
-    /// Its tokens.
-    pub(crate) parcel: Parcel,
-    /// Whose they are, row by row. A request that has ended meanwhile gets none.
-    pub(crate) requests: Vec<Key>,
-    /// Those of them whose logits are sent along.
-    pub(crate) logits: Vec<usize>,
-    /// Whose hidden states are sent along.
-    pub(crate) chunks: Vec<Chunk>,
-}
+use dsrun_core::{device::Device, program::Program};
+use dsrun_models::model::Model;
+use std::sync::Arc;
 
 /// Runs a model on a device.
 #[derive(Debug)]
 pub struct Engine {
-    // Dropped first: bound calls hold buffers and weights.
-    pub(crate) steps: HashMap<Bucket, CompiledStep>,
-    pub(crate) swap: Option<SwapSpace>,
-    pub(crate) plans: PlanCache,
-    pub(crate) stream: Box<dyn Stream>,
-    pub(crate) resident: Resident,
-    pub(crate) shared: Shared,
-    pub(crate) device: Arc<dyn Device>,
-    pub(crate) plan: EnginePlan,
-    pub(crate) states: HashMap<String, BufferSlice>,
-    pub(crate) table: RequestTable,
-    pub(crate) handover: Handover,
-    pub(crate) scheduler: Scheduler<Running>,
-    /// The requests that have not ended.
-    pub(crate) keys: HashMap<RequestId, Key>,
-    /// Requests that could not go on, and why, until somebody asks.
-    pub(crate) failures: Vec<(RequestId, EngineError)>,
-    /// Vectors that are there, until somebody asks.
-    pub(crate) embeddings: Vec<(RequestId, Vec<f32>)>,
-    /// A second model that proposes tokens.
-    pub(crate) drafter: Option<Drafter>,
-    pub(crate) hidden: HiddenStates,
-    /// Rows of the request table that have a bias.
-    pub(crate) biased: Vec<bool>,
-    /// Steps under way, the oldest first.
-    pub(crate) flights: VecDeque<Flight>,
-    pub(crate) statistics: Statistics,
-    pub(crate) ids: RequestIds,
-    pub(crate) stop_ids: Vec<u32>,
-    pub(crate) vocabulary: usize,
-    // Kept from step to step for their memory.
-    pub(crate) step_plan: StepPlan,
-    pub(crate) inputs: StepInputs,
-    pub(crate) staging: Vec<u8>,
-    /// What stands at the beginning of the steps' input buffer.
-    pub(crate) brought: Vec<u8>,
-    pub(crate) mask: Vec<u32>,
+    /// Runs the requests. Its parts are the scheduler with its pages, the compiled steps on the device, the request table, the
+    /// readback of tokens, and the statistics.
+    runner: Runner,
+    /// Proposes tokens, if the options ask for it.
+    speculator: Option<Speculator>,
 }
 
-/// What [`EnginePlan::load`] brings to an engine.
-pub(crate) struct Loaded {
-    pub(crate) stream: Box<dyn Stream>,
-    pub(crate) resident: Resident,
-    pub(crate) shared: Shared,
-    pub(crate) table: RequestTable,
-    pub(crate) drafter: Option<Drafter>,
-    /// The model's tokens that end an answer.
-    pub(crate) stop_ids: Vec<u32>,
-    pub(crate) vocabulary: usize,
+impl EnginePlan {
+    /// Allocates what was planned and brings the weights to the device. `progress` receives the bytes of weights loaded so far,
+    /// and of all weights.
+    ///
+    /// # Errors
+    /// [`EngineError::DoesNotFit`] if there is too little memory; those of reading the model and of the device.
+    pub fn load(
+        mut self,
+        model: &Model,
+        device: Arc<dyn Device>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Engine> {
+        if let Some(missing) = self.memory().missing() {
+            return Err(EngineError::DoesNotFit { missing, plan: Box::new(self.memory().clone()) });
+        }
+        let (own, all) = (self.memory().weights, self.memory().all_weights());
+        let (speculation, draft) = (self.options.speculation, self.draft.take());
+        let runner = Runner::load(self, model, device.clone(), &mut |loaded| progress(loaded, all))?;
+        let draft = match draft {
+            None => None,
+            Some(DraftPlan { model, plan, tokens }) => {
+                let runner = Runner::load(*plan, &model, device, &mut |loaded| progress(own + loaded, all))?;
+                Some(DraftModel::new(runner, tokens))
+            }
+        };
+        let speculator = speculation.map(|speculation| Speculator::new(speculation, draft));
+        Ok(Engine { runner, speculator })
+    }
 }
 
 impl Engine {
-    pub(crate) fn new(plan: EnginePlan, device: Arc<dyn Device>, loaded: Loaded) -> Result<Self> {
-        let Loaded { stream, resident, shared, table, drafter, stop_ids, vocabulary } = loaded;
-        let mut states = HashMap::new();
-        let mut caches = Vec::new();
-        for (id, value) in plan.program.values_from(|_| true) {
-            let Some(memory) = resident.tensors.get(&id) else { continue };
-            states.insert(value.name.clone(), memory.clone());
-            if is_cache(value) {
-                caches.push((plan.cache(value)?, memory.clone()));
-            }
-        }
-        let mut plans = PlanCache::default();
-        let host_pages = plan.host_pages();
-        let swap = match host_pages {
-            0 => None,
-            pages => Some(SwapSpace::new(&*device, &mut plans, &caches, pages)?),
-        };
-        let capacity = Capacity {
-            tokens: plan.limits.tokens,
-            slots: plan.fixed.requests,
-            pages: plan.fixed.pages,
-            block_size: plan.options.block_size,
-            host_pages,
-            keep_prefixes: plan.options.prefix_cache,
-            prompts_first: !plan.options.split_prompts,
-        };
-        let mut engine = Self {
-            steps: HashMap::new(),
-            swap,
-            plans,
-            handover: Handover::new(&*device, plan.limits.rows)?,
-            scheduler: Scheduler::new(capacity),
-            keys: HashMap::new(),
-            failures: Vec::new(),
-            embeddings: Vec::new(),
-            drafter,
-            hidden: HiddenStates::new(&plan.program)?,
-            biased: vec![false; plan.fixed.requests],
-            flights: VecDeque::new(),
-            statistics: Statistics { pages_total: plan.fixed.pages, ..Statistics::default() },
-            ids: RequestIds::default(),
-            step_plan: StepPlan::default(),
-            inputs: StepInputs::default(),
-            staging: Vec::new(),
-            brought: Vec::new(),
-            mask: Vec::new(),
-            stream,
-            resident,
-            shared,
-            device,
-            plan,
-            states,
-            table,
-            stop_ids,
-            vocabulary,
-        };
-        // What ends a request differs between requests, so the host decides, a step later than the device could.
-        let stop_ids = engine.state("stop_ids")?;
-        engine.stream.upload(&(-1i32).to_le_bytes(), &stop_ids)?;
-        if engine.plan.options.tune_step {
-            engine.tune_step()?;
-        }
-        Ok(engine)
-    }
-
-    /// What was allocated.
+    /// The memory that was allocated.
     pub fn memory(&self) -> &MemoryPlan {
-        self.plan.memory()
+        self.runner.plan().memory()
     }
 
-    /// The program that runs, after all passes.
+    /// The program of steps that only generate, after all passes.
     pub fn program(&self) -> &Program {
-        &self.plan.program
+        self.runner.plan().program()
     }
 
     /// Tokens a request may have, prompt and answer together.
     pub fn context(&self) -> usize {
-        self.plan.context
+        self.runner.plan().context
     }
 
     /// The device it runs on.
     pub fn device(&self) -> &Arc<dyn Device> {
-        &self.device
+        self.runner.executor().device()
     }
 
-    /// Tokens that end an answer.
+    /// The model's tokens that end an answer.
     pub fn stop_ids(&self) -> &[u32] {
-        &self.stop_ids
+        self.runner.requests().stop_ids()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether no request waits or runs.
     pub fn is_idle(&self) -> bool {
-        self.scheduler.is_idle()
+        self.runner.is_idle()
     }
 
     /// Pages of the KV cache that requests hold.
     pub fn pages_in_use(&self) -> usize {
-        self.scheduler.pages().in_use()
+        self.runner.requests().scheduler().pages().in_use()
     }
 
-    /// Tokens that a step brings at most.
+    /// The most tokens of a step.
     pub fn step_tokens(&self) -> usize {
-        self.scheduler.capacity().tokens
+        self.runner.requests().scheduler().capacity().tokens
     }
 
-    /// What a request has to keep to.
+    /// The limits that a request has to keep to.
     pub fn limits(&self) -> RequestLimits {
-        RequestLimits {
-            context: self.plan.context,
-            vocabulary: self.vocabulary,
-            block_size: self.plan.options.block_size,
-            pages: self.plan.fixed.pages,
-        }
+        self.runner.limits()
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn statistics(&self) -> &Statistics {
-        &self.statistics
+        self.runner.statistics()
     }
 
+    /// The counts of the draft model that proposes tokens, if there is one.
+    pub fn draft_statistics(&self) -> Option<&Statistics> {
+        self.speculator.as_ref()?.draft().map(|draft| draft.runner().statistics())
+    }
+
+    /// The source of request ids.
     pub(crate) fn ids(&self) -> &RequestIds {
-        &self.ids
+        self.runner.requests().ids()
     }
 
-    /// Takes a request. It runs as soon as a place in the request table and pages for its prompt are free.
+    /// The runner, for work while no request runs.
+    pub(crate) fn runner_mut(&mut self) -> &mut Runner {
+        &mut self.runner
+    }
+
+    /// Queues a request. It runs as soon as a row of the request table and pages for its prompt are free.
     ///
     /// # Errors
     /// As [`RequestLimits::check`].
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
-        let id = self.ids.next();
+        let id = self.runner.requests().next_id();
         self.submit_as(id, request)?;
         Ok(id)
     }
 
-    /// Takes a request under a number from [`Self::ids`].
+    /// Queues a request under an id from [`Self::ids`].
     ///
     /// # Errors
     /// As [`Self::submit`].
     pub(crate) fn submit_as(&mut self, id: RequestId, request: Request) -> Result<()> {
-        let limits = self.limits();
-        limits.check(&request)?;
-        let limit = limits.most_tokens(&request);
-        let Request { prompt, sampling, stop_ids, ignore_end, priority, constraint, .. } = request;
-        // Penalties count the tokens before, and a constraint has to accept them: both would need to know which are right.
-        let speculates = constraint.is_none() && !sampling.penalises();
-        let speculation = self.plan.options.speculation.filter(|_| speculates);
-        let key = self.scheduler.add(Entry {
-            prompt: as_i32(&prompt).collect(),
-            limit,
-            priority,
-            waits: constraint.is_some(),
-            whole: false,
-            guesses: false,
-            item: Running {
-                id,
-                limit,
-                sampling,
-                stop_ids,
-                ignore_end,
-                min_tokens: request.min_tokens,
-                bias: request.logit_bias,
-                top: request.top_log_probabilities,
-                constraint,
-                pooler: None,
-                proposer: speculation.map(Speculation::proposer),
-            },
-        });
-        self.keys.insert(id, key);
-        self.statistics.requests += 1;
-        self.count();
-        Ok(())
+        self.runner.submit(id, request)
     }
 
-    /// Ends a request. Its pages are free at once: what is under way still writes to them, but before anything that is
-    /// launched from here on.
+    /// Queues an embedding request, whose result [`Self::take_embeddings`] returns. Its tokens are processed like those of prompts,
+    /// so it may share steps and pages with other requests. A text may be as long as the context.
+    ///
+    /// # Errors
+    /// As [`RequestLimits::check_embedding`].
+    pub fn submit_embedding(&mut self, request: EmbeddingRequest) -> Result<RequestId> {
+        let id = self.runner.requests().next_id();
+        self.submit_embedding_as(id, request)?;
+        Ok(id)
+    }
+
+    /// Queues an embedding request under an id from [`Self::ids`].
+    ///
+    /// # Errors
+    /// As [`Self::submit_embedding`].
+    pub(crate) fn submit_embedding_as(&mut self, id: RequestId, request: EmbeddingRequest) -> Result<()> {
+        self.runner.submit_embedding(id, request)
+    }
+
+    /// Cancels a request. Its pages are free at once: steps in flight still write to them, but before any step that is launched
+    /// later.
     pub fn cancel(&mut self, id: RequestId) {
-        if self.end(id) {
-            self.statistics.cancelled += 1;
-            self.count();
+        self.runner.cancel(id);
+        if let Some(speculator) = &mut self.speculator {
+            speculator.forget_ended(&mut self.runner);
         }
     }
 
-    /// Requests that could not go on since this was last asked, and why. The others are not concerned.
+    /// Completes a step and returns its tokens: one of every request that generates or whose prompt is processed, and after it the
+    /// accepted tokens of its draft. A step that processes chunks of prompts only has none.
+    ///
+    /// The next step is launched before the host waits for the tokens, if the device is still busy and
+    /// [`EngineOptions::launch_ahead`](crate::EngineOptions::launch_ahead) allows it.
+    ///
+    /// # Errors
+    /// If the device failed. The running requests are lost then.
+    pub fn step(&mut self) -> Result<Vec<TokenEvent>> {
+        let Some(speculator) = &mut self.speculator else { return self.runner.step() };
+        speculator.propose(&mut self.runner)?;
+        let events = self.runner.step()?;
+        speculator.learn(&mut self.runner);
+        Ok(events)
+    }
+
+    /// Takes the errors of requests that could not continue since the last call. Other requests are not affected.
     pub fn take_failures(&mut self) -> Vec<(RequestId, EngineError)> {
-        std::mem::take(&mut self.failures)
+        self.runner.requests_mut().take_failures()
     }
 
-    /// Ends a request that cannot go on.
-    pub(crate) fn fail(&mut self, id: RequestId, error: EngineError) {
-        if self.end(id) {
-            self.failures.push((id, error));
-        }
+    /// Takes the embeddings that were finished since the last call: vectors of length 1.
+    pub fn take_embeddings(&mut self) -> Vec<(RequestId, Vec<f32>)> {
+        self.runner.requests_mut().take_embeddings()
     }
 
-    /// Whether there was such a request.
-    pub(crate) fn end(&mut self, id: RequestId) -> bool {
-        let Some(key) = self.keys.remove(&id) else { return false };
-        self.scheduler.end(key);
-        if let Some(drafter) = &mut self.drafter {
-            drafter.release(key);
+    /// Compiles the steps of every size that requests may need, those of a draft model included, and launches each once with
+    /// extents of 0, so that no request waits for a step to be compiled or for a kernel to be loaded. `progress` receives the
+    /// number of steps that are ready, and of all steps. Returns the number of steps.
+    ///
+    /// Steps are compiled one after the other. [`EnginePlan::compile_ahead`] builds their kernels with several threads before.
+    ///
+    /// # Errors
+    /// If requests are running, or the device failed.
+    pub fn warm_up(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<usize> {
+        let mut draft = self.speculator.as_mut().and_then(Speculator::draft_mut);
+        let own = self.runner.buckets().len();
+        let total = own + draft.as_ref().map_or(0, |draft| draft.runner().buckets().len());
+        self.runner.warm_up(&mut |done| progress(done, total))?;
+        if let Some(draft) = &mut draft {
+            draft.runner_mut().warm_up(&mut |done| progress(own + done, total))?;
         }
-        if self.scheduler.is_idle() {
-            // What is under way is for nobody.
-            self.flights.clear();
-        }
-        true
+        Ok(total)
     }
-
-    /// Notes what is held now.
-    pub(crate) fn count(&mut self) {
-        let (pages, counts) = (self.scheduler.pages(), self.scheduler.counts());
-        let statistics = &mut self.statistics;
-        statistics.waiting = self.scheduler.waiting();
-        statistics.running = self.scheduler.running();
-        statistics.pages_in_use = pages.in_use();
-        statistics.pages_cached = pages.cached();
-        statistics.preemptions = counts.preemptions;
-        statistics.prompt_tokens = counts.prompt_tokens;
-        statistics.prefix_hit_tokens = counts.prefix_hit_tokens;
-    }
-
-    pub(crate) fn state(&self, name: &str) -> Result<BufferSlice> {
-        let state = self.states.get(name).cloned();
-        Ok(state.ok_or_else(|| Error::internal(format!("the program has no state `{name}`")))?)
-    }
-
-    /// Sets the counts of tokens in a row of the request table, for penalties: those of a request that was under way already,
-    /// or has a prompt whose beginning it does not bring itself.
-    pub(crate) fn set_counts(&mut self, slot: usize, prompt: &[i32], generated: &[i32]) -> Result<()> {
-        let bytes = self.vocabulary * size_of::<i32>();
-        let row = self.state("counts")?.slice(slot * bytes, bytes)?;
-        if prompt.is_empty() && generated.is_empty() {
-            return Ok(self.stream.fill(&row, 0)?);
-        }
-        let mut counts = vec![0i32; self.vocabulary];
-        for token in prompt {
-            counts[*token as usize] |= IN_PROMPT;
-        }
-        for token in generated {
-            counts[*token as usize] += 1;
-        }
-        Ok(self.stream.upload(bytemuck::cast_slice(&counts), &row)?)
-    }
-}
-
-pub(crate) fn as_i32(tokens: &[u32]) -> impl Iterator<Item = i32> + '_ {
-    // Tokens were checked against the vocabulary, which is far below `i32::MAX`.
-    tokens.iter().map(|token| *token as i32)
 }

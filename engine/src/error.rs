@@ -1,24 +1,21 @@
 //! The errors of the engine.
 
-use crate::{
-    memory::{Bytes, MemoryPlan},
-    request::ConstraintError,
-};
+use crate::memory::{Bytes, MemoryPlan};
 use dsrun_models::{chat::ChatError, model::ModelError, tokenizer::TokenizerError};
 
-/// Why the engine could not do something.
+/// An error of the engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// The backend, or the layer above it, refused or failed.
+    /// The backend or the hardware-abstraction layer refused or failed.
     #[error(transparent)]
     Hal(#[from] dsrun_core::Error),
 
-    /// The model lacks something, or cannot be built.
+    /// The model lacks something or cannot be built.
     #[error(transparent)]
     Model(#[from] ModelError),
 
-    /// Text could not be turned into tokens or back.
+    /// Text could not be encoded or decoded.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 
@@ -29,15 +26,15 @@ pub enum EngineError {
     /// An option is out of range.
     #[error("{option} is {value}: {rule}")]
     Option {
-        /// The option's name.
+        /// The name of the option.
         option: &'static str,
-        /// The value given.
+        /// The given value.
         value: String,
-        /// What it must be.
+        /// The range or the rule that it breaks.
         rule: String,
     },
 
-    /// The model and its caches do not fit into the memory there is.
+    /// The model and its caches do not fit into the available memory.
     #[error(
         "the model does not fit: {} are missing\n{plan}\nhint: {}",
         Bytes(*missing),
@@ -46,7 +43,7 @@ pub enum EngineError {
     DoesNotFit {
         /// Bytes that are missing.
         missing: u64,
-        /// What was planned.
+        /// The memory that was planned.
         plan: Box<MemoryPlan>,
     },
 
@@ -65,58 +62,64 @@ pub enum EngineError {
     #[error("the prompt is empty: there is nothing to continue")]
     EmptyPrompt,
 
-    /// A token id is no token of the model.
+    /// A token id is outside the model's vocabulary.
     #[error("token {token} is outside the vocabulary of {vocabulary}")]
     NoSuchToken {
-        /// The id.
+        /// The token id.
         token: u32,
-        /// Size of the vocabulary.
+        /// The size of the vocabulary.
         vocabulary: usize,
     },
 
-    /// A second model has another vocabulary than the model that it would propose tokens for.
+    /// A draft model has another vocabulary than the model that it would propose tokens for.
     #[error(
         "{draft} cannot propose tokens for {model}: {reason}\nhint: a draft model needs the same tokenizer, as smaller models of \
          the same family have"
     )]
     Draft {
-        /// The second model.
+        /// The draft model.
         draft: String,
         /// The model.
         model: String,
-        /// How their vocabularies differ.
+        /// The difference of the vocabularies.
         reason: String,
     },
 
-    /// What an answer has to look like could not be kept to.
+    /// The constraint on an answer could not continue.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
 
-    /// A request has no token left to sample.
-    #[error(
-        "no token is left to sample: the model's logits are not numbers, or a bias takes all of them away"
-    )]
+    /// A request has no token that may be sampled.
+    #[error("no token can be sampled: the model's logits are not finite, or the bias forbids every token")]
     NoToken,
 
-    /// A text has no vector.
-    #[error("there is no vector: the model's hidden states are not numbers")]
+    /// A text has no embedding.
+    #[error("the text has no embedding: the model's hidden states are not finite")]
     NoEmbedding,
 
-    /// The model came without something that is needed for what was asked.
+    /// The model lacks something that the call needs.
     #[error("the model has no {what}: {hint}")]
     Missing {
-        /// What is missing.
+        /// The missing part.
         what: &'static str,
-        /// What to do.
+        /// What to do about it.
         hint: &'static str,
     },
 }
 
-/// Shorthand for results of the engine.
+/// The error of a constraint that could not continue.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the constraint on the answer failed: {0}")]
+pub struct ConstraintError(
+    /// The reason.
+    pub String,
+);
+
+/// A result of the engine.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
 impl EngineError {
-    /// An option is out of range.
+    /// The error of an option that breaks a rule.
     pub(crate) fn option(option: &'static str, value: impl ToString, rule: impl Into<String>) -> Self {
         Self::Option { option, value: value.to_string(), rule: rule.into() }
     }

@@ -1,4 +1,4 @@
-//! The KV cache: its pages, and the host memory that pages are swapped to.
+//! The KV cache: its pages, the prefixes they keep, and the host memory that pages are swapped to.
 
 mod pages;
 mod swap;

@@ -1,14 +1,22 @@
 //! The engine of dsrun: runs a model's program on a device.
 //!
-//! | module | holds |
+//! [`Pipeline`] goes from text to text in five lines. [`Engine`] takes requests and returns tokens, step by step. An [`EnginePlan`]
+//! says what an engine will allocate, before it does. [`service`] runs an engine on a thread of its own, for many callers.
+//!
+//! The crate is divided into rooms. Each room may use the rooms above it in this table, and none below:
+//!
+//! | room | holds |
 //! |---|---|
-//! | [`Pipeline`] | from text to text, in five lines |
-//! | [`Engine`] | requests in, tokens out, step by step |
-//! | [`service`] | an engine on a thread of its own, for many callers |
-//! | [`EnginePlan`] | what an engine will allocate, before it does |
-//! | [`Score`] | teacher-forced logits |
-//! | [`calibrate`], [`sensitivity`], [`mixture`] | choosing formats for weights |
-//! | [`passes`] | rewriting programs for a device |
+//! | [`passes`] | rewriting programs for a device: quantisation, fusion, pruning |
+//! | `error`, `memory`, `options`, `request`, `sampling`, `statistics` | the types of the public API |
+//! | `plan` | what is decided before anything is allocated: programs, buckets, layouts, memory; compiled steps |
+//! | `kv_cache` | pages of the KV cache, the prefixes they keep, swapping to host memory |
+//! | `schedule` | which sequences take part in a step; knows no device |
+//! | `runner` | launches steps and reads their tokens back |
+//! | `speculation` | proposes tokens, by prompt lookup or with a draft model |
+//! | `engine` | [`Engine`]: a runner, with speculation |
+//! | `offline` | measurements while no request runs: [`Score`], [`calibrate`], [`sensitivity`], [`mixed_precision`] |
+//! | [`service`], `text`, `pipeline` | an engine for many callers; tokens to text; text in, text out |
 
 mod engine;
 mod error;
@@ -26,19 +34,22 @@ mod schedule;
 pub mod service;
 mod speculation;
 mod statistics;
+mod text;
 
 pub use engine::Engine;
-pub use error::{EngineError, Result};
+pub use error::{ConstraintError, EngineError, Result};
 pub use memory::{Bytes, MemoryPlan};
 pub use offline::{
-    CALIBRATION_TEXT, CallFigures, Figures, Mixture, Observer, Score, ScoredPosition, Sensitivity, calibrate,
-    calibration_sequences, check_budget, log_probability, mixture, sensitivity,
+    CALIBRATION_TEXT, CallFigures, FormatFigures, MixedPrecision, Observer, Score, ScoredPosition,
+    Sensitivity, calibrate, calibration_sequences, check_budget, log_probability, mixed_precision,
+    sensitivity,
 };
-pub use options::{EngineOptions, Precision};
+pub use options::{EngineOptions, Precision, Speculation};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
 pub use plan::{EnginePlan, StepTraffic};
-pub use request::{Constraint, ConstraintError, FinishReason, Request, RequestId, RequestLimits, TokenEvent};
-pub use runner::pooler::{EmbeddingRequest, Pooling};
+pub use request::{
+    Constraint, EmbeddingRequest, FinishReason, Pooling, Request, RequestId, RequestLimits, TokenEvent,
+};
 pub use sampling::SamplingOptions;
-pub use speculation::Speculation;
 pub use statistics::{Histogram, Phase, Statistics};
+pub use text::{TextPiece, TextStream};

@@ -1,8 +1,8 @@
-//! The memory plan: what will be allocated, counted before anything is.
+//! The memory plan of an engine, counted before anything is allocated.
 
 use std::fmt;
 
-/// Bytes an engine will hold.
+/// The bytes that an engine will allocate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MemoryPlan {
     /// Packed weights and vectors, in the device's layouts.
@@ -17,16 +17,16 @@ pub struct MemoryPlan {
     pub activations: u64,
     /// Scratch memory of ops, and the step's inputs.
     pub workspace: u64,
-    /// A second model that proposes tokens, with all that it holds.
+    /// The draft model that proposes tokens.
     pub draft: Option<Box<Self>>,
     /// Host memory for the pages of requests that are pre-empted. Not part of the total.
     pub swap: u64,
-    /// Memory the device has left for this, if it says so.
+    /// Free memory of the device, if the device reports it.
     pub available: Option<u64>,
 }
 
 impl MemoryPlan {
-    /// Bytes in all.
+    /// All bytes.
     pub fn total(&self) -> u64 {
         let draft = self.draft.as_ref().map_or(0, |draft| draft.total());
         let parts = [self.weights, self.kv_cache, self.requests, self.activations, self.workspace, draft];
@@ -38,21 +38,21 @@ impl MemoryPlan {
         self.draft.as_ref().map_or(0, |draft| draft.weights).saturating_add(self.weights)
     }
 
-    /// Bytes that are missing, if it does not fit.
+    /// The bytes that are missing, if the plan does not fit.
     pub fn missing(&self) -> Option<u64> {
         let missing = self.total().checked_sub(self.available?)?;
         (missing > 0).then_some(missing)
     }
 
-    /// What takes less memory, where it matters most.
+    /// Options that reduce the largest part of the plan.
     pub(crate) fn remedy(&self) -> &'static str {
         let beside_weights = self.total() - self.weights;
         if self.available.is_some_and(|available| self.weights > available) || self.weights > beside_weights {
-            "--dtype bf16, --quantize w8a16 or w4a16, or a quantised file take less for weights; so does a smaller model"
+            "--dtype bf16, --quantize w8a16 or w4a16, a quantised file, or a smaller model need less memory for weights"
         } else if self.kv_cache > beside_weights / 2 {
-            "a smaller --context, fewer --kv-tokens, or fewer requests side by side take less KV cache"
+            "a smaller --context, fewer --kv-tokens, or fewer requests side by side need less KV cache"
         } else {
-            "fewer --step-tokens, or fewer requests side by side, take less for a step"
+            "fewer --step-tokens, or fewer requests side by side, need less memory for a step"
         }
     }
 }
@@ -84,12 +84,12 @@ impl fmt::Display for MemoryPlan {
             Some(available) => {
                 write!(f, "  {:width$} {:>10}", "device has free", Bytes(available).to_string())
             }
-            None => write!(f, "  the device does not say how much is free"),
+            None => write!(f, "  the device does not report its free memory"),
         }
     }
 }
 
-/// A number of bytes, printed for people in binary units.
+/// A number of bytes, displayed in binary units.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes(
     /// The number.
@@ -120,17 +120,17 @@ mod tests {
     #[case(1000, "1.0 KiB")]
     #[case(98_362_432, "93.8 MiB")]
     #[case(u64::MAX, "16777216.0 TiB")]
-    fn bytes_read_well(#[case] bytes: u64, #[case] expected: &str) {
+    fn bytes_are_shown_in_binary_units(#[case] bytes: u64, #[case] expected: &str) {
         assert_eq!(Bytes(bytes).to_string(), expected);
     }
 
     #[rstest]
     #[case(90, 5, 5, "for weights")]
-    // Less cache does not help where not even the weights fit.
+    // A smaller cache does not help if not even the weights fit.
     #[case(90, 500, 5, "for weights")]
     #[case(20, 90, 5, "KV cache")]
     #[case(20, 5, 90, "for a step")]
-    fn the_remedy_is_for_what_takes_most(
+    fn the_remedy_reduces_the_largest_part(
         #[case] weights: u64,
         #[case] kv_cache: u64,
         #[case] activations: u64,
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_counts_against_what_is_available() {
+    fn missing_bytes_are_those_above_the_available_ones() {
         let plan = MemoryPlan { weights: 10, kv_cache: 5, ..MemoryPlan::default() };
         assert_eq!(plan.missing(), None);
         assert_eq!(MemoryPlan { available: Some(15), ..plan.clone() }.missing(), None);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_model_counts_and_is_shown() {
+    fn a_draft_model_is_counted_and_shown() {
         let draft = MemoryPlan { weights: 3, kv_cache: 2, kv_tokens: 64, ..MemoryPlan::default() };
         let plan = MemoryPlan { weights: 10, draft: Some(Box::new(draft)), ..MemoryPlan::default() };
         assert_eq!((plan.total(), plan.all_weights()), (15, 13));

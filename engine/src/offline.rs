@@ -1,4 +1,5 @@
-//! Measurements while no request runs.
+//! Measurements on a loaded model while no request runs: logits of a text, activations, times of calls, and the formats of
+//! mixed precision that follow from them.
 
 mod calibrate;
 mod mixed_precision;
@@ -8,7 +9,8 @@ mod score;
 mod sensitivity;
 
 pub use calibrate::{CALIBRATION_TEXT, calibrate, calibration_sequences};
-pub use mixed_precision::{Figures, Mixture, Sensitivity, check_budget, mixture, sensitivity};
+pub use mixed_precision::{FormatFigures, MixedPrecision, check_budget, mixed_precision};
 pub use observe::Observer;
 pub use profile::CallFigures;
 pub use score::{Score, ScoredPosition, log_probability};
+pub use sensitivity::{Sensitivity, sensitivity};

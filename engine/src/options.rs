@@ -1,18 +1,20 @@
-//! How an engine is set up.
+//! The options of an engine.
+
+mod speculation;
 
 use crate::{
     error::{EngineError, Result},
     passes::quantize::{Calibration, Policy},
-    speculation::Speculation,
 };
 use dsrun_core::DType;
+pub use speculation::Speculation;
 use std::sync::Arc;
 
-/// Element types of weights, activations and cache.
+/// The element type of weights, activations and KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// Weights as the file has them; activations in the type the device likes best.
+    /// Weights as in the file; activations in the type that the device computes best in.
     #[default]
     Keep,
     /// Everything in f32.
@@ -24,7 +26,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// The element type everything is in; `None` to keep the file's.
+    /// The element type of everything; `None` to keep the types of the file.
     pub fn dtype(self) -> Option<DType> {
         match self {
             Self::Keep => None,
@@ -35,60 +37,61 @@ impl Precision {
     }
 }
 
-/// How an engine is set up.
+/// The options of an engine.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct EngineOptions {
-    /// Element types.
+    /// The element type of weights, activations and KV cache.
     pub precision: Precision,
-    /// Tokens a request may have, prompt and answer together. The model's own limit if absent, at most
+    /// Tokens a request may have, prompt and answer together. The default is the model's own limit, at most
     /// [`EngineOptions::DEFAULT_CONTEXT`].
     pub context: Option<usize>,
-    /// Requests that run at the same time.
+    /// The most requests that run at the same time.
     pub max_requests: usize,
-    /// Tokens a step may process: longer prompts are cut into chunks.
+    /// The most tokens of a step: longer prompts are split into chunks.
     pub step_tokens: usize,
-    /// Whether to time steps when the model is loaded, and keep to the smallest that processes prompts nearly as fast as
-    /// those of `step_tokens`.
+    /// Whether to time steps when the model is loaded, and to limit steps to the smallest size that processes prompts nearly as
+    /// fast as steps of `step_tokens`.
     pub tune_step: bool,
-    /// Slots of a page of the KV cache.
+    /// Token slots of a page of the KV cache.
     pub block_size: usize,
-    /// Tokens the KV cache holds over all requests. If absent, enough for every request's whole context, or what fits into
-    /// the device's memory. Requests that outgrow it yield their pages to those before them and go on later.
+    /// Tokens that the KV cache holds over all requests. The default is every request's whole context, or what fits into the
+    /// device's memory. When no page is left, requests yield theirs to requests before them and resume later.
     pub kv_tokens: Option<usize>,
-    /// Tokens of KV cache that host memory takes in for requests that had to yield theirs; beyond that, and with 0, it is
-    /// computed once more when they go on.
+    /// Tokens of KV cache that are swapped to host memory when a request yields its pages. Beyond that, and with 0, they are
+    /// recomputed when the request resumes.
     pub swap_tokens: usize,
-    /// Whether the KV cache keeps prompts and answers for later requests that begin alike, as long as there is room.
+    /// Whether the KV cache keeps prompts and answers for later requests with the same prefix, while there is room.
     pub prefix_cache: bool,
-    /// Whether calls are fused into regions that the device has kernels for. Without it every primitive runs by itself, to
-    /// compare with.
+    /// Whether calls are fused into regions that the device has kernels for. Without it every primitive runs separately, for
+    /// comparison.
     pub fuse: bool,
-    /// Whether a step may be launched before the host has read the tokens of the one before. A request that ends by what the
-    /// host sees in a token (a stop string) then computes one token too many, which is dropped. Without it every token is
-    /// read before the next step is launched.
+    /// Whether a step may be launched before the host has read the tokens of the step before it. A request that the host ends
+    /// (by a stop string) then computes one token too many, which is dropped. Without it every token is read before the next
+    /// step is launched, for comparison.
     pub launch_ahead: bool,
-    /// Whether prompts share steps with requests that generate, and are split to fill them (Dynamic SplitFuse). Without it
-    /// steps have either whole prompts, as many as fit, or generation, and prompts go first: to compare with.
+    /// Whether prompts share steps with requests that generate, and are split to fill them (Dynamic SplitFuse). Without it a
+    /// step has either whole prompts, as many as fit, or generation, and prompts go first, for comparison.
     pub split_prompts: bool,
-    /// Whether steps are captured as graphs, where the device has them. Without it every call is launched by itself, to compare
-    /// with.
+    /// Whether steps are captured as graphs, if the device supports them. Without it every call is launched separately, for
+    /// comparison.
     pub graphs: bool,
-    /// How tokens are proposed that the model checks several at a time; not at all if absent. Answers are the same. Steps sample
-    /// up to as many more rows, which takes memory for their logits; a second model is part of the memory plan. Requests with penalties or a constraint go without, and all
-    /// do until they have their [fewest tokens](crate::Request::min_tokens).
+    /// How tokens are proposed, several of which the model checks in one step; by default none are. Answers stay the same. Steps
+    /// sample up to this many more rows, whose logits take memory; a draft model is part of the memory plan. Requests with
+    /// penalties or a constraint do not speculate, and no request does before it has its
+    /// [fewest tokens](crate::Request::min_tokens).
     pub speculation: Option<Speculation>,
-    /// How weights are quantised as they are loaded, and activations as they come; not at all if absent.
+    /// How weights are quantised when they are loaded, and activations in each step; by default they are not.
     pub quantize: Option<Policy>,
-    /// What activations are like, for policies that [smooth](Policy::smooth): see [`calibrate`](crate::calibrate).
+    /// Statistics of the activations, for policies that [smooth](Policy::smooth); see [`calibrate`](crate::calibrate).
     #[serde(skip)]
     pub calibration: Option<Arc<Calibration>>,
-    /// Whether answers run on past the model's end tokens, for measurements.
+    /// Whether answers continue past the model's end tokens, for measurements.
     pub ignore_end: bool,
 }
 
 impl EngineOptions {
-    /// The context that is planned for unless asked otherwise.
+    /// The context that is planned for by default.
     pub const DEFAULT_CONTEXT: usize = 2048;
 }
 
@@ -117,9 +120,14 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// Rows that a request samples from in a step, at most.
+    /// The most rows that a request samples from in a step.
     pub(crate) fn rows_per_request(&self) -> usize {
         1 + self.speculation.map_or(0, Speculation::tokens)
+    }
+
+    /// Pages of host memory for requests that are pre-empted.
+    pub(crate) fn host_pages(&self) -> usize {
+        self.swap_tokens / self.block_size
     }
 
     /// The context, given the model's own limit.
@@ -153,7 +161,10 @@ impl EngineOptions {
             }
         }
         if self.step_tokens < self.max_requests {
-            let rule = format!("must be at least max-requests ({}): each brings a token", self.max_requests);
+            let rule = format!(
+                "must be at least max-requests ({}): each needs a token of a step",
+                self.max_requests
+            );
             return Err(EngineError::option("step-tokens", self.step_tokens, rule));
         }
         if let Some(speculation) = self.speculation {

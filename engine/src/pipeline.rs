@@ -1,15 +1,19 @@
 //! From text to text: prompts in, streamed answers out.
 
 use crate::{
-    Engine, EngineOptions, EnginePlan, FinishReason, Request, RequestId, SamplingOptions, TokenEvent,
+    engine::Engine,
     error::{EngineError, Result},
+    options::EngineOptions,
+    plan::EnginePlan,
+    request::{FinishReason, Request, RequestId, TokenEvent},
+    sampling::SamplingOptions,
+    text::TextStream,
 };
 use dsrun_core::device::Device;
 use dsrun_models::{
     chat::{Message, RenderOptions},
     model::Model,
-    stop::StopMatcher,
-    tokenizer::{EncodeOptions, StreamDecoder, StreamOptions, Tokenizer},
+    tokenizer::{EncodeOptions, Tokenizer},
 };
 use std::{
     collections::HashMap,
@@ -18,12 +22,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a model is to continue.
+/// A prompt for a model to continue.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
-    /// Text as it stands; special tokens in it are taken as such.
+    /// Text as it is; special tokens in it are parsed as such.
     Text(String),
-    /// A conversation, put into the model's own form by its chat template.
+    /// A conversation, which the model's chat template turns into text.
     Chat(Vec<Message>),
     /// Tokens.
     Tokens(Vec<u32>),
@@ -34,14 +38,14 @@ pub enum Prompt {
 pub struct GenerateOptions {
     /// How tokens are chosen.
     pub sampling: SamplingOptions,
-    /// The most tokens of an answer; what fits into the context if absent.
+    /// The most tokens of an answer; by default what fits into the context.
     pub max_tokens: Option<usize>,
-    /// Texts that end an answer. They are not part of it.
+    /// Strings that end an answer. They are not part of it.
     pub stop: Vec<String>,
 }
 
 impl GenerateOptions {
-    /// What the model's makers suggest; greedy where they say nothing.
+    /// The defaults that come with the model; greedy if it has none.
     pub fn suggested(model: &Model) -> Self {
         let defaults = model.generation();
         let mut sampling = SamplingOptions::default();
@@ -59,21 +63,21 @@ impl GenerateOptions {
 /// A finished answer.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Answer {
-    /// How many tokens the prompt had.
+    /// The number of prompt tokens.
     pub prompt_tokens: usize,
-    /// The tokens generated, an end token included.
+    /// The generated tokens, an end token included.
     pub tokens: Vec<u32>,
     /// The natural logarithm of each token's probability.
     pub log_probabilities: Vec<f32>,
     /// The text, without special tokens and up to a stop string.
     pub text: String,
-    /// Why it ended.
+    /// The reason why it ended.
     pub finish_reason: FinishReason,
-    /// How long it took.
+    /// The time it took.
     pub timings: Timings,
 }
 
-/// How long an answer took.
+/// The time that an answer took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Timings {
     /// Seconds from the request to its first token.
@@ -117,7 +121,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Loads a model onto a device, with default options.
+    /// Loads a model on a device, with default options.
     ///
     /// # Errors
     /// As [`EnginePlan::new`] and [`EnginePlan::load`].
@@ -128,7 +132,7 @@ impl Pipeline {
         Ok(Self { model, engine })
     }
 
-    /// A pipeline over an engine that is loaded with this model.
+    /// A pipeline over an engine that was loaded from this model.
     pub fn with_engine(model: impl Into<Arc<Model>>, engine: Engine) -> Self {
         Self { model: model.into(), engine }
     }
@@ -148,7 +152,7 @@ impl Pipeline {
         self.model.tokenizer().ok_or(EngineError::Missing { what: "tokenizer", hint })
     }
 
-    /// The tokens of a prompt.
+    /// Encodes a prompt.
     ///
     /// # Errors
     /// If the model has no tokenizer or no chat template, or the prompt cannot be encoded.
@@ -178,8 +182,8 @@ impl Pipeline {
         answers.into_iter().next().ok_or_else(none)
     }
 
-    /// Continues several prompts side by side. `progress` hears of every token, and may break all answers off: they
-    /// then end with [`FinishReason::Cancelled`].
+    /// Continues several prompts side by side. `progress` receives every token, and may cancel all answers, which then end with
+    /// [`FinishReason::Cancelled`].
     ///
     /// # Errors
     /// If a prompt cannot be encoded or does not fit, an option is out of range, or the device failed.
@@ -198,18 +202,18 @@ impl Pipeline {
             indices.keys().for_each(|id| self.engine.cancel(*id));
             return Err(error);
         }
-        Ok(streams.into_iter().map(AnswerStream::finish).collect())
+        Ok(streams.into_iter().map(GrowingAnswer::finish).collect())
     }
 
     fn submit_all(
         &mut self,
         prompts: Vec<Vec<u32>>,
         options: &GenerateOptions,
-        streams: &mut Vec<AnswerStream>,
+        streams: &mut Vec<GrowingAnswer>,
         indices: &mut HashMap<RequestId, usize>,
     ) -> Result<()> {
         for prompt in prompts {
-            let stream = AnswerStream::new(self.model.tokenizer(), prompt.len(), &options.stop);
+            let stream = GrowingAnswer::new(self.model.tokenizer(), prompt.len(), &options.stop);
             let request = Request {
                 prompt,
                 sampling: options.sampling.clone(),
@@ -224,7 +228,7 @@ impl Pipeline {
 
     fn run(
         &mut self,
-        streams: &mut [AnswerStream],
+        streams: &mut [GrowingAnswer],
         indices: &HashMap<RequestId, usize>,
         progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
@@ -233,14 +237,14 @@ impl Pipeline {
                 let Some(index) = indices.get(&event.request).copied() else { continue };
                 let stream = &mut streams[index];
                 if stream.finish.is_some() {
-                    continue; // a stop string came earlier in the same step
+                    continue; // a stop string ended the answer earlier in the same step
                 }
                 let text = stream.push(&event);
                 if stream.finish.is_some() && event.finish.is_none() {
-                    self.engine.cancel(event.request); // a stop string came
+                    self.engine.cancel(event.request); // a stop string ended the answer
                 }
-                let told = Progress { index, token: event.token, text: &text, finish: stream.finish };
-                if progress(told).is_break() {
+                let report = Progress { index, token: event.token, text: &text, finish: stream.finish };
+                if progress(report).is_break() {
                     indices.keys().for_each(|id| self.engine.cancel(*id));
                     return Ok(());
                 }
@@ -253,44 +257,40 @@ impl Pipeline {
     }
 }
 
-/// What [`Pipeline::generate_all`] tells as it goes.
+/// A token of an answer of [`Pipeline::generate_all`].
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// Which prompt it is about.
+    /// The index of the prompt.
     pub index: usize,
-    /// The token that came.
+    /// The token.
     pub token: u32,
-    /// Text that is certain now; may be empty, may be of several tokens.
+    /// Text that is certain now; it may be empty, or the text of several tokens.
     pub text: &'a str,
-    /// Set with the last token.
+    /// The reason why the answer ended, set with its last token.
     pub finish: Option<FinishReason>,
 }
 
-/// An answer as it comes in.
-struct AnswerStream {
+/// An answer while its tokens arrive.
+struct GrowingAnswer {
     prompt_tokens: usize,
     tokens: Vec<u32>,
     log_probabilities: Vec<f32>,
     text: String,
-    decoder: Option<StreamDecoder>,
-    stops: StopMatcher,
+    stream: TextStream,
     finish: Option<FinishReason>,
     started: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
 }
 
-impl AnswerStream {
+impl GrowingAnswer {
     fn new(tokenizer: Option<&Tokenizer>, prompt_tokens: usize, stop: &[String]) -> Self {
         Self {
             prompt_tokens,
             tokens: Vec::new(),
             log_probabilities: Vec::new(),
             text: String::new(),
-            decoder: tokenizer.map(|tokenizer| {
-                StreamDecoder::new(tokenizer, StreamOptions { skip_special: true, continues_text: true })
-            }),
-            stops: StopMatcher::new(stop),
+            stream: TextStream::new(tokenizer, stop),
             finish: None,
             started: Instant::now(),
             first_token: None,
@@ -298,30 +298,17 @@ impl AnswerStream {
         }
     }
 
-    /// Takes a token and gives the text that is certain now.
+    /// Adds a token. Returns the text that is certain now.
     fn push(&mut self, event: &TokenEvent) -> String {
         let now = Instant::now();
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
         self.tokens.push(event.token);
         self.log_probabilities.push(event.log_probability);
-        self.finish = event.finish;
-        let mut certain = String::new();
-        if let Some(decoder) = &mut self.decoder {
-            let mut text = decoder.push(event.token).unwrap_or_default();
-            if event.finish.is_some() {
-                text.push_str(&decoder.finish().unwrap_or_default());
-            }
-            let output = self.stops.push(&text);
-            certain = output.text;
-            if output.matched.is_some() {
-                self.finish = Some(FinishReason::Stop);
-            } else if event.finish.is_some() {
-                certain.push_str(&self.stops.finish());
-            }
-        }
-        self.text.push_str(&certain);
-        certain
+        let piece = self.stream.push(event);
+        self.finish = piece.finish;
+        self.text.push_str(&piece.text);
+        piece.text
     }
 
     fn finish(self) -> Answer {

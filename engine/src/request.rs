@@ -1,8 +1,7 @@
-//! What is asked of the engine, and what it gives back.
+//! Requests to the engine, and the tokens it returns.
 
 use crate::{
-    error::{EngineError, Result},
-    runner::pooler::EmbeddingRequest,
+    error::{ConstraintError, EngineError, Result},
     sampling::SamplingOptions,
 };
 use std::{
@@ -13,78 +12,93 @@ use std::{
     },
 };
 
-/// What is asked of the engine: a prompt and how to continue it.
+/// A request to continue a prompt.
 ///
-/// Several answers to one prompt are several requests, with different seeds: they share the pages of the prompt.
+/// Several answers to one prompt are several requests with different seeds; they share the pages of the prompt.
 #[derive(Debug, Default)]
 pub struct Request {
     /// The prompt's tokens; at least one.
     pub prompt: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: SamplingOptions,
-    /// The most tokens to generate; what fits into the context if absent.
+    /// The most tokens to generate; by default what fits into the context.
     pub max_tokens: Option<usize>,
-    /// No token that ends the answer is chosen before so many tokens are generated, unless a constraint leaves nothing else.
+    /// The fewest tokens to generate before a token that ends the answer is chosen, unless a constraint allows nothing else.
     pub min_tokens: usize,
     /// Tokens that end the answer, besides the model's own.
     pub stop_ids: Vec<u32>,
     /// Whether the model's own end tokens do not end the answer.
     pub ignore_end: bool,
-    /// What is added to the logits of tokens; minus infinity forbids one.
+    /// Values added to the logits of tokens; minus infinity forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
-    /// How many of the likeliest tokens to report beside each token.
+    /// How many of the most likely tokens to report with each token.
     pub top_log_probabilities: usize,
-    /// Requests of a higher priority run before, and in place of, those of a lower one.
+    /// Requests of higher priority run before, and pre-empt, those of lower priority.
     pub priority: i32,
-    /// What the answer has to look like.
+    /// Restricts the tokens of the answer.
     pub constraint: Option<Box<dyn Constraint>>,
 }
 
 impl Request {
-    /// The most of [`Self::top_log_probabilities`].
+    /// The largest [`Self::top_log_probabilities`].
     pub const MAX_TOP: usize = 64;
 
-    /// A prompt to be continued greedily.
+    /// A request to continue a prompt greedily.
     pub fn new(prompt: impl Into<Vec<u32>>) -> Self {
         Self { prompt: prompt.into(), ..Self::default() }
     }
 }
 
-/// Says token by token what may come next: a grammar, a schema, a regular expression.
+/// How the hidden states of a text become one vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// The mean over all tokens.
+    #[default]
+    Mean,
+    /// The hidden state of the last token.
+    Last,
+}
+
+/// A text to embed: to turn into one vector.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EmbeddingRequest {
+    /// The text's tokens; at least one.
+    pub tokens: Vec<u32>,
+    /// How the hidden states become one vector.
+    pub pooling: Pooling,
+    /// Requests of higher priority run before, and pre-empt, those of lower priority.
+    pub priority: i32,
+}
+
+/// Restricts an answer token by token: a grammar, a schema, a regular expression.
 ///
-/// Runs on the engine's thread, between steps: what takes long here holds up that request, and the others by as long.
+/// It runs on the engine's thread between steps, so a slow constraint delays every request.
 pub trait Constraint: Send + Debug {
-    /// Sets the bit of every token that may come next: bit `token % 32` of word `token / 32`. All bits come unset. Where the
-    /// answer is complete, that is the model's end tokens.
+    /// Sets the bit of every token that may come next: bit `token % 32` of word `token / 32`. All bits are unset before. If the
+    /// answer is complete, these are the model's end tokens.
     ///
     /// # Errors
     /// Ends the request.
     fn allow(&mut self, tokens: &mut [u32]) -> Result<(), ConstraintError>;
 
-    /// Takes the token that was chosen. It is one that was allowed.
+    /// Advances by the token that was chosen, one of those allowed.
     ///
     /// # Errors
     /// Ends the request.
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError>;
 }
 
-/// Why a constraint could not go on.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the constraint on the answer failed: {0}")]
-pub struct ConstraintError(
-    /// What happened.
-    pub String,
-);
-
-/// A request's number. Numbers are not used again.
+/// Identifies a request. Ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
 
-/// Where numbers of requests come from; clones share it.
+/// The source of request ids; clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestIds(Arc<AtomicU64>);
 
 impl RequestIds {
+    /// A new id.
     pub(crate) fn next(&self) -> RequestId {
         RequestId(self.0.fetch_add(1, Ordering::Relaxed))
     }
@@ -94,38 +108,38 @@ impl RequestIds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model ended its answer, or a stop token or stop string came.
+    /// The model ended its answer, or a stop token or stop string was generated.
     Stop,
-    /// The limit on tokens, or the context, was reached.
+    /// The limit on tokens or the end of the context was reached.
     Length,
-    /// It was cancelled.
+    /// The request was cancelled.
     Cancelled,
 }
 
 /// A token of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenEvent {
-    /// Whose it is.
+    /// The request.
     pub request: RequestId,
     /// The token.
     pub token: u32,
-    /// The natural logarithm of its probability, after penalties and before temperature and filters.
+    /// The natural logarithm of the token's probability, after penalties and before temperature and filters.
     pub log_probability: f32,
-    /// The likeliest tokens in its place with the logarithms of their probabilities, the likeliest first: as many as
-    /// [`Request::top_log_probabilities`] asked for.
+    /// The most likely tokens at this position with the logarithms of their probabilities, the most likely first: as many as
+    /// [`Request::top_log_probabilities`] asks for.
     pub top: Vec<(u32, f32)>,
-    /// Set on a request's last token.
+    /// The reason why the request ended, set on its last token.
     pub finish: Option<FinishReason>,
 }
 
-/// What an engine can take. Requests are checked against it before they are queued.
+/// The limits of an engine, which requests are checked against before they are queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
     /// Tokens a request may have, prompt and answer together.
     pub context: usize,
-    /// Tokens the model knows.
+    /// The number of tokens the model knows.
     pub vocabulary: usize,
-    /// Slots of a page of the KV cache.
+    /// Token slots of a page of the KV cache.
     pub block_size: usize,
     /// Pages of the KV cache.
     pub pages: usize,
@@ -159,10 +173,10 @@ impl RequestLimits {
         self.check_pages(self.most_pages(request))
     }
 
-    /// Checks a request for a vector.
+    /// Checks an embedding request.
     ///
     /// # Errors
-    /// If it has no tokens, or some that the model does not have, or can never fit.
+    /// If it has no tokens, has tokens that the model does not have, or can never fit.
     pub fn check_embedding(&self, request: &EmbeddingRequest) -> Result<()> {
         self.check_prompt(&request.tokens)?;
         self.check_pages(request.tokens.len().div_ceil(self.block_size))
@@ -199,7 +213,7 @@ impl RequestLimits {
         request.max_tokens.unwrap_or(usize::MAX).min(room)
     }
 
-    /// The pages a request holds at its longest: the last token generated is never fed back, so it needs no slot.
+    /// The most pages a request holds: the last generated token is never processed, so it needs no slot.
     pub(crate) fn most_pages(&self, request: &Request) -> usize {
         let prompt = request.prompt.len();
         (prompt + self.most_tokens(request) - 1).max(prompt).div_ceil(self.block_size)

@@ -1,11 +1,236 @@
-//! Runs steps: inputs, request table, readback.
+//! Runs requests on a device: plans a step with the scheduler, launches it, and reads its tokens when the next step is in flight.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`Runner`] | a loaded model with the requests that it serves |
+//! | `requests`, `active_request` | requests that have not ended |
+//! | `executor` | the device side: weights, states, compiled steps |
+//! | `load` | brings the weights to the device |
+//! | `step` | the run loop: launch a step, complete a step |
+//! | `inputs`, `request_table` | data that the host sends before a step |
+//! | `token_limits` | bias and mask of requests that may not sample every token |
+//! | `readback`, `hidden_states`, `pooler`, `top_tokens` | data that the host reads after a step |
+//! | `call_by_call` | a step whose calls run one at a time, for measurements |
+//! | `exclusive`, `step_size`, `warm_up` | work while no request runs |
 
-pub(crate) mod hidden_states;
-pub(crate) mod inputs;
-pub(crate) mod pooler;
-pub(crate) mod readback;
-pub(crate) mod request_table;
+mod active_request;
+mod call_by_call;
+mod exclusive;
+mod executor;
+mod hidden_states;
+mod inputs;
+mod load;
+mod pooler;
+mod readback;
+mod request_table;
+mod requests;
 mod step;
 mod step_size;
 mod token_limits;
+mod top_tokens;
 mod warm_up;
+
+use crate::{
+    error::{EngineError, Result},
+    kv_cache::SwapSpace,
+    plan::EnginePlan,
+    request::{EmbeddingRequest, Pooling, Request, RequestId, RequestLimits},
+    schedule::{NewSequence, ScheduledStep, Sequence, SequenceKey},
+    statistics::{Phase, Statistics},
+};
+pub(crate) use active_request::ActiveRequest;
+pub(crate) use call_by_call::CallByCall;
+pub(crate) use executor::{Executor, STEP_TIMEOUT};
+use hidden_states::HiddenStates;
+pub(crate) use inputs::StepInputs;
+use pooler::Pooler;
+use readback::Readback;
+use request_table::RequestTable;
+pub(crate) use requests::Requests;
+use std::{collections::VecDeque, time::Instant};
+pub(crate) use step::DraftOutcome;
+use step::InFlightStep;
+use token_limits::TokenLimits;
+
+/// A model that is loaded on a device, and the requests that it serves.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    /// Host memory for the pages of pre-empted requests. Dropped before the device memory that its calls are bound to.
+    swap: Option<SwapSpace>,
+    executor: Executor,
+    requests: Requests,
+    table: RequestTable,
+    token_limits: TokenLimits,
+    readback: Readback,
+    hidden: HiddenStates,
+    /// Steps in flight, the oldest first.
+    in_flight: VecDeque<InFlightStep>,
+    /// What became of drafts, until [`Self::take_draft_outcomes`].
+    draft_outcomes: Vec<DraftOutcome>,
+    statistics: Statistics,
+    // Kept from step to step for their memory.
+    scheduled: ScheduledStep,
+    inputs: StepInputs,
+}
+
+impl Runner {
+    /// The plan that the model was loaded by.
+    pub(crate) fn plan(&self) -> &EnginePlan {
+        self.executor.plan()
+    }
+
+    /// The device side.
+    pub(crate) fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
+    /// As [`Self::executor`].
+    pub(crate) fn executor_mut(&mut self) -> &mut Executor {
+        &mut self.executor
+    }
+
+    /// The requests that have not ended.
+    pub(crate) fn requests(&self) -> &Requests {
+        &self.requests
+    }
+
+    /// As [`Self::requests`].
+    pub(crate) fn requests_mut(&mut self) -> &mut Requests {
+        &mut self.requests
+    }
+
+    /// The limits that a request has to keep to.
+    pub(crate) fn limits(&self) -> RequestLimits {
+        let plan = self.plan();
+        RequestLimits {
+            context: plan.context,
+            vocabulary: self.requests.vocabulary(),
+            block_size: plan.options.block_size,
+            pages: plan.fixed.pages,
+        }
+    }
+
+    /// The counts so far.
+    pub(crate) fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// Whether no request waits or runs.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.requests.scheduler().is_idle()
+    }
+
+    /// Queues a request under an id of [`Requests::next_id`].
+    ///
+    /// # Errors
+    /// As [`RequestLimits::check`].
+    pub(crate) fn submit(&mut self, id: RequestId, request: Request) -> Result<()> {
+        let limits = self.limits();
+        limits.check(&request)?;
+        let limit = limits.most_tokens(&request);
+        let (tokens, priority) = (as_i32(&request.prompt).collect(), request.priority);
+        // Penalties count the tokens before a row, and a constraint has to accept them: both would have to know which of the
+        // proposed tokens are accepted.
+        let speculates = self.plan().options.speculation.is_some()
+            && request.constraint.is_none()
+            && !request.sampling.penalises();
+        self.requests.add(NewSequence {
+            prompt: tokens,
+            limit,
+            priority,
+            waits_for_host: request.constraint.is_some(),
+            reuses_prefix: true,
+            provisional: false,
+            item: ActiveRequest::new(id, limit, request, speculates),
+        });
+        self.statistics.requests += 1;
+        self.count();
+        Ok(())
+    }
+
+    /// Queues an embedding request under an id of [`Requests::next_id`].
+    ///
+    /// # Errors
+    /// As [`RequestLimits::check_embedding`].
+    pub(crate) fn submit_embedding(&mut self, id: RequestId, request: EmbeddingRequest) -> Result<()> {
+        self.limits().check_embedding(&request)?;
+        let EmbeddingRequest { tokens, pooling, priority } = request;
+        self.requests.add(NewSequence {
+            prompt: as_i32(&tokens).collect(),
+            limit: 1,
+            priority,
+            waits_for_host: false,
+            // The cache has no hidden states, and a mean needs those of every token.
+            reuses_prefix: pooling == Pooling::Last,
+            provisional: false,
+            item: ActiveRequest::embedding(id, Pooler::new(tokens.len(), pooling)),
+        });
+        self.statistics.requests += 1;
+        self.count();
+        Ok(())
+    }
+
+    /// Cancels a request. Its pages are free at once: steps in flight still write to them, but before any step that is launched
+    /// later.
+    pub(crate) fn cancel(&mut self, id: RequestId) {
+        if self.end(id) {
+            self.statistics.cancelled += 1;
+            self.count();
+        }
+    }
+
+    /// Ends a request that cannot continue.
+    fn fail(&mut self, id: RequestId, error: EngineError) {
+        if self.end(id) {
+            self.requests.add_failure(id, error);
+        }
+    }
+
+    /// Ends a request. Returns whether it had not ended before.
+    fn end(&mut self, id: RequestId) -> bool {
+        let ended = self.requests.end(id);
+        if ended && self.is_idle() {
+            // Results of the steps in flight are discarded.
+            self.in_flight.clear();
+        }
+        ended
+    }
+
+    /// Ends the request of a sequence, and counts again.
+    pub(crate) fn end_sequence(&mut self, key: SequenceKey) {
+        if let Some(id) = self.requests.scheduler().get(key).map(|sequence| sequence.item.id) {
+            self.end(id);
+            self.count();
+        }
+    }
+
+    /// Brings the statistics up to date.
+    fn count(&mut self) {
+        let scheduler = self.requests.scheduler();
+        let (pages, counts) = (scheduler.pages(), scheduler.counts());
+        let statistics = &mut self.statistics;
+        statistics.waiting = scheduler.waiting();
+        statistics.running = scheduler.running();
+        statistics.pages_in_use = pages.in_use();
+        statistics.pages_cached = pages.cached();
+        statistics.preemptions = counts.preemptions;
+        statistics.prompt_tokens = counts.prompt_tokens;
+        statistics.prefix_hit_tokens = counts.prefix_hit_tokens;
+        statistics.compiled_steps = self.executor.compiled_steps();
+    }
+
+    /// Records the time of a phase since `start`. Returns the time now.
+    pub(crate) fn record_phase(&mut self, phase: Phase, start: Instant) -> Instant {
+        let now = Instant::now();
+        self.statistics.phases[phase as usize].record(now - start);
+        now
+    }
+}
+
+/// A sequence of an active request.
+pub(crate) type RequestSequence = Sequence<ActiveRequest>;
+
+/// Tokens as the device has them. They were checked against the vocabulary, which is far below `i32::MAX`.
+pub(crate) fn as_i32(tokens: &[u32]) -> impl Iterator<Item = i32> + '_ {
+    tokens.iter().map(|token| *token as i32)
+}

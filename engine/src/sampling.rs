@@ -1,27 +1,27 @@
-//! How a request's tokens are chosen.
+//! Sampling options: how the tokens of a request are chosen.
 
-use crate::{EngineError, error::Result};
+use crate::error::{EngineError, Result};
 use dsrun_core::op::{SAMPLING_COLUMNS, SamplingColumn};
 
-/// How tokens are chosen. The default is greedy.
+/// The options that choose tokens. The default is greedy.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingOptions {
-    /// 0 takes the likeliest token; 1 samples from the model's own distribution; more flattens it.
+    /// The temperature: 0 takes the most likely token, 1 samples from the model's own distribution, more flattens it.
     pub temperature: f32,
-    /// Keep this many of the likeliest tokens; 0 keeps all.
+    /// The number of most likely tokens to keep; 0 keeps all.
     pub top_k: u32,
-    /// Keep the likeliest tokens until their probabilities reach this; 1 keeps all.
+    /// The most likely tokens are kept until their probabilities sum to this; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this likely, relative to the likeliest; 0 keeps all.
+    /// Tokens are kept if they are at least this likely, relative to the most likely one; 0 keeps all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens seen before, in the prompt or generated; 1 is none.
+    /// Divides positive and multiplies negative logits of tokens that occur in the prompt or the answer; 1 has no effect.
     pub repetition_penalty: f32,
-    /// Subtracted once from the logits of tokens generated before.
+    /// Subtracted once from the logits of tokens that were generated before.
     pub presence_penalty: f32,
-    /// Subtracted from the logits of tokens for every time they were generated.
+    /// Subtracted from the logits of tokens once for each time they were generated.
     pub frequency_penalty: f32,
-    /// The seed. Equal seeds give equal draws, whatever else is in the batch.
+    /// The seed of the draws. Equal seeds give equal draws, whatever else is in the batch.
     pub seed: u64,
 }
 
@@ -67,12 +67,12 @@ impl SamplingOptions {
         Ok(())
     }
 
-    /// Whether tokens that came before count.
+    /// Whether earlier tokens change the logits.
     pub(crate) fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// The request's row of the device's sampling parameters.
+    /// The request's row of the sampling parameters on the device.
     pub(crate) fn row(&self) -> [f32; SAMPLING_COLUMNS] {
         let mut row = [0.0; SAMPLING_COLUMNS];
         for column in SamplingColumn::ALL {
@@ -89,7 +89,7 @@ impl SamplingOptions {
         row
     }
 
-    /// The request's row of the device's seeds.
+    /// The request's row of the seeds on the device.
     pub(crate) fn seed_row(&self) -> [u32; 2] {
         [self.seed as u32, (self.seed >> 32) as u32]
     }
@@ -110,7 +110,7 @@ mod tests {
     #[case::presence(SamplingOptions { presence_penalty: 3.0, ..Default::default() }, "presence-penalty")]
     #[case::frequency(SamplingOptions { frequency_penalty: f32::INFINITY, ..Default::default() }, "frequency-penalty")]
     #[case::top_k(SamplingOptions { top_k: 1 << 24, ..Default::default() }, "top-k")]
-    fn out_of_range_is_refused_by_name(#[case] options: SamplingOptions, #[case] name: &str) {
+    fn values_out_of_range_are_refused_by_name(#[case] options: SamplingOptions, #[case] name: &str) {
         assert!(options.validate().unwrap_err().to_string().starts_with(name));
     }
 

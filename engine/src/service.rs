@@ -1,8 +1,8 @@
 //! An engine on a thread of its own, for many callers at once.
 //!
-//! [`Service`] owns the thread, [`Handle`] is what callers clone. A request becomes a [`TokenStream`], which any async
-//! runtime can poll and a plain thread can block on. Dropping the stream cancels the request. When the engine fails, or its
-//! thread panics, every stream ends with an error: nobody waits for what does not come.
+//! A [`Service`] owns the thread, and callers clone its [`Handle`]. A request becomes a [`TokenStream`], which any async runtime can
+//! poll and a plain thread can block on. Dropping the stream cancels the request. When the engine fails, or its thread panics,
+//! every stream ends with an error, so that no caller waits forever.
 
 mod embedding;
 mod engine_thread;
@@ -10,9 +10,8 @@ mod error;
 mod stream;
 
 use crate::{
-    Engine, Request,
-    request::{RequestId, RequestIds, RequestLimits},
-    runner::pooler::EmbeddingRequest,
+    engine::Engine,
+    request::{EmbeddingRequest, Request, RequestId, RequestIds, RequestLimits},
     statistics::Statistics,
 };
 pub use embedding::PendingEmbedding;
@@ -30,14 +29,14 @@ use std::{
 pub use stream::TokenStream;
 use tokio::sync::{mpsc::unbounded_channel, oneshot, watch};
 
-/// How long dropping a service waits for its thread.
+/// The time that dropping a service waits for its thread.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How a service is set up.
+/// The options of a service.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct ServiceOptions {
-    /// Requests that may wait to be started; more are refused as [`ServiceError::Busy`].
+    /// The most requests that may wait to start; more are refused with [`ServiceError::Busy`].
     pub queue: usize,
 }
 
@@ -47,20 +46,20 @@ impl Default for ServiceOptions {
     }
 }
 
-/// Where a service stands.
+/// The phase of a service's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServicePhase {
-    /// It takes requests.
+    /// It accepts requests.
     Running,
-    /// It takes no more requests, and finishes those it has.
+    /// It accepts no more requests, and finishes those it has.
     Draining,
-    /// It has finished all requests, and takes no more.
+    /// It has finished all requests, and accepts no more.
     Drained,
     /// Its thread has ended: it was stopped, or the engine failed.
     Stopped,
 }
 
-/// What the engine's thread is told.
+/// A command to the engine's thread.
 enum Command {
     Submit(RequestId, Box<Request>, stream::Sender),
     Embed(RequestId, EmbeddingRequest, embedding::Sender),
@@ -69,29 +68,30 @@ enum Command {
     Stop,
 }
 
-/// What the thread and the handles share.
+/// State that the thread and the handles share.
 #[derive(Debug)]
 struct Shared {
-    /// Requests submitted and not yet started.
+    /// Requests that were submitted and have not started.
     waiting: AtomicUsize,
     statistics: Mutex<Statistics>,
     phase: watch::Sender<ServicePhase>,
-    /// Why streams end early, once they do.
+    /// The reason why streams end early, once they do.
     ended: Mutex<Option<ServiceError>>,
 }
 
 impl Shared {
-    /// Why a stream has ended before its request.
+    /// The reason why a stream has ended before its request.
     fn ended(&self) -> ServiceError {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.clone().unwrap_or(ServiceError::Stopped)
     }
 
-    /// Notes why the thread ends. The first reason counts.
+    /// Sets the reason why the thread ends, unless there is one.
     fn end(&self, reason: ServiceError) {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
     }
 
+    /// Advances to a later phase.
     fn advance(&self, to: ServicePhase) {
         self.phase.send_if_modified(|phase| {
             let later = (*phase as u8) < to as u8;
@@ -107,15 +107,15 @@ impl Shared {
 #[derive(Debug)]
 pub struct Service {
     handle: Handle,
-    /// Told when the thread has dropped everything; empty once that was waited for.
+    /// Signalled when the thread has dropped everything; `None` once that was waited for.
     done: Option<mpsc::Receiver<()>>,
 }
 
 impl Service {
-    /// Starts a thread named `engine` for an engine.
+    /// Starts a thread named `engine` that runs an engine.
     ///
     /// # Errors
-    /// If the system has no more threads.
+    /// If the system cannot start a thread.
     pub fn start(engine: Engine, options: &ServiceOptions) -> Result<Self, ServiceError> {
         let (commands, inbox) = mpsc::channel();
         let (done_sender, done) = mpsc::channel();
@@ -134,34 +134,33 @@ impl Service {
             shared: shared.clone(),
         };
         let run = move || {
-            // Dropped last, whatever happens: who waits for the thread learns that it is gone.
+            // Dropped last, whatever happens, which signals that the thread has ended.
             let _done = done_sender;
             EngineThread::new(engine, inbox, shared).run();
         };
-        thread::Builder::new()
-            .name("engine".into())
-            .spawn(run)
-            .map_err(|error| ServiceError::Failed { message: format!("no thread for it: {error}").into() })?;
+        thread::Builder::new().name("engine".into()).spawn(run).map_err(|error| ServiceError::Failed {
+            message: format!("cannot start its thread: {error}").into(),
+        })?;
         Ok(Self { handle, done: Some(done) })
     }
 
-    /// What callers use.
+    /// A handle for callers.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Breaks off what runs and ends the thread: streams end with [`ServiceError::Stopped`]. To let requests finish, call
+    /// Cancels the running requests and ends the thread: streams end with [`ServiceError::Stopped`]. To let requests finish, call
     /// [`Handle::drain`] and wait for [`Handle::drained`] first.
     ///
     /// # Errors
-    /// If the thread does not end in time: the device may hang. The thread and its memory stay behind then.
+    /// If the thread does not end in time: the device may hang. The thread and its memory then leak.
     pub fn stop(mut self, timeout: Duration) -> Result<(), ServiceError> {
         self.end(timeout)
     }
 
     fn end(&mut self, timeout: Duration) -> Result<(), ServiceError> {
         let Some(done) = self.done.take() else { return Ok(()) };
-        self.handle.tell(Command::Stop);
+        self.handle.send(Command::Stop);
         match done.recv_timeout(timeout) {
             Err(mpsc::RecvTimeoutError::Timeout) => Err(ServiceError::Hangs { timeout }),
             _ => Ok(()),
@@ -172,12 +171,12 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         if let Err(error) = self.end(DROP_TIMEOUT) {
-            tracing::error!(%error, "the engine's thread stays behind");
+            tracing::error!(%error, "the engine's thread does not end and leaks its memory");
         }
     }
 }
 
-/// A caller's end of a [`Service`]. Clones are the same service.
+/// A caller's handle of a [`Service`]. Clones refer to the same service.
 #[derive(Clone, Debug)]
 pub struct Handle {
     commands: mpsc::Sender<Command>,
@@ -189,33 +188,33 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Takes a request. Its tokens come through the stream; dropping the stream cancels it. Never blocks.
+    /// Submits a request. Its tokens arrive in the stream; dropping the stream cancels it. Never blocks.
     ///
     /// # Errors
-    /// [`ServiceError::Request`] if the request cannot run at all, [`ServiceError::Busy`] if too many wait,
-    /// [`ServiceError::Draining`], or why the service has ended.
+    /// [`ServiceError::Request`] if the request cannot run at all, [`ServiceError::Busy`] if too many requests wait,
+    /// [`ServiceError::Draining`], or the reason why the service has ended.
     pub fn submit(&self, request: Request) -> Result<TokenStream, ServiceError> {
-        let id = self.enter(self.limits.check(&request))?;
+        let id = self.enqueue(self.limits.check(&request))?;
         let (sender, receiver) = unbounded_channel();
         let stream = TokenStream::new(id, receiver, self.clone());
-        self.hand_over(Command::Submit(id, Box::new(request), sender))?;
+        self.deliver(Command::Submit(id, Box::new(request), sender))?;
         Ok(stream)
     }
 
-    /// Takes a request for a vector. Never blocks; dropping the result cancels the request.
+    /// Submits an embedding request. Never blocks; dropping the result cancels the request.
     ///
     /// # Errors
     /// As [`Self::submit`].
     pub fn embed(&self, request: EmbeddingRequest) -> Result<PendingEmbedding, ServiceError> {
-        let id = self.enter(self.limits.check_embedding(&request))?;
+        let id = self.enqueue(self.limits.check_embedding(&request))?;
         let (sender, receiver) = oneshot::channel();
         let pending = PendingEmbedding::new(id, receiver, self.clone());
-        self.hand_over(Command::Embed(id, request, sender))?;
+        self.deliver(Command::Embed(id, request, sender))?;
         Ok(pending)
     }
 
-    /// A number, and a place in the queue, for a request that was `checked`.
-    fn enter(&self, checked: crate::error::Result<()>) -> Result<RequestId, ServiceError> {
+    /// Takes a place in the queue and an id for a request, given the result of its check.
+    fn enqueue(&self, checked: crate::error::Result<()>) -> Result<RequestId, ServiceError> {
         match self.phase() {
             ServicePhase::Running => {}
             ServicePhase::Draining | ServicePhase::Drained => return Err(ServiceError::Draining),
@@ -230,42 +229,42 @@ impl Handle {
         Ok(self.ids.next())
     }
 
-    fn hand_over(&self, command: Command) -> Result<(), ServiceError> {
+    fn deliver(&self, command: Command) -> Result<(), ServiceError> {
         self.commands.send(command).map_err(|_| self.shared.ended())
     }
 
-    /// What a request has to keep to.
+    /// The limits that a request has to keep to.
     pub fn limits(&self) -> RequestLimits {
         self.limits
     }
 
-    /// The model's own tokens that end an answer.
+    /// The model's tokens that end an answer.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids
     }
 
-    /// What the engine counted up to its last step.
+    /// The engine's statistics as of its last step.
     pub fn statistics(&self) -> Statistics {
         let mut statistics = self.shared.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         statistics.waiting = self.shared.waiting.load(Ordering::Relaxed);
         statistics
     }
 
-    /// Where the service stands.
+    /// The phase of the service.
     pub fn phase(&self) -> ServicePhase {
         *self.shared.phase.borrow()
     }
 
-    /// Why the service takes no more requests, if the engine failed.
+    /// The error of the engine, if it failed.
     pub fn failure(&self) -> Option<ServiceError> {
         let ended = self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.clone().filter(|error| matches!(error, ServiceError::Failed { .. }))
     }
 
-    /// Takes no more requests from here on. Those that wait or run are finished.
+    /// Refuses requests from here on. Those that wait or run are finished.
     pub fn drain(&self) {
         self.shared.advance(ServicePhase::Draining);
-        self.tell(Command::Drain);
+        self.send(Command::Drain);
     }
 
     /// Waits until all requests are finished after [`Self::drain`], or the service has ended.
@@ -280,12 +279,12 @@ impl Handle {
 
     async fn reached(&self, wanted: ServicePhase) {
         let mut phase = self.shared.phase.subscribe();
-        // The sender is in `self`, so it is there as long as this waits.
+        // `self` holds the sender, so the channel stays open while this waits.
         let _ = phase.wait_for(|phase| *phase as u8 >= wanted as u8).await;
     }
 
-    /// Tells the thread something. If it is gone, there is nothing left to tell.
-    fn tell(&self, command: Command) {
+    /// Sends a command that needs no answer. If the thread has ended, the command is moot.
+    fn send(&self, command: Command) {
         let _ = self.commands.send(command);
     }
 }

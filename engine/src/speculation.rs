@@ -1,155 +1,118 @@
-//! Speculation: tokens are proposed cheaply, and the model checks several in one step.
+//! Speculation: tokens are proposed cheaply, and the model checks several of them in one step.
 //!
-//! A step that brings what was proposed behind a request's last token samples at each of these places. The draw at a place
-//! depends on the tokens before it, on seed and position alone, so as long as each draw is what was proposed, the next is
-//! the one that would have come anyway. What follows the first that differs is dropped. The answer is the same, greedy or
-//! not; only how many steps it takes depends on how good the proposals are.
+//! A step with proposed tokens after a request's last token samples at each of these positions. A draw depends only on the tokens
+//! before it, on the seed and on the position, so as long as each draw equals the proposed token, the next draw is the one that
+//! would have come anyway. Tokens after the first difference are dropped. The answer is the same, greedy or sampled; only the
+//! number of steps depends on the quality of the proposals.
 
 mod draft_length;
 mod draft_model;
 mod prompt_lookup;
 
-use crate::error::{EngineError, Result};
+use crate::{error::Result, options::Speculation, runner::Runner, schedule::SequenceKey, statistics::Phase};
 use draft_length::DraftLength;
-pub(crate) use draft_model::Drafter;
+pub(crate) use draft_model::DraftModel;
 use prompt_lookup::PromptLookup;
-use std::{fmt, str::FromStr};
+use std::{collections::HashMap, time::Instant};
 
-/// Where proposals come from, and how many at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Speculation {
-    /// Prompt lookup: what followed the request's last tokens where they stood before, in its prompt or its answer. Costs no
-    /// memory but for the logits. Pays where answers repeat what was said: code that is edited, quotes, lists, forms.
-    Ngram {
-        /// The most tokens proposed at a time; the number adapts to how many are right.
-        tokens: usize,
-    },
-    /// A second, smaller model with the same vocabulary, which [`EnginePlan::with_draft`](crate::EnginePlan::with_draft) takes.
-    /// It has a KV cache of its own, as long as that of the model. Pays where it is right often, and much faster.
-    Draft {
-        /// The most tokens proposed at a time; the number adapts to how many are right, and to what a step has left for each
-        /// request.
-        tokens: usize,
-    },
-}
-
-impl Speculation {
-    /// Tokens that prompt lookup proposes at a time unless it is said otherwise. With the one before them they fill a step of 8.
-    pub const NGRAM_TOKENS: usize = 7;
-
-    /// Tokens that a second model proposes at a time unless it is said otherwise: each takes a step of that model.
-    pub const DRAFT_TOKENS: usize = 4;
-
-    /// The most that may be asked for.
-    pub const MOST_TOKENS: usize = 63;
-
-    /// The most tokens proposed for a request at a time.
-    pub fn tokens(self) -> usize {
-        match self {
-            Self::Ngram { tokens } | Self::Draft { tokens } => tokens,
-        }
-    }
-
-    /// What proposes for a new request.
-    pub(crate) fn proposer(self) -> Proposer {
-        match self {
-            Self::Ngram { tokens } => Proposer::Lookup(PromptLookup::new(tokens)),
-            Self::Draft { tokens } => Proposer::Draft(DraftLength::new(tokens)),
-        }
-    }
-
-    /// Checks the number of tokens.
-    ///
-    /// # Errors
-    /// If it is out of range.
-    pub(crate) fn validate(self) -> Result<()> {
-        if (1..=Self::MOST_TOKENS).contains(&self.tokens()) {
-            return Ok(());
-        }
-        let rule = format!("must propose from 1 to {} tokens", Self::MOST_TOKENS);
-        Err(EngineError::option("speculate", self, rule))
-    }
-}
-
-/// What proposes tokens for a request.
+/// Proposes tokens for the requests of a runner.
 #[derive(Debug)]
-pub(crate) enum Proposer {
-    /// Its own prompt and answer.
+pub(crate) struct Speculator {
+    speculation: Speculation,
+    /// The proposer of each request that has had a token.
+    proposers: HashMap<SequenceKey, Proposer>,
+    /// The draft model, if the options ask for one.
+    draft: Option<DraftModel>,
+}
+
+/// Proposes tokens for one request.
+#[derive(Debug)]
+enum Proposer {
+    /// Proposes from the request's own prompt and answer.
     Lookup(PromptLookup),
-    /// The engine's second model, which is asked for so many.
+    /// Decides how many tokens the draft model is asked for.
     Draft(DraftLength),
 }
 
-impl fmt::Display for Speculation {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
-            Self::Ngram { .. } => "ngram",
-            Self::Draft { .. } => "draft",
-        };
-        write!(formatter, "{name}:{}", self.tokens())
+impl Speculator {
+    /// Proposes tokens as the option says, with a draft model if it names one.
+    pub(crate) fn new(speculation: Speculation, draft: Option<DraftModel>) -> Self {
+        Self { speculation, proposers: HashMap::new(), draft }
     }
-}
 
-impl From<Speculation> for String {
-    fn from(speculation: Speculation) -> Self {
-        speculation.to_string()
+    /// The draft model, if there is one.
+    pub(crate) fn draft(&self) -> Option<&DraftModel> {
+        self.draft.as_ref()
     }
-}
 
-impl FromStr for Speculation {
-    type Err = String;
-
-    /// Reads `ngram`, `ngram:K`, `draft` or `draft:K`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, tokens) = match text.split_once(':') {
-            Some((name, tokens)) => (name, Some(tokens)),
-            None => (text, None),
-        };
-        let number = |default| tokens.map_or(Ok(default), str::parse);
-        let read = match name {
-            "ngram" => number(Self::NGRAM_TOKENS).ok().map(|tokens| Self::Ngram { tokens }),
-            "draft" => number(Self::DRAFT_TOKENS).ok().map(|tokens| Self::Draft { tokens }),
-            _ => None,
-        };
-        let forms = "must be `ngram`, `ngram:K`, `draft` or `draft:K`";
-        read.filter(|read| read.validate().is_ok())
-            .ok_or_else(|| format!("{forms}, with K from 1 to {}", Self::MOST_TOKENS))
+    /// As [`Self::draft`].
+    pub(crate) fn draft_mut(&mut self) -> Option<&mut DraftModel> {
+        self.draft.as_mut()
     }
-}
 
-impl TryFrom<String> for Speculation {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
+    /// Has the draft model propose tokens for the requests that got tokens in the last step. This runs before the next step and
+    /// not when tokens arrive, so that it does not delay their delivery.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(crate) fn propose(&mut self, runner: &mut Runner) -> Result<()> {
+        let Some(draft) = self.draft.as_mut().filter(|draft| draft.has_requests()) else { return Ok(()) };
+        let start = Instant::now();
+        let vocabulary = runner.requests().vocabulary();
+        draft.propose(runner.requests_mut().scheduler_mut(), vocabulary)?;
+        runner.record_phase(Phase::Draft, start);
+        Ok(())
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn it_is_read_as_it_is_written() {
-        let (ngram, draft) = (|tokens| Speculation::Ngram { tokens }, |tokens| Speculation::Draft { tokens });
-        let texts = [
-            ("ngram", ngram(7)),
-            ("ngram:1", ngram(1)),
-            ("ngram:63", ngram(63)),
-            ("draft", draft(4)),
-            ("draft:2", draft(2)),
-        ];
-        for (text, speculation) in texts {
-            let read: Speculation = text.parse().unwrap();
-            assert_eq!(read, speculation);
-            assert_eq!(read.to_string().parse(), Ok(read));
+    /// Learns how many proposed tokens were accepted in a completed step, and proposes more or asks the draft model for them.
+    pub(crate) fn learn(&mut self, runner: &mut Runner) {
+        for outcome in runner.take_draft_outcomes() {
+            let Some(sequence) = runner.requests_mut().scheduler_mut().get_mut(outcome.key) else { continue };
+            let proposer =
+                self.proposers.entry(outcome.key).or_insert_with(|| Proposer::new(self.speculation));
+            if outcome.proposed > 0 {
+                proposer.learn(outcome.proposed, outcome.accepted);
+            }
+            // Until then, end tokens may not be sampled, and the mask for it differs from row to row.
+            if sequence.generated() < sequence.item.min_tokens {
+                continue;
+            }
+            match proposer {
+                Proposer::Lookup(lookup) => sequence.draft = lookup.propose(&sequence.tokens),
+                Proposer::Draft(length) => {
+                    let tokens = length.next();
+                    if let Some(draft) = self.draft.as_mut().filter(|_| tokens > 0) {
+                        draft.request(outcome.key, tokens);
+                    }
+                }
+            }
         }
-        for text in
-            ["", "ngram:", "ngram:0", "ngram:64", "ngram:x", "ngram:-1", "draft:0", "draft:a/b", "NGRAM"]
-        {
-            let error = text.parse::<Speculation>().unwrap_err();
-            assert!(error.contains("`ngram:K`") && error.contains("`draft:K`"), "{text}: {error}");
+        self.forget_ended(runner);
+    }
+
+    /// Forgets the requests that have ended. Their pages in the draft model's cache are free at once.
+    pub(crate) fn forget_ended(&mut self, runner: &mut Runner) {
+        for key in runner.requests_mut().take_ended_speculation() {
+            self.proposers.remove(&key);
+            if let Some(draft) = &mut self.draft {
+                draft.release(key);
+            }
+        }
+    }
+}
+
+impl Proposer {
+    fn new(speculation: Speculation) -> Self {
+        match speculation {
+            Speculation::Ngram { tokens } => Self::Lookup(PromptLookup::new(tokens)),
+            Speculation::Draft { tokens } => Self::Draft(DraftLength::new(tokens)),
+        }
+    }
+
+    fn learn(&mut self, proposed: usize, accepted: usize) {
+        match self {
+            Self::Lookup(lookup) => lookup.learn(proposed, accepted),
+            Self::Draft(length) => length.learn(proposed, accepted),
         }
     }
 }

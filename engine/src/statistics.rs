@@ -1,50 +1,50 @@
-//! What an engine counts about itself.
+//! The statistics of an engine.
 
 use std::time::Duration;
 
-/// Counts of an engine since it was loaded, and what it holds now.
+/// Counts of an engine since it was loaded, and its present state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Statistics {
-    /// Requests that wait for their first step, or for another after they were pre-empted.
+    /// Requests that wait to start, or to resume after a pre-emption.
     pub waiting: usize,
-    /// Requests that run.
+    /// Running requests.
     pub running: usize,
     /// Pages of the KV cache that running requests hold.
     pub pages_in_use: usize,
-    /// Pages that no request holds, but which keep a prefix for one that may come.
+    /// Pages that no request holds, but which keep a prefix for later requests.
     pub pages_cached: usize,
-    /// Pages there are.
+    /// All pages of the KV cache.
     pub pages_total: usize,
     /// Steps launched.
     pub steps: u64,
-    /// Kinds of step compiled: one for each size that came up, or that [`Engine::warm_up`](crate::Engine::warm_up) foresaw.
+    /// Steps compiled: one for each bucket that was needed, or that [`Engine::warm_up`](crate::Engine::warm_up) compiled.
     pub compiled_steps: u64,
-    /// Requests taken.
+    /// Requests submitted.
     pub requests: u64,
     /// Requests that ran to their end.
     pub finished: u64,
     /// Requests that were cancelled.
     pub cancelled: u64,
-    /// Prompt tokens of the requests that were started.
+    /// Prompt tokens of the requests that have started.
     pub prompt_tokens: u64,
-    /// Prompt tokens that were found in the cache and not computed.
+    /// Prompt tokens that were found in the cache.
     pub prefix_hit_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
-    /// How often a request had to give its place and its pages to another.
+    /// Pre-emptions of requests.
     pub preemptions: u64,
-    /// Tokens that speculation proposed.
+    /// Tokens proposed by speculation.
     pub proposed_tokens: u64,
-    /// Tokens proposed that turned out to be right.
+    /// Proposed tokens that were accepted.
     pub accepted_tokens: u64,
-    /// Seconds that each phase of a step took the host, in the order of [`Phase::ALL`].
+    /// The time that each phase of a step took on the host, in the order of [`Phase::ALL`].
     pub phases: [Histogram; Phase::ALL.len()],
 }
 
 impl Statistics {
-    /// Adds what another engine counted.
+    /// Adds the statistics of another engine.
     pub fn add(&mut self, other: &Self) {
-        // Taken apart, so that no count can be forgotten here.
+        // Destructured, so that no field can be forgotten here.
         let Self {
             waiting,
             running,
@@ -84,26 +84,26 @@ impl Statistics {
     }
 }
 
-/// The parts of a step, as the host sees them.
+/// A phase of a step on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Choosing what runs, and bringing the request table up to date.
+    /// Planning the step, and updating the request table.
     Schedule,
     /// Enqueueing the step.
     Launch,
     /// Waiting for the device.
     Wait,
-    /// Reading the tokens and deciding what ends.
+    /// Reading the tokens and handing them to their requests.
     Deliver,
-    /// Having a second model propose tokens, the wait for it included.
+    /// Proposing tokens with a draft model, the wait for it included.
     Draft,
 }
 
 impl Phase {
-    /// All of them, in order.
+    /// Every phase, in order.
     pub const ALL: [Self; 5] = [Self::Schedule, Self::Launch, Self::Wait, Self::Deliver, Self::Draft];
 
-    /// Its name in metrics.
+    /// The name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Schedule => "schedule",
@@ -115,7 +115,7 @@ impl Phase {
     }
 }
 
-/// How often a duration fell between which bounds.
+/// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
     counts: [u64; Self::BOUNDS.len() + 1],
@@ -123,13 +123,13 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Upper bounds of the buckets in seconds, each included; the last bucket has none.
+    /// The upper bounds of the buckets in seconds, inclusive; the last bucket has no bound.
     pub const BOUNDS: [f64; 18] = [
         10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5,
         1.0, 2.0, 5.0,
     ];
 
-    /// Counts a duration.
+    /// Records a duration.
     pub(crate) fn record(&mut self, duration: Duration) {
         let seconds = duration.as_secs_f64();
         let bucket = Self::BOUNDS.partition_point(|bound| *bound < seconds);
@@ -137,23 +137,23 @@ impl Histogram {
         self.sum += duration;
     }
 
-    /// Adds what another one counted.
+    /// Adds the counts of another histogram.
     pub(crate) fn add(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(own, other)| *own += other);
         self.sum += other.sum;
     }
 
-    /// How many durations fell into each bucket: one more than there are bounds.
+    /// The number of durations in each bucket; there is one bucket more than bounds.
     pub fn counts(&self) -> &[u64] {
         &self.counts
     }
 
-    /// How many durations were counted.
+    /// The number of durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All durations together.
+    /// The sum of the durations.
     pub fn sum(&self) -> Duration {
         self.sum
     }

@@ -1,4 +1,4 @@
-//! Quantisation: what becomes of programs, that smoothing changes nothing, and how far rounded models are from their own.
+//! Tests of quantisation: the rewritten programs, smoothing, mixed precision, and the error of rounded models.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +14,7 @@ use dsrun_core::{
     program::{Call, Node, Origin, Program},
 };
 use dsrun_engine::{
-    EngineOptions, EnginePlan, Precision, Score, calibrate, log_probability, mixture,
+    EngineOptions, EnginePlan, Precision, Score, calibrate, log_probability, mixed_precision,
     passes::{
         fuse,
         quantize::{Calibration, Candidate, Policy, Scheme, choose, product_weights, quantize, smooth},
@@ -39,7 +39,7 @@ fn program(name: &str) -> Program {
     model(name).program(&ProgramOptions::default()).unwrap()
 }
 
-/// The checkpoints here leave inputs as they are.
+/// Checkpoints that do not quantise the inputs of products.
 fn no_inputs(_: &str) -> bool {
     false
 }
@@ -64,7 +64,7 @@ fn products_of_the_same_activations_share_their_quantisation(
     let quantised = quantize(&plain, &Policy::of(Scheme::W8A8), &no_inputs).unwrap();
     let products = product_weights(&plain);
     let kept = products.iter().filter(|weight| weight.kept).count();
-    assert_eq!(kept, 1, "the weight that makes the logits is kept");
+    assert_eq!(kept, 1, "the weight of the logits is kept");
     assert_eq!(count(&quantised, "linear"), 1);
     assert_eq!(count(&quantised, "linear_w8a8"), products.len() - 1);
     // Per layer: queries, keys and values; the output; the MLP's first half; its second.
@@ -72,11 +72,11 @@ fn products_of_the_same_activations_share_their_quantisation(
     assert_eq!(quantised.to_string().parse::<Program>().unwrap(), quantised);
 }
 
-/// Activations are quantised in the op that makes them, and products of them keep what stands behind them.
+/// Fusion merges the quantisation of activations with their producer, and products keep their epilogues.
 #[rstest]
 #[case("llama3", "gated_activation")]
 #[case("gpt2", "activation")]
-fn fusion_takes_quantisation_in(#[case] name: &str, #[case] activation: &str) {
+fn fusion_merges_quantisation_with_the_op_before(#[case] name: &str, #[case] activation: &str) {
     let known = [
         "norm_quant",
         "gated_activation_quant",
@@ -89,12 +89,13 @@ fn fusion_takes_quantisation_in(#[case] name: &str, #[case] activation: &str) {
     let fused = fuse(&quantised, &mut native).unwrap();
     assert_eq!(count(&fused, "norm_quant"), 4, "{:?}", names(&fused));
     assert_eq!(count(&fused, "linear_w8a8_add"), 4);
-    // Of an activation between two products, one side takes it in: the fewest bytes move if the first does.
-    let taken = count(&fused, "linear_w8a8_activation") + count(&fused, &format!("{activation}_quant"));
-    assert_eq!(taken, 2, "{:?}", names(&fused));
+    // An activation between two products is fused with one of them: the fewest bytes move if it is the first.
+    let fused_activations =
+        count(&fused, "linear_w8a8_activation") + count(&fused, &format!("{activation}_quant"));
+    assert_eq!(fused_activations, 2, "{:?}", names(&fused));
 
-    // A device that has kernels for everything runs quantisation, one product, rotation and cache as one, and the norm too, but
-    // for the first layer's, which the embedding takes in.
+    // A device with kernels for every region runs quantisation, product, rotation and cache write as one, and the norm too,
+    // except for the norm of the first layer, which is fused with the embedding.
     let fused = fuse(&quantised, &mut |_: &Program, _: &Call| Ok(true)).unwrap();
     let holding = |wanted: &[&str]| {
         let holds = |node: &&Node| match &node.call.op {
@@ -111,7 +112,7 @@ fn fusion_takes_quantisation_in(#[case] name: &str, #[case] activation: &str) {
 }
 
 #[test]
-fn a_policy_reaches_the_weights_it_names() {
+fn a_policy_sets_the_formats_of_the_weights_it_names() {
     let text = "default = \"w8a16\"\n[weights]\nlm_head = \"f16\"\n\"layers.0\" = \"int4g32z_f16\"\n\"layers.0.down\" = \"keep\"\n";
     let quantised = quantize(&program("llama3"), &Policy::from_toml(text).unwrap(), &no_inputs).unwrap();
     let format = |name: &str| {
@@ -129,7 +130,7 @@ fn a_policy_reaches_the_weights_it_names() {
     assert!(error.contains("`layers.7` matches no weight of a matrix product"), "{error}");
 }
 
-/// The mean squared difference of logits from those of the model as it is, over the mean square of the latter.
+/// The mean squared difference of a quantised model's logits from the original ones, over the mean square of the latter.
 fn relative_error(name: &str, options: &EngineOptions) -> f64 {
     let model = model(name);
     let expected = logits(&mut engine(&model, &exact(16, 1)), &TOKENS);
@@ -137,23 +138,23 @@ fn relative_error(name: &str, options: &EngineOptions) -> f64 {
     squared(&found, &expected)
 }
 
-/// The sum of squared differences over that of the squares of what is expected.
+/// The sum of squared differences over the sum of the expected squares.
 fn squared(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
     let pairs =
         || found.iter().flatten().zip(expected.iter().flatten()).map(|(a, b)| (f64::from(*a), f64::from(*b)));
     pairs().map(|(a, b)| (a - b).powi(2)).sum::<f64>() / pairs().map(|(_, b)| b * b).sum::<f64>()
 }
 
-/// Errors that transformers has with layers rounded by a few lines of Python (`data/rounded.py`), by model and way.
+/// The errors of transformers with layers rounded by `data/rounded.py`, by model and scheme.
 fn rounded() -> BTreeMap<String, BTreeMap<String, f64>> {
     serde_json::from_str(include_str!("data/rounded.json")).unwrap()
 }
 
 #[rstest]
-fn rounded_models_are_off_as_their_roundings_make_them(#[values("llama3", "gpt2", "opt")] name: &str) {
+fn errors_of_rounded_models_agree_with_transformers(#[values("llama3", "gpt2", "opt")] name: &str) {
     for (way, expected) in &rounded()[name] {
         let found = relative_error(name, &quantised(&format!("default = \"{way}\"")));
-        // The roundings are the same, to the integer; only sums have another order.
+        // The integers are the same; only sums have another order.
         assert!((found / expected - 1.0).abs() < 0.01, "{way}: {found:.3e}, not {expected:.3e}");
     }
 }
@@ -163,14 +164,14 @@ fn calibration(model: &Model) -> Calibration {
 }
 
 #[rstest]
-fn calibration_sees_every_product(#[values("llama3", "gpt2")] name: &str) {
+fn calibration_observes_every_product(#[values("llama3", "gpt2")] name: &str) {
     let model = model(name);
     let seen = calibration(&model);
     for weight in product_weights(&program(name)) {
         let channels = &seen.products[&weight.name];
         let value = program(name).values[weight.id.index()].clone();
         assert_eq!(channels.largest.len(), value.weight_type().unwrap().columns(), "{}", weight.name);
-        // Only the last row's logits are wanted.
+        // Only the last row is an output row.
         assert_eq!(channels.rows, if weight.head { 1 } else { TOKENS.len() }, "{}", weight.name);
         assert!(channels.largest.iter().any(|largest| *largest > 0.0));
         let bound = channels.largest.iter().zip(channels.mean_squares());
@@ -178,8 +179,8 @@ fn calibration_sees_every_product(#[values("llama3", "gpt2")] name: &str) {
     }
 }
 
-/// What a channel is divided by in front of a product its weight is multiplied by: were one of them forgotten, logits would be
-/// far off.
+/// Smoothing divides a channel in front of a product and multiplies the weight by the same factor. If one of them were missing,
+/// the logits would be far off.
 #[rstest]
 fn smoothing_keeps_the_model(#[values("llama3", "gpt2", "opt", "qwen2")] name: &str) {
     let model = model(name);
@@ -193,16 +194,16 @@ fn smoothing_keeps_the_model(#[values("llama3", "gpt2", "opt", "qwen2")] name: &
     let scaled = smoothed.values.iter().filter(
         |value| matches!(&value.origin, Origin::Weight(expr) if expr.to_string().contains("factors(")),
     );
-    // The norms of each layer, and what reads them: queries, keys and values, and the MLP's first half, at least.
+    // At least the norms of each layer and the products that read them: queries, keys, values, the first half of the MLP.
     assert!(scaled.count() >= 2 * (2 + 4));
 
     let options = EngineOptions { quantize: Some(policy), calibration: Some(Arc::new(seen)), ..exact(16, 1) };
-    // Random weights have no outliers, so that smoothing is one more way to round: it is 0.8 to 1.2 times as far off. Factors that
-    // were applied on one side only would change products by the factors' own size.
+    // Random weights have no outliers, so smoothing just rounds differently: the error is 0.8 to 1.2 times as large. Factors on
+    // one side only would change products by the size of the factors.
     let plain = EngineOptions { quantize: Some(Policy::of(Scheme::W8A8)), ..exact(16, 1) };
     let (smoothed, plain) = (relative_error(name, &options), relative_error(name, &plain));
-    eprintln!("{name}: {smoothed:.2e} smoothed, {plain:.2e} as it is");
-    assert!(smoothed < 2.0 * plain, "{smoothed:.2e}, and {plain:.2e} as it is");
+    eprintln!("{name}: {smoothed:.2e} smoothed, {plain:.2e} without smoothing");
+    assert!(smoothed < 2.0 * plain, "{smoothed:.2e} smoothed, {plain:.2e} without smoothing");
     let missing = EngineOptions { calibration: None, ..options };
     let error = EnginePlan::new(&model, &*device(), &missing).unwrap_err().to_string();
     assert!(error.contains("its activations were not observed"), "{error}");
@@ -214,11 +215,11 @@ fn the_same_policy_gives_the_same_logits_fused_or_not() {
     let options = quantised("default = \"w8a8\"");
     let fused = logits(&mut engine(&model, &options), &TOKENS);
     let plain = logits(&mut engine(&model, &EngineOptions { fuse: false, ..options }), &TOKENS);
-    // Sums of bytes are exact in one product or in three.
+    // Integer sums are exact, in one product or in three.
     assert!(difference(&fused, &plain) < 1e-5, "{}", difference(&fused, &plain));
 }
 
-/// A generator of repeatable noise, about normal.
+/// A generator of repeatable, approximately normal noise.
 struct Noise(u64);
 
 impl Noise {
@@ -231,9 +232,9 @@ impl Noise {
     }
 }
 
-/// Layers whose activations differ a thousandfold, and every fourth weight with outliers, as large models have them.
+/// Layers whose activations differ by a factor of a thousand, and outliers in every fourth weight, as in large models.
 #[test]
-fn a_mixture_beats_four_bits_everywhere_on_outliers() {
+fn mixed_precision_beats_a_uniform_format_on_outliers() {
     let mut noise = Noise(11);
     let (rows, columns) = (8, 2048);
     let formats = ["int4g128_f16", "int4g64_f16", "int4g32_f16", "int8g128_f16", "int8g64_f16"]
@@ -254,10 +255,10 @@ fn a_mixture_beats_four_bits_everywhere_on_outliers() {
         let (budget, error) = everywhere.fold((0, 0.0), |sum, of| (sum.0 + of.bytes, sum.1 + of.error));
         let chosen = choose(&candidates, budget).unwrap();
         assert!(chosen.iter().map(|choice| choice.chosen.bytes).sum::<u64>() <= budget);
-        let mixture: f64 = chosen.iter().map(|choice| choice.chosen.error).sum();
-        // (0.612 and 0.425 of it; with the smallest format there is nothing to move.)
-        eprintln!("{uniform} everywhere {error:.4e}, mixture {mixture:.4e}: {:.3} of it", mixture / error);
-        assert!(mixture <= at_most * error, "{uniform}: {mixture} of {error}");
+        let mixed: f64 = chosen.iter().map(|choice| choice.chosen.error).sum();
+        // Measured: 0.612 and 0.425 of the uniform error; at the size of the smallest format there is no choice.
+        eprintln!("{uniform}: {error:.4e}, mixed precision {mixed:.4e}: {:.3} of it", mixed / error);
+        assert!(mixed <= at_most * error, "{uniform}: {mixed} of {error}");
     }
 }
 
@@ -267,16 +268,19 @@ fn logarithms(logits: &[Vec<f32>]) -> Vec<Vec<f64>> {
     logits.iter().map(of).collect()
 }
 
-/// How far probabilities are from those expected: the Kullback-Leibler divergence, on average over the rows.
+/// The Kullback-Leibler divergence of the found probabilities from the expected ones, averaged over the rows.
 fn divergence(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
     let (expected, found) = (logarithms(expected), logarithms(found));
     let pairs = expected.iter().flatten().zip(found.iter().flatten());
     pairs.map(|(p, q)| p.exp() * (p - q)).sum::<f64>() / expected.len() as f64
 }
 
-/// What a weight does by itself is found without running the model anew: it must be what a model with that weight shows.
+/// The sensitivity to one weight, measured by repeating a part of the pass, must equal the divergence of a model with that weight
+/// rounded.
 #[rstest]
-fn what_one_rounded_weight_does_is_what_the_model_shows(#[values("llama3", "gpt2", "qwen3")] name: &str) {
+fn sensitivities_equal_the_divergence_of_models_with_one_rounded_weight(
+    #[values("llama3", "gpt2", "qwen3")] name: &str,
+) {
     let model = model(name);
     let expected = logits(&mut engine(&model, &exact(64, 1)), &TOKENS);
     let seen = sensitivity(&model, device(), &TOKENS, &mut |_, _| {}).unwrap();
@@ -288,15 +292,16 @@ fn what_one_rounded_weight_does_is_what_the_model_shows(#[values("llama3", "gpt2
         let options = EngineOptions { fuse: false, ..quantised(&policy) };
         let shown = divergence(&expected, &logits(&mut engine(&model, &options), &TOKENS));
         assert!(shown > 0.0);
-        // The same sums in other steps: their order differs.
+        // The steps differ in size, so sums have another order.
         let off = (found.divergence / shown - 1.0).abs();
         assert!(off < 0.02, "{}: {:.4e}, not {shown:.4e}", weight.name, found.divergence);
     }
 }
 
-/// The gate of mixtures: at equal size they keep a model better than one format everywhere, on tokens that had no part in the choice.
+/// The gate of mixed precision: at equal size it is closer to the model than a uniform format, on tokens that were not used for
+/// the choice.
 #[test]
-fn a_mixture_keeps_a_model_better_than_one_format_everywhere() {
+fn mixed_precision_is_closer_to_the_model_than_a_uniform_format() {
     let config = r#"{"model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
         "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": 256,
         "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": false}"#;
@@ -319,15 +324,15 @@ fn a_mixture_keeps_a_model_better_than_one_format_everywhere() {
     let expected = run(None);
     for (name, bits) in [("int4g64_f16", 4.25), ("int4g32_f16", 4.5)] {
         let uniform = Policy::of(Scheme::Group(GroupFormat::from_name(name).unwrap()));
-        let mixture = mixture(&model, &seen, &moved, bits, &mut |_, _| {}).unwrap();
-        assert!(mixture.figures.bits <= bits);
-        let everywhere = mixture.everywhere.iter().find(|(format, _)| format.to_string() == name).unwrap().1;
-        assert!((everywhere.bits - bits).abs() < 1e-9);
+        let mixed = mixed_precision(&model, &seen, &moved, bits, &mut |_, _| {}).unwrap();
+        assert!(mixed.figures.bits <= bits);
+        let same = mixed.uniform.iter().find(|(format, _)| format.to_string() == name).unwrap().1;
+        assert!((same.bits - bits).abs() < 1e-9);
         let (found, uniform) =
-            (divergence(&expected, &run(Some(mixture.policy))), divergence(&expected, &run(Some(uniform))));
+            (divergence(&expected, &run(Some(mixed.policy))), divergence(&expected, &run(Some(uniform))));
         eprintln!(
-            "{name} everywhere: {uniform:.5} nats a token, {:.5} expected; mixture: {found:.5}, {:.5} expected",
-            everywhere.divergence, mixture.figures.divergence
+            "{name}: {uniform:.5} nats per token, {:.5} expected; mixed precision: {found:.5}, {:.5} expected",
+            same.divergence, mixed.figures.divergence
         );
         assert!(found < uniform, "{name}: {found} of {uniform}");
     }
@@ -351,7 +356,7 @@ fn reference(folder: &Path, kind: &str) -> Vec<(Vec<u32>, Vec<Vec<f32>>)> {
 }
 
 #[rstest]
-fn a_checkpoint_made_for_integers_runs_on_them(
+fn a_checkpoint_for_integer_products_runs_on_them(
     #[values(true, false)] fuse: bool,
     #[values(64, 5)] step: usize,
 ) {
@@ -359,8 +364,8 @@ fn a_checkpoint_made_for_integers_runs_on_them(
     let model = Model::open(&folder).unwrap();
     let mut engine = engine(&model, &EngineOptions { precision: Precision::Keep, fuse, ..exact(step, 1) });
     for (tokens, expected) in reference(&folder, "symmetric") {
-        // Integers are the same, so that logits differ by the order of sums of floats. (Were inputs not rounded, they would be
-        // off by 0.5.)
+        // The integers are the same, so logits differ by the order of float sums only. Without rounded inputs they would be off
+        // by 0.5.
         let error = difference(&logits(&mut engine, &tokens), &expected);
         assert!(error < 1e-4, "off by {error}");
     }
@@ -374,7 +379,7 @@ fn a_checkpoint_made_for_integers_runs_on_them(
 }
 
 #[test]
-fn a_policy_goes_before_what_a_checkpoint_says() {
+fn a_policy_takes_precedence_over_the_checkpoint() {
     let model = Model::open(fixtures().join("quantised/compressed_w8a8")).unwrap();
     let products = |options: &EngineOptions| {
         let plan =
@@ -386,16 +391,16 @@ fn a_policy_goes_before_what_a_checkpoint_says() {
     let some =
         Policy::from_toml("[weights]\n\"layers.*.down\" = \"w8a16\"\n\"layers.0.up\" = \"f32\"\n").unwrap();
     assert_eq!(products(&EngineOptions { quantize: Some(some), ..keep }), 2 * 7 - 3);
-    // What is decoded has no integers to multiply.
+    // Decoded weights have no integer products.
     assert_eq!(products(&exact(16, 1)), 0);
-    // What is observed are the inputs before they are rounded.
+    // Calibration observes the inputs before they are rounded.
     let seen = calibration(&model);
     assert_eq!(seen.products.len(), 2 * 7 + 1);
     assert!(seen.products.values().all(|channels| channels.rows > 0));
 }
 
-/// The beginning of a book: the mean negative log-likelihood of its tokens, which is the logarithm of the perplexity. Whole texts
-/// are in `docs/src/performance/quantisation.md`.
+/// The mean negative log-likelihood of the beginning of a book, which is the logarithm of the perplexity.
+/// `docs/src/performance/quantisation.md` has the figures of whole texts.
 #[test]
 fn the_real_model_predicts_a_text_about_as_well() {
     let Some(model) = support::real_model() else { return };
@@ -409,9 +414,9 @@ fn the_real_model_predicts_a_text_about_as_well() {
         Score::of(&mut engine(&model, &options), read, 1, &|_| false).unwrap().mean_nll.unwrap()
     };
     let exact = nll(None);
-    // What was measured, and how far off that may be. With activations as they are, only sums have another order. Where they are
-    // rounded, a sum in another order decides a rounding now and then, and from there on all roundings differ: 191 tokens then
-    // differ by 0.02 on average.
+    // Measured values with tolerances. With unquantised activations only the order of sums differs. With quantised ones a sum in
+    // another order changes a rounding now and then, and from there on all roundings differ: 191 tokens then differ by 0.02 on
+    // average.
     for (policy, expected, tolerance) in [
         ("default = \"w8a16\"", 0.0106, 0.001),
         ("default = \"w8a8\"\nsmooth = 0.5", -0.02, 0.04),

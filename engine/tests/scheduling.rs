@@ -240,7 +240,7 @@ fn warm_and_cold(options: &EngineOptions, draft: bool) -> (Engine, Engine, u64) 
 
 /// Kinds of step compiled, those of a second model too.
 fn compiled(engine: &Engine) -> u64 {
-    let draft = engine.draft().map_or(0, |draft| draft.statistics().compiled_steps);
+    let draft = engine.draft_statistics().map_or(0, |draft| draft.compiled_steps);
     engine.statistics().compiled_steps + draft
 }
 

@@ -112,7 +112,7 @@ fn run(engine: &mut Engine, requests: Vec<Request>) -> Vec<Vec<TokenEvent>> {
 
 fn assert_nothing_held(engine: &Engine) {
     assert_eq!(engine.pages_in_use(), 0);
-    assert_eq!(engine.draft().map_or(0, Engine::pages_in_use), 0);
+    assert_eq!(engine.draft_statistics().map_or(0, |draft| draft.pages_in_use), 0);
 }
 
 fn tokens(events: &[TokenEvent]) -> Vec<u32> {
@@ -287,7 +287,7 @@ fn what_depends_on_the_tokens_before_does_not(
     let mut engine = engine_with(some_device(late), source, &options(4, 3));
     let answers = run(&mut engine, requests().into());
     assert_eq!(engine.statistics().proposed_tokens, 0);
-    assert_eq!(engine.draft().map_or(0, |draft| draft.statistics().steps), 0);
+    assert_eq!(engine.draft_statistics().map_or(0, |draft| draft.steps), 0);
     let others = run(&mut engine, requests().into_iter().chain([request(2)]).collect());
     assert!(engine.statistics().accepted_tokens > 0, "one that does runs beside them");
     for (index, expected) in alone(requests().into_iter().chain([request(2)])).iter().enumerate() {
@@ -346,7 +346,7 @@ fn one_that_is_cancelled_leaves_nothing_behind(
 #[test]
 fn a_number_of_tokens_out_of_range_is_refused() {
     let model = model();
-    for tokens in [0, Speculation::MOST_TOKENS + 1] {
+    for tokens in [0, Speculation::MAX_TOKENS + 1] {
         let speculation = Some(Speculation::Ngram { tokens });
         let options = EngineOptions { speculation, ..exact(32, 1) };
         let error = EnginePlan::new(&model, &*device(), &options).unwrap_err().to_string();
@@ -431,7 +431,7 @@ fn a_round_takes_no_more_steps_than_tokens_even_for_a_long_prompt() {
         for event in engine.step().unwrap() {
             answers[usize::from(event.request == ids[1])].push(event.token);
         }
-        let steps = engine.draft().unwrap().statistics().steps;
+        let steps = engine.draft_statistics().unwrap().steps;
         assert!(steps <= before + 2, "{before} to {steps}");
         before = steps;
     }
@@ -469,7 +469,7 @@ fn the_draft_shares_prefixes_too() {
     for _ in 0..2 {
         run(&mut engine, vec![request(8)]);
     }
-    let hits = engine.draft().unwrap().statistics().prefix_hit_tokens;
+    let hits = engine.draft_statistics().unwrap().prefix_hit_tokens;
     assert!(hits as usize >= prompt(8).len() - 8, "{hits}");
 }
 
@@ -528,7 +528,7 @@ fn a_second_model_of_another_kind_is_refused() {
     }
     let options = EngineOptions { speculation: draft, ..exact(32, 1) };
     let error = EnginePlan::new(&model, &*device, &options).unwrap_err().to_string();
-    assert!(error.contains("draft:4") && error.contains("a second model"), "{error}");
+    assert!(error.contains("draft:4") && error.contains("needs a draft model"), "{error}");
 
     let mut config = model.config().clone();
     config.vocabulary += 1;

@@ -1,44 +1,43 @@
-//! Pages of the KV cache: who holds which, and which keep a prefix that a later request may have too.
+//! The pages of the KV cache: which sequences hold each page, and which prefix a page keeps for later requests.
 //!
-//! A page is held by any number of sequences. One that is full of tokens can be given an identity: the page before it and
-//! the tokens in it. So equal identities are equal prefixes, exactly and not just by a hash. Pages that nobody holds stay
-//! in the cache until their place is needed, those unused the longest first.
+//! A page is held by any number of sequences. A page that is full of tokens can be given an identity: the page before it and the
+//! tokens in it. So equal identities are equal prefixes, compared by their tokens and not just by a hash. Pages that no sequence
+//! holds keep their prefix until the page is needed, the least recently used ones first.
 //!
-//! Sequences never write to a page that is full, so a shared page never changes and is never copied. Work is enqueued in
-//! order on one stream: a page that is given back can be handed out at once, because what is under way writes to it before
-//! anything that is launched from here on.
+//! Sequences never write to a full page, so a shared page never changes and is never copied. Work is enqueued in order on one
+//! stream, so a released page can be handed out at once: steps in flight write to it before any step that is launched later.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
     hash::BuildHasher,
 };
 
-/// The identity of a page: of the tokens in it and all before them. Never used again.
+/// The identity of a page: it stands for the tokens of the page and all tokens before them. Identities are never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Prefix(u64);
 
 impl Prefix {
-    /// Of no tokens at all.
+    /// The identity of the empty prefix.
     pub(crate) const EMPTY: Self = Self(0);
 }
 
-/// End of a list of pages.
+/// The end of a list of pages.
 const NONE: u32 = u32::MAX;
 
-/// All pages. Page numbers are the device's.
+/// All pages of the KV cache. Page numbers are those that the device uses.
 #[derive(Debug)]
 pub(crate) struct PagePool {
     block_size: usize,
     pages: Vec<Page>,
-    /// Tokens of the pages that have an identity, side by side.
+    /// The tokens of each page that has an identity, page after page.
     tokens: Vec<i32>,
-    /// Pages that hold nothing.
+    /// Pages without holders and without a prefix.
     free: Vec<u32>,
-    /// Pages that nobody holds but which have an identity, from the one unused the longest.
+    /// The list of cached pages (no holders, but an identity): its least and its most recently used page.
     oldest: u32,
     newest: u32,
     cached: usize,
-    /// Pages by what identifies them. Of two that collide only one is found.
+    /// Pages by the hash of their identity. Of two pages whose hashes collide only one is found.
     index: HashMap<u64, u32>,
     hasher: RandomState,
     next: u64,
@@ -48,17 +47,17 @@ pub(crate) struct PagePool {
 #[derive(Clone, Debug)]
 struct Page {
     holders: u32,
-    /// Identity, the one it follows, and the hash of both its parts; [`Prefix::EMPTY`] for none.
+    /// The page's identity ([`Prefix::EMPTY`] if it has none), the identity of the page before it, and the hash of the identity.
     prefix: Prefix,
     follows: Prefix,
     hash: u64,
-    /// Neighbours among the cached.
+    /// The neighbours in the list of cached pages.
     older: u32,
     newer: u32,
 }
 
 impl PagePool {
-    /// `total` pages, all free. `keep` says whether prefixes are kept at all.
+    /// A pool of `total` free pages. `keep` says whether pages keep their prefixes for later requests.
     pub(crate) fn new(total: usize, block_size: usize, keep: bool) -> Self {
         let total = total.min(i32::MAX as usize);
         let page = Page {
@@ -73,7 +72,7 @@ impl PagePool {
             block_size,
             pages: vec![page; total],
             tokens: if keep { vec![0; total * block_size] } else { Vec::new() },
-            // Highest first, so that the lowest are handed out first.
+            // Popped from the end, so that low page numbers are handed out first.
             free: (0..total as u32).rev().collect(),
             oldest: NONE,
             newest: NONE,
@@ -85,27 +84,27 @@ impl PagePool {
         }
     }
 
-    /// Pages there are.
+    /// The number of pages.
     pub(crate) fn total(&self) -> usize {
         self.pages.len()
     }
 
-    /// Pages that can be had: those that hold nothing, and those that hold a prefix nobody uses.
+    /// Pages that can be taken: free ones, and cached ones that would lose their prefix.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.cached
     }
 
-    /// Pages that keep a prefix nobody uses.
+    /// Pages that keep a prefix and have no holders.
     pub(crate) fn cached(&self) -> usize {
         self.cached
     }
 
-    /// Pages that somebody holds.
+    /// Pages that have holders.
     pub(crate) fn in_use(&self) -> usize {
         self.total() - self.available()
     }
 
-    /// Takes a page; the one that was unused the longest loses its prefix if there is no other.
+    /// Takes a page. If no page is free, the least recently used cached page loses its prefix.
     pub(crate) fn take(&mut self) -> Option<i32> {
         let page = match self.free.pop() {
             Some(page) => page,
@@ -123,7 +122,7 @@ impl PagePool {
         Some(page as i32)
     }
 
-    /// Takes `count` pages, or none at all if there are fewer.
+    /// Takes `count` pages, or no page if fewer are available.
     pub(crate) fn take_many(&mut self, count: usize) -> Option<Vec<i32>> {
         if count > self.available() {
             return None;
@@ -131,13 +130,13 @@ impl PagePool {
         (0..count).map(|_| self.take()).collect()
     }
 
-    /// Gives a sequence's pages back, in their order. Those shared stay with the others.
-    pub(crate) fn give(&mut self, pages: impl DoubleEndedIterator<Item = i32>) {
-        // The last page first: a page is of no use without those before it, so it is the first to go.
+    /// Releases a sequence's pages, given in their order. Shared pages stay with their other holders.
+    pub(crate) fn release(&mut self, pages: impl DoubleEndedIterator<Item = i32>) {
+        // The last page first: a page is useless without the pages before it, so it must be evicted before them.
         for page in pages.rev() {
             let page = page as u32;
             let entry = &mut self.pages[page as usize];
-            debug_assert!(entry.holders > 0, "page {page} is given back once too often");
+            debug_assert!(entry.holders > 0, "page {page} is released once too often");
             entry.holders -= 1;
             if entry.holders > 0 {
                 continue;
@@ -150,7 +149,7 @@ impl PagePool {
         }
     }
 
-    /// Finds the page that holds these tokens behind `follows`, and takes a share of it.
+    /// Finds the cached page with these tokens after the prefix `follows`, and adds a holder to it.
     pub(crate) fn share(&mut self, follows: Prefix, tokens: &[i32]) -> Option<(i32, Prefix)> {
         let (page, prefix) = self.find(follows, tokens)?;
         if self.pages[page as usize].holders == 0 {
@@ -160,8 +159,8 @@ impl PagePool {
         Some((page as i32, prefix))
     }
 
-    /// Gives a page that is full the identity of the tokens in it behind `follows`: that of another page with the same, if
-    /// there is one.
+    /// Gives a full page the identity of its tokens after the prefix `follows`. If another page already has this identity, returns
+    /// that one's.
     pub(crate) fn identify(&mut self, page: i32, follows: Prefix, tokens: &[i32]) -> Prefix {
         if !self.keep {
             return Prefix::EMPTY;
@@ -199,14 +198,14 @@ impl PagePool {
         same.then_some((page, entry.prefix))
     }
 
-    /// Takes a page's identity away.
+    /// Removes the identity of a page.
     fn forget(&mut self, page: u32) {
         let entry = &mut self.pages[page as usize];
         entry.prefix = Prefix::EMPTY;
         self.index.remove(&entry.hash);
     }
 
-    /// Puts a page behind the other cached ones.
+    /// Appends a page to the list of cached pages.
     fn link(&mut self, page: u32) {
         let newest = self.newest;
         let entry = &mut self.pages[page as usize];
@@ -219,7 +218,7 @@ impl PagePool {
         self.cached += 1;
     }
 
-    /// Takes a page out of the cached ones.
+    /// Removes a page from the list of cached pages.
     fn unlink(&mut self, page: u32) {
         let Page { older, newer, .. } = self.pages[page as usize];
         match older {
@@ -241,7 +240,7 @@ mod tests {
 
     const BLOCK: usize = 2;
 
-    /// Holds a sequence of blocks: shares what it finds, takes and identifies the rest.
+    /// Holds a sequence of blocks: shares the pages that are cached, takes and identifies the rest.
     fn hold(pool: &mut PagePool, blocks: &[[i32; BLOCK]]) -> Option<(Vec<i32>, usize)> {
         let (mut pages, mut follows, mut shared) = (Vec::new(), Prefix::EMPTY, 0);
         for tokens in blocks {
@@ -253,7 +252,7 @@ mod tests {
                 }
                 None => {
                     let Some(page) = pool.take() else {
-                        pool.give(pages.into_iter());
+                        pool.release(pages.into_iter());
                         return None;
                     };
                     (page, pool.identify(page, follows, tokens))
@@ -266,17 +265,17 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_is_found_again_until_its_place_is_needed_the_end_goes_first() {
+    fn a_prefix_is_found_until_its_pages_are_needed_and_its_end_is_evicted_first() {
         let mut pool = PagePool::new(4, BLOCK, true);
         let (a, shared) = hold(&mut pool, &[[1, 2], [3, 4], [5, 6]]).unwrap();
         assert_eq!((shared, pool.in_use()), (0, 3));
         let (b, shared) = hold(&mut pool, &[[1, 2], [3, 4]]).unwrap();
         assert_eq!((shared, &b[..], pool.in_use()), (2, &a[..2], 3));
-        pool.give(a.iter().copied());
+        pool.release(a.iter().copied());
         assert_eq!((pool.in_use(), pool.cached(), pool.available()), (2, 1, 2));
-        pool.give(b.into_iter());
+        pool.release(b.into_iter());
         assert_eq!((pool.in_use(), pool.cached()), (0, 3));
-        // Two pages for others: one was free, the other is that of [5, 6].
+        // Two pages for others: one was free, the other one is that of [5, 6].
         let others = pool.take_many(2).unwrap();
         assert_eq!(others[1], a[2]);
         assert_eq!(hold(&mut pool, &[[1, 2], [3, 4]]).unwrap(), (a[..2].to_vec(), 2));
@@ -284,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_tokens_behind_different_ones_are_different() {
+    fn equal_tokens_after_different_prefixes_are_different() {
         let mut pool = PagePool::new(8, BLOCK, true);
         hold(&mut pool, &[[1, 2], [9, 9]]).unwrap();
         assert_eq!(hold(&mut pool, &[[3, 4], [9, 9]]).unwrap().1, 0);
@@ -292,32 +291,32 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_where_it_is_not_wanted() {
+    fn no_prefix_is_kept_if_prefixes_are_off() {
         let mut pool = PagePool::new(4, BLOCK, false);
         let (pages, _) = hold(&mut pool, &[[1, 2], [3, 4]]).unwrap();
-        pool.give(pages.into_iter());
+        pool.release(pages.into_iter());
         assert_eq!((pool.cached(), hold(&mut pool, &[[1, 2]]).unwrap().1), (0, 0));
     }
 
     proptest! {
         #[test]
-        fn pages_are_shared_by_equal_prefixes_only_and_none_is_lost(
+        fn pages_are_shared_by_equal_prefixes_only_and_no_page_is_lost(
             total in 1usize..12,
             steps in prop::collection::vec((prop::collection::vec(0i32..2, 1..5), any::<prop::sample::Index>(), any::<bool>()), 1..80),
         ) {
             let mut pool = PagePool::new(total, BLOCK, true);
             let mut held: Vec<(Vec<i32>, Vec<[i32; BLOCK]>)> = Vec::new();
-            for (tokens, which, give) in steps {
-                if give && !held.is_empty() {
+            for (tokens, which, release) in steps {
+                if release && !held.is_empty() {
                     let (pages, _) = held.swap_remove(which.index(held.len()));
-                    pool.give(pages.into_iter());
+                    pool.release(pages.into_iter());
                 } else {
                     let blocks: Vec<[i32; BLOCK]> = tokens.iter().map(|token| [*token; BLOCK]).collect();
                     if let Some((pages, _)) = hold(&mut pool, &blocks) {
                         held.push((pages, blocks));
                     }
                 }
-                // Whoever holds a page has the same tokens in it, and the same before it.
+                // All holders of a page have the same tokens in it and before it.
                 let mut content: HashMap<i32, &[[i32; BLOCK]]> = HashMap::new();
                 for (pages, blocks) in &held {
                     for (index, page) in pages.iter().enumerate() {
@@ -329,7 +328,7 @@ mod tests {
                 prop_assert_eq!(pool.in_use() + pool.available(), total);
             }
             for (pages, _) in held {
-                pool.give(pages.into_iter());
+                pool.release(pages.into_iter());
             }
             prop_assert_eq!((pool.in_use(), pool.available()), (0, total));
             prop_assert_eq!(pool.take_many(total).map(|pages| pages.len()), Some(total));

@@ -1,10 +1,13 @@
-//! Host memory for the pages of requests that had to give theirs to others.
+//! Host memory for the pages of requests that are pre-empted.
 //!
-//! Pages lie scattered over the caches of all layers. They are gathered side by side on the device first, so that a copy
-//! to or from the host moves many at once. Everything runs on the engine's stream, in order with the steps: a page that is
-//! copied out may be written to by the step behind.
+//! Pages are scattered over the caches of all layers. They are first gathered side by side on the device, so that one copy to or
+//! from the host moves many of them. All work runs on the engine's stream, in order with the steps: the next step may write to a
+//! page that was copied out.
 
-use crate::{error::Result, plan::PlanCache};
+use crate::{
+    error::Result,
+    plan::{PlanCache, page_bytes},
+};
 use dsrun_core::{
     DType, TensorDesc,
     device::{BufferSlice, Device, MemoryKind, Stream},
@@ -12,45 +15,36 @@ use dsrun_core::{
     op::{Op, PageGather, PageScatter},
 };
 
-/// Pages that are gathered at a time.
+/// The most pages that are gathered at a time.
 const BATCH: usize = 32;
 
-/// The host memory, and what moves pages there and back.
+/// The host memory, and the calls that copy pages to it and back.
 #[derive(Debug)]
 pub(crate) struct SwapSpace {
     caches: Vec<Cache>,
-    /// The pages of a batch: i32, -1 behind the last.
+    /// The pages of a batch: i32, padded with -1.
     batch: BufferSlice,
 }
 
-/// What belongs to one cache.
+/// The host memory of one cache, and the calls that gather and scatter its pages.
 #[derive(Debug)]
 struct Cache {
     gather: Box<dyn BoundCall>,
     scatter: Box<dyn BoundCall>,
-    /// A batch of pages on the device.
+    /// Device memory for a batch of gathered pages.
     staging: BufferSlice,
     host: BufferSlice,
     page_bytes: usize,
 }
 
-/// A page's number on the one side, and on the other.
+/// The number of a page in host memory, and on the device.
 type Pair = (usize, i32);
 
 impl SwapSpace {
-    /// Bytes of host memory that so many pages of these caches take.
-    pub(crate) fn bytes(caches: &[TensorDesc], host_pages: usize) -> Result<u64> {
-        let mut bytes = 0;
-        for cache in caches {
-            bytes += (page_bytes(cache)? * host_pages) as u64;
-        }
-        Ok(bytes)
-    }
-
-    /// Allocates room for `host_pages` pages of every cache.
+    /// Allocates host memory for `host_pages` pages of every cache.
     ///
     /// # Errors
-    /// If the device cannot move pages, or there is no memory.
+    /// If the device cannot gather and scatter pages, or there is too little memory.
     pub(crate) fn new(
         device: &dyn Device,
         plans: &mut PlanCache,
@@ -93,7 +87,7 @@ impl SwapSpace {
         Ok(Self { caches: bound, batch })
     }
 
-    /// Copies pages to pages of host memory, and others from there.
+    /// Copies pages to host memory (`out`), and then other pages back from it (`back`).
     ///
     /// # Errors
     /// If the device failed.
@@ -134,8 +128,8 @@ impl SwapSpace {
 }
 
 impl Cache {
-    /// Pages of a batch that are neighbours in host memory too: where they start in the staging memory, where in the host's, and
-    /// how many bytes they are.
+    /// Splits a batch into runs of pages that are neighbours in host memory too: the offset of each run in the staging memory, its
+    /// offset in host memory, and its bytes.
     fn runs<'a>(&'a self, batch: &'a [Pair]) -> impl Iterator<Item = (usize, usize, usize)> + 'a {
         let mut start = 0;
         batch.chunk_by(|before, after| before.0 + 1 == after.0).map(move |run| {
@@ -144,8 +138,4 @@ impl Cache {
             (place, run[0].0 * self.page_bytes, run.len() * self.page_bytes)
         })
     }
-}
-
-fn page_bytes(cache: &TensorDesc) -> Result<usize> {
-    Ok(cache.bytes()? / cache.shape.first().copied().unwrap_or(1).max(1))
 }

@@ -1,14 +1,19 @@
-//! Finding out what the activations of a model are like.
+//! Calibration: collects statistics of a model's activations on a text.
 
-use crate::{error::Result, options::EngineOptions, passes::quantize::Calibration, plan::EnginePlan};
+use crate::{
+    error::{EngineError, Result},
+    options::EngineOptions,
+    passes::quantize::Calibration,
+    plan::EnginePlan,
+};
 use dsrun_core::device::Device;
-use dsrun_models::model::Model;
+use dsrun_models::{model::Model, tokenizer::EncodeOptions};
 use std::sync::Arc;
 
 /// A text to calibrate with: prose, a conversation, numbers and code.
 pub const CALIBRATION_TEXT: &str = include_str!("calibrate/text.txt");
 
-/// Runs sequences of tokens through a model, as its file has it, and notes the activations of every product.
+/// Runs sequences of tokens through a model as in its file, and collects statistics of the activations of every product.
 ///
 /// # Errors
 /// As [`EnginePlan::new`], [`EnginePlan::load`] and [`Engine::observe`](crate::Engine::observe).
@@ -29,16 +34,14 @@ pub fn calibrate(model: &Model, device: Arc<dyn Device>, sequences: &[Vec<u32>])
     Ok(calibration)
 }
 
-/// The sequences of at most `length` tokens that [`CALIBRATION_TEXT`] makes.
+/// Splits [`CALIBRATION_TEXT`] into sequences of at most `length` tokens.
 ///
 /// # Errors
-/// If the model has no tokenizer, or it fails.
+/// If the model has no tokenizer, or the tokenizer fails.
 pub fn calibration_sequences(model: &Model, length: usize) -> Result<Vec<Vec<u32>>> {
-    use crate::error::EngineError;
-    use dsrun_models::tokenizer::EncodeOptions;
     let missing = EngineError::Missing {
         what: "tokenizer",
-        hint: "smoothing needs a text that the model can read; leave `smooth` out of the policy",
+        hint: "calibration encodes a text; leave `smooth` out of the policy, and give no budget",
     };
     let tokenizer = model.tokenizer().ok_or(missing)?;
     let tokens = tokenizer.encode(CALIBRATION_TEXT, EncodeOptions::default())?;

@@ -1,20 +1,28 @@
-//! Teacher-forced logits: what a model thinks of a text, position by position.
+//! Teacher-forced logits: the logits after each token of a given text.
 
-use crate::{Engine, error::Result};
+use crate::{
+    engine::Engine,
+    error::Result,
+    plan::StepOutput,
+    runner::{Runner, STEP_TIMEOUT, StepInputs, as_i32},
+};
 
-/// What a model thinks of a sequence of tokens.
+/// Output rows of a step that scores.
+const SCORE_ROWS: usize = 16;
+
+/// The score of a sequence of tokens.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Score {
-    /// The tokens.
+    /// The scored tokens.
     pub tokens: Vec<u32>,
-    /// Mean negative log-likelihood in nats of the tokens after the first, each given those before it; `None` for a
-    /// single token.
+    /// The mean negative log-likelihood in nats of the tokens after the first, each given those before it; `None` for a single
+    /// token.
     pub mean_nll: Option<f64>,
-    /// The wanted positions.
+    /// The positions that were asked for.
     pub positions: Vec<ScoredPosition>,
 }
 
-/// The logits after one token.
+/// The largest logits after one token.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct ScoredPosition {
     /// The position of the token, from 0.
@@ -24,7 +32,7 @@ pub struct ScoredPosition {
 }
 
 impl Score {
-    /// Scores `tokens`. For the positions `wanted` admits, keeps the `top` largest logits.
+    /// Scores `tokens`. Keeps the `top` largest logits of the positions that `wanted` admits.
     ///
     /// # Errors
     /// As [`Engine::score`].
@@ -48,6 +56,47 @@ impl Score {
         let mean_nll = (scored > 0).then(|| sum / scored as f64);
         Ok(Self { tokens: tokens.to_vec(), mean_nll, positions })
     }
+}
+
+impl Engine {
+    /// Calls `each(position, logits)` with the logits after each token of a sequence, given the tokens before it, in order.
+    ///
+    /// # Errors
+    /// As [`Self::submit`] for the tokens; if requests are running; if the device failed.
+    pub fn score(&mut self, tokens: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        let runner = self.runner_mut();
+        runner.limits().check_prompt(tokens)?;
+        runner.with_pages(tokens.len(), |runner, pages| score(runner, pages, tokens, each))
+    }
+}
+
+fn score(
+    runner: &mut Runner,
+    pages: &[i32],
+    tokens: &[u32],
+    each: &mut dyn FnMut(usize, &[f32]),
+) -> Result<()> {
+    let tokens: Vec<i32> = as_i32(tokens).collect();
+    let vocabulary = runner.requests().vocabulary();
+    runner.place_alone(0, 0, pages)?;
+    let mut inputs = StepInputs::default();
+    let mut start = 0;
+    for chunk in tokens.chunks(SCORE_ROWS.min(runner.plan().limits.tokens)) {
+        inputs.clear();
+        inputs.push_tokens(0, chunk);
+        inputs.request_logits(chunk.len());
+        let bucket = runner.executor_mut().forward(&inputs)?;
+        let (step, _, stream) = runner.executor_mut().step(bucket)?;
+        let logits = step.output(StepOutput::Logits)?;
+        let mut bytes = vec![0; chunk.len() * vocabulary * size_of::<f32>()];
+        stream.download(&logits.slice(0, bytes.len())?, &mut bytes, "the logits of a text", STEP_TIMEOUT)?;
+        let logits: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        for (row, logits) in logits.chunks_exact(vocabulary).enumerate() {
+            each(start + row, logits);
+        }
+        start += chunk.len();
+    }
+    Ok(())
 }
 
 /// The natural logarithm of a token's probability: `ln softmax(logits)[token]`, in f64.
@@ -76,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn largest_are_in_order_and_ties_go_to_the_lower_token() {
+    fn the_largest_logits_are_in_order_and_ties_go_to_the_lower_token() {
         assert_eq!(largest(&[1.0, 5.0, 3.0, 5.0], 3), [(1, 5.0), (3, 5.0), (2, 3.0)]);
         assert_eq!(largest(&[1.0], 10), [(0, 1.0)]);
         assert_eq!(largest(&[1.0, 2.0], 0), []);

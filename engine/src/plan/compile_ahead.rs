@@ -1,10 +1,8 @@
-//! Planning ahead: a backend that compiles keeps what it compiled, so planning every call once makes the first request fast.
+//! Builds kernels ahead of time: a backend that compiles kernels caches them, so planning every call once makes the first request
+//! fast.
 
-use crate::{
-    error::{EngineError, Result},
-    plan::EnginePlan,
-    plan::{Bucket, describe, plan_key, sizes},
-};
+use super::{EnginePlan, bucket::Bucket, calls::describe, plan_cache::plan_key};
+use crate::error::{EngineError, Result};
 use dsrun_core::{checked::CheckedPlan, device::Device, kernels::CallDesc};
 use std::{
     collections::HashMap,
@@ -16,13 +14,13 @@ use std::{
 };
 
 impl EnginePlan {
-    /// Plans every distinct call of every step the engine may run, by `jobs` threads, and drops the plans; before that, has the
-    /// device build what graphs of these steps need besides. `progress` is told how much is done, and how much there is, by any
-    /// thread. Gives the number of calls.
+    /// Builds the kernels of every step that the engine may run, with `jobs` threads: plans every distinct call and drops the
+    /// plan, and has the device build what the graphs of these steps need besides. `progress` receives the number of tasks done
+    /// and of all tasks, from any thread. Returns the number of distinct calls.
     ///
     /// # Errors
     /// The first failure of the device.
-    pub fn prepare(
+    pub fn compile_ahead(
         &self,
         device: &dyn Device,
         jobs: usize,
@@ -31,24 +29,24 @@ impl EnginePlan {
         let steps = self.steps();
         let calls = distinct_calls(&steps)?;
         let graphs = device.graphs().filter(|_| self.options.graphs);
-        // What takes a graph's calls together takes longest to build: it is begun first.
-        let graph = |step: &Step<'_>| match graphs {
+        let build_graph = |step: &Step<'_>| match graphs {
             Some(graphs) => Ok(graphs.prepare(&step.calls()?)?),
             None => Ok(()),
         };
-        let call =
+        let build_call =
             |call: &CallDesc| CheckedPlan::new(device, call.clone()).map(drop).map_err(EngineError::from);
         let total = steps.len() + calls.len();
-        let piece = |index: usize| match index.checked_sub(steps.len()) {
-            None => steps.get(index).map(graph),
-            Some(index) => calls.get(index).map(call),
+        // Kernels of whole graphs take longest to build, so they come first.
+        let task = |index: usize| match index.checked_sub(steps.len()) {
+            None => steps.get(index).map(build_graph),
+            Some(index) => calls.get(index).map(build_call),
         };
         let (next, done, failed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
         let failure = Mutex::new(None);
         progress(0, total);
         let work = || {
             while !failed.load(Ordering::Relaxed) {
-                match piece(next.fetch_add(1, Ordering::Relaxed)) {
+                match task(next.fetch_add(1, Ordering::Relaxed)) {
                     None => return,
                     Some(Ok(())) => progress(done.fetch_add(1, Ordering::Relaxed) + 1, total),
                     Some(Err(error)) => {
@@ -65,7 +63,7 @@ impl EnginePlan {
         }
     }
 
-    /// The steps the engine may run, those of a second model too.
+    /// The steps that the engine may run, those of a draft model included.
     fn steps(&self) -> Vec<Step<'_>> {
         let mut steps = Vec::new();
         for plan in [Some(self), self.draft.as_ref().map(|draft| &*draft.plan)].into_iter().flatten() {
@@ -83,14 +81,14 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Its calls, in their order.
+    /// Describes the calls of the step, in their order.
     fn calls(&self) -> Result<Vec<CallDesc>> {
         let Self { plan, bucket } = *self;
-        Ok(describe(plan.program_of(bucket), &sizes(bucket, plan.fixed))?)
+        Ok(describe(plan.programs.of(bucket), &bucket.sizes(plan.fixed))?)
     }
 }
 
-/// The calls of all steps, without those that are planned alike.
+/// The calls of all steps, one for each distinct plan.
 fn distinct_calls(steps: &[Step<'_>]) -> Result<Vec<CallDesc>> {
     let mut calls = HashMap::new();
     for step in steps {

@@ -1,15 +1,16 @@
-//! Whether a second model speaks of the same tokens.
+//! Checks that a draft model has the vocabulary of the model it proposes tokens for.
 
 use crate::error::{EngineError, Result};
 use dsrun_models::model::Model;
 
-/// Checks that every token that both models know is the same. One may know more behind: embeddings are padded, and tokens
-/// added. What the draft proposes of these is left out, and texts that have some are not drafted for.
+/// Checks that every token that both models know is the same token. One vocabulary may be longer: embeddings are padded, and
+/// tokens added. The engine drops proposed tokens that the model does not know, and proposes nothing for texts with tokens that
+/// the draft model does not know.
 ///
 /// # Errors
-/// Names the first token that differs, or the sizes where there is no text to compare.
-pub(crate) fn check_vocabulary(model: &Model, draft: &Model) -> Result<()> {
-    let wrong = |reason: String| {
+/// Names the first token that differs, or the sizes of the vocabularies if a model has no tokenizer.
+pub(super) fn check_vocabulary(model: &Model, draft: &Model) -> Result<()> {
+    let mismatch = |reason: String| {
         Err(EngineError::Draft { draft: draft.name().to_owned(), model: model.name().to_owned(), reason })
     };
     let (Some(tokens), Some(drafted)) = (model.tokenizer(), draft.tokenizer()) else {
@@ -17,7 +18,7 @@ pub(crate) fn check_vocabulary(model: &Model, draft: &Model) -> Result<()> {
         if size == own {
             return Ok(());
         }
-        return wrong(format!("it has {own} tokens instead of {size}"));
+        return mismatch(format!("it has {own} tokens instead of {size}"));
     };
     let known = tokens.vocabulary_size().min(drafted.vocabulary_size());
     let differs = |id: &u32| {
@@ -28,7 +29,7 @@ pub(crate) fn check_vocabulary(model: &Model, draft: &Model) -> Result<()> {
         None => Ok(()),
         Some(id) => {
             let [text, own] = [tokens, drafted].map(|tokens| tokens.id_to_token(id).unwrap_or_default());
-            wrong(format!("its token {id} is {own:?} instead of {text:?}"))
+            mismatch(format!("its token {id} is {own:?} instead of {text:?}"))
         }
     }
 }

@@ -1,195 +1,275 @@
-//! Where every value of a step is kept: inputs side by side, intermediate results in an arena by their lifetimes.
+//! The storage plan of a step: inputs side by side, intermediate results in an arena by their lifetimes.
 
-use super::{EXTENTS, describe};
+use super::{
+    bucket::{Bucket, FixedSizes},
+    calls::describe,
+    step_interface::{StepInput, StepOutput, StepSegment, StepSize},
+};
 use crate::error::Result;
 use dsrun_core::{
-    DType, Error,
+    DType, Error, Size,
     device::Device,
     kernels::CallDesc,
     op::{Op, OperandType},
     program::{Call, Node, Origin, Program, ValueId},
 };
-use dsrun_models::step::OUTPUTS;
-use std::{collections::HashMap, ops::Range};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
-/// The storage plan of a program for one bucket. Making one allocates nothing on the device.
+/// A program with its storage planned for one bucket. Making one allocates nothing on the device.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// What each node is planned as.
+    /// The program of the bucket's steps.
+    pub(crate) program: Arc<Program>,
+    /// The description that each node is planned from.
     pub(crate) calls: Vec<CallDesc>,
-    /// Inputs by name, and the extents, as ranges of the input buffer.
-    pub(crate) inputs: HashMap<String, Range<usize>>,
-    /// Bytes of the input buffer.
-    pub(crate) input_bytes: usize,
-    /// Results in the arena, by the value that owns the storage.
-    pub(crate) arena: HashMap<ValueId, Range<usize>>,
-    /// Bytes of the arena.
-    pub(crate) arena_bytes: usize,
-    /// Scratch memory of the neediest op.
-    pub(crate) workspace_bytes: usize,
-    /// What the host reads afterwards, by name.
-    pub(crate) outputs: Vec<(String, ValueId)>,
-    /// For each value, the value whose storage it has: itself, the one it updates, or the one whose rows it is.
-    roots: Vec<ValueId>,
-    /// For each node, whether its result is its operand as it stands.
-    stays: Vec<bool>,
+    /// The places of the inputs.
+    pub(crate) inputs: InputLayout,
+    /// Bytes of the memory that steps share.
+    pub(crate) shared: SharedSizes,
+    /// The segments of the program.
+    segments: Vec<StepSegment>,
+    /// The places of results in the arena, by the value that owns the storage.
+    arena: HashMap<ValueId, Range<usize>>,
+    /// For each value, the value whose storage it uses: itself, the one it updates, or the one whose rows it gathers in place.
+    storage_owners: Vec<ValueId>,
+    /// For each node, whether it has nothing to do because its result is its operand in place.
+    in_place: Vec<bool>,
+}
+
+/// Bytes of the memory that all steps share, since steps run one at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SharedSizes {
+    /// Inputs of a step.
+    pub(crate) inputs: usize,
+    /// Intermediate results and outputs.
+    pub(crate) arena: usize,
+    /// Scratch memory of the op that needs most.
+    pub(crate) workspace: usize,
+}
+
+impl SharedSizes {
+    /// The sizes that have room for both.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self {
+            inputs: self.inputs.max(other.inputs),
+            arena: self.arena.max(other.arena),
+            workspace: self.workspace.max(other.workspace),
+        }
+    }
+
+    /// Whether there is room for the memory of `other`.
+    pub(crate) fn covers(self, other: Self) -> bool {
+        self.max(other) == self
+    }
 }
 
 impl Layout {
-    /// Plans the storage of `program`. Results share memory as their lifetimes allow. `every` says that each token is wanted, or
-    /// that there is just one: picking the wanted rows is nothing to do then.
+    /// Plans the storage of `program` for a bucket. Results share memory as their lifetimes allow.
     ///
     /// # Errors
-    /// If a size has no value, or the device does not run a call.
+    /// If a size has no value, or the device does not support a call.
     pub(crate) fn new(
-        program: &Program,
+        program: &Arc<Program>,
         device: &dyn Device,
-        sizes: &dyn Fn(&str) -> Option<usize>,
-        every: bool,
+        bucket: Bucket,
+        fixed: FixedSizes,
     ) -> Result<Self> {
-        Self::with_lifetimes(program, device, sizes, every, |roots| last_uses(program, roots))
+        Self::with_lifetimes(program, device, bucket, fixed, |owners| last_uses(program, owners))
     }
 
-    /// Plans the storage of `program` so that every result stays: calls can then be run again out of their order.
+    /// Plans the storage of `program` so that every result is kept: calls can then be run again in any order.
     ///
     /// # Errors
     /// As [`Self::new`].
     pub(crate) fn keeping_all(
-        program: &Program,
+        program: &Arc<Program>,
         device: &dyn Device,
-        sizes: &dyn Fn(&str) -> Option<usize>,
-        every: bool,
+        bucket: Bucket,
+        fixed: FixedSizes,
     ) -> Result<Self> {
         let forever = (0..program.values.len()).map(|index| (ValueId::new(index), usize::MAX)).collect();
-        Self::with_lifetimes(program, device, sizes, every, |_| forever)
-    }
-
-    /// Makes the shared memory that this asks for large enough for another's.
-    pub(crate) fn cover(&mut self, [inputs, arena, workspace]: [usize; 3]) {
-        self.input_bytes = self.input_bytes.max(inputs);
-        self.arena_bytes = self.arena_bytes.max(arena);
-        self.workspace_bytes = self.workspace_bytes.max(workspace);
-    }
-
-    /// Bytes of inputs, arena and workspace.
-    pub(crate) fn shared_bytes(&self) -> [usize; 3] {
-        [self.input_bytes, self.arena_bytes, self.workspace_bytes]
+        Self::with_lifetimes(program, device, bucket, fixed, |_| forever)
     }
 
     fn with_lifetimes(
-        program: &Program,
+        program: &Arc<Program>,
         device: &dyn Device,
-        sizes: &dyn Fn(&str) -> Option<usize>,
-        every: bool,
+        bucket: Bucket,
+        fixed: FixedSizes,
         last_uses: impl FnOnce(&[ValueId]) -> HashMap<ValueId, usize>,
     ) -> Result<Self> {
+        let sizes = bucket.sizes(fixed);
         let alignment = device.properties().alignment.max(4);
-        let calls = describe(program, sizes)?;
-        let mut workspace_bytes = 0;
+        let calls = describe(program, &sizes)?;
+        let mut workspace = 0;
         for call in &calls {
             let support = device.kernels().query(call)?;
             if !support.native {
                 return Err(Error::unsupported(support.reason).in_op(call.op.name()).into());
             }
-            workspace_bytes = workspace_bytes.max(support.workspace_bytes);
+            workspace = workspace.max(support.workspace_bytes);
         }
-        let picks = |node: &Node| every && picks_wanted_rows(program, &node.call);
-        let stays: Vec<bool> = program.nodes.iter().map(picks).collect();
-        let roots = roots(program, &stays);
-        let last_uses = last_uses(&roots);
-        let (inputs, input_bytes) = place_inputs(program, sizes, alignment)?;
-        let (arena, arena_bytes) = place_results(program, &calls, &roots, &last_uses, alignment)?;
-        let outputs =
-            OUTPUTS.iter().zip(&program.outputs).map(|(name, id)| ((*name).to_owned(), *id)).collect();
-        Ok(Self { calls, inputs, input_bytes, arena, arena_bytes, workspace_bytes, outputs, roots, stays })
+        let gathers_in_place = |node: &Node| bucket.all_rows && gathers_output_rows(program, &node.call);
+        let in_place: Vec<bool> = program.nodes.iter().map(gathers_in_place).collect();
+        let storage_owners = storage_owners(program, &in_place);
+        let last_uses = last_uses(&storage_owners);
+        let inputs = InputLayout::new(program, &sizes, alignment)?;
+        let (arena, arena_bytes) = place_results(program, &calls, &storage_owners, &last_uses, alignment)?;
+        let shared = SharedSizes { inputs: inputs.bytes, arena: arena_bytes, workspace };
+        let segments = program.segments.iter().map(|segment| {
+            let name = &segment.name;
+            let unknown =
+                || Error::internal(format!("the engine does not run segment `{name}` of the program"));
+            StepSegment::from_name(name).ok_or_else(unknown)
+        });
+        let segments = segments.collect::<Result<_, _>>()?;
+        let program = program.clone();
+        Ok(Self { program, calls, inputs, shared, segments, arena, storage_owners, in_place })
     }
 
-    /// Whether a node has something to do: where every row is wanted, those that are picked are where they are.
+    /// Whether a node has something to do. In a step of output rows only, the gather of the output rows has not.
     pub(crate) fn runs(&self, node: usize) -> bool {
-        self.stays.get(node) == Some(&false)
+        self.in_place.get(node) == Some(&false)
     }
 
-    /// The value whose storage this one has.
-    pub(crate) fn root(&self, id: ValueId) -> ValueId {
-        self.roots.get(id.index()).copied().unwrap_or(id)
+    /// The segment of the program with this index.
+    ///
+    /// # Errors
+    /// If the program has fewer segments.
+    pub(crate) fn segment(&self, index: usize) -> Result<StepSegment> {
+        let segment = self.segments.get(index).copied();
+        Ok(segment.ok_or_else(|| Error::internal(format!("the program has no segment {index}")))?)
     }
 
-    /// Which extent bounds the first dimension of a value.
-    pub(crate) fn extent_index(&self, program: &Program, id: ValueId) -> Result<Option<usize>> {
-        let OperandType::Tensor(tensor) = &program.value(id)?.value_type else { return Ok(None) };
-        let Some(dsrun_core::Size::Bounded(name)) = tensor.shape.first() else { return Ok(None) };
-        Ok(program.extents.iter().position(|extent| extent == name))
+    /// The value of an output.
+    ///
+    /// # Errors
+    /// If the program does not have the output.
+    pub(crate) fn output(&self, output: StepOutput) -> Result<ValueId> {
+        let value = output.value(&self.program);
+        Ok(value.ok_or_else(|| Error::internal(format!("the program has no output `{}`", output.name())))?)
+    }
+
+    /// The value whose storage this one uses.
+    pub(super) fn storage_owner(&self, id: ValueId) -> ValueId {
+        self.storage_owners.get(id.index()).copied().unwrap_or(id)
+    }
+
+    /// The place of a result in the arena, if the value owns storage there.
+    pub(super) fn arena_range(&self, id: ValueId) -> Option<Range<usize>> {
+        self.arena.get(&id).cloned()
+    }
+
+    /// The place among the inputs of the extent that bounds the first dimension of a value, if it is bounded.
+    pub(super) fn extent_range(&self, id: ValueId) -> Result<Option<Range<usize>>> {
+        let OperandType::Tensor(tensor) = &self.program.value(id)?.value_type else { return Ok(None) };
+        let Some(Size::Bounded(name)) = tensor.shape.first() else { return Ok(None) };
+        let index = self.program.extents.iter().position(|extent| extent == name);
+        Ok(index.map(|index| index * DType::I32.bytes()..(index + 1) * DType::I32.bytes()))
     }
 }
 
-/// Whether a call picks the wanted rows. If there is a single token, which is not wanted, nothing behind it reads a row.
-fn picks_wanted_rows(program: &Program, call: &Call) -> bool {
+/// The places of a step's extents and inputs in the input buffer, which one upload fills.
+#[derive(Debug)]
+pub(crate) struct InputLayout {
+    /// The sizes whose extents stand at the beginning, in this order: i32 each.
+    pub(crate) extents: Vec<StepSize>,
+    /// Bytes of the input buffer.
+    pub(crate) bytes: usize,
+    ranges: [Option<Range<usize>>; StepInput::ALL.len()],
+}
+
+impl InputLayout {
+    /// Places the extents and then the inputs of a program, in the order of the program.
+    ///
+    /// # Errors
+    /// If the engine does not know an extent or input, or a size has no value.
+    pub(crate) fn new(
+        program: &Program,
+        sizes: &dyn Fn(&str) -> Option<usize>,
+        alignment: usize,
+    ) -> Result<Self> {
+        let extent = |name: &Arc<str>| {
+            let unknown =
+                || Error::internal(format!("the engine does not fill extent `{name}` of the program"));
+            StepSize::from_name(name).ok_or_else(unknown)
+        };
+        let extents: Vec<StepSize> = program.extents.iter().map(extent).collect::<Result<_, _>>()?;
+        let mut end = extents.len() * DType::I32.bytes();
+        let mut ranges = [const { None }; StepInput::ALL.len()];
+        for (_, value) in program.values_from(|origin| *origin == Origin::Input) {
+            let Some(tensor) = value.tensor_type() else { continue };
+            let name = &value.name;
+            let input = StepInput::from_name(name).ok_or_else(|| {
+                Error::internal(format!("the engine does not fill input `{name}` of the program"))
+            })?;
+            let bytes = tensor.resolve(sizes)?.iter().product::<usize>() * tensor.dtype.bytes();
+            let start = end.next_multiple_of(alignment);
+            end = start + bytes;
+            ranges[input as usize] = Some(start..end);
+        }
+        Ok(Self { extents, bytes: end, ranges })
+    }
+
+    /// The place of an input.
+    ///
+    /// # Errors
+    /// If the program does not have the input.
+    pub(crate) fn range(&self, input: StepInput) -> Result<Range<usize>> {
+        let range = self.ranges[input as usize].clone();
+        Ok(range.ok_or_else(|| Error::internal(format!("the program has no input `{}`", input.name())))?)
+    }
+}
+
+/// Whether a call gathers the output rows. If the only token of a step is no output row, no later call reads a row.
+fn gathers_output_rows(program: &Program, call: &Call) -> bool {
     let rows = call.operands.get(1).copied().flatten().and_then(|rows| program.values.get(rows.index()));
     matches!(call.op, Op::GatherRows(_))
-        && rows.is_some_and(|rows| rows.origin == Origin::Input && rows.name == "rows")
+        && rows.is_some_and(|rows| rows.origin == Origin::Input && rows.name == StepInput::Rows.name())
 }
 
-/// Follows updates, and rows that stay where they are, back to the value that owns the storage.
-fn roots(program: &Program, stays: &[bool]) -> Vec<ValueId> {
-    let mut roots: Vec<ValueId> = (0..program.values.len()).map(ValueId::new).collect();
-    for (node, stays) in program.nodes.iter().zip(stays) {
+/// Follows updates, and rows that are gathered in place, back to the value that owns the storage.
+fn storage_owners(program: &Program, in_place: &[bool]) -> Vec<ValueId> {
+    let mut owners: Vec<ValueId> = (0..program.values.len()).map(ValueId::new).collect();
+    for (node, in_place) in program.nodes.iter().zip(in_place) {
         for (index, result) in node.call.results.iter().enumerate() {
-            let source = if *stays { Some(0) } else { node.call.op.updates(index) };
+            let source = if *in_place { Some(0) } else { node.call.op.updates(index) };
             let operand = source.and_then(|operand| *node.call.operands.get(operand)?);
             if let Some(operand) = operand {
-                roots[result.index()] = roots[operand.index()];
+                owners[result.index()] = owners[operand.index()];
             }
         }
     }
-    roots
+    owners
 }
 
-/// Extents and inputs, one behind the other, so that one upload brings them all.
-fn place_inputs(
-    program: &Program,
-    sizes: &dyn Fn(&str) -> Option<usize>,
-    alignment: usize,
-) -> Result<(HashMap<String, Range<usize>>, usize)> {
-    let mut inputs = HashMap::new();
-    let mut end = program.extents.len() * DType::I32.bytes();
-    inputs.insert(EXTENTS.to_owned(), 0..end);
-    for (_, value) in program.values_from(|origin| *origin == Origin::Input) {
-        let Some(tensor) = value.tensor_type() else { continue };
-        let bytes = tensor.resolve(sizes)?.iter().product::<usize>() * tensor.dtype.bytes();
-        let start = end.next_multiple_of(alignment);
-        end = start + bytes;
-        inputs.insert(value.name.clone(), start..end);
-    }
-    Ok((inputs, end))
-}
-
-/// For each value that owns storage, the last call that uses it.
-fn last_uses(program: &Program, roots: &[ValueId]) -> HashMap<ValueId, usize> {
+/// The last call that uses each value that owns storage.
+fn last_uses(program: &Program, owners: &[ValueId]) -> HashMap<ValueId, usize> {
     let mut last_uses: HashMap<ValueId, usize> = HashMap::new();
     for (index, node) in program.nodes.iter().enumerate() {
         let used = node.call.operands.iter().flatten().chain(&node.call.results);
         for id in used {
-            last_uses.insert(roots[id.index()], index);
+            last_uses.insert(owners[id.index()], index);
         }
     }
-    // The host has an output copied behind its segment, before anything else runs.
+    // The host copies an output after its segment, before another segment runs.
     for output in &program.outputs {
         let Some(Origin::Node(node)) = program.values.get(output.index()).map(|value| &value.origin) else {
             continue;
         };
         let segment = program.nodes.get(*node).map(|node| node.segment);
         let end = program.nodes.iter().rposition(|other| Some(other.segment) == segment);
-        let last_use = last_uses.entry(roots[output.index()]).or_default();
+        let last_use = last_uses.entry(owners[output.index()]).or_default();
         *last_use = (*last_use).max(end.unwrap_or(usize::MAX));
     }
     last_uses
 }
 
-/// Places results first-fit by their lifetimes: a result may take the place of another that no later call uses.
+/// Places results first-fit by their lifetimes: a result may reuse the memory of another that no later call uses.
 fn place_results(
     program: &Program,
     calls: &[CallDesc],
-    roots: &[ValueId],
+    owners: &[ValueId],
     last_uses: &HashMap<ValueId, usize>,
     alignment: usize,
 ) -> Result<(HashMap<ValueId, Range<usize>>, usize)> {
@@ -199,8 +279,8 @@ fn place_results(
     for (index, (node, call)) in program.nodes.iter().zip(calls).enumerate() {
         live.retain(|(_, last)| *last >= index);
         for (result, desc) in node.call.results.iter().zip(&call.results) {
-            let root = roots[result.index()];
-            if root != *result {
+            let owner = owners[result.index()];
+            if owner != *result {
                 continue;
             }
             // Even an empty result gets a byte of its own, so that no two results share storage.
@@ -215,8 +295,8 @@ fn place_results(
             }
             let range = start..start + bytes;
             end = end.max(range.end);
-            live.push((range.clone(), last_uses.get(&root).copied().unwrap_or(index)));
-            placed.insert(root, range);
+            live.push((range.clone(), last_uses.get(&owner).copied().unwrap_or(index)));
+            placed.insert(owner, range);
         }
     }
     Ok((placed, end))

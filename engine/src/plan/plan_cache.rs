@@ -1,20 +1,20 @@
-//! Plans by description: layers with equal descriptions share one.
+//! Kernel plans by description: layers with equal descriptions share one plan.
 
 use crate::error::Result;
 use dsrun_core::{checked::CheckedPlan, device::Device, kernels::CallDesc};
 use std::collections::HashMap;
 
-/// The plans made so far.
+/// The kernel plans made so far.
 #[derive(Debug, Default)]
 pub(crate) struct PlanCache {
     plans: HashMap<String, CheckedPlan>,
 }
 
 impl PlanCache {
-    /// The plan for a description, made now if it is new.
+    /// The plan for a description. The first time, the device makes it.
     ///
     /// # Errors
-    /// If the device refuses it.
+    /// If the device refuses the description.
     pub(crate) fn plan(&mut self, device: &dyn Device, desc: &CallDesc) -> Result<CheckedPlan> {
         let key = plan_key(desc);
         if let Some(plan) = self.plans.get(&key) {
@@ -25,14 +25,14 @@ impl PlanCache {
         Ok(plan)
     }
 
-    /// Distinct plans.
+    /// The number of distinct plans.
     pub(crate) fn len(&self) -> usize {
         self.plans.len()
     }
 }
 
-/// What tells descriptions apart that are planned differently. They have no order or hash of their own (attributes are
-/// floats); their debug text tells all of them.
+/// A key that is equal for descriptions with equal plans. Descriptions have no order or hash (attributes are floats), but their
+/// debug text shows every field.
 pub(crate) fn plan_key(desc: &CallDesc) -> String {
     format!("{} {:?} {:?} {:?}", desc.op, desc.operands, desc.results, desc.comm)
 }

@@ -1,12 +1,10 @@
-//! What a step is told: which requests take part with which tokens, and which rows are wanted.
+//! The inputs of a step: which requests take part with which tokens, and which of their rows are output rows.
 
 use crate::{
     error::Result,
-    plan::{Bucket, EXTENTS},
+    plan::{Bucket, InputLayout, StepInput, StepSize},
 };
 use dsrun_core::Error;
-use dsrun_models::step::WANTED;
-use std::{ops::Range, sync::Arc};
 
 /// The inputs of a step. Kept from step to step for its memory.
 #[derive(Debug, Default)]
@@ -18,50 +16,49 @@ pub(crate) struct StepInputs {
     rows: Vec<i32>,
     row_requests: Vec<i32>,
     commits: Vec<i32>,
-    wanted_starts: Vec<i32>,
-    wanted_lengths: Vec<i32>,
+    row_starts: Vec<i32>,
+    row_lengths: Vec<i32>,
     tokens: usize,
 }
 
 impl StepInputs {
+    /// Removes all sequences.
     pub(crate) fn clear(&mut self) {
         let Self { requests, lengths, sources, ids, rows, row_requests, commits, .. } = self;
-        let Self { wanted_starts, wanted_lengths, tokens, .. } = self;
-        for list in
-            [requests, lengths, sources, ids, rows, row_requests, commits, wanted_starts, wanted_lengths]
-        {
+        let Self { row_starts, row_lengths, tokens, .. } = self;
+        for list in [requests, lengths, sources, ids, rows, row_requests, commits, row_starts, row_lengths] {
             list.clear();
         }
         *tokens = 0;
     }
 
-    /// Tokens so far.
+    /// The number of tokens so far.
     pub(crate) fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// The request in `slot` brings the token that the device sampled last.
-    pub(crate) fn bring_last(&mut self, slot: usize) {
-        self.bring(slot, 1, -1);
+    /// Adds a sequence: the request in `slot` with the token that the device sampled last.
+    pub(crate) fn push_last_token(&mut self, slot: usize) {
+        self.push_sequence(slot, 1, -1);
     }
 
-    /// The request in `slot` brings these tokens.
-    pub(crate) fn bring_tokens(&mut self, slot: usize, tokens: &[i32]) {
-        self.bring(slot, tokens.len(), self.ids.len() as i32);
+    /// Adds a sequence: the request in `slot` with these tokens.
+    pub(crate) fn push_tokens(&mut self, slot: usize, tokens: &[i32]) {
+        self.push_sequence(slot, tokens.len(), self.ids.len() as i32);
         self.ids.extend_from_slice(tokens);
     }
 
-    fn bring(&mut self, slot: usize, tokens: usize, source: i32) {
+    fn push_sequence(&mut self, slot: usize, tokens: usize, source: i32) {
         self.requests.push(slot as i32);
         self.lengths.push(tokens as i32);
         self.sources.push(source);
-        self.wanted_starts.push(self.rows.len() as i32);
-        self.wanted_lengths.push(0);
+        self.row_starts.push(self.rows.len() as i32);
+        self.row_lengths.push(0);
         self.tokens += tokens;
     }
 
-    /// The request that came last brings these tokens too.
-    pub(crate) fn bring_more(&mut self, tokens: &[i32]) {
+    /// Appends proposed tokens to the last sequence.
+    pub(crate) fn push_draft(&mut self, tokens: &[i32]) {
         self.ids.extend_from_slice(tokens);
         self.tokens += tokens.len();
         if let Some(length) = self.lengths.last_mut() {
@@ -69,146 +66,159 @@ impl StepInputs {
         }
     }
 
-    /// The rows of the last `count` tokens of the request that came last, the one in `slot`, are wanted, to sample a token behind
-    /// each. If it is just one, that is the request's last token from then on; of several the host says so, when it has seen them.
+    /// Samples a token after each of the last `count` tokens of the last sequence, which is the request in `slot`. A single sampled
+    /// token becomes the request's last token on the device; of several, the host says later which ones are accepted.
     pub(crate) fn sample_last(&mut self, slot: usize, count: usize) {
         let commit = if count == 1 { slot as i32 } else { -1 };
-        self.want_last(count, slot as i32, commit);
+        self.push_rows(count, slot as i32, commit);
     }
 
-    /// The logits of the last `count` tokens of the request that came last are wanted, and nothing is sampled.
-    pub(crate) fn want_logits(&mut self, count: usize) {
-        self.want_last(count, -1, -1);
+    /// Computes the logits of the last `count` tokens of the last sequence, and samples nothing.
+    pub(crate) fn request_logits(&mut self, count: usize) {
+        self.push_rows(count, -1, -1);
     }
 
-    /// Wanted are always the last tokens of a request, and once: [`prune_unused_rows`](crate::passes::prune_unused_rows) counts on it.
-    fn want_last(&mut self, count: usize, request: i32, commit: i32) {
+    /// Output rows are the last tokens of a sequence, added once: [`prune_unused_rows`](crate::passes::prune_unused_rows) relies
+    /// on it.
+    fn push_rows(&mut self, count: usize, request: i32, commit: i32) {
         self.rows.extend((self.tokens - count..self.tokens).map(|row| row as i32));
         self.row_requests.extend(std::iter::repeat_n(request, count));
         self.commits.extend(std::iter::repeat_n(commit, count));
-        if let Some(length) = self.wanted_lengths.last_mut() {
+        if let Some(length) = self.row_lengths.last_mut() {
             *length = count as i32;
         }
     }
 
     /// The bucket of the step.
     pub(crate) fn bucket(&self, limits: Bucket) -> Bucket {
-        let (tokens, sequences, rows) = (self.tokens, self.requests.len(), self.rows.len());
+        let rows = self.rows.len();
+        // Scoring has more output rows than steps that generate.
         let limits = Bucket { rows: limits.rows.max(rows), ..limits };
-        if tokens == rows || tokens == 1 {
-            return Bucket::every(tokens, sequences, limits);
-        }
-        Bucket::fitting(tokens, sequences, rows, limits)
+        Bucket::for_step(self.tokens, self.requests.len(), rows, limits)
     }
 
-    /// Writes them into the staging memory of a step's inputs: `place` says where each stands.
+    /// Writes the inputs to the staging memory of a step, at the places of its layout.
     ///
     /// # Errors
-    /// If an input does not fit its place.
-    pub(crate) fn stage(
-        &self,
-        staging: &mut [u8],
-        extents: &[Arc<str>],
-        place: &dyn Fn(&str) -> Result<Range<usize>>,
-    ) -> Result<()> {
-        let mut write = |name: &str, offset: usize, values: &[i32]| -> Result<()> {
-            let bytes: &[u8] = bytemuck::cast_slice(values);
-            let place = staging.get_mut(place(name)?).and_then(|place| place.get_mut(offset..));
-            let place = place.and_then(|place| place.get_mut(..bytes.len()));
-            place
-                .ok_or_else(|| Error::internal(format!("{name} does not fit its input")))?
-                .copy_from_slice(bytes);
-            Ok(())
-        };
-        for (index, name) in extents.iter().enumerate() {
-            let extent = match &**name {
-                "tokens" => self.tokens,
-                "sequences" => self.requests.len(),
-                "rows" => self.rows.len(),
-                _ => 0,
+    /// If an input is larger than its place.
+    pub(crate) fn stage(&self, staging: &mut [u8], layout: &InputLayout) -> Result<()> {
+        for (index, size) in layout.extents.iter().enumerate() {
+            let extent = match size {
+                StepSize::Tokens => self.tokens,
+                StepSize::Sequences => self.requests.len(),
+                StepSize::Rows => self.rows.len(),
+                StepSize::Requests | StepSize::Blocks | StepSize::Pages | StepSize::StopIds => 0,
             };
-            write(EXTENTS, index * size_of::<i32>(), &[extent as i32])?;
+            let place = index * size_of::<i32>();
+            let place = staging.get_mut(place..place + size_of::<i32>());
+            place
+                .ok_or_else(|| Error::internal("the extents are larger than the input buffer"))?
+                .copy_from_slice(&(extent as i32).to_ne_bytes());
         }
-        write("step_request", 0, &self.requests)?;
-        write("step_length", 0, &self.lengths)?;
-        write("step_source", 0, &self.sources)?;
-        write("prompt_ids", 0, &self.ids)?;
-        write("rows", 0, &self.rows)?;
-        write("row_request", 0, &self.row_requests)?;
-        write("commit_request", 0, &self.commits)?;
-        write(WANTED[0], 0, &self.wanted_starts)?;
-        write(WANTED[1], 0, &self.wanted_lengths)
+        let inputs = [
+            (StepInput::Requests, &self.requests),
+            (StepInput::Lengths, &self.lengths),
+            (StepInput::Sources, &self.sources),
+            (StepInput::PromptIds, &self.ids),
+            (StepInput::Rows, &self.rows),
+            (StepInput::RowRequests, &self.row_requests),
+            (StepInput::CommitRequests, &self.commits),
+            (StepInput::RowStarts, &self.row_starts),
+            (StepInput::RowLengths, &self.row_lengths),
+        ];
+        for (input, values) in inputs {
+            let bytes: &[u8] = bytemuck::cast_slice(values);
+            let place = staging.get_mut(layout.range(input)?).and_then(|place| place.get_mut(..bytes.len()));
+            let too_large = || {
+                let (name, count) = (input.name(), values.len());
+                Error::internal(format!("{count} values do not fit input `{name}` of the step"))
+            };
+            place.ok_or_else(too_large)?.copy_from_slice(bytes);
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dsrun_core::{
+        DType, Size, TensorType,
+        program::{Program, ProgramBuilder},
+    };
 
-    /// Everything that is staged, by name.
-    fn staged(inputs: &StepInputs, name: &str, count: usize) -> Vec<i32> {
-        let mut staging = vec![0xFF; 4096];
-        let names = [
-            EXTENTS,
-            "step_request",
-            "step_length",
-            "step_source",
-            "prompt_ids",
-            "rows",
-            "row_request",
-            "commit_request",
-            WANTED[0],
-            WANTED[1],
-        ];
-        let place = |name: &str| {
-            let start = names.iter().position(|known| *known == name).map(|index| index * 256);
-            start.map(|start| start..start + 256).ok_or_else(|| Error::internal("no such input").into())
-        };
-        inputs.stage(&mut staging, &["tokens", "sequences", "rows"].map(Arc::from), &place).unwrap();
-        let bytes = &staging[place(name).unwrap()];
+    /// A program with the extents and inputs of a decoder, each input of 64 elements at most.
+    fn program() -> Program {
+        let mut program = ProgramBuilder::new("inputs");
+        for extent in ["tokens", "sequences", "rows"] {
+            program.bounded(extent);
+        }
+        for input in StepInput::ALL {
+            program.input(input.name(), TensorType::new(DType::I32, [Size::Static(64)])).unwrap();
+        }
+        program.finish(&[]).unwrap()
+    }
+
+    /// The first elements of what is staged for an input.
+    fn staged(inputs: &StepInputs, input: StepInput, count: usize) -> Vec<i32> {
+        let layout = InputLayout::new(&program(), &|_| None, 4).unwrap();
+        let mut staging = vec![0xFF; layout.bytes];
+        inputs.stage(&mut staging, &layout).unwrap();
+        elements(&staging[layout.range(input).unwrap()], count)
+    }
+
+    /// The extents that are staged.
+    fn extents(inputs: &StepInputs) -> Vec<i32> {
+        let layout = InputLayout::new(&program(), &|_| None, 4).unwrap();
+        let mut staging = vec![0xFF; layout.bytes];
+        inputs.stage(&mut staging, &layout).unwrap();
+        elements(&staging, 3)
+    }
+
+    fn elements(bytes: &[u8], count: usize) -> Vec<i32> {
         bytes.as_chunks().0.iter().take(count).map(|bytes| i32::from_le_bytes(*bytes)).collect()
     }
 
     #[test]
-    fn wanted_rows_are_told_by_sequence() {
-        let limits = Bucket { tokens: 64, sequences: 8, rows: 24, every: false };
+    fn output_rows_are_staged_by_sequence() {
+        let limits = Bucket { tokens: 64, sequences: 8, rows: 24, all_rows: false };
         let mut inputs = StepInputs::default();
-        // A chunk of a prompt, a request that generates, one with three tokens proposed, the end of a prompt, a text.
-        inputs.bring_tokens(4, &[7; 9]);
-        inputs.bring_last(2);
+        // A chunk of a prompt, a request that generates, one with three proposed tokens, the end of a prompt, a text to embed.
+        inputs.push_tokens(4, &[7; 9]);
+        inputs.push_last_token(2);
         inputs.sample_last(2, 1);
-        inputs.bring_tokens(1, &[5]);
-        inputs.bring_more(&[6, 7, 8]);
+        inputs.push_tokens(1, &[5]);
+        inputs.push_draft(&[6, 7, 8]);
         inputs.sample_last(1, 4);
-        inputs.bring_tokens(0, &[9; 6]);
+        inputs.push_tokens(0, &[9; 6]);
         inputs.sample_last(0, 1);
-        inputs.bring_tokens(3, &[1; 2]);
-        assert_eq!(staged(&inputs, EXTENTS, 3), [22, 5, 6]);
-        assert_eq!(staged(&inputs, "rows", 6), [9, 10, 11, 12, 13, 19]);
-        assert_eq!(staged(&inputs, "row_request", 6), [2, 1, 1, 1, 1, 0]);
-        assert_eq!(staged(&inputs, "commit_request", 6), [2, -1, -1, -1, -1, 0]);
-        // Behind the last sequence is what pads: no rows.
-        assert_eq!(staged(&inputs, WANTED[0], 6), [0, 0, 1, 5, 6, -1]);
-        assert_eq!(staged(&inputs, WANTED[1], 6), [0, 1, 4, 1, 0, -1]);
-        assert_eq!(inputs.bucket(limits), Bucket { tokens: 32, sequences: 8, rows: 8, every: false });
+        inputs.push_tokens(3, &[1; 2]);
+        assert_eq!(extents(&inputs), [22, 5, 6]);
+        assert_eq!(staged(&inputs, StepInput::Rows, 6), [9, 10, 11, 12, 13, 19]);
+        assert_eq!(staged(&inputs, StepInput::RowRequests, 6), [2, 1, 1, 1, 1, 0]);
+        assert_eq!(staged(&inputs, StepInput::CommitRequests, 6), [2, -1, -1, -1, -1, 0]);
+        // Sequences that pad the step have no rows.
+        assert_eq!(staged(&inputs, StepInput::RowStarts, 6), [0, 0, 1, 5, 6, -1]);
+        assert_eq!(staged(&inputs, StepInput::RowLengths, 6), [0, 1, 4, 1, 0, -1]);
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 32, sequences: 8, rows: 8, all_rows: false });
 
         inputs.clear();
-        inputs.bring_tokens(4, &[7; 3]);
-        assert_eq!(staged(&inputs, WANTED[1], 1), [0]);
-        assert_eq!(inputs.bucket(limits), Bucket { tokens: 4, sequences: 1, rows: 1, every: false });
-        inputs.bring_last(2);
+        inputs.push_tokens(4, &[7; 3]);
+        assert_eq!(staged(&inputs, StepInput::RowLengths, 1), [0]);
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 4, sequences: 1, rows: 1, all_rows: false });
+        inputs.push_last_token(2);
         inputs.sample_last(2, 1);
-        assert_eq!(inputs.bucket(limits), Bucket { tokens: 4, sequences: 2, rows: 1, every: false });
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 4, sequences: 2, rows: 1, all_rows: false });
 
-        // Every token is wanted, whatever brings it; a token by itself need not be.
+        // A step of output rows only; a single token counts as one whether it is an output row or not.
         inputs.clear();
-        inputs.bring_tokens(4, &[7; 3]);
-        inputs.want_logits(3);
-        inputs.bring_last(2);
+        inputs.push_tokens(4, &[7; 3]);
+        inputs.request_logits(3);
+        inputs.push_last_token(2);
         inputs.sample_last(2, 1);
-        assert_eq!(inputs.bucket(limits), Bucket { tokens: 4, sequences: 2, rows: 4, every: true });
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 4, sequences: 2, rows: 4, all_rows: true });
         inputs.clear();
-        inputs.bring_tokens(4, &[7]);
-        assert_eq!(inputs.bucket(limits), Bucket { tokens: 1, sequences: 1, rows: 1, every: true });
+        inputs.push_tokens(4, &[7]);
+        assert_eq!(inputs.bucket(limits), Bucket { tokens: 1, sequences: 1, rows: 1, all_rows: true });
     }
 }

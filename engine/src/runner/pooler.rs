@@ -1,45 +1,26 @@
-//! Texts as vectors.
+//! Pools the hidden states of a text into an embedding.
 //!
-//! A text's vector is made of the hidden states of the last layer, after the final norm (what the head would turn into
-//! logits): their mean over all tokens, or that of the last token, scaled to length 1. Sums are in f64, in the order of the tokens.
+//! The hidden states are those of the last layer after the final norm, which the head would turn into logits. The embedding is
+//! their mean over all tokens, or that of the last token, scaled to length 1. Sums are in f64, in the order of the tokens.
 
-use crate::error::{EngineError, Result};
+use crate::{
+    error::{EngineError, Result},
+    request::Pooling,
+};
 use std::ops::Range;
 
-/// What stands for a text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pooling {
-    /// The mean over its tokens.
-    #[default]
-    Mean,
-    /// Its last token.
-    Last,
-}
-
-/// A text to turn into a vector.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EmbeddingRequest {
-    /// The text's tokens; at least one.
-    pub tokens: Vec<u32>,
-    /// What stands for the text.
-    pub pooling: Pooling,
-    /// Requests of a higher priority run before, and in place of, those of a lower one.
-    pub priority: i32,
-}
-
-/// Sums up the hidden states of a text as they come.
+/// Pools the hidden states of one text, chunk by chunk.
 #[derive(Debug)]
 pub(crate) struct Pooler {
     tokens: usize,
     pooling: Pooling,
-    /// The first token that has not been pooled.
+    /// The next token to pool.
     next: usize,
     sum: Vec<f64>,
 }
 
 impl Pooler {
-    /// For a text of so many tokens.
+    /// A pooler for a text of this many tokens.
     pub(crate) fn new(tokens: usize, pooling: Pooling) -> Self {
         let next = match pooling {
             Pooling::Mean => 0,
@@ -48,17 +29,17 @@ impl Pooler {
         Self { tokens, pooling, next, sum: Vec::new() }
     }
 
-    /// Those of some tokens whose hidden states are needed.
-    pub(crate) fn wanted(&self, tokens: Range<usize>) -> Range<usize> {
+    /// The tokens of a range whose hidden states are needed.
+    pub(crate) fn needed(&self, tokens: Range<usize>) -> Range<usize> {
         match self.pooling {
             Pooling::Mean => tokens,
             Pooling::Last => (self.tokens - 1).clamp(tokens.start, tokens.end)..tokens.end,
         }
     }
 
-    /// Takes the hidden states of the tokens from `first` on, `width` features each. Tokens that were computed again, because
-    /// the request had to yield its pages, count once.
-    pub(crate) fn take(&mut self, first: usize, states: &[f32], width: usize) {
+    /// Adds the hidden states of the tokens from `first` on, `width` features each. Tokens that were recomputed after a pre-emption
+    /// count once.
+    pub(crate) fn add(&mut self, first: usize, states: &[f32], width: usize) {
         self.sum.resize(width, 0.0);
         for (token, state) in (first..).zip(states.chunks_exact(width)) {
             if token == self.next {
@@ -68,11 +49,11 @@ impl Pooler {
         }
     }
 
-    /// The vector, once all tokens have been taken.
+    /// The embedding, once all tokens have been added.
     ///
     /// # Errors
-    /// If the hidden states are not numbers.
-    pub(crate) fn vector(&self) -> Option<Result<Vec<f32>>> {
+    /// If the hidden states are not finite.
+    pub(crate) fn embedding(&self) -> Option<Result<Vec<f32>>> {
         if self.next < self.tokens {
             return None;
         }
@@ -80,7 +61,7 @@ impl Pooler {
         if !length.is_finite() {
             return Some(Err(EngineError::NoEmbedding));
         }
-        // What has no direction stays what it is.
+        // A vector of zeros has no direction and stays as it is.
         let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
         Some(Ok(self.sum.iter().map(|value| (value * scale) as f32).collect()))
     }
@@ -90,38 +71,38 @@ impl Pooler {
 mod tests {
     use super::*;
 
-    fn vector(pooler: &Pooler) -> Vec<f32> {
-        pooler.vector().expect("all tokens are there").expect("they are numbers")
+    fn embedding(pooler: &Pooler) -> Vec<f32> {
+        pooler.embedding().expect("all tokens were added").expect("the states are finite")
     }
 
     #[test]
-    fn the_mean_is_over_all_tokens_once_each() {
+    fn the_mean_counts_every_token_once() {
         let mut pooler = Pooler::new(3, Pooling::Mean);
-        assert_eq!((pooler.wanted(0..2), pooler.wanted(2..3)), (0..2, 2..3));
-        pooler.take(0, &[1.0, 0.0, 2.0, 1.0], 2);
-        assert!(pooler.vector().is_none());
-        // Computed again, all of it.
-        pooler.take(0, &[1.0, 0.0, 2.0, 1.0], 2);
-        pooler.take(2, &[0.0, 3.0], 2);
-        assert_eq!(vector(&pooler), [0.6, 0.8]);
+        assert_eq!((pooler.needed(0..2), pooler.needed(2..3)), (0..2, 2..3));
+        pooler.add(0, &[1.0, 0.0, 2.0, 1.0], 2);
+        assert!(pooler.embedding().is_none());
+        // The same tokens once more, after a pre-emption.
+        pooler.add(0, &[1.0, 0.0, 2.0, 1.0], 2);
+        pooler.add(2, &[0.0, 3.0], 2);
+        assert_eq!(embedding(&pooler), [0.6, 0.8]);
     }
 
     #[test]
-    fn the_last_token_is_the_only_one_that_is_wanted() {
+    fn only_the_last_token_is_needed_for_last_token_pooling() {
         let mut pooler = Pooler::new(5, Pooling::Last);
-        assert!(pooler.wanted(0..4).is_empty());
-        assert_eq!((pooler.wanted(2..5), pooler.wanted(4..5)), (4..5, 4..5));
-        pooler.take(4, &[0.0, -2.0], 2);
-        assert_eq!(vector(&pooler), [0.0, -1.0]);
+        assert!(pooler.needed(0..4).is_empty());
+        assert_eq!((pooler.needed(2..5), pooler.needed(4..5)), (4..5, 4..5));
+        pooler.add(4, &[0.0, -2.0], 2);
+        assert_eq!(embedding(&pooler), [0.0, -1.0]);
     }
 
     #[test]
-    fn what_has_no_length_is_none_or_an_error() {
+    fn zeros_stay_zeros_and_nan_is_an_error() {
         let mut pooler = Pooler::new(1, Pooling::Mean);
-        pooler.take(0, &[0.0, 0.0], 2);
-        assert_eq!(vector(&pooler), [0.0, 0.0]);
+        pooler.add(0, &[0.0, 0.0], 2);
+        assert_eq!(embedding(&pooler), [0.0, 0.0]);
         let mut pooler = Pooler::new(1, Pooling::Mean);
-        pooler.take(0, &[f32::NAN, 0.0], 2);
-        assert!(matches!(pooler.vector(), Some(Err(EngineError::NoEmbedding))));
+        pooler.add(0, &[f32::NAN, 0.0], 2);
+        assert!(matches!(pooler.embedding(), Some(Err(EngineError::NoEmbedding))));
     }
 }

@@ -1,7 +1,7 @@
-//! How tokens reach the host while the device works on.
+//! Reads the tokens of a step back while the device continues.
 //!
-//! Behind each step its results are copied into pinned memory of the host, in order with the other work, and an event marks
-//! the point. The host reads them when it gets round to it, usually when the next step is already under way.
+//! After each step its results are copied to pinned host memory, in order with the other work, and an event marks the point. The
+//! host reads them later, usually when the next step is already in flight.
 
 use crate::error::Result;
 use dsrun_core::{
@@ -10,63 +10,66 @@ use dsrun_core::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// Steps whose results may be on their way: the one that is read next, and the one behind it.
+/// The most steps whose results may be in flight: the one that is read next, and the one after it.
 pub(crate) const IN_FLIGHT: usize = 2;
 
-/// A token that was sampled, as the device gives it: -1 is none. With it the logarithm of its probability.
-pub(crate) type Sampled = (i32, f32);
+/// A sampled token as the device returns it (-1 for no token), with the logarithm of its probability.
+pub(crate) type SampledToken = (i32, f32);
 
 /// Pinned memory for the results of the steps in flight.
 #[derive(Debug)]
-pub(crate) struct Handover {
+pub(crate) struct Readback {
     slots: Vec<Slot>,
     next: usize,
-    /// Bytes of a slot for ids, and for logarithms.
+    /// Bytes of a slot for token ids, and as many for log probabilities.
     half: usize,
 }
 
 #[derive(Debug)]
 struct Slot {
     memory: BufferSlice,
-    /// Rows of logits, where some are wanted; grows as they are.
+    /// Memory for rows of logits, if some were requested; grows with demand.
     logits: Option<BufferSlice>,
     event: Arc<dyn Event>,
 }
 
-/// Rows of a step's logits that the host wants to see.
+/// Rows of a step's logits that are sent to the host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogitRows<'a> {
-    /// All of the step's.
+    /// All rows of the step.
     pub(crate) logits: &'a BufferSlice,
     /// Bytes of a row.
     pub(crate) row_bytes: usize,
-    /// Those that are wanted.
+    /// The rows to send.
     pub(crate) rows: &'a [usize],
 }
 
-/// The results of a step on their way. To be taken before [`IN_FLIGHT`] more are sent, or not at all.
+/// The results of a step on their way to the host. They must be received before [`IN_FLIGHT`] more are sent, or not at all.
 #[derive(Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct PendingReadback {
     slot: usize,
     count: usize,
-    /// Where logarithms begin in the slot, behind the ids, in bytes.
-    apart: usize,
+    /// The offset of the log probabilities in the slot, after the ids, in bytes.
+    log_offset: usize,
 }
 
-/// Bytes of an id and of a logarithm of a probability.
+/// Bytes of a token id and of a log probability.
 const ELEMENT: usize = 4;
 
-impl Parcel {
-    /// Where its results go.
+impl PendingReadback {
+    /// The slot that its results go to.
     pub(crate) fn slot(&self) -> usize {
         self.slot
     }
 }
 
-impl Handover {
-    /// For steps that sample up to `rows` tokens.
+impl Readback {
+    /// Pinned memory for steps that sample up to `rows` tokens.
+    ///
+    /// # Errors
+    /// If there is too little memory.
     pub(crate) fn new(device: &dyn Device, rows: usize) -> Result<Self> {
-        // As results of steps are placed.
+        // Aligned as results are in the arena, so that one copy can take both.
         let half = (ELEMENT * rows.max(1)).next_multiple_of(device.properties().alignment.max(ELEMENT));
         let slot = |_| {
             let memory = device.allocate(2 * half, MemoryKind::Pinned)?;
@@ -76,12 +79,15 @@ impl Handover {
         Ok(Self { slots, next: 0, half })
     }
 
-    /// Where the results of the next step go, from 0 to [`IN_FLIGHT`].
+    /// The slot that the results of the next step go to, below [`IN_FLIGHT`].
     pub(crate) fn next_slot(&self) -> usize {
         self.next
     }
 
-    /// Sends the first `count` elements of a step's results and some rows of its logits, once everything enqueued so far is done.
+    /// Enqueues the copies of the first `count` elements of a step's results, and of some rows of its logits, to the host.
+    ///
+    /// # Errors
+    /// If the device failed, or there is too little memory.
     pub(crate) fn send(
         &mut self,
         device: &dyn Device,
@@ -89,35 +95,35 @@ impl Handover {
         [ids, log_probabilities]: [&BufferSlice; 2],
         count: usize,
         logits: LogitRows<'_>,
-    ) -> Result<Parcel> {
+    ) -> Result<PendingReadback> {
         let slot = self.next;
         self.next = (slot + 1) % IN_FLIGHT;
         let Slot { memory, logits: pinned, event } = &mut self.slots[slot];
         let bytes = count * ELEMENT;
-        let mut apart = self.half;
+        let mut log_offset = self.half;
         if bytes > 0 {
-            // Mostly one stands just behind the other, and both are one copy.
-            let near = log_probabilities.offset.checked_sub(ids.offset).filter(|near| {
+            // Usually the log probabilities follow the ids closely, and one copy takes both.
+            let distance = log_probabilities.offset.checked_sub(ids.offset).filter(|distance| {
                 let same = Arc::ptr_eq(&ids.buffer, &log_probabilities.buffer);
-                same && (bytes..=self.half).contains(near)
+                same && (bytes..=self.half).contains(distance)
             });
-            if let Some(near) = near {
-                apart = near;
-                let both = BufferSlice::new(ids.buffer.clone(), ids.offset, near + bytes)?;
+            if let Some(distance) = distance {
+                log_offset = distance;
+                let both = BufferSlice::new(ids.buffer.clone(), ids.offset, distance + bytes)?;
                 stream.copy(&both, &memory.slice(0, both.bytes)?)?;
             } else {
                 stream.copy(&ids.slice(0, bytes)?, &memory.slice(0, bytes)?)?;
-                stream.copy(&log_probabilities.slice(0, bytes)?, &memory.slice(apart, bytes)?)?;
+                stream.copy(&log_probabilities.slice(0, bytes)?, &memory.slice(log_offset, bytes)?)?;
             }
         }
         let LogitRows { logits: all, row_bytes, rows } = logits;
         if !rows.is_empty() {
             let needed = rows.len() * row_bytes;
-            let large = pinned.take().filter(|pinned| pinned.bytes >= needed);
-            let room = rows.len().next_power_of_two() * row_bytes;
-            let memory = match large {
+            let large_enough = pinned.take().filter(|pinned| pinned.bytes >= needed);
+            let bytes = rows.len().next_power_of_two() * row_bytes;
+            let memory = match large_enough {
                 Some(memory) => memory,
-                None => BufferSlice::whole(device.allocate(room, MemoryKind::Pinned)?),
+                None => BufferSlice::whole(device.allocate(bytes, MemoryKind::Pinned)?),
             };
             for (place, row) in rows.iter().enumerate() {
                 let source = all.slice(row * row_bytes, row_bytes)?;
@@ -126,61 +132,78 @@ impl Handover {
             *pinned = Some(memory);
         }
         stream.record(&**event)?;
-        Ok(Parcel { slot, count, apart })
+        Ok(PendingReadback { slot, count, log_offset })
     }
 
-    /// Whether a step's results are there.
-    pub(crate) fn arrived(&self, parcel: &Parcel) -> Result<bool> {
-        Ok(self.slots[parcel.slot].event.reached()?)
+    /// Whether the results of a step have arrived.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(crate) fn is_complete(&self, pending: &PendingReadback) -> Result<bool> {
+        Ok(self.slots[pending.slot].event.reached()?)
     }
 
-    /// Waits for a step's results.
+    /// Waits for the results of a step.
+    ///
+    /// # Errors
+    /// If the device failed, or the results do not arrive in time.
     pub(crate) fn receive(
         &self,
-        parcel: &Parcel,
+        pending: &PendingReadback,
         stream: &mut dyn Stream,
         timeout: Duration,
-    ) -> Result<Vec<Sampled>> {
-        let Slot { memory, event, .. } = &self.slots[parcel.slot];
+    ) -> Result<Vec<SampledToken>> {
+        let Slot { memory, event, .. } = &self.slots[pending.slot];
         event.synchronize("the tokens of a step", timeout)?;
-        let bytes = read(&memory.slice(0, parcel.apart + ELEMENT * parcel.count)?, stream, timeout)?;
-        let (ids, log_probabilities) = bytes.split_at_checked(parcel.apart).ok_or_else(too_short)?;
+        let bytes =
+            read_pinned(&memory.slice(0, pending.log_offset + ELEMENT * pending.count)?, stream, timeout)?;
+        let (ids, log_probabilities) = bytes.split_at_checked(pending.log_offset).ok_or_else(too_short)?;
         let [(ids, _), (log_probabilities, _)] = [ids, log_probabilities].map(<[u8]>::as_chunks::<ELEMENT>);
-        let pairs = ids.iter().zip(log_probabilities).take(parcel.count);
+        let pairs = ids.iter().zip(log_probabilities).take(pending.count);
         Ok(pairs.map(|(id, log)| (i32::from_le_bytes(*id), f32::from_le_bytes(*log))).collect())
     }
 
-    /// A row of logits that was sent along, by its place among those that were wanted. Only after [`Self::receive`].
+    /// A row of logits that was sent with the results, by its place in [`LogitRows::rows`]. Only valid after [`Self::receive`].
+    ///
+    /// # Errors
+    /// If the device failed.
     pub(crate) fn logits(
         &self,
-        parcel: &Parcel,
+        pending: &PendingReadback,
         place: usize,
         row_bytes: usize,
         stream: &mut dyn Stream,
         timeout: Duration,
     ) -> Result<Vec<f32>> {
-        let memory = self.slots[parcel.slot].logits.as_ref().ok_or_else(too_short)?;
-        let bytes = read(&memory.slice(place * row_bytes, row_bytes)?, stream, timeout)?;
+        let memory = self.slots[pending.slot].logits.as_ref().ok_or_else(too_short)?;
+        let bytes = read_pinned(&memory.slice(place * row_bytes, row_bytes)?, stream, timeout)?;
         Ok(bytes.as_chunks::<ELEMENT>().0.iter().map(|element| f32::from_le_bytes(*element)).collect())
     }
 }
 
-/// Reads pinned memory that no work under way writes to: the event behind the copies into it was reached, and the next into
-/// the same slot are not enqueued before [`Handover::send`] is called again.
-pub(crate) fn read(memory: &BufferSlice, stream: &mut dyn Stream, timeout: Duration) -> Result<Vec<u8>> {
+/// Reads pinned memory that no work in flight writes to: the event after the copies into it was reached, and the next copies into
+/// the same slot are not enqueued before [`Readback::send`] is called again.
+///
+/// # Errors
+/// If the device failed.
+pub(crate) fn read_pinned(
+    memory: &BufferSlice,
+    stream: &mut dyn Stream,
+    timeout: Duration,
+) -> Result<Vec<u8>> {
     let mut bytes = vec![0; memory.bytes];
     match memory.buffer.host_pointer() {
-        // SAFETY: a slice lies inside its buffer, which lives as long as it, and nothing writes to it, as said above.
+        // SAFETY: a slice lies inside its buffer and keeps it alive, and no work in flight writes to it, as said above.
         Some(pointer) => unsafe {
             let source = pointer.as_ptr().add(memory.offset);
             std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len());
         },
-        // A device whose pinned memory the host cannot reach: this waits for all work, later steps included.
+        // The host cannot access this device's pinned memory: this waits for all work, later steps included.
         None => stream.download(memory, &mut bytes, "the tokens of a step", timeout)?,
     }
     Ok(bytes)
 }
 
 fn too_short() -> Error {
-    Error::internal("the results of a step are shorter than they should be")
+    Error::internal("the results of a step are shorter than its rows")
 }

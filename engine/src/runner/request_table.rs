@@ -1,10 +1,14 @@
-//! The request table, as the host keeps it: what it brings to the device when a request is placed or gets pages.
+//! The host's copy of the request table, which it updates when a request is placed or gets pages.
 //!
-//! The host knows all of a row but the last token and the counts of tokens, which the device advances. So it keeps a copy of
-//! these columns in the device's layout, and brings what has changed before a step in one piece if that is cheaper than piece
+//! The host knows every column of the table but the last token and the counts of tokens, which the device advances. It keeps a
+//! copy of these columns in the device's layout and uploads the changes before a step, in one piece if that is cheaper than piece
 //! by piece.
 
-use crate::{error::Result, plan::FixedSizes, sampling::SamplingOptions};
+use crate::{
+    error::Result,
+    plan::{FixedSizes, StepState},
+    sampling::SamplingOptions,
+};
 use dsrun_core::{
     device::{BufferSlice, Device, MemoryKind, Stream},
     op::SAMPLING_COLUMNS,
@@ -14,18 +18,48 @@ use std::ops::Range;
 /// Bytes of an element: all columns are of 32 bits.
 const ELEMENT: usize = 4;
 
-/// Bytes that may be brought beside those that changed if that saves an upload: about as long as one takes by itself.
+/// Unchanged bytes that may be uploaded if that saves an upload: they take about as long as an upload by itself.
 const UPLOAD_BYTES: usize = 64 << 10;
 
-/// The columns that the host keeps, by the names of their states.
-const COLUMNS: [&str; 4] = ["length", "parameters", "seeds", "block_table"];
+/// The columns that the host keeps.
+#[derive(Clone, Copy, Debug)]
+enum Column {
+    Length,
+    Parameters,
+    Seeds,
+    BlockTable,
+}
+
+impl Column {
+    const ALL: [Self; 4] = [Self::Length, Self::Parameters, Self::Seeds, Self::BlockTable];
+
+    /// The state of the program that holds the column.
+    fn state(self) -> StepState {
+        match self {
+            Self::Length => StepState::Length,
+            Self::Parameters => StepState::Parameters,
+            Self::Seeds => StepState::Seeds,
+            Self::BlockTable => StepState::BlockTable,
+        }
+    }
+
+    /// Elements of a row.
+    fn width(self, fixed: FixedSizes) -> usize {
+        match self {
+            Self::Length => 1,
+            Self::Parameters => SAMPLING_COLUMNS,
+            Self::Seeds => 2,
+            Self::BlockTable => fixed.blocks,
+        }
+    }
+}
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Row<'a> {
-    /// Tokens in the KV cache.
+pub(super) struct TableRow<'a> {
+    /// Tokens of the request in the KV cache.
     pub(crate) length: usize,
-    /// Pages.
+    /// Pages of the request.
     pub(crate) pages: &'a [i32],
     /// How tokens are chosen.
     pub(crate) sampling: &'a SamplingOptions,
@@ -36,9 +70,9 @@ pub(crate) struct Row<'a> {
 pub(crate) struct RequestTable {
     memory: BufferSlice,
     copy: Vec<u32>,
-    /// Where each of [`COLUMNS`] starts, and how many elements a row of it has.
-    columns: [(usize, usize); COLUMNS.len()],
-    /// Elements that the device does not have yet.
+    /// The first element of each column, and the elements of a row of it.
+    columns: [(usize, usize); Column::ALL.len()],
+    /// Elements that are changed and not yet uploaded.
     changed: Vec<Range<usize>>,
 }
 
@@ -46,12 +80,12 @@ impl RequestTable {
     /// Allocates the columns on the device, side by side.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is too little memory.
     pub(crate) fn new(device: &dyn Device, fixed: FixedSizes) -> Result<Self> {
         let alignment = device.properties().alignment.max(ELEMENT);
         let mut end = 0;
-        let columns = [1, SAMPLING_COLUMNS, 2, fixed.blocks].map(|width| {
-            let start = end;
+        let columns = Column::ALL.map(|column| {
+            let (start, width) = (end, column.width(fixed));
             end = (start + fixed.requests * width * ELEMENT).next_multiple_of(alignment);
             (start / ELEMENT, width)
         });
@@ -59,24 +93,26 @@ impl RequestTable {
         Ok(Self { memory, copy: vec![0; end / ELEMENT], columns, changed: Vec::new() })
     }
 
-    /// Where a state of the program is, if it is one of the columns.
+    /// The memory of a state of the program, if it is one of the columns.
     ///
     /// # Errors
-    /// If it is longer than planned.
+    /// If the state is larger than the column.
     pub(crate) fn state(&self, name: &str, bytes: usize) -> Result<Option<BufferSlice>> {
-        let Some(column) = COLUMNS.iter().position(|column| *column == name) else { return Ok(None) };
-        Ok(Some(self.memory.slice(self.columns[column].0 * ELEMENT, bytes)?))
+        let state = StepState::from_name(name);
+        let column = Column::ALL.into_iter().find(|column| Some(column.state()) == state);
+        let Some(column) = column else { return Ok(None) };
+        Ok(Some(self.memory.slice(self.columns[column as usize].0 * ELEMENT, bytes)?))
     }
 
-    /// The elements of a row in one of the columns.
-    fn range(&self, column: usize, slot: usize) -> Range<usize> {
-        let (start, width) = self.columns[column];
+    /// The elements of a row in a column.
+    fn range(&self, column: Column, slot: usize) -> Range<usize> {
+        let (start, width) = self.columns[column as usize];
         start + slot * width..start + (slot + 1) * width
     }
 
     /// Sets a row.
-    pub(crate) fn place(&mut self, slot: usize, row: Row<'_>) {
-        let [length, parameters, seeds, pages] = [0, 1, 2, 3].map(|column| self.range(column, slot));
+    pub(super) fn place(&mut self, slot: usize, row: TableRow<'_>) {
+        let [length, parameters, seeds, pages] = Column::ALL.map(|column| self.range(column, slot));
         self.copy[length.start] = row.length as u32;
         self.copy[parameters.clone()].copy_from_slice(&row.sampling.row().map(f32::to_bits));
         self.copy[seeds.clone()].copy_from_slice(&row.sampling.seed_row());
@@ -87,9 +123,9 @@ impl RequestTable {
         self.changed.extend([length, parameters, seeds, pages]);
     }
 
-    /// Sets a row's pages from page `from` on.
-    pub(crate) fn grow(&mut self, slot: usize, pages: &[i32], from: usize) {
-        let row = self.range(3, slot);
+    /// Sets the pages of a row from index `from` on.
+    pub(crate) fn set_pages(&mut self, slot: usize, pages: &[i32], from: usize) {
+        let row = self.range(Column::BlockTable, slot);
         let range = row.start + from..(row.start + pages.len()).min(row.end);
         for (entry, page) in self.copy[range.clone()].iter_mut().zip(&pages[from..]) {
             *entry = *page as u32;
@@ -97,22 +133,22 @@ impl RequestTable {
         self.changed.push(range);
     }
 
-    /// Sets a row's length where the device counts tokens that were proposed in vain.
+    /// Sets the length of a row, if it differs: after a draft the device has counted rejected tokens.
     pub(crate) fn rewind(&mut self, slot: usize, length: usize) {
-        let range = self.range(0, slot);
+        let range = self.range(Column::Length, slot);
         if self.copy[range.start] != length as u32 {
             self.copy[range.start] = length as u32;
             self.changed.push(range);
         }
     }
 
-    /// Notes that the device advances a row's length by itself.
+    /// Follows the device, which advances the length of a row by itself.
     pub(crate) fn advance(&mut self, slot: usize, tokens: usize) {
-        let range = self.range(0, slot);
+        let range = self.range(Column::Length, slot);
         self.copy[range.start] += tokens as u32;
     }
 
-    /// Brings what has changed to the device. What steps before this one do is done before.
+    /// Uploads the changes, in order after the steps in flight.
     ///
     /// # Errors
     /// If the device failed.

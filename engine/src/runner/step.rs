@@ -1,197 +1,271 @@
-//! Running steps: what is planned is launched, and its tokens are read when the step behind is under way.
+//! The run loop: a scheduled step is launched, and its tokens are read when the next step is in flight.
 
-use super::token_limits::likeliest;
-use crate::engine::{Engine, Flight, LIMITED, STEP_TIMEOUT};
+use super::{
+    RequestSequence, Runner,
+    executor::{FORWARD, FORWARD_AND_SAMPLE, STEP_TIMEOUT},
+    hidden_states::HiddenChunk,
+    readback::{IN_FLIGHT, LogitRows, PendingReadback, SampledToken},
+    request_table::TableRow,
+    top_tokens::top_tokens,
+};
 use crate::{
     error::{EngineError, Result},
-    plan::allocate_shared,
-    plan::{Bucket, CompiledStep, Layout, Shared, Site, sizes},
+    plan::{Bucket, SegmentSet, StepOutput, StepSegment, StepState},
     request::{FinishReason, TokenEvent},
-    runner::inputs::StepInputs,
-    runner::readback::{IN_FLIGHT, LogitRows, Sampled},
-    runner::request_table::Row,
-    schedule::Key,
-    speculation::Proposer,
+    schedule::{ScheduledStep, SequenceKey},
     statistics::Phase,
 };
-use dsrun_core::Error;
+use dsrun_core::{Error, op::IN_PROMPT};
 use std::time::Instant;
 
-/// What runs of a step without anything between: all of it, or piece by piece where hidden states are wanted or tokens are limited.
-pub(crate) const RUNS: [&[&str]; 5] =
-    [&["forward", "sample"], &["forward"], &["embed"], &["sample"], &[LIMITED]];
+/// A step that is launched and not yet completed.
+#[derive(Debug)]
+pub(super) struct InFlightStep {
+    /// Its tokens on their way to the host.
+    readback: PendingReadback,
+    /// The sequence that each output row samples for. A sequence that has ended meanwhile gets no token.
+    sequences: Vec<SequenceKey>,
+    /// The output rows whose logits are sent with the tokens.
+    logit_rows: Vec<usize>,
+    /// The hidden states that are sent with the tokens.
+    chunks: Vec<HiddenChunk>,
+}
 
-impl Engine {
-    /// Runs requests on, and gives the tokens of one step: one of every request that generates, or of those whose prompt
-    /// is processed, and behind it those of its draft that are right. A step may have none, while prompts are processed in
-    /// chunks.
+/// What became of the tokens that were proposed for a request that speculates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DraftOutcome {
+    /// The request's sequence.
+    pub(crate) key: SequenceKey,
+    /// The number of proposed tokens; 0 if there was no draft.
+    pub(crate) proposed: usize,
+    /// The number of proposed tokens that became part of the answer.
+    pub(crate) accepted: usize,
+}
+
+/// The outputs of the two ways to sample.
+struct SamplingOutputs {
+    segment: StepSegment,
+    processed: StepOutput,
+    ids: StepOutput,
+    log_probabilities: StepOutput,
+}
+
+/// The outputs of steps in which every token may be sampled.
+const UNLIMITED: SamplingOutputs = SamplingOutputs {
+    segment: StepSegment::Sample,
+    processed: StepOutput::Processed,
+    ids: StepOutput::Ids,
+    log_probabilities: StepOutput::LogProbabilities,
+};
+
+/// The outputs of steps with a bias and a mask.
+const LIMITED: SamplingOutputs = SamplingOutputs {
+    segment: StepSegment::SampleLimited,
+    processed: StepOutput::LimitedProcessed,
+    ids: StepOutput::LimitedIds,
+    log_probabilities: StepOutput::LimitedLogProbabilities,
+};
+
+impl Runner {
+    /// Completes a step and returns its tokens: one of every request that generates or whose prompt is processed, and after it the
+    /// accepted tokens of its draft. A step that processes chunks of prompts only has none.
     ///
-    /// The step behind is launched before the tokens are waited for, if the device is still at work and
+    /// The next step is launched before the host waits for the tokens, if the device is still busy and
     /// [`EngineOptions::launch_ahead`](crate::EngineOptions::launch_ahead) allows it.
     ///
     /// # Errors
-    /// If the device failed. The requests that run are lost then.
-    pub fn step(&mut self) -> Result<Vec<TokenEvent>> {
-        // Now and not when tokens come: whoever asked for these is not kept waiting.
-        self.propose()?;
-        let in_flight = if self.plan.options.launch_ahead { IN_FLIGHT } else { 1 };
-        // Those that wait would fall into two halves that take turns, and steps would be half as full.
-        let ahead = |engine: &Self| engine.flights.is_empty() || !engine.scheduler.most_wait();
-        while self.flights.len() < in_flight && ahead(self) && self.launch()? {
-            // A device that computes while it is told to, or is that fast, has nothing to wait for: launching ahead would
-            // only delay the tokens that are there.
-            if self.flights.back().map(|flight| self.handover.arrived(&flight.parcel)).transpose()?
-                == Some(true)
-            {
+    /// If the device failed. The running requests are lost then.
+    pub(crate) fn step(&mut self) -> Result<Vec<TokenEvent>> {
+        let in_flight = self.max_in_flight();
+        // Requests that wait for the host would fall into two halves that take turns, and steps would be half as full.
+        let ahead =
+            |runner: &Self| runner.in_flight.is_empty() || !runner.requests.scheduler().most_wait_for_host();
+        while self.in_flight.len() < in_flight && ahead(self) && self.launch()? {
+            // If the step is done already (a device that computes while it is told to, or a fast one), launching ahead would only
+            // delay the tokens that are there.
+            let last = self.in_flight.back();
+            if last.map(|step| self.readback.is_complete(&step.readback)).transpose()? == Some(true) {
                 break;
             }
         }
-        let Some(flight) = self.flights.pop_front() else {
+        let Some(step) = self.in_flight.pop_front() else {
             let message = "requests wait, and none of them can run";
             return if self.is_idle() { Ok(Vec::new()) } else { Err(Error::internal(message).into()) };
         };
-        self.land(&flight)
+        self.complete(&step)
     }
 
-    /// Runs up to so many steps to their end, for whoever reads their tokens from the sequences.
+    /// Launches up to `most` steps and completes all of them. The caller reads the tokens from the sequences.
+    ///
+    /// # Errors
+    /// If the device failed.
     pub(crate) fn run_steps(&mut self, most: usize) -> Result<()> {
-        let in_flight = if self.plan.options.launch_ahead { IN_FLIGHT } else { 1 };
+        let in_flight = self.max_in_flight();
         let mut left = most;
         loop {
-            while left > 0 && self.flights.len() < in_flight && self.launch()? {
+            while left > 0 && self.in_flight.len() < in_flight && self.launch()? {
                 left -= 1;
             }
-            let Some(flight) = self.flights.pop_front() else { return Ok(()) };
-            self.land(&flight)?;
+            let Some(step) = self.in_flight.pop_front() else { return Ok(()) };
+            self.complete(&step)?;
         }
     }
 
-    pub(crate) fn took(&mut self, phase: Phase, since: Instant) -> Instant {
-        let now = Instant::now();
-        self.statistics.phases[phase as usize].record(now - since);
-        now
+    /// Takes what became of the drafts of the steps that were completed since the last call.
+    pub(crate) fn take_draft_outcomes(&mut self) -> Vec<DraftOutcome> {
+        std::mem::take(&mut self.draft_outcomes)
     }
 
-    /// Enqueues the next step, if there is anything to do.
+    fn max_in_flight(&self) -> usize {
+        if self.plan().options.launch_ahead { IN_FLIGHT } else { 1 }
+    }
+
+    /// Plans and enqueues the next step. Returns whether there was one.
     fn launch(&mut self) -> Result<bool> {
         let start = Instant::now();
-        let mut plan = std::mem::take(&mut self.step_plan);
-        self.scheduler.plan(&mut plan);
-        self.step_plan = plan;
-        self.apply_plan()?;
-        if self.step_plan.parts.is_empty() {
+        let mut scheduled = std::mem::take(&mut self.scheduled);
+        self.requests.scheduler_mut().plan(&mut scheduled);
+        let launched = self.launch_scheduled(&scheduled, start);
+        self.scheduled = scheduled;
+        launched
+    }
+
+    fn launch_scheduled(&mut self, scheduled: &ScheduledStep, start: Instant) -> Result<bool> {
+        self.apply_changes(scheduled)?;
+        if scheduled.sequences.is_empty() {
             return Ok(false);
         }
-        let mut inputs = std::mem::take(&mut self.inputs);
+        let (sequences, chunks) = self.collect_inputs(scheduled)?;
+        let start = self.record_phase(Phase::Schedule, start);
+        let bucket = self.inputs.bucket(self.plan().limits);
+        self.executor.begin(bucket, &self.inputs)?;
+        let wants_logits = |row: &usize| {
+            let sequence = self.requests.scheduler().get(sequences[*row]);
+            sequence.is_some_and(|sequence| sequence.item.top > 0)
+        };
+        let logit_rows: Vec<usize> = (0..sequences.len()).filter(wants_logits).collect();
+        let outputs = self.launch_segments(bucket, &sequences, &chunks)?;
+        let row_bytes = self.requests.vocabulary() * size_of::<f32>();
+        let (step, device, stream) = self.executor.step(bucket)?;
+        let results = [step.output(outputs.ids)?, step.output(outputs.log_probabilities)?];
+        let logits = LogitRows { logits: step.output(outputs.processed)?, row_bytes, rows: &logit_rows };
+        let readback = self.readback.send(device, stream, results, sequences.len(), logits)?;
+        self.in_flight.push_back(InFlightStep { readback, sequences, logit_rows, chunks });
+        self.statistics.steps += 1;
+        self.record_phase(Phase::Launch, start);
+        Ok(true)
+    }
+
+    /// Applies the changes before a scheduled step: swaps pages, and updates the request table.
+    fn apply_changes(&mut self, scheduled: &ScheduledStep) -> Result<()> {
+        if let Some(swap) = &mut self.swap {
+            swap.swap(self.executor.stream(), &scheduled.swap_out, &scheduled.swap_in)?;
+        }
+        for (key, length) in &scheduled.placed {
+            let sequence = self.requests.scheduler().get(*key);
+            let Some(sequence) = sequence.filter(|sequence| sequence.runs()) else { continue };
+            let (slot, request) = (sequence.slot, &sequence.item);
+            let row = TableRow { length: *length, pages: &sequence.pages, sampling: &request.sampling };
+            self.table.place(slot, row);
+            if request.sampling.penalises() {
+                let counts = token_counts(sequence, *length, self.requests.vocabulary());
+                match counts {
+                    Some(counts) => {
+                        let counts = bytemuck::cast_slice(&counts);
+                        self.executor.upload_state_row(StepState::Counts, slot, counts)?;
+                    }
+                    None => {
+                        let bytes = self.requests.vocabulary() * size_of::<i32>();
+                        self.executor.clear_state_row(StepState::Counts, slot, bytes)?;
+                    }
+                }
+            }
+            self.token_limits.set_bias(&mut self.executor, slot, &request.bias)?;
+        }
+        let running =
+            |key: &SequenceKey| self.requests.scheduler().get(*key).filter(|sequence| sequence.runs());
+        for (key, from) in &scheduled.grown {
+            if let Some(sequence) = running(key) {
+                self.table.set_pages(sequence.slot, &sequence.pages, *from);
+            }
+        }
+        for part in &scheduled.sequences {
+            if let (Some(from), Some(sequence)) = (part.from, self.requests.scheduler().get(part.key)) {
+                self.table.rewind(sequence.slot, from);
+            }
+        }
+        self.table.upload(self.executor.stream())
+    }
+
+    /// Collects the inputs of a scheduled step. Returns the sequence of each output row, and the hidden states to send.
+    fn collect_inputs(&mut self, scheduled: &ScheduledStep) -> Result<(Vec<SequenceKey>, Vec<HiddenChunk>)> {
+        let inputs = &mut self.inputs;
         inputs.clear();
-        let mut requests = Vec::with_capacity(self.step_plan.parts.len());
+        let mut sequences = Vec::with_capacity(scheduled.sequences.len());
         let mut chunks = Vec::new();
-        for part in &self.step_plan.parts {
-            let sequence = self.scheduler.get(part.key);
-            let sequence = sequence.ok_or_else(|| Error::internal("a part of a step has no request"))?;
-            let chunk = sequence.item.chunk(part, inputs.tokens());
+        for part in &scheduled.sequences {
+            let sequence = self.requests.scheduler().get(part.key);
+            let sequence = sequence.ok_or_else(|| Error::internal("a scheduled sequence has ended"))?;
+            let chunk = HiddenChunk::of(&sequence.item, part, inputs.tokens());
             match part.from {
                 Some(from) => {
                     let known = from..from + part.tokens - part.proposed();
-                    inputs.bring_tokens(sequence.slot, &sequence.tokens[known]);
-                    inputs.bring_more(&sequence.draft[..part.proposed()]);
+                    inputs.push_tokens(sequence.slot, &sequence.tokens[known]);
+                    inputs.push_draft(&sequence.draft[..part.proposed()]);
                 }
-                None => inputs.bring_last(sequence.slot),
+                None => inputs.push_last_token(sequence.slot),
             }
             if let Some(chunk) = chunk {
                 chunks.push(chunk);
             } else {
                 inputs.sample_last(sequence.slot, part.samples);
-                requests.extend(std::iter::repeat_n(part.key, part.samples));
+                sequences.extend(std::iter::repeat_n(part.key, part.samples));
             }
             self.table.advance(sequence.slot, part.tokens);
         }
-        let start = self.took(Phase::Schedule, start);
-        let bucket = self.begin(&inputs)?;
-        self.inputs = inputs;
-        let wants_logits = |key: &Key| self.scheduler.get(*key).is_some_and(|sequence| sequence.item.top > 0);
-        let logits: Vec<usize> = (0..requests.len()).filter(|row| wants_logits(&requests[*row])).collect();
-        let limited = self.is_limited(&requests);
-        if chunks.is_empty() && !limited && !requests.is_empty() {
-            // Nothing comes between.
-            self.run(bucket, &["forward", "sample"])?;
-        } else {
-            self.run(bucket, &["forward"])?;
-            self.send_hidden(bucket, &chunks)?;
-            if limited {
-                // Made and brought while the device is at work.
-                self.make_mask(&requests);
-                let place = self.steps[&bucket].input("mask")?;
-                let place = self.shared.inputs.slice(place.start, place.len())?;
-                self.upload_mask(&place)?;
-                self.run(bucket, &[LIMITED])?;
-            } else if !requests.is_empty() {
-                self.run(bucket, &["sample"])?;
-            }
-        }
-        let [processed, ids, log_probability] = match limited {
-            true => ["limited_processed", "limited_ids", "limited_log_probability"],
-            false => ["processed", "ids", "log_probability"],
-        };
-        let step = &self.steps[&bucket];
-        let results = [step.output(ids)?, step.output(log_probability)?];
-        let row_bytes = self.vocabulary * size_of::<f32>();
-        let rows = LogitRows { logits: step.output(processed)?, row_bytes, rows: &logits };
-        let parcel = self.handover.send(&*self.device, &mut *self.stream, results, requests.len(), rows)?;
-        self.flights.push_back(Flight { parcel, requests, logits, chunks });
-        self.statistics.steps += 1;
-        self.took(Phase::Launch, start);
-        Ok(true)
+        Ok((sequences, chunks))
     }
 
-    /// Does what has to be done before the step that is planned: moves pages, and brings the request table up to date.
-    fn apply_plan(&mut self) -> Result<()> {
-        let plan = std::mem::take(&mut self.step_plan);
-        if let Some(swap) = &mut self.swap {
-            swap.swap(&mut *self.stream, &plan.swap_out, &plan.swap_in)?;
+    /// Enqueues the segments that a step needs. Returns the outputs of the way it samples.
+    fn launch_segments(
+        &mut self,
+        bucket: Bucket,
+        sequences: &[SequenceKey],
+        chunks: &[HiddenChunk],
+    ) -> Result<SamplingOutputs> {
+        let limited = self.token_limits.applies(&self.requests, sequences);
+        let outputs = if limited { LIMITED } else { UNLIMITED };
+        if chunks.is_empty() && !limited && !sequences.is_empty() {
+            // One launch, since the host has nothing to do in between.
+            self.executor.launch(bucket, FORWARD_AND_SAMPLE)?;
+            return Ok(outputs);
         }
-        for (key, length) in &plan.placed {
-            let Some(sequence) = self.scheduler.get(*key).filter(|sequence| sequence.runs()) else {
-                continue;
-            };
-            let (slot, sampling) = (sequence.slot, &sequence.item.sampling);
-            self.table.place(slot, Row { length: *length, pages: &sequence.pages, sampling });
-            if sampling.penalises() {
-                // Tokens of the prompt that it brings itself are counted by the device.
-                let known = sequence.shared || sequence.generated() > 0 || *length > 0;
-                let tokens: &[i32] = if known { &sequence.tokens } else { &[] };
-                let (prompt, generated) = tokens.split_at(sequence.prompt.min(tokens.len()));
-                let (prompt, generated) = (prompt.to_vec(), generated.to_vec());
-                self.set_counts(slot, &prompt, &generated)?;
+        self.executor.launch(bucket, FORWARD)?;
+        self.hidden.send(&mut self.executor, bucket, self.readback.next_slot(), chunks)?;
+        if limited {
+            // The mask is made and uploaded while the device is busy.
+            for (id, error) in self.token_limits.make_mask(&mut self.requests, sequences) {
+                self.fail(id, error);
             }
-            self.set_bias(slot, *key)?;
+            self.executor.upload_mask(bucket, self.token_limits.mask())?;
         }
-        for (key, from) in &plan.grown {
-            let Some(sequence) = self.scheduler.get(*key).filter(|sequence| sequence.runs()) else {
-                continue;
-            };
-            self.table.grow(sequence.slot, &sequence.pages, *from);
+        if !sequences.is_empty() {
+            self.executor.launch(bucket, SegmentSet::new(&[outputs.segment]))?;
         }
-        for part in &plan.parts {
-            if let (Some(from), Some(sequence)) = (part.from, self.scheduler.get(part.key)) {
-                self.table.rewind(sequence.slot, from);
-            }
-        }
-        self.step_plan = plan;
-        self.table.upload(&mut *self.stream)
+        Ok(outputs)
     }
 
-    /// Waits for the tokens of a step and tells whose they are.
-    fn land(&mut self, flight: &Flight) -> Result<Vec<TokenEvent>> {
+    /// Waits for the tokens of a step and hands them to their requests.
+    fn complete(&mut self, step: &InFlightStep) -> Result<Vec<TokenEvent>> {
         let start = Instant::now();
-        let sampled = self.handover.receive(&flight.parcel, &mut *self.stream, STEP_TIMEOUT)?;
-        let start = self.took(Phase::Wait, start);
-        self.pool(flight.parcel.slot(), &flight.chunks)?;
+        let sampled = self.readback.receive(&step.readback, self.executor.stream(), STEP_TIMEOUT)?;
+        let start = self.record_phase(Phase::Wait, start);
+        self.pool_hidden_states(step.readback.slot(), &step.chunks)?;
         let mut events = Vec::with_capacity(sampled.len());
         let mut row = 0;
-        for rows in flight.requests.chunk_by(|a, b| a == b) {
+        for rows in step.sequences.chunk_by(|a, b| a == b) {
             let sampled = &sampled[row..row + rows.len()];
-            self.take(flight, row, sampled, &mut events)?;
+            self.deliver(step, row, sampled, &mut events)?;
             row += rows.len();
         }
         for event in events.iter().filter(|event| event.finish.is_some()) {
@@ -200,153 +274,83 @@ impl Engine {
         }
         self.statistics.generated_tokens += events.len() as u64;
         self.count();
-        self.took(Phase::Deliver, start);
+        self.record_phase(Phase::Deliver, start);
         Ok(events)
     }
 
-    /// Takes the tokens of a request, sampled from rows of a step from `row` on, as far as they are right and until it ends.
-    fn take(
+    /// Hands a request the tokens that were sampled from its rows of a step, from `row` on: those that are accepted, until it ends.
+    fn deliver(
         &mut self,
-        flight: &Flight,
+        step: &InFlightStep,
         row: usize,
-        sampled: &[Sampled],
+        sampled: &[SampledToken],
         events: &mut Vec<TokenEvent>,
     ) -> Result<()> {
-        let key = flight.requests[row];
-        let right = self.scheduler.took(key, sampled.iter().map(|(id, _)| *id));
+        let key = step.sequences[row];
+        let ids = sampled.iter().map(|(id, _)| *id);
+        let accepted = self.requests.scheduler_mut().accept_tokens(key, ids);
         let before = events.len();
-        for (offset, (id, log_probability)) in sampled[..right].iter().copied().enumerate() {
-            let Some(sequence) = self.scheduler.get_mut(key) else { break };
-            let generated = sequence.generated() - right + offset + 1;
+        let vocabulary = self.requests.vocabulary();
+        for (offset, (id, log_probability)) in sampled[..accepted].iter().copied().enumerate() {
+            let (scheduler, model_ends) = self.requests.scheduler_and_stop_ids();
+            let Some(sequence) = scheduler.get_mut(key) else { break };
+            let generated = sequence.generated() - accepted + offset + 1;
             let item = &mut sequence.item;
             let (request, top) = (item.id, item.top);
             let Ok(token) = u32::try_from(id) else {
                 self.fail(request, EngineError::NoToken);
                 break;
             };
-            let finish = if item.ends_with(token, &self.stop_ids) {
+            let finish = if item.ends_with(token, model_ends) {
                 Some(FinishReason::Stop)
             } else {
                 (generated >= item.limit).then_some(FinishReason::Length)
             };
-            let accepted = match &mut item.constraint {
+            let constrained = match &mut item.constraint {
                 Some(constraint) if finish.is_none() => constraint.accept(token),
                 _ => Ok(()),
             };
-            if let Err(error) = accepted {
+            if let Err(error) = constrained {
                 self.fail(request, error.into());
                 break;
             }
             let mut likely = Vec::new();
-            if let (true, Ok(place)) = (top > 0, flight.logits.binary_search(&(row + offset))) {
-                let (bytes, stream) = (self.vocabulary * size_of::<f32>(), &mut *self.stream);
-                let logits = self.handover.logits(&flight.parcel, place, bytes, stream, STEP_TIMEOUT)?;
-                likely = likeliest(&logits, top, (token, log_probability));
+            if let (true, Ok(place)) = (top > 0, step.logit_rows.binary_search(&(row + offset))) {
+                let (bytes, stream) = (vocabulary * size_of::<f32>(), self.executor.stream());
+                let logits = self.readback.logits(&step.readback, place, bytes, stream, STEP_TIMEOUT)?;
+                likely = top_tokens(&logits, top, (token, log_probability));
             }
             events.push(TokenEvent { request, token, log_probability, top: likely, finish });
             if finish.is_some() {
                 break;
             }
         }
-        if right > 0 {
-            let used = (events.len() - before).saturating_sub(1);
-            self.speculate(key, sampled.len() - 1, used);
-        }
-        Ok(())
-    }
-
-    /// Learns how many of the tokens proposed for a request were right, and proposes more or asks for them.
-    fn speculate(&mut self, key: Key, proposed: usize, right: usize) {
-        self.statistics.proposed_tokens += proposed as u64;
-        self.statistics.accepted_tokens += right as u64;
-        let Some(sequence) = self.scheduler.get_mut(key) else { return };
-        let generated = sequence.generated();
-        let item = &mut sequence.item;
-        match &mut item.proposer {
-            Some(Proposer::Lookup(lookup)) if proposed > 0 => lookup.learn(proposed, right),
-            Some(Proposer::Draft(length)) if proposed > 0 => length.learn(proposed, right),
-            _ => {}
-        }
-        // Before that, a token that ends the answer may not be sampled, which differs from row to row.
-        if generated < item.min_tokens {
-            return;
-        }
-        match &mut item.proposer {
-            Some(Proposer::Lookup(lookup)) => sequence.draft = lookup.propose(&sequence.tokens),
-            Some(Proposer::Draft(length)) => {
-                let tokens = length.next();
-                self.drafter.iter_mut().filter(|_| tokens > 0).for_each(|drafter| drafter.want(key, tokens));
+        if accepted > 0 {
+            let (proposed, used) = (sampled.len() - 1, (events.len() - before).saturating_sub(1));
+            self.statistics.proposed_tokens += proposed as u64;
+            self.statistics.accepted_tokens += used as u64;
+            let sequence = self.requests.scheduler().get(key);
+            if sequence.is_some_and(|sequence| sequence.item.speculates) {
+                self.draft_outcomes.push(DraftOutcome { key, proposed, accepted: used });
             }
-            None => {}
-        }
-    }
-
-    /// Enqueues the forward pass of a step.
-    pub(crate) fn forward(&mut self, inputs: &StepInputs) -> Result<Bucket> {
-        let bucket = self.begin(inputs)?;
-        self.run(bucket, &["forward"])?;
-        Ok(bucket)
-    }
-
-    /// Enqueues segments of a step that has begun.
-    pub(crate) fn run(&mut self, bucket: Bucket, segments: &[&str]) -> Result<()> {
-        let step = self.steps.get_mut(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
-        let program = self.plan.program_of(bucket);
-        let site = Site { program, resident: &self.resident, shared: &self.shared };
-        step.enqueue(segments, &site, &*self.device, &mut *self.stream)
-    }
-
-    /// Makes sure that the step for these inputs is compiled, and brings them to the device.
-    fn begin(&mut self, inputs: &StepInputs) -> Result<Bucket> {
-        let bucket = inputs.bucket(self.plan.limits);
-        self.begin_as(bucket, inputs)?;
-        Ok(bucket)
-    }
-
-    /// As [`Self::begin`], for the step of a bucket that has room for the inputs.
-    pub(crate) fn begin_as(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
-        self.compile(bucket)?;
-        let step = self.steps.get(&bucket).ok_or_else(|| Error::internal("the step was not compiled"))?;
-        // The mask is the last input, and brought by itself where it is read.
-        let bytes = step.input("mask")?.start;
-        self.staging.clear();
-        self.staging.resize(bytes, 0xFF); // -1 everywhere
-        inputs.stage(&mut self.staging, &self.plan.program.extents, &|name| step.input(name))?;
-        // From step to step of the same requests, each with its next token, nothing changes. Only masks are written behind it.
-        if self.staging != self.brought {
-            // What an upload that fails leaves there is not known.
-            self.brought.clear();
-            self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
-            std::mem::swap(&mut self.staging, &mut self.brought);
         }
         Ok(())
     }
+}
 
-    /// Makes sure a bucket is compiled, and that the shared memory is large enough for it.
-    fn compile(&mut self, bucket: Bucket) -> Result<()> {
-        if self.steps.contains_key(&bucket) {
-            return Ok(());
-        }
-        let (program, sizes) = (self.plan.program_of(bucket), sizes(bucket, self.plan.fixed));
-        let mut layout = Layout::new(program, &*self.device, &sizes, bucket.every)?;
-        let Shared { inputs, arena, workspace } = &self.shared;
-        let there = [inputs.bytes, arena.bytes, workspace.bytes];
-        if layout.shared_bytes().iter().zip(&there).any(|(needed, there)| needed > there) {
-            // Steps are bound to the memory they share, so they go with it, once none is under way.
-            self.stream.synchronize("the steps under way", STEP_TIMEOUT)?;
-            self.steps.clear();
-            self.brought.clear();
-            // Of each no less than before: what one step needs more of, another may need less of.
-            layout.cover(there);
-            self.shared = allocate_shared(&*self.device, &layout)?;
-        }
-        let site = Site { program, resident: &self.resident, shared: &self.shared };
-        let (capture, start) = (self.plan.options.graphs, Instant::now());
-        let step = CompiledStep::new(layout, &site, &*self.device, &mut self.plans, capture)?;
-        let (calls, plans) = (step.calls(), self.plans.len());
-        tracing::debug!(?bucket, calls, plans, took = ?start.elapsed(), "compiled a step");
-        self.statistics.compiled_steps += 1;
-        self.steps.insert(bucket, step);
-        Ok(())
+/// The counts of a sequence's tokens for penalties, if the host knows of any: of a request that was running before, or that shares
+/// pages with a prompt. The device counts the prompt tokens that it processes itself.
+fn token_counts(sequence: &RequestSequence, length: usize, vocabulary: usize) -> Option<Vec<i32>> {
+    if !(sequence.shares_pages || sequence.generated() > 0 || length > 0) {
+        return None;
     }
+    let (prompt, generated) = sequence.tokens.split_at(sequence.prompt);
+    let mut counts = vec![0i32; vocabulary];
+    for token in prompt {
+        counts[*token as usize] |= IN_PROMPT;
+    }
+    for token in generated {
+        counts[*token as usize] += 1;
+    }
+    Some(counts)
 }

@@ -1,10 +1,10 @@
-//! A request as the scheduler sees it.
+//! A sequence: the tokens of a request, and the resources that it holds.
 
-use super::{Entry, Prefix};
-use crate::kv_cache::PagePool;
+use super::NewSequence;
+use crate::kv_cache::{PagePool, Prefix};
 use std::cmp::Reverse;
 
-/// The order of sequences: which goes first, and which has to yield.
+/// The order of sequences: the first runs first, the last is pre-empted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Order {
     priority: Reverse<i32>,
@@ -12,23 +12,23 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Behind all others.
+    /// After every sequence.
     pub(super) const LAST: Self = Self { priority: Reverse(i32::MIN), arrival: u64::MAX };
 
-    /// Sorts by priority alone, the highest first.
+    /// A sort key of the priority alone, the highest first.
     pub(super) fn priority(self) -> Reverse<i32> {
         self.priority
     }
 
-    /// Whether it is of higher priority: not just earlier.
+    /// Whether this is of higher priority than another, and not just earlier.
     pub(super) fn outranks(self, other: Self) -> bool {
         self.priority < other.priority
     }
 }
 
-/// Where a sequence is.
+/// Whether a sequence has a row of the request table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum SequenceState {
     Waiting,
     Running,
 }
@@ -36,48 +36,53 @@ pub(super) enum Place {
 /// A sequence that has not ended.
 #[derive(Debug)]
 pub(crate) struct Sequence<T> {
-    /// What its owner finds with it.
+    /// The caller's own data.
     pub(crate) item: T,
-    /// Its prompt, and behind it the generated tokens that the host has seen.
+    /// The prompt, followed by the sampled tokens that the host has read.
     pub(crate) tokens: Vec<i32>,
-    /// Tokens of the prompt.
+    /// The number of prompt tokens.
     pub(crate) prompt: usize,
-    /// Tokens whose keys and values are in its pages, steps under way counted as done and what they bring of a draft as right.
+    /// The number of tokens whose keys and values are in the sequence's pages. Steps in flight count as done, and their drafts as
+    /// accepted.
     pub(crate) computed: usize,
-    /// Tokens that may follow those the host has seen. A step brings them only when no token is under way that the host has not
-    /// seen; they stay here until its own are read.
+    /// Tokens proposed to follow those that the host has read. They go into a step only when no sampled token is in flight, and
+    /// stay here until that step's tokens are read.
     pub(crate) draft: Vec<i32>,
-    /// Tokens sampled by steps under way; what comes of a draft counts as one.
+    /// Sampled tokens in flight; those of a draft count as one.
     pub(crate) unread: usize,
-    /// Pages it holds, in order.
+    /// The pages that it holds, in order.
     pub(crate) pages: Vec<i32>,
     /// Its row of the request table, if it runs.
     pub(crate) slot: usize,
-    /// Whether it shares pages whose tokens it never brought itself.
-    pub(crate) shared: bool,
-    pub(super) limit: usize,
+    /// Whether it shares pages with tokens that it did not compute itself.
+    pub(crate) shares_pages: bool,
+    /// Its priority.
     pub(crate) priority: i32,
+    pub(super) limit: usize,
     pub(super) arrival: u64,
-    pub(super) waits: bool,
-    pub(super) whole: bool,
-    pub(super) guesses: bool,
-    pub(super) place: Place,
-    /// Whether the request table knows its last token.
-    pub(super) current: bool,
-    /// Whether it ever ran.
-    pub(super) started: bool,
-    /// The step in which it was last given something.
-    pub(super) stepped: u64,
-    /// Pages whose tokens have been identified, and the identity of the last.
+    /// See [`NewSequence::waits_for_host`].
+    pub(super) waits_for_host: bool,
+    /// See [`NewSequence::reuses_prefix`].
+    pub(super) reuses_prefix: bool,
+    /// See [`NewSequence::provisional`].
+    pub(super) provisional: bool,
+    pub(super) state: SequenceState,
+    /// Whether the request table has its last token.
+    pub(super) device_has_last_token: bool,
+    /// Whether it has ever run.
+    pub(super) was_started: bool,
+    /// The number of the last step that it was given something in.
+    pub(super) last_step: u64,
+    /// The number of its pages that have an identity, and the identity of the last of these.
     pub(super) identified: usize,
     pub(super) prefix: Prefix,
-    /// Where its pages are while it is swapped out.
+    /// Its pages in host memory while it is swapped out.
     pub(super) host_pages: Vec<u32>,
 }
 
 impl<T> Sequence<T> {
-    pub(super) fn new(entry: Entry<T>, arrival: u64) -> Self {
-        let Entry { prompt, limit, priority, waits, whole, guesses, item } = entry;
+    pub(super) fn new(new: NewSequence<T>, arrival: u64) -> Self {
+        let NewSequence { prompt, limit, priority, waits_for_host, reuses_prefix, provisional, item } = new;
         Self {
             item,
             prompt: prompt.len(),
@@ -87,72 +92,73 @@ impl<T> Sequence<T> {
             unread: 0,
             pages: Vec::new(),
             slot: 0,
-            shared: false,
-            limit,
+            shares_pages: false,
             priority,
+            limit,
             arrival,
-            waits,
-            whole,
-            guesses,
-            place: Place::Waiting,
-            current: false,
-            started: false,
-            stepped: 0,
+            waits_for_host,
+            reuses_prefix,
+            provisional,
+            state: SequenceState::Waiting,
+            device_has_last_token: false,
+            was_started: false,
+            last_step: 0,
             identified: 0,
             prefix: Prefix::EMPTY,
             host_pages: Vec::new(),
         }
     }
 
-    /// Tokens generated that the host has seen.
+    /// The number of generated tokens that the host has read.
     pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt
     }
 
-    /// Whether it has a place in the request table.
+    /// Whether it has a row of the request table.
     pub(crate) fn runs(&self) -> bool {
-        self.place == Place::Running
+        self.state == SequenceState::Running
     }
 
-    /// Tokens it may still sample.
-    pub(crate) fn left(&self) -> usize {
+    /// The number of tokens that it may still sample.
+    pub(crate) fn remaining(&self) -> usize {
         (self.limit - self.generated()).saturating_sub(self.unread)
     }
 
-    /// Whether the host has to see what is under way before it can go on.
-    pub(super) fn waits(&self) -> bool {
-        self.unread > 0 && (self.waits || !self.draft.is_empty())
+    /// Whether the host has to read tokens in flight before it can go on.
+    pub(super) fn waits_for_host(&self) -> bool {
+        self.unread > 0 && (self.waits_for_host || !self.draft.is_empty())
     }
 
-    /// Whether all that is missing to sample its next token is its last one, and the device knows it.
-    pub(super) fn generates(&self) -> bool {
-        self.current && self.computed + 1 == self.tokens.len() + self.unread
+    /// Whether its last token is the only one left to compute, and the device has that token.
+    pub(super) fn is_generating(&self) -> bool {
+        self.device_has_last_token && self.computed + 1 == self.tokens.len() + self.unread
     }
 
-    /// Whether it has tokens to compute in front of the one that it samples from.
+    /// Whether it has tokens to compute before the one that it samples from.
     pub(super) fn has_prompt_left(&self) -> bool {
-        !self.generates() && self.unprocessed() != 1
+        !self.is_generating() && self.unprocessed() != 1
     }
 
-    /// Tokens known to the host that are still to be computed.
+    /// The number of tokens known to the host that are still to be computed.
     pub(super) fn unprocessed(&self) -> usize {
         self.tokens.len().saturating_sub(self.computed)
     }
 
-    /// Has one that guesses go on behind `tokens`, which begin with those it was last told, and sample `limit` more. None of its
-    /// steps may be under way. Of what it has computed, what it guessed right stays, and the rest is written over.
+    /// Continues a provisional sequence after `tokens`, which begin with its prompt, to sample up to `limit` more. None of its
+    /// steps may be in flight. Computed tokens that agree with `tokens` are kept; later tokens overwrite the others.
     pub(crate) fn resume(&mut self, tokens: &[i32], limit: usize) {
-        let (guessed, came) = (self.tokens.iter().skip(self.prompt), tokens.iter().skip(self.prompt));
-        let same = self.prompt + guessed.zip(came).take_while(|(guessed, came)| guessed == came).count();
+        let (sampled, actual) = (self.tokens.iter().skip(self.prompt), tokens.iter().skip(self.prompt));
+        let same =
+            self.prompt + sampled.zip(actual).take_while(|(sampled, actual)| sampled == actual).count();
         self.tokens.truncate(same);
         self.tokens.extend(tokens.iter().skip(same));
         (self.prompt, self.limit) = (self.tokens.len(), limit);
-        // The last token is always computed, for its logits, and brought by the host.
+        // The last token is always computed, for its logits, and the host sends it.
         self.computed = self.computed.min(same).min(self.prompt.saturating_sub(1));
-        self.current = false;
+        self.device_has_last_token = false;
     }
 
-    /// Pages it lacks for the tokens it has.
+    /// The pages that it lacks for its tokens.
     pub(super) fn missing_pages(&self, block_size: usize) -> usize {
         let held = self.pages.len() + self.host_pages.len();
         (self.tokens.len() + self.unread).div_ceil(block_size).saturating_sub(held)
@@ -162,14 +168,14 @@ impl<T> Sequence<T> {
         Order { priority: Reverse(self.priority), arrival: self.arrival }
     }
 
-    /// Gives its pages back, to be computed once more.
+    /// Releases its pages, whose tokens then have to be recomputed.
     pub(super) fn restart(&mut self, pages: &mut PagePool) {
-        pages.give(self.pages.drain(..));
+        pages.release(self.pages.drain(..));
         (self.computed, self.identified, self.prefix) = (0, 0, Prefix::EMPTY);
-        self.shared = false;
+        self.shares_pages = false;
     }
 
-    /// As [`Self::restart`], but for what is in host memory.
+    /// As [`Self::restart`], unless its pages are in host memory.
     pub(super) fn restart_unless_swapped(&mut self, pages: &mut PagePool) {
         if self.host_pages.is_empty() {
             self.restart(pages);

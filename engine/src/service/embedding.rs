@@ -1,4 +1,4 @@
-//! A vector that is being made.
+//! An embedding that is being computed.
 
 use super::{Command, Handle, ServiceError};
 use crate::request::RequestId;
@@ -9,10 +9,10 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Where the engine's thread puts a vector.
+/// The engine thread's end of a pending embedding.
 pub(super) type Sender = oneshot::Sender<Result<Vec<f32>, ServiceError>>;
 
-/// A vector that is being made: a future, or something to block on. Dropping it before the vector has come cancels the request.
+/// An embedding that is being computed: a future, or something to block on. Dropping it before it is ready cancels the request.
 #[derive(Debug)]
 pub struct PendingEmbedding {
     id: RequestId,
@@ -30,14 +30,17 @@ impl PendingEmbedding {
         Self { id, vector, handle, ended: false }
     }
 
-    /// Waits for the vector on a plain thread. Panics inside an async runtime's own threads, as all that blocks them does.
+    /// Waits for the embedding on a plain thread.
+    ///
+    /// # Panics
+    /// On the threads of an async runtime, which must not block.
     ///
     /// # Errors
-    /// If the request could not go on, the engine failed, or the service was stopped.
+    /// If the request could not continue, the engine failed, or the service was stopped.
     pub fn blocking(mut self) -> Result<Vec<f32>, ServiceError> {
         self.ended = true;
         let (_, closed) = oneshot::channel();
-        // Taken out, since what has a destructor cannot be taken apart.
+        // Replaced, because fields cannot be moved out of a type with a destructor.
         let vector = std::mem::replace(&mut self.vector, closed);
         vector.blocking_recv().unwrap_or_else(|_| Err(self.handle.shared.ended()))
     }
@@ -49,7 +52,7 @@ impl Future for PendingEmbedding {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let vector = ready!(Pin::new(&mut self.vector).poll(context));
         self.ended = true;
-        // A channel that closes before means that the thread has ended.
+        // A channel that closes without an embedding means that the thread has ended.
         Poll::Ready(vector.unwrap_or_else(|_| Err(self.handle.shared.ended())))
     }
 }
@@ -57,7 +60,7 @@ impl Future for PendingEmbedding {
 impl Drop for PendingEmbedding {
     fn drop(&mut self) {
         if !self.ended {
-            self.handle.tell(Command::Cancel(self.id));
+            self.handle.send(Command::Cancel(self.id));
         }
     }
 }

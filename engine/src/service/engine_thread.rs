@@ -1,7 +1,7 @@
-//! The thread that runs the engine: takes commands between steps, and hands out tokens.
+//! The thread that runs the engine: it takes commands between steps, and sends tokens to their streams.
 
 use super::{Command, ServiceError, ServicePhase, Shared, embedding, stream::Sender};
-use crate::{Engine, error::Result, request::RequestId};
+use crate::{engine::Engine, error::Result, request::RequestId};
 use std::{
     any::Any,
     collections::HashMap,
@@ -10,14 +10,14 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering, mpsc::Receiver},
 };
 
-/// What the thread works with.
+/// The state of the thread.
 pub(super) struct EngineThread {
     engine: Engine,
     inbox: Receiver<Command>,
     shared: Arc<Shared>,
     streams: HashMap<RequestId, Sender>,
     embeddings: HashMap<RequestId, embedding::Sender>,
-    /// Requests that the engine lets wait, as told to the handles.
+    /// The engine's waiting requests, as published to the handles.
     waiting: usize,
     draining: bool,
 }
@@ -28,19 +28,21 @@ impl EngineThread {
         Self { engine, inbox, shared, streams, embeddings, waiting: 0, draining: false }
     }
 
-    /// Runs until it is told to stop, all handles are gone, or the engine fails.
+    /// Runs until a command stops it, all handles are dropped, or the engine fails.
     pub(super) fn run(mut self) {
-        // After a panic nothing of the engine is used again but to drop it.
+        // After a panic the engine is only dropped.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let reason = match outcome {
             Ok(Ok(())) => ServiceError::Stopped,
             Ok(Err(error)) => ServiceError::Failed { message: error.to_string().into() },
-            Err(panic) => ServiceError::Failed { message: format!("it panicked: {}", said(&*panic)).into() },
+            Err(panic) => {
+                ServiceError::Failed { message: format!("it panicked: {}", panic_message(&*panic)).into() }
+            }
         };
         if matches!(reason, ServiceError::Failed { .. }) {
             tracing::error!(error = %reason, "the engine's thread ends");
         }
-        // In this order: a stream whose sender is gone asks why.
+        // In this order: a stream whose sender is dropped reads the reason.
         self.shared.end(reason);
         self.shared.advance(ServicePhase::Stopped);
         self.streams.clear();
@@ -55,12 +57,12 @@ impl EngineThread {
             let events = if self.engine.is_idle() { Vec::new() } else { self.engine.step()? };
             let failures = self.engine.take_failures();
             let vectors = self.engine.take_embeddings();
-            // First the figures: who has seen a token sees figures that count it.
+            // Published first, so that a caller who has seen a token sees statistics that count it.
             self.publish();
             for event in events {
                 let (id, finished) = (event.request, event.finish.is_some());
                 let Some(sender) = self.streams.get(&id) else { continue };
-                // A stream that is gone has sent its cancellation.
+                // A stream that was dropped has sent its cancellation.
                 let _ = sender.send(Ok(event));
                 if finished {
                     self.streams.remove(&id);
@@ -78,24 +80,24 @@ impl EngineThread {
         }
     }
 
-    /// Takes what has come in; waits for something if the engine has nothing to do.
+    /// Executes the commands that have arrived; waits for one if the engine is idle.
     fn take_commands(&mut self) -> ControlFlow<()> {
         if self.engine.is_idle() {
             if self.draining {
                 self.shared.advance(ServicePhase::Drained);
             }
             match self.inbox.recv() {
-                Ok(command) => self.take(command)?,
+                Ok(command) => self.execute(command)?,
                 Err(_) => return ControlFlow::Break(()),
             }
         }
         while let Ok(command) = self.inbox.try_recv() {
-            self.take(command)?;
+            self.execute(command)?;
         }
         ControlFlow::Continue(())
     }
 
-    fn take(&mut self, command: Command) -> ControlFlow<()> {
+    fn execute(&mut self, command: Command) -> ControlFlow<()> {
         match command {
             Command::Submit(id, request, sender) => {
                 self.waiting += 1;
@@ -122,10 +124,10 @@ impl EngineThread {
         ControlFlow::Continue(())
     }
 
-    /// Lets the handles see the engine's figures.
+    /// Publishes the engine's statistics to the handles.
     fn publish(&mut self) {
         let statistics = self.engine.statistics();
-        // `self.waiting` counts those taken since; what the engine let wait before and does no more has left the queue.
+        // `self.waiting` includes the requests taken since the last time; those that the engine has started left the queue.
         let now = statistics.waiting;
         if now < self.waiting {
             self.shared.waiting.fetch_sub(self.waiting - now, Ordering::Relaxed);
@@ -137,8 +139,8 @@ impl EngineThread {
     }
 }
 
-/// What a panic said.
-fn said(panic: &(dyn Any + Send)) -> &str {
+/// The message of a panic.
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }

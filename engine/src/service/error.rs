@@ -1,44 +1,44 @@
-//! The errors of the service.
+//! The errors of a service.
 
 use crate::error::EngineError;
 use std::{sync::Arc, time::Duration};
 
-/// Why a service did not take a request, or did not finish it.
+/// The reason why a service refused a request or did not finish it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServiceError {
     /// The queue is full.
     #[error("busy: {waiting} requests wait, and the queue holds {limit}: try again later")]
     Busy {
-        /// Requests that wait.
+        /// The number of waiting requests.
         waiting: usize,
-        /// How many may.
+        /// The most that may wait.
         limit: usize,
     },
 
-    /// It takes no more requests.
-    #[error("the service finishes what it has and takes no more requests")]
+    /// The service accepts no more requests.
+    #[error("the service finishes its requests and accepts no more")]
     Draining,
 
-    /// It was stopped.
+    /// The service was stopped.
     #[error("the service was stopped")]
     Stopped,
 
-    /// The engine failed; all requests are lost, and none is taken any more.
+    /// The engine failed. All requests are lost, and no more are accepted.
     #[error("the engine failed: {message}")]
     Failed {
-        /// What happened.
+        /// The error.
         message: Arc<str>,
     },
 
-    /// The thread did not end.
+    /// The thread did not end in time.
     #[error("the engine's thread did not end within {timeout:?}: the device may hang")]
     Hangs {
-        /// How long it was waited for.
+        /// The time waited for it.
         timeout: Duration,
     },
 
-    /// This request cannot run, or could not go on; the others are not concerned.
+    /// This request cannot run, or could not continue; other requests are not affected.
     #[error(transparent)]
     Request(Arc<EngineError>),
 }

@@ -1,4 +1,4 @@
-//! The tokens of a request, as they come.
+//! The tokens of a request as they arrive.
 
 use super::{Command, Handle, ServiceError};
 use crate::request::{RequestId, TokenEvent};
@@ -10,10 +10,10 @@ use std::{
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-/// Where the engine's thread puts a request's tokens. It holds no more than the request may generate.
+/// The engine thread's end of a token stream. The channel holds no more tokens than the request may generate.
 pub(super) type Sender = UnboundedSender<Result<TokenEvent, ServiceError>>;
 
-/// The tokens of a request. The last has a finish reason; after it, or after an error, comes nothing more. Dropping the stream
+/// The tokens of a request. The last one has a finish reason; after it, or after an error, the stream ends. Dropping the stream
 /// before that cancels the request.
 #[derive(Debug)]
 pub struct TokenStream {
@@ -32,7 +32,7 @@ impl TokenStream {
         Self { id, events, handle, ended: false }
     }
 
-    /// The request's number.
+    /// The request's id.
     pub fn id(&self) -> RequestId {
         self.id
     }
@@ -40,13 +40,15 @@ impl TokenStream {
     /// The next token; `None` after the last.
     ///
     /// # Errors
-    /// If the request could not go on, the engine failed, or the service was stopped.
+    /// If the request could not continue, the engine failed, or the service was stopped.
     pub async fn next(&mut self) -> Option<Result<TokenEvent, ServiceError>> {
         poll_fn(|context| self.poll_event(context)).await
     }
 
-    /// The next token, from a plain thread; `None` after the last. Panics inside an async runtime's own threads, as all
-    /// that blocks them does.
+    /// Waits for the next token on a plain thread; `None` after the last.
+    ///
+    /// # Panics
+    /// On the threads of an async runtime, which must not block.
     ///
     /// # Errors
     /// As [`Self::next`].
@@ -55,7 +57,7 @@ impl TokenStream {
             return None;
         }
         let event = self.events.blocking_recv();
-        self.take(event)
+        self.accept(event)
     }
 
     /// Polls for the next token.
@@ -67,10 +69,11 @@ impl TokenStream {
             return Poll::Ready(None);
         }
         let event = ready!(self.events.poll_recv(context));
-        Poll::Ready(self.take(event))
+        Poll::Ready(self.accept(event))
     }
 
-    fn take(
+    /// Notes whether an event is the last.
+    fn accept(
         &mut self,
         event: Option<Result<TokenEvent, ServiceError>>,
     ) -> Option<Result<TokenEvent, ServiceError>> {
@@ -95,7 +98,7 @@ impl Stream for TokenStream {
 impl Drop for TokenStream {
     fn drop(&mut self) {
         if !self.ended {
-            self.handle.tell(Command::Cancel(self.id));
+            self.handle.send(Command::Cancel(self.id));
         }
     }
 }

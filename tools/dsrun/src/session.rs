@@ -214,7 +214,7 @@ pub(crate) fn build_kernels(
 ) -> Result<usize> {
     let jobs = jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
     let bar = terminal.counter("building kernels");
-    let calls = plan.prepare(device, jobs, &|done, total| {
+    let calls = plan.compile_ahead(device, jobs, &|done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     });

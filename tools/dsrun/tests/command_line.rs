@@ -269,7 +269,7 @@ fn a_quantised_folder_is_a_model_and_is_never_overwritten() {
     assert!(difference > 0.0 && difference < 0.1, "{difference}");
 
     let ran = quantize("w8a16");
-    assert!(ran.code == Some(1) && ran.err.contains("is there already"), "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err.contains("exists already"), "{}", ran.err);
 }
 
 #[test]
@@ -291,15 +291,15 @@ fn a_budget_becomes_a_policy_that_people_can_edit() {
     let policy = parent.path().join("policy.toml");
     let ran = quantize(&["--budget", "5", "--policy-only"], &policy);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert!(ran.err.contains("bits a weight") && ran.err.contains("mixture"), "{}", ran.err);
+    assert!(ran.err.contains("bits a weight") && ran.err.contains("mixed precision"), "{}", ran.err);
     let text = fs::read_to_string(&policy).unwrap();
     assert!(text.starts_with("# Chosen for") && text.contains("\ndefault = \"int4g"), "{text}");
     let ran = quantize(&["--budget", "5", "--policy-only"], &policy);
-    assert!(ran.code == Some(1) && ran.err.contains("is there already"), "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err.contains("exists already"), "{}", ran.err);
 
     // The folder holds the policy it was made by, and is the model that `--quantize` makes of it, but for the type of weights that
     // are not quantised.
-    let folder = parent.path().join("tiny-mixture");
+    let folder = parent.path().join("tiny-mixed");
     let ran = quantize(&["--budget", "5"], &folder);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert_eq!(fs::read_to_string(folder.join("dsrun-policy.toml")).unwrap(), text);
@@ -324,7 +324,7 @@ fn a_budget_becomes_a_policy_that_people_can_edit() {
         assert!(ran.code == Some(code) && ran.err.contains(message), "{}", ran.err);
     }
     let ran = quantize(&["--policy", "w8a16"], &nothing.join("deeper"));
-    assert!(ran.code == Some(1) && ran.err.contains("is no folder to write in"), "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err.contains("is not a folder"), "{}", ran.err);
 }
 
 #[test]

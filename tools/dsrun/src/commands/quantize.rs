@@ -1,4 +1,4 @@
-//! `dsrun quantize`: a model, rounded by a policy, as a folder that other programs open too.
+//! `dsrun quantize`: rounds a model by a policy and writes it as a folder that other programs open too.
 
 use super::{print, print_json};
 use crate::{
@@ -10,8 +10,8 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use dsrun_core::device::Device;
 use dsrun_engine::{
-    EngineOptions, EnginePlan, Figures, Mixture, Precision, calibration_sequences, check_budget, mixture,
-    sensitivity,
+    EngineOptions, EnginePlan, FormatFigures, MixedPrecision, Precision, calibration_sequences, check_budget,
+    mixed_precision, sensitivity,
 };
 use dsrun_models::{
     export::{Export, ExportError, Written},
@@ -27,21 +27,21 @@ use std::{
     sync::Arc,
 };
 
-/// The file beside the weights that says what became of which.
+/// The file beside the weights with the policy they were rounded by.
 const POLICY_FILE: &str = "dsrun-policy.toml";
 
-/// Tokens of the sequence that shows what rounding a weight does.
+/// Tokens of the sequence that sensitivities are measured on.
 const SENSITIVITY_TOKENS: usize = 256;
 
-/// What was written.
+/// The report of a written model.
 #[derive(Debug, Serialize)]
 struct Report {
     model: String,
     folder: PathBuf,
     bytes: u64,
-    /// Size and error of a mixture that was chosen.
+    /// Size and error of the formats that were chosen, with `--budget`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    mixture: Option<Figures>,
+    mixed_precision: Option<FormatFigures>,
     weights: Vec<Written>,
     left_out: Vec<String>,
 }
@@ -49,24 +49,24 @@ struct Report {
 pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
     let output = command.output.as_path();
     if output.symlink_metadata().is_ok() {
-        bail!("{} is there already\nhint: choose another name, or remove it", output.display());
+        bail!("{} exists already\nhint: choose another name, or remove it", output.display());
     }
-    let (parent, name) = place(output)?;
+    let (parent, name) = parent_and_name(output)?;
     let hint = "there is nothing to round; name a model that has weights";
     let files = find_files(&command.model, command.offline, hint, terminal)?;
     let model = Model::from_files(&files)?;
     let device = open_device(&command.device)?;
-    let mixture = command.budget.map(|bits| choose(&model, &device, bits, terminal)).transpose()?;
-    let policy = match (&mixture, &command.policy) {
-        (Some(mixture), _) => mixture.policy.clone(),
+    let mixed = command.budget.map(|bits| choose_formats(&model, &device, bits, terminal)).transpose()?;
+    let policy = match (&mixed, &command.policy) {
+        (Some(mixed), _) => mixed.policy.clone(),
         (None, policy) => policy.clone().unwrap_or_default(),
     };
-    let heading = mixture.as_ref().map(|mixture| heading(&command.model, mixture)).unwrap_or_default();
+    let heading = mixed.as_ref().map(|mixed| heading(&command.model, mixed)).unwrap_or_default();
     let text = format!("{heading}{}", policy.to_toml()?);
     if command.policy_only {
         return write_policy(parent, output, &text);
     }
-    // A plan holds the program after the pass that quantises; nothing is loaded. Fused, weights would be concatenated.
+    // A plan has the quantised program and loads nothing. Fusion would concatenate weights.
     let options = EngineOptions { quantize: Some(policy), fuse: false, ..EngineOptions::default() };
     let options = calibrated(&model, &device, &options, terminal)?;
     let plan = EnginePlan::new(&model, &*device, &options)?;
@@ -77,7 +77,7 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
     let folder = partial_folder(parent, &name)?;
     let policy_file = folder.path().join(POLICY_FILE);
     fs::write(&policy_file, text).with_context(|| policy_file.display().to_string())?;
-    // (A bar of nothing would look full until the first rows are there.)
+    // A bar of length 0 would look full until the first rows are written.
     let bar = terminal.bar("quantising", Some(1));
     let mut bytes = 0;
     let written = export.write(folder.path(), &mut |done, total| {
@@ -87,14 +87,14 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
         if interrupt::happened() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    // On an error the folder is removed as it goes out of scope.
+    // On an error the folder is removed when it goes out of scope.
     let (weights, left_out) = match written {
         Err(ExportError::Stopped) => bail!("stopped; nothing was written"),
         other => other?,
     };
     fs::rename(folder.path(), output)
         .with_context(|| format!("cannot give {} its name", output.display()))?;
-    // It has another name now: there is nothing left to remove.
+    // The folder has been renamed: there is nothing left to remove.
     let _ = folder.keep();
     for line in &left_out {
         terminal.note(line);
@@ -103,18 +103,23 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
         model: model.name().to_owned(),
         folder: output.to_owned(),
         bytes,
-        mixture: mixture.map(|mixture| mixture.figures),
+        mixed_precision: mixed.map(|mixed| mixed.figures),
         weights,
         left_out,
     };
     if command.json { print_json(&report) } else { show(&report) }
 }
 
-/// Chooses a mixture, and shows what it is worth.
-fn choose(model: &Model, device: &Arc<dyn Device>, bits: f64, terminal: &Terminal) -> Result<Mixture> {
+/// Chooses formats for a budget, and shows their size and error.
+fn choose_formats(
+    model: &Model,
+    device: &Arc<dyn Device>,
+    bits: f64,
+    terminal: &Terminal,
+) -> Result<MixedPrecision> {
     check_budget(model, bits)?;
     let seen = calibration(model, device, terminal)?;
-    terminal.note("rounding one weight after the other, to see what that does to the model");
+    terminal.note("rounding one weight after the other, to measure the effect on the model");
     let sequences = calibration_sequences(model, SENSITIVITY_TOKENS.min(model.config().context))?;
     let tokens = sequences.first().context("the calibration text has no tokens in this vocabulary")?;
     let counted = |heading: &'static str| {
@@ -130,39 +135,39 @@ fn choose(model: &Model, device: &Arc<dyn Device>, bits: f64, terminal: &Termina
     let moved = sensitivity(model, device.clone(), tokens, &mut advance);
     bar.finish_and_clear();
     let (mut advance, bar) = counted("measuring");
-    let mixture = mixture(model, &seen, &moved?, bits, &mut advance);
+    let mixed = mixed_precision(model, &seen, &moved?, bits, &mut advance);
     bar.finish_and_clear();
-    let mixture = mixture?;
-    terminal.note(&figures(&mixture));
-    Ok(mixture)
+    let mixed = mixed?;
+    terminal.note(&figures(&mixed));
+    Ok(mixed)
 }
 
-/// A mixture beside the formats that everything could have.
-fn figures(mixture: &Mixture) -> String {
-    let line = |name: &str, figures: &Figures| {
+/// A table of mixed precision beside the uniform formats.
+fn figures(mixed: &MixedPrecision) -> String {
+    let line = |name: &str, figures: &FormatFigures| {
         let (error, divergence) = (figures.error * 100.0, figures.divergence);
         format!("\n{name:>24} {:>12.3} {error:>9.3} {divergence:>12.4}", figures.bits)
     };
     let mut text = format!("{:>24} bits a weight   error %   divergence", "");
-    for (format, of_format) in &mixture.everywhere {
+    for (format, of_format) in &mixed.uniform {
         text.push_str(&line(&format!("{format} everywhere"), of_format));
     }
-    text.push_str(&line("mixture", &mixture.figures));
+    text.push_str(&line("mixed precision", &mixed.figures));
     text
 }
 
-/// What a policy that was chosen begins with.
-fn heading(model: &str, mixture: &Mixture) -> String {
-    let lines = format!("Chosen for {model} on a short text.\n{}", figures(mixture));
+/// The comment at the beginning of a policy that was chosen for a budget.
+fn heading(model: &str, mixed: &MixedPrecision) -> String {
+    let lines = format!("Chosen for {model} on a short text.\n{}", figures(mixed));
     lines.lines().map(|line| format!("# {line}\n").replace("# \n", "#\n")).collect()
 }
 
-/// The folder that something is to be written in, and its name there.
-fn place(output: &Path) -> Result<(&Path, String)> {
+/// The folder to write in, and the name to write there.
+fn parent_and_name(output: &Path) -> Result<(&Path, String)> {
     let name = output.file_name().with_context(|| format!("{} has no name", output.display()))?;
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !parent.is_dir() {
-        bail!("{} is no folder to write in", parent.display());
+        bail!("{} is not a folder", parent.display());
     }
     Ok((parent, name.to_string_lossy().into_owned()))
 }
@@ -176,7 +181,7 @@ fn write_policy(parent: &Path, output: &Path, text: &str) -> Result<()> {
     print(&format!("wrote {}: {hint}", output.display()))
 }
 
-/// A folder beside the one to come, which is removed unless it is kept.
+/// A temporary folder beside the output, which is removed unless it is kept.
 fn partial_folder(parent: &Path, name: &str) -> Result<tempfile::TempDir> {
     let prefix = format!(".{name}.partial-");
     let mut builder = tempfile::Builder::new();
@@ -184,14 +189,14 @@ fn partial_folder(parent: &Path, name: &str) -> Result<tempfile::TempDir> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // As any folder: by default only its maker could read it.
+        // Like any new folder: by default a temporary one is readable by its owner only.
         builder.permissions(fs::Permissions::from_mode(0o755));
     }
     builder.tempdir_in(parent).with_context(|| format!("cannot write in {}", parent.display()))
 }
 
 fn show(report: &Report) -> Result<()> {
-    // Matrices of a layer stand in one line.
+    // One line for the matrices of a layer.
     let mut columns: Vec<&str> = Vec::new();
     let mut layers: BTreeMap<usize, Vec<(&str, &Written)>> = BTreeMap::new();
     let mut others = Vec::new();

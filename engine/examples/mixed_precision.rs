@@ -1,13 +1,13 @@
-//! A mixture of formats against four bits everywhere, at equal size, for a model that dsrun does not run: its weights, and
-//! activations that another program saw.
+//! Mixed precision against a uniform format of equal size, for a model that dsrun does not run: it needs the model's weights and
+//! activations recorded by another program.
 //!
-//!     cargo run --release -p dsrun-engine --example mixture -- MODEL.safetensors ACTIVATIONS.safetensors
+//!     cargo run --release -p dsrun-engine --example mixed_precision -- MODEL.safetensors ACTIVATIONS.safetensors
 //!
-//! `mixture/activations.py` makes the second file. Formats are chosen by its calibration text, in three ways: by errors of products
-//! as they are, over each product's own square, and by what they do to the end of the model, which is the way of `dsrun quantize
-//! --budget`. The error is measured on rows of another text: the squared differences of all products with rounded weights from those
-//! with the weights themselves, over the squares of the latter, and the mean of each product's. It prints what it chose, and
-//! `mixture/end_to_end.py` says what becomes of the model.
+//! `mixed_precision/activations.py` makes the second file. Formats are chosen by its calibration text, with the errors of products
+//! weighted in three ways: not at all, by each product's own square, and by the sensitivity of the model, as `dsrun quantize
+//! --budget` does. Errors are measured on rows of another text: the squared differences of all products with rounded weights from
+//! those with the original weights, over the squares of the latter, and the mean of this ratio over the products. It prints the
+//! chosen formats, from which `mixed_precision/end_to_end.py` measures the error of the whole model.
 
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
@@ -17,25 +17,25 @@ use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use std::{collections::BTreeMap, error::Error};
 
-/// What everything is compared with, each in turn.
+/// The uniform formats to compare with.
 const UNIFORM: [&str; 2] = ["int4g64_f16", "int4g32_f16"];
-/// The format of `reach` in the file: as in `mixture/activations.py`.
+/// The format of `sensitivity` in the file, as in `mixed_precision/activations.py`.
 const PROBE: &str = "int4g128_f16";
-/// What a mixture may choose from.
+/// The formats to choose from.
 const FORMATS: [&str; 6] =
     ["int4g128_f16", "int4g64_f16", "int4g32_f16", "int8g128_f16", "int8g64_f16", "int8g32_f16"];
 
-/// A layer: its weight, the mean squares of its inputs on one text, what rounding it does to the end of the model there, and inputs
-/// on another text.
+/// A layer: its weight, the mean squares of its inputs on one text, the effect of rounding it on the model's output there, and
+/// inputs on another text.
 struct Layer {
     name: String,
     weight: Vec<f32>,
     energy: Vec<f64>,
-    reach: f64,
+    sensitivity: f64,
     x: Vec<f32>,
 }
 
-/// Weighs the errors of a layer, given what it has in `PROBE`.
+/// The factor for the errors of a layer, given its error in `PROBE`.
 type Weigh = fn(&Layer, f64) -> f64;
 
 /// The formats of all layers, by name.
@@ -50,7 +50,7 @@ fn floats(file: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>, Box<dyn Error>
 }
 
 impl Layer {
-    /// The square of the product on the first text, counted like the errors of candidates.
+    /// The expected square of the product on the first text, on the scale of the errors of candidates.
     fn square(&self) -> f64 {
         let rows = self.weight.chunks_exact(self.energy.len());
         rows.map(|row| row.iter().zip(&self.energy).map(|(w, x)| f64::from(*w).powi(2) * x).sum::<f64>())
@@ -92,7 +92,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             name: name.to_owned(),
             weight: floats(&model, &format!("{name}.weight"))?,
             energy: energy.into_iter().map(f64::from).collect(),
-            reach: f64::from(floats(&activations, &format!("{name}.reach"))?.first().copied().unwrap_or(0.0)),
+            sensitivity: floats(&activations, &format!("{name}.sensitivity"))?
+                .first()
+                .copied()
+                .map_or(0.0, f64::from),
             x: floats(&activations, &format!("{name}.x"))?,
         });
     }
@@ -103,14 +106,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         let of = |format: &GroupFormat| Candidate::of_rows(&layer.weight, &layer.energy, *format, true);
         candidates.insert(layer.name.clone(), formats.iter().map(of).collect::<Result<_, _>>()?);
     }
-    let ways: [(&str, Weigh); 3] = [
+    let weightings: [(&str, Weigh); 3] = [
         ("absolute", |_, _| 1.0),
         ("relative", |layer, _| 1.0 / layer.square()),
-        ("mixture", |layer, probed| layer.reach / probed),
+        ("sensitivity", |layer, probed| layer.sensitivity / probed),
     ];
     println!(
         "{:>14} {:>12} {:>12} {:>12} {:>24}",
-        "size of", "", "bytes", "all products", "mean of each product's"
+        "size of", "weighting", "bytes", "all products", "mean over products"
     );
     let mut choices = Vec::new();
     for name in UNIFORM {
@@ -122,35 +125,35 @@ fn main() -> Result<(), Box<dyn Error>> {
             chosen.sum()
         };
         let budget = bytes(&|_| uniform);
-        let everywhere: Formats = layers.iter().map(|layer| (layer.name.clone(), uniform)).collect();
-        let mut tried = vec![("everywhere", everywhere)];
-        for (way, weigh) in ways {
-            let mut weighed = candidates.clone();
+        let formats: Formats = layers.iter().map(|layer| (layer.name.clone(), uniform)).collect();
+        let mut tried = vec![("uniform", formats)];
+        for (weighting, weigh) in weightings {
+            let mut weighted = candidates.clone();
             for layer in &layers {
-                let Some(all) = weighed.get_mut(&layer.name) else { continue };
+                let Some(all) = weighted.get_mut(&layer.name) else { continue };
                 let probed =
                     all.iter().find(|candidate| candidate.format == probe).map_or(1.0, |probed| probed.error);
                 let factor = weigh(layer, probed);
                 all.iter_mut().for_each(|candidate| candidate.error *= factor);
             }
-            let chosen = choose(&weighed, budget)?;
+            let chosen = choose(&weighted, budget)?;
             tried.push((
-                way,
+                weighting,
                 chosen.into_iter().map(|choice| (choice.weight, choice.chosen.format)).collect(),
             ));
         }
-        for (way, formats) in tried {
+        for (weighting, formats) in tried {
             let errors = layers.par_iter().map(|layer| layer.error(formats[&layer.name]));
             let errors: Vec<(f64, f64)> = errors.collect::<Result<_, _>>()?;
             let (error, square) = errors.iter().fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
             let mean = errors.iter().map(|(error, square)| error / square).sum::<f64>() / errors.len() as f64;
             let (bytes, all) = (bytes(&|layer| formats[layer]), error / square);
-            println!("{name:>14} {way:>12} {bytes:>12} {all:>12.3e} {mean:>24.3e}");
-            choices.push((name, way, formats));
+            println!("{name:>14} {weighting:>12} {bytes:>12} {all:>12.3e} {mean:>24.3e}");
+            choices.push((name, weighting, formats));
         }
     }
-    for (size, way, formats) in choices {
-        formats.iter().for_each(|(layer, format)| println!("{size} {way} {layer} {format}"));
+    for (size, weighting, formats) in choices {
+        formats.iter().for_each(|(layer, format)| println!("{size} {weighting} {layer} {format}"));
     }
     Ok(())
 }

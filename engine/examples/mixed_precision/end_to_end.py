@@ -1,10 +1,10 @@
-"""How far a sentence encoder's results move with the formats that `cargo run -p dsrun-engine --example mixture` chose.
+"""The error of a sentence encoder with the formats that `cargo run -p dsrun-engine --example mixed_precision` chose.
 
-    cargo run --release -p dsrun-engine --example mixture -- MODEL.safetensors ACTIVATIONS.safetensors > chosen.txt
+    cargo run --release -p dsrun-engine --example mixed_precision -- MODEL.safetensors ACTIVATIONS.safetensors > chosen.txt
     python end_to_end.py MODEL_FOLDER HELD_OUT.txt chosen.txt
 
-Prints, for everything in one format and for each mixture of that size, the squared distance of the last hidden states from those of
-the model as it is, and that of the normalised means, over their squares. Needs torch and transformers.
+Prints, for each uniform format and for each choice of that size, the squared distance of the last hidden states from those of the
+original model, and that of the normalised means, over their squares. Needs torch and transformers.
 """
 
 import sys
@@ -19,17 +19,17 @@ def main():
     batches = sequences(tokenizer, held_out)
     weights = {name: layer.weight.data for name, layer in linear_layers(model)}
     expected = end_to_end(model, batches)
-    # Lines of size, way, layer, format.
-    ways = {}
+    # Lines of size, weighting, layer, format.
+    choices = {}
     for line in open(chosen, encoding="utf-8"):
-        size, way, name, format = (line.split() + [None] * 4)[:4]
+        size, weighting, name, format = (line.split() + [None] * 4)[:4]
         if name in weights:
-            ways.setdefault((size, way), {})[name] = format
-    for (size, way), formats in ways.items():
+            choices.setdefault((size, weighting), {})[name] = format
+    for (size, weighting), formats in choices.items():
         for name, layer in linear_layers(model):
             layer.weight.data = rounded(weights[name], formats[name])
         states, means = end_to_end(model, batches, expected)
-        print(f"{size:>14} {way:>12} {states:.3e} {means:.3e}")
+        print(f"{size:>14} {weighting:>12} {states:.3e} {means:.3e}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Writes what the linear layers of a sentence encoder read, for `cargo run -p dsrun-engine --example mixture`.
+"""Records the activations of a sentence encoder's linear layers, for `cargo run -p dsrun-engine --example mixed_precision`.
 
     python activations.py MODEL_FOLDER CALIBRATION.txt HELD_OUT.txt OUT.safetensors
 
-For every linear layer `NAME` the file has `NAME.energy`, the mean square of each channel over the first text, `NAME.reach`, how far
-the last hidden states of that text move when the layer's weight alone is rounded to `PROBE`, and `NAME.x`, rows of activations of
-the second. Needs torch, transformers and safetensors.
+For every linear layer `NAME` the file has `NAME.energy`, the mean square of each channel over the first text, `NAME.sensitivity`,
+the change of that text's last hidden states when the layer's weight alone is rounded to `PROBE`, and `NAME.x`, rows of activations
+of the second text. Needs torch, transformers and safetensors.
 """
 
 import sys
@@ -20,7 +20,7 @@ PROBE = "int4g128_f16"
 
 
 def observe(model, batches):
-    """What each linear layer reads, by its name."""
+    """The inputs of each linear layer, by its name."""
     seen = {}
 
     def hook(name):
@@ -45,9 +45,9 @@ def main():
     for name, layer in linear_layers(model):
         weight = layer.weight.data
         layer.weight.data = rounded(weight, PROBE)
-        (reach, _) = end_to_end(model, seen, expected)
+        (sensitivity, _) = end_to_end(model, seen, expected)
         layer.weight.data = weight
-        tensors[f"{name}.reach"] = torch.tensor([reach])
+        tensors[f"{name}.sensitivity"] = torch.tensor([sensitivity])
     for name, rows in observe(model, sequences(tokenizer, held_out)).items():
         step = max(1, rows.shape[0] // ROWS)
         tensors[f"{name}.x"] = rows[::step][:ROWS].contiguous()

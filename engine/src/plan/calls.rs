@@ -1,0 +1,108 @@
+//! Describes a program's calls and weights to a device, and the sizes of its states.
+
+use super::{
+    bucket::{Bucket, FixedSizes},
+    step_interface::StepSize,
+};
+use crate::error::Result;
+use dsrun_core::{
+    Error, Size, TensorDesc, WeightType,
+    kernels::{CallDesc, OperandDesc, WeightDesc, WeightUse},
+    op::{Op, OperandType},
+    program::{Call, Program, Value, ValueId},
+};
+
+/// Describes a call of a program at the sizes of a bucket.
+///
+/// # Errors
+/// If a size has no value.
+pub(crate) fn describe_call(
+    program: &Program,
+    call: &Call,
+    sizes: &dyn Fn(&str) -> Option<usize>,
+) -> Result<CallDesc, Error> {
+    let tensor = |id: ValueId| {
+        let value = program.value(id)?;
+        let tensor = value.tensor_type().ok_or_else(|| Error::internal(format!("{id} is not a tensor")))?;
+        let desc = TensorDesc::dense(tensor.dtype, &tensor.resolve(sizes)?);
+        let bounded = matches!(tensor.shape.first(), Some(Size::Bounded(_)));
+        Ok(if bounded { desc.with_extent() } else { desc })
+    };
+    let operand = |id: ValueId| -> Result<OperandDesc, Error> {
+        Ok(match &program.value(id)?.value_type {
+            OperandType::Weight(weight) => OperandDesc::Weight(weight.clone()),
+            OperandType::Tensor(_) => OperandDesc::Tensor(tensor(id)?),
+        })
+    };
+    Ok(CallDesc {
+        op: call.op.clone(),
+        operands: call.operands.iter().map(|id| id.map(operand).transpose()).collect::<Result<_, _>>()?,
+        results: call.results.iter().map(|id| tensor(*id)).collect::<Result<_, Error>>()?,
+        comm: None,
+    })
+}
+
+/// Describes every call of a program at the sizes of a bucket.
+///
+/// # Errors
+/// If a size has no value.
+pub(crate) fn describe(
+    program: &Program,
+    sizes: &dyn Fn(&str) -> Option<usize>,
+) -> Result<Vec<CallDesc>, Error> {
+    program.nodes.iter().map(|node| describe_call(program, &node.call, sizes)).collect()
+}
+
+/// Describes a weight and its uses: every primitive of the program that reads it.
+pub(crate) fn weight_desc(program: &Program, id: ValueId, weight: &WeightType, limits: Bucket) -> WeightDesc {
+    let mut uses = Vec::new();
+    for node in &program.nodes {
+        if !node.call.operands.contains(&Some(id)) {
+            continue;
+        }
+        // The rows of a call are those of its first result; its activations have that result's element type.
+        let result = node.call.results.first().and_then(|result| program.values.get(result.index()));
+        let Some((result, tensor)) = result.and_then(|result| Some((result, result.tensor_type()?))) else {
+            continue;
+        };
+        let max_rows = match StepSize::of_rows(result) {
+            Some(StepSize::Rows) => limits.rows,
+            _ => limits.tokens,
+        };
+        for op in readers(&node.call, id) {
+            let weight_use = WeightUse { op, dtype: tensor.dtype, max_rows };
+            if !uses.contains(&weight_use) {
+                uses.push(weight_use);
+            }
+        }
+    }
+    WeightDesc { weight_type: weight.clone(), uses, immutable: true }
+}
+
+/// The primitives of a call that read a value: the op itself, or those of a region's body.
+pub(super) fn readers(call: &Call, id: ValueId) -> Vec<&'static str> {
+    let Op::Region(region) = &call.op else {
+        return call.op.signature().map(|signature| signature.name).into_iter().collect();
+    };
+    let inside = call.operands.iter().position(|operand| *operand == Some(id)).map(ValueId::new);
+    let reads = region.calls().iter().filter(|call| call.operands.contains(&inside));
+    reads.filter_map(|call| Some(call.op.signature()?.name)).collect()
+}
+
+/// The bytes of a state.
+///
+/// # Errors
+/// If a size has no value, or the size overflows.
+pub(crate) fn state_bytes(value: &Value, limits: Bucket, fixed: FixedSizes) -> Result<usize> {
+    let tensor =
+        value.tensor_type().ok_or_else(|| Error::internal("a state is not a tensor").at(&value.name))?;
+    let shape = tensor.resolve(&limits.sizes(fixed))?;
+    let bytes = shape.iter().try_fold(tensor.dtype.bytes(), |bytes, size| bytes.checked_mul(*size));
+    let overflow = || Error::invalid(format!("the bytes of shape {shape:?} overflow")).at(&value.name);
+    Ok(bytes.ok_or_else(overflow)?)
+}
+
+/// Whether a state is a key or value cache: these have a row for each page.
+pub(crate) fn is_cache(value: &Value) -> bool {
+    StepSize::of_rows(value) == Some(StepSize::Pages)
+}

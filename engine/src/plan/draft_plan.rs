@@ -1,0 +1,57 @@
+//! Plans an engine with a draft model: a second, smaller model that proposes tokens.
+
+use super::{EnginePlan, draft_vocabulary::check_vocabulary};
+use crate::{
+    error::{EngineError, Result},
+    options::{EngineOptions, Speculation},
+};
+use dsrun_core::device::Device;
+use dsrun_models::model::Model;
+use std::sync::Arc;
+
+/// The plan of a draft model.
+#[derive(Debug)]
+pub(crate) struct DraftPlan {
+    /// The draft model.
+    pub(crate) model: Arc<Model>,
+    /// The plan of its own engine.
+    pub(crate) plan: Box<EnginePlan>,
+    /// The most tokens it proposes at a time.
+    pub(crate) tokens: usize,
+}
+
+impl EnginePlan {
+    /// Plans an engine with a draft model that proposes tokens as [`Speculation::Draft`] says. The draft model runs on the same
+    /// device in the same precision, but is not quantised. Its cache holds as many tokens as the engine's, or its own context
+    /// for each request if that is less.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`EngineError::Draft`] if the vocabularies differ.
+    pub fn with_draft(
+        model: &Model,
+        draft: &Arc<Model>,
+        device: &dyn Device,
+        options: &EngineOptions,
+    ) -> Result<Self> {
+        options.validate()?;
+        let Some(Speculation::Draft { tokens }) = options.speculation else {
+            let given = options.speculation.map_or_else(|| "off".to_owned(), String::from);
+            return Err(EngineError::option("speculate", given, "must be `draft` to use a draft model"));
+        };
+        check_vocabulary(model, draft)?;
+        let mut plan = Self::without_memory(model, device, options)?;
+        let own = EngineOptions {
+            context: Some(plan.context.min(draft.config().context)),
+            speculation: None,
+            quantize: None,
+            calibration: None,
+            tune_step: false,
+            kv_tokens: None,
+            swap_tokens: 0,
+            ..options.clone()
+        };
+        let own = Box::new(Self::without_memory(draft, device, &own)?);
+        plan.draft = Some(DraftPlan { model: draft.clone(), plan: own, tokens });
+        plan.fit_to_memory(device)
+    }
+}

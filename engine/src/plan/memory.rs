@@ -1,0 +1,77 @@
+//! Counts the memory of an engine before anything is allocated.
+
+use super::{
+    bucket::{Bucket, FixedSizes},
+    calls::{is_cache, state_bytes, weight_desc},
+    layout::SharedSizes,
+};
+use crate::{error::Result, memory::MemoryPlan, options::EngineOptions};
+use dsrun_core::{
+    TensorDesc,
+    device::Device,
+    op::OperandType,
+    program::{Origin, Program, Value, ValueId},
+};
+
+/// Counts the memory of an engine for a program with these sizes.
+///
+/// # Errors
+/// If the device cannot say how large a packed weight is, or a size overflows.
+pub(crate) fn count_memory(
+    program: &Program,
+    device: &dyn Device,
+    shared: SharedSizes,
+    limits: Bucket,
+    fixed: FixedSizes,
+    options: &EngineOptions,
+) -> Result<MemoryPlan> {
+    let mut memory = MemoryPlan {
+        kv_tokens: (fixed.pages * options.block_size) as u64,
+        activations: shared.arena as u64,
+        workspace: (shared.workspace + shared.inputs) as u64,
+        available: device.memory().free,
+        ..MemoryPlan::default()
+    };
+    let host_pages = options.host_pages();
+    for (index, value) in program.values.iter().enumerate() {
+        match (&value.origin, &value.value_type) {
+            (Origin::Weight(_), OperandType::Weight(weight)) => {
+                let desc = weight_desc(program, ValueId::new(index), weight, limits);
+                memory.weights += device.kernels().prepack_query(&desc)?.bytes as u64;
+            }
+            (Origin::Weight(_), OperandType::Tensor(tensor)) => {
+                let elements: usize = tensor.resolve(&|_| None)?.iter().product();
+                memory.weights += (elements * tensor.dtype.bytes()) as u64;
+            }
+            (Origin::State, _) => {
+                let bytes = state_bytes(value, limits, fixed)? as u64;
+                if is_cache(value) {
+                    memory.kv_cache += bytes;
+                    memory.swap += (page_bytes(&cache_desc(value, limits, fixed)?)? * host_pages) as u64;
+                } else {
+                    memory.requests += bytes;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(memory)
+}
+
+/// Describes a key or value cache.
+///
+/// # Errors
+/// If a size has no value.
+pub(crate) fn cache_desc(value: &Value, limits: Bucket, fixed: FixedSizes) -> Result<TensorDesc> {
+    let not_a_tensor = || dsrun_core::Error::internal("a cache is not a tensor").at(&value.name);
+    let tensor = value.tensor_type().ok_or_else(not_a_tensor)?;
+    Ok(TensorDesc::dense(tensor.dtype, &tensor.resolve(&limits.sizes(fixed))?))
+}
+
+/// The bytes of one page of a cache.
+///
+/// # Errors
+/// If the size overflows.
+pub(crate) fn page_bytes(cache: &TensorDesc) -> Result<usize> {
+    Ok(cache.bytes()? / cache.shape.first().copied().unwrap_or(1).max(1))
+}

@@ -1,0 +1,123 @@
+//! From a model to the programs of an engine's steps: quantised, fused and pruned.
+
+use super::{
+    bucket::{Bucket, FixedSizes},
+    calls::describe_call,
+};
+use crate::{
+    error::Result,
+    options::EngineOptions,
+    passes::{
+        fuse, prune_unused_rows,
+        quantize::{Calibration, Policy, quantize, smooth},
+        size_work_lists,
+    },
+};
+use dsrun_core::{
+    DType, Error, WeightExpr, WeightReader,
+    device::Device,
+    program::{Call, Program},
+};
+use dsrun_models::{
+    model::Model,
+    step::{ProgramOptions, Storage},
+    weights::ExprReader,
+};
+use std::{collections::HashMap, sync::Arc};
+
+/// The programs of an engine's steps, after all passes. They have the same weights and states.
+#[derive(Debug)]
+pub(crate) struct StepPrograms {
+    /// Runs steps in which every row is an output row: all that generate, and nothing else.
+    all_rows: Arc<Program>,
+    /// Runs all other steps: the end of the last layer is computed for the output rows only.
+    pruned: Arc<Program>,
+}
+
+impl StepPrograms {
+    /// Builds a model's program and applies the passes that the options ask for.
+    ///
+    /// # Errors
+    /// If the model cannot be built, a weight does not fit its format, or the device refuses a query.
+    pub(crate) fn build(
+        model: &Model,
+        device: &dyn Device,
+        options: &EngineOptions,
+        limits: Bucket,
+        fixed: FixedSizes,
+    ) -> Result<Self> {
+        // The first type of the list is the one that the device computes best in.
+        let preferred = device.properties().dtypes.first().copied().unwrap_or(DType::F32);
+        let activation = options.precision.dtype().unwrap_or(preferred);
+        let program = model.program(&ProgramOptions {
+            activation,
+            storage: options.precision.dtype().map_or(Storage::Keep, Storage::Cast),
+            cache: activation,
+            block_size: options.block_size as u32,
+        })?;
+        let mut program = quantized(&program, model, options)?;
+        size_work_lists(&mut program, device, &limits.sizes(fixed))?;
+        if options.fuse {
+            program = fuse_for_device(&program, device, limits, fixed)?;
+        }
+        let pruned = Arc::new(prune_unused_rows(&program)?);
+        Ok(Self { all_rows: Arc::new(program), pruned })
+    }
+
+    /// The program of the steps of a bucket.
+    pub(crate) fn of(&self, bucket: Bucket) -> &Arc<Program> {
+        if bucket.all_rows { &self.all_rows } else { &self.pruned }
+    }
+
+    /// The program of steps in which every row is an output row.
+    pub(crate) fn all_rows(&self) -> &Arc<Program> {
+        &self.all_rows
+    }
+
+    /// The program of all other steps.
+    pub(crate) fn pruned(&self) -> &Arc<Program> {
+        &self.pruned
+    }
+}
+
+/// Quantises a program as the policy says, smoothed first if it asks for that, and otherwise as the checkpoint says.
+fn quantized(program: &Program, model: &Model, options: &EngineOptions) -> Result<Program> {
+    let source = &**model.weights();
+    let read = |expr: &WeightExpr| {
+        let reader = ExprReader::new(source, expr)?;
+        reader.decoded_rows(0, reader.weight_type().rows())
+    };
+    let in_pass = |error: Error| error.in_op("quantize");
+    let (keep, unseen) = (Policy::default(), Calibration::default());
+    let policy = options.quantize.as_ref().unwrap_or(&keep);
+    let calibration = options.calibration.as_deref().unwrap_or(&unseen);
+    let smoothed = smooth(program, policy, calibration, &read).map_err(in_pass)?;
+    Ok(quantize(&smoothed, policy, &|tensor| source.quantises_inputs(tensor)).map_err(in_pass)?)
+}
+
+/// Fuses calls into regions that the device has kernels for at the largest and at the smallest step.
+fn fuse_for_device(
+    program: &Program,
+    device: &dyn Device,
+    limits: Bucket,
+    fixed: FixedSizes,
+) -> Result<Program> {
+    // Layers are alike, so the same question comes up many times.
+    let mut answers: HashMap<String, bool> = HashMap::new();
+    let smallest = Bucket { tokens: 1, sequences: 1, rows: 1, ..limits };
+    let mut native = |program: &Program, call: &Call| {
+        let types = program.operand_types(&call.operands)?;
+        let key = format!("{} {types:?}", call.op);
+        if let Some(answer) = answers.get(&key) {
+            return Ok(*answer);
+        }
+        let mut answer = true;
+        for bucket in [limits, smallest] {
+            let desc = describe_call(program, call, &bucket.sizes(fixed))?;
+            answer &= device.kernels().query(&desc)?.native;
+        }
+        answers.insert(key, answer);
+        Ok(answer)
+    };
+    Ok(fuse(program, &mut native)?)
+}

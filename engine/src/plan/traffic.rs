@@ -1,0 +1,87 @@
+//! The work of a step: bytes it reads from memory, and the products of a prompt.
+
+use super::{
+    EnginePlan,
+    calls::{is_cache, readers, state_bytes, weight_desc},
+    step_interface::{StepSegment, StepSize},
+};
+use crate::error::Result;
+use dsrun_core::{
+    WeightType,
+    device::Device,
+    op::{Op, OperandType},
+    program::{Origin, Value, ValueId},
+};
+
+/// The primitive that looks up rows of a weight instead of multiplying with it.
+const LOOKUP: &str = "embed";
+
+/// Bytes that a step of generation reads from memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepTraffic {
+    /// Bytes of weights, read once per step whatever the batch.
+    pub weights: u64,
+    /// Bytes of KV cache, read for each token of a request's context.
+    pub kv_per_token: u64,
+}
+
+impl EnginePlan {
+    /// Counts the bytes that a step of generation has to read: every matrix of a product, and the caches. An embedding that is
+    /// only looked up, vectors and activations are left out as too small to matter.
+    ///
+    /// # Errors
+    /// If the device cannot say how large a packed weight is.
+    pub fn step_traffic(&self, device: &dyn Device) -> Result<StepTraffic> {
+        let program = self.programs.all_rows();
+        let mut traffic = StepTraffic { weights: 0, kv_per_token: 0 };
+        for (id, value) in program.values_from(|origin| *origin != Origin::Input) {
+            match (&value.origin, &value.value_type) {
+                (Origin::Weight(_), OperandType::Weight(weight)) => {
+                    let desc = weight_desc(program, id, weight, self.limits);
+                    if desc.uses.iter().any(|weight_use| weight_use.op != LOOKUP) {
+                        traffic.weights += device.kernels().prepack_query(&desc)?.bytes as u64;
+                    }
+                }
+                (Origin::State, _) if is_cache(value) => {
+                    let slots = self.fixed.pages * self.options.block_size;
+                    let bytes = state_bytes(value, self.limits, self.fixed)?;
+                    traffic.kv_per_token += (bytes / slots.max(1)) as u64;
+                }
+                _ => {}
+            }
+        }
+        Ok(traffic)
+    }
+
+    /// Counts the multiply-adds of the matrix products for a prompt of this many tokens whose last token is the only output row,
+    /// attention included. Each is two floating-point operations.
+    pub fn prompt_products(&self, tokens: usize) -> u64 {
+        let (program, mut products) = (self.programs.pruned(), 0);
+        // Few steps need hidden states, so their segment is left out.
+        let forward = |segment: usize| program.segments[segment].name == StepSegment::Forward.name();
+        for node in program.nodes.iter().filter(|node| forward(node.segment)) {
+            let value = |id: Option<ValueId>| program.values.get(id?.index());
+            let result = value(node.call.results.first().copied());
+            let rows = if result.and_then(StepSize::of_rows) == Some(StepSize::Tokens) { tokens } else { 1 };
+            let Op::PagedAttention(attention) = node.call.op else {
+                for id in node.call.operands.iter().flatten() {
+                    let weight = program.values[id.index()].weight_type();
+                    let multiplied = readers(&node.call, *id).iter().any(|op| *op != LOOKUP);
+                    let elements = weight.filter(|_| multiplied).map(WeightType::elements);
+                    products += elements
+                        .map_or(0, |elements| rows.saturating_mul(elements.unwrap_or(usize::MAX)))
+                        as u64;
+                }
+                continue;
+            };
+            // Each query attends to half of the prompt on average, the last one to all of it: one product for its scores and
+            // one for its values.
+            let query = value(node.call.operands[0]).and_then(Value::tensor_type);
+            let features = query.and_then(|query| query.shape[1].known()).unwrap_or(0);
+            let keys = if rows == 1 { tokens } else { tokens / 2 };
+            let keys = if attention.window > 0 { keys.min(attention.window as usize) } else { keys };
+            products += 2 * (rows * keys) as u64 * features as u64;
+        }
+        products
+    }
+}

@@ -1,0 +1,53 @@
+//! Work that has the device to itself, while no request runs.
+
+use super::{Runner, request_table::TableRow};
+use crate::{
+    error::{EngineError, Result},
+    sampling::SamplingOptions,
+};
+use dsrun_core::{Code, Error};
+
+impl Runner {
+    /// Checks that no request waits or runs.
+    ///
+    /// # Errors
+    /// If there is one.
+    pub(crate) fn check_idle(&self) -> Result<()> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        let scheduler = self.requests.scheduler();
+        let (running, waiting) = (scheduler.running(), scheduler.waiting());
+        let message =
+            format!("{running} requests run and {waiting} wait: this is only possible while there are none");
+        Err(Error::new(Code::FailedPrecondition, message).into())
+    }
+
+    /// Lends pages for this many tokens to `work`.
+    ///
+    /// # Errors
+    /// If requests wait or run, or there are fewer pages; those of `work`.
+    pub(crate) fn with_pages<T>(
+        &mut self,
+        tokens: usize,
+        work: impl FnOnce(&mut Self, &[i32]) -> Result<T>,
+    ) -> Result<T> {
+        self.check_idle()?;
+        let block = self.plan().options.block_size;
+        let pages = self.requests.scheduler_mut().pages_mut().take_many(tokens.div_ceil(block));
+        let context = self.requests.scheduler().pages().total() * block;
+        let pages = pages.ok_or(EngineError::PromptTooLong { tokens, context })?;
+        let done = work(self, &pages);
+        self.requests.scheduler_mut().pages_mut().release(pages.into_iter());
+        done
+    }
+
+    /// Sets a row of the request table: a request of `length` tokens with these pages.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(crate) fn place_alone(&mut self, slot: usize, length: usize, pages: &[i32]) -> Result<()> {
+        self.table.place(slot, TableRow { length, pages, sampling: &SamplingOptions::default() });
+        self.table.upload(self.executor.stream())
+    }
+}

@@ -1,0 +1,242 @@
+//! The device side of a runner: weights and states, and the steps that are compiled so far.
+
+use super::inputs::StepInputs;
+use crate::{
+    error::Result,
+    plan::{
+        Bucket, CompiledStep, EnginePlan, ExecutionContext, Layout, PlanCache, Resident, SegmentSet,
+        SharedMemory, StepInput, StepSegment, StepState,
+    },
+};
+use dsrun_core::{
+    Error,
+    device::{Device, Stream},
+};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The time after which a step counts as hung.
+pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The segment up to the logits.
+pub(super) const FORWARD: SegmentSet = SegmentSet::new(&[StepSegment::Forward]);
+
+/// All segments of a step that just samples.
+pub(super) const FORWARD_AND_SAMPLE: SegmentSet =
+    SegmentSet::new(&[StepSegment::Forward, StepSegment::Sample]);
+
+/// The sets of segments that steps launch together: all of a step, or one by one if hidden states are read or tokens are limited.
+const LAUNCHES: [SegmentSet; 5] = [
+    FORWARD_AND_SAMPLE,
+    FORWARD,
+    SegmentSet::new(&[StepSegment::Embed]),
+    SegmentSet::new(&[StepSegment::Sample]),
+    SegmentSet::new(&[StepSegment::SampleLimited]),
+];
+
+/// A model on a device.
+#[derive(Debug)]
+pub(crate) struct Executor {
+    // Dropped first: bound calls hold buffers and weights.
+    steps: HashMap<Bucket, CompiledStep>,
+    plans: PlanCache,
+    stream: Box<dyn Stream>,
+    resident: Resident,
+    shared: SharedMemory,
+    device: Arc<dyn Device>,
+    plan: EnginePlan,
+    compiled_steps: u64,
+    /// The inputs of the next step. Kept from step to step for its memory.
+    staging: Vec<u8>,
+    /// The beginning of the steps' input buffer on the device.
+    uploaded: Vec<u8>,
+}
+
+impl Executor {
+    /// A model whose weights and states are on the device.
+    pub(super) fn new(
+        plan: EnginePlan,
+        device: Arc<dyn Device>,
+        stream: Box<dyn Stream>,
+        resident: Resident,
+        shared: SharedMemory,
+    ) -> Self {
+        Self {
+            steps: HashMap::new(),
+            plans: PlanCache::default(),
+            stream,
+            resident,
+            shared,
+            device,
+            plan,
+            compiled_steps: 0,
+            staging: Vec::new(),
+            uploaded: Vec::new(),
+        }
+    }
+
+    /// The plan that the model was loaded by.
+    pub(crate) fn plan(&self) -> &EnginePlan {
+        &self.plan
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The stream that all work is enqueued on.
+    pub(crate) fn stream(&mut self) -> &mut dyn Stream {
+        &mut *self.stream
+    }
+
+    /// The device, its stream, and the cache of kernel plans.
+    pub(crate) fn device_stream_plans(&mut self) -> (&dyn Device, &mut dyn Stream, &mut PlanCache) {
+        (&*self.device, &mut *self.stream, &mut self.plans)
+    }
+
+    /// Weights and states on the device.
+    pub(crate) fn resident(&self) -> &Resident {
+        &self.resident
+    }
+
+    /// The number of steps that were compiled so far.
+    pub(crate) fn compiled_steps(&self) -> u64 {
+        self.compiled_steps
+    }
+
+    /// Waits for all enqueued work. `what` names it in the error of a timeout.
+    ///
+    /// # Errors
+    /// If the device failed, or does not finish in time.
+    pub(crate) fn synchronize(&mut self, what: &str) -> Result<()> {
+        Ok(self.stream.synchronize(what, STEP_TIMEOUT)?)
+    }
+
+    /// Uploads a row of a state of `bytes.len()` bytes a row.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(crate) fn upload_state_row(&mut self, state: StepState, row: usize, bytes: &[u8]) -> Result<()> {
+        let slice = self.resident.state(state)?.slice(row * bytes.len(), bytes.len())?;
+        Ok(self.stream.upload(bytes, &slice)?)
+    }
+
+    /// Zeroes a row of a state of `bytes` bytes a row.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(super) fn clear_state_row(&mut self, state: StepState, row: usize, bytes: usize) -> Result<()> {
+        let slice = self.resident.state(state)?.slice(row * bytes, bytes)?;
+        Ok(self.stream.fill(&slice, 0)?)
+    }
+
+    /// Runs the layers of a step with these inputs, up to the logits. Returns the step's bucket.
+    ///
+    /// # Errors
+    /// If the device failed, or refuses the step.
+    pub(crate) fn forward(&mut self, inputs: &StepInputs) -> Result<Bucket> {
+        let bucket = inputs.bucket(self.plan.limits);
+        self.begin(bucket, inputs)?;
+        self.launch(bucket, FORWARD)?;
+        Ok(bucket)
+    }
+
+    /// Compiles the step of a bucket if need be, and uploads its inputs, for which the bucket must have room.
+    ///
+    /// # Errors
+    /// If the device failed, or refuses the step.
+    pub(super) fn begin(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
+        self.compile(bucket)?;
+        let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
+        // The mask is the last input, and is uploaded where it is read.
+        let bytes = step.inputs().range(StepInput::Mask)?.start;
+        self.staging.clear();
+        self.staging.resize(bytes, 0xFF); // -1 everywhere
+        inputs.stage(&mut self.staging, step.inputs())?;
+        // Successive steps of the same requests, each with its next token, have equal inputs. Only masks are written behind them.
+        if self.staging != self.uploaded {
+            // If the upload fails, the content of the buffer is unknown.
+            self.uploaded.clear();
+            self.stream.upload(&self.staging, &self.shared.inputs.slice(0, self.staging.len())?)?;
+            std::mem::swap(&mut self.staging, &mut self.uploaded);
+        }
+        Ok(())
+    }
+
+    /// Enqueues segments of a step that has begun.
+    ///
+    /// # Errors
+    /// If the device failed, or refuses the segments the first time.
+    pub(super) fn launch(&mut self, bucket: Bucket, segments: SegmentSet) -> Result<()> {
+        let step = self.steps.get_mut(&bucket).ok_or_else(not_compiled)?;
+        let context = ExecutionContext { resident: &self.resident, shared: &self.shared };
+        step.enqueue(segments, context, &*self.device, &mut *self.stream)
+    }
+
+    /// A compiled step, with the device and the stream to read its outputs.
+    ///
+    /// # Errors
+    /// If the step is not compiled, which is a defect.
+    pub(crate) fn step(&mut self, bucket: Bucket) -> Result<(&CompiledStep, &dyn Device, &mut dyn Stream)> {
+        let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
+        Ok((step, &*self.device, &mut *self.stream))
+    }
+
+    /// Uploads the mask of a step.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(super) fn upload_mask(&mut self, bucket: Bucket, mask: &[u32]) -> Result<()> {
+        let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
+        let start = step.inputs().range(StepInput::Mask)?.start;
+        let bytes: &[u8] = bytemuck::cast_slice(mask);
+        Ok(self.stream.upload(bytes, &self.shared.inputs.slice(start, bytes.len())?)?)
+    }
+
+    /// Whether the step of a bucket is compiled.
+    pub(super) fn has_step(&self, bucket: Bucket) -> bool {
+        self.steps.contains_key(&bucket)
+    }
+
+    /// Launches every segment of a step once, with extents of 0, so that it touches no request.
+    ///
+    /// # Errors
+    /// If the device failed, or refuses the step.
+    pub(super) fn launch_empty(&mut self, bucket: Bucket) -> Result<()> {
+        self.begin(bucket, &StepInputs::default())?;
+        LAUNCHES.iter().try_for_each(|segments| self.launch(bucket, *segments))?;
+        self.synchronize("an empty step")
+    }
+
+    /// Compiles the step of a bucket if need be, and makes sure that the shared memory has room for it.
+    fn compile(&mut self, bucket: Bucket) -> Result<()> {
+        if self.steps.contains_key(&bucket) {
+            return Ok(());
+        }
+        let layout = Layout::new(self.plan.programs.of(bucket), &*self.device, bucket, self.plan.fixed)?;
+        let allocated = self.shared.sizes();
+        if !allocated.covers(layout.shared) {
+            // Compiled steps are bound to the memory they share, so they are dropped with it, once none is in flight.
+            self.stream.synchronize("the steps in flight", STEP_TIMEOUT)?;
+            self.steps.clear();
+            self.uploaded.clear();
+            self.shared = SharedMemory::allocate(&*self.device, allocated.max(layout.shared))?;
+        }
+        let context = ExecutionContext { resident: &self.resident, shared: &self.shared };
+        let (capture, start) = (self.plan.options.graphs, Instant::now());
+        let step = CompiledStep::new(layout, context, &*self.device, &mut self.plans, capture)?;
+        let (calls, plans) = (step.calls(), self.plans.len());
+        tracing::debug!(?bucket, calls, plans, elapsed = ?start.elapsed(), "compiled a step");
+        self.compiled_steps += 1;
+        self.steps.insert(bucket, step);
+        Ok(())
+    }
+}
+
+fn not_compiled() -> Error {
+    Error::internal("the step is not compiled")
+}

@@ -1,0 +1,144 @@
+//! Loads a model: allocates what was planned, and brings the weights to the device.
+
+use super::{
+    Runner, executor::Executor, hidden_states::HiddenStates, inputs::StepInputs, readback::Readback,
+    request_table::RequestTable, requests::Requests, token_limits::TokenLimits,
+};
+use crate::{
+    error::Result,
+    kv_cache::SwapSpace,
+    plan::{
+        EnginePlan, PlanCache, Resident, SharedMemory, StepState, cache_desc, is_cache, state_bytes,
+        weight_desc,
+    },
+    schedule::{Capacity, ScheduledStep, Scheduler},
+    statistics::Statistics,
+};
+use dsrun_core::{
+    Error, WeightFormat, WeightReader,
+    device::{BufferSlice, Device, MemoryKind, Stream},
+    op::OperandType,
+    program::Origin,
+};
+use dsrun_models::{
+    model::Model,
+    weights::{ExprReader, TensorSource},
+};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+/// The time after which loading the weights counts as hung.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+
+impl Runner {
+    /// Allocates what was planned and brings the weights to the device. `progress` receives the bytes of weights loaded so far.
+    ///
+    /// # Errors
+    /// Those of reading the model and of the device.
+    pub(crate) fn load(
+        plan: EnginePlan,
+        model: &Model,
+        device: Arc<dyn Device>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
+        let mut stream = device.stream()?;
+        let shared = SharedMemory::allocate(&*device, plan.shared)?;
+        let mut resident = Resident::default();
+        let table = RequestTable::new(&*device, plan.fixed)?;
+        for (_, value) in plan.program().values_from(|origin| *origin == Origin::State) {
+            let bytes = state_bytes(value, plan.limits, plan.fixed)?;
+            let memory = match table.state(&value.name, bytes)? {
+                Some(memory) => memory,
+                None => BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?),
+            };
+            resident.tensors.insert(value.name.clone(), memory);
+        }
+        load_weights(&plan, &**model.weights(), &*device, &mut *stream, &mut resident, progress)?;
+        stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
+        let stop_ids = if plan.options.ignore_end { Vec::new() } else { model.eos().to_vec() };
+        let vocabulary = model.config().vocabulary;
+        // Requests differ in the tokens that end them, so the host decides, a step later than the device could.
+        stream.upload(&(-1i32).to_le_bytes(), resident.state(StepState::StopIds)?)?;
+
+        let capacity = Capacity {
+            tokens: plan.limits.tokens,
+            slots: plan.fixed.requests,
+            pages: plan.fixed.pages,
+            block_size: plan.options.block_size,
+            host_pages: plan.options.host_pages(),
+            keep_prefixes: plan.options.prefix_cache,
+            prompts_first: !plan.options.split_prompts,
+        };
+        let mut runner = Self {
+            swap: allocate_swap(&plan, &*device, &resident)?,
+            requests: Requests::new(Scheduler::new(capacity), stop_ids, vocabulary),
+            table,
+            token_limits: TokenLimits::new(plan.fixed.requests, vocabulary),
+            readback: Readback::new(&*device, plan.limits.rows)?,
+            hidden: HiddenStates::new(plan.program())?,
+            in_flight: VecDeque::new(),
+            draft_outcomes: Vec::new(),
+            statistics: Statistics { pages_total: plan.fixed.pages, ..Statistics::default() },
+            scheduled: ScheduledStep::default(),
+            inputs: StepInputs::default(),
+            executor: Executor::new(plan, device, stream, resident, shared),
+        };
+        if runner.plan().options.tune_step {
+            runner.tune_step()?;
+        }
+        Ok(runner)
+    }
+}
+
+/// Allocates host memory for the pages of pre-empted requests, if the options ask for it.
+fn allocate_swap(plan: &EnginePlan, device: &dyn Device, resident: &Resident) -> Result<Option<SwapSpace>> {
+    let host_pages = plan.options.host_pages();
+    if host_pages == 0 {
+        return Ok(None);
+    }
+    let mut caches = Vec::new();
+    for (_, value) in plan.program().values_from(|origin| *origin == Origin::State) {
+        if let Some(memory) = resident.tensors.get(&value.name).filter(|_| is_cache(value)) {
+            caches.push((cache_desc(value, plan.limits, plan.fixed)?, memory.clone()));
+        }
+    }
+    Ok(Some(SwapSpace::new(device, &mut PlanCache::default(), &caches, host_pages)?))
+}
+
+fn load_weights(
+    plan: &EnginePlan,
+    source: &dyn TensorSource,
+    device: &dyn Device,
+    stream: &mut dyn Stream,
+    resident: &mut Resident,
+    progress: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let program = plan.program();
+    let mut loaded = 0;
+    progress(0);
+    for (id, value) in program.values_from(|origin| matches!(origin, Origin::Weight(_))) {
+        let Origin::Weight(expr) = &value.origin else { continue };
+        let in_weight = |error: Error| error.at(&value.name);
+        let reader = ExprReader::new(source, expr).map_err(in_weight)?;
+        match &value.value_type {
+            OperandType::Weight(weight) => {
+                let mut reader = reader.stored_as(weight.format).map_err(in_weight)?;
+                let desc = weight_desc(program, id, weight, plan.limits);
+                let packed = device.kernels().prepack(stream, &desc, &mut reader).map_err(in_weight)?;
+                loaded += packed.bytes() as u64;
+                resident.weights.insert(value.name.clone(), packed);
+                reader.release();
+            }
+            OperandType::Tensor(tensor) => {
+                let mut reader = reader.stored_as(WeightFormat::Dense(tensor.dtype)).map_err(in_weight)?;
+                let rows = reader.weight_type().rows();
+                let bytes = reader.rows(0, rows).map_err(in_weight)?;
+                let slice = BufferSlice::whole(device.allocate(bytes.len().max(1), MemoryKind::Device)?);
+                stream.upload(&bytes, &slice.slice(0, bytes.len())?)?;
+                loaded += bytes.len() as u64;
+                resident.tensors.insert(value.name.clone(), slice);
+            }
+        }
+        progress(loaded);
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! From the tokens of an answer to its text.
+
+use crate::request::{FinishReason, TokenEvent};
+use dsrun_models::{
+    stop::StopMatcher,
+    tokenizer::{StreamDecoder, StreamOptions, Tokenizer},
+};
+
+/// The text of one answer as its tokens arrive: characters are complete, and the answer ends before a stop string.
+#[derive(Debug)]
+pub struct TextStream {
+    /// Absent if the model has no tokenizer: the text is empty then.
+    decoder: Option<StreamDecoder>,
+    stops: StopMatcher,
+}
+
+/// The text that a token added to an answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TextPiece {
+    /// Text that is certain now; it may be empty, or the text of several tokens.
+    pub text: String,
+    /// Text decoded from this token. A part of it may be held back as the beginning of a stop string.
+    pub decoded: String,
+    /// The reason why the answer ended, if it did: that of the token, or a stop string, after which the request still runs.
+    pub finish: Option<FinishReason>,
+}
+
+impl TextStream {
+    /// The text of an answer that ends before each of the `stop` strings.
+    pub fn new(tokenizer: Option<&Tokenizer>, stop: &[String]) -> Self {
+        let options = StreamOptions { skip_special: true, continues_text: true };
+        Self {
+            decoder: tokenizer.map(|tokenizer| StreamDecoder::new(tokenizer, options)),
+            stops: StopMatcher::new(stop),
+        }
+    }
+
+    /// Adds a token. After a piece with a finish reason, no more tokens may be added.
+    pub fn push(&mut self, event: &TokenEvent) -> TextPiece {
+        let mut decoded = String::new();
+        if let Some(decoder) = &mut self.decoder {
+            decoded = decoder.push(event.token).unwrap_or_default();
+            if event.finish.is_some() {
+                decoded.push_str(&decoder.finish().unwrap_or_default());
+            }
+        }
+        let output = self.stops.push(&decoded);
+        let (mut text, stopped) = (output.text, output.matched.is_some());
+        let finish = if stopped { Some(FinishReason::Stop) } else { event.finish };
+        if finish.is_some() && !stopped {
+            text.push_str(&self.stops.finish());
+        }
+        TextPiece { text, decoded, finish }
+    }
+}
