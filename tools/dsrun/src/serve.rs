@@ -2,18 +2,19 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `settings` | flags and file |
-//! | `server` | listening, from the start to the end |
-//! | `connections` | limits on what clients can be slow at |
-//! | `routes` | what is where |
-//! | `app` | what requests share |
-//! | `access`, `body`, `error` | who may ask, what is read, what is refused |
-//! | `chat`, `completions` | the two kinds of completion; `generation` is what they share |
-//! | `embeddings` | texts as vectors |
-//! | `replicas` | several engines behind one door |
-//! | `text`, `events` | tokens to text, text to server-sent events |
-//! | `grammar`, `tools` | answers of a given form, calls of tools |
-//! | `metrics`, `openapi`, `page` | what is counted, described for programs, shown to people |
+//! | `settings` | the options: flags and file |
+//! | `server` | the server from its start to its end |
+//! | `connections` | accepting connections, and time limits on slow clients |
+//! | `routes` | paths and their handlers |
+//! | `app` | state that requests share |
+//! | `access`, `body`, `error` | API keys and rate limits, reading requests, error responses |
+//! | `endpoint`, `generation` | the path of a completion from its request to its answer, which both kinds share |
+//! | `chat`, `completions` | the two kinds of completion: how a request is read and an answer written |
+//! | `embeddings` | `/v1/embeddings` |
+//! | `prompts`, `text`, `events` | text to tokens, tokens to text, text to server-sent events |
+//! | `replicas` | several engines with the same model |
+//! | `grammar`, `tools` | structured output, tool calls |
+//! | `metrics`, `openapi`, `page` | `/metrics`, `/openapi.json`, the web page |
 
 mod access;
 mod api;
@@ -23,6 +24,7 @@ mod chat;
 mod completions;
 mod connections;
 mod embeddings;
+mod endpoint;
 mod error;
 mod events;
 mod generation;
@@ -30,6 +32,7 @@ mod grammar;
 mod metrics;
 mod openapi;
 mod page;
+mod prompts;
 mod replicas;
 mod routes;
 mod server;

@@ -1,4 +1,4 @@
-//! Who may ask, and how often.
+//! Access control: API keys, and the rate of requests of each client.
 
 use super::error::ApiError;
 use anyhow::{Context, Result, bail};
@@ -15,21 +15,21 @@ use std::{
 };
 use subtle::ConstantTimeEq;
 
-/// Clients whose rate is kept at a time. With more, those that have been quiet longest are forgotten.
+/// The most clients whose rate is kept at a time. Beyond it, the clients that have been idle longest are forgotten.
 const MAX_CLIENTS: usize = 65_536;
 
-/// Whom a request is counted for.
+/// The client that a request is counted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ClientId {
-    /// The holder of the key with this number.
+    /// The holder of the API key with this index.
     Key(usize),
-    /// Whoever is at this address.
+    /// All requests from this address.
     Address(IpAddr),
 }
 
-/// The keys that open the server.
+/// The API keys of a server.
 pub(crate) struct ApiKeys {
-    /// Hashes: comparing them takes equally long for every wrong key, whatever its length.
+    /// Hashes of the keys: comparing these takes equally long for every wrong key, whatever its length.
     hashes: Vec<[u8; 32]>,
 }
 
@@ -40,15 +40,15 @@ impl fmt::Debug for ApiKeys {
 }
 
 impl ApiKeys {
-    /// These keys; with none, everybody may ask.
+    /// These keys; without keys, access is open.
     pub(crate) fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
         Self { hashes: keys.into_iter().map(|key| Sha256::digest(key.as_bytes()).into()).collect() }
     }
 
-    /// The keys of a file, one per line, and of a list with commas. Empty lines and lines that start with `#` are skipped.
+    /// The keys of a file, one per line, and of a list separated by commas. Empty lines and lines that start with `#` are skipped.
     ///
     /// # Errors
-    /// If the file cannot be read, or there is a source of keys without any key.
+    /// If the file cannot be read, or a source of keys has no key.
     pub(crate) fn load(file: Option<&Path>, list: Option<&str>) -> Result<Self> {
         let mut keys = Vec::new();
         if let Some(path) = file {
@@ -60,27 +60,29 @@ impl ApiKeys {
         if let Some(list) = list {
             keys.extend(list.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned));
         }
-        // Nobody names a source of keys to let everybody in.
+        // A source of keys without keys is a mistake, not a wish for open access.
         if keys.is_empty() && (file.is_some() || list.is_some()) {
-            bail!("there is no API key where keys were to be read from");
+            bail!(
+                "the API key file and DSRUN_API_KEYS have no keys: add one, or leave both out for open access"
+            );
         }
         Ok(Self::new(keys.iter().map(String::as_str)))
     }
 
-    /// Who asks.
+    /// Identifies the client of a request.
     ///
     /// # Errors
-    /// If there are keys, and the request shows none of them.
+    /// If there are keys, and the request has none of them.
     pub(crate) fn identify(&self, headers: &HeaderMap, address: IpAddr) -> Result<ClientId, ApiError> {
         if self.hashes.is_empty() {
             return Ok(ClientId::Address(address));
         }
-        let shown = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
-        let shown: [u8; 32] = Sha256::digest(shown.ok_or_else(ApiError::no_key)?).into();
-        // Every key is looked at, also after one fits.
+        let given = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+        let given: [u8; 32] = Sha256::digest(given.ok_or_else(ApiError::no_key)?).into();
+        // Every key is compared, even after a match, so that the time does not depend on the key.
         let mut found = None;
         for (index, hash) in self.hashes.iter().enumerate() {
-            if bool::from(hash.ct_eq(&shown)) {
+            if bool::from(hash.ct_eq(&given)) {
                 found = Some(ClientId::Key(index));
             }
         }
@@ -94,7 +96,7 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
 }
 
-/// Lets each client ask so many times a minute, in bursts of as many.
+/// Limits the requests of each client per minute. The whole allowance may be used in one burst.
 #[derive(Debug)]
 pub(crate) struct RateLimit {
     per_minute: f64,
@@ -103,13 +105,13 @@ pub(crate) struct RateLimit {
 
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
-    /// Requests that may come at once.
+    /// Requests left.
     left: f64,
     at: Instant,
 }
 
 impl RateLimit {
-    /// So many requests a minute.
+    /// A limit of this many requests per minute.
     pub(crate) fn new(per_minute: u32) -> Self {
         Self { per_minute: per_minute.into(), clients: Mutex::default() }
     }
@@ -117,7 +119,7 @@ impl RateLimit {
     /// Counts a request.
     ///
     /// # Errors
-    /// If the client has none left; the error says when it will.
+    /// If the client has no requests left; the error says when to try again.
     pub(crate) fn count(&self, client: ClientId, now: Instant) -> Result<(), ApiError> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if clients.len() >= MAX_CLIENTS && !clients.contains_key(&client) {
@@ -140,8 +142,8 @@ impl RateLimit {
         (allowance.left + minutes * self.per_minute).min(self.per_minute)
     }
 
-    /// Makes room: whoever has a full allowance need not be remembered. Should all be short of theirs, the half that was
-    /// here longest ago goes.
+    /// Makes room: clients with a full allowance need not be kept. If no client has one, the half that has been idle longest is
+    /// forgotten.
     fn forget(&self, clients: &mut HashMap<ClientId, Allowance>, now: Instant) {
         clients.retain(|_, allowance| self.refilled(allowance, now) < self.per_minute);
         if clients.len() >= MAX_CLIENTS {
@@ -173,19 +175,19 @@ mod tests {
     #[case("Bearer first2", None)]
     #[case("Basic first", None)]
     #[case("Bearer", None)]
-    fn a_key_opens_if_it_is_one_of_them(#[case] header: &str, #[case] key: Option<usize>) {
+    fn only_known_keys_are_accepted(#[case] header: &str, #[case] key: Option<usize>) {
         let keys = ApiKeys::new(["first", "second"]);
         assert_eq!(keys.identify(&shown(header), HERE).ok(), key.map(ClientId::Key));
     }
 
     #[test]
-    fn without_keys_everybody_is_their_address() {
+    fn without_keys_clients_are_identified_by_address() {
         let keys = ApiKeys::new([]);
         assert_eq!(keys.identify(&HeaderMap::new(), HERE), Ok(ClientId::Address(HERE)));
     }
 
     #[test]
-    fn keys_come_from_a_file_and_a_list_but_never_none() {
+    fn keys_are_read_from_a_file_and_a_list_and_empty_sources_are_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys");
         std::fs::write(&path, "# ours\n\n one \ntwo\n").expect("it is written");
@@ -198,20 +200,20 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_let_through_and_then_one_at_a_time() {
+    fn a_burst_is_accepted_and_then_one_request_at_a_time() {
         let limit = RateLimit::new(3);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!((0..3).all(|_| limit.count(ClientId::Key(0), at(0)).is_ok()));
         let refused = limit.count(ClientId::Key(0), at(1)).expect_err("the burst is over");
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert!(limit.count(ClientId::Key(1), at(1)).is_ok(), "others have their own");
+        assert!(limit.count(ClientId::Key(1), at(1)).is_ok(), "another client has its own allowance");
         assert!(limit.count(ClientId::Key(0), at(21)).is_ok());
         assert!(limit.count(ClientId::Key(0), at(21)).is_err());
     }
 
     #[test]
-    fn as_many_clients_as_addresses_do_not_take_more_memory() {
+    fn memory_is_bounded_for_any_number_of_addresses() {
         let limit = RateLimit::new(1);
         let now = Instant::now();
         for address in 0..2 * MAX_CLIENTS as u32 {

@@ -1,6 +1,6 @@
-//! The API's types. Where OpenAI has a field, it has OpenAI's name and meaning; further fields are those of vLLM.
+//! The types of the API. Fields that OpenAI has have OpenAI's names and meanings; further fields are those of vLLM.
 //!
-//! Requests refuse fields they do not know: what is asked for is done, or answered with an error, never dropped.
+//! Requests refuse unknown fields: a field has its effect or is answered with an error, and is never ignored.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A text, or several.
+/// One or several texts.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "must be a text or a list of texts")]
 pub(crate) enum Texts {
@@ -29,20 +29,20 @@ impl Texts {
     }
 }
 
-/// How a stream is sent.
+/// Options of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StreamOptions {
-    /// Whether a last event tells how many tokens were used.
+    /// Whether the last event has the usage.
     #[serde(default)]
     pub(crate) include_usage: Option<bool>,
 }
 
-/// How many tokens a request took.
+/// The tokens that a request used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct Usage {
     pub(crate) prompt_tokens: usize,
-    /// Of all choices, end tokens included.
+    /// Tokens of all choices, end tokens included.
     pub(crate) completion_tokens: usize,
     pub(crate) total_tokens: usize,
 }
@@ -53,36 +53,36 @@ impl Usage {
     }
 }
 
-/// Why a choice ended.
+/// The reason why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Finish {
-    /// The model ended its answer, or a stop string came.
+    /// The model ended its answer, or a stop string was generated.
     Stop,
-    /// The limit on tokens, or the context, was reached.
+    /// The limit on tokens or the end of the context was reached.
     Length,
-    /// The model calls tools.
+    /// The model called tools.
     ToolCalls,
 }
 
-/// What the answer has to look like.
+/// The format of the answer.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum ResponseFormat {
-    /// Anything.
+    /// Plain text.
     Text,
     /// A JSON object.
     JsonObject,
-    /// JSON that a schema describes.
+    /// JSON that follows a schema.
     JsonSchema {
         /// The schema.
         json_schema: NamedSchema,
     },
-    /// What a grammar or a regular expression describes.
+    /// Text that follows a grammar or a regular expression.
     Grammar {
         /// The language of the definition.
         syntax: Syntax,
-        /// The grammar, or the regular expression, which the whole answer has to match.
+        /// The grammar or regular expression that the whole answer has to match.
         definition: String,
     },
 }
@@ -91,15 +91,15 @@ pub(crate) enum ResponseFormat {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NamedSchema {
-    /// What it is called.
+    /// The name of the schema.
     pub(crate) name: String,
-    /// What it is for. The model does not see this.
+    /// The purpose of the schema. The model does not see it.
     #[serde(default)]
     pub(crate) description: Option<String>,
-    /// The schema; anything if not given.
+    /// The schema; any JSON if not given.
     #[serde(default)]
     pub(crate) schema: Option<serde_json::Value>,
-    /// Answers always keep to the schema.
+    /// Accepted for compatibility: answers always follow the schema.
     #[serde(default)]
     pub(crate) strict: Option<bool>,
 }
@@ -114,10 +114,10 @@ pub(crate) enum Syntax {
     Regex,
 }
 
-/// A token and how likely it was.
+/// A token and its probability.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct TokenLogprob {
-    /// Its text; the replacement character stands for part of a character.
+    /// Its text; the replacement character stands for a part of a character.
     pub(crate) token: String,
     /// The natural logarithm of its probability, after penalties and before temperature and filters.
     pub(crate) logprob: f32,
@@ -125,7 +125,7 @@ pub(crate) struct TokenLogprob {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What both kinds of completion take, apart from the prompt.
+/// The fields that both kinds of completion have, apart from the prompt.
 #[derive(Clone, Debug)]
 pub(crate) struct Generation {
     pub(crate) stream: bool,
@@ -157,66 +157,66 @@ macro_rules! generation_request {
             $($fields)*
             /// The model, by the name that /v1/models lists.
             pub(crate) model: String,
-            /// Whether the answer comes in pieces, as server-sent events.
+            /// Whether the answer is streamed as server-sent events.
             #[serde(default)]
             pub(crate) stream: Option<bool>,
-            /// How the stream is sent; only with `stream`.
+            /// Options of the stream; only with `stream`.
             #[serde(default)]
             pub(crate) stream_options: Option<super::StreamOptions>,
-            /// How many answers to give.
+            /// The number of answers.
             #[serde(default)]
             pub(crate) n: Option<usize>,
             /// Texts that end an answer. They are not part of it.
             #[serde(default)]
             pub(crate) stop: Option<super::Texts>,
-            /// Equal seeds give equal answers, whatever else the server does. Random if not given.
+            /// The seed: equal seeds give equal answers, whatever else the server does. Random if not given.
             #[serde(default)]
             pub(crate) seed: Option<i64>,
-            /// 0 takes the likeliest token; 1 samples from the model's own distribution. As the model suggests if not given,
-            /// else 1.
+            /// Temperature: 0 takes the most likely token; 1 samples from the model's own distribution. The model's default if
+            /// not given, else 1.
             #[serde(default)]
             pub(crate) temperature: Option<f32>,
-            /// Keep the likeliest tokens until their probabilities reach this.
+            /// Keep the most likely tokens until their probabilities sum to this.
             #[serde(default)]
             pub(crate) top_p: Option<f32>,
-            /// Keep this many of the likeliest tokens; 0 and -1 keep all.
+            /// Keep this many of the most likely tokens; 0 and -1 keep all.
             #[serde(default)]
             pub(crate) top_k: Option<i64>,
-            /// Keep tokens at least this likely, relative to the likeliest.
+            /// Keep tokens at least this likely, relative to the most likely one.
             #[serde(default)]
             pub(crate) min_p: Option<f32>,
-            /// Subtracted once from the logits of tokens generated before.
+            /// Subtracted once from the logits of generated tokens.
             #[serde(default)]
             pub(crate) presence_penalty: Option<f32>,
             /// Subtracted from the logits of tokens for every time they were generated.
             #[serde(default)]
             pub(crate) frequency_penalty: Option<f32>,
-            /// Divides the logits of tokens seen before, in the prompt or generated.
+            /// Divides the logits of tokens that occur in the prompt or the answer.
             #[serde(default)]
             pub(crate) repetition_penalty: Option<f32>,
             /// Added to the logits of tokens, by token id, from -100 to 100.
             #[serde(default)]
             pub(crate) logit_bias: Option<std::collections::BTreeMap<String, f32>>,
-            /// Whether answers go on past the model's end tokens.
+            /// Whether answers continue past the model's end tokens.
             #[serde(default)]
             pub(crate) ignore_eos: Option<bool>,
-            /// No end token is chosen before so many tokens.
+            /// The fewest tokens before an end token is chosen.
             #[serde(default)]
             pub(crate) min_tokens: Option<usize>,
-            /// Requests of a higher priority run before those of a lower one.
+            /// Requests of higher priority run before those of lower priority.
             #[serde(default)]
             pub(crate) priority: Option<i32>,
-            /// What the answer has to look like.
+            /// The format of the answer.
             #[serde(default)]
             pub(crate) response_format: Option<super::ResponseFormat>,
-            /// Who asks. Nothing depends on it.
+            /// The user. It has no effect.
             #[serde(default)]
-            #[expect(dead_code, reason = "clients send it, and nothing depends on it")]
+            #[expect(dead_code, reason = "clients send it, and it has no effect")]
             pub(crate) user: Option<String>,
         }
 
         impl $name {
-            /// What both kinds of completion take.
+            /// The fields that both kinds of completion have.
             pub(crate) fn generation(&self) -> super::Generation {
                 let options = self.stream_options.unwrap_or_default();
                 super::Generation {

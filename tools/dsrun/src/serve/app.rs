@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state that all requests share.
 
 use super::{
     access::{ApiKeys, RateLimit},
@@ -19,7 +19,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// What bounds a request.
+/// The limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
     pub(crate) body: BodyLimits,
@@ -27,7 +27,7 @@ pub(crate) struct RequestLimits {
     pub(crate) answer: Duration,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 #[derive(Debug)]
 pub(crate) struct App {
     /// The model's name, for clients.
@@ -40,15 +40,15 @@ pub(crate) struct App {
     draining: AtomicBool,
 }
 
-/// What is there once the model is loaded.
+/// A loaded model with its engines.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) model: Arc<Model>,
     pub(crate) engine: Replicas,
     pub(crate) grammars: Grammars,
-    /// Instead of the model's own.
+    /// The chat template that replaces the model's own.
     pub(crate) template: Option<ChatTemplate>,
-    /// In seconds since 1970.
+    /// The time of loading, in seconds since 1970.
     pub(crate) created: u64,
 }
 
@@ -65,13 +65,13 @@ impl App {
         }
     }
 
-    /// From here on requests are served.
+    /// Sets the loaded model, after which requests are served.
     pub(crate) fn set_loaded(&self, loaded: Loaded) {
-        // It is called once; a second model would be a defect and is not taken.
+        // It is called once; a second model would be a defect and is dropped.
         let _ = self.loaded.set(Arc::new(loaded));
     }
 
-    /// From here on no more requests are served; those that run are finished.
+    /// Refuses requests from here on; running ones are finished.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
         if let Some(loaded) = self.loaded.get() {
@@ -79,15 +79,15 @@ impl App {
         }
     }
 
-    /// The engines, once there are any.
+    /// The engines, once the model is loaded.
     pub(crate) fn engine(&self) -> Option<&Replicas> {
         self.loaded.get().map(|loaded| &loaded.engine)
     }
 
-    /// What is loaded.
+    /// The loaded model.
     ///
     /// # Errors
-    /// While nothing is, and when the server is about to end.
+    /// While the model is being loaded, when the server is about to end, and if the engine has stopped.
     pub(crate) fn ready(&self) -> Result<Arc<Loaded>, ApiError> {
         if self.draining.load(Ordering::SeqCst) {
             return Err(ApiError::not_ready("the server is about to end"));
@@ -100,12 +100,12 @@ impl App {
         }
     }
 
-    /// Checks that a request is for the model there is.
+    /// Checks that a request asks for the model that is served.
     pub(crate) fn check_model(&self, asked: &str) -> Result<(), ApiError> {
         if asked == self.name { Ok(()) } else { Err(ApiError::no_such_model(asked, &self.name)) }
     }
 
-    /// What a client is told when the engine does not take, or does not finish, a request.
+    /// The response to a client when the engine refuses or does not finish a request.
     pub(crate) fn refused(&self, error: &ServiceError) -> ApiError {
         match error {
             ServiceError::Busy { .. } => ApiError::queue_full(),
@@ -120,7 +120,7 @@ impl App {
         }
     }
 
-    /// Runs what takes longer than the network should wait.
+    /// Runs work on a thread that may block.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -134,6 +134,7 @@ impl App {
 }
 
 impl Loaded {
+    /// A model that is loaded now.
     pub(crate) fn new(model: Arc<Model>, engine: Replicas, template: Option<ChatTemplate>) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Self { model, engine, grammars: Grammars::default(), template, created }
@@ -142,7 +143,7 @@ impl Loaded {
     /// The tokenizer.
     ///
     /// # Errors
-    /// If the model has none.
+    /// If the model has no tokenizer.
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, ApiError> {
         let none = "the model has no tokenizer: send tokens instead of text, to /v1/completions";
         self.model.tokenizer().ok_or_else(|| ApiError::malformed(none))
@@ -151,7 +152,7 @@ impl Loaded {
     /// The chat template.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the model has no chat template.
     pub(crate) fn template(&self) -> Result<&ChatTemplate, ApiError> {
         match &self.template {
             Some(template) => Ok(template),
@@ -161,7 +162,10 @@ impl Loaded {
         }
     }
 
-    /// How the model writes calls of tools, if its chat template knows tools.
+    /// The format of the model's tool calls, if its chat template supports tools.
+    ///
+    /// # Errors
+    /// If the model has no chat template.
     pub(crate) fn tool_format(&self) -> Result<Option<ToolFormat>, ApiError> {
         Ok(ToolFormat::of(self.template()?))
     }

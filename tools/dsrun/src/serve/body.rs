@@ -1,4 +1,4 @@
-//! Reading requests: bounded in size and time, strict about fields.
+//! Reads the bodies of requests: bounded in size and time, strict about fields.
 
 use super::error::ApiError;
 use axum::{
@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 
-/// What bounds the reading of a body.
+/// The limits of reading a body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
     /// The most bytes.
@@ -22,13 +22,13 @@ pub(crate) struct BodyLimits {
 /// Reads the JSON body of a request.
 ///
 /// # Errors
-/// If it is no JSON, too large, too slow, or lacks or has a field that `T` has or lacks; the error names the field.
+/// If it is not JSON, is too large or too slow, lacks a field of `T`, or has one that `T` does not have; the error names the field.
 pub(crate) async fn read_json<T: DeserializeOwned>(
     request: Request<Body>,
     limits: BodyLimits,
 ) -> Result<T, ApiError> {
     let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    // Also keeps web pages of other origins out: they may send this type only if the server says so.
+    // This also keeps out web pages of other origins: browsers send this type only if the server allows it.
     if !content_type.is_some_and(is_json) {
         return Err(ApiError::not_json());
     }
@@ -45,7 +45,7 @@ async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, ApiError> {
     match read.await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limits.bytes)),
-        Ok(Err(error)) => Err(ApiError::malformed(format!("the body breaks off: {error}"))),
+        Ok(Err(error)) => Err(ApiError::malformed(format!("the body ends early: {error}"))),
         Err(_) => Err(ApiError::slow_request(limits.time)),
     }
 }
@@ -54,21 +54,21 @@ async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, ApiError> {
 pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| refused(&error))?;
-    json.end().map_err(|error| ApiError::malformed(format!("the body is no JSON: {error}")))?;
+    json.end().map_err(|error| ApiError::malformed(format!("the body is not JSON: {error}")))?;
     Ok(value)
 }
 
 fn refused(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     let (path, inner) = (error.path().to_string(), error.inner());
     if !inner.is_data() {
-        return ApiError::malformed(format!("the body is no JSON: {inner}"));
+        return ApiError::malformed(format!("the body is not JSON: {inner}"));
     }
     let message = inner.to_string();
-    // The field says better than line and column where it is.
+    // The field is a better location than line and column.
     let message = message.split(" at line ").next().unwrap_or_default();
-    // Serde's own words list every field there is.
+    // Serde's own message lists all fields.
     if message.starts_with("unknown field") {
-        return ApiError::field(path, "this server knows no such field, or does not support it");
+        return ApiError::field(path, "this server does not support this field");
     }
     if let Some(name) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
         let field = if path == "." { name.to_owned() } else { format!("{path}.{name}") };
@@ -110,7 +110,7 @@ mod tests {
     #[case(r#"{}"#, "items")]
     #[case(r#"{"items": [], "count": 256}"#, "count")]
     #[case(r#"{"items": [], "count": "1"}"#, "count")]
-    fn the_field_is_named(#[case] body: &str, #[case] field: &str) {
+    fn errors_name_the_field(#[case] body: &str, #[case] field: &str) {
         let refusal = refusal(body.as_bytes());
         assert_eq!(refusal["error"]["param"], field);
         let message = refusal["error"]["message"].as_str().expect("a message");
@@ -122,11 +122,11 @@ mod tests {
     #[case(b"{")]
     #[case(b"{\"items\": []} {}")]
     #[case(b"{\"items\": [{\"name\": \"\xff\"}]}")]
-    fn what_is_no_json_is_said_to_be_none(#[case] body: &[u8]) {
+    fn bodies_that_are_not_json_are_refused_as_such(#[case] body: &[u8]) {
         let refusal = refusal(body);
         assert_eq!(refusal["error"]["param"], serde_json::Value::Null);
         let message = refusal["error"]["message"].as_str().expect("a message");
-        assert!(message.starts_with("the body is no JSON"), "{message}");
+        assert!(message.starts_with("the body is not JSON"), "{message}");
     }
 
     #[test]

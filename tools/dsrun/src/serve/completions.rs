@@ -1,189 +1,143 @@
 //! `/v1/completions`.
 
 use super::{
-    api::completions::{Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Prompts},
+    api::{
+        Usage,
+        completions::{
+            Completion as CompletionBody, CompletionChoice, CompletionLogprobs, CompletionRequest,
+        },
+    },
     app::{App, Loaded},
-    body::read_json,
+    endpoint::{Completion, Header, complete},
     error::ApiError,
-    events,
-    generation::{Answers, Job, MAX_TOP, Piece},
+    generation::{Job, MAX_TOP, Piece},
     grammar::Grammar,
+    prompts::encode,
     text::Token,
 };
-use axum::{
-    Json,
-    body::Body,
-    extract::State,
-    http::Request,
-    response::{IntoResponse, Response},
-};
-use dsrun_models::tokenizer::EncodeOptions;
+use axum::{body::Body, extract::State, http::Request, response::Response};
 use std::sync::Arc;
 
-/// The most tokens of an answer, where the request does not say. OpenAI's number.
+/// The most tokens of an answer by default. OpenAI's number.
 const MAX_TOKENS: usize = 16;
 
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let loaded = app.ready()?;
-    let request: CompletionRequest = read_json(request, app.limits.body).await?;
-    app.check_model(&request.model)?;
-    let token_ids = request.return_token_ids.unwrap_or(false);
-    let prepared = loaded.clone();
-    let (job, echoes) = app.blocking(move || prepare(&request, &prepared)).await?;
-    let stream = job.generation.stream.then_some(job.generation.include_usage);
-    let completions = Completions {
-        id: events::id("cmpl"),
-        created: events::now(),
-        model: app.name.clone(),
-        logprobs: job.logprobs.is_some(),
-        token_ids,
-        choices: job.generation.n,
-        echoes,
-    };
-    let answers = job.submit(&app, &loaded)?;
-    match stream {
-        Some(include_usage) => Ok(completions.stream(answers, include_usage)),
-        None => completions.whole(answers).await,
-    }
+    complete::<TextCompletion>(app, request).await
 }
 
-/// From a request to what is to be generated, and the text of each prompt if answers start with it.
-fn prepare(request: &CompletionRequest, loaded: &Loaded) -> Result<(Job, Vec<String>), ApiError> {
-    let generation = request.generation();
-    generation.check()?;
-    let echo = request.echo.unwrap_or(false);
-    if request.logprobs > Some(MAX_TOP) {
-        return Err(ApiError::field("logprobs", format!("must be at most {MAX_TOP}")));
-    }
-    if echo && request.logprobs.is_some() {
-        return Err(ApiError::field(
-            "echo",
-            "not together with logprobs: prompts have no probabilities here",
-        ));
-    }
-    let prompts = encode(&request.prompt, loaded, "prompt", true)?;
-    // An empty list is a list of anything.
-    if prompts.iter().all(Vec::is_empty) {
-        return Err(ApiError::field("prompt", "is empty: there is nothing to continue"));
-    }
-    let mut echoes = Vec::new();
-    if echo {
-        for prompt in &prompts {
-            let text = loaded.tokenizer()?.decode(prompt, true);
-            echoes.push(text.map_err(|error| ApiError::field("prompt", error.to_string()))?);
-        }
-    }
-    let grammar = match &generation.response_format {
-        Some(format) => Grammar::of(format, loaded)?,
-        None => None,
-    };
-    let max_tokens = Some(request.max_tokens.unwrap_or(MAX_TOKENS));
-    Ok((Job { prompts, generation, max_tokens, logprobs: request.logprobs, grammar }, echoes))
-}
-
-/// Prompts as tokens. `parse_special` reads control tokens in texts as such.
-pub(crate) fn encode(
-    prompts: &Prompts,
-    loaded: &Loaded,
-    field: &str,
-    parse_special: bool,
-) -> Result<Vec<Vec<u32>>, ApiError> {
-    let text = |text: &String| {
-        let options = EncodeOptions { add_special: true, parse_special };
-        loaded.tokenizer()?.encode(text, options).map_err(|error| ApiError::field(field, error.to_string()))
-    };
-    Ok(match prompts {
-        Prompts::Text(prompt) => vec![text(prompt)?],
-        Prompts::Texts(prompts) => prompts.iter().map(text).collect::<Result<_, _>>()?,
-        Prompts::Tokens(prompt) => vec![prompt.clone()],
-        Prompts::ManyTokens(prompts) => prompts.clone(),
-    })
-}
-
-/// What all parts of a response need.
-struct Completions {
-    id: String,
-    created: u64,
-    model: String,
+/// The answers to one request.
+struct TextCompletion {
     logprobs: bool,
     token_ids: bool,
-    /// Of each prompt.
-    choices: usize,
-    /// What answers start with.
+    /// Choices of each prompt.
+    choices_per_prompt: usize,
+    /// The text of each prompt, if answers start with it.
     echoes: Vec<String>,
+    /// Choices whose first event was sent.
+    begun: Vec<bool>,
 }
 
-impl Completions {
+impl Completion for TextCompletion {
+    type Request = CompletionRequest;
+    type Choice = CompletionChoice;
+    type Answer = CompletionBody;
+    type Event = CompletionBody;
+
+    const ID_PREFIX: &'static str = "cmpl";
+
+    fn model(request: &CompletionRequest) -> &str {
+        &request.model
+    }
+
+    fn prepare(request: &CompletionRequest, loaded: &Loaded) -> Result<(Job, Self), ApiError> {
+        let generation = request.generation();
+        generation.check()?;
+        let echo = request.echo.unwrap_or(false);
+        if request.logprobs > Some(MAX_TOP) {
+            return Err(ApiError::field("logprobs", format!("must be at most {MAX_TOP}")));
+        }
+        if echo && request.logprobs.is_some() {
+            return Err(ApiError::field(
+                "echo",
+                "not together with logprobs: prompts have no probabilities here",
+            ));
+        }
+        let prompts = encode(&request.prompt, loaded, "prompt", true)?;
+        // An empty list has no prompts to check one by one.
+        if prompts.iter().all(Vec::is_empty) {
+            return Err(ApiError::field("prompt", "is empty: there is nothing to continue"));
+        }
+        let mut echoes = Vec::new();
+        if echo {
+            for prompt in &prompts {
+                let text = loaded.tokenizer()?.decode(prompt, true);
+                echoes.push(text.map_err(|error| ApiError::field("prompt", error.to_string()))?);
+            }
+        }
+        let grammar = match &generation.response_format {
+            Some(format) => Grammar::of(format, loaded)?,
+            None => None,
+        };
+        let max_tokens = Some(request.max_tokens.unwrap_or(MAX_TOKENS));
+        let completion = Self {
+            logprobs: request.logprobs.is_some(),
+            token_ids: request.return_token_ids.unwrap_or(false),
+            choices_per_prompt: generation.n,
+            echoes,
+            begun: Vec::new(),
+        };
+        Ok((Job { prompts, generation, max_tokens, logprobs: request.logprobs, grammar }, completion))
+    }
+
     fn choice(&self, index: usize) -> CompletionChoice {
-        let text = self.echoes.get(index / self.choices).cloned().unwrap_or_default();
+        let text = self.echoes.get(index / self.choices_per_prompt).cloned().unwrap_or_default();
         let logprobs = self.logprobs.then(CompletionLogprobs::default);
         let token_ids = self.token_ids.then(Vec::new);
         CompletionChoice { index, text, logprobs, token_ids, finish_reason: None }
     }
 
-    fn completion(&self, choices: Vec<CompletionChoice>) -> Completion {
-        Completion {
-            id: self.id.clone(),
-            object: "text_completion",
-            created: self.created,
-            model: self.model.clone(),
-            choices,
-            usage: None,
+    fn add(&mut self, choice: &mut CompletionChoice, piece: Piece) {
+        choice.text.push_str(&piece.text);
+        if let Some(logprobs) = &mut choice.logprobs {
+            piece.tokens.into_iter().for_each(|token| logprobs.add(token));
         }
+        if let Some(ids) = &mut choice.token_ids {
+            ids.extend(piece.id);
+        }
+        choice.finish_reason = piece.finish;
     }
 
-    /// The answers as a whole.
-    async fn whole(self, mut answers: Answers) -> Result<Response, ApiError> {
-        let mut choices = Vec::new();
-        while let Some(piece) = answers.next().await {
-            let piece = piece?;
-            while choices.len() <= piece.index {
-                choices.push(self.choice(choices.len()));
-            }
-            let choice = &mut choices[piece.index];
-            choice.add(piece);
-        }
-        let usage = Some(answers.usage());
-        Ok(Json(Completion { usage, ..self.completion(choices) }).into_response())
+    fn answer(header: Header, choices: Vec<CompletionChoice>, usage: Usage) -> CompletionBody {
+        body(header, choices, Some(usage))
     }
 
-    /// The answers piece by piece.
-    fn stream(self, answers: Answers, include_usage: bool) -> Response {
-        let mut begun: Vec<bool> = Vec::new();
-        events::stream(answers, include_usage, move |news| {
-            let piece = match news {
-                events::News::Usage(usage) => {
-                    return vec![Completion { usage: Some(usage), ..self.completion(Vec::new()) }];
-                }
-                events::News::Piece(piece) => piece,
-            };
-            let mut choice = self.choice(piece.index);
-            begun.resize(begun.len().max(piece.index + 1), false);
-            if std::mem::replace(&mut begun[piece.index], true) {
-                choice.text.clear();
-            }
-            choice.add(piece);
-            if choice.tells_nothing() { Vec::new() } else { vec![self.completion(vec![choice])] }
-        })
+    fn events(&mut self, header: &Header, piece: Piece) -> Vec<CompletionBody> {
+        let mut choice = self.choice(piece.index);
+        self.begun.resize(self.begun.len().max(piece.index + 1), false);
+        // Only the first event of a choice has the prompt.
+        if std::mem::replace(&mut self.begun[piece.index], true) {
+            choice.text.clear();
+        }
+        self.add(&mut choice, piece);
+        if choice.is_empty() { Vec::new() } else { vec![body(header.clone(), vec![choice], None)] }
+    }
+
+    fn usage_event(header: &Header, usage: Usage) -> CompletionBody {
+        body(header.clone(), Vec::new(), Some(usage))
     }
 }
 
-impl CompletionChoice {
-    fn add(&mut self, piece: Piece) {
-        self.text.push_str(&piece.text);
-        if let Some(logprobs) = &mut self.logprobs {
-            piece.tokens.into_iter().for_each(|token| logprobs.add(token));
-        }
-        if let Some(ids) = &mut self.token_ids {
-            ids.extend(piece.id);
-        }
-        self.finish_reason = piece.finish;
-    }
+fn body(header: Header, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> CompletionBody {
+    let Header { id, created, model } = header;
+    CompletionBody { id, object: "text_completion", created, model, choices, usage }
+}
 
-    fn tells_nothing(&self) -> bool {
+impl CompletionChoice {
+    /// Whether there is nothing to send.
+    fn is_empty(&self) -> bool {
         self.text.is_empty()
             && self.logprobs.as_ref().is_none_or(|logprobs| logprobs.tokens.is_empty())
             && self.token_ids.as_ref().is_none_or(Vec::is_empty)

@@ -1,4 +1,4 @@
-//! Connections: accepted up to a limit, with a time limit on everything a client can be slow at, and let finish at the end.
+//! Connections: accepted up to a limit, with a time limit on everything that a client can be slow at, and drained at the end.
 
 use super::metrics::Metrics;
 use axum::{Router, body::Body};
@@ -17,21 +17,21 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
-/// The most bytes of a request's head, and of what is read or written ahead on a connection.
+/// The most bytes of a request's head, and of the buffers of a connection.
 const BUFFER: usize = 64 * 1024;
 
-/// How long to wait when the system has no more file descriptors.
+/// The time to wait when the system has no file descriptors left.
 const BREATHER: Duration = Duration::from_millis(50);
 
-/// What is sent to whom there is no place for.
+/// The response to connections above the limit.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\
     content-type: application/json\r\ncontent-length: 114\r\n\r\n\
     {\"error\":{\"message\":\"too many connections: try again later\",\"type\":\"server_error\",\"param\":null,\"code\":\"too_busy\"}}";
 
-/// What bounds a connection.
+/// The limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
-    /// Connections at a time.
+    /// The most connections at a time.
     pub(crate) connections: usize,
     /// The longest time to wait for the head of a request, also on a connection that is kept alive, and for TLS.
     pub(crate) header: Duration,
@@ -39,11 +39,11 @@ pub(crate) struct ConnectionLimits {
     pub(crate) write: Duration,
 }
 
-/// Where a request comes from.
+/// The address that a request comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
 
-/// What all connections share.
+/// The state that all connections share.
 struct Shared {
     router: Router,
     limits: ConnectionLimits,
@@ -51,7 +51,7 @@ struct Shared {
     tls: Option<TlsAcceptor>,
 }
 
-/// Serves connections until `stop`, then lets requests that are running finish until `give_up`. Whether all did.
+/// Serves connections until `stop`, then lets running requests finish until `give_up`. Returns whether all of them finished.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -61,7 +61,7 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
     give_up: impl Future<Output = ()>,
 ) -> bool {
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let permits = Arc::new(Semaphore::new(limits.connections));
     let shared = Arc::new(Shared { router, limits, metrics, tls });
     let graceful = GracefulShutdown::new();
     let mut stop = pin!(stop);
@@ -73,22 +73,22 @@ pub(crate) async fn serve(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // The client has gone already, or there are no more file descriptors. Either passes.
+                // The client has disconnected already, or no file descriptors are left. Both are temporary.
                 tracing::debug!(%error, "a connection was not accepted");
-                if !is_of_the_client(&error) {
+                if !is_of_client(&error) {
                     tokio::time::sleep(BREATHER).await;
                 }
                 continue;
             }
         };
-        let Ok(place) = places.clone().try_acquire_owned() else {
+        let Ok(permit) = permits.clone().try_acquire_owned() else {
             shared.metrics.connections_refused.add(1);
             refuse(&stream, shared.tls.is_some());
             continue;
         };
         let (shared, watcher) = (shared.clone(), graceful.watcher());
         tokio::spawn(async move {
-            let _place = place;
+            let _permit = permit;
             let _open = shared.metrics.connections_open.hold();
             connection(stream, peer, &shared, watcher).await;
         });
@@ -100,12 +100,13 @@ pub(crate) async fn serve(
     }
 }
 
-fn is_of_the_client(error: &io::Error) -> bool {
+/// Whether a failed connection concerns this client only.
+fn is_of_client(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// Tells a client that there is no place for it, if that can be done without waiting.
+/// Responds to a connection above the limit, if that is possible without waiting.
 fn refuse(stream: &TcpStream, encrypted: bool) {
     if !encrypted {
         let _ = stream.try_write(FULL);
@@ -113,13 +114,13 @@ fn refuse(stream: &TcpStream, encrypted: bool) {
 }
 
 async fn connection(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>, watcher: Watcher) {
-    // Tokens are small and wanted at once.
+    // Tokens are small and should be sent at once.
     let _ = stream.set_nodelay(true);
     let Some(tls) = &shared.tls else { return http(stream, peer, shared, watcher).await };
     match tokio::time::timeout(shared.limits.header, tls.accept(stream)).await {
         Ok(Ok(stream)) => http(stream, peer, shared, watcher).await,
-        Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS"),
-        Err(_) => tracing::debug!(%peer, "TLS takes too long"),
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "the TLS handshake failed"),
+        Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
     }
 }
 
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_length_of_the_refusal_is_right() {
+    fn the_content_length_of_the_refusal_is_right() {
         let text = std::str::from_utf8(FULL).expect("text");
         let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
         assert!(head.contains(&format!("content-length: {}", body.len())), "{}", body.len());

@@ -6,9 +6,9 @@ use super::{
     },
     app::App,
     body::read_json,
-    completions::encode,
     error::ApiError,
     metrics::OpenAnswer,
+    prompts::encode,
 };
 use axum::{Json, body::Body, extract::State, http::Request};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -18,7 +18,7 @@ use tokio::time::timeout_at;
 
 /// The most texts of a request. OpenAI's number.
 const MAX_INPUTS: usize = 2048;
-/// Texts of a request that wait or run at a time, so that a large request leaves the queue to others.
+/// The most texts of a request that wait or run at a time, so that a large request does not fill the queue.
 const SIDE_BY_SIDE: usize = 32;
 
 pub(crate) async fn embeddings(
@@ -31,7 +31,7 @@ pub(crate) async fn embeddings(
     let started = Instant::now();
     let EmbeddingRequest { input, encoding_format, pooling, priority, .. } = request;
     let tokenizer = loaded.clone();
-    // What is embedded is data: a control token in it is a text like any other.
+    // Texts to embed are data: control tokens in them are plain text.
     let inputs = app.blocking(move || encode(&input, &tokenizer, "input", false)).await?;
     if inputs.is_empty() {
         return Err(ApiError::field("input", "is empty: there is nothing to embed"));
@@ -47,7 +47,7 @@ pub(crate) async fn embeddings(
         Pooling::Last => dsrun_engine::Pooling::Last,
     };
     let prompt_tokens = inputs.iter().map(Vec::len).sum();
-    // Dropped before its end, it has lost its client; so have the vectors, which are cancelled then.
+    // Dropped before its end if the client disconnects; the pending embeddings are then cancelled.
     let mut answer = OpenAnswer::new(app.metrics.clone());
     let vector = |tokens| {
         let request = dsrun_engine::EmbeddingRequest { tokens, pooling, priority: priority.unwrap_or(0) };

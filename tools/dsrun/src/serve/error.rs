@@ -1,4 +1,4 @@
-//! What clients are told when something cannot be done, in the form that OpenAI's clients read.
+//! Error responses, in the form that OpenAI's clients read.
 
 use axum::{
     body::Body,
@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Why a request was not served.
+/// The reason why a request was not served.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ApiError {
     status: StatusCode,
@@ -28,13 +28,13 @@ pub(crate) struct ErrorBody {
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "ErrorDetail")]
 struct Detail {
-    /// What is wrong, and what to do.
+    /// What is wrong, and what to do about it.
     message: String,
     /// The kind of error.
     r#type: &'static str,
     /// The field that is wrong.
     param: Option<String>,
-    /// The error, for programs.
+    /// The error's name, for programs.
     code: Option<&'static str>,
 }
 
@@ -64,7 +64,7 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, None, message)
     }
 
-    /// The body is larger than what is read.
+    /// The body is larger than the limit.
     pub(crate) fn too_large(limit: usize) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -73,7 +73,7 @@ impl ApiError {
         )
     }
 
-    /// The body is not JSON by its own account.
+    /// The content type of the body is not JSON.
     pub(crate) fn not_json() -> Self {
         Self::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -91,25 +91,25 @@ impl ApiError {
         )
     }
 
-    /// There is no such path.
+    /// The path does not exist.
     pub(crate) fn no_such_path(path: &str) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
             Some("unknown_url"),
-            format!("there is nothing at {path}; /openapi.json says what there is"),
+            format!("there is no {path}; /openapi.json lists the paths"),
         )
     }
 
-    /// The path is there, for another method.
+    /// The path exists, for another method.
     pub(crate) fn wrong_method() -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
             Some("method_not_allowed"),
-            "this path takes another method; /openapi.json says which",
+            "this path takes another method; /openapi.json lists it",
         )
     }
 
-    /// There is no such model.
+    /// The model is not served.
     pub(crate) fn no_such_model(asked: &str, served: &str) -> Self {
         let message = format!("the model {asked:?} is not served here; {served:?} is");
         let mut error = Self::new(StatusCode::NOT_FOUND, Some("model_not_found"), message);
@@ -117,7 +117,7 @@ impl ApiError {
         error
     }
 
-    /// The key is missing or wrong.
+    /// The API key is missing or wrong.
     pub(crate) fn no_key() -> Self {
         Self::new(
             StatusCode::UNAUTHORIZED,
@@ -126,7 +126,7 @@ impl ApiError {
         )
     }
 
-    /// The client asks more often than it may.
+    /// The client exceeds its rate limit.
     pub(crate) fn too_often(wait: Duration) -> Self {
         let message = "too many requests of this client within a minute";
         Self::new(StatusCode::TOO_MANY_REQUESTS, Some("rate_limit_exceeded"), message).after(wait)
@@ -152,28 +152,29 @@ impl ApiError {
         )
     }
 
-    /// A defect of ours. The details are in the log.
+    /// A defect of the server. The log has the details.
     pub(crate) fn internal() -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             Some("internal_error"),
-            "the server failed at this request; its log says more",
+            "the server failed at this request; its log has the details",
         )
     }
 
-    /// The same error with a name for programs.
+    /// Sets the error's name for programs.
     pub(crate) fn code(mut self, code: &'static str) -> Self {
         self.detail.code = Some(code);
         self
     }
 
+    /// Sets the time to wait before another try.
     fn after(mut self, wait: Duration) -> Self {
-        // Rounded up: whoever comes too early is refused again.
+        // Rounded up, because a request that comes too early is refused again.
         self.retry_after = Some(wait.as_secs_f64().ceil().max(1.0) as u64);
         self
     }
 
-    /// The body, for errors that come in the middle of a stream.
+    /// The body, for errors in the middle of a stream.
     pub(crate) fn body(&self) -> ErrorBody {
         ErrorBody { error: self.detail.clone() }
     }
@@ -187,7 +188,7 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        // Strings and numbers are always written.
+        // The body consists of strings and numbers, so it can always be serialised.
         let body = serde_json::to_vec(&self.body()).unwrap_or_default();
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = self.status;

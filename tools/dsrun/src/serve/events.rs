@@ -1,4 +1,4 @@
-//! Answers as server-sent events, and what names responses.
+//! Answers as server-sent events; ids and times of responses.
 
 use super::{
     api::Usage,
@@ -19,22 +19,22 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// How often a comment is sent while there is nothing else, so that nobody on the way takes the connection for dead.
+/// The interval of comments that keep an idle connection alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// What a stream tells.
-pub(crate) enum News {
+/// An update of the answers to a request.
+pub(crate) enum Update {
     /// A piece of an answer.
     Piece(Piece),
-    /// All answers are complete; this is what they took.
+    /// All answers are complete and used these tokens.
     Usage(Usage),
 }
 
-/// The answers as events, each of what `write` makes of a piece of news, as JSON. Ends with `[DONE]`, or with an error.
+/// Streams answers: `write` turns each update into events, which are sent as JSON. The stream ends with `[DONE]`, or with an error.
 pub(crate) fn stream<T: Serialize>(
     answers: Answers,
     include_usage: bool,
-    write: impl FnMut(News) -> Vec<T> + Send + 'static,
+    write: impl FnMut(Update) -> Vec<T> + Send + 'static,
 ) -> Response {
     let state = Stream { answers, include_usage, write, ready: VecDeque::new(), done: false };
     let events = stream::unfold(state, |mut state| async move {
@@ -42,7 +42,7 @@ pub(crate) fn stream<T: Serialize>(
         Some((Ok::<_, Infallible>(event), state))
     });
     let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
-    // Proxies that collect answers would hold the tokens back.
+    // Keeps proxies from buffering the answer.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
@@ -56,7 +56,7 @@ struct Stream<W> {
     done: bool,
 }
 
-impl<T: Serialize, W: FnMut(News) -> Vec<T>> Stream<W> {
+impl<T: Serialize, W: FnMut(Update) -> Vec<T>> Stream<W> {
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -67,7 +67,7 @@ impl<T: Serialize, W: FnMut(News) -> Vec<T>> Stream<W> {
             }
             match self.answers.next().await {
                 Some(Ok(piece)) => {
-                    let values = (self.write)(News::Piece(piece));
+                    let values = (self.write)(Update::Piece(piece));
                     self.ready.extend(values.iter().map(event));
                 }
                 Some(Err(error)) => {
@@ -77,7 +77,7 @@ impl<T: Serialize, W: FnMut(News) -> Vec<T>> Stream<W> {
                 None => {
                     self.done = true;
                     if self.include_usage {
-                        let values = (self.write)(News::Usage(self.answers.usage()));
+                        let values = (self.write)(Update::Usage(self.answers.usage()));
                         self.ready.extend(values.iter().map(event));
                     }
                     self.ready.push_back(Event::default().data("[DONE]"));
@@ -87,13 +87,13 @@ impl<T: Serialize, W: FnMut(News) -> Vec<T>> Stream<W> {
     }
 }
 
-/// JSON has no line breaks, so it is one line of an event.
+/// An event with a value as JSON, which has no line breaks and so is one line.
 fn event(value: &impl Serialize) -> Event {
-    // Strings and numbers are always written.
+    // Bodies consist of strings and numbers, so they can always be serialised.
     Event::default().data(serde_json::to_string(value).unwrap_or_default())
 }
 
-/// A name that no other response has.
+/// A unique id of a response.
 pub(crate) fn id(kind: &str) -> String {
     format!("{kind}-{:032x}", rand::random::<u128>())
 }

@@ -1,4 +1,4 @@
-//! What both kinds of completion have in common: from a request to the pieces of its answers.
+//! From a checked request to the pieces of its answers.
 
 use super::{
     api::{Finish, Generation, Usage},
@@ -6,7 +6,7 @@ use super::{
     error::ApiError,
     grammar::Grammar,
     metrics::OpenAnswer,
-    text::{TextStream, Token},
+    text::{AnswerText, Token},
 };
 use dsrun_engine::{EngineError, FinishReason, Request, SamplingOptions, service::TokenStream};
 use dsrun_models::generation::GenerationDefaults;
@@ -21,23 +21,26 @@ use tokio::time::timeout_at;
 const MAX_CHOICES: usize = 128;
 /// The most stop strings.
 const MAX_STOPS: usize = 16;
-/// The most of the likeliest tokens that are told.
+/// The most top tokens that are reported with each token.
 pub(crate) const MAX_TOP: usize = 20;
-/// How far a token's logit may be moved.
+/// The largest bias of a token's logit.
 const MAX_BIAS: f32 = 100.0;
 
-/// What is to be generated.
+/// The answers to generate for a request.
 pub(crate) struct Job {
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) generation: Generation,
     pub(crate) max_tokens: Option<usize>,
-    /// Whether tokens are told with their probabilities, and of how many others.
+    /// The number of top tokens to report with each token and its probability; `None` to report no tokens.
     pub(crate) logprobs: Option<usize>,
     pub(crate) grammar: Option<Grammar>,
 }
 
 impl Generation {
-    /// Checks what does not need the model.
+    /// Checks the fields whose range does not depend on the model.
+    ///
+    /// # Errors
+    /// Names the field that is wrong.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         if !(1..=MAX_CHOICES).contains(&self.n) {
             return Err(ApiError::field("n", format!("must be from 1 to {MAX_CHOICES}")));
@@ -54,7 +57,7 @@ impl Generation {
         Ok(())
     }
 
-    /// How tokens are chosen: as asked, else as the model suggests, else from the model's own distribution.
+    /// The sampling options: those of the request, else the model's defaults, else the model's own distribution.
     fn sampling(&self, defaults: &GenerationDefaults, seed: u64) -> Result<SamplingOptions, ApiError> {
         let temperature = if defaults.greedy { 0.0 } else { defaults.temperature.unwrap_or(1.0) };
         let top_k = match self.top_k {
@@ -92,10 +95,15 @@ impl Generation {
 }
 
 impl Job {
+    /// The number of answers.
+    pub(crate) fn choices(&self) -> usize {
+        self.prompts.len() * self.generation.n
+    }
+
     /// One request to the engine for each choice: those of the first prompt, then those of the second, and so on.
     fn requests(&self, loaded: &Loaded) -> Result<Vec<Request>, ApiError> {
         let generation = &self.generation;
-        if self.prompts.len() * generation.n > MAX_CHOICES {
+        if self.choices() > MAX_CHOICES {
             return Err(ApiError::field("n", format!("at most {MAX_CHOICES} answers, over all prompts")));
         }
         let context = loaded.engine.limits().context;
@@ -105,7 +113,7 @@ impl Job {
             );
             return Err(ApiError::field("max_tokens", message));
         }
-        // The sign is of no meaning: every number is a seed.
+        // The sign does not matter: every number is a seed.
         let seed = generation.seed.map_or_else(rand::random, i64::cast_unsigned);
         let logit_bias = generation.logit_bias()?;
         let choice = |prompt: &Vec<u32>, choice: usize| {
@@ -127,7 +135,10 @@ impl Job {
         choices.map(|(prompt, index)| choice(prompt, index)).collect()
     }
 
-    /// Hands everything to the engine, or nothing.
+    /// Submits the job to the engine. If a request is refused, all of them are cancelled.
+    ///
+    /// # Errors
+    /// If a request is wrong or refused.
     pub(crate) fn submit(self, app: &Arc<App>, loaded: &Loaded) -> Result<Answers, ApiError> {
         let started = Instant::now();
         let requests = self.requests(loaded)?;
@@ -135,7 +146,7 @@ impl Job {
         let mut choices = Vec::new();
         for (index, request) in requests.into_iter().enumerate() {
             let tokens = loaded.engine.submit(request).map_err(|error| app.refused(&error))?;
-            let text = TextStream::new(tokenizer, &self.generation.stop, self.logprobs.is_some());
+            let text = AnswerText::new(tokenizer, &self.generation.stop, self.logprobs.is_some());
             choices.push(Choice {
                 index,
                 tokens,
@@ -166,29 +177,29 @@ impl Job {
     }
 }
 
-/// One answer as it is generated.
+/// One answer while it is generated.
 struct Choice {
     index: usize,
     tokens: TokenStream,
-    text: TextStream,
+    text: AnswerText,
     /// Tokens that end an answer and are no part of it.
     ends: Arc<[u32]>,
-    /// When the last token came.
+    /// The time of the last token.
     last: Option<Instant>,
     ended: bool,
 }
 
-/// A piece of an answer: what one token led to. It may be without text.
+/// A piece of an answer: the result of one token. It may have no text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Piece {
-    /// Whose it is.
+    /// The index of the choice.
     pub(crate) index: usize,
     /// The token, unless it is an end token.
     pub(crate) id: Option<u32>,
     pub(crate) text: String,
     /// The tokens of the text, if they were asked for.
     pub(crate) tokens: Vec<Token>,
-    /// Set on the last piece.
+    /// The reason why the answer ended, set on its last piece.
     pub(crate) finish: Option<Finish>,
 }
 
@@ -211,11 +222,10 @@ impl Choice {
         }
         let ends = event.finish == Some(FinishReason::Stop) && self.ends.contains(&event.token);
         let output = self.text.push(&event, !ends);
-        let finish = match event.finish {
-            _ if output.stopped => Some(Finish::Stop),
+        let finish = match output.finish {
             Some(FinishReason::Stop) => Some(Finish::Stop),
             Some(FinishReason::Length) => Some(Finish::Length),
-            // Nobody but us cancels, and we do by leaving.
+            // The server cancels by dropping the stream, so this is not expected.
             Some(FinishReason::Cancelled) => {
                 self.ended = true;
                 return Some(Err(ApiError::not_ready("the request was cancelled")));
@@ -228,7 +238,7 @@ impl Choice {
     }
 }
 
-/// All answers to a request, as they are generated. Dropping them cancels what still runs.
+/// All answers to a request while they are generated. Dropping them cancels those that still run.
 pub(crate) struct Answers {
     open: SelectAll<BoxStream<'static, Result<Piece, ApiError>>>,
     prompt_tokens: usize,
@@ -239,10 +249,10 @@ pub(crate) struct Answers {
 }
 
 impl Answers {
-    /// The next piece of any answer; nothing once all are complete.
+    /// The next piece of any answer; `None` once all are complete.
     ///
     /// # Errors
-    /// If the engine failed, or it took too long. Nothing comes after an error.
+    /// If the engine failed, or the time limit is over. After an error there are no more pieces.
     pub(crate) async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         if self.answer.has_ended() {
             return None;
@@ -266,17 +276,17 @@ impl Answers {
         piece
     }
 
-    /// What was used so far.
+    /// The tokens used so far.
     pub(crate) fn usage(&self) -> Usage {
         Usage::new(self.prompt_tokens, self.tokens)
     }
 }
 
 impl ApiError {
-    /// What a client is told of an error of the engine that concerns its request.
+    /// The answer to a client about an error of the engine that concerns its request.
     pub(crate) fn from_engine(error: &EngineError) -> Self {
         match error {
-            // Options are named as on the command line.
+            // Options are named as on the command line, fields with underscores.
             EngineError::Option { option, value, rule } if *option != "kv-tokens" => {
                 Self::field(option.replace('-', "_"), format!("{value}: {rule}"))
             }

@@ -1,4 +1,4 @@
-//! Answers of a given form: JSON, a schema, a regular expression, a grammar. llguidance says token by token what may come.
+//! Structured output: JSON, a schema, a regular expression or a grammar, enforced token by token by llguidance.
 
 use super::{
     api::{ResponseFormat, Syntax},
@@ -17,10 +17,10 @@ use std::{
 };
 use toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 
-/// The most tokens of whitespace between the parts of JSON. Small models that may write any number never stop.
+/// The whitespace allowed between the parts of JSON. Small models that may write any amount never stop.
 const WHITESPACE: &str = "[ \\n]{0,2}";
 
-/// What all grammars of a model share: its vocabulary as a tree.
+/// The state that all grammars of a model share: its vocabulary as a trie.
 #[derive(Default)]
 pub(crate) struct Grammars {
     factory: OnceLock<Result<ParserFactory, String>>,
@@ -32,13 +32,16 @@ impl fmt::Debug for Grammars {
     }
 }
 
-/// The form that an answer has to have.
+/// A grammar that an answer has to follow.
 pub(crate) struct Grammar {
     matcher: Matcher,
 }
 
 impl Grammar {
-    /// The form that a request asks for, if any.
+    /// The grammar of a response format; `None` for plain text.
+    ///
+    /// # Errors
+    /// If the format cannot be enforced.
     pub(crate) fn of(format: &ResponseFormat, loaded: &Loaded) -> Result<Option<Self>, ApiError> {
         let json = |schema: &serde_json::Value| {
             let mut schema = schema.clone();
@@ -67,7 +70,10 @@ impl Grammar {
         Self::new(grammar, loaded).map(Some).map_err(|message| ApiError::field("response_format", message))
     }
 
-    /// The form that a Lark grammar describes.
+    /// A Lark grammar. Errors name `field`.
+    ///
+    /// # Errors
+    /// If the grammar is invalid or cannot be enforced.
     pub(crate) fn lark(grammar: String, loaded: &Loaded, field: &str) -> Result<Self, ApiError> {
         Self::new(TopLevelGrammar::from_lark(grammar), loaded)
             .map_err(|message| ApiError::field(field, message))
@@ -76,9 +82,9 @@ impl Grammar {
     fn new(grammar: TopLevelGrammar, loaded: &Loaded) -> Result<Self, String> {
         let factory =
             loaded.grammars.factory.get_or_init(|| factory(loaded)).as_ref().map_err(String::clone)?;
-        // Grammars come from strangers, and parsers of them have defects.
+        // Grammars come from clients, and a defect of the parser must not end the server.
         let parser = catch_unwind(AssertUnwindSafe(|| factory.create_parser(grammar)))
-            .map_err(|_| "this grammar cannot be followed".to_owned())?;
+            .map_err(|_| "this grammar cannot be enforced: the parser failed on it".to_owned())?;
         let matcher = Matcher::new(parser);
         match matcher.get_error() {
             None => Ok(Self { matcher }),
@@ -86,9 +92,9 @@ impl Grammar {
         }
     }
 
-    /// What keeps one answer to the form.
+    /// A constraint that enforces the grammar on one answer.
     pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
-        Box::new(Grammatical { matcher: self.matcher.deep_clone() })
+        Box::new(GrammarConstraint { matcher: self.matcher.deep_clone() })
     }
 }
 
@@ -96,7 +102,7 @@ fn factory(loaded: &Loaded) -> Result<ParserFactory, String> {
     let tokenizer = loaded.model.tokenizer().ok_or("the model has no tokenizer")?;
     let ends = loaded.engine.stop_ids();
     let Some(end) = ends.first() else {
-        return Err("the model has no end token, so that answers of a given form would never end".to_owned());
+        return Err("the model has no end token, so structured answers would never end".to_owned());
     };
     let size = tokenizer.vocabulary_size().max(ends.iter().max().map_or(0, |end| *end as usize + 1));
     let words: Vec<Vec<u8>> = (0..size as u32).map(|id| word(tokenizer, id)).collect();
@@ -104,12 +110,12 @@ fn factory(loaded: &Loaded) -> Result<ParserFactory, String> {
     let environment: toktrie::TokEnv = Arc::new(ApproximateTokEnv::new(trie));
     let mut factory = ParserFactory::new_simple(&environment).map_err(|error| error.to_string())?;
     factory.quiet();
-    // What the parser was at is no help to who sent the grammar.
+    // The state of the parser does not help the client that sent the grammar.
     factory.limits_mut().verbose_errors = false;
     Ok(factory)
 }
 
-/// The bytes of a token, marked if it is no text.
+/// The bytes of a token; special tokens are marked.
 fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     if tokenizer.is_special(id) {
         let name = tokenizer.id_to_token(id).unwrap_or_default();
@@ -120,18 +126,18 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     tokenizer.token_bytes(id)
 }
 
-/// Keeps an answer to a form.
-struct Grammatical {
+/// Enforces a grammar on one answer.
+struct GrammarConstraint {
     matcher: Matcher,
 }
 
-impl fmt::Debug for Grammatical {
+impl fmt::Debug for GrammarConstraint {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Grammatical")
+        formatter.write_str("GrammarConstraint")
     }
 }
 
-impl Constraint for Grammatical {
+impl Constraint for GrammarConstraint {
     fn allow(&mut self, tokens: &mut [u32]) -> Result<(), ConstraintError> {
         let mask = self.matcher.compute_mask_or_eos().map_err(|error| ConstraintError(error.to_string()))?;
         for (word, allowed) in tokens.iter_mut().zip(mask.as_slice()) {
@@ -141,7 +147,7 @@ impl Constraint for Grammatical {
     }
 
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
-        // An end token may come after the form is complete.
+        // An end token may follow a complete answer.
         if self.matcher.is_stopped() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What the server counts, and `/metrics` in the text format of Prometheus.
+//! The metrics of the server, and `/metrics` in the text format of Prometheus.
 
 use super::replicas::Replicas;
 use dsrun_engine::{Histogram as StepHistogram, Phase, Statistics};
@@ -16,7 +16,7 @@ use std::{
 const BOUNDS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
-/// A number that goes up, or up and down.
+/// A counter or a gauge.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -29,7 +29,7 @@ impl Count {
         self.0.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// One more, as long as the result lives.
+    /// Adds one while the result lives.
     pub(crate) fn hold(&self) -> Held<'_> {
         self.add(1);
         Held(self)
@@ -40,7 +40,7 @@ impl Count {
     }
 }
 
-/// One of a [`Count`].
+/// One that is counted by a [`Count`] until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held<'a>(&'a Count);
 
@@ -50,7 +50,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// How often a time fell between which bounds.
+/// A histogram of times.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     counts: [AtomicU64; BOUNDS.len() + 1],
@@ -65,16 +65,16 @@ impl Times {
     }
 }
 
-/// What the server counts. The engine counts for itself.
+/// The metrics of the server. The engine has its own statistics.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     /// Requests by path and status.
     requests: Mutex<BTreeMap<(String, u16), u64>>,
-    /// Answers under way.
+    /// Answers in progress.
     pub(crate) answers_open: Count,
-    /// Answers whose client went before their end.
+    /// Answers whose client disconnected before their end.
     pub(crate) disconnects: Count,
-    /// Texts turned into vectors.
+    /// Texts embedded.
     pub(crate) embeddings: Count,
     pub(crate) connections_open: Count,
     pub(crate) connections_refused: Count,
@@ -88,13 +88,13 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Counts a request. `path` is one of the router's, so there are few.
+    /// Counts a request. `path` is a path of the router, so the number of paths is bounded.
     pub(crate) fn count_request(&self, path: &str, status: u16) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         *requests.entry((path.to_owned(), status)).or_insert(0) += 1;
     }
 
-    /// Everything, as text. Without an engine, what there is without one.
+    /// All metrics as text, those of the engines included once there are any.
     pub(crate) fn text(&self, engine: Option<&Replicas>) -> String {
         let mut page = Page::default();
         page.head("dsrun_requests_total", "counter", "HTTP requests, by path and status.");
@@ -102,19 +102,19 @@ impl Metrics {
             page.line("dsrun_requests_total", &format!("path=\"{path}\",status=\"{status}\""), count);
         }
         let counts = [
-            ("dsrun_answers_open", "gauge", "Answers under way.", &self.answers_open),
+            ("dsrun_answers_open", "gauge", "Answers in progress.", &self.answers_open),
             (
                 "dsrun_disconnects_total",
                 "counter",
-                "Clients that went before their answer's end.",
+                "Clients that disconnected before their answer's end.",
                 &self.disconnects,
             ),
-            ("dsrun_embeddings_total", "counter", "Texts turned into vectors.", &self.embeddings),
+            ("dsrun_embeddings_total", "counter", "Texts embedded.", &self.embeddings),
             ("dsrun_connections_open", "gauge", "Connections.", &self.connections_open),
             (
                 "dsrun_connections_refused_total",
                 "counter",
-                "Connections that there was no place for.",
+                "Connections refused because of the limit.",
                 &self.connections_refused,
             ),
             ("dsrun_panics_total", "counter", "Requests that ended in a defect of the server.", &self.panics),
@@ -140,7 +140,7 @@ impl Metrics {
     }
 }
 
-/// An answer under way. Dropped before its end, it has lost its client.
+/// An answer in progress. If it is dropped before its end, its client has disconnected.
 #[derive(Debug)]
 pub(crate) struct OpenAnswer {
     metrics: Arc<Metrics>,
@@ -153,7 +153,7 @@ impl OpenAnswer {
         Self { metrics, ended: false }
     }
 
-    /// It is complete, or was broken off by the server.
+    /// Marks the answer as complete, or as ended by the server.
     pub(crate) fn end(&mut self) {
         self.ended = true;
     }
@@ -172,7 +172,7 @@ impl Drop for OpenAnswer {
     }
 }
 
-/// The page as it is written.
+/// The text of `/metrics` while it is written.
 #[derive(Default)]
 struct Page {
     text: String,
@@ -211,8 +211,8 @@ impl Page {
     fn engine(&mut self, engine: &Statistics) {
         let (gauge, counter) = ("gauge", "counter");
         let values = [
-            ("dsrun_requests_waiting", gauge, "Requests that wait to run.", engine.waiting as u64),
-            ("dsrun_requests_running", gauge, "Requests that run.", engine.running as u64),
+            ("dsrun_requests_waiting", gauge, "Requests that wait to start.", engine.waiting as u64),
+            ("dsrun_requests_running", gauge, "Running requests.", engine.running as u64),
             ("dsrun_kv_blocks", gauge, "Blocks of the KV cache.", engine.pages_total as u64),
             (
                 "dsrun_kv_blocks_in_use",
@@ -223,55 +223,50 @@ impl Page {
             (
                 "dsrun_kv_blocks_cached",
                 gauge,
-                "Blocks that no request holds, but which keep a prefix.",
+                "Blocks that no request holds, but that keep a prefix.",
                 engine.pages_cached as u64,
             ),
             ("dsrun_steps_total", counter, "Steps of the model.", engine.steps),
             (
                 "dsrun_compiled_steps_total",
                 counter,
-                "Kinds of step compiled; more after the start are requests that waited for it.",
+                "Steps compiled; a request waited for each one after the start.",
                 engine.compiled_steps,
             ),
-            ("dsrun_submitted_total", counter, "Requests that the engine took.", engine.requests),
+            ("dsrun_submitted_total", counter, "Requests submitted to the engine.", engine.requests),
             ("dsrun_finished_total", counter, "Requests that ran to their end.", engine.finished),
             ("dsrun_cancelled_total", counter, "Requests that were cancelled.", engine.cancelled),
             (
                 "dsrun_prompt_tokens_total",
                 counter,
-                "Prompt tokens of requests started.",
+                "Prompt tokens of started requests.",
                 engine.prompt_tokens,
             ),
             (
                 "dsrun_prefix_hit_tokens_total",
                 counter,
-                "Prompt tokens found in the cache and not computed.",
+                "Prompt tokens found in the cache.",
                 engine.prefix_hit_tokens,
             ),
             ("dsrun_generated_tokens_total", counter, "Tokens generated.", engine.generated_tokens),
-            (
-                "dsrun_preemptions_total",
-                counter,
-                "Times that a request gave its place to another.",
-                engine.preemptions,
-            ),
+            ("dsrun_preemptions_total", counter, "Pre-emptions of requests.", engine.preemptions),
             (
                 "dsrun_proposed_tokens_total",
                 counter,
-                "Tokens that speculation proposed.",
+                "Tokens proposed by speculation.",
                 engine.proposed_tokens,
             ),
             (
                 "dsrun_accepted_tokens_total",
                 counter,
-                "Tokens proposed that were right.",
+                "Proposed tokens that were accepted.",
                 engine.accepted_tokens,
             ),
         ];
         for (name, kind, help, value) in values {
             self.single(name, kind, help, value);
         }
-        self.head("dsrun_step_seconds", "histogram", "Time of each phase of a step, as the host sees it.");
+        self.head("dsrun_step_seconds", "histogram", "Time of each phase of a step on the host.");
         for (phase, histogram) in Phase::ALL.iter().zip(&engine.phases) {
             let label = format!("phase=\"{}\"", phase.name());
             self.histogram(
@@ -290,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_is_what_prometheus_reads() {
+    fn metrics_are_in_the_format_of_prometheus() {
         let metrics = Metrics::default();
         metrics.count_request("/v1/models", 200);
         metrics.count_request("/v1/models", 200);

@@ -1,4 +1,4 @@
-//! `/openapi.json`: what the server answers, for programs. Made from the types that requests are read into.
+//! `/openapi.json`: the API for programs, made from the types of requests and responses.
 
 use super::{
     api::{
@@ -18,7 +18,7 @@ use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 use std::sync::OnceLock;
 
-/// Where the document keeps its schemas.
+/// The place of the schemas in the document.
 const SCHEMAS: &str = "#/components/schemas";
 
 pub(crate) async fn openapi() -> Response {
@@ -27,15 +27,15 @@ pub(crate) async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], document.as_str()).into_response()
 }
 
-/// What is at a path.
+/// An operation of a path.
 struct Operation {
     method: &'static str,
     path: &'static str,
     summary: &'static str,
     request: Option<Value>,
-    /// The type and the schema of each kind of answer.
+    /// The content type and the schema of each kind of response.
     answers: Vec<(&'static str, Value)>,
-    /// Whether a key is needed, if the server has any.
+    /// Whether an API key is needed, if the server has any.
     guarded: bool,
 }
 
@@ -98,7 +98,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
         Operation {
             method: "post",
             path: "/v1/embeddings",
-            summary: "Turns texts into vectors.",
+            summary: "Embeds texts.",
             request: Some(reference::<EmbeddingRequest>(schemas)),
             answers: vec![(json, reference::<EmbeddingList>(schemas))],
             guarded: true,
@@ -106,7 +106,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
         Operation {
             method: "post",
             path: "/tokenize",
-            summary: "Cuts a text or a conversation into tokens.",
+            summary: "Turns a text or a conversation into tokens.",
             request: Some(reference::<TokenizeRequest>(schemas)),
             answers: vec![(json, reference::<TokenizeResponse>(schemas))],
             guarded: true,
@@ -124,8 +124,8 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
     let gets = [
         ("/v1/models", "Lists the model.", json, reference::<ModelList>(schemas), true),
         ("/v1/models/{model}", "Describes the model.", json, reference::<ModelCard>(schemas), true),
-        ("/metrics", "Figures for Prometheus.", "text/plain", text(), true),
-        ("/health/live", "Whether the process works.", json, status.clone(), false),
+        ("/metrics", "Metrics for Prometheus.", "text/plain", text(), true),
+        ("/health/live", "Whether the process is alive.", json, status.clone(), false),
         ("/health/ready", "Whether requests are served.", json, status, false),
         ("/openapi.json", "This document.", json, json!({"type": "object"}), false),
     ];
@@ -165,7 +165,7 @@ fn described(operation: &Operation, error: &Value) -> Value {
             json!([{"name": "model", "in": "path", "required": true, "schema": {"type": "string"}}]);
     }
     if operation.guarded {
-        // An empty requirement: a server without keys wants none.
+        // The empty requirement is for servers without keys.
         described["security"] = json!([{"key": []}, {}]);
     }
     described
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_leads_to_a_schema() {
+    fn every_reference_has_a_schema() {
         let document = document();
         let mut found = Vec::new();
         references(&document, &mut found);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_say_which_fields_there_are_and_that_there_are_no_others() {
+    fn schemas_of_requests_list_their_fields_and_allow_no_others() {
         let document = document();
         let chat = &document["components"]["schemas"]["ChatRequest"];
         assert_eq!(chat["additionalProperties"], false);

@@ -1,11 +1,11 @@
-//! The page at `/`: a conversation and live figures, for people. It loads nothing from elsewhere.
+//! The web page at `/`: a chat with live metrics. It loads nothing from other servers.
 
 use axum::{
     http::{HeaderName, header},
     response::IntoResponse,
 };
 
-/// What the page may load and reach: this server.
+/// The page may load from and connect to this server only.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
 
@@ -26,7 +26,7 @@ fn file(kind: &'static str, text: &'static str) -> impl IntoResponse {
         (header::CONTENT_TYPE, kind),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // A newer server has a newer page.
+        // A newer server may have a newer page.
         (header::CACHE_CONTROL, "no-cache"),
     ];
     (headers, text)

@@ -1,7 +1,7 @@
-//! Several engines with the same model behind one door.
+//! Replicas: several engines with the same model.
 //!
-//! A request goes to the engine that has seen the start of its prompt, whose cache then spares the work, unless that engine has
-//! clearly more to do than the others; else to the one with the least to do.
+//! A request goes to the engine that has processed the beginning of its prompt before, whose cache then saves work, unless that
+//! engine is clearly busier than the others; otherwise it goes to the least busy engine.
 
 use dsrun_engine::{
     EmbeddingRequest, Request, RequestLimits, Statistics,
@@ -14,11 +14,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Tokens of the pieces in which prompts are compared.
+/// Tokens of the pieces that prompts are compared by.
 const PIECE: usize = 64;
-/// Pieces that are remembered. With more, those that were seen longest ago are forgotten.
+/// The most pieces that are remembered. Beyond it, those seen longest ago are forgotten.
 const MAX_PIECES: usize = 65_536;
-/// How many more requests an engine may have than the least busy one and still be given those it knows the start of.
+/// The most requests that an engine may have above the least busy one to still get requests whose prompts it knows.
 const SLACK: usize = 4;
 
 /// Engines with the same model and the same options; at least one.
@@ -29,12 +29,12 @@ pub(crate) struct Replicas {
 }
 
 impl Replicas {
-    /// These engines. Nothing can be asked of none.
+    /// These engines; `None` if there are none.
     pub(crate) fn new(engines: Vec<Handle>) -> Option<Self> {
         (!engines.is_empty()).then(|| Self { engines, seen: Mutex::default() })
     }
 
-    /// Hands a request to one of them.
+    /// Submits a request to one of the engines.
     ///
     /// # Errors
     /// As [`Handle::submit`].
@@ -42,7 +42,7 @@ impl Replicas {
         self.choose(&request.prompt).submit(request)
     }
 
-    /// Hands a request for a vector to one of them.
+    /// Submits an embedding request to one of the engines.
     ///
     /// # Errors
     /// As [`Handle::embed`].
@@ -50,7 +50,7 @@ impl Replicas {
         self.choose(&request.tokens).embed(request)
     }
 
-    /// The engine for a prompt.
+    /// Chooses the engine for a prompt.
     fn choose(&self, prompt: &[u32]) -> &Handle {
         let [engine] = self.engines.as_slice() else {
             let loads: Vec<usize> = self.engines.iter().map(load).collect();
@@ -60,7 +60,7 @@ impl Replicas {
         engine
     }
 
-    /// What a request has to keep to.
+    /// The limits that a request has to keep to.
     pub(crate) fn limits(&self) -> RequestLimits {
         self.engines[0].limits()
     }
@@ -70,51 +70,51 @@ impl Replicas {
         self.engines[0].stop_ids()
     }
 
-    /// What all of them counted together.
+    /// The sum of the engines' statistics.
     pub(crate) fn statistics(&self) -> Statistics {
         let mut sum = Statistics::default();
         self.engines.iter().for_each(|engine| sum.add(&engine.statistics()));
         sum
     }
 
-    /// Whether all of them take requests.
+    /// Whether all engines accept requests.
     pub(crate) fn is_running(&self) -> bool {
         self.engines.iter().all(|engine| engine.phase() == ServicePhase::Running)
     }
 
-    /// From here on none takes requests; those they have are finished.
+    /// Refuses requests from here on; the engines finish those they have.
     pub(crate) fn drain(&self) {
         self.engines.iter().for_each(Handle::drain);
     }
 
-    /// Waits until all have finished what they had.
+    /// Waits until all engines have finished their requests.
     pub(crate) async fn drained(&self) {
         join_all(self.engines.iter().map(Handle::drained)).await;
     }
 
-    /// Waits until one of them has ended, and says why.
+    /// Waits until one of the engines has ended, and returns the reason.
     pub(crate) async fn ended(&self) -> ServiceError {
         let (_, index, _) = select_all(self.engines.iter().map(|engine| Box::pin(engine.stopped()))).await;
         self.engines[index].failure().unwrap_or(ServiceError::Stopped)
     }
 }
 
-/// What an engine has to do.
+/// The number of requests of an engine.
 fn load(engine: &Handle) -> usize {
     let statistics = engine.statistics();
     statistics.running + statistics.waiting
 }
 
-/// Which engine has seen which start of a prompt.
+/// The engine that has processed each known beginning of a prompt.
 #[derive(Debug, Default)]
 struct Seen {
-    /// By the hash of all tokens up to the end of a piece: the engine, and when it saw them last.
+    /// By the hash of all tokens up to the end of a piece: the engine, and the time of its last request with them.
     pieces: HashMap<u64, (usize, u64)>,
     clock: u64,
 }
 
 impl Seen {
-    /// Chooses an engine for a prompt, given what each has to do, and remembers the choice.
+    /// Chooses an engine for a prompt, given the load of each, and remembers the choice.
     fn choose(&mut self, prompt: &[u32], loads: &[usize]) -> usize {
         let mut hasher = DefaultHasher::new();
         let hash = |piece: &[u32]| {
@@ -130,12 +130,12 @@ impl Seen {
         if self.pieces.len() + hashes.len() > MAX_PIECES {
             self.forget();
         }
-        // A prompt of more pieces than are remembered is remembered by its start.
+        // A prompt of more pieces than are remembered is remembered by its beginning.
         self.pieces.extend(hashes.into_iter().take(MAX_PIECES / 2).map(|hash| (hash, (chosen, self.clock))));
         chosen
     }
 
-    /// Forgets the half that was seen longest ago.
+    /// Forgets the half of the pieces that was seen longest ago.
     fn forget(&mut self) {
         let mut times: Vec<u64> = self.pieces.values().map(|seen| seen.1).collect();
         let middle = times.len() / 2;
@@ -154,24 +154,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_goes_where_there_is_least_to_do() {
+    fn unknown_prompts_go_to_the_least_busy_engine() {
         let mut seen = Seen::default();
         assert_eq!(seen.choose(&prompt(0, 200), &[3, 1, 2]), 1);
         assert_eq!(seen.choose(&prompt(1000, 10), &[3, 1, 0]), 2);
     }
 
     #[test]
-    fn what_starts_alike_goes_where_that_was_seen_unless_there_is_too_much_to_do() {
+    fn known_prefixes_go_to_their_engine_unless_it_is_too_busy() {
         let mut seen = Seen::default();
         assert_eq!(seen.choose(&prompt(0, 200), &[1, 0]), 1);
-        // The first piece is the same, the rest is not.
+        // The first piece is the same, the rest differs.
         let mut alike = prompt(0, 64);
         alike.extend(prompt(5000, 100));
         assert_eq!(seen.choose(&alike, &[0, SLACK]), 1);
         assert_eq!(seen.choose(&alike, &[0, SLACK + 1]), 0);
-        // From here on the other knows it, too.
+        // From here on the other engine knows it, too.
         assert_eq!(seen.choose(&alike, &[0, 0]), 0);
-        // A start shorter than a piece is not known.
+        // A prefix shorter than a piece is not known.
         assert_eq!(seen.choose(&prompt(0, 63), &[1, 0]), 1);
     }
 

@@ -1,4 +1,4 @@
-//! What is where, and what happens around every request.
+//! Paths with their handlers, and the layers around every request.
 
 use super::{
     api::{
@@ -29,9 +29,9 @@ use serde_json::{Map, json};
 use std::{any::Any, sync::Arc, time::Instant};
 use tower_http::catch_panic::CatchPanicLayer;
 
-/// Everything that the server answers.
+/// The router of the whole server.
 pub(crate) fn router(app: Arc<App>) -> Router {
-    // Whoever knows a key may go here.
+    // These paths need an API key, if the server has any.
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
@@ -52,16 +52,16 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     around(app, guarded.merge(open))
 }
 
-/// Routes with what happens around every request: it is counted, and its panics end nothing but itself.
+/// Adds the layers around every request: requests are counted, and a panic ends its own request only.
 pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
     let panicked = {
         let metrics = app.metrics.clone();
         move |panic: Box<dyn Any + Send>| {
             metrics.panics.add(1);
-            let said = panic.downcast_ref::<&str>().copied();
-            let said =
-                said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
-            tracing::error!(said, "a request ended in a panic");
+            let message = panic.downcast_ref::<&str>().copied();
+            let message =
+                message.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
+            tracing::error!(message, "a request ended in a panic");
             ApiError::internal().into_response()
         }
     };
@@ -73,7 +73,7 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
         .with_state(app)
 }
 
-/// Lets those in who may ask, as often as they may.
+/// Checks the API key and the rate limit.
 async fn guard(
     State(app): State<Arc<App>>,
     Extension(Peer(peer)): Extension<Peer>,
@@ -87,7 +87,7 @@ async fn guard(
     Ok(next.run(request).await)
 }
 
-/// Counts requests. Paths that there are not count as one.
+/// Counts requests. Unknown paths count as one path.
 async fn count(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let response = next.run(request).await;

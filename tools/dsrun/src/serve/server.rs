@@ -24,10 +24,10 @@ use tokio_rustls::{
     },
 };
 
-/// Environment variable with API keys.
+/// The environment variable with API keys.
 const KEYS: &str = "DSRUN_API_KEYS";
 
-/// What all requests to a server of these settings share.
+/// The state that all requests to a server of these settings share.
 ///
 /// # Errors
 /// If the API keys cannot be read.
@@ -43,7 +43,7 @@ pub(crate) fn app(settings: &ServeSettings, name: String) -> Result<App> {
     Ok(App::new(name, limits, keys, settings.requests_per_minute.map(RateLimit::new)))
 }
 
-/// A server that listens.
+/// A listening server.
 pub(crate) struct Server {
     app: Arc<App>,
     listener: TcpListener,
@@ -54,7 +54,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts to listen. Nothing is served before [`Self::run`], and only health before the app is loaded.
+    /// Starts to listen. No request is served before [`Self::run`], and only health checks before the model is loaded.
     ///
     /// # Errors
     /// If the address is taken, or the certificate cannot be used.
@@ -69,7 +69,8 @@ impl Server {
             let hint = if taken { "\nhint: --port names another, or 0 for any that is free" } else { "" };
             anyhow!("cannot listen at {address}: {error}{hint}")
         })?;
-        let address = listener.local_addr().context("the system does not say where it listens")?;
+        let address =
+            listener.local_addr().context("the system does not report the address of the listener")?;
         let limits = ConnectionLimits {
             connections: settings.connections(),
             header: settings.header_timeout(),
@@ -78,14 +79,14 @@ impl Server {
         Ok(Self { app, listener, address, tls, limits, drain: settings.drain_timeout() })
     }
 
-    /// Where it listens.
+    /// The address that it listens at.
     pub(crate) fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.address)
     }
 
-    /// Serves until `stop`. Then takes no more requests, and lets those that run finish within the time to drain; health is
-    /// answered meanwhile. Whether all finished.
+    /// Serves until `stop`. Then it accepts no more requests, and lets running ones finish within the time to drain; health checks are
+    /// still answered. Returns whether all requests finished.
     pub(crate) async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> bool {
         let (drained_sender, drained) = oneshot::channel();
         let (app, drain) = (self.app.clone(), self.drain);
@@ -94,7 +95,7 @@ impl Server {
             app.drain();
             let deadline = Instant::now() + drain;
             if let Some(engine) = app.engine() {
-                // Whether they finished is seen by their connections.
+                // Their connections show whether they finished.
                 let _ = timeout_at(deadline, engine.drained()).await;
             }
             let _ = drained_sender.send(());
@@ -102,7 +103,7 @@ impl Server {
         });
         let give_up = control.abort_handle();
         let stop = async {
-            // If the task panicked, the server has to end all the same.
+            // If the task panicked, the server has to end nevertheless.
             let _ = drained.await;
         };
         let deadline = async {

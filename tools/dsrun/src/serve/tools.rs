@@ -1,15 +1,15 @@
-//! Calls of tools: how models write them, and how they are found in what a model writes.
+//! Tool calls: the formats that models write them in, and a parser that finds them in an answer.
 
 use super::api::chat::Function;
 use dsrun_models::chat::ChatTemplate;
 use serde_json::{Map, Value};
 
-/// What stands in front of a call in Hermes' form.
+/// The beginning of a call in the Hermes format.
 const OPEN: &str = "<tool_call>";
-/// What stands behind it.
+/// The end of a call in the Hermes format.
 const CLOSE: &str = "</tool_call>";
 
-/// How a model writes calls.
+/// The format of a model's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolFormat {
     /// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, several in an answer, text around them (Hermes, Qwen).
@@ -18,17 +18,17 @@ pub(crate) enum ToolFormat {
     Json,
 }
 
-/// A part of what a model writes.
+/// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Part {
     /// Text for the reader.
     Text(String),
-    /// A call. The arguments are JSON.
+    /// A tool call. The arguments are JSON.
     Call { name: String, arguments: String },
 }
 
 impl ToolFormat {
-    /// The form of a model, by its chat template; none if that does not know tools.
+    /// The format of a model, by its chat template; `None` if the template does not support tools.
     pub(crate) fn of(template: &ChatTemplate) -> Option<Self> {
         if !template.mentions("tools") {
             None
@@ -58,7 +58,7 @@ impl ToolFormat {
                 }
                 Self::Json => (format!("{{\"name\": {name}, \"parameters\": "), "}".to_owned()),
             };
-            // A schema of its own for each function: references in it start at its root.
+            // Each function has a rule of its own, because references in a schema start at its root.
             let schema = arguments_schema(function);
             grammar.push_str(&format!(
                 "{call}: {} arguments_{call} {}\narguments_{call}: %json {schema}\n",
@@ -70,7 +70,7 @@ impl ToolFormat {
     }
 }
 
-/// The schema of a function's arguments: an object, empty if nothing is said.
+/// The schema of a function's arguments: an object, empty if the function has no parameters.
 fn arguments_schema(function: &Function) -> Value {
     let empty = || serde_json::json!({"type": "object", "properties": {}, "additionalProperties": false});
     match &function.parameters {
@@ -83,37 +83,37 @@ fn arguments_schema(function: &Function) -> Value {
     }
 }
 
-/// Finds calls in a text that comes in pieces.
+/// Finds tool calls in a text that arrives in pieces.
 #[derive(Debug)]
 pub(crate) struct ToolParser {
     format: ToolFormat,
     names: Vec<String>,
-    /// Calls that are still let through; later ones are dropped.
+    /// Calls that are still returned; later ones are dropped.
     left: usize,
-    /// Text that may be a call, or the start of one.
+    /// Text that may be a call, or the beginning of one.
     held: String,
     state: State,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing but blanks has come.
+    /// Only blanks so far.
     Start,
     /// Text for the reader.
     Outside,
-    /// After what opens a call.
+    /// After the beginning of a call.
     Inside,
-    /// After a call, where blanks do not count.
-    Behind,
+    /// After a call, where blanks are dropped.
+    AfterCall,
 }
 
 impl ToolParser {
-    /// A parser of answers that may call the functions of these names, so often.
+    /// A parser of answers that may call the functions of these names, at most `limit` times.
     pub(crate) fn new(format: ToolFormat, names: Vec<String>, limit: usize) -> Self {
         Self { format, names, left: limit, held: String::new(), state: State::Start }
     }
 
-    /// Takes the next piece of text.
+    /// Adds the next piece of text.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Part> {
         self.held.push_str(text);
         let parts = match self.format {
@@ -123,7 +123,7 @@ impl ToolParser {
         self.limited(parts)
     }
 
-    /// The rest, once no more comes.
+    /// Returns the rest at the end of the text.
     pub(crate) fn finish(&mut self) -> Vec<Part> {
         let parts = self.rest();
         self.limited(parts)
@@ -144,7 +144,7 @@ impl ToolParser {
         let calls = match (self.format, self.state) {
             (ToolFormat::Hermes, State::Inside) => parse(&held).map(|call| vec![call]),
             (ToolFormat::Json, State::Inside) => self.all_calls(&held),
-            (_, State::Behind) if held.trim().is_empty() => Some(Vec::new()),
+            (_, State::AfterCall) if held.trim().is_empty() => Some(Vec::new()),
             _ => None,
         };
         let text = || match self.state {
@@ -162,14 +162,14 @@ impl ToolParser {
             if self.state == State::Inside {
                 let Some(end) = self.held.find(CLOSE) else { return parts };
                 let call = parse(&self.held[..end]);
-                // What is no call is text, as it stands.
+                // Anything else between the tags is text.
                 parts.push(call.unwrap_or_else(|| Part::Text(format!("{OPEN}{}{CLOSE}", &self.held[..end]))));
                 self.held.drain(..end + CLOSE.len());
-                self.state = State::Behind;
+                self.state = State::AfterCall;
             }
-            if matches!(self.state, State::Start | State::Behind) {
+            if matches!(self.state, State::Start | State::AfterCall) {
                 let blanks = self.held.len() - self.held.trim_start().len();
-                // Blanks in front of a call are nothing to read; in front of text they are part of it.
+                // Blanks before a call are dropped; before text they are part of it.
                 let rest = &self.held[blanks..];
                 if rest.len() < OPEN.len() && OPEN.starts_with(rest) {
                     return parts;
@@ -203,14 +203,14 @@ impl ToolParser {
                 Some(_) => self.state = State::Outside,
             }
         }
-        // An answer that starts as a call does is one or is none; that is seen at its end.
+        // Whether an answer that begins like a call is one is known at its end.
         if self.state == State::Inside || self.held.is_empty() {
             return Vec::new();
         }
         vec![Part::Text(std::mem::take(&mut self.held))]
     }
 
-    /// All calls of a text, if it is nothing but calls of functions that there are.
+    /// The calls of a text, if it consists of calls of known functions only.
     fn all_calls(&self, text: &str) -> Option<Vec<Part>> {
         let mut calls = Vec::new();
         let mut rest = text.trim();
@@ -228,7 +228,7 @@ impl ToolParser {
     }
 }
 
-/// How many bytes at the end of a text may be the start of `tag`.
+/// The number of bytes at the end of a text that may be the beginning of `tag`.
 fn overlap(text: &str, tag: &str) -> usize {
     (1..tag.len()).rev().find(|length| text.ends_with(&tag[..*length])).unwrap_or(0)
 }
@@ -237,7 +237,7 @@ fn parse(text: &str) -> Option<Part> {
     as_call(serde_json::from_str(text.trim()).ok()?)
 }
 
-/// A call in either of its spellings. Arguments may be JSON in a text.
+/// A call, with its arguments under either name. Arguments may be JSON in a string.
 fn as_call(value: Value) -> Option<Part> {
     let Value::Object(mut call) = value else { return None };
     let Some(Value::String(name)) = call.remove("name") else { return None };
@@ -264,7 +264,7 @@ mod tests {
         Part::Call { name: name.into(), arguments: arguments.into() }
     }
 
-    /// Parts of a text that comes in pieces of so many characters, neighbouring texts joined.
+    /// The parts of a text that arrives in pieces of this many characters, with neighbouring texts joined.
     fn parts(format: ToolFormat, answer: &str, size: usize) -> Vec<Part> {
         let mut parser = ToolParser::new(format, vec!["f".into(), "g".into()], usize::MAX);
         let characters: Vec<char> = answer.chars().collect();
@@ -313,7 +313,7 @@ mod tests {
     #[case("{% if tools %}<tool_call>{% endif %}", Some(ToolFormat::Hermes))]
     #[case("{% if tools %}{\"name\": f, \"parameters\": p}{% endif %}", Some(ToolFormat::Json))]
     #[case("{{ messages }}", None)]
-    fn the_form_is_seen_in_the_template(#[case] source: &str, #[case] format: Option<ToolFormat>) {
+    fn the_format_is_detected_from_the_template(#[case] source: &str, #[case] format: Option<ToolFormat>) {
         let template = ChatTemplate::new(source, &[]).expect("a template");
         assert_eq!(ToolFormat::of(&template), format);
     }

@@ -16,16 +16,16 @@ generation_request! {
         /// The former name of `max_completion_tokens`.
         #[serde(default)]
         pub(crate) max_tokens: Option<usize>,
-        /// Whether to tell how likely each token was.
+        /// Whether to report the probability of each token.
         #[serde(default)]
         pub(crate) logprobs: Option<bool>,
-        /// How many of the likeliest tokens to tell in each place, at most 20; only with `logprobs`.
+        /// The number of most likely tokens to report at each position, at most 20; only with `logprobs`.
         #[serde(default)]
         pub(crate) top_logprobs: Option<usize>,
-        /// What the model may call.
+        /// The tools that the model may call.
         #[serde(default)]
         pub(crate) tools: Option<Vec<Tool>>,
-        /// Whether the model has to call something.
+        /// Whether the model has to call a tool.
         #[serde(default)]
         pub(crate) tool_choice: Option<ToolChoice>,
         /// Whether the model may call several tools in an answer.
@@ -42,27 +42,27 @@ generation_request! {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChatMessage {
     pub(crate) role: Role,
-    /// What is said. A message that calls tools may have none.
+    /// The text. A message that calls tools may have none.
     #[serde(default)]
     pub(crate) content: Option<Content>,
-    /// Who of several says it.
+    /// The name of the participant.
     #[serde(default)]
     pub(crate) name: Option<String>,
-    /// The calls that an assistant's message makes.
+    /// The tool calls of an assistant's message.
     #[serde(default)]
     pub(crate) tool_calls: Option<Vec<ToolCall>>,
-    /// Which call a tool's message answers.
+    /// The call that a tool's message answers.
     #[serde(default)]
     pub(crate) tool_call_id: Option<String>,
-    /// What the assistant thought before it said this.
+    /// The assistant's reasoning before the message.
     #[serde(default)]
     pub(crate) reasoning_content: Option<String>,
-    /// Why the assistant said nothing; this server's answers have none.
+    /// The assistant's reason for refusing; answers of this server have none.
     #[serde(default)]
     pub(crate) refusal: Option<String>,
 }
 
-/// Who says a message.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
@@ -75,7 +75,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// Its name in chat templates.
+    /// The name in chat templates.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Developer | Self::System => "system",
@@ -114,7 +114,7 @@ impl Content {
     }
 }
 
-/// Something that the model may call.
+/// A tool that the model may call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Tool {
@@ -129,16 +129,16 @@ pub(crate) struct Function {
     pub(crate) name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) description: Option<String>,
-    /// A JSON schema of the arguments; none if not given.
+    /// A JSON schema of the arguments; the function has no arguments if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) parameters: Option<Value>,
-    /// Whether the arguments have to keep to the schema. They do wherever a call is required; where it is not, `true` is
-    /// not supported.
+    /// Whether the arguments have to follow the schema. They always do if a call is required; otherwise `true` is not
+    /// supported.
     #[serde(default, skip_serializing)]
     pub(crate) strict: Option<bool>,
 }
 
-/// Whether the model has to call something.
+/// Whether the model has to call a tool.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(
     untagged,
@@ -152,15 +152,15 @@ pub(crate) enum ToolChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ToolMode {
-    /// It calls nothing.
+    /// The model calls no tool.
     None,
-    /// It decides.
+    /// The model decides.
     Auto,
-    /// It calls something.
+    /// The model calls at least one tool.
     Required,
 }
 
-/// It calls this.
+/// The tool that the model has to call.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum NamedTool {
@@ -196,11 +196,11 @@ pub(crate) enum CallType {
 #[serde(deny_unknown_fields)]
 pub(crate) struct FunctionCall {
     pub(crate) name: String,
-    /// The arguments as JSON, in a text.
+    /// The arguments as JSON in a string.
     pub(crate) arguments: String,
 }
 
-/// An answer as a whole.
+/// A complete answer.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct ChatCompletion {
     pub(crate) id: String,
@@ -224,7 +224,7 @@ pub(crate) struct ChatChoice {
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct AnswerMessage {
     pub(crate) role: Role,
-    /// The text; none if the answer is nothing but calls.
+    /// The text; `null` if the answer consists of tool calls only.
     pub(crate) content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) tool_calls: Vec<ToolCall>,
@@ -237,12 +237,12 @@ pub(crate) struct ChatLogprobs {
     pub(crate) content: Vec<ChatTokenLogprob>,
 }
 
-/// A token, and what else could have stood there.
+/// A token with its most likely alternatives.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct ChatTokenLogprob {
     #[serde(flatten)]
     pub(crate) chosen: TokenLogprob,
-    /// The likeliest tokens in its place, the likeliest first.
+    /// The most likely tokens at its position, the most likely first.
     pub(crate) top_logprobs: Vec<TokenLogprob>,
 }
 

@@ -13,13 +13,13 @@ generation_request! {
         /// The most tokens of an answer; 16 if not given.
         #[serde(default)]
         pub(crate) max_tokens: Option<usize>,
-        /// How many of the likeliest tokens to tell in each place, at most 20; without it, none.
+        /// The number of most likely tokens to report at each position, at most 20; no tokens are reported if not given.
         #[serde(default)]
         pub(crate) logprobs: Option<usize>,
         /// Whether the answer starts with the prompt; not together with `logprobs`.
         #[serde(default)]
         pub(crate) echo: Option<bool>,
-        /// Whether to tell the ids of an answer's tokens: what there is to read of a model without a tokenizer.
+        /// Whether to report the ids of an answer's tokens, the only output of a model without a tokenizer.
         #[serde(default)]
         pub(crate) return_token_ids: Option<bool>,
     }
@@ -47,7 +47,7 @@ pub(crate) struct Completion {
     /// In seconds since 1970.
     pub(crate) created: u64,
     pub(crate) model: String,
-    /// Those of the first prompt, then those of the second, and so on. A piece has one, the event with the usage none.
+    /// The choices of the first prompt, then those of the second, and so on. A piece has one choice, the event with the usage none.
     pub(crate) choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<Usage>,
@@ -58,20 +58,20 @@ pub(crate) struct CompletionChoice {
     pub(crate) index: usize,
     pub(crate) text: String,
     pub(crate) logprobs: Option<CompletionLogprobs>,
-    /// Set if they were asked for. The end token is none of them, those of a stop text are.
+    /// The token ids, if they were asked for, without the end token, but with the tokens of a stop text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) token_ids: Option<Vec<u32>>,
     pub(crate) finish_reason: Option<Finish>,
 }
 
-/// How likely the tokens of a text were.
+/// The probabilities of the tokens of a text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct CompletionLogprobs {
     pub(crate) tokens: Vec<String>,
     /// The natural logarithms of their probabilities.
     pub(crate) token_logprobs: Vec<f32>,
-    /// The likeliest tokens in each place.
+    /// The most likely tokens at each position.
     pub(crate) top_logprobs: Vec<BTreeMap<String, f32>>,
-    /// Where in the answer each token starts, in characters.
+    /// The place in the answer where each token starts, in characters.
     pub(crate) text_offset: Vec<usize>,
 }

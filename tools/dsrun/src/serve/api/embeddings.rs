@@ -4,7 +4,7 @@ use super::completions::Prompts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Texts to turn into vectors.
+/// Texts to embed.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EmbeddingRequest {
@@ -12,18 +12,18 @@ pub(crate) struct EmbeddingRequest {
     pub(crate) model: String,
     /// One or several texts, as texts or as tokens.
     pub(crate) input: Prompts,
-    /// How vectors are written: as numbers, if not given.
+    /// The encoding of embeddings; numbers if not given.
     #[serde(default)]
     pub(crate) encoding_format: Option<EncodingFormat>,
-    /// What stands for a text: the mean over its tokens, if not given.
+    /// How the hidden states of a text become one vector: their mean if not given.
     #[serde(default)]
     pub(crate) pooling: Option<Pooling>,
-    /// Requests of a higher priority run before those of a lower one.
+    /// Requests of higher priority run before those of lower priority.
     #[serde(default)]
     pub(crate) priority: Option<i32>,
-    /// Who asks. Nothing depends on it.
+    /// The user. It has no effect.
     #[serde(default)]
-    #[expect(dead_code, reason = "clients send it, and nothing depends on it")]
+    #[expect(dead_code, reason = "clients send it, and it has no effect")]
     pub(crate) user: Option<String>,
 }
 
@@ -60,13 +60,13 @@ pub(crate) struct EmbeddingList {
 pub(crate) struct Embedding {
     /// `embedding`.
     pub(crate) object: &'static str,
-    /// Of the text, in the order of the request.
+    /// The index of the text in the request.
     pub(crate) index: usize,
     /// A vector of length 1.
     pub(crate) embedding: Vector,
 }
 
-/// How a vector is written.
+/// An encoded embedding.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(crate) enum Vector {
@@ -74,10 +74,10 @@ pub(crate) enum Vector {
     Base64(String),
 }
 
-/// How many tokens a request took.
+/// The tokens that a request used.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct EmbeddingUsage {
     pub(crate) prompt_tokens: usize,
-    /// The same.
+    /// The same number.
     pub(crate) total_tokens: usize,
 }

@@ -10,14 +10,14 @@ pub(crate) struct ModelList {
     pub(crate) data: Vec<ModelCard>,
 }
 
-/// A model that is served.
+/// A served model.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct ModelCard {
-    /// Its name, for requests.
+    /// The name in requests.
     pub(crate) id: String,
     /// `model`.
     pub(crate) object: &'static str,
-    /// When it was loaded, in seconds since 1970.
+    /// The time of loading, in seconds since 1970.
     pub(crate) created: u64,
     pub(crate) owned_by: &'static str,
     /// Tokens that a prompt and its answer may have together.

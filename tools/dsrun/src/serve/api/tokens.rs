@@ -4,7 +4,7 @@ use super::chat::ChatMessage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A text, or a conversation, to cut into tokens.
+/// A text or a conversation to turn into tokens.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenizeRequest {
@@ -17,7 +17,7 @@ pub(crate) struct TokenizeRequest {
     /// A conversation, instead of a text.
     #[serde(default)]
     pub(crate) messages: Option<Vec<ChatMessage>>,
-    /// Whether a text gets the tokens that the model expects around it; yes if not given.
+    /// Whether to add the special tokens that the model expects around a text; yes if not given.
     #[serde(default)]
     pub(crate) add_special_tokens: Option<bool>,
 }

@@ -1,0 +1,77 @@
+//! Conversations as tokens.
+
+use crate::serve::{
+    api::chat::{ChatMessage, Content, Role, Tool, ToolCall},
+    app::Loaded,
+    error::ApiError,
+};
+use dsrun_models::chat::{Message, RenderOptions};
+use serde_json::{Map, Value, json};
+
+/// Encodes a conversation with the model's chat template.
+///
+/// # Errors
+/// Names the field that is wrong.
+pub(crate) fn encode(
+    messages: &[ChatMessage],
+    tools: Option<&[Tool]>,
+    variables: Map<String, Value>,
+    loaded: &Loaded,
+) -> Result<Vec<u32>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "there must be at least one"));
+    }
+    let written = messages.iter().enumerate().map(|(index, message)| as_message(index, message));
+    let options = RenderOptions {
+        add_generation_prompt: true,
+        // Tools consist of strings and JSON, so they can always be serialised.
+        tools: tools.map(|tools| tools.iter().map(|tool| json!(tool)).collect()),
+        variables,
+        ..RenderOptions::default()
+    };
+    let tokenizer = loaded.tokenizer()?;
+    let prompt = loaded
+        .template()?
+        .prompt(tokenizer, &written.collect::<Result<Vec<_>, _>>()?, &options)
+        .map_err(|error| ApiError::field("messages", error.to_string()))?;
+    prompt.encode(tokenizer).map_err(|error| ApiError::field("messages", error.to_string()))
+}
+
+/// A message in the form that chat templates read.
+fn as_message(index: usize, message: &ChatMessage) -> Result<Message, ApiError> {
+    let field = |name: &str| format!("messages[{index}].{name}");
+    let mut other = Map::new();
+    let texts = [
+        ("name", &message.name),
+        ("tool_call_id", &message.tool_call_id),
+        ("reasoning_content", &message.reasoning_content),
+    ];
+    for (key, text) in texts {
+        if let Some(text) = text {
+            other.insert(key.to_owned(), text.as_str().into());
+        }
+    }
+    if let Some(calls) = message.tool_calls.as_ref().filter(|calls| !calls.is_empty()) {
+        if message.role != Role::Assistant {
+            return Err(ApiError::field(field("tool_calls"), "only an assistant's message calls tools"));
+        }
+        let call = |call: &ToolCall| {
+            // Templates read the arguments as an object, not as text.
+            let arguments: Map<String, Value> = match call.function.arguments.trim() {
+                "" => Map::new(),
+                text => serde_json::from_str(text).map_err(|error| {
+                    ApiError::field(field("tool_calls"), format!("the arguments are no JSON object: {error}"))
+                })?,
+            };
+            let function = json!({"name": call.function.name, "arguments": arguments});
+            Ok(json!({"id": call.id, "type": "function", "function": function}))
+        };
+        let calls: Vec<Value> = calls.iter().map(call).collect::<Result<_, ApiError>>()?;
+        other.insert("tool_calls".to_owned(), calls.into());
+    } else if message.content.is_none() && message.refusal.is_none() {
+        return Err(ApiError::field(field("content"), "must be given"));
+    }
+    let content = message.content.as_ref().map(Content::text).or_else(|| message.refusal.clone());
+    let content = Some(content.map_or_else(|| Value::from(""), Value::from));
+    Ok(Message { role: message.role.name().to_owned(), content, other })
+}

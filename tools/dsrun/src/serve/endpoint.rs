@@ -1,0 +1,116 @@
+//! The path of a completion from its request to its answer. Chat and text completions share it; each says how its request is read
+//! and how its answers are written.
+
+use super::{
+    api::Usage,
+    app::{App, Loaded},
+    body::read_json,
+    error::ApiError,
+    events,
+    generation::{Answers, Job, Piece},
+};
+use axum::{
+    Json,
+    body::Body,
+    http::Request,
+    response::{IntoResponse, Response},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::sync::Arc;
+
+/// A kind of completion. A value holds what the answers to one request need.
+pub(super) trait Completion: Send + Sized + 'static {
+    /// The body of a request.
+    type Request: DeserializeOwned + Send + 'static;
+    /// One choice of a complete answer.
+    type Choice: Send;
+    /// The body of a complete answer.
+    type Answer: Serialize;
+    /// An event of a streamed answer.
+    type Event: Serialize;
+
+    /// The beginning of response ids.
+    const ID_PREFIX: &'static str;
+
+    /// The model that a request asks for.
+    fn model(request: &Self::Request) -> &str;
+
+    /// Checks a request, and turns it into a job.
+    ///
+    /// # Errors
+    /// Names the field that is wrong.
+    fn prepare(request: &Self::Request, loaded: &Loaded) -> Result<(Job, Self), ApiError>;
+
+    /// A choice of a complete answer before its first piece.
+    fn choice(&self, index: usize) -> Self::Choice;
+
+    /// Adds a piece to its choice.
+    fn add(&mut self, choice: &mut Self::Choice, piece: Piece);
+
+    /// A complete answer.
+    fn answer(header: Header, choices: Vec<Self::Choice>, usage: Usage) -> Self::Answer;
+
+    /// The events of a piece.
+    fn events(&mut self, header: &Header, piece: Piece) -> Vec<Self::Event>;
+
+    /// The last event of a stream, with the usage.
+    fn usage_event(header: &Header, usage: Usage) -> Self::Event;
+}
+
+/// The fields that every part of a response has.
+#[derive(Clone, Debug)]
+pub(super) struct Header {
+    pub(super) id: String,
+    /// In seconds since 1970.
+    pub(super) created: u64,
+    pub(super) model: String,
+}
+
+/// Serves a completion.
+pub(super) async fn complete<C: Completion>(
+    app: Arc<App>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let loaded = app.ready()?;
+    let request: C::Request = read_json(request, app.limits.body).await?;
+    app.check_model(C::model(&request))?;
+    let for_job = loaded.clone();
+    let (job, completion) = app.blocking(move || C::prepare(&request, &for_job)).await?;
+    let header = Header { id: events::id(C::ID_PREFIX), created: events::now(), model: app.name.clone() };
+    let (choices, generation) = (job.choices(), &job.generation);
+    let stream = generation.stream.then_some(generation.include_usage);
+    let answers = job.submit(&app, &loaded)?;
+    match stream {
+        Some(include_usage) => Ok(streamed(completion, header, answers, include_usage)),
+        None => whole(completion, header, answers, choices).await,
+    }
+}
+
+/// Responds with the complete answers.
+async fn whole<C: Completion>(
+    mut completion: C,
+    header: Header,
+    mut answers: Answers,
+    count: usize,
+) -> Result<Response, ApiError> {
+    let mut choices: Vec<C::Choice> = (0..count).map(|index| completion.choice(index)).collect();
+    while let Some(piece) = answers.next().await {
+        let piece = piece?;
+        let index = piece.index;
+        completion.add(&mut choices[index], piece);
+    }
+    Ok(Json(C::answer(header, choices, answers.usage())).into_response())
+}
+
+/// Responds with the answers piece by piece.
+fn streamed<C: Completion>(
+    mut completion: C,
+    header: Header,
+    answers: Answers,
+    include_usage: bool,
+) -> Response {
+    events::stream(answers, include_usage, move |update| match update {
+        events::Update::Piece(piece) => completion.events(&header, piece),
+        events::Update::Usage(usage) => vec![C::usage_event(&header, usage)],
+    })
+}
