@@ -1,0 +1,261 @@
+//! Arguments of `dsrun bench`.
+
+use super::{
+    setup::{EngineArguments, ModelArguments, SetupArguments, SpeculationArguments},
+    values::{at_least_two, positive, share},
+};
+use crate::commands::bench::Lengths;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    pub(crate) command: BenchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure the time to the first token and the time per token.
+    Latency(Latency),
+    /// Measure the overhead of the default backend as a plugin.
+    Abi(Abi),
+    /// Measure how fast prompts are processed.
+    Prefill(Prefill),
+    /// Measure the tokens per second of many requests at once.
+    Throughput(Throughput),
+    /// Measure each kind of call of a decode step, and how close it is to the memory bandwidth.
+    Kernels(BenchKernels),
+    /// Measure the latency of an OpenAI-compatible server under load.
+    Serve(BenchServe),
+    /// Draw latency over throughput from the output of `bench serve --json`, for several servers or settings.
+    Plot(BenchPlot),
+    /// Load a server of this program for a while, with clients that disconnect now and then, and compare every answer with a solo one.
+    Soak(Soak),
+}
+
+/// Repeats and output of a benchmark.
+#[derive(Debug, Args)]
+pub(crate) struct MeasureArguments {
+    /// The number of measurements; the median is shown.
+    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive)]
+    pub(crate) repeat: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Latency {
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) prompt: usize,
+    /// Tokens to generate for each prompt.
+    #[arg(long = "gen", default_value_t = 64, value_name = "TOKENS", value_parser = at_least_two)]
+    pub(crate) generate: usize,
+    /// Prompts that run side by side.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
+    pub(crate) batch: usize,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArguments,
+    #[command(flatten)]
+    pub(crate) setup: SetupArguments,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Prefill {
+    /// Tokens of the prompts to measure, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "128,512", value_name = "TOKENS", value_parser = positive)]
+    pub(crate) prompt: Vec<usize>,
+    /// Prompts that run side by side.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
+    pub(crate) batch: usize,
+    /// Seconds of idle time before each run, to measure a prompt on a device that was idle. Runs in quick succession bring a device
+    /// to its power limit, where it lowers its clock.
+    #[arg(long, default_value_t = 0, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=60))]
+    pub(crate) pause: u64,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArguments,
+    #[command(flatten)]
+    pub(crate) setup: SetupArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Throughput {
+    /// Requests that are submitted at once.
+    #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = positive)]
+    pub(crate) requests: usize,
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) prompt: usize,
+    /// Tokens to generate for each request.
+    #[arg(long = "gen", default_value_t = 128, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) generate: usize,
+    /// Requests that run side by side; all of them if not given.
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    pub(crate) batch: Option<usize>,
+    /// Tokens that the KV cache holds; as many as all requests need, or as fit into memory, if not given.
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) kv_tokens: Option<usize>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) setup: SetupArguments,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchKernels {
+    /// Requests that generate side by side.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = positive)]
+    pub(crate) batch: usize,
+    /// Tokens of context of each request.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) past: usize,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArguments,
+    #[command(flatten)]
+    pub(crate) setup: SetupArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchServe {
+    /// The server, such as http://localhost:8000.
+    pub(crate) url: String,
+    /// The model to ask for; the first that the server lists if not given.
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// The API key of the server.
+    #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// Tokens of prompts: 512, uniform:100-900 or normal:2600/780 (mean and deviation).
+    #[arg(long, default_value = "512", value_name = "LENGTHS")]
+    pub(crate) prompt: Lengths,
+    /// The most tokens of answers, in the same form.
+    #[arg(long = "gen", default_value = "128", value_name = "LENGTHS")]
+    pub(crate) generate: Lengths,
+    /// Requests of each load.
+    #[arg(long, default_value_t = 128, value_name = "COUNT", value_parser = positive)]
+    pub(crate) requests: usize,
+    /// Open loop: requests per second that arrive at random, however many are running; several rates are measured in turn.
+    #[arg(long, value_delimiter = ',', value_name = "RATES")]
+    pub(crate) rate: Vec<f64>,
+    /// Closed loop: clients that each wait for their answer before they ask again; several numbers are measured in turn.
+    #[arg(long, value_delimiter = ',', value_name = "COUNTS", value_parser = positive)]
+    pub(crate) clients: Vec<usize>,
+    /// Requests before the first load that are not measured.
+    #[arg(long, default_value_t = 2, value_name = "COUNT")]
+    pub(crate) warm_up: usize,
+    /// Ask for chat completions instead of completions; prompts are then words.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Send prompts as words instead of tokens, for servers that take no tokens.
+    #[arg(long)]
+    pub(crate) text: bool,
+    /// Token ids of prompts are drawn below this.
+    #[arg(long, default_value_t = 10_000, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) vocabulary: u32,
+    /// Ask for the ids of tokens too, for models without a tokenizer; the server must know the field `return_token_ids`.
+    #[arg(long, conflicts_with = "chat")]
+    pub(crate) token_ids: bool,
+    /// Ask for answers that continue past the model's end tokens; the server must know the field `ignore_eos`.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Service level: the first token must come within the prompt's length over this many tokens per second.
+    #[arg(long, default_value_t = 512.0, value_name = "NUMBER")]
+    pub(crate) sla_prompt: f64,
+    /// Service level: tokens per second after the first token.
+    #[arg(long, default_value_t = 4.0, value_name = "NUMBER")]
+    pub(crate) sla_gen: f64,
+    /// Seconds after which a request counts as failed.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    pub(crate) timeout: u64,
+    /// Seed of lengths, prompts and arrivals.
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub(crate) seed: u64,
+    /// Draw latency over throughput, as SVG.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plot: Option<PathBuf>,
+    /// The name of this run in the plot; the model's name if not given.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchPlot {
+    /// Files with the output of `bench serve --json`. Files of equal labels (--label) are drawn as one curve.
+    #[arg(required = true, value_name = "PATH")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// The picture to write, as SVG.
+    #[arg(long, short, value_name = "PATH")]
+    pub(crate) output: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Soak {
+    /// The server, such as http://localhost:8000.
+    pub(crate) url: String,
+    /// The API key of the server.
+    #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// Clients that ask side by side.
+    #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = positive)]
+    pub(crate) clients: usize,
+    /// Seconds that they ask.
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub(crate) seconds: u64,
+    /// Different questions; each is first asked once, alone.
+    #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = positive)]
+    pub(crate) questions: usize,
+    /// Words of questions: 512, uniform:100-900 or normal:2600/780 (mean and deviation).
+    #[arg(long, default_value = "uniform:8-64", value_name = "LENGTHS")]
+    pub(crate) prompt: Lengths,
+    /// Tokens of answers, in the same form.
+    #[arg(long = "gen", default_value = "uniform:8-64", value_name = "LENGTHS")]
+    pub(crate) generate: Lengths,
+    /// The share of answers in the middle of which clients disconnect, from 0 to 1.
+    #[arg(long, default_value_t = 0.25, value_name = "NUMBER", value_parser = share)]
+    pub(crate) leave: f64,
+    /// Answers may differ where the two best tokens of the solo answer are closer than this, in log probabilities.
+    #[arg(long, default_value_t = 0.05, value_name = "NUMBER")]
+    pub(crate) tolerance: f64,
+    /// Seed of questions and clients.
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub(crate) seed: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Abi {
+    /// Tokens of the prompt.
+    #[arg(long, default_value_t = 16, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) prompt: usize,
+    /// Steps to measure in a run: tokens to generate.
+    #[arg(long, default_value_t = 200, value_name = "COUNT", value_parser = positive)]
+    pub(crate) steps: usize,
+    /// Runs.
+    #[arg(long, default_value_t = 3, value_name = "COUNT", value_parser = positive)]
+    pub(crate) repeat: usize,
+    /// The library or manifest of the default backend's plugin, if it is not installed.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// Threads a CPU device may use; all cores if not given.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+}

@@ -1,0 +1,73 @@
+//! Arguments of `dsrun pull`, `models`, `inspect` and `logits`.
+
+use super::setup::{SetupArguments, SpeculationArguments};
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// The model, as for --model elsewhere.
+    #[arg(default_value = dsrun_models::fetch::DEFAULT_MODEL)]
+    pub(crate) model: String,
+    /// Use only files on this machine.
+    #[arg(long)]
+    pub(crate) offline: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Models {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<ModelsCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelsCommand {
+    /// Remove a fetched model from the cache.
+    Remove {
+        /// The name that `dsrun models` shows.
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    /// List the tensors of the file.
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Print the model as a program of primitive ops.
+    #[arg(long)]
+    pub(crate) program: bool,
+    /// Print the program as it runs on the device, with fused ops.
+    #[arg(long, requires = "program", conflicts_with = "no_fuse")]
+    pub(crate) fused: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) setup: SetupArguments,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logits {
+    /// The text; special tokens in it are parsed as such. `-` reads standard input.
+    #[arg(long, required_unless_present = "tokens", conflicts_with = "tokens", value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+    /// Token ids, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "IDS")]
+    pub(crate) tokens: Vec<u32>,
+    /// How many of the largest logits to print.
+    #[arg(long, default_value_t = 10, value_name = "COUNT")]
+    pub(crate) top: usize,
+    /// Only these positions, counted from 0, separated by commas.
+    #[arg(long, value_delimiter = ',', value_name = "POSITIONS")]
+    pub(crate) at: Vec<usize>,
+    /// Print one JSON object: tokens, mean_nll, positions.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) setup: SetupArguments,
+}

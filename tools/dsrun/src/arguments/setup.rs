@@ -1,0 +1,183 @@
+//! Arguments that several commands share: which model, on which device, and how it runs.
+
+use super::values::positive;
+use clap::{Args, ValueEnum};
+use dsrun_engine::{
+    Precision, Speculation,
+    passes::quantize::{Policy, Scheme},
+};
+use serde::{Deserialize, Serialize};
+
+/// The model, the engine and the device, for all commands that run a model.
+#[derive(Debug, Args)]
+pub(crate) struct SetupArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+}
+
+/// The model, and the source of its weights.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArguments {
+    /// A name (`smollm2`), a path (GGUF file, safetensors file or folder), or a Hugging Face id (`owner/name`,
+    /// `owner/name@revision` or `owner/name:file.gguf`). With --weights random also a preset such as llama-1b.
+    #[arg(long, short, default_value = dsrun_models::fetch::DEFAULT_MODEL, value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Where weights come from: the model's file, or random numbers in the shapes of its configuration.
+    #[arg(long, value_enum, default_value_t = Weights::File)]
+    pub(crate) weights: Weights,
+    /// Use only files on this machine.
+    #[arg(long)]
+    pub(crate) offline: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Weights {
+    /// The weights of the model's file.
+    File,
+    /// Random weights, the same every time.
+    Random,
+}
+
+/// The device, and how much of it is used.
+#[derive(Debug, Args)]
+pub(crate) struct DeviceArguments {
+    /// The backend: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) backend: Option<String>,
+    /// The device of the backend.
+    #[arg(long, default_value_t = 0, value_name = "INDEX")]
+    pub(crate) device: usize,
+    /// Threads a CPU device may use; all cores if not given.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+}
+
+/// Options of the engine.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArguments {
+    /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.
+    #[arg(long, value_enum, default_value_t = Dtype::Keep)]
+    pub(crate) dtype: Dtype,
+    /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given. For `eval
+    /// perplexity` the tokens of a window, 512 if not given.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) context: Option<usize>,
+    /// The most tokens of a step: longer prompts are split into chunks. 256 if not given; `bench prefill` takes whole prompts.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) step_tokens: Option<usize>,
+    /// Run every primitive separately instead of fused, for comparison.
+    #[arg(long)]
+    pub(crate) no_fuse: bool,
+    /// Read every token before the next step is launched, for comparison.
+    #[arg(long)]
+    pub(crate) no_launch_ahead: bool,
+    /// Process whole prompts before any request generates, instead of beside generation, for comparison.
+    #[arg(long)]
+    pub(crate) prompts_first: bool,
+    /// Launch every call separately instead of capturing steps as graphs, for comparison.
+    #[arg(long)]
+    pub(crate) no_graphs: bool,
+    /// Quantise weights when they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
+    /// `int4g64z_f16`, or a TOML file with a policy for each weight.
+    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    pub(crate) quantize: Option<Policy>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Dtype {
+    /// The types of the file.
+    Keep,
+    /// 32-bit floats.
+    F32,
+    /// Brain floats: 16 bits with the exponent of f32.
+    Bf16,
+    /// 16-bit floats.
+    F16,
+}
+
+impl From<Dtype> for Precision {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Keep => Self::Keep,
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::Bf16,
+            Dtype::F16 => Self::F16,
+        }
+    }
+}
+
+/// Parses a policy: a scheme for all weights, or a file.
+pub(crate) fn policy(text: &str) -> Result<Policy, String> {
+    match text.parse::<Scheme>() {
+        Ok(scheme) => Ok(Policy::of(scheme)),
+        Err(_) if std::path::Path::new(text).exists() => {
+            let file = std::fs::read_to_string(text).map_err(|error| format!("cannot be read: {error}"))?;
+            Policy::from_toml(&file).map_err(|error| error.to_string())
+        }
+        Err(error) => Err(format!("{error}; and there is no such file")),
+    }
+}
+
+/// Options of speculation, for commands that generate tokens.
+#[derive(Debug, Default, Args)]
+pub(crate) struct SpeculationArguments {
+    /// Propose tokens and let the model check several of them in one step; the answer stays the same. `ngram`, or `ngram:K` for at
+    /// most K at a time (7), proposes the tokens that followed the last ones earlier in the text: that pays where answers repeat
+    /// the prompt or themselves (edited code, quotes, lists). `draft`, or `draft:K` (4), asks the model of --draft. Pays while few
+    /// requests run. Requests with penalties do not speculate.
+    #[arg(long, value_name = "HOW")]
+    pub(crate) speculate: Option<Speculation>,
+    /// A draft model: a second, much smaller model with the same tokenizer that proposes tokens (--speculate draft). Named as for
+    /// --model, with weights from the same source.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) draft: Option<String>,
+}
+
+impl SpeculationArguments {
+    /// The speculation to use; naming a draft model asks for it.
+    pub(crate) fn speculation(&self) -> Option<Speculation> {
+        let draft = Speculation::Draft { tokens: Speculation::DRAFT_TOKENS };
+        self.speculate.or(self.draft.is_some().then_some(draft))
+    }
+}
+
+/// Sampling options. The defaults are the model's own; greedy if it has none.
+#[derive(Debug, Default, Args)]
+pub(crate) struct SamplingArguments {
+    /// Temperature: 0 takes the most likely token; 1 samples from the model's own distribution.
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Keep this many of the most likely tokens; 0 keeps all.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) top_k: Option<u32>,
+    /// Keep the most likely tokens until their probabilities sum to this.
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Keep tokens at least this likely, relative to the most likely one.
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Make tokens of the prompt and the answer less likely: divides their logits.
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Make generated tokens less likely: subtracted once from their logits.
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Make generated tokens less likely: subtracted from their logits for every time they were generated.
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Seed of the random draws: equal seeds give equal answers.
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub(crate) seed: u64,
+    /// The most tokens of an answer.
+    #[arg(long, short = 'n', value_name = "COUNT", value_parser = positive)]
+    pub(crate) max_tokens: Option<usize>,
+    /// A text that ends the answer; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
