@@ -1,4 +1,4 @@
-//! A client of OpenAI-compatible servers: what measures servers and what tests ours.
+//! A client for OpenAI-compatible servers, for benchmarks of servers and for tests of this server.
 
 mod events;
 
@@ -14,22 +14,22 @@ use hyper_util::{
 };
 use serde_json::Value;
 
-/// One server. Clones share connections.
+/// A client of one server. Clones share connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     http: HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    /// Without a slash at its end and without `/v1`.
+    /// The base URL without a trailing slash and without `/v1`.
     base: String,
     key: Option<String>,
 }
 
 impl Client {
-    /// A client of the server at `url`, with or without `/v1` at its end.
+    /// A client of the server at `url`, which may end in `/v1`.
     pub(crate) fn new(url: &str, key: Option<String>) -> Result<Self> {
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let parsed: Uri = base.parse().with_context(|| format!("{url} is no URL"))?;
+        let parsed: Uri = base.parse().with_context(|| format!("{url} is not a URL"))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
-            bail!("{url} is no URL of a server\nhint: such as http://localhost:8000");
+            bail!("{url} is not the URL of a server\nhint: a URL such as http://localhost:8000");
         }
         let provider = rustls::crypto::ring::default_provider();
         let connector = HttpsConnectorBuilder::new()
@@ -42,7 +42,7 @@ impl Client {
         Ok(Self { http, base, key })
     }
 
-    /// Sends a request, and gives the answer whatever its status.
+    /// Sends a request, and returns the response whatever its status.
     pub(crate) async fn send(
         &self,
         method: Method,
@@ -62,7 +62,7 @@ impl Client {
         self.http.request(request).await.with_context(|| format!("{url} cannot be reached"))
     }
 
-    /// The text at a path.
+    /// Gets the text at a path.
     pub(crate) async fn text(&self, path: &str) -> Result<String> {
         let response = self.send(Method::GET, path, None).await?;
         let status = response.status();
@@ -70,12 +70,13 @@ impl Client {
         if status.is_success() { Ok(text) } else { bail!("{path}: {}", failure(status, &text)) }
     }
 
-    /// The JSON at a path.
+    /// Gets the JSON at a path.
     pub(crate) async fn json(&self, path: &str) -> Result<Value> {
-        serde_json::from_str(&self.text(path).await?).with_context(|| format!("{path} answered no JSON"))
+        serde_json::from_str(&self.text(path).await?)
+            .with_context(|| format!("the answer of {path} is not JSON"))
     }
 
-    /// Posts JSON and gives the events of the answer.
+    /// Posts JSON, and returns the events of the response.
     pub(crate) async fn stream(&self, path: &str, body: &Value) -> Result<Events> {
         let response = self.send(Method::POST, path, Some(body)).await?;
         let status = response.status();
@@ -87,11 +88,11 @@ impl Client {
 }
 
 async fn read(response: Response<Incoming>) -> Result<String> {
-    let bytes = response.into_body().collect().await.context("the answer breaks off")?.to_bytes();
+    let bytes = response.into_body().collect().await.context("the response breaks off")?.to_bytes();
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What went wrong, in the server's words if they are in the usual form.
+/// The error message of a response: the one in its JSON if it has the usual form, else its text.
 fn failure(status: StatusCode, text: &str) -> String {
     let json: Value = serde_json::from_str(text).unwrap_or_default();
     let message = json.pointer("/error/message").and_then(Value::as_str).unwrap_or(text);
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_base_may_end_in_v1_and_must_be_a_url() {
+    fn a_base_url_may_end_in_v1() {
         let client = Client::new("http://localhost:8000/v1/", None).expect("a URL");
         assert_eq!(client.base, "http://localhost:8000");
         assert!(Client::new("localhost:8000", None).is_err());
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told_in_the_servers_words() {
+    fn failures_have_the_message_of_the_server() {
         let text = r#"{"error": {"message": "no such model"}}"#;
         assert_eq!(failure(StatusCode::NOT_FOUND, text), "404 Not Found: no such model");
         assert_eq!(failure(StatusCode::BAD_GATEWAY, "gone\n"), "502 Bad Gateway: gone");

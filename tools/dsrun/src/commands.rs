@@ -1,4 +1,4 @@
-//! One module per command.
+//! The commands of the program, one module each.
 
 pub(crate) mod backends;
 pub(crate) mod bench;
@@ -23,10 +23,10 @@ fn print_json(value: &impl Serialize) -> Result<()> {
     print(&serde_json::to_string_pretty(value)?)
 }
 
-/// How good the tokens were that were proposed, if any were.
-fn speculated(statistics: &Statistics) -> Option<String> {
+/// A line about how many of the proposed tokens were accepted, if any were proposed.
+fn speculation_line(statistics: &Statistics) -> Option<String> {
     let Statistics { proposed_tokens: proposed, accepted_tokens: accepted, .. } = statistics;
-    (*proposed > 0).then(|| format!("{accepted} of {proposed} proposed tokens were right"))
+    (*proposed > 0).then(|| format!("{accepted} of {proposed} proposed tokens were accepted"))
 }
 
 /// Prints a line to standard output.

@@ -1,5 +1,5 @@
-//! From `--backend` to a backend: one that is linked in, or a plugin. If there is none, the error says where it was looked for
-//! and what to type to get it.
+//! Finds the backend that `--backend` names: a linked one or a plugin. The error for a missing backend lists the searched
+//! places and the commands that install it.
 
 use crate::session::registry;
 use anyhow::{Context, Result, anyhow};
@@ -12,10 +12,10 @@ use std::{
     sync::Arc,
 };
 
-/// Where this program was built from. The folder need not exist where it runs.
+/// The source folder that this program was built from. It need not exist where the program runs.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// Finds a backend by name; the default without one. A path names a plugin's manifest or library.
+/// Finds a backend by name, or the default without a name. A path names the manifest or the library of a plugin.
 pub(crate) fn find_backend(name: Option<&str>) -> Result<Arc<dyn Backend>> {
     let registry = registry()?;
     let (name, missing) = match (name, registry.backend(name)) {
@@ -28,7 +28,7 @@ pub(crate) fn find_backend(name: Option<&str>) -> Result<Arc<dyn Backend>> {
     }
     let report = discover(&Places::of_process([]));
     if report.plugins.iter().any(|plugin| plugin.name == name) {
-        let hint = "hint: `dsrun backends --explain` says more about each plugin";
+        let hint = "hint: `dsrun backends --explain` describes each plugin";
         return Ok(Arc::new(report.load(name).with_context(|| format!("{missing}\n{hint}"))?));
     }
     let sources = Path::new(SOURCES).canonicalize().ok();
@@ -36,16 +36,16 @@ pub(crate) fn find_backend(name: Option<&str>) -> Result<Arc<dyn Backend>> {
 }
 
 fn load_path(name: &str) -> Result<Arc<dyn Backend>> {
-    let path = std::path::absolute(name).with_context(|| format!("{name} is no path"))?;
+    let path = std::path::absolute(name).with_context(|| format!("{name} is not a path"))?;
     let report = discover(&Places::of_process([path]));
     let plugin = report.plugins.iter().find(|plugin| plugin.origin == Origin::Argument);
     let plugin = plugin.with_context(|| format!("there is no plugin {name}"))?;
     Ok(Arc::new(plugin.load()?))
 }
 
-/// Where a plugin was looked for, and how to get it.
+/// The places that were searched for a plugin, and how to install it.
 fn advice(name: &str, report: &Report, sources: Option<&Path>) -> String {
-    let mut text = String::from("plugins were looked for in (the first one wins):\n");
+    let mut text = String::from("plugins were searched for in these folders (the first match wins):\n");
     for place in &report.places {
         let outcome = match &place.outcome {
             PlaceOutcome::Searched(0) => "no plugins".to_owned(),
@@ -55,15 +55,15 @@ fn advice(name: &str, report: &Report, sources: Option<&Path>) -> String {
         };
         text += &format!("  {} ({}): {outcome}\n", place.path.display(), place.origin.name());
     }
-    text += "`dsrun backends --explain` tells what is there\n";
+    text += "`dsrun backends --explain` lists the plugins in them\n";
     let folder = report.places.iter().find(|place| place.origin == Origin::Program);
-    // `DIR/lib/dsrun/backends.d` is where the program in `DIR/bin` looks.
+    // The program in `DIR/bin` searches `DIR/lib/dsrun/backends.d`.
     let prefix =
         folder.and_then(|place| place.path.ancestors().nth(3)).map_or_else(|| "DIR".to_owned(), quoted);
     match sources.filter(|sources| has_plugin(sources, name)) {
         Some(sources) => {
             text += &format!(
-                "hint: this installs it from the sources here:\n  cd {} && cargo xtask install --prefix {prefix}",
+                "hint: install it from the sources:\n  cd {} && cargo xtask install --prefix {prefix}",
                 quoted(sources)
             );
         }
@@ -78,14 +78,14 @@ fn advice(name: &str, report: &Report, sources: Option<&Path>) -> String {
     text
 }
 
-/// Whether the sources have a plugin of this name.
+/// Whether the sources contain a plugin of this name.
 fn has_plugin(sources: &Path, name: &str) -> bool {
     let plain = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
     let folder: PathBuf = sources.join("plugins").join(name);
     plain && folder.join(format!("{name}.dsrun.toml")).is_file()
 }
 
-/// A path that a shell takes as one word.
+/// A path, quoted so that a shell reads it as one word.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+".contains(c);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_of_somebody_else_is_no_plugin_of_ours() {
+    fn advice_for_a_foreign_plugin_does_not_name_the_sources() {
         for name in ["abacus", "../example-c", ""] {
             let text = advice(name, &report(), Some(Path::new(SOURCES)));
             assert!(text.contains("copy the plugin's library") && !text.contains("cd "), "{text}");

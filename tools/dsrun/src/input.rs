@@ -1,4 +1,4 @@
-//! Where prompts come from.
+//! Reads prompts from arguments, files and standard input.
 
 use anyhow::{Context, Result, bail};
 use std::{
@@ -6,10 +6,10 @@ use std::{
     path::Path,
 };
 
-/// The largest prompt that is read: far more than any context holds.
+/// The maximum size of a prompt, which is far more than any context holds.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// The prompt: the text given, a file's, or standard input's for `-` and where nothing is given.
+/// Reads the prompt from `file`, or takes it from `text`; standard input is read for the text `-` and without arguments.
 pub(crate) fn prompt(text: Option<&str>, file: Option<&Path>) -> Result<String> {
     match (text, file) {
         (_, Some(path)) => {
@@ -30,15 +30,15 @@ pub(crate) fn prompt(text: Option<&str>, file: Option<&Path>) -> Result<String> 
     }
 }
 
-/// Reads text to its end. A last line break is not part of a prompt.
+/// Reads text to its end, and drops one line break at the end.
 fn read(source: impl Read) -> Result<String> {
     let mut bytes = Vec::new();
     source.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_BYTES {
-        bail!("it is longer than {MAX_BYTES} bytes");
+        bail!("the text is longer than {MAX_BYTES} bytes");
     }
     let mut text = String::from_utf8(bytes).map_err(|error| {
-        anyhow::anyhow!("it is not UTF-8: byte {} is wrong", error.utf8_error().valid_up_to())
+        anyhow::anyhow!("the text is not UTF-8: byte {} is invalid", error.utf8_error().valid_up_to())
     })?;
     if text.ends_with('\n') {
         text.pop();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_text_are_refused_with_their_place() {
+    fn errors_about_invalid_utf8_name_the_byte() {
         assert!(read(&b"ab\xff"[..]).unwrap_err().to_string().contains("byte 2"));
     }
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first asks the running answer to stop, the second ends the program.
+//! Handles Ctrl-C: the first asks the running answer to stop, the second ends the program.
 
 use anyhow::{Context, Result};
 use std::{
@@ -9,35 +9,39 @@ use std::{
     },
 };
 
-static ASKED: AtomicBool = AtomicBool::new(false);
+/// Whether Ctrl-C was pressed since the last [`take`].
+static PRESSED: AtomicBool = AtomicBool::new(false);
 
-/// Escapes that put the terminal in order before the program ends in the middle of things.
-static FAREWELL: Mutex<&str> = Mutex::new("");
+/// The escape sequences that restore the terminal when the program is ended.
+static RESTORE: Mutex<&str> = Mutex::new("");
 
-/// Says what has to be written to the terminal should the program be ended from here on.
+/// Sets the escape sequences that are written to the terminal if the program is ended from now on.
 pub(crate) fn on_exit(escapes: &'static str) {
-    *FAREWELL.lock().unwrap_or_else(PoisonError::into_inner) = escapes;
+    *RESTORE.lock().unwrap_or_else(PoisonError::into_inner) = escapes;
 }
 
-/// From here on Ctrl-C sets a mark instead of ending the program. A second one, while the mark is set, ends it.
+/// Makes Ctrl-C set a flag instead of ending the program. A second Ctrl-C while the flag is set ends the program.
 pub(crate) fn listen() -> Result<()> {
-    let mark = || {
-        if ASKED.swap(true, Ordering::SeqCst) {
-            let farewell = FAREWELL.lock().unwrap_or_else(PoisonError::into_inner);
-            let _ = std::io::stderr().write_all(farewell.as_bytes());
-            #[expect(clippy::exit, reason = "the user insists, and what runs does not stop by itself")]
+    let handler = || {
+        if PRESSED.swap(true, Ordering::SeqCst) {
+            let restore = RESTORE.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = std::io::stderr().write_all(restore.as_bytes());
+            #[expect(
+                clippy::exit,
+                reason = "the user asks a second time, and the running step cannot be stopped"
+            )]
             std::process::exit(130);
         }
     };
-    ctrlc::set_handler(mark).context("Ctrl-C cannot be caught")
+    ctrlc::set_handler(handler).context("cannot catch Ctrl-C")
 }
 
-/// Whether Ctrl-C was pressed.
+/// Whether Ctrl-C was pressed since the last [`take`].
 pub(crate) fn happened() -> bool {
-    ASKED.load(Ordering::SeqCst)
+    PRESSED.load(Ordering::SeqCst)
 }
 
-/// Whether Ctrl-C was pressed; forgets it.
+/// Clears the flag, and returns whether Ctrl-C was pressed.
 pub(crate) fn take() -> bool {
-    ASKED.swap(false, Ordering::SeqCst)
+    PRESSED.swap(false, Ordering::SeqCst)
 }

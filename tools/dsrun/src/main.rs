@@ -1,7 +1,7 @@
 //! `dsrun`: generate text with transformer models from the command line.
 //!
-//! Text that was asked for goes to standard output; everything else (memory plans, progress, figures, errors) goes to
-//! standard error, so that output can be piped.
+//! Results go to standard output; memory plans, progress, statistics and errors go to standard error, so that the output
+//! can be piped.
 
 mod arguments;
 mod client;
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     match run {
         Ok(()) if interrupt::happened() => ExitCode::from(130),
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of our output has gone (`dsrun .. | head`): not our failure, and nobody to tell.
+        // The reader of the output has ended (`dsrun .. | head`), which is not a failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             terminal.error(&error);
@@ -49,12 +49,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs go to standard error, as `--log` or `DSRUN_LOG` say: `warn` unless asked otherwise.
+/// Starts logging to standard error with the filter of `--log` or `DSRUN_LOG`; the default is `warn`.
 fn start_log(filter: Option<&str>) {
     let filter = tracing_subscriber::EnvFilter::new(filter.unwrap_or("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
 }
 
+/// Whether an error is a write to a pipe without a reader.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let kind = error.root_cause().downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     kind == Some(std::io::ErrorKind::BrokenPipe)

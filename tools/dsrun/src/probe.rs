@@ -1,4 +1,4 @@
-//! Trying plugins out, each in a process of its own: loading one runs its code, which may crash, hang or end the process.
+//! Probes plugins, each in a process of its own: loading a plugin runs its code, which may crash, hang or end the process.
 
 use anyhow::{Context, Result, anyhow, bail};
 use dsrun_core::discovery::{Origin, Places, Plugin, discover};
@@ -13,18 +13,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a plugin may take to load and list its devices: drivers may have to start.
+/// The time limit for a plugin to load and list its devices; drivers may have to start first.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Begins the line with the answer: what the plugin prints may be around it.
+/// The start of the line with the answer, which tells it from lines that the plugin prints.
 const MARK: &str = "dsrun-probe: ";
-/// How long its output may take once it has ended.
+/// The time limit for the output of a process after its end.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is looked whether the process has ended.
+/// The interval at which the process is polled for its end.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// The most that is kept of what a plugin prints.
+/// The maximum output of a plugin that is kept.
 const OUTPUT_BYTES: u64 = 1 << 20;
 
-/// In the process of its own: loads the plugin of a file and lists its devices, as a line for [`devices`].
+/// Runs inside the probe process: loads the plugin of a file and lists its devices as a line for [`devices`].
 pub(crate) fn inside(file: &Path) -> Result<String> {
     let places = Places { files: vec![(Origin::Argument, file.to_owned())], folders: Vec::new() };
     let probes = discover(&places).probe();
@@ -35,9 +35,9 @@ pub(crate) fn inside(file: &Path) -> Result<String> {
 /// The names of the devices of a plugin.
 ///
 /// # Errors
-/// Why it cannot be used.
+/// The reason why the plugin cannot be used.
 pub(crate) fn devices(plugin: &Plugin) -> Result<Vec<String>> {
-    let program = env::current_exe().context("this program's own file is not known")?;
+    let program = env::current_exe().context("the path of this program is unknown")?;
     let mut command = Command::new(program);
     command.args(["backends", "--probe"]).arg(plugin.file());
     let Ended { status, output, errors } = run(command, TIMEOUT)?;
@@ -56,21 +56,21 @@ pub(crate) fn devices(plugin: &Plugin) -> Result<Vec<String>> {
     Ok(names.iter().map(|name| name.as_str().unwrap_or_default().to_owned()).collect())
 }
 
-/// What a process left.
+/// The result of a process that ended.
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     pub(crate) output: String,
     errors: String,
 }
 
-/// Runs a command to its end, or kills it when its time is up.
+/// Runs a command to its end, or kills it at the time limit.
 pub(crate) fn run(mut command: Command, timeout: Duration) -> Result<Ended> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().context("no process can be started")?;
+    let mut child = command.spawn().context("cannot start a process")?;
     let output = child.stdout.take().map(read);
     let errors = child.stderr.take().map(read);
     let status = wait(&mut child, timeout)?;
-    // A process that it left behind may hold the pipes open: what has not come soon after its end does not come.
+    // A child of the process may hold the pipes open: output that does not arrive soon after its end is given up.
     let text = |reader: Option<mpsc::Receiver<String>>| {
         reader.and_then(|reader| reader.recv_timeout(OUTPUT_TIMEOUT).ok()).unwrap_or_default()
     };
@@ -84,10 +84,10 @@ fn wait(child: &mut Child, timeout: Duration) -> Result<ExitStatus> {
             return Ok(status);
         }
         if Instant::now() >= end {
-            // It may have ended by itself just now.
+            // Killing fails if the process has just ended by itself.
             let _ = child.kill();
             child.wait()?;
-            bail!("it did not answer within {} s", timeout.as_secs());
+            bail!("the process did not answer within {} s", timeout.as_secs());
         }
         thread::sleep(INTERVAL);
     }
@@ -98,7 +98,7 @@ fn read(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read before an error is still worth showing, and nobody may be there to be told.
+        // The output before an error is still worth showing, and the receiver may be gone.
         let _ = pipe.take(OUTPUT_BYTES).read_to_end(&mut bytes);
         let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
     });

@@ -1,4 +1,4 @@
-//! From arguments to a loaded model: the steps every command shares.
+//! The way from arguments to a loaded model, which all commands share.
 
 use crate::{
     arguments::{
@@ -28,14 +28,14 @@ use std::{sync::Arc, thread::available_parallelism, time::Instant};
 /// The seed of random weights.
 const RANDOM_SEED: u64 = 0;
 
-/// The backends of this program.
+/// The backends that are linked into this program.
 pub(crate) fn registry() -> Result<Registry> {
     let mut registry = Registry::new();
     registry.register(Arc::new(dsrun_candle::CandleBackend::new()))?;
     Ok(registry)
 }
 
-/// Opens the device that was asked for.
+/// Opens the device that the arguments name.
 pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>> {
     let backend = find_backend(arguments.backend.as_deref())?;
     let options = DeviceOptions { threads: arguments.threads.map(usize::from), ..DeviceOptions::default() };
@@ -45,33 +45,32 @@ pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>
     })
 }
 
-/// A device that is not here, for which the backend builds what it needs.
+/// An offline device: the backend compiles kernels for a device that this machine does not have.
 pub(crate) fn describe_device(arguments: &DeviceArguments, name: &str) -> Result<Arc<dyn Device>> {
     let backend = find_backend(arguments.backend.as_deref())?;
     let described = backend.describe(name).map_err(|error| match error.code() {
         Code::Unsupported => {
-            anyhow!(
-                "{}\nhint: --backend names one; those that compile for their devices can",
-                error.message()
-            )
+            anyhow!("{}\nhint: choose a backend that compiles kernels ahead with --backend", error.message())
         }
         _ => error.into(),
     });
     described.with_context(|| format!("cannot build for {name} with backend {}", backend.info().name))
 }
 
-/// Finds, fetches if need be, and opens the model that was asked for. Random weights are made in the type they are kept in:
-/// bf16 unless asked otherwise.
+/// Opens the model that the arguments name, and fetches it first where the cache lacks it.
+///
+/// Random weights are generated in the type of `--dtype`, bf16 by default.
 pub(crate) fn open_model(arguments: &ModelArguments, dtype: Dtype, terminal: &Terminal) -> Result<Model> {
     if arguments.weights == Weights::Random {
         let dtype = Precision::from(dtype).dtype().unwrap_or(DType::BF16);
         return Ok(Model::random_named(&arguments.model, RANDOM_SEED, WeightFormat::Dense(dtype))?);
     }
-    let hint = "--weights random makes some up, to measure with";
+    let hint = "--weights random generates weights to measure with";
     Ok(Model::from_files(&find_files(&arguments.model, arguments.offline, hint, terminal)?)?)
 }
 
-/// Finds the files of a model, and fetches them if need be. `hint` is for who names a preset, which has none.
+/// Finds the files of a model, and fetches them if the cache lacks them. `hint` is for users who name a preset, which has no
+/// files.
 pub(crate) fn find_files(name: &str, offline: bool, hint: &str, terminal: &Terminal) -> Result<ModelFiles> {
     let mut options = FetchOptions::from_env()?;
     options.offline |= offline;
@@ -83,7 +82,7 @@ pub(crate) fn find_files(name: &str, offline: bool, hint: &str, terminal: &Termi
     })
 }
 
-/// Opens the second model that is to propose tokens, if there is to be one. It comes from where the first comes from.
+/// Opens the draft model if speculation uses one. Its weights have the same source as those of the target model.
 pub(crate) fn open_draft(
     arguments: &SpeculationArguments,
     model: &ModelArguments,
@@ -94,14 +93,14 @@ pub(crate) fn open_draft(
     let Some(name) = &arguments.draft else {
         if drafts {
             bail!(
-                "--speculate draft needs a second model\nhint: --draft names one, much smaller and with the same tokenizer"
+                "--speculate draft needs a draft model\nhint: name one with --draft, much smaller and with the same tokenizer"
             );
         }
         return Ok(None);
     };
     if !drafts {
         bail!(
-            "--draft names a second model, but --speculate asks for something else\nhint: leave one of them out"
+            "--draft names a draft model, but --speculate chooses another way to propose tokens\nhint: leave one of them out"
         );
     }
     let own = ModelArguments { model: name.clone(), weights: model.weights, offline: model.offline };
@@ -109,7 +108,7 @@ pub(crate) fn open_draft(
     Ok(Some(Arc::new(opened)))
 }
 
-/// Plans an engine, with the second model if there is one.
+/// Plans an engine, with a draft model if there is one.
 pub(crate) fn plan_engine(
     model: &Model,
     draft: Option<&Arc<Model>>,
@@ -122,7 +121,7 @@ pub(crate) fn plan_engine(
     })
 }
 
-/// How the engine is set up for `requests` at a time.
+/// The engine options for up to `requests` concurrent requests.
 pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> EngineOptions {
     let default = EngineOptions::default();
     EngineOptions {
@@ -139,7 +138,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
     }
 }
 
-/// A pipeline over an engine that is planned, shown and loaded.
+/// Plans an engine, shows its memory plan, loads it, and makes a pipeline over it.
 pub(crate) fn load(
     model: Model,
     draft: Option<&Arc<Model>>,
@@ -151,7 +150,7 @@ pub(crate) fn load(
     Ok(Pipeline::with_engine(model, engine))
 }
 
-/// Plans an engine, shows the plan, and loads it.
+/// Plans an engine, shows its memory plan, and loads it.
 pub(crate) fn load_engine(
     model: &Model,
     draft: Option<&Arc<Model>>,
@@ -163,7 +162,7 @@ pub(crate) fn load_engine(
     load_plan(plan_engine(model, draft, &*device, options)?, model, device, terminal)
 }
 
-/// Loads an engine that is planned, and shows the plan.
+/// Shows the memory plan of an engine and loads it.
 pub(crate) fn load_plan(
     plan: EnginePlan,
     model: &Model,
@@ -171,10 +170,10 @@ pub(crate) fn load_plan(
     terminal: &Terminal,
 ) -> Result<Engine> {
     show_memory(&plan, &*device, terminal);
-    bring(plan, model, device, terminal)
+    load_weights(plan, model, device, terminal)
 }
 
-/// As [`load_plan`], with the steps of all sizes compiled.
+/// Does as [`load_plan`] does, and compiles the steps of all sizes.
 pub(crate) fn load_warm(
     plan: EnginePlan,
     model: &Model,
@@ -183,12 +182,12 @@ pub(crate) fn load_warm(
 ) -> Result<Engine> {
     show_memory(&plan, &*device, terminal);
     let start = Instant::now();
-    // What does not fit is told at once.
+    // A plan that does not fit is refused by loading: no kernels are built for it.
     if plan.memory().missing().is_none() {
         build_kernels(&plan, &*device, None, terminal)?;
     }
     let built = start.elapsed();
-    let mut engine = bring(plan, model, device, terminal)?;
+    let mut engine = load_weights(plan, model, device, terminal)?;
     let start = Instant::now();
     let bar = terminal.counter("warming up");
     let steps = engine.warm_up(&mut |done, total| {
@@ -198,14 +197,14 @@ pub(crate) fn load_warm(
     bar.finish_and_clear();
     let seconds = (built + start.elapsed()).as_secs_f64();
     terminal.note(&format!(
-        "steps of up to {} tokens; {} kinds of them are compiled after {seconds:.1} s",
+        "steps of up to {} tokens; {} step variants compiled in {seconds:.1} s",
         engine.step_tokens(),
         steps?
     ));
     Ok(engine)
 }
 
-/// Has a backend build what it keeps for a plan, by `jobs` threads or as many as there are processors. Gives the kinds of call.
+/// Builds the kernels of a plan ahead with `jobs` threads, by default one per processor. Returns the number of distinct calls.
 pub(crate) fn build_kernels(
     plan: &EnginePlan,
     device: &dyn Device,
@@ -226,18 +225,23 @@ fn show_memory(plan: &EnginePlan, device: &dyn Device, terminal: &Terminal) {
     terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
 }
 
-/// Brings a model to its device.
-fn bring(plan: EnginePlan, model: &Model, device: Arc<dyn Device>, terminal: &Terminal) -> Result<Engine> {
+/// Loads the weights of a model to its device.
+fn load_weights(
+    plan: EnginePlan,
+    model: &Model,
+    device: Arc<dyn Device>,
+    terminal: &Terminal,
+) -> Result<Engine> {
     let bar = terminal.bar("loading", Some(plan.memory().all_weights()));
     let engine = plan.load(model, device, &mut |loaded, _| bar.set_position(loaded));
     bar.finish_and_clear();
     Ok(engine?)
 }
 
-/// Tokens of a sequence to calibrate with.
+/// Tokens of a calibration sequence.
 const CALIBRATION_TOKENS: usize = 256;
 
-/// The options, with what a policy that smooths has to know of the activations.
+/// The options, completed with a calibration where the quantisation policy smooths activations.
 pub(crate) fn calibrated(
     model: &Model,
     device: &Arc<dyn Device>,
@@ -252,18 +256,18 @@ pub(crate) fn calibrated(
     Ok(options)
 }
 
-/// What a short text shows of a model's activations.
+/// Calibrates a model: runs a short text and observes the activations.
 pub(crate) fn calibration(
     model: &Model,
     device: &Arc<dyn Device>,
     terminal: &Terminal,
 ) -> Result<Calibration> {
-    terminal.note("calibrating: a short text shows what the activations are like");
+    terminal.note("calibrating: observing the activations of a short text");
     let sequences = calibration_sequences(model, CALIBRATION_TOKENS.min(model.config().context))?;
     Ok(calibrate(model, device.clone(), &sequences)?)
 }
 
-/// How answers are generated: as the model suggests, but for what was asked.
+/// The generation options: those that the model suggests, overridden by the arguments.
 pub(crate) fn generate_options(model: &Model, arguments: &SamplingArguments) -> Result<GenerateOptions> {
     let mut options = GenerateOptions::suggested(model);
     let sampling = &mut options.sampling;
@@ -279,7 +283,7 @@ pub(crate) fn generate_options(model: &Model, arguments: &SamplingArguments) -> 
     options.max_tokens = arguments.max_tokens.or(options.max_tokens);
     options.stop.extend(arguments.stop.iter().cloned());
     if options.stop.iter().any(String::is_empty) {
-        anyhow::bail!("a stop text is empty\nhint: leave --stop out");
+        anyhow::bail!("a stop string is empty\nhint: leave --stop out");
     }
     Ok(options)
 }

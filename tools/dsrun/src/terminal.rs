@@ -1,4 +1,4 @@
-//! What people see: progress bars, the line of live figures, figures at the end, errors.
+//! Output for people: progress bars, the status line, notes and errors.
 
 use crate::interrupt;
 use anyhow::Result;
@@ -9,10 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often the line of live figures is drawn again.
+/// The interval at which the status line is redrawn.
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// Standard output and standard error, and what may be done with them.
+/// Standard output and standard error, and their capabilities.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminal {
     quiet: bool,
@@ -33,25 +33,25 @@ impl Terminal {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// Something worth knowing, on standard error; nothing if quiet.
+    /// Writes a note to standard error, unless quiet.
     pub(crate) fn note(&self, text: &str) {
         if !self.quiet {
             self.line(&self.styled("2", text));
         }
     }
 
-    /// A failure, its causes and hints, on standard error.
+    /// Writes an error with its causes and hints to standard error.
     pub(crate) fn error(&self, error: &anyhow::Error) {
         let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
         self.line(&format!("{} {}", self.styled("1;31", "error:"), causes.join(": ")));
     }
 
     fn line(&self, text: &str) {
-        // Nobody is left to tell if standard error is gone.
+        // A failure to write to standard error cannot be reported.
         let _ = writeln!(std::io::stderr().lock(), "{text}");
     }
 
-    /// A bar for a number of bytes, or a spinner if the number is not known.
+    /// A progress bar in bytes, or a spinner if the total is unknown.
     pub(crate) fn bar(&self, what: &str, total: Option<u64>) -> ProgressBar {
         if self.quiet || !self.rich {
             return ProgressBar::hidden();
@@ -62,7 +62,7 @@ impl Terminal {
         } else {
             "{spinner} {msg} {binary_bytes}"
         };
-        // The templates are ours and valid; a default bar would do all the same.
+        // The templates are constants and valid; otherwise the default style is used.
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
@@ -71,17 +71,17 @@ impl Terminal {
         bar
     }
 
-    /// A bar for things that are counted. How many there are is told later.
+    /// A progress bar for a count, whose total the caller sets later.
     pub(crate) fn counter(&self, what: &str) -> ProgressBar {
         let bar = self.bar(what, Some(0));
-        // As for `bar`.
+        // The template is valid, as in `bar`.
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {elapsed}") {
             bar.set_style(style);
         }
         bar
     }
 
-    /// A writer for text that streams in.
+    /// A writer for streamed text.
     pub(crate) fn stream(&self) -> StreamWriter {
         let live = self.rich && !self.quiet;
         let mode = match (live, std::io::stdout().is_terminal()) {
@@ -98,7 +98,7 @@ impl Terminal {
     }
 }
 
-/// Progress of fetching a model, as a bar.
+/// A progress bar for fetching a model.
 pub(crate) struct FetchBar<'a> {
     terminal: &'a Terminal,
     bar: Option<ProgressBar>,
@@ -131,21 +131,21 @@ impl Progress for FetchBar<'_> {
     }
 }
 
-/// The bottom line of the terminal, kept free of text: what is written above scrolls past it.
+/// The bottom line of the terminal, which is excluded from scrolling.
 struct StatusLine {
     row: u16,
 }
 
 impl StatusLine {
-    /// Takes the bottom line, if the terminal says how high it is.
+    /// Reserves the bottom line, if the height of the terminal is known.
     fn reserve() -> Option<Self> {
         let (_, terminal_size::Height(row)) = terminal_size::terminal_size_of(std::io::stderr())?;
         if row < 4 {
             return None;
         }
         interrupt::on_exit(RELEASE);
-        // A line break and back makes sure that the cursor is not in the bottom line. Then only the lines above scroll.
-        // Setting that moves the cursor, so its place is remembered around it.
+        // A line break and one line up make sure that the cursor is not in the bottom line. Then the scroll region is set to
+        // the lines above. Setting it moves the cursor, so the cursor is saved and restored around it.
         write_escapes(&format!("\n\x1b[A\x1b7\x1b[1;{}r\x1b8", row - 1));
         Some(Self { row })
     }
@@ -155,7 +155,7 @@ impl StatusLine {
     }
 }
 
-/// Lets the whole terminal scroll again.
+/// The escape sequence that lets the whole terminal scroll again.
 const RELEASE: &str = "\x1b7\x1b[r\x1b8";
 
 impl Drop for StatusLine {
@@ -168,21 +168,21 @@ impl Drop for StatusLine {
 
 fn write_escapes(text: &str) {
     let mut stream = std::io::stderr().lock();
-    // Nobody is left to see it if standard error is gone.
+    // A failure to write to standard error cannot be reported.
     let _ = stream.write_all(text.as_bytes()).and_then(|()| stream.flush());
 }
 
-/// Where live figures go.
+/// The place of the live statistics.
 enum Live {
-    /// Nowhere.
+    /// They are not shown.
     No,
-    /// Text and figures share a terminal: figures have its bottom line.
+    /// Text and statistics share a terminal: the statistics have its bottom line.
     Bottom(StatusLine),
-    /// Text goes elsewhere: figures have the terminal to themselves.
+    /// The text does not go to the terminal: the statistics are the message of a spinner.
     Spinner(ProgressBar),
 }
 
-/// Writes text as it comes in, with a line of live figures.
+/// Writes streamed text, with a line of live statistics.
 pub(crate) struct StreamWriter {
     mode: Live,
     colour: bool,
@@ -192,10 +192,10 @@ pub(crate) struct StreamWriter {
 }
 
 impl StreamWriter {
-    /// Writes text of one more token.
+    /// Writes the text of one more token.
     pub(crate) fn token(&mut self, text: &str) -> Result<()> {
         if self.tokens == 0 {
-            // Speed is that of decoding: the clock starts with the first token.
+            // The rate is that of decoding: the clock starts with the first token.
             self.started = Instant::now();
         }
         self.tokens += 1;
@@ -222,7 +222,7 @@ impl StreamWriter {
         self.drawn = Some(Instant::now());
     }
 
-    /// Ends the text with a line break.
+    /// Ends the text with a line break and removes the statistics.
     pub(crate) fn finish(self) -> Result<()> {
         drop(self);
         let mut output = std::io::stdout().lock();

@@ -1,4 +1,4 @@
-//! The program as a user meets it: output, messages, exit codes.
+//! Tests of the command line: output, messages and exit codes.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,12 +12,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A tiny GGUF model with a tokenizer of its own.
+/// A tiny GGUF model with a tokenizer.
 fn tiny() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/fixtures/gguf/smollm2_q4_1/model.gguf")
 }
 
-/// `dsrun`, cut off from the network and the user's own files.
+/// `dsrun` without network access and without the user's files.
 fn dsrun(arguments: &[&str]) -> Command {
     let nowhere = std::env::temp_dir().join("dsrun-tests-no-cache");
     Command::new(cargo_bin!("dsrun"))
@@ -84,7 +84,7 @@ fn text_goes_to_standard_output_and_everything_else_to_standard_error() {
 }
 
 #[test]
-fn a_preset_is_told_from_a_model() {
+fn a_preset_is_not_a_model() {
     let named = |arguments: &[&str]| run(dsrun(arguments));
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("rounded");
@@ -120,14 +120,14 @@ fn prompts_come_from_arguments_files_and_standard_input() {
 }
 
 #[test]
-fn tokens_that_are_proposed_change_nothing_but_the_time() {
+fn speculation_does_not_change_the_text() {
     let arguments = ["--raw", "--temperature", "0", "-n", "40", "--json", "the sky the sky the sky"];
     let [plain, speculating] = [&[][..], &["--speculate", "ngram"]]
         .map(|more| json(&run(with_tiny("generate", &arguments).args(more)).out));
     assert_eq!(plain["tokens"], speculating["tokens"]);
     let told =
         run(with_tiny("generate", &arguments[..5]).args(["--speculate", "ngram:3", "the sky the sky"]));
-    assert!(told.err.contains("proposed tokens were right"), "{}", told.err);
+    assert!(told.err.contains("proposed tokens were accepted"), "{}", told.err);
     for wrong in ["ngram:0", "ngram:64", "ngram:many", "draft:0", "lookup"] {
         let ran = run(with_tiny("generate", &["--speculate", wrong, "x"]));
         assert_eq!(ran.code, Some(2), "{wrong}: {}", ran.err);
@@ -136,7 +136,7 @@ fn tokens_that_are_proposed_change_nothing_but_the_time() {
 }
 
 #[test]
-fn a_second_model_proposes_tokens() {
+fn a_draft_model_proposes_tokens() {
     let arguments = ["--raw", "--temperature", "0", "-n", "40", "the sky"];
     let plain = json(&run(with_tiny("generate", &arguments).arg("--json")).out);
     for how in [&[][..], &["--speculate", "draft:2"]] {
@@ -144,7 +144,7 @@ fn a_second_model_proposes_tokens() {
         assert_eq!(json(&run(draft().arg("--json")).out)["tokens"], plain["tokens"]);
         let told = run(draft()).err;
         assert!(
-            told.contains("proposed tokens were right") && told.contains("draft model's KV cache"),
+            told.contains("proposed tokens were accepted") && told.contains("draft model's KV cache"),
             "{told}"
         );
     }
@@ -163,16 +163,16 @@ fn a_second_model_proposes_tokens() {
 }
 
 #[test]
-fn a_second_model_that_cannot_be_used_is_refused() {
+fn an_unusable_draft_model_is_refused() {
     let refused = |arguments: &[&str], says: &str| {
         let ran = run(with_tiny("generate", arguments).arg("x"));
         assert_eq!(ran.code, Some(1), "{}", ran.err);
         assert!(ran.err.contains(says), "{}", ran.err);
     };
-    refused(&["--speculate", "draft"], "--draft names one");
+    refused(&["--speculate", "draft"], "name one with --draft");
     refused(&["--speculate", "ngram", "--draft", tiny().to_str().unwrap()], "leave one of them out");
     refused(&["--draft", "nowhere/model.gguf"], "the draft model nowhere/model.gguf");
-    // The same file, where a token is another text.
+    // The same file with another text for one token.
     let mut bytes = fs::read(tiny()).unwrap();
     let places: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(b"<|im_end|>")).collect();
     places.iter().for_each(|at| bytes[*at..*at + 10].copy_from_slice(b"<|im_fin|>"));
@@ -183,7 +183,7 @@ fn a_second_model_that_cannot_be_used_is_refused() {
 }
 
 #[test]
-fn logits_have_the_fields_that_other_engines_are_compared_by() {
+fn logits_have_the_fields_for_comparing_engines() {
     let ran =
         run(with_tiny("logits", &["--tokens", "5,6,7,8", "--top", "3", "--json", "-q", "--dtype", "f32"]));
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -203,7 +203,7 @@ fn logits_have_the_fields_that_other_engines_are_compared_by() {
 }
 
 #[test]
-fn perplexity_is_that_of_the_windows() {
+fn perplexity_is_measured_over_windows() {
     let text = "the sky is blue and the sea is green, said the man who had seen neither of them. ".repeat(8);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("text.txt");
@@ -232,7 +232,7 @@ fn perplexity_is_that_of_the_windows() {
     assert_eq!(figures["predictions"], 31);
 
     for (arguments, message) in [
-        (["--context", "20000"], "less than a window of 20000"),
+        (["--context", "20000"], "fewer than a window of 20000"),
         (["--stride", "512"], "--stride is 512"),
         (["--chunks", "0"], "at least 1"),
     ] {
@@ -248,7 +248,7 @@ fn a_quantised_folder_is_a_model_and_is_never_overwritten() {
     let folder = parent.path().join("tiny-w8a16");
     let quantize =
         |policy: &str| run(dsrun(&["quantize", "--policy", policy, "-o"]).arg(&folder).arg(tiny()));
-    // What cannot be written leaves nothing behind.
+    // A failure leaves no files behind.
     let ran = quantize("int4g32m_f16");
     assert!(ran.code == Some(1) && ran.err.contains("has no minima"), "{}", ran.err);
     assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
@@ -265,7 +265,7 @@ fn a_quantised_folder_is_a_model_and_is_never_overwritten() {
         json(&ran.out)["mean_nll"].as_f64().unwrap()
     };
     let difference = (nll(&folder) - nll(&tiny())).abs();
-    // Not the same weights, but nearly: each is off by half a step of 127 at most.
+    // Rounding to int8 is off by at most half a step of 127.
     assert!(difference > 0.0 && difference < 0.1, "{difference}");
 
     let ran = quantize("w8a16");
@@ -273,7 +273,7 @@ fn a_quantised_folder_is_a_model_and_is_never_overwritten() {
 }
 
 #[test]
-fn activations_that_were_quantised_for_a_folder_are_so_when_it_is_read() {
+fn a_written_folder_keeps_its_quantised_activations() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("tiny-w8a8");
     let ran = run(dsrun(&["quantize", "--policy", "w8a8", "-o"]).arg(&folder).arg(tiny()));
@@ -283,7 +283,7 @@ fn activations_that_were_quantised_for_a_folder_are_so_when_it_is_read() {
 }
 
 #[test]
-fn a_budget_becomes_a_policy_that_people_can_edit() {
+fn a_budget_gives_an_editable_policy() {
     let parent = tempfile::tempdir().unwrap();
     let quantize = |arguments: &[&str], output: &Path| {
         run(dsrun(&["quantize"]).args(arguments).arg("-o").arg(output).arg(tiny()))
@@ -297,8 +297,8 @@ fn a_budget_becomes_a_policy_that_people_can_edit() {
     let ran = quantize(&["--budget", "5", "--policy-only"], &policy);
     assert!(ran.code == Some(1) && ran.err.contains("exists already"), "{}", ran.err);
 
-    // The folder holds the policy it was made by, and is the model that `--quantize` makes of it, but for the type of weights that
-    // are not quantised.
+    // The folder contains its policy, and has the results of `--quantize` with that policy, except for the type of weights
+    // that are not quantised.
     let folder = parent.path().join("tiny-mixed");
     let ran = quantize(&["--budget", "5"], &folder);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -344,7 +344,7 @@ fn inspect_shows_configuration_plan_tensors_and_program() {
     let value = json(&run(with_tiny("inspect", &["--json", "--program"])).out);
     let program: dsrun_core::program::Program = value["program"].as_str().unwrap().parse().unwrap();
     assert_eq!(program.name, "llama");
-    // Primitives, and fused as the device has it.
+    // The program of primitives, and the program fused for the device.
     assert!(!ran.out.contains("region \""), "{}", ran.out);
     let fused = run(with_tiny("inspect", &["--program", "--fused"]));
     assert!(fused.out.contains("region \"norm_linear\""), "{}", fused.out);
@@ -372,12 +372,12 @@ fn backends_are_listed_with_their_devices() {
     assert!(ran.err.contains("backends --explain"), "{}", ran.err);
     let explained = run(dsrun(&["backends", "--explain"]));
     assert!(explained.code == Some(0) && explained.out.contains("backends.d"), "{}", explained.out);
-    // Nothing is announced that does not come.
+    // No heading without content.
     assert!(!explained.out.contains(":\nplugins") && !explained.out.ends_with(":\n"), "{}", explained.out);
 }
 
 #[test]
-fn doctor_tries_every_backend_and_a_broken_one_spoils_nothing() {
+fn doctor_reports_on_every_backend_despite_a_broken_one() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("libdsrun_backend_broken.so");
     fs::write(&library, "no library").unwrap();
@@ -408,7 +408,7 @@ fn kernels_are_built_ahead_of_time() {
     let arguments = ["--weights", "random", "--model", "gpt2", "--jobs", "2", "--step-tokens", "8"];
     let ran = run(dsrun(&["kernels", "build"]).args(arguments));
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
-    assert!(ran.err.contains("kinds of call are ready"), "{}", ran.err);
+    assert!(ran.err.contains("distinct calls are ready"), "{}", ran.err);
 }
 
 #[test]
@@ -439,11 +439,11 @@ fn bench_prefill_reports_each_length() {
     assert_eq!(figures["pause_seconds"], 0);
     let paused = ["bench", "prefill", "--prompt", "5", "--pause", "1", "--repeat", "1", "-q"];
     let text = run(dsrun(&paused).arg("--model").arg(tiny())).out;
-    assert!(text.contains("median of 1, 1 s of pause in front of each"), "{text}");
+    assert!(text.contains("median of 1, pauses of 1 s"), "{text}");
 }
 
 #[test]
-fn bench_kernels_reports_every_kind_of_call() {
+fn bench_kernels_reports_every_distinct_call() {
     let bench = |more: &[&str]| {
         let fixed = ["bench", "kernels", "--batch", "2", "--past", "20", "--repeat", "1", "-q"];
         run(dsrun(&[&fixed[..], more].concat()).arg("--model").arg(tiny()))
@@ -469,7 +469,7 @@ fn bench_kernels_reports_every_kind_of_call() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_wrong_argument() {
     let folder = tempfile::tempdir().unwrap();
     let broken = folder.path().join("broken.gguf");
     let bytes = fs::read(tiny()).unwrap();
@@ -494,7 +494,7 @@ fn what_is_wrong_is_named() {
         (&["generate", "--model", tiny, "--device", "7", "x"], "device 7"),
         (&["generate", "--model", tiny, "--backend", "./nowhere.so", "x"], "nowhere.so"),
         (&["generate", "--model", tiny, "--backend", binary, "x"], "prompt.bin"),
-        (&["generate", "--model", tiny, "--stop", "", "x"], "stop text is empty"),
+        (&["generate", "--model", tiny, "--stop", "", "x"], "stop string is empty"),
         (&["logits", "--model", tiny, "--tokens", "5,4096"], "4096"),
         (&["models", "remove", "../escape"], "../escape"),
     ];

@@ -1,4 +1,4 @@
-//! The files under `docs/deploy` are what those who read them take: the program, systemd, Kubernetes.
+//! Tests that the program, systemd and Kubernetes accept the files under `docs/deploy`.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ fn help() -> String {
 
 #[test]
 fn the_settings_are_those_of_the_program() {
-    // The model is not there, and is the only thing that is wrong.
+    // The missing model is the only error.
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("none.gguf");
     let output = Command::new(cargo_bin!("dsrun"))
@@ -55,7 +55,7 @@ fn systemd_takes_the_unit() {
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("dsrun.service");
-    // The program is not where it will be.
+    // The unit names a path at which the program is not installed here.
     let program = cargo_bin!("dsrun").display().to_string();
     fs::write(&file, unit.replace("/usr/local/bin/dsrun", &program)).unwrap();
     let Ok(output) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output() else {
@@ -71,7 +71,7 @@ fn value<'a>(unit: &'a str, key: &str) -> &'a str {
     unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).unwrap()
 }
 
-/// A manifest: every type below has the fields that Kubernetes knows and we use, and no others.
+/// A manifest. Every type below has exactly the fields of Kubernetes that the manifests use.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Manifest<Spec> {
@@ -420,7 +420,7 @@ fn kubernetes_takes_service_and_autoscaler() {
     assert_eq!(Some(&target.name), deployment.metadata.name.as_ref());
     assert!(autoscaler.spec.min_replicas <= autoscaler.spec.max_replicas);
     assert_eq!(autoscaler.spec.metrics[0].r#type, "Pods");
-    // One of the server's figures, by its name there.
+    // The metric is one of the server's.
     let metrics = include_str!("../src/serve/metrics.rs");
     assert!(metrics.contains(&format!("\"{}\"", autoscaler.spec.metrics[0].pods.metric.name)));
     assert_eq!(autoscaler.metadata.labels, service.metadata.labels);

@@ -1,5 +1,5 @@
-//! Plugins as a user meets them: what `dsrun backends --explain` says of good and broken ones, what is said when one is missing,
-//! and the backend in C at work.
+//! Tests of plugins: the report of `dsrun backends --explain`, the error for a missing plugin, and generation by the backend in
+//! C.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// `dsrun` with these plugin folders, and without those of the user.
+/// `dsrun` with a plugin folder, and without those of the user.
 fn dsrun(folder: &Path, arguments: &[&str]) -> Command {
     Command::new(cargo_bin!("dsrun"))
         .args(arguments)
@@ -96,15 +96,15 @@ fn every_broken_plugin_is_named_and_the_others_work() {
         // Another ABI version.
         ("newer", "0.9"),
         ("liar", "0.9"),
-        // A library that is no plugin.
+        // A library that is not a plugin.
         ("plain", "is no dsrun plugin"),
-        // One that cannot be opened.
+        // A library that cannot be opened.
         ("text", "cannot be opened"),
-        // One that panics while it is listed.
+        // A plugin that panics while it is listed.
         ("panics", "an exception nobody caught"),
-        // One built with panic=abort.
+        // A plugin built with panic=abort.
         ("flagged", "panic = \"abort\""),
-        // One that ends the process.
+        // A plugin that ends the process.
         ("aborts", "signal: 6"),
         ("aborts", "about to end the process"),
     ];
@@ -125,14 +125,14 @@ fn every_broken_plugin_is_named_and_the_others_work() {
     assert_eq!(of("good")["devices"].as_array().unwrap().len(), 1);
     assert!(of("aborts")["error"].as_str().unwrap().contains("signal: 6"));
 
-    // Listing alone runs no code of plugins, and takes every manifest at its word.
+    // Listing runs no code of plugins and trusts every manifest.
     let (code, text, _) = run(dsrun(path, &["backends"]));
     assert_eq!(code, Some(0));
     assert!(text.contains("aborts 0.0.1 (plugin): ") && !text.contains("signal"), "{text}");
 }
 
 #[test]
-fn a_missing_backend_is_looked_for_aloud() {
+fn the_error_for_a_missing_backend_lists_the_searched_places() {
     let folder = tempfile::tempdir().unwrap();
     let generate = |name| run(dsrun(folder.path(), &["generate", "--backend", name, "x"]));
     let (code, _, errors) = generate("abacus");
@@ -140,7 +140,7 @@ fn a_missing_backend_is_looked_for_aloud() {
     assert!(errors.contains("no backend `abacus`"), "{errors}");
     assert!(errors.contains(&folder.path().display().to_string()), "{errors}");
     assert!(errors.contains("copy the plugin's library"), "{errors}");
-    // One of ours: the command that installs it where this very program looks.
+    // For a plugin of this repository, the error has the command that installs it for this program.
     let (code, _, errors) = generate("example-c");
     assert_eq!(code, Some(1));
     let prefix = cargo_bin!("dsrun").ancestors().nth(2).unwrap().canonicalize().unwrap();
@@ -159,7 +159,7 @@ fn tokens(model: &Path, backend: &[&str]) -> serde_json::Value {
     answer["tokens"].clone()
 }
 
-fn the_backend_in_c_generates_what_the_default_does(model: &Path) {
+fn the_backend_in_c_matches_the_default(model: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let Some(library) = example_c::build(folder) else { return };
@@ -172,9 +172,7 @@ fn the_backend_in_c_generates_what_the_default_does(model: &Path) {
 
 #[test]
 fn the_backend_in_c_generates() {
-    the_backend_in_c_generates_what_the_default_does(
-        &root().join("models/tests/fixtures/gguf/smollm2_q4_1/model.gguf"),
-    );
+    the_backend_in_c_matches_the_default(&root().join("models/tests/fixtures/gguf/smollm2_q4_1/model.gguf"));
 }
 
 #[test]
@@ -183,11 +181,11 @@ fn the_backend_in_c_generates_from_the_real_model() {
         eprintln!("skipped: DSRUN_TEST_MODEL does not name a model (dsrun pull fetches one)");
         return;
     };
-    the_backend_in_c_generates_what_the_default_does(Path::new(&path));
+    the_backend_in_c_matches_the_default(Path::new(&path));
 }
 
 #[test]
-fn bench_abi_measures_every_way_there_is() {
+fn bench_abi_measures_every_available_interface() {
     let model = root().join("models/tests/fixtures/gguf/smollm2_q4_1/model.gguf");
     let bench = || {
         let arguments = ["bench", "abi", "--steps", "4", "--repeat", "1", "--threads", "1", "-q", "--json"];
@@ -203,7 +201,7 @@ fn bench_abi_measures_every_way_there_is() {
         ways.iter().all(|way| way["median"].as_f64().unwrap() > 0.0 && figures["steps"] == 4),
         "{figures}"
     );
-    // Another backend is no plugin of this one.
+    // A plugin of another backend is refused.
     let folder = tempfile::tempdir().unwrap();
     let Some(library) = example_c::build(folder.path()) else { return };
     let (code, _, errors) = run(bench().arg("--plugin").arg(library));
@@ -211,7 +209,7 @@ fn bench_abi_measures_every_way_there_is() {
     assert!(errors.contains("the plugin is `example-c`"), "{errors}");
 }
 
-/// The plugin for CUDA, if it is built, and what compiles for it is here.
+/// The plugin for CUDA, if it is built and its compiler is available.
 fn cuda(cache: &Path) -> Option<PathBuf> {
     let library = cargo_bin!("dsrun").parent().unwrap().join("libdsrun_backend_cuda.so");
     if !library.is_file() {
@@ -227,7 +225,7 @@ fn cuda(cache: &Path) -> Option<PathBuf> {
     Some(library)
 }
 
-/// `dsrun kernels build` for steps of one token, for a device that is not here.
+/// `dsrun kernels build` for steps of one token on an absent device.
 fn build_ahead(library: &Path, cache: &Path, device: &str, more: &[&str]) -> Command {
     let model = ["--weights", "random", "--model", "smollm2-135m", "--dtype", "bf16", "--context", "64"];
     dsrun(Path::new("/does/not/exist"), &["kernels", "build", "--step-tokens", "1", "--jobs", "2"])
@@ -238,7 +236,7 @@ fn build_ahead(library: &Path, cache: &Path, device: &str, more: &[&str]) -> Com
         .env("DSRUN_CACHE", cache)
 }
 
-/// Files of a cache, and which of these kernels are in them: a binary holds the name of its own.
+/// The files of a kernel cache, and a test for kernel names in them.
 fn kernels(cache: &Path) -> (Vec<PathBuf>, impl Fn(&str) -> bool) {
     let mut files: Vec<PathBuf> =
         fs::read_dir(cache.join("kernels")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -252,7 +250,7 @@ fn kernels(cache: &Path) -> (Vec<PathBuf>, impl Fn(&str) -> bool) {
 }
 
 #[test]
-fn kernels_are_built_for_a_device_that_is_not_here() {
+fn kernels_are_built_for_an_absent_device() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path();
     let Some(library) = cuda(cache) else { return };
@@ -261,12 +259,12 @@ fn kernels_are_built_for_a_device_that_is_not_here() {
 
     let (code, out, errors) = run(build_ahead(&library, cache, "h200", &[]));
     assert_eq!((code, out.as_str()), (Some(0), ""), "{errors}");
-    assert!(errors.contains("kinds of call are built for H200"), "{errors}");
+    assert!(errors.contains("distinct calls are built for H200"), "{errors}");
     let (built, holds) = kernels(cache);
     assert!(holds("layers") && holds("next_token") && holds("copy"), "{built:?}");
     assert_eq!(built.len(), without.len() + 3, "what graphs need besides");
 
-    // The same by what it is.
+    // The same device by its architecture.
     let (code, _, errors) = run(build_ahead(&library, cache, "sm_90a:132", &[]));
     assert_eq!((code, kernels(cache).0), (Some(0), built), "{errors}");
 

@@ -1,4 +1,4 @@
-//! `dsrun serve` as a process: clients of others, a browser, and the signals that end it.
+//! Tests of `dsrun serve` as a process: the Python client, a browser, and signals.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +22,7 @@ use std::{
 
 const KEY: &str = "secret";
 
-/// How long anything may take. Reaching it means that it hangs.
+/// The time limit of any wait. Reaching it means that the server hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A server process with the tiny model.
@@ -59,7 +59,7 @@ impl Server {
         Self { url: url.to_owned(), process, output, _model: model }
     }
 
-    /// A completion of so many tokens, streamed: the whole answer, head included.
+    /// Streams a completion of `tokens` tokens, and returns the whole response with its head.
     fn stream(&self, tokens: usize) -> impl FnOnce() -> String + Send + 'static {
         assert!(tokens < model::CONTEXT);
         let body = format!(
@@ -78,7 +78,7 @@ impl Server {
             )
             .unwrap();
             let mut answer = Vec::new();
-            // A connection that is broken off is no answer either.
+            // An aborted connection is not an answer.
             let _ = connection.read_to_end(&mut answer);
             String::from_utf8_lossy(&answer).into_owned()
         }
@@ -147,7 +147,7 @@ fn the_page_works_in_a_browser() {
 }
 
 #[test]
-fn a_server_that_is_ready_has_compiled_all_steps_unless_told_not_to() {
+fn a_ready_server_has_compiled_all_steps_unless_warm_up_is_off() {
     let compiled = |server: &Server| metric(server, "dsrun_compiled_steps_total");
     let warm = Server::start(&["--max-requests", "4"]);
     let before = compiled(&warm);
@@ -165,7 +165,7 @@ fn a_server_that_is_ready_has_compiled_all_steps_unless_told_not_to() {
 
 #[cfg(unix)]
 #[test]
-fn many_clients_some_of_which_leave_get_the_answers_of_one() {
+fn a_soak_with_disconnects_gets_correct_answers() {
     let mut server = Server::start(&CROWDED);
     soak(&server);
     server.signal("TERM");
@@ -174,13 +174,13 @@ fn many_clients_some_of_which_leave_get_the_answers_of_one() {
 
 #[cfg(unix)]
 #[test]
-fn so_they_do_where_a_second_model_proposes_tokens() {
+fn a_soak_with_a_draft_model_gets_correct_answers() {
     let draft = model::tiny();
     let config = draft.path().join("serve.toml");
     std::fs::write(&config, format!("speculate = \"draft:3\"\ndraft = {:?}\n", draft.path())).unwrap();
     let mut server = Server::start(&[&CROWDED[..], &["--config", config.to_str().unwrap()]].concat());
     soak(&server);
-    // It is the model itself, so it is right, but for tokens behind the end of an answer.
+    // The draft model is the model itself, so it is right except for tokens beyond the end of an answer.
     let [proposed, accepted] =
         ["dsrun_proposed_tokens_total", "dsrun_accepted_tokens_total"].map(|name| metric(&server, name));
     assert!(proposed > 100.0 && accepted > 0.5 * proposed, "{accepted} of {proposed}");
@@ -188,11 +188,11 @@ fn so_they_do_where_a_second_model_proposes_tokens() {
     assert_eq!(server.ended(), Some(0));
 }
 
-/// Room for about two of eight answers: requests have to yield their places all the time.
+/// Pages for about two of eight answers, so that requests are pre-empted all the time.
 const CROWDED: [&str; 7] =
     ["--max-requests", "8", "--kv-tokens", "320", "--context", "192", "--no-prefix-cache"];
 
-/// Has many clients ask, some of which leave.
+/// Runs a soak with many clients, some of which disconnect.
 fn soak(server: &Server) {
     let output = Command::new(cargo_bin!("dsrun"))
         .args(["--quiet", "bench", "soak", &server.url, "--api-key", KEY, "--json"])
@@ -212,7 +212,7 @@ fn soak(server: &Server) {
 #[test]
 fn sigterm_under_load_lets_every_stream_finish() {
     let mut server = Server::start(&["--max-requests", "4"]);
-    // More than run at a time: some still wait when the signal comes.
+    // More requests than the server runs at once: some still wait when the signal comes.
     let streams: Vec<_> = (0..8).map(|_| thread::spawn(server.stream(600))).collect();
     wait_for_tokens(&server);
     server.signal("TERM");
@@ -224,12 +224,12 @@ fn sigterm_under_load_lets_every_stream_finish() {
     assert_eq!(server.ended(), Some(0));
     let mut rest = String::new();
     server.output.read_to_string(&mut rest).unwrap();
-    assert_eq!(rest, "", "nothing but where it listens goes to standard output");
+    assert_eq!(rest, "", "only the URL goes to standard output");
 }
 
 #[cfg(unix)]
 #[test]
-fn what_runs_longer_than_the_time_to_drain_is_broken_off() {
+fn requests_longer_than_the_drain_timeout_are_aborted() {
     let mut server = Server::start(&["--drain-timeout", "0"]);
     let stream = thread::spawn(server.stream(4000));
     wait_for_tokens(&server);
@@ -240,7 +240,7 @@ fn what_runs_longer_than_the_time_to_drain_is_broken_off() {
 
 #[cfg(unix)]
 #[test]
-fn a_second_signal_ends_it_at_once() {
+fn a_second_signal_ends_the_server_at_once() {
     let mut server = Server::start(&["--drain-timeout", "3600", "--request-timeout", "3600"]);
     let streams: Vec<_> = (0..32).map(|_| thread::spawn(server.stream(4000))).collect();
     wait_for_tokens(&server);
@@ -275,7 +275,7 @@ fn metrics(server: &Server, path: &str) -> String {
     text
 }
 
-/// A number of the metrics.
+/// The value of a metric.
 fn metric(server: &Server, name: &str) -> f64 {
     let metrics = metrics(server, "/metrics");
     let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

@@ -1,11 +1,11 @@
-//! Server-sent events, as far as these servers use them: lines of `data:` with JSON, and `[DONE]`.
+//! Server-sent events, in the form that OpenAI-compatible servers send: `data:` lines with JSON, and `[DONE]`.
 
 use anyhow::{Context, Result, bail};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::Value;
 
-/// The events of an answer, as they come.
+/// The stream of events of a response.
 #[derive(Debug)]
 pub(crate) struct Events {
     body: Incoming,
@@ -18,10 +18,10 @@ impl Events {
         Self { body, lines: Lines::default(), done: false }
     }
 
-    /// The next event; nothing once the server has said that it is done.
+    /// The next event; `None` after `[DONE]`.
     ///
     /// # Errors
-    /// If the server sends an error, or breaks off.
+    /// If the server sends an error or the stream breaks off.
     pub(crate) async fn next(&mut self) -> Result<Option<Value>> {
         loop {
             while let Some(line) = self.lines.next() {
@@ -31,7 +31,7 @@ impl Events {
                     self.done = true;
                     return Ok(None);
                 }
-                let event: Value = serde_json::from_str(data).context("an event is no JSON")?;
+                let event: Value = serde_json::from_str(data).context("an event is not JSON")?;
                 if let Some(error) = event.get("error") {
                     bail!("the server failed: {}", error["message"].as_str().unwrap_or(data));
                 }
@@ -50,14 +50,14 @@ impl Events {
     }
 }
 
-/// Bytes that are cut into lines.
+/// Splits received bytes into lines.
 #[derive(Debug, Default)]
 struct Lines {
     bytes: Vec<u8>,
 }
 
 impl Lines {
-    /// The next complete line, without its end.
+    /// The next complete line, without its line break.
     fn next(&mut self) -> Option<String> {
         let end = self.bytes.iter().position(|byte| *byte == b'\n')?;
         let line: Vec<u8> = self.bytes.drain(..=end).collect();
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_when_they_are_complete() {
+    fn a_line_is_returned_once_it_is_complete() {
         let mut lines = Lines::default();
         lines.bytes.extend_from_slice(b"data: {}\r\n\r\ndat");
         assert_eq!(lines.next().as_deref(), Some("data: {}"));

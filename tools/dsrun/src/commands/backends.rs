@@ -1,4 +1,4 @@
-//! `dsrun backends`: what can run models here. Runs code of plugins only to explain, and then in processes of their own.
+//! `dsrun backends`: lists the backends and their devices. Plugins are loaded only with `--explain`, in processes of their own.
 
 use super::{print, print_json};
 use crate::{arguments::Backends, probe, session::registry};
@@ -36,7 +36,7 @@ pub(crate) fn run(command: &Backends) -> Result<()> {
     if command.explain {
         print(report.to_string().trim_end())?;
         if report.ready().next().is_some() {
-            print("plugins that are ready, loaded to see:")?;
+            print("devices of the plugins that are ready:")?;
         }
         return report.ready().try_for_each(|plugin| print(&loaded_lines(plugin)));
     }
@@ -59,7 +59,7 @@ fn plugin_line(plugin: &Plugin) -> String {
 
 fn loaded_lines(plugin: &Plugin) -> String {
     match probe::devices(plugin) {
-        Ok(names) if names.is_empty() => format!("  {}: has no device here", plugin.name),
+        Ok(names) if names.is_empty() => format!("  {}: no devices on this machine", plugin.name),
         Ok(names) => {
             let line = |(index, name)| format!("  {}: device {index}: {name}", plugin.name);
             names.iter().enumerate().map(line).collect::<Vec<_>>().join("\n")

@@ -1,4 +1,4 @@
-//! `dsrun bench`: measure speed.
+//! `dsrun bench`: measures speed.
 
 mod abi;
 mod bandwidth;
@@ -31,29 +31,30 @@ pub(crate) fn run(command: &Bench, terminal: &Terminal) -> Result<()> {
     }
 }
 
-/// The prompt of request `request`.
+/// The synthetic prompt of request number `request`.
 fn prompt(request: usize, tokens: usize, vocabulary: usize) -> Vec<u32> {
     (0..tokens).map(|index| token(request * tokens + index, vocabulary)).collect()
 }
 
-/// Tokens without a pattern, the same every time.
+/// A pseudorandom token, the same in every run.
 fn token(index: usize, vocabulary: usize) -> u32 {
     let mixed = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
     (mixed % vocabulary.max(1) as u64) as u32
 }
 
-/// Words of prompts that are sent as text. Each is one token in the usual vocabularies.
+/// The words of text prompts, each of which is one token in common vocabularies.
 const WORDS: [&str; 16] = [
     "time", "people", "water", "house", "river", "light", "music", "paper", "north", "field", "stone",
     "green", "table", "small", "world", "night",
 ];
 
-/// So many of them.
+/// A text of `count` random words.
 fn words(random: &mut StdRng, count: usize) -> String {
     let words: Vec<&str> = (0..count).map(|_| WORDS[random.random_range(0..WORDS.len())]).collect();
     words.join(" ")
 }
 
+/// The upper median of the values; NaN without values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_stay_in_the_vocabulary_and_differ() {
+    fn prompts_are_distinct_tokens_of_the_vocabulary() {
         let tokens = prompt(0, 100, 1000);
         assert!(tokens.iter().all(|token| *token < 1000));
         let mut distinct = tokens.clone();
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_in_the_middle() {
+    fn the_median_is_the_middle_value() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
     }
 }

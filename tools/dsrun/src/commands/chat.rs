@@ -1,6 +1,6 @@
 //! `dsrun chat`: talk with a model.
 
-use super::{generate::figures, speculated};
+use super::{generate::figures, speculation_line};
 use crate::{
     arguments::Chat,
     interrupt,
@@ -31,7 +31,7 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
     let mut editor = DefaultEditor::new()?;
     let system: Vec<Message> = command.system.iter().map(|system| Message::new("system", system)).collect();
     let mut messages = system.clone();
-    terminal.note("Ctrl-C stops an answer. /reset forgets the conversation, /exit or Ctrl-D ends it.");
+    terminal.note("Ctrl-C stops an answer. /reset clears the conversation, /exit or Ctrl-D ends it.");
     loop {
         interrupt::take();
         let line = match editor.readline("> ") {
@@ -48,7 +48,7 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
             "/exit" => return Ok(()),
             "/reset" => {
                 messages.clone_from(&system);
-                terminal.note("the conversation is forgotten");
+                terminal.note("the conversation is cleared");
                 continue;
             }
             _ => {}
@@ -82,10 +82,10 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
         for answer in answers {
             terminal.note(&figures(&answer));
             if answer.finish_reason == FinishReason::Length {
-                terminal.note("the answer was cut off: --context or --max-tokens allow longer ones");
+                terminal.note("the answer was cut off: raise --max-tokens or --context for a longer one");
             }
             messages.push(Message::new("assistant", answer.text));
         }
-        speculated(pipeline.engine().statistics()).iter().for_each(|line| terminal.note(line));
+        speculation_line(pipeline.engine().statistics()).iter().for_each(|line| terminal.note(line));
     }
 }

@@ -1,7 +1,7 @@
-//! `dsrun doctor`: what this machine and each backend offer, and whether they work.
+//! `dsrun doctor`: checks the backends of this machine.
 //!
-//! Unlike `dsrun backends` this runs code: every device is opened and computes something. Plugins that were not asked for by
-//! name do so in a process of their own, so that one that crashes spoils nothing.
+//! Unlike `dsrun backends`, it opens every device and runs a computation on it. Plugins that are not named on the command
+//! line run in processes of their own, so that a crash of one does not end the report.
 
 use super::{print, print_json};
 use crate::{arguments::Doctor, find_backend::find_backend, probe, session::registry};
@@ -19,23 +19,23 @@ use dsrun_models::fetch::{FetchOptions, list_cached};
 use serde::{Deserialize, Serialize};
 use std::{process::Command, time::Duration};
 
-/// How long a device may take for a first result: it may have kernels to build.
+/// The time limit for the first result of a device, which may have to compile kernels.
 const FIRST_RESULT: Duration = Duration::from_secs(60);
-/// How long a plugin may take for all of its devices.
+/// The time limit for all devices of a plugin.
 const PLUGIN: Duration = Duration::from_secs(180);
 
-/// Everything that is found.
+/// The report on the machine.
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
     version: String,
     platform: String,
     cache: Cache,
     backends: Vec<BackendReport>,
-    /// Whether the backend that was asked for, or else the default, works.
+    /// Whether the named backend, or the default without a name, works.
     ok: bool,
 }
 
-/// Fetched models.
+/// The cache of fetched models.
 #[derive(Debug, Serialize, Deserialize)]
 struct Cache {
     path: String,
@@ -44,6 +44,7 @@ struct Cache {
     error: Option<String>,
 }
 
+/// The report on a backend.
 #[derive(Debug, Serialize, Deserialize)]
 struct BackendReport {
     name: String,
@@ -52,23 +53,24 @@ struct BackendReport {
     source: String,
     default: bool,
     works: bool,
-    /// Why it cannot be used at all.
+    /// The reason why the backend cannot be used at all.
     error: Option<String>,
     devices: Vec<DeviceReport>,
     findings: Vec<Finding>,
 }
 
+/// The report on a device.
 #[derive(Debug, Serialize, Deserialize)]
 struct DeviceReport {
     index: usize,
     name: String,
     memory_bytes: Option<u64>,
     free_bytes: Option<u64>,
-    /// Why it does not compute.
+    /// The reason why the computation failed.
     error: Option<String>,
 }
 
-/// What a backend says of something it uses.
+/// A dependency of a backend, such as a driver library, and its state.
 #[derive(Debug, Serialize, Deserialize)]
 struct Finding {
     subject: String,
@@ -78,7 +80,7 @@ struct Finding {
 
 pub(crate) fn run(command: &Doctor) -> Result<()> {
     let backends = match &command.backend {
-        Some(name) => vec![asked_for(name)],
+        Some(name) => vec![report_on(name)],
         None => all()?,
     };
     let ok = match &command.backend {
@@ -104,7 +106,7 @@ pub(crate) fn run(command: &Doctor) -> Result<()> {
     }
 }
 
-/// The backends that are linked in, and all plugins that are found.
+/// Reports on the linked backends and all discovered plugins.
 fn all() -> Result<Vec<BackendReport>> {
     let registry = registry()?;
     let linked = registry.backends().iter().enumerate();
@@ -122,8 +124,8 @@ fn all() -> Result<Vec<BackendReport>> {
     Ok(reports)
 }
 
-/// The backend of a name or file.
-fn asked_for(name: &str) -> BackendReport {
+/// Reports on the backend of a name or file.
+fn report_on(name: &str) -> BackendReport {
     match find_backend(Some(name)) {
         Ok(backend) => {
             let source = if name.contains(std::path::is_separator) { name } else { "" };
@@ -151,31 +153,34 @@ fn unusable(plugin: &Plugin, error: &anyhow::Error) -> BackendReport {
     BackendReport { error: Some(format!("{error:#}")), ..empty(&plugin.name, &source) }
 }
 
-/// Has another process of this program look at a plugin.
+/// Reports on a plugin from another process of this program.
 fn in_own_process(plugin: &Plugin) -> Result<BackendReport> {
-    let program = std::env::current_exe().context("this program does not know its own file")?;
+    let program = std::env::current_exe().context("the path of this program is unknown")?;
     let mut command = Command::new(program);
     command.args(["doctor", "--json", "--quiet", "--backend"]).arg(plugin.file());
     let ended = probe::run(command, PLUGIN)?;
-    // What the plugin prints may be around the report.
+    // The plugin may print lines before and after the report.
     let start = ended.output.find("{\n").unwrap_or(0);
     let mut reports = serde_json::Deserializer::from_str(&ended.output[start..]).into_iter::<Report>();
     let report = reports.next().and_then(std::result::Result::ok);
-    let report = report.with_context(|| format!("its process ended without a report: {}", ended.status))?;
-    let report = report.backends.into_iter().next().context("its process reported nothing")?;
-    // One that cannot be loaded does not know its own name.
+    let report = report
+        .with_context(|| format!("the process that loaded it ended without a report: {}", ended.status))?;
+    let report =
+        report.backends.into_iter().next().context("the report of the process that loaded it is empty")?;
+    // The report on a plugin that cannot be loaded lacks its name.
     Ok(BackendReport { name: plugin.name.clone(), ..report })
 }
 
-/// Everything about a backend, each device tried.
+/// Reports on a backend, and runs a computation on each of its devices.
 fn examine(backend: &dyn Backend, source: &str, default: bool) -> BackendReport {
     let info = backend.info();
     let (devices, error) = match backend.devices() {
-        Ok(devices) if devices.is_empty() => (devices, Some("it has no devices here".to_owned())),
+        Ok(devices) if devices.is_empty() => (devices, Some("no devices on this machine".to_owned())),
         Ok(devices) => (devices, None),
         Err(error) => (Vec::new(), Some(error.to_string())),
     };
-    let devices: Vec<DeviceReport> = devices.into_iter().map(|device| tried(backend, device)).collect();
+    let devices: Vec<DeviceReport> =
+        devices.into_iter().map(|device| examine_device(backend, device)).collect();
     let found = |finding: dsrun_core::device::Finding| Finding {
         subject: finding.subject,
         present: finding.present,
@@ -192,7 +197,8 @@ fn examine(backend: &dyn Backend, source: &str, default: bool) -> BackendReport 
     }
 }
 
-fn tried(backend: &dyn Backend, device: DeviceInfo) -> DeviceReport {
+/// Reports on a device.
+fn examine_device(backend: &dyn Backend, device: DeviceInfo) -> DeviceReport {
     let (free_bytes, error) = match compute(backend, device.index) {
         Ok(memory) => (memory.free, None),
         Err(error) => (None, Some(format!("{error:#}"))),
@@ -201,7 +207,7 @@ fn tried(backend: &dyn Backend, device: DeviceInfo) -> DeviceReport {
     DeviceReport { index, name, memory_bytes, free_bytes, error }
 }
 
-/// Has a device fill a few numbers, and looks at them.
+/// Fills a buffer on a device, checks its values, and returns the memory use before.
 fn compute(backend: &dyn Backend, index: usize) -> Result<MemoryUse> {
     const NUMBERS: usize = 4;
     let device = backend.open(index, &DeviceOptions::default())?;
@@ -229,7 +235,7 @@ fn compute(backend: &dyn Backend, index: usize) -> Result<MemoryUse> {
     call.enqueue(&mut *stream)?;
     let mut bytes = [0; NUMBERS * 4];
     stream.download(&numbers, &mut bytes, "a first result", FIRST_RESULT)?;
-    ensure!(bytes == [1.5f32.to_le_bytes(); NUMBERS].as_flattened(), "it computes the wrong numbers");
+    ensure!(bytes == [1.5f32.to_le_bytes(); NUMBERS].as_flattened(), "the device computed wrong values");
     Ok(free)
 }
 
@@ -267,7 +273,7 @@ fn show_backend(backend: &BackendReport) -> Result<()> {
     let default = if *default { ", the default" } else { "" };
     let verdict = if *works { "works" } else { "does not work" };
     print(&format!("\n{}{source}{default}: {verdict}", heading.trim_end()))?;
-    // What a finding says as well need not be said twice.
+    // An error that repeats a finding is not shown twice.
     let said = |error: &str| findings.iter().any(|finding| error.starts_with(&finding.detail));
     if let Some(error) = error.as_ref().filter(|error| !said(error)) {
         print(&format!("  {error}"))?;

@@ -1,4 +1,4 @@
-//! `dsrun eval`: measure how good answers are.
+//! `dsrun eval`: measures the quality of a model.
 
 mod perplexity;
 

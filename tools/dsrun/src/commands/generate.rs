@@ -1,6 +1,6 @@
-//! `dsrun generate`: continue a prompt.
+//! `dsrun generate`: generates an answer to a prompt.
 
-use super::{print_json, speculated};
+use super::{print_json, speculation_line};
 use crate::{
     arguments::Generate,
     input, interrupt,
@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let text = input::prompt(command.prompt.as_deref(), command.file.as_deref())?;
-    // First: a backend that is not there should not cost a download.
+    // The device comes first, so that a missing backend does not cost a download.
     let device = open_device(&command.setup.device)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
@@ -46,7 +46,7 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
             print_json(answer)?;
         } else {
             terminal.note(&figures(answer));
-            speculated(pipeline.engine().statistics()).iter().for_each(|line| terminal.note(line));
+            speculation_line(pipeline.engine().statistics()).iter().for_each(|line| terminal.note(line));
         }
     }
     Ok(())
@@ -60,7 +60,7 @@ fn as_prompt(text: String, command: &Generate, model: &Model) -> Prompt {
     Prompt::Chat(system.chain([Message::new("user", text)]).collect())
 }
 
-/// What an answer took, in a line.
+/// A line with the token counts and rates of an answer.
 pub(crate) fn figures(answer: &Answer) -> String {
     let (prompt, tokens, timings) = (answer.prompt_tokens, answer.tokens.len(), &answer.timings);
     let end = match answer.finish_reason {
@@ -68,7 +68,7 @@ pub(crate) fn figures(answer: &Answer) -> String {
         FinishReason::Length => "; the limit on tokens was reached",
         FinishReason::Cancelled => "; stopped",
     };
-    // The first token comes of the prompt: by itself it has no speed.
+    // The first token is a result of the prompt: an answer of one token has no decode rate.
     let generated = match tokens {
         1 => "1 token".to_owned(),
         _ => format!("{tokens} tokens at {:.1} tokens/s", timings.decode_rate(tokens)),

@@ -1,4 +1,4 @@
-//! `dsrun inspect`: what a model is, and what running it would take.
+//! `dsrun inspect`: describes a model and the memory that running it needs.
 
 use super::{print, print_json};
 use crate::{
@@ -58,7 +58,7 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
     }
 }
 
-/// Names and types of the file's tensors, sorted by name.
+/// The names and types of the tensors of the model, sorted by name.
 fn tensors(model: &Model) -> Vec<(String, WeightType)> {
     let names = model.weights().names();
     let known = |name: &str| Some((name.to_owned(), model.weights().tensor_type(name).ok()?));
@@ -67,7 +67,7 @@ fn tensors(model: &Model) -> Vec<(String, WeightType)> {
     tensors
 }
 
-/// The configuration, a line each.
+/// The configuration as lines of a name and a value.
 fn facts(model: &Model) -> Vec<(&'static str, String)> {
     let config = model.config();
     let windowed = config.windows.iter().flatten().count();

@@ -1,4 +1,4 @@
-//! `dsrun kernels build`: what a backend builds for a model, built ahead of the first request.
+//! `dsrun kernels build`: compiles the kernels of a model ahead of the first request.
 
 use crate::{
     arguments::{Kernels, KernelsBuild, KernelsCommand},
@@ -16,7 +16,7 @@ pub(crate) fn run(command: &Kernels, terminal: &Terminal) -> Result<()> {
     build(command, terminal)
 }
 
-/// Plans every call of every step that the engine would run. A backend that keeps what it builds has it then.
+/// Plans every call of every step that the engine would run, so that the backend compiles and caches its kernels.
 fn build(command: &KernelsBuild, terminal: &Terminal) -> Result<()> {
     let device = match &command.absent {
         Some(name) => describe_device(&command.setup.device, name)?,
@@ -31,6 +31,7 @@ fn build(command: &KernelsBuild, terminal: &Terminal) -> Result<()> {
     let calls = build_kernels(&plan, &*device, command.jobs, terminal)?;
     let (seconds, device) = (started.elapsed().as_secs_f64(), &device.properties().name);
     let ready = if command.absent.is_some() { "built for" } else { "ready on" };
-    terminal.note(&format!("{calls} kinds of call are {ready} {device} after {seconds:.1} s"));
+    terminal
+        .note(&format!("the kernels of {calls} distinct calls are {ready} {device} after {seconds:.1} s"));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `dsrun logits`: what a model thinks of a text, so that any two engines can be compared.
+//! `dsrun logits`: prints the logits of a text, for comparison between engines.
 
 use super::{print, print_json};
 use crate::{
@@ -23,8 +23,8 @@ pub(crate) fn run(command: &Logits, terminal: &Terminal) -> Result<()> {
     if let Some(outside) = command.at.iter().find(|at| **at >= tokens.len()) {
         bail!("there is no position {outside}: the text has {} tokens, counted from 0", tokens.len());
     }
-    let wanted = |index: usize| command.at.is_empty() || command.at.contains(&index);
-    let score = Score::of(pipeline.engine(), &tokens, command.top, &wanted)?;
+    let selected = |index: usize| command.at.is_empty() || command.at.contains(&index);
+    let score = Score::of(pipeline.engine(), &tokens, command.top, &selected)?;
     if command.json {
         return print_json(&score);
     }

@@ -1,4 +1,4 @@
-//! `dsrun pull` and `dsrun models`: what is on this machine.
+//! `dsrun pull` and `dsrun models`: manage the models on this machine.
 
 use super::{print, print_json};
 use crate::{
@@ -11,10 +11,9 @@ use dsrun_engine::Bytes;
 use dsrun_models::fetch::{CachedModel, FetchOptions, WeightFiles, list_cached, remove};
 use serde_json::json;
 
-/// Fetches a model and prints where its weights are: the file of a GGUF, the folder of safetensors.
+/// Fetches a model and prints the path of its weights: the file of a GGUF model, or the folder of safetensors.
 pub(crate) fn pull(command: &Pull, terminal: &Terminal) -> Result<()> {
-    let hint =
-        "there is nothing to fetch; `dsrun bench latency --weights random`, for one, takes it as it is";
+    let hint = "a preset has no files to fetch; run it with random weights, such as by `dsrun bench latency --weights random`";
     let files = find_files(&command.model, command.offline, hint, terminal)?;
     let path = match &files.weights {
         WeightFiles::Gguf(path) => path,

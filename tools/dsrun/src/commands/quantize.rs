@@ -1,4 +1,4 @@
-//! `dsrun quantize`: rounds a model by a policy and writes it as a folder that other programs open too.
+//! `dsrun quantize`: quantises a model by a policy and writes it as a folder that other programs can load.
 
 use super::{print, print_json};
 use crate::{
@@ -52,7 +52,7 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
         bail!("{} exists already\nhint: choose another name, or remove it", output.display());
     }
     let (parent, name) = parent_and_name(output)?;
-    let hint = "there is nothing to round; name a model that has weights";
+    let hint = "a preset has no weights to quantise; name a model with weights";
     let files = find_files(&command.model, command.offline, hint, terminal)?;
     let model = Model::from_files(&files)?;
     let device = open_device(&command.device)?;
@@ -66,7 +66,7 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
     if command.policy_only {
         return write_policy(parent, output, &text);
     }
-    // A plan has the quantised program and loads nothing. Fusion would concatenate weights.
+    // A plan has the quantised program without loading weights. Fusion is off because it concatenates weights.
     let options = EngineOptions { quantize: Some(policy), fuse: false, ..EngineOptions::default() };
     let options = calibrated(&model, &device, &options, terminal)?;
     let plan = EnginePlan::new(&model, &*device, &options)?;
@@ -119,7 +119,7 @@ fn choose_formats(
 ) -> Result<MixedPrecision> {
     check_budget(model, bits)?;
     let seen = calibration(model, device, terminal)?;
-    terminal.note("rounding one weight after the other, to measure the effect on the model");
+    terminal.note("measuring the sensitivity of the model to rounding each weight");
     let sequences = calibration_sequences(model, SENSITIVITY_TOKENS.min(model.config().context))?;
     let tokens = sequences.first().context("the calibration text has no tokens in this vocabulary")?;
     let counted = |heading: &'static str| {
@@ -132,10 +132,10 @@ fn choose_formats(
         (advance, ended)
     };
     let (mut advance, bar) = counted("rounding");
-    let moved = sensitivity(model, device.clone(), tokens, &mut advance);
+    let divergences = sensitivity(model, device.clone(), tokens, &mut advance);
     bar.finish_and_clear();
     let (mut advance, bar) = counted("measuring");
-    let mixed = mixed_precision(model, &seen, &moved?, bits, &mut advance);
+    let mixed = mixed_precision(model, &seen, &divergences?, bits, &mut advance);
     bar.finish_and_clear();
     let mixed = mixed?;
     terminal.note(&figures(&mixed));

@@ -25,15 +25,15 @@ use signals::Signals;
 use std::{path::Path, sync::Arc, time::Duration};
 use tokio::{runtime::Runtime, sync::oneshot};
 
-/// How long the engine may take to stop once no request is left.
+/// The time limit for an idle engine to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The exit code of a program that SIGTERM or Ctrl-C ended.
-const INSISTED: i32 = 130;
+/// The exit code after a second SIGTERM or Ctrl-C.
+const INTERRUPTED: i32 = 130;
 
 pub(crate) fn run(command: &Serve, terminal: &Terminal) -> Result<()> {
     let settings = ServeSettings::load(command.config.as_deref(), &command.settings)?;
-    let runtime = Runtime::new().context("no threads can be started")?;
+    let runtime = Runtime::new().context("cannot start the threads of the server")?;
     runtime.block_on(serve(settings, *terminal))
 }
 
@@ -46,40 +46,40 @@ async fn serve(settings: ServeSettings, terminal: Terminal) -> Result<()> {
     let url = server.url();
     terminal.note(&format!("listening at {url}, loading {model}"));
 
-    // Health is answered while the model loads.
+    // The server answers health checks while the model loads.
     let (stop, stopped) = oneshot::channel();
     let serving = tokio::spawn(server.run(async {
-        // An error means that there is nobody left to tell it: then, too, the server is to end.
+        // An error means that the sender is gone: then, too, the server ends.
         let _ = stopped.await;
     }));
     let loading = tokio::task::spawn_blocking(move || load(&settings, model, &terminal));
     let (services, loaded) = tokio::select! {
         loaded = loading => loaded.context("loading the model failed")??,
-        () = signals.asked() => quit(),
+        () = signals.received() => quit(),
     };
     app.set_loaded(loaded);
     print(&format!("ready at {url}"))?;
 
     tokio::select! {
-        () = signals.asked() => {}
+        () = signals.received() => {}
         error = ended(&app) => return Err(error.into()),
     }
-    terminal.note("finishing the requests that run; a second signal breaks them off");
+    terminal.note("finishing the running requests; a second signal aborts them");
     let _ = stop.send(());
     let finished = tokio::select! {
         finished = serving => finished.context("the server failed")?,
-        () = signals.asked() => quit(),
+        () = signals.received() => quit(),
     };
     for service in services {
         service.stop(STOP_TIMEOUT)?;
     }
     if !finished {
-        bail!("requests were broken off: they ran longer than --drain-timeout");
+        bail!("requests were aborted: they ran longer than --drain-timeout");
     }
     Ok(())
 }
 
-/// What clients call a model: a file is called by its name without its folder.
+/// The name of a model for clients; that of a file is its name without the folder.
 fn served_name(model: &str) -> String {
     let path = Path::new(model);
     let file = path.exists().then(|| path.canonicalize().ok()).flatten();
@@ -87,7 +87,7 @@ fn served_name(model: &str) -> String {
     name.unwrap_or(model).trim_end_matches(".gguf").to_owned()
 }
 
-/// Waits until an engine ends by itself, and says why.
+/// Waits until an engine ends by itself, and returns the reason.
 async fn ended(app: &App) -> ServiceError {
     match app.engine() {
         Some(engine) => engine.ended().await,
@@ -99,7 +99,7 @@ async fn ended(app: &App) -> ServiceError {
 fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<(Vec<Service>, Loaded)> {
     let dtype = settings.dtype.unwrap_or(Dtype::Keep);
     let replicas = usize::from(settings.replicas.unwrap_or(1));
-    // First: a backend that is not there should not cost a download.
+    // The devices come first, so that a missing backend does not cost a download.
     let devices = (0..replicas).map(|replica| device(settings, replica)).collect::<Result<Vec<_>>>()?;
     let named = ModelArguments {
         model,
@@ -152,7 +152,7 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     Ok((services, Loaded::new(model, replicas, template)))
 }
 
-/// The device of a replica: one after the other, from that which was asked for, and around.
+/// The device of a replica: replicas take the devices in turn, starting from that of the settings.
 fn device(settings: &ServeSettings, replica: usize) -> Result<Arc<dyn Device>> {
     let first = settings.device.unwrap_or(0);
     let count = find_backend(settings.backend.as_deref())?.devices()?.len().max(1);
@@ -173,7 +173,8 @@ fn read_template(path: &Path, model: &dsrun_models::model::Model) -> Result<Chat
     ChatTemplate::new(&source, &tokens).with_context(|| format!("in {}", path.display()))
 }
 
-#[expect(clippy::exit, reason = "the user insists, and what runs is not waited for")]
+/// Ends the program without waiting for the running requests.
+#[expect(clippy::exit, reason = "the user asks a second time, and running requests are not waited for")]
 fn quit() -> ! {
-    std::process::exit(INSISTED)
+    std::process::exit(INTERRUPTED)
 }

@@ -1,4 +1,4 @@
-//! The server as clients see it, over real connections, with a tiny model.
+//! Tests of the server over real connections, with a tiny model.
 
 mod access;
 mod answers;

@@ -1,4 +1,4 @@
-//! How fast a device reads its memory: the roof under which generation runs.
+//! Measures the read bandwidth of a device's memory, which bounds the decode rate.
 
 use anyhow::Result;
 use dsrun_core::{
@@ -10,16 +10,17 @@ use dsrun_core::{
 };
 use std::time::{Duration, Instant};
 
-/// Columns of the matrix that is read.
+/// Columns of the matrix.
 const COLUMNS: usize = 2048;
-/// How often it is read; the fastest counts.
+/// The number of passes over the matrix; the fastest counts.
 const REPEATS: usize = 7;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Bytes per second, as the fastest of several passes over a dense f32 matrix far larger than any cache, multiplied by one
-/// row: two operations for every four bytes, so that memory is the limit.
+/// The read bandwidth in bytes per second: that of the fastest of several GEMVs.
+///
+/// The matrix is dense f32 and far larger than any cache. Two operations for every four bytes make memory the limit.
 pub(crate) fn read_bandwidth(device: &dyn Device) -> Result<f64> {
-    // Device memory is fast and its caches large: 1 GiB there, 256 MiB where the host's memory is the device's.
+    // Memory of discrete devices is fast and their caches are large: 1 GiB there, 256 MiB for unified memory.
     let bytes: usize = if device.properties().unified_memory { 256 << 20 } else { 1 << 30 };
     let rows = bytes / 4 / COLUMNS;
     let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![rows, COLUMNS] };
@@ -60,7 +61,7 @@ pub(crate) fn read_bandwidth(device: &dyn Device) -> Result<f64> {
     Ok(bytes as f64 / fastest)
 }
 
-/// Values from -1 to 1 that do not repeat soon: zeros may be faster than real data.
+/// Pseudorandom values from -1 to 1, because zeros may be faster than real data.
 fn values(count: usize) -> Vec<u8> {
     let mut state = 0x9E37_79B9u32;
     let mut bytes = Vec::with_capacity(count * 4);

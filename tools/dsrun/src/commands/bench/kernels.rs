@@ -1,4 +1,4 @@
-//! `dsrun bench kernels`: what each kind of call of a step takes, and how near that is to what memory allows.
+//! `dsrun bench kernels`: measures the time of each distinct call of a step and compares it with its memory floor.
 
 use super::bandwidth::read_bandwidth;
 use crate::{
@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use dsrun_engine::{Bytes, CallFigures, EnginePlan};
 use serde::Serialize;
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Debug, Serialize)]
 struct Figures {
     model: String,
@@ -22,19 +22,20 @@ struct Figures {
     repeats: usize,
     read_bandwidth_bytes_per_second: f64,
     kernels: Vec<Kernel>,
-    /// All calls of a step together.
+    /// The number of calls of a step, repeated ones included.
     calls_per_step: usize,
     seconds_per_step: f64,
     floor_seconds_per_step: f64,
 }
 
+/// The figures of a distinct call.
 #[derive(Debug, Serialize)]
 struct Kernel {
     #[serde(flatten)]
     call: CallFigures,
-    /// Seconds that moving its bytes takes at the bandwidth measured.
+    /// The time to move its bytes at the measured bandwidth.
     floor_seconds: f64,
-    /// Floor over time: 1 is as fast as memory.
+    /// The floor over the time: 1 is as fast as memory.
     share_of_floor: f64,
 }
 
@@ -78,7 +79,7 @@ pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
 
 fn show(figures: &Figures) -> Result<()> {
     print(&format!(
-        "{} on {}, dtype {}: batch {}, {} tokens behind each, median of {}, floor at {:.1} GB/s",
+        "{} on {}, dtype {}: batch {}, {} past tokens each, median of {}, floor at {:.1} GB/s",
         figures.model,
         figures.backend_device,
         figures.dtype,

@@ -1,9 +1,9 @@
-//! `dsrun bench latency`: time to the first token, time per token, and how near that is to what memory allows.
+//! `dsrun bench latency`: measures the time to the first token and per token, and the share of the memory bandwidth.
 
 use super::{bandwidth::read_bandwidth, median, prompt};
 use crate::{
     arguments::Latency,
-    commands::{print, print_json, speculated},
+    commands::{print, print_json, speculation_line},
     session::{engine_options, load_plan, open_device, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
@@ -12,7 +12,7 @@ use dsrun_engine::{Bytes, Engine, Request, RequestId, SamplingOptions};
 use serde::Serialize;
 use std::{collections::HashSet, time::Instant};
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Debug, Serialize)]
 struct Figures {
     model: String,
@@ -22,17 +22,18 @@ struct Figures {
     generated_tokens: usize,
     batch: usize,
     repeats: usize,
-    /// Seconds from the request to the first token of all prompts.
+    /// Seconds from the first request until all requests have their first token.
     first_token_seconds: f64,
     prompt_tokens_per_second: f64,
-    /// Of one request.
+    /// The time per token of one request.
     ms_per_token: f64,
-    /// Of all requests together.
+    /// The decode rate of all requests together.
     decode_tokens_per_second: f64,
-    /// Of all runs, as the next.
+    /// Proposed tokens of all runs.
     proposed_tokens: u64,
+    /// Accepted tokens of all runs.
     accepted_tokens: u64,
-    /// Weights and KV cache that a step has to read.
+    /// Bytes of weights and KV cache that a step reads.
     bytes_per_step: u64,
     read_bandwidth_bytes_per_second: f64,
     /// Bytes read per second of decoding, over the bandwidth.
@@ -46,7 +47,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let mut options = engine_options(&command.setup.engine, command.batch);
     options.speculation = command.speculation.speculation();
     options.ignore_end = true;
-    // Every run computes its prompts.
+    // Without a prefix cache, every run computes its prompts.
     options.prefix_cache = false;
     let tokens = command.prompt + command.generate;
     options.context = Some(options.context.unwrap_or(tokens));
@@ -69,7 +70,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let first = median(runs.iter().map(|run| run.first).collect());
     let step = median(runs.iter().map(|run| run.step).collect());
     let token = median(runs.iter().map(|run| run.token).collect());
-    // Halfway through the answer, for every request.
+    // The context of every request halfway through the answer.
     let context = (command.prompt + command.generate / 2) as u64;
     let bytes = traffic.weights + traffic.kv_per_token * context * command.batch as u64;
     let figures = Figures {
@@ -94,16 +95,16 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         return print_json(&figures);
     }
     show(&figures)?;
-    speculated(engine.statistics()).map_or(Ok(()), |line| print(&format!("speculation  {line}")))
+    speculation_line(engine.statistics()).map_or(Ok(()), |line| print(&format!("speculation  {line}")))
 }
 
-/// What a run took, in seconds.
+/// The times of a run in seconds.
 struct Run {
-    /// To the first token of all requests.
+    /// The time until all requests have their first token.
     first: f64,
-    /// From step to step, where all of them generate.
+    /// The mean time of the steps in which all requests generate.
     step: f64,
-    /// From token to token of a request, there: less than a step if it speculates.
+    /// The mean time per token of a request in those steps, which speculation makes less than a step.
     token: f64,
 }
 
@@ -130,7 +131,7 @@ fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result
         if begun.len() == command.batch {
             first.get_or_insert(now);
         }
-        // While prompts are processed, or when requests have ended, a step is another.
+        // Steps that process prompts, or that lack requests that have ended, are not counted.
         let whole = generating.len() == command.batch;
         if let (true, Some(before)) = (whole, before) {
             steps += 1;
@@ -140,7 +141,10 @@ fn run_once(engine: &mut Engine, command: &Latency, vocabulary: usize) -> Result
         before = whole.then_some(now);
     }
     if steps == 0 {
-        bail!("no two steps in which all {} requests generate: raise --gen or --step-tokens", command.batch);
+        bail!(
+            "no two consecutive steps in which all {} requests generate\nhint: raise --gen or --step-tokens",
+            command.batch
+        );
     }
     let first = first.map_or(f64::NAN, |first| (first - start).as_secs_f64());
     let token = seconds * command.batch as f64 / tokens as f64;

@@ -1,4 +1,4 @@
-//! `dsrun bench plot`: what `bench serve` measured, of several servers or settings, in one picture.
+//! `dsrun bench plot`: draws the results of several runs of `bench serve` as one figure.
 
 use super::serve::{Run, draw};
 use crate::{arguments::BenchPlot, terminal::Terminal};
@@ -11,12 +11,12 @@ pub(crate) fn run(command: &BenchPlot, terminal: &Terminal) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<Run> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text)
-        .with_context(|| format!("{} is not what `bench serve --json` prints", path.display()))
+        .with_context(|| format!("{} is not the output of `bench serve --json`", path.display()))
 }
 
-/// Runs of equal labels as one, its points in the order of their throughput.
+/// Joins runs of equal labels, with their points in the order of throughput.
 fn joined(runs: Vec<Run>) -> Vec<Run> {
     let mut joined: Vec<Run> = Vec::new();
     for run in runs {

@@ -1,4 +1,4 @@
-//! `dsrun bench prefill`: how fast prompts are processed.
+//! `dsrun bench prefill`: measures the speed of prompt processing.
 
 use super::{median, prompt};
 use crate::{
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Debug, Serialize)]
 struct Figures {
     model: String,
@@ -23,21 +23,21 @@ struct Figures {
     dtype: String,
     batch: usize,
     repeats: usize,
-    /// Without work, in front of each run.
+    /// The pause before each run.
     pause_seconds: u64,
     /// Tokens that a step may process.
     step_tokens: usize,
     prompts: Vec<Prompt>,
 }
 
-/// The figures of one length of prompt.
+/// The figures of one prompt length.
 #[derive(Debug, Serialize)]
 struct Prompt {
     tokens: usize,
-    /// From the request to the first token of all prompts.
+    /// Seconds from the first request until all requests have their first token.
     seconds: f64,
     tokens_per_second: f64,
-    /// Of matrix products, attention included.
+    /// Operations of matrix products per second, attention included.
     operations_per_second: f64,
 }
 
@@ -47,9 +47,9 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     let longest = command.prompt.iter().copied().max().unwrap_or(1);
     let mut options = engine_options(&command.setup.engine, command.batch);
     options.ignore_end = true;
-    // Every run computes its prompts.
+    // Without a prefix cache, every run computes its prompts.
     options.prefix_cache = false;
-    // Whole prompts in one step, unless asked otherwise.
+    // A step holds whole prompts by default.
     options.step_tokens = command.setup.engine.step_tokens.unwrap_or(longest * command.batch);
     options.context = Some(options.context.unwrap_or(longest));
     if options.context < Some(longest) {
@@ -110,7 +110,7 @@ fn run_once(engine: &mut Engine, batch: usize, tokens: usize, vocabulary: usize)
 fn show(figures: &Figures) -> Result<()> {
     let pauses = match figures.pause_seconds {
         0 => String::new(),
-        seconds => format!(", {seconds} s of pause in front of each"),
+        seconds => format!(", pauses of {seconds} s"),
     };
     print(&format!(
         "{} on {}, dtype {}: batch {}, steps of up to {} tokens, median of {}{pauses}",

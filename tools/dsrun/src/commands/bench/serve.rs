@@ -1,4 +1,4 @@
-//! `dsrun bench serve`: how fast a server answers, over the load on it.
+//! `dsrun bench serve`: measures the latency and throughput of a server under load.
 
 mod lengths;
 mod load;
@@ -21,11 +21,11 @@ use report::{Point, Sla};
 use serde_json::{Value, json};
 use std::{path::Path, sync::Arc, time::Duration};
 
-/// The smallest token id of random prompts: ids below are often special tokens.
+/// The smallest token id of random prompts; smaller ids are often special tokens.
 const FIRST_TOKEN: u32 = 100;
 
 pub(crate) fn run(command: &BenchServe, terminal: &Terminal) -> Result<()> {
-    let runtime = tokio::runtime::Runtime::new().context("no threads can be started")?;
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the threads of the client")?;
     let run = runtime.block_on(measure(command, terminal))?;
     if let Some(path) = &command.plot {
         draw(std::slice::from_ref(&run), path, terminal)?;
@@ -36,9 +36,9 @@ pub(crate) fn run(command: &BenchServe, terminal: &Terminal) -> Result<()> {
     print(&report::table(&run))
 }
 
-/// Draws runs beside each other.
+/// Draws runs into one figure.
 pub(super) fn draw(runs: &[Run], path: &Path, terminal: &Terminal) -> Result<()> {
-    std::fs::write(path, plot::svg(runs)).with_context(|| format!("{} cannot be written", path.display()))?;
+    std::fs::write(path, plot::svg(runs)).with_context(|| format!("cannot write {}", path.display()))?;
     terminal.note(&format!("the plot is in {}", path.display()));
     Ok(())
 }
@@ -85,7 +85,7 @@ async fn measure(command: &BenchServe, terminal: &Terminal) -> Result<Run> {
 
 fn loads(command: &BenchServe) -> Result<Vec<Arrivals>> {
     if let Some(rate) = command.rate.iter().find(|rate| !(rate.is_finite() && **rate > 0.0)) {
-        bail!("--rate {rate}: must be above 0");
+        bail!("--rate is {rate}; it must be above 0");
     }
     let rates = command.rate.iter().map(|rate| Arrivals::Poisson { rate: *rate, seed: command.seed });
     let clients = command.clients.iter().map(|clients| Arrivals::Clients(*clients));
@@ -99,7 +99,7 @@ async fn first_model(client: &Client) -> Result<String> {
     id.map(str::to_owned).context("the server lists no models\nhint: name one with --model")
 }
 
-/// The requests of one load. Different loads ask for different prompts, so that none finds them in a cache.
+/// The requests of one load. Loads have different prompts, so that none finds its prompts in the prefix cache.
 fn jobs(command: &BenchServe, model: &str, count: usize, stream: u64) -> Vec<Job> {
     let mut random = StdRng::seed_from_u64(command.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let path: Arc<str> = if command.chat { "/v1/chat/completions" } else { "/v1/completions" }.into();

@@ -1,5 +1,7 @@
-//! `dsrun bench soak`: many clients for a while, some of which leave, and every answer compared with the one that the server gave when it
-//! had nothing else to do.
+//! `dsrun bench soak`: puts sustained load on a server and checks its answers.
+//!
+//! Some of the clients disconnect early. Every complete answer is compared with the solo answer, which the server gave to the same
+//! question while idle.
 
 use crate::{
     arguments::Soak,
@@ -17,42 +19,44 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// The longest time to wait for an answer, and for the server to be idle in the end.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// The time limit for an answer, and for the server to become idle at the end.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How many of the likeliest tokens the server tells: two give the margin.
+/// The number of top log-probabilities to request: two give the margin.
 const TOP: usize = 2;
 
-/// What happened.
+/// The results of a run.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     seconds: f64,
     clients: usize,
     /// Answers that were read to their end.
     answers: usize,
-    /// Of these, those equal to the solo answer in every token.
+    /// Answers equal to the solo answer in every token.
     equal: usize,
-    /// Those that differ first where the two best tokens were closer than the tolerance.
+    /// Answers whose first difference is at a token where the margin was within the tolerance.
     close_calls: usize,
-    /// Those that differ elsewhere, lack tokens or have some twice.
+    /// Answers that differ elsewhere or in their number of tokens.
     wrong: usize,
     /// Requests that failed.
     failed: usize,
-    /// Clients that left in the middle.
+    /// Requests whose client disconnected early.
     left: usize,
     tokens: usize,
-    /// What the server counted meanwhile.
+    /// Pre-emptions during the run, counted by the server.
     preemptions: f64,
+    /// Disconnects during the run that the server saw.
     disconnects: f64,
+    /// Requests that the server cancelled during the run.
     cancelled: f64,
-    /// Afterwards, when nobody asks any more.
+    /// KV blocks in use after the run, when the server is idle.
     blocks_in_use: f64,
-    /// What was wrong, a few times.
+    /// A few examples of errors.
     examples: Vec<String>,
 }
 
 pub(crate) fn run(command: &Soak, terminal: &Terminal) -> Result<()> {
-    let runtime = tokio::runtime::Runtime::new().context("no threads can be started")?;
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the threads of the clients")?;
     let report = runtime.block_on(soak(command, terminal))?;
     if command.json {
         print_json(&report)?;
@@ -60,12 +64,17 @@ pub(crate) fn run(command: &Soak, terminal: &Terminal) -> Result<()> {
         show(&report)?;
     }
     if report.wrong + report.failed > 0 || report.blocks_in_use > 0.0 {
-        bail!("the server did not hold: {} wrong answers, {} failures", report.wrong, report.failed);
+        bail!(
+            "the server failed the test: {} wrong answers, {} failed requests, {} KV blocks leaked",
+            report.wrong,
+            report.failed,
+            report.blocks_in_use
+        );
     }
     Ok(())
 }
 
-/// A question, and the answer to it.
+/// A question and its solo answer.
 struct Question {
     body: Value,
     answer: Vec<Token>,
@@ -75,7 +84,7 @@ struct Question {
 #[derive(Clone, Debug, PartialEq)]
 struct Token {
     bytes: Vec<u8>,
-    /// How much likelier than the next best it was, as a difference of logarithms.
+    /// The difference between the log-probabilities of the best and the second-best token.
     margin: f64,
 }
 
@@ -88,8 +97,9 @@ async fn soak(command: &Soak, terminal: &Terminal) -> Result<Report> {
     let mut questions = Vec::new();
     for _ in 0..command.questions {
         let body = question(model, command, &mut random);
-        let answer =
-            timeout(PATIENCE, ask(&client, &body, usize::MAX)).await.context("no answer comes")??;
+        let answer = timeout(ANSWER_TIMEOUT, ask(&client, &body, usize::MAX))
+            .await
+            .context("no answer within the time limit")??;
         if answer.len() != body["max_tokens"].as_u64().unwrap_or(0) as usize {
             bail!("a solo answer has {} tokens instead of {}", answer.len(), body["max_tokens"]);
         }
@@ -136,7 +146,7 @@ fn question(model: &str, command: &Soak, random: &mut StdRng) -> Value {
     })
 }
 
-/// One client: asks until the end, and leaves now and then.
+/// Runs one client, which asks questions until the end and disconnects early at random.
 async fn converse(
     client: &Client,
     questions: &[Question],
@@ -149,8 +159,8 @@ async fn converse(
     while Instant::now() < end {
         let question = &questions[random.random_range(0..questions.len())];
         let leaves = random.random_bool(leave);
-        let most = if leaves { random.random_range(0..=question.answer.len()) } else { usize::MAX };
-        match timeout(PATIENCE, ask(client, &question.body, most)).await {
+        let max_tokens = if leaves { random.random_range(0..=question.answer.len()) } else { usize::MAX };
+        match timeout(ANSWER_TIMEOUT, ask(client, &question.body, max_tokens)).await {
             Ok(Ok(tokens)) if leaves => {
                 report.left += 1;
                 report.tokens += tokens.len();
@@ -160,21 +170,21 @@ async fn converse(
                 report.compare(&question.answer, &tokens, tolerance);
             }
             Ok(Err(error)) => report.fail(format!("{error:#}")),
-            Err(_) => report.fail("no answer comes".to_owned()),
+            Err(_) => report.fail("no answer within the time limit".to_owned()),
         }
     }
     report
 }
 
-/// The tokens of an answer. After `most` of them the client leaves.
-async fn ask(client: &Client, body: &Value, most: usize) -> Result<Vec<Token>> {
+/// Asks a question and returns the tokens of the answer. The client disconnects after `max_tokens` tokens.
+async fn ask(client: &Client, body: &Value, max_tokens: usize) -> Result<Vec<Token>> {
     let mut events = client.stream("/v1/chat/completions", body).await?;
     let mut tokens = Vec::new();
     let mut counted = None;
-    while tokens.len() < most {
+    while tokens.len() < max_tokens {
         let Some(event) = events.next().await? else {
             if counted.as_ref() != Some(&body["max_tokens"]) {
-                bail!("{counted:?} tokens were counted instead of {}", body["max_tokens"]);
+                bail!("the usage has {counted:?} tokens instead of {}", body["max_tokens"]);
             }
             break;
         };
@@ -184,7 +194,10 @@ async fn ask(client: &Client, body: &Value, most: usize) -> Result<Vec<Token>> {
             let top = |index: usize| token["top_logprobs"][index]["logprob"].as_f64();
             tokens.push(Token {
                 bytes: bytes.filter_map(|byte| u8::try_from(byte.as_u64()?).ok()).collect(),
-                margin: top(0).zip(top(1)).map(|(best, next)| best - next).context("no margins come")?,
+                margin: top(0)
+                    .zip(top(1))
+                    .map(|(best, next)| best - next)
+                    .context("the answer has no top log-probabilities")?,
             });
         }
     }
@@ -197,7 +210,7 @@ impl Report {
         let differs = solo.iter().zip(answer).position(|(solo, token)| solo.bytes != token.bytes);
         match differs {
             None if solo.len() == answer.len() => self.equal += 1,
-            // What follows a choice that could go either way is another answer, but as long.
+            // After a close call the texts diverge, but their lengths are equal.
             Some(index) if solo[index].margin <= tolerance && solo.len() == answer.len() => {
                 self.close_calls += 1
             }
@@ -237,7 +250,7 @@ impl Report {
     }
 }
 
-/// What the server counts.
+/// The counters of the server.
 struct Counts {
     preemptions: f64,
     disconnects: f64,
@@ -252,7 +265,10 @@ impl Counts {
         let text = client.text("/metrics").await?;
         let number = |name: &str| {
             let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            value.with_context(|| format!("/metrics lacks {name}"))?.parse().context("a figure is no number")
+            value
+                .with_context(|| format!("/metrics lacks {name}"))?
+                .parse()
+                .context("a metric is not a number")
         };
         Ok(Self {
             preemptions: number("dsrun_preemptions_total")?,
@@ -265,7 +281,7 @@ impl Counts {
     }
 }
 
-/// What the server counted, once it has nothing to do.
+/// Waits until the server is idle, and reads its counters.
 async fn idle(client: &Client) -> Result<Counts> {
     let wait = async {
         loop {
@@ -276,17 +292,17 @@ async fn idle(client: &Client) -> Result<Counts> {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(PATIENCE, wait).await.context("the server does not become idle")?
+    timeout(ANSWER_TIMEOUT, wait).await.context("the server does not become idle")?
 }
 
 fn show(report: &Report) -> Result<()> {
     print(&format!("{} clients for {:.1} s, {} tokens", report.clients, report.seconds, report.tokens))?;
     print(&format!(
-        "answers      {}: {} equal to solo, {} but for a close call, {} wrong, {} failed",
+        "answers      {}: {} equal to solo, {} equal up to a close call, {} wrong, {} failed",
         report.answers, report.equal, report.close_calls, report.wrong, report.failed
     ))?;
     print(&format!(
-        "clients left {} ({} seen by the server, {} cancelled)",
+        "disconnects  {} ({} seen by the server, {} cancelled)",
         report.left, report.disconnects, report.cancelled
     ))?;
     print(&format!("pre-emptions {}", report.preemptions))?;
@@ -303,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_is_forgiven_only_where_the_margin_is_small() {
+    fn a_difference_is_a_close_call_only_where_the_margin_is_small() {
         let mut report = Report::default();
         report.compare(&tokens("abc", 1.0), &tokens("abc", 1.0), 0.1);
         report.compare(&tokens("abc", 0.05), &tokens("abx", 1.0), 0.1);

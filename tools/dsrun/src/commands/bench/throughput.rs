@@ -3,7 +3,7 @@
 use super::prompt;
 use crate::{
     arguments::Throughput,
-    commands::{print, print_json, speculated},
+    commands::{print, print_json, speculation_line},
     session::{engine_options, load_plan, open_device, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
@@ -102,7 +102,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
         return print_json(&figures);
     }
     show(&figures)?;
-    speculated(engine.statistics()).map_or(Ok(()), |line| print(&format!("speculation  {line}")))
+    speculation_line(engine.statistics()).map_or(Ok(()), |line| print(&format!("speculation  {line}")))
 }
 
 fn run_once(

@@ -1,15 +1,16 @@
-//! `dsrun eval perplexity`: how well a model predicts a text.
+//! `dsrun eval perplexity`: measures how well a model predicts a text.
 //!
-//! The text is read in windows of `--context` tokens. In each, the model predicts every token given those of the window
-//! before it; the tokens at the start have little before them and are not counted. Perplexity is the exponential of the mean
-//! negative log-likelihood of those counted. Windows are those of llama.cpp's `perplexity`:
+//! The text is split into windows of `--context` tokens. In each window, the model predicts every token from the tokens before
+//! it. Tokens near the start have little context and are not counted. Perplexity is the exponential of the mean negative
+//! log-likelihood of the counted tokens. The windows are those of llama.cpp's `perplexity`:
 //!
-//! - One after the other, the second half counted: with a context of `n`, the tokens after positions `n / 2 .. n - 1`.
-//! - With `--stride s`, one every `s` tokens, the last `s` tokens counted. llama.cpp makes these windows half a stride longer
-//!   than the context it was given.
+//! - By default, windows do not overlap and their second half is counted: with a context of `n`, the tokens after positions
+//!   `n / 2 .. n - 1`.
+//! - With `--stride s`, a window starts every `s` tokens and its last `s` tokens are counted. llama.cpp makes these windows half
+//!   a stride longer than the given context.
 //!
-//! Where the model's texts begin with a token of their own (BOS), it stands in for the first token of each window. Special
-//! tokens in the text are plain text.
+//! If the texts of the model begin with a BOS token, it replaces the first token of each window. Special tokens in the text
+//! are read as plain text.
 
 use crate::{
     arguments::Perplexity,
@@ -24,10 +25,10 @@ use dsrun_models::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
 use std::{ops::Range, path::Path};
 
-/// The context unless asked otherwise: llama.cpp's.
+/// The default context, which is that of llama.cpp.
 const CONTEXT: usize = 512;
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Debug, Serialize)]
 struct Figures {
     model: String,
@@ -38,7 +39,7 @@ struct Figures {
     /// Tokens from one window to the next.
     stride: usize,
     windows: usize,
-    /// Tokens that were predicted and counted.
+    /// Predicted tokens that were counted.
     predictions: usize,
     #[serde(flatten)]
     estimate: Estimate,
@@ -50,7 +51,8 @@ pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     let device = open_device(&command.setup.device)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let context = command.setup.engine.context.unwrap_or_else(|| CONTEXT.min(model.config().context));
-    let tokenizer = model.tokenizer().context("the model has no tokenizer, so it cannot read a text")?;
+    let tokenizer =
+        model.tokenizer().context("the model has no tokenizer, which perplexity of a text needs")?;
     let (begin, tokens) = encode(tokenizer, &text)?;
     let mut windows = windows(tokens.len(), context, command.stride)?;
     windows.truncate(command.chunks.unwrap_or(usize::MAX));
@@ -101,7 +103,7 @@ fn show(figures: &Figures) -> Result<()> {
     print(&format!("perplexity {perplexity:.4}{error}"))
 }
 
-/// The token that texts begin with, if the model has one, and the tokens of a text, that one included.
+/// Encodes a text. Returns the token that texts of the model begin with, if any, and the tokens of the text, which include it.
 fn encode(tokenizer: &Tokenizer, text: &str) -> Result<(Option<u32>, Vec<u32>)> {
     let special = EncodeOptions { add_special: true, parse_special: false };
     let around_nothing = tokenizer.encode("", special)?;
@@ -112,12 +114,12 @@ fn encode(tokenizer: &Tokenizer, text: &str) -> Result<(Option<u32>, Vec<u32>)> 
     Ok((begin, tokens))
 }
 
-/// Part of a text, and which of its predictions count.
+/// A window of the text, and the predictions in it that are counted.
 #[derive(Debug, PartialEq, Eq)]
 struct Window {
-    /// Where it is in the text.
+    /// The tokens of the text in the window.
     tokens: Range<usize>,
-    /// The positions within it that the token behind is predicted from.
+    /// The positions within the window whose next token is counted.
     counted: Range<usize>,
 }
 
@@ -137,14 +139,14 @@ fn windows(tokens: usize, context: usize, stride: Option<usize>) -> Result<Vec<W
     };
     let last = last.with_context(|| {
         format!(
-            "the text has {tokens} tokens, less than a window of {context}; give a longer text or --context"
+            "the text has {tokens} tokens, fewer than a window of {context}; give a longer text or a smaller --context"
         )
     })?;
     let window = |start: usize| Window { tokens: start..start + context, counted: first..context - 1 };
     Ok((0..=last).step_by(step).map(window).collect())
 }
 
-/// Negative log-likelihoods, summed.
+/// Sums of negative log-likelihoods.
 #[derive(Debug, Default)]
 struct Losses {
     count: usize,
@@ -152,13 +154,13 @@ struct Losses {
     squares: f64,
 }
 
-/// What losses say of the perplexity.
+/// An estimate of the perplexity.
 #[derive(Debug, Serialize)]
 struct Estimate {
-    /// In nats.
+    /// The mean negative log-likelihood in nats.
     mean_nll: f64,
     perplexity: f64,
-    /// Of the perplexity, as if predictions were independent; none for a single one.
+    /// The standard error of the perplexity under the assumption of independent predictions; `None` for a single one.
     standard_error: Option<f64>,
 }
 
@@ -173,7 +175,7 @@ impl Losses {
         let count = self.count as f64;
         let mean_nll = self.sum / count;
         let perplexity = mean_nll.exp();
-        // Rounding may leave a variance of 0 a little below it.
+        // Rounding may leave a variance slightly below 0.
         let variance = (self.squares / count - mean_nll * mean_nll).max(0.0);
         let standard_error = (self.count > 1).then(|| perplexity * (variance / (count - 1.0)).sqrt());
         Estimate { mean_nll, perplexity, standard_error }
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_window_is_refused() {
+    fn contexts_and_strides_without_a_window_are_refused() {
         for (tokens, context, stride) in
             [(7, 8, None), (8, 8, Some(2)), (100, 2, None), (100, 8, Some(0)), (100, 8, Some(8))]
         {
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_the_mean_shrinks_with_the_count() {
+    fn the_standard_error_is_that_of_the_mean() {
         let mut losses = Losses::default();
         losses.add(1.0);
         assert!(losses.estimate().standard_error.is_none());

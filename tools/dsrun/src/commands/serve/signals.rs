@@ -1,8 +1,8 @@
-//! Being asked to end: SIGTERM and Ctrl-C.
+//! Receives the signals that end the server: SIGTERM and Ctrl-C.
 
 use anyhow::{Context, Result};
 
-/// Hears of signals from when it is made.
+/// Receives signals from its creation on.
 pub(super) struct Signals {
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
@@ -11,15 +11,15 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// From here on signals do not end the program by themselves. Needs a runtime around it.
+    /// Catches SIGTERM and Ctrl-C, which no longer end the program. Requires a Tokio runtime.
     #[cfg(unix)]
     pub(super) fn listen() -> Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        let listen = |kind| signal(kind).context("signals cannot be caught");
+        let listen = |kind| signal(kind).context("cannot catch signals");
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 
-    /// From here on Ctrl-C does not end the program by itself. Needs a runtime around it.
+    /// Catches Ctrl-C, which no longer ends the program. Requires a Tokio runtime.
     #[cfg(not(unix))]
     pub(super) fn listen() -> Result<Self> {
         Ok(Self {})
@@ -27,7 +27,7 @@ impl Signals {
 
     /// Waits for the next signal.
     #[cfg(unix)]
-    pub(super) async fn asked(&mut self) {
+    pub(super) async fn received(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -36,9 +36,9 @@ impl Signals {
 
     /// Waits for the next Ctrl-C.
     #[cfg(not(unix))]
-    pub(super) async fn asked(&mut self) {
+    pub(super) async fn received(&mut self) {
         if let Err(error) = tokio::signal::ctrl_c().await {
-            tracing::warn!(%error, "Ctrl-C cannot be caught");
+            tracing::warn!(%error, "cannot catch Ctrl-C");
             std::future::pending::<()>().await;
         }
     }

@@ -1,4 +1,4 @@
-//! Keys, rates, TLS.
+//! Tests of keys, rate limits and TLS.
 
 use super::support::{PATIENCE, Setup, completion, start_with};
 use crate::client::Client;
@@ -14,7 +14,7 @@ use tokio_rustls::{
 };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_who_shows_a_key_is_served() {
+async fn requests_without_a_valid_key_are_refused() {
     let server = start_with(Setup { keys: vec!["secret"], ..Setup::default() }).await;
     server.served("/v1/completions", &completion("a", 2)).await;
     for key in [None, Some("wrong".to_owned())] {
@@ -30,7 +30,7 @@ async fn only_who_shows_a_key_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_too_often_is_told_when_to_come_back() {
+async fn a_rate_limited_request_has_a_retry_after_header() {
     let mut setup = Setup::default();
     setup.settings.requests_per_minute = Some(2);
     let server = start_with(setup).await;
@@ -46,7 +46,7 @@ async fn who_asks_too_often_is_told_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_encrypts() {
+async fn a_certificate_enables_tls() {
     let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
@@ -77,7 +77,7 @@ async fn a_certificate_encrypts() {
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer).await;
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
-        // Plain text is no TLS: the connection is closed.
+        // A plain-text request is not TLS: the connection is closed.
         let mut plain = TcpStream::connect(&address).await.expect("a connection");
         plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("it is sent");
         let mut answer = Vec::new();

@@ -1,4 +1,4 @@
-//! Answers, whole and in pieces.
+//! Tests of answers, whole and streamed.
 
 use super::{
     model,
@@ -13,7 +13,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const EMBEDDINGS: &str = "/v1/embeddings";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chat_is_answered_in_openais_form() {
+async fn a_chat_answer_has_the_fields_of_openai() {
     let server = start().await;
     let answer = server.served(CHAT, &question("Hello", 12)).await;
     assert_eq!(answer["object"], "chat.completion");
@@ -32,7 +32,7 @@ async fn a_chat_is_answered_in_openais_form() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pieces_make_the_whole_and_end_with_the_usage() {
+async fn streamed_pieces_join_to_the_whole_and_end_with_the_usage() {
     let server = start().await;
     let whole = server.served(CHAT, &question("Hello", 20)).await;
     let stream = json!({"stream": true, "stream_options": {"include_usage": true}});
@@ -52,7 +52,7 @@ async fn pieces_make_the_whole_and_end_with_the_usage() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn completions_take_text_and_tokens_one_or_many() {
+async fn completions_accept_texts_and_tokens() {
     let server = start().await;
     let text = server.served(COMPLETIONS, &completion("ab", 8)).await;
     let tokens = server.served(COMPLETIONS, &with(completion("", 8), json!({"prompt": [97, 98]}))).await;
@@ -68,7 +68,7 @@ async fn completions_take_text_and_tokens_one_or_many() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ids_of_tokens_are_told_if_asked_for() {
+async fn token_ids_are_returned_on_request() {
     let server = start().await;
     let plain = server.served(COMPLETIONS, &completion("ab", 8)).await;
     assert_eq!(plain["choices"][0].get("token_ids"), None);
@@ -83,7 +83,7 @@ async fn ids_of_tokens_are_told_if_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_echo_starts_with_the_prompt_also_in_a_stream() {
+async fn an_echo_starts_with_the_prompt_whole_and_streamed() {
     let server = start().await;
     let plain = server.served(COMPLETIONS, &completion("ab", 8)).await;
     let expected = format!("ab{}", plain["choices"][0]["text"].as_str().expect("a text"));
@@ -95,7 +95,7 @@ async fn an_echo_starts_with_the_prompt_also_in_a_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_string_ends_the_answer_in_front_of_it() {
+async fn a_stop_string_ends_the_answer_before_it() {
     let server = start().await;
     let whole = server.served(COMPLETIONS, &completion("ab", 40)).await;
     let whole: Vec<char> = whole["choices"][0]["text"].as_str().expect("a text").chars().collect();
@@ -109,13 +109,13 @@ async fn a_stop_string_ends_the_answer_in_front_of_it() {
     let events = server.events(COMPLETIONS, &with(request, json!({"stream": true}))).await;
     let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, expected);
-    // What ran on past the stop string is cancelled.
+    // The engine generated beyond the stop string and is cancelled.
     server.reaches("dsrun_requests_running", 0.0).await;
     server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn seeds_repeat_answers_and_choices_differ() {
+async fn equal_seeds_repeat_answers_and_choices_differ() {
     let server = start().await;
     let request = with(completion("ab", 16), json!({"temperature": 1.5, "seed": -7, "n": 3}));
     let first = server.served(COMPLETIONS, &request).await;
@@ -130,7 +130,7 @@ async fn seeds_repeat_answers_and_choices_differ() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn choices_of_a_stream_are_told_apart() {
+async fn choices_of_a_stream_have_their_index() {
     let server = start().await;
     let request = with(question("Hello", 10), json!({"temperature": 1.0, "seed": 3, "n": 3}));
     let whole = server.served(CHAT, &request).await;
@@ -145,7 +145,7 @@ async fn choices_of_a_stream_are_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn texts_become_vectors() {
+async fn embeddings_are_those_of_the_model() {
     let server = start().await;
     let request = json!({"model": MODEL, "input": ["abc", "abd", "abc"]});
     let answer = server.served(EMBEDDINGS, &request).await;
@@ -163,7 +163,7 @@ async fn texts_become_vectors() {
     assert!((product(0, 0) - 1.0).abs() < 1e-5 && (product(0, 2) - 1.0).abs() < 1e-5);
     assert!(product(0, 1) < 0.999, "{}", product(0, 1));
 
-    // As tokens, in base64, a long one that takes many steps, and the last token instead of the mean.
+    // Tokens as input, base64 as output, a long text over many steps, and pooling by the last token.
     let tokens = json!({"model": MODEL, "input": [[97, 98, 99]], "encoding_format": "base64"});
     let written = server.served(EMBEDDINGS, &tokens).await;
     let bytes =
@@ -176,7 +176,7 @@ async fn texts_become_vectors() {
     assert_eq!(server.served(EMBEDDINGS, &long).await["usage"]["total_tokens"], model::CONTEXT);
     let last = with(request, json!({"pooling": "last"}));
     assert_ne!(server.served(EMBEDDINGS, &last).await["data"][0], answer["data"][0]);
-    // A control token in a text is text.
+    // The text of a control token is plain text.
     let control = json!({"model": MODEL, "input": "<|im_end|>"});
     assert_eq!(server.served(EMBEDDINGS, &control).await["usage"]["total_tokens"], 10);
 
@@ -187,7 +187,7 @@ async fn texts_become_vectors() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_go_there_and_back() {
+async fn tokenize_and_detokenize_are_inverse() {
     let server = start().await;
     let tokens = server.served("/tokenize", &json!({"prompt": "Grüße<|im_end|>"})).await;
     assert_eq!(tokens["count"], 8);
@@ -209,7 +209,7 @@ async fn models_are_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_count_what_happened() {
+async fn metrics_count_requests_and_tokens() {
     let server = start().await;
     server.served(COMPLETIONS, &completion("ab", 8)).await;
     assert_eq!(server.metric("dsrun_generated_tokens_total").await, 8.0);
@@ -223,7 +223,7 @@ async fn metrics_count_what_happened() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_described_is_there() {
+async fn every_described_path_exists() {
     let server = start().await;
     let document = server.client.json("/openapi.json").await.expect("a document");
     for (path, operations) in document["paths"].as_object().expect("there are paths") {
@@ -232,7 +232,7 @@ async fn what_is_described_is_there() {
             let path = path.replace("{model}", MODEL);
             let body = (method == Method::POST).then(|| json!({}));
             let answer = server.client.send(method.clone(), &path, body.as_ref()).await.expect("an answer");
-            // An empty request is refused, by what is at the path.
+            // The endpoint refuses an empty request.
             assert_eq!(answer.status(), if method == Method::POST { 400 } else { 200 }, "{method} {path}");
         }
     }

@@ -1,4 +1,4 @@
-//! The client library of the crate `async-openai`, unchanged, against our server.
+//! Tests with the client of the crate `async-openai`.
 
 use super::support::{MODEL, Running, Setup, start_with};
 use async_openai::{
@@ -13,7 +13,7 @@ use async_openai::{
 use futures_util::StreamExt;
 
 async fn server() -> (Running, Client<OpenAIConfig>) {
-    // Its HTTP client wants to know whose cryptography to use, even without any.
+    // Its HTTP client needs a cryptography provider, even without TLS.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let server = start_with(Setup { keys: vec!["secret"], ..Setup::default() }).await;
     let config = OpenAIConfig::new().with_api_base(format!("{}/v1", server.url)).with_api_key("secret");

@@ -1,4 +1,4 @@
-//! Clients that go, queues that fill, servers that end, requests that panic.
+//! Tests of disconnects, full queues, draining, panics and replicas.
 
 use super::support::{MODEL, PATIENCE, Running, Setup, completion, start, start_with, with};
 use crate::serve::{ServeSettings, Server, routes::around, server};
@@ -7,7 +7,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
 
-/// A completion that takes long.
+/// A completion that takes a long time.
 fn long(max_tokens: usize) -> Value {
     with(completion("ab", max_tokens), json!({"stream": true, "stream_options": {"include_usage": true}}))
 }
@@ -17,7 +17,7 @@ async fn status(server: &Running, path: &str) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_leaves_takes_the_request_along() {
+async fn a_disconnect_cancels_the_request() {
     let server = start().await;
     let mut events = server.client.stream("/v1/completions", &long(4000)).await.expect("it starts");
     events.next().await.expect("a piece");
@@ -27,7 +27,7 @@ async fn who_leaves_takes_the_request_along() {
     server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
     server.reaches("dsrun_disconnects_total", 1.0).await;
     server.reaches("dsrun_answers_open", 0.0).await;
-    // The same without a stream: the client goes while it waits.
+    // The same without a stream: the client disconnects while it waits.
     let request = completion("ab", 4000);
     let waiting = server.client.send(Method::POST, "/v1/completions", Some(&request));
     tokio::select! {
@@ -36,7 +36,7 @@ async fn who_leaves_takes_the_request_along() {
     }
     server.reaches("dsrun_disconnects_total", 2.0).await;
     server.reaches("dsrun_kv_blocks_in_use", 0.0).await;
-    // And who waits for vectors.
+    // The same for embeddings.
     let texts = vec!["a".repeat(4000); 64];
     let request = json!({"model": MODEL, "input": texts});
     let waiting = server.client.send(Method::POST, "/v1/embeddings", Some(&request));
@@ -50,7 +50,7 @@ async fn who_leaves_takes_the_request_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_asks_to_come_back() {
+async fn a_full_queue_answers_with_retry_after() {
     let mut setup = Setup::default();
     setup.engine.max_requests = 1;
     setup.settings.queue = Some(1);
@@ -68,7 +68,7 @@ async fn a_full_queue_asks_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_has_its_time() {
+async fn a_request_has_a_time_limit() {
     let mut setup = Setup::default();
     setup.settings.request_timeout = Some(1);
     let server = start_with(setup).await;
@@ -87,7 +87,7 @@ async fn a_request_has_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn draining_finishes_what_runs_and_takes_nothing_more() {
+async fn draining_finishes_running_requests_and_accepts_no_more() {
     let mut server = start().await;
     let mut events = server.client.stream("/v1/completions", &long(400)).await.expect("it starts");
     events.next().await.expect("a piece");
@@ -111,17 +111,17 @@ async fn draining_finishes_what_runs_and_takes_nothing_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn draining_gives_up_in_the_end() {
+async fn draining_aborts_requests_at_its_time_limit() {
     let mut setup = Setup::default();
     setup.settings.drain_timeout = Some(0);
     let server = start_with(setup).await;
     let mut events = server.client.stream("/v1/completions", &long(4000)).await.expect("it starts");
     events.next().await.expect("a piece");
-    assert!(!server.end().await, "the answer was broken off");
+    assert!(!server.end().await, "the answer was aborted");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn before_the_model_is_there_only_health_is_answered() {
+async fn only_health_is_answered_while_the_model_loads() {
     let settings = ServeSettings { port: Some(0), ..ServeSettings::default() };
     let app = Arc::new(server::app(&settings, "none".to_owned()).expect("an app"));
     let listening = Server::bind(app, &settings).await.expect("a port");
@@ -141,7 +141,7 @@ async fn before_the_model_is_there_only_health_is_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_ends_its_request_and_nothing_else() {
+async fn a_panic_ends_only_its_request() {
     use tower::ServiceExt;
     let settings = ServeSettings::default();
     let app = Arc::new(server::app(&settings, "none".to_owned()).expect("an app"));
@@ -159,7 +159,7 @@ async fn a_panic_ends_its_request_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn work_that_panics_ends_its_request_and_nothing_else() {
+async fn a_panic_of_blocking_work_ends_only_its_request() {
     let server = start().await;
     let failed: Result<(), _> = server.app.blocking(|| panic!("on purpose")).await;
     assert_eq!(failed.expect_err("it panicked").status(), 500);
@@ -167,17 +167,17 @@ async fn work_that_panics_ends_its_request_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_share_requests_and_keep_those_that_start_alike_together() {
+async fn replicas_share_requests_by_prefix() {
     let server = start_with(Setup { replicas: 2, ..Setup::default() }).await;
     let alone = start().await;
     let prompts: Vec<String> =
         (b'a'..=b'h').map(|letter| char::from(letter).to_string().repeat(200)).collect();
     let request = with(completion("", 8), json!({"prompt": prompts}));
-    // Whichever engine answers: the answers are the same.
+    // All engines give the same answers.
     let expected = alone.served("/v1/completions", &request).await;
     assert_eq!(server.served("/v1/completions", &request).await["choices"], expected["choices"]);
     assert_eq!(server.metric("dsrun_prefix_hit_tokens_total").await, 0.0);
-    // Once more: each engine finds its own in its cache, whole blocks but for the last token.
+    // In a second round, each engine finds its prompts in its prefix cache: whole blocks, without the last token.
     assert_eq!(server.served("/v1/completions", &request).await["choices"], expected["choices"]);
     assert_eq!(server.metric("dsrun_prefix_hit_tokens_total").await, 8.0 * 192.0);
     assert_eq!(server.metric("dsrun_finished_total").await, 16.0);

@@ -1,29 +1,29 @@
-//! A tiny model: random weights, a token for every byte, a chat template that knows tools.
+//! A tiny model with random weights, a token for every byte, and a chat template with tools.
 
 use serde_json::{Map, Value, json};
 use std::{fs, path::Path};
 use tempfile::TempDir;
 
-/// One token for each byte, then the control tokens.
+/// The size of the vocabulary: a token for each byte, then the control tokens.
 const VOCABULARY: usize = 256 + SPECIAL.len();
 const SPECIAL: [&str; 3] = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"];
 const WIDTH: usize = 32;
 const LAYERS: usize = 2;
 const FEED_FORWARD: usize = 64;
 
-/// Tokens that a prompt and its answer may have together.
+/// The context: the maximum tokens of a prompt and its answer together.
 pub(crate) const CONTEXT: usize = 4096;
 
 /// The token that ends an answer.
 const END: u32 = 256;
 
-/// In the manner of Hermes.
+/// A chat template in the style of Hermes.
 const TEMPLATE: &str = "{%- if tools %}<|im_start|>system\n<tools>{{ tools | tojson }}</tools>\nAnswer with <tool_call>.\
     <|im_end|>\n{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\
     {%- for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n\
     {% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// Writes the model into a folder, which goes when the result does.
+/// Writes the model into a temporary folder.
 pub(crate) fn tiny() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |name: &str, value: Value| {
@@ -130,7 +130,8 @@ fn write_weights(path: &Path) {
             let even = (state >> 40) as f32 / (1 << 24) as f32 - 0.5;
             let value = match name.as_str() {
                 name if name.ends_with("norm.weight") => 1.0,
-                // Letters and blanks are likelier than other bytes, and control tokens rare: answers are mostly text.
+                // Letters and spaces are likelier than other bytes, and control tokens are rare, so that answers are mostly
+                // text.
                 "lm_head.weight" if index / WIDTH >= 256 => 0.0,
                 "lm_head.weight" if !is_text(index / WIDTH) => even * 0.5,
                 _ => even * 1.5,

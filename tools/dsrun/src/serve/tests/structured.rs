@@ -1,4 +1,4 @@
-//! Answers of a given form. The model makes up its letters, so that only the form can bring an answer into it.
+//! Tests of structured output. The model generates random letters, so that only the grammar can enforce a format.
 
 use super::support::{completion, question, start, with};
 use rstest::rstest;
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Fields of a request whose answers vary with the seed and end by themselves.
+/// The fields of a request whose answers depend on the seed and end by themselves.
 fn drawn(seed: u64, format: &Value) -> Value {
     json!({"temperature": 1, "seed": seed, "ignore_eos": false, "max_tokens": 600, "response_format": format})
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schema_is_kept_whole_and_in_pieces() {
+async fn answers_follow_a_schema_whole_and_streamed() {
     let server = start().await;
     let schema = json!({
         "$defs": {"size": {"enum": ["small", "large"]}},
@@ -56,7 +56,11 @@ async fn a_schema_is_kept_whole_and_in_pieces() {
     text.split(',').all(|word| word == "yes" || word == "no")
 })]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grammar_is_kept(#[case] syntax: &str, #[case] definition: &str, #[case] fits: fn(&str) -> bool) {
+async fn answers_follow_a_grammar(
+    #[case] syntax: &str,
+    #[case] definition: &str,
+    #[case] fits: fn(&str) -> bool,
+) {
     let server = start().await;
     let format = json!({"type": "grammar", "syntax": syntax, "definition": definition});
     for seed in 0..4 {
@@ -71,10 +75,10 @@ async fn a_grammar_is_kept(#[case] syntax: &str, #[case] definition: &str, #[cas
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn any_object_is_json() {
+async fn a_json_object_is_json() {
     let server = start().await;
     let request = with(question("An object", 1), drawn(1, &json!({"type": "json_object"})));
-    // Without a schema an object may be of any length: what is cut off is the start of one.
+    // Without a schema an object may have any length: an answer that is cut off is the start of an object.
     let answer = server.served(CHAT, &with(request, json!({"max_tokens": 40}))).await;
     let text = answer["choices"][0]["message"]["content"].as_str().expect("a text");
     assert!(text.trim_start().starts_with('{'), "{text}");
@@ -89,7 +93,7 @@ async fn any_object_is_json() {
 #[case::regex(json!({"type": "grammar", "syntax": "regex", "definition": "["}))]
 #[case::lark(json!({"type": "grammar", "syntax": "lark", "definition": "start: nothing"}))]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_form_that_is_none_is_refused(#[case] format: Value) {
+async fn an_invalid_format_is_refused(#[case] format: Value) {
     let server = start().await;
     let request = with(completion("ab", 8), json!({"response_format": format}));
     let (field, message) = server.refused(COMPLETIONS, &request).await;
@@ -99,7 +103,7 @@ async fn a_form_that_is_none_is_refused(#[case] format: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_form_of_any_size_is_followed_as_it_goes() {
+async fn a_deeply_nested_schema_is_followed() {
     let server = start().await;
     let format =
         json!({"type": "grammar", "syntax": "regex", "definition": "((a{1,1000}){1,1000}){1,1000}b"});
@@ -129,11 +133,11 @@ fn nested(depth: usize) -> Value {
     {"properties": {format!("a{bit}"): {"type": "integer"}}}, {"properties": {format!("b{bit}"): {"type": "string"}}}
 ]})).collect::<Vec<_>>()}))]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_form_that_is_meant_to_do_harm_does_none(#[case] schema: Value) {
+async fn a_hostile_schema_does_not_harm_the_server(#[case] schema: Value) {
     let server = start().await;
     let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
     let request = with(completion("ab", 8), json!({"response_format": format}));
-    // It is followed, or refused by name, or its answer is broken off; and that soon.
+    // The schema is followed or refused by name, or its answer is aborted, within the time limit.
     let (status, body) = server.post(COMPLETIONS, &request).await;
     match status {
         200 => assert!(body["choices"][0]["text"].is_string(), "{body}"),
@@ -145,7 +149,7 @@ async fn a_form_that_is_meant_to_do_harm_does_none(#[case] schema: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn probabilities_are_those_of_the_text() {
+async fn log_probabilities_are_those_of_the_text() {
     let server = start().await;
     let request = with(question("Hello", 12), json!({"logprobs": true, "top_logprobs": 4}));
     let answer = server.served(CHAT, &request).await;
@@ -179,16 +183,16 @@ async fn probabilities_are_those_of_the_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_biased_token_is_the_only_one() {
+async fn a_large_bias_forces_its_token() {
     let server = start().await;
     let request = with(completion("ab", 5), json!({"logit_bias": {"113": 100}}));
     assert_eq!(server.served(COMPLETIONS, &request).await["choices"][0]["text"], "qqqqq");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_end_token_waits_for_the_least_tokens() {
+async fn an_end_token_waits_for_the_minimum_length() {
     let server = start().await;
-    // Token 256 ends answers, and nothing else is likelier.
+    // Token 256 ends answers and is the likeliest token.
     let fields = json!({"logit_bias": {"256": 100}, "ignore_eos": false});
     let ended = server.served(COMPLETIONS, &with(completion("ab", 9), fields.clone())).await;
     assert_eq!(ended["usage"]["completion_tokens"], 1);

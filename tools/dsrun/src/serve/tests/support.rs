@@ -1,4 +1,4 @@
-//! A server for a test, and what tests ask of it.
+//! A server for tests, with helpers for requests.
 
 use super::model;
 use crate::{
@@ -20,10 +20,10 @@ use std::{
 use tempfile::TempDir;
 use tokio::{sync::oneshot, task::JoinHandle};
 
-/// How long anything in a test may take. Reaching it means that it hangs.
+/// The time limit of any wait in a test. Reaching it means that the server hangs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The name that the model is served by.
+/// The served name of the model.
 pub(super) const MODEL: &str = "tiny";
 
 /// A server that runs in this process.
@@ -33,13 +33,13 @@ pub(super) struct Running {
     pub(super) url: String,
     /// Ends the server when it is sent or dropped.
     pub(super) stop: Option<oneshot::Sender<()>>,
-    /// Whether all requests finished.
+    /// Whether all requests finished, once the server has ended.
     pub(super) ended: JoinHandle<bool>,
-    /// Dropped last: the engines end with them.
+    /// The services, which are dropped last and end the engines.
     _services: Vec<Service>,
 }
 
-/// How a test's server is set up.
+/// The setup of a test server.
 pub(super) struct Setup {
     pub(super) settings: ServeSettings,
     pub(super) engine: EngineOptions,
@@ -61,14 +61,14 @@ impl Default for Setup {
     }
 }
 
-/// The tiny model, made once.
+/// The tiny model, loaded once.
 pub(super) fn tiny() -> Arc<Model> {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     let folder = FOLDER.get_or_init(model::tiny);
     Arc::new(Model::open(folder.path()).expect("the tiny model is a model"))
 }
 
-/// A server of the tiny model.
+/// Starts a server of the tiny model.
 pub(super) async fn start() -> Running {
     start_with(Setup::default()).await
 }
@@ -101,7 +101,7 @@ fn load(setup: &Setup) -> Service {
 }
 
 impl Running {
-    /// Posts JSON and gives status and body.
+    /// Posts JSON, and returns status and body.
     pub(super) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let answer = self.client.send(Method::POST, path, Some(body));
         let response =
@@ -113,14 +113,14 @@ impl Running {
         (status, serde_json::from_slice(&body).expect("the body is JSON"))
     }
 
-    /// Posts JSON that has to be served.
+    /// Posts JSON that the server has to accept.
     pub(super) async fn served(&self, path: &str, body: &Value) -> Value {
         let (status, body) = self.post(path, body).await;
         assert_eq!(status, 200, "{body}");
         body
     }
 
-    /// Posts JSON that has to be refused, and gives the field and the message.
+    /// Posts JSON that the server has to refuse, and returns the field and the message.
     pub(super) async fn refused(&self, path: &str, body: &Value) -> (String, String) {
         let (status, body) = self.post(path, body).await;
         assert!((400..500).contains(&status), "{status}: {body}");
@@ -143,14 +143,14 @@ impl Running {
         tokio::time::timeout(PATIENCE, read).await.expect("the stream ends")
     }
 
-    /// A number of /metrics.
+    /// The value of a metric.
     pub(super) async fn metric(&self, name: &str) -> f64 {
         let text = self.client.text("/metrics").await.expect("there are metrics");
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("{name} is missing in\n{text}")).parse().expect("a number")
     }
 
-    /// Waits until a number of /metrics is what it should be.
+    /// Waits until a metric has a value.
     pub(super) async fn reaches(&self, name: &str, value: f64) {
         let wait = async {
             while self.metric(name).await != value {
@@ -162,7 +162,7 @@ impl Running {
             .unwrap_or_else(|_| panic!("{name} does not become {value}"));
     }
 
-    /// Ends the server; whether all requests finished.
+    /// Ends the server, and returns whether all requests finished.
     pub(super) async fn end(mut self) -> bool {
         drop(self.stop.take());
         tokio::time::timeout(PATIENCE, self.ended).await.expect("the server ends").expect("it does not panic")

@@ -1,4 +1,4 @@
-//! Calls of tools that are required. What a model calls by itself is told apart in the tests of `tools`.
+//! Tests of required tool calls. The parsing of calls that a model makes by itself is tested in `tools`.
 
 use super::support::{question, start, with};
 use serde_json::{Value, json};
@@ -47,7 +47,7 @@ fn check(call: &Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_named_tool_is_called_once_whole_and_in_pieces() {
+async fn a_named_tool_is_called_once_whole_and_streamed() {
     let server = start().await;
     let named = json!({"type": "function", "function": {"name": "get_weather"}});
     for seed in 0..3 {
@@ -71,7 +71,7 @@ async fn a_named_tool_is_called_once_whole_and_in_pieces() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn some_tool_is_called_and_only_one_if_so_asked() {
+async fn a_required_call_calls_one_tool_without_parallel_calls() {
     let server = start().await;
     for seed in 0..4 {
         let request = with(required(&json!("required"), seed), json!({"parallel_tool_calls": false, "n": 2}));
@@ -84,7 +84,7 @@ async fn some_tool_is_called_and_only_one_if_so_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_and_their_results_can_be_sent_back() {
+async fn calls_and_their_results_are_accepted_as_messages() {
     let server = start().await;
     let answer = server.served(CHAT, &required(&json!("required"), 5)).await;
     let message = &answer["choices"][0]["message"];

@@ -1,4 +1,4 @@
-//! How long prompts and answers are.
+//! Distributions of the lengths of prompts and answers.
 
 use rand::Rng;
 use std::{fmt, str::FromStr};
@@ -6,15 +6,15 @@ use std::{fmt, str::FromStr};
 /// A distribution of lengths in tokens. Written `512`, `uniform:100-900` or `normal:2600/780` (mean and deviation).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Lengths {
-    /// Always the same.
+    /// A constant length.
     Fixed(usize),
-    /// Evenly spread, both ends included.
+    /// A uniform distribution, both ends included.
     Uniform(usize, usize),
-    /// Bell-shaped, rounded, at least 1.
+    /// A normal distribution, rounded, at least 1.
     Normal {
-        /// Its middle.
+        /// The mean.
         mean: f64,
-        /// Its standard deviation.
+        /// The standard deviation.
         deviation: f64,
     },
 }
@@ -26,7 +26,7 @@ impl Lengths {
             Self::Fixed(length) => length,
             Self::Uniform(low, high) => random.random_range(low..=high),
             Self::Normal { mean, deviation } => {
-                // Box and Muller, 1958. `1 - u` is above 0, so its logarithm is finite.
+                // The transform of Box and Muller (1958). `1 - u` is above 0, so its logarithm is finite.
                 let radius = (-2.0 * (1.0 - random.random::<f64>()).ln()).sqrt();
                 let angle = std::f64::consts::TAU * random.random::<f64>();
                 (mean + deviation * radius * angle.cos()).round().max(1.0) as usize
@@ -39,7 +39,8 @@ impl FromStr for Lengths {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no length: write 512, uniform:100-900 or normal:2600/780");
+        let wrong =
+            || format!("`{text}` is not a length; write one such as 512, uniform:100-900 or normal:2600/780");
         let lengths = if let Some(range) = text.strip_prefix("uniform:") {
             let (low, high) = range.split_once('-').ok_or_else(wrong)?;
             Self::Uniform(low.parse().map_err(|_| wrong())?, high.parse().map_err(|_| wrong())?)
@@ -55,13 +56,13 @@ impl FromStr for Lengths {
         let sensible = match lengths {
             Self::Fixed(length) => length > 0,
             Self::Uniform(low, high) => 0 < low && low <= high,
-            // Beyond a million tokens a length is a slip.
+            // A length beyond a million tokens is a typing error.
             Self::Normal { mean, deviation } => (1.0..1e6).contains(&mean) && (0.0..1e6).contains(&deviation),
         };
         if sensible {
             Ok(lengths)
         } else {
-            Err(format!("`{text}`: lengths are at least 1, the smaller one first"))
+            Err(format!("`{text}`: lengths must be at least 1, with the smaller one first"))
         }
     }
 }
@@ -86,13 +87,13 @@ mod tests {
     #[case("512", Lengths::Fixed(512))]
     #[case("uniform:100-900", Lengths::Uniform(100, 900))]
     #[case("normal:2600/780", Lengths::Normal { mean: 2600.0, deviation: 780.0 })]
-    fn lengths_are_read_as_they_are_written(#[case] text: &str, #[case] lengths: Lengths) {
+    fn lengths_parse_as_they_display(#[case] text: &str, #[case] lengths: Lengths) {
         assert_eq!(text.parse::<Lengths>().as_ref(), Ok(&lengths));
         assert_eq!(lengths.to_string(), text);
     }
 
     #[rstest]
-    fn nonsense_is_refused(
+    fn invalid_lengths_are_refused(
         #[values(
             "",
             "0",
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_have_the_mean_and_the_deviation_asked_for() {
+    fn draws_have_the_given_mean_and_deviation() {
         let mut random = StdRng::seed_from_u64(7);
         let bell = Lengths::Normal { mean: 1000.0, deviation: 100.0 };
         let draws: Vec<f64> = (0..20_000).map(|_| bell.draw(&mut random) as f64).collect();

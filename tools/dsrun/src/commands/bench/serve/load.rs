@@ -1,4 +1,4 @@
-//! Puts load on a server and keeps what happened to each request.
+//! Puts load on a server and records the outcome of each request.
 
 use crate::client::Client;
 use anyhow::Result;
@@ -11,17 +11,17 @@ use std::{
 };
 use tokio::{task::JoinSet, time::Instant};
 
-/// When requests are sent.
+/// The arrival process of the requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Arrivals {
-    /// Open loop: so many a second on average, at random, however many are still running.
+    /// Open loop: requests arrive at random at a mean rate, however many are still running.
     Poisson {
         /// Requests per second.
         rate: f64,
-        /// Of the times between them.
+        /// The seed of the times between requests.
         seed: u64,
     },
-    /// Closed loop: so many clients, each of which sends its next request when it has its answer.
+    /// Closed loop: a number of clients, each of which sends its next request after its answer.
     Clients(usize),
 }
 
@@ -40,24 +40,24 @@ impl fmt::Display for Arrivals {
 pub(super) struct Job {
     pub(super) path: Arc<str>,
     pub(super) body: Value,
-    /// Tokens of the prompt, as far as we know; the server may know better.
+    /// Tokens of the prompt, used if the server does not report them.
     pub(super) prompt_tokens: usize,
 }
 
-/// What happened to a request.
+/// The outcome of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
-    /// Seconds from the start of the load to when the request was due.
+    /// Seconds from the start of the load to the due time of the request.
     pub(super) due: f64,
     pub(super) outcome: Result<Answered, String>,
 }
 
-/// An answer. Times are in seconds from when the request was due.
+/// An answer, with times in seconds from the due time of the request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Answered {
     pub(super) prompt_tokens: usize,
     pub(super) tokens: usize,
-    /// When each piece of text came; a piece is usually one token.
+    /// The arrival time of each piece of text, which is usually one token.
     pub(super) pieces: Vec<f64>,
     pub(super) end: f64,
 }
@@ -77,7 +77,7 @@ pub(super) async fn run_load(
             let mut due = start;
             for job in jobs {
                 let client = client.clone();
-                // The clock runs from when a request was due, also if we were late to send it.
+                // Times count from the due time, even if the request is sent late.
                 tasks.spawn(async move {
                     tokio::time::sleep_until(due).await;
                     vec![answer(&client, job, start, due, timeout).await]
@@ -130,7 +130,7 @@ async fn ask(client: &Client, job: Job, due: Instant) -> Result<Answered> {
     Ok(answered)
 }
 
-/// Whether an event of either endpoint brings text, or tokens.
+/// Whether an event of either endpoint contains text or tokens.
 fn has_text(event: &Value) -> bool {
     let choice = &event["choices"][0];
     if choice["token_ids"].as_array().is_some_and(|ids| !ids.is_empty()) {

@@ -1,33 +1,33 @@
-//! Latency over throughput, drawn as SVG.
+//! Draws latency over throughput as SVG.
 
 use super::report::{Percentiles, Point, Run};
 use std::fmt::Write;
 
-/// Size of a panel's frame, in pixels.
+/// The size of a panel's frame in pixels.
 const FRAME: (f64, f64) = (380.0, 260.0);
-/// Room around a frame, for its labels.
+/// The margins of a frame, which hold its labels.
 const LEFT: f64 = 70.0;
 const TOP: f64 = 70.0;
 const BOTTOM: f64 = 60.0;
-/// Distance from one panel to the next.
+/// The distance from one panel to the next.
 const PITCH: f64 = LEFT + FRAME.0 + 20.0;
-/// Height of a line of the legend.
+/// The height of a line of the legend.
 const LEGEND_LINE: f64 = 18.0;
 
-/// Colours that people with any kind of sight tell apart (Okabe and Ito, 2008).
+/// Colours that are distinct under colour blindness (Okabe and Ito, 2008).
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
-/// One of the figures of a load.
+/// Selects a figure of a load.
 type Figure = fn(&Point) -> &Percentiles;
 
-/// What a panel shows: its title, and the figure it is about, in milliseconds.
+/// The panels: the title and the figure, in milliseconds, of each.
 const PANELS: [(&str, Figure); 3] = [
     ("time to first token, ms", |point| &point.first_token_seconds),
     ("time per token of an answer, ms", |point| &point.token_seconds),
     ("time between two tokens, ms", |point| &point.gap_seconds),
 ];
 
-/// The runs as one picture: p50 dashed and p95 solid, over requests per second.
+/// Draws the runs as one figure: p50 dashed and p95 solid, over requests per second.
 pub(super) fn svg(runs: &[Run]) -> String {
     let legend = LEGEND_LINE * runs.len() as f64;
     let (width, height) = (PITCH * PANELS.len() as f64 + 10.0, TOP + FRAME.1 + BOTTOM + legend);
@@ -96,14 +96,14 @@ fn panel(svg: &mut String, left: f64, name: &str, figure: Figure, runs: &[Run]) 
     }
 }
 
-/// From 0 to `end`, with a tick every `step`.
+/// An axis from 0 to `end` with a tick every `step`.
 struct Axis {
     end: f64,
     step: f64,
 }
 
 impl Axis {
-    /// An axis that reaches the largest of the values, with four to nine ticks at round places.
+    /// An axis that reaches the largest of the values, with four to nine ticks at round values.
     fn up_to(values: impl Iterator<Item = f64>) -> Self {
         let largest = values.filter(|value| value.is_finite()).fold(0.0, f64::max);
         let largest = if largest > 0.0 { largest } else { 1.0 };
@@ -119,7 +119,7 @@ impl Axis {
     }
 }
 
-/// A tick's number, with as many digits as the step needs.
+/// The label of a tick, with as many digits as the step needs.
 fn label(value: f64, step: f64) -> String {
     let digits = (-step.log10().floor()).max(0.0) as usize;
     format!("{value:.digits$}")
@@ -173,7 +173,7 @@ mod tests {
     #[case(0.42, 0.5, 0.1)]
     #[case(3100.0, 3500.0, 500.0)]
     #[case(0.0, 1.0, 0.2)]
-    fn axes_end_at_round_places(#[case] largest: f64, #[case] end: f64, #[case] step: f64) {
+    fn axes_end_at_round_values(#[case] largest: f64, #[case] end: f64, #[case] step: f64) {
         let axis = Axis::up_to([f64::NAN, largest].into_iter());
         assert!(
             (axis.end - end).abs() < 1e-9 && (axis.step - step).abs() < 1e-9,

@@ -1,32 +1,33 @@
-//! Figures of a load, from what happened to each request.
+//! The report of `bench serve`: the figures of each load, computed from the outcomes of its requests.
 
 use super::load::{Answered, Arrivals, Record};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt::Write};
 
-/// Tokens over which the pace of an answer is averaged, as FastGen's benchmark does.
+/// The span in tokens of the moving average of the times between tokens, that of FastGen's benchmark.
 const EMA_SPAN: f64 = 16.0;
 
-/// What an answer must keep to count as served (FastGen, "effective throughput"): the first token comes within
-/// `prompt tokens / prompt_tokens_per_second`, and the exponential moving average of the times between tokens stays below
-/// `1 / tokens_per_second`.
+/// The service level that an answer has to meet to count in the effective throughput (FastGen).
+///
+/// The first token comes within `prompt tokens / prompt_tokens_per_second`, and the exponential moving average of the times
+/// between tokens stays below `1 / tokens_per_second`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sla {
     /// Prompt tokens per second until the first token.
     pub(crate) prompt_tokens_per_second: f64,
-    /// Tokens per second from there on, at any time.
+    /// Tokens per second after the first token, at any time.
     pub(crate) tokens_per_second: f64,
 }
 
-/// What `bench serve` measured.
+/// The results of a run of `bench serve`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Run {
-    /// What the plot calls it.
+    /// The label of the run in the plot.
     pub(crate) label: String,
     pub(crate) model: String,
-    /// The distribution of prompts.
+    /// The distribution of prompt lengths.
     pub(crate) prompt_tokens: String,
-    /// The distribution of answers.
+    /// The distribution of answer lengths.
     pub(crate) generated_tokens: String,
     /// Requests of each load.
     pub(crate) requests: usize,
@@ -37,13 +38,13 @@ pub(crate) struct Run {
 /// The figures of one load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Point {
-    /// Requests per second or clients.
+    /// The load: requests per second, or clients.
     pub(crate) load: String,
     /// Requests that were answered.
     pub(crate) answered: usize,
     /// Requests that failed.
     pub(crate) failed: usize,
-    /// From the first request to the last answer.
+    /// The time from the first request to the end of the last answer.
     pub(crate) seconds: f64,
     pub(crate) requests_per_second: f64,
     pub(crate) prompt_tokens_per_second: f64,
@@ -56,20 +57,20 @@ pub(crate) struct Point {
     pub(crate) gap_seconds: Percentiles,
     /// Time to the whole answer.
     pub(crate) answer_seconds: Percentiles,
-    /// Answers that kept the service level, per second.
+    /// Answers per second that met the service level.
     pub(crate) effective_requests_per_second: f64,
-    /// What went wrong, and how often.
+    /// The distinct errors and their counts.
     pub(crate) errors: Vec<Failure>,
 }
 
-/// A way to fail.
+/// An error and its number of occurrences.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Failure {
     pub(crate) message: String,
     pub(crate) count: usize,
 }
 
-/// Of all values, how large the value is that so many per cent do not exceed. Not a number if there are none.
+/// Percentiles of a set of values; NaN for the empty set.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Percentiles {
     #[serde(with = "nullable")]
@@ -80,7 +81,7 @@ pub(crate) struct Percentiles {
     pub(crate) p99: f64,
 }
 
-/// JSON has no way to write that something is not a number but `null`.
+/// Writes NaN as `null`, because JSON has no NaN.
 mod nullable {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -96,7 +97,7 @@ mod nullable {
 impl Percentiles {
     pub(super) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
-        // The nearest rank: the smallest value that at least `share` of all do not exceed.
+        // Nearest rank: the smallest value such that at least `share` of all values do not exceed it.
         let at = |share: f64| {
             let rank = (share * values.len() as f64).ceil() as usize;
             values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
@@ -132,7 +133,9 @@ impl Point {
             token_seconds: percentiles(token_seconds),
             gap_seconds: Percentiles::of(answers.iter().copied().flat_map(gaps).collect()),
             answer_seconds: percentiles(|answer| Some(answer.end)),
-            effective_requests_per_second: rate(answers.iter().filter(|answer| sla.is_kept(answer)).count()),
+            effective_requests_per_second: rate(
+                answers.iter().filter(|answer| sla.is_met_by(answer)).count(),
+            ),
             errors: errors.into_iter().map(|(message, count)| Failure { message, count }).collect(),
         }
     }
@@ -144,15 +147,15 @@ fn token_seconds(answer: &Answered) -> Option<f64> {
     (answer.tokens > 1).then(|| (last - first) / (answer.tokens - 1) as f64)
 }
 
-/// The times between the tokens of an answer. A server may send several tokens in a piece: each is taken to be of the average
-/// size.
+/// The times between the tokens of an answer. If a server sends several tokens per piece, all pieces are taken to have the
+/// average number of tokens.
 fn gaps(answer: &Answered) -> impl Iterator<Item = f64> {
     let tokens_per_piece = (answer.tokens as f64 / answer.pieces.len() as f64).max(1.0);
     answer.pieces.windows(2).map(move |pair| (pair[1] - pair[0]) / tokens_per_piece)
 }
 
 impl Sla {
-    fn is_kept(&self, answer: &Answered) -> bool {
+    fn is_met_by(&self, answer: &Answered) -> bool {
         let Some(first) = answer.pieces.first() else { return false };
         if *first > answer.prompt_tokens as f64 / self.prompt_tokens_per_second {
             return false;
@@ -167,7 +170,7 @@ impl Sla {
     }
 }
 
-/// The figures as a table.
+/// Formats the figures as a table.
 pub(super) fn table(run: &Run) -> String {
     let mut text = format!(
         "{}: prompts of {} tokens, answers of {}; {} requests per load\n\
@@ -220,7 +223,9 @@ pub(super) fn table(run: &Run) -> String {
         );
     }
     if run.points.iter().any(|point| point.answered > 0 && point.first_token_seconds.p50.is_nan()) {
-        text.push_str("\n\nNo text came. Of a model without a tokenizer, --token-ids counts the tokens.");
+        text.push_str(
+            "\n\nThe server sent no text. For a model without a tokenizer, count tokens with --token-ids.",
+        );
     }
     text
 }
@@ -250,15 +255,15 @@ mod tests {
 
     #[test]
     fn the_service_level_is_that_of_fastgen() {
-        assert!(SLA.is_kept(&answer(&[0.9, 1.1, 1.3])));
-        assert!(!SLA.is_kept(&answer(&[1.1, 1.2])), "the first token is late");
-        assert!(!SLA.is_kept(&answer(&[])), "nothing came");
+        assert!(SLA.is_met_by(&answer(&[0.9, 1.1, 1.3])));
+        assert!(!SLA.is_met_by(&answer(&[1.1, 1.2])), "the first token is late");
+        assert!(!SLA.is_met_by(&answer(&[])), "nothing came");
         // One gap of 0.5 s after many of 0.1 s: the average goes to 0.1 + 0.4 * 2 / 17 and a bit, below 0.25 s.
         let mut pieces: Vec<f64> = (0..40).map(|index| 0.5 + 0.1 * f64::from(index)).collect();
         pieces.push(pieces[39] + 0.5);
-        assert!(SLA.is_kept(&answer(&pieces)));
+        assert!(SLA.is_met_by(&answer(&pieces)));
         // The same gap at the start is all there is to average.
-        assert!(!SLA.is_kept(&answer(&[0.5, 1.0, 1.1])));
+        assert!(!SLA.is_met_by(&answer(&[0.5, 1.0, 1.1])));
     }
 
     #[test]
@@ -277,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_without_answers_has_no_figures_and_survives_json() {
+    fn a_load_without_answers_has_nan_figures_that_survive_json() {
         let failed = Record { due: 0.0, outcome: Err("gone".into()) };
         let point = Point::new(&Arrivals::Clients(1), &[failed], &SLA);
         assert_eq!(point.requests_per_second, 0.0);
