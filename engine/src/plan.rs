@@ -10,7 +10,7 @@
 //! | `calls` | descriptions of calls and weights for a device |
 //! | `layout` | the storage plan of a step |
 //! | `memory`, `traffic` | bytes that are allocated, bytes and products of a step |
-//! | `draft_plan`, `draft_vocabulary` | a second model that proposes tokens |
+//! | `draft_plan`, `draft_vocabulary` | the memory and compatibility of a draft model |
 //! | `execution_context`, `compiled_step`, `plan_cache` | a step bound to device memory |
 //! | `compile_ahead` | builds the kernels of every step before the first request |
 

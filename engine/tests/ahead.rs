@@ -1,5 +1,5 @@
-//! Steps launched before the host has read the tokens of the one before: the tokens are those of steps one by one, whatever
-//! is found out too late.
+//! Launching ahead: a step that is launched before the host has read the tokens of the previous step does not change the
+//! tokens.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,14 +25,14 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-fn late(model: &Model, options: &EngineOptions) -> (Engine, Arc<LateDevice>) {
+fn late_engine(model: &Model, options: &EngineOptions) -> (Engine, Arc<LateDevice>) {
     let device = LateDevice::open();
     let plan = EnginePlan::new(model, &*device, options).unwrap();
     (plan.load(model, device.clone(), &mut |_, _| {}).unwrap(), device)
 }
 
 #[rstest]
-fn tokens_are_those_of_steps_one_by_one(
+fn launching_ahead_does_not_change_tokens(
     #[values(1, 2, 3)] requests: usize,
     #[values(6, 64)] step: usize,
     #[values(false, true)] ignore_end: bool,
@@ -42,7 +42,7 @@ fn tokens_are_those_of_steps_one_by_one(
         SamplingOptions { temperature: 1.3, seed: 3, repetition_penalty: 1.2, ..Default::default() };
     let run = |launch_ahead: bool| {
         let options = EngineOptions { launch_ahead, ignore_end, ..exact(step, requests) };
-        let (mut engine, device) = late(&model, &options);
+        let (mut engine, device) = late_engine(&model, &options);
         let tokens = sampled(&mut engine, &prompts(), 20, &sampling);
         let scores = logits(&mut engine, &prompts()[4]);
         (tokens, sampled(&mut engine, &prompts(), 20, &sampling), scores, device.ahead())
@@ -52,13 +52,13 @@ fn tokens_are_those_of_steps_one_by_one(
     assert_eq!((&together.0, &together.1), (&one_by_one.0, &one_by_one.1));
     assert_eq!(together.0, together.1);
     let ended = together.0.iter().any(|answer| answer.len() < 20);
-    assert_eq!(ended, !ignore_end, "an end token is found when the next step is under way");
+    assert_eq!(ended, !ignore_end, "an end token is found while the next step is in flight");
     assert_eq!(together.2, one_by_one.2);
 }
 
 #[test]
-fn a_device_that_is_done_at_once_is_not_launched_ahead() {
-    // The reference computes as it is told to: the first step gives the first token, not the second the first.
+fn a_synchronous_device_is_not_launched_ahead() {
+    // The reference device computes synchronously, so that each step returns its own token.
     let mut engine = support::engine(&model(), &EngineOptions { ignore_end: true, ..exact(64, 1) });
     let request = Request {
         prompt: vec![1, 2, 3],
@@ -71,9 +71,9 @@ fn a_device_that_is_done_at_once_is_not_launched_ahead() {
 }
 
 #[test]
-fn steps_of_the_same_requests_bring_nothing_and_take_one_copy() {
+fn steps_of_the_same_requests_upload_nothing_and_copy_once() {
     let options = EngineOptions { ignore_end: true, block_size: 64, ..exact(64, 2) };
-    let (mut engine, device) = late(&model(), &options);
+    let (mut engine, device) = late_engine(&model(), &options);
     for prompt in [vec![1, 2, 3], vec![4, 5]] {
         engine.submit(Request { prompt, max_tokens: Some(30), ..Request::default() }).unwrap();
     }
@@ -83,7 +83,7 @@ fn steps_of_the_same_requests_bring_nothing_and_take_one_copy() {
         device.transfers()
     };
     let [uploads, copies] = steps(&mut engine, 5);
-    // Both go on in the same places, and have their pages.
+    // Both requests keep their table rows and already have their pages.
     assert_eq!(steps(&mut engine, 20), [uploads, copies + 20]);
     while !engine.is_idle() {
         steps(&mut engine, 1);
@@ -92,9 +92,9 @@ fn steps_of_the_same_requests_bring_nothing_and_take_one_copy() {
 }
 
 #[test]
-fn what_is_cancelled_late_gives_no_more_tokens_and_its_pages_are_free() {
+fn a_request_cancelled_in_flight_gives_no_more_tokens_and_frees_its_pages() {
     let model = model();
-    // A place and pages for one request alone: the second reuses what a step under way still writes to.
+    // One table row and pages for one request: the second reuses memory that a step in flight still writes to.
     let options = EngineOptions { ignore_end: true, kv_tokens: Some(32), context: Some(32), ..exact(64, 1) };
     let request = |prompt: &[u32]| Request {
         prompt: prompt.to_vec(),
@@ -104,11 +104,11 @@ fn what_is_cancelled_late_gives_no_more_tokens_and_its_pages_are_free() {
     };
     let (first, second) = ([3u32, 1, 4, 1, 5], [9u32, 2, 6]);
     let alone: Vec<u32> = {
-        let (mut engine, _) = late(&model, &options);
+        let (mut engine, _) = late_engine(&model, &options);
         sampled(&mut engine, &[second.to_vec()], 20, &SamplingOptions::default()).remove(0)
     };
     for after in 1..6 {
-        let (mut engine, device) = late(&model, &options);
+        let (mut engine, device) = late_engine(&model, &options);
         let a = engine.submit(request(&first)).unwrap();
         let b = engine.submit(request(&second)).unwrap();
         let mut events: Vec<TokenEvent> = Vec::new();

@@ -1,4 +1,4 @@
-//! Several requests at once: what runs beside a request must not change it.
+//! Batching: concurrent requests do not change each other.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,7 +31,7 @@ fn endless(step_tokens: usize, max_requests: usize) -> EngineOptions {
 }
 
 #[rstest]
-fn a_batch_gives_the_tokens_of_each_alone(
+fn a_batch_gives_the_tokens_of_each_request_alone(
     #[values(1, 2, 4, 6)] requests: usize,
     #[values(6, 16, 256)] step: usize,
 ) {
@@ -46,7 +46,7 @@ fn a_batch_gives_the_tokens_of_each_alone(
 }
 
 #[test]
-fn sampling_does_not_depend_on_the_batch_but_on_the_seed() {
+fn sampling_depends_on_the_seed_and_not_on_the_batch() {
     let model = model();
     let sampling = SamplingOptions { temperature: 1.5, top_k: 40, seed: 7, ..SamplingOptions::default() };
     let alone: Vec<Vec<u32>> = prompts()
@@ -62,7 +62,7 @@ fn sampling_does_not_depend_on_the_batch_but_on_the_seed() {
 }
 
 #[test]
-fn a_reused_place_forgets_who_had_it() {
+fn a_reused_table_row_keeps_nothing_of_the_request_before() {
     let model = model();
     let mut engine = engine(&model, &endless(32, 2));
     let penalised =
@@ -76,7 +76,7 @@ fn a_reused_place_forgets_who_had_it() {
 fn bf16_and_f16_stay_near_f32() {
     let model = model();
     let reference = logits(&mut engine(&model, &exact(64, 1)), &prompts()[5]);
-    // A dozen roundings in each of the three layers, each of half a unit of values up to about ten.
+    // Each of the three layers rounds a dozen times, by half a unit in the last place of values up to about ten.
     for (precision, unit) in [(Precision::F16, 2f32.powi(-11)), (Precision::Bf16, 2f32.powi(-8))] {
         let bound = 3.0 * 12.0 * unit * 10.0;
         let options = EngineOptions { precision, ..exact(64, 1) };
@@ -86,7 +86,7 @@ fn bf16_and_f16_stay_near_f32() {
 }
 
 #[test]
-fn requests_that_cannot_run_are_refused_with_the_reason() {
+fn invalid_requests_are_refused_with_the_reason() {
     let model = model();
     let options = EngineOptions { context: Some(16), kv_tokens: Some(12), ..exact(8, 1) };
     let mut engine = engine(&model, &options);
@@ -147,7 +147,7 @@ fn answers_end_at_the_context() {
     while !engine.is_idle() {
         events.extend(engine.step().unwrap());
     }
-    // Ten in the prompt, six more in the context, and one that needs no place.
+    // Ten tokens of the prompt, six more in the context, and a last one whose keys and values are not stored.
     assert_eq!(events.len(), 7);
     assert_eq!(events.last().unwrap().finish, Some(FinishReason::Length));
     assert!(events[..6].iter().all(|event| event.finish.is_none()));

@@ -1,4 +1,4 @@
-//! Texts as vectors: against transformers, and beside other requests.
+//! Embeddings: compared with transformers, and concurrent with other requests.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,14 +26,14 @@ struct Text {
     last: Vec<f32>,
 }
 
-/// What `data/embeddings.py` wrote.
+/// The texts and vectors that `data/embeddings.py` wrote.
 fn texts(model: &str) -> Vec<Text> {
     let mut all: HashMap<String, Vec<Text>> =
         serde_json::from_str(include_str!("data/embeddings.json")).unwrap();
     all.remove(model).unwrap()
 }
 
-/// Both vectors of each text.
+/// A request for each pooling of each text, with the expected vector.
 fn requests(texts: &[Text]) -> Vec<(EmbeddingRequest, &[f32])> {
     let both = |text| {
         let Text { tokens, mean, last }: &Text = text;
@@ -60,18 +60,18 @@ fn run(engine: &mut Engine, requests: Vec<EmbeddingRequest>) -> Vec<Vec<f32>> {
         requests.into_iter().map(|request| engine.submit_embedding(request).unwrap()).collect();
     let mut vectors = HashMap::new();
     while !engine.is_idle() {
-        assert!(engine.step().unwrap().is_empty(), "nobody wants tokens");
+        assert!(engine.step().unwrap().is_empty(), "embedding requests have no token events");
         vectors.extend(engine.take_embeddings());
     }
     assert_eq!(engine.pages_in_use(), 0);
     ids.iter().map(|id| vectors.remove(id).unwrap()).collect()
 }
 
-/// Numbers of the order of 0.1 whose last bits differ by the order of sums: 6e-8 each, over some dozens of roundings.
+/// Tolerance for values of the order of 0.1 summed in another order: 6e-8 per rounding, over some dozens of roundings.
 const CLOSE: f32 = 5e-6;
 
 #[rstest]
-fn vectors_are_those_of_transformers(
+fn vectors_match_those_of_transformers(
     #[values("llama3", "mistral", "qwen3", "gpt2", "opt", "opt_350m")] model: &str,
     #[values(4, 64)] step_tokens: usize,
     #[values(false, true)] fused: bool,
@@ -89,24 +89,24 @@ fn vectors_are_those_of_transformers(
 }
 
 #[test]
-fn half_precision_is_near() {
+fn bf16_vectors_are_close_to_f32_vectors() {
     let options = EngineOptions { precision: Precision::Bf16, ..exact(16, 2) };
     let mut engine = load("llama3", device(), &options);
     let texts = texts("llama3");
     let (requests, expected): (Vec<_>, Vec<_>) = requests(&texts).into_iter().unzip();
     for (found, expected) in run(&mut engine, requests).iter().zip(expected) {
         let cosine: f32 = found.iter().zip(expected).map(|(a, b)| a * b).sum();
-        // bf16 keeps 8 bits: a rounding is off by up to 1/512, and two layers have some dozens.
+        // bf16 has 8 significant bits: a rounding is off by up to 1/512, and two layers have some dozens of roundings.
         assert!(cosine > 0.999, "{cosine}");
     }
 }
 
-/// Requests that generate, texts and pre-emption, all at once: everyone gets what he gets alone.
+/// Generation, embedding and pre-emption at once: every request gets the result that it gets alone.
 #[rstest]
 #[case::plenty(4000, 0)]
 #[case::few_pages(40, 0)]
 #[case::swapped(40, 40)]
-fn texts_and_answers_do_not_disturb_each_other(
+fn embeddings_and_generation_do_not_change_each_other(
     #[case] kv_tokens: usize,
     #[case] swap_tokens: usize,
     #[values(false, true)] late: bool,
@@ -133,11 +133,11 @@ fn texts_and_answers_do_not_disturb_each_other(
             answers.insert(engine.submit(request).unwrap(), (index, Vec::new()));
         }
         for (request, vector) in requests(&texts) {
-            // Some of them, later on, in front of the others.
+            // Texts of later rounds have a higher priority.
             let request = EmbeddingRequest { priority: round, ..request };
             expected.insert(engine.submit_embedding(request).unwrap(), vector);
         }
-        // One that nobody waits for.
+        // A request that is cancelled while it runs.
         let tokens = vec![7; 30];
         let gone =
             engine.submit_embedding(EmbeddingRequest { tokens, ..EmbeddingRequest::default() }).unwrap();
@@ -167,7 +167,7 @@ fn texts_and_answers_do_not_disturb_each_other(
 }
 
 #[test]
-fn pages_of_a_text_serve_others_and_the_mean_takes_none() {
+fn prompts_reuse_pages_of_embedded_texts_and_mean_pooling_reuses_none() {
     let mut engine = load("llama3", device(), &exact(64, 2));
     let text = texts("llama3").pop().unwrap();
     let request = |pooling| EmbeddingRequest { tokens: text.tokens.clone(), pooling, priority: 0 };
@@ -175,13 +175,13 @@ fn pages_of_a_text_serve_others_and_the_mean_takes_none() {
     run(&mut engine, vec![request(Pooling::Mean)]);
     assert_eq!(engine.statistics().prefix_hit_tokens, 0);
     let last = run(&mut engine, vec![request(Pooling::Last)]);
-    // 23 tokens are five pages of 4 and a rest.
+    // 23 tokens are five pages of 4 tokens and a partial page.
     assert_eq!(engine.statistics().prefix_hit_tokens, 20);
     assert!(difference(&last[0], &text.last) < CLOSE);
 }
 
 #[test]
-fn callers_of_the_service_get_vectors_and_errors() {
+fn the_service_returns_vectors_and_errors() {
     let engine = load("llama3", device(), &exact(8, 2));
     let service = Service::start(engine, &ServiceOptions::default()).unwrap();
     let handle = service.handle();
@@ -200,7 +200,7 @@ fn callers_of_the_service_get_vectors_and_errors() {
     let long =
         EmbeddingRequest { tokens: vec![1; handle.limits().context + 1], ..EmbeddingRequest::default() };
     assert!(handle.embed(long).unwrap_err().to_string().contains("the context holds"));
-    // Who does not wait is not waited for.
+    // Dropping the receiver cancels the request.
     let tokens = vec![1; handle.limits().context];
     drop(handle.embed(EmbeddingRequest { tokens: tokens.clone(), ..EmbeddingRequest::default() }).unwrap());
     let waits = handle.embed(EmbeddingRequest { tokens, ..EmbeddingRequest::default() }).unwrap();

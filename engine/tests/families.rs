@@ -1,4 +1,4 @@
-//! Every claimed architecture and switch, against logits that Hugging Face transformers computed in f32.
+//! Every supported architecture and switch, compared with f32 logits of Hugging Face transformers.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ use std::{
 };
 use support::{assert_greedy, difference, engine, exact, fixtures, greedy, logits};
 
-/// The fixtures' logits are within 1e-5 of f64 and some units large; f32 sums in another order stay within this.
+/// Tolerance of the logits, which are some units large: the fixtures are within 1e-5 of f64, and f32 sums differ by their order.
 const TOLERANCE: f32 = 1e-4;
 
 #[derive(Deserialize)]
@@ -47,7 +47,7 @@ struct Flip {
     effect: String,
 }
 
-/// The folders that hold a fixture.
+/// The folders of the fixtures.
 fn folders() -> Vec<PathBuf> {
     let inside = |folder: PathBuf| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let all =
@@ -95,7 +95,7 @@ fn whole_and_chunked_prompts_have_the_reference_logits() {
 }
 
 #[test]
-fn quantised_matrices_are_multiplied_as_they_are_stored() {
+fn quantised_matrices_are_multiplied_in_their_stored_format() {
     for folder in
         folders().iter().filter(|folder| folder.parent().is_some_and(|all| all.ends_with("quantised")))
     {
@@ -113,7 +113,7 @@ fn quantised_matrices_are_multiplied_as_they_are_stored() {
 }
 
 #[test]
-fn decoding_continues_as_the_reference_does() {
+fn decoding_matches_the_reference() {
     for folder in folders() {
         let model = open(&folder);
         let (expected, _) = expected(&folder);
@@ -133,7 +133,7 @@ fn decoding_continues_as_the_reference_does() {
 }
 
 #[test]
-fn flipping_a_switch_that_matters_is_noticed() {
+fn flipping_a_relevant_switch_changes_the_logits() {
     let text = fs::read(fixtures().join("switches.json")).unwrap();
     let switches: BTreeMap<String, Vec<Flip>> = serde_json::from_slice(&text).unwrap();
     let (mut changed, mut unchanged) = (0, 0);
@@ -142,7 +142,7 @@ fn flipping_a_switch_that_matters_is_noticed() {
         let (expected, reference) = expected(&folder);
         for flip in flips.iter().filter(|flip| flip.effect != "error") {
             let copy = copy_with(&folder, flip);
-            // Refusing a value is as good as computing something else: neither gives the fixture's logits.
+            // A refused value counts as a change, because it does not give the logits of the fixture either.
             let found = Model::open(copy.path()).ok().and_then(|model| {
                 let device = support::device();
                 let plan = dsrun_engine::EnginePlan::new(&model, &*device, &exact(64, 1)).ok()?;

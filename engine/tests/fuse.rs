@@ -1,4 +1,4 @@
-//! Fusion: which regions come out of which programs for which devices, and that the numbers stay.
+//! Fusion: the regions of programs for devices with various kernels, and equal results of fused programs.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,13 +32,13 @@ fn names(program: &Program) -> Vec<&str> {
     program.nodes.iter().map(|node| node.call.op.name()).collect()
 }
 
-/// A device that has a kernel for every region.
-fn all(_: &Program, _: &Call) -> Result<bool> {
+/// Admits every region, as a device with kernels for all regions does.
+fn all_regions(_: &Program, _: &Call) -> Result<bool> {
     Ok(true)
 }
 
-/// A device that has kernels for regions of these names.
-fn only(known: &'static [&'static str]) -> impl FnMut(&Program, &Call) -> Result<bool> {
+/// Admits regions of these names, as a device with kernels for only those does.
+fn regions_named(known: &'static [&'static str]) -> impl FnMut(&Program, &Call) -> Result<bool> {
     move |_, call| Ok(known.contains(&call.op.name()))
 }
 
@@ -66,7 +66,7 @@ fn layer_norm(step: &mut DecoderStep, x: ValueId, name: &str, size: usize) -> Va
     step.program.call(LayerNorm { eps: 1e-5 }, [x, weight, bias].map(Some)).unwrap()
 }
 
-/// Two layers as GPT-2 has them: layer norm, biases, an MLP without a gate.
+/// Two layers of GPT-2: layer norms, biases, and an MLP without a gate.
 fn gpt2() -> Program {
     let (hidden, heads) = (32, 2);
     let mut step = DecoderStep::begin("gpt2", 96, ProgramOptions::default()).unwrap();
@@ -105,22 +105,22 @@ fn gpt2() -> Program {
 #[case::biases(fixture("qwen2"))]
 #[case::head_norms(fixture("qwen3"))]
 #[case::gelu_gate(fixture("llama_gelu"))]
-fn the_four_regions_of_the_paper_come_out(#[case] program: Program) {
+fn layers_fuse_into_the_well_known_regions(#[case] program: Program) {
     let layers = 2;
-    let fused = fuse(&program, &mut all).unwrap();
+    let fused = fuse(&program, &mut all_regions).unwrap();
     let found = names(&fused);
     let first = found.iter().position(|name| *name == LAYER[0]).unwrap();
     let layers_found = found[first..].chunks(LAYER.len()).take_while(|chunk| *chunk == LAYER).count();
     assert_eq!(layers_found, layers, "{found:?}");
     assert_eq!(found[..first], ["prepare_step", "attention_prepare", "embed"]);
-    // What is left: the wanted rows through norm and head, all rows through the norm, then sampling.
+    // After the layers: norm and head of the wanted rows, norm of all rows, then sampling.
     let rest: Vec<&str> = found[first + layers * LAYER.len()..].to_vec();
     let norm = if program.to_string().contains("layer_norm") { "layer_norm" } else { "rms_norm" };
-    // Two ways to sample.
+    // The two variants of sampling.
     let sampling = ["logit_process+sample", "commit_tokens"];
     let head = format!("gather_rows+{norm}+linear");
     assert_eq!(rest, [&[head.as_str(), norm], &sampling[..], &sampling].concat());
-    // The same program by the names that backends know.
+    // The well-known names of the same regions.
     let known = ["attention_input", "linear_add", "mlp_input", "norm_linear"];
     let mut native = |_: &Program, call: &Call| Ok(known.contains(&call.op.name()));
     let fused = fuse(&program, &mut native).unwrap();
@@ -144,45 +144,45 @@ fn the_four_regions_of_the_paper_come_out(#[case] program: Program) {
 }
 
 #[rstest]
-fn operands_stand_in_the_canonical_order(#[values("qwen3", "qwen2")] name: &str) {
-    let fused = fuse(&fixture(name), &mut all).unwrap();
+fn operands_of_regions_have_the_canonical_order(#[values("qwen3", "qwen2")] name: &str) {
+    let fused = fuse(&fixture(name), &mut all_regions).unwrap();
     let node = fused.nodes.iter().find(|node| node.call.op.name() == "attention_input").unwrap();
     let values = node.call.operands.iter().map(|id| fused.value(id.unwrap()).unwrap());
     let named: Vec<&str> = values.map(|value| value.name.rsplit('.').next().unwrap()).collect();
     let heads: &[&str] = if name == "qwen3" { &["query_norm", "key_norm"] } else { &["bias"] };
     let rest = ["", "inverse_frequencies", "key_cache", "value_cache", ""];
-    // Activations, positions and slots are results of calls and have no names.
+    // Activations, positions and slots are results of calls, which have no names.
     assert_eq!(named[0], "");
     assert_eq!(named[3..], [heads, &rest].concat(), "{named:?}");
 }
 
 #[rstest]
-fn a_device_without_regions_gets_the_program_unchanged(
+fn a_device_without_region_kernels_gets_the_program_unchanged(
     #[values(gpt2(), fixture("llama3"), fixture("qwen3"))] program: Program,
 ) {
     assert_eq!(fuse(&program, &mut |_, _| Ok(false)).unwrap(), program);
 }
 
 #[test]
-fn smaller_regions_are_taken_where_larger_ones_are_refused() {
+fn smaller_regions_are_formed_where_larger_ones_are_refused() {
     let program = fixture("llama3");
-    let fused = fuse(&program, &mut only(&["add_rms_norm", "norm_linear"])).unwrap();
+    let fused = fuse(&program, &mut regions_named(&["add_rms_norm", "norm_linear"])).unwrap();
     let found = names(&fused);
-    // Norms that stand behind a sum join it. Projections stay apart, because no region takes them in.
+    // Norms after a sum fuse with it. Projections stay separate, because no admitted region contains them.
     assert_eq!(found.iter().filter(|name| **name == "add_rms_norm").count(), 3);
     assert_eq!(found.iter().filter(|name| **name == "norm_linear").count(), 1, "{found:?}");
     assert_eq!(found.iter().filter(|name| **name == "linear").count(), 2 * 7);
     assert!(!found.contains(&"columns"));
 
-    // Gate and up become one where the MLP is fused; query, key and value stay as they are.
-    let fused = fuse(&program, &mut only(&["mlp_input"])).unwrap();
+    // Gate and up are concatenated where the MLP is fused; query, key and value stay separate.
+    let fused = fuse(&program, &mut regions_named(&["mlp_input"])).unwrap();
     let found = names(&fused);
     assert_eq!(found.iter().filter(|name| **name == "mlp_input").count(), 2);
     assert_eq!(found.iter().filter(|name| **name == "linear").count(), 2 * 5 + 1);
 }
 
 #[rstest]
-fn every_tensor_is_read_as_often_as_before(#[values(gpt2(), fixture("qwen2"))] program: Program) {
+fn fusion_keeps_the_uses_of_every_tensor(#[values(gpt2(), fixture("qwen2"))] program: Program) {
     let tensors = |program: &Program| {
         let mut names: Vec<String> = Vec::new();
         for (_, value) in program.values_from(|origin| matches!(origin, Origin::Weight(_))) {
@@ -192,13 +192,13 @@ fn every_tensor_is_read_as_often_as_before(#[values(gpt2(), fixture("qwen2"))] p
         names.sort();
         names
     };
-    let fused = fuse(&program, &mut all).unwrap();
+    let fused = fuse(&program, &mut all_regions).unwrap();
     assert_eq!(tensors(&fused), tensors(&program));
     assert!(fused.values.len() < program.values.len());
     assert_eq!(fused.to_string().parse::<Program>().unwrap(), fused);
 }
 
-/// A program of these calls over `x`, and the names of its calls once fused.
+/// Builds a program of some calls over `x`, fuses it, and returns the names of its calls.
 fn fused_names(
     build: impl FnOnce(&mut ProgramBuilder, ValueId, [ValueId; 2], ValueId) -> Vec<ValueId>,
 ) -> String {
@@ -215,14 +215,14 @@ fn fused_names(
     let head = program.vector("head", WeightExpr::tensor("head"), head).unwrap();
     let outputs = build(&mut program, x, weights, head);
     let program = program.finish(&outputs).unwrap();
-    names(&fuse(&program, &mut all).unwrap()).join(", ")
+    names(&fuse(&program, &mut all_regions).unwrap()).join(", ")
 }
 
 const LINEAR: Linear = Linear { dtype: DType::F32 };
 const NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
 
 #[test]
-fn a_product_does_not_follow_a_product() {
+fn two_products_do_not_fuse() {
     let found = fused_names(|program, x, [a, b], _| {
         let y = program.call(LINEAR, [Some(x), Some(a), None]).unwrap();
         vec![program.call(LINEAR, [Some(y), Some(b), None]).unwrap()]
@@ -231,7 +231,7 @@ fn a_product_does_not_follow_a_product() {
 }
 
 #[test]
-fn a_norm_of_heads_follows_a_product_and_a_norm_of_rows_does_not() {
+fn a_norm_of_heads_fuses_after_a_product_and_a_norm_of_rows_does_not() {
     let behind = |whole: bool| {
         fused_names(|program, x, [a, _], head| {
             let y = program.call(LINEAR, [Some(x), Some(a), None]).unwrap();
@@ -245,7 +245,7 @@ fn a_norm_of_heads_follows_a_product_and_a_norm_of_rows_does_not() {
 }
 
 #[test]
-fn what_every_tile_computes_anew_is_no_result() {
+fn a_value_recomputed_in_every_tile_cannot_be_a_result() {
     let found = |wanted: bool| {
         fused_names(|program, x, [a, _], head| {
             let normed = program.call(NORM, [Some(x), Some(head)]).unwrap();
@@ -257,7 +257,7 @@ fn what_every_tile_computes_anew_is_no_result() {
 }
 
 #[test]
-fn an_activation_in_front_of_a_product_is_computed_in_every_tile() {
+fn an_activation_fuses_before_a_product() {
     let found = fused_names(|program, x, [a, _], _| {
         let relu = Activation { function: Nonlinearity::Relu, limit: 0.0 };
         let y = program.call(relu, [Some(x), None]).unwrap();
@@ -267,7 +267,7 @@ fn an_activation_in_front_of_a_product_is_computed_in_every_tile() {
 }
 
 #[test]
-fn a_state_is_not_read_where_it_is_written() {
+fn a_region_does_not_read_the_state_that_it_writes() {
     let mut program = ProgramBuilder::new("states");
     let cache = TensorType::new(DType::F32, [Size::bucket("pages"), 2.into(), 4.into(), 8.into()]);
     let cache = program.state("cache", cache).unwrap();
@@ -276,26 +276,26 @@ fn a_state_is_not_read_where_it_is_written() {
     let doubled = program.call(ADD, [Some(old), Some(old), None, None]).unwrap();
     let new = program.call(dsrun_core::op::PageScatter {}, [cache, doubled, pages].map(Some)).unwrap();
     let program = program.finish(&[new]).unwrap();
-    let fused = fuse(&program, &mut all).unwrap();
+    let fused = fuse(&program, &mut all_regions).unwrap();
     let found = names(&fused).join(", ");
     assert!(!found.contains("page_gather+add+page_scatter"), "{found}");
 }
 
 #[test]
-fn a_region_of_no_name_is_called_by_its_ops() {
-    let fused = fuse(&fixture("llama3"), &mut all).unwrap();
+fn an_unknown_region_is_named_after_its_ops() {
+    let fused = fuse(&fixture("llama3"), &mut all_regions).unwrap();
     for node in &fused.nodes {
         let Op::Region(region) = &node.call.op else { continue };
         assert_eq!(well_known::named(region).is_some(), !region.name().contains('+'), "{}", region.name());
     }
 }
 
-/// The regions that a device with the four regions of the paper has.
+/// Admits the four well-known regions of a layer.
 fn four_regions(_: &Program, call: &Call) -> Result<bool> {
     Ok(["attention_input", "linear_add", "mlp_input", "norm_linear"].contains(&call.op.name()))
 }
 
-/// How many layers of attention a region holds, if it begins as a decoder does and ends with a residual sum.
+/// The number of whole layers in a region, if it starts like a decoder and ends with a residual sum.
 fn layers_of(call: &Call) -> Option<usize> {
     let Op::Region(region) = &call.op else { return None };
     let ops: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
@@ -311,7 +311,7 @@ fn layers_of(call: &Call) -> Option<usize> {
 #[case::llama3(fixture("llama3"))]
 #[case::head_norms(fixture("qwen3"))]
 #[case::biases(fixture("qwen2"))]
-fn layers_grow_together_with_the_embedding(#[case] program: Program) {
+fn layers_merge_with_each_other_and_the_embedding(#[case] program: Program) {
     let fused = fuse(&program, &mut four_regions).unwrap();
     let mut asked = 0;
     let merged = merge(&fused, &mut |_, call| {
@@ -322,9 +322,9 @@ fn layers_grow_together_with_the_embedding(#[case] program: Program) {
     let regions: Vec<usize> = merged.nodes.iter().filter_map(|node| layers_of(&node.call)).collect();
     assert_eq!(regions, [2], "{:?}", names(&merged));
     assert!(!names(&merged).contains(&"embed") && !names(&merged).contains(&"paged_attention"));
-    // Layers are alike, so runs of them are asked about once.
+    // Layers repeat, so the device is asked once about equal runs.
     assert!(asked < 200, "{asked}");
-    // What layers hand on to each other is no value of the program any more.
+    // Values between merged layers are no longer values of the program.
     assert!(merged.values.len() < fused.values.len());
     assert_eq!(merged.to_string().parse::<Program>().unwrap(), merged);
     let lowered = merged.lower_regions(&mut |_| Ok(false)).unwrap();
@@ -335,7 +335,7 @@ fn layers_grow_together_with_the_embedding(#[case] program: Program) {
 fn nothing_is_merged_across_segments() {
     let program = fixture("llama3");
     let fused = fuse(&program, &mut four_regions).unwrap();
-    let merged = merge(&fused, &mut all).unwrap();
+    let merged = merge(&fused, &mut all_regions).unwrap();
     let segments: Vec<usize> = merged.nodes.iter().map(|node| node.segment).collect();
     let mut distinct = segments.clone();
     distinct.dedup();
@@ -352,8 +352,8 @@ fn a_device_that_admits_nothing_larger_keeps_the_fused_program() {
     assert_eq!(merge(&fused, &mut |_, _| Ok(false)).unwrap(), fused);
 }
 
-/// Fused programs on a device that runs the bodies of regions, against primitives: to the bit, because the bodies are what
-/// the primitives are, and a row of a product does not depend on the rows of weights beside it.
+/// Compares fused programs, on a device that runs the bodies of regions, with primitives bit by bit: the bodies are the same
+/// primitives, and a column of a product does not depend on the columns beside it.
 #[rstest]
 fn fused_programs_compute_the_same(
     #[values(
@@ -389,6 +389,6 @@ fn fused_programs_compute_the_same(
         assert!(device.planned().iter().any(|name| name == "mlp_input"));
         assert_eq!(difference(&fused_logits, &plain_logits), 0.0, "{fixture}");
         assert_eq!(fused, plain);
-        assert_eq!(fused_weights, plain_weights, "weights are held once");
+        assert_eq!(fused_weights, plain_weights, "weights are stored once");
     }
 }

@@ -1,4 +1,4 @@
-//! The real SmolLM2, against what an independent engine computes for it (see `data/`).
+//! The real SmolLM2, compared with the results of an independent engine (see `data/`).
 
 #![allow(
     clippy::unwrap_used,
@@ -65,7 +65,7 @@ fn f32_reproduces_logits_likelihoods_and_greedy_text() {
 }
 
 #[test]
-fn the_default_mode_stays_near_f32() {
+fn the_default_precision_stays_close_to_f32() {
     let Some(model) = real_model() else { return };
     let mut engine = engine(&model, &EngineOptions::default());
     for golden in golden() {
@@ -77,7 +77,7 @@ fn the_default_mode_stays_near_f32() {
                 assert_eq!(score.positions[expected.index].top[0].0, expected.top[0].0);
             }
         }
-        // Teacher-forced: the likeliest token after each token of the reference's own answer.
+        // Teacher forcing: the likeliest token after each token of the reference answer.
         let whole: Vec<u32> = golden.tokens.iter().chain(&golden.greedy).copied().collect();
         let score = Score::of(&mut engine, &whole, 1, &|_| true).unwrap();
         for (index, (token, margin)) in golden.greedy.iter().zip(&golden.greedy_margin).enumerate() {
@@ -88,7 +88,7 @@ fn the_default_mode_stays_near_f32() {
 }
 
 #[test]
-fn four_sequences_in_one_batch_are_as_alone() {
+fn four_sequences_in_one_batch_match_each_alone() {
     let Some(model) = real_model() else { return };
     let prompts: Vec<Vec<u32>> = golden().into_iter().take(4).map(|golden| golden.tokens).collect();
     let options = |requests, step_tokens| EngineOptions {
@@ -102,7 +102,7 @@ fn four_sequences_in_one_batch_are_as_alone() {
         .iter()
         .map(|prompt| greedy(&mut alone_engine, std::slice::from_ref(prompt), 32).remove(0))
         .collect();
-    // In chunks of 16 tokens and side by side: sums run in another order, so close calls may turn out differently.
+    // Chunks of 16 tokens and batches sum in another order, so choices with small margins may differ.
     let together = greedy(&mut engine(&model, &options(4, 16)), &prompts, 32);
     for (index, (together, alone)) in together.iter().zip(&alone).enumerate() {
         if together == alone {
@@ -121,7 +121,7 @@ fn four_sequences_in_one_batch_are_as_alone() {
 }
 
 #[test]
-fn seeds_repeat_and_differ() {
+fn equal_seeds_repeat_and_other_seeds_differ() {
     let Some(model) = real_model() else { return };
     let mut engine = engine(&model, &EngineOptions { context: Some(128), ..EngineOptions::default() });
     let prompt = golden()[0].tokens.clone();

@@ -1,5 +1,5 @@
-//! Requests that may not sample every token, or want to know of others: they get what they asked for, and those beside them
-//! what they get alone.
+//! Requests with constraints, logit biases, minimum lengths and top log-probabilities: each option has its effect, and
+//! concurrent requests are unaffected.
 
 #![allow(
     clippy::unwrap_used,
@@ -62,12 +62,12 @@ fn alone() -> Vec<Vec<u32>> {
     (0..3).map(|index| tokens(&run(&mut engine, vec![request(index)])[0])).collect()
 }
 
-/// Allows one token after the other of a text, and any token behind it.
+/// A constraint that allows only the next token of a text, and any token after it.
 #[derive(Debug)]
 struct Text {
     text: Vec<u32>,
     taken: Vec<u32>,
-    /// Where it fails, if it does.
+    /// The position at which the constraint fails, if it does.
     fails_at: Option<usize>,
 }
 
@@ -94,7 +94,7 @@ fn text(text: &[u32], fails_at: Option<usize>) -> Option<Box<dyn Constraint>> {
 }
 
 #[rstest]
-fn a_constraint_is_kept_to_and_the_others_do_not_notice(
+fn a_constraint_limits_its_request_alone(
     #[values(false, true)] late: bool,
     #[values(64, 2000)] kv_tokens: usize,
 ) {
@@ -107,14 +107,14 @@ fn a_constraint_is_kept_to_and_the_others_do_not_notice(
     assert_eq!((tokens(&answers[0]), tokens(&answers[2])), (alone[0].clone(), alone[2].clone()));
     assert_eq!(tokens(&answers[1])[..words.len()], words);
     assert_eq!(answers[1].len(), 12);
-    // Nothing else was allowed, so it was certain.
+    // The only allowed token has probability 1.
     assert!(answers[1][..words.len()].iter().all(|event| event.log_probability.abs() < 1e-6));
 }
 
 #[rstest]
 #[case::refuses(Some(2), &[3, 4, 5])]
 #[case::allows_nothing(None, &[3, 4])]
-fn a_constraint_that_fails_ends_its_request_alone(
+fn a_failing_constraint_ends_its_request_alone(
     #[case] fails_at: Option<usize>,
     #[case] words: &[u32],
     #[values(false, true)] late: bool,
@@ -142,7 +142,7 @@ fn a_constraint_that_fails_ends_its_request_alone(
 }
 
 #[test]
-fn callers_of_the_service_hear_of_a_constraint_that_fails_and_of_one_that_panics() {
+fn the_service_reports_constraints_that_fail_or_panic() {
     #[derive(Debug)]
     struct Panics;
     impl Constraint for Panics {
@@ -169,14 +169,14 @@ fn callers_of_the_service_hear_of_a_constraint_that_fails_and_of_one_that_panics
 }
 
 #[rstest]
-fn a_bias_changes_its_request_alone_and_goes_with_it(#[values(false, true)] late: bool) {
+fn a_logit_bias_changes_its_request_alone(#[values(false, true)] late: bool) {
     let mut engine = engine(some_device(late), &exact(32, 3));
     let alone = alone();
     let wanted = Request { logit_bias: vec![(40, 1e4)], ..request(1) };
     let answers = run(&mut engine, vec![request(0), wanted, request(2)]);
     assert_eq!(tokens(&answers[1]), [40; 12]);
     assert_eq!((tokens(&answers[0]), tokens(&answers[2])), (alone[0].clone(), alone[2].clone()));
-    // All places, with another biased request beside them.
+    // More requests than table rows, one of them with another bias.
     let forbidden: Vec<(u32, f32)> = alone[1].iter().map(|token| (*token, f32::NEG_INFINITY)).collect();
     let other = Request { logit_bias: forbidden, ..request(1) };
     let answers = run(&mut engine, vec![other, request(0), request(1), request(2)]);
@@ -185,7 +185,7 @@ fn a_bias_changes_its_request_alone_and_goes_with_it(#[values(false, true)] late
 }
 
 #[rstest]
-fn an_answer_does_not_end_before_it_may(#[values(false, true)] late: bool) {
+fn an_answer_has_at_least_min_tokens(#[values(false, true)] late: bool) {
     let mut engine = engine(some_device(late), &exact(32, 3));
     let alone = alone();
     let stop = alone[0][2];
@@ -200,7 +200,7 @@ fn an_answer_does_not_end_before_it_may(#[values(false, true)] late: bool) {
 }
 
 #[rstest]
-fn the_likeliest_tokens_are_those_of_the_logits(#[values(false, true)] late: bool) {
+fn top_log_probabilities_match_the_logits(#[values(false, true)] late: bool) {
     let mut engine = engine(some_device(late), &exact(32, 3));
     let alone = alone();
     let wants = |index, top| Request { top_log_probabilities: top, ..request(index) };
@@ -225,7 +225,7 @@ fn the_likeliest_tokens_are_those_of_the_logits(#[values(false, true)] late: boo
 }
 
 #[test]
-fn what_is_asked_for_in_vain_is_refused_by_name() {
+fn invalid_options_are_refused_by_name() {
     let mut engine = engine(device(), &exact(32, 1));
     let mut refused = |request: Request| engine.submit(request).unwrap_err().to_string();
     let sampling = SamplingOptions { top_p: 0.0, ..SamplingOptions::default() };

@@ -1,4 +1,4 @@
-//! Many requests, few pages: whatever the scheduler does, each request gets the tokens that it gets alone.
+//! Scheduling of many requests with few pages: each request gets the tokens that it gets alone.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,12 +19,12 @@ use support::{device, exact, fixtures, late::LateDevice};
 
 const TOKENS: usize = 24;
 
-/// One whose answers repeat themselves now and then.
+/// A model whose answers repeat themselves now and then.
 fn model() -> Model {
     Model::open(fixtures().join("qwen2_5")).unwrap()
 }
 
-/// Twelve prompts in three families that begin alike.
+/// Twelve prompts with three shared prefixes.
 fn prompts() -> Vec<Vec<u32>> {
     let prompt = |index: u32| {
         let (family, own) = (index % 3, index / 3);
@@ -34,7 +34,7 @@ fn prompts() -> Vec<Vec<u32>> {
     (0..12).map(prompt).collect()
 }
 
-/// Ways of choosing tokens, so that seeds, penalties and counts of tokens matter.
+/// Various sampling options, so that seeds, penalties and counts of tokens matter.
 fn sampling(index: usize) -> SamplingOptions {
     match index % 3 {
         0 => SamplingOptions::default(),
@@ -64,7 +64,7 @@ fn engine(device: Arc<dyn Device>, options: &EngineOptions) -> Engine {
     plan.load(&model, device, &mut |_, _| {}).unwrap()
 }
 
-/// The answers to all prompts, together; checks that nothing is left behind.
+/// The answers to all prompts in one run. Checks that all pages are free afterwards.
 fn answers(engine: &mut Engine) -> Vec<Vec<u32>> {
     let prompts = prompts();
     let submit = |(index, prompt): (usize, &Vec<u32>)| engine.submit(request(index, prompt)).unwrap();
@@ -81,7 +81,7 @@ fn answers(engine: &mut Engine) -> Vec<Vec<u32>> {
     ids.iter().map(|id| answers.remove(id).unwrap()).collect()
 }
 
-/// The answer to each prompt, by an engine that has just this one and computes all of it.
+/// The answer to each prompt by an engine with this request alone and without a prefix cache.
 fn alone() -> Vec<Vec<u32>> {
     let options = EngineOptions { prefix_cache: false, ..options(1) };
     let mut engine = engine(device(), &options);
@@ -97,7 +97,7 @@ fn alone() -> Vec<Vec<u32>> {
 }
 
 #[rstest]
-fn answers_are_those_given_alone_however_few_pages_there_are(
+fn answers_match_those_given_alone_with_any_number_of_pages(
     #[values(false, true)] late: bool,
     #[values(false, true)] prefix_cache: bool,
     #[values(0, 40, 1000)] swap_tokens: usize,
@@ -120,7 +120,7 @@ fn answers_are_those_given_alone_however_few_pages_there_are(
 }
 
 #[test]
-fn a_prompt_that_is_known_is_not_computed_again() {
+fn a_cached_prompt_is_not_computed_again() {
     let mut engine = engine(device(), &EngineOptions { kv_tokens: Some(2000), ..options(1) });
     let first = answers(&mut engine);
     let before = engine.statistics().clone();
@@ -155,8 +155,8 @@ fn several_answers_to_one_prompt_share_its_pages() {
 }
 
 #[test]
-fn a_cancelled_request_gives_its_pages_to_those_that_wait() {
-    // Pages for one: the second waits for the first.
+fn a_cancelled_request_releases_its_pages_to_waiting_requests() {
+    // Pages for one request: the second waits for the first.
     let options = EngineOptions { kv_tokens: Some(64), ..options(2) };
     for after in 0..8 {
         let mut engine = engine(LateDevice::open(), &options);
@@ -182,7 +182,7 @@ fn a_cancelled_request_gives_its_pages_to_those_that_wait() {
 }
 
 #[test]
-fn a_higher_priority_goes_first_and_the_others_still_get_their_answers() {
+fn a_higher_priority_goes_first_and_all_requests_are_answered() {
     let mut engine = engine(LateDevice::open(), &options(2));
     let (prompts, alone) = (prompts(), alone());
     let low: Vec<RequestId> =
@@ -202,7 +202,7 @@ fn a_higher_priority_goes_first_and_the_others_still_get_their_answers() {
     }
     let high = high.unwrap();
     let place = |id: RequestId| order.iter().position(|ended| *ended == id).unwrap();
-    assert!(place(high) < place(low[1]), "the last that runs yields to it");
+    assert!(place(high) < place(low[1]), "the last running request is pre-empted for it");
     assert!(engine.statistics().preemptions > 0);
     for (index, id) in low.into_iter().chain([high]).enumerate() {
         assert_eq!(answers[&id], alone[index]);
@@ -210,14 +210,14 @@ fn a_higher_priority_goes_first_and_the_others_still_get_their_answers() {
 }
 
 #[test]
-fn steps_are_tuned_to_a_size_between_the_requests_and_the_limit() {
+fn tuned_steps_are_between_the_requests_and_the_limit() {
     let options = EngineOptions { step_tokens: 64, tune_step: true, ..options(4) };
     let mut tuned = engine(device(), &options);
     assert!((4..=64).contains(&tuned.step_tokens()));
     assert_eq!(answers(&mut tuned), alone());
 }
 
-/// A warm engine and one that is not, and how many kinds of step the first has compiled.
+/// A warm engine, a cold one, and the number of steps that the warm one has compiled.
 fn warm_and_cold(options: &EngineOptions, draft: bool) -> (Engine, Engine, u64) {
     let model = Arc::new(model());
     let load = || {
@@ -238,7 +238,7 @@ fn warm_and_cold(options: &EngineOptions, draft: bool) -> (Engine, Engine, u64) 
     (warm, load(), compiled)
 }
 
-/// Kinds of step compiled, those of a second model too.
+/// The number of compiled steps, including those of a draft model.
 fn compiled(engine: &Engine) -> u64 {
     let draft = engine.draft_statistics().map_or(0, |draft| draft.compiled_steps);
     engine.statistics().compiled_steps + draft

@@ -1,4 +1,4 @@
-//! The engine on a thread of its own: what callers see of it, and what they see when it ends.
+//! The service, which runs the engine on a thread of its own: the results for callers, and its end.
 
 #![allow(
     clippy::unwrap_used,
@@ -51,7 +51,7 @@ fn request(prompt: &[u32], tokens: usize) -> Request {
     Request { max_tokens: Some(tokens), ..Request::new(prompt) }
 }
 
-/// All that comes.
+/// All events of a stream.
 fn collect(mut stream: TokenStream) -> Vec<Result<TokenEvent, ServiceError>> {
     std::iter::from_fn(|| stream.blocking_next()).collect()
 }
@@ -63,7 +63,7 @@ fn tokens(stream: TokenStream) -> Vec<u32> {
     events.into_iter().map(|event| event.token).collect()
 }
 
-/// Waits, by the service's own signal, until its thread has taken everything sent to it so far: a short request comes back.
+/// Waits until the thread of the service has received everything sent so far, by running a short request.
 fn settle(handle: &Handle) {
     drop(tokens(handle.submit(request(&[1], 1)).unwrap()));
 }
@@ -114,13 +114,13 @@ fn streams_are_polled_by_an_async_runtime() {
 }
 
 #[test]
-fn a_stream_that_is_dropped_cancels_its_request() {
+fn dropping_a_stream_cancels_its_request() {
     let (service, device) = late_service(1, 100);
     let handle = service.handle();
     let held = device.hold();
     let first = handle.submit(request(&prompts()[0], 1000)).unwrap();
     let second = handle.submit(request(&prompts()[1], 1000)).unwrap();
-    // One runs and one waits when they are dropped.
+    // One request runs and one waits when the streams are dropped.
     while device.ahead() == 0 {
         thread::yield_now();
     }
@@ -133,12 +133,12 @@ fn a_stream_that_is_dropped_cancels_its_request() {
 }
 
 #[test]
-fn a_full_queue_is_busy_and_says_how_many_wait() {
+fn a_full_queue_is_busy_and_reports_how_many_wait() {
     let (service, device) = late_service(1, 2);
     let handle = service.handle();
     let mut running = handle.submit(request(&[1], 1000)).unwrap();
     running.blocking_next().unwrap().unwrap();
-    // Figures are published between steps: with the second token, the first request has left the queue for good.
+    // Statistics are published between steps: with its second token, the first request has left the queue.
     running.blocking_next().unwrap().unwrap();
     let held = device.hold();
     let waiting: Vec<TokenStream> = (0..2).map(|_| handle.submit(request(&[1], 1)).unwrap()).collect();
@@ -151,7 +151,7 @@ fn a_full_queue_is_busy_and_says_how_many_wait() {
 }
 
 #[test]
-fn a_request_that_can_never_run_is_refused_at_once() {
+fn an_invalid_request_is_refused_at_once() {
     let service = service(1, 2);
     let handle = service.handle();
     let refused = |request: Request| match handle.submit(request).unwrap_err() {
@@ -164,7 +164,7 @@ fn a_request_that_can_never_run_is_refused_at_once() {
 }
 
 #[test]
-fn draining_finishes_what_is_there_and_refuses_more() {
+fn draining_finishes_accepted_requests_and_refuses_new_ones() {
     let service = service(1, 100);
     let handle = service.handle();
     let streams: Vec<TokenStream> =
@@ -183,7 +183,7 @@ fn draining_finishes_what_is_there_and_refuses_more() {
 fn stopping_ends_every_stream() {
     let service = service(1, 100);
     let handle = service.handle();
-    // One runs at a time, for a hundred steps and more: the last cannot have ended by itself.
+    // One request runs at a time, for more than a hundred steps: the last cannot have ended by itself.
     let streams: Vec<TokenStream> = (0..100).map(|_| handle.submit(request(&[1], 1000)).unwrap()).collect();
     service.stop(TIMEOUT).unwrap();
     let last = streams.into_iter().filter_map(|stream| collect(stream).pop()).next_back().unwrap();

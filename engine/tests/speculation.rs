@@ -1,4 +1,4 @@
-//! Tokens that are proposed and checked: answers are those without, in fewer steps, whatever ends them.
+//! Speculation: answers match those without speculation and take fewer steps.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,18 +28,18 @@ fn model() -> Model {
     Model::open(fixtures().join("qwen2_5")).unwrap()
 }
 
-/// What proposes tokens.
+/// A source of proposed tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
     Ngram,
-    /// The model itself, as a second one: always right.
+    /// A draft model equal to the target model: always right.
     Own,
-    /// A model that knows nothing, and has half the context: hardly ever right.
+    /// A draft model with other random weights and half the context: hardly ever right.
     Other,
 }
 
 impl Source {
-    /// The second model, if there is one.
+    /// The draft model of the source, if it has one.
     fn draft(self) -> Option<Arc<Model>> {
         let mut config = model().config().clone();
         config.context /= 2;
@@ -56,7 +56,7 @@ fn engine(device: Arc<dyn Device>, options: &EngineOptions) -> Engine {
     engine_with(device, Source::Ngram, options)
 }
 
-/// An engine whose tokens come from that source, if it speculates.
+/// An engine whose proposals come from the source, if it speculates.
 fn engine_with(device: Arc<dyn Device>, source: Source, options: &EngineOptions) -> Engine {
     drafting(&model(), source.draft(), device, options)
 }
@@ -82,13 +82,13 @@ fn some_device(late: bool) -> Arc<dyn Device> {
     if late { LateDevice::open() } else { device() }
 }
 
-/// So many tokens proposed at a time; 0 is none.
+/// Options with a number of proposed tokens; 0 turns speculation off.
 fn options(tokens: usize, requests: usize) -> EngineOptions {
     let speculation = (tokens > 0).then_some(Speculation::Ngram { tokens });
     EngineOptions { speculation, ignore_end: true, context: Some(128), ..exact(32, requests) }
 }
 
-/// A text that says the same again and again.
+/// A prompt that repeats itself.
 fn prompt(index: u32) -> Vec<u32> {
     (0..16 + index * 5).map(|position| (position % (4 + index) * 17 + index * 31 + 5) % 96).collect()
 }
@@ -125,8 +125,8 @@ fn alone(requests: impl IntoIterator<Item = Request>) -> Vec<Vec<TokenEvent>> {
     requests.into_iter().map(|request| run(&mut engine, vec![request]).remove(0)).collect()
 }
 
-/// Compares answers: tokens, how they end, and what is said of them. Probabilities may differ in their last bits, since the same
-/// sums are taken in batches of another size.
+/// Compares answers: tokens, reasons for their end, and log-probabilities, which may differ in their last bits because batches
+/// of another size sum in another order.
 fn assert_same(found: &[TokenEvent], expected: &[TokenEvent]) {
     assert_eq!(tokens(found), tokens(expected));
     for (found, expected) in found.iter().zip(expected) {
@@ -138,7 +138,7 @@ fn assert_same(found: &[TokenEvent], expected: &[TokenEvent]) {
 }
 
 #[rstest]
-fn answers_are_the_same(
+fn speculation_does_not_change_answers(
     #[values(Source::Ngram, Source::Own, Source::Other)] source: Source,
     #[values(false, true)] late: bool,
     #[values(1, 4, 7)] tokens: usize,
@@ -162,30 +162,30 @@ fn answers_are_the_same(
     assert!(accepted <= proposed);
     assert_eq!(statistics.generated_tokens, 2 * 5 * TOKENS as u64);
     match source {
-        // What is drawn at random seldom repeats itself.
+        // At a high temperature answers seldom repeat themselves.
         Source::Ngram => assert!(temperature > 1.0 || accepted > 40, "{statistics:?}"),
-        // Equal seeds draw equal tokens, so it is right at any temperature; sums of batches of other sizes may differ in the last
-        // bits, and so may a token.
+        // Equal seeds sample equal tokens, so the draft is right at any temperature, except where batches of another size
+        // differ in the last bits of a sum.
         Source::Own => assert!(proposed > 300 && accepted * 100 >= proposed * 99, "{statistics:?}"),
-        // One that is wrong is asked seldom.
+        // A draft model that is often wrong is asked seldom.
         Source::Other => assert!((30..400).contains(&proposed), "{statistics:?}"),
     }
 }
 
 #[rstest]
-fn each_token_accepted_saves_a_step(#[values(Source::Ngram, Source::Own)] source: Source) {
+fn every_accepted_token_saves_a_step(#[values(Source::Ngram, Source::Own)] source: Source) {
     let mut engine = engine_with(device(), source, &options(7, 1));
     let answer = run(&mut engine, vec![request(0)]).remove(0);
     let statistics = engine.statistics();
     assert_eq!(answer.len() as u64, statistics.steps + statistics.accepted_tokens);
-    // The prompt gives a token, and with a draft that is always right each step 8.
+    // The prompt gives one token, and with a draft that is always right each step gives 8.
     assert!(source == Source::Ngram || statistics.steps == 1 + 79u64.div_ceil(8), "{statistics:?}");
     assert!(statistics.accepted_tokens > 10, "{statistics:?}");
     assert!(statistics.proposed_tokens >= statistics.accepted_tokens);
 }
 
 #[rstest]
-fn an_answer_ends_where_it_would_have_ended(#[values(Source::Ngram, Source::Own)] source: Source) {
+fn answers_end_at_the_same_token(#[values(Source::Ngram, Source::Own)] source: Source) {
     let whole = tokens(&alone([request(0)])[0]);
     let mut engine = engine_with(device(), source, &options(7, 1));
     for length in 1..=TOKENS {
@@ -207,7 +207,7 @@ fn an_answer_ends_where_it_would_have_ended(#[values(Source::Ngram, Source::Own)
 }
 
 #[test]
-fn stop_texts_end_an_answer_within_a_draft() {
+fn stop_strings_end_an_answer_within_a_draft() {
     let model = || Model::open(gguf("smollm2_f32")).unwrap();
     let pipeline = |tokens| {
         let model = model();
@@ -234,7 +234,7 @@ fn stop_texts_end_an_answer_within_a_draft() {
 }
 
 #[rstest]
-fn what_can_be_checked_row_by_row_speculates(
+fn requests_verifiable_row_by_row_speculate(
     #[values(Source::Ngram, Source::Own)] source: Source,
     #[values(false, true)] late: bool,
 ) {
@@ -242,7 +242,7 @@ fn what_can_be_checked_row_by_row_speculates(
         let biased = Request { logit_bias: vec![(3, 4.0), (9, f32::NEG_INFINITY)], ..request(0) };
         let told = Request { top_log_probabilities: 5, ..request(1) };
         let long = Request { min_tokens: 30, ..request(2) };
-        // What would end it may not come at first.
+        // An end token that the minimum length forbids at first.
         let ends = vec![tokens(&alone([request(2)])[0])[3]];
         [biased, told, long, Request { min_tokens: 20, stop_ids: ends, ..request(2) }]
     };
@@ -259,7 +259,7 @@ fn what_can_be_checked_row_by_row_speculates(
     }
 }
 
-/// Allows everything.
+/// A constraint that allows every token.
 #[derive(Debug)]
 struct Anything;
 
@@ -275,7 +275,7 @@ impl Constraint for Anything {
 }
 
 #[rstest]
-fn what_depends_on_the_tokens_before_does_not(
+fn requests_that_depend_on_previous_tokens_do_not_speculate(
     #[values(Source::Ngram, Source::Own)] source: Source,
     #[values(false, true)] late: bool,
 ) {
@@ -289,7 +289,7 @@ fn what_depends_on_the_tokens_before_does_not(
     assert_eq!(engine.statistics().proposed_tokens, 0);
     assert_eq!(engine.draft_statistics().map_or(0, |draft| draft.steps), 0);
     let others = run(&mut engine, requests().into_iter().chain([request(2)]).collect());
-    assert!(engine.statistics().accepted_tokens > 0, "one that does runs beside them");
+    assert!(engine.statistics().accepted_tokens > 0, "a concurrent request without them speculates");
     for (index, expected) in alone(requests().into_iter().chain([request(2)])).iter().enumerate() {
         assert_same(&others[index], expected);
         answers.get(index).into_iter().for_each(|answer| assert_same(answer, expected));
@@ -297,8 +297,8 @@ fn what_depends_on_the_tokens_before_does_not(
 }
 
 #[test]
-fn those_that_all_wait_for_the_host_go_together() {
-    // They come one after the other, so each would meet the others' steps under way.
+fn requests_that_wait_for_the_host_share_a_step() {
+    // The requests arrive one after the other, while steps of the others are in flight.
     let steps = |device: Arc<dyn Device>| {
         let mut engine = engine(device, &options(0, 4));
         for index in 0..4 {
@@ -315,12 +315,12 @@ fn those_that_all_wait_for_the_host_go_together() {
 }
 
 #[rstest]
-fn one_that_is_cancelled_leaves_nothing_behind(
+fn a_cancelled_request_leaves_nothing_behind(
     #[values(Source::Ngram, Source::Own, Source::Other)] source: Source,
     #[values(false, true)] late: bool,
 ) {
     let expected = tokens(&alone([request(1)])[0]);
-    // Pages for one: the second waits for the first, and takes its pages over.
+    // Pages for one request: the second waits for the first and reuses its pages.
     let options = EngineOptions { kv_tokens: Some(104), ..options(7, 2) };
     for after in [0, 1, 2, 3, 10, 20, 21, 22, 23, 40] {
         let mut engine = engine_with(some_device(late), source, &options);
@@ -344,7 +344,7 @@ fn one_that_is_cancelled_leaves_nothing_behind(
 }
 
 #[test]
-fn a_number_of_tokens_out_of_range_is_refused() {
+fn an_invalid_number_of_tokens_is_refused() {
     let model = model();
     for tokens in [0, Speculation::MAX_TOKENS + 1] {
         let speculation = Some(Speculation::Ngram { tokens });
@@ -355,12 +355,12 @@ fn a_number_of_tokens_out_of_range_is_refused() {
 }
 
 #[rstest]
-fn requests_that_yield_their_pages_are_drafted_for_again(
+fn preempted_requests_speculate_again(
     #[values(Source::Own, Source::Other)] source: Source,
     #[values(false, true)] late: bool,
     #[values(0, 256)] swap_tokens: usize,
 ) {
-    // Pages for one and a half.
+    // Pages for one and a half requests.
     let options = EngineOptions { kv_tokens: Some(192), swap_tokens, ..options(4, 4) };
     let mut engine = engine_with(some_device(late), source, &options);
     let answers = run(&mut engine, (0..5).map(request).collect());
@@ -376,13 +376,13 @@ fn gguf(name: &str) -> PathBuf {
     fixtures().join("gguf").join(name).join("model.gguf")
 }
 
-/// The models of two files with equal weights, one of them rounded to blocks of 4 bits.
+/// The models of two files with the same weights, those of the second quantised to 4-bit blocks.
 fn rounded() -> [Model; 2] {
     ["smollm2_f32", "smollm2_q4_0"].map(|name| Model::open(gguf(name)).unwrap())
 }
 
 #[rstest]
-fn a_draft_goes_on_from_where_it_was_right(
+fn a_draft_continues_after_its_accepted_tokens(
     #[values(0.0, 0.7)] temperature: f32,
     #[values(1, 4, 6)] most: usize,
 ) {
@@ -405,7 +405,7 @@ fn a_draft_goes_on_from_where_it_was_right(
             let count = (after.proposed_tokens - before.proposed_tokens) as usize;
             assert!(count <= most);
             if count > 0 {
-                // What the draft model itself would say behind what there was.
+                // The continuation by the draft model itself.
                 let guess = run(&mut guessing, vec![request(index, &whole[..place], count)]).remove(0);
                 let pairs = tokens(&guess).into_iter().zip(&whole[place..]);
                 let right = pairs.take_while(|(guess, token)| guess == *token).count();
@@ -420,8 +420,8 @@ fn a_draft_goes_on_from_where_it_was_right(
 }
 
 #[test]
-fn a_round_takes_no_more_steps_than_tokens_even_for_a_long_prompt() {
-    // 8 tokens a step: the prompt takes several.
+fn drafting_takes_at_most_one_step_per_token_even_for_a_long_prompt() {
+    // With 8 tokens a step, the prompt takes several steps.
     let options = EngineOptions { step_tokens: 8, ..options(2, 2) };
     let long = || Request { max_tokens: Some(20), ..Request::new(prompt(9)) };
     let mut engine = engine_with(device(), Source::Own, &options);
@@ -441,8 +441,8 @@ fn a_round_takes_no_more_steps_than_tokens_even_for_a_long_prompt() {
 }
 
 #[test]
-fn no_draft_is_made_that_has_no_place_in_a_step() {
-    // As many requests as a step has tokens.
+fn nothing_is_drafted_without_room_in_the_step() {
+    // As many requests as a step has tokens leave no room for proposals.
     let options = EngineOptions { step_tokens: 4, ..options(4, 4) };
     let mut engine = engine_with(device(), Source::Own, &options);
     let short = |index: u32| Request { max_tokens: Some(8), ..Request::new(vec![index + 1, 5, 7]) };
@@ -464,7 +464,7 @@ fn no_draft_is_made_that_has_no_place_in_a_step() {
 }
 
 #[test]
-fn the_draft_shares_prefixes_too() {
+fn the_draft_model_reuses_cached_prefixes() {
     let mut engine = engine_with(device(), Source::Own, &options(4, 1));
     for _ in 0..2 {
         run(&mut engine, vec![request(8)]);
@@ -474,7 +474,7 @@ fn the_draft_shares_prefixes_too() {
 }
 
 #[test]
-fn a_second_model_is_part_of_the_memory_plan() {
+fn the_draft_model_is_part_of_the_memory_plan() {
     let (device, model) = (device(), model());
     let options = EngineOptions { speculation: Some(Speculation::Draft { tokens: 4 }), ..options(0, 3) };
     for (source, share) in [(Source::Own, 1), (Source::Other, 2)] {
@@ -490,7 +490,7 @@ fn a_second_model_is_part_of_the_memory_plan() {
 }
 
 #[test]
-fn both_caches_get_shorter_where_memory_is_short() {
+fn both_caches_shrink_if_memory_is_short() {
     let (model, draft) = (model(), Source::Own.draft().unwrap());
     let options = EngineOptions { speculation: Some(Speculation::Draft { tokens: 4 }), ..options(0, 8) };
     let open = |memory_limit| {
@@ -515,7 +515,7 @@ fn both_caches_get_shorter_where_memory_is_short() {
 }
 
 #[test]
-fn a_second_model_of_another_kind_is_refused() {
+fn an_incompatible_draft_model_is_refused() {
     let (device, model) = (device(), Arc::new(model()));
     let plan = |draft: &Arc<Model>, speculation| {
         let options = EngineOptions { speculation, ..exact(32, 1) };
@@ -539,12 +539,12 @@ fn a_second_model_of_another_kind_is_refused() {
 }
 
 #[test]
-fn a_second_model_with_other_tokens_is_refused() {
+fn a_draft_model_with_other_tokens_is_refused() {
     let [model, same] = rounded();
     let options = EngineOptions { speculation: Some(Speculation::Draft { tokens: 4 }), ..exact(32, 1) };
     let plan = |draft| EnginePlan::with_draft(&model, &Arc::new(draft), &*device(), &options);
     assert!(plan(same).is_ok());
-    // The same file, where a token is another text.
+    // The same file with another text for one token.
     let mut bytes = std::fs::read(gguf("smollm2_q4_0")).unwrap();
     let places: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(b"<|im_end|>")).collect();
     places.iter().for_each(|at| bytes[*at..*at + 10].copy_from_slice(b"<|im_fin|>"));

@@ -1,5 +1,5 @@
-//! A device whose work is done only when it is waited for, as far as anyone can tell from its events. It counts how often
-//! work was enqueued behind results that nobody had waited for yet, and what was brought to it and copied.
+//! An asynchronous test device: its events are reached only once the host waits for them. It counts launches ahead, uploads
+//! and copies.
 
 use super::device;
 use dsrun_core::{
@@ -34,10 +34,10 @@ struct Counts {
     fault: Mutex<Option<Fault>>,
 }
 
-/// What happens the next time that somebody waits for the device.
+/// A fault that the next wait for the device triggers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// It fails, and says so.
+    /// The device reports that it is lost.
     Lost,
     /// The backend panics.
     Panic,
@@ -48,17 +48,17 @@ impl LateDevice {
         Arc::new(Self { inner: device(), counts: Arc::default() })
     }
 
-    /// How often an event was recorded while another had not been waited for.
+    /// The number of events recorded while an earlier one had not been waited for.
     pub(crate) fn ahead(&self) -> usize {
         self.counts.ahead.load(Ordering::Relaxed)
     }
 
-    /// How often something was uploaded, and copied.
+    /// The numbers of uploads and copies.
     pub(crate) fn transfers(&self) -> [usize; 2] {
         [&self.counts.uploads, &self.counts.copies].map(|count| count.load(Ordering::Relaxed))
     }
 
-    /// Holds up whoever waits for the device, until this is dropped. A fault put into it happens then.
+    /// Blocks waits for the device until the guard is dropped. A fault that is put into it is triggered then.
     pub(crate) fn hold(&self) -> MutexGuard<'_, Option<Fault>> {
         self.counts.fault.lock().expect("nothing panics with it")
     }

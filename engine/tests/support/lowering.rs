@@ -1,5 +1,5 @@
-//! A device that says it has kernels for regions, and runs their bodies op by op. So a fused program runs as it would on a
-//! device with fused kernels, and every value is what the primitives compute.
+//! A test device that admits all regions and runs their bodies op by op, so that a fused program computes exactly the values of
+//! the primitives.
 
 use super::device;
 use dsrun_core::{
@@ -15,11 +15,11 @@ use dsrun_core::{
 };
 use std::sync::{Arc, Mutex};
 
-/// The reference device, with regions.
+/// The reference device with support for regions.
 #[derive(Debug)]
 pub(crate) struct LoweringDevice {
     inner: Arc<dyn Device>,
-    /// Names of the regions that were planned.
+    /// The names of the planned regions.
     planned: Mutex<Vec<String>>,
 }
 
@@ -28,7 +28,7 @@ impl LoweringDevice {
         Arc::new(Self { inner: device(), planned: Mutex::default() })
     }
 
-    /// Names of the regions that were planned, in order.
+    /// The names of the planned regions in order.
     pub(crate) fn planned(&self) -> Vec<String> {
         self.planned.lock().expect("no test panicked").clone()
     }
@@ -60,12 +60,12 @@ impl Device for LoweringDevice {
     }
 }
 
-/// The calls of a body, described, and where their results are in the workspace; `None` if the region has them as results
-/// or updates an operand.
+/// The calls of a body with their descriptions, and the places of their results in the workspace; `None` for results of the
+/// region itself and for updated operands.
 struct Body {
     calls: Vec<CallDesc>,
     workspace: usize,
-    /// For each value made inside: its description and place.
+    /// The description and place of each internal value.
     values: Vec<(TensorDesc, Option<usize>)>,
 }
 

@@ -1,4 +1,4 @@
-//! What the engine's tests share.
+//! Helpers that the engine's tests share.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub(crate) mod late;
