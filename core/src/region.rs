@@ -4,6 +4,7 @@
 //! a kernel for a body answers that it runs it natively, any other device runs the primitives. Regions with the same
 //! body are equal, whatever they are called.
 
+mod lowered;
 pub mod well_known;
 
 use crate::{
@@ -12,6 +13,7 @@ use crate::{
     program::{Call, ValueId},
     tensor::TensorType,
 };
+pub use lowered::LoweredPlan;
 use std::fmt;
 
 /// A fused op.

@@ -99,14 +99,15 @@ impl EnginePlan {
             all_rows: false,
         };
         let programs = StepPrograms::build(model, device, options, limits, fixed)?;
-        let mut shared = Layout::new(programs.of(limits), device, limits, fixed)?.shared;
+        let mut shared = Layout::new(&programs.merged(device, limits, fixed)?, device, limits, fixed)?.shared;
         // With fewer rows a small result may take a place in the arena where a large one would fit, so the layout of the limits
         // alone is not an upper bound.
         let is_large = |bucket: &Bucket| {
             bucket.sequences == limits.sequences && (bucket.all_rows || bucket.tokens == limits.tokens)
         };
         for bucket in Bucket::all(limits, options.rows_per_request()).into_iter().filter(is_large) {
-            shared = shared.max(Layout::new(programs.of(bucket), device, bucket, fixed)?.shared);
+            let program = programs.merged(device, bucket, fixed)?;
+            shared = shared.max(Layout::new(&program, device, bucket, fixed)?.shared);
         }
         let (options, memory) = (options.clone(), MemoryPlan::default());
         Ok(Self { programs, options, context, fixed, limits, shared, memory, draft: None })

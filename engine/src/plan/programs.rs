@@ -8,7 +8,7 @@ use crate::{
     error::Result,
     options::EngineOptions,
     passes::{
-        fuse, prune_unused_rows,
+        fuse, merge, prune_unused_rows,
         quantize::{Calibration, Policy, quantize, smooth},
         size_work_lists,
     },
@@ -23,7 +23,7 @@ use dsrun_models::{
     step::{ProgramOptions, Storage},
     weights::ExprReader,
 };
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 /// The programs of an engine's steps, after all passes. They have the same weights and states.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub(crate) struct StepPrograms {
     all_rows: Arc<Program>,
     /// Runs all other steps: the end of the last layer is computed for the output rows only.
     pruned: Arc<Program>,
+    /// Whether the calls of a step may become larger regions.
+    fuse: bool,
 }
 
 impl StepPrograms {
@@ -61,10 +63,32 @@ impl StepPrograms {
             program = fuse_for_device(&program, device, limits, fixed)?;
         }
         let pruned = Arc::new(prune_unused_rows(&program)?);
-        Ok(Self { all_rows: Arc::new(program), pruned })
+        Ok(Self { all_rows: Arc::new(program), pruned, fuse: options.fuse })
     }
 
-    /// The program of the steps of a bucket.
+    /// The program that a device runs for the steps of a bucket: that of [`Self::of`], with neighbouring calls
+    /// [merged](merge) into the regions that the device has kernels for at these sizes.
+    ///
+    /// # Errors
+    /// If the device refuses a query.
+    pub(crate) fn merged(
+        &self,
+        device: &dyn Device,
+        bucket: Bucket,
+        fixed: FixedSizes,
+    ) -> Result<Arc<Program>> {
+        let program = self.of(bucket);
+        if !self.fuse {
+            return Ok(program.clone());
+        }
+        let sizes = bucket.sizes(fixed);
+        let mut native = |program: &Program, call: &Call| {
+            Ok(device.kernels().query(&describe_call(program, call, &sizes)?)?.native)
+        };
+        Ok(Arc::new(merge(program, &mut native)?))
+    }
+
+    /// The program of the steps of a bucket, whose regions are the same at all sizes.
     pub(crate) fn of(&self, bucket: Bucket) -> &Arc<Program> {
         if bucket.all_rows { &self.all_rows } else { &self.pruned }
     }
@@ -102,22 +126,15 @@ fn fuse_for_device(
     limits: Bucket,
     fixed: FixedSizes,
 ) -> Result<Program> {
-    // Layers are alike, so the same question comes up many times.
-    let mut answers: HashMap<String, bool> = HashMap::new();
     let smallest = Bucket { tokens: 1, sequences: 1, rows: 1, ..limits };
     let mut native = |program: &Program, call: &Call| {
-        let types = program.operand_types(&call.operands)?;
-        let key = format!("{} {types:?}", call.op);
-        if let Some(answer) = answers.get(&key) {
-            return Ok(*answer);
-        }
-        let mut answer = true;
         for bucket in [limits, smallest] {
             let desc = describe_call(program, call, &bucket.sizes(fixed))?;
-            answer &= device.kernels().query(&desc)?.native;
+            if !device.kernels().query(&desc)?.native {
+                return Ok(false);
+            }
         }
-        answers.insert(key, answer);
-        Ok(answer)
+        Ok(true)
     };
     Ok(fuse(program, &mut native)?)
 }

@@ -217,7 +217,8 @@ impl Executor {
         if self.steps.contains_key(&bucket) {
             return Ok(());
         }
-        let layout = Layout::new(self.plan.programs.of(bucket), &*self.device, bucket, self.plan.fixed)?;
+        let program = self.plan.programs.merged(&*self.device, bucket, self.plan.fixed)?;
+        let layout = Layout::new(&program, &*self.device, bucket, self.plan.fixed)?;
         let allocated = self.shared.sizes();
         if !allocated.covers(layout.shared) {
             // Compiled steps are bound to the memory they share, so they are dropped with it, once none is in flight.

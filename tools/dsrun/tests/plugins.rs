@@ -216,7 +216,7 @@ fn cuda(cache: &Path) -> Option<PathBuf> {
         eprintln!("skipped: {} is not there; `cargo build --workspace` builds it", library.display());
         return None;
     }
-    let (code, _, errors) = run(build_ahead(&library, cache, "h200", &["--no-graphs"]));
+    let (code, _, errors) = run(build_ahead(&library, cache, "h200", &["--no-fuse"]));
     if code != Some(0) && errors.contains("nvrtc") {
         eprintln!("skipped: {errors}");
         return None;
@@ -261,8 +261,7 @@ fn kernels_are_built_for_an_absent_device() {
     assert_eq!((code, out.as_str()), (Some(0), ""), "{errors}");
     assert!(errors.contains("distinct calls are built for H200"), "{errors}");
     let (built, holds) = kernels(cache);
-    assert!(holds("layers") && holds("next_token") && holds("copy"), "{built:?}");
-    assert_eq!(built.len(), without.len() + 3, "what graphs need besides");
+    assert!(holds("layers") && holds("next_token"), "the kernels of merged calls: {built:?}");
 
     // The same device by its architecture.
     let (code, _, errors) = run(build_ahead(&library, cache, "sm_90a:132", &[]));
