@@ -1,6 +1,6 @@
 //! Backends that are wrong in one way each: the suite is held to catch every one.
 //!
-//! One plugin holds them all. It is the CPU reference backend with the fault that the environment variable `DSRUN_MUTANT` names;
+//! One plugin holds them all. It is the CPU backend with the fault that the environment variable `DSRUN_MUTANT` names;
 //! `none` is no fault. Faults stand in `faults.rs`, what they claim in `table.rs`.
 
 mod faults;
@@ -29,7 +29,7 @@ fn fault() -> Result<(&'static Fault, String)> {
     let missing = |_| unavailable(format!("{VARIABLE} names no mutant"));
     let name = std::env::var(VARIABLE).map_err(missing)?;
     if name == table::FAULTLESS {
-        return Ok((&faults::NONE, "The CPU reference backend, faultless".into()));
+        return Ok((&faults::NONE, "The CPU backend, faultless".into()));
     }
     let mutant = table::MUTANTS.iter().find(|mutant| mutant.name == name);
     let mutant = mutant.ok_or_else(|| unavailable(format!("there is no mutant `{name}` ({VARIABLE})")))?;

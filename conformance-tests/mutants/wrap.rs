@@ -1,9 +1,8 @@
-//! The reference backend, with a fault between it and whoever calls.
+//! The CPU backend, with a fault between it and the caller.
 //!
 //! Buffers, streams and events are its own; devices, plans and calls stand in front of its own.
 
 use crate::faults::Fault;
-use dsrun_candle::CandleBackend;
 use dsrun_core::{
     Code, Error, Result, WeightReader,
     collective::{Collective, Comm, GroupId},
@@ -17,6 +16,7 @@ use dsrun_core::{
         WeightDesc,
     },
 };
+use dsrun_cpu::CpuBackend;
 use std::{
     any::Any,
     cell::{Cell, RefCell},
@@ -33,7 +33,7 @@ use std::{
 /// The backend.
 #[derive(Debug)]
 pub(crate) struct MutantBackend {
-    inner: CandleBackend,
+    inner: CpuBackend,
     info: BackendInfo,
     fault: &'static Fault,
 }
@@ -42,7 +42,7 @@ impl MutantBackend {
     pub(crate) fn new(fault: &'static Fault, description: String) -> Self {
         let info =
             BackendInfo { name: "mutant".into(), version: env!("CARGO_PKG_VERSION").into(), description };
-        Self { inner: CandleBackend::new(), info, fault }
+        Self { inner: CpuBackend::new(), info, fault }
     }
 }
 
@@ -373,7 +373,7 @@ struct MutantGraphs(Arc<Shared>);
 impl Graphs for MutantGraphs {
     fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
         let graphs = self.0.inner.graphs();
-        let graphs = graphs.ok_or_else(|| Error::internal("the reference backend has graphs"))?;
+        let graphs = graphs.ok_or_else(|| Error::internal("the CPU backend has graphs"))?;
         let captured = |call| Box::new(Captured(call)) as Box<dyn BoundCall>;
         let (stream, _) = inner_stream(stream);
         Ok(Box::new(MutantGraph(graphs.capture(stream, calls.into_iter().map(captured).collect())?)))
@@ -407,7 +407,7 @@ struct MutantCollective(Arc<Shared>);
 
 impl MutantCollective {
     fn inner(&self) -> Result<&dyn Collective> {
-        self.0.inner.collective().ok_or_else(|| Error::internal("the reference backend has collectives"))
+        self.0.inner.collective().ok_or_else(|| Error::internal("the CPU backend has collectives"))
     }
 }
 
@@ -452,7 +452,7 @@ impl Comm for MutantComm {
     }
 }
 
-/// The call as the reference backend knows it.
+/// The call as the CPU backend knows it.
 fn unwrapped(call: &CallDesc) -> CallDesc {
     let mut call = call.clone();
     call.comm = call.comm.map(|comm| {
@@ -462,7 +462,7 @@ fn unwrapped(call: &CallDesc) -> CallDesc {
     call
 }
 
-/// A stream of the reference backend, and which one of the device it is.
+/// A stream of the CPU backend, and which one of the device it is.
 #[derive(Debug)]
 struct MutantStream {
     inner: Box<dyn Stream>,
@@ -472,7 +472,7 @@ struct MutantStream {
     on_host: Option<BufferSlice>,
 }
 
-/// The stream as the reference backend knows it, and its number.
+/// The stream as the CPU backend knows it, and its number.
 fn inner_stream(stream: &mut dyn Stream) -> (&mut dyn Stream, u64) {
     if (&*stream as &dyn Any).is::<MutantStream>() {
         let any: &mut dyn Any = stream;

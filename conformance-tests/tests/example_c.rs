@@ -9,7 +9,6 @@
 #[path = "support/example_c.rs"]
 mod example_c;
 
-use dsrun_candle::CandleBackend;
 use dsrun_conformance::{
     runner::Status,
     subject::Subject,
@@ -21,6 +20,7 @@ use dsrun_core::{
     device::{Backend, Device, DeviceOptions},
     op::Profile,
 };
+use dsrun_cpu::CpuBackend;
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, Precision, Request, SamplingOptions};
 use dsrun_models::model::Model;
 use std::{
@@ -105,7 +105,7 @@ fn answers(model: &Model, backend: &dyn Backend) -> (Vec<Vec<u32>>, Vec<f32>) {
 /// on these prompts.
 fn agrees_with_the_reference(model: &Model) {
     let Some(plugin) = plugin() else { return };
-    let (expected, expected_logits) = answers(model, &CandleBackend::new());
+    let (expected, expected_logits) = answers(model, &CpuBackend::new());
     let (tokens, logits) = answers(model, &plugin);
     assert_eq!(tokens, expected);
     let largest = expected_logits.iter().fold(0f32, |largest, logit| largest.max(logit.abs()));

@@ -1,11 +1,10 @@
 //! Holds the backends that are linked into the tests to the suite: one test per op and element type, and one per check. Those
 //! of a backend without a device here are skipped, which says why.
 //!
-//! `cargo test -p dsrun-conformance --test linked -- candle::paged_attention` runs one op of one backend.
+//! `cargo test -p dsrun-conformance --test linked -- cpu::paged_attention` runs one op of one backend.
 
 #![allow(clippy::print_stdout, reason = "a test that skips says why")]
 
-use dsrun_candle::CandleBackend;
 use dsrun_conformance::{
     draw::{DrawnId, simplify},
     runner::{Report, Status},
@@ -16,6 +15,7 @@ use dsrun_core::{
     device::{Backend, DeviceOptions},
     op::Profile,
 };
+use dsrun_cpu::CpuBackend;
 use dsrun_cuda::CudaBackend;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const SHOWN: usize = 12;
 const TRIES: usize = 200;
 
 fn main() {
-    let backends: [Arc<dyn Backend>; 2] = [Arc::new(CandleBackend::new()), Arc::new(CudaBackend::new())];
+    let backends: [Arc<dyn Backend>; 2] = [Arc::new(CpuBackend::new()), Arc::new(CudaBackend::new())];
     let trials = backends.into_iter().flat_map(trials).collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

@@ -1,4 +1,4 @@
-//! The reference backend three ways: linked in, through its own C tables, and as a loaded plugin. All must agree to the bit.
+//! The CPU backend three ways: linked in, through its own C tables, and as a loaded plugin. All must agree to the bit.
 
 #![allow(
     clippy::unwrap_used,
@@ -9,12 +9,12 @@
 #[path = "support/built.rs"]
 mod built;
 
-use dsrun_candle::CandleBackend;
 use dsrun_core::{
     abi::PluginBackend,
     backend_entry,
     device::{Backend, Device, DeviceOptions},
 };
+use dsrun_cpu::CpuBackend;
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, Request, SamplingOptions};
 use dsrun_models::model::Model;
 use std::{
@@ -24,18 +24,18 @@ use std::{
 };
 
 fn library() -> PathBuf {
-    let file = format!("{}candle_plugin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
-    built::example("candle_plugin", &file)
+    let file = format!("{}cpu_plugin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+    built::example("cpu_plugin", &file)
 }
 
 /// The same backend, reached in three ways.
 fn devices() -> Vec<(&'static str, Arc<dyn Device>)> {
     // SAFETY: the entry is that of a backend of this very build.
-    let loopback = unsafe { PluginBackend::from_entry(backend_entry!(CandleBackend::new())) };
+    let loopback = unsafe { PluginBackend::from_entry(backend_entry!(CpuBackend::new())) };
     let plugin = PluginBackend::load(&library());
     let open = |backend: &dyn Backend| backend.open(0, &DeviceOptions::default()).expect("a CPU is there");
     vec![
-        ("linked", open(&CandleBackend::new())),
+        ("linked", open(&CpuBackend::new())),
         ("loopback", open(&loopback.expect("the tables are in order"))),
         ("plugin", open(&plugin.expect("the plugin loads"))),
     ]

@@ -13,7 +13,7 @@ use std::{
     process::{Command, Output},
 };
 
-/// The program with the reference backend.
+/// The program with the CPU backend.
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_dsrun-conformance"))
 }
@@ -52,11 +52,11 @@ fn case<'a>(results: &'a Value, id: &str) -> &'a Value {
 
 #[test]
 fn a_right_backend_passes() {
-    let (ran, results) = results(program().args(["run", "candle", "--op", "fill", "add"]));
+    let (ran, results) = results(program().args(["run", "cpu", "--op", "fill", "add"]));
     assert_eq!((ran.status, ran.errors.as_str()), (Some(0), ""), "{}", ran.output);
     assert!(ran.output.ends_with("PASSED\n"), "{}", ran.output);
     assert_eq!((&results["schema"], &results["passed"]), (&1.into(), &true.into()));
-    assert_eq!(results["backend"]["name"], "candle");
+    assert_eq!(results["backend"]["name"], "cpu");
     assert_eq!(results["backend"]["library"], Value::Null);
     assert_eq!(results["profiles"], serde_json::json!(["llm-core-1", "llm-quant-1", "llm-dist-1"]));
     let cases = results["cases"].as_array().unwrap();
@@ -73,8 +73,8 @@ fn a_right_backend_passes() {
 
 #[test]
 fn a_plugin_is_loaded_by_path_and_its_file_is_told() {
-    let file = format!("{}candle_plugin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
-    let library = built::example("candle_plugin", &file);
+    let file = format!("{}cpu_plugin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+    let library = built::example("cpu_plugin", &file);
     let (ran, results) =
         results(program().arg("run").arg(&library).args(["--op", "fill", "check", "--jobs", "1"]));
     assert_eq!(ran.status, Some(0), "{}{}", ran.output, ran.errors);
@@ -212,7 +212,7 @@ fn waivers_hold_while_they_are_needed(
     let folder = tempfile::tempdir().unwrap();
     let file = waivers(folder.path(), expires);
     let mut command = if backend == "crashes" { misbehaving() } else { program() };
-    let backend = if backend == "crashes" { backend } else { "candle" };
+    let backend = if backend == "crashes" { backend } else { "cpu" };
     command.args(["run", backend, "--case", "fill/f32/prime", "--waivers"]).arg(file);
     let (ran, results) = results(&mut command);
     assert_eq!(ran.status, Some(status), "{}", ran.output);
@@ -230,7 +230,7 @@ fn an_unknown_key_in_the_waivers_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = waivers(folder.path(), "2999-12-31");
     fs::write(&file, fs::read_to_string(&file).unwrap() + "forever = true\n").unwrap();
-    let ran = run(program().args(["run", "candle", "--case", "fill/f32/prime", "--waivers"]).arg(&file));
+    let ran = run(program().args(["run", "cpu", "--case", "fill/f32/prime", "--waivers"]).arg(&file));
     assert_eq!(ran.status, Some(2));
     assert!(ran.errors.contains("forever"), "{}", ran.errors);
 }
@@ -281,7 +281,7 @@ fn a_seed_changes_what_is_drawn_and_nothing_else() {
     assert_eq!(fixed(&first), fixed(&other));
     assert!(drawn(&first).iter().all(|id| !drawn(&other).contains(id)));
     // A case that was drawn with another seed is run by its id alone.
-    let ran = run(program().args(["run", "candle", "--case", &drawn(&other)[0]]));
+    let ran = run(program().args(["run", "cpu", "--case", &drawn(&other)[0]]));
     assert_eq!(ran.status, Some(0), "{}{}", ran.output, ran.errors);
 }
 

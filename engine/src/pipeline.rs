@@ -106,7 +106,7 @@ impl Timings {
 /// use dsrun_models::model::Model;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let device = dsrun_candle::CandleBackend::new().open(0, &DeviceOptions::default())?;
+/// let device = dsrun_cpu::CpuBackend::new().open(0, &DeviceOptions::default())?;
 /// let mut pipeline = Pipeline::new(Model::open("SmolLM2-135M-Instruct.Q4_1.gguf")?, device)?;
 /// let options = GenerateOptions::suggested(pipeline.model());
 /// let answer = pipeline.generate(&Prompt::Text("The sky is".into()), &options)?;

@@ -117,7 +117,7 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_allocated() {
         [(exact(64, 1), 100_000, "--dtype bf16"), (much_cache, 1_000_000, "--context")]
     {
         let limited = DeviceOptions { memory_limit: Some(limit), ..DeviceOptions::default() };
-        let device = dsrun_candle::CandleBackend::new().open(0, &limited).unwrap();
+        let device = dsrun_cpu::CpuBackend::new().open(0, &limited).unwrap();
         let plan = EnginePlan::new(&model, &*device, &options).unwrap();
         let missing = plan.memory().total() - limit;
         let error =

@@ -495,7 +495,7 @@ fn both_caches_shrink_if_memory_is_short() {
     let options = EngineOptions { speculation: Some(Speculation::Draft { tokens: 4 }), ..options(0, 8) };
     let open = |memory_limit| {
         let limited = DeviceOptions { memory_limit, ..DeviceOptions::default() };
-        dsrun_candle::CandleBackend::new().open(0, &limited).unwrap()
+        dsrun_cpu::CpuBackend::new().open(0, &limited).unwrap()
     };
     let plan = |device: &dyn Device| EnginePlan::with_draft(&model, &draft, device, &options).unwrap();
     let whole = plan(&*open(None)).memory().clone();

@@ -13,7 +13,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
     after_help = "\
 Examples:
   dsrun-conformance run ./libmy_backend.so --profile llm-core-1
-  dsrun-conformance run candle --op 'rms_norm' --op '*attention*'
+  dsrun-conformance run cpu --op 'rms_norm' --op '*attention*'
   dsrun-conformance run my.dsrun.toml --case linear/bf16/property-1f3a
 
 Exit status: 0 if everything passed, 1 if a case failed, 2 if the backend cannot be loaded or the command is wrong."

@@ -1,7 +1,6 @@
-//! The conformance program with backends linked in that misbehave, each in one way: the reference backend with something in
+//! The conformance program with backends linked in that misbehave, each in one way: the CPU backend with something in
 //! front of it.
 
-use dsrun_candle::CandleBackend;
 use dsrun_core::{
     Code, Error, Result, WeightReader,
     collective::Collective,
@@ -14,6 +13,7 @@ use dsrun_core::{
         WeightDesc,
     },
 };
+use dsrun_cpu::CpuBackend;
 use std::{
     io::Write,
     process::{self, ExitCode},
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
             version: "1.0".into(),
             description: format!("misbehaves: {fault:?}"),
         };
-        Arc::new(Misbehaving { info, fault: *fault, inner: CandleBackend::new() }) as Arc<dyn Backend>
+        Arc::new(Misbehaving { info, fault: *fault, inner: CpuBackend::new() }) as Arc<dyn Backend>
     };
     let linked: Vec<Arc<dyn Backend>> = ALL.iter().map(backend).collect();
     dsrun_conformance::program::main(&linked)
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
 struct Misbehaving {
     info: BackendInfo,
     fault: Fault,
-    inner: CandleBackend,
+    inner: CpuBackend,
 }
 
 impl Backend for Misbehaving {

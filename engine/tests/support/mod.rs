@@ -14,7 +14,7 @@ use std::{
 
 /// The reference device.
 pub(crate) fn device() -> Arc<dyn Device> {
-    dsrun_candle::CandleBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there")
+    dsrun_cpu::CpuBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there")
 }
 
 /// The folder of the models' fixtures.

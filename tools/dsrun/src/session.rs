@@ -31,7 +31,7 @@ const RANDOM_SEED: u64 = 0;
 /// The backends that are linked into this program.
 pub(crate) fn registry() -> Result<Registry> {
     let mut registry = Registry::new();
-    registry.register(Arc::new(dsrun_candle::CandleBackend::new()))?;
+    registry.register(Arc::new(dsrun_cpu::CpuBackend::new()))?;
     Ok(registry)
 }
 

@@ -15,8 +15,8 @@ use cargo_metadata::DependencyKind;
 use crate::backend_names::BackendNames;
 use crate::workspace::{Workspace, fail_on};
 
-/// The one program that links a backend: `dsrun` registers the CPU reference, so that there is always a device.
-const DEFAULT_BACKEND: (&str, &str) = ("tools/dsrun", "backends/candle");
+/// The one program that links a backend: `dsrun` registers the CPU backend, so that there is always a device.
+const DEFAULT_BACKEND: (&str, &str) = ("tools/dsrun", "backends/cpu");
 
 /// A top-level part of the repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +170,7 @@ mod tests {
     /// Every room once, with no edges.
     const HOUSE: &[(&str, &str)] = &[
         ("dsrun-core", "core"),
+        ("dsrun-cpu", "backends/cpu"),
         ("dsrun-candle", "backends/candle"),
         ("dsrun-wgpu", "backends/wgpu"),
         ("plugin-wgpu", "plugins/wgpu"),
@@ -204,7 +205,7 @@ mod tests {
     #[case("dsrun-models", "dsrun-core")]
     #[case("dsrun-engine", "dsrun-models")]
     #[case("dsrun", "dsrun-engine")]
-    #[case("dsrun", "dsrun-candle")]
+    #[case("dsrun", "dsrun-cpu")]
     #[case("xtask", "dsrun-core")]
     #[case("dsrun-conformance", "dsrun-wgpu")]
     #[case("dsrun-conformance", "plugin-wgpu")]
@@ -226,7 +227,7 @@ mod tests {
     #[case("dsrun-models", "dsrun-candle")]
     #[case("dsrun-engine", "dsrun-candle")]
     #[case("dsrun-engine", "dsrun-conformance")]
-    #[case("dsrun", "dsrun-wgpu")]
+    #[case("dsrun", "dsrun-candle")]
     #[case("dsrun", "plugin-wgpu")]
     #[case("xtask", "dsrun-candle")]
     #[case("xtask", "dsrun")]

@@ -92,8 +92,7 @@ pub(super) async fn start_with(setup: Setup) -> Running {
 
 fn load(setup: &Setup) -> Service {
     let model = tiny();
-    let device =
-        dsrun_candle::CandleBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there");
+    let device = dsrun_cpu::CpuBackend::new().open(0, &DeviceOptions::default()).expect("a CPU is there");
     let plan = EnginePlan::new(&model, &*device, &setup.engine).expect("the model is planned");
     let engine = plan.load(&model, device, &mut |_, _| {}).expect("the model is loaded");
     let options = ServiceOptions { queue: setup.settings.queue() };

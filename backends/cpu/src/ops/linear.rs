@@ -7,7 +7,7 @@ use crate::{
     view::{Floats, FloatsMut, Frame, Tensor},
 };
 use dsrun_core::{
-    Error, Result,
+    Result,
     kernels::PackedWeight,
     op::{Linear, Matmul},
 };
@@ -115,49 +115,39 @@ fn grow(scratch: &mut Vec<f32>, length: usize) {
 }
 
 impl Kernel for Matmul {
-    /// candle's matrix product, on f32 copies of the operands.
+    /// Packs the right operand of each group as the weight of a linear layer, and multiplies by that.
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
         let (a, b, mut y) = (frame.floats(0)?, frame.floats(1)?, frame.floats_mut(0)?);
         let groups = a.rows.min(b.rows).min(y.rows);
-        let (&[_, m, inner], &[_, b_rows, b_columns], &[_, _, n]) = (a.shape, b.shape, y.shape) else {
-            return Ok(());
-        };
-        if groups == 0 || m == 0 || n == 0 {
+        let (&[_, m, inner], &[_, _, n]) = (a.shape, y.shape) else { return Ok(()) };
+        if m == 0 || n == 0 {
             return Ok(());
         }
-        let product = if inner == 0 {
-            vec![0.0; groups * m * n]
-        } else {
-            let left = candle_matrix(&a, groups, m, inner)?;
-            let right = candle_matrix(&b, groups, b_rows, b_columns)?;
-            let right = if self.transpose_b { right.transpose(1, 2).map_err(candle_failed)? } else { right };
-            let product = worker.team.pool.install(|| left.matmul(&right)).map_err(candle_failed)?;
-            product.flatten_all().and_then(|product| product.to_vec1()).map_err(candle_failed)?
-        };
-        for (index, values) in product.chunks_exact(n).enumerate() {
-            let (group, row) = (index / m, index % m);
-            y.data.store(group * y.strides[0] + row * y.strides[1], values);
+        let mut product = vec![0.0; m * n];
+        for group in 0..groups {
+            let right = dense_matrix(&b, group);
+            let right = if self.transpose_b { right } else { transposed(&right, n) };
+            let weight = PackedMatrix::from_rows(&right, [n, inner], worker.team.pool)?;
+            weight.multiply(&dense_matrix(&a, group), m, &mut product, worker.team.pool)?;
+            for (row, values) in product.chunks_exact(n).enumerate() {
+                y.data.store(group * y.strides[0] + row * y.strides[1], values);
+            }
         }
         Ok(())
     }
 }
 
-/// The first `groups` matrices of an operand, widened to f32, as a tensor of candle's.
-fn candle_matrix(
-    operand: &Tensor<'_, Floats<'_>>,
-    groups: usize,
-    rows: usize,
-    columns: usize,
-) -> Result<candle_core::Tensor> {
-    let mut values = vec![0.0; groups * rows * columns];
-    for (index, out) in values.chunks_exact_mut(columns).enumerate() {
-        let (group, row) = (index / rows, index % rows);
-        operand.data.widen(group * operand.strides[0] + row * operand.strides[1], out);
+/// The rows of matrix `group` of a batch, back to back.
+fn dense_matrix(batch: &Tensor<'_, Floats<'_>>, group: usize) -> Vec<f32> {
+    let (rows, columns) = (batch.shape[1], batch.shape[2]);
+    let mut values = vec![0.0; rows * columns];
+    for (row, out) in values.chunks_exact_mut(columns.max(1)).enumerate() {
+        batch.data.widen(group * batch.strides[0] + row * batch.strides[1], out);
     }
-    let device = &candle_core::Device::Cpu;
-    candle_core::Tensor::from_vec(values, (groups, rows, columns), device).map_err(candle_failed)
+    values
 }
 
-fn candle_failed(error: candle_core::Error) -> Error {
-    Error::internal(format!("candle: {error}"))
+/// The columns of a dense matrix of `columns` columns, back to back.
+fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns)).copied().collect()
 }

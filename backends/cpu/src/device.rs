@@ -29,29 +29,29 @@ const MAX_THREADS: usize = 1024;
 
 /// The CPU backend.
 #[derive(Debug)]
-pub struct CandleBackend {
+pub struct CpuBackend {
     info: BackendInfo,
 }
 
-impl CandleBackend {
+impl CpuBackend {
     /// The backend. It needs nothing but the host.
     pub fn new() -> Self {
         let info = BackendInfo {
-            name: "candle".into(),
+            name: "cpu".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            description: "Reference backend: every op on the CPU".into(),
+            description: "The CPU: packed weights and SIMD kernels".into(),
         };
         Self { info }
     }
 }
 
-impl Default for CandleBackend {
+impl Default for CpuBackend {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Backend for CandleBackend {
+impl Backend for CpuBackend {
     fn info(&self) -> &BackendInfo {
         &self.info
     }
@@ -62,7 +62,7 @@ impl Backend for CandleBackend {
 
     fn open(&self, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>> {
         if index != 0 {
-            return Err(Error::invalid(format!("is {index}, but candle has device 0 only")).at("device"));
+            return Err(Error::invalid(format!("is {index}, but the CPU is device 0")).at("device"));
         }
         Ok(Arc::new(HostDevice::open(options)?))
     }
@@ -140,7 +140,7 @@ impl HostDevice {
         let threads = threads(options)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
-            .thread_name(|index| format!("dsrun-candle-{index}"))
+            .thread_name(|index| format!("dsrun-cpu-{index}"))
             .build()
             .map_err(|error| {
                 Error::new(Code::Unavailable, format!("cannot start {threads} threads: {error}"))

@@ -1,8 +1,8 @@
-//! The reference backend of dsrun: every op on the CPU, written to be read, and fast enough to be used.
+//! The CPU backend of dsrun, linked into the program as its default: packed weights, and SIMD kernels chosen at run time.
 //!
 //! # How it is built
 //!
-//! - A [`CandleBackend`] has one device, the host's processors. Each handle opened on it is a device of its own: a thread
+//! - A [`CpuBackend`] has one device, the host's processors. Each handle opened on it is a device of its own: a thread
 //!   pool, an account of memory, and one lock.
 //! - Streams do not queue: a call runs on the thread that enqueues it, and is done when `enqueue` returns. Streams and
 //!   events therefore have nothing to wait for.
@@ -41,4 +41,4 @@ mod stream;
 mod tests;
 mod view;
 
-pub use device::CandleBackend;
+pub use device::CpuBackend;

@@ -80,7 +80,7 @@ impl Kernel for Fill {
             DType::U32 => fill(frame, value as u32),
             DType::I8 => fill(frame, value as i8),
             DType::U8 => fill(frame, value as u8),
-            other => Err(Error::unsupported(format!("candle cannot fill {other}"))),
+            other => Err(Error::unsupported(format!("the CPU backend cannot fill {other}"))),
         }
     }
 }

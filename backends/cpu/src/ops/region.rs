@@ -38,7 +38,7 @@ pub(crate) fn kernel(region: &Region) -> Result<Box<dyn Kernel>> {
         }
     }
     let ops: Vec<&str> = region.calls().iter().map(|call| call.op.name()).collect();
-    Err(Error::unsupported(format!("candle has no fused kernel for a body of {}", ops.join(", "))))
+    Err(Error::unsupported(format!("the CPU backend has no fused kernel for a body of {}", ops.join(", "))))
 }
 
 /// `r = a + alpha * b`, `y = rms_norm(r, weight)`: the norm reads the sum before it is rounded.

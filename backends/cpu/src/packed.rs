@@ -4,9 +4,8 @@
 //! activations are f32 and exact. Products of quantised activations are sums of integers ([`integers`]). Kernels are written once over a handful of vector operations
 //! ([`lanes`]), for AVX2, AVX-512 and plain Rust, chosen when the program runs.
 //!
-//! All sizes of batch run on these kernels. A general matrix product over decoded tiles (`Tensor::matmul`) was measured
-//! against them: even without the decoding it is level from 256 rows on, two thirds as fast at 24 and half at 12, and its
-//! sums depend on the batch. For one row the product is as fast as memory, or as decoding where that takes longer: on two
+//! All sizes of batch run on these kernels, so that sums do not depend on the batch; the book's design record 8 compares them
+//! with a general matrix product. For one row the product is as fast as memory, or as decoding where that takes longer: on two
 //! cores of a Zen 4 server with AVX-512, 34 GB/s of f32 weights, 42 of bf16, 36 of q8_0, 26 of q4_1.
 //!
 //! A row's result does not depend on the other rows of the batch, nor on the number of threads, to the bit. It may differ
@@ -21,7 +20,8 @@ mod tests;
 mod tile;
 
 use dsrun_core::{
-    Affine, BlockFormat, Code, DType, Error, GroupBits, Result, WeightFormat, WeightReader, WeightType,
+    Affine, BlockFormat, BytesReader, Code, DType, Error, GroupBits, Result, WeightFormat, WeightReader,
+    WeightType,
     kernels::{PackedLayout, PackedWeight, WeightDesc},
 };
 pub(crate) use integers::Quantised;
@@ -238,6 +238,21 @@ impl PackedMatrix {
             scales = Vec::new();
         }
         Ok(Self { weight_type: desc.weight_type.clone(), shape, lines, scales })
+    }
+
+    /// Packs a dense matrix `[outputs, inputs]` that is in memory.
+    ///
+    /// # Errors
+    /// If `values` are not as many as that; [`Code::OutOfMemory`].
+    pub(crate) fn from_rows(
+        values: &[f32],
+        [outputs, inputs]: [usize; 2],
+        pool: &rayon::ThreadPool,
+    ) -> Result<Self> {
+        let weight_type =
+            WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![outputs, inputs] };
+        let mut reader = BytesReader::new(weight_type.clone(), bytemuck::cast_slice::<_, u8>(values))?;
+        Self::pack(&WeightDesc { weight_type, uses: Vec::new(), immutable: true }, &mut reader, pool)
     }
 
     /// `out[m, n] = sum_k x[m, k] * weight[n, k]` for dense `x` of `[rows, inputs]` and `out` of `[rows, outputs]`.

@@ -87,7 +87,9 @@ fn implementation(call: &CallDesc) -> Result<Implementation> {
         Op::Send(op) => return collective(Box::new(*op), call),
         Op::Receive(op) => return collective(Box::new(*op), call),
         Op::Barrier(op) => return collective(Box::new(*op), call),
-        other => return Err(Error::unsupported(format!("candle has no kernel for {}", other.name()))),
+        other => {
+            return Err(Error::unsupported(format!("the CPU backend has no kernel for {}", other.name())));
+        }
     };
     for operand in call.operands.iter().flatten() {
         if let OperandDesc::Weight(weight) = operand {

@@ -5,7 +5,7 @@ mod bench;
 mod hostile;
 mod ranks;
 
-use crate::CandleBackend;
+use crate::CpuBackend;
 use bench::{Bench, desc};
 use dsrun_core::{
     BytesReader, Code, DType, TensorDesc, WeightFormat, WeightType,
@@ -22,12 +22,12 @@ use std::{sync::Arc, time::Duration};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn open(options: DeviceOptions) -> dsrun_core::Result<Arc<dyn Device>> {
-    CandleBackend::new().open(0, &options)
+    CpuBackend::new().open(0, &options)
 }
 
 #[test]
 fn the_backend_has_one_device() {
-    let backend = CandleBackend::new();
+    let backend = CpuBackend::new();
     let devices = backend.devices().unwrap();
     assert_eq!(devices.len(), 1);
     assert!(backend.open(1, &DeviceOptions::default()).is_err());

@@ -1,3 +1,0 @@
-//! The CPU reference backend as a plugin: the same backend that is linked into `dsrun`, behind the C ABI.
-
-dsrun_core::export_backend!(dsrun_candle::CandleBackend::new());
