@@ -1,9 +1,8 @@
-//! The kernels, one file per op family as in [`dsrun_core::op`], and the fused ones.
+//! The kernels, one file per op family as in [`dsrun_core::op`], and the fused kernels.
 
 mod activation;
 pub(crate) mod attention;
 mod cache;
-pub(crate) mod collective;
 mod elementwise;
 mod embed;
 mod linear;
@@ -13,6 +12,3 @@ pub(crate) mod region;
 mod rope;
 mod sample;
 mod sampling;
-mod step;
-
-pub(crate) use collective::Staging;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Scalar operations below which waking other threads costs more than it saves.
 const WORTH_SHARING: usize = 100_000;
 
-/// What one device handle keeps from call to call, so that calls need not allocate. Guarded by the device's lock.
+/// Scratch memory that a device handle keeps from call to call, so that calls need not allocate.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// One per thread; at least one.

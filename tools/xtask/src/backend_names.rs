@@ -18,13 +18,17 @@ const KNOWN: &[&str] = &["candle", "cuda", "cudarc", "wgpu"];
 /// Folders searched, each with the number of lines that may name a backend.
 const SEARCHED: &[(&str, usize)] = &[("core", 0), ("models", 0), ("engine", 0), ("tools/dsrun", 1)];
 
+/// The folder in `backends/` that is no backend: what backends that compute in host memory share.
+pub(crate) const HOST_SUPPORT: &str = "backends/host";
+
 /// The words that name a backend, in lower case.
 pub(crate) struct BackendNames(Vec<String>);
 
 impl BackendNames {
-    /// [`KNOWN`], and the name of every folder in `backends/`.
+    /// [`KNOWN`], and the name of every folder in `backends/` that holds a backend.
     pub(crate) fn new<'a>(package_folders: impl IntoIterator<Item = &'a str>) -> Self {
-        let from_folders = package_folders.into_iter().filter_map(|folder| folder.strip_prefix("backends/"));
+        let backends = package_folders.into_iter().filter(|folder| *folder != HOST_SUPPORT);
+        let from_folders = backends.filter_map(|folder| folder.strip_prefix("backends/"));
         let mut names: Vec<String> =
             KNOWN.iter().copied().chain(from_folders).map(str::to_ascii_lowercase).collect();
         names.sort();
@@ -193,9 +197,10 @@ mod tests {
     #[case("candles", None)]
     #[case("barracuda", None)]
     #[case("wgpus2", None)]
+    #[case("HostComm", None)]
     #[case("", None)]
     fn a_name_is_a_whole_word(#[case] text: &str, #[case] expected: Option<&str>) {
-        let names = BackendNames::new(["core", "backends/newcomer"]);
+        let names = BackendNames::new(["core", "backends/newcomer", "backends/host"]);
         assert_eq!(names.first_in(text), expected);
     }
 

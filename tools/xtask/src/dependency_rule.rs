@@ -1,7 +1,7 @@
 //! The dependency rule of the house: which room may depend on which.
 //!
 //! ```text
-//! core <- backends/* <- plugins/*
+//! core <- backends/host <- backends/* <- plugins/*
 //! core <- models <- engine <- tools
 //! conformance-tests may use all of these but tools
 //! ```
@@ -12,7 +12,7 @@
 use anyhow::Result;
 use cargo_metadata::DependencyKind;
 
-use crate::backend_names::BackendNames;
+use crate::backend_names::{BackendNames, HOST_SUPPORT};
 use crate::workspace::{Workspace, fail_on};
 
 /// The one program that links a backend: `dsrun` registers the CPU backend, so that there is always a device.
@@ -22,6 +22,8 @@ const DEFAULT_BACKEND: (&str, &str) = ("tools/dsrun", "backends/cpu");
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
     Core,
+    /// What backends that compute in host memory share.
+    HostSupport,
     Backend,
     Plugin,
     Models,
@@ -36,6 +38,7 @@ impl Room {
         let (top, rest) = folder.split_once('/').unwrap_or((folder, ""));
         match (top, rest.is_empty()) {
             ("core", _) => Some(Self::Core),
+            ("backends", false) if folder == HOST_SUPPORT => Some(Self::HostSupport),
             ("backends", false) => Some(Self::Backend),
             ("plugins", false) => Some(Self::Plugin),
             ("models", _) => Some(Self::Models),
@@ -50,11 +53,14 @@ impl Room {
     fn may_use(self) -> &'static [Self] {
         match self {
             Self::Core => &[],
-            Self::Backend | Self::Models => &[Self::Core],
+            Self::HostSupport | Self::Models => &[Self::Core],
+            Self::Backend => &[Self::Core, Self::HostSupport],
             Self::Plugin => &[Self::Core, Self::Backend],
             Self::Engine => &[Self::Core, Self::Models],
             Self::Tool => &[Self::Core, Self::Models, Self::Engine],
-            Self::Conformance => &[Self::Core, Self::Backend, Self::Plugin, Self::Models, Self::Engine],
+            Self::Conformance => {
+                &[Self::Core, Self::HostSupport, Self::Backend, Self::Plugin, Self::Models, Self::Engine]
+            }
         }
     }
 
@@ -66,6 +72,7 @@ impl Room {
     fn name(self) -> &'static str {
         match self {
             Self::Core => "core",
+            Self::HostSupport => HOST_SUPPORT,
             Self::Backend => "backends",
             Self::Plugin => "plugins",
             Self::Models => "models",
@@ -170,6 +177,7 @@ mod tests {
     /// Every room once, with no edges.
     const HOUSE: &[(&str, &str)] = &[
         ("dsrun-core", "core"),
+        ("dsrun-host", "backends/host"),
         ("dsrun-cpu", "backends/cpu"),
         ("dsrun-candle", "backends/candle"),
         ("dsrun-wgpu", "backends/wgpu"),
@@ -199,7 +207,9 @@ mod tests {
     }
 
     #[rstest]
+    #[case("dsrun-host", "dsrun-core")]
     #[case("dsrun-candle", "dsrun-core")]
+    #[case("dsrun-candle", "dsrun-host")]
     #[case("plugin-wgpu", "dsrun-wgpu")]
     #[case("plugin-wgpu", "dsrun-core")]
     #[case("dsrun-models", "dsrun-core")]
@@ -222,6 +232,8 @@ mod tests {
     #[case("dsrun-core", "dsrun-candle")]
     #[case("dsrun-candle", "dsrun-models")]
     #[case("dsrun-candle", "dsrun-wgpu")]
+    #[case("dsrun-host", "dsrun-cpu")]
+    #[case("dsrun-engine", "dsrun-host")]
     #[case("plugin-wgpu", "dsrun-engine")]
     #[case("dsrun-models", "dsrun-engine")]
     #[case("dsrun-models", "dsrun-candle")]

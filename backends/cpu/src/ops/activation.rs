@@ -1,10 +1,16 @@
 //! Pointwise non-linearities, plain and gated.
 
-use crate::{kernels::Kernel, parallel::Worker, simd, view::Frame};
+use crate::{
+    floats::{FloatFrame, FloatOutput, FloatRows},
+    kernels::Kernel,
+    parallel::Worker,
+    simd,
+};
 use dsrun_core::{
     Result,
     op::{Activation, GateLayout, GatedActivation, Nonlinearity},
 };
+use dsrun_host::Frame;
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
 /// What an element costs, in scalar operations: about an exponential.

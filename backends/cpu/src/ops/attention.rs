@@ -7,14 +7,15 @@
 mod softmax;
 
 use crate::{
+    floats::{FloatFrame, FloatOutput, Floats, SharedFloats},
     kernels::Kernel,
     parallel::{Lane, Team, Worker},
-    view::{Floats, Frame, SharedFloats, Tensor},
 };
 use dsrun_core::{
     Result,
     op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
+use dsrun_host::{Frame, Tensor};
 use softmax::{RUN, Scores, State};
 
 /// Query rows of a tile: enough to use keys more than once while they are in the cache.

@@ -1,10 +1,15 @@
 //! Sums, casts, fills and runs of columns.
 
-use crate::{kernels::Kernel, parallel::Worker, view::Frame};
+use crate::{
+    floats::{FloatFrame, FloatOutput, FloatRows},
+    kernels::Kernel,
+    parallel::Worker,
+};
 use dsrun_core::{
     DType, Error, Result,
     op::{Add, Cast, Columns, Fill},
 };
+use dsrun_host::{Element, Frame};
 use half::{bf16, f16};
 
 impl Kernel for Add {
@@ -85,7 +90,7 @@ impl Kernel for Fill {
     }
 }
 
-fn fill<T: crate::view::Element>(frame: &Frame<'_>, value: T) -> Result<()> {
+fn fill<T: Element>(frame: &Frame<'_>, value: T) -> Result<()> {
     let mut x = frame.output::<T>(0)?;
     (0..x.rows).for_each(|row| x.row_mut(row).fill(value));
     Ok(())

@@ -1,11 +1,17 @@
 //! Rows picked by index.
 
-use crate::{kernels::Kernel, packed::PackedMatrix, parallel::Worker, view::Frame};
+use crate::{
+    floats::{FloatFrame, FloatOutput},
+    kernels::Kernel,
+    packed::PackedMatrix,
+    parallel::Worker,
+};
 use dsrun_core::{
     Result,
     kernels::PackedWeight,
     op::{Embed, GatherRows},
 };
+use dsrun_host::Frame;
 
 /// Decodes row `index` into `out`, or zeros if there is no such row.
 fn decode(table: &PackedMatrix, index: Option<i64>, out: &mut [f32]) {
@@ -18,8 +24,11 @@ fn decode(table: &PackedMatrix, index: Option<i64>, out: &mut [f32]) {
 
 impl Kernel for Embed {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
-        let (ids, table) = (frame.input::<i32>(0)?, frame.weight(1)?);
-        let positions = frame.has(2).then(|| Ok((frame.input::<i32>(2)?, frame.weight(3)?))).transpose()?;
+        let (ids, table) = (frame.input::<i32>(0)?, frame.weight::<PackedMatrix>(1)?);
+        let positions = frame
+            .has(2)
+            .then(|| Ok((frame.input::<i32>(2)?, frame.weight::<PackedMatrix>(3)?)))
+            .transpose()?;
         let rows = positions.as_ref().map_or(ids.rows, |(positions, _)| ids.rows.min(positions.rows));
         frame.floats_mut(0)?.fill_rows(&mut worker.team, rows, 2, |row, out, lane| {
             let id = i64::from(ids.at(row));

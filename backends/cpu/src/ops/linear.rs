@@ -1,23 +1,24 @@
 //! Matrix products.
 
 use crate::{
+    floats::{FloatFrame, FloatOutput, FloatRows, Floats, FloatsMut},
     kernels::Kernel,
     packed::PackedMatrix,
     parallel::{Lane, Worker},
-    view::{Floats, FloatsMut, Frame, Tensor},
 };
 use dsrun_core::{
     Result,
     kernels::PackedWeight,
     op::{Linear, Matmul},
 };
+use dsrun_host::{Frame, Tensor};
 
 /// Elements of widened activations and unrounded results that are held at a time.
 const HELD: usize = 8 << 20;
 
 impl Kernel for Linear {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
-        let (x, weight) = (frame.floats(0)?, frame.weight(1)?);
+        let (x, weight) = (frame.floats(0)?, frame.weight::<PackedMatrix>(1)?);
         let (bias, y) = (frame.optional_floats(2)?, frame.floats_mut(0)?);
         let rows = x.rows.min(y.rows);
         let widen = |row: usize, out: &mut [f32], _: &mut Lane| x.data.widen(x.row_start(row), out);

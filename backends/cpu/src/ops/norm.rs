@@ -1,15 +1,16 @@
 //! Norms over the features of a row.
 
 use crate::{
+    floats::{FloatFrame, FloatOutput, FloatRows},
     kernels::Kernel,
     parallel::Worker,
     simd::{dot, sum},
-    view::Frame,
 };
 use dsrun_core::{
     Result,
     op::{LayerNorm, RmsNorm},
 };
+use dsrun_host::Frame;
 
 /// Norms every group of `weight.len()` elements of a row.
 pub(super) fn rms_norm_row(op: &RmsNorm, x: &[f32], weight: &[f32], out: &mut [f32]) {

@@ -1,11 +1,17 @@
 //! Products of quantised activations.
 
 use super::linear::finish_rows;
-use crate::{kernels::Kernel, packed::Quantised, parallel::Worker, view::Frame};
+use crate::{
+    floats::{FloatFrame, FloatRows},
+    kernels::Kernel,
+    packed::{PackedMatrix, Quantised},
+    parallel::Worker,
+};
 use dsrun_core::{
     Result,
     op::{LinearW8A8, QuantPerToken},
 };
+use dsrun_host::Frame;
 
 /// Elements of results that are held at a time before they are rounded.
 const HELD: usize = 4 << 20;
@@ -44,7 +50,8 @@ impl Kernel for QuantPerToken {
 
 impl Kernel for LinearW8A8 {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
-        let (x, scales, weight) = (frame.input::<i8>(0)?, frame.input::<f32>(1)?, frame.weight(2)?);
+        let (x, scales, weight) =
+            (frame.input::<i8>(0)?, frame.input::<f32>(1)?, frame.weight::<PackedMatrix>(2)?);
         let (bias, mut y) = (frame.optional_floats(3)?, frame.floats_mut(0)?);
         let (rows, outputs) = (x.rows.min(scales.rows).min(y.rows), y.width());
         if rows == 0 || outputs == 0 {

@@ -6,9 +6,10 @@ use super::{
     norm::{layer_norm_row, rms_norm_row},
 };
 use crate::{
+    floats::{FloatFrame, FloatOutput, FloatRows},
     kernels::Kernel,
+    packed::PackedMatrix,
     parallel::{Lane, Worker},
-    view::Frame,
 };
 use dsrun_core::{
     Error, Result,
@@ -18,6 +19,7 @@ use dsrun_core::{
         well_known::{self, Norm},
     },
 };
+use dsrun_host::Frame;
 
 /// The kernel for a region, found by its body.
 pub(crate) fn kernel(region: &Region) -> Result<Box<dyn Kernel>> {
@@ -92,7 +94,7 @@ struct NormLinear {
 impl Kernel for NormLinear {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
         let behind = 1 + self.norm.vectors();
-        let (x, weight, y) = (frame.floats(0)?, frame.weight(behind)?, frame.floats_mut(0)?);
+        let (x, weight, y) = (frame.floats(0)?, frame.weight::<PackedMatrix>(behind)?, frame.floats_mut(0)?);
         let bias = if self.bias { frame.optional_floats(behind + 1)? } else { None };
         let rows = x.rows.min(y.rows);
         // `multiply` keeps the bias of the product in the first vector.

@@ -1,10 +1,15 @@
 //! Rotary position embedding.
 
-use crate::{kernels::Kernel, parallel::Worker, view::Frame};
+use crate::{
+    floats::{FloatFrame, FloatOutput},
+    kernels::Kernel,
+    parallel::Worker,
+};
 use dsrun_core::{
     Result,
     op::{Rope, RopePairing},
 };
+use dsrun_host::Frame;
 
 impl Kernel for Rope {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {

@@ -1,10 +1,15 @@
 //! Penalties on logits, and the largest element of a row.
 
-use crate::{kernels::Kernel, parallel::Worker, view::Frame};
+use crate::{
+    floats::{FloatFrame, FloatOutput, FloatRows},
+    kernels::Kernel,
+    parallel::Worker,
+};
 use dsrun_core::{
     Result,
     op::{Argmax, IN_PROMPT, LogitProcess, SamplingColumn},
 };
+use dsrun_host::Frame;
 
 impl Kernel for LogitProcess {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {

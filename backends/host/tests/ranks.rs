@@ -1,6 +1,13 @@
 //! Collectives over handles of the device in one process.
 
-use super::bench::{Bench, desc, tensor};
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "support/backends.rs"]
+mod backends;
+#[path = "support/bench.rs"]
+mod bench;
+
+use bench::{Bench, desc, tensor};
 use dsrun_core::{
     DType, TensorDesc,
     collective::{Comm, host::HostComm},
@@ -16,16 +23,17 @@ fn as_ranks<T: Send>(
     shared: bool,
     work: impl Fn(usize, &Bench, Arc<dyn Comm>) -> T + Sync,
 ) -> Vec<T> {
-    let one = Bench::new(1);
+    let backend = backends::cpu();
+    let one = Bench::new(&*backend, 1);
     let comms = HostComm::group(ranks).unwrap();
     thread::scope(|scope| {
         let threads: Vec<_> = comms
             .into_iter()
             .enumerate()
             .map(|(rank, comm)| {
-                let (work, one) = (&work, &one);
+                let (work, one, backend) = (&work, &one, &backend);
                 scope.spawn(move || {
-                    let own = (!shared).then(|| Bench::new(1));
+                    let own = (!shared).then(|| Bench::new(&**backend, 1));
                     work(rank, own.as_ref().unwrap_or(one), Arc::new(comm))
                 })
             })

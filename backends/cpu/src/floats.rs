@@ -1,7 +1,8 @@
 //! Float tensors of any type, read and written as f32.
 
-use super::{Element, Tensor};
 use crate::parallel::{Lane, Team};
+use dsrun_core::{DType, Error, Result};
+use dsrun_host::{Element, Frame, Tensor};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use std::{marker::PhantomData, ptr::NonNull};
 
@@ -51,17 +52,67 @@ impl<'a> Floats<'a> {
     }
 }
 
-impl<'a> Tensor<'a, Floats<'a>> {
+/// Access to the float tensors of a call.
+pub(crate) trait FloatFrame {
+    /// Operand `index`, of any float type.
+    fn floats(&self, index: usize) -> Result<Tensor<'_, Floats<'_>>>;
+
+    /// Operand `index` of any float type, if it was bound.
+    fn optional_floats(&self, index: usize) -> Result<Option<Tensor<'_, Floats<'_>>>>;
+
+    /// Result `index`, of any float type. Handed out once.
+    fn floats_mut(&self, index: usize) -> Result<Tensor<'_, FloatsMut<'_>>>;
+}
+
+impl FloatFrame for Frame<'_> {
+    fn floats(&self, index: usize) -> Result<Tensor<'_, Floats<'_>>> {
+        Ok(match self.operand_dtype(index)? {
+            DType::F32 => self.input(index)?.with(Floats::F32),
+            DType::F16 => self.input(index)?.with(Floats::F16),
+            DType::BF16 => self.input(index)?.with(Floats::BF16),
+            other => return Err(Error::internal(format!("{other} is no float type"))),
+        })
+    }
+
+    fn optional_floats(&self, index: usize) -> Result<Option<Tensor<'_, Floats<'_>>>> {
+        self.has(index).then(|| self.floats(index)).transpose()
+    }
+
+    fn floats_mut(&self, index: usize) -> Result<Tensor<'_, FloatsMut<'_>>> {
+        Ok(match self.result_dtype(index)? {
+            DType::F32 => self.output(index)?.with(FloatsMut::F32),
+            DType::F16 => self.output(index)?.with(FloatsMut::F16),
+            DType::BF16 => self.output(index)?.with(FloatsMut::BF16),
+            other => return Err(Error::internal(format!("{other} is no float type"))),
+        })
+    }
+}
+
+/// Rows of a float operand as f32.
+pub(crate) trait FloatRows<'a> {
     /// Row `index` of a matrix.
-    pub(crate) fn row<'s>(&self, index: usize, scratch: &'s mut [f32]) -> &'s [f32]
+    fn row<'s>(&self, index: usize, scratch: &'s mut [f32]) -> &'s [f32]
+    where
+        'a: 's;
+
+    /// All of a vector.
+    fn vector<'s>(&self, scratch: &'s mut Vec<f32>) -> &'s [f32]
+    where
+        'a: 's;
+
+    /// How much scratch memory a row needs.
+    fn row_scratch(&self) -> usize;
+}
+
+impl<'a> FloatRows<'a> for Tensor<'a, Floats<'a>> {
+    fn row<'s>(&self, index: usize, scratch: &'s mut [f32]) -> &'s [f32]
     where
         'a: 's,
     {
         self.data.range(self.row_start(index), self.width(), scratch)
     }
 
-    /// All of a vector.
-    pub(crate) fn vector<'s>(&self, scratch: &'s mut Vec<f32>) -> &'s [f32]
+    fn vector<'s>(&self, scratch: &'s mut Vec<f32>) -> &'s [f32]
     where
         'a: 's,
     {
@@ -72,8 +123,7 @@ impl<'a> Tensor<'a, Floats<'a>> {
         self.data.range(0, self.width(), scratch)
     }
 
-    /// How much scratch memory a row needs.
-    pub(crate) fn row_scratch(&self) -> usize {
+    fn row_scratch(&self) -> usize {
         self.data.scratch(self.width())
     }
 }
@@ -184,15 +234,14 @@ fn rounded(
     lane.put_row(row);
 }
 
-impl<'a> Tensor<'a, FloatsMut<'a>> {
+/// Writing a float result by several threads.
+pub(crate) trait FloatOutput<'a>: Sized {
     /// The same tensor, to be written by several threads.
-    pub(crate) fn share(self) -> Tensor<'a, SharedFloats<'a>> {
-        self.with(FloatsMut::share)
-    }
+    fn share(self) -> Tensor<'a, SharedFloats<'a>>;
 
-    /// Lets `fill` set rows `0..rows` of a matrix, on all threads if that is worth it. `cost` is what an element costs, in
+    /// Lets `fill` set rows `0..rows` of a matrix, on all threads if that is worth it. `cost` is the cost of an element in
     /// scalar operations.
-    pub(crate) fn fill_rows(
+    fn fill_rows(
         self,
         team: &mut Team<'_>,
         rows: usize,
@@ -203,7 +252,22 @@ impl<'a> Tensor<'a, FloatsMut<'a>> {
     }
 
     /// As [`Self::fill_rows`], but leaves rows alone that are not `wanted`.
-    pub(crate) fn fill_rows_if(
+    fn fill_rows_if(
+        self,
+        team: &mut Team<'_>,
+        rows: usize,
+        cost: usize,
+        wanted: impl Fn(usize) -> bool + Sync,
+        fill: impl Fn(usize, &mut [f32], &mut Lane) + Sync,
+    );
+}
+
+impl<'a> FloatOutput<'a> for Tensor<'a, FloatsMut<'a>> {
+    fn share(self) -> Tensor<'a, SharedFloats<'a>> {
+        self.with(FloatsMut::share)
+    }
+
+    fn fill_rows_if(
         self,
         team: &mut Team<'_>,
         rows: usize,

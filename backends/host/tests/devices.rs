@@ -1,19 +1,19 @@
-//! Tests of the device as its users see it: through the traits of core. What each op computes is the conformance suite's to
-//! say; here is what that suite cannot see from outside.
+//! The device as its users see it, through the traits of core. The conformance suite says what each op computes; here is what the
+//! suite cannot see from outside.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "support/backends.rs"]
+mod backends;
+#[path = "support/bench.rs"]
 mod bench;
-mod hostile;
-mod ranks;
 
-use crate::CpuBackend;
 use bench::{Bench, desc};
 use dsrun_core::{
     BytesReader, Code, DType, TensorDesc, WeightFormat, WeightType,
     device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind},
     kernels::{Argument, Binding, CallDesc, WeightDesc},
-    op::{Add, GatherRows, Linear, Op, RmsNorm},
-    program::{Call, ValueId},
-    region::{Region, well_known},
+    op::{Add, GatherRows, Op},
 };
 use half::{bf16, f16};
 use rstest::rstest;
@@ -21,13 +21,18 @@ use std::{sync::Arc, time::Duration};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn open(options: DeviceOptions) -> dsrun_core::Result<Arc<dyn Device>> {
-    CpuBackend::new().open(0, &options)
+/// A handle of the CPU backend.
+fn bench(threads: usize) -> Bench {
+    Bench::new(&*backends::cpu(), threads)
 }
 
-#[test]
-fn the_backend_has_one_device() {
-    let backend = CpuBackend::new();
+/// Opens the CPU backend: devices, memory and streams are the same code for all host backends.
+fn open(options: DeviceOptions) -> dsrun_core::Result<Arc<dyn Device>> {
+    backends::cpu().open(0, &options)
+}
+
+#[rstest]
+fn a_backend_has_one_device(#[values(backends::cpu())] backend: Arc<dyn Backend>) {
     let devices = backend.devices().unwrap();
     assert_eq!(devices.len(), 1);
     assert!(backend.open(1, &DeviceOptions::default()).is_err());
@@ -97,9 +102,9 @@ fn buffers_are_aligned_zeroed_and_may_be_empty() {
     }
 }
 
-#[test]
-fn another_handles_objects_are_refused() {
-    let (own, other) = (Bench::new(1), Bench::new(1));
+#[rstest]
+fn another_handles_objects_are_refused(#[values(backends::cpu())] backend: Arc<dyn Backend>) {
+    let (own, other) = (bench(1), Bench::new(&*backend, 1));
     let x = desc(DType::F32, &[2, 4]);
     let call = CallDesc {
         op: Op::Add(Add { alpha: 1.0 }),
@@ -128,7 +133,7 @@ fn another_handles_objects_are_refused() {
 
 #[test]
 fn a_raw_plan_checks_ranges_and_overlaps_itself() {
-    let bench = Bench::new(1);
+    let bench = bench(1);
     let x = desc(DType::F32, &[2, 4]);
     let call = CallDesc {
         op: Op::Add(Add { alpha: 1.0 }),
@@ -155,7 +160,7 @@ fn a_raw_plan_checks_ranges_and_overlaps_itself() {
 #[case(2, 2)]
 #[case(99, 3)]
 fn rows_past_the_extent_are_left_alone(#[case] extent: i32, #[case] rows: usize) {
-    let bench = Bench::new(2);
+    let bench = bench(2);
     let x = TensorDesc { strides: vec![5, 1], ..TensorDesc::dense(DType::BF16, &[3, 4]) }.with_extent();
     let extent = bench.upload(&[extent]);
     let bound = |values: &[bf16]| Binding { slice: bench.upload(values), extent: Some(extent.clone()) };
@@ -173,7 +178,7 @@ fn rows_past_the_extent_are_left_alone(#[case] extent: i32, #[case] rows: usize)
 
 #[test]
 fn gathering_stops_at_the_extent_of_what_is_gathered() {
-    let bench = Bench::new(1);
+    let bench = bench(1);
     let x = TensorDesc::dense(DType::F16, &[3, 2]).with_extent();
     let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0].map(f16::from_f32);
     let bound = Binding { slice: bench.upload(&values), extent: Some(bench.upload(&[2])) };
@@ -182,107 +187,6 @@ fn gathering_stops_at_the_extent_of_what_is_gathered() {
         vec![Some((bench::tensor(x), Argument::Tensor(bound))), Some(bench.operand(&[1, 2, 0], &[3]))];
     bench.run(GatherRows {}, operands, vec![(desc(DType::F16, &[3, 2]), Binding::new(y.clone()))]).unwrap();
     assert_eq!(bench.download::<f16>(&y), [3.0, 4.0, 0.0, 0.0, 1.0, 2.0].map(f16::from_f32));
-}
-
-fn numbers(count: usize) -> Vec<f32> {
-    (0..count).map(|index| ((index * 31 + 7) % 53) as f32 / 26.0 - 1.0).collect()
-}
-
-/// A region's results must be those of its body, up to the roundings it leaves out.
-#[rstest]
-#[case(RmsNorm { eps: 1e-5, weight_offset: 0.0 }, 1.0, 32)]
-#[case(RmsNorm { eps: 0.1, weight_offset: 1.0 }, -0.5, 8)]
-fn add_rms_norm_is_its_body(
-    #[case] norm: RmsNorm,
-    #[case] alpha: f32,
-    #[case] group: usize,
-    #[values(false, true)] half: bool,
-) {
-    let bench = Bench::new(2);
-    let (rows, width) = (3, 32);
-    let dtype = if half { DType::BF16 } else { DType::F32 };
-    let x = desc(dtype, &[rows, width]);
-    let a = bench.floats(dtype, &numbers(rows * width), &[rows, width]);
-    let b = bench.floats(dtype, &numbers(rows * width + 5)[5..], &[rows, width]);
-    let weight = bench.floats(dtype, &numbers(group), &[group]);
-    let output = || Binding::new(bench.floats_slice(dtype, &vec![0.0; rows * width]));
-    let (sum, normed, fused_sum, fused) = (output(), output(), output(), output());
-
-    let add = Add { alpha };
-    let operands = vec![Some(a.clone()), Some(b.clone()), None, None];
-    bench.run(add, operands, vec![(x.clone(), sum.clone())]).unwrap();
-    let between = (bench::tensor(x.clone()), Argument::Tensor(sum.clone()));
-    bench.run(norm, vec![Some(between), Some(weight.clone())], vec![(x.clone(), normed.clone())]).unwrap();
-
-    let region = Op::Region(Arc::new(well_known::add_rms_norm(add, norm).unwrap()));
-    let results = vec![(x.clone(), fused_sum.clone()), (x.clone(), fused.clone())];
-    bench.run(region, vec![Some(a), Some(b), Some(weight)], results).unwrap();
-
-    let read = |binding: &Binding| bench.read_floats(dtype, &binding.slice);
-    assert_eq!(read(&sum), read(&fused_sum));
-    let tolerance = if half { 0.02 } else { 1e-6 };
-    for (expected, found) in read(&normed).into_iter().zip(read(&fused)) {
-        assert!((expected - found).abs() <= tolerance * expected.abs().max(0.5), "{expected} {found}");
-    }
-}
-
-#[rstest]
-fn norm_linear_is_its_body(#[values(false, true)] half: bool, #[values(false, true)] with_bias: bool) {
-    let bench = Bench::new(2);
-    let (rows, inputs, outputs) = (3, 32, 24);
-    let dtype = if half { DType::F16 } else { DType::F32 };
-    let x = bench.floats(dtype, &numbers(rows * inputs), &[rows, inputs]);
-    let norm_weight = bench.floats(DType::F32, &numbers(inputs), &[inputs]);
-    let weight = bench.weight(&numbers(outputs * inputs), outputs, inputs);
-    let bias = with_bias.then(|| bench.floats(dtype, &numbers(outputs), &[outputs]));
-    let (normed_desc, y_desc) = (desc(dtype, &[rows, inputs]), desc(DType::F32, &[rows, outputs]));
-    let normed = Binding::new(bench.floats_slice(dtype, &vec![0.0; rows * inputs]));
-    let [y, fused] = [(); 2].map(|()| Binding::new(bench.upload(&vec![0f32; rows * outputs])));
-
-    let norm = RmsNorm { eps: 1e-6, weight_offset: 0.0 };
-    let linear = Linear { dtype: DType::F32 };
-    let operands = vec![Some(x.clone()), Some(norm_weight.clone())];
-    bench.run(norm, operands, vec![(normed_desc.clone(), normed.clone())]).unwrap();
-    let between = (bench::tensor(normed_desc), Argument::Tensor(normed));
-    let operands = vec![Some(between), Some(weight.clone()), bias.clone()];
-    bench.run(linear, operands, vec![(y_desc.clone(), y.clone())]).unwrap();
-
-    let region = well_known::norm_linear(norm, DType::F32, with_bias).unwrap();
-    let mut operands = vec![Some(x), Some(norm_weight), Some(weight)];
-    operands.extend(bias.map(Some));
-    bench.run(Op::Region(Arc::new(region)), operands, vec![(y_desc, fused.clone())]).unwrap();
-
-    let tolerance = if half { 0.01 } else { 1e-5 };
-    let (expected, found) = (bench.download::<f32>(&y.slice), bench.download::<f32>(&fused.slice));
-    for (expected, found) in expected.into_iter().zip(found) {
-        assert!((expected - found).abs() <= tolerance * expected.abs().max(1.0), "{expected} {found}");
-    }
-}
-
-#[test]
-fn other_regions_are_left_to_core_with_a_reason() {
-    let bench = Bench::new(1);
-    let values =
-        |indices: &[usize]| indices.iter().map(|index| Some(ValueId::new(*index))).collect::<Vec<_>>();
-    let norm = RmsNorm { eps: 0.0, weight_offset: 0.0 };
-    // The same two ops as a known region, but only the second value is a result.
-    let mut add = values(&[0, 1]);
-    add.extend([None, None]);
-    let calls = vec![
-        Call::new(Add { alpha: 1.0 }, add, vec![ValueId::new(3)]),
-        Call::new(norm, values(&[3, 2]), vec![ValueId::new(4)]),
-    ];
-    let region = Region::new("add_rms_norm", 3, calls, vec![ValueId::new(4)]).unwrap();
-    let x = desc(DType::F32, &[2, 4]);
-    let call = CallDesc {
-        op: Op::Region(Arc::new(region)),
-        operands: [x.clone(), x.clone(), desc(DType::F32, &[4])].map(|x| Some(bench::tensor(x))).into(),
-        results: vec![x],
-        comm: None,
-    };
-    let support = bench.device.kernels().query(&call).unwrap();
-    assert!(!support.native && support.reason.contains("add, rms_norm"), "{}", support.reason);
-    assert_eq!(bench.device.kernels().plan(&call).unwrap_err().code(), Code::Unsupported);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Streams and events. Work is done when it is enqueued, so there is never anything to wait for.
 
-use crate::{device::Core, memory::HostBuffer};
+use crate::{device::Host, memory::HostBuffer};
 use dsrun_core::{
     Error, Result,
     device::{BufferSlice, Event, Stream},
@@ -12,41 +12,41 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A stream: the right to run work on a device, at once.
+/// A stream, which runs work on its device at once.
 #[derive(Debug)]
 pub(crate) struct HostStream {
-    core: Arc<Core>,
+    host: Arc<Host>,
 }
 
 impl HostStream {
-    pub(crate) fn new(core: Arc<Core>) -> Self {
-        Self { core }
+    pub(crate) fn new(host: Arc<Host>) -> Self {
+        Self { host }
     }
 
-    /// Refuses a stream that is not one of the device `core`.
-    pub(crate) fn check(stream: &dyn Stream, core: &Arc<Core>) -> Result<()> {
+    /// Refuses a stream that does not belong to the device handle `host`.
+    pub(crate) fn check(stream: &dyn Stream, host: &Arc<Host>) -> Result<()> {
         match (stream as &dyn Any).downcast_ref::<Self>() {
-            Some(own) if Arc::ptr_eq(&own.core, core) => Ok(()),
-            Some(_) => Err(Error::invalid("belongs to another handle of the device").at("stream")),
+            Some(own) if Arc::ptr_eq(&own.host, host) => Ok(()),
+            Some(_) => Err(Error::invalid("belongs to another handle of a host device").at("stream")),
             None => Err(Error::invalid("belongs to another backend").at("stream")),
         }
     }
 
     fn range(&self, slice: &BufferSlice, name: &str) -> Result<NonNull<u8>> {
-        locate(slice, &self.core).map(|(_, pointer)| pointer).map_err(|error| error.at(name))
+        locate(slice, &self.host).map(|(_, pointer)| pointer).map_err(|error| error.at(name))
     }
 }
 
-/// The buffer of a slice, if it is one of the device `core` and the slice lies in it, and where the slice starts.
-pub(crate) fn locate(slice: &BufferSlice, core: &Arc<Core>) -> Result<(Arc<HostBuffer>, NonNull<u8>)> {
+/// The buffer of a slice and the address where the slice starts, if the slice lies in a buffer of the device handle `host`.
+pub(crate) fn locate(slice: &BufferSlice, host: &Arc<Host>) -> Result<(Arc<HostBuffer>, NonNull<u8>)> {
     let any: Arc<dyn Any + Send + Sync> = slice.buffer.clone();
     let buffer = any
         .downcast::<HostBuffer>()
         .map_err(|_| Error::invalid("belongs to another backend").field("buffer"))?;
-    if !Arc::ptr_eq(buffer.device(), core) {
-        return Err(Error::invalid("belongs to another handle of the device").field("buffer"));
+    if !Arc::ptr_eq(buffer.device(), host) {
+        return Err(Error::invalid("belongs to another handle of a host device").field("buffer"));
     }
-    // The fields of a slice are public, so that it lies in its buffer is not a matter of course.
+    // The fields of a slice are public, so it need not lie in its buffer.
     BufferSlice::new(slice.buffer.clone(), slice.offset, slice.bytes)?;
     // SAFETY: the offset was just found to be inside the buffer, or at its end.
     let pointer = unsafe { buffer.pointer().add(slice.offset) };
@@ -65,7 +65,7 @@ impl Stream for HostStream {
     fn upload(&mut self, source: &[u8], destination: &BufferSlice) -> Result<()> {
         equal_lengths(source.len(), destination.bytes)?;
         let pointer = self.range(destination, "destination")?;
-        let _turn = self.core.lock();
+        let _turn = self.host.lock();
         // SAFETY: the destination is `source.len()` bytes inside a live buffer of this device, and it is our turn. `source`
         // may be memory of the same buffer that the caller reaches by its host pointer, which `copy` allows.
         unsafe { std::ptr::copy(source.as_ptr(), pointer.as_ptr(), source.len()) };
@@ -75,7 +75,7 @@ impl Stream for HostStream {
     fn download(&mut self, source: &BufferSlice, destination: &mut [u8], _: &str, _: Duration) -> Result<()> {
         equal_lengths(source.bytes, destination.len())?;
         let pointer = self.range(source, "source")?;
-        let _turn = self.core.lock();
+        let _turn = self.host.lock();
         // SAFETY: as in `upload`, the other way round.
         unsafe { std::ptr::copy(pointer.as_ptr(), destination.as_mut_ptr(), destination.len()) };
         Ok(())
@@ -88,7 +88,7 @@ impl Stream for HostStream {
         if source.overlaps(destination) {
             return Err(Error::invalid("overlaps the source").at("destination"));
         }
-        let _turn = self.core.lock();
+        let _turn = self.host.lock();
         // SAFETY: both ranges are `source.bytes` long inside live buffers of this device, and it is our turn.
         unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), source.bytes) };
         Ok(())
@@ -96,7 +96,7 @@ impl Stream for HostStream {
 
     fn fill(&mut self, destination: &BufferSlice, byte: u8) -> Result<()> {
         let pointer = self.range(destination, "destination")?;
-        let _turn = self.core.lock();
+        let _turn = self.host.lock();
         // SAFETY: the range lies inside a live buffer of this device, and it is our turn.
         unsafe { std::ptr::write_bytes(pointer.as_ptr(), byte, destination.bytes) };
         Ok(())
@@ -116,7 +116,7 @@ impl Stream for HostStream {
     }
 }
 
-/// An event: when it was last recorded.
+/// An event, with the time at which it was last recorded.
 #[derive(Debug, Default)]
 pub(crate) struct HostEvent {
     recorded: Mutex<Option<Instant>>,

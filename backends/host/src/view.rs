@@ -1,30 +1,35 @@
 //! Operands of a running call: memory as slices of rows.
 //!
-//! [`Views`] is what binding makes: for every tensor a checked range of memory. [`Frame`] opens it for one run: it reads the
-//! extents, then hands out each tensor as a slice that borrows the frame. That this is sound rests on three things:
+//! Binding makes [`Views`], a checked range of memory for every tensor. [`Views::open`] locks the device and gives a [`Frame`]: it
+//! reads the extents, then hands out each tensor as a slice that borrows the frame. Three invariants make this sound:
 //!
 //! 1. [`Views::bind`] has checked that every range lies in a live buffer of the device, is aligned, and that no result
 //!    overlaps another tensor, except the operand that it updates.
-//! 2. A frame exists only while the device is locked, so nothing else reads or writes its buffers.
+//! 2. A frame holds the lock of its device, so nothing else reads or writes the device's buffers while it lives.
 //! 3. A result is handed out once, and an operand that is updated in place only as the result.
 
-mod floats;
-
-use crate::{device::Core, kernels::HostWeight, packed::PackedMatrix, stream::locate};
+use crate::{device::Host, kernels::HostWeight, memory::HostBuffer, stream::locate};
 use bytemuck::Pod;
 use dsrun_core::{
     DType, Error, Result, TensorDesc, TensorType,
-    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight},
 };
-pub(crate) use floats::{Floats, FloatsMut, SharedFloats};
 use half::{bf16, f16};
-use std::{any::Any, cell::Cell, ptr::NonNull, sync::Arc};
+use std::{
+    any::Any,
+    ptr::NonNull,
+    sync::{
+        Arc, MutexGuard,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
-/// The most operands or results of a call this backend runs.
+/// The most operands or results of a call that can be bound.
 const MAX_TENSORS: usize = 16;
 
 /// A Rust type that is an element type.
-pub(crate) trait Element: Pod + Send + Sync {
+pub trait Element: Pod + Send + Sync {
+    /// The element type.
     const DTYPE: DType;
 }
 
@@ -49,14 +54,14 @@ struct View {
     shape: [usize; TensorType::MAX_RANK],
     strides: [usize; TensorType::MAX_RANK],
     extent: Option<NonNull<i32>>,
-    /// Keeps buffers alive.
-    _buffers: [Option<Arc<crate::memory::HostBuffer>>; 2],
+    /// The buffers of elements and extent, kept alive.
+    _buffers: [Option<Arc<HostBuffer>>; 2],
 }
 
 impl View {
-    fn bind(desc: &TensorDesc, binding: &Binding, core: &Arc<Core>) -> Result<Self> {
+    fn bind(desc: &TensorDesc, binding: &Binding, host: &Arc<Host>) -> Result<Self> {
         desc.validate()?;
-        let (buffer, pointer) = locate(&binding.slice, core)?;
+        let (buffer, pointer) = locate(&binding.slice, host)?;
         let bytes = desc.bytes()?;
         if binding.slice.bytes < bytes {
             let message = format!("is {} bytes, needs {bytes}", binding.slice.bytes);
@@ -72,7 +77,7 @@ impl View {
                 return Err(Error::invalid("was not planned as bounded").field("extent"));
             }
             Some(extent) => {
-                let (buffer, pointer) = locate(extent, core).map_err(|error| error.field("extent"))?;
+                let (buffer, pointer) = locate(extent, host).map_err(|error| error.field("extent"))?;
                 if extent.bytes < 4 || pointer.align_offset(4) != 0 {
                     return Err(Error::invalid("must be four bytes at a multiple of four").field("extent"));
                 }
@@ -94,7 +99,7 @@ impl View {
         Ok(view)
     }
 
-    /// Addresses of the first byte and of the one behind the last.
+    /// The address of the first byte and the address behind the last byte.
     fn range(&self) -> (usize, usize) {
         let start = self.pointer.addr().get();
         (start, start + self.span * self.dtype.bytes())
@@ -105,7 +110,7 @@ impl View {
         start < other_end && other_start < end && start < end && other_start < other_end
     }
 
-    /// How many rows are real.
+    /// Rows below the extent.
     ///
     /// # Safety
     /// The device must be locked, and no reference to the extent's memory may be in use.
@@ -122,14 +127,15 @@ impl View {
 enum BoundOperand {
     Absent,
     Tensor(View),
-    /// A tensor that a result updates, and that is reached through the result only.
+    /// A tensor that a result updates; only the result reaches its memory.
     Updated,
-    Weight(Arc<HostWeight>),
+    Weight(Arc<dyn PackedWeight>),
 }
 
 /// All tensors and weights of a bound call.
 #[derive(Debug)]
 pub(crate) struct Views {
+    host: Arc<Host>,
     operands: Vec<BoundOperand>,
     results: Vec<View>,
 }
@@ -137,10 +143,16 @@ pub(crate) struct Views {
 // SAFETY: views point into buffers that they keep alive and that may be used from any thread; they do so only through
 // frames, for which the device is locked.
 unsafe impl Send for Views {}
+// SAFETY: as above; a frame hands out each result once, whichever thread asks.
+unsafe impl Sync for Views {}
 
 impl Views {
-    /// Checks arguments against their description and the device.
-    pub(crate) fn bind(call: &CallDesc, arguments: &Arguments, core: &Arc<Core>) -> Result<Self> {
+    /// Checks arguments against their description and the device, whose weights are packed as `W`.
+    pub(crate) fn bind<W: PackedWeight>(
+        call: &CallDesc,
+        arguments: &Arguments,
+        host: &Arc<Host>,
+    ) -> Result<Self> {
         let (operands, results) = (arguments.operands.len(), arguments.results.len());
         if (operands, results) != (call.operands.len(), call.results.len())
             || operands.max(results) > MAX_TENSORS
@@ -148,16 +160,38 @@ impl Views {
             let message = format!("{operands} operands and {results} results bound, not as described");
             return Err(Error::invalid(message).field("operands"));
         }
-        let mut views = Self { operands: Vec::with_capacity(operands), results: Vec::with_capacity(results) };
+        let mut views = Self {
+            host: host.clone(),
+            operands: Vec::with_capacity(operands),
+            results: Vec::with_capacity(results),
+        };
         for (index, (desc, argument)) in call.operands.iter().zip(&arguments.operands).enumerate() {
-            let bound = bind_operand(desc.as_ref(), argument.as_ref(), core);
+            let bound = bind_operand::<W>(desc.as_ref(), argument.as_ref(), host);
             views.operands.push(bound.map_err(|error| error.at(&call.operand_name(index)))?);
         }
         for (index, (desc, binding)) in call.results.iter().zip(&arguments.results).enumerate() {
-            let bound = View::bind(desc, binding, core).and_then(|view| views.push_result(call, index, view));
+            let bound = View::bind(desc, binding, host).and_then(|view| views.push_result(call, index, view));
             bound.map_err(|error| error.at(&call.result_name(index)))?;
         }
         Ok(views)
+    }
+
+    /// Waits for the device's turn, and opens the tensors for one run. A thread that opens a second frame of a device while it
+    /// holds one waits for itself.
+    pub(crate) fn open(&self) -> Frame<'_> {
+        let turn = self.host.lock();
+        let (mut operand_rows, mut result_rows) = ([0; MAX_TENSORS], [0; MAX_TENSORS]);
+        for (rows, operand) in operand_rows.iter_mut().zip(&self.operands) {
+            if let BoundOperand::Tensor(view) = operand {
+                // SAFETY: the device is locked, and nothing was handed out yet.
+                *rows = unsafe { view.rows() };
+            }
+        }
+        for (rows, view) in result_rows.iter_mut().zip(&self.results) {
+            // SAFETY: as above.
+            *rows = unsafe { view.rows() };
+        }
+        Frame { views: self, operand_rows, result_rows, taken: AtomicU32::new(0), _turn: turn }
     }
 
     fn push_result(&mut self, call: &CallDesc, index: usize, mut view: View) -> Result<()> {
@@ -186,23 +220,26 @@ impl Views {
     }
 }
 
-fn bind_operand(
+fn bind_operand<W: PackedWeight>(
     desc: Option<&OperandDesc>,
     argument: Option<&Argument>,
-    core: &Arc<Core>,
+    host: &Arc<Host>,
 ) -> Result<BoundOperand> {
     match (desc, argument) {
         (None, None) => Ok(BoundOperand::Absent),
         (Some(OperandDesc::Tensor(desc)), Some(Argument::Tensor(binding))) => {
-            View::bind(desc, binding, core).map(BoundOperand::Tensor)
+            View::bind(desc, binding, host).map(BoundOperand::Tensor)
         }
         (Some(OperandDesc::Weight(desc)), Some(Argument::Weight(weight))) => {
             if weight.weight_type() != desc {
                 let message = format!("is {:?}, was planned as {desc:?}", weight.weight_type());
                 return Err(Error::invalid(message).field("weight_type"));
             }
-            let any: Arc<dyn Any + Send + Sync> = weight.clone();
-            any.downcast().map(BoundOperand::Weight).map_err(|_| Error::invalid("belongs to another backend"))
+            let packed: &dyn Any = weight.as_ref();
+            if !packed.is::<HostWeight<W>>() {
+                return Err(Error::invalid("belongs to another backend"));
+            }
+            Ok(BoundOperand::Weight(weight.clone()))
         }
         _ => Err(Error::invalid("is not bound as it was planned")),
     }
@@ -210,50 +247,54 @@ fn bind_operand(
 
 /// A tensor during a run, with its elements as `D`.
 #[derive(Debug)]
-pub(crate) struct Tensor<'a, D> {
-    pub(crate) data: D,
-    pub(crate) shape: &'a [usize],
-    pub(crate) strides: &'a [usize],
-    /// How many rows of the first dimension are real.
-    pub(crate) rows: usize,
+pub struct Tensor<'a, D> {
+    /// The elements, from the first to the last, gaps between rows included.
+    pub data: D,
+    /// The sizes, outermost first.
+    pub shape: &'a [usize],
+    /// Distance between neighbours of each dimension, in elements.
+    pub strides: &'a [usize],
+    /// Rows of the first dimension below the extent.
+    pub rows: usize,
 }
 
 impl<'a, D> Tensor<'a, D> {
     /// The size of the last dimension.
-    pub(crate) fn width(&self) -> usize {
+    pub fn width(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
     }
 
     /// Where row `index` of a matrix starts.
-    pub(crate) fn row_start(&self, index: usize) -> usize {
+    pub fn row_start(&self, index: usize) -> usize {
         index * self.strides[0]
     }
 
-    /// Whether the first `rows` rows of a matrix follow each other without gaps.
-    pub(crate) fn is_dense(&self, rows: usize) -> bool {
+    /// Whether the first `rows` rows of a matrix follow one another without gaps.
+    pub fn is_dense(&self, rows: usize) -> bool {
         rows < 2 || self.strides[0] == self.width()
     }
 
-    pub(crate) fn with<E>(self, data: impl FnOnce(D) -> E) -> Tensor<'a, E> {
+    /// The same tensor with its elements in another form.
+    pub fn with<E>(self, data: impl FnOnce(D) -> E) -> Tensor<'a, E> {
         Tensor { data: data(self.data), shape: self.shape, strides: self.strides, rows: self.rows }
     }
 }
 
 impl<T: Copy> Tensor<'_, &[T]> {
     /// Element `index` of a vector.
-    pub(crate) fn at(&self, index: usize) -> T {
+    pub fn at(&self, index: usize) -> T {
         self.data[index * self.strides[0]]
     }
 
     /// Row `index` of a matrix.
-    pub(crate) fn row(&self, index: usize) -> &[T] {
+    pub fn row(&self, index: usize) -> &[T] {
         if self.width() == 0 { &[] } else { &self.data[self.row_start(index)..][..self.width()] }
     }
 }
 
 impl Tensor<'_, &[i32]> {
-    /// Element `index` of a vector as an index below `limit`; `None` if it is negative, too large, or not real.
-    pub(crate) fn index(&self, index: usize, limit: usize) -> Option<usize> {
+    /// Element `index` of a vector as an index below `limit`; `None` if it is negative, too large, or past the extent.
+    pub fn index(&self, index: usize, limit: usize) -> Option<usize> {
         if index >= self.rows {
             return None;
         }
@@ -263,102 +304,83 @@ impl Tensor<'_, &[i32]> {
 
 impl<T: Copy> Tensor<'_, &mut [T]> {
     /// Element `index` of a vector.
-    pub(crate) fn at_mut(&mut self, index: usize) -> &mut T {
+    pub fn at_mut(&mut self, index: usize) -> &mut T {
         &mut self.data[index * self.strides[0]]
     }
 
     /// Row `index` of a matrix.
-    pub(crate) fn row_mut(&mut self, index: usize) -> &mut [T] {
+    pub fn row_mut(&mut self, index: usize) -> &mut [T] {
         let width = self.width();
         if width == 0 { &mut [] } else { &mut self.data[index * self.strides[0]..][..width] }
     }
 }
 
-/// Elements of any type, as bytes.
+/// Elements of any type as bytes.
 #[derive(Debug)]
-pub(crate) struct Bytes<D> {
+pub struct Bytes<D> {
     data: D,
     element: usize,
 }
 
 impl<D: AsRef<[u8]>> Bytes<D> {
     /// Bytes of an element.
-    pub(crate) fn element(&self) -> usize {
+    pub fn element(&self) -> usize {
         self.element
     }
 
     /// The bytes of elements `start .. start + count`.
-    pub(crate) fn range(&self, start: usize, count: usize) -> &[u8] {
+    pub fn range(&self, start: usize, count: usize) -> &[u8] {
         if count == 0 { &[] } else { &self.data.as_ref()[start * self.element..][..count * self.element] }
     }
 }
 
 impl Bytes<&mut [u8]> {
     /// The bytes of elements `start .. start + count`.
-    pub(crate) fn range_mut(&mut self, start: usize, count: usize) -> &mut [u8] {
+    pub fn range_mut(&mut self, start: usize, count: usize) -> &mut [u8] {
         if count == 0 { &mut [] } else { &mut self.data[start * self.element..][..count * self.element] }
     }
 
     /// Copies `count` elements from one place to another.
-    pub(crate) fn copy_within(&mut self, source: usize, destination: usize, count: usize) {
+    pub fn copy_within(&mut self, source: usize, destination: usize, count: usize) {
         let (source, count) = (source * self.element, count * self.element);
         self.data.copy_within(source..source + count, destination * self.element);
     }
 }
 
-/// The tensors and weights of a call while it runs. See the [module documentation](self).
-pub(crate) struct Frame<'a> {
+/// The tensors and weights of a call while it runs. The frame holds the lock of its device.
+pub struct Frame<'a> {
     views: &'a Views,
     operand_rows: [usize; MAX_TENSORS],
     result_rows: [usize; MAX_TENSORS],
     /// Bit `i`: result `i` was handed out.
-    taken: Cell<u32>,
+    taken: AtomicU32,
+    _turn: MutexGuard<'a, ()>,
 }
 
-impl<'a> Frame<'a> {
-    /// Opens the views of a call.
-    ///
-    /// # Safety
-    /// The views' device must be locked until the frame and all it hands out are gone, and there must be no other frame of
-    /// the device.
-    pub(crate) unsafe fn new(views: &'a Views) -> Self {
-        let (mut operand_rows, mut result_rows) = ([0; MAX_TENSORS], [0; MAX_TENSORS]);
-        for (rows, operand) in operand_rows.iter_mut().zip(&views.operands) {
-            if let BoundOperand::Tensor(view) = operand {
-                // SAFETY: the device is locked, and nothing was handed out yet.
-                *rows = unsafe { view.rows() };
-            }
-        }
-        for (rows, view) in result_rows.iter_mut().zip(&views.results) {
-            // SAFETY: as above.
-            *rows = unsafe { view.rows() };
-        }
-        Self { views, operand_rows, result_rows, taken: Cell::new(0) }
-    }
-
+impl Frame<'_> {
     /// Whether operand `index` was bound.
-    pub(crate) fn has(&self, index: usize) -> bool {
+    pub fn has(&self, index: usize) -> bool {
         !matches!(self.views.operands.get(index), None | Some(BoundOperand::Absent))
     }
 
-    fn operand(&self, index: usize) -> Result<&'a View> {
+    fn operand(&self, index: usize) -> Result<&View> {
         match self.views.operands.get(index) {
             Some(BoundOperand::Tensor(view)) => Ok(view),
             _ => Err(Error::internal(format!("operand {index} is no tensor that can be read"))),
         }
     }
 
-    fn result(&self, index: usize) -> Result<&'a View> {
-        let view = self.views.results.get(index);
-        let view = view.ok_or_else(|| Error::internal(format!("there is no result {index}")))?;
+    fn result(&self, index: usize) -> Result<&View> {
+        let view = self.views.results.get(index).ok_or_else(|| no_result(index))?;
         let bit = 1 << index;
-        if self.taken.replace(self.taken.get() | bit) & bit != 0 {
+        if self.taken.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
             return Err(Error::internal(format!("result {index} is in use already")));
         }
         Ok(view)
     }
 
-    fn slice<T: Element>(view: &'a View) -> Result<&'a [T]> {
+    /// The elements of a view of this frame.
+    fn slice<T: Element>(view: &View) -> Result<&[T]> {
         expect_dtype::<T>(view.dtype)?;
         // SAFETY: binding has checked that `span` elements from `pointer` on are aligned and lie in a live buffer, whose
         // memory was zeroed when it was allocated; all their bit patterns are valid. By points 2 and 3 of the module
@@ -368,43 +390,32 @@ impl<'a> Frame<'a> {
 
     /// # Safety
     /// `view` was just handed out by [`Self::result`], and is not used again.
-    #[expect(clippy::mut_from_ref, reason = "the view is an address; `result` hands it out once")]
-    unsafe fn slice_mut<T: Element>(view: &'a View) -> Result<&'a mut [T]> {
+    #[expect(clippy::mut_from_ref, reason = "`result` hands each result out once")]
+    unsafe fn slice_mut<T: Element>(view: &View) -> Result<&mut [T]> {
         expect_dtype::<T>(view.dtype)?;
         // SAFETY: as in `slice`; by points 1 to 3 of the module documentation and by this function's contract, this is the
         // only reference to these elements.
         Ok(unsafe { std::slice::from_raw_parts_mut(view.pointer.cast().as_ptr(), view.span) })
     }
 
-    fn tensor<D>(view: &'a View, rows: usize, data: D) -> Tensor<'a, D> {
+    fn tensor<D>(view: &View, rows: usize, data: D) -> Tensor<'_, D> {
         Tensor { data, shape: &view.shape[..view.rank], strides: &view.strides[..view.rank.max(1)], rows }
     }
 
     /// Operand `index`, of element type `T`.
-    pub(crate) fn input<T: Element>(&self, index: usize) -> Result<Tensor<'a, &'a [T]>> {
+    ///
+    /// # Errors
+    /// If the operand is no tensor that can be read, or of another type.
+    pub fn input<T: Element>(&self, index: usize) -> Result<Tensor<'_, &[T]>> {
         let view = self.operand(index)?;
         Ok(Self::tensor(view, self.operand_rows[index], Self::slice(view)?))
     }
 
-    /// Operand `index`, of any float type.
-    pub(crate) fn floats(&self, index: usize) -> Result<Tensor<'a, Floats<'a>>> {
-        let view = self.operand(index)?;
-        let data = match view.dtype {
-            DType::F32 => Floats::F32(Self::slice(view)?),
-            DType::F16 => Floats::F16(Self::slice(view)?),
-            DType::BF16 => Floats::BF16(Self::slice(view)?),
-            other => return Err(Error::internal(format!("{other} is no float type"))),
-        };
-        Ok(Self::tensor(view, self.operand_rows[index], data))
-    }
-
-    /// Operand `index` of any float type, if it was bound.
-    pub(crate) fn optional_floats(&self, index: usize) -> Result<Option<Tensor<'a, Floats<'a>>>> {
-        self.has(index).then(|| self.floats(index)).transpose()
-    }
-
     /// Operand `index`, of any element type.
-    pub(crate) fn bytes(&self, index: usize) -> Result<Tensor<'a, Bytes<&'a [u8]>>> {
+    ///
+    /// # Errors
+    /// If the operand is no tensor that can be read.
+    pub fn bytes(&self, index: usize) -> Result<Tensor<'_, Bytes<&[u8]>>> {
         let view = self.operand(index)?;
         let length = view.span * view.dtype.bytes();
         // SAFETY: as in `slice`; bytes need no alignment.
@@ -412,39 +423,39 @@ impl<'a> Frame<'a> {
         Ok(Self::tensor(view, self.operand_rows[index], Bytes { data, element: view.dtype.bytes() }))
     }
 
-    /// Operand `index`, a packed weight.
-    pub(crate) fn weight(&self, index: usize) -> Result<&'a PackedMatrix> {
-        match self.views.operands.get(index) {
-            Some(BoundOperand::Weight(weight)) => Ok(weight.matrix()),
-            _ => Err(Error::internal(format!("operand {index} is no packed weight"))),
-        }
+    /// Operand `index`, a weight that the backend packed as `W`.
+    ///
+    /// # Errors
+    /// If the operand is not such a weight.
+    pub fn weight<W: PackedWeight>(&self, index: usize) -> Result<&W> {
+        let weight: Option<&dyn Any> = match self.views.operands.get(index) {
+            Some(BoundOperand::Weight(weight)) => Some(weight.as_ref()),
+            _ => None,
+        };
+        let weight = weight.and_then(|weight| weight.downcast_ref::<HostWeight<W>>());
+        weight
+            .map(HostWeight::packed)
+            .ok_or_else(|| Error::internal(format!("operand {index} is no packed weight")))
     }
 
     /// Result `index`, of element type `T`. Handed out once.
-    pub(crate) fn output<T: Element>(&self, index: usize) -> Result<Tensor<'a, &'a mut [T]>> {
+    ///
+    /// # Errors
+    /// If there is no such result, it was handed out before, or is of another type.
+    #[expect(clippy::mut_from_ref, reason = "`result` hands each result out once")]
+    pub fn output<T: Element>(&self, index: usize) -> Result<Tensor<'_, &mut [T]>> {
         let view = self.result(index)?;
         // SAFETY: the view was just handed out.
         let data = unsafe { Self::slice_mut(view) }?;
         Ok(Self::tensor(view, self.result_rows[index], data))
     }
 
-    /// Result `index`, of any float type. Handed out once.
-    pub(crate) fn floats_mut(&self, index: usize) -> Result<Tensor<'a, FloatsMut<'a>>> {
-        let view = self.result(index)?;
-        let data = match view.dtype {
-            // SAFETY: the view was just handed out.
-            DType::F32 => FloatsMut::F32(unsafe { Self::slice_mut(view) }?),
-            // SAFETY: the view was just handed out.
-            DType::F16 => FloatsMut::F16(unsafe { Self::slice_mut(view) }?),
-            // SAFETY: the view was just handed out.
-            DType::BF16 => FloatsMut::BF16(unsafe { Self::slice_mut(view) }?),
-            other => return Err(Error::internal(format!("{other} is no float type"))),
-        };
-        Ok(Self::tensor(view, self.result_rows[index], data))
-    }
-
     /// Result `index`, of any element type. Handed out once.
-    pub(crate) fn bytes_mut(&self, index: usize) -> Result<Tensor<'a, Bytes<&'a mut [u8]>>> {
+    ///
+    /// # Errors
+    /// If there is no such result, or it was handed out before.
+    #[expect(clippy::mut_from_ref, reason = "`result` hands each result out once")]
+    pub fn bytes_mut(&self, index: usize) -> Result<Tensor<'_, Bytes<&mut [u8]>>> {
         let view = self.result(index)?;
         let length = view.span * view.dtype.bytes();
         // SAFETY: as in `slice_mut`; bytes need no alignment.
@@ -452,21 +463,44 @@ impl<'a> Frame<'a> {
         Ok(Self::tensor(view, self.result_rows[index], Bytes { data, element: view.dtype.bytes() }))
     }
 
-    /// How many rows of result `index` are real.
-    pub(crate) fn result_rows(&self, index: usize) -> usize {
+    /// Rows of operand `index` below its extent; 0 if the operand is no tensor that can be read.
+    pub fn operand_rows(&self, index: usize) -> usize {
+        self.operand_rows.get(index).copied().unwrap_or(0)
+    }
+
+    /// Rows of result `index` below its extent; 0 if there is no such result.
+    pub fn result_rows(&self, index: usize) -> usize {
         self.result_rows.get(index).copied().unwrap_or(0)
     }
 
-    /// Element type of result `index`.
-    pub(crate) fn result_dtype(&self, index: usize) -> Result<DType> {
-        let view = self.views.results.get(index);
-        view.map(|view| view.dtype).ok_or_else(|| Error::internal(format!("there is no result {index}")))
+    /// The shape of result `index`.
+    ///
+    /// # Errors
+    /// If there is no such result.
+    pub fn result_shape(&self, index: usize) -> Result<&[usize]> {
+        let view = self.views.results.get(index).ok_or_else(|| no_result(index))?;
+        Ok(&view.shape[..view.rank])
     }
 
-    /// Element type of operand `index`.
-    pub(crate) fn operand_dtype(&self, index: usize) -> Result<DType> {
+    /// The element type of result `index`.
+    ///
+    /// # Errors
+    /// If there is no such result.
+    pub fn result_dtype(&self, index: usize) -> Result<DType> {
+        self.views.results.get(index).map(|view| view.dtype).ok_or_else(|| no_result(index))
+    }
+
+    /// The element type of operand `index`.
+    ///
+    /// # Errors
+    /// If the operand is no tensor that can be read.
+    pub fn operand_dtype(&self, index: usize) -> Result<DType> {
         self.operand(index).map(|view| view.dtype)
     }
+}
+
+fn no_result(index: usize) -> Error {
+    Error::internal(format!("there is no result {index}"))
 }
 
 fn expect_dtype<T: Element>(dtype: DType) -> Result<()> {

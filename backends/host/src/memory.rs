@@ -1,6 +1,6 @@
-//! Host memory: who may have how much, and buffers.
+//! Host memory: the account of a device handle, and buffers.
 
-use crate::device::Core;
+use crate::device::Host;
 use dsrun_core::{
     Code, Error, Result,
     device::{Buffer, MemoryKind},
@@ -34,12 +34,12 @@ impl Account {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// What is left below the limit, if there is one.
+    /// Bytes left below the limit, if there is a limit.
     pub(crate) fn free(&self) -> Option<u64> {
         self.limit.map(|limit| limit.saturating_sub(self.used()))
     }
 
-    /// Sets `bytes` aside until the reservation is dropped.
+    /// Sets `bytes` bytes aside until the reservation is dropped.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reservation> {
         let amount = bytes as u64;
         let add =
@@ -77,26 +77,26 @@ impl Drop for Reservation {
 
 /// A zeroed piece of host memory.
 ///
-/// Its bytes are reached through a raw pointer only, while the device's lock is held: see [`crate::view`].
+/// Its bytes are reached through a raw pointer only, while the device's lock is held: see `view`.
 pub(crate) struct HostBuffer {
-    /// What the allocator gave; `None` if there is nothing in it.
+    /// The allocation; `None` for a buffer of no bytes.
     allocation: Option<(NonNull<u8>, Layout)>,
     /// The first byte, aligned.
     pointer: NonNull<u8>,
     bytes: usize,
     kind: MemoryKind,
-    device: Arc<Core>,
+    device: Arc<Host>,
     _reservation: Reservation,
 }
 
-// SAFETY: the memory belongs to the buffer alone and is freed with it. The buffer itself never touches the bytes;
-// whoever does holds the lock of `device`, or is told so by the contract of `Buffer::host_pointer`.
+// SAFETY: the memory belongs to the buffer alone and is freed with it. The buffer itself never touches the bytes; code that
+// does holds the lock of `device`, or is bound by the contract of `Buffer::host_pointer`.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above; all methods that take `&self` only read fields that never change.
 unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
-    pub(crate) fn new(device: Arc<Core>, bytes: usize, kind: MemoryKind) -> Result<Self> {
+    pub(crate) fn new(device: Arc<Host>, bytes: usize, kind: MemoryKind) -> Result<Self> {
         let reservation = device.account.reserve(bytes)?;
         if bytes == 0 {
             let pointer = NonNull::<AlignedByte>::dangling().cast();
@@ -122,18 +122,18 @@ impl HostBuffer {
         })
     }
 
-    /// The first byte. Using it takes the lock of [`Self::device`].
+    /// A pointer to the first byte. Reading or writing there requires the lock of [`Self::device`].
     pub(crate) fn pointer(&self) -> NonNull<u8> {
         self.pointer
     }
 
-    /// The handle that allocated it.
-    pub(crate) fn device(&self) -> &Arc<Core> {
+    /// The device handle that allocated the buffer.
+    pub(crate) fn device(&self) -> &Arc<Host> {
         &self.device
     }
 }
 
-/// Only for its alignment: where empty buffers point.
+/// A byte whose alignment dangling pointers of empty buffers take.
 #[repr(align(64))]
 struct AlignedByte;
 

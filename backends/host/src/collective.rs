@@ -1,20 +1,44 @@
 //! Collectives, through the host transport of core.
 //!
-//! What is sent is dense: real rows only, without gaps.
+//! The data sent is dense: rows below the extent only, without gaps.
 
-use crate::{
-    kernels::Exchange,
-    view::{Bytes, Frame, Tensor},
-};
+use crate::view::{Bytes, Frame, Tensor};
 use dsrun_core::{
     Code, DType, Error, Result,
     collective::{Comm, host::HostComm},
     kernels::CallDesc,
-    op::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Op, Receive, ReduceScatter, Send},
+    op::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Op, Receive, ReduceScatter, Send as SendOp},
 };
-use std::sync::Arc;
+use std::{fmt::Debug, sync::Arc};
 
-/// What a call holds while its ranks exchange data.
+/// How ranks exchange the data of a collective, in three steps: the device is locked in the first and the last only.
+pub(crate) trait Exchange: Debug + Send + Sync {
+    /// Copies out the data that other ranks need.
+    fn collect(&self, frame: &Frame<'_>, comm: &HostComm, staging: &mut Staging) -> Result<()>;
+
+    /// Exchanges the data.
+    fn exchange(&self, comm: &HostComm, staging: &mut Staging) -> Result<()>;
+
+    /// Copies in the data of other ranks.
+    fn deliver(&self, frame: &Frame<'_>, comm: &HostComm, staging: &Staging) -> Result<()>;
+}
+
+/// The exchange of an op, if the op is a collective.
+pub(crate) fn exchange(op: &Op) -> Option<Box<dyn Exchange>> {
+    Some(match op {
+        Op::AllReduce(op) => Box::new(*op),
+        Op::AllGather(op) => Box::new(*op),
+        Op::ReduceScatter(op) => Box::new(*op),
+        Op::AllToAll(op) => Box::new(*op),
+        Op::Broadcast(op) => Box::new(*op),
+        Op::Send(op) => Box::new(*op),
+        Op::Receive(op) => Box::new(*op),
+        Op::Barrier(op) => Box::new(*op),
+        _ => return None,
+    })
+}
+
+/// The data a call holds while its ranks exchange it.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
     outgoing: Vec<u8>,
@@ -29,7 +53,7 @@ impl Staging {
     }
 }
 
-/// Refuses what cannot be cut into equal shares: rows whose number only the device knows.
+/// Refuses rows whose number only the device knows where they must be cut into equal shares.
 pub(crate) fn check(call: &CallDesc) -> Result<()> {
     let shares_rows = match &call.op {
         Op::AllGather(op) => op.rows,
@@ -208,7 +232,7 @@ impl Exchange for Broadcast {
     }
 }
 
-impl Exchange for Send {
+impl Exchange for SendOp {
     fn collect(&self, frame: &Frame<'_>, _: &HostComm, staging: &mut Staging) -> Result<()> {
         stage(&frame.bytes(0)?, &mut staging.outgoing);
         Ok(())

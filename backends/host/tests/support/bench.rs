@@ -1,34 +1,38 @@
 //! A device and what it takes to run one call on it.
 
-use super::{SECOND, open};
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part, and has failed if it cannot go on")]
+
 use bytemuck::Pod;
 use dsrun_core::{
     BytesReader, DType, Result, TensorDesc, WeightFormat, WeightType,
     checked::CheckedPlan,
     collective::Comm,
-    device::{BufferSlice, Device, DeviceOptions, MemoryKind},
+    device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, WeightDesc},
     op::Op,
 };
 use half::{bf16, f16};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+/// The longest a copy may take.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// An operand: what is planned for and what is bound.
-pub(super) type Operand = (OperandDesc, Argument);
+pub(crate) type Operand = (OperandDesc, Argument);
 
-pub(super) struct Bench {
-    pub(super) device: Arc<dyn Device>,
+pub(crate) struct Bench {
+    pub(crate) device: Arc<dyn Device>,
 }
 
-pub(super) fn desc(dtype: DType, shape: &[usize]) -> TensorDesc {
+pub(crate) fn desc(dtype: DType, shape: &[usize]) -> TensorDesc {
     TensorDesc::dense(dtype, shape)
 }
 
-pub(super) fn tensor(desc: TensorDesc) -> OperandDesc {
+pub(crate) fn tensor(desc: TensorDesc) -> OperandDesc {
     OperandDesc::Tensor(desc)
 }
 
-pub(super) fn arguments(operands: Vec<Option<BufferSlice>>, results: Vec<BufferSlice>) -> Arguments {
+pub(crate) fn arguments(operands: Vec<Option<BufferSlice>>, results: Vec<BufferSlice>) -> Arguments {
     let operand = |slice: BufferSlice| Argument::Tensor(Binding::new(slice));
     Arguments {
         operands: operands.into_iter().map(|slice| slice.map(operand)).collect(),
@@ -38,7 +42,7 @@ pub(super) fn arguments(operands: Vec<Option<BufferSlice>>, results: Vec<BufferS
 }
 
 /// Element types that tests upload.
-pub(super) trait Number: Pod {
+pub(crate) trait Number: Pod {
     const DTYPE: DType;
 }
 
@@ -55,29 +59,30 @@ impl Number for u32 {
 }
 
 impl Bench {
-    pub(super) fn new(threads: usize) -> Self {
-        Self { device: open(DeviceOptions { threads: Some(threads), ..DeviceOptions::default() }).unwrap() }
+    pub(crate) fn new(backend: &dyn Backend, threads: usize) -> Self {
+        let options = DeviceOptions { threads: Some(threads), ..DeviceOptions::default() };
+        Self { device: backend.open(0, &options).unwrap() }
     }
 
-    pub(super) fn upload<T: Pod>(&self, values: &[T]) -> BufferSlice {
+    pub(crate) fn upload<T: Pod>(&self, values: &[T]) -> BufferSlice {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let slice = BufferSlice::whole(self.device.allocate(bytes.len(), MemoryKind::Device).unwrap());
         self.device.stream().unwrap().upload(bytes, &slice).unwrap();
         slice
     }
 
-    pub(super) fn download<T: Pod>(&self, slice: &BufferSlice) -> Vec<T> {
+    pub(crate) fn download<T: Pod>(&self, slice: &BufferSlice) -> Vec<T> {
         let mut values = vec![T::zeroed(); slice.bytes / size_of::<T>()];
         let bytes = bytemuck::cast_slice_mut(&mut values);
         self.device.stream().unwrap().download(slice, bytes, "a result", SECOND).unwrap();
         values
     }
 
-    pub(super) fn operand<T: Number>(&self, values: &[T], shape: &[usize]) -> Operand {
+    pub(crate) fn operand<T: Number>(&self, values: &[T], shape: &[usize]) -> Operand {
         (tensor(desc(T::DTYPE, shape)), Argument::Tensor(Binding::new(self.upload(values))))
     }
 
-    pub(super) fn floats_slice(&self, dtype: DType, values: &[f32]) -> BufferSlice {
+    pub(crate) fn floats_slice(&self, dtype: DType, values: &[f32]) -> BufferSlice {
         match dtype {
             DType::F16 => self.upload(&values.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>()),
             DType::BF16 => self.upload(&values.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>()),
@@ -85,11 +90,11 @@ impl Bench {
         }
     }
 
-    pub(super) fn floats(&self, dtype: DType, values: &[f32], shape: &[usize]) -> Operand {
+    pub(crate) fn floats(&self, dtype: DType, values: &[f32], shape: &[usize]) -> Operand {
         (tensor(desc(dtype, shape)), Argument::Tensor(Binding::new(self.floats_slice(dtype, values))))
     }
 
-    pub(super) fn read_floats(&self, dtype: DType, slice: &BufferSlice) -> Vec<f32> {
+    pub(crate) fn read_floats(&self, dtype: DType, slice: &BufferSlice) -> Vec<f32> {
         match dtype {
             DType::F16 => self.download::<f16>(slice).into_iter().map(f16::to_f32).collect(),
             DType::BF16 => self.download::<bf16>(slice).into_iter().map(bf16::to_f32).collect(),
@@ -98,7 +103,7 @@ impl Bench {
     }
 
     /// A dense f32 weight.
-    pub(super) fn weight(&self, values: &[f32], outputs: usize, inputs: usize) -> Operand {
+    pub(crate) fn weight(&self, values: &[f32], outputs: usize, inputs: usize) -> Operand {
         let weight_type =
             WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![outputs, inputs] };
         let weight = WeightDesc { weight_type: weight_type.clone(), uses: vec![], immutable: true };
@@ -110,7 +115,7 @@ impl Bench {
     }
 
     /// Plans, binds and runs a call.
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         op: impl Into<Op>,
         operands: Vec<Option<Operand>>,
@@ -119,7 +124,7 @@ impl Bench {
         self.run_with(op, operands, results, None)
     }
 
-    pub(super) fn run_with(
+    pub(crate) fn run_with(
         &self,
         op: impl Into<Op>,
         operands: Vec<Option<Operand>>,

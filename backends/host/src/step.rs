@@ -1,6 +1,6 @@
 //! The request table: deriving a step's inputs, recording its tokens.
 
-use crate::{kernels::Kernel, parallel::Worker, view::Frame};
+use crate::{kernels::SharedOp, view::Frame};
 use dsrun_core::{
     Result,
     op::{CommitTokens, IN_PROMPT, PrepareStep},
@@ -11,13 +11,13 @@ fn size(count: i32) -> usize {
     usize::try_from(count).unwrap_or(0)
 }
 
-/// An index or length for the device. Tensors are far smaller than this could not hold; if not, it is no index.
+/// An index or length for the device. A size beyond i32, which no tensor has, becomes -1, the index that skips.
 fn number(size: usize) -> i32 {
     i32::try_from(size).unwrap_or(-1)
 }
 
-impl Kernel for PrepareStep {
-    fn run(&self, frame: &Frame<'_>, _: &mut Worker<'_>) -> Result<()> {
+impl SharedOp for PrepareStep {
+    fn run(&self, frame: &Frame<'_>) -> Result<()> {
         let (requests, lengths) = (frame.input::<i32>(0)?, frame.input::<i32>(1)?);
         let (sources, prompt) = (frame.input::<i32>(2)?, frame.input::<i32>(3)?);
         let (wanted, table) = (frame.input::<i32>(4)?, frame.input::<i32>(5)?);
@@ -91,13 +91,13 @@ impl Kernel for PrepareStep {
     }
 }
 
-/// `id` as an index, or one that is outside.
+/// `id` as an index; `limit`, which is outside, if the id is negative.
 fn size_or_none(id: i32, limit: usize) -> usize {
     usize::try_from(id).unwrap_or(limit)
 }
 
-impl Kernel for CommitTokens {
-    fn run(&self, frame: &Frame<'_>, _: &mut Worker<'_>) -> Result<()> {
+impl SharedOp for CommitTokens {
+    fn run(&self, frame: &Frame<'_>) -> Result<()> {
         let (requests, ids, stop) = (frame.input::<i32>(0)?, frame.input::<i32>(1)?, frame.input::<i32>(2)?);
         let (mut last_token, mut finished) = (frame.output::<i32>(0)?, frame.output::<i32>(1)?);
         let mut counts = frame.output::<i32>(2)?;

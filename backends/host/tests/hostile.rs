@@ -1,9 +1,16 @@
-//! Indices and lengths come from device memory, where anything can stand: no call may panic or touch what is not its own.
+//! Indices and lengths in device memory may be any numbers: no call may panic or touch memory outside its operands.
 
-use super::bench::{Bench, Number, Operand, desc};
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "support/backends.rs"]
+mod backends;
+#[path = "support/bench.rs"]
+mod bench;
+
+use bench::{Bench, Number, Operand, desc};
 use dsrun_core::{
     DType,
-    device::BufferSlice,
+    device::{Backend, BufferSlice},
     kernels::{Argument, Binding, OperandDesc},
     op::{
         Attention, AttentionMask, CommitTokens, Embed, GatherRows, KvWrite, LogitProcess, Op, PageCopy,
@@ -11,6 +18,7 @@ use dsrun_core::{
     },
 };
 use rstest::rstest;
+use std::sync::Arc;
 
 /// Numbers that are likely to be mishandled, among small ones that are not.
 struct Hostile(u64);
@@ -72,8 +80,12 @@ const F32: DType = DType::F32;
 const I32: DType = DType::I32;
 
 #[rstest]
-fn nothing_panics(#[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] seed: u64, #[values(1, 2)] threads: usize) {
-    let mut a = Attack { bench: Bench::new(threads), hostile: Hostile(seed) };
+fn nothing_panics(
+    #[values(backends::cpu())] backend: Arc<dyn Backend>,
+    #[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] seed: u64,
+    #[values(1, 2)] threads: usize,
+) {
+    let mut a = Attack { bench: Bench::new(&*backend, threads), hostile: Hostile(seed) };
     for _ in 0..5 {
         let (cache, rows) = ([3, 2, 4, 8], [6, 16]);
 

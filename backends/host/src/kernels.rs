@@ -1,0 +1,231 @@
+//! Query, prepack, plan, bind and enqueue.
+
+use crate::{
+    collective::{self, Exchange, Staging},
+    device::Host,
+    memory::Reservation,
+    stream::HostStream,
+    view::{Frame, Views},
+};
+use dsrun_core::{
+    Error, Result, WeightReader, WeightType,
+    collective::host::HostComm,
+    device::Stream,
+    kernels::{
+        Arguments, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support,
+        WeightDesc,
+    },
+    op::Op,
+};
+use std::{any::Any, cell::RefCell, fmt::Debug, sync::Arc};
+
+/// How a backend computes: how it packs weights and runs ops.
+///
+/// Shapes come with the tensors of a [`Frame`], so a kernel has little to remember: an op's own attributes are enough.
+pub trait Compute: Debug + Send + Sync + 'static {
+    /// A weight in the backend's layout.
+    type Weight: PackedWeight;
+
+    /// An op prepared to run.
+    type Kernel: Debug + Send + Sync;
+
+    /// The layout the backend would keep a weight in.
+    ///
+    /// # Errors
+    /// [`dsrun_core::Code::Unsupported`] if the backend cannot keep this format; if the size overflows.
+    fn layout(&self, weight: &WeightDesc) -> Result<PackedLayout>;
+
+    /// Packs a weight.
+    ///
+    /// # Errors
+    /// As [`Self::layout`]; those of the reader; [`dsrun_core::Code::OutOfMemory`].
+    fn pack(&self, weight: &WeightDesc, rows: &mut dyn WeightReader, host: &Host) -> Result<Self::Weight>;
+
+    /// Prepares a valid call. Collectives, page moves and the ops of the request table never get here.
+    ///
+    /// # Errors
+    /// [`dsrun_core::Code::Unsupported`], with the reason, if the backend does not run it.
+    fn kernel(&self, op: &Op) -> Result<Self::Kernel>;
+
+    /// Whether a row's result does not depend on which other rows are in the batch, to the bit.
+    fn is_batch_invariant(&self, op: &Op) -> bool;
+
+    /// Runs a kernel once. Calls of one device handle never run at the same time.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    fn run(&self, kernel: &Self::Kernel, frame: &Frame<'_>, host: &Host) -> Result<()>;
+}
+
+/// An op that every host backend runs alike.
+pub(crate) trait SharedOp: Debug + Send + Sync {
+    /// Runs the op once.
+    fn run(&self, frame: &Frame<'_>) -> Result<()>;
+}
+
+#[derive(Debug)]
+enum Implementation<K> {
+    Compute(K),
+    Shared(Box<dyn SharedOp>),
+    Collective(Box<dyn Exchange>, Arc<HostComm>),
+}
+
+/// What the kernels, plans and calls of a device handle share.
+#[derive(Debug)]
+struct Shared<C> {
+    host: Arc<Host>,
+    compute: C,
+}
+
+/// The kernels of a device handle.
+#[derive(Debug)]
+pub(crate) struct HostKernels<C>(Arc<Shared<C>>);
+
+impl<C: Compute> HostKernels<C> {
+    pub(crate) fn new(host: Arc<Host>, compute: C) -> Self {
+        Self(Arc::new(Shared { host, compute }))
+    }
+
+    /// Finds the implementation of a call, or says why there is none.
+    fn implementation(&self, call: &CallDesc) -> Result<Implementation<C::Kernel>> {
+        if let Some(exchange) = collective::exchange(&call.op) {
+            let comm = call.comm.clone().ok_or_else(|| Error::invalid("is missing").at("comm"))?;
+            let any: Arc<dyn Any + Send + Sync> = comm;
+            let comm = any
+                .downcast::<HostComm>()
+                .map_err(|_| Error::invalid("belongs to another backend").at("comm"))?;
+            collective::check(call)?;
+            return Ok(Implementation::Collective(exchange, comm));
+        }
+        if let Some(op) = shared_op(&call.op) {
+            return Ok(Implementation::Shared(op));
+        }
+        let kernel = self.0.compute.kernel(&call.op)?;
+        for operand in call.operands.iter().flatten() {
+            if let OperandDesc::Weight(weight) = operand {
+                let weight = WeightDesc { weight_type: weight.clone(), uses: Vec::new(), immutable: false };
+                self.0.compute.layout(&weight)?;
+            }
+        }
+        Ok(Implementation::Compute(kernel))
+    }
+}
+
+/// The op, if all host backends run it alike: it moves bytes or counts tokens, and computes no float.
+fn shared_op(op: &Op) -> Option<Box<dyn SharedOp>> {
+    Some(match op {
+        Op::PageCopy(op) => Box::new(*op),
+        Op::PageGather(op) => Box::new(*op),
+        Op::PageScatter(op) => Box::new(*op),
+        Op::PrepareStep(op) => Box::new(*op),
+        Op::CommitTokens(op) => Box::new(*op),
+        _ => return None,
+    })
+}
+
+impl<C: Compute> Kernels for HostKernels<C> {
+    fn query(&self, call: &CallDesc) -> Result<Support> {
+        match call.validate().and_then(|()| self.implementation(call)) {
+            // No work list, no scratch memory and no persistent memory: `native` asks for none of them.
+            Ok(implementation) => {
+                let computes = matches!(implementation, Implementation::Compute(_));
+                let batch_invariant = !computes || self.0.compute.is_batch_invariant(&call.op);
+                Ok(Support { batch_invariant, ..Support::native() })
+            }
+            Err(error) => Ok(Support::no(error.to_string())),
+        }
+    }
+
+    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
+        self.0.compute.layout(weight)
+    }
+
+    fn prepack(
+        &self,
+        stream: &mut dyn Stream,
+        weight: &WeightDesc,
+        rows: &mut dyn WeightReader,
+    ) -> Result<Arc<dyn PackedWeight>> {
+        let Shared { host, compute } = &*self.0;
+        HostStream::check(stream, host)?;
+        let reservation = host.account.reserve(compute.layout(weight)?.bytes)?;
+        let packed = compute.pack(weight, rows, host)?;
+        Ok(Arc::new(HostWeight { packed, _reservation: reservation }))
+    }
+
+    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+        call.validate()?;
+        let implementation = self.implementation(call)?;
+        Ok(Arc::new(HostPlan { shared: self.0.clone(), call: call.clone(), implementation }))
+    }
+}
+
+/// A packed weight, counted in its device's account.
+#[derive(Debug)]
+pub(crate) struct HostWeight<W> {
+    packed: W,
+    _reservation: Reservation,
+}
+
+impl<W> HostWeight<W> {
+    pub(crate) fn packed(&self) -> &W {
+        &self.packed
+    }
+}
+
+impl<W: PackedWeight> PackedWeight for HostWeight<W> {
+    fn weight_type(&self) -> &WeightType {
+        self.packed.weight_type()
+    }
+
+    fn bytes(&self) -> usize {
+        self.packed.bytes()
+    }
+}
+
+#[derive(Debug)]
+struct HostPlan<C: Compute> {
+    shared: Arc<Shared<C>>,
+    call: CallDesc,
+    implementation: Implementation<C::Kernel>,
+}
+
+impl<C: Compute> Plan for HostPlan<C> {
+    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+        let views = Views::bind::<C::Weight>(&self.call, arguments, &self.shared.host)?;
+        Ok(Box::new(HostCall { plan: self, views, staging: RefCell::default() }))
+    }
+}
+
+#[derive(Debug)]
+struct HostCall<C: Compute> {
+    plan: Arc<HostPlan<C>>,
+    views: Views,
+    /// Used by collectives only.
+    staging: RefCell<Staging>,
+}
+
+impl<C: Compute> HostCall<C> {
+    fn run(&self) -> Result<()> {
+        let Shared { host, compute } = &*self.plan.shared;
+        match &self.plan.implementation {
+            Implementation::Compute(kernel) => compute.run(kernel, &self.views.open(), host),
+            Implementation::Shared(op) => op.run(&self.views.open()),
+            Implementation::Collective(exchange, comm) => {
+                let staging = self.staging.try_borrow_mut();
+                let mut staging = staging.map_err(|_| Error::internal("the call is running already"))?;
+                exchange.collect(&self.views.open(), comm, &mut staging)?;
+                exchange.exchange(comm, &mut staging)?;
+                exchange.deliver(&self.views.open(), comm, &staging)
+            }
+        }
+    }
+}
+
+impl<C: Compute> BoundCall for HostCall<C> {
+    fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
+        HostStream::check(stream, &self.plan.shared.host)
+            .and_then(|()| self.run())
+            .map_err(|error| error.in_op(self.plan.call.op.name()))
+    }
+}
