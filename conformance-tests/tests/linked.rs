@@ -5,6 +5,7 @@
 
 #![allow(clippy::print_stdout, reason = "a test that skips says why")]
 
+use dsrun_candle::CandleBackend;
 use dsrun_conformance::{
     draw::{DrawnId, simplify},
     runner::{Report, Status},
@@ -27,7 +28,8 @@ const SHOWN: usize = 12;
 const TRIES: usize = 200;
 
 fn main() {
-    let backends: [Arc<dyn Backend>; 2] = [Arc::new(CpuBackend::new()), Arc::new(CudaBackend::new())];
+    let backends: [Arc<dyn Backend>; 3] =
+        [Arc::new(CpuBackend::new()), Arc::new(CandleBackend::new()), Arc::new(CudaBackend::new())];
     let trials = backends.into_iter().flat_map(trials).collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

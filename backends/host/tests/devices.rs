@@ -32,7 +32,7 @@ fn open(options: DeviceOptions) -> dsrun_core::Result<Arc<dyn Device>> {
 }
 
 #[rstest]
-fn a_backend_has_one_device(#[values(backends::cpu())] backend: Arc<dyn Backend>) {
+fn a_backend_has_one_device(#[values(backends::candle(), backends::cpu())] backend: Arc<dyn Backend>) {
     let devices = backend.devices().unwrap();
     assert_eq!(devices.len(), 1);
     assert!(backend.open(1, &DeviceOptions::default()).is_err());
@@ -103,7 +103,9 @@ fn buffers_are_aligned_zeroed_and_may_be_empty() {
 }
 
 #[rstest]
-fn another_handles_objects_are_refused(#[values(backends::cpu())] backend: Arc<dyn Backend>) {
+fn another_handles_objects_are_refused(
+    #[values(backends::candle(), backends::cpu())] backend: Arc<dyn Backend>,
+) {
     let (own, other) = (bench(1), Bench::new(&*backend, 1));
     let x = desc(DType::F32, &[2, 4]);
     let call = CallDesc {

@@ -81,7 +81,7 @@ const I32: DType = DType::I32;
 
 #[rstest]
 fn nothing_panics(
-    #[values(backends::cpu())] backend: Arc<dyn Backend>,
+    #[values(backends::candle(), backends::cpu())] backend: Arc<dyn Backend>,
     #[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] seed: u64,
     #[values(1, 2)] threads: usize,
 ) {

@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[path = "support/backends.rs"]
-mod backends;
 #[path = "support/bench.rs"]
 mod bench;
 
@@ -14,6 +12,7 @@ use dsrun_core::{
     kernels::{Argument, Binding},
     op::{AllGather, AllReduce, MeshAxis, Op, Receive, ReduceScatter, Reduction, Send as SendOp},
 };
+use dsrun_cpu::CpuBackend;
 use rstest::rstest;
 use std::{sync::Arc, thread};
 
@@ -23,8 +22,8 @@ fn as_ranks<T: Send>(
     shared: bool,
     work: impl Fn(usize, &Bench, Arc<dyn Comm>) -> T + Sync,
 ) -> Vec<T> {
-    let backend = backends::cpu();
-    let one = Bench::new(&*backend, 1);
+    let backend = CpuBackend::new();
+    let one = Bench::new(&backend, 1);
     let comms = HostComm::group(ranks).unwrap();
     thread::scope(|scope| {
         let threads: Vec<_> = comms
@@ -33,7 +32,7 @@ fn as_ranks<T: Send>(
             .map(|(rank, comm)| {
                 let (work, one, backend) = (&work, &one, &backend);
                 scope.spawn(move || {
-                    let own = (!shared).then(|| Bench::new(&**backend, 1));
+                    let own = (!shared).then(|| Bench::new(backend, 1));
                     work(rank, own.as_ref().unwrap_or(one), Arc::new(comm))
                 })
             })

@@ -1,0 +1,13 @@
+//! The ops, one file per family as in [`dsrun_core::op`].
+
+mod activation;
+mod attention;
+mod cache;
+mod elementwise;
+mod embed;
+mod linear;
+mod norm;
+mod quant;
+mod rope;
+mod sample;
+mod sampling;
