@@ -1,8 +1,8 @@
 //! Packed weight matrices, and their product with activations.
 //!
 //! Weights stay quantised, interleaved ([`panel`]), and are decoded to f32 in registers as they are used ([`tile`]);
-//! activations are f32 and exact. Products of quantised activations are sums of integers ([`integers`]). Kernels are written once over a handful of vector operations
-//! ([`lanes`]), for AVX2, AVX-512 and plain Rust, chosen when the program runs.
+//! activations are f32 and exact. Products of quantised activations are sums of integers ([`integers`]). Kernels are written once
+//! over a handful of vector operations ([`lanes`]), for AVX2, AVX-512 and plain Rust, chosen when the program runs.
 //!
 //! All sizes of batch run on these kernels, so that sums do not depend on the batch; the book's design record 8 compares them
 //! with a general matrix product. For one row the product is as fast as memory, or as decoding where that takes longer: on two
@@ -40,7 +40,7 @@ pub(crate) struct PackedMatrix {
     shape: PanelShape,
     /// The panels, back to back.
     lines: Vec<Line>,
-    /// What sums are multiplied by, if blocks have no scales: one for each row.
+    /// The scale of each row, if blocks hold no scales.
     scales: Vec<f32>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct PackedMatrix {
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// The format of the panels of a matrix, and how large they are.
+/// The format and size of the panels of a matrix.
 #[derive(Clone, Copy, Debug)]
 struct PanelShape {
     format: PanelFormat,
@@ -123,8 +123,8 @@ macro_rules! with_block {
 }
 
 impl PanelFormat {
-    /// How rows of so many columns are kept. Formats without blocks of their own here are taken apart; where their groups are no
-    /// whole number of blocks, they are decoded.
+    /// The panel format for rows of `columns` elements. Weight formats without a block type here are unpacked to integers and
+    /// scales, or decoded to f32 where their groups are not whole numbers of blocks.
     fn new(format: WeightFormat, columns: usize) -> Result<Self> {
         let group = format.group(columns);
         let whole = |length: usize| group.is_multiple_of(length) && columns.is_multiple_of(length);
@@ -183,7 +183,7 @@ impl PanelShape {
     }
 }
 
-/// How a weight would be kept.
+/// The layout of a packed weight.
 ///
 /// # Errors
 /// [`Code::Unsupported`] if its format cannot be packed; if its size overflows.
@@ -224,14 +224,18 @@ impl PackedMatrix {
                 PanelFormat::Q4_0 => target.fill(&shape, rows, pool, interleave::<Q4_0>)?,
                 PanelFormat::Q4_1 => target.fill(&shape, rows, pool, interleave::<Q4_1>)?,
                 PanelFormat::Q8_0 => target.fill(&shape, rows, pool, interleave::<Q8_0>)?,
-                PanelFormat::F32 => target.fill(&shape, rows, pool, taken_apart::<F32>(&shape, format))?,
+                PanelFormat::F32 => {
+                    target.fill(&shape, rows, pool, interleave_integers::<F32>(&shape, format))?
+                }
                 PanelFormat::Nibbles => {
-                    target.fill(&shape, rows, pool, taken_apart::<Nibbles>(&shape, format))?;
+                    target.fill(&shape, rows, pool, interleave_integers::<Nibbles>(&shape, format))?;
                 }
                 PanelFormat::Bytes => {
-                    target.fill(&shape, rows, pool, taken_apart::<Bytes>(&shape, format))?
+                    target.fill(&shape, rows, pool, interleave_integers::<Bytes>(&shape, format))?
                 }
-                PanelFormat::Int8 => target.fill(&shape, rows, pool, taken_apart::<Int8>(&shape, format))?,
+                PanelFormat::Int8 => {
+                    target.fill(&shape, rows, pool, interleave_integers::<Int8>(&shape, format))?
+                }
             }
         }
         if shape.format != PanelFormat::Int8 {
@@ -240,10 +244,10 @@ impl PackedMatrix {
         Ok(Self { weight_type: desc.weight_type.clone(), shape, lines, scales })
     }
 
-    /// Packs a dense matrix `[outputs, inputs]` that is in memory.
+    /// Packs a dense matrix `[outputs, inputs]`.
     ///
     /// # Errors
-    /// If `values` are not as many as that; [`Code::OutOfMemory`].
+    /// If `values` has another length; [`Code::OutOfMemory`].
     pub(crate) fn from_rows(
         values: &[f32],
         [outputs, inputs]: [usize; 2],
@@ -260,7 +264,7 @@ impl PackedMatrix {
     /// Runs on the pool; cheapest when called from one of its threads.
     ///
     /// # Errors
-    /// If `x` or `out` is not as long as that.
+    /// If `x` or `out` has another length.
     pub(crate) fn multiply(
         &self,
         x: &[f32],
@@ -318,7 +322,7 @@ impl PackedMatrix {
     /// outputs]`. The weight is signed bytes with one scale for each row.
     ///
     /// # Errors
-    /// If it is not, or `x` or `out` is not as long as that.
+    /// If the weight has another format, or `x` or `out` another length.
     pub(crate) fn multiply_quantised(
         &self,
         x: &Quantised,
@@ -344,7 +348,7 @@ impl PackedMatrix {
         Ok(())
     }
 
-    /// Decodes one row of the matrix into the front of `out`, for embeddings. A row that is not there is zeros.
+    /// Decodes one row of the matrix into the front of `out`, for embeddings. A row outside the matrix is zeros.
     pub(crate) fn row(&self, index: usize, out: &mut [f32]) {
         out.fill(0.0);
         let count = out.len().min(self.shape.inputs);
@@ -396,7 +400,7 @@ fn zeroed_lines(bytes: usize) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// What a matrix is packed into.
+/// The memory a matrix is packed into.
 struct Target<'a> {
     panels: &'a mut [u8],
     /// One for each row.
@@ -404,8 +408,8 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Reads as many panels at a time as make a piece, and fills them in parallel: `fill` is given a panel, the rows it is made
-    /// of, and their scales.
+    /// Reads about [`PIECE_BYTES`] of panels at a time and fills them in parallel: `fill` is given a panel, the rows it is made of,
+    /// and their scales.
     fn fill<B: Block>(
         self,
         shape: &PanelShape,
@@ -439,7 +443,7 @@ impl Target<'_> {
     }
 }
 
-/// Interleaves up to sixteen rows; what is missing stays zero.
+/// Interleaves up to sixteen rows; missing rows stay zero.
 fn interleave<B: FromBytes>(panel: &mut [B], rows: std::slice::ChunksExact<'_, u8>, _: &mut [f32]) {
     let block_bytes = size_of::<B>() / WIDTH;
     for (lane, row) in rows.enumerate() {
@@ -449,14 +453,14 @@ fn interleave<B: FromBytes>(panel: &mut [B], rows: std::slice::ChunksExact<'_, u
     }
 }
 
-/// Interleaves up to sixteen rows of a format that has no blocks of its own, and gives the scale of the first group of each.
-fn taken_apart<B: FromIntegers>(
+/// Interleaves up to sixteen rows of a weight format without a block type, and gives the scale of the first group of each.
+fn interleave_integers<B: FromIntegers>(
     shape: &PanelShape,
     format: WeightFormat,
 ) -> impl Fn(&mut [B], std::slice::ChunksExact<'_, u8>, &mut [f32]) + Sync {
     let (inputs, group) = (shape.inputs, format.group(shape.inputs));
     move |panel, rows, scales| {
-        // What fills up the last block meets activations of zero.
+        // Integers past the end of a row meet activations of zero.
         let mut integers = vec![0; inputs.next_multiple_of(B::LENGTH)];
         let mut affines = vec![Affine::default(); inputs.div_ceil(group)];
         for (lane, (row, scale)) in rows.zip(scales).enumerate() {

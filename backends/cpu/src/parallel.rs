@@ -37,7 +37,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Disjoint slices of these lengths, with whatever is left in them.
+    /// Disjoint slices of these lengths, with unspecified contents.
     pub(crate) fn split<const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [f32]; N] {
         let total = lengths.iter().sum();
         if self.floats.len() < total {
@@ -84,7 +84,7 @@ pub(crate) struct Team<'a> {
 }
 
 impl Team<'_> {
-    /// Does `work` once for each of `0..count`, at about `cost` scalar operations each: in turn, or on all threads if that
+    /// Runs `work` once for each of `0..count`, at about `cost` scalar operations each: in turn, or on all threads if that
     /// is worth it.
     pub(crate) fn for_each(&mut self, count: usize, cost: usize, work: impl Fn(usize, &mut Lane) + Sync) {
         let alone = self.lanes.len() < 2 || count < 2 || count.saturating_mul(cost) < WORTH_SHARING;

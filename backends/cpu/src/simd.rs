@@ -1,7 +1,7 @@
 //! The inner loops over f32: dot products, weighted sums, exponentials.
 //!
 //! Each loop is written once, over fixed-size groups of numbers that compilers turn into vector instructions, and compiled
-//! twice on x86-64: for every processor, and for those with AVX2 and fused multiply-add, which is asked when the program
+//! twice on x86-64: for every processor, and for processors with AVX2 and fused multiply-add, which is detected when the program
 //! runs. Dot products have a form of their own there ([`x86`]). Elsewhere the portable form is all there is; on AArch64 that
 //! has vectors and fused multiply-add.
 

@@ -93,7 +93,7 @@ fn norm_linear_is_its_body(#[values(false, true)] half: bool, #[values(false, tr
 }
 
 #[test]
-fn other_regions_are_left_to_core_with_a_reason() {
+fn other_regions_are_refused_with_a_reason() {
     let bench = Bench::new(&CpuBackend::new(), 1);
     let values =
         |indices: &[usize]| indices.iter().map(|index| Some(ValueId::new(*index))).collect::<Vec<_>>();

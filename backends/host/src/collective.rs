@@ -110,7 +110,7 @@ fn stage<D: AsRef<[u8]>>(x: &Tensor<'_, Bytes<D>>, bytes: &mut Vec<u8>) {
     pack(x, x.rows, 0, x.width(), bytes);
 }
 
-/// Makes `bytes` zeros, as many as the real rows of `y` have.
+/// Makes `bytes` zeros, as many as the bytes of `rows` rows of `y`.
 fn make_room(y: &Tensor<'_, Bytes<&mut [u8]>>, rows: usize, bytes: &mut Vec<u8>) {
     bytes.clear();
     bytes.resize(rows * y.width() * y.data.element(), 0);

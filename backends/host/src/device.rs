@@ -22,7 +22,7 @@ use std::{
     thread::available_parallelism,
 };
 
-/// The most threads a handle may ask for; more is taken for a mistake.
+/// The most threads a handle may ask for.
 const MAX_THREADS: usize = 1024;
 
 /// The host as a device of a backend.
@@ -106,7 +106,7 @@ impl fmt::Debug for Host {
     }
 }
 
-/// How many threads a handle gets: those asked for, times its share of the device.
+/// The threads of a handle: those asked for, times its share of the device.
 fn threads(options: &DeviceOptions) -> Result<usize> {
     let threads = options.threads.unwrap_or_else(|| cores().min(MAX_THREADS));
     if !(1..=MAX_THREADS).contains(&threads) {

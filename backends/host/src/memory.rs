@@ -75,7 +75,7 @@ impl Drop for Reservation {
     }
 }
 
-/// A zeroed piece of host memory.
+/// A block of host memory, zeroed when allocated.
 ///
 /// Its bytes are reached through a raw pointer only, while the device's lock is held: see `view`.
 pub(crate) struct HostBuffer {

@@ -110,7 +110,7 @@ impl SharedOp for CommitTokens {
             }
             *last_token.at_mut(request) = number(id);
             let count = &mut counts.row_mut(request)[id];
-            // The bit above the count says something else: a count that is full stays.
+            // A full count stays, because the bit above it is `IN_PROMPT`.
             if *count & (IN_PROMPT - 1) != IN_PROMPT - 1 {
                 *count += 1;
             }

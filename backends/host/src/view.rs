@@ -211,7 +211,7 @@ impl Views {
             BoundOperand::Tensor(view) => Some(view),
             _ => None,
         });
-        // Operands that later results update are still among them: those must not overlap either.
+        // Operands that later results update are still among these operands, and must not overlap either.
         if operands.chain(&self.results).any(|other| view.overlaps(other)) {
             return Err(Error::invalid("shares storage with another operand or result").field("slice"));
         }

@@ -80,7 +80,7 @@ const F32: DType = DType::F32;
 const I32: DType = DType::I32;
 
 #[rstest]
-fn nothing_panics(
+fn no_op_panics(
     #[values(backends::candle(), backends::cpu())] backend: Arc<dyn Backend>,
     #[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] seed: u64,
     #[values(1, 2)] threads: usize,

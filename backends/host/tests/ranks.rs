@@ -91,7 +91,7 @@ fn scattering_shares_out_features_or_rows(#[case] rows: bool, #[case] expected: 
 }
 
 #[test]
-fn what_is_sent_is_received() {
+fn a_receive_gets_the_tensor_of_its_send() {
     let found = as_ranks(2, true, |rank, bench, comm| {
         let x = bench.operand(&[5, 6, 7], &[1, 3]);
         if rank == 0 {

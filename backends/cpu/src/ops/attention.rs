@@ -37,27 +37,27 @@ pub(crate) struct Tile {
 struct Sequence {
     /// Its first query row.
     first_row: usize,
-    /// Query rows it says it has.
+    /// Query rows according to its query length.
     queries: usize,
-    /// Position of its first query row; negative only if its lengths make no sense.
+    /// Position of its first query row; negative if there are fewer keys than queries.
     first_position: i64,
     /// Keys that can be read.
     keys: usize,
 }
 
-/// Where the keys of a sequence are.
+/// The place of the keys of a sequence.
 trait KeySource: Sync {
     /// The sequence at `index`; `None` if it has no rows.
     fn sequence(&self, index: usize) -> Option<Sequence>;
 
-    /// How many keys from `key` on are side by side in memory, and where the first of them and its value are; no place if
-    /// they are missing.
+    /// The number of keys from `key` on that are contiguous in memory, and the offsets of the first key and its value; `None` for
+    /// offsets if these keys have no page.
     fn run(&self, sequence: usize, head: usize, key: usize) -> (usize, Option<(usize, usize)>);
 }
 
 impl Kernel for AttentionPrepare {
     fn run(&self, frame: &Frame<'_>, _: &mut Worker<'_>) -> Result<()> {
-        // This backend wants no list; if there is one all the same, it holds nothing.
+        // This backend asks for no work list; one that is bound anyway holds zeros.
         frame.output::<i32>(0)?.data.fill(0);
         Ok(())
     }
@@ -280,7 +280,7 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// Everything about a call that does not depend on the tile.
+/// The parts of a call that do not depend on the tile.
 struct Problem<'a, S> {
     source: S,
     query: Tensor<'a, Floats<'a>>,

@@ -29,7 +29,7 @@ impl Kernel for Add {
     }
 }
 
-/// `out = a + alpha * (b + bias)`, with `b` brought by `load`.
+/// `out = a + alpha * (b + bias)`; `load` writes `b`.
 pub(super) fn add_row(
     alpha: f32,
     a: &[f32],

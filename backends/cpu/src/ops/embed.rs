@@ -32,7 +32,7 @@ impl Kernel for Embed {
         let rows = positions.as_ref().map_or(ids.rows, |(positions, _)| ids.rows.min(positions.rows));
         frame.floats_mut(0)?.fill_rows(&mut worker.team, rows, 2, |row, out, lane| {
             let id = i64::from(ids.at(row));
-            // -1 is no id and no position, whatever is added to it.
+            // An index of -1 skips, so the offset is added to valid indices only.
             decode(table, (id >= 0).then_some(id - i64::from(self.first_row)), out);
             if let Some((positions, table)) = &positions {
                 let position = i64::from(positions.at(row));

@@ -30,11 +30,11 @@ impl Kernel for Linear {
     }
 }
 
-/// Where the activations of a linear layer come from.
+/// The source of the activations of a linear layer.
 pub(super) enum Source<'a, F> {
-    /// They are there.
+    /// Rows in memory, back to back.
     Dense(&'a [f32]),
-    /// Each row is made when it is needed.
+    /// A function that computes each row when it is needed.
     Rows(F),
 }
 

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_scaled_by_nothing() {
+    fn a_row_with_scale_0_is_zeros() {
         let mut out = [1; 3];
         assert_eq!(quantise(&[0.0, -0.0, 0.0], &mut out), 0.0);
         assert_eq!(out, [0; 3]);

@@ -93,9 +93,10 @@ struct NormLinear {
 
 impl Kernel for NormLinear {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
-        let behind = 1 + self.norm.vectors();
-        let (x, weight, y) = (frame.floats(0)?, frame.weight::<PackedMatrix>(behind)?, frame.floats_mut(0)?);
-        let bias = if self.bias { frame.optional_floats(behind + 1)? } else { None };
+        let weight_index = 1 + self.norm.vectors();
+        let (x, weight, y) =
+            (frame.floats(0)?, frame.weight::<PackedMatrix>(weight_index)?, frame.floats_mut(0)?);
+        let bias = if self.bias { frame.optional_floats(weight_index + 1)? } else { None };
         let rows = x.rows.min(y.rows);
         // `multiply` keeps the bias of the product in the first vector.
         let [_, weights, biases] = &mut worker.vectors;

@@ -19,7 +19,7 @@ impl Kernel for Rope {
         let head = (width / (self.heads as usize).max(1)).max(1);
         let rows = x.rows.min(positions.rows);
         let wanted = |row: usize| positions.at(row) >= 0;
-        // A sine and a cosine cost far more than turning a pair, but are shared by all heads.
+        // A sine and a cosine cost far more than rotating a pair, but are shared by all heads.
         let cost = 4 + 40 * pairs / width.max(1);
         frame.floats_mut(0)?.fill_rows_if(&mut worker.team, rows, cost, wanted, |row, out, lane| {
             let [sines, cosines] = lane.split([pairs, pairs]);
@@ -29,7 +29,7 @@ impl Kernel for Rope {
             }
             x.data.widen(x.row_start(row), out);
             for head in out.chunks_exact_mut(head) {
-                turn(head, self.pairing, self.scale, sines, cosines);
+                rotate_pairs(head, self.pairing, self.scale, sines, cosines);
             }
         });
         Ok(())
@@ -37,7 +37,7 @@ impl Kernel for Rope {
 }
 
 /// Rotates the pairs of one head.
-fn turn(head: &mut [f32], pairing: RopePairing, scale: f32, sines: &[f32], cosines: &[f32]) {
+fn rotate_pairs(head: &mut [f32], pairing: RopePairing, scale: f32, sines: &[f32], cosines: &[f32]) {
     let rotate = |p: &mut f32, q: &mut f32, sine: f32, cosine: f32| {
         (*p, *q) = (scale * (*p * cosine - *q * sine), scale * (*q * cosine + *p * sine));
     };

@@ -17,7 +17,7 @@ use std::cmp::Ordering;
 /// No Gumbel number is larger: `g` is largest for the smallest `v`, `2^-33`, and is `33 ln 2` there.
 const LARGEST_GUMBEL: f64 = 22.9;
 
-/// Tokens whose chances are estimated at a time.
+/// Tokens whose scores are bounded at a time.
 const BLOCK: usize = 64;
 
 impl Kernel for Sample {
@@ -97,7 +97,7 @@ struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    /// The token, or `None` if there is none that could be drawn. `order` is scratch memory, one number per logit.
+    /// The token, or `None` if no token can be drawn. `order` is scratch memory, one number per logit.
     fn token(&self, parameters: &Parameters, order: &mut [u32]) -> Option<usize> {
         let (favourite, best) = largest(self.logits)?;
         if best == f32::NEG_INFINITY {
@@ -185,7 +185,7 @@ struct Scale {
 impl Scale {
     fn relative(&self, logit: f32) -> f64 {
         let logit = f64::from(logit);
-        // Infinity less infinity is no number.
+        // Infinity minus infinity is NaN.
         if logit == self.best { 0.0 } else { (logit - self.best) / self.temperature }
     }
 }
@@ -204,7 +204,7 @@ impl Race<'_> {
         self.scale.relative(logit) + LARGEST_GUMBEL >= self.score
     }
 
-    /// Enters the tokens from `first` on that have these logits, but for those that cannot win.
+    /// Enters the tokens from `first` on, whose logits these are, except those that cannot win.
     ///
     /// A token at `x` beats a score `b` if `g > b - x`, that is, if `-ln(1 - v) < exp(x - b)`; and `v` is below
     /// `-ln(1 - v)`. So most tokens are out after one vectorised exponential and one comparison.
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[rstest]
-    fn shortcuts_draw_what_the_definition_draws(
+    fn shortcuts_draw_the_same_as_the_definition(
         #[values(0.3, 1.0, 5.0)] temperature: f64,
         #[values(None, Some(1), Some(40), Some(5000))] top_k: Option<usize>,
         #[values(None, Some(0.0), Some(0.5), Some(0.97))] top_p: Option<f64>,
@@ -295,7 +295,7 @@ mod tests {
     #[case(&[f32::NEG_INFINITY, f32::NAN], None)]
     #[case(&[f32::NAN, 2.0, f32::NEG_INFINITY], Some(1))]
     #[case(&[1.0, f32::INFINITY], Some(1))]
-    fn what_cannot_be_drawn_is_not(
+    fn nan_and_minus_infinity_are_never_drawn(
         #[case] logits: &[f32],
         #[case] expected: Option<usize>,
         #[values(0.0, 1.0, f64::NAN)] temperature: f64,

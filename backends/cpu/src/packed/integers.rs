@@ -2,8 +2,8 @@
 //!
 //! Weights are [`Int8`] panels: a line holds four bytes of sixteen rows, each plus 128, so that they are unsigned. Of the
 //! activations of a row four bytes are one word, which is multiplied with all sixteen rows at once: one instruction where the
-//! processor has AVX-512 VNNI, a few with AVX2. `sum x * (q + 128)` is 128 times the sum of `x` too much, which is taken off at
-//! the end; sums wrap around on the way and are right in the end, because the result fits.
+//! processor has AVX-512 VNNI, a few with AVX2. `sum x * (q + 128)` exceeds the result by 128 times the sum of `x`, which is
+//! subtracted at the end. Intermediate sums may wrap around; the result fits, so it is right.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -24,19 +24,19 @@ const SMALLEST_TASK: usize = 128 << 10;
 /// Rows of quantised activations, as kernels read them.
 #[derive(Debug)]
 pub(crate) struct Quantised {
-    /// Four bytes each; the last of a row is filled up with zeros.
+    /// Four bytes each; the last word of a row is padded with zeros.
     words: Vec<u32>,
     /// Words of a row.
     width: usize,
     inputs: usize,
-    /// What each row is multiplied by.
+    /// The scale of each row.
     scales: Vec<f32>,
     /// The sum of each row.
     sums: Vec<i32>,
 }
 
 impl Quantised {
-    /// No rows yet, of so many inputs.
+    /// No rows yet, with `inputs` columns.
     pub(crate) fn new(inputs: usize) -> Self {
         Self {
             words: Vec::new(),
@@ -47,7 +47,7 @@ impl Quantised {
         }
     }
 
-    /// Appends a row of that many inputs.
+    /// Appends a row.
     pub(crate) fn push(&mut self, row: &[i8], scale: f32) {
         debug_assert_eq!(row.len(), self.inputs);
         self.words.extend(row.chunks(BYTES).map(|bytes| {
@@ -60,12 +60,12 @@ impl Quantised {
         self.scales.push(scale);
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.scales.len()
     }
 
-    /// Inputs of a row.
+    /// The number of columns.
     pub(crate) fn inputs(&self) -> usize {
         self.inputs
     }
@@ -75,7 +75,7 @@ impl Quantised {
     }
 }
 
-/// The instruction sets there are kernels for.
+/// Instruction sets that have kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instructions {
     Portable,
@@ -191,7 +191,7 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// The outputs of some panels, for all rows.
+    /// Computes the outputs of a range of panels for all rows.
     #[inline(always)]
     fn panels<L: Lanes>(&self, panels: Range<usize>, lanes: &L) {
         for panel in panels {
@@ -207,7 +207,7 @@ impl Product<'_> {
         }
     }
 
-    /// Sixteen outputs of `M` rows; gives `M`.
+    /// Computes sixteen outputs of `M` rows and returns `M`.
     #[inline(always)]
     fn tile<L: Lanes, const M: usize>(&self, panel: usize, row: usize, lanes: &L) -> usize {
         let lines = &self.panels[panel * self.x.width..][..self.x.width];

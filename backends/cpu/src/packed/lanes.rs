@@ -10,9 +10,9 @@ pub(super) mod x86;
 /// Lanes of a vector, and rows of a panel.
 pub(super) const WIDTH: usize = 16;
 
-/// A piece of work that can be compiled for any instruction set. `run` must be `#[inline(always)]`.
+/// A task that can be compiled for any instruction set. `run` must be `#[inline(always)]`.
 pub(super) trait Task {
-    /// What it computes.
+    /// The result of the task.
     type Output;
 
     fn run<L: Lanes>(self, lanes: L) -> Self::Output;
@@ -25,9 +25,9 @@ pub(super) trait Lanes: Copy {
     /// Sixteen u32.
     type Bits: Copy;
 
-    /// How many rows of activations a kernel should multiply at once with dense weights: as many sums as fit the registers.
+    /// Rows of activations a kernel multiplies at once with dense weights: as many sums as fit the registers.
     const ROWS: usize;
-    /// The same with quantised weights: decoding them takes registers too.
+    /// Rows of activations a kernel multiplies at once with quantised weights, whose decoding takes registers too.
     const ROWS_DECODING: usize;
 
     /// Runs a task compiled for this instruction set.
@@ -46,7 +46,7 @@ pub(super) trait Lanes: Copy {
     fn masked(self, bits: Self::Bits, mask: u32) -> Self::Float;
     /// `bits >> SHIFT` as a number. `SHIFT` is not 0, for the same reason.
     fn shifted<const SHIFT: u32>(self, bits: Self::Bits) -> Self::Float;
-    /// Asks for a cache line, at any address at all.
+    /// Prefetches a cache line; any address is allowed.
     fn prefetch(self, address: *const u8);
 }
 

@@ -19,8 +19,8 @@
 //!
 //! Of `n` words of a row, word `w` holds elements `w`, `w + n`, `w + 2n`, .., the first in the lowest bits. So elements come
 //! in order if the kernel takes the first of every word, then the second of every word, and so on, and it needs each set of
-//! scales only once. An element is taken out of its word by a mask alone: what is left is `q * 2^s`, converted exactly, and
-//! the scale brings the `2^-s` with it. Only the topmost element, which would touch the sign, is shifted down.
+//! scales only once. An element is taken out of its word by a mask alone, which leaves `q * 2^s`; that converts exactly, and
+//! the scale includes the factor `2^-s`. Only the topmost element, which would touch the sign, is shifted down.
 
 use super::lanes::{Lanes, WIDTH};
 use bytemuck::{Pod, Zeroable};
@@ -36,7 +36,7 @@ pub(super) trait Block: Pod + Send + Sync {
     /// Elements of a row.
     const LENGTH: usize = Self::WORDS * Self::STEPS;
 
-    /// What a lane's integers are multiplied by and shifted by.
+    /// The scale and offset of a lane's integers.
     type Scale<L: Lanes>: Copy;
 
     /// The scales of the sixteen rows.
@@ -63,9 +63,9 @@ pub(super) trait FromBytes: Block {
     fn set_row(&mut self, lane: usize, bytes: &[u8]);
 }
 
-/// A block that is made of integers and what they stand for.
+/// A block that is made of integers with their scale and offset.
 pub(super) trait FromIntegers: Block {
-    /// Fills one lane from as many integers as the block is long.
+    /// Fills one lane from the integers of a block.
     fn set_integers(&mut self, lane: usize, integers: &[u8], affine: Affine);
 }
 
@@ -186,7 +186,7 @@ dense!(
 dense!(F16, load_f16, u16, |lane| f16::from_bits(lane).to_f32());
 dense!(BF16, load_bf16, u16, |lane| bf16::from_bits(lane).to_f32());
 
-/// What is needed to turn integers into weights: `weight = integer * scale + offset`.
+/// Scales and offsets that turn integers into weights: `weight = integer * scale + offset`.
 #[derive(Clone, Copy)]
 pub(super) struct Scaled<L: Lanes> {
     scale: L::Float,

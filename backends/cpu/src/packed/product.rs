@@ -1,4 +1,4 @@
-//! The product of a packed matrix with activations: which tile is computed when, and on which thread.
+//! The product of a packed matrix with activations: the order of its tiles, and their threads.
 
 #[cfg(target_arch = "x86_64")]
 use super::lanes::x86::{Avx2, Avx512};
@@ -14,13 +14,13 @@ use std::{marker::PhantomData, ops::Range};
 /// Weights (times rows) below which a task is not worth handing to another thread: a few microseconds of work.
 const SMALLEST_TASK: usize = 32 << 10;
 
-/// Rows of activations that many rows are cut into: so many that decoding the weights again for the next costs little.
+/// Rows of activations in a slab, enough that decoding the weights once per slab costs little.
 const SLAB_ROWS: usize = 96;
 
 /// Inputs of such a slab, a whole number of strips: 384 KiB in all.
 const SLAB_INPUTS: usize = 4 * STRIP;
 
-/// The instruction sets there are kernels for.
+/// Instruction sets that have kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum InstructionSet {
     Portable,
@@ -46,7 +46,7 @@ impl InstructionSet {
     }
 }
 
-/// A packed matrix and what it is multiplied with. Neither side is empty.
+/// A packed matrix and the activations it is multiplied with. Neither is empty.
 pub(super) struct Product<'a, B> {
     /// The panels, back to back.
     pub(super) blocks: &'a [B],
@@ -82,7 +82,7 @@ impl<B: Block> Product<'_, B> {
         }
     }
 
-    /// The outputs of some panels.
+    /// Computes the outputs of a range of panels.
     fn panels<L: Lanes>(&self, lanes: L, panels: Range<usize>, out: &Output<'_>) {
         if self.rows == 1 {
             // Two halves side by side, each from front to back: two streams of weights from memory.
@@ -131,7 +131,7 @@ impl<B: Block> Product<'_, B> {
         &self.blocks[first + strip.start / B::LENGTH..first + strip.end / B::LENGTH]
     }
 
-    /// Some rows of a strip, as many at a time as the registers hold.
+    /// Computes a range of rows of a strip, as many at a time as the registers hold.
     #[expect(clippy::too_many_arguments, reason = "a strip has as many coordinates")]
     fn rows_of_panel<L: Lanes, W: Block>(
         &self,
@@ -169,7 +169,7 @@ impl<B: Block> Product<'_, B> {
         }
     }
 
-    /// The only row of `P` panels.
+    /// Computes the only row of `P` panels.
     fn row_of_panels<L: Lanes, const P: usize>(&self, lanes: L, panels: [usize; P], out: &Output<'_>) {
         for strip in strips(0..self.inputs) {
             let weights = panels.map(|panel| self.strip_of(panel, &strip));
@@ -186,7 +186,7 @@ impl<B: Block> Product<'_, B> {
     }
 }
 
-/// How many rows share a pass over weights of this kind.
+/// Rows that share a pass over weights of this kind.
 fn rows_at_once<L: Lanes, B: Block>() -> usize {
     if B::STEPS > 1 { L::ROWS_DECODING } else { L::ROWS }
 }
@@ -196,7 +196,7 @@ fn strips(inputs: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     pieces(inputs, STRIP)
 }
 
-/// Cuts a range into pieces of a size; the last may be smaller.
+/// Cuts a range into runs of equal size; the last may be shorter.
 fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let Range { start, end } = range;
     (start..end).step_by(size).map(move |start| start..(start + size).min(end))
@@ -218,7 +218,7 @@ impl<'a> Output<'a> {
         Self { start: out.as_mut_ptr(), rows: out.len() / outputs, outputs, borrowed: PhantomData }
     }
 
-    /// Adds to (or sets, if it is the first of its sums) the sixteen outputs of a panel, or as many as there are.
+    /// Adds sums to the outputs of a panel, sixteen or fewer, or sets them if these are the first sums.
     ///
     /// # Safety
     /// No other thread adds to this panel at the same time.

@@ -346,7 +346,7 @@ fn nan_and_infinity_stay_in_their_row(
 }
 
 #[test]
-fn nothing_times_nothing_is_zeros() {
+fn products_of_empty_matrices_are_zeros() {
     for (outputs, inputs, rows) in [(5, 0, 3), (0, 32, 3), (5, 32, 0)] {
         let case = Case::new(F32, outputs, inputs);
         let out = case.multiply(InstructionSet::best(), &case.x(rows), rows, 1);
@@ -390,7 +390,7 @@ impl WeightReader for Liar {
 }
 
 #[test]
-fn what_cannot_be_packed_is_refused() {
+fn unsupported_formats_and_bad_readers_are_refused() {
     let error = layout(&desc(WeightFormat::Dense(DType::I8), 4, 4)).unwrap_err();
     assert_eq!(error.code(), Code::Unsupported);
     assert!(error.message().contains("i8"), "{error}");

@@ -18,16 +18,16 @@ use super::{
 /// decoded strip, 16 KiB, in the L1 cache.
 pub(super) const STRIP: usize = 256;
 
-/// Where a tile's weights are.
+/// The place of a tile's weights.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// In the packed matrix: what follows is worth fetching.
+    /// In the packed matrix, so the blocks that follow are prefetched.
     Memory,
     /// In a decoded strip, in the L1 cache.
     Decoded,
 }
 
-/// Bytes between what is used and what is fetched.
+/// Bytes between the block in use and the block that is prefetched.
 const AHEAD: usize = 2048;
 
 /// The sums of one strip of `P` panels for `M` rows, in the order of `[panel][row]`.
@@ -91,8 +91,8 @@ impl<B: Block, const P: usize, const M: usize> Task for Tile<'_, B, P, M> {
     }
 }
 
-/// Asks for the part of a panel that is [`AHEAD`] of a block. The processor's own prefetching stops at the end of a page
-/// of 4 KiB, which is not far at this pace.
+/// Prefetches the part of a panel that is [`AHEAD`] of a block. The hardware prefetcher stops at the end of a page of 4 KiB,
+/// which is soon reached.
 #[inline(always)]
 fn prefetch<L: Lanes, B>(lanes: L, block: &B) {
     let ahead = std::ptr::from_ref(block).cast::<u8>().wrapping_add(AHEAD);

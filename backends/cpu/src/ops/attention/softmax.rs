@@ -8,7 +8,7 @@ use crate::simd;
 /// The most keys of a run.
 pub(super) const RUN: usize = 64;
 
-/// How scores are made from dot products.
+/// The parameters that turn dot products into scores.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scores {
     pub(super) scale: f32,
@@ -43,7 +43,7 @@ impl Scores {
     }
 }
 
-/// What is known of one query head.
+/// The running softmax of one query head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct State {
     largest: f32,
@@ -57,7 +57,7 @@ impl State {
     /// Floats a state is stored in.
     pub(super) const FLOATS: usize = 3;
 
-    /// Nothing seen yet, but for a sink: a score with no value.
+    /// The state before any key, with an optional sink: a score with no value.
     pub(super) fn new(sink: Option<f32>) -> Self {
         match sink {
             None | Some(f32::NEG_INFINITY) => Self { largest: f32::NEG_INFINITY, weights: 0.0, seen: 0.0 },
@@ -75,13 +75,13 @@ impl State {
         states.as_chunks_mut::<{ Self::FLOATS }>().0[index] = [self.largest, self.weights, self.seen];
     }
 
-    /// Takes in a run of keys: their scores, which are overwritten, and their values. `sums` is the weighted sum of values.
+    /// Adds a run of keys: their scores, which are overwritten, and their values. `sums` is the weighted sum of values.
     pub(super) fn absorb(&mut self, scores: &mut [f32], values: &[f32], stride: usize, sums: &mut [f32]) {
         // `max` passes NaN over; it comes back with the weights below.
         let largest = scores.iter().copied().fold(self.largest, f32::max);
         self.seen = 1.0;
         if largest == f32::NEG_INFINITY {
-            // Weights relative to the largest score would be NaN; those of minus infinity are 0 next to any other.
+            // Weights relative to minus infinity would be NaN; a later, larger score gives these keys a weight of 0.
             scores.iter_mut().for_each(|score| *score = if score.is_nan() { f32::NAN } else { 0.0 });
             self.weights += scores.iter().sum::<f32>();
         } else {

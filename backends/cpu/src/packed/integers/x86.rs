@@ -12,7 +12,7 @@ pub(in crate::packed) struct Avx2(());
 pub(in crate::packed) struct Vnni(());
 
 // SAFETY of every block below: `self` exists, so the processor has the instructions; loads and stores go through
-// references to arrays that are exactly as long as what is read or written, and need no alignment.
+// references to arrays of exactly the length that is read or written, and need no alignment.
 
 impl Avx2 {
     /// Proof that this processor has the instructions, if it has.
@@ -41,7 +41,7 @@ impl Lanes for Avx2 {
         unsafe { [_mm256_setzero_si256(); 2] }
     }
 
-    /// Bytes 0 and 2, then 1 and 3, as pairs of 16 bits: their products fit, which those of 8 bits do not.
+    /// Bytes 0 and 2, then 1 and 3, as pairs of 16 bits, because products of bytes do not fit 8 bits.
     #[inline(always)]
     fn add(&self, mut sums: Self::Sums, weights: &[u32; WIDTH], x: u32) -> Self::Sums {
         let (low, high) = weights.split_at(WIDTH / 2);

@@ -29,7 +29,7 @@ impl Avx512 {
 }
 
 // SAFETY of every block below: `self` exists, so the processor has the instructions; loads and stores go through
-// references to arrays that are exactly as long as what is read or written, and need no alignment.
+// references to arrays of exactly the length that is read or written, and need no alignment.
 
 impl Lanes for Avx2 {
     type Float = [__m256; 2];
