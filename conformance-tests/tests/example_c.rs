@@ -1,10 +1,6 @@
 //! Holds the backend in C, `plugins/example-c`, to profile `llm-core-1` in f32, and to the reference over a whole model.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "support/example_c.rs"]
 mod example_c;
@@ -18,23 +14,27 @@ use dsrun_conformance::{
 };
 use dsrun_core::{DType, abi::PluginBackend, device::DeviceOptions, op::Profile};
 use dsrun_models::model::Model;
+use dsrun_test_support::{TestResult, model, test_main};
 use std::{
-    env,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
 
-/// The plugin; `None` if there is no C compiler. Compiled once for all tests here.
-fn plugin() -> Option<PluginBackend> {
-    static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
+test_main![
+    it_passes_llm_core_1_in_f32,
+    a_tiny_model_gives_the_same_tokens,
+    the_real_model_gives_the_same_tokens,
+];
+
+/// The plugin, compiled once for all tests here.
+fn plugin() -> PluginBackend {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example-c");
-    let library = LIBRARY.get_or_init(|| example_c::build(&folder)).as_ref()?;
-    Some(PluginBackend::load(library).unwrap())
+    PluginBackend::load(LIBRARY.get_or_init(|| example_c::build(&folder))).unwrap()
 }
 
-#[test]
 fn it_passes_llm_core_1_in_f32() {
-    let Some(plugin) = plugin() else { return };
+    let plugin = plugin();
     let subject = Subject::plugin(plugin, 0, DeviceOptions::default()).unwrap();
     let profile = [Profile::LlmCore1];
     assert!(subject.claims(profile[0]) && subject.takes(DType::F32));
@@ -57,21 +57,15 @@ fn it_passes_llm_core_1_in_f32() {
 }
 
 fn agrees_with_the_reference(model: &Model) {
-    let Some(plugin) = plugin() else { return };
-    whole_model::agrees_with_the_reference(model, &plugin);
+    whole_model::agrees_with_the_reference(model, &plugin());
 }
 
-#[test]
 fn a_tiny_model_gives_the_same_tokens() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/llama3");
     agrees_with_the_reference(&Model::open(fixture).unwrap());
 }
 
-#[test]
-fn the_real_model_gives_the_same_tokens() {
-    let Some(path) = env::var_os("DSRUN_TEST_MODEL") else {
-        eprintln!("skipped: DSRUN_TEST_MODEL does not name a model (dsrun pull fetches one)");
-        return;
-    };
-    agrees_with_the_reference(&Model::open(path).unwrap());
+fn the_real_model_gives_the_same_tokens() -> TestResult {
+    agrees_with_the_reference(&Model::open(model()?).unwrap());
+    Ok(())
 }

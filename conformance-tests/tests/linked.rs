@@ -1,9 +1,7 @@
-//! Holds the backends that are linked into the tests to the suite: one test per op and element type, and one per check. Those
-//! of a backend without a device here are skipped, which says why.
+//! Holds the backends that are linked into the tests to the suite: one test per op and element type, and one per check. The
+//! tests of a backend that has no device on this machine need a GPU.
 //!
 //! `cargo test -p dsrun-conformance --test linked -- cpu::paged_attention` runs one op of one backend.
-
-#![allow(clippy::print_stdout, reason = "a test that skips says why")]
 
 use dsrun_candle::CandleBackend;
 use dsrun_conformance::{
@@ -18,8 +16,9 @@ use dsrun_core::{
 };
 use dsrun_cpu::CpuBackend;
 use dsrun_cuda::CudaBackend;
-use libtest_mimic::{Arguments, Failed, Trial};
-use std::sync::Arc;
+use dsrun_test_support::Requirement;
+use libtest_mimic::{Completion, Failed, Trial};
+use std::{process::ExitCode, sync::Arc};
 
 /// Failures of a table that are shown in full; of the rest the identifiers are.
 const SHOWN: usize = 12;
@@ -27,28 +26,28 @@ const SHOWN: usize = 12;
 /// How many simpler cases are tried when a drawn one fails.
 const TRIES: usize = 200;
 
-fn main() {
+fn main() -> ExitCode {
     let backends: [Arc<dyn Backend>; 3] =
         [Arc::new(CpuBackend::new()), Arc::new(CandleBackend::new()), Arc::new(CudaBackend::new())];
-    let trials = backends.into_iter().flat_map(trials).collect();
-    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+    dsrun_test_support::run(backends.into_iter().flat_map(trials).collect())
 }
 
 /// The tests of a backend.
 fn trials(backend: Arc<dyn Backend>) -> Vec<Trial> {
     let name = backend.info().name.clone();
-    let reason = match backend.devices() {
-        Ok(devices) if devices.is_empty() => Some("there is no device".to_owned()),
+    let no_device = Requirement::Gpu.missing(format!("{name} finds no device"));
+    let missing = match backend.devices() {
+        Ok(devices) if devices.is_empty() => Some(no_device),
         Ok(_) => None,
-        Err(error) => Some(error.to_string()),
+        Err(error) => Some(no_device.with_detail(error)),
     };
-    if let Some(reason) = &reason {
-        println!("{name} skipped: {reason}");
-    }
     let one = |group: Group| {
-        let backend = backend.clone();
+        let (backend, missing) = (backend.clone(), missing.clone());
         let title = format!("{name}::{}", group.name().replace('/', "::"));
-        Trial::test(title, move || hold(backend, group)).with_ignored_flag(reason.is_some())
+        Trial::ignorable_test(title, move || match missing {
+            Some(missing) => missing.outcome(),
+            None => hold(backend, group).map(|()| Completion::Completed),
+        })
     };
     groups().map(one).collect()
 }

@@ -1,10 +1,6 @@
 //! The CPU backend three ways: linked in, through its own C tables, and as a loaded plugin. All must agree to the bit.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "support/built.rs"]
 mod built;
@@ -17,11 +13,14 @@ use dsrun_core::{
 use dsrun_cpu::CpuBackend;
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, Request, SamplingOptions};
 use dsrun_models::model::Model;
+use dsrun_test_support::{TestResult, model, test_main};
 use std::{
     env,
     path::{Path, PathBuf},
     sync::Arc,
 };
+
+test_main![a_tiny_model_is_the_same_to_the_bit, the_real_model_is_the_same_to_the_bit];
 
 fn library() -> PathBuf {
     let file = format!("{}cpu_plugin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
@@ -84,17 +83,12 @@ fn all_agree(model: &Model) {
     }
 }
 
-#[test]
 fn a_tiny_model_is_the_same_to_the_bit() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/llama3");
     all_agree(&Model::open(fixture).expect("the fixture opens"));
 }
 
-#[test]
-fn the_real_model_is_the_same_to_the_bit() {
-    let Some(path) = env::var_os("DSRUN_TEST_MODEL") else {
-        eprintln!("skipped: DSRUN_TEST_MODEL does not name a model (dsrun pull fetches one)");
-        return;
-    };
-    all_agree(&Model::open(path).expect("DSRUN_TEST_MODEL is a model"));
+fn the_real_model_is_the_same_to_the_bit() -> TestResult {
+    all_agree(&Model::open(model()?).expect("DSRUN_TEST_MODEL is a model"));
+    Ok(())
 }

@@ -192,10 +192,8 @@ fn a_named_library_is_taken_with_the_manifest_beside_it() {
 fn loading_tells_the_broken_from_the_working() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
-    let build = |file: &str, definitions: &[&str]| cc::plugin(path, file, definitions).is_some();
-    if !build("libgood.so", &["NAME=\"good\""]) {
-        return;
-    }
+    let build = |file: &str, definitions: &[&str]| cc::plugin(path, file, definitions);
+    build("libgood.so", &["NAME=\"good\""]);
     build("libold.so", &["MINOR=9"]);
     build("libpanics.so", &["NAME=\"panics\"", "PANICS_WHEN_LISTED"]);
     build("libaborts.so", &["NAME=\"aborts\"", "FLAGS=DSR_PLUGIN_ABORTS_ON_PANIC"]);
@@ -237,8 +235,8 @@ fn loading_tells_the_broken_from_the_working() {
 fn a_library_given_by_path_is_held_to_a_name_only_if_its_file_bears_one() {
     let folder = tempfile::tempdir().unwrap();
     let build = |file: &str| cc::plugin(folder.path(), file, &["NAME=\"mine\""]);
-    let Some(plain) = build("my_thing.so") else { return };
-    let named = build("libdsrun_backend_yours.so").unwrap();
+    let plain = build("my_thing.so");
+    let named = build("libdsrun_backend_yours.so");
     let load = |file: &Path| {
         let report = discover(&Places { files: vec![(Origin::Argument, file.into())], ..Places::default() });
         report.plugins[0].load()

@@ -31,7 +31,7 @@ fn fill(value: f32) -> CallDesc {
 #[case::with_more_than_this_version_knows(&["LARGER"])]
 fn a_plugin_in_c_works(#[case] definitions: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let Some(library) = cc::plugin(folder.path(), "right.so", definitions) else { return };
+    let library = cc::plugin(folder.path(), "right.so", definitions);
     let backend = PluginBackend::load(&library).unwrap();
     assert_eq!((backend.info().name.as_str(), backend.info().version.as_str()), ("c-plugin", "0.0.1"));
     assert_eq!(backend.library(), Some(library.as_path()));
@@ -65,7 +65,7 @@ fn a_plugin_in_c_works(#[case] definitions: &[&str]) {
 #[test]
 fn a_plugin_refuses_what_core_refuses_with_one_call() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(library) = cc::plugin(folder.path(), "checks.so", &[]) else { return };
+    let library = cc::plugin(folder.path(), "checks.so", &[]);
     let device = PluginBackend::load(&library).unwrap().open(0, &DeviceOptions::default()).unwrap();
     // The kernels of a plugin, unlike `CheckedPlan`, have nothing of the host's in front.
     let wrong = call(
@@ -132,7 +132,7 @@ fn a_plugin_refuses_what_core_refuses_with_one_call() {
 #[case::its_own_error(&["REFUSES"], Code::Unavailable, &["libdriver.so.1 is not there"])]
 fn wrong_plugins_are_refused(#[case] definitions: &[&str], #[case] code: Code, #[case] parts: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let Some(library) = cc::plugin(folder.path(), "wrong.so", definitions) else { return };
+    let library = cc::plugin(folder.path(), "wrong.so", definitions);
     let error = PluginBackend::load(&library).unwrap_err();
     assert_eq!(error.code(), code, "{error}");
     for part in parts {
@@ -144,7 +144,7 @@ fn wrong_plugins_are_refused(#[case] definitions: &[&str], #[case] code: Code, #
 #[test]
 fn a_plugin_that_panics_while_it_is_listed_is_refused_from_then_on() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(library) = cc::plugin(folder.path(), "panics.so", &["PANICS_WHEN_LISTED"]) else { return };
+    let library = cc::plugin(folder.path(), "panics.so", &["PANICS_WHEN_LISTED"]);
     let backend = PluginBackend::load(&library).unwrap();
     let error = backend.devices().unwrap_err();
     assert_eq!((error.code(), error.message()), (Code::Panic, "an exception nobody caught"));
@@ -183,7 +183,7 @@ fn what_is_no_library_is_refused_with_the_loaders_reason() {
 #[test]
 fn one_library_can_be_loaded_twice() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(library) = cc::plugin(folder.path(), "twice.so", &[]) else { return };
+    let library = cc::plugin(folder.path(), "twice.so", &[]);
     let (first, second) = (PluginBackend::load(&library).unwrap(), PluginBackend::load(&library).unwrap());
     assert_eq!(first.devices().unwrap(), second.devices().unwrap());
 }

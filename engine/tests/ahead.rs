@@ -1,11 +1,7 @@
 //! Launching ahead: a step that is launched before the host has read the tokens of the previous step does not change the
 //! tokens.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 

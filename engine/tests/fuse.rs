@@ -1,10 +1,6 @@
 //! Fusion: the regions of programs for devices with various kernels, and equal results of fused programs.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 

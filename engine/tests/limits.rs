@@ -1,11 +1,7 @@
 //! Requests with constraints, logit biases, minimum lengths and top log-probabilities: each option has its effect, and
 //! concurrent requests are unaffected.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 

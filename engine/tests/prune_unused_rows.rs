@@ -1,10 +1,6 @@
 //! Tests of the pass `prune_unused_rows`: which calls of a program move to the output rows, and that the results stay the same.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 

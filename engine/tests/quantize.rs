@@ -3,7 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
+    reason = "a test that cannot go on has failed, and measured errors are printed"
 )]
 
 mod support;
@@ -14,16 +14,14 @@ use dsrun_core::{
     program::{Call, Node, Origin, Program},
 };
 use dsrun_engine::{
-    EngineOptions, EnginePlan, Precision, Score, calibrate, log_probability, mixed_precision,
+    EngineOptions, EnginePlan, Precision, calibrate, log_probability, mixed_precision,
     passes::{
         fuse,
         quantize::{Calibration, Candidate, Policy, Scheme, choose, product_weights, quantize, smooth},
     },
     sensitivity,
 };
-use dsrun_models::{
-    config::DecoderConfig, model::Model, step::ProgramOptions, tokenizer::EncodeOptions, weights::ExprReader,
-};
+use dsrun_models::{config::DecoderConfig, model::Model, step::ProgramOptions, weights::ExprReader};
 use rstest::rstest;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 use support::{device, difference, engine, exact, fixtures, logits};
@@ -397,33 +395,4 @@ fn a_policy_takes_precedence_over_the_checkpoint() {
     let seen = calibration(&model);
     assert_eq!(seen.products.len(), 2 * 7 + 1);
     assert!(seen.products.values().all(|channels| channels.rows > 0));
-}
-
-/// The mean negative log-likelihood of the beginning of a book, which is the logarithm of the perplexity.
-/// `docs/src/performance/quantisation.md` has the figures of whole texts.
-#[test]
-fn the_real_model_predicts_a_text_about_as_well() {
-    let Some(model) = support::real_model() else { return };
-    let text = include_str!("../../models/tests/data/eighty_days.txt");
-    let tokens = model.tokenizer().unwrap().encode(&text[..2000], EncodeOptions::default()).unwrap();
-    let (seen, read) = (&tokens[..96], &tokens[96..288]);
-    let calibration = Arc::new(calibrate(&model, device(), &[seen.to_vec()]).unwrap());
-    let nll = |policy: Option<&str>| {
-        let quantize = policy.map(|text| Policy::from_toml(text).unwrap());
-        let options = EngineOptions { quantize, calibration: Some(calibration.clone()), ..exact(192, 1) };
-        Score::of(&mut engine(&model, &options), read, 1, &|_| false).unwrap().mean_nll.unwrap()
-    };
-    let exact = nll(None);
-    // Measured values with tolerances. With unquantised activations only the order of sums differs. With quantised ones a sum in
-    // another order changes a rounding now and then, and from there on all roundings differ: 191 tokens then differ by 0.02 on
-    // average.
-    for (policy, expected, tolerance) in [
-        ("default = \"w8a16\"", 0.0106, 0.001),
-        ("default = \"w8a8\"\nsmooth = 0.5", -0.02, 0.04),
-        ("default = \"w8a8\"", 0.052, 0.04),
-    ] {
-        let more = nll(Some(policy)) - exact;
-        eprintln!("{exact:.4} and {more:+.4} with {policy:?}");
-        assert!((more - expected).abs() < tolerance, "{policy:?} is off by {more}");
-    }
 }

@@ -1,10 +1,6 @@
 //! The service, which runs the engine on a thread of its own: the results for callers, and its end.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 

@@ -1,10 +1,6 @@
 //! Speculation: answers match those without speculation and take fewer steps.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 

@@ -1,9 +1,5 @@
 //! Fetching models: the hub and PyPI are played by local stand-ins, so no test leaves this machine.
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "helpers of tests fail, and say what is skipped, like tests"
-)]
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 #[path = "fetch/cache.rs"]
 mod cache;

@@ -1,15 +1,15 @@
 //! The tokenizer of a real model file against the token ids of an independent engine (llama.cpp).
-//!
-//! Set `DSRUN_TEST_MODEL` to the path of `SmolLM2-135M-Instruct.Q4_1.gguf`, or to the folder that holds it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::path::PathBuf;
 
 use dsrun_models::tokenizer::{EncodeOptions, GgufVocabulary, StreamDecoder, StreamOptions, Tokenizer};
+use dsrun_test_support::{TestResult, model, test_main};
 use serde::Deserialize;
 
-const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+test_main![tokens_and_text_are_those_of_llama_cpp];
 
 #[derive(Deserialize)]
 struct Case {
@@ -19,20 +19,9 @@ struct Case {
     greedy_text: String,
 }
 
-fn model() -> Option<PathBuf> {
-    let path = PathBuf::from(std::env::var_os("DSRUN_TEST_MODEL")?);
-    let path = if path.is_dir() { path.join(MODEL) } else { path };
-    path.is_file().then_some(path)
-}
-
-#[test]
-#[allow(clippy::print_stderr, reason = "a skipped test says why")]
-fn tokens_and_text_are_those_of_llama_cpp() {
-    let Some(path) = model() else {
-        eprintln!("skipped: DSRUN_TEST_MODEL does not lead to {MODEL}");
-        return;
-    };
-    let tokenizer = Tokenizer::from_gguf(read_vocabulary(BufReader::new(File::open(path).unwrap()))).unwrap();
+fn tokens_and_text_are_those_of_llama_cpp() -> TestResult {
+    let file = BufReader::new(File::open(model()?).unwrap());
+    let tokenizer = Tokenizer::from_gguf(read_vocabulary(file)).unwrap();
     let cases: Vec<Case> = serde_json::from_str(include_str!("data/smollm2_tokens.json")).unwrap();
     assert!(!cases.is_empty());
     for case in cases {
@@ -45,6 +34,7 @@ fn tokens_and_text_are_those_of_llama_cpp() {
         text.extend(stream.finish());
         assert_eq!(text, case.greedy_text);
     }
+    Ok(())
 }
 
 /// The vocabulary from the file's metadata. A few lines of its own, so that the tokenizer is tested by itself.

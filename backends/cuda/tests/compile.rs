@@ -1,13 +1,8 @@
 //! Every kernel compiles for every architecture, without a GPU.
 //!
-//! Needs NVRTC, for example from `pip install nvidia-cuda-nvrtc` with `DSRUN_CUDA_LIBRARIES` naming its `lib` folder. Without
-//! it the test says so and is skipped.
+//! Needs NVRTC, for example from `pip install nvidia-cuda-nvrtc` with `DSRUN_CUDA_LIBRARIES` naming its `lib` folder.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test, with helpers outside of test functions"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use dsrun_core::{
     BlockFormat, DType, TensorDesc, TensorType, WeightExpr, WeightFormat, WeightType,
@@ -30,7 +25,15 @@ use dsrun_cuda::{
     copy_kernel, kernel_specs,
     library::Library,
 };
+use dsrun_test_support::{Missing, Requirement, TestResult, test_main};
 use std::{collections::HashSet, path::Path};
+
+test_main![
+    every_kernel_compiles_for_turing,
+    every_kernel_compiles_for_ampere,
+    every_kernel_compiles_for_hopper,
+    every_kernel_compiles_for_blackwell,
+];
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -684,11 +687,12 @@ fn decoder_calls() -> impl Iterator<Item = CallDesc> {
     plain.chain(normed).map(|layers| outlined(&layers.program()))
 }
 
-fn compiles_for(capability: u32) {
-    if let Err(error) = Library::Nvrtc.require() {
-        println!("skipped: {error}");
-        return;
-    }
+fn nvrtc_is_missing(error: dsrun_core::Error) -> Missing {
+    Requirement::Nvrtc.missing("the library cannot be loaded").with_detail(error)
+}
+
+fn compiles_for(capability: u32) -> TestResult {
+    Library::Nvrtc.require().map_err(nvrtc_is_missing)?;
     // What has not changed since the last run need not be compiled again.
     let cache = Cache::new(Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels")));
     let compiler = Compiler::new(capability, cache).unwrap();
@@ -697,25 +701,21 @@ fn compiles_for(capability: u32) {
     let failures: Vec<String> =
         specs.iter().filter_map(|spec| compiler.build(spec).err()).map(|error| error.to_string()).collect();
     assert!(failures.is_empty(), "{} of {} fail; the first:\n{}", failures.len(), specs.len(), failures[0]);
-    println!("{} kernels compile for compute capability {capability}", specs.len());
+    Ok(())
 }
 
-#[test]
-fn every_kernel_compiles_for_turing() {
-    compiles_for(75);
+fn every_kernel_compiles_for_turing() -> TestResult {
+    compiles_for(75)
 }
 
-#[test]
-fn every_kernel_compiles_for_ampere() {
-    compiles_for(80);
+fn every_kernel_compiles_for_ampere() -> TestResult {
+    compiles_for(80)
 }
 
-#[test]
-fn every_kernel_compiles_for_hopper() {
-    compiles_for(90);
+fn every_kernel_compiles_for_hopper() -> TestResult {
+    compiles_for(90)
 }
 
-#[test]
-fn every_kernel_compiles_for_blackwell() {
-    compiles_for(100);
+fn every_kernel_compiles_for_blackwell() -> TestResult {
+    compiles_for(100)
 }

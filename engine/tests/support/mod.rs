@@ -7,6 +7,7 @@ pub(crate) mod lowering;
 use dsrun_core::device::{Backend, Device, DeviceOptions};
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, Precision, Request, SamplingOptions};
 use dsrun_models::model::Model;
+use dsrun_test_support::Missing;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -109,13 +110,7 @@ pub(crate) fn assert_greedy(found: &[u32], expected: &[u32], margins: &[f64], sm
     }
 }
 
-/// The real model, if the tests are told where it is.
-pub(crate) fn real_model() -> Option<Model> {
-    let Some(path) = std::env::var_os("DSRUN_TEST_MODEL").map(PathBuf::from) else {
-        eprintln!(
-            "skipped: DSRUN_TEST_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf (dsrun pull fetches it)"
-        );
-        return None;
-    };
-    Some(Model::open(path).expect("DSRUN_TEST_MODEL is a model"))
+/// The real model.
+pub(crate) fn real_model() -> Result<Model, Missing> {
+    Ok(Model::open(dsrun_test_support::model()?).expect("DSRUN_TEST_MODEL is a model"))
 }

@@ -1,28 +1,14 @@
-//! The cache folder: damage, leftovers, full disks, paths, and names that try to leave it.
+//! The cache folder: damage, leftovers, paths, and names that try to leave it.
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use dsrun_models::fetch::{
-    FetchOptions, ModelFiles, Silent, Source, WeightFiles, list_cached, remove, resolve,
-};
+use dsrun_models::fetch::{ModelFiles, Silent, Source, WeightFiles, list_cached, remove, resolve};
 use rstest::rstest;
 
-use crate::common::{assert_says, files_under, options};
-use crate::mock_hub::{MockServer, Repository, weights};
-
-const ID: &str = "ann/tiny";
-
-/// A hub that serves one model, and options that use it with the given cache.
-fn hub(cache: &Path) -> (MockServer, FetchOptions) {
-    let repository = Repository::model(ID);
-    let hub = MockServer::start(move |request| repository.answer(request));
-    let mut options = options(cache);
-    options.hub_endpoint = hub.url();
-    (hub, options)
-}
+use crate::common::{ID, assert_says, files_under, hub, options};
+use crate::mock_hub::weights;
 
 /// Damage done to a cached model, which must be noticed and mended.
 #[rstest]
@@ -111,54 +97,6 @@ fn a_file_in_the_way_is_named(#[case] file: &str, #[case] part: &str) {
     assert_says(resolve(ID, &options, &mut Silent), &["cannot create folder", part, "DSRUN_CACHE"]);
     assert_eq!(hub.requests().len(), 0);
     assert_eq!(fs::read(&file).unwrap(), b"I was here first");
-}
-
-#[test]
-#[cfg(unix)]
-fn an_unwritable_cache_is_said_to_be_so_and_a_read_only_one_serves() {
-    use std::os::unix::fs::PermissionsExt as _;
-    let cache = tempfile::tempdir().unwrap();
-    let (_hub, options) = hub(cache.path());
-    resolve(ID, &options, &mut Silent).unwrap();
-    let models = cache.path().join("models");
-    let permit = |mode| fs::set_permissions(&models, fs::Permissions::from_mode(mode)).unwrap();
-    permit(0o555);
-    if fs::write(models.join("probe"), b"").is_ok() {
-        eprintln!("skipped: this user (root?) may write to read-only folders");
-        return;
-    }
-    assert_eq!(resolve(ID, &options, &mut Silent).unwrap().source, Source::Cache);
-    let outcome = resolve("ann/tiny@v2", &options, &mut Silent);
-    permit(0o755);
-    assert_says(outcome, &["denied", "set DSRUN_CACHE to a folder that you can write to", "models"]);
-}
-
-/// Needs the right to mount: elsewhere the same error is tested on a writer that is always full.
-#[test]
-#[cfg(target_os = "linux")]
-fn a_full_disk_is_named_and_nothing_half_written_stays() {
-    let disk = tempfile::tempdir().unwrap();
-    let mounted =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(disk.path()).output();
-    if !mounted.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: may not mount a small file system");
-        return;
-    }
-    struct Unmount<'a>(&'a Path);
-    impl Drop for Unmount<'_> {
-        fn drop(&mut self) {
-            let _ = Command::new("umount").arg(self.0).status();
-        }
-    }
-    let _unmount = Unmount(disk.path());
-    let (_hub, options) = hub(disk.path());
-    assert_says(
-        resolve(ID, &options, &mut Silent),
-        &["cannot write", "model.safetensors", "free some space", "DSRUN_CACHE"],
-    );
-    let left = files_under(disk.path());
-    assert!(left.iter().all(|file| !file.contains("safetensors")), "{left:?}");
-    assert!(!list_cached(&options).unwrap()[0].complete);
 }
 
 #[rstest]

@@ -6,6 +6,20 @@ use std::time::Duration;
 
 use dsrun_models::fetch::{FetchError, FetchOptions, Progress};
 
+use crate::mock_hub::{MockServer, Repository};
+
+/// The model that [`hub`] serves.
+pub(crate) const ID: &str = "ann/tiny";
+
+/// A hub that serves one model, and options that use it with the given cache.
+pub(crate) fn hub(cache: &Path) -> (MockServer, FetchOptions) {
+    let repository = Repository::model(ID);
+    let hub = MockServer::start(move |request| repository.answer(request));
+    let mut options = options(cache);
+    options.hub_endpoint = hub.url();
+    (hub, options)
+}
+
 /// Options that reach nothing outside a temporary folder, with short times.
 pub(crate) fn options(cache: &Path) -> FetchOptions {
     let mut options = FetchOptions::new(cache);

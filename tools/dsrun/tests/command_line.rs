@@ -1,10 +1,6 @@
 //! Tests of the command line: output, messages and exit codes.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use snapbox::cmd::{Command, cargo_bin};
 use std::{

@@ -1,14 +1,18 @@
 //! Tests that the program, systemd and Kubernetes accept the files under `docs/deploy`.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use dsrun_test_support::{Missing, TestResult, test_main};
 use serde::{Deserialize, de::DeserializeOwned};
 use snapbox::cmd::cargo_bin;
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
+
+test_main![
+    the_settings_are_those_of_the_program,
+    systemd_takes_the_unit,
+    kubernetes_takes_the_deployment,
+    kubernetes_takes_service_and_autoscaler,
+];
 
 fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/deploy").join(name)
@@ -27,7 +31,6 @@ fn help() -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-#[test]
 fn the_settings_are_those_of_the_program() {
     // The missing model is the only error.
     let folder = tempfile::tempdir().unwrap();
@@ -44,8 +47,7 @@ fn the_settings_are_those_of_the_program() {
     assert!(said.contains("none.gguf") && !said.contains("configuration"), "{said}");
 }
 
-#[test]
-fn systemd_takes_the_unit() {
+fn systemd_takes_the_unit() -> TestResult {
     let unit = read("systemd/dsrun.service");
     let stop: i64 = value(&unit, "TimeoutStopSec").parse().unwrap();
     assert!(stop > settings()["drain-timeout"].as_integer().unwrap(), "answers have time to finish");
@@ -58,12 +60,11 @@ fn systemd_takes_the_unit() {
     // The unit names a path at which the program is not installed here.
     let program = cargo_bin!("dsrun").display().to_string();
     fs::write(&file, unit.replace("/usr/local/bin/dsrun", &program)).unwrap();
-    let Ok(output) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output() else {
-        eprintln!("skipped: there is no systemd-analyze here");
-        return;
-    };
+    let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output();
+    let output = output.map_err(|error| Missing::circumstance(format!("systemd-analyze: {error}")))?;
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && !said.contains("dsrun.service"), "{said}");
+    Ok(())
 }
 
 /// The value of a key of a unit.
@@ -373,7 +374,6 @@ fn manifest<Spec: DeserializeOwned>(name: &str, api_version: &str, kind: &str) -
     manifest
 }
 
-#[test]
 fn kubernetes_takes_the_deployment() {
     let deployment: Manifest<Deployment> = manifest("deployment", "apps/v1", "Deployment");
     let template = &deployment.spec.template;
@@ -406,7 +406,6 @@ fn kubernetes_takes_the_deployment() {
     assert_eq!(volumes, mounts);
 }
 
-#[test]
 fn kubernetes_takes_service_and_autoscaler() {
     let deployment: Manifest<Deployment> = manifest("deployment", "apps/v1", "Deployment");
     let service: Manifest<Service> = manifest("service", "v1", "Service");

@@ -1,21 +1,31 @@
 //! Tests of plugins: the report of `dsrun backends --explain`, the error for a missing plugin, and generation by the backend in
 //! C.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
-#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "the libraries and manifests are for Linux"))]
 
 #[path = "../../../conformance-tests/tests/support/example_c.rs"]
 mod example_c;
 
+use dsrun_test_support::{Missing, Requirement, TestResult, compile_c_library, model, test_main};
 use snapbox::cmd::{Command, cargo_bin};
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
 };
+
+#[cfg(target_os = "linux")]
+test_main![
+    every_broken_plugin_is_named_and_the_others_work,
+    the_error_for_a_missing_backend_lists_the_searched_places,
+    the_backend_in_c_generates,
+    the_backend_in_c_generates_from_the_real_model,
+    bench_abi_measures_every_available_interface,
+    kernels_are_built_for_an_absent_device,
+];
+
+#[cfg(not(target_os = "linux"))]
+fn main() {}
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -40,28 +50,13 @@ fn run(command: Command) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// Compiles the plugin of core's tests with these definitions; `false`, with a printed reason, if there is no C compiler.
-fn compile(folder: &Path, name: &str, definitions: &[&str]) -> bool {
-    let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let output = std::process::Command::new(&compiler)
-        .args(["-std=c11", "-shared", "-fPIC", "-fvisibility=hidden", "-o"])
-        .arg(folder.join(format!("lib{name}.so")))
-        .arg(format!("-DNAME=\"{name}\""))
-        .args(definitions.iter().map(|definition| format!("-D{definition}")))
-        .arg("-I")
-        .arg(root().join("core/include"))
-        .arg(root().join("core/tests/support/plugin.c"))
-        .output();
-    match output {
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            true
-        }
-        Err(error) => {
-            eprintln!("skipped: the C compiler {} cannot be started: {error}", compiler.to_string_lossy());
-            false
-        }
-    }
+/// Compiles the plugin of core's tests with these definitions.
+fn compile(folder: &Path, name: &str, definitions: &[&str]) {
+    let mut arguments: Vec<String> = definitions.iter().map(|definition| format!("-D{definition}")).collect();
+    arguments.push(format!("-DNAME=\"{name}\""));
+    arguments.push(format!("-I{}", root().join("core/include").display()));
+    arguments.push(root().join("core/tests/support/plugin.c").display().to_string());
+    compile_c_library(&folder.join(format!("lib{name}.so")), arguments);
 }
 
 fn manifest(folder: &Path, name: &str, minor: u32) {
@@ -72,13 +67,10 @@ fn manifest(folder: &Path, name: &str, minor: u32) {
     fs::write(folder.join(format!("{name}.dsrun.toml")), text).unwrap();
 }
 
-#[test]
 fn every_broken_plugin_is_named_and_the_others_work() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
-    if !compile(path, "good", &[]) {
-        return;
-    }
+    compile(path, "good", &[]);
     // Wrong by its manifest, and wrong behind a manifest that says otherwise.
     compile(path, "newer", &["MINOR=9"]);
     compile(path, "liar", &["MINOR=9"]);
@@ -131,7 +123,6 @@ fn every_broken_plugin_is_named_and_the_others_work() {
     assert!(text.contains("aborts 0.0.1 (plugin): ") && !text.contains("signal"), "{text}");
 }
 
-#[test]
 fn the_error_for_a_missing_backend_lists_the_searched_places() {
     let folder = tempfile::tempdir().unwrap();
     let generate = |name| run(dsrun(folder.path(), &["generate", "--backend", name, "x"]));
@@ -162,7 +153,7 @@ fn tokens(model: &Path, backend: &[&str]) -> serde_json::Value {
 fn the_backend_in_c_matches_the_default(model: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    let Some(library) = example_c::build(folder) else { return };
+    let library = example_c::build(folder);
     fs::copy(root().join("plugins/example-c/example-c.dsrun.toml"), folder.join("example-c.dsrun.toml"))
         .unwrap();
     let expected = tokens(model, &[]);
@@ -170,21 +161,15 @@ fn the_backend_in_c_matches_the_default(model: &Path) {
     assert_eq!(tokens(model, &["--backend", library.to_str().unwrap()]), expected);
 }
 
-#[test]
 fn the_backend_in_c_generates() {
     the_backend_in_c_matches_the_default(&root().join("models/tests/fixtures/gguf/smollm2_q4_1/model.gguf"));
 }
 
-#[test]
-fn the_backend_in_c_generates_from_the_real_model() {
-    let Some(path) = env::var_os("DSRUN_TEST_MODEL") else {
-        eprintln!("skipped: DSRUN_TEST_MODEL does not name a model (dsrun pull fetches one)");
-        return;
-    };
-    the_backend_in_c_matches_the_default(Path::new(&path));
+fn the_backend_in_c_generates_from_the_real_model() -> TestResult {
+    the_backend_in_c_matches_the_default(&model()?);
+    Ok(())
 }
 
-#[test]
 fn bench_abi_measures_every_available_interface() {
     let model = root().join("models/tests/fixtures/gguf/smollm2_q4_1/model.gguf");
     let bench = || {
@@ -203,26 +188,25 @@ fn bench_abi_measures_every_available_interface() {
     );
     // A plugin of another backend is refused.
     let folder = tempfile::tempdir().unwrap();
-    let Some(library) = example_c::build(folder.path()) else { return };
+    let library = example_c::build(folder.path());
     let (code, _, errors) = run(bench().arg("--plugin").arg(library));
     assert_eq!(code, Some(1));
     assert!(errors.contains("the plugin is `example-c`"), "{errors}");
 }
 
-/// The plugin for CUDA, if it is built and its compiler is available.
-fn cuda(cache: &Path) -> Option<PathBuf> {
+/// The plugin for CUDA, after it has built kernels into `cache`.
+fn cuda(cache: &Path) -> Result<PathBuf, Missing> {
     let library = cargo_bin!("dsrun").parent().unwrap().join("libdsrun_backend_cuda.so");
     if !library.is_file() {
-        eprintln!("skipped: {} is not there; `cargo build --workspace` builds it", library.display());
-        return None;
+        let reason = format!("{} does not exist; `cargo build --workspace` builds it", library.display());
+        return Err(Missing::circumstance(reason));
     }
     let (code, _, errors) = run(build_ahead(&library, cache, "h200", &["--no-fuse"]));
     if code != Some(0) && errors.contains("nvrtc") {
-        eprintln!("skipped: {errors}");
-        return None;
+        return Err(Requirement::Nvrtc.missing("the library cannot be loaded").with_detail(errors.trim()));
     }
     assert_eq!(code, Some(0), "{errors}");
-    Some(library)
+    Ok(library)
 }
 
 /// `dsrun kernels build` for steps of one token on an absent device.
@@ -249,11 +233,10 @@ fn kernels(cache: &Path) -> (Vec<PathBuf>, impl Fn(&str) -> bool) {
     (files, holds)
 }
 
-#[test]
-fn kernels_are_built_for_an_absent_device() {
+fn kernels_are_built_for_an_absent_device() -> TestResult {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path();
-    let Some(library) = cuda(cache) else { return };
+    let library = cuda(cache)?;
     let (without, holds) = kernels(cache);
     assert!(holds("prepare_step") && !holds("layers") && !holds("next_token"), "{without:?}");
 
@@ -273,4 +256,5 @@ fn kernels_are_built_for_an_absent_device() {
     let (code, _, errors) = run(build_ahead(Path::new("cpu"), cache, "h200", &[]));
     assert_eq!(code, Some(1));
     assert!(errors.contains("builds nothing ahead"), "{errors}");
+    Ok(())
 }

@@ -1,17 +1,13 @@
 //! Tests of `dsrun serve` as a process: the Python client, a browser, and signals.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on has failed, and says why it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../src/serve/tests/model.rs"]
 mod model;
 
+use dsrun_test_support::{TestResult, browser, python, test_main};
 use snapbox::cmd::cargo_bin;
 use std::{
-    env,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     path::{Path, PathBuf},
@@ -19,6 +15,22 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+test_main![
+    the_python_client_is_served,
+    the_page_works_in_a_browser,
+    a_ready_server_has_compiled_all_steps_unless_warm_up_is_off,
+    #[cfg(unix)]
+    a_soak_with_disconnects_gets_correct_answers,
+    #[cfg(unix)]
+    a_soak_with_a_draft_model_gets_correct_answers,
+    #[cfg(unix)]
+    sigterm_under_load_lets_every_stream_finish,
+    #[cfg(unix)]
+    requests_longer_than_the_drain_timeout_are_aborted,
+    #[cfg(unix)]
+    a_second_signal_ends_the_server_at_once,
+];
 
 const KEY: &str = "secret";
 
@@ -119,34 +131,24 @@ fn succeeded(output: &Output) {
     assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
 }
 
-#[test]
-fn the_python_client_is_served() {
-    let Some(python) = env::var_os("DSRUN_TEST_PYTHON") else {
-        eprintln!(
-            "skipped: DSRUN_TEST_PYTHON does not name a Python with the package openai (.ci/run makes one)"
-        );
-        return;
-    };
+fn the_python_client_is_served() -> TestResult {
+    let python = python()?;
     let server = Server::start(&[]);
     let mut command = Command::new(python);
     command.arg(script("openai_client.py")).args([&server.url, KEY, "tiny"]);
     succeeded(&command.output().unwrap());
+    Ok(())
 }
 
-#[test]
-fn the_page_works_in_a_browser() {
-    let browser = env::var_os("DSRUN_TEST_BROWSER").unwrap_or_else(|| "chromium".into());
-    if Command::new(&browser).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        eprintln!("skipped: there is no chromium here; DSRUN_TEST_BROWSER can name one");
-        return;
-    }
+fn the_page_works_in_a_browser() -> TestResult {
+    let browser = browser()?;
     let server = Server::start(&[]);
     let mut command = Command::new("python3");
     command.arg(script("browser.py")).arg(&browser).args([&server.url, KEY]);
     succeeded(&command.output().unwrap());
+    Ok(())
 }
 
-#[test]
 fn a_ready_server_has_compiled_all_steps_unless_warm_up_is_off() {
     let compiled = |server: &Server| metric(server, "dsrun_compiled_steps_total");
     let warm = Server::start(&["--max-requests", "4"]);
@@ -164,7 +166,6 @@ fn a_ready_server_has_compiled_all_steps_unless_warm_up_is_off() {
 }
 
 #[cfg(unix)]
-#[test]
 fn a_soak_with_disconnects_gets_correct_answers() {
     let mut server = Server::start(&CROWDED);
     soak(&server);
@@ -173,7 +174,6 @@ fn a_soak_with_disconnects_gets_correct_answers() {
 }
 
 #[cfg(unix)]
-#[test]
 fn a_soak_with_a_draft_model_gets_correct_answers() {
     let draft = model::tiny();
     let config = draft.path().join("serve.toml");
@@ -209,7 +209,6 @@ fn soak(server: &Server) {
 }
 
 #[cfg(unix)]
-#[test]
 fn sigterm_under_load_lets_every_stream_finish() {
     let mut server = Server::start(&["--max-requests", "4"]);
     // More requests than the server runs at once: some still wait when the signal comes.
@@ -228,7 +227,6 @@ fn sigterm_under_load_lets_every_stream_finish() {
 }
 
 #[cfg(unix)]
-#[test]
 fn requests_longer_than_the_drain_timeout_are_aborted() {
     let mut server = Server::start(&["--drain-timeout", "0"]);
     let stream = thread::spawn(server.stream(4000));
@@ -239,7 +237,6 @@ fn requests_longer_than_the_drain_timeout_are_aborted() {
 }
 
 #[cfg(unix)]
-#[test]
 fn a_second_signal_ends_the_server_at_once() {
     let mut server = Server::start(&["--drain-timeout", "3600", "--request-timeout", "3600"]);
     let streams: Vec<_> = (0..32).map(|_| thread::spawn(server.stream(4000))).collect();

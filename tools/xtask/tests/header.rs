@@ -3,6 +3,7 @@
 //! `cargo xtask header` runs this with `DSRUN_UPDATE_HEADER=1`, which writes the header instead of comparing it. It is a
 //! test and no part of the program so that `cargo xtask` still starts when dsrun-core does not compile.
 
+use std::ffi::OsStr;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,12 +15,21 @@ use dsrun_core::op::{
     Signature,
 };
 use dsrun_core::{BlockFormat, Code, DType, GroupFormat, WeightFormat};
+use dsrun_test_support::{TestResult, c_compiler, cpp_compiler, test_main};
+
+test_main![
+    the_header_is_up_to_date,
+    c_lays_everything_out_as_rust_does,
+    cpp_lays_everything_out_as_rust_does,
+    the_cpp_helper_compiles_and_is_used_as_its_comment_says,
+    the_cpp_helper_turns_exceptions_into_statuses,
+    an_attribute_struct_is_the_words_of_its_op,
+];
 
 const PREAMBLE: &str = include_str!("header/preamble.h");
 const HELPERS: &str = include_str!("header/helpers.h");
 const CPP: &str = include_str!("../../../core/include/dsrun.hpp");
 
-#[test]
 fn the_header_is_up_to_date() {
     let path = core().join("include/dsrun.h");
     let expected = header();
@@ -30,37 +40,35 @@ fn the_header_is_up_to_date() {
     assert!(actual == expected, "core/include/dsrun.h is not what dsrun-core says; run `cargo xtask header`");
 }
 
-#[test]
 fn c_lays_everything_out_as_rust_does() {
-    compile("cc", "-std=c11", "layout.c", &layout_checks("_Static_assert", "_Alignof"));
+    compile(&c_compiler(), "-std=c11", "layout.c", &layout_checks("_Static_assert", "_Alignof"));
 }
 
-#[test]
-fn cpp_lays_everything_out_as_rust_does() {
-    compile("c++", "-std=c++17", "layout.cpp", &layout_checks("static_assert", "alignof"));
+fn cpp_lays_everything_out_as_rust_does() -> TestResult {
+    compile(&cpp_compiler()?, "-std=c++17", "layout.cpp", &layout_checks("static_assert", "alignof"));
+    Ok(())
 }
 
-#[test]
-fn the_cpp_helper_compiles_and_is_used_as_its_comment_says() {
+fn the_cpp_helper_compiles_and_is_used_as_its_comment_says() -> TestResult {
     let example: String =
         CPP.lines().filter_map(|line| line.strip_prefix(" *     ")).map(|line| format!("{line}\n")).collect();
     assert!(example.contains("dsr::guard"), "the example is gone from the comment");
     let source = format!("#include \"dsrun.hpp\"\nstatic const dsr_host_api *host;\n{example}");
     compile(
-        "c++",
+        &cpp_compiler()?,
         "-std=c++17",
         "helper.cpp",
         &(source
             + "int main(int count, char **) { return count > 9 && allocate(nullptr, 0, 0, nullptr) == nullptr; }\n"),
     );
+    Ok(())
 }
 
-#[test]
-fn the_cpp_helper_turns_exceptions_into_statuses() {
-    compile("c++", "-std=c++17", "guard.cpp", include_str!("header/helper.cpp"));
+fn the_cpp_helper_turns_exceptions_into_statuses() -> TestResult {
+    compile(&cpp_compiler()?, "-std=c++17", "guard.cpp", include_str!("header/helper.cpp"));
+    Ok(())
 }
 
-#[test]
 fn an_attribute_struct_is_the_words_of_its_op() {
     for (signature, specs) in Op::PRIMITIVES.iter().zip(Op::ATTRIBUTES) {
         for spec in *specs {
@@ -311,18 +319,11 @@ fn layout_checks(assert: &str, align: &str) -> String {
 }
 
 /// Compiles a source against the header, with every warning an error, and runs what comes out.
-#[allow(clippy::print_stdout, reason = "a test that skips says why")]
-fn compile(compiler: &str, standard: &str, name: &str, source: &str) {
-    let variable = if compiler == "cc" { "CC" } else { "CXX" };
-    let compiler = env::var_os(variable).unwrap_or_else(|| compiler.into());
-    if Command::new(&compiler).arg("--version").output().is_err() {
-        println!("skipped: there is no compiler {}", compiler.to_string_lossy());
-        return;
-    }
+fn compile(compiler: &OsStr, standard: &str, name: &str, source: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let (file, program) = (folder.path().join(name), folder.path().join("program"));
     fs::write(&file, source).expect("the source can be written");
-    let output = Command::new(&compiler)
+    let output = Command::new(compiler)
         .args([standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-o"])
         .arg(&program)
         .arg("-I")
