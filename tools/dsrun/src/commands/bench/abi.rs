@@ -3,7 +3,7 @@
 //! The same backend runs linked in, through its own C interface (the loopback), and as a plugin. The three take turns, one step
 //! of generation each.
 
-use super::{median, token};
+use super::{median::median, prompts::token};
 use crate::{
     arguments::Abi,
     commands::{print, print_json},

@@ -1,6 +1,6 @@
 //! `dsrun bench latency`: measures the time to the first token and per token, and the share of the memory bandwidth.
 
-use super::{bandwidth::read_bandwidth, median, prompt};
+use super::{bandwidth::read_bandwidth, median::median, prompts::prompt};
 use crate::{
     arguments::Latency,
     commands::{print, print_json, speculation_line},

@@ -1,6 +1,6 @@
 //! `dsrun bench prefill`: measures the speed of prompt processing.
 
-use super::{median, prompt};
+use super::{median::median, prompts::prompt};
 use crate::{
     arguments::Prefill,
     commands::{print, print_json},

@@ -5,7 +5,7 @@ mod load;
 mod plot;
 mod report;
 
-use super::words;
+use super::prompts::words;
 use crate::{
     arguments::BenchServe,
     client::Client,

@@ -135,7 +135,7 @@ fn question(model: &str, command: &Soak, random: &mut StdRng) -> Value {
     let words = command.prompt.draw(random);
     json!({
         "model": model,
-        "messages": [{"role": "user", "content": super::words(random, words)}],
+        "messages": [{"role": "user", "content": super::prompts::words(random, words)}],
         "max_tokens": command.generate.draw(random),
         "temperature": 0,
         "ignore_eos": true,

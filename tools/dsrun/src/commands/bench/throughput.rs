@@ -1,6 +1,6 @@
 //! `dsrun bench throughput`: tokens per second of many requests at once, and what of a step is the host's work.
 
-use super::prompt;
+use super::prompts::prompt;
 use crate::{
     arguments::Throughput,
     commands::{print, print_json, speculation_line},
