@@ -3,7 +3,9 @@
 //! One plugin holds them all. It is the CPU backend with the fault that the environment variable `DSRUN_MUTANT` names;
 //! `none` is no fault. Faults stand in `faults.rs`, what they claim in `table.rs`.
 
+mod change;
 mod faults;
+mod faulty_calls;
 mod raw;
 mod table;
 mod tensor;
