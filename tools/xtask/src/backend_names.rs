@@ -8,8 +8,9 @@ use std::str::FromStr;
 use std::{fs, iter};
 
 use anyhow::{Context, Result};
-use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
+use crate::rust_tokens::{AttributeKind, attribute_kind, skip_item};
 use crate::workspace::{Workspace, display_relative, fail_on, files_with_extension};
 
 /// Names that give a backend away, whether or not its folder exists yet.
@@ -146,34 +147,6 @@ fn search(tokens: TokenStream, names: &BackendNames, found: &mut Vec<Mention>) {
                 }
             }
             TokenTree::Punct(_) => {}
-        }
-    }
-}
-
-enum AttributeKind {
-    Documentation,
-    TestOnly,
-    Other,
-}
-
-fn attribute_kind(attribute: &Group) -> AttributeKind {
-    let text: String = attribute.stream().to_string().split_whitespace().collect();
-    if text.starts_with("doc=") || text.starts_with("doc(") {
-        AttributeKind::Documentation
-    } else if text == "cfg(test)" || text.starts_with("cfg(all(test,") {
-        AttributeKind::TestOnly
-    } else {
-        AttributeKind::Other
-    }
-}
-
-/// Steps over one item: up to its body in braces or its semicolon. Attributes before it are stepped over with it.
-fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) {
-    for token in tokens {
-        match token {
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => return,
-            TokenTree::Punct(punct) if punct.as_char() == ';' => return,
-            _ => {}
         }
     }
 }

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::workspace::{Workspace, cargo};
-use crate::{backend_names, dependency_rule, documentation, guide, install, licences, template};
+use crate::{
+    backend_names, commits, dependency_rule, documentation, guide, install, licences, rooms, template,
+};
 
 /// One thing that is checked.
 struct Step {
@@ -33,6 +35,8 @@ const STEPS: &[Step] = &[
     cargo_step("fmt", &["fmt", "--all", "--check"]),
     check_step("dependencies", "each room depends only on rooms it may use", dependency_rule::check),
     check_step("backend-names", "no backend is named outside its room", backend_names::check),
+    check_step("rooms", "files and rooms import in order, and no file is too long", rooms::check),
+    check_step("commits", "subjects of commits are `module: imperative`", commits::check),
     check_step("licences", "licences and sources of all dependencies", licences::check),
     check_step("docs", "every link of the documentation leads somewhere", documentation::check),
     cargo_step("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),

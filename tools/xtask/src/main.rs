@@ -7,12 +7,15 @@
 mod arguments;
 mod backend_names;
 mod ci;
+mod commits;
 mod dependency_rule;
 mod documentation;
 mod guide;
 mod header;
 mod install;
 mod licences;
+mod rooms;
+mod rust_tokens;
 mod template;
 mod workspace;
 
