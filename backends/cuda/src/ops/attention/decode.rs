@@ -373,31 +373,32 @@ mod tests {
     }
 
     #[rstest]
-    #[case::one_row(1, [8, 1, 16], 2)]
-    #[case::two_rows(2, [8, 2, 8], 2)]
-    #[case::few_rows(8, [8, 8, 4], 2)]
-    #[case::enough_rows(32, [8, 32, 1], 3)]
-    #[case::many_rows(128, [8, 128, 1], 2)]
-    fn few_tiles_are_split(#[case] rows: usize, #[case] grid: [usize; 3], #[case] stages: usize) {
+    #[case::one_row(1)]
+    #[case::two_rows(2)]
+    #[case::few_rows(8)]
+    #[case::enough_rows(32)]
+    #[case::many_rows(128)]
+    fn tiles_are_split_into_whole_clusters(#[case] rows: usize) {
         let cut = sizes(rows).split(&MACHINE);
-        assert_eq!((cut.grid, cut.stages), (grid, stages));
-        assert_eq!(cut.workspace > 0, cut.persistent > 0);
+        let [columns, entries, splits] = cut.grid;
+        let cluster = cut.own.iter().find(|(name, _)| *name == "CLUSTER").map_or(1, |(_, cluster)| *cluster);
+        assert_eq!((columns, entries, cut.number), (8, rows, splits));
+        assert!((1..=MAX_SPLITS).contains(&splits) && splits.is_multiple_of(cluster), "{splits}, {cluster}");
+        assert!(cut.stages > 0 && cut.shared <= MACHINE.shared_memory(), "{}", cut.shared);
+        // Splits that do not fit a cluster meet in memory.
+        assert_eq!(cut.workspace > 0, splits > cluster);
+        assert_eq!(cut.persistent > 0, splits > cluster);
     }
 
     #[rstest]
-    #[case::usual(8 << 10, 4, 8, 2)]
-    #[case::small_heads(4 << 10, 16, 8, 4)]
-    #[case::large_heads(16 << 10, 8, 4, 2)]
-    fn rings_of_even_shares_fit(
-        #[case] unit: usize,
-        #[case] heads: usize,
-        #[case] warps: usize,
-        #[case] stages: usize,
-    ) {
+    #[case::usual(8 << 10, 4)]
+    #[case::small_heads(4 << 10, 16)]
+    #[case::large_heads(16 << 10, 8)]
+    fn rings_of_even_shares_fit(#[case] unit: usize, #[case] heads: usize) {
         let cut = Sizes { unit, heads, ..sizes(MOST_ENTRIES) }.even(&MACHINE);
-        assert_eq!((cut.threads, cut.stages), (warps * 32, stages));
+        assert!(cut.stages > 0 && cut.threads.is_multiple_of(32));
         // What a step's entries are added up in takes 12 bytes for each.
         assert!(cut.shared + 12 * MOST_ENTRIES + 1024 <= 227 << 10, "{}", cut.shared);
-        assert_eq!(cut.persistent, 132 * warps * 4);
+        assert_eq!(cut.persistent, 132 * (cut.threads / 32) * 4);
     }
 }

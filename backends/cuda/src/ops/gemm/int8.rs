@@ -304,27 +304,6 @@ fn measure(context: &Context, places: &Args<'_>, candidates: Candidates<'_>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rstest::rstest;
-
-    /// What an H200 was fastest with is on the list.
-    #[rstest]
-    #[case(8192, 8192, 8192, 2, 128)]
-    #[case(2048, 4096, 14_336, 2, 256)]
-    #[case(128, 28_672, 4096, 2, 224)]
-    #[case(128, 4096, 4096, 1, 64)]
-    #[case(32, 6144, 4096, 1, 48)]
-    #[case(32, 28_672, 4096, 1, 224)]
-    #[case(17, 4096, 14_336, 1, 32)]
-    fn the_best_is_measured(
-        #[case] rows: usize,
-        #[case] outputs: usize,
-        #[case] inputs: usize,
-        #[case] groups: usize,
-        #[case] tile: usize,
-    ) {
-        let list = shortlist(rows, outputs, inputs, 132);
-        assert!(list.contains(&Tile { groups, outputs: tile }), "{list:?}");
-    }
 
     #[test]
     fn rings_fit() {

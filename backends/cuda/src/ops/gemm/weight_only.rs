@@ -215,19 +215,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn as_measured() {
-        let packing = Packing { bits: 8, group: 0, offset: Offset::Fixed(128), scale: DType::F32 };
-        let cut = |rows, outputs, inputs| {
-            let cut = TileConfig::new(rows, outputs, inputs, packing, 132);
-            [cut.tokens, cut.groups, cut.tiles, cut.split]
-        };
-        assert_eq!(cut(32, 28_672, 4096), [32, 4, 112, 1]);
-        assert_eq!(cut(32, 16_384, 2048), [32, 2, 128, 1]);
-        assert_eq!(cut(100, 6144, 4096), [112, 2, 48, 2]);
-        assert_eq!(cut(128, 4096, 14_336), [128, 1, 64, 2]);
-        assert_eq!(cut(256, 4096, 14_336), [128, 2, 32, 2]);
-        assert_eq!(cut(64, 2048, 8192), [64, 1, 32, 3]);
-    }
 }
