@@ -448,6 +448,6 @@ mod tests {
         pattern["targets"] = json!(["re:("]);
         let config = json!({"quant_method": "compressed-tensors", "config_groups": {"a": pattern}});
         let error = read(&config).unwrap().unwrap().quantises_inputs("x").unwrap_err().to_string();
-        assert!(error.contains("re") || error.contains('('), "{error}");
+        assert!(error.contains("unclosed group"), "{error}");
     }
 }

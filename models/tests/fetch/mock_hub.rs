@@ -30,6 +30,9 @@ impl Request {
     }
 }
 
+/// Stands among the requests for a client that had not hung up on a silent server when the server's own limit was reached.
+pub(crate) const WAITED: &str = "the client did not give up";
+
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -37,8 +40,8 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
     /// Close after this many bytes of the body, though more were announced.
     pub(crate) cut_after: Option<usize>,
-    /// Keep the connection open in silence for this long before closing it.
-    pub(crate) linger: Duration,
+    /// Keep the connection open in silence until the client hangs up, or note that it did not: [`WAITED`].
+    pub(crate) falls_silent: bool,
     /// Announce the length of the body.
     pub(crate) announce: bool,
 }
@@ -50,7 +53,7 @@ impl Answer {
             headers: Vec::new(),
             body: body.into(),
             cut_after: None,
-            linger: Duration::ZERO,
+            falls_silent: false,
             announce: true,
         }
     }
@@ -153,7 +156,9 @@ fn serve(stream: TcpStream, handler: &Handler, requests: &Mutex<Vec<Request>>) -
     (&stream).write_all(head.as_bytes())?;
     (&stream).write_all(b"\r\n")?;
     (&stream).write_all(body)?;
-    thread::sleep(answer.linger);
+    if answer.falls_silent && (&stream).read_to_end(&mut Vec::new()).is_err() {
+        requests.lock().unwrap().push(Request { path: WAITED.to_owned(), headers: BTreeMap::new() });
+    }
     Ok(())
 }
 

