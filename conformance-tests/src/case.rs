@@ -1,16 +1,16 @@
-//! A call with its inputs and what has to come out.
+//! A case: a call with its inputs and expected results.
 
 use crate::{gate::Gate, oracle::Real, tensor::Tensor};
 use dsrun_core::{DType, WeightType, op::Op};
 
-/// A case: one call, or for collectives one per rank.
+/// One call, or for collectives one call per rank.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Op, element type and what is special, as `op/dtype/label`. Names the case for ever.
+    /// Op, element type and a label, as `op/dtype/label`. The id of a case never changes.
     pub id: String,
-    /// What each rank runs; one call for everything but collectives.
+    /// The call of each rank; a single call unless the op is a collective.
     pub calls: Vec<CallCase>,
-    /// Whether every rank must get the same bits.
+    /// Whether all ranks must get the same bits.
     pub alike: bool,
 }
 
@@ -19,9 +19,9 @@ pub struct Case {
 pub struct CallCase {
     /// The op.
     pub op: Op,
-    /// Its operands, in the order of the signature.
+    /// The operands, in the order of the signature.
     pub operands: Vec<Option<Operand>>,
-    /// What its results must be, in the order of the signature.
+    /// The expected results, in the order of the signature.
     pub results: Vec<Expected>,
 }
 
@@ -30,64 +30,64 @@ pub struct CallCase {
 pub enum Operand {
     /// A tensor.
     Tensor(Input),
-    /// A weight, to be packed by the device.
+    /// A weight, which the device packs.
     Weight(Weight),
-    /// The work list the device makes for the lengths in the operands named `query_start`, `query_length` and `kv_length`.
+    /// The work list that the device makes from the operands `query_start`, `query_length` and `kv_length`.
     WorkList,
 }
 
 /// A tensor operand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// The elements. Those of rows past the extent are replaced by poison before the device sees them.
+    /// The elements. Rows past the extent are replaced by poison before the device gets them.
     pub tensor: Tensor,
-    /// How it lies in memory.
+    /// The layout in memory.
     pub layout: Layout,
 }
 
-/// How a tensor lies in memory.
+/// The layout of a tensor in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Elements between the rows of every dimension but the last.
+    /// Number of elements between the rows of every dimension but the last.
     pub gap: usize,
-    /// Units of the device's alignment, beyond the first, in front of the tensor.
+    /// Offset of the tensor from the start of its buffer, in units of the device's alignment, beyond the first unit.
     pub offset: usize,
     /// Whether a call may bind an extent.
     pub bounded: bool,
-    /// How many rows are real; all if absent. Only if bounded.
+    /// Number of rows that are real, for a bounded tensor; `None` for all.
     pub extent: Option<usize>,
 }
 
-/// A weight operand, in the bytes of its format.
+/// A weight operand, as bytes of its format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weight {
-    /// Shape and format.
+    /// The shape and format.
     pub weight_type: WeightType,
-    /// The rows.
+    /// The bytes of all rows.
     pub bytes: Vec<u8>,
-    /// The element type of the activations it is used with.
+    /// The element type of the activations that are multiplied with it.
     pub used_with: DType,
 }
 
-/// What a result must be.
+/// An expected result.
 #[derive(Clone, Debug)]
 pub struct Expected {
-    /// Each element, row-major; empty if the result is the device's own business.
+    /// The expectation of each element, row-major; empty if the format of the result is up to the device.
     pub elements: Vec<Element>,
-    /// How far float elements may be off.
+    /// The allowed error of float elements.
     pub gate: Gate,
-    /// How the result lies in memory. A result that updates an operand lies where that does.
+    /// The layout in memory. A result that updates an operand has the layout of that operand.
     pub layout: Layout,
-    /// The probabilities that the elements, as ids, were drawn with.
+    /// The probabilities of the tokens, for results that are sampled token ids.
     pub distribution: Option<Vec<f64>>,
 }
 
-/// What an element must be.
+/// The expectation of an element.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Element {
-    /// What it was before the call.
+    /// The element keeps the value it had before the call.
     Untouched,
-    /// The document says nothing.
+    /// The value is not defined.
     Anything,
     /// Exactly these bits.
     Bits(u32),
@@ -105,7 +105,7 @@ impl Case {
 }
 
 impl CallCase {
-    /// A call.
+    /// A call of `op`.
     pub fn new(op: impl Into<Op>, operands: Vec<Option<Operand>>, results: Vec<Expected>) -> Self {
         Self { op: op.into(), operands, results }
     }
@@ -117,13 +117,13 @@ impl Layout {
         Self { gap, offset, bounded: false, extent: None }
     }
 
-    /// The same, of which only the first rows are real.
+    /// The same layout with an extent: only the first rows are real.
     #[must_use]
     pub fn with_extent(self, extent: Option<usize>) -> Self {
         Self { bounded: self.bounded || extent.is_some(), extent, ..self }
     }
 
-    /// How many of `rows` are real.
+    /// The number of real rows of a tensor of `rows` rows.
     pub fn real_rows(&self, rows: usize) -> usize {
         self.extent.map_or(rows, |extent| extent.min(rows))
     }
@@ -152,12 +152,12 @@ impl Expected {
         Self { elements, gate: Gate::default(), layout: Layout::default(), distribution: None }
     }
 
-    /// Results within the gate.
+    /// Float results, compared within the gate.
     pub fn reals(reals: impl IntoIterator<Item = Real>) -> Self {
         Self::new(reals.into_iter().map(Element::Real).collect())
     }
 
-    /// Results that are copies or integers.
+    /// Results that must be exact: copies and integers.
     pub fn bits(bits: impl IntoIterator<Item = u32>) -> Self {
         Self::new(bits.into_iter().map(Element::Bits).collect())
     }
@@ -167,13 +167,13 @@ impl Expected {
         Self::bits(values.iter().map(|value| *value as u32))
     }
 
-    /// With a gate.
+    /// Sets the gate.
     #[must_use]
     pub fn gated(self, gate: Gate) -> Self {
         Self { gate, ..self }
     }
 
-    /// With a layout. Rows past the extent must be left alone; a row is so many elements.
+    /// Sets the layout. Rows past the extent must be untouched; a row has `row` elements.
     #[must_use]
     pub fn laid(mut self, layout: Layout, row: usize) -> Self {
         if let Some(extent) = layout.extent {

@@ -1,7 +1,7 @@
-//! The case tables: for every op a fixed corpus of edges and seeded random cases.
+//! The case tables: for every op a fixed list of edge cases and seeded random ones.
 //!
-//! A table makes its cases anew whenever it is asked, from seeds that hang on nothing but the names, so that the
-//! identifier of a case is all that is needed to run it again.
+//! A table makes its cases on every request, from seeds that depend on the names alone, so that the id of a case is enough to
+//! run it again.
 
 mod activation;
 mod attention;
@@ -31,16 +31,16 @@ pub(crate) use linear::random_weight;
 pub struct Table {
     /// The op, or the well-known region.
     pub op: &'static str,
-    /// The element types it has cases for. Cases are filed under the type of the activations; ops on integers under i32.
+    /// The element types of its cases: the type of the activations, and i32 for ops on integers.
     pub dtypes: &'static [DType],
     /// Makes the cases of an element type.
     pub cases: fn(DType) -> Vec<Case>,
-    /// Draws a case of an element type; `None` where there is nothing to draw.
+    /// Draws a random case of an element type; `None` if there are no random cases.
     pub drawn: Option<fn(DType, &mut Draw) -> Case>,
 }
 
 impl Table {
-    /// The drawn case of a name, and the choices that made it; `None` if the table has none of the kind.
+    /// The random case with this id, and the choices that made it; `None` if the table has no such case.
     pub fn draw(&self, id: DrawnId) -> Option<(Case, Vec<usize>)> {
         let drawn = self.drawn.filter(|_| self.op == id.op && self.dtypes.contains(&id.dtype))?;
         let (dtype, mut draw) = (id.dtype, Draw::new(id));
@@ -63,7 +63,7 @@ const fn table(
     Table { op, dtypes, cases, drawn: Some(drawn) }
 }
 
-/// Every table, primitives in the order of the op table, then regions.
+/// All tables: primitives in the order of the op table, then regions.
 pub const TABLES: &[Table] = &[
     table("embed", FLOATS, embed::embed, embed::drawn_embed),
     table("rms_norm", FLOATS, norm::rms_norm, norm::drawn_rms_norm),
@@ -98,7 +98,7 @@ pub const TABLES: &[Table] = &[
     table("all_to_all", ALL, collective::all_to_all, collective::drawn_all_to_all),
     table("broadcast", ALL, collective::broadcast, collective::drawn_broadcast),
     table("send", ALL, collective::send_and_receive, collective::drawn_send),
-    // Drawn as `send`.
+    // Random cases of `receive` are those of `send`.
     Table { op: "receive", dtypes: ALL, cases: collective::send_and_receive, drawn: None },
     Table { op: "barrier", dtypes: INTEGERS, cases: collective::barrier, drawn: None },
     table("add_rms_norm", FLOATS, region::add_rms_norm, region::drawn_add_rms_norm),
@@ -183,12 +183,12 @@ mod tests {
     #[test]
     fn identifiers_are_unique_and_cases_repeat() {
         let mut seen = HashSet::new();
-        // The ops have tables for sending and receiving both, with the same cases; and draws are slow to judge.
+        // The tables of `send` and `receive` have the same cases; cases of `sample` take long to make.
         for table in TABLES.iter().filter(|table| !["receive", "sample"].contains(&table.op)) {
             for dtype in table.dtypes {
                 let (once, again) = ((table.cases)(*dtype), (table.cases)(*dtype));
                 for (case, again) in once.iter().zip(&again) {
-                    assert!(seen.insert(case.id.clone()), "{} stands twice", case.id);
+                    assert!(seen.insert(case.id.clone()), "two cases have the id {}", case.id);
                     for (call, again) in case.calls.iter().zip(&again.calls) {
                         assert_eq!(call.op, again.op, "{}", case.id);
                         assert!(call.operands == again.operands, "{} differs from run to run", case.id);

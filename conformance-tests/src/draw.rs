@@ -1,9 +1,9 @@
-//! Drawn cases: random shapes, layouts and options, named so that each can be run again, and made simpler when one fails.
+//! Random cases: shapes, layouts and options are drawn, and the id of a case is enough to run it again and to simplify it.
 //!
-//! A drawn case is made from a list of choices, each an index into a list of possibilities that begins with the simplest. The
-//! seed in the case's name decides them all: `linear/bf16/property-1f3a`. A name may also spell the choices out, in front of
-//! zeros that are left away: `linear/bf16/property-1f3a@2.0.1`. This is all that [`simplify`] needs to know of any op: it
-//! lowers choices as long as the case still fails.
+//! A random case is made from a list of choices, each an index into a list of possibilities that begins with the simplest. The
+//! seed in the id determines them: `linear/bf16/property-1f3a`. An id may also list the choices, without trailing zeros:
+//! `linear/bf16/property-1f3a@2.0.1`. That is why [`simplify`] works for every op: it lowers choices as long as the case still
+//! fails.
 //!
 //! Source: MacIver and Donaldson, "Test-case reduction via test-case generation" (2020), section 3.
 
@@ -11,30 +11,30 @@ use crate::random::Random;
 use dsrun_core::DType;
 use std::fmt;
 
-/// In front of the seed in the last part of an id.
+/// The prefix of the seed in the last part of an id.
 const PREFIX: &str = "property-";
 
-/// The name of a drawn case.
+/// The id of a random case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DrawnId {
     /// The table it belongs to.
     pub op: String,
     /// The element type.
     pub dtype: DType,
-    /// Decides the values, and the choices if they are not spelled out.
+    /// Determines the values, and the choices unless they are listed.
     pub seed: u32,
     /// The choices, each as an index of its possibilities; those not listed are 0.
     pub choices: Option<Vec<usize>>,
 }
 
 impl DrawnId {
-    /// Drawn case number `index` of an op and element type. Another `seed` gives other cases.
+    /// The id of random case number `index` of an op and element type, for a seed of the whole run.
     pub fn numbered(op: &str, dtype: DType, seed: u64, index: usize) -> Self {
         let mut random = Random::named(&format!("{op}/{dtype}/{seed}/{index}"));
         Self { op: op.to_owned(), dtype, seed: (random.bits() >> 32) as u32, choices: None }
     }
 
-    /// Reads a name back; `None` if it is not that of a drawn case.
+    /// Parses an id; `None` if it is not the id of a random case.
     pub fn parse(id: &str) -> Option<Self> {
         let mut parts = id.split('/');
         let (op, dtype, label) = (parts.next()?, parts.next()?, parts.next()?);
@@ -69,7 +69,7 @@ impl fmt::Display for DrawnId {
     }
 }
 
-/// Makes the choices of a drawn case, and remembers them.
+/// Makes the choices of a random case, and records them.
 #[derive(Clone, Debug)]
 pub struct Draw {
     id: DrawnId,
@@ -78,7 +78,7 @@ pub struct Draw {
 }
 
 impl Draw {
-    /// Begins to draw the case of this name.
+    /// Begins to draw the case with this id.
     pub fn new(id: DrawnId) -> Self {
         let random = Random::named(&format!("choices/{}/{}/{:x}", id.op, id.dtype, id.seed));
         Self { id, random, made: Vec::new() }
@@ -89,12 +89,12 @@ impl Draw {
         self.id.to_string()
     }
 
-    /// The stream of the case's values. It hangs on the seed alone, so that a simpler case has values of the same kind.
+    /// The random stream of the case's values. It depends on the seed alone, so that a simpler case has values of the same kind.
     pub fn values(&self) -> Random {
         Random::named(&format!("values/{}/{}/{:x}", self.id.op, self.id.dtype, self.id.seed))
     }
 
-    /// A number below `bound`, which is not 0. Small numbers are simple.
+    /// A number below `bound`, which must not be 0. Smaller numbers count as simpler.
     pub fn below(&mut self, bound: usize) -> usize {
         let drawn = match &self.id.choices {
             Some(choices) => choices.get(self.made.len()).copied().unwrap_or(0).min(bound.max(1) - 1),
@@ -104,12 +104,12 @@ impl Draw {
         drawn
     }
 
-    /// One of these. The simplest stands first.
+    /// One of `of`, whose first element is the simplest.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
-    /// True now and then.
+    /// True with probability 1/3.
     pub fn sometimes(&mut self) -> bool {
         self.below(3) == 2
     }
@@ -120,8 +120,8 @@ impl Draw {
     }
 }
 
-/// Lowers choices as long as `fails` says that the case still fails, and gives the simplest that does. At most `budget` cases
-/// are tried.
+/// Lowers choices as long as `fails` says that the case still fails, and returns the simplest failing case. At most `budget`
+/// cases are tried.
 pub fn simplify(
     id: &DrawnId,
     choices: &[usize],
@@ -137,7 +137,7 @@ pub fn simplify(
     };
     loop {
         let before = best.clone();
-        // Everything behind some choice at once: most of a case has nothing to do with its fault.
+        // Zero all choices from some place on: most of them have nothing to do with the failure.
         for kept in [0, best.len() / 4, best.len() / 2] {
             if best[kept..].iter().any(|choice| *choice > 0) && still_fails(&best[..kept]) {
                 best.truncate(kept);
@@ -169,7 +169,7 @@ mod tests {
     use rstest::rstest;
 
     fn drawn(id: &str) -> DrawnId {
-        DrawnId::parse(id).unwrap_or_else(|| panic!("{id} is no drawn case"))
+        DrawnId::parse(id).unwrap_or_else(|| panic!("{id} is not the id of a random case"))
     }
 
     #[rstest]

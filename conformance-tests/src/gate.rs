@@ -1,6 +1,6 @@
-//! How far a device may be from the oracle.
+//! The allowed difference between a device and the oracle.
 //!
-//! Two gates, and both must hold. With `y` the oracle's value, `ŷ` the device's, `u` the unit roundoff of the stored type
+//! There are two gates, and both must hold. With `y` the oracle's value, `ŷ` the device's, `u` the unit roundoff of the stored type
 //! (f32 2⁻²⁴, f16 2⁻¹¹, bf16 2⁻⁸), `m` the magnitude and `n` the terms of [`Real`]:
 //!
 //! **Every element**: `|ŷ − y| ≤ 2u|y| + 8·2⁻²⁴·c·m (+ 2u'·m') (+ 2⁻²⁰|y|) + tiny`, where
@@ -48,28 +48,28 @@ use crate::{
 };
 use dsrun_core::DType;
 
-/// What a result's document allows beyond one rounding of f32 arithmetic.
+/// The rounding that the documentation of an op allows beyond a single one after f32 arithmetic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gate {
     /// The type that terms may be rounded to on the way.
     pub inner: Option<DType>,
-    /// Whether results are in proportion to an exponential, sine or logarithm.
+    /// Whether results are proportional to an exponential, sine or logarithm.
     pub exponential: bool,
 }
 
-/// The fewest elements whose mean error says something.
+/// The minimum number of elements for the gate on the mean.
 const ENOUGH: usize = 64;
 
-/// How an element of a result is off, compared with what it may be.
+/// An element of a result with its error and limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Worst {
     /// Its index in the result.
     pub index: Vec<usize>,
-    /// What the device gave.
+    /// The value of the device.
     pub found: f64,
-    /// What the oracle says.
+    /// The value of the oracle.
     pub expected: f64,
-    /// The largest difference allowed.
+    /// The largest allowed difference.
     pub limit: f64,
     /// Difference over limit: above 1 is wrong.
     pub ratio: f64,
@@ -80,23 +80,23 @@ pub struct Worst {
 pub struct MeanSquare {
     /// The mean.
     pub value: f64,
-    /// The largest allowed.
+    /// The largest allowed mean.
     pub limit: f64,
 }
 
-/// What the gates say of one result.
+/// The comparison of a result with the oracle.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
-    /// The float element nearest to or farthest beyond its limit.
+    /// The float element with the largest ratio of error to limit.
     pub worst: Option<Worst>,
     /// The mean of squared relative errors, if enough elements were compared.
     pub mean_square: Option<MeanSquare>,
-    /// What is wrong, a sentence each; empty if nothing is.
+    /// Descriptions of what is wrong, each one a sentence; empty if the result is right.
     pub failures: Vec<String>,
 }
 
 impl Gate {
-    /// The largest difference allowed for one element.
+    /// The largest allowed difference of one element.
     pub fn limit(self, dtype: DType, real: Real) -> f64 {
         let single = float::unit(DType::F32);
         let growth = ((real.terms as f64).sqrt() / 4.0).max(1.0);
@@ -110,14 +110,14 @@ impl Gate {
             + tiny
     }
 
-    /// The largest mean of squared relative errors.
+    /// The largest allowed mean of squared relative errors.
     pub fn mean_square_limit(self, dtype: DType) -> f64 {
         match (dtype, self.inner.is_some()) {
             (DType::F16, false) => 2e-7,
             (DType::F16, true) => 5e-7,
             (DType::BF16, false) => 1.2e-5,
             (DType::BF16, true) => 3e-5,
-            // A result wider than its inner rounding has that rounding's error.
+            // The error of a result that is wider than its inner rounding is that of the rounding.
             _ => match self.inner {
                 Some(DType::F16) => 5e-7,
                 Some(DType::BF16) => 3e-5,
@@ -127,7 +127,7 @@ impl Gate {
     }
 }
 
-/// Compares a result with what is expected. `found` and `before` are the bits of its elements after and before the call.
+/// Compares a result with the expected one. `found` and `before` are the bits of its elements after and before the call.
 pub fn judge(
     dtype: DType,
     shape: &[usize],
@@ -249,14 +249,14 @@ fn unravel(shape: &[usize], at: usize) -> Vec<usize> {
     index
 }
 
-/// Pearson's test that ids were drawn with these probabilities. Fails if chance alone would do so less than about once in a
-/// million; the seeds are fixed, so a pass stays a pass.
+/// Pearson's test of the hypothesis that ids were drawn with these probabilities, at a level of about one in a million. The
+/// seeds are fixed, so that the result is the same in every run.
 fn chi_square(probabilities: &[f64], ids: &[u32]) -> Result<(), String> {
     let mut counts = vec![0usize; probabilities.len()];
     for id in ids {
         match counts.get_mut(*id as usize) {
             Some(count) => *count += 1,
-            None => return Err(format!("{} was drawn, which is no token", *id as i32)),
+            None => return Err(format!("{} was drawn, which is not a token", *id as i32)),
         }
     }
     let total = ids.len() as f64;
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn chi_square_knows_fair_from_loaded() {
+    fn chi_square_tells_fair_from_loaded() {
         let ids = |counts: [u32; 3]| -> Vec<u32> {
             counts.into_iter().enumerate().flat_map(|(id, count)| vec![id as u32; count as usize]).collect()
         };

@@ -1,19 +1,22 @@
-//! The conformance suite of dsrun: says whether a device computes what the op documents say.
+//! The conformance suite of dsrun: tests whether a device computes what the documentation of the ops defines.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`oracle`] | every op once more, in plain scalar f64, written from its document |
-//! | [`gate`] | how far a device may be from the oracle, with the argument for each bound |
-//! | [`case`](mod@case) | a call with its inputs and what has to come out |
+//! | [`oracle`] | a second implementation of every op, in plain scalar f64, written from its documentation |
+//! | [`gate`] | the allowed difference between device and oracle, with the derivation of each bound |
+//! | [`case`](mod@case) | a call with its inputs and expected results |
 //! | [`cases`] | the case tables, one file per op family |
-//! | [`checks`] | checks of behaviour, which need more than one call |
+//! | [`checks`] | checks of behaviour that takes more than one call |
 //! | [`subject`] | the backend under test |
-//! | [`random`] | seeded numbers for the tables |
-//! | [`runner`] | runs a case on a device and judges the result |
+//! | [`draw`] | random cases that can be replayed and simplified |
+//! | [`program`] | the command line `dsrun-conformance` |
+//! | [`random`] | seeded random numbers for the tables |
+//! | [`runner`] | runs a case on a device and compares its results with the expected ones |
+//! | [`suite`] | all cases and checks in groups, each found by its id |
 //! | [`tensor`] | tensors in host memory, as bits |
 //!
-//! The oracle shares no code with any backend: a mistake has to be made twice to stay unseen. To test a backend, open
-//! devices, take the [`cases::TABLES`], and [`runner::run`] every case.
+//! The oracle shares no code with any backend, so that only a mistake made twice goes unnoticed. To test a backend, open its
+//! device as a [`subject::Subject`], and run the items of all [`suite::groups`] on it.
 
 pub mod case;
 pub mod cases;

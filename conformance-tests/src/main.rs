@@ -1,4 +1,4 @@
-//! Holds a backend to the conformance suite: `dsrun-conformance run PATH --profile llm-core-1`.
+//! Tests a backend with the conformance suite: `dsrun-conformance run PATH --profile llm-core-1`.
 
 use dsrun_candle::CandleBackend;
 use dsrun_cpu::CpuBackend;

@@ -1,8 +1,8 @@
-//! Every op once more, in plain scalar f64, one file per family, written from the op documents in `dsrun_core::op`.
+//! The oracle: all ops in plain scalar f64, one file per family, written from the documentation in `dsrun_core::op`.
 //!
-//! Nothing here is fast, and nothing is shared with a backend. Inputs are plain slices, already rounded to the type they
-//! are stored in. A float result comes as a [`Real`]: the value and how large the numbers were that made it, because that,
-//! and not the value, decides how large the error of honest f32 arithmetic may be.
+//! The code is not fast, and none of it is shared with a backend. Inputs are plain slices, already rounded to the type they
+//! are stored in. A float result is a [`Real`], which has the size of its terms beside the value, because the error of f32
+//! arithmetic scales with the terms and not with the value.
 
 pub mod activation;
 pub mod attention;
@@ -21,34 +21,34 @@ pub mod sampling;
 pub mod step;
 pub mod weight;
 
-/// A float result and what its error scales with.
+/// A float result, with the sizes that its error scales with.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Real {
-    /// The value in f64, not rounded.
+    /// The value in f64, without rounding.
     pub value: f64,
-    /// Sum of the sizes of the terms that make the value: what errors of f32 arithmetic scale with. It survives when the
-    /// terms cancel and the value is small.
+    /// The sum of the absolute values of all terms. Errors of f32 arithmetic scale with it, even if the terms cancel and the
+    /// value is small.
     pub magnitude: f64,
-    /// As `magnitude`, of the terms that the op's document allows to be rounded to a storage type on the way.
+    /// The same sum over the terms that the op's documentation allows to be rounded to a storage type.
     pub inner: f64,
-    /// Root of the sum of squares of those terms: what the error of rounding each of them scales with on average.
+    /// The root of the sum of squares of those terms, with which the error of rounding each of them scales on average.
     pub spread: f64,
-    /// How many terms are summed, for the growth of errors along long sums.
+    /// The number of terms, for the growth of errors in long sums.
     pub terms: usize,
 }
 
 impl Real {
-    /// A value of one or a few terms, nothing of it rounded on the way.
+    /// A value of few terms without inner rounding.
     pub fn new(value: f64, magnitude: f64) -> Self {
         Self::sum(value, magnitude, 1)
     }
 
-    /// A sum of so many terms.
+    /// Sets the number of terms.
     pub fn sum(value: f64, magnitude: f64, terms: usize) -> Self {
         Self { value, magnitude, terms, ..Self::default() }
     }
 
-    /// The same, with terms that may be rounded on the way: the sum of their sizes and the root of that of their squares.
+    /// Sets the sums over terms that may be rounded: of absolute values, and the root of that of squares.
     #[must_use]
     pub fn rounded_inside(self, inner: f64, spread: f64) -> Self {
         Self { inner, spread, ..self }

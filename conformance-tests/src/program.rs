@@ -1,21 +1,22 @@
-//! The program `dsrun-conformance`: loads a backend, runs the suite in child processes, and reports.
+//! The program `dsrun-conformance`: loads a backend, runs the suite in child processes, and reports the results.
 //!
-//! [`main`] is the whole program, for a list of backends that are linked in. So a backend written in Rust can be held to the
-//! suite without being a plugin: by a program of one line.
+//! [`main`] is the whole program, for a list of backends that are linked in. A backend written in Rust can thus be tested
+//! without being a plugin, by a program of one line.
 //!
-//! The parent runs no code of the backend. It starts itself again as a worker, once for each job, and the two speak in lines of
-//! JSON over pipes. A child that dies or hangs while a case runs has answered that case; the next child goes on behind it.
+//! The parent runs no code of the backend. It starts itself again as a worker, once for each job, and the two exchange lines of
+//! JSON over pipes. If a worker crashes or hangs while a case runs, that is the result of the case, and a new worker continues
+//! with the next one.
 
 mod arguments;
 mod backend;
 mod child;
-mod conductor;
 mod interrupt;
 mod junit;
 mod markdown;
 mod message;
 mod record;
 mod summary;
+mod supervisor;
 mod table;
 mod text;
 mod waivers;
@@ -25,7 +26,6 @@ use crate::suite::{DRAWN, Group, groups};
 use anyhow::{Context, Result};
 use arguments::{Arguments, Command, List, Run};
 use clap::Parser;
-use conductor::{Plan, Unit};
 use dsrun_core::{device::Backend, op::Profile};
 use indicatif::{ProgressBar, ProgressStyle};
 use record::Record;
@@ -43,17 +43,18 @@ use std::{
     time::{Duration, Instant},
 };
 use summary::{Asked, Summary};
+use supervisor::{Plan, Unit};
 use text::{Style, WIDTH};
 use waivers::Waivers;
 
 /// The exit status if a case failed.
 const FAILED: u8 = 1;
-/// The exit status if nothing could be run.
+/// The exit status if no case could be run.
 const UNUSABLE: u8 = 2;
-/// The most jobs unless more are asked for: every one holds an open device.
+/// The default limit of jobs: each of them holds an open device.
 const JOBS: usize = 8;
 
-/// Runs the program with the arguments of this process. `linked` are the backends that are reached by name without a plugin.
+/// Runs the program with the arguments of this process; `linked` are the backends that need no plugin to be found by name.
 pub fn main(linked: &[Arc<dyn Backend>]) -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Run(arguments) => run(&arguments),
@@ -61,7 +62,7 @@ pub fn main(linked: &[Arc<dyn Backend>]) -> ExitCode {
         Command::Worker(arguments) => worker::run(&arguments, linked).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
-        // The reader of our output has gone (`dsrun-conformance list | head`): nobody is left to tell.
+        // The reader of the output has closed the pipe (`dsrun-conformance list | head`).
         let kind = error.root_cause().downcast_ref::<io::Error>().map(io::Error::kind);
         if kind == Some(io::ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS;
@@ -115,7 +116,7 @@ fn run(arguments: &Run) -> Result<ExitCode> {
     Ok(if summary.passed { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-/// What to run: the cases that were named, or the groups of the profiles.
+/// Selects what to run: the cases that were named, or the groups of the profiles.
 fn units(arguments: &Run, profiles: &[Profile]) -> Result<Vec<Unit>> {
     if !arguments.case.is_empty() {
         let known = |id: &String| {
@@ -126,9 +127,9 @@ fn units(arguments: &Run, profiles: &[Profile]) -> Result<Vec<Unit>> {
         return arguments.case.iter().map(known).collect();
     }
     let wanted = |group: &Group| {
-        // What one rank sends another receives: the cases of both are the same.
-        let is_twice = group.op() == "receive" && arguments.selection.wants("send");
-        group.belongs_to(profiles) && arguments.selection.wants(group.op()) && !is_twice
+        // `send` and `receive` share their cases, in which one rank sends what another receives.
+        let is_repeated = group.op() == "receive" && arguments.selection.wants("send");
+        group.belongs_to(profiles) && arguments.selection.wants(group.op()) && !is_repeated
     };
     let units: Vec<Unit> = groups().filter(wanted).map(Unit::Group).collect();
     if units.is_empty() {
@@ -155,9 +156,9 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Something worth knowing, on standard error.
+/// Writes a note to standard error.
 fn note(text: &str) {
-    // Nobody is left to tell if standard error is gone.
+    // If standard error is closed, the note is dropped.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
@@ -172,7 +173,7 @@ fn style() -> Style {
     }
 }
 
-/// A line on the terminal while cases run; nothing where there is no terminal.
+/// A progress line on the terminal; without a terminal it prints nothing.
 struct Progress {
     bar: ProgressBar,
     run: AtomicUsize,
@@ -181,7 +182,7 @@ struct Progress {
 
 impl Progress {
     fn new() -> Self {
-        // indicatif hides what does not go to a terminal.
+        // indicatif draws only on terminals.
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
             bar.set_style(style);

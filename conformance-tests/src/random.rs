@@ -1,5 +1,5 @@
-//! Seeded numbers for the case tables. The same seed gives the same numbers everywhere and for ever, so that a case is
-//! named by its identifier alone.
+//! Seeded random numbers for the case tables. A seed gives the same numbers on every machine and in every version, so that the
+//! id of a case determines its values.
 
 use crate::{oracle::float, tensor::Tensor};
 use dsrun_core::DType;
@@ -12,7 +12,7 @@ pub struct Random {
     state: u64,
 }
 
-/// How values are distributed.
+/// A distribution of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
     /// Between -1 and 1.
@@ -28,14 +28,14 @@ pub enum Values {
 }
 
 impl Values {
-    /// The distributions whose values are finite and not tiny: what most ops are tested with.
+    /// The distributions of finite values of normal size, with which most ops are tested.
     pub const USUAL: [Self; 3] = [Self::Uniform, Self::HeavyTailed, Self::LargeMean];
 }
 
 impl Random {
-    /// The stream of a name, for example a case's identifier.
+    /// The stream of a name, for example the id of a case.
     pub fn named(name: &str) -> Self {
-        // FNV-1a: any mixing will do, but it has to stay the same.
+        // FNV-1a. Any hash will do, but a change would change all cases.
         let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
         });
@@ -50,17 +50,17 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// At least 0 and below 1.
+    /// A number of at least 0 and below 1.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / 2f64.powi(53)
     }
 
-    /// At least `low` and below `high`.
+    /// A number of at least `low` and below `high`.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.unit()
     }
 
-    /// A whole number below `bound`, which is not 0. The bias of the remainder is of no account for bounds this small.
+    /// A whole number below `bound`, which must not be 0. The bias of the remainder is negligible for the bounds used here.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.bits() % bound.max(1) as u64) as usize
     }
@@ -70,7 +70,7 @@ impl Random {
         self.unit() < probability
     }
 
-    /// One of these.
+    /// One of `of`.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
@@ -81,7 +81,7 @@ impl Random {
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// One value of a distribution.
+    /// A value of a distribution.
     pub fn value(&mut self, dtype: DType, values: Values) -> f64 {
         match values {
             Values::Uniform => self.between(-1.0, 1.0),

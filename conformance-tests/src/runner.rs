@@ -1,14 +1,14 @@
-//! Runs a case on a device and judges the result.
+//! Runs a case on a device and compares its results with the expected ones.
 //!
-//! Beyond the numbers, every run checks what a device must not do:
+//! Besides the numbers, every run checks the rules that hold for all calls:
 //!
-//! - every tensor and the workspace stand between canaries, gaps between rows are poisoned: nothing outside the elements
-//!   of a result may change, and nothing read from there may show;
-//! - results are poisoned before the call, floats with NaN: what is not written is seen;
-//! - operands that are not updated must be unchanged;
-//! - the same bound call runs twice from the same start, with another content of the workspace, and must give the same
-//!   bits;
-//! - the device must not hold more memory after a call than before it.
+//! - Every tensor and the workspace lie between canaries, and gaps between rows are poisoned. Nothing outside the elements of
+//!   a result may change, and values read from there would show in the results.
+//! - Results are poisoned before the call, floats with NaN, so that elements that are not written show.
+//! - Operands that are not updated must keep their values.
+//! - The same bound call runs twice from the same state, with different content of the workspace, and must give the same
+//!   bits.
+//! - The device must not hold more memory after a call than before it.
 
 mod call;
 mod image;
@@ -26,38 +26,38 @@ use dsrun_core::{
 };
 use std::{fmt, sync::Arc, thread, time::Duration};
 
-/// How long any wait may take.
+/// The time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How a case went.
+/// The outcome of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Status {
-    /// Everything is right.
+    /// All results are right.
     Passed,
-    /// What is wrong, a sentence each.
+    /// Descriptions of what is wrong, each one a sentence.
     Failed(Vec<String>),
-    /// The device says it does not run this, and why.
+    /// The device does not support the case, with its reason.
     Unsupported(String),
 }
 
 /// The result of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Which case.
+    /// The id of the case.
     pub id: String,
-    /// How it went.
+    /// The outcome.
     pub status: Status,
-    /// What the gates say of each result, with its name; of all ranks in turn.
+    /// The comparison of each result, with its name, for one rank after the other.
     pub verdicts: Vec<(String, Verdict)>,
 }
 
 impl Report {
-    /// Whether everything is right.
+    /// Whether the case passed.
     pub fn passed(&self) -> bool {
         self.status == Status::Passed
     }
 
-    /// The float element that is nearest to or farthest beyond its limit.
+    /// The float element with the largest ratio of error to limit.
     pub fn worst(&self) -> Option<&Worst> {
         let all = self.verdicts.iter().filter_map(|(_, verdict)| verdict.worst.as_ref());
         all.max_by(|a, b| a.ratio.total_cmp(&b.ratio))
@@ -77,8 +77,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs a case. Rank `i` of a collective uses `devices[i]`, so there must be as many as the case has calls; the ranks run
-/// on threads of their own.
+/// Runs a case. Rank `i` of a collective runs on `devices[i]`, in a thread of its own, so that there must be as many devices as
+/// the case has calls.
 pub fn run(case: &Case, devices: &[Arc<dyn Device>]) -> Report {
     let result = match (case.calls.as_slice(), devices) {
         (_, few) if few.len() < case.calls.len() => {
@@ -116,7 +116,7 @@ fn judge(case: &Case, result: Result<Vec<CallRun>, Stop>) -> Report {
     report
 }
 
-/// Runs every rank on a thread of its own. If one cannot go on, the group is aborted, so that the others do not wait.
+/// Runs every rank in a thread of its own. If one of them fails, it aborts the group, so that the others do not wait.
 fn run_ranks(case: &Case, devices: &[Arc<dyn Device>]) -> Result<Vec<CallRun>, Stop> {
     let collective = devices.first().and_then(|device| device.collective());
     let id =
@@ -128,7 +128,7 @@ fn run_ranks(case: &Case, devices: &[Arc<dyn Device>]) -> Result<Vec<CallRun>, S
             let comm = join(device.collective(), &id, rank, ranks)?;
             let result = call::run(&case.calls[rank], device, Some(comm.clone()));
             if result.is_err() {
-                comm.abort("this rank cannot go on");
+                comm.abort(call::ABORT_REASON);
             }
             result
         };
@@ -136,7 +136,7 @@ fn run_ranks(case: &Case, devices: &[Arc<dyn Device>]) -> Result<Vec<CallRun>, S
         let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
         joined.map(|result| result.unwrap_or_else(|_| Err(Stop::Failed("a rank panicked".into())))).collect()
     });
-    // The rank that stopped first is the one to hear: the others only say that the group was aborted.
+    // Report the rank that failed first: the others only say that the group was aborted.
     let first = results.iter().position(|result| matches!(result, Err(stop) if !stop.is_abort()));
     let mut results = results;
     if let Some(first) = first {

@@ -15,7 +15,7 @@ pub struct Subject {
     plugin: Option<PluginBackend>,
     index: usize,
     options: DeviceOptions,
-    /// The device itself, then one for each further rank that a case has asked for.
+    /// The device under test, then one for each further rank that a case needed.
     devices: Mutex<Vec<Arc<dyn Device>>>,
     device: Arc<dyn Device>,
 }
@@ -40,38 +40,38 @@ impl Subject {
         Ok(Self { plugin: Some(plugin), ..subject })
     }
 
-    /// The backend. What is opened through it has the host's checks in front of it where they belong to a plugin's wrapper.
+    /// The backend. Devices of a plugin that are opened through it include the checks of the plugin's wrapper.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
 
-    /// The plugin's own table, with nothing in front of it; `None` if the backend is linked into the program.
+    /// The plugin's own function table, without the checks of the wrapper; `None` if the backend is linked in.
     pub fn raw_table(&self) -> Option<&dsr_plugin_api> {
         self.plugin.as_ref().map(PluginBackend::raw_table)
     }
 
-    /// The plugin; `None` if the backend is linked into the program.
+    /// The plugin; `None` if the backend is linked in.
     pub fn loaded(&self) -> Option<&PluginBackend> {
         self.plugin.as_ref()
     }
 
-    /// Which of the backend's devices is tested.
+    /// The index of the device under test.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// How devices are opened.
+    /// The options with which devices are opened.
     pub fn options(&self) -> &DeviceOptions {
         &self.options
     }
 
-    /// The device that is tested, open.
+    /// The device under test.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// Devices for so many ranks, the tested one first. Where the backend has fewer, ranks share a device, each with a handle
-    /// of its own.
+    /// Devices for `count` ranks, the device under test first. If the backend has fewer, ranks share a device, each with its own
+    /// handle.
     ///
     /// # Errors
     /// As [`Backend::open`].
@@ -85,12 +85,12 @@ impl Subject {
         Ok(devices[..count].to_vec())
     }
 
-    /// Whether the device says that it has all ops of a profile.
+    /// Whether the device claims a profile.
     pub fn claims(&self, profile: Profile) -> bool {
         self.device.properties().profiles.contains(&profile)
     }
 
-    /// Whether the device says that its kernels take an element type. Integers go without saying.
+    /// Whether the device lists an element type. All devices support integers.
     pub fn takes(&self, dtype: DType) -> bool {
         !dtype.is_float() || self.device.properties().dtypes.contains(&dtype)
     }

@@ -1,4 +1,4 @@
-//! What there is to run: every case of the tables, drawn cases and checks, in groups that are made at once, and each by its id.
+//! All cases and checks: the cases of the tables and random ones, in groups that are made at once, each found by its id.
 
 use crate::{
     case::{CallCase, Case, Operand},
@@ -17,33 +17,33 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// The op that checks are filed under.
+/// Stands for the op in the ids of checks.
 pub const CHECK: &str = "check";
 
-/// The seed of the drawn cases unless another is asked for.
+/// The default seed of the random cases.
 pub const SEED: u64 = 1;
 
-/// How many cases are drawn for an op and element type.
+/// The number of random cases for an op and element type.
 pub const DRAWN: usize = 20;
 
-/// Behind the id of a region's case, the run of its body op by op.
+/// The suffix in the id of a region's case when its body runs op by op.
 const LOWERED: &str = "/lowered";
 
 /// Cases that are made at once.
 #[derive(Clone, Copy, Debug)]
 pub enum Group {
-    /// Those of an op and element type.
+    /// The cases of an op and element type.
     Table(&'static Table, DType),
-    /// A check, by itself.
+    /// A single check.
     Check(&'static Check),
 }
 
-/// Something to run.
+/// A case or a check.
 #[derive(Clone, Debug)]
 pub struct Item {
-    /// Its name, for ever.
+    /// The id, which never changes.
     pub id: String,
-    /// The choices that made it, if it was drawn.
+    /// The choices that made a random case; `None` for others.
     pub choices: Option<Vec<usize>>,
     work: Work,
 }
@@ -56,21 +56,21 @@ enum Work {
     Check(&'static Check),
 }
 
-/// Every group, in the order of the op table; checks stand at the end.
+/// All groups, in the order of the op table, with the checks at the end.
 pub fn groups() -> impl Iterator<Item = Group> {
     let of = |table: &'static Table| table.dtypes.iter().map(move |dtype| Group::Table(table, *dtype));
     TABLES.iter().flat_map(of).chain(CHECKS.iter().map(Group::Check))
 }
 
 impl Group {
-    /// The group that a case of this id would be in.
+    /// The group that a case with this id belongs to, whether or not the case exists.
     pub fn of(id: &str) -> Option<Self> {
         let mut parts = id.split('/');
         let (first, second) = (parts.next()?, parts.next()?);
         if first == CHECK {
             return CHECKS.iter().find(|check| check.id == second).map(Group::Check);
         }
-        // An id begins with the op, or with the op and a variant of it: the longest name that fits is the op.
+        // An id begins with the op, which a variant may follow: the op is the longest name that matches.
         let names = |table: &&Table| {
             first.strip_prefix(table.op).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
         };
@@ -79,7 +79,7 @@ impl Group {
         Some(Self::Table(table, dtype))
     }
 
-    /// The op it is about; [`CHECK`] for a check.
+    /// The op of the cases; [`CHECK`] for a check.
     pub fn op(&self) -> &'static str {
         match self {
             Self::Table(table, _) => table.op,
@@ -87,7 +87,7 @@ impl Group {
         }
     }
 
-    /// The element type; none for a check.
+    /// The element type of the cases; `None` for a check.
     pub fn dtype(&self) -> Option<DType> {
         match self {
             Self::Table(_, dtype) => Some(*dtype),
@@ -95,7 +95,7 @@ impl Group {
         }
     }
 
-    /// How it is written: op and element type, or the id of the check.
+    /// The name: op and element type, or the id of the check.
     pub fn name(&self) -> String {
         match self {
             Self::Table(table, dtype) => format!("{}/{dtype}", table.op),
@@ -103,7 +103,7 @@ impl Group {
         }
     }
 
-    /// Whether it belongs to one of these profiles. Regions belong to the profile of their bodies.
+    /// Whether the group belongs to one of these profiles. Regions belong to the profile of their bodies.
     pub fn belongs_to(&self, profiles: &[Profile]) -> bool {
         match self {
             Self::Table(table, _) => {
@@ -116,7 +116,7 @@ impl Group {
         }
     }
 
-    /// Makes its items: those of the table, then so many drawn with a seed.
+    /// Makes the items of the group: those of the table, then `drawn` random cases.
     pub fn items(&self, seed: u64, drawn: usize) -> Vec<Item> {
         let (table, dtype) = match self {
             Self::Table(table, dtype) => (*table, *dtype),
@@ -134,14 +134,14 @@ impl Group {
         items
     }
 
-    /// The ids of its items.
+    /// The ids of the group's items.
     pub fn ids(&self, seed: u64, drawn: usize) -> Vec<String> {
         self.items(seed, drawn).into_iter().map(|item| item.id).collect()
     }
 }
 
 impl Item {
-    /// A case, and for a region the run of its body.
+    /// The item of a case, and for a region also the item that runs its body.
     fn of(case: Case, choices: Option<Vec<usize>>) -> Vec<Self> {
         let is_region = case.calls.iter().any(|call| matches!(call.op, Op::Region(_)));
         let case = Box::new(case);
@@ -154,7 +154,7 @@ impl Item {
         [whole].into_iter().chain(lowered).collect()
     }
 
-    /// The item of an id: one of a table, one that was drawn with any seed, or a check.
+    /// The item with this id: a case of a table, a random case of any seed, or a check.
     pub fn find(id: &str) -> Option<Self> {
         let group = Group::of(id)?;
         let whole = id.strip_suffix(LOWERED).unwrap_or(id);
@@ -168,19 +168,20 @@ impl Item {
         items.into_iter().find(|item| item.id == id)
     }
 
-    /// Whether a backend that is held to these profiles has to run it: if it is an op of theirs, on element types that the
-    /// device lists. Regions are optional, their bodies are not. Weights in blocks are asked for by `llm-quant-1`.
+    /// Whether these profiles require the item of a backend: whether its op belongs to one of them, and the device lists its
+    /// element types. Regions are optional, their bodies are not. Weights in blocks are required by `llm-quant-1`.
     pub fn is_required(&self, subject: &Subject, profiles: &[Profile]) -> bool {
         let (case, op_profile): (&Case, fn(&Op) -> Option<Profile>) = match &self.work {
             Work::Check(check) => return check.profile.is_some_and(|profile| profiles.contains(&profile)),
             Work::Case(case) => (case, |op| op.signature().map(|signature| signature.profile)),
             Work::Lowered(case) => (case, |op| Some(profile_of_body(op))),
         };
-        let asked = |call: &CallCase| op_profile(&call.op).is_some_and(|profile| profiles.contains(&profile));
-        case.calls.iter().all(|call| asked(call) && takes(subject, profiles, call))
+        let required =
+            |call: &CallCase| op_profile(&call.op).is_some_and(|profile| profiles.contains(&profile));
+        case.calls.iter().all(|call| required(call) && takes(subject, profiles, call))
     }
 
-    /// Runs it. A panic is a failure.
+    /// Runs the item. A panic is a failure.
     pub fn run(&self, subject: &Subject) -> Report {
         let run = || match &self.work {
             Work::Check(check) => check.report(subject),
@@ -201,7 +202,7 @@ impl Item {
     }
 }
 
-/// The profile that has all ops of a region's body: bodies of more than `llm-core-1` have those of one profile besides.
+/// The profile of a region's body: ops beyond `llm-core-1` all belong to one further profile.
 fn profile_of_body(op: &Op) -> Profile {
     let Op::Region(region) = op else { return Profile::LlmCore1 };
     let profiles =
@@ -209,7 +210,7 @@ fn profile_of_body(op: &Op) -> Profile {
     profiles.max().unwrap_or(Profile::LlmCore1)
 }
 
-/// Whether a device lists all element types of a call, and has the formats of its weights if the profiles ask for them.
+/// Whether a device lists all element types of a call, and the profiles require the formats of its weights.
 fn takes(subject: &Subject, profiles: &[Profile], call: &CallCase) -> bool {
     let mut types = Vec::new();
     for operand in &call.operands {
@@ -230,7 +231,7 @@ fn takes(subject: &Subject, profiles: &[Profile], call: &CallCase) -> bool {
             _ => profiles.contains(&Profile::LlmQuant1),
         },
     };
-    // Where results cannot be inferred the case is wrong, and running it says so.
+    // If results cannot be inferred the case is wrong, which running it reports.
     let results = call.op.infer(&types).unwrap_or_default();
     types.iter().flatten().all(taken) && results.iter().all(|result| subject.takes(result.dtype))
 }
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn every_item_is_found_by_its_id() {
-        // Two tables hold the exchange between two ranks; draws from a distribution are slow to judge.
+        // Two tables have the cases of `send` and `receive`; cases of `sample` take long to make.
         for group in groups().filter(|group| !["receive", "sample"].contains(&group.op())) {
             let of_group = |id: &String| Group::of(id).map(|found| found.name()) == Some(group.name());
             let ids = group.ids(SEED, 1);
@@ -267,7 +268,7 @@ mod tests {
     #[case("barrier/i32/property-1")]
     #[case("add/f32/prime/lowered")]
     #[case("")]
-    fn other_ids_are_not(#[case] id: &str) {
+    fn unknown_ids_are_not_found(#[case] id: &str) {
         assert!(Item::find(id).is_none());
     }
 }

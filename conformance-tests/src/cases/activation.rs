@@ -1,4 +1,4 @@
-//! `activation` and `gated_activation`.
+//! Cases of `activation` and `gated_activation`.
 
 use super::{
     EXPONENTIAL,
@@ -76,7 +76,7 @@ fn gated_case(dtype: DType, layout: GateLayout, plane: Plane) -> Case {
     let bias = (plane.number % 2 == 1).then(|| random.tensor(dtype, &[2 * columns], Values::Uniform));
     let biases = bias.as_ref().map_or_else(|| vec![0.0; 2 * columns], |bias| bias.values());
     let (packed, other) = (gates.values(), ups.as_ref().map(|ups| ups.values()));
-    // Where gate and other half of a feature are in a packed row, and so in the bias.
+    // The indices of gate and up of a feature in a packed row, and so in the bias.
     let places = |column: usize| match layout {
         GateLayout::Interleaved => (2 * column, 2 * column + 1),
         GateLayout::Separate | GateLayout::Concatenated => (column, columns + column),

@@ -1,4 +1,4 @@
-//! `attention_prepare`, `paged_attention` and `attention`.
+//! Cases of `attention_prepare`, `paged_attention` and `attention`.
 
 mod setups;
 
@@ -25,7 +25,7 @@ struct Batch {
     tokens: usize,
     start: Vec<usize>,
     pages: usize,
-    /// Columns of the block table.
+    /// The number of columns of the block table.
     columns: usize,
     table: Vec<i32>,
     scale: f32,
@@ -44,14 +44,14 @@ impl Batch {
         }
         let needs = |all: usize| all.div_ceil(setup.block);
         let used: usize = setup.sequences.iter().map(|(_, all)| needs(*all)).sum();
-        // Two pages more than are used, and one column more than is needed.
+        // Two pages are unused, and one column of the block table.
         let pages = used + 2;
         let columns = setup.sequences.iter().map(|(_, all)| needs(*all)).max().unwrap_or(0) + 1;
         let mut free = random.shuffled(pages).into_iter();
         let mut table = Vec::new();
         for (new, all) in &setup.sequences {
             for column in 0..columns {
-                // Pages that lie wholly outside every query's window have been given back.
+                // Pages outside the windows of all queries have been freed.
                 let first_seen =
                     if setup.window == 0 { 0 } else { (all + 1).saturating_sub(new + setup.window) };
                 let is_free = column >= needs(*all) || (column + 1) * setup.block <= first_seen;
@@ -68,7 +68,7 @@ impl Batch {
         let longest = setup.sequences.iter().map(|(new, _)| *new).max().unwrap_or(0);
         let bits = (setup.mask == AttentionMask::Explicit).then(|| {
             let words = longest.div_ceil(32);
-            // A row of zeros now and then: in a sequence without earlier tokens such a query sees nothing.
+            // Some rows are zero: in a sequence without earlier tokens such a query sees no key.
             let word = |random: &mut Random, row: usize| if row % 4 == 1 { 0 } else { random.bits() as u32 };
             let all: Vec<u32> = (0..tokens * words).map(|index| word(random, index / words)).collect();
             Tensor::words(&[tokens, words], &all)
@@ -87,7 +87,7 @@ impl Batch {
         }
     }
 
-    /// Whether the bit that lets row `row` see new token `token` is set.
+    /// The bit of the explicit mask that says whether row `row` sees new token `token`.
     fn bit(&self, row: usize, token: usize) -> bool {
         self.bits.as_ref().is_some_and(|bits| {
             let words = bits.shape[1];
@@ -96,7 +96,7 @@ impl Batch {
     }
 }
 
-/// A cache whose slots hold NaN, except those of tokens that are there.
+/// A cache with NaN in all slots that hold no token.
 fn cache_of(
     setup: &Setup,
     batch: &Batch,
@@ -149,7 +149,7 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
     let batch = Batch::new(setup, &mut random);
     let (heads, group) = (setup.query_heads, setup.query_heads / setup.kv_heads);
     let query_type = if setup.wide_query { DType::F32 } else { dtype };
-    // Queries are never far from 0: with keys of a large mean, scores would all be of one size and very large.
+    // Queries have no large mean: with keys of a large mean, all scores would be very large and nearly equal.
     let query = random.tensor(query_type, &[batch.tokens, heads * setup.key_size], Values::Uniform);
     let keys = cache_of(setup, &batch, &mut random, dtype, setup.key_size, Values::HeavyTailed);
     let cached = cache_of(setup, &batch, &mut random, dtype, setup.value_size, values);
@@ -184,7 +184,7 @@ fn paged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, value
             let seen: Vec<Seen<'_>> = keys.map(seen_key).collect();
             let query = &query_values[(row * heads + head) * setup.key_size..][..setup.key_size];
             let (reals, log) = attend(batch.scoring(setup, head), query, &seen, setup.value_size);
-            // With sinks the document can be read both ways for a query that sees no key.
+            // With sinks the documentation does not define the result of a query that sees no key.
             let unclear = seen.is_empty() && setup.sinks;
             log_sum_exp[row * heads + head] = if unclear { Element::Anything } else { Element::Real(log) };
             for (index, real) in reals.into_iter().enumerate() {
@@ -246,7 +246,7 @@ pub(super) fn unpaged(dtype: DType) -> Vec<Case> {
         let id = format!("attention/{dtype}/{}", setup.label);
         let random = Random::named(&id);
         cases.push(unpaged_case(dtype, id.clone(), random.clone(), &setup, Values::USUAL[number % 3]));
-        // Encoders look both ways, and their windows and distances do too.
+        // Encoders are bidirectional, and so are their windows and distances.
         if matches!(
             setup.label,
             "window" | "alibi" | "everything" | "odd_head" | "window_of_one" | "prompts_window"
@@ -274,7 +274,7 @@ fn unpaged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, val
     let (key_width, value_width) = (setup.kv_heads * setup.key_size, setup.kv_heads * setup.value_size);
     let mut key = random.tensor(dtype, &[batch.tokens, key_width], Values::HeavyTailed);
     let mut value = random.tensor(dtype, &[batch.tokens, value_width], values);
-    // Rows of no sequence must not show.
+    // Rows that belong to no sequence must not be read.
     for row in 0..batch.tokens {
         let of = |(start, (new, _)): (&usize, &(usize, usize))| (*start..start + new).contains(&row);
         if !batch.start.iter().zip(&setup.sequences).any(of) {
@@ -342,8 +342,8 @@ fn unpaged_case(dtype: DType, id: String, mut random: Random, setup: &Setup, val
     Case::new(id, CallCase::new(op, operands, vec![expected]))
 }
 
-/// The list itself is the device's own business; what can be seen from outside is that making it touches nothing else and
-/// gives the same bits every time. That it is right shows in `paged_attention`.
+/// The format of the work list is up to the device. These cases test that making it writes nothing else and gives the same bits
+/// every time; cases of `paged_attention` test that the list is right.
 pub(super) fn prepare(dtype: DType) -> Vec<Case> {
     let one = |setup: Setup| {
         let id = format!("attention_prepare/{dtype}/{}", setup.label);

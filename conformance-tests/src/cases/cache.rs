@@ -1,4 +1,4 @@
-//! `kv_write` and the ops that move pages.
+//! Cases of `kv_write` and of the ops that copy pages.
 
 use super::plane::drawn_layout;
 use crate::{
@@ -13,7 +13,7 @@ use dsrun_core::{
     op::{KvWrite, PageCopy, PageGather, PageScatter},
 };
 
-/// Label; pages, heads, slots of a page, key size, value size; tokens, extent, gap.
+/// Label; pages, heads, slots per page, key size, value size; tokens, extent and gap of each case.
 type Write = (&'static str, [usize; 5], usize, Option<usize>, usize);
 
 const WRITES: &[Write] = &[
@@ -28,7 +28,7 @@ const WRITES: &[Write] = &[
 ];
 
 pub(super) fn kv_write(dtype: DType) -> Vec<Case> {
-    // Keys and values of another type than the cache's are rounded on the way.
+    // Keys and values of another type than the cache are rounded.
     let rounded = (dtype != DType::F32).then_some((DType::F32, "kv_write_of_f32"));
     let of = |(from, name): (DType, &str)| {
         let one = |write: &Write| {
@@ -52,10 +52,10 @@ pub(super) fn drawn_kv_write(dtype: DType, draw: &mut Draw) -> Case {
     write_case([from, dtype], draw.id(), draw.values(), write)
 }
 
-/// Keys and values of the first type, a cache of the second.
+/// A case of `kv_write` with keys and values of the first type and a cache of the second.
 fn write_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: Write) -> Case {
     let (_, [pages, heads, block, key_size, value_size], tokens, extent, gap) = write;
-    // Every slot at most once, and between them -1 and slots outside.
+    // Every slot at most once, mixed with -1 and slots out of range.
     let free = random.shuffled(pages * block);
     let slot = |token: usize, random: &mut Random| match random.below(6) {
         0 => random.pick(&[-1, -2, (pages * block) as i32, i32::MAX, i32::MIN]),
@@ -85,13 +85,13 @@ fn write_case([from, dtype]: [DType; 2], id: String, mut random: Random, write: 
     Case::new(id, CallCase::new(KvWrite {}, operands, results))
 }
 
-/// A copy into another type.
+/// A copy that converts to another type.
 fn element(from: DType, bits: u32, to: DType) -> Element {
     let nan = Element::Real(Real::new(f64::NAN, 0.0));
     elementwise::cast(from, bits, to).map_or(nan, Element::Bits)
 }
 
-/// Label, shape of the cache, pages moved, extent, gap.
+/// Label, shape of the cache, number of copied pages, extent and gap of each case.
 type Move = (&'static str, [usize; 4], usize, Option<usize>, usize);
 
 const MOVES: &[Move] = &[
@@ -104,7 +104,7 @@ const MOVES: &[Move] = &[
     ("extent_of_nothing", [12, 2, 4, 8], 6, Some(0), 0),
 ];
 
-/// The cases of a table of moves.
+/// The cases of an op that copies pages.
 fn cases_of(name: &str, dtype: DType, make: fn(DType, String, Random, Move) -> Case) -> Vec<Case> {
     let one = |moved: &Move| {
         let id = format!("{name}/{dtype}/{}", moved.0);
@@ -126,7 +126,7 @@ fn drawn_move(draw: &mut Draw) -> Move {
     ("", shape, count, layout.extent, layout.gap)
 }
 
-/// Random distinct pages, and between them -1 and pages outside.
+/// Random distinct pages, mixed with -1 and pages out of range.
 fn pages(random: &mut Random, there: usize, count: usize) -> Vec<i32> {
     let order = random.shuffled(there);
     let page = |index: usize, random: &mut Random| match random.below(5) {
@@ -151,7 +151,7 @@ fn page_copy_case(
     (_, shape, count, extent, gap): Move,
 ) -> Case {
     let before = random.tensor(dtype, &shape, Values::Special);
-    // The first half of the pages are sources, the second destinations: no page is both.
+    // The first half of the pages are sources and the second half destinations, so that no page is both.
     let half = shape[0] / 2;
     let sources: Vec<i32> = (0..count).map(|_| random.below(half) as i32).collect();
     let order = random.shuffled(shape[0] - half);

@@ -1,4 +1,4 @@
-//! Collectives, over 1 to 4 ranks.
+//! Cases of collectives, over 1 to 4 ranks.
 
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
@@ -17,8 +17,8 @@ use dsrun_core::{
 
 const AXIS: MeshAxis = MeshAxis::Tensor;
 
-/// Label, rows and features; both are multiplied by the ranks where an op shares them out. Rows that are not real are
-/// still sent by some, so extents are left alone here.
+/// Label, rows and features of each case; ops that distribute rows or features multiply them by the number of ranks. Extents are
+/// not used, because some ops send rows past them.
 const SHAPES: &[(&str, usize, usize)] =
     &[("nothing", 0, 8), ("one", 1, 1), ("odd", 7, 33), ("large", 61, 257)];
 
@@ -34,7 +34,7 @@ fn tensors(
         if dtype.is_float() {
             return random.tensor(dtype, &shape, values);
         }
-        // Small enough that no sum leaves the type.
+        // Small enough that no sum overflows.
         let small = |random: &mut Random| match dtype {
             DType::U8 => random.below(60) as u32,
             DType::U32 => random.below(1 << 29) as u32,
@@ -55,14 +55,14 @@ fn combined(dtype: DType, reduction: Reduction, tensors: &[Tensor], at: usize) -
     }
 }
 
-/// Ranks that do something together.
+/// A group of ranks.
 struct Group {
     id: String,
     random: Random,
     ranks: usize,
     shape: [usize; 2],
     layout: Layout,
-    /// Of tensors that are reduced. Those that are copied have special values too.
+    /// Tensors to reduce. Tensors to copy have special values as well.
     values: Values,
 }
 
@@ -76,7 +76,7 @@ impl Group {
     }
 }
 
-/// Every size and number of ranks, each with a stream of its own.
+/// Cases for every size and number of ranks, each with its own random stream.
 fn each(op: &str, dtype: DType, make: impl Fn(Group) -> Case) -> Vec<Case> {
     let mut cases = Vec::new();
     for ranks in 1..=4 {
@@ -261,7 +261,7 @@ pub(super) fn drawn_send(dtype: DType, draw: &mut Draw) -> Case {
     send_case(dtype, Group { ranks: group.ranks.next_multiple_of(2), ..group })
 }
 
-/// Even ranks send to the odd ones behind them.
+/// Cases in which every even rank sends to the next rank.
 fn send_case(dtype: DType, mut group: Group) -> Case {
     let all = group.copied(dtype, group.shape);
     let call = |rank: usize| {

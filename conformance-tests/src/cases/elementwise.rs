@@ -1,4 +1,4 @@
-//! `add`, `cast`, `columns` and `fill`.
+//! Cases of `add`, `cast`, `columns` and `fill`.
 
 use super::plane::{Plane, drawn, planes};
 use crate::{
@@ -29,7 +29,7 @@ fn add_case(dtype: DType, plane: Plane) -> Case {
     let shape = [plane.rows, columns];
     let (a, b) = (random.tensor(dtype, &shape, plane.values), random.tensor(dtype, &shape, plane.values));
     let c = (number % 2 == 1).then(|| random.tensor(dtype, &shape, plane.values));
-    // The document asks nothing of the bias's type: it need not be that of the plane.
+    // The bias may have another type than the other operands.
     let bias_type = if number % 8 == 2 { DType::F32 } else { dtype };
     let bias = (number % 4 >= 2).then(|| random.tensor(bias_type, &[columns], Values::Uniform));
     let alpha = random.pick(&[1.0f32, 1.0, -0.5, 0.125]);
@@ -67,7 +67,7 @@ pub(super) fn drawn_cast(dtype: DType, draw: &mut Draw) -> Case {
 
 fn cast_case(dtype: DType, to: DType, plane: Plane) -> Case {
     let mut random = plane.random.clone();
-    // Heavy tails times 1000 pass the end of f16's range.
+    // Heavy tails times 1000 exceed the range of f16.
     let factor = if plane.values == Values::HeavyTailed { 1000.0 } else { 1.0 };
     let x = random.scaled(dtype, &[plane.rows, plane.features], plane.values, factor);
     let nan = Element::Real(Real::new(f64::NAN, 0.0));
@@ -89,7 +89,7 @@ pub(super) fn drawn_columns(dtype: DType, draw: &mut Draw) -> Case {
 
 fn columns_case(dtype: DType, plane: Plane) -> Case {
     let (mut random, features) = (plane.random.clone(), plane.features);
-    // Copies are exact to the bit, NaN included.
+    // Copies are exact to the bit, including NaN.
     let x = random.tensor(dtype, &[plane.rows, features], plane.values);
     let (start, count) = match plane.number % 4 {
         0 => (0, features),

@@ -1,4 +1,4 @@
-//! `embed` and `gather_rows`.
+//! Cases of `embed` and `gather_rows`.
 
 use super::{
     linear::{columns_of, formats, goes_with, random_weight},
@@ -16,7 +16,7 @@ use dsrun_core::{
     op::{Embed, GatherRows},
 };
 
-/// Label, tokens, rows of the table, features, its first row, extent.
+/// Label, tokens, rows of the table, features, first row of the table, and extent of each case.
 type Shape = (&'static str, usize, usize, usize, u32, Option<usize>);
 
 const SHAPES: &[Shape] = &[
@@ -28,7 +28,7 @@ const SHAPES: &[Shape] = &[
     ("extent_of_nothing", 9, 50, 64, 0, Some(0)),
 ];
 
-/// For dense tables only: so many tokens that a backend may have one place look up all of a row.
+/// Cases for dense tables only, with so many tokens that a backend may assign one block to each row.
 const MANY: &[Shape] = &[("whole_rows", 515, 7, 290, 0, Some(513))];
 
 pub(super) fn embed(dtype: DType) -> Vec<Case> {
@@ -72,7 +72,7 @@ fn embed_case(
     let columns = columns_of(format, columns);
     let (table, _) = random_weight(&mut random, format, [rows, columns], 0.5, dtype);
     let elements = weight::reals(&table.weight_type, &table.bytes);
-    // Real ids, and with them -1, ids of other shards and ids of no shard.
+    // Valid ids, mixed with -1, ids of other shards and ids of no shard.
     let last = first_row as i32 + rows as i32;
     let id_of = |random: &mut Random| match random.below(6) {
         0 => -1,
@@ -109,7 +109,7 @@ fn embed_case(
     Case::new(id, CallCase::new(op, operands, vec![expected]))
 }
 
-/// Label, rows there are, how many of them are real, rows wanted, how many of those are real, gap.
+/// Label, rows of the operand with their extent, rows to gather with their extent, and gap of each case.
 type Gather = (&'static str, usize, Option<usize>, usize, Option<usize>, usize);
 
 const GATHERS: &[Gather] = &[
@@ -146,7 +146,7 @@ fn gather_case(
     (_, rows, real_rows, wants, real_wants, gap): Gather,
     columns: usize,
 ) -> Case {
-    // Copies are exact to the bit, NaN included.
+    // Copies are exact to the bit, including NaN.
     let x = random.tensor(dtype, &[rows, columns], Values::Special);
     let index = |random: &mut Random| match random.below(6) {
         0 => -1,

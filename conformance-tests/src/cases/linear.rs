@@ -1,4 +1,4 @@
-//! `linear` and `matmul`, and the weights that other tables use too.
+//! Cases of `linear` and `matmul`, and the weights that other tables use too.
 
 use super::plane::{self, drawn_layout};
 use crate::{
@@ -13,7 +13,7 @@ use dsrun_core::{
     op::{Linear, Matmul},
 };
 
-/// A random weight, its elements about `size` large, and what they are.
+/// A random weight whose elements are of the order of `size`, with their decoded values.
 pub(crate) fn random_weight(
     random: &mut Random,
     format: WeightFormat,
@@ -37,9 +37,9 @@ pub(crate) fn random_weight(
     (Weight { weight_type, bytes, used_with }, elements)
 }
 
-/// A block of random bytes with scales that make its elements about `size` large: where the scales are, the largest thing that
-/// the first is multiplied with, and the second.
+/// A block of random bytes, with scales that make its elements of the order of `size`.
 fn random_block(random: &mut Random, format: BlockFormat, size: f64) -> Vec<u8> {
+    // The offset of the scales, the largest factor of the first, and that of the second, if there is one.
     let (first, levels, minimum) = match format {
         BlockFormat::Q4_0 => (0, 6.0, None),
         BlockFormat::Q4_1 => (0, 6.0, Some(-1.0)),
@@ -62,7 +62,7 @@ fn random_block(random: &mut Random, format: BlockFormat, size: f64) -> Vec<u8> 
     bytes
 }
 
-/// A row of random integers with scales that make its elements about `size` large.
+/// A row of random integers, with scales that make its elements of the order of `size`.
 fn random_row(random: &mut Random, format: GroupFormat, columns: usize, size: f64) -> Vec<u8> {
     let Some(row) = format.row(columns) else { unreachable!("{columns} columns are no row of {format}") };
     let levels = (1u32 << format.bits.bits()) as f64;
@@ -79,7 +79,7 @@ fn random_row(random: &mut Random, format: GroupFormat, columns: usize, size: f6
         }
     }
     if format.offset == GroupOffset::ZeroPoint {
-        // Mostly in the middle, and now and then anywhere a byte can be.
+        // Mostly values near the middle, and some from the whole range of a byte.
         bytes[row.offsets].fill_with(|| match random.below(8) {
             0 => random.bits() as u8,
             _ => (levels * random.between(0.3, 0.7)) as u8,
@@ -89,7 +89,7 @@ fn random_row(random: &mut Random, format: GroupFormat, columns: usize, size: f6
     bytes
 }
 
-/// Label, rows, outputs, inputs, layout.
+/// Label, rows, outputs, inputs and layout of each case.
 pub(super) type Shape = (&'static str, usize, usize, usize, Layout);
 
 const fn layout(gap: usize, bounded: bool, extent: Option<usize>) -> Layout {
@@ -98,7 +98,7 @@ const fn layout(gap: usize, bounded: bool, extent: Option<usize>) -> Layout {
 
 const PLAIN: Layout = layout(0, false, None);
 
-/// Inputs are multiples of 32; formats of larger blocks or groups get more.
+/// Shapes whose inputs are multiples of 32; formats with larger blocks or groups round them up.
 const SHAPES: &[Shape] = &[
     ("no_rows", 0, 8, 32, PLAIN),
     ("one_output", 1, 1, 32, PLAIN),
@@ -117,17 +117,17 @@ const SHAPES: &[Shape] = &[
     ("extent_of_nothing", 6, 24, 64, layout(0, true, Some(0))),
 ];
 
-/// Shapes that not every format can have; the last is for dense weights only.
+/// Shapes that some formats cannot have; the last is for dense weights only.
 const DENSE_SHAPES: &[Shape] = &[
     ("one_element", 1, 1, 1, PLAIN),
     ("one_odd_row", 1, 61, 1027, PLAIN),
     ("odd", 7, 31, 33, PLAIN),
     ("prime", 13, 61, 127, layout(1, false, None)),
-    // So large that a backend may write its result in place and put back the rows past the extent.
+    // So large that a backend may write all rows and restore those past the extent.
     ("large_extent", 70, 30_000, 16, layout(0, true, Some(67))),
 ];
 
-/// For dense weights only: what a device may take in tiles of 16 results by up to 128 rows.
+/// Cases for dense weights only, which a device may run in tiles of 16 outputs by up to 128 rows.
 const BATCHES: &[Shape] = &[
     ("batch", 40, 80, 160, PLAIN),
     ("batch_strided", 128, 48, 264, layout(8, false, None)),
@@ -135,7 +135,7 @@ const BATCHES: &[Shape] = &[
     ("batch_extent_of_nothing", 32, 48, 64, layout(0, true, Some(0))),
 ];
 
-/// The same for groups of integers, with more rows than a tile has and more inputs than one block would take.
+/// Cases for group formats, with more rows than a tile has and more inputs than one block of threads takes.
 const GROUP_BATCHES: &[Shape] = &[
     ("batch_strided", 18, 48, 160, layout(8, false, None)),
     ("batch_extent", 100, 16, 96, layout(0, true, Some(77))),
@@ -143,14 +143,14 @@ const GROUP_BATCHES: &[Shape] = &[
     ("batch_long_sum", 17, 16, 2048, PLAIN),
 ];
 
-/// For dense weights only: what a device may take in tiles of 8 results by more rows.
+/// Cases for dense weights only, which a device may run in tiles of 8 outputs by more rows.
 const TILES: &[Shape] = &[
     ("tiles", 300, 4216, 16, PLAIN),
     ("tiles_extent", 270, 4224, 8, layout(8, true, Some(140))),
     ("tiles_extent_of_nothing", 129, 8448, 8, layout(0, true, Some(0))),
 ];
 
-/// The dense formats, the block formats, and group formats of every size, offset and type of scale.
+/// The dense formats, the block formats, and group formats with every group size, offset and type of scale.
 pub(super) fn formats() -> Vec<WeightFormat> {
     let dense = [DType::F32, DType::F16, DType::BF16].map(WeightFormat::Dense);
     let groups = [
@@ -171,27 +171,27 @@ pub(super) fn formats() -> Vec<WeightFormat> {
     dense.into_iter().chain(BlockFormat::ALL.map(WeightFormat::Block)).chain(groups).collect()
 }
 
-/// The least number of columns from `columns` on that a format can hold.
+/// The smallest number of columns that is at least `columns` and that a format supports.
 pub(super) fn columns_of(format: WeightFormat, columns: usize) -> usize {
     columns.next_multiple_of(format.granularity())
 }
 
-/// Whether weights of a format go with activations of an element type. Dense weights of another type go with f32: on CPUs they
-/// stay in their type.
+/// Whether weights of a format are used with activations of an element type. Dense weights of another type are used with f32
+/// only, as on CPUs.
 pub(super) fn goes_with(format: WeightFormat, dtype: DType) -> bool {
     !matches!(format, WeightFormat::Dense(stored) if stored != dtype && dtype != DType::F32)
 }
 
-/// A product with a weight.
+/// A product of activations and a weight.
 struct Product {
     id: String,
     format: WeightFormat,
-    /// Rows, outputs, inputs.
+    /// The numbers of rows, outputs and inputs.
     sizes: [usize; 3],
     layout: Layout,
     values: Values,
     bias: bool,
-    /// The element type of the result: logits are wanted in f32 whatever the activations are.
+    /// The element type of the result: logits are f32 for all activations.
     to: DType,
     random: Random,
 }
@@ -199,7 +199,7 @@ struct Product {
 pub(super) fn linear(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     for format in formats().into_iter().filter(|format| goes_with(*format, dtype)) {
-        // Formats without blocks can have any columns, or any even number of them.
+        // Formats without blocks can have any number of columns, or any even number.
         let (more, batches, tiles) = match format {
             WeightFormat::Dense(_) => (DENSE_SHAPES, BATCHES, TILES),
             _ if format.granularity() <= 2 => {
@@ -228,10 +228,10 @@ pub(super) fn linear(dtype: DType) -> Vec<Case> {
     cases
 }
 
-/// Inputs and outputs to draw from: 128 and 256 are the tiles of large products.
+/// Numbers of inputs and outputs of random cases; 128 and 256 are tile sizes of large products.
 const INPUTS: &[usize] = &[32, 1, 2, 7, 61, 64, 127, 128, 129, 160, 256, 1024, 4099];
 const OUTPUTS: &[usize] = &[1, 2, 7, 8, 31, 32, 61, 63, 64, 65, 127, 128, 129];
-/// The most multiplications of a drawn product.
+/// The maximum number of multiplications of a random case.
 const MULTIPLICATIONS: usize = 1 << 19;
 
 pub(super) fn drawn_linear(dtype: DType, draw: &mut Draw) -> Case {
@@ -275,7 +275,7 @@ impl Product {
     }
 }
 
-/// Label, groups, m, n, k, gap.
+/// Label, groups, m, n, k and gap of each case.
 const PRODUCTS: &[(&str, [usize; 4], usize)] = &[
     ("no_groups", [0, 3, 4, 5], 0),
     ("no_rows", [2, 0, 4, 5], 0),
@@ -290,10 +290,10 @@ const PRODUCTS: &[(&str, [usize; 4], usize)] = &[
     ("strided_oddly", [3, 4, 7, 9], 3),
 ];
 
-/// A product of two tensors, group by group.
+/// A batched product of two tensors.
 struct Groups {
     id: String,
-    /// Groups, m, n, k.
+    /// The numbers of groups, m, n and k.
     sizes: [usize; 4],
     op: Matmul,
     layout: Layout,
@@ -317,7 +317,7 @@ pub(super) fn matmul(dtype: DType) -> Vec<Case> {
             cases.push(groups.case(dtype));
         }
     }
-    // The groups may be bounded like any first dimension.
+    // The dimension of the groups may be bounded.
     for plane in plane::planes("matmul_groups", dtype, &[Values::Uniform], |features| features.min(40)) {
         let count = plane.rows.min(12);
         let groups = Groups {

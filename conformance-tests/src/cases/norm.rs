@@ -1,4 +1,4 @@
-//! `rms_norm` and `layer_norm`.
+//! Cases of `rms_norm` and `layer_norm`.
 
 use super::plane::{Plane, drawn, planes};
 use crate::{
@@ -16,7 +16,7 @@ use dsrun_core::{
 
 const EPSILONS: [f32; 3] = [1e-5, 1e-6, 0.1];
 
-/// A width that divides the features: per-head norms have a few groups in a row.
+/// A group width that divides the features: a row of per-head norms has several groups.
 fn width(features: usize, number: usize) -> usize {
     let groups = [1, 1, 2, 3, 7, 4][number % 6];
     if features.is_multiple_of(groups) { features / groups } else { features }
@@ -26,7 +26,7 @@ const KINDS: &[Values] = &[Values::Uniform, Values::HeavyTailed, Values::LargeMe
 
 pub(super) fn rms_norm(dtype: DType) -> Vec<Case> {
     let mut planes = planes("rms_norm", dtype, KINDS, |features| features);
-    // More rows than a device has places for, so that who has one takes several.
+    // More rows than a device has resident blocks, so that each block loops.
     let id = format!("rms_norm/{dtype}/rows_in_turns");
     let layout = Layout { gap: 8, offset: 0, bounded: true, extent: Some(4290) };
     let (random, values) = (Random::named(&id), Values::Uniform);
@@ -42,7 +42,7 @@ fn rms_case(dtype: DType, plane: Plane) -> Case {
     let (mut random, columns) = (plane.random.clone(), plane.features);
     let width = width(columns, plane.number);
     let x = random.tensor(dtype, &[plane.rows, columns], plane.values);
-    // Weights are stored in f32 in some models whose activations are not.
+    // Some models store norm weights in f32 and activations in another type.
     let weight_type = if plane.number % 5 == 4 { DType::F32 } else { dtype };
     let weight = random.tensor(weight_type, &[width], Values::HeavyTailed);
     let (eps, weight_offset) = (random.pick(&EPSILONS), random.pick(&[0.0f32, 1.0]));
@@ -83,14 +83,14 @@ fn layer_case(dtype: DType, plane: Plane) -> Case {
     Case::new(plane.id, CallCase::new(LayerNorm { eps }, operands, vec![expected]))
 }
 
-/// The norm at the head of a region, and its vectors.
+/// The first norm of a region, and its weight and bias.
 pub(super) struct Head {
     pub(super) norm: Norm,
     vectors: Vec<Tensor>,
 }
 
 impl Head {
-    /// RMS norm or layer norm over `features`.
+    /// An RMS norm or a layer norm over `features`.
     pub(super) fn random(random: &mut Random, dtype: DType, features: usize, layer: bool) -> Self {
         let eps = 1e-5f32;
         let mut vector = || random.tensor(dtype, &[features], Values::Uniform);
@@ -100,7 +100,7 @@ impl Head {
         }
     }
 
-    /// The normed row, which may be rounded before the next op reads it.
+    /// The normalised row, which may be rounded before the next op reads it.
     pub(super) fn of(&self, row: &[f64]) -> Vec<Real> {
         let vectors: Vec<Vec<f64>> = self.vectors.iter().map(Tensor::values).collect();
         let normed = match self.norm {

@@ -1,4 +1,4 @@
-//! Shapes and layouts for ops over planes `[rows, features]`.
+//! Planes, which are activation matrices `[rows, features]`: their shapes, layouts and values.
 
 use crate::{
     case::Layout,
@@ -7,23 +7,23 @@ use crate::{
 };
 use dsrun_core::DType;
 
-/// A plane to run an op on.
+/// An activation matrix, the first operand of a case.
 #[derive(Clone, Debug)]
 pub(super) struct Plane {
-    /// Identifier of the case.
+    /// The id of the case.
     pub(super) id: String,
     pub(super) rows: usize,
     pub(super) features: usize,
     pub(super) layout: Layout,
     pub(super) values: Values,
-    /// A stream of its own.
+    /// The random stream of the case.
     pub(super) random: Random,
-    /// Counts up, for tables that vary something from plane to plane.
+    /// The index of the case, for tables that vary attributes from case to case.
     pub(super) number: usize,
 }
 
 impl Plane {
-    /// The layout of another tensor of the plane: the same rows are real, but it lies elsewhere.
+    /// The layout of a further tensor of the case: the same extent, at another offset.
     pub(super) fn other(&self, gap: usize) -> Layout {
         Layout {
             gap: if self.layout.gap > 0 { gap } else { 0 },
@@ -41,7 +41,7 @@ const fn strided(gap: usize, offset: usize) -> Layout {
     Layout { gap, offset, bounded: false, extent: None }
 }
 
-/// The edges every op over planes is run on. 31 to 33, 127 to 129 and 1023 are around tile sizes; 61 and 257 are primes.
+/// The shapes that every op is tested with. 31 to 33, 127 to 129 and 1023 are near tile sizes; 61 and 257 are primes.
 const EDGES: &[(&str, usize, usize, Layout)] = &[
     ("no_rows", 0, 64, strided(0, 0)),
     ("one_element", 1, 1, strided(0, 0)),
@@ -60,11 +60,11 @@ const EDGES: &[(&str, usize, usize, Layout)] = &[
     ("extent_of_nothing", 6, 40, bounded(Some(0))),
     ("extent_of_all", 6, 40, bounded(Some(6))),
     ("strided_extent", 12, 40, Layout { gap: 24, offset: 1, bounded: true, extent: Some(11) }),
-    // So long that a backend may share the row of a product among several parts of the device.
+    // So long that a backend may split a row of a product over several multiprocessors.
     ("long_row", 1, 4096, strided(0, 0)),
 ];
 
-/// The edges and some random planes. `features` fits a number of features to the op.
+/// The planes of the fixed list: edge cases and random ones. `features` adapts a number of features to the op.
 pub(super) fn planes(
     op: &str,
     dtype: DType,
@@ -92,14 +92,14 @@ pub(super) fn planes(
     planes
 }
 
-/// Rows to draw from: around the sizes of tiles, and a prime.
+/// Numbers of rows of random cases: near tile sizes, and a prime.
 pub(super) const ROWS: &[usize] = &[1, 0, 2, 7, 15, 16, 17, 31, 32, 33, 61, 129];
-/// Features to draw from, the largest beyond what one block of threads does at a time.
+/// Numbers of features of random cases; the largest exceed what a block of threads handles at once.
 pub(super) const FEATURES: &[usize] = &[1, 2, 7, 16, 31, 32, 33, 61, 127, 128, 129, 257, 1023, 4099];
-/// The most elements of a drawn plane: enough for every size above in one dimension.
+/// The maximum number of elements of a random case: enough for the largest size above in one dimension.
 const ELEMENTS: usize = 1 << 14;
 
-/// A drawn layout for so many rows.
+/// The layout of a random case with `rows` rows.
 pub(super) fn drawn_layout(draw: &mut Draw, rows: usize) -> Layout {
     let (gap, offset) = (draw.pick(&[0, 8, 1, 13]), draw.below(4));
     let extent = match draw.below(6) {
@@ -113,7 +113,7 @@ pub(super) fn drawn_layout(draw: &mut Draw, rows: usize) -> Layout {
     Layout { bounded, ..Layout::strided(gap, offset) }.with_extent(extent)
 }
 
-/// A drawn plane. `features` fits a number of features to the op.
+/// The plane of a random case. `features` adapts a number of features to the op.
 pub(super) fn drawn(draw: &mut Draw, kinds: &[Values], features: impl Fn(usize) -> usize) -> Plane {
     let features = features(draw.pick(FEATURES));
     let rows = draw.pick(ROWS).min(ELEMENTS / features);

@@ -1,4 +1,4 @@
-//! `quant_per_token`, `linear_w8a8`, and the regions that they are part of.
+//! Cases of `quant_per_token`, of `linear_w8a8`, and of regions that contain them.
 
 use super::{
     linear::{Shape, random_weight},
@@ -20,7 +20,7 @@ use dsrun_core::{
     region::well_known::{self, MlpActivation},
 };
 
-/// The layout of a vector that has an element for each row of a plane.
+/// The layout of a vector with an element for each row of a plane.
 fn vector_of(layout: Layout) -> Layout {
     Layout { gap: 0, ..layout }
 }
@@ -40,7 +40,7 @@ fn quant_case(dtype: DType, plane: Plane) -> Case {
     let (mut random, columns) = (plane.random.clone(), plane.features);
     let mut x = random.tensor(dtype, &[plane.rows, columns], plane.values);
     for row in x.bits.chunks_mut(columns.max(1)) {
-        // A row of zeros now and then.
+        // Some rows are zero.
         if random.chance(0.1) {
             row.fill(0);
         }
@@ -63,13 +63,13 @@ fn quant_case(dtype: DType, plane: Plane) -> Case {
     Case::new(plane.id, CallCase::new(QuantPerToken {}, vec![Operand::laid(x, plane.layout)], results))
 }
 
-/// Quantised activations with their scales, and a layer over them.
+/// A linear layer with quantised activations and their scales.
 struct Layer {
     x: Tensor,
     scales: Tensor,
     weight: Weight,
     bias: Option<Tensor>,
-    /// What the product is, row by row.
+    /// The expected product, row by row.
     reals: Vec<Vec<Real>>,
 }
 
@@ -77,7 +77,7 @@ const FORMATS: [&str; 3] = ["int8", "int8_f16", "int8_bf16"];
 
 impl Layer {
     fn random(random: &mut Random, dtype: DType, [m, n, k]: [usize; 3], number: usize) -> Self {
-        // Any bytes, and rows that are large and cancel: sums that go through f32 lose what is left.
+        // Some rows have large terms that cancel, so that the remainder is lost if a sum is rounded to f32.
         let byte = |random: &mut Random, index: usize| match number % 3 {
             0 => random.bits() as u8 as i8,
             1 => random.pick(&[127, -127, 126, -128]),
@@ -116,13 +116,13 @@ impl Layer {
         vec![x, scales, Operand::weight(self.weight), self.bias.and_then(Operand::tensor)]
     }
 
-    /// As operands of a region, where what is absent is left out.
+    /// The operands for a region, without those that are absent.
     fn present(self, layout: Layout) -> Vec<Option<Operand>> {
         self.operands(layout).into_iter().filter(Option::is_some).collect()
     }
 }
 
-/// The scale and the integers of a row of signed bytes.
+/// The scale and the integers of a quantised row.
 fn signed(row: &[u8], format: WeightFormat, columns: usize) -> (f64, Vec<i32>) {
     let scale = match (format.to_string().as_str(), row) {
         ("int8_f16", [a, b, ..]) => half::f16::from_le_bytes([*a, *b]).to_f64(),
@@ -139,7 +139,7 @@ const fn layout(gap: usize, bounded: bool, extent: Option<usize>) -> Layout {
 
 const PLAIN: Layout = layout(0, false, None);
 
-/// Label, rows, outputs, inputs, layout.
+/// Label, rows, outputs, inputs and layout of each case.
 const SHAPES: &[Shape] = &[
     ("no_rows", 0, 8, 32, PLAIN),
     ("one_element", 1, 1, 1, PLAIN),
@@ -164,8 +164,8 @@ const SHAPES: &[Shape] = &[
     ("whole_tiles_of_many_rows", 150, 144, 320, layout(0, true, Some(140))),
 ];
 
-/// Label, rows, results, inputs, layout of regions with a product: rows and results that come in units of 8 or 16, which is what
-/// kernels for large tiles take.
+/// Label, rows, outputs, inputs and layout of regions with a product whose rows and outputs are multiples of 8 or 16, as kernels
+/// with large tiles require.
 const TILED: &[Shape] = &[
     ("tiles_of_few_rows", 20, 80, 160, PLAIN),
     ("tiles_of_some_rows", 100, 48, 288, layout(16, true, Some(90))),
@@ -173,7 +173,7 @@ const TILED: &[Shape] = &[
     ("two_tiles_of_many_rows", 150, 136, 320, PLAIN),
 ];
 
-/// The planes of [`TILED`], with the results of each. Of three regions in turn, the second is what they have in mind.
+/// The planes of [`TILED`], with the number of outputs of each.
 fn tiled(op: &str, dtype: DType) -> impl Iterator<Item = (Plane, usize)> {
     TILED.iter().enumerate().map(move |(index, (label, rows, results, features, layout))| {
         let id = format!("{op}/{dtype}/{label}");
@@ -190,7 +190,7 @@ pub(super) fn linear_w8a8(dtype: DType) -> Vec<Case> {
             let suffix = ["", "_more"][kind];
             let id = format!("linear_w8a8/{dtype}/{label}{suffix}");
             let random = Random::named(&id);
-            // Steps of 2 go through all three kinds of values, with and without a bias.
+            // Together with the bias, which alternates, steps of 2 reach all combinations.
             cases.push(linear_case(dtype, id, random, [m, n, k], layout, 2 * index + kind + index / 3));
         }
     }
@@ -219,7 +219,7 @@ fn linear_case(
     Case::new(id, CallCase::new(LinearW8A8 { dtype }, layer.operands(layout), vec![expected]))
 }
 
-/// What a region quantises: `y` and `scales` of rows that need not be rounded before.
+/// The expected `y` and `scales` of rows that a region quantises without rounding them first.
 fn quantised(rows: &[Vec<Real>], gate: Gate, layout: Layout, gap: usize) -> Vec<Expected> {
     let columns = rows.first().map_or(1, Vec::len);
     let (mut integers, mut scales) = (Vec::new(), Vec::new());
@@ -347,9 +347,9 @@ fn add_case(dtype: DType, plane: Plane, outputs: Option<usize>) -> Case {
     Case::new(plane.id, CallCase::new(op, operands, vec![expected]))
 }
 
-/// Label, rows and inputs, heads as those of `attention_input`, layout. The last five are of a step of some sequences: the first with
-/// a cache wider than the results, the second with rows at odd places, and three, from few outputs to many, whose heads a device may
-/// finish in the tiles of the product.
+/// Label, rows and inputs, heads as in `attention_input`, and layout of each case. The last five have the rows of a decode batch:
+/// the first with a cache type wider than the results, the second with unaligned rows, and three, from few outputs to many, whose
+/// heads a device may finish in the epilogue of the product.
 const HEADS: &[(&str, HeadsOf)] = &[
     ("no_rows", ([0, 64], [2, 1, 16, 8], PLAIN)),
     ("one_row", ([1, 96], [3, 1, 64, 32], PLAIN)),
@@ -367,7 +367,7 @@ const HEADS: &[(&str, HeadsOf)] = &[
 pub(super) fn linear_w8a8_heads(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (label, heads)) in HEADS.iter().copied().enumerate() {
-        // Halves that are turned, or not, without norms of heads and with; steps of 3 keep the first.
+        // Variants with and without rotation and per-head norms; steps of 3 keep the first kind.
         for (suffix, variant) in [("", 6 * (index % 2)), ("_more", 3 * (index % 2) + 7 * index + 2)] {
             let id = format!("linear_w8a8_heads/{dtype}/{label}{suffix}");
             let random = Random::named(&id);

@@ -1,4 +1,4 @@
-//! The well-known regions. A region means its body, so the oracle is put together from those of the primitives.
+//! Cases of the well-known regions. A region is defined by its body, so its oracle is composed of those of the primitives.
 
 use super::{
     linear::random_weight,
@@ -23,7 +23,7 @@ use dsrun_core::{
 };
 use std::sync::Arc;
 
-/// The bodies are well formed, so there is always a region.
+/// Unwraps a region; the bodies used here are well formed.
 pub(super) fn op(region: dsrun_core::Result<Region>) -> Op {
     match region {
         Ok(region) => Op::Region(Arc::new(region)),
@@ -54,12 +54,12 @@ fn add_rms_norm_case(dtype: DType, plane: Plane) -> Case {
     for row in sums.chunks(columns) {
         let values: Vec<f64> = row.iter().map(|real| real.value).collect();
         let reals = norm::rms_norm(&values, &weights, f64::from(eps), f64::from(weight_offset));
-        // The norm stretches the sum, and with it the error of f32 addition, by one factor for the whole row.
+        // The norm scales the sum, and with it the error of the f32 addition, by one factor for the whole row.
         let mean_square = values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64;
         let factor = 1.0 / (mean_square + f64::from(eps)).sqrt();
         let stretched = |((real, sum), weight): ((Real, &Real), &f64)| {
             let weight = weight.abs() + f64::from(weight_offset).abs();
-            // The sum may be rounded to its storage type before the norm reads it.
+            // The sum may be rounded to its storage type before the norm.
             let inner = sum.value.abs() * factor * weight;
             Real { magnitude: sum.magnitude * factor * weight, ..real }.rounded_inside(inner, inner)
         };
@@ -77,7 +77,7 @@ fn add_rms_norm_case(dtype: DType, plane: Plane) -> Case {
     Case::new(plane.id, CallCase::new(op, operands, results))
 }
 
-/// Formats of the weights of regions, by their names, and dense ones. Their number has no factor in common with what else varies
+/// Weight formats of regions by name; `None` is dense. Their number is coprime to the periods of the other attributes that vary
 /// from case to case.
 const FORMATS: [Option<&str>; 7] =
     [None, Some("q4_0"), None, Some("int8"), Some("q4_1"), Some("q8_0"), Some("int4g32z_f16")];
@@ -89,28 +89,28 @@ fn format(number: usize, dtype: DType) -> WeightFormat {
     format
 }
 
-/// Features that every format can hold.
+/// Rounds a number of features up so that every format supports it.
 fn blocks(features: usize) -> usize {
     features.div_ceil(32) * 32
 }
 
-/// The layer of a case.
+/// The linear layer of a case.
 #[derive(Clone, Copy)]
 struct Kind {
-    /// Results for each row.
+    /// The number of outputs.
     results: usize,
     format: WeightFormat,
     bias: bool,
 }
 
 impl Kind {
-    /// What changes from plane to plane.
+    /// The linear layer for a plane, with a format that changes from plane to plane.
     fn of(plane: &Plane, random: &mut Random, dtype: DType, bias: bool) -> Self {
         Self { results: 1 + random.below(40), format: format(plane.number, dtype), bias }
     }
 }
 
-/// Label, rows, features, results, layout of batches with dense weights, which a device may take in tiles.
+/// Label, rows, features, outputs and layout of batches with dense weights, which a device may run in tiles.
 const BATCHES: &[(&str, usize, usize, usize, Layout)] = &[
     ("batch", 40, 160, 48, Layout::strided(0, 0)),
     ("batch_extent", 100, 96, 80, Layout { gap: 0, offset: 0, bounded: true, extent: Some(77) }),
@@ -121,7 +121,7 @@ const BATCHES: &[(&str, usize, usize, usize, Layout)] = &[
     ("tiles_of_a_row_more", 129, 640, 264, Layout::strided(8, 0)),
 ];
 
-/// These planes, each with its layer.
+/// These planes, each with a linear layer.
 fn batches(op: &str, dtype: DType) -> Vec<(Plane, Option<Kind>)> {
     let batch = |(number, batch): (usize, &(&str, usize, usize, usize, Layout))| {
         let (label, rows, features, results, layout) = *batch;
@@ -133,7 +133,7 @@ fn batches(op: &str, dtype: DType) -> Vec<(Plane, Option<Kind>)> {
     BATCHES.iter().enumerate().map(batch).collect()
 }
 
-/// What a region may leave unrounded and its body does not, of type `dtype`.
+/// The gate of a region that may skip a rounding to `dtype` that its body does.
 pub(super) fn rounded(dtype: DType) -> Gate {
     Gate { inner: Some(dtype), exponential: false }
 }
@@ -170,7 +170,7 @@ impl Layer {
     }
 }
 
-/// The names of `norm_linear`'s cases by kind of norm.
+/// The ops in the ids of cases of `norm_linear`, by kind of norm.
 const NORM_LINEARS: [(&str, bool); 2] = [("norm_linear", false), ("norm_linear_of_layer_norm", true)];
 
 pub(super) fn norm_linear(dtype: DType) -> Vec<Case> {
@@ -235,7 +235,7 @@ fn linear_add_case(dtype: DType, plane: Plane, kind: Option<Kind>) -> Case {
     Case::new(plane.id, CallCase::new(op, operands, vec![expected]))
 }
 
-/// Where the gate of an MLP is; `None` is an MLP without one.
+/// The gate layouts of an MLP; `None` is an MLP without a gate.
 const GATES: [Option<GateLayout>; 3] = [None, Some(GateLayout::Concatenated), Some(GateLayout::Interleaved)];
 
 pub(super) fn mlp_input(dtype: DType) -> Vec<Case> {
@@ -288,7 +288,7 @@ fn mlp_input_case(dtype: DType, gate: Option<GateLayout>, plane: Plane, kind: Op
     Case::new(plane.id, CallCase::new(op, operands, vec![expected]))
 }
 
-/// Rows and hidden size; heads, heads of keys, head size, rotated pairs; layout of the activations.
+/// Rows and hidden size; query heads, KV heads, head size and rotated pairs; layout of the activations.
 pub(super) type HeadsOf = ([usize; 2], [usize; 4], Layout);
 
 const fn layout(gap: usize, extent: Option<usize>) -> Layout {
@@ -313,9 +313,9 @@ const HEADS: &[(&str, HeadsOf)] = &[
 const HALVES: Variant =
     Variant { layer_norm: false, bias: false, head_norms: false, pairing: Some(RopePairing::Halves) };
 
-/// Of many rows, or outputs.
+/// Cases with many rows or outputs.
 const MANY_HEADS: &[(&str, HeadsOf, Variant)] = &[
-    // More of them than a device has places for, so that who has one takes several.
+    // More rows than a device has resident blocks, so that each block loops.
     ("rows_in_turns", ([4301, 32], [2, 1, 32, 16], layout(8, Some(4290))), HALVES),
     (
         "rows_in_turns_neighbours",
@@ -327,7 +327,7 @@ const MANY_HEADS: &[(&str, HeadsOf, Variant)] = &[
         ([4301, 32], [2, 1, 16, 8], layout(0, Some(4300))),
         Variant { pairing: None, ..HALVES },
     ),
-    // Of so many outputs that a device may finish heads in the tiles of a product.
+    // So many outputs that a device may finish heads in the epilogue of the product.
     ("tiles", ([150, 32], [44, 11, 128, 64], layout(0, Some(141))), HALVES),
     (
         "tiles_bias",
@@ -344,7 +344,7 @@ const MANY_HEADS: &[(&str, HeadsOf, Variant)] = &[
         ([140, 32], [88, 22, 64, 32], layout(0, Some(139))),
         Variant { pairing: None, bias: true, ..HALVES },
     ),
-    // The same for a step of some sequences, from few outputs to many.
+    // The same for the rows of a decode batch, from few outputs to many.
     ("sequences", ([29, 160], [8, 2, 128, 64], layout(0, Some(26))), HALVES),
     ("sequences_bias", ([17, 72], [9, 3, 64, 32], layout(8, None)), Variant { bias: true, ..HALVES }),
     ("sequences_half_the_device", ([70, 96], [32, 4, 64, 32], layout(0, Some(65))), HALVES),
@@ -353,7 +353,7 @@ const MANY_HEADS: &[(&str, HeadsOf, Variant)] = &[
     ("sequences_unturned", ([33, 64], [6, 3, 64, 32], layout(0, None)), Variant { pairing: None, ..HALVES }),
 ];
 
-/// What a case of `attention_input` varies.
+/// The attributes that cases of `attention_input` vary.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Variant {
     layer_norm: bool,
@@ -373,7 +373,7 @@ impl Variant {
 
     pub(super) const COUNT: usize = 24;
 
-    /// The parts of the label.
+    /// The label of the variant.
     fn label(self) -> String {
         let norm = if self.layer_norm { "layer_norm" } else { "rms_norm" };
         let bias = if self.bias { "_bias" } else { "" };
@@ -392,7 +392,7 @@ pub(super) fn attention_input(dtype: DType) -> Vec<Case> {
         cases.push(attention_case(id, dtype, heads, variant, random, number));
     }
     for (number, (label, heads)) in HEADS.iter().copied().enumerate() {
-        // Steps of 7 go through all variants before one comes again.
+        // Steps of 7 go through all variants before one is repeated.
         let variant = Variant::number(7 * number);
         let id = format!("attention_input/{dtype}/{label}");
         let random = Random::named(&id);
@@ -439,12 +439,12 @@ fn attention_case(
     Case::new(id, CallCase::new(op(well_known::attention_input(input)), operands, results))
 }
 
-/// Columns of queries, keys and values together.
+/// The number of columns of queries, keys and values together.
 pub(super) fn outputs([heads, kv_heads, head, _]: [usize; 4]) -> usize {
     (heads + 2 * kv_heads) * head
 }
 
-/// What queries, keys and values are made of, besides a product.
+/// The operands that turn a product into queries, keys and values.
 pub(super) struct HeadsCase {
     dtype: DType,
     rows: usize,
@@ -476,13 +476,13 @@ impl HeadsCase {
         let scale = random.pick(&[1.0f32, 1.25]);
         let frequencies: Vec<f64> =
             (0..pairs).map(|pair| 10_000f64.powf(-(pair as f64) / pairs as f64)).collect();
-        // Every fourth row is padding: no position and no slot. Another has a position, but is not kept.
+        // Every fourth row is padding, without position and slot. Another row has a position and no slot.
         let padded = |row: usize| row % 4 == 2;
         let (pages, block) = (3 + rows / 4, 4);
         let free = random.shuffled(pages * block);
         let slot = |row: usize| if padded(row) || row % 8 == 5 { -1 } else { free[row] as i32 };
         let position = |row: usize| if padded(row) { -1 } else { 40 + row as i32 };
-        // Caches of another type than the activations' are rounded once more, from what may have been rounded before.
+        // A cache of another type than the activations adds a second rounding.
         let cache_type = match dtype {
             DType::F32 if number % 5 == 4 => DType::F16,
             _ if number % 5 == 4 => DType::F32,
@@ -520,8 +520,8 @@ impl HeadsCase {
         }
     }
 
-    /// Queries (0) or keys (1) of a row of the product.
-    fn turned(&self, features: &[Real], which: usize, position: i32) -> Vec<Real> {
+    /// The rotated queries (`which` 0) or keys (1) of a row of the product.
+    fn rotated(&self, features: &[Real], which: usize, position: i32) -> Vec<Real> {
         let head = self.sizes[2];
         let mut features = features.to_vec();
         if let Some(weights) = &self.norms {
@@ -542,7 +542,7 @@ impl HeadsCase {
         features
     }
 
-    /// What becomes of the rows of a product.
+    /// The expected results for the rows of a product.
     pub(super) fn expected(&self, products: &[Vec<Real>]) -> Vec<Expected> {
         let (columns, head, layout) = (self.columns(), self.sizes[2], self.layout);
         let shape = [self.caches[0].shape[0], self.sizes[1], self.block, head];
@@ -553,13 +553,13 @@ impl HeadsCase {
             let (query, rest) = product.split_at(columns[0]);
             let (key, value) = rest.split_at(columns[1]);
             let position = self.positions[row];
-            // A row without a position is not rotated, and so not written; without rotation it is a row like any other.
+            // With rotation, a row without a position is not written; without rotation, positions do not matter.
             let written_row = self.pairing.is_none() || position >= 0;
             let element = |real| if written_row { Element::Real(real) } else { Element::Untouched };
-            queries.extend(self.turned(query, 0, position).into_iter().map(element));
+            queries.extend(self.rotated(query, 0, position).into_iter().map(element));
             let place = cache::place(self.slots[row], shape[0], self.block);
             let Some((page, place)) = place.filter(|_| row < layout.real_rows(self.rows)) else { continue };
-            let key = self.turned(key, 1, position).into_iter().map(chain::stored).collect::<Vec<_>>();
+            let key = self.rotated(key, 1, position).into_iter().map(chain::stored).collect::<Vec<_>>();
             for (elements, features) in written.iter_mut().zip([key.as_slice(), value]) {
                 for (column, real) in features.iter().enumerate() {
                     let at = cache::element(shape, page, column / head, place, column % head);

@@ -1,4 +1,4 @@
-//! `rope`.
+//! Cases of `rope`.
 
 use super::plane::drawn_layout;
 use crate::{
@@ -14,7 +14,7 @@ use dsrun_core::{
     op::{Rope, RopePairing},
 };
 
-/// Label, rows, heads, head size, rotated pairs, first position, layout.
+/// Label, rows, heads, head size, rotated pairs, first position and layout of each case.
 type Shape = (&'static str, usize, usize, usize, usize, i32, Layout);
 
 const fn layout(gap: usize, extent: Option<usize>) -> Layout {

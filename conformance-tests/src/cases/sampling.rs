@@ -1,4 +1,4 @@
-//! `logit_process`, `argmax` and `sample`.
+//! Cases of `logit_process`, `argmax` and `sample`.
 
 use super::plane::{Plane, drawn, drawn_layout, planes};
 use crate::{
@@ -14,7 +14,7 @@ use dsrun_core::{
     op::{Argmax, IN_PROMPT, LogitProcess, SAMPLING_COLUMNS, Sample, SamplingColumn},
 };
 
-/// A row of the parameter table.
+/// The sampling parameters of a request.
 fn parameters(filters: Filters, penalties: Penalties) -> [f64; SAMPLING_COLUMNS] {
     let mut row = [0.0; SAMPLING_COLUMNS];
     let mut set = |column: SamplingColumn, value: f64| row[column as usize] = value;
@@ -32,7 +32,7 @@ const GREEDY: Filters = Filters { temperature: 0.0, top_k: 0, top_p: 1.0, min_p:
 const PLAIN: Filters = Filters { temperature: 1.0, ..GREEDY };
 const NO_PENALTIES: Penalties = Penalties { repetition: 1.0, presence: 0.0, frequency: 0.0 };
 
-/// Rows of requests in random order, some of them skipped.
+/// The requests of the rows in random order, some of them -1.
 fn requests(random: &mut Random, rows: usize, capacity: usize) -> Vec<i32> {
     (0..rows).map(|row| if row % 7 == 4 { -1 } else { random.below(capacity) as i32 }).collect()
 }
@@ -51,7 +51,7 @@ fn process_case(dtype: DType, plane: Plane) -> Case {
     let capacity = 1 + random.below(9);
     let logits = random.tensor(dtype, &[rows, vocabulary], plane.values);
     let requests = requests(&mut random, rows, capacity);
-    // All values exact in f32, so that the table and the oracle agree.
+    // All values are exact in f32, so that device and oracle use the same numbers.
     let penalties: Vec<Penalties> = (0..capacity)
         .map(|_| Penalties {
             repetition: random.pick(&[1.0, 1.25, 2.0, 0.5]),
@@ -114,7 +114,7 @@ pub(super) fn drawn_argmax(dtype: DType, draw: &mut Draw) -> Case {
 fn argmax_plane(dtype: DType, plane: Plane) -> Case {
     let mut random = plane.random.clone();
     let mut x = random.tensor(dtype, &[plane.rows, plane.features], plane.values);
-    // Every third row repeats its numbers, so that the largest stands more than once.
+    // Every third row repeats its values, so that the maximum occurs more than once.
     for row in x.bits.chunks_mut(plane.features).step_by(3) {
         let half = row.len() / 2;
         let (first, second) = row.split_at_mut(half);
@@ -146,7 +146,7 @@ fn argmax_case(id: String, x: &Tensor, columns: usize, layout: Layout) -> Case {
     let row = |row: usize| {
         let row = &values[row * columns..][..columns];
         let id = sampling::argmax(row);
-        // Where NaN stands before minus infinities only, both count as the same number: either index will do.
+        // In a row of NaN and minus infinity only, either index is right.
         let lowest = row.iter().position(|x| *x == f64::NEG_INFINITY);
         match lowest {
             Some(lowest) if row.iter().all(|x| x.is_nan() || *x == f64::NEG_INFINITY) => {
@@ -159,7 +159,7 @@ fn argmax_case(id: String, x: &Tensor, columns: usize, layout: Layout) -> Case {
     Case::new(id, CallCase::new(Argmax {}, vec![Operand::laid(x.clone(), layout)], vec![expected]))
 }
 
-/// What a batch of rows is sampled from.
+/// The inputs of a batch that is sampled.
 struct Batch {
     id: String,
     vocabulary: usize,
@@ -185,7 +185,7 @@ impl Batch {
             let seed = [self.seeds[2 * request], self.seeds[2 * request + 1]];
             let logits = &values[row * self.vocabulary..][..self.vocabulary];
             let draw = sampling::sample(logits, self.filters[request], seed, self.positions[row]);
-            // Where the draw is too close to call, the logarithm is that of the token drawn: not known here.
+            // If several tokens may win, the log-probability depends on which of them does.
             let [id] = draw.ids[..] else {
                 ids.push(Element::OneOf(draw.ids.iter().map(|id| *id as u32).collect()));
                 log_probabilities.push(Element::Anything);
@@ -214,7 +214,7 @@ impl Batch {
     }
 }
 
-/// Filters to choose from; all numbers are exact in f32.
+/// The filters of the cases; all numbers are exact in f32.
 const FILTERS: &[(&str, Filters)] = &[
     ("greedy", GREEDY),
     ("plain", PLAIN),
@@ -229,7 +229,7 @@ const FILTERS: &[(&str, Filters)] = &[
     ("all", Filters { temperature: 0.75, top_k: 20, top_p: 0.875, min_p: 0.03125 }),
 ];
 
-/// Label, rows, vocabulary.
+/// Label, rows and vocabulary size of each case.
 const ROWS: &[(&str, usize, usize)] = &[
     ("no_rows", 0, 32),
     ("one_token", 3, 1),
@@ -249,7 +249,7 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
             let layout = Layout::strided(random.pick(&[0, 8]), 0);
             cases.push(mixed(id, &mut random, logits, layout, &[*filters]));
         }
-        // All kinds in one batch, some rows past the extent, logits with special values and with ties.
+        // A batch with all filters, rows past the extent, special values and ties.
         for (values, extent) in
             [(Values::HeavyTailed, None), (Values::Special, Some(rows / 2)), (Values::Uniform, Some(0))]
         {
@@ -258,7 +258,7 @@ pub(super) fn sample(dtype: DType) -> Vec<Case> {
             let mut logits = random.tensor(dtype, &[rows, vocabulary], values);
             for bits in &mut logits.bits {
                 let value = f32::from_bits(*bits);
-                // The document does not say what +inf draws. Quarters make ties.
+                // The result for +inf is not defined. Multiples of 1/4 make ties.
                 let value = if value == f32::INFINITY { 2.0 } else { (value * 4.0).round() / 4.0 };
                 *bits = value.to_bits();
             }
@@ -308,7 +308,7 @@ fn mixed(id: String, random: &mut Random, logits: Tensor, layout: Layout, filter
     batch.case()
 }
 
-/// Rows with nothing to draw, and with one token to draw.
+/// Rows without a token that can be drawn, and with exactly one.
 fn hopeless(dtype: DType) -> Case {
     let (nothing, nan) = (f64::NEG_INFINITY, f64::NAN);
     let rows = [[nothing; 4], [nan; 4], [nan, nothing, nan, nothing], [nothing, -3.0, nan, nothing]];
@@ -328,7 +328,7 @@ fn hopeless(dtype: DType) -> Case {
     batch.case()
 }
 
-/// A hundred thousand draws from one row of logits, which differ in their positions only.
+/// A hundred thousand draws from equal rows of logits, which differ in their positions only.
 fn chi_square(id: String, filters: Filters) -> Case {
     const DRAWS: usize = 100_000;
     let mut random = Random::named(&id);

@@ -1,4 +1,4 @@
-//! `prepare_step` and `commit_tokens`.
+//! Cases of `prepare_step` and `commit_tokens`.
 
 use crate::{
     case::{CallCase, Case, Element, Expected, Layout, Operand},
@@ -12,7 +12,7 @@ use dsrun_core::{
     op::{CommitTokens, PrepareStep},
 };
 
-/// Label, requests, sequences, columns of the block table, slots of a page, vocabulary.
+/// Label, requests, sequences, columns of the block table, slots per page and vocabulary size of each case.
 const SHAPES: &[(&str, [usize; 5])] = &[
     ("no_sequences", [3, 0, 2, 4, 10]),
     ("one_sequence", [1, 1, 3, 16, 33]),
@@ -32,7 +32,7 @@ fn table(random: &mut Random, [capacity, _, blocks, block, vocabulary]: [usize; 
         counts: Vec::new(),
     };
     for _ in 0..capacity {
-        // Lengths at and around the bounds of pages are the ones to go wrong.
+        // Lengths at and near page boundaries.
         let pages = random.below(blocks + 1);
         let length = (pages * block + random.below(3)).saturating_sub(1);
         requests.length.push(length as i32);
@@ -54,7 +54,7 @@ fn flat(rows: &[Vec<i32>]) -> Vec<i32> {
 pub(super) fn prepare_step(dtype: DType) -> Vec<Case> {
     let mut cases = Vec::new();
     for (label, shape) in SHAPES {
-        // Exactly as many rows as tokens; more rows; and extents on everything.
+        // As many rows as tokens, more rows, and extents on all operands.
         for (variant, spare, bounded) in [("full", 0, false), ("padded", 5, false), ("extents", 5, true)] {
             let id = format!("prepare_step/{dtype}/{label}_{variant}");
             let random = Random::named(&id);
@@ -100,7 +100,7 @@ fn prepare_case(id: String, mut random: Random, shape: [usize; 5], spare: usize,
         tokens += length;
         prompt += if is_prompt { length } else { 0 };
     }
-    // Sequences without a request stand at the end.
+    // Padded sequences come last.
     let padded = if spare > 0 { 2 } else { 0 };
     plan.extend(vec![Planned { request: -1, length: 0, source: -1 }; padded]);
     let (real, all) = (tokens + if bounded { 2 } else { spare }, tokens + spare);
@@ -115,7 +115,7 @@ fn prepare_case(id: String, mut random: Random, shape: [usize; 5], spare: usize,
         (extent(real), extent(plan.len() - padded / 2), extent(rows.len() - 1));
     let is_finished =
         |planned: &Planned| planned.request >= 0 && before.finished[planned.request as usize] != 0;
-    // The document leaves open where a sequence without rows starts, and what pages a finished one has.
+    // The start of a sequence without rows and the pages of a finished one are not defined.
     let start = |(planned, start): (&Planned, &i32)| match is_finished(planned) || planned.request < 0 {
         true => Element::Anything,
         false => Element::Bits(*start as u32),
@@ -176,7 +176,7 @@ pub(super) fn drawn_commit_tokens(_: DType, draw: &mut Draw) -> Case {
 fn commit_case(id: String, mut random: Random, shape: [usize; 5], stops: usize, bounded: bool) -> Case {
     let [capacity, _, _, _, vocabulary] = shape;
     let before = table(&mut random, shape);
-    // No request twice; some rows are skipped by their request, some by their token.
+    // No request occurs twice; some rows are skipped because of their request, some because of their token.
     let rows: Vec<(i32, i32)> = random
         .shuffled(capacity + 3)
         .into_iter()

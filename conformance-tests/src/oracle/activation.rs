@@ -1,10 +1,10 @@
-//! `activation` and `gated_activation`.
+//! Oracle of `activation` and `gated_activation`.
 
 use super::Real;
 use dsrun_core::op::Nonlinearity;
 
 /// The error function, by the series `erf(x) = 2 / sqrt(pi) * exp(-x^2) * sum_n 2^n x^(2n+1) / (2n+1)!!`, whose terms all
-/// have one sign and so never cancel.
+/// have the same sign and never cancel.
 pub fn erf(x: f64) -> f64 {
     if x.is_nan() {
         return x;
@@ -21,7 +21,7 @@ pub fn erf(x: f64) -> f64 {
     2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
 }
 
-/// The non-linear function.
+/// A non-linear function.
 pub fn apply(function: Nonlinearity, x: f64) -> f64 {
     match function {
         Nonlinearity::Relu if x.is_nan() => x,
@@ -34,15 +34,15 @@ pub fn apply(function: Nonlinearity, x: f64) -> f64 {
     }
 }
 
-/// `f64::min` drops NaN; the ops do not.
+/// The minimum of two numbers, which is NaN if one of them is, unlike `f64::min`.
 fn at_most(x: f64, limit: f64) -> f64 {
     if x.is_nan() || limit == 0.0 { x } else { x.min(limit) }
 }
 
 /// `f(min(x + bias, limit))`.
 ///
-/// The magnitude is that of the sum and not of the value: with a bias the sum is rounded before `f` sees it, and in the
-/// lower tail of the GELUs `1 + erf` cancels, which leaves an error in proportion to `x`.
+/// The magnitude is that of the sum and not of the value: with a bias the sum is rounded before `f` is applied, and in the
+/// lower tail of the GELUs `1 + erf` cancels, which leaves an error proportional to `x`.
 pub fn activation(function: Nonlinearity, limit: f64, x: f64, bias: f64) -> Real {
     Real::new(apply(function, at_most(x + bias, limit)), x.abs() + bias.abs())
 }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    // From tables of the error function.
+    // Values from tables of the error function.
     #[rstest]
     #[case(0.0, 0.0)]
     #[case(0.5, 0.520_499_877_813_046_5)]

@@ -1,31 +1,31 @@
-//! `paged_attention` and `attention`: one query head over the keys it sees.
+//! Oracle of `paged_attention` and `attention`: one query head over the keys it sees.
 //!
-//! Errors. A score is a dot product, off by its own f32 error; softmax turns an absolute error `e` of a score into a relative
+//! Propagation of errors: a score is a dot product with an f32 error; softmax turns an absolute error `e` of a score into a relative
 //! error `e` of its weight, and through the sum into one of every other weight. So with `m_i` the magnitude of score `i`
 //! and `w_i` its weight, the result `sum_i w_i v_i` has the magnitude `sum_i w_i |v_i| (1 + m_i + sum_j w_j m_j)`: the
-//! first-order effect of all of it. Rounding the weights to the cache's type before they meet the values is the one inner
-//! rounding the document allows; its terms are `w_i |v_i|`.
+//! first-order effect of all these errors. The only inner rounding that the documentation allows is that of the weights to
+//! the type of the cache; its terms are `w_i |v_i|`.
 
 use super::Real;
 use dsrun_core::op::AttentionMask;
 
-/// What is the same for all keys of a query head.
+/// The parameters that all keys of a query head share.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scoring {
-    /// Multiplies every score.
+    /// The factor of every score.
     pub scale: f64,
-    /// Bounds the scores; 0 means no bound.
+    /// The bound of the scores; 0 means no bound.
     pub softcap: f64,
-    /// ALiBi slope; 0 means none.
+    /// The ALiBi slope; 0 means no ALiBi.
     pub slope: f64,
-    /// One more score, with no value.
+    /// The score of the attention sink, which has no value vector.
     pub sink: Option<f64>,
 }
 
 /// A key that a query sees.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// How far back it is: query position minus key position, or its size where the mask says so.
+    /// The query position minus the key position; its absolute value if the mask is bidirectional.
     pub distance: f64,
     /// The key.
     pub key: &'a [f64],
@@ -45,7 +45,7 @@ pub fn attend(scoring: Scoring, query: &[f64], seen: &[Seen<'_>], value_size: us
     let weights: Vec<f64> = scores.iter().map(|(score, _)| (score - largest).exp() / total).collect();
     let mean_error: f64 =
         weights.iter().zip(&scores).map(|(weight, (_, magnitude))| weight * magnitude).sum();
-    // Every dot product has as many terms as the query; the sum over keys has one per key.
+    // A dot product has a term for each element of the query; the sum over keys has one for each key.
     let terms = query.len().max(seen.len());
     let element = |index: usize| {
         let mut real = Real::sum(0.0, 0.0, terms);
@@ -71,31 +71,31 @@ fn score(scoring: Scoring, query: &[f64], seen: &Seen<'_>) -> (f64, f64) {
     let mut score = scoring.scale * product;
     if scoring.softcap > 0.0 {
         score = scoring.softcap * (score / scoring.softcap).tanh();
-        // tanh is computed through exponentials, whose results may be off by 2^-20 (see the gates): 2 of the 8 roundings
-        // that the gate grants every unit of magnitude.
+        // tanh is computed from exponentials with an error of up to 2^-20 (see the gates): 2 of the 8 roundings that the gate
+        // allows for every unit of magnitude.
         magnitude += 2.0 * score.abs();
     }
     let bias = scoring.slope * seen.distance;
     (score - bias, magnitude + bias.abs())
 }
 
-/// Which keys the queries of a sequence see.
+/// The visibility of keys for the queries of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Visibility {
     /// The mask.
     pub mask: AttentionMask,
-    /// How many positions back a query sees; 0 means all.
+    /// The size of the window; 0 means that there is none.
     pub window: usize,
-    /// Tokens in all.
+    /// The number of tokens, including new ones.
     pub kv_length: usize,
-    /// New tokens.
+    /// The number of new tokens.
     pub query_length: usize,
-    /// Whether the window bounds both sides, as without a cache.
+    /// Whether the window bounds both sides, as in `attention`, which has no cache.
     pub two_sided: bool,
 }
 
 impl Visibility {
-    /// Whether new token `query` sees key `key`. `bit` tells the explicit mask's bit of a new token.
+    /// Whether new token `query` sees key `key`. `bit` returns the bit of the explicit mask for a new token.
     pub fn sees(&self, query: usize, key: usize, bit: impl Fn(usize) -> bool) -> bool {
         let [keys, queries, query, window, at] =
             [self.kv_length, self.query_length, query, self.window, key].map(|number| number as i64);
@@ -142,11 +142,11 @@ mod tests {
     #[test]
     fn scale_alibi_softcap_and_sinks_by_hand() {
         let equal = [[2.0, 0.0], [2.0, 0.0]];
-        // ALiBi of slope ln 3 takes ln 3 off the older key: weights 1/4 and 3/4.
+        // ALiBi of slope ln 3 subtracts ln 3 from the score of the older key: weights 1/4 and 3/4.
         let alibi = Scoring { scale: 0.5, slope: 3f64.ln(), ..Scoring::default() };
         let (y, _) = attend(alibi, &[1.0, 0.0], &two_keys(&equal), 1);
         assert_eq!(values(&y), [17.5]);
-        // A sink as high as both keys takes a third.
+        // A sink with the score of both keys takes a third of the weight.
         let sink = Scoring { scale: 0.5, sink: Some(1.0), ..Scoring::default() };
         let (y, lse) = attend(sink, &[1.0, 0.0], &two_keys(&equal), 1);
         assert_eq!(values(&y), [10.0]);
@@ -171,7 +171,7 @@ mod tests {
     #[case::window(AttentionMask::Causal, 2, false, [vec![2, 3], vec![3, 4]])]
     #[case::bidirectional(AttentionMask::Bidirectional, 0, false, [vec![0, 1, 2, 3, 4], vec![0, 1, 2, 3, 4]])]
     #[case::two_sided(AttentionMask::Bidirectional, 1, true, [vec![3], vec![4]])]
-    // The bits say that token 0 sees token 1 alone and token 1 none.
+    // The bits let token 0 see token 1 only, and token 1 see no new token.
     #[case::explicit(AttentionMask::Explicit, 0, false, [vec![0, 1, 2, 4], vec![0, 1, 2]])]
     #[case::explicit_window(AttentionMask::Explicit, 3, false, [vec![1, 2, 4], vec![2]])]
     fn visibility(

@@ -1,17 +1,17 @@
-//! `kv_write`, `page_copy`, `page_gather` and `page_scatter`: where things go. What goes there is a copy.
+//! Oracle of `kv_write`, `page_copy`, `page_gather` and `page_scatter`: the destinations of copies.
 
-/// Page and place in it of a slot of a cache; `None` if it is -1 or outside.
+/// The page of a slot and its index in the page; `None` if the slot is -1 or out of range.
 pub fn place(slot: i32, pages: usize, block: usize) -> Option<(usize, usize)> {
     let slot = usize::try_from(slot).ok()?;
     (slot / block < pages).then_some((slot / block, slot % block))
 }
 
-/// A page of a cache; `None` if it is -1 or outside.
+/// The page with this index; `None` if it is -1 or out of range.
 pub fn page(index: i32, pages: usize) -> Option<usize> {
     usize::try_from(index).ok().filter(|index| *index < pages)
 }
 
-/// Index of an element in a dense cache `[pages, heads, block, size]`.
+/// The index of an element in a dense cache `[pages, heads, block, size]`.
 pub fn element(
     [_, heads, block, size]: [usize; 4],
     page: usize,

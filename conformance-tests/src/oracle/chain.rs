@@ -1,26 +1,26 @@
-//! Ops behind one another: what becomes of the errors of one op in the next.
+//! Error propagation through a chain of ops.
 //!
-//! A region's oracle is put together from those of its primitives. A value in the middle of it may have errors of its own,
-//! and the next op carries them on: [`Real::magnitude`] stands for errors of f32 arithmetic, [`Real::inner`] and
-//! [`Real::spread`] for roundings to a storage type. Each is multiplied by how much the result moves when the operand does.
+//! The oracle of a region is composed of those of its primitives. Intermediate values have errors, which the next op
+//! propagates: [`Real::magnitude`] stands for errors of f32 arithmetic, [`Real::inner`] and [`Real::spread`] for roundings to a
+//! storage type. Each is multiplied by the derivative of the result with respect to the operand.
 
 use super::{Real, activation, rope as one_rope};
 use dsrun_core::op::{Nonlinearity, RopePairing};
 
-/// The steepest slope of any non-linear function: that of the GELUs, near 1.5.
+/// The largest derivative of all non-linear functions: that of the GELUs, near 1.5.
 const SLOPE: f64 = 1.13;
 
-/// A value that may be rounded to a storage type before the next op reads it.
+/// An intermediate value that may be rounded to a storage type.
 pub fn stored(real: Real) -> Real {
     real.rounded_inside(real.inner + real.value.abs(), real.spread.hypot(real.value))
 }
 
-/// A value that is exactly what an operand holds.
+/// The exact value of an operand.
 pub fn exact(value: f64) -> Real {
     Real::new(value, value.abs())
 }
 
-/// `linear` of one row. The elements of a quantised weight may be rounded once they are decoded.
+/// `linear` of one row. The decoded elements of a quantised weight may be rounded.
 pub fn linear(x: &[Real], weight: &[f64], bias: Option<&[f64]>, quantised: bool) -> Vec<Real> {
     let again = if quantised { 1.0 } else { 0.0 };
     let one = |(index, weights): (usize, &[f64])| {
@@ -39,7 +39,7 @@ pub fn linear(x: &[Real], weight: &[f64], bias: Option<&[f64]>, quantised: bool)
 
 /// `rms_norm` of one group.
 ///
-/// With `f = rsqrt(mean(x^2) + eps)`, an error `e` of `x` moves `y = x f w` by `e f w`, and through `f` by
+/// With `f = rsqrt(mean(x^2) + eps)`, an error `e` of `x` changes `y = x f w` directly by `e f w`, and through `f` by
 /// `y f^2 / n * sum(x e)`.
 pub fn rms_norm(x: &[Real], weight: &[f64], eps: f64, offset: f64) -> Vec<Real> {
     let count = x.len() as f64;
@@ -62,7 +62,7 @@ pub fn rms_norm(x: &[Real], weight: &[f64], eps: f64, offset: f64) -> Vec<Real> 
     x.iter().zip(weight).map(one).collect()
 }
 
-/// `rope` of one head at one position; elements that are not rotated are as they were.
+/// `rope` of one head at one position; elements that are not rotated keep their value.
 pub fn rope(
     head: &[Real],
     position: i32,
@@ -74,7 +74,7 @@ pub fn rope(
         let parts: Vec<f64> = head.iter().map(part).collect();
         one_rope::rope(&parts, position, frequencies, pairing, scale)
     };
-    // Errors turn with what they are errors of; sizes add up.
+    // The errors of both elements of a pair add up in each.
     let (values, magnitudes) = (rotate(|real| real.value), rotate(|real| real.magnitude));
     let (inners, spreads) = (rotate(|real| real.inner), rotate(|real| real.spread));
     let one = |(index, real): (usize, &Real)| match (values[index], magnitudes[index]) {
@@ -117,7 +117,7 @@ pub fn add(a: f64, b: Real, alpha: f64) -> Real {
     Real { value, magnitude: a.abs() + b.magnitude, ..b }
 }
 
-/// Value and errors times a factor that is not negative.
+/// A value and its errors, multiplied by a factor that is not negative.
 fn scaled(real: Real, factor: f64) -> Real {
     Real {
         value: real.value * factor,
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use crate::oracle::{linear as plain_linear, norm};
 
-    /// A value with an f32 error, an inner rounding and a spread of its own.
+    /// A value with an f32 error, an inner rounding and a spread.
     fn real(value: f64) -> Real {
         Real { value, magnitude: 2.0 * value.abs(), inner: 3.0, spread: 0.5, terms: 4 }
     }
@@ -151,16 +151,16 @@ mod tests {
             values(rms_norm(&reals, &weight[..4], 0.1, 1.0)),
             values(norm::rms_norm(&x, &weight[..4], 0.1, 1.0))
         );
-        let turned = one_rope::rope(&x, 7, &[0.3], RopePairing::Neighbours, 2.0);
+        let rotated = one_rope::rope(&x, 7, &[0.3], RopePairing::Neighbours, 2.0);
         let expected: Vec<f64> =
-            turned.iter().zip(x).map(|(turned, x)| turned.map_or(x, |turned| turned.value)).collect();
+            rotated.iter().zip(x).map(|(rotated, x)| rotated.map_or(x, |rotated| rotated.value)).collect();
         assert_eq!(values(rope(&reals, 7, &[0.3], RopePairing::Neighbours, 2.0)), expected);
         assert_eq!(add(1.0, real(3.0), -0.5).value, -0.5);
         let product = gated(Nonlinearity::Silu, 0.0, real(1.5), real(-2.0)).value;
         assert_eq!(product, activation::gated(Nonlinearity::Silu, 0.0, [1.5, 0.0], [-2.0, 0.0]).value);
     }
 
-    /// Moving every operand by its error moves the result by no more than the error that is carried on says.
+    /// Changing every operand by its error changes the result by no more than the propagated error.
     #[test]
     fn errors_are_carried_on() {
         let (step, weight) = (1e-6, [0.5, -2.0, 1.0, 3.0]);

@@ -1,20 +1,20 @@
-//! Reductions over ranks. What the other collectives do is a copy.
+//! Oracle of reductions over ranks. The other collectives only copy.
 
 use super::{Real, float};
 use dsrun_core::{DType, op::Reduction};
 
-/// One element combined over the ranks, from its bits on each.
+/// An element reduced over the ranks.
 pub enum Reduced {
-    /// Exactly these bits: integers, and the largest or smallest of floats.
+    /// Exact bits: integers, and the maximum or minimum of floats.
     Bits(u32),
     /// A float sum or mean.
     Float(Real),
 }
 
-/// Combines an element.
+/// Reduces an element, given its bits on each rank.
 ///
 /// A sum of `n` floats passes `n - 1` hops, each rounded to the element type at worst: an error of `(n - 1) u m`, with `m`
-/// the sum of sizes. The gate grants `2 u` on the inner magnitude, which is therefore `n m / 2`.
+/// the sum of absolute values. The gate allows `2 u` on the inner magnitude, which is therefore `n m / 2`.
 pub fn reduce(dtype: DType, reduction: Reduction, ranks: &[u32]) -> Reduced {
     let values: Vec<f64> = ranks.iter().map(|bits| float::value(dtype, *bits)).collect();
     let pick = |better: fn(f64, f64) -> bool| {

@@ -1,4 +1,4 @@
-//! `add` and `cast`. (`fill` needs no oracle but the value.)
+//! Oracle of `add` and `cast`. The result of `fill` is its attribute.
 
 use super::{Real, float};
 use dsrun_core::DType;
@@ -9,7 +9,7 @@ pub fn add(a: f64, b: f64, c: f64, bias: f64, alpha: f64) -> Real {
     Real::sum(value, a.abs() + alpha.abs() * (b.abs() + bias.abs()) + c.abs(), 4)
 }
 
-/// The bits of an element in another float type. NaN has no defined bits: `None`.
+/// The bits of an element in another float type; `None` for NaN, whose bits are not defined.
 pub fn cast(from: DType, bits: u32, to: DType) -> Option<u32> {
     if from == to {
         return Some(bits);

@@ -1,14 +1,14 @@
-//! `embed` and `gather_rows`.
+//! Oracle of `embed` and `gather_rows`.
 
 use super::Real;
 
-/// Row `index - first` of a table of `columns` columns, if it has that row.
+/// Row `index - first` of a table of `columns` columns; `None` if the table does not have that row.
 fn row(table: &[Real], columns: usize, index: i64) -> Option<&[Real]> {
     let start = usize::try_from(index).ok()?.checked_mul(columns)?;
     table.get(start..start + columns)
 }
 
-/// One token's embedding: the sum of its row and, if there are positions, that of its position.
+/// The embedding of a token: the sum of its row and, if there are learned positions, the row of its position.
 pub fn embed(
     id: i32,
     table: &[Real],
@@ -18,7 +18,7 @@ pub fn embed(
 ) -> Vec<Real> {
     let token = row(table, columns, i64::from(id) - i64::from(first_row));
     let place = position.and_then(|(position, table, offset)| {
-        // -1 is no position, whatever is added to it.
+        // Position -1 means no position, whatever the offset.
         let index = if position < 0 { -1 } else { i64::from(position) + i64::from(offset) };
         row(table, columns, index)
     });
@@ -29,7 +29,7 @@ pub fn embed(
     (0..columns).map(one).collect()
 }
 
-/// Which row each result row is a copy of; `None` is not written. Indices count only up to `rows`, the real rows.
+/// The source row of each result row; `None` if the result row is not written. `rows` is the extent of the operand.
 pub fn gather(indices: &[i32], rows: usize) -> Vec<Option<usize>> {
     indices.iter().map(|index| usize::try_from(*index).ok().filter(|index| *index < rows)).collect()
 }

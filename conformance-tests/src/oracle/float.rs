@@ -3,7 +3,7 @@
 use dsrun_core::DType;
 use half::{bf16, f16};
 
-/// Precision in bits (the hidden one counted), the smallest normal exponent, and the largest finite value.
+/// Precision in bits, including the hidden bit; the smallest normal exponent; and the largest finite value.
 fn format(dtype: DType) -> (i32, i32, f64) {
     match dtype {
         DType::F16 => (11, -14, 65504.0),
@@ -55,7 +55,7 @@ pub fn bits(dtype: DType, value: f64) -> u32 {
     }
 }
 
-/// The number an element's bits stand for.
+/// The value of an element, given its bits.
 pub fn value(dtype: DType, bits: u32) -> f64 {
     match dtype {
         DType::F32 => f64::from(f32::from_bits(bits)),

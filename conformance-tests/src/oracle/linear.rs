@@ -1,8 +1,8 @@
-//! `linear` and `matmul`: dot products.
+//! Oracle of `linear` and `matmul`.
 
 use super::Real;
 
-/// `sum_k x[k] * weight[k] + bias`. All products may see a rounded weight.
+/// `sum_k x[k] * weight[k] + bias`. The weight of every product may be rounded.
 pub fn dot(x: impl IntoIterator<Item = f64>, weight: impl IntoIterator<Item = f64>, bias: f64) -> Real {
     let (mut value, mut products, mut squares, mut terms) = (0.0, 0.0f64, 0.0f64, 1);
     for (x, weight) in x.into_iter().zip(weight) {
@@ -24,7 +24,7 @@ pub fn linear(x: &[f64], weight: &[f64], bias: Option<&[f64]>, [m, n, k]: [usize
     (0..m * n).map(cell).collect()
 }
 
-/// `y[g, m, n] = sum_k a[g, m, k] * b[g, k, n]`, or `b[g, n, k]` if transposed. Nothing may be rounded inside.
+/// `y[g, m, n] = sum_k a[g, m, k] * b[g, k, n]`, or `b[g, n, k]` if transposed. Inner rounding is not allowed.
 pub fn matmul(a: &[f64], b: &[f64], transposed: bool, [groups, m, n, k]: [usize; 4]) -> Vec<Real> {
     let cell = |index: usize| {
         let (group, row, column) = (index / (m * n), index / n % m, index % n);

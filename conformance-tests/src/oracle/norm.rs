@@ -1,4 +1,4 @@
-//! `rms_norm` and `layer_norm`, one group of features at a time.
+//! Oracle of `rms_norm` and `layer_norm`, one group of features at a time.
 
 use super::Real;
 
@@ -16,7 +16,7 @@ pub fn rms_norm(x: &[f64], weight: &[f64], eps: f64, offset: f64) -> Vec<Real> {
 
 /// `(x - mean) * rsqrt(var + eps) * weight + bias` over one row.
 ///
-/// The mean is a sum of all of `x`, so its error scales with the mean size of `x`, and stays when `x - mean` is small.
+/// The error of the mean scales with the mean absolute value of `x`, even where `x - mean` is small.
 pub fn layer_norm(x: &[f64], weight: Option<&[f64]>, bias: Option<&[f64]>, eps: f64) -> Vec<Real> {
     let count = x.len() as f64;
     let mean = x.iter().sum::<f64>() / count;

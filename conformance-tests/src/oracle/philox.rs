@@ -27,7 +27,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    // The known answers that come with the Random123 library.
+    // Known answers of the Random123 library.
     #[rstest]
     #[case([0; 2], [0; 4], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8])]
     #[case([u32::MAX; 2], [u32::MAX; 4], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd])]

@@ -1,11 +1,11 @@
-//! `quant_per_token` and `linear_w8a8`.
+//! Oracle of `quant_per_token` and `linear_w8a8`.
 
 use super::{Real, float};
 use crate::gate::Gate;
 use dsrun_core::DType;
 
-/// The scale of a row and its integers. Division of two f32 numbers in f64, rounded to f32, is division in f32: 53 bits are more
-/// than twice 24.
+/// The scale and the integers of a row. Dividing two f32 numbers in f64 and rounding to f32 equals division in f32, because 53
+/// bits are more than twice 24.
 pub fn quantise(row: &[f64]) -> (f64, Vec<i32>) {
     let largest = row.iter().fold(0f64, |largest, x| largest.max(x.abs()));
     let scale = float::round(DType::F32, largest / 127.0);
@@ -20,10 +20,10 @@ fn nearest(x: f64) -> i32 {
     x.round_ties_even().clamp(-127.0, 127.0) as i32
 }
 
-/// As [`quantise`] of values that have errors of their own: the scale, and for every element the integers it may have become.
+/// [`quantise`] for values with errors: the scale, and the range of allowed integers for every element.
 ///
-/// An element `x` may be off by its limit `e`, and so may the largest, which makes the scale; the integer is then any between
-/// those of the ends.
+/// An element `x` has an error of up to its limit `e`, and so has the largest element, which determines the scale. The integers
+/// between those of both ends of the interval are allowed.
 pub fn quantise_reals(row: &[Real], gate: Gate) -> (Real, Vec<Vec<i32>>) {
     let limits: Vec<f64> = row.iter().map(|real| gate.limit(DType::F32, *real)).collect();
     let ends = |sign: f64| {
@@ -33,7 +33,7 @@ pub fn quantise_reals(row: &[Real], gate: Gate) -> (Real, Vec<Vec<i32>>) {
     let (smallest, largest) = (ends(-1.0), ends(1.0));
     let order = |a: &&Real, b: &&Real| a.value.abs().total_cmp(&b.value.abs());
     let top = row.iter().max_by(order).copied().unwrap_or_default();
-    // The largest may be another element whose errors are larger: what all of them need is asked for.
+    // With errors, another element may be the largest: the scale covers all of them.
     let most = |part: fn(&Real) -> f64| row.iter().map(part).fold(0f64, f64::max) / 127.0;
     let scale = Real {
         value: top.value.abs() / 127.0,
@@ -54,7 +54,7 @@ pub fn quantise_reals(row: &[Real], gate: Gate) -> (Real, Vec<Vec<i32>>) {
     (scale, integers.collect())
 }
 
-/// `x_scale * scale * sum_k x[k] * q[k] + bias`. The sum is of integers, and exact.
+/// `x_scale * scale * sum_k x[k] * q[k] + bias`. The sum is exact, because its terms are integers.
 pub fn dot(x: &[i32], x_scale: f64, q: &[i32], scale: f64, bias: f64) -> Real {
     let sum: i64 = x.iter().zip(q).map(|(x, q)| i64::from(*x) * i64::from(*q)).sum();
     let product = sum as f64 * x_scale * scale;
@@ -69,7 +69,7 @@ mod tests {
     fn rows_by_hand() {
         assert_eq!(quantise(&[254.0, -1.0, 3.0, 5.0, -254.0]), (2.0, vec![127, 0, 2, 2, -127]));
         assert_eq!(quantise(&[0.0, -0.0]), (0.0, vec![0, 0]));
-        // The 127th part of the smallest f32 is 0.
+        // The smallest f32 divided by 127 is 0.
         assert_eq!(quantise(&[2f64.powi(-149)]), (0.0, vec![0]));
     }
 

@@ -1,13 +1,13 @@
-//! `rope`.
+//! Oracle of `rope`.
 
 use super::{Real, float};
 use dsrun_core::{DType, op::RopePairing};
 
-/// One head at one position. `None` marks elements that are copied.
+/// Rotates one head at one position. `None` marks elements that are copied.
 ///
-/// The angle is a product rounded once to f32, as the document says; so the oracle takes sine and cosine of the rounded
-/// product. At position 100,000 the rounding moves the angle by up to 0.004, far more than any gate would let pass.
-/// Sine and cosine may be off by an f32 rounding of 1 each, which is why both elements count in full.
+/// By definition the angle is a product rounded to f32, so the oracle takes sine and cosine of the rounded product. At position
+/// 100,000 the rounding changes the angle by up to 0.004, far more than the gates allow. Sine and cosine have an absolute error
+/// of an f32 rounding of 1, which is why the magnitude includes both elements in full.
 pub fn rope(
     head: &[f64],
     position: i32,
@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn quarter_turns_by_hand() {
         let (head, frequencies) = ([1.0, 2.0, 3.0, 4.0, 5.0], [0.0, FRAC_PI_2]);
-        // Pair 0 does not turn; pair 1 turns a quarter: (p, q) becomes (-q, p). Everything is doubled.
+        // Pair 0 is not rotated, and pair 1 is by a quarter turn: (p, q) becomes (-q, p). All elements are doubled.
         let halves = rope(&head, 1, &frequencies, RopePairing::Halves, 2.0);
         assert_eq!(values(&halves), [Some(2.0), Some(-8.0), Some(6.0), Some(4.0), None]);
         let neighbours = rope(&head, 1, &frequencies, RopePairing::Neighbours, 2.0);

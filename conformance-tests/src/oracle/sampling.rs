@@ -1,4 +1,4 @@
-//! `logit_process`, `argmax` and `sample`.
+//! Oracle of `logit_process`, `argmax` and `sample`.
 
 use super::{Real, philox::philox4x32_10};
 use dsrun_core::op::IN_PROMPT;
@@ -6,15 +6,15 @@ use dsrun_core::op::IN_PROMPT;
 /// The penalties of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Penalties {
-    /// Divides positive and multiplies negative logits of seen tokens.
+    /// The repetition penalty, which divides positive and multiplies negative logits of seen tokens.
     pub repetition: f64,
-    /// Subtracted once.
+    /// The presence penalty, which is subtracted once.
     pub presence: f64,
-    /// Subtracted for every time.
+    /// The frequency penalty, which is subtracted for every occurrence.
     pub frequency: f64,
 }
 
-/// One processed logit. `count` is the request's entry for the token.
+/// A processed logit. `count` is how often the request has the token.
 pub fn process(logit: f64, count: i32, penalties: Penalties, bias: f64, allowed: bool) -> Real {
     if !allowed {
         return Real::new(f64::NEG_INFINITY, 0.0);
@@ -41,10 +41,10 @@ pub fn argmax(x: &[f64]) -> i32 {
     (1..x.len()).fold(0, |best, index| if size(x[index]) > size(x[best]) { index } else { best }) as i32
 }
 
-/// What a row is sampled with.
+/// The sampling parameters of a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Filters {
-    /// 0 means greedy.
+    /// The temperature; 0 means greedy.
     pub temperature: f64,
     /// 0 means all.
     pub top_k: usize,
@@ -54,19 +54,19 @@ pub struct Filters {
     pub min_p: f64,
 }
 
-/// What a row may draw.
+/// The tokens that a row may draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
-    /// The token that wins, -1 if there is none, and any other that honest f32 arithmetic could let win.
+    /// The token that wins, or -1 if no token can be drawn; then all others that may win in f32 arithmetic.
     pub ids: Vec<i32>,
-    /// For each, `ln softmax(logits)[id]`, of the logits as they are.
+    /// `ln softmax(logits)[id]` of each of these tokens, without temperature and filters.
     pub log_probabilities: Vec<Real>,
 }
 
-/// The noise of a token, `-ln(e)` with `e = -ln(1 - v)`, and how far an f32 evaluation of it may be off.
+/// The Gumbel noise of a token, `-ln(e)` with `e = -ln(1 - v)`, and the error of its f32 evaluation.
 ///
-/// `v` has a relative error of a rounding, 2^-24. Passed on to `e` that is `2^-24 v / (1 - v)`, which near `v = 1` is
-/// everything; but there the noise is at its lowest, and such a token almost never wins. Each logarithm adds its own error.
+/// `v` has a relative error of one rounding, 2^-24, which gives `e` an error of `2^-24 v / (1 - v)`. Near `v = 1` this error is
+/// large, but there the noise is lowest, and such a token almost never wins. Each logarithm adds an error.
 pub fn gumbel(seed: [u32; 2], position: i32, token: u32) -> (f64, f64) {
     let word = philox4x32_10(seed, [token, position as u32, 0, 0])[0];
     let v = (f64::from(word) + 0.5) / 2f64.powi(32);
@@ -76,7 +76,7 @@ pub fn gumbel(seed: [u32; 2], position: i32, token: u32) -> (f64, f64) {
     (noise, passed_on + 2f64.powi(-21) * (1.0 + noise.abs()))
 }
 
-/// The order in which filters see tokens: largest first, lower ids first among equals; those never drawn are left out.
+/// The order in which filters rank tokens: by logit, the largest first, then by id; without tokens that are never drawn.
 fn ranking(logits: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> =
         (0..logits.len()).filter(|token| logits[*token] > f64::NEG_INFINITY).collect();
@@ -84,18 +84,18 @@ fn ranking(logits: &[f64]) -> Vec<usize> {
     order
 }
 
-/// How far apart two f32 evaluations of `logit / temperature` may be.
+/// The largest difference of two f32 evaluations of `logit / temperature`.
 fn tolerance(scaled: f64) -> f64 {
     scaled.abs() * 2f64.powi(-22)
 }
 
-/// The tokens the filters keep: for each, in the order of the ranking, whether it is kept for sure. Tokens that are left
-/// out for sure are not in the list. A token is in between if it is so near to a bound that f32 may see it otherwise.
+/// The tokens that the filters keep, in the order of the ranking, each with whether it is certainly kept. Tokens so close to a
+/// bound that f32 arithmetic may keep or drop them are listed as uncertain.
 pub fn filter(logits: &[f64], filters: Filters) -> Vec<(usize, bool)> {
     let order = ranking(logits);
     let scaled: Vec<f64> = order.iter().map(|token| logits[*token] / filters.temperature).collect();
     let count = if filters.top_k == 0 { order.len() } else { filters.top_k.min(order.len()) };
-    // Equal logits are equal in f32 too, and ids decide: no doubt there. Unequal ones may become equal by the division.
+    // Equal logits are equal in f32 too, and their order is certain. Unequal ones may become equal by the division.
     let doubtful =
         |a: usize, b: usize| scaled[a] != scaled[b] && (scaled[a] - scaled[b]).abs() <= tolerance(scaled[a]);
     let mut kept: Vec<(usize, bool)> = (0..order.len())
@@ -105,7 +105,7 @@ pub fn filter(logits: &[f64], filters: Filters) -> Vec<(usize, bool)> {
     let largest = scaled.first().copied().unwrap_or(0.0);
     let total: f64 = scaled[..count].iter().map(|x| (x - largest).exp()).sum();
     let probability = |rank: usize| (scaled[rank] - largest).exp() / total;
-    // A sum of so many probabilities, each off by the error of its exponent and exponential.
+    // The error of a sum of probabilities, each with the error of its exponent and exponential.
     let slack = |rank: usize| {
         (count as f64).sqrt() * 2f64.powi(-23)
             + 2f64.powi(-20)
@@ -130,12 +130,12 @@ pub fn filter(logits: &[f64], filters: Filters) -> Vec<(usize, bool)> {
     kept.into_iter().map(|(rank, sure)| (order[rank], sure)).collect()
 }
 
-/// What a row draws.
+/// The token that a row draws.
 pub fn sample(logits: &[f64], filters: Filters, seed: [u32; 2], position: i32) -> Draw {
     if filters.temperature == 0.0 {
         let mut ids = vec![argmax(logits)];
         if ranking(logits).is_empty() {
-            // Greedy is argmax, which names a token even if all are minus infinity; but such are never drawn.
+            // Argmax returns a token even if all logits are minus infinity; such a token is never drawn.
             ids = vec![-1, ids[0]];
             ids.dedup();
         }
@@ -210,7 +210,7 @@ mod tests {
 
     const ALL: Filters = Filters { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
 
-    /// Logits of the probabilities 0.1, 0.4, 0.2, 0.3.
+    /// Logits with the probabilities 0.1, 0.4, 0.2 and 0.3.
     fn logits() -> Vec<f64> {
         [0.1f64, 0.4, 0.2, 0.3].map(f64::ln).to_vec()
     }
@@ -221,7 +221,7 @@ mod tests {
     #[case::more_than_there_are(Filters { top_k: 9, ..ALL }, &[1, 3, 2, 0])]
     #[case::nucleus(Filters { top_p: 0.65, ..ALL }, &[1, 3])]
     #[case::nucleus_of_one(Filters { top_p: 0.39, ..ALL }, &[1])]
-    // Of the three largest, 0.9 in all, 0.4 and 0.3 make 7/9.
+    // The three largest have a total of 0.9, of which 0.4 and 0.3 are 7/9.
     #[case::nucleus_after_top_k(Filters { top_k: 3, top_p: 0.75, ..ALL }, &[1, 3])]
     #[case::at_least_half_as_likely(Filters { min_p: 0.51, ..ALL }, &[1, 3])]
     // Halving the temperature squares the probabilities: 1, 16, 4, 9 of 30.

@@ -1,34 +1,34 @@
-//! `prepare_step` and `commit_tokens`: the request table.
+//! Oracle of `prepare_step` and `commit_tokens`, which work on the request table.
 
 use dsrun_core::op::IN_PROMPT;
 
-/// The request table: one entry per request; tables and counts have a row each.
+/// The request table, with an entry or a row for each request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requests {
-    /// Pages, `[C][N]`.
+    /// The block table, `[C][N]`.
     pub block_table: Vec<Vec<i32>>,
-    /// The token generated last.
+    /// The last generated token.
     pub last_token: Vec<i32>,
-    /// Not 0: done.
+    /// Whether the request is finished: not 0 if so.
     pub finished: Vec<i32>,
-    /// Tokens in the cache.
+    /// The number of tokens in the cache.
     pub length: Vec<i32>,
-    /// Counts per token, `[C][V]`.
+    /// The number of occurrences of each token, `[C][V]`.
     pub counts: Vec<Vec<i32>>,
 }
 
-/// A sequence of a step's plan.
+/// A sequence of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// Its request; -1 for a padded sequence.
+    /// The index of the request; -1 for a padded sequence.
     pub request: i32,
-    /// Tokens it brings.
+    /// The number of new tokens.
     pub length: i32,
-    /// Where its prompt tokens start, or -1.
+    /// The index of the first of its prompt tokens, or -1.
     pub source: i32,
 }
 
-/// What a step is run with.
+/// The derived inputs of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// Token ids, one per row.
@@ -37,19 +37,19 @@ pub struct Step {
     pub positions: Vec<i32>,
     /// Slots, one per row.
     pub slots: Vec<i32>,
-    /// First row of each sequence. For sequences without rows the value does not matter.
+    /// The first row of each sequence; not defined for sequences without rows.
     pub query_start: Vec<i32>,
-    /// Rows of each sequence.
+    /// The number of rows of each sequence.
     pub query_length: Vec<i32>,
-    /// Tokens of each sequence, new ones included.
+    /// The number of tokens of each sequence, including new ones.
     pub kv_length: Vec<i32>,
-    /// Pages of each sequence; -1 for a padded one. For a finished one the pages do not matter.
+    /// The pages of each sequence; -1 for a padded one, and not defined for a finished one.
     pub tables: Vec<Vec<i32>>,
-    /// Positions of the tokens that follow the wanted rows.
+    /// The positions of the tokens that follow the rows whose logits are computed.
     pub row_positions: Vec<i32>,
 }
 
-/// Derives a step of `tokens` rows and advances the table.
+/// Derives the inputs of a step of `tokens` rows, and advances the table.
 pub fn prepare(
     requests: &mut Requests,
     plan: &[Planned],
@@ -104,7 +104,7 @@ pub fn prepare(
     step
 }
 
-/// Records sampled tokens.
+/// Records sampled tokens in the table.
 pub fn commit(requests: &mut Requests, rows: &[(i32, i32)], stop_ids: &[i32]) {
     for (request, id) in rows {
         let (Ok(request), Ok(token)) = (usize::try_from(*request), usize::try_from(*id)) else { continue };

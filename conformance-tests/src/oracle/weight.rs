@@ -1,15 +1,15 @@
-//! What the stored elements of a weight stand for.
+//! Decoding of stored weights.
 
 use super::{Real, float};
 use dsrun_core::{BlockFormat, DType, GroupBits, GroupFormat, GroupOffset, WeightFormat, WeightType};
 
-/// The elements of a weight, row after row, by the formulas of [`BlockFormat`] and [`GroupFormat`].
+/// The values of all elements of a weight, row after row, by the formulas of [`BlockFormat`] and [`GroupFormat`].
 pub fn decode(weight_type: &WeightType, bytes: &[u8]) -> Vec<f64> {
     reals(weight_type, bytes).into_iter().map(|real| real.value).collect()
 }
 
-/// As [`decode`], with how large the terms of an element are that f32 arithmetic may round: with zero points and minima the
-/// product of scale and integer and what it is counted from. Products of GGUF's scales are exact.
+/// [`decode`] with the magnitude of each element: the sum of the absolute values of its terms, which with zero points and minima
+/// are the product of scale and integer and the offset. Products of the scales of GGUF are exact.
 pub fn reals(weight_type: &WeightType, bytes: &[u8]) -> Vec<Real> {
     let exact = |value: f64| Real::new(value, value.abs());
     match weight_type.format {
@@ -27,12 +27,12 @@ pub fn reals(weight_type: &WeightType, bytes: &[u8]) -> Vec<Real> {
     }
 }
 
-/// A little-endian number.
+/// Reads a little-endian number.
 fn word(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte))
 }
 
-/// A row of integers with scales.
+/// Decodes a row of a group format.
 fn row(format: GroupFormat, bytes: &[u8], columns: usize) -> Vec<Real> {
     let (dtype, group) = (format.scale.dtype(), format.group.columns().unwrap_or(columns).max(1));
     let (width, groups) = (dtype.bytes(), if format.group.columns().is_some() { columns / group } else { 1 });
@@ -87,11 +87,11 @@ fn block(format: BlockFormat, bytes: &[u8]) -> Vec<f64> {
     (0..format.elements()).map(element).collect()
 }
 
-/// Element `index` of a block of 256.
+/// Decodes element `index` of a block of 256.
 fn large(format: BlockFormat, bytes: &[u8], index: usize) -> f64 {
     let (h, j, l) = (index / 128, index / 32 % 4, index % 32);
     let part = index / 32;
-    // Two bits of a byte, or a half of one.
+    // Two or four bits of a byte.
     let pair = |first: usize| bytes[first + 32 * h + l] >> (2 * j) & 3;
     let halves = |byte: u8, high: bool| if high { byte >> 4 } else { byte & 15 };
     match format {
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(of("int4g32_bf16", 32, &bytes)[..4], [-2.5, -4.0, 3.5, 3.5]);
     }
 
-    /// The sums of blocks of random bytes, as `dequantize` of the Python package `gguf` gives them.
+    /// The sums of blocks of random bytes, computed with `dequantize` of the Python package `gguf`.
     #[test]
     fn large_blocks_by_gguf() {
         let known = [

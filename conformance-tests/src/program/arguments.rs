@@ -1,4 +1,4 @@
-//! The command line, as clap reads it. The doc comments are the help text.
+//! The command line, parsed by clap. The doc comments are the help text.
 
 use clap::{Args, Parser, Subcommand};
 use dsrun_core::op::Profile;
@@ -29,12 +29,12 @@ pub(crate) enum Command {
     Run(Run),
     /// List the ids of all cases and checks.
     List(List),
-    /// Run what standard input asks for, in a process that may crash.
+    /// Run the requests on standard input, in a process that may crash.
     #[command(hide = true)]
     Worker(Worker),
 }
 
-/// Which device of which backend.
+/// The backend and device under test.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Target {
     /// The backend: the path of a plugin's library or manifest, or a name that `dsrun backends` lists.
@@ -43,19 +43,19 @@ pub(crate) struct Target {
     /// The device of the backend.
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     pub(crate) device: usize,
-    /// Hold the backend to these profiles: what one of their ops does not run is a failure. Those the device claims, if not
-    /// given.
+    /// Require these profiles: an op of theirs that the backend does not support is a failure. By default, the profiles that
+    /// the device claims.
     #[arg(long, value_name = "PROFILE", value_delimiter = ',', value_parser = profile)]
     pub(crate) profile: Vec<Profile>,
 }
 
-/// Which cases.
+/// The cases to run or list.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Selection {
-    /// Only cases of these ops; `*` stands for any letters, `check` for the checks of behaviour. May be given several times.
+    /// Only cases of these ops; `*` matches any characters, `check` selects the checks of behaviour. May be given several times.
     #[arg(long, value_name = "GLOB", num_args = 1..)]
     pub(crate) op: Vec<String>,
-    /// Another seed draws other cases.
+    /// The seed of the random cases.
     #[arg(long, default_value_t = crate::suite::SEED, value_name = "NUMBER")]
     pub(crate) seed: u64,
 }
@@ -69,22 +69,22 @@ pub(crate) struct Run {
     /// Only these cases, by their ids. May be given several times.
     #[arg(long, value_name = "ID", num_args = 1.., conflicts_with_all = ["op", "seed"])]
     pub(crate) case: Vec<String>,
-    /// Also write the results to a file, as JSON.
+    /// Also write the results to a JSON file.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Also write the results to a file, as JUnit XML.
+    /// Also write the results to a JUnit XML file.
     #[arg(long, value_name = "FILE")]
     pub(crate) junit: Option<PathBuf>,
-    /// Also write a page of Markdown to a file: a table of ops and element types, to publish.
+    /// Also write a Markdown page with a table of ops and element types, for publication.
     #[arg(long, value_name = "FILE")]
     pub(crate) markdown: Option<PathBuf>,
-    /// A TOML file of failures that are known, each with a reason and a day on which it expires.
+    /// A TOML file of known failures, each with a reason and an expiry date.
     #[arg(long, value_name = "FILE")]
     pub(crate) waivers: Option<PathBuf>,
-    /// Processes that run cases side by side; as many as there are cores, at most 8, if not given.
+    /// Number of processes that run cases in parallel. By default, one for each core, at most 8.
     #[arg(long, value_name = "COUNT")]
     pub(crate) jobs: Option<NonZeroUsize>,
-    /// Seconds that one case may take.
+    /// Time limit of a case, in seconds.
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: u64,
 }
@@ -110,13 +110,13 @@ fn profile(text: &str) -> Result<Profile, String> {
 }
 
 impl Selection {
-    /// Whether cases of an op are wanted.
+    /// Whether cases of an op are selected.
     pub(crate) fn wants(&self, op: &str) -> bool {
         self.op.is_empty() || self.op.iter().any(|pattern| matches(pattern, op))
     }
 }
 
-/// Whether a text fits a pattern in which `*` stands for any letters.
+/// Whether a text matches a pattern in which `*` stands for any characters.
 fn matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
@@ -146,7 +146,7 @@ mod tests {
     #[case("*a*o*", "attention", true)]
     #[case("*", "", true)]
     #[case("a*b*", "ba", false)]
-    fn stars_stand_for_any_letters(#[case] pattern: &str, #[case] text: &str, #[case] expected: bool) {
+    fn stars_match_any_characters(#[case] pattern: &str, #[case] text: &str, #[case] expected: bool) {
         assert_eq!(matches(pattern, text), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! Finding and opening the backend under test.
+//! Finds and opens the backend under test.
 
 use super::arguments::Target;
 use crate::subject::Subject;
@@ -12,25 +12,25 @@ use dsrun_core::{
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, sync::Arc};
 
-/// Threads of a CPU device: more than one, so that work which is shared out is tested as such.
+/// Threads of a CPU device: more than one, so that the suite covers work that is split between threads.
 const THREADS: usize = 2;
 
-/// Who the backend is, and what it claims.
+/// Name, version and claims of a backend and its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// The file it was loaded from, if it is a plugin.
+    /// The file that the backend was loaded from, if it is a plugin.
     pub(crate) library: Option<PathBuf>,
     /// The device's name.
     pub(crate) device: String,
-    /// The profiles it claims, by name.
+    /// Names of the profiles that the device claims.
     pub(crate) profiles: Vec<String>,
-    /// The element types it takes, by name.
+    /// Names of the element types that the device supports.
     pub(crate) dtypes: Vec<String>,
 }
 
-/// Opens the device that is tested. Runs code of the backend.
+/// Opens the device under test. This runs code of the backend.
 pub(crate) fn open(target: &Target, linked: &[Arc<dyn Backend>]) -> Result<Subject> {
     let options = DeviceOptions { threads: Some(THREADS), ..DeviceOptions::default() };
     let (name, index) = (&target.backend, target.device);
@@ -41,27 +41,27 @@ pub(crate) fn open(target: &Target, linked: &[Arc<dyn Backend>]) -> Result<Subje
     subject.with_context(|| format!("cannot open device {index} of backend {name}"))
 }
 
-/// A path names a plugin's manifest or library; a name is looked for as `dsrun` does.
+/// Finds a plugin by the path of its manifest or library, or by name in the places that `dsrun` searches.
 fn find_plugin(name: &str, linked: &[Arc<dyn Backend>]) -> Result<PluginBackend> {
     let is_path = name.contains(std::path::is_separator) || PathBuf::from(name).is_file();
     if is_path {
-        let path = std::path::absolute(name).with_context(|| format!("{name} is no path"))?;
+        let path = std::path::absolute(name).with_context(|| format!("`{name}` is not a path"))?;
         let report = discover(&Places::of_process([path]));
         let plugin = report.plugins.iter().find(|plugin| plugin.origin == Origin::Argument);
-        let plugin = plugin.with_context(|| format!("there is no plugin {name}"))?;
+        let plugin = plugin.with_context(|| format!("no plugin is found at `{name}`"))?;
         return Ok(plugin.load()?);
     }
     let plugin = discover(&Places::of_process([])).load(name);
     plugin.with_context(|| {
         let names: Vec<&str> = linked.iter().map(|backend| backend.info().name.as_str()).collect();
         format!(
-            "no backend `{name}` is linked in (there are: {}); a plugin is also found by the path of its library or manifest",
+            "no backend `{name}` is linked in (linked in are: {}); to test a plugin, give the path of its library or manifest",
             names.join(", ")
         )
     })
 }
 
-/// Who an open backend is.
+/// The identity of an open backend.
 pub(crate) fn identity(subject: &Subject) -> Identity {
     let (info, properties) = (subject.backend().info(), subject.device().properties());
     Identity {
@@ -74,7 +74,7 @@ pub(crate) fn identity(subject: &Subject) -> Identity {
     }
 }
 
-/// The profiles a backend is held to: those asked for, or else those it claims, or else the first.
+/// The profiles that are required: those asked for, or else those the device claims, or else `llm-core-1`.
 pub(crate) fn profiles(asked: &[Profile], claimed: &[Profile]) -> Vec<Profile> {
     let chosen = if asked.is_empty() { claimed } else { asked };
     if chosen.is_empty() { vec![Profile::LlmCore1] } else { chosen.to_vec() }

@@ -1,4 +1,4 @@
-//! A child process, seen from its parent.
+//! The parent's end of a worker process.
 
 use super::{
     interrupt,
@@ -17,33 +17,35 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a wait looks around for other reasons to end.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long the last words of a process that has ended may take to arrive.
-const LAST_WORDS: Duration = Duration::from_millis(500);
-/// Lines of a child's standard error that are kept, and letters of each.
-const TAIL: (usize, usize) = (10, 300);
+/// How often a wait checks for Ctrl-C and for the end of the process.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long to wait for the remaining output of a process that has exited.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+/// The number of lines of a child's other output that are kept.
+const TAIL_LINES: usize = 10;
+/// The number of characters of each of them.
+const TAIL_WIDTH: usize = 300;
 
-/// A running child.
+/// A running worker process.
 pub(crate) struct Child {
     process: process::Child,
     input: Option<ChildStdin>,
     events: Receiver<Event>,
-    /// Ends when standard error does.
+    /// Disconnects when standard error is closed.
     errors: Receiver<()>,
     tail: Arc<Tail>,
 }
 
-/// What a parent hears when it listens.
-pub(crate) enum Heard {
+/// The result of waiting for a worker.
+pub(crate) enum Received {
     Event(Event),
-    /// Nothing, for too long.
-    Silence,
-    /// The process has ended, in this way.
-    Ended(String),
+    /// No event came in time.
+    Timeout,
+    /// The process has exited, in this way.
+    Exited(String),
 }
 
-/// The last lines that a child wrote for nobody in particular.
+/// The last lines of output that are not events.
 #[derive(Default)]
 struct Tail(Mutex<VecDeque<String>>);
 
@@ -54,17 +56,17 @@ impl Tail {
             return;
         }
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() == TAIL.0 {
+        if lines.len() == TAIL_LINES {
             lines.pop_front();
         }
-        lines.push_back(line.chars().take(TAIL.1).collect());
+        lines.push_back(line.chars().take(TAIL_WIDTH).collect());
     }
 }
 
 impl Child {
-    /// Starts this program again, as a worker.
+    /// Starts this program again as a worker.
     pub(crate) fn start(arguments: &[String]) -> Result<Self> {
-        let program = std::env::current_exe().context("this program does not know its own file")?;
+        let program = std::env::current_exe().context("the path of this program is unknown")?;
         let mut process = Command::new(program)
             .args(arguments)
             .stdin(Stdio::piped())
@@ -90,8 +92,8 @@ impl Child {
         Ok(Self { process, input, events, errors, tail })
     }
 
-    /// Asks for something. That the child has ended is heard, not told here.
-    pub(crate) fn ask(&mut self, request: &Request) -> Result<()> {
+    /// Sends a request. If the child has exited, [`Self::receive`] reports it.
+    pub(crate) fn send(&mut self, request: &Request) -> Result<()> {
         let line = format!("{}\n", serde_json::to_string(request)?);
         if let Some(input) = &mut self.input {
             let _ = input.write_all(line.as_bytes()).and_then(|()| input.flush());
@@ -99,51 +101,51 @@ impl Child {
         Ok(())
     }
 
-    /// Waits for what the child tells next.
+    /// Waits for the next event of the child.
     ///
     /// # Errors
     /// If Ctrl-C was pressed.
-    pub(crate) fn listen(&mut self, patience: Duration) -> Result<Heard> {
-        let deadline = Instant::now() + patience;
+    pub(crate) fn receive(&mut self, timeout: Duration) -> Result<Received> {
+        let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.events.recv_timeout(left.min(LOOK)) {
-                Ok(event) => return Ok(Heard::Event(event)),
-                Err(RecvTimeoutError::Disconnected) => return Ok(Heard::Ended(self.end(patience))),
+            match self.events.recv_timeout(left.min(POLL_INTERVAL)) {
+                Ok(event) => return Ok(Received::Event(event)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Received::Exited(self.exit(timeout))),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if interrupt::happened() {
                 anyhow::bail!("interrupted");
             }
-            // What a process wrote before it ended is heard first, even if a child of its own still holds the pipe.
+            // Events that were written before the exit come first, even if a child of the process still holds the pipe.
             if self.process.try_wait()?.is_some() {
-                return Ok(match self.events.recv_timeout(LAST_WORDS) {
-                    Ok(event) => Heard::Event(event),
-                    Err(_) => Heard::Ended(self.end(patience)),
+                return Ok(match self.events.recv_timeout(DRAIN_TIMEOUT) {
+                    Ok(event) => Received::Event(event),
+                    Err(_) => Received::Exited(self.exit(timeout)),
                 });
             }
             if left.is_zero() {
-                return Ok(Heard::Silence);
+                return Ok(Received::Timeout);
             }
         }
     }
 
-    /// The last lines it wrote to standard error.
+    /// The last lines of output that are not events.
     pub(crate) fn last_lines(&self) -> Vec<String> {
-        // Nothing is ever sent: this waits for the end of standard error.
-        let _ = self.errors.recv_timeout(LAST_WORDS);
+        // The channel carries no messages: this waits until standard error is closed.
+        let _ = self.errors.recv_timeout(DRAIN_TIMEOUT);
         self.tail.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// How the process ended: its standard output has.
-    fn end(&mut self, patience: Duration) -> String {
-        let deadline = Instant::now() + patience;
+    /// Waits for the exit of a process whose standard output is closed, and describes it.
+    fn exit(&mut self, timeout: Duration) -> String {
+        let deadline = Instant::now() + timeout;
         loop {
             match self.process.try_wait() {
                 Ok(Some(status)) => return describe(status),
-                Ok(None) if Instant::now() < deadline => thread::sleep(LOOK),
-                Ok(None) => return "closed its standard output and went on".into(),
-                Err(error) => return format!("ended, nobody knows how: {error}"),
+                Ok(None) if Instant::now() < deadline => thread::sleep(POLL_INTERVAL),
+                Ok(None) => return "closed its standard output and kept running".into(),
+                Err(error) => return format!("ended in an unknown way: {error}"),
             }
         }
     }
@@ -151,7 +153,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // It may have ended already; after this it certainly has, and nothing of it stays behind.
+        // The process may have exited already; after the wait it certainly has.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -179,17 +181,17 @@ fn each_line(output: impl Read, mut take: impl FnMut(&str)) {
     }
 }
 
-/// How a process ended, for people.
+/// Describes how a process ended.
 fn describe(status: ExitStatus) -> String {
     #[cfg(unix)]
     if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
         let name = match signal {
-            4 => " (SIGILL: an instruction this processor does not have)",
-            6 => " (SIGABRT: it gave up)",
-            7 => " (SIGBUS: memory that is not there)",
+            4 => " (SIGILL: an instruction that this processor lacks)",
+            6 => " (SIGABRT: it aborted)",
+            7 => " (SIGBUS: access to memory that does not exist)",
             8 => " (SIGFPE: division by zero)",
-            9 => " (SIGKILL: somebody killed it, perhaps for want of memory)",
-            11 => " (SIGSEGV: memory that is not its own)",
+            9 => " (SIGKILL: it was killed, perhaps because memory ran out)",
+            11 => " (SIGSEGV: access to memory outside its own)",
             _ => "",
         };
         return format!("ended by signal {signal}{name}");

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first lets the program stop its children and end, the second ends it at once.
+//! Ctrl-C: the first makes the program stop its workers and exit, the second exits at once.
 
 use anyhow::{Context, Result};
 use std::{
@@ -6,21 +6,21 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// The exit status of a program that was interrupted, as shells have it.
+/// The conventional exit status of a program interrupted by SIGINT.
 pub(crate) const STATUS: u8 = 130;
 
 static HAPPENED: AtomicBool = AtomicBool::new(false);
 
-/// From here on Ctrl-C sets a mark.
+/// Installs the handler, which records that Ctrl-C was pressed.
 pub(crate) fn listen() -> Result<()> {
     let mark = || {
         if HAPPENED.swap(true, Ordering::SeqCst) {
-            // The children see the end of their standard input, and end too.
-            #[expect(clippy::exit, reason = "the user insists")]
+            // The workers exit too when their standard input is closed.
+            #[expect(clippy::exit, reason = "Ctrl-C was pressed twice")]
             process::exit(i32::from(STATUS));
         }
     };
-    ctrlc::set_handler(mark).context("Ctrl-C cannot be caught")
+    ctrlc::set_handler(mark).context("the handler for Ctrl-C cannot be installed")
 }
 
 /// Whether Ctrl-C was pressed.

@@ -1,4 +1,4 @@
-//! Results as JUnit XML, which continuous-integration systems read.
+//! Results as JUnit XML for continuous-integration systems.
 
 use super::{
     record::{Outcome, Record},
@@ -6,7 +6,7 @@ use super::{
 };
 use std::fmt::Write;
 
-/// The document: a suite for each op, a test case for each case.
+/// Renders the document, which has a test suite for each op.
 pub(crate) fn render(summary: &Summary) -> String {
     let mut ops: Vec<&str> = Vec::new();
     for record in &summary.cases {
@@ -48,7 +48,7 @@ fn case(xml: &mut String, record: &Record) {
     put(xml, &format!(">\n      <{element} message=\"{reason}\">{text}</{element}>\n    </testcase>\n"));
 }
 
-/// What stands inside a test case that did not pass.
+/// The XML element for a case that did not pass.
 fn element(record: &Record) -> Option<&'static str> {
     match record.status {
         Outcome::Pass => None,
@@ -71,11 +71,11 @@ fn counts(records: &[&Record], seconds: f64) -> String {
 }
 
 fn put(xml: &mut String, text: &str) {
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = xml.write_str(text);
 }
 
-/// Text as XML 1.0 may hold it, in elements and in attributes.
+/// Escapes text for elements and attributes of XML 1.0.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -86,7 +86,7 @@ fn escape(text: &str) -> String {
             '"' => escaped.push_str("&quot;"),
             '\n' => escaped.push_str("&#10;"),
             '\t' => escaped.push_str("&#9;"),
-            // Other control characters and these two cannot be written in XML at all.
+            // XML 1.0 has no notation for other control characters and these two.
             '\u{0}'..='\u{1f}' | '\u{fffe}' | '\u{ffff}' => escaped.push('\u{fffd}'),
             other => escaped.push(other),
         }

@@ -1,4 +1,4 @@
-//! Results as a page of Markdown, to publish: what was run on what, a table of ops and element types, and what failed.
+//! Results as a Markdown page for publication: the conditions, a table of ops and element types, and the failures.
 
 use super::{
     record::Record,
@@ -6,15 +6,15 @@ use super::{
     table::{Cell, LEGEND, Table, heading},
 };
 
-/// The page.
+/// Renders the page.
 pub(crate) fn render(summary: &Summary) -> String {
     let verdict = if summary.passed { "Passed" } else { "Failed" };
     let mut page = format!("**{verdict}.** {}.\n\n{}.\n\n", summary.total(), summary.conditions());
     page += &table(&summary.cases);
-    page += &format!("\n{LEGEND} In brackets the largest error, as a part of what is allowed.\n");
+    page += &format!("\n{LEGEND} In brackets: the largest error relative to its limit.\n");
     let failures: Vec<&Record> = summary.cases.iter().filter(|record| record.is_failure()).collect();
     if !failures.is_empty() {
-        page += "\nWhat failed:\n\n";
+        page += "\nFailures:\n\n";
         for record in failures {
             let message = record.messages.first().map_or("", String::as_str);
             page += &format!("- `{}` ({}): {}\n", record.id, record.status.name(), escape(message));
@@ -40,7 +40,7 @@ fn table(records: &[Record]) -> String {
     text
 }
 
-/// A sentence in one line that Markdown leaves as it is.
+/// Escapes a message so that Markdown shows it verbatim, on one line.
 fn escape(text: &str) -> String {
     let mut escaped = String::new();
     for letter in text.chars() {
@@ -75,7 +75,7 @@ mod tests {
         let records = [
             Record { worst: worst(0.25), ..Record::new("add/f32/a", Outcome::Pass, Vec::new()) },
             Record { worst: worst(0.5), ..Record::new("add/f32/b", Outcome::Pass, Vec::new()) },
-            // How far off something wrong is says nothing of what is right.
+            // The table shows the largest error of the cases that passed.
             Record { worst: worst(7.0), ..Record::new("add/bf16/a", Outcome::Fail, Vec::new()) },
             Record::new("check/x", Outcome::Pass, Vec::new()),
         ];
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_no_markup() {
+    fn messages_are_shown_verbatim() {
         assert_eq!(escape("y[0] is *1*\nnot `2`"), "y\\[0\\] is \\*1\\* not \\`2\\`");
     }
 }

@@ -1,40 +1,40 @@
-//! What parent and child say to each other: a line of JSON each, over the child's standard input and output.
+//! The messages between parent and worker: lines of JSON on the worker's standard input and output.
 //!
-//! A plugin may write to standard output too. So a child's line begins with a line break and [`MARK`]; what else comes is not
-//! for the parent, and is kept like the child's standard error.
+//! A plugin may write to standard output too. Each event therefore begins with a line break and [`MARK`]; all other output is
+//! treated like the worker's standard error.
 
 use super::{backend::Identity, record::Record};
 use serde::{Deserialize, Serialize};
 
-/// In front of what a child says.
+/// The prefix of every event.
 pub(crate) const MARK: &str = "@dsrun-conformance ";
 
-/// What a parent asks for.
+/// A request of the parent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// All cases of a group, but for some.
+    /// Run all cases of a group except those in `skip`.
     Group { name: String, seed: u64, drawn: usize, skip: Vec<String> },
-    /// One case.
+    /// Run one case.
     Case { id: String },
 }
 
-/// What a child tells.
+/// An event that a worker reports.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Event {
-    /// The backend is open. The first thing a child tells.
+    /// The backend is open. This is the first event.
     Ready(Identity),
-    /// The backend cannot be opened, for this reason. The first and last thing.
+    /// The backend cannot be opened, for this reason. This is the only event.
     Unusable(String),
-    /// A case begins: what follows is its doing. With the choices that made it, if it was drawn.
+    /// A case begins; `choices` are those of a random case.
     Begin { id: String, choices: Option<Vec<usize>> },
     /// A case has ended.
     End(Box<Record>),
-    /// What was asked for is done.
+    /// The request is complete.
     Done,
-    /// There is no case of the id that was asked for.
+    /// No case has the requested id.
     Unknown,
-    /// The device is lost: another child has to go on.
+    /// The device no longer works; another worker has to continue.
     Lost,
 }

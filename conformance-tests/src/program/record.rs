@@ -1,4 +1,4 @@
-//! What came of a case, as it goes from a child to its parent and from there into reports.
+//! The result of a case, as workers send it to the parent and as reports show it.
 
 use crate::{
     gate::{self, Verdict},
@@ -7,21 +7,21 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 
-/// How a case went.
+/// How a case ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Outcome {
-    /// Everything is right.
+    /// All results are right.
     Pass,
-    /// Something is wrong.
+    /// A result is wrong.
     Fail,
-    /// The backend says that it does not run this.
+    /// The backend does not support the case.
     Unsupported,
-    /// The process ended.
+    /// The worker process exited.
     Crash,
-    /// It did not end in time.
+    /// The case did not finish in time.
     Timeout,
-    /// It did not pass, which is known.
+    /// The case did not pass, and a waiver says that this is known.
     Waived,
 }
 
@@ -41,31 +41,31 @@ impl Outcome {
     }
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) id: String,
-    /// The op it is filed under.
+    /// The op whose table has the case, or `check`.
     pub(crate) op: String,
-    /// The element type it is filed under; none for checks.
+    /// The element type of the table; `None` for checks.
     pub(crate) dtype: Option<String>,
     pub(crate) status: Outcome,
-    /// Whether the profiles ask for it, so that `unsupported` is a failure.
+    /// Whether the profiles require the case, so that `unsupported` is a failure.
     pub(crate) required: bool,
-    /// What is wrong, or why it is not supported.
+    /// Descriptions of what is wrong, or the reason why the case is not supported.
     pub(crate) messages: Vec<String>,
-    /// The element nearest to its limit or farthest beyond.
+    /// The element with the largest ratio of error to limit.
     pub(crate) worst: Option<WorstElement>,
-    /// The result nearest to its limit on the mean or farthest beyond.
+    /// The result with the largest ratio of mean squared error to limit.
     pub(crate) mean_square: Option<MeanSquare>,
     pub(crate) seconds: f64,
-    /// What made it, if it was drawn.
+    /// The choices that made a random case.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) choices: Option<Vec<usize>>,
-    /// The simplest case that fails like this one, if it was drawn.
+    /// The simplest case that fails in the same way as this random one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) simplest: Option<Box<Self>>,
-    /// Why the failure is waived.
+    /// The waiver that covers the failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waiver: Option<Waived>,
     /// The command that runs this case, or its simplest form, alone.
@@ -99,7 +99,7 @@ pub(crate) struct Waived {
     pub(crate) expires: String,
 }
 
-/// A number that JSON may not be able to write: then it is text.
+/// A number that is written as text if it is not finite, because JSON has no notation for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Written", from = "Written")]
 pub(crate) struct Number(pub(crate) f64);
@@ -127,7 +127,7 @@ impl From<Written> for Number {
 }
 
 impl Record {
-    /// A case of which nothing is known but how it ended.
+    /// The record of a case of which only the outcome is known.
     pub(crate) fn new(id: &str, status: Outcome, messages: Vec<String>) -> Self {
         let group = Group::of(id);
         Self {
@@ -148,7 +148,7 @@ impl Record {
         }
     }
 
-    /// What came of an item that ran.
+    /// The record of an item that ran to its end.
     pub(crate) fn of(item: &Item, report: &Report, required: bool, seconds: f64) -> Self {
         let (status, messages) = match &report.status {
             Status::Passed => (Outcome::Pass, Vec::new()),
@@ -165,7 +165,7 @@ impl Record {
         }
     }
 
-    /// Whether it counts as a failure of the backend.
+    /// Whether the record counts as a failure of the backend.
     pub(crate) fn is_failure(&self) -> bool {
         match self.status {
             Outcome::Pass | Outcome::Waived => false,

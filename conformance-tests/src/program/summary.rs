@@ -1,4 +1,4 @@
-//! All results together, with what is needed to read them without this run.
+//! All results of a run, with the conditions under which they were obtained.
 
 use super::{
     backend::Identity,
@@ -10,7 +10,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::{collections::BTreeMap, fmt::Write, fs::File, io, path::Path, path::PathBuf, time::Duration};
 
-/// Counts up when a reader of the JSON has to know.
+/// The version of the JSON format, increased by every incompatible change.
 const SCHEMA: u32 = 1;
 
 /// The results of a run.
@@ -20,10 +20,10 @@ pub(crate) struct Summary {
     suite: Suite,
     backend: Backend,
     device: Device,
-    /// What the backend was held to.
+    /// Names of the profiles that were required.
     pub(crate) profiles: Vec<String>,
     seed: u64,
-    /// Cases drawn for each op and element type.
+    /// Number of random cases for each op and element type.
     drawn: usize,
     pub(crate) seconds: f64,
     pub(crate) passed: bool,
@@ -58,7 +58,7 @@ struct Device {
     dtypes: Vec<String>,
 }
 
-/// What a run was asked for.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     pub(crate) profiles: &'a [dsrun_core::op::Profile],
@@ -68,7 +68,7 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Summary {
-    /// Puts the results together.
+    /// Collects the results.
     ///
     /// # Errors
     /// If the library cannot be read.
@@ -108,7 +108,7 @@ impl Summary {
         })
     }
 
-    /// How many cases there were and how they went, in a line.
+    /// One line with the number of cases and of each outcome.
     pub(crate) fn total(&self) -> String {
         let counted: Vec<String> = Outcome::ALL
             .iter()
@@ -120,19 +120,19 @@ impl Summary {
         format!("{} cases in {:.1} s: {}", self.cases.len(), self.seconds, counted.join(", "))
     }
 
-    /// What was held to what, in a line that says nothing of where the library lies.
+    /// One line with backend, device, profiles and seed, without the path of the library.
     pub(crate) fn conditions(&self) -> String {
         let Backend { name, version, .. } = &self.backend;
         let (device, profiles) = (&self.device.name, self.profiles.join(", "));
         let Suite { version: suite, abi } = &self.suite;
         format!(
-            "{name} {version} on {device}, held to {profiles} by suite {suite} (ABI {abi}), seed {}, {} cases drawn for each op and \
+            "{name} {version} on {device}, tested for {profiles} by suite {suite} (ABI {abi}), seed {}, {} random cases for each op and \
              element type",
             self.seed, self.drawn
         )
     }
 
-    /// The backend and the device, in a line.
+    /// One line with the backend and the device.
     pub(crate) fn subject(&self) -> String {
         let Backend { name, version, library } = &self.backend;
         let library =

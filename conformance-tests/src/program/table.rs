@@ -1,17 +1,18 @@
-//! Results by op and element type, as people read them.
+//! The table of results by op and element type.
 
 use super::record::{Outcome, Record};
 use dsrun_core::DType;
 
-/// What is written in a cell.
-pub(crate) const LEGEND: &str = "Cases that passed; passed/run where not all did, with ! where that is a failure; - where the \
-                                 device does not run it and need not.";
+/// The explanation of the cells.
+pub(crate) const LEGEND: &str = "Number of cases that passed; passed/run where some did not, with ! for a failure; - where the \
+                                 device does not support the op and need not.";
 
-/// A row for each op, a column for each element type; checks have none.
+/// A table with a row for each op and a column for each element type.
 #[derive(Debug)]
 pub(crate) struct Table<'a> {
+    /// Element types; `None` for checks, which have no type.
     pub(crate) columns: Vec<Option<&'a str>>,
-    /// Of each op and type, if there are cases.
+    /// The cells of each op; `None` where there are no cases.
     pub(crate) rows: Vec<(&'a str, Vec<Option<Cell>>)>,
 }
 
@@ -42,24 +43,24 @@ impl<'a> Table<'a> {
     }
 }
 
-/// What stands above a column.
+/// The heading of a column.
 pub(crate) fn heading(dtype: Option<&str>) -> String {
     dtype.unwrap_or("-").to_owned()
 }
 
-/// What a cell of the table counts.
+/// The counts of a cell.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cell {
     passed: usize,
     run: usize,
     pub(crate) failed: usize,
-    /// The largest error of what passed, as a part of what is allowed; of what need not be exact.
+    /// The largest error of cases that passed, relative to its limit; `None` if all results were exact.
     pub(crate) worst: Option<f64>,
 }
 
 impl Cell {
     fn count(&mut self, record: &Record) {
-        // What is optional and not there is not counted.
+        // An optional op that is not supported is not counted.
         if record.status == Outcome::Unsupported && !record.required {
             return;
         }

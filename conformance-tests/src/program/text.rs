@@ -1,4 +1,4 @@
-//! Results for people: a table of ops and element types, then every failure.
+//! Results for the terminal: a table of ops and element types, then every failure.
 
 use super::{
     record::{Outcome, Record},
@@ -7,16 +7,16 @@ use super::{
 };
 use std::fmt::Write;
 
-/// How wide text is where nobody says.
+/// The default width of text.
 pub(crate) const WIDTH: usize = 100;
-/// The narrowest that text is broken to.
+/// The minimum width that text is wrapped to.
 const NARROWEST: usize = 30;
-/// Failures shown in full; of the rest the commands are.
+/// Number of failures shown in full; for the others only the commands are.
 const SHOWN: usize = 30;
-/// Sentences shown of one failure.
-const SENTENCES: usize = 8;
+/// Number of messages shown for one failure.
+const MESSAGES: usize = 8;
 
-/// How text is laid out.
+/// The layout of text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
     pub(crate) width: usize,
@@ -29,7 +29,7 @@ impl Style {
     }
 }
 
-/// The whole of it.
+/// Renders the report.
 pub(crate) fn render(summary: &Summary, style: Style) -> String {
     let style = Style { width: style.width.max(NARROWEST), ..style };
     let mut text = String::new();
@@ -58,7 +58,7 @@ pub(crate) fn render(summary: &Summary, style: Style) -> String {
     wrap(&mut text, &summary.total(), "", style.width);
     wrap(
         &mut text,
-        &format!("{}, held to {}", summary.subject(), summary.profiles.join(", ")),
+        &format!("{}, tested for {}", summary.subject(), summary.profiles.join(", ")),
         "",
         style.width,
     );
@@ -67,7 +67,7 @@ pub(crate) fn render(summary: &Summary, style: Style) -> String {
     text
 }
 
-/// Cases that passed, by op and element type.
+/// Renders the table of cases that passed, by op and element type.
 fn table(text: &mut String, records: &[Record], style: Style) {
     let Table { columns, rows } = Table::of(records);
     let shown = |cell: &Option<Cell>| cell.map_or_else(String::new, |cell| cell.text());
@@ -119,23 +119,23 @@ fn failure(text: &mut String, record: &Record, style: Style) {
     line(text, "");
     line(text, &style.paint("1;31", &heading));
     if record.status == Outcome::Unsupported {
-        wrap(text, "the profile asks for this, and the backend does not run it", "  ", style.width);
+        wrap(text, "the profile requires this op, and the backend does not support it", "  ", style.width);
     }
-    sentences(text, record, style);
+    messages(text, record, style);
     if let Some(simplest) = &record.simplest {
-        wrap(text, &format!("the simplest case that fails so: {}", simplest.id), "  ", style.width);
-        sentences(text, simplest, style);
+        wrap(text, &format!("the simplest case that fails in this way: {}", simplest.id), "  ", style.width);
+        messages(text, simplest, style);
     }
-    // Commands are not broken: they are copied.
+    // Commands are not wrapped, so that they can be copied.
     line(text, &format!("  replay: {}", record.replay));
 }
 
-fn sentences(text: &mut String, record: &Record, style: Style) {
-    for message in record.messages.iter().take(SENTENCES) {
+fn messages(text: &mut String, record: &Record, style: Style) {
+    for message in record.messages.iter().take(MESSAGES) {
         wrap(text, message, "  ", style.width);
     }
-    if record.messages.len() > SENTENCES {
-        line(text, &format!("  and {} more", record.messages.len() - SENTENCES));
+    if record.messages.len() > MESSAGES {
+        line(text, &format!("  and {} more", record.messages.len() - MESSAGES));
     }
     if let Some(worst) = record.worst.as_ref().filter(|worst| worst.ratio.0 > 1.0) {
         let worst = format!(
@@ -147,11 +147,11 @@ fn sentences(text: &mut String, record: &Record, style: Style) {
 }
 
 fn line(text: &mut String, what: &str) {
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "{what}");
 }
 
-/// Breaks text between words, each line with an indent.
+/// Wraps text between words, and indents each line.
 fn wrap(text: &mut String, what: &str, indent: &str, width: usize) {
     let mut current = indent.to_owned();
     let mut is_empty = true;
@@ -224,10 +224,10 @@ mod tests {
         const NARROW: usize = 28;
         let text = text(NARROW);
         assert!(text.contains("add: f32 1/2!\n"), "{text}");
-        // Ids and commands are copied, so they are not broken.
-        let is_broken =
+        // Ids and commands are not wrapped, so that they can be copied.
+        let is_wrapped =
             |line: &&str| !["replay:", "FAIL", "CRASH"].iter().any(|start| line.trim().starts_with(start));
-        let long = text.lines().filter(is_broken).find(|line| line.chars().count() > NARROW);
+        let long = text.lines().filter(is_wrapped).find(|line| line.chars().count() > NARROW);
         assert_eq!(long, None);
     }
 

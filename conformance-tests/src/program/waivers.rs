@@ -1,4 +1,4 @@
-//! Failures that are known: a TOML file.
+//! Waivers: a TOML file of known failures.
 //!
 //! ```toml
 //! [[waiver]]
@@ -7,8 +7,8 @@
 //! expires = "2027-01-31"
 //! ```
 //!
-//! A waiver names its cases one by one, says why, and until when: the day it names is the last it holds on. A case that
-//! passes and is still waived is a failure, so that a waiver does not outlive its reason.
+//! A waiver lists its cases one by one, with a reason and the last day on which it holds. A case that passes and is still
+//! waived is a failure, so that a waiver does not outlive its reason.
 
 use super::record::{Outcome, Record, Waived};
 use anyhow::{Context, Result, bail};
@@ -39,12 +39,12 @@ impl Waivers {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, holds an unknown key, or a waiver lacks a reason, cases or a date, or waives a case again.
+    /// If the file cannot be read or has an unknown key, or if a waiver lacks a reason, cases or a date, or repeats a case.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read waivers from {name}"))?;
-        Self::parse(&text).with_context(|| format!("{name} holds no waivers"))
+        Self::parse(&text).with_context(|| format!("{name} is not a file of waivers"))
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -56,7 +56,7 @@ impl Waivers {
             }
             let day: Date = expires
                 .parse()
-                .with_context(|| format!("`expires` has to be a day such as 2027-01-31, not {expires}"))?;
+                .with_context(|| format!("`expires` must be a date such as 2027-01-31, not `{expires}`"))?;
             for case in cases {
                 let waived = Waived { reason: reason.clone(), expires: expires.clone() };
                 if waivers.insert(case.clone(), (waived, day)).is_some() {
@@ -67,7 +67,7 @@ impl Waivers {
         Ok(Self(waivers))
     }
 
-    /// Waives what is known.
+    /// Marks known failures as waived, and waived cases that pass as failures.
     pub(crate) fn apply(&self, records: &mut [Record], today: Date) {
         for record in records {
             let Some((waived, expires)) = self.0.get(&record.id) else { continue };
@@ -83,7 +83,7 @@ impl Waivers {
         }
     }
 
-    /// Waivers of cases that are not among these.
+    /// Ids of waived cases that have no record.
     pub(crate) fn unused(&self, records: &[Record]) -> Vec<&str> {
         let is_unused = |id: &&String| !records.iter().any(|record| record.id == **id);
         let mut unused: Vec<&str> = self.0.keys().filter(is_unused).map(String::as_str).collect();
@@ -134,13 +134,13 @@ mod tests {
     #[case::no_expiry("[[waiver]]\ncases = [\"a\"]\nreason = \"r\"\n", "expires")]
     #[case::no_date("[[waiver]]\ncases = [\"a\"]\nreason = \"r\"\nexpires = \"soon\"\n", "soon")]
     #[case::twice("[[waiver]]\ncases = [\"a\", \"a\"]\nreason = \"r\"\nexpires = \"2026-01-01\"\n", "twice")]
-    fn files_that_say_something_else_are_refused(#[case] text: &str, #[case] says: &str) {
+    fn malformed_files_are_refused(#[case] text: &str, #[case] says: &str) {
         let error = Waivers::parse(text).expect_err("the file is wrong");
         assert!(format!("{error:#}").contains(says), "{error:#}");
     }
 
     #[test]
-    fn waivers_of_other_cases_are_told() {
+    fn unused_waivers_are_reported() {
         let waivers = Waivers::parse(FILE).expect("the file is right");
         assert_eq!(waivers.unused(&[]), ["add/f32/prime"]);
         assert!(waivers.unused(&[Record::new("add/f32/prime", Outcome::Pass, Vec::new())]).is_empty());

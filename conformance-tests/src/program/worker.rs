@@ -1,7 +1,7 @@
-//! The child: opens the backend, and runs what its standard input asks for.
+//! The worker: opens the backend, and runs the requests on its standard input.
 //!
-//! Standard input is read by a thread of its own. When it ends, so does the process, whatever the backend is at: a parent
-//! that is gone, for whatever reason, leaves nothing behind.
+//! A thread of its own reads standard input. When that is closed the process exits, whatever the backend is doing: a parent
+//! that exits for any reason leaves no worker behind.
 
 use super::{
     arguments::Worker,
@@ -26,17 +26,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a process that should end may take to do so.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long the backend's exit handlers may take before the process aborts.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs until standard input ends.
+/// Runs requests until standard input is closed.
 pub(crate) fn run(arguments: &Worker, linked: &[Arc<dyn Backend>]) -> Result<()> {
-    let requests = listen();
+    let requests = receive();
     let subject = match backend::open(&arguments.target, linked) {
         Ok(subject) => subject,
-        Err(error) => return tell(&Event::Unusable(format!("{error:#}"))),
+        Err(error) => return send(&Event::Unusable(format!("{error:#}"))),
     };
-    tell(&Event::Ready(identity(&subject)))?;
+    send(&Event::Ready(identity(&subject)))?;
     let claimed = &subject.device().properties().profiles;
     let profiles = backend::profiles(&arguments.target.profile, claimed);
     for request in requests {
@@ -51,30 +51,30 @@ pub(crate) fn run(arguments: &Worker, linked: &[Arc<dyn Backend>]) -> Result<()>
             Request::Case { id } => match Item::find(id) {
                 Some(item) => vec![item],
                 None => {
-                    tell(&Event::Unknown)?;
+                    send(&Event::Unknown)?;
                     continue;
                 }
             },
         };
         for item in items {
-            tell(&Event::Begin { id: item.id.clone(), choices: item.choices.clone() })?;
+            send(&Event::Begin { id: item.id.clone(), choices: item.choices.clone() })?;
             let required = item.is_required(&subject, &profiles);
             let started = Instant::now();
             let report = item.run(&subject);
             let record = Record::of(&item, &report, required, started.elapsed().as_secs_f64());
             let failed = record.is_failure();
-            tell(&Event::End(Box::new(record)))?;
-            if failed && !is_well(&subject) {
-                return tell(&Event::Lost);
+            send(&Event::End(Box::new(record)))?;
+            if failed && !device_works(&subject) {
+                return send(&Event::Lost);
             }
         }
-        tell(&Event::Done)?;
+        send(&Event::Done)?;
     }
     Ok(())
 }
 
-/// Reads requests until there are no more, then ends the process.
-fn listen() -> Receiver<Result<Request>> {
+/// Reads requests until standard input is closed, then exits the process.
+fn receive() -> Receiver<Result<Request>> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         for line in io::stdin().lock().lines() {
@@ -83,34 +83,34 @@ fn listen() -> Receiver<Result<Request>> {
                 break;
             }
         }
-        leave();
+        exit();
     });
     receiver
 }
 
-/// Ends the process, even where the backend's own code for its end hangs.
-#[expect(clippy::exit, reason = "nobody is left to work for, and the backend may hang")]
-fn leave() -> ! {
+/// Exits the process, even if an exit handler of the backend hangs.
+#[expect(clippy::exit, reason = "the parent is gone, and the backend may hang")]
+fn exit() -> ! {
     thread::spawn(|| {
-        thread::sleep(FAREWELL);
+        thread::sleep(EXIT_TIMEOUT);
         process::abort();
     });
     process::exit(0)
 }
 
-/// Whether the device still takes work.
-fn is_well(subject: &Subject) -> bool {
+/// Whether the device still works.
+fn device_works(subject: &Subject) -> bool {
     let try_it = || -> dsrun_core::Result<()> {
         let buffer = subject.device().allocate(64, MemoryKind::Device)?;
         let mut stream = subject.device().stream()?;
         stream.upload(&[1; 64], &BufferSlice::whole(buffer))?;
-        stream.synchronize("whether the device still works", Duration::from_secs(10))
+        stream.synchronize("a test whether the device still works", Duration::from_secs(10))
     };
     try_it().is_ok()
 }
 
-/// One write for one line, so that what the backend writes meanwhile does not tear it.
-fn tell(event: &Event) -> Result<()> {
+/// Sends an event with a single write, so that output of the backend cannot end up inside the line.
+fn send(event: &Event) -> Result<()> {
     let line = format!("\n{MARK}{}\n", serde_json::to_string(event)?);
     let mut output = io::stdout().lock();
     output.write_all(line.as_bytes())?;

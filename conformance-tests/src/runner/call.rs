@@ -16,32 +16,35 @@ use dsrun_core::{
 };
 use std::sync::Arc;
 
-/// What came of a call.
+/// The results of a call.
 #[derive(Debug, Default)]
 pub(crate) struct CallRun {
     /// The bits of each result.
     pub(crate) results: Vec<Vec<u32>>,
     /// The element type of each result.
     pub(crate) dtypes: Vec<DType>,
-    /// What the gates say, with the name of the result.
+    /// The comparison of each result, with its name.
     pub(crate) verdicts: Vec<(String, Verdict)>,
-    /// What is wrong.
+    /// Descriptions of what is wrong.
     pub(crate) failures: Vec<String>,
 }
 
-/// Why a call did not run.
+/// The reason why a call did not run.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The device says it does not run it.
+    /// The device does not support the call.
     Unsupported(String),
-    /// Something failed that must not.
+    /// A step failed that must not fail.
     Failed(String),
 }
 
+/// The reason a rank gives when it aborts its group because a call of its own failed.
+pub(crate) const ABORT_REASON: &str = "this rank cannot go on";
+
 impl Stop {
-    /// Whether this is the echo of another rank's failure.
+    /// Whether the cause is that another rank aborted the group.
     pub(crate) fn is_abort(&self) -> bool {
-        matches!(self, Self::Failed(message) if message.contains("cannot go on"))
+        matches!(self, Self::Failed(message) if message.contains(ABORT_REASON))
     }
 }
 
@@ -61,7 +64,7 @@ pub(crate) enum Placed {
     Weight(Arc<dyn PackedWeight>),
 }
 
-/// Runs a call twice and judges what came out.
+/// Runs a call twice and compares its results with the expected ones.
 pub(crate) fn run(
     case: &CallCase,
     device: &Arc<dyn Device>,
@@ -79,7 +82,9 @@ pub(crate) fn run(
         let shape = inferred.resolve(&|_| None)?;
         if let Some(updated) = call.op.updates(index) {
             let desc = operands.get(updated).and_then(Placed::image).map(|image| image.desc.clone());
-            call.results.push(desc.ok_or_else(|| Stop::Failed(format!("result {index} updates no tensor")))?);
+            call.results.push(desc.ok_or_else(|| {
+                Stop::Failed(format!("the operand that result {index} updates is not a tensor"))
+            })?);
             results.push(None);
             continue;
         }
@@ -133,14 +138,15 @@ pub(crate) fn run(
     }
     let holds = device.memory().used;
     if holds > held {
-        run.failures.push(format!("the device holds {} bytes more after the call than before", holds - held));
+        run.failures
+            .push(format!("the device holds {} bytes more after the call than before it", holds - held));
     }
     for ((name, image, result), bytes) in images.iter().zip(&first) {
         run.failures.extend(image.outside(bytes).map(|change| format!("{name}: {change}")));
         let found = image.elements(bytes);
         let Some(result) = result else {
             if bytes != image.initial() {
-                run.failures.push(format!("{name} is an operand, and was changed"));
+                run.failures.push(format!("{name} is an operand that is not updated, and was changed"));
             }
             continue;
         };
@@ -180,7 +186,7 @@ pub(crate) fn judge(
     Ok(gate::judge(desc.dtype, &desc.shape, expected, found, before, device.properties().strict_nan))
 }
 
-/// All tensors of a call, each once, with its name and, if it is a result, which.
+/// All tensors of a call, each once, with the name and, for results, the index.
 fn named_images<'a>(
     call: &CallDesc,
     operands: &'a [Placed],
@@ -224,7 +230,7 @@ impl Placed {
     }
 }
 
-/// Brings the operands of a call to the device.
+/// Uploads the operands of a call.
 pub(crate) fn place_operands(
     case: &CallCase,
     device: &dyn Device,
@@ -260,7 +266,7 @@ fn pack(
     op: &str,
     max_rows: usize,
 ) -> Result<Arc<dyn PackedWeight>, Stop> {
-    // A weight's uses are primitives; a region around one reads it through `linear`.
+    // The uses of a weight are primitives: a region uses its weight through `linear`.
     let op =
         Op::PRIMITIVES.iter().map(|signature| signature.name).find(|name| *name == op).unwrap_or("linear");
     let uses = vec![WeightUse { op, dtype: weight.used_with, max_rows }];
@@ -270,18 +276,20 @@ fn pack(
     Ok(device.kernels().prepack(stream, &desc, &mut reader)?)
 }
 
-/// The op with the size the device wants, if it is the one whose result the device sizes.
+/// The op, and for `attention_prepare`, whose result the device sizes, the op with that size.
 fn sized(device: &dyn Device, op: &Op, operands: &[Option<OperandDesc>]) -> Result<Op, Stop> {
     let Op::AttentionPrepare(_) = op else { return Ok(op.clone()) };
     let results = vec![TensorDesc::dense(DType::I32, &[0])];
     let op = Op::from(AttentionPrepare { words: 0 });
     let call = CallDesc { op, operands: operands.to_vec(), results, comm: None };
     let words = device.kernels().query(&call)?.work_words;
-    let words = u32::try_from(words).map_err(|_| Stop::Failed(format!("a work list of {words} words")))?;
+    let words = u32::try_from(words).map_err(|_| {
+        Stop::Failed(format!("the device asks for a work list of {words} words, more than fit in 32 bits"))
+    })?;
     Ok(AttentionPrepare { words }.into())
 }
 
-/// Has the device make the work list of a paged attention from the lengths in front of it.
+/// Has the device make the work list of paged attention from the operands before it.
 fn work_list(
     case: &CallCase,
     index: usize,
@@ -290,12 +298,12 @@ fn work_list(
     placed: &[Placed],
 ) -> Result<Image, Stop> {
     let lengths = placed.get(3..6).filter(|_| index == 7);
-    let lengths =
-        lengths.ok_or_else(|| Stop::Failed(format!("{} takes no work list there", case.op.name())))?;
+    let lengths = lengths
+        .ok_or_else(|| Stop::Failed(format!("operand {index} of {} is not a work list", case.op.name())))?;
     let operands: Vec<_> = lengths.iter().map(Placed::desc).collect();
     let op = sized(device, &AttentionPrepare { words: 0 }.into(), &operands)?;
     let Op::AttentionPrepare(AttentionPrepare { words }) = op else {
-        return Err(Stop::Failed("no work list".into()));
+        return Err(Stop::Failed("attention_prepare has become another op".into()));
     };
     let desc = describe(DType::I32, &[words as usize], Default::default());
     let plan = CheckedPlan::new(device, CallDesc { op, operands, results: vec![desc], comm: None })?;
@@ -310,7 +318,7 @@ fn work_list(
         workspace: Some(scratch.slice()?),
     })?;
     bound.enqueue(stream)?;
-    // The list becomes what the image starts from, so that the runs of the attention itself begin with it.
+    // The list becomes the initial content of the image, which every run of the attention uploads.
     let bytes = image.download(stream)?;
     let list = Tensor { bits: image.elements(&bytes), ..empty };
     Ok(Image::new(device, stream, &list, Default::default())?)

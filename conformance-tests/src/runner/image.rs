@@ -1,4 +1,4 @@
-//! The bytes of a tensor in a buffer, with what stands around and between its elements.
+//! Tensors in device memory, with canaries around them and poison between their rows.
 
 use crate::{
     case::Layout,
@@ -11,13 +11,13 @@ use dsrun_core::{
 };
 use std::sync::Arc;
 
-/// In front of and behind every tensor.
+/// The byte in front of and behind every tensor.
 const CANARY: u8 = 0xA5;
-/// Bytes behind every tensor.
+/// The number of bytes behind every tensor.
 const GUARD: usize = 64;
 
-/// The poison of an element that must not be read or is not written yet: NaN for floats; for integers a number that is no
-/// index of anything, so that using it shows.
+/// The poison of an element that must not be read or has not been written: NaN for floats; for integers a number that is out
+/// of range as an index, so that its use shows.
 pub(crate) fn poison(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => 0x7FDE_AD00,
@@ -28,7 +28,7 @@ pub(crate) fn poison(dtype: DType) -> u32 {
     }
 }
 
-/// A tensor in device memory, and the bytes it started from.
+/// A tensor in device memory, and its initial bytes.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) desc: TensorDesc,
@@ -72,18 +72,18 @@ impl Image {
         Ok(Self { desc, start, initial, buffer, extent })
     }
 
-    /// Brings the bytes it starts from to the device.
+    /// Uploads the initial bytes.
     pub(crate) fn upload(&self, stream: &mut dyn Stream) -> Result<()> {
         stream.upload(&self.initial, &BufferSlice::whole(self.buffer.clone()))
     }
 
-    /// What a call is bound to.
+    /// The binding for a call.
     pub(crate) fn binding(&self) -> Result<Binding> {
         let slice = BufferSlice::new(self.buffer.clone(), self.start, self.desc.bytes()?)?;
         Ok(Binding { slice, extent: self.extent.clone().map(BufferSlice::whole) })
     }
 
-    /// Reads all bytes back, those around the tensor included.
+    /// Reads all bytes back, including those around the tensor.
     pub(crate) fn download(&self, stream: &mut dyn Stream) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.initial.len()];
         let slice = BufferSlice::whole(self.buffer.clone());
@@ -91,12 +91,12 @@ impl Image {
         Ok(bytes)
     }
 
-    /// The bytes it started from.
+    /// The initial bytes.
     pub(crate) fn initial(&self) -> &[u8] {
         &self.initial
     }
 
-    /// The bits of the elements in bytes as [`Self::download`] gives them.
+    /// The bits of the elements, from bytes that [`Self::download`] returned.
     pub(crate) fn elements(&self, bytes: &[u8]) -> Vec<u32> {
         let (element, count) = (self.desc.dtype.bytes(), self.desc.shape.iter().product());
         (0..count)
@@ -104,7 +104,7 @@ impl Image {
             .collect()
     }
 
-    /// Says where bytes outside the elements have changed, if any have.
+    /// Describes the first change of a byte outside the elements.
     pub(crate) fn outside(&self, bytes: &[u8]) -> Option<String> {
         let mut expected = self.initial.clone();
         let element = self.desc.dtype.bytes();
@@ -133,7 +133,7 @@ pub(crate) fn describe(dtype: DType, shape: &[usize], layout: Layout) -> TensorD
     desc
 }
 
-/// Where element `index` is, in elements.
+/// The offset of element `index`, in elements.
 fn offset(desc: &TensorDesc, index: usize) -> usize {
     let mut rest = index;
     desc.shape.iter().zip(&desc.strides).rev().fold(0, |offset, (size, stride)| {
@@ -143,7 +143,7 @@ fn offset(desc: &TensorDesc, index: usize) -> usize {
     })
 }
 
-/// Scratch memory between canaries.
+/// Workspace between canaries.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     start: usize,
@@ -152,26 +152,26 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Exactly so many bytes.
+    /// Allocates a workspace of exactly `bytes` bytes.
     pub(crate) fn new(device: &dyn Device, bytes: usize) -> Result<Self> {
         let alignment = device.properties().alignment.max(1);
         let start = GUARD.div_ceil(alignment) * alignment;
         Ok(Self { start, bytes, buffer: device.allocate(start + bytes + GUARD, MemoryKind::Device)? })
     }
 
-    /// Fills it with `byte`, and what is around it with canaries.
+    /// Fills the workspace with `byte`, and the memory around it with canaries.
     pub(crate) fn fill(&self, stream: &mut dyn Stream, byte: u8) -> Result<()> {
         let mut image = vec![CANARY; self.start + self.bytes + GUARD];
         image[self.start..self.start + self.bytes].fill(byte);
         stream.upload(&image, &BufferSlice::whole(self.buffer.clone()))
     }
 
-    /// The memory.
+    /// The workspace without the canaries.
     pub(crate) fn slice(&self) -> Result<BufferSlice> {
         BufferSlice::new(self.buffer.clone(), self.start, self.bytes)
     }
 
-    /// Whether the canaries are still there.
+    /// Whether the canaries are unchanged.
     pub(crate) fn intact(&self, stream: &mut dyn Stream) -> Result<bool> {
         let mut image = vec![0; self.start + self.bytes + GUARD];
         let slice = BufferSlice::whole(self.buffer.clone());

@@ -1,4 +1,4 @@
-//! Runs the body of a region op by op, and compares the fused op with it.
+//! Runs the body of a region op by op, and compares the fused op with its body.
 
 use super::{
     Report, Status,
@@ -22,15 +22,15 @@ use dsrun_core::{
 };
 use std::sync::Arc;
 
-/// Runs the body of the case's region op by op, and holds the results to what the case expects of the region. If the device
-/// runs the region itself, its results must also be as near to those of the body as both are to the oracle.
+/// Runs the body of the case's region op by op, and compares the results with those the case expects of the region. If the
+/// device runs the fused region too, the difference of the two results may be at most twice the limit of each.
 pub fn run(case: &Case, device: &Arc<dyn Device>) -> Report {
     let [call] = case.calls.as_slice() else {
-        return judge(case, Err(Stop::Failed("a region runs on one rank".into())));
+        return judge(case, Err(Stop::Failed("a case of a region must have exactly one call".into())));
     };
     let lowered = match &call.op {
         Op::Region(region) => run_body(call, region, device),
-        _ => Err(Stop::Failed("is no region".into())),
+        _ => Err(Stop::Failed("the op of the case is not a region".into())),
     };
     let fused = call::run(call, device, None);
     let difference = match (&lowered, &fused) {
@@ -77,9 +77,9 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
     let mut stream = device.stream()?;
     let stream = &mut *stream;
     let mut placed = place_operands(case, device, stream)?;
-    // Where each value of the body is: an updated operand is where it was.
+    // The place of each value of the body: an updated operand keeps its place.
     let mut places: Vec<usize> = (0..placed.len()).collect();
-    // What has an extent in the region has it in the body: the rows of the first result are those of every value.
+    // The values of the body have the extent of the first result.
     let rows = case.results.first().map(|expected| expected.layout).unwrap_or_default();
     let layout = Layout { gap: 0, ..rows };
     for call in region.calls() {

@@ -1,13 +1,13 @@
-//! Steps that attention is tried on: the edges, random ones and drawn ones.
+//! Steps for the attention ops: edge cases and random ones.
 
 use crate::{case::Layout, cases::plane::drawn_layout, draw::Draw, random::Random};
 use dsrun_core::op::AttentionMask;
 
-/// A step's sequences and what attention does with them.
+/// The sequences of a step, and the attributes of its attention.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) label: &'static str,
-    /// New tokens and tokens in all, of each sequence.
+    /// The number of new tokens and of all tokens, for each sequence.
     pub(super) sequences: Vec<(usize, usize)>,
     pub(super) query_heads: usize,
     pub(super) kv_heads: usize,
@@ -19,12 +19,12 @@ pub(super) struct Setup {
     pub(super) mask: AttentionMask,
     pub(super) alibi: bool,
     pub(super) sinks: bool,
-    /// Rows between sequences and behind the last that belong to none.
+    /// The number of rows behind each sequence that belong to no sequence.
     pub(super) spare: usize,
     pub(super) layout: Layout,
-    /// How many of the sequences are real.
+    /// The extent of the sequences: how many are real; `None` for all.
     pub(super) real_sequences: Option<usize>,
-    /// Whether the query, and with it the result, is f32, whatever the cache is.
+    /// Whether the query, and with it the result, is f32 even if the cache is not.
     pub(super) wide_query: bool,
 }
 
@@ -55,7 +55,7 @@ impl Setup {
     }
 }
 
-/// So many sequences: new and all tokens of each.
+/// A list of `count` sequences, each with its number of new and of all tokens.
 fn many(count: usize, each: impl Fn(usize) -> (usize, usize)) -> Vec<(usize, usize)> {
     (0..count).map(each).collect()
 }
@@ -77,8 +77,8 @@ pub(super) fn setups() -> Vec<Setup> {
         new("head_256", &[(2, 9)], [2, 1, 256]),
         new("odd_head", mixed, [3, 1, 5]),
         new("long", &[(1, 2100), (2, 1025)], [2, 1, 32]),
-        // More sequences than devices have places for, so that some share one, by themselves and beside prompts. Heads are small:
-        // whatever runs one case makes all of an op.
+        // More sequences than a device has resident blocks, so that blocks loop; without prompts and with some. The heads are
+        // small, because all cases of a group are made before one runs.
         new(
             "many_tokens",
             &many(540, |number| (1, if number == 99 { 300 } else { 1 + number % 16 })),
@@ -146,10 +146,10 @@ pub(super) fn setups() -> Vec<Setup> {
             layout: Layout { gap: 0, offset: 0, bounded: true, extent: Some(9) },
             ..new("sequence_extent", mixed, [4, 2, 32])
         },
-        // Sequences long enough that backends have kernels of their own for them, single tokens between them.
+        // Sequences long enough for prefill kernels, with single tokens between them.
         new("prompt", &[(150, 200)], [2, 1, 128]),
         new("prompts_and_tokens", prompts, [4, 2, 64]),
-        // Some of the tokens that sequences bring, or none.
+        // Queries for only some of the tokens, or for none.
         new("queries_of_some", &[(0, 33), (1, 40), (0, 7), (3, 19), (0, 0), (1, 1), (0, 16)], [4, 2, 32]),
         new("queries_of_some_prompts", &[(0, 70), (20, 90), (1, 33), (0, 5), (2, 18)], [4, 2, 64]),
         new("queries_of_none", &[(0, 33), (0, 1)], [4, 2, 32]),
@@ -166,7 +166,7 @@ pub(super) fn setups() -> Vec<Setup> {
             &many(540, |number| (1, if number == 99 { 4200 } else { number % 3 })),
             [4, 4, 8],
         ),
-        // One sequence in a call for many, of which there may still be few.
+        // One sequence with few tokens, in a call planned for many rows.
         Setup { spare: 70, ..new("one_token_of_many_rows", &[(1, 200)], [4, 2, 64]) },
         Setup { spare: 70, ..new("few_tokens_of_many_rows", &[(5, 140)], [8, 2, 128]) },
         Setup { spare: 70, ..new("no_token_of_many_rows", &[(0, 33)], [4, 2, 64]) },
@@ -213,7 +213,7 @@ pub(super) fn setups() -> Vec<Setup> {
     ]
 }
 
-/// Random steps.
+/// Random steps of the fixed list.
 pub(super) fn random_setups(random: &mut Random) -> Vec<Setup> {
     const LABELS: [&str; 6] = ["random_0", "random_1", "random_2", "random_3", "random_4", "random_5"];
     let mut one = |label| {
@@ -239,7 +239,7 @@ pub(super) fn random_setups(random: &mut Random) -> Vec<Setup> {
     LABELS.into_iter().map(&mut one).collect()
 }
 
-/// A drawn step.
+/// A step of a random case.
 pub(super) fn drawn_setup(draw: &mut Draw) -> Setup {
     let count = draw.pick(&[1, 0, 2, 3, 5]);
     let block = draw.pick(&[16, 1, 4, 7, 8, 32]);
@@ -260,7 +260,7 @@ pub(super) fn drawn_setup(draw: &mut Draw) -> Setup {
         alibi: draw.sometimes(),
         sinks: draw.sometimes(),
         spare: draw.below(3),
-        // Rows behind a sequence's end are never real: extents cut off whole sequences, and are in the table of edges.
+        // Extents cut off whole sequences; they are in the list of edge cases.
         layout: Layout { extent: None, ..rows },
         ..Setup::new("", &sequences, [kv_heads * group, kv_heads, size])
     }

@@ -1,9 +1,9 @@
-//! Gives work to child processes, and goes on where one has crashed or hangs.
+//! Distributes cases over worker processes, and replaces workers that crash or hang.
 
 use super::{
     arguments::Target,
     backend::Identity,
-    child::{Child, Heard},
+    child::{Child, Received},
     message::{Event, Request},
     record::{Outcome, Record},
 };
@@ -21,49 +21,51 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How many simpler cases are tried when a drawn one fails, and when one crashes, where every try costs a process.
-const TRIES: [usize; 2] = [200, 40];
-/// How long the search for the simplest case may take.
-const SEARCH: Duration = Duration::from_secs(20);
-/// How many cases of a group may crash, and how many may run out of time, before the rest of it is left.
-const PATIENCE: [(Outcome, usize); 2] = [(Outcome::Crash, 10), (Outcome::Timeout, 3)];
-/// Behind the name of a group, what stands for the cases that were left.
+/// How many simpler cases are tried for a random case that fails.
+const TRIES: usize = 200;
+/// How many simpler cases are tried for one that crashes, where every try costs a process.
+const TRIES_OF_CRASH: usize = 40;
+/// The time limit of the search for the simplest case.
+const SEARCH_TIME: Duration = Duration::from_secs(20);
+/// How many cases of a group may crash or time out before the rest of the group is abandoned.
+const FAILURE_LIMITS: [(Outcome, usize); 2] = [(Outcome::Crash, 10), (Outcome::Timeout, 3)];
+/// Follows a group's name in the id of the record for its abandoned cases.
 const NOT_RUN: &str = "/not_run";
-/// How long loading a backend may take at least: it may compile.
+/// The minimum time limit for loading a backend, which may compile kernels.
 const LOADING: Duration = Duration::from_secs(120);
 
-/// How to run.
+/// The configuration of a run.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) target: Target,
     pub(crate) jobs: usize,
-    /// How long a case may take.
+    /// The time limit of a case.
     pub(crate) timeout: Duration,
     pub(crate) seed: u64,
     pub(crate) drawn: usize,
 }
 
-/// What is run in one go.
+/// The cases that a worker is asked for at once.
 #[derive(Clone, Debug)]
 pub(crate) enum Unit {
     Group(Group),
     Case(String),
 }
 
-/// What came of a conversation with a child.
+/// How a request to a worker ended.
 enum Finish {
     Done,
-    /// The child is gone; there may be more to do.
+    /// The worker crashed, hung or lost its device; cases may remain.
     Broken,
-    /// There is no such case.
+    /// No case has the requested id.
     Unknown,
 }
 
 impl Plan {
-    /// Loads the backend in a child, and hears who it is.
+    /// Loads the backend in a worker and returns its identity.
     ///
     /// # Errors
-    /// Why it cannot be loaded.
+    /// If the backend cannot be loaded.
     pub(crate) fn identify(&self) -> Result<Identity> {
         Ok(self.start()?.1)
     }
@@ -79,41 +81,41 @@ impl Plan {
         let with_lines = |what: String, child: &Child| {
             [what].into_iter().chain(child.last_lines()).collect::<Vec<_>>().join("\n  ")
         };
-        match child.listen(self.timeout.max(LOADING))? {
-            Heard::Event(Event::Ready(identity)) => Ok((child, identity)),
-            Heard::Event(Event::Unusable(reason)) => bail!("{reason}"),
-            Heard::Event(_) => bail!("the child process said nothing of backend {backend}"),
-            Heard::Silence => {
-                bail!("loading {backend} did not end in {} s", self.timeout.max(LOADING).as_secs())
+        match child.receive(self.timeout.max(LOADING))? {
+            Received::Event(Event::Ready(identity)) => Ok((child, identity)),
+            Received::Event(Event::Unusable(reason)) => bail!("{reason}"),
+            Received::Event(_) => bail!("the worker process did not identify backend {backend}"),
+            Received::Timeout => {
+                bail!("loading {backend} did not finish within {} s", self.timeout.max(LOADING).as_secs())
             }
-            Heard::Ended(how) => {
+            Received::Exited(how) => {
                 bail!(with_lines(format!("loading {backend} crashed: the process {how}"), &child))
             }
         }
     }
 
-    /// Runs all units, side by side in child processes. `observe` is told of every record as it comes; the result has them in
-    /// the order of the units.
+    /// Runs all units in parallel worker processes. `observe` is called with every record as it arrives; the result has the
+    /// records in the order of the units.
     ///
     /// # Errors
-    /// If there is no case of an id, the backend cannot be loaded again, or Ctrl-C was pressed.
+    /// If no case has a requested id, the backend cannot be loaded again, or Ctrl-C was pressed.
     pub(crate) fn run(&self, units: &[Unit], observe: &(dyn Fn(&Record) + Sync)) -> Result<Vec<Record>> {
         let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
         let done: Mutex<Vec<(usize, Vec<Record>)>> = Mutex::default();
         let work = || -> Result<()> {
-            let mut lane = Lane { plan: self, child: None, observe };
+            let mut slot = Slot { plan: self, child: None, observe };
             while !stopped.load(Ordering::Relaxed) {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(unit) = units.get(index) else { break };
-                let records = lane.run(unit)?;
+                let records = slot.run(unit)?;
                 done.lock().unwrap_or_else(PoisonError::into_inner).push((index, records));
             }
             Ok(())
         };
         let work = || work().inspect_err(|_| stopped.store(true, Ordering::Relaxed));
         thread::scope(|scope| {
-            let lanes: Vec<_> = (0..self.jobs.min(units.len())).map(|_| scope.spawn(work)).collect();
-            let results: Vec<_> = lanes.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            let slots: Vec<_> = (0..self.jobs.min(units.len())).map(|_| scope.spawn(work)).collect();
+            let results: Vec<_> = slots.into_iter().map(thread::ScopedJoinHandle::join).collect();
             results
                 .into_iter()
                 .try_for_each(|result| result.unwrap_or_else(|_| bail!("this program panicked")))
@@ -123,7 +125,7 @@ impl Plan {
         Ok(done.into_iter().flat_map(|(_, records)| records).collect())
     }
 
-    /// The command that runs one case alone, or one op.
+    /// The command line that runs one case or one op.
     fn command(&self, option: &str, of: &str) -> String {
         let program = std::env::args().next().unwrap_or_else(|| "dsrun-conformance".into());
         let mut words = vec![program, "run".into(), self.target.backend.clone()];
@@ -140,7 +142,7 @@ impl Plan {
     }
 }
 
-/// A word as a shell reads it.
+/// Quotes a word for a shell.
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-@,:+=".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -167,33 +169,36 @@ impl Unit {
     }
 }
 
-/// Says that a group is left before its end, if it is: what broke so often would go on to break.
-fn given_up(records: &[Record], unit: &Unit) -> Option<Record> {
+/// The record for the abandoned cases of a group, if too many of its cases have crashed or timed out.
+fn abandoned(records: &[Record], unit: &Unit) -> Option<Record> {
     let count = |outcome| records.iter().filter(|record| record.status == outcome).count();
-    let (outcome, broken) = PATIENCE
+    let (outcome, broken) = FAILURE_LIMITS
         .into_iter()
         .map(|(outcome, most)| (outcome, count(outcome), most))
         .find_map(|(outcome, count, most)| (count >= most).then_some((outcome, count)))?;
-    let message =
-        format!("the rest of {} was not run after {broken} times `{}`", unit.name(), outcome.name());
+    let message = format!(
+        "the rest of {} was not run: {broken} of its cases ended in `{}`",
+        unit.name(),
+        outcome.name()
+    );
     Some(Record::new(&format!("{}{NOT_RUN}", unit.name()), outcome, vec![message]))
 }
 
-/// One child at a time.
-struct Lane<'a> {
+/// A place for one worker process at a time.
+struct Slot<'a> {
     plan: &'a Plan,
     child: Option<Child>,
     observe: &'a (dyn Fn(&Record) + Sync),
 }
 
-impl Lane<'_> {
-    /// Runs a unit, in as many children as it takes.
+impl Slot<'_> {
+    /// Runs a unit, starting a new worker whenever one breaks.
     fn run(&mut self, unit: &Unit) -> Result<Vec<Record>> {
         let mut records: Vec<Record> = Vec::new();
         loop {
             let skip: Vec<String> = records.iter().map(|record| record.id.clone()).collect();
             let observe = self.observe;
-            let finish = self.converse(&unit.request(self.plan, &skip), &unit.name(), &mut |record| {
+            let finish = self.request(&unit.request(self.plan, &skip), &unit.name(), &mut |record| {
                 observe(&record);
                 records.push(record);
             })?;
@@ -202,7 +207,7 @@ impl Lane<'_> {
                     bail!("there is no case {}; `dsrun-conformance list` shows all", unit.name())
                 }
                 (Finish::Broken, Unit::Group(_)) => {
-                    if let Some(record) = given_up(&records, unit) {
+                    if let Some(record) = abandoned(&records, unit) {
                         (self.observe)(&record);
                         records.push(record);
                         break;
@@ -211,19 +216,19 @@ impl Lane<'_> {
                 _ => break,
             }
         }
-        // One that is given up crashes throughout: there is nothing to learn from a simpler case.
-        let whole = given_up(&records, unit).is_none();
+        // Most cases of an abandoned group crash, so that a simpler one would explain nothing.
+        let whole = abandoned(&records, unit).is_none();
         let drawn = |record: &&mut Record| {
             record.choices.is_some() && matches!(record.status, Outcome::Fail | Outcome::Crash)
         };
-        // The others of the unit most likely fail for the same reason.
+        // One is enough: the other failures of the unit most likely have the same cause.
         if whole && let Some(record) = records.iter_mut().find(drawn) {
             record.simplest = self.simplest(record)?.map(Box::new);
         }
         for record in &mut records {
             let id = record.simplest.as_ref().map_or(&record.id, |simplest| &simplest.id);
             record.replay = match unit {
-                // What belongs to no case is run again with all of its op.
+                // A record that belongs to no case is replayed with its whole op.
                 Unit::Group(group @ Group::Table(..)) if *id == unit.name() || id.ends_with(NOT_RUN) => {
                     self.plan.command("--op", group.op())
                 }
@@ -233,8 +238,8 @@ impl Lane<'_> {
         Ok(records)
     }
 
-    /// Asks a child for something, and passes on what comes of it.
-    fn converse(&mut self, request: &Request, name: &str, take: &mut dyn FnMut(Record)) -> Result<Finish> {
+    /// Sends a request to the worker, and passes its records on.
+    fn request(&mut self, request: &Request, name: &str, take: &mut dyn FnMut(Record)) -> Result<Finish> {
         let child = match &mut self.child {
             Some(child) => child,
             empty => {
@@ -242,29 +247,31 @@ impl Lane<'_> {
                 empty.insert(started.0)
             }
         };
-        child.ask(request)?;
+        child.send(request)?;
         let mut current: Option<(String, Option<Vec<usize>>, Instant)> = None;
         let (status, message) = loop {
-            match child.listen(self.plan.timeout)? {
-                Heard::Event(Event::Begin { id, choices }) => current = Some((id, choices, Instant::now())),
-                Heard::Event(Event::End(record)) => {
+            match child.receive(self.plan.timeout)? {
+                Received::Event(Event::Begin { id, choices }) => {
+                    current = Some((id, choices, Instant::now()))
+                }
+                Received::Event(Event::End(record)) => {
                     take(*record);
                     current = None;
                 }
-                Heard::Event(Event::Done) => return Ok(Finish::Done),
-                Heard::Event(Event::Unknown) => return Ok(Finish::Unknown),
-                Heard::Event(Event::Lost) => {
+                Received::Event(Event::Done) => return Ok(Finish::Done),
+                Received::Event(Event::Unknown) => return Ok(Finish::Unknown),
+                Received::Event(Event::Lost) => {
                     self.child = None;
                     return Ok(Finish::Broken);
                 }
-                Heard::Event(Event::Ready(_) | Event::Unusable(_)) => {}
-                Heard::Silence => {
+                Received::Event(Event::Ready(_) | Event::Unusable(_)) => {}
+                Received::Timeout => {
                     break (
                         Outcome::Timeout,
                         format!("did not end within {} s", self.plan.timeout.as_secs()),
                     );
                 }
-                Heard::Ended(how) => break (Outcome::Crash, format!("the process {how}")),
+                Received::Exited(how) => break (Outcome::Crash, format!("the process {how}")),
             }
         };
         let what = if current.is_some() { message } else { format!("between cases: {message}") };
@@ -276,13 +283,13 @@ impl Lane<'_> {
         Ok(Finish::Broken)
     }
 
-    /// The simplest case that fails as a drawn one does, if there is a simpler one.
+    /// Searches for the simplest case that fails in the same way as a random one.
     fn simplest(&mut self, record: &Record) -> Result<Option<Record>> {
         let (whole, part) =
             record.id.split_once("/lowered").map_or((&*record.id, ""), |(id, _)| (id, "/lowered"));
         let (Some(id), Some(choices)) = (DrawnId::parse(whole), &record.choices) else { return Ok(None) };
-        let tries = TRIES[usize::from(record.status == Outcome::Crash)];
-        let deadline = Instant::now() + SEARCH;
+        let tries = if record.status == Outcome::Crash { TRIES_OF_CRASH } else { TRIES };
+        let deadline = Instant::now() + SEARCH_TIME;
         let mut best = None;
         let mut stopped = Ok(());
         simplify(&id, choices, tries, |id| {
@@ -292,7 +299,7 @@ impl Lane<'_> {
             let id = format!("{id}{part}");
             let mut found = None;
             let request = Request::Case { id: id.clone() };
-            stopped = self.converse(&request, &id, &mut |record| found = Some(record)).map(drop);
+            stopped = self.request(&request, &id, &mut |record| found = Some(record)).map(drop);
             match found {
                 Some(found) if found.status == record.status => {
                     best = Some(found);
