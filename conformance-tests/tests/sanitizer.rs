@@ -1,5 +1,5 @@
-//! The cases that `tools/sanitize` runs reach every kernel that the suite reaches, for every element type. Told from descriptions of
-//! calls, so it needs no device: the kernels are those that the CUDA backend has for an H200.
+//! The cases that `tools/sanitize` runs reach every kernel that the suite reaches, for every element type. This needs no device: the
+//! kernels are those that the CUDA backend plans for an H200, given descriptions of the calls.
 
 #![allow(clippy::unwrap_used, reason = "a test, with helpers outside of test functions")]
 
@@ -36,7 +36,7 @@ fn call_of(case: &CallCase) -> CallDesc {
             OperandDesc::Tensor(describe(input.tensor.dtype, &input.tensor.shape, input.layout))
         }
         Operand::Weight(weight) => OperandDesc::Weight(weight.weight_type.clone()),
-        // The device's own business.
+        // The device determines its size.
         Operand::WorkList => OperandDesc::Tensor(TensorDesc::dense(DType::I32, &[0])),
     };
     let operands = case.operands.iter().map(|it| it.as_ref().map(operand)).collect();
@@ -79,8 +79,8 @@ fn every_kernel_has_a_case_for_every_element_type() {
                 }
                 let kernels = kernels_of(&case);
                 let named = kernels.iter().map(|kernel| (*kernel, dtype.to_string()));
-                if let Some(said) = listed.get(case.id.as_str()) {
-                    assert_eq!(said, &kernels, "{}", case.id);
+                if let Some(claimed) = listed.get(case.id.as_str()) {
+                    assert_eq!(claimed, &kernels, "{}", case.id);
                     covered.extend(named.clone());
                     unknown.remove(case.id.as_str());
                 }

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""What others do on the same card: yardsticks for dsrun's figures.
+"""Measures PyTorch, cuBLAS, cuDNN and FlashAttention as baselines for dsrun's figures.
 
     python3 tools/baselines/baselines.py decode --shape llama-8b llama-1b
     python3 tools/baselines/baselines.py attention gemm bandwidth
 
 Needs a CUDA device and PyTorch 2.6 or newer; nothing is downloaded, weights are random. Prints one JSON object.
 
-decode      a model of the shape under torch.compile with CUDA graphs and a static cache: prompt, then tokens one by one, greedy
+decode      a model of the shape under torch.compile with CUDA graphs and a static cache: prefill, then greedy decode
 attention   causal scaled_dot_product_attention by cuDNN and by FlashAttention
-gemm        the products of a layer of llama-8b by cuBLAS, each by itself in short bursts
-chain       the products of all layers of llama-8b by cuBLAS, one behind the other, run as often as `bench prefill` runs: what would be
-            left of a prompt if all else took no time, at the clocks that it has there
+gemm        the matrix products of a layer of llama-8b by cuBLAS, each measured separately in short bursts
+chain       the matrix products of all layers of llama-8b by cuBLAS in sequence, repeated like `bench prefill`: a lower bound for
+            the time of a prefill, at the clock rates that a prefill runs at
 bandwidth   a copy and a read of 2 GiB
 
-Every time is a median over repetitions, by events on the device; those of decode hold all tokens of a run.
+Times are medians over repetitions, measured with CUDA events; a time of decode covers all tokens of a run.
 """
 
 import argparse
@@ -31,8 +31,8 @@ except ImportError as missing:
     print(f"{missing}: this needs PyTorch 2.6 or newer, see https://pytorch.org/get-started", file=sys.stderr)
     sys.exit(2)
 
-# hidden, intermediate, layers, query heads, KV heads, head size, vocabulary, and whether it is of GPT-2's kind: LayerNorm, biases,
-# learned positions and an MLP without a gate.
+# Hidden size, intermediate size, layers, query heads, KV heads, head size, vocabulary size, and whether the model is like GPT-2:
+# LayerNorm, biases, learned positions and an MLP without a gate.
 SHAPES = {
     "smollm2-135m": (576, 1536, 30, 9, 3, 64, 49152, False),
     "llama-1b": (2048, 8192, 16, 32, 8, 64, 128256, False),
@@ -43,7 +43,7 @@ SHAPES = {
 
 
 class Layer(nn.Module):
-    """A decoder layer over a static cache."""
+    """A decoder layer with a static cache."""
 
     def __init__(self, shape, length):
         super().__init__()
@@ -58,13 +58,13 @@ class Layer(nn.Module):
         self.register_buffer("keys", torch.zeros(1, kv_heads, length, size))
         self.register_buffer("values", torch.zeros(1, kv_heads, length, size))
 
-    def forward(self, x, positions, mask, turns):
+    def forward(self, x, positions, mask, rotation):
         tokens = x.shape[1]
         split = [self.heads * self.size, self.kv_heads * self.size, self.kv_heads * self.size]
         query, key, value = self.projection(self.norms[0](x)).split(split, dim=-1)
         query, key, value = (part.view(1, tokens, -1, self.size).transpose(1, 2) for part in (query, key, value))
         if not self.classic:
-            query, key = turn(query, turns), turn(key, turns)
+            query, key = rotate(query, rotation), rotate(key, rotation)
         self.keys.index_copy_(2, positions, key)
         self.values.index_copy_(2, positions, value)
         group = self.heads // self.kv_heads
@@ -78,15 +78,15 @@ class Layer(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
 
-def turn(x, turns):
-    """Rotary positions, the halves of a head in pairs."""
-    cosines, sines = turns
+def rotate(x, rotation):
+    """Rotary embedding that pairs the halves of a head."""
+    cosines, sines = rotation
     first, second = x.chunk(2, dim=-1)
     return x * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
 class Decoder(nn.Module):
-    """A decoder of a shape, with room for `length` tokens of one sequence."""
+    """A decoder with a cache for `length` tokens of one sequence."""
 
     def __init__(self, shape, length):
         super().__init__()
@@ -107,9 +107,9 @@ class Decoder(nn.Module):
         if self.positions is not None:
             x = x + self.positions(positions)
         mask = self.seen[positions][None, None]
-        turns = (self.cosines[positions], self.sines[positions])
+        rotation = (self.cosines[positions], self.sines[positions])
         for layer in self.layers:
-            x = layer(x, positions, mask, turns)
+            x = layer(x, positions, mask, rotation)
         return self.head(self.norm(x[:, -1:])).argmax(-1)
 
 
@@ -133,7 +133,7 @@ def build(shape, length, dtype):
 
 
 def milliseconds(run, repeats=20, warm=3, pause=0):
-    """The median time of `run`, with so many seconds without work in front of each."""
+    """The median time of `run` in milliseconds, with `pause` seconds of idle time before each repetition."""
     for _ in range(warm):
         run()
     torch.cuda.synchronize()
@@ -163,7 +163,7 @@ def decode(options):
             return model(prompt, before)
 
         def generate():
-            # Positions are made ahead, so that the loop is launches alone.
+            # Positions are prepared in advance, so that the loop only launches.
             token = first_token.clone()
             for position in positions:
                 token = step(token, position).clone()
@@ -225,7 +225,7 @@ def gemm(options):
             ("gate_up", 28672, 4096),
             ("down", 4096, 14336),
         ):
-            # Several weights in turn, more than the L2 holds.
+            # Cycle through several weights, more than the L2 cache holds.
             count = max(2, (256 << 20) // (outputs * inputs * 2))
             weights = [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)]
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
@@ -284,7 +284,7 @@ def chain(options):
         with torch.cuda.graph(graph):
             run()
         torch.cuda.synchronize()
-        # As `bench prefill`: a pause in which its step is compiled, one run that does not count, and runs with a wait behind each.
+        # Like `bench prefill`: a pause while its step is compiled, a warm-up run, and runs that each end with a synchronisation.
         time.sleep(2)
         ms = milliseconds(graph.replay, repeats=options.repeat, warm=1, pause=options.pause)
         operations = 2 * rows * layers * sum(outputs * inputs for outputs, inputs in shapes.values())
@@ -310,17 +310,17 @@ COMMANDS = {"decode": decode, "attention": attention, "gemm": gemm, "chain": cha
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=COMMANDS)
+    parser.add_argument("what", nargs="+", choices=COMMANDS, help="measurements to run")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-8b"], help="shapes for decode")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16", help="element type for decode")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt for decode")
-    parser.add_argument("--generated", type=int, default=128, help="tokens to generate for decode")
-    parser.add_argument("--rows", type=int, nargs="+", default=[512, 2048], help="tokens of a prompt for chain")
-    parser.add_argument("--repeat", type=int, default=3, help="runs for chain, of which the median counts")
-    parser.add_argument("--pause", type=float, default=0, help="seconds without work in front of each run of chain")
+    parser.add_argument("--prompt", type=int, default=512, help="prompt length in tokens for decode")
+    parser.add_argument("--generated", type=int, default=128, help="number of tokens to generate for decode")
+    parser.add_argument("--rows", type=int, nargs="+", default=[512, 2048], help="prompt lengths in tokens for chain")
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions for chain")
+    parser.add_argument("--pause", type=float, default=0, help="seconds of idle time before each repetition of chain")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("there is no CUDA device, or this PyTorch was built without CUDA")
+        sys.exit("PyTorch finds no CUDA device; install a driver, or a PyTorch that is built with CUDA")
     properties = torch.cuda.get_device_properties(0)
     report = {"device": properties.name, "torch": torch.__version__, "cuda": torch.version.cuda}
     for what in options.what:

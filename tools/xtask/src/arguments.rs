@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::install::Profile;
 
-/// Printed by `--help` and named by every usage error.
+/// The text of `--help`.
 pub(crate) const USAGE: &str = "\
 Project tasks of dsrun.
 
@@ -25,7 +25,7 @@ usage: cargo xtask ci [--only STEP]... [--list]
     --profile P  release, or dev: quick to build, slow to run; release if not given
 ";
 
-/// What the user asked for.
+/// The task that the command line asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     /// Print [`USAGE`].
@@ -51,7 +51,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Task>
         Some(name @ ("docs" | "header")) => match arguments.next().as_deref() {
             None => return Ok(if name == "docs" { Task::Docs } else { Task::Header }),
             Some("-h" | "--help") => return Ok(Task::Help),
-            Some(other) => bail!("`{name}` does not know `{other}`; see `cargo xtask --help`"),
+            Some(other) => bail!("`{name}` takes no argument `{other}`; see `cargo xtask --help`"),
         },
         Some(other) => bail!("no task is named `{other}`; see `cargo xtask --help`"),
     }
@@ -67,7 +67,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Task>
             },
             other => match other.strip_prefix("--only=") {
                 Some(step) => only.push(step.to_owned()),
-                None => bail!("`ci` does not know `{other}`; see `cargo xtask --help`"),
+                None => bail!("`ci` takes no argument `{other}`; see `cargo xtask --help`"),
             },
         }
     }
@@ -92,7 +92,7 @@ fn parse_install(mut arguments: impl Iterator<Item = String>) -> Result<Task> {
                     _ => profile = Profile::from_name(&value)?,
                 }
             }
-            other => bail!("`install` does not know `{other}`; see `cargo xtask --help`"),
+            other => bail!("`install` takes no argument `{other}`; see `cargo xtask --help`"),
         }
     }
     let prefix = prefix.context("`install` needs `--prefix DIR`, such as `--prefix ~/.local`")?;

@@ -1,8 +1,8 @@
-//! No backend is named where a backend must not be known: the second half of the dependency rule.
+//! The step `backend-names`: no backend is named in rooms that must not know one, the second half of the dependency rule.
 //!
 //! The code of `core`, `models`, `engine` and `tools/dsrun` is searched for words such as `candle` or `cuda`, in
-//! identifiers and in string literals. Comments and documentation may name whom they like, and so may tests.
-//! `tools/dsrun` has one line to spend: the one that registers the default backend.
+//! identifiers and in string literals. Comments, documentation and tests may name backends.
+//! `tools/dsrun` may have one such line, which registers the default backend.
 
 use std::str::FromStr;
 use std::{fs, iter};
@@ -13,10 +13,10 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use crate::rust_tokens::{AttributeKind, attribute_kind, skip_item};
 use crate::workspace::{Workspace, display_relative, fail_on, files_with_extension};
 
-/// Names that give a backend away, whether or not its folder exists yet.
+/// Names of backends that are searched for even if their folders do not exist.
 const KNOWN: &[&str] = &["candle", "cuda", "cudarc", "wgpu"];
 
-/// Folders searched, each with the number of lines that may name a backend.
+/// The folders to search, each with the number of lines that may name a backend.
 const SEARCHED: &[(&str, usize)] = &[("core", 0), ("models", 0), ("engine", 0), ("tools/dsrun", 1)];
 
 /// The folder in `backends/` that is no backend: what backends that compute in host memory share.
@@ -43,8 +43,8 @@ impl BackendNames {
     }
 }
 
-/// The words of `text` in lower case: split at everything that is no letter or digit, and before a capital that
-/// starts a word (`CandleBackend`, `GPUDevice`). So `scandal` holds no `candle`, and `use_cuda` holds `cuda`.
+/// The words of `text` in lower case: split at characters that are not letters or digits, and before a capital that
+/// starts a word (`CandleBackend`, `GPUDevice`). So `scandal` does not contain `candle`, and `use_cuda` contains `cuda`.
 fn words(text: &str) -> impl Iterator<Item = String> {
     let characters: Vec<char> = text.chars().collect();
     let mut result = Vec::new();
@@ -110,7 +110,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     Ok(format!("{searched_files} source files name no backend"))
 }
 
-/// Whether a file, named from the root, holds only tests: `tests.rs`, or anything in a folder `tests`.
+/// Whether a file, by its path from the root, has only tests: `tests.rs`, or a file in a folder `tests`.
 fn is_test_file(file: &str) -> bool {
     file.split('/').any(|part| part == "tests" || part == "tests.rs")
 }

@@ -27,18 +27,22 @@ struct Step {
 enum Action {
     /// Run cargo.
     Cargo { arguments: &'static [&'static str], environment: &'static [(&'static str, &'static str)] },
-    /// Run a check of this program, which answers with what it found in order.
+    /// Run a check of this program, which returns a summary of what it checked.
     Check { what: &'static str, run: fn(&Workspace) -> Result<String> },
 }
 
 const STEPS: &[Step] = &[
     cargo_step("fmt", &["fmt", "--all", "--check"]),
-    check_step("dependencies", "each room depends only on rooms it may use", dependency_rule::check),
+    check_step(
+        "dependencies",
+        "packages depend only on packages of rooms that they may use",
+        dependency_rule::check,
+    ),
     check_step("backend-names", "no backend is named outside its room", backend_names::check),
     check_step("rooms", "files and rooms import in order, and no file is too long", rooms::check),
     check_step("commits", "subjects of commits are `module: imperative`", commits::check),
     check_step("licences", "licences and sources of all dependencies", licences::check),
-    check_step("docs", "every link of the documentation leads somewhere", documentation::check),
+    check_step("docs", "every link of the documentation has a target", documentation::check),
     cargo_step("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     Step {
         name: "rustdoc",
@@ -48,11 +52,11 @@ const STEPS: &[Step] = &[
         },
     },
     cargo_step("build", &["build", "--workspace", "--all-targets"]),
-    // Also part of `test`, but whoever writes a backend in C wants its answer alone. `--workspace` keeps the features.
+    // Also part of `test`, but of use alone to authors of backends in C. `--workspace` keeps the features.
     cargo_step("header", &["test", "--workspace", "--test", "header"]),
     cargo_step("test", &["test", "--workspace"]),
     check_step("install", "an installed program finds and loads the installed plugins", install::check),
-    check_step("guide", "what the chapter on writing a backend says works, word for word", guide::check),
+    check_step("guide", "the commands of the chapter on writing a backend work as printed", guide::check),
     check_step("template", "the template for backends in Rust builds and passes", template::check),
 ];
 
@@ -100,7 +104,7 @@ impl Step {
     }
 }
 
-/// What came of one step.
+/// The result of one step.
 struct Outcome {
     step: &'static Step,
     passed: bool,

@@ -1,4 +1,4 @@
-//! The dependency rule of the house: which room may depend on which.
+//! The step `dependencies`: the dependency rule of the house, which says which room may depend on which.
 //!
 //! ```text
 //! core <- backends/host <- backends/* <- plugins/*
@@ -6,7 +6,7 @@
 //! conformance-tests may use all of these but tools
 //! ```
 //!
-//! Normal and build dependencies are held to it. Development dependencies are free: a test may use any backend.
+//! The rule applies to normal and build dependencies. Development dependencies are free: a test may use any backend.
 //! One edge is an exception by design, [`DEFAULT_BACKEND`].
 
 use anyhow::Result;
@@ -33,7 +33,7 @@ enum Room {
 }
 
 impl Room {
-    /// The room a package's folder lies in, if the house has such a room.
+    /// The room of a package, by its folder; `None` if the folder is in no room.
     fn of(folder: &str) -> Option<Self> {
         let (top, rest) = folder.split_once('/').unwrap_or((folder, ""));
         match (top, rest.is_empty()) {
@@ -83,7 +83,7 @@ impl Room {
     }
 }
 
-/// A workspace package and what it depends on, development dependencies left out.
+/// A workspace package and its dependencies, without development dependencies.
 struct Member {
     name: String,
     /// Relative to the root, with `/`.
@@ -123,7 +123,7 @@ fn violations(members: &[Member], backend_names: &BackendNames) -> Vec<String> {
     for member in members {
         let Some(room) = Room::of(&member.folder) else {
             found.push(format!(
-                "{} lies in `{}`, which is no room of the house: move it, or give the folder a room and a \
+                "{} lies in `{}`, which is not a room of the house: move it, or give the folder a room and a \
                  rule in tools/xtask/src/dependency_rule.rs",
                 member.name, member.folder
             ));

@@ -1,7 +1,7 @@
-//! The Markdown of the repository holds together: every link leads somewhere.
+//! The step `docs`: every link in the Markdown of the repository has a target, and the summary of the book lists all pages.
 //!
-//! Looked at are the pages of the book in `docs/` and the Markdown files of the root. Links to other sites are
-//! not followed. A page of the book may link only to the book: nothing else exists where the book is published.
+//! The step reads the pages of the book in `docs/` and the Markdown files of the root, and does not follow links to other
+//! sites. A page of the book may link only to the book, because only the book is published.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -23,10 +23,10 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     problems.extend(unlisted_pages(&pages, summary));
     fail_on(&problems, "the documentation does not hold together")?;
     let links: usize = pages.values().map(|page| page.links.len()).sum();
-    Ok(format!("{} pages with {links} links hold together", pages.len()))
+    Ok(format!("{links} links of {} pages have targets", pages.len()))
 }
 
-/// Writes the generated pages, by running the test that compares them in its writing mode.
+/// Writes the generated pages, by running the test that compares them in the mode that writes them.
 pub(crate) fn generate() -> Result<()> {
     let status = Command::new(cargo())
         .args(["test", "--quiet", "--package", "xtask", "--test", "op_table"])
@@ -38,7 +38,7 @@ pub(crate) fn generate() -> Result<()> {
     Ok(())
 }
 
-/// What matters of one Markdown file.
+/// The links and headings of a Markdown file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Page {
     links: Vec<Link>,
@@ -84,7 +84,7 @@ fn read_page(text: &str) -> Page {
             Event::End(TagEnd::Heading(_)) => {
                 if let Some(title) = heading.take() {
                     let anchor = anchor(&title);
-                    // A title that occurs again gets a number, as the book's renderer gives it.
+                    // A repeated title gets a number, as in the renderer of the book.
                     let mut name = anchor.clone();
                     let mut count = 0;
                     while !page.anchors.insert(name.clone()) {
@@ -104,7 +104,7 @@ fn read_page(text: &str) -> Page {
     page
 }
 
-/// The name a heading is linked by: lower case, spaces as `-`, no punctuation.
+/// The anchor of a heading: its title in lower case, with `-` for spaces and without punctuation.
 fn anchor(title: &str) -> String {
     title
         .chars()
@@ -117,7 +117,7 @@ fn anchor(title: &str) -> String {
         .collect()
 }
 
-/// One sentence for each link that leads nowhere. `exists` answers for files that are no pages.
+/// One sentence for each link without a target. `exists` tests for files that are not pages.
 fn link_problems(pages: &HashMap<PathBuf, Page>, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut problems = Vec::new();
     for (path, page) in pages {
@@ -166,7 +166,7 @@ fn link_problem(
     }
 }
 
-/// `relative` as seen from `folder`, with `..` taken out; `None` when it climbs above the root.
+/// Resolves `relative` against `folder`; `None` if the path leaves the root.
 fn resolve(folder: &Path, relative: &str) -> Option<PathBuf> {
     let mut path = folder.to_path_buf();
     for part in Path::new(relative).components() {
@@ -184,7 +184,7 @@ fn resolve(folder: &Path, relative: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// Pages of the book that its summary does not list: the renderer would leave them out without a word.
+/// Pages of the book that its summary does not list, which the renderer would omit silently.
 fn unlisted_pages(pages: &HashMap<PathBuf, Page>, summary: &Path) -> Vec<String> {
     let folder = summary.parent().unwrap_or(Path::new(""));
     let listed: BTreeSet<PathBuf> = pages

@@ -1,8 +1,8 @@
-//! The step `guide`: what the chapter "Write a backend" tells its reader to type works, word for word.
+//! The step `guide`: the commands and sources in the chapter "Write a backend" work as printed.
 //!
 //! Its blocks become one shell script. A block of C or TOML is the content of the file that its first line names; a block of
-//! commands runs as it stands. Left out are `cargo xtask install`, which the step has done, and blocks that are marked: `network`
-//! needs one, and `sources` is what the step `template` does.
+//! commands runs unchanged, except for `cargo xtask install`, which the step runs beforehand. Blocks marked `network` or
+//! `sources` are left out: the former need a network, the latter are covered by the step `template`.
 
 use std::fs;
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::workspace::Workspace;
 
 const CHAPTER: &str = "docs/src/write-a-backend.md";
 
-/// What the chapter says its reader will see.
-const SEEN: &[&str] = &["PASSED", "mine: device 0: my CPU"];
+/// Lines of output that the chapter shows.
+const SHOWN: &[&str] = &["PASSED", "mine: device 0: my CPU"];
 
-/// Ends a file in the script; no line of a file is this.
+/// The end marker of files in the script; no file has such a line.
 const END: &str = "END_OF_BLOCK";
 
 /// The step of `cargo xtask ci`.
@@ -45,16 +45,16 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
         .context("bash could not be started")?;
     let output_text = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success(), "the chapter's commands ended with {}\n{output_text}", output.status);
-    for line in SEEN {
+    for line in SHOWN {
         ensure!(
             text.contains(line) && output_text.contains(line),
             "`{line}` is not in the output\n{output_text}"
         );
     }
-    Ok(format!("the {} blocks of {CHAPTER} do what the chapter says", blocks.len()))
+    Ok(format!("the {} blocks of {CHAPTER} work as printed", blocks.len()))
 }
 
-/// A block of code: what stands behind the fence, and the lines.
+/// A block of code: the info string of its fence, and its text.
 #[derive(Debug, PartialEq, Eq)]
 struct Block {
     info: String,
@@ -99,7 +99,7 @@ fn script(blocks: &[Block]) -> Result<String> {
     Ok(script)
 }
 
-/// Writes the file of a block, or adds to it.
+/// The commands that write the file of a block, or append to it.
 fn file(text: &str) -> Result<String> {
     let (first, _) = text.split_once('\n').unwrap_or((text, ""));
     let name = first.trim_start_matches(['/', '#', ' ']);

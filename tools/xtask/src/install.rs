@@ -1,4 +1,4 @@
-//! `cargo xtask install --prefix DIR`: the programs, the plugins and the C header, where the programs look for them.
+//! `cargo xtask install --prefix DIR`: installs the programs, the plugins and the C headers.
 //!
 //! | what | where |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `dsrun.h`, `dsrun.hpp` | `DIR/include` |
 //!
 //! A plugin is a folder of `plugins/`: a package of the workspace, or one with a Makefile that knows `make install PREFIX=`.
-//! A file is copied beside its place and then renamed, so that what runs meanwhile is not disturbed.
+//! A file is copied to a temporary name and then renamed, so that running programs are not affected.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,20 +19,20 @@ use serde::Deserialize;
 
 use crate::workspace::{Workspace, cargo};
 
-/// Where a program in `bin` looks for plugins, from the prefix.
+/// The folder, below the prefix, in which programs in `bin` look for plugins.
 const PLUGINS: &str = "lib/dsrun/backends.d";
 
-/// What is built.
+/// The build profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// For users: `cargo build --release`.
     Release,
-    /// What `cargo build --workspace --all-targets` makes: it is there already where tests run.
+    /// The profile of tests: `cargo build --workspace --all-targets`.
     Dev,
 }
 
 impl Profile {
-    /// The profile of a name, as cargo calls it.
+    /// The profile with this name.
     pub(crate) fn from_name(name: &str) -> Result<Self> {
         match name {
             "release" => Ok(Self::Release),
@@ -42,12 +42,13 @@ impl Profile {
     }
 }
 
-/// Builds and installs, and gives the paths that were written.
+/// Builds and installs, and returns the paths of the installed files.
 pub(crate) fn run(prefix: &Path, profile: Profile) -> Result<Vec<PathBuf>> {
     let workspace = Workspace::load()?;
-    // Cargo and make run in folders of their own.
-    let prefix = std::path::absolute(prefix).with_context(|| format!("{} is no path", prefix.display()))?;
-    // Before minutes are spent on building.
+    // Absolute, because cargo and make run in other folders.
+    let prefix =
+        std::path::absolute(prefix).with_context(|| format!("`{}` is not a path", prefix.display()))?;
+    // Fail before the build, which takes minutes.
     fs::create_dir_all(prefix.join(PLUGINS))
         .with_context(|| format!("cannot create {}", prefix.join(PLUGINS).display()))?;
     let artifacts = build(&workspace, profile)?;
@@ -71,23 +72,23 @@ pub(crate) fn run(prefix: &Path, profile: Profile) -> Result<Vec<PathBuf>> {
         // Not a package of the workspace: a template.
         let Some(library) = library(&artifacts, &folder) else { continue };
         let manifest = folder.join(format!("{name}.dsrun.toml"));
-        ensure!(manifest.is_file(), "{} is missing: a plugin has a manifest", manifest.display());
+        ensure!(manifest.is_file(), "{} is missing: every plugin needs a manifest", manifest.display());
         installed.push(place(&library, &prefix.join(PLUGINS))?);
         installed.push(place(&manifest, &prefix.join(PLUGINS))?);
     }
     for header in ["dsrun.h", "dsrun.hpp"] {
         installed.push(place(&workspace.root().join("core/include").join(header), &prefix.join("include"))?);
     }
-    // Cargo finishes things in any order.
+    // Cargo reports artifacts in any order.
     installed.sort();
     Ok(installed)
 }
 
-/// The step of `cargo xtask ci`: installs what the tests run with, twice, and has the installed program explain itself.
+/// The step of `cargo xtask ci`: installs the build of the tests twice, and tests that the installed program loads the plugins.
 pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     let prefix = workspace.metadata.target_directory.as_std_path().join("installed");
     let installed = run(&prefix, Profile::Dev)?;
-    ensure!(run(&prefix, Profile::Dev)? == installed, "installing again installs something else");
+    ensure!(run(&prefix, Profile::Dev)? == installed, "a second installation installs other files");
     let output = Command::new(prefix.join("bin/dsrun"))
         .args(["backends", "--explain", "--json"])
         .env_remove("DSRUN_BACKEND_FILES")
@@ -96,8 +97,8 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
         .output()
         .context("the installed program cannot be started")?;
     ensure!(output.status.success(), "the installed program ended with {}", output.status);
-    let explained: Explained =
-        serde_json::from_slice(&output.stdout).context("`dsrun backends --explain --json` is no JSON")?;
+    let explained: Explained = serde_json::from_slice(&output.stdout)
+        .context("`dsrun backends --explain --json` does not print JSON")?;
     let folder = prefix.join(PLUGINS);
     for manifest in
         installed.iter().filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
@@ -108,7 +109,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
         let loaded = explained.loaded.iter().find(|loaded| loaded.name == plugin.name);
         let loaded =
             loaded.with_context(|| format!("plugin {} in {} is not ready", plugin.name, folder.display()))?;
-        // A device may be missing here; a plugin that does not load is an error.
+        // A missing device is fine; a plugin that does not load is an error.
         let fine = !loaded.devices.is_empty()
             || loaded.error.as_deref().is_some_and(|error| !error.contains("process"));
         ensure!(fine, "plugin {}: {}", plugin.name, loaded.error.as_deref().unwrap_or("has no device"));
@@ -117,7 +118,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     Ok(format!("{} files installed; the installed program loads {plugins} plugins", installed.len()))
 }
 
-/// What `dsrun backends --explain --json` says, as far as it matters here.
+/// The parts of the output of `dsrun backends --explain --json` that the step uses.
 #[derive(Debug, Deserialize)]
 struct Explained {
     plugins: Vec<Found>,
@@ -138,13 +139,13 @@ struct Loaded {
     error: Option<String>,
 }
 
-/// Says what was installed and what to do next.
+/// The message that says what was installed and what to do next.
 pub(crate) fn report(installed: &[PathBuf], prefix: &Path) -> String {
     let mut text: String = installed.iter().map(|path| format!("installed {}\n", path.display())).collect();
     let programs = std::path::absolute(prefix.join("bin")).unwrap_or_else(|_| prefix.join("bin"));
     let found =
         env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder == programs));
-    text += &format!("`{} backends --explain` shows what is there\n", programs.join("dsrun").display());
+    text += &format!("`{} backends --explain` shows the plugins\n", programs.join("dsrun").display());
     if !found {
         text += &format!("{} is not in PATH\n", programs.display());
     }
@@ -176,17 +177,18 @@ fn build(workspace: &Workspace, profile: Profile) -> Result<Vec<Artifact>> {
             artifacts.push(artifact);
         }
     }
-    let status = child.wait().context("cargo was lost")?;
-    ensure!(status.success(), "cargo could not build what is to be installed; it ended with {status}");
+    let status = child.wait().context("cargo cannot be waited for")?;
+    ensure!(status.success(), "cargo could not build the programs and plugins; it ended with {status}");
     Ok(artifacts)
 }
 
 /// Rooms whose programs are for users.
 fn has_programs(folder: &str) -> bool {
-    (folder.starts_with("tools/") && folder != "tools/xtask") || folder == "conformance-tests"
+    let for_developers = ["tools/test-support", "tools/xtask"].contains(&folder);
+    (folder.starts_with("tools/") && !for_developers) || folder == "conformance-tests"
 }
 
-/// The file of a program for users.
+/// The executable of an artifact, if it is a program for users.
 fn program(artifact: &Artifact, workspace: &Workspace) -> Option<PathBuf> {
     let package = workspace.metadata.packages.iter().find(|package| package.id == artifact.package_id)?;
     let wanted = artifact.target.kind.contains(&TargetKind::Bin) && !artifact.profile.test;
@@ -220,7 +222,7 @@ fn plugin_folders(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-/// Has a plugin's Makefile build and install it.
+/// Builds and installs a plugin with its Makefile.
 fn make(folder: &Path, prefix: &Path, workspace: &Workspace) -> Result<()> {
     let name = folder.file_name().unwrap_or_default();
     let built = workspace.metadata.target_directory.as_std_path().join("plugins").join(name);
@@ -238,7 +240,7 @@ fn make(folder: &Path, prefix: &Path, workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The files that a Makefile was to install: the manifest, and the library it names.
+/// The files that a Makefile must have installed: the library and the manifest.
 fn made(folder: &Path, prefix: &Path) -> Result<Vec<PathBuf>> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let library = format!(
@@ -254,7 +256,7 @@ fn made(folder: &Path, prefix: &Path) -> Result<Vec<PathBuf>> {
     Ok(files.to_vec())
 }
 
-/// Copies a file into a folder, at once or not at all.
+/// Copies a file into a folder atomically.
 fn place(file: &Path, folder: &Path) -> Result<PathBuf> {
     let name = file.file_name().with_context(|| format!("{} has no name", file.display()))?;
     let target = folder.join(name);
@@ -307,9 +309,13 @@ mod tests {
 
     #[test]
     fn programs_for_users_are_those_of_the_tools_and_the_suite() {
-        for (folder, wanted) in
-            [("tools/dsrun", true), ("conformance-tests", true), ("tools/xtask", false), ("core", false)]
-        {
+        for (folder, wanted) in [
+            ("tools/dsrun", true),
+            ("conformance-tests", true),
+            ("tools/test-support", false),
+            ("tools/xtask", false),
+            ("core", false),
+        ] {
             assert_eq!(has_programs(folder), wanted, "{folder}");
         }
     }

@@ -1,7 +1,7 @@
-//! What we link must be licensed for it and come from crates.io.
+//! The step `licences`: all dependencies have an allowed licence and come from crates.io.
 //!
-//! Looked at is every package that one of our platforms needs to build or test. A package without a licence expression
-//! fails.
+//! The step checks every package that one of the supported platforms needs to build or test. A package without a licence
+//! expression fails.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use spdx::{Expression, ParseMode};
 
 use crate::workspace::{Workspace, fail_on};
 
-/// Licences that anything we use may have.
+/// Licences that every package may have.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -25,10 +25,10 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// Licences that are also fine for what runs while we build or test and is not linked into what we ship.
+/// Licences that packages may also have that are only used to build or test, and are not linked into what is shipped.
 const ALLOWED_FOR_TOOLS: &[&str] = &["MPL-2.0"];
 
-/// Exceptions that only add permissions, so that a licence with them is allowed where the licence is.
+/// Licence exceptions that only add permissions; a licence with one of them is allowed where the licence is.
 const ALLOWED_EXCEPTIONS: &[&str] = &["LLVM-exception"];
 
 /// The step of `cargo xtask ci`.
@@ -46,7 +46,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
             problems.push(format!("{} {}: {reason}", package.name, package.version));
         }
     }
-    fail_on(&problems, "packages with a licence or a source that we do not take")?;
+    fail_on(&problems, "packages whose licence or source is not allowed; see tools/xtask/src/licences.rs")?;
     Ok(format!(
         "{} packages, {} of them shipped, have allowed licences",
         metadata.packages.len(),
@@ -54,23 +54,23 @@ pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     ))
 }
 
-/// What a package is to us.
+/// The use of a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// Linked into something we ship.
+    /// The package is linked into what is shipped.
     Shipped,
-    /// Runs while we build or test, and is left behind.
+    /// The package is only used to build or test.
     Tool,
 }
 
-/// Whether an SPDX expression can be met with the licences we take; the error says what is wrong with it.
+/// Checks whether an SPDX expression can be satisfied with allowed licences.
 fn check_licence(expression: Option<&str>, role: Role) -> Result<(), String> {
     let Some(text) = expression else {
         return Err("it states no SPDX licence expression".to_owned());
     };
     // Lax: crates from before 2018 write `MIT/Apache-2.0` for `MIT OR Apache-2.0`.
     let parsed = Expression::parse_mode(text, ParseMode::LAX)
-        .map_err(|error| format!("`{text}` is no SPDX expression: {}", error.reason))?;
+        .map_err(|error| format!("`{text}` is not an SPDX expression: {}", error.reason))?;
     let allowed = |requirement: &spdx::LicenseReq| {
         let Some(licence) = requirement.license.id() else { return false };
         let licence_allowed = ALLOWED.contains(&licence.name)
@@ -90,7 +90,7 @@ fn check_licence(expression: Option<&str>, role: Role) -> Result<(), String> {
     }
 }
 
-/// What is wrong with where a package comes from, if anything.
+/// The problem with the source of a package, if there is one.
 fn source_problem(package: &Package, ours: bool) -> Option<String> {
     match &package.source {
         Some(source) if source.is_crates_io() => None,
@@ -100,7 +100,7 @@ fn source_problem(package: &Package, ours: bool) -> Option<String> {
     }
 }
 
-/// The packages linked into ours: reached over normal dependencies, and not through a procedural macro.
+/// The packages that are linked into ours: those reachable over normal dependencies and not through a procedural macro.
 fn shipped_packages(metadata: &Metadata) -> HashSet<PackageId> {
     let procedural_macros: HashSet<&PackageId> = metadata
         .packages
@@ -125,7 +125,7 @@ fn shipped_packages(metadata: &Metadata) -> HashSet<PackageId> {
     reached.into_iter().cloned().collect()
 }
 
-/// Everything reachable from `start`, itself included.
+/// All nodes reachable from `start`, including `start`.
 fn reach<T: Copy + Eq + std::hash::Hash>(start: Vec<T>, next: impl Fn(T) -> Vec<T>) -> HashSet<T> {
     let mut reached: HashSet<T> = start.iter().copied().collect();
     let mut pending = start;

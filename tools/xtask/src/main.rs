@@ -1,5 +1,5 @@
-//! Project tasks. `cargo xtask ci` is the one command that checks everything; the steps are in [`ci`]. `cargo xtask docs`
-//! writes the generated pages of the book, `cargo xtask header` the C header of the plugin ABI; `cargo xtask install` installs.
+//! Project tasks. `cargo xtask ci` runs all checks, whose steps are in [`ci`]. `cargo xtask docs` writes the generated pages of
+//! the book, `cargo xtask header` writes the C header of the plugin ABI, and `cargo xtask install` installs programs and plugins.
 
 // A command-line tool: its output is its purpose.
 #![allow(clippy::print_stdout, clippy::print_stderr)]

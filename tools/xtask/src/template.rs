@@ -1,4 +1,4 @@
-//! The step `template`: `plugins/template`, copied as its README says, builds, and its tests pass.
+//! The step `template`: a copy of `plugins/template`, made as its README says, builds and passes its tests.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,26 +8,26 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::{Workspace, cargo};
 
-/// What the template's manifest says of where the sources of dsrun are.
+/// The path from the template to the sources of dsrun, as its manifest has it.
 const SOURCES: &str = "../../";
 
 /// The step of `cargo xtask ci`.
 pub(crate) fn check(workspace: &Workspace) -> Result<String> {
     let root = workspace.root();
     let target = workspace.metadata.target_directory.as_std_path();
-    // The same place every time, so that cargo finds what it has built before.
+    // The same path every time, so that cargo reuses what it has built.
     let copy = target.join("template");
     if copy.exists() {
         fs::remove_dir_all(&copy).with_context(|| format!("cannot remove {}", copy.display()))?;
     }
     copy_folder(&root.join("plugins/template"), &copy)?;
-    // The versions that are here already.
+    // Use the versions that are already downloaded.
     fs::copy(root.join("Cargo.lock"), copy.join("Cargo.lock")).context("cannot copy Cargo.lock")?;
     let manifest = copy.join("Cargo.toml");
     let text = fs::read_to_string(&manifest).context("the template has no Cargo.toml")?;
     ensure!(
         text.contains(SOURCES),
-        "the template's Cargo.toml says nowhere where the sources are: `{SOURCES}`"
+        "the Cargo.toml of the template has no path to the sources that begins with `{SOURCES}`"
     );
     fs::write(&manifest, text.replace(SOURCES, &format!("{}/", root.display())))
         .context("cannot write the copy's Cargo.toml")?;

@@ -1,4 +1,4 @@
-//! The workspace as the checks see it: what `cargo metadata` says, and where the files are.
+//! The workspace: the output of `cargo metadata`, and helpers for paths and files.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -6,8 +6,8 @@ use std::{env, fs};
 use anyhow::{Context, Result};
 use cargo_metadata::{Metadata, MetadataCommand, Package};
 
-/// The platforms the README speaks of. What only another platform would build (a browser's, a phone's) is left out of
-/// the metadata: it is in the lock file and nowhere else.
+/// The platforms that the README lists. Dependencies of other platforms only, such as browsers and phones, are left out of the
+/// metadata.
 const PLATFORMS: &[&str] = &[
     "x86_64-unknown-linux-gnu",
     "aarch64-unknown-linux-gnu",
@@ -16,14 +16,14 @@ const PLATFORMS: &[&str] = &[
     "x86_64-pc-windows-msvc",
 ];
 
-/// The workspace this program was built from.
+/// The workspace that contains this program.
 pub(crate) struct Workspace {
-    /// All packages, external ones included, that one of [`PLATFORMS`] needs.
+    /// All packages that one of [`PLATFORMS`] needs, including external ones.
     pub(crate) metadata: Metadata,
 }
 
 impl Workspace {
-    /// Asks cargo about the workspace that contains the current directory.
+    /// Runs `cargo metadata` for the workspace that contains the current directory.
     pub(crate) fn load() -> Result<Self> {
         let filters =
             PLATFORMS.iter().flat_map(|platform| ["--filter-platform".to_owned(), (*platform).to_owned()]);
@@ -48,18 +48,18 @@ impl Workspace {
     }
 }
 
-/// The cargo that started this program, so that a `+toolchain` given once holds for every step.
+/// The cargo that started this program, so that all steps use the same toolchain.
 pub(crate) fn cargo() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
-/// `path` relative to `root`, with `/` on every platform; the whole path when it lies elsewhere.
+/// `path` relative to `root`, with `/` on every platform; the whole path if it is not inside `root`.
 pub(crate) fn display_relative(path: &Path, root: &Path) -> String {
     let relative = path.strip_prefix(root).unwrap_or(path);
     relative.components().map(|part| part.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
 }
 
-/// All files under `folder` whose name ends in `.extension`, sorted; none when the folder does not exist.
+/// All files under `folder` whose name ends in `.extension`, sorted; an empty list if the folder does not exist.
 pub(crate) fn files_with_extension(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut pending = vec![folder.to_path_buf()];
@@ -71,7 +71,7 @@ pub(crate) fn files_with_extension(folder: &Path, extension: &str) -> Result<Vec
         for entry in entries {
             let entry = entry.with_context(|| format!("cannot list {}", current.display()))?;
             let path = entry.path();
-            // A link is not followed: it could lead out of the repository or round in a circle.
+            // Symbolic links are not followed: they could leave the repository or form a loop.
             let kind = entry.file_type().with_context(|| format!("cannot examine {}", path.display()))?;
             if kind.is_dir() {
                 pending.push(path);
@@ -84,7 +84,7 @@ pub(crate) fn files_with_extension(folder: &Path, extension: &str) -> Result<Vec
     Ok(found)
 }
 
-/// One line per problem under a headline, as the error of a check.
+/// Fails with a headline and a line for each problem, if there are problems.
 pub(crate) fn fail_on(problems: &[String], headline: &str) -> Result<()> {
     if problems.is_empty() {
         return Ok(());
