@@ -3,13 +3,13 @@
 use crate::{
     change::{change_result, copied, flip, operand, result, round, write_behind},
     faulty_calls::{
-        argmax_last, bf16_sums, disturbed_by_others, eps_outside, graph_flushes_weights, graph_of_old_data,
-        groups_swapped, has_long_rows, mask_missing, shared_scratch, slot_count, slot_unchecked,
+        argmax_last, bf16_sums, disturbed_by_others, eps_outside, graph_of_old_data, groups_swapped,
+        has_long_rows, mask_missing, region_flushes_weights, shared_scratch, slot_count, slot_unchecked,
         truncating_cast,
     },
     raw::{self, Query},
     tensor::{Copied, bytes},
-    wrap::{Run, launching},
+    wrap::{Run, in_region},
 };
 use dsrun_core::{
     Code, DType, Error, Result, WeightFormat,
@@ -333,16 +333,16 @@ static FAULTS: &[Fault] = &[
     Fault { name: "stale_plan", stale_plan: true, ..NONE },
     run("graph_of_old_data", graph_of_old_data),
     Fault { name: "copies_go_astray", copies_go_astray: true, ..NONE },
-    run("graph_misses_a_key", |run, stream| match launching() {
+    run("region_misses_a_key", |run, stream| match in_region() {
         true => operand(run, stream, "paged_attention", 5, |_, lengths| {
             lengths.map(|_, length| (length - 1).max(0));
         }),
         false => run.right(stream),
     }),
-    run("graph_flushes_weights", graph_flushes_weights),
-    run("graph_pads_a_head", |run, stream| {
+    run("region_flushes_weights", region_flushes_weights),
+    run("region_pads_a_head", |run, stream| {
         let size = run.operand(1).and_then(|keys| keys.shape.last()).copied().unwrap_or(0);
-        if !launching() || size.is_power_of_two() {
+        if !in_region() || size.is_power_of_two() {
             return run.right(stream);
         }
         result(run, stream, "paged_attention", 0, |_, y| {
@@ -350,9 +350,9 @@ static FAULTS: &[Fault] = &[
             lasts.for_each(|index| y.set_float(index, 0.0));
         })
     }),
-    run("graph_loses_scales", |run, stream| match run.call.operands.get(1) {
+    run("region_loses_scales", |run, stream| match run.call.operands.get(1) {
         Some(Some(OperandDesc::Weight(weight)))
-            if launching() && !matches!(weight.format, WeightFormat::Dense(_)) =>
+            if in_region() && !matches!(weight.format, WeightFormat::Dense(_)) =>
         {
             result(run, stream, "linear", 0, |_, y| {
                 (0..y.count()).for_each(|index| y.set_float(index, y.float(index) * 1.25));
@@ -360,11 +360,11 @@ static FAULTS: &[Fault] = &[
         }
         _ => run.right(stream),
     }),
-    run("graph_records_another", |run, stream| match launching() {
+    run("region_records_another", |run, stream| match in_region() {
         true => result(run, stream, "commit_tokens", 0, flip),
         false => run.right(stream),
     }),
-    run("graph_scales_a_part", |run, stream| match launching() {
+    run("region_scales_a_part", |run, stream| match in_region() {
         true => result(run, stream, "quant_per_token", 1, flip),
         false => run.right(stream),
     }),

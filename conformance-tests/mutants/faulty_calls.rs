@@ -3,7 +3,7 @@
 use crate::{
     change::{change_result, copied, flip, operand, result, write_behind},
     tensor::{Copied, bytes},
-    wrap::{Run, launching},
+    wrap::{Run, in_graph, in_region},
 };
 use dsrun_core::{
     DType, Result,
@@ -156,7 +156,7 @@ pub(crate) fn shared_scratch(run: &Run, stream: &mut dyn Stream) -> Result<()> {
 }
 
 pub(crate) fn graph_of_old_data(run: &Run, stream: &mut dyn Stream) -> Result<()> {
-    if !launching() {
+    if !in_graph() {
         return run.right(stream);
     }
     let tensors = run.arguments.operands.iter().filter_map(|argument| match argument {
@@ -172,9 +172,9 @@ pub(crate) fn graph_of_old_data(run: &Run, stream: &mut dyn Stream) -> Result<()
 }
 
 /// Attention of one token with weights of f16, 16 keys at a time, of which the largest is 1.
-pub(crate) fn graph_flushes_weights(run: &Run, stream: &mut dyn Stream) -> Result<()> {
+pub(crate) fn region_flushes_weights(run: &Run, stream: &mut dyn Stream) -> Result<()> {
     let Op::PagedAttention(op) = run.call.op else { return run.right(stream) };
-    if !launching() || run.operand(0).is_none_or(|query| query.dtype != DType::F16 || query.shape[0] != 1) {
+    if !in_region() || run.operand(0).is_none_or(|query| query.dtype != DType::F16 || query.shape[0] != 1) {
         return run.right(stream);
     }
     let mut operand = |index| copied(run, stream, index);

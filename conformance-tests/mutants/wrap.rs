@@ -5,6 +5,7 @@
 use crate::faults::Fault;
 use dsrun_core::{
     Code, Error, Result, WeightReader,
+    checked::CheckedPlan,
     collective::{Collective, Comm, GroupId},
     device::{
         Backend, BackendInfo, Buffer, BufferSlice, Device, DeviceInfo, DeviceOptions, DeviceProperties,
@@ -15,6 +16,8 @@ use dsrun_core::{
         Arguments, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support,
         WeightDesc,
     },
+    op::Op,
+    region::LoweredPlan,
 };
 use dsrun_cpu::CpuBackend;
 use std::{
@@ -26,7 +29,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    thread,
+    thread::{self, LocalKey},
     time::Duration,
 };
 
@@ -84,13 +87,7 @@ impl Backend for MutantBackend {
             streams: AtomicU64::new(0),
             left_behind: if self.fault.handles_leak { 4096 * before } else { 0 },
         });
-        Ok(Arc::new(MutantDevice {
-            properties,
-            kernels: MutantKernels(shared.clone()),
-            graphs: MutantGraphs(shared.clone()),
-            collective: MutantCollective(shared.clone()),
-            shared,
-        }))
+        Ok(Arc::new(MutantDevice::new(properties, shared)))
     }
 }
 
@@ -132,6 +129,18 @@ struct MutantDevice {
     graphs: MutantGraphs,
     collective: MutantCollective,
     shared: Arc<Shared>,
+}
+
+impl MutantDevice {
+    fn new(properties: DeviceProperties, shared: Arc<Shared>) -> Self {
+        Self {
+            properties,
+            kernels: MutantKernels(shared.clone()),
+            graphs: MutantGraphs(shared.clone()),
+            collective: MutantCollective(shared.clone()),
+            shared,
+        }
+    }
 }
 
 impl Device for MutantDevice {
@@ -184,9 +193,28 @@ impl Device for MutantDevice {
 #[derive(Debug)]
 struct MutantKernels(Arc<Shared>);
 
+impl MutantKernels {
+    /// The plan of a region that the CPU backend has no kernel for, as the plans of its body, faults included.
+    fn lowered(&self, call: &CallDesc) -> Result<Option<LoweredPlan>> {
+        if !matches!(call.op, Op::Region(_)) || self.0.inner.kernels().query(call)?.native {
+            return Ok(None);
+        }
+        let device = MutantDevice::new(self.0.inner.properties().clone(), self.0.clone());
+        let mut plan = |call| CheckedPlan::new(&device, call);
+        match LoweredPlan::new(call, device.properties.alignment, &mut plan) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(error) if error.code() == Code::Unsupported => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 impl Kernels for MutantKernels {
     fn query(&self, call: &CallDesc) -> Result<Support> {
         let mut support = self.0.inner.kernels().query(&unwrapped(call))?;
+        if let Some(plan) = self.lowered(call)? {
+            support = Support { workspace_bytes: plan.workspace_bytes(), ..Support::native() };
+        }
         if let Some(query) = self.0.fault.query {
             query(call, &mut support);
         }
@@ -215,6 +243,9 @@ impl Kernels for MutantKernels {
         let (fault, call) = (self.0.fault, &unwrapped(call));
         if let Some(refusal) = fault.plan.and_then(|plan| plan(call)) {
             return Err(refusal);
+        }
+        if let Some(plan) = self.lowered(call)? {
+            return Ok(Arc::new(MutantRegion(Arc::new(plan))));
         }
         let kernels = self.0.inner.kernels();
         let inner = kernels.plan(call)?;
@@ -278,6 +309,20 @@ impl Plan for MutantPlan {
             snapshot: RefCell::default(),
             stream: Cell::new(0),
         }))
+    }
+}
+
+/// The plan of a region as the plans of its body.
+#[derive(Debug)]
+struct MutantRegion(Arc<LoweredPlan>);
+
+impl Plan for MutantRegion {
+    fn workspace_bytes(&self) -> usize {
+        self.0.workspace_bytes()
+    }
+
+    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+        Ok(Box::new(Within { flag: &IN_REGION, call: self.0.clone().bind(arguments)? }))
     }
 }
 
@@ -359,12 +404,35 @@ impl BoundCall for Run {
 
 thread_local! {
     /// Whether a graph is being launched.
-    static LAUNCHING: Cell<bool> = const { Cell::new(false) };
+    static IN_GRAPH: Cell<bool> = const { Cell::new(false) };
+    /// Whether the body of a region runs.
+    static IN_REGION: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether the call that runs on this thread is one of a graph.
-pub(crate) fn launching() -> bool {
-    LAUNCHING.get()
+pub(crate) fn in_graph() -> bool {
+    IN_GRAPH.get()
+}
+
+/// Whether the call that runs on this thread is one of the body of a region.
+pub(crate) fn in_region() -> bool {
+    IN_REGION.get()
+}
+
+/// A call with a flag that is set while the call runs.
+#[derive(Debug)]
+struct Within {
+    flag: &'static LocalKey<Cell<bool>>,
+    call: Box<dyn BoundCall>,
+}
+
+impl BoundCall for Within {
+    fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
+        let before = self.flag.replace(true);
+        let result = self.call.enqueue(stream);
+        self.flag.set(before);
+        result
+    }
 }
 
 #[derive(Debug)]
@@ -374,7 +442,7 @@ impl Graphs for MutantGraphs {
     fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
         let graphs = self.0.inner.graphs();
         let graphs = graphs.ok_or_else(|| Error::internal("the CPU backend has graphs"))?;
-        let captured = |call| Box::new(Captured(call)) as Box<dyn BoundCall>;
+        let captured = |call| Box::new(Within { flag: &IN_GRAPH, call }) as Box<dyn BoundCall>;
         let (stream, _) = inner_stream(stream);
         Ok(Box::new(MutantGraph(graphs.capture(stream, calls.into_iter().map(captured).collect())?)))
     }
@@ -386,19 +454,6 @@ struct MutantGraph(Box<dyn Graph>);
 impl Graph for MutantGraph {
     fn launch(&self, stream: &mut dyn Stream) -> Result<()> {
         self.0.launch(inner_stream(stream).0)
-    }
-}
-
-/// A call of a graph.
-#[derive(Debug)]
-struct Captured(Box<dyn BoundCall>);
-
-impl BoundCall for Captured {
-    fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
-        LAUNCHING.set(true);
-        let result = self.0.enqueue(stream);
-        LAUNCHING.set(false);
-        result
     }
 }
 
