@@ -10,6 +10,6 @@ struct Strides {
     i64 slot;
 };
 static_assert(sizeof(Strides) == 24, "Strides as in Rust");
-static_assert(__builtin_offsetof(Strides, page) == 0, "Strides as in Rust");
-static_assert(__builtin_offsetof(Strides, head) == 8, "Strides as in Rust");
-static_assert(__builtin_offsetof(Strides, slot) == 16, "Strides as in Rust");
+static_assert(sizeof(Strides::page) == 8 && alignof(decltype(Strides::page)) == 8, "Strides as in Rust");
+static_assert(sizeof(Strides::head) == 8 && alignof(decltype(Strides::head)) == 8, "Strides as in Rust");
+static_assert(sizeof(Strides::slot) == 8 && alignof(decltype(Strides::slot)) == 8, "Strides as in Rust");

@@ -16,13 +16,13 @@ struct Layer {
     X* values;
 };
 static_assert(sizeof(Layer) == 128, "Layer as in Rust");
-static_assert(__builtin_offsetof(Layer, weights) == 0, "Layer as in Rust");
-static_assert(__builtin_offsetof(Layer, biases) == 32, "Layer as in Rust");
-static_assert(__builtin_offsetof(Layer, norm_weights) == 64, "Layer as in Rust");
-static_assert(__builtin_offsetof(Layer, norm_biases) == 80, "Layer as in Rust");
-static_assert(__builtin_offsetof(Layer, head_norms) == 96, "Layer as in Rust");
-static_assert(__builtin_offsetof(Layer, keys) == 112, "Layer as in Rust");
-static_assert(__builtin_offsetof(Layer, values) == 120, "Layer as in Rust");
+static_assert(sizeof(Layer::weights) == 32 && alignof(decltype(Layer::weights)) == 8, "Layer as in Rust");
+static_assert(sizeof(Layer::biases) == 32 && alignof(decltype(Layer::biases)) == 8, "Layer as in Rust");
+static_assert(sizeof(Layer::norm_weights) == 16 && alignof(decltype(Layer::norm_weights)) == 8, "Layer as in Rust");
+static_assert(sizeof(Layer::norm_biases) == 16 && alignof(decltype(Layer::norm_biases)) == 8, "Layer as in Rust");
+static_assert(sizeof(Layer::head_norms) == 16 && alignof(decltype(Layer::head_norms)) == 8, "Layer as in Rust");
+static_assert(sizeof(Layer::keys) == 8 && alignof(decltype(Layer::keys)) == 8, "Layer as in Rust");
+static_assert(sizeof(Layer::values) == 8 && alignof(decltype(Layer::values)) == 8, "Layer as in Rust");
 
 /* A product as it is in all layers: the norm in front of it, the scale of the sum and the limit of the activation behind it. */
 struct Product {
@@ -32,10 +32,10 @@ struct Product {
     float limit;
 };
 static_assert(sizeof(Product) == 16, "Product as in Rust");
-static_assert(__builtin_offsetof(Product, eps) == 0, "Product as in Rust");
-static_assert(__builtin_offsetof(Product, weight_offset) == 4, "Product as in Rust");
-static_assert(__builtin_offsetof(Product, alpha) == 8, "Product as in Rust");
-static_assert(__builtin_offsetof(Product, limit) == 12, "Product as in Rust");
+static_assert(sizeof(Product::eps) == 4 && alignof(decltype(Product::eps)) == 4, "Product as in Rust");
+static_assert(sizeof(Product::weight_offset) == 4 && alignof(decltype(Product::weight_offset)) == 4, "Product as in Rust");
+static_assert(sizeof(Product::alpha) == 4 && alignof(decltype(Product::alpha)) == 4, "Product as in Rust");
+static_assert(sizeof(Product::limit) == 4 && alignof(decltype(Product::limit)) == 4, "Product as in Rust");
 
 /* The token in front of the layers, where this launch makes it: a row of a table, and where `position_rows` is not null, added to one of another for its position. As embed.cu. */
 struct Embedding {
@@ -50,14 +50,14 @@ struct Embedding {
     i64 position_row_count;
 };
 static_assert(sizeof(Embedding) == 64, "Embedding as in Rust");
-static_assert(__builtin_offsetof(Embedding, ids) == 0, "Embedding as in Rust");
-static_assert(__builtin_offsetof(Embedding, first_row) == 8, "Embedding as in Rust");
-static_assert(__builtin_offsetof(Embedding, rows) == 16, "Embedding as in Rust");
-static_assert(__builtin_offsetof(Embedding, row_count) == 24, "Embedding as in Rust");
-static_assert(__builtin_offsetof(Embedding, positions) == 32, "Embedding as in Rust");
-static_assert(__builtin_offsetof(Embedding, position_offset) == 40, "Embedding as in Rust");
-static_assert(__builtin_offsetof(Embedding, position_rows) == 48, "Embedding as in Rust");
-static_assert(__builtin_offsetof(Embedding, position_row_count) == 56, "Embedding as in Rust");
+static_assert(sizeof(Embedding::ids) == 8 && alignof(decltype(Embedding::ids)) == 8, "Embedding as in Rust");
+static_assert(sizeof(Embedding::first_row) == 8 && alignof(decltype(Embedding::first_row)) == 8, "Embedding as in Rust");
+static_assert(sizeof(Embedding::rows) == 8 && alignof(decltype(Embedding::rows)) == 8, "Embedding as in Rust");
+static_assert(sizeof(Embedding::row_count) == 8 && alignof(decltype(Embedding::row_count)) == 8, "Embedding as in Rust");
+static_assert(sizeof(Embedding::positions) == 8 && alignof(decltype(Embedding::positions)) == 8, "Embedding as in Rust");
+static_assert(sizeof(Embedding::position_offset) == 8 && alignof(decltype(Embedding::position_offset)) == 8, "Embedding as in Rust");
+static_assert(sizeof(Embedding::position_rows) == 8 && alignof(decltype(Embedding::position_rows)) == 8, "Embedding as in Rust");
+static_assert(sizeof(Embedding::position_row_count) == 8 && alignof(decltype(Embedding::position_row_count)) == 8, "Embedding as in Rust");
 
 /* How fast a multiprocessor asks memory for weights. */
 struct Pacing {
@@ -70,10 +70,10 @@ struct Pacing {
     u32 unused;
 };
 static_assert(sizeof(Pacing) == 16, "Pacing as in Rust");
-static_assert(__builtin_offsetof(Pacing, in_flight) == 0, "Pacing as in Rust");
-static_assert(__builtin_offsetof(Pacing, clocks_per_byte) == 4, "Pacing as in Rust");
-static_assert(__builtin_offsetof(Pacing, catch_up) == 8, "Pacing as in Rust");
-static_assert(__builtin_offsetof(Pacing, unused) == 12, "Pacing as in Rust");
+static_assert(sizeof(Pacing::in_flight) == 4 && alignof(decltype(Pacing::in_flight)) == 4, "Pacing as in Rust");
+static_assert(sizeof(Pacing::clocks_per_byte) == 4 && alignof(decltype(Pacing::clocks_per_byte)) == 4, "Pacing as in Rust");
+static_assert(sizeof(Pacing::catch_up) == 4 && alignof(decltype(Pacing::catch_up)) == 4, "Pacing as in Rust");
+static_assert(sizeof(Pacing::unused) == 4 && alignof(decltype(Pacing::unused)) == 4, "Pacing as in Rust");
 
 /* All layers, and the token's place in its sequence. */
 struct Model {
@@ -112,30 +112,30 @@ struct Model {
     Pacing pacing;
 };
 static_assert(sizeof(Model) == 352, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, products) == 0, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, head_eps) == 64, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, head_offsets) == 72, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, table) == 80, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, layers) == 88, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, x) == 96, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, y) == 104, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, exchange) == 112, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, partial) == 120, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, done) == 128, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, query_scale) == 136, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, key_scale) == 140, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, score_scale) == 144, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, unused) == 148, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, positions) == 152, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, frequencies) == 160, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, slots) == 168, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, pages) == 176, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, key_strides) == 184, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, value_strides) == 208, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, query_start) == 232, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, query_length) == 240, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, kv_length) == 248, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, block_table) == 256, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, block_table_columns) == 264, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, embedding) == 272, "Model as in Rust");
-static_assert(__builtin_offsetof(Model, pacing) == 336, "Model as in Rust");
+static_assert(sizeof(Model::products) == 64 && alignof(decltype(Model::products)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::head_eps) == 8 && alignof(decltype(Model::head_eps)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::head_offsets) == 8 && alignof(decltype(Model::head_offsets)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::table) == 8 && alignof(decltype(Model::table)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::layers) == 8 && alignof(decltype(Model::layers)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::x) == 8 && alignof(decltype(Model::x)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::y) == 8 && alignof(decltype(Model::y)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::exchange) == 8 && alignof(decltype(Model::exchange)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::partial) == 8 && alignof(decltype(Model::partial)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::done) == 8 && alignof(decltype(Model::done)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::query_scale) == 4 && alignof(decltype(Model::query_scale)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::key_scale) == 4 && alignof(decltype(Model::key_scale)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::score_scale) == 4 && alignof(decltype(Model::score_scale)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::unused) == 4 && alignof(decltype(Model::unused)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::positions) == 8 && alignof(decltype(Model::positions)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::frequencies) == 8 && alignof(decltype(Model::frequencies)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::slots) == 8 && alignof(decltype(Model::slots)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::pages) == 8 && alignof(decltype(Model::pages)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::key_strides) == 24 && alignof(decltype(Model::key_strides)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::value_strides) == 24 && alignof(decltype(Model::value_strides)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::query_start) == 8 && alignof(decltype(Model::query_start)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::query_length) == 8 && alignof(decltype(Model::query_length)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::kv_length) == 8 && alignof(decltype(Model::kv_length)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::block_table) == 8 && alignof(decltype(Model::block_table)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::block_table_columns) == 8 && alignof(decltype(Model::block_table_columns)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::embedding) == 64 && alignof(decltype(Model::embedding)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::pacing) == 16 && alignof(decltype(Model::pacing)) == 4, "Model as in Rust");

@@ -1,7 +1,7 @@
 //! Structs that kernels take: declared once in Rust, from which the CUDA declaration is generated.
 //!
 //! [`kernel_struct`] makes a `repr(C)` struct and remembers its fields, so that [`declaration`] can write the same struct in CUDA C++ with
-//! assertions that sizes and offsets agree, which the compiler checks with every kernel. The generated headers are committed under
+//! assertions that sizes and alignments agree, and with them all offsets, which the compiler checks with every kernel. The generated headers are committed under
 //! `kernels/` for readers; a test holds them to the sources, and `cargo run -p dsrun-cuda --example kernel_headers` writes them.
 
 use std::fmt::Write;
@@ -18,7 +18,8 @@ pub(crate) struct Field {
     pub(crate) cuda_type: &'static str,
     /// Elements of the array; 0 if it is none.
     pub(crate) length: usize,
-    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+    pub(crate) alignment: usize,
 }
 
 /// A struct that kernels take.
@@ -70,7 +71,8 @@ macro_rules! kernel_struct {
                     doc: &[$($field_doc),*],
                     cuda_type: $cuda,
                     length: <$type as $crate::driver::kernel_struct::Length>::LENGTH,
-                    offset: std::mem::offset_of!($name, $field),
+                    bytes: size_of::<$type>(),
+                    alignment: align_of::<$type>(),
                 },
             )*];
         }
@@ -91,7 +93,8 @@ fn comment(doc: &[&str], indent: &str) -> String {
     }
 }
 
-/// The struct in CUDA C++, with assertions of its size and offsets.
+/// The struct in CUDA C++, with assertions of its size and its fields' sizes and alignments. They imply the offsets: the same rule
+/// places the fields of a `repr(C)` struct. NVRTC before CUDA 13.1 has no `offsetof` that an assertion may use.
 pub(crate) fn declaration<T: KernelStruct>() -> String {
     let mut text = comment(T::DOC, "");
     let _ = writeln!(text, "struct {} {{", T::NAME);
@@ -102,10 +105,11 @@ pub(crate) fn declaration<T: KernelStruct>() -> String {
     }
     text += "};\n";
     let _ = writeln!(text, "static_assert(sizeof({0}) == {1}, \"{0} as in Rust\");", T::NAME, size_of::<T>());
-    for Field { name, offset, .. } in T::FIELDS {
+    for Field { name, bytes, alignment, .. } in T::FIELDS {
+        let member = format!("{}::{name}", T::NAME);
         let _ = writeln!(
             text,
-            "static_assert(__builtin_offsetof({0}, {name}) == {offset}, \"{0} as in Rust\");",
+            "static_assert(sizeof({member}) == {bytes} && alignof(decltype({member})) == {alignment}, \"{} as in Rust\");",
             T::NAME
         );
     }
@@ -134,11 +138,11 @@ mod tests {
     }
 
     #[test]
-    fn the_declaration_asserts_size_and_offsets() {
+    fn the_declaration_asserts_sizes_and_alignments() {
         let expected = "/* A pair. */\nstruct Pair {\n    /* The first. */\n    u32 first;\n    const float* second[2];\n};\n\
                         static_assert(sizeof(Pair) == 24, \"Pair as in Rust\");\n\
-                        static_assert(__builtin_offsetof(Pair, first) == 0, \"Pair as in Rust\");\n\
-                        static_assert(__builtin_offsetof(Pair, second) == 8, \"Pair as in Rust\");\n";
+                        static_assert(sizeof(Pair::first) == 4 && alignof(decltype(Pair::first)) == 4, \"Pair as in Rust\");\n\
+                        static_assert(sizeof(Pair::second) == 16 && alignof(decltype(Pair::second)) == 8, \"Pair as in Rust\");\n";
         assert_eq!(declaration::<Pair>(), expected);
     }
 }
