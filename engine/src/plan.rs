@@ -44,6 +44,7 @@ pub(crate) use layout::{InputLayout, Layout, SharedSizes};
 pub(crate) use memory::{cache_desc, page_bytes};
 pub(crate) use plan_cache::{PlanCache, plan_key};
 use programs::StepPrograms;
+use std::sync::Arc;
 pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, StepSize, StepState};
 pub use traffic::StepTraffic;
 
@@ -163,6 +164,26 @@ impl EnginePlan {
     /// [`Self::program`] by [`prune_unused_rows`](crate::passes::prune_unused_rows) and has the same weights and states.
     pub fn pruned(&self) -> &Program {
         self.programs.pruned()
+    }
+
+    /// The program of a step of `tokens` tokens of `requests` requests, each of which samples one token. Its calls are those that
+    /// the device runs: it is made from [`Self::program`] or [`Self::pruned`] by [`merge`](crate::passes::merge), for the sizes
+    /// that the step is rounded up to.
+    ///
+    /// # Errors
+    /// If there are more tokens or requests than a step may have, or fewer tokens than requests; the errors of the device.
+    pub fn step_program(&self, device: &dyn Device, tokens: usize, requests: usize) -> Result<Arc<Program>> {
+        let Bucket { tokens: most_tokens, sequences: most_requests, .. } = self.limits;
+        if tokens > most_tokens || requests > most_requests || tokens < requests {
+            return Err(EngineError::Option {
+                option: "step",
+                value: format!("{tokens} tokens of {requests} requests"),
+                rule: format!(
+                    "must be at most {most_tokens} tokens and {most_requests} requests, with a token for each"
+                ),
+            });
+        }
+        self.programs.merged(device, Bucket::for_step(tokens, requests, requests, self.limits), self.fixed)
     }
 
     /// Tokens a request may have, prompt and answer together.

@@ -345,6 +345,12 @@ fn inspect_shows_configuration_plan_tensors_and_program() {
     let fused = run(with_tiny("inspect", &["--program", "--fused"]));
     assert!(fused.out.contains("region \"norm_linear\""), "{}", fused.out);
     assert_eq!(run(with_tiny("inspect", &["--fused"])).code, Some(2));
+    // The program of a step.
+    let step = run(with_tiny("inspect", &["--program", "--step", "4", "--requests", "2"]));
+    assert!(step.out.contains("region \"norm_linear\""), "{}{}", step.out, step.err);
+    let few = run(with_tiny("inspect", &["--program", "--step", "1", "--requests", "2"]));
+    assert_eq!(few.code, Some(1));
+    assert!(few.err.contains("step is 1 tokens of 2 requests: must be at most"), "{}", few.err);
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Arguments of `dsrun pull`, `models`, `inspect` and `logits`.
 
-use super::setup::{SetupArguments, SpeculationArguments};
+use super::{
+    setup::{SetupArguments, SpeculationArguments},
+    values::positive,
+};
 use clap::{Args, Subcommand};
 
 #[derive(Debug, Args)]
@@ -39,9 +42,15 @@ pub(crate) struct Inspect {
     /// Print the model as a program of primitive ops.
     #[arg(long)]
     pub(crate) program: bool,
-    /// Print the program as it runs on the device, with fused ops.
+    /// Print the program with the fused ops that steps of every size share on the device.
     #[arg(long, requires = "program", conflicts_with = "no_fuse")]
     pub(crate) fused: bool,
+    /// Print the program of a step of this many tokens: every call is one that the device runs in this step.
+    #[arg(long, requires = "program", conflicts_with = "fused", value_name = "TOKENS", value_parser = positive)]
+    pub(crate) step: Option<usize>,
+    /// The number of requests in the step, each of which samples a token.
+    #[arg(long, requires = "step", value_name = "COUNT", default_value_t = 1, value_parser = positive)]
+    pub(crate) requests: usize,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -17,12 +17,13 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
     let speculation = command.speculation.speculation();
-    let options = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
+    let options = EngineOptions { speculation, ..engine_options(&command.setup.engine, command.requests) };
     let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
-    let program = match (command.program, command.fused) {
-        (false, _) => None,
-        (true, true) => Some(plan.program().to_string()),
-        (true, false) => {
+    let program = match (command.program, command.fused, command.step) {
+        (false, ..) => None,
+        (true, _, Some(tokens)) => Some(plan.step_program(&*device, tokens, command.requests)?.to_string()),
+        (true, true, _) => Some(plan.program().to_string()),
+        (true, false, _) => {
             let options = EngineOptions { fuse: false, ..options };
             Some(plan_engine(&model, draft.as_ref(), &*device, &options)?.program().to_string())
         }
