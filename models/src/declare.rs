@@ -1,6 +1,7 @@
 //! Declares the weights of a program: which tensor of the file each one is, and in which format it is kept.
 
 use crate::{
+    config::DecoderConfig,
     step::Storage,
     tensor_names::{Naming, Part},
 };
@@ -17,6 +18,7 @@ pub(crate) trait TensorTypes {
 
 /// Declares weights in a program.
 pub(crate) struct Declare<'a> {
+    pub(crate) config: &'a DecoderConfig,
     pub(crate) naming: Naming,
     pub(crate) storage: Storage,
     pub(crate) types: &'a mut dyn TensorTypes,
@@ -29,16 +31,16 @@ impl Declare<'_> {
         program: &mut ProgramBuilder,
         part: Part,
         layer: usize,
-        [outputs, inputs]: [usize; 2],
     ) -> Result<ValueId> {
-        let place = self.naming.place(part, layer);
-        let (all, start) = place.cut.of(outputs);
+        let place = self.naming.place(part, layer, self.config);
+        let [outputs, inputs] = part.shape(self.config);
+        let all = place.before + outputs + place.after;
         let stored = if place.transposed { [inputs, all] } else { [all, inputs] };
         let (mut expr, stored) = self.tensor(format!("{}.weight", place.tensor), &stored)?;
         if place.transposed {
             expr = WeightExpr::Transpose { of: Box::new(expr) };
         }
-        let expr = rows(expr, start, outputs, all);
+        let expr = rows(expr, place.before, outputs, all);
         let read = expr.infer(&|_| Ok(stored.clone()))?;
         let (expr, format) = match self.storage {
             Storage::Cast(dtype) if read.format != WeightFormat::Dense(dtype) => {
@@ -57,7 +59,7 @@ impl Declare<'_> {
         layer: usize,
         size: usize,
     ) -> Result<ValueId> {
-        let tensor = format!("{}.weight", self.naming.place(part, layer).tensor);
+        let tensor = format!("{}.weight", self.naming.place(part, layer, self.config).tensor);
         let (expr, stored) = self.tensor(tensor, &[size])?;
         f32_vector(program, part.value_name(layer), expr, &stored)
     }
@@ -70,10 +72,10 @@ impl Declare<'_> {
         layer: usize,
         size: usize,
     ) -> Result<ValueId> {
-        let place = self.naming.place(part, layer);
-        let (all, start) = place.cut.of(size);
+        let place = self.naming.place(part, layer, self.config);
+        let all = place.before + size + place.after;
         let (expr, stored) = self.tensor(format!("{}.bias", place.tensor), &[all])?;
-        let expr = rows(expr, start, size, all);
+        let expr = rows(expr, place.before, size, all);
         f32_vector(program, format!("{}.bias", part.value_name(layer)), expr, &stored)
     }
 

@@ -11,7 +11,7 @@ mod quantisation;
 mod tokenizer;
 
 use crate::{
-    config::Architecture,
+    families,
     fetch::{ModelFiles, WeightFiles},
     model::Model,
     tensor_names::{Naming, Part},
@@ -41,9 +41,14 @@ const PIECE_BYTES: usize = 8 << 20;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// The family has no form in such folders.
-    #[error("models of architecture {0} cannot be written; llama, mistral, qwen2 and qwen3 can")]
-    Architecture(&'static str),
+    /// The tensors of the architecture have no form in such folders.
+    #[error("models of architecture {architecture} cannot be written; those of {} can", .writable.join(", "))]
+    Architecture {
+        /// The architecture.
+        architecture: &'static str,
+        /// Those whose models can be written.
+        writable: Vec<&'static str>,
+    },
     /// A weight has a format that such folders cannot have.
     #[error("{weight} cannot be written as {format}: {reason}")]
     Format {
@@ -138,11 +143,12 @@ impl Export<'_> {
         folder: &Path,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<(Vec<Written>, Vec<String>)> {
-        let architecture = self.model.config().architecture;
-        if matches!(architecture, Architecture::Gpt2 | Architecture::Opt) {
-            return Err(ExportError::Architecture(architecture.name()));
+        let architecture = families::of(self.model.config())?;
+        if !architecture.writable {
+            let writable = families::writable().collect();
+            return Err(ExportError::Architecture { architecture: architecture.name, writable });
         }
-        let jobs = self.jobs()?;
+        let jobs = self.jobs(architecture.tensors.of_file(|_| true))?;
         let mut stored = Vec::new();
         let mut layouts = Vec::new();
         for job in &jobs {
@@ -175,11 +181,11 @@ impl Export<'_> {
     }
 
     /// The weights of the program, in order.
-    fn jobs(&self) -> Result<Vec<Job<'_>>> {
+    fn jobs(&self, naming: Naming) -> Result<Vec<Job<'_>>> {
         let config = self.model.config();
-        let naming = Naming::HuggingFace { architecture: config.architecture, bare: false };
         let integer_products = quantising_products(self.program);
-        let neighbours = config.rope.as_ref().is_some_and(|rope| rope.pairing == RopePairing::Neighbours);
+        // Weights are stored for one pairing, layers that are not rotated included.
+        let neighbours = config.ropes().iter().any(|rope| rope.pairing == RopePairing::Neighbours);
         let mut jobs = Vec::new();
         for (id, value) in self.program.values_from(|origin| matches!(origin, Origin::Weight(_))) {
             let Origin::Weight(expr) = &value.origin else { continue };
@@ -210,7 +216,7 @@ impl Export<'_> {
             };
             jobs.push(Job {
                 name: &value.name,
-                module: naming.place(part, layer).tensor,
+                module: naming.place(part, layer, config).tensor,
                 kind,
                 expr: in_file_order(expr),
                 original: exact(expr).map(in_file_order),

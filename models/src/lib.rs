@@ -10,7 +10,8 @@
 //! | [`config`] | what a decoder is, from `config.json` or GGUF metadata |
 //! | [`presets`] | configurations of well-known models |
 //! | [`step`] | the part of a program that all decoders share: request table, KV cache, sampling |
-//! | `decoder` | the layers of all decoders: where adding a model starts |
+//! | `families` | a file for each model family: where adding a model starts |
+//! | `layers` | what families write their layers with |
 //! | [`weights`] | named tensors and expressions over them; random weights |
 //! | [`gguf`], [`safetensors_file`] | the file formats |
 //! | [`quantised`] | checkpoints in the layouts of GPTQ, AWQ and compressed-tensors |
@@ -21,11 +22,12 @@
 pub mod chat;
 pub mod config;
 mod declare;
-mod decoder;
 pub mod export;
+mod families;
 pub mod fetch;
 pub mod generation;
 pub mod gguf;
+mod layers;
 pub mod model;
 pub mod presets;
 pub mod quantised;

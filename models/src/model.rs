@@ -10,6 +10,7 @@ mod tensors;
 use crate::{
     chat::ChatTemplate,
     config::{DecoderConfig, Quantisation},
+    families,
     fetch::{self, ModelFiles, WeightFiles},
     generation::GenerationDefaults,
     gguf::GgufFile,
@@ -98,7 +99,8 @@ impl Model {
             (None, None) => Chat::None,
         };
         let (generation, weights) = (generation(files)?, Arc::new(file));
-        let naming = Naming::Gguf(config.architecture);
+        let tensors = families::of(&config)?.gguf.as_ref().map(|gguf| &gguf.tensors);
+        let naming = tensors.map_or(Naming::Plain, |names| names.of_file(|_| true));
         Ok(Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation))
     }
 
@@ -134,7 +136,10 @@ impl Model {
             }
             _ => Chat::None,
         };
-        let naming = Naming::hugging_face(config.architecture, |name| weights.names().contains(&name));
+        let naming = {
+            let names = weights.names();
+            families::of(&config)?.tensors.of_file(|name| names.contains(&name))
+        };
         let generation = generation(files)?;
         Ok(Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation))
     }

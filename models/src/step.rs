@@ -100,11 +100,19 @@ pub struct ProgramOptions {
     pub cache: DType,
     /// Slots of a page of the KV cache.
     pub block_size: u32,
+    /// The length of the longest sequence, by which LongRoPE chooses its frequencies; `None` for the model's full context.
+    pub context: Option<usize>,
 }
 
 impl Default for ProgramOptions {
     fn default() -> Self {
-        Self { activation: DType::F32, storage: Storage::Keep, cache: DType::F32, block_size: 16 }
+        Self {
+            activation: DType::F32,
+            storage: Storage::Keep,
+            cache: DType::F32,
+            block_size: 16,
+            context: None,
+        }
     }
 }
 

@@ -1,8 +1,8 @@
-//! What files call the tensors of a decoder, and how they lie in them.
+//! The matrices and vectors of a decoder: their shapes and names, and their places in files.
 
-use crate::config::{Architecture, ROPE_DIVISORS};
+use crate::config::{DecoderConfig, gguf::CONFIG_TENSORS};
 
-/// A matrix or vector of a decoder.
+/// A matrix of a decoder, or a vector such as the weight of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Part {
     Embedding,
@@ -18,64 +18,17 @@ pub(crate) enum Part {
     QueryNorm,
     KeyNorm,
     Output,
+    AttentionPostNorm,
     MlpNorm,
     Gate,
     Up,
     Down,
-}
-
-/// Who named the tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Naming {
-    /// We did: as in programs, each in one piece. For weights that are made up.
-    Plain,
-    /// Hugging Face transformers, in safetensors files.
-    HuggingFace {
-        /// Whose names.
-        architecture: Architecture,
-        /// Whether the prefix of the inner model is left out, as in files saved without the head.
-        bare: bool,
-    },
-    /// llama.cpp, in GGUF files.
-    Gguf(Architecture),
-}
-
-/// Where a part is in a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// The tensor, without `.weight` or `.bias`.
-    pub(crate) tensor: String,
-    /// Which of its outputs are the part's.
-    pub(crate) cut: Cut,
-    /// Whether its matrix is stored as `[inputs, outputs]`.
-    pub(crate) transposed: bool,
-}
-
-/// Which outputs of a tensor are a part's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cut {
-    /// All.
-    Whole,
-    /// One third: 0, 1 or 2.
-    Third(usize),
-    /// All but so many at the start.
-    Behind(usize),
-}
-
-impl Cut {
-    /// The outputs of the whole tensor, and where those of a part that has `outputs` start.
-    pub(crate) const fn of(self, outputs: usize) -> (usize, usize) {
-        match self {
-            Self::Whole => (outputs, 0),
-            Self::Third(index) => (3 * outputs, index * outputs),
-            Self::Behind(start) => (start + outputs, start),
-        }
-    }
+    MlpPostNorm,
 }
 
 impl Part {
     /// Every part.
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 19] = [
         Self::Embedding,
         Self::Positions,
         Self::ProjectIn,
@@ -89,13 +42,15 @@ impl Part {
         Self::QueryNorm,
         Self::KeyNorm,
         Self::Output,
+        Self::AttentionPostNorm,
         Self::MlpNorm,
         Self::Gate,
         Self::Up,
         Self::Down,
+        Self::MlpPostNorm,
     ];
 
-    /// The part, and its layer, that has this name in programs.
+    /// Finds the part and its layer by the name in programs.
     pub(crate) fn of_value(name: &str) -> Option<(Self, usize)> {
         let layer = match name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {
             Some((layer, _)) => layer.parse().ok()?,
@@ -105,7 +60,7 @@ impl Part {
         Some((part, layer))
     }
 
-    /// The name in programs; `{}` is the number of the layer.
+    /// Returns the pattern of the name in programs; `{}` stands for the index of the layer.
     const fn plain(self) -> &'static str {
         match self {
             Self::Embedding => "embedding",
@@ -121,158 +76,220 @@ impl Part {
             Self::QueryNorm => "layers.{}.query_norm",
             Self::KeyNorm => "layers.{}.key_norm",
             Self::Output => "layers.{}.output",
+            Self::AttentionPostNorm => "layers.{}.attention_post_norm",
             Self::MlpNorm => "layers.{}.mlp_norm",
             Self::Gate => "layers.{}.gate",
             Self::Up => "layers.{}.up",
             Self::Down => "layers.{}.down",
+            Self::MlpPostNorm => "layers.{}.mlp_post_norm",
         }
     }
 
-    const fn llama(self) -> &'static str {
-        match self {
-            Self::Embedding => "embed_tokens",
-            Self::FinalNorm => "norm",
-            Self::Head => "lm_head",
-            Self::AttentionNorm => "layers.{}.input_layernorm",
-            Self::Query => "layers.{}.self_attn.q_proj",
-            Self::Key => "layers.{}.self_attn.k_proj",
-            Self::Value => "layers.{}.self_attn.v_proj",
-            Self::QueryNorm => "layers.{}.self_attn.q_norm",
-            Self::KeyNorm => "layers.{}.self_attn.k_norm",
-            Self::Output => "layers.{}.self_attn.o_proj",
-            Self::MlpNorm => "layers.{}.post_attention_layernorm",
-            Self::Gate => "layers.{}.mlp.gate_proj",
-            Self::Up => "layers.{}.mlp.up_proj",
-            Self::Down => "layers.{}.mlp.down_proj",
-            Self::Positions | Self::ProjectIn | Self::ProjectOut => self.plain(),
-        }
-    }
-
-    const fn gpt2(self) -> &'static str {
-        match self {
-            Self::Embedding => "wte",
-            Self::Positions => "wpe",
-            Self::FinalNorm => "ln_f",
-            Self::Head => "lm_head",
-            Self::AttentionNorm => "h.{}.ln_1",
-            Self::Query | Self::Key | Self::Value => "h.{}.attn.c_attn",
-            Self::Output => "h.{}.attn.c_proj",
-            Self::MlpNorm => "h.{}.ln_2",
-            Self::Up => "h.{}.mlp.c_fc",
-            Self::Down => "h.{}.mlp.c_proj",
-            Self::ProjectIn | Self::ProjectOut | Self::QueryNorm | Self::KeyNorm | Self::Gate => self.plain(),
-        }
-    }
-
-    const fn opt(self) -> &'static str {
-        match self {
-            Self::Embedding => "decoder.embed_tokens",
-            Self::Positions => "decoder.embed_positions",
-            Self::ProjectIn => "decoder.project_in",
-            Self::ProjectOut => "decoder.project_out",
-            Self::FinalNorm => "decoder.final_layer_norm",
-            Self::Head => "lm_head",
-            Self::AttentionNorm => "decoder.layers.{}.self_attn_layer_norm",
-            Self::Query => "decoder.layers.{}.self_attn.q_proj",
-            Self::Key => "decoder.layers.{}.self_attn.k_proj",
-            Self::Value => "decoder.layers.{}.self_attn.v_proj",
-            Self::Output => "decoder.layers.{}.self_attn.out_proj",
-            Self::MlpNorm => "decoder.layers.{}.final_layer_norm",
-            Self::Up => "decoder.layers.{}.fc1",
-            Self::Down => "decoder.layers.{}.fc2",
-            Self::QueryNorm | Self::KeyNorm | Self::Gate => self.plain(),
-        }
-    }
-
-    const fn gguf(self) -> &'static str {
-        match self {
-            Self::Embedding => "token_embd",
-            Self::Positions => "position_embd",
-            Self::FinalNorm => "output_norm",
-            Self::Head => "output",
-            Self::AttentionNorm => "blk.{}.attn_norm",
-            Self::Query => "blk.{}.attn_q",
-            Self::Key => "blk.{}.attn_k",
-            Self::Value => "blk.{}.attn_v",
-            Self::QueryNorm => "blk.{}.attn_q_norm",
-            Self::KeyNorm => "blk.{}.attn_k_norm",
-            Self::Output => "blk.{}.attn_output",
-            Self::MlpNorm => "blk.{}.ffn_norm",
-            Self::Gate => "blk.{}.ffn_gate",
-            Self::Up => "blk.{}.ffn_up",
-            Self::Down => "blk.{}.ffn_down",
-            Self::ProjectIn | Self::ProjectOut => self.plain(),
-        }
-    }
-
-    /// Which third of a fused projection it is.
-    const fn third(self) -> Option<usize> {
-        match self {
-            Self::Query => Some(0),
-            Self::Key => Some(1),
-            Self::Value => Some(2),
-            _ => None,
-        }
-    }
-
-    /// The name in programs.
+    /// Returns the name in programs.
     pub(crate) fn value_name(self, layer: usize) -> String {
         numbered(self.plain(), layer)
     }
-}
 
-impl Naming {
-    /// The naming of transformers' files of an architecture; `has` tells which tensors a file has.
-    pub(crate) fn hugging_face(architecture: Architecture, has: impl Fn(&str) -> bool) -> Self {
-        let bare = Self::HuggingFace { architecture, bare: true };
-        let embedding = format!("{}.weight", bare.place(Part::Embedding, 0).tensor);
-        Self::HuggingFace { architecture, bare: has(&embedding) }
-    }
-
-    /// Where a part is in a file. Parts outside of the layers ignore the number.
-    pub(crate) fn place(self, part: Part, layer: usize) -> Place {
-        let whole = |tensor: String| Place { tensor, cut: Cut::Whole, transposed: false };
+    /// Returns the shape of a matrix, `[outputs, inputs]`; for the norm of a whole row, `[features, 1]`.
+    pub(crate) const fn shape(self, config: &DecoderConfig) -> [usize; 2] {
+        let DecoderConfig { hidden, intermediate, embedding, .. } = *config;
+        let (width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         match self {
-            Self::Plain => whole(part.value_name(layer)),
-            Self::HuggingFace { architecture, bare } => {
-                let (name, prefix) = match architecture {
-                    Architecture::Gpt2 => (part.gpt2(), "transformer."),
-                    Architecture::Opt => (part.opt(), "model."),
-                    _ => (part.llama(), "model."),
-                };
-                let prefix = if bare || part == Part::Head { "" } else { prefix };
-                let place = whole(format!("{prefix}{}", numbered(name, layer)));
-                match (architecture, part) {
-                    (Architecture::Gpt2, Part::Query | Part::Key | Part::Value) => {
-                        Place { cut: part.third().map_or(Cut::Whole, Cut::Third), transposed: true, ..place }
-                    }
-                    (Architecture::Gpt2, Part::Output | Part::Up | Part::Down) => {
-                        Place { transposed: true, ..place }
-                    }
-                    // The first two rows were for padding.
-                    (Architecture::Opt, Part::Positions) => Place { cut: Cut::Behind(2), ..place },
-                    _ => place,
-                }
-            }
-            Self::Gguf(Architecture::Gpt2) if part.third().is_some() => {
-                let cut = part.third().map_or(Cut::Whole, Cut::Third);
-                Place { cut, ..whole(numbered("blk.{}.attn_qkv", layer)) }
-            }
-            Self::Gguf(_) => whole(numbered(part.gguf(), layer)),
+            Self::Embedding | Self::Head => [config.vocabulary, embedding],
+            Self::Positions => [config.context, hidden],
+            Self::ProjectIn => [hidden, embedding],
+            Self::ProjectOut => [embedding, hidden],
+            Self::Query => [width, hidden],
+            Self::Key | Self::Value => [kv_width, hidden],
+            Self::Output => [hidden, width],
+            Self::Gate | Self::Up => [intermediate, hidden],
+            Self::Down => [hidden, intermediate],
+            Self::QueryNorm => [width, 1],
+            Self::KeyNorm => [kv_width, 1],
+            Self::FinalNorm
+            | Self::AttentionNorm
+            | Self::AttentionPostNorm
+            | Self::MlpNorm
+            | Self::MlpPostNorm => [hidden, 1],
         }
     }
 
-    /// Whether a tensor of a file is no weight of the model: tables of rotary embeddings, which follow from the
-    /// configuration, their divisors, which are read as part of it, masks, and numbers of versions.
+    /// Whether a matrix has a bias.
+    pub(crate) const fn has_bias(self, config: &DecoderConfig) -> bool {
+        let biases = &config.biases;
+        match self {
+            Self::Query => biases.query,
+            Self::Key => biases.key,
+            Self::Value => biases.value,
+            Self::Output => biases.output,
+            Self::Gate => biases.gate,
+            Self::Up => biases.up,
+            Self::Down => biases.down,
+            _ => false,
+        }
+    }
+}
+
+/// The name of a tensor in files, with the parts that it holds.
+#[derive(Debug)]
+pub(crate) struct TensorName {
+    /// The parts, concatenated along the outputs.
+    parts: &'static [Part],
+    /// The name without `.weight` or `.bias`; `{}` stands for the index of the layer.
+    name: &'static str,
+    transposed: bool,
+    /// The number of unused rows before the first part.
+    skipped: usize,
+}
+
+impl TensorName {
+    /// Names a tensor that holds these parts.
+    pub(crate) const fn of(parts: &'static [Part], name: &'static str) -> Self {
+        Self { parts, name, transposed: false, skipped: 0 }
+    }
+
+    /// Says that the tensor is stored as `[inputs, outputs]`.
+    pub(crate) const fn transposed(self) -> Self {
+        Self { transposed: true, ..self }
+    }
+
+    /// Says that the tensor begins with this many unused rows.
+    pub(crate) const fn after_unused(self, skipped: usize) -> Self {
+        Self { skipped, ..self }
+    }
+}
+
+/// The tensor names of an architecture in one file format.
+#[derive(Debug)]
+pub(crate) struct Names {
+    /// The possible prefixes of all names but that of the head, the usual one first.
+    pub(crate) prefixes: &'static [&'static str],
+    /// The names that only this family has.
+    pub(crate) own: &'static [TensorName],
+    /// The names that it shares with other families, used for parts that are not in `own`.
+    pub(crate) shared: &'static [TensorName],
+    /// Substrings of the names of tensors that are not weights of the decoder.
+    pub(crate) no_weights: &'static [&'static str],
+}
+
+impl Names {
+    /// The names that Hugging Face transformers uses for Llama.
+    pub(crate) const HUGGING_FACE: Self = Self {
+        prefixes: &["model.", ""],
+        own: &[],
+        shared: &[
+            TensorName::of(&[Part::Embedding], "embed_tokens"),
+            TensorName::of(&[Part::FinalNorm], "norm"),
+            TensorName::of(&[Part::Head], "lm_head"),
+            TensorName::of(&[Part::AttentionNorm], "layers.{}.input_layernorm"),
+            TensorName::of(&[Part::Query], "layers.{}.self_attn.q_proj"),
+            TensorName::of(&[Part::Key], "layers.{}.self_attn.k_proj"),
+            TensorName::of(&[Part::Value], "layers.{}.self_attn.v_proj"),
+            TensorName::of(&[Part::QueryNorm], "layers.{}.self_attn.q_norm"),
+            TensorName::of(&[Part::KeyNorm], "layers.{}.self_attn.k_norm"),
+            TensorName::of(&[Part::Output], "layers.{}.self_attn.o_proj"),
+            TensorName::of(&[Part::MlpNorm], "layers.{}.post_attention_layernorm"),
+            TensorName::of(&[Part::Gate], "layers.{}.mlp.gate_proj"),
+            TensorName::of(&[Part::Up], "layers.{}.mlp.up_proj"),
+            TensorName::of(&[Part::Down], "layers.{}.mlp.down_proj"),
+        ],
+        // Tables of rotary embeddings follow from the configuration.
+        no_weights: &["rotary_emb.inv_freq"],
+    };
+
+    /// The names that llama.cpp uses.
+    pub(crate) const GGUF: Self = Self {
+        prefixes: &[""],
+        own: &[],
+        shared: &[
+            TensorName::of(&[Part::Embedding], "token_embd"),
+            TensorName::of(&[Part::Positions], "position_embd"),
+            TensorName::of(&[Part::FinalNorm], "output_norm"),
+            TensorName::of(&[Part::Head], "output"),
+            TensorName::of(&[Part::AttentionNorm], "blk.{}.attn_norm"),
+            TensorName::of(&[Part::Query], "blk.{}.attn_q"),
+            TensorName::of(&[Part::Key], "blk.{}.attn_k"),
+            TensorName::of(&[Part::Value], "blk.{}.attn_v"),
+            TensorName::of(&[Part::QueryNorm], "blk.{}.attn_q_norm"),
+            TensorName::of(&[Part::KeyNorm], "blk.{}.attn_k_norm"),
+            TensorName::of(&[Part::Output], "blk.{}.attn_output"),
+            TensorName::of(&[Part::AttentionPostNorm], "blk.{}.post_attention_norm"),
+            TensorName::of(&[Part::MlpNorm], "blk.{}.ffn_norm"),
+            TensorName::of(&[Part::Gate], "blk.{}.ffn_gate"),
+            TensorName::of(&[Part::Up], "blk.{}.ffn_up"),
+            TensorName::of(&[Part::Down], "blk.{}.ffn_down"),
+            TensorName::of(&[Part::MlpPostNorm], "blk.{}.post_ffw_norm"),
+        ],
+        no_weights: CONFIG_TENSORS,
+    };
+
+    /// Finds out which prefix a file uses; `has` tells whether it contains a tensor.
+    pub(crate) fn of_file(&'static self, has: impl Fn(&str) -> bool) -> Naming {
+        let embedding = |prefix| {
+            let tensor = self.find(Part::Embedding).map_or("", |tensor| tensor.name);
+            format!("{prefix}{tensor}.weight")
+        };
+        let found = self.prefixes.iter().find(|prefix| has(&embedding(**prefix)));
+        Naming::File { names: self, prefix: found.copied().unwrap_or(self.prefixes[0]) }
+    }
+
+    fn find(&self, part: Part) -> Option<&TensorName> {
+        self.own.iter().chain(self.shared).find(|tensor| tensor.parts.contains(&part))
+    }
+}
+
+/// The tensor names of one weight source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Naming {
+    /// The names in programs, one tensor per part: for random weights.
+    Plain,
+    /// The names in a file.
+    File {
+        /// The names of the architecture.
+        names: &'static Names,
+        /// The prefix that the file uses.
+        prefix: &'static str,
+    },
+}
+
+/// The place of a part in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The name of the tensor without `.weight` or `.bias`.
+    pub(crate) tensor: String,
+    /// The number of outputs of the tensor before those of the part.
+    pub(crate) before: usize,
+    /// The number of outputs of the tensor after those of the part.
+    pub(crate) after: usize,
+    /// Whether its matrix is stored as `[inputs, outputs]`.
+    pub(crate) transposed: bool,
+}
+
+impl Naming {
+    /// Returns the place of a part in the source. Parts outside of the layers ignore `layer`.
+    pub(crate) fn place(self, part: Part, layer: usize, config: &DecoderConfig) -> Place {
+        let plain = Place { tensor: part.value_name(layer), before: 0, after: 0, transposed: false };
+        let Self::File { names, prefix } = self else { return plain };
+        let Some(tensor) = names.find(part) else { return plain };
+        let prefix = if part == Part::Head { "" } else { prefix };
+        let outputs = |parts: &[Part]| parts.iter().map(|part| part.shape(config)[0]).sum::<usize>();
+        let index = tensor.parts.iter().position(|other| *other == part).unwrap_or_default();
+        Place {
+            tensor: format!("{prefix}{}", numbered(tensor.name, layer)),
+            before: tensor.skipped + outputs(&tensor.parts[..index]),
+            after: outputs(&tensor.parts[index + 1..]),
+            transposed: tensor.transposed,
+        }
+    }
+
+    /// Whether a tensor is not a weight of the decoder.
+    ///
+    /// Such tensors are tables that follow from the configuration, divisors that are read as part of it, masks, version
+    /// numbers, and parts of a model for other kinds of input.
     pub(crate) fn is_no_weight(self, tensor: &str) -> bool {
         match self {
             Self::Plain => false,
-            Self::HuggingFace { architecture: Architecture::Gpt2, .. } => {
-                tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias")
-            }
-            Self::HuggingFace { architecture: Architecture::Opt, .. } => tensor.ends_with("decoder.version"),
-            Self::HuggingFace { .. } => tensor.ends_with("rotary_emb.inv_freq"),
-            Self::Gguf(_) => tensor == ROPE_DIVISORS,
+            Self::File { names, .. } => names.no_weights.iter().any(|part| tensor.contains(part)),
         }
     }
 }

@@ -56,6 +56,7 @@ impl StepPrograms {
             storage: options.precision.dtype().map_or(Storage::Keep, Storage::Cast),
             cache: activation,
             block_size: options.block_size as u32,
+            context: Some(options.context(model.config().context)?),
         })?;
         let mut program = quantized(&program, model, options)?;
         size_work_lists(&mut program, device, &limits.sizes(fixed))?;

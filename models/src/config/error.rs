@@ -1,6 +1,5 @@
 //! What can be wrong with a configuration.
 
-use super::Architecture;
 use std::fmt::Display;
 
 /// Why a configuration cannot be followed. The message names the field; who reads the file adds its path.
@@ -72,16 +71,19 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    pub(super) fn architecture(field: &'static str, found: &str, supported: &[Architecture]) -> Self {
-        let supported = supported.iter().map(|architecture| architecture.name()).collect();
-        Self::Architecture { field, found: found.chars().take(80).collect(), supported }
+    pub(crate) fn architecture(
+        field: &'static str,
+        found: &str,
+        supported: impl Iterator<Item = &'static str>,
+    ) -> Self {
+        Self::Architecture { field, found: found.chars().take(80).collect(), supported: supported.collect() }
     }
 
-    pub(super) fn value(field: impl Into<String>, value: impl Display, expected: impl Into<String>) -> Self {
+    pub(crate) fn value(field: impl Into<String>, value: impl Display, expected: impl Into<String>) -> Self {
         Self::Value { field: field.into(), value: value.to_string(), expected: expected.into() }
     }
 
-    pub(super) fn unsupported(
+    pub(crate) fn unsupported(
         field: impl Into<String>,
         value: impl Display,
         reason: impl Into<String>,

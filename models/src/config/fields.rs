@@ -2,16 +2,19 @@
 
 use super::{ConfigError, Result};
 use serde_json::{Map, Value};
+use std::{cell::RefCell, collections::HashSet};
 
-/// The fields of an object. `prefix` is what stands in front of a field's name in messages.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Fields<'a> {
+/// The fields of an object, with a record of those that readers asked for.
+#[derive(Debug)]
+pub(crate) struct Fields<'a> {
     object: &'a Map<String, Value>,
-    prefix: &'static str,
+    /// The path of the object in the file, for error messages; empty for the whole file.
+    prefix: String,
+    read: RefCell<HashSet<&'a str>>,
 }
 
 /// A value as JSON, cut to a length that fits on a line.
-pub(super) fn shortened(value: &Value) -> String {
+pub(crate) fn shortened(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -20,40 +23,62 @@ pub(super) fn shortened(value: &Value) -> String {
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(object: &'a Map<String, Value>) -> Self {
-        Self { object, prefix: "" }
+    pub(crate) fn new(object: &'a Map<String, Value>) -> Self {
+        Self::within(String::new(), object)
     }
 
     /// The fields of an object that is the value of one called `prefix`.
-    pub(super) fn within(prefix: &'static str, object: &'a Map<String, Value>) -> Self {
-        Self { object, prefix }
+    pub(crate) fn within(prefix: impl Into<String>, object: &'a Map<String, Value>) -> Self {
+        Self { object, prefix: prefix.into(), read: RefCell::default() }
     }
 
     /// The value of a field, if it is there and not null.
-    pub(super) fn value(&self, field: &str) -> Option<&'a Value> {
+    pub(crate) fn value(&self, field: &str) -> Option<&'a Value> {
         self.get(field)
     }
 
     /// The name of a field as messages give it.
-    pub(super) fn path(&self, field: &str) -> String {
-        match self.prefix {
+    pub(crate) fn path(&self, field: &str) -> String {
+        match self.prefix.as_str() {
             "" => field.to_owned(),
             prefix => format!("{prefix}.{field}"),
         }
     }
 
     /// All fields that are not null.
-    pub(super) fn present(&self) -> impl Iterator<Item = (&'a str, &'a Value)> + use<'a> {
+    pub(crate) fn present(&self) -> impl Iterator<Item = (&'a str, &'a Value)> + use<'a> {
         self.object.iter().filter(|(_, value)| !value.is_null()).map(|(field, value)| (field.as_str(), value))
     }
 
     /// Whether the field is there and null.
-    pub(super) fn is_null(&self, field: &str) -> bool {
+    pub(crate) fn is_null(&self, field: &str) -> bool {
         self.object.get(field).is_some_and(Value::is_null)
     }
 
+    /// Returns an error for a field that no reader asked for, unless it is `harmless`.
+    ///
+    /// Harmless fields are those that are known not to change the result.
+    pub(crate) fn refuse_unread(
+        &self,
+        architecture: &'static str,
+        harmless: impl Fn(&str, &Value) -> bool,
+    ) -> Result<()> {
+        let read = self.read.borrow();
+        let unknown = |(field, value): &(&str, &Value)| !read.contains(field) && !harmless(field, value);
+        match self.present().find(unknown) {
+            Some((field, value)) => Err(ConfigError::Unknown {
+                field: self.path(&field.chars().take(80).collect::<String>()),
+                value: shortened(value),
+                architecture,
+            }),
+            None => Ok(()),
+        }
+    }
+
     fn get(&self, field: &str) -> Option<&'a Value> {
-        self.object.get(field).filter(|value| !value.is_null())
+        let (field, value) = self.object.get_key_value(field)?;
+        self.read.borrow_mut().insert(field);
+        Some(value).filter(|value| !value.is_null())
     }
 
     fn wrong(&self, field: &str, value: &Value, expected: impl Into<String>) -> ConfigError {
@@ -65,7 +90,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number from `least` to `most`.
-    pub(super) fn size(&self, field: &str, least: usize, most: usize) -> Result<Option<usize>> {
+    pub(crate) fn size(&self, field: &str, least: usize, most: usize) -> Result<Option<usize>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
         match size.filter(|size| (least..=most).contains(size)) {
@@ -75,12 +100,12 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number from 1 to `most` that has no default.
-    pub(super) fn required_size(&self, field: &str, most: usize) -> Result<usize> {
+    pub(crate) fn required_size(&self, field: &str, most: usize) -> Result<usize> {
         self.required(field, self.size(field, 1, most)?)
     }
 
     /// A number above 0 that f32 can hold.
-    pub(super) fn positive(&self, field: &str) -> Result<Option<f64>> {
+    pub(crate) fn positive(&self, field: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match value.as_f64().filter(|number| is_positive(*number)) {
             Some(number) => Ok(Some(number)),
@@ -89,41 +114,52 @@ impl<'a> Fields<'a> {
     }
 
     /// As [`Self::positive`], without a default.
-    pub(super) fn required_positive(&self, field: &str) -> Result<f64> {
+    pub(crate) fn required_positive(&self, field: &str) -> Result<f64> {
         self.required(field, self.positive(field)?)
     }
 
     /// True or false.
-    pub(super) fn flag(&self, field: &str) -> Result<Option<bool>> {
+    pub(crate) fn flag(&self, field: &str) -> Result<Option<bool>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.wrong(field, value, "true or false"))
     }
 
     /// A text.
-    pub(super) fn text(&self, field: &str) -> Result<Option<&'a str>> {
+    pub(crate) fn text(&self, field: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.wrong(field, value, "a text"))
     }
 
     /// A list of texts.
-    pub(super) fn texts(&self, field: &str) -> Result<Option<Vec<&'a str>>> {
+    pub(crate) fn texts(&self, field: &str) -> Result<Option<Vec<&'a str>>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let texts = value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
         texts.map(Some).ok_or_else(|| self.wrong(field, value, "a list of texts"))
     }
 
     /// An object that is not empty.
-    pub(super) fn object(&self, field: &'static str) -> Result<Option<Self>> {
+    pub(crate) fn object(&self, field: &str) -> Result<Option<Self>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match value.as_object() {
             Some(object) if object.is_empty() => Ok(None),
-            Some(object) => Ok(Some(Self { object, prefix: field })),
+            Some(object) => Ok(Some(Self::within(self.path(field), object))),
             None => Err(self.wrong(field, value, "an object")),
         }
     }
 
+    /// Reads a list of `length` numbers above 0 that f32 can hold; the field is required.
+    pub(crate) fn required_list(&self, field: &str, length: usize) -> Result<Vec<f32>> {
+        let value = self.required(field, self.get(field))?;
+        let number = |value: &Value| value.as_f64().filter(|number| is_positive(*number));
+        let numbers: Option<Vec<f32>> =
+            value.as_array().and_then(|list| list.iter().map(|one| Some(number(one)? as f32)).collect());
+        numbers
+            .filter(|numbers| numbers.len() == length)
+            .ok_or_else(|| self.wrong(field, value, format!("a list of {length} numbers above 0")))
+    }
+
     /// A token id, or a list of them.
-    pub(super) fn tokens(&self, field: &str) -> Result<Vec<u32>> {
+    pub(crate) fn tokens(&self, field: &str) -> Result<Vec<u32>> {
         let Some(value) = self.get(field) else { return Ok(Vec::new()) };
         let one = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let tokens = match value.as_array() {
@@ -135,7 +171,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Above 0, and still so when it is rounded to f32.
-pub(super) fn is_positive(number: f64) -> bool {
+pub(crate) fn is_positive(number: f64) -> bool {
     let rounded = number as f32;
     rounded.is_finite() && rounded > 0.0
 }

@@ -1,51 +1,39 @@
-//! The configuration that a GGUF file carries: metadata keys that start with the name of the architecture, and what
-//! the list of tensors says without them (biases, a separate output matrix, divisors of rotary frequencies).
+//! The parts of reading the configuration of a GGUF file that families share.
+//!
+//! Metadata keys start with the name of the architecture. Some facts are not in the metadata but follow from the list of
+//! tensors: biases, a separate output matrix, divisors of rotary frequencies.
 
-mod gpt2;
-mod llama;
-
-use super::{Architecture, ConfigError, DecoderConfig, Result, fields::is_positive, limits};
-use crate::gguf::{FromValue, GgufFile, Value};
-
-pub(crate) use llama::ROPE_DIVISORS;
-
-/// The architectures that are read from GGUF files. (Mistral's files say `llama`; there are none of OPT.)
-const ARCHITECTURES: [Architecture; 4] =
-    [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3, Architecture::Gpt2];
+use super::{
+    Biases, ConfigError, DecoderConfig, FieldNames, LayerAttention, Norm, Result, Rope, RopeScaling,
+    fields::is_positive,
+    hugging_face::score_scale,
+    limits,
+    rope::{BETA_FAST, BETA_SLOW, yarn_attention_factor},
+};
+use crate::{
+    gguf::{FromValue, GgufFile, Value},
+    weights::TensorSource,
+};
+use dsrun_core::op::{Nonlinearity, RopePairing};
+use std::{cell::RefCell, collections::HashSet};
 
 /// Keys that change nothing.
-const NO_EFFECT: &[&str] =
-    &["rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"];
+const NO_EFFECT: &[&str] = &["rope.scaling.finetuned", "tensor_data_layout"];
 
 /// Counts of things that these models do not have; some converters write them as 0.
 const ZERO: &[&str] = &["expert_count", "expert_used_count", "leading_dense_block_count", "pooling_type"];
 
-/// Reads the metadata of a file and looks at the names of its tensors.
-pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig> {
-    let name: &str = whole_key(file, "general.architecture")?
-        .ok_or_else(|| ConfigError::Missing { field: "general.architecture".into() })?;
-    let architecture = ARCHITECTURES
-        .into_iter()
-        .find(|architecture| architecture.name() == name)
-        .ok_or_else(|| ConfigError::architecture("general.architecture", name, &ARCHITECTURES))?;
-    let keys = Keys { file, architecture };
-    match architecture {
-        Architecture::Gpt2 => gpt2::read(&keys),
-        _ => llama::read(&keys),
-    }
-}
+/// The tensor of divisors of rotary frequencies.
+const ROPE_DIVISORS: &str = "rope_freqs.weight";
 
-/// The tokens that end a text and those that end a turn of a conversation.
-fn end_tokens(file: &GgufFile) -> Result<Vec<u32>> {
-    let mut tokens = Vec::new();
-    for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"] {
-        tokens.extend(whole_key::<u32>(file, key)?.filter(|token| !tokens.contains(token)));
-    }
-    Ok(tokens)
-}
+/// The tensors of LongRoPE's divisors, for short and for long contexts.
+const LONG_ROPE_DIVISORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+
+/// The tensors that are part of the configuration and not weights.
+pub(crate) const CONFIG_TENSORS: &[&str] = &[ROPE_DIVISORS, LONG_ROPE_DIVISORS[0], LONG_ROPE_DIVISORS[1]];
 
 /// The value of a key, if it is there.
-fn whole_key<'a, T: FromValue<'a>>(file: &'a GgufFile, key: &str) -> Result<Option<T>> {
+pub(crate) fn whole_key<'a, T: FromValue<'a>>(file: &'a GgufFile, key: &str) -> Result<Option<T>> {
     let Some(value) = file.metadata().value(key) else { return Ok(None) };
     let converted = T::from_value(value).ok_or_else(|| ConfigError::value(key, shown(value), T::EXPECTED));
     converted.map(Some)
@@ -64,19 +52,25 @@ fn shown(value: Value<'_>) -> String {
     }
 }
 
-/// The keys of an architecture.
-#[derive(Clone, Copy)]
-struct Keys<'a> {
+/// The keys of an architecture, with a record of those that readers asked for.
+pub(crate) struct Keys<'a> {
     file: &'a GgufFile,
-    architecture: Architecture,
+    /// The value of `general.architecture`.
+    name: &'static str,
+    read: RefCell<HashSet<String>>,
 }
 
 impl<'a> Keys<'a> {
-    fn path(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture.name())
+    pub(crate) fn new(file: &'a GgufFile, name: &'static str) -> Self {
+        Self { file, name, read: RefCell::default() }
     }
 
-    fn get<T: FromValue<'a>>(&self, key: &str) -> Result<Option<T>> {
+    pub(crate) fn path(&self, key: &str) -> String {
+        format!("{}.{key}", self.name)
+    }
+
+    pub(crate) fn get<T: FromValue<'a>>(&self, key: &str) -> Result<Option<T>> {
+        self.read.borrow_mut().insert(key.to_owned());
         whole_key(self.file, &self.path(key))
     }
 
@@ -94,7 +88,7 @@ impl<'a> Keys<'a> {
         self.size(key, most)?.ok_or_else(|| ConfigError::Missing { field: self.path(key) })
     }
 
-    fn positive(&self, key: &str) -> Result<Option<f32>> {
+    pub(crate) fn positive(&self, key: &str) -> Result<Option<f32>> {
         let number: Option<f32> = self.get(key)?;
         match number {
             Some(number) if !is_positive(f64::from(number)) => {
@@ -104,16 +98,16 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Refuses keys of the architecture that are not `read` and not known to change nothing.
-    fn refuse_unknown(&self, read: &[&str]) -> Result<()> {
-        let prefix = self.path("");
+    /// Returns an error for a key that no reader asked for, unless it is known not to change the result.
+    pub(crate) fn refuse_unread(&self) -> Result<()> {
+        let (prefix, read) = (self.path(""), self.read.borrow());
         for (key, value) in self.file.metadata().iter() {
             let Some(rest) = key.strip_prefix(&prefix) else { continue };
-            let known = read.contains(&rest) || NO_EFFECT.contains(&rest);
+            let known = read.contains(rest) || NO_EFFECT.contains(&rest);
             let zero = ZERO.contains(&rest) && matches!(value, Value::Unsigned(0) | Value::Signed(0));
             if !known && !zero {
                 let (field, value) = (key.chars().take(80).collect(), shown(value));
-                return Err(ConfigError::Unknown { field, value, architecture: self.architecture.name() });
+                return Err(ConfigError::Unknown { field, value, architecture: self.name });
             }
         }
         Ok(())
@@ -123,22 +117,194 @@ impl<'a> Keys<'a> {
         self.file.tensor(tensor).is_some()
     }
 
-    /// The rows of the embedding.
+    /// Reads the number of rows of the embedding.
     fn vocabulary(&self) -> Result<usize> {
-        if let Some(size) = self.size("vocab_size", limits::VOCABULARY)? {
+        if let Some(size) = self.size(FieldNames::GGUF.vocabulary, limits::VOCABULARY)? {
             return Ok(size);
         }
         let rows = self.file.tensor("token_embd.weight").and_then(|tensor| tensor.shape.first().copied());
         rows.ok_or_else(|| ConfigError::Missing { field: self.path("vocab_size") })
     }
 
-    /// What every norm adds.
-    fn eps(&self, key: &str) -> Result<f32> {
-        self.positive(key)?.ok_or_else(|| ConfigError::Missing { field: self.path(key) })
+    /// Reads a tensor of divisors of rotary frequencies, one for each rotated pair.
+    fn divisors(&self, tensor: &str, pairs: usize) -> Result<Option<Vec<f32>>> {
+        let Some(found) = self.file.tensor(tensor) else { return Ok(None) };
+        if found.shape != [pairs] {
+            let expected = format!("of shape [{pairs}], one for each rotated pair of a head");
+            return Err(ConfigError::value(tensor, format!("of shape {:?}", found.shape), expected));
+        }
+        let unreadable = |error: dsrun_core::Error| ConfigError::value(tensor, error, "readable");
+        let weight_type = self.file.tensor_type(tensor).map_err(unreadable)?;
+        let mut divisors = vec![0.0; pairs];
+        let row = self.file.rows(tensor, 0, 1).map_err(unreadable)?;
+        weight_type.format.decode_row(&row, &mut divisors).map_err(unreadable)?;
+        Ok(Some(divisors))
     }
 
-    /// The token that begins a text.
-    fn bos(&self) -> Result<Option<u32>> {
-        whole_key(self.file, "tokenizer.ggml.bos_token_id")
+    /// Reads the tokens that end a text or a turn of a conversation.
+    fn end_tokens(&self) -> Result<Vec<u32>> {
+        let mut tokens = Vec::new();
+        for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"] {
+            tokens.extend(whole_key::<u32>(self.file, key)?.filter(|token| !tokens.contains(token)));
+        }
+        Ok(tokens)
     }
+}
+
+/// Reads the keys that all families have.
+///
+/// The remaining settings are the plainest ones, for the family to change: RMS norms, full attention without rotary
+/// embedding. Projections have the biases that are among the tensors of the first layer.
+pub(crate) fn decoder(
+    keys: &Keys<'_>,
+    architecture: &'static str,
+    names: &FieldNames,
+    activation: Nonlinearity,
+) -> Result<DecoderConfig> {
+    let hidden = keys.required_size(names.hidden, limits::HIDDEN)?;
+    let heads = keys.required_size(names.heads, limits::HEADS)?;
+    let layers = keys.required_size(names.layers, limits::LAYERS)?;
+    let head_dim = head_dim(keys, hidden, heads)?;
+    let eps = names.eps.unwrap_or_default();
+    let bias = |part: &str| keys.has(&format!("blk.0.{part}.bias"));
+    let attention = LayerAttention { window: None, rope: None, scale: score_scale(head_dim as f64) };
+    Ok(DecoderConfig {
+        architecture,
+        hidden,
+        layers,
+        heads,
+        kv_heads: keys.size(names.kv_heads, limits::HEADS)?.unwrap_or(heads),
+        head_dim,
+        intermediate: keys.required_size(names.intermediate, limits::INTERMEDIATE)?,
+        vocabulary: keys.vocabulary()?,
+        embedding: hidden,
+        norm: Norm::Rms { weight_offset: 0.0 },
+        eps: keys.positive(eps)?.ok_or_else(|| ConfigError::Missing { field: keys.path(eps) })?,
+        norm_after: false,
+        final_norm: true,
+        attention: vec![attention; layers],
+        biases: Biases {
+            query: bias("attn_q"),
+            key: bias("attn_k"),
+            value: bias("attn_v"),
+            output: bias("attn_output"),
+            gate: bias("ffn_gate"),
+            up: bias("ffn_up"),
+            down: bias("ffn_down"),
+        },
+        tied: !keys.has("output.weight"),
+        activation,
+        context: keys.required_size(names.context, limits::CONTEXT)?,
+        bos: whole_key(keys.file, "tokenizer.ggml.bos_token_id")?,
+        eos: keys.end_tokens()?,
+    })
+}
+
+fn head_dim(keys: &Keys<'_>, hidden: usize, heads: usize) -> Result<usize> {
+    let head_dim = match keys.size("attention.key_length", limits::HEAD_DIM)? {
+        Some(head_dim) => head_dim,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let expected =
+                format!("a divisor of {hidden} (embedding_length), as there is no attention.key_length");
+            return Err(ConfigError::value(keys.path("attention.head_count"), heads, expected));
+        }
+    };
+    match keys.size("attention.value_length", limits::HEAD_DIM)? {
+        Some(other) if other != head_dim => {
+            let reason = format!("it must be the size of a head, {head_dim}");
+            Err(ConfigError::unsupported(keys.path("attention.value_length"), other, reason))
+        }
+        _ => Ok(head_dim),
+    }
+}
+
+/// Reads the length of the sliding window; `None` if the model has none.
+pub(crate) fn sliding_window(keys: &Keys<'_>) -> Result<Option<u32>> {
+    Ok(keys.get::<u32>(FieldNames::GGUF.window)?.filter(|window| *window != 0))
+}
+
+/// Returns an error if the file has a sliding window without saying which layers have it.
+pub(crate) fn no_window(keys: &Keys<'_>, context: usize) -> Result<()> {
+    match sliding_window(keys)? {
+        Some(window) if (window as usize) < context => {
+            let reason =
+                "GGUF files do not say which layers have a window; use the model's safetensors files";
+            Err(ConfigError::unsupported(keys.path(FieldNames::GGUF.window), window, reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads the rotary embedding; `partial` says whether the family may rotate a part of each head.
+pub(crate) fn rope(
+    keys: &Keys<'_>,
+    config: &DecoderConfig,
+    pairing: RopePairing,
+    partial: bool,
+) -> Result<Rope> {
+    let head_dim = config.head_dim;
+    let dimensions = keys.size("rope.dimension_count", limits::HEAD_DIM)?.unwrap_or(head_dim);
+    if dimensions != head_dim && !partial {
+        let reason = format!("it must be the size of a head, {head_dim}");
+        return Err(ConfigError::unsupported(keys.path("rope.dimension_count"), dimensions, reason));
+    }
+    let theta = keys.positive("rope.freq_base")?.map_or(10_000.0, f64::from);
+    let factor = match (keys.positive("rope.scaling.factor")?, keys.positive("rope.scale_linear")?) {
+        (None, factor) | (factor, _) => factor.map(f64::from),
+    };
+    let missing = |key: &str| ConfigError::Missing { field: keys.path(key) };
+    let kind = keys.get::<&str>("rope.scaling.type")?;
+    let original_context = keys.size("rope.scaling.original_context_length", limits::CONTEXT)?;
+    let original_context = original_context.unwrap_or(config.context);
+    let mut scale = 1.0;
+    let scaling = match (kind, factor) {
+        // The divisors of LongRoPE are tensors.
+        (Some("none" | "longrope"), _) | (None, None) => RopeScaling::None,
+        (Some("linear") | None, Some(factor)) => RopeScaling::Linear { factor },
+        (Some("yarn"), Some(factor)) => {
+            let number = |key: &str| keys.positive(key).map(|number| number.map(f64::from));
+            let attention = number("rope.scaling.yarn_attn_factor")?;
+            scale = attention.unwrap_or_else(|| yarn_attention_factor(factor)) as f32;
+            RopeScaling::Yarn {
+                factor,
+                beta_fast: number("rope.scaling.yarn_beta_fast")?.unwrap_or(BETA_FAST),
+                beta_slow: number("rope.scaling.yarn_beta_slow")?.unwrap_or(BETA_SLOW),
+                original_context,
+            }
+        }
+        (Some("linear" | "yarn"), None) => return Err(missing("rope.scaling.factor")),
+        (Some(other), _) => {
+            let kind = shown(Value::String(other));
+            let reason = "rotary embeddings can be scaled as none, linear, yarn or longrope";
+            return Err(ConfigError::unsupported(keys.path("rope.scaling.type"), kind, reason));
+        }
+    };
+    let pairs = dimensions / 2;
+    let [short, long] = LONG_ROPE_DIVISORS.map(|tensor| keys.divisors(tensor, pairs));
+    let of_tensors = match (keys.divisors(ROPE_DIVISORS, pairs)?, short?, long?) {
+        (None, None, None) if kind == Some("longrope") => return Err(missing(LONG_ROPE_DIVISORS[1])),
+        (None, None, None) => return Ok(Rope { theta, dimensions, scaling, pairing, scale }),
+        (Some(divisors), None, None) => RopeScaling::Divisors(divisors),
+        (None, Some(short), Some(long)) => {
+            scale = keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
+            RopeScaling::Long { short, long, original_context }
+        }
+        (None, _, _) => {
+            let [first, second] = LONG_ROPE_DIVISORS.map(|tensor| format!("the tensor {tensor}"));
+            return Err(ConfigError::Contradiction { first, second: format!("a file without {second}") });
+        }
+        (Some(_), _, _) => {
+            let [first, second] =
+                [ROPE_DIVISORS, LONG_ROPE_DIVISORS[1]].map(|name| format!("the tensor {name}"));
+            return Err(ConfigError::Contradiction { first, second });
+        }
+    };
+    if scaling != RopeScaling::None {
+        return Err(ConfigError::Contradiction {
+            first: keys.path("rope.scaling.type"),
+            second: "the tensors of divisors of rotary frequencies".to_owned(),
+        });
+    }
+    Ok(Rope { theta, dimensions, scaling: of_tensors, pairing, scale })
 }

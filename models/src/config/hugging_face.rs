@@ -1,14 +1,12 @@
-//! `config.json`, as Hugging Face transformers writes and reads it, up to version 4 and from version 5 on.
+//! The parts of reading `config.json` that families share.
 //!
-//! A field that is left out means what transformers takes it for, which differs between architectures.
-
-mod gpt2;
-mod llama;
-mod opt;
+//! Both spellings are supported: that of Hugging Face transformers up to version 4, and that from version 5 on. A field
+//! that is left out has the default of transformers, which differs between architectures: readers pass their [`Defaults`].
 
 use super::{
-    Architecture, ConfigError, DecoderConfig, Result,
+    Biases, ConfigError, DecoderConfig, FieldNames, LayerAttention, Norm, Result,
     fields::{Fields, shortened},
+    limits,
 };
 use dsrun_core::op::Nonlinearity;
 use serde_json::{Map, Value};
@@ -98,59 +96,196 @@ const FIXED: &[(&str, bool)] = &[
     ("use_mrope", false),
 ];
 
-/// Reads the content of a `config.json` file.
-pub(super) fn read(bytes: &[u8]) -> Result<DecoderConfig> {
-    let object: Map<String, Value> =
-        serde_json::from_slice(bytes).map_err(|error| ConfigError::Json { message: error.to_string() })?;
-    let fields = Fields::new(&object);
-    let architecture = architecture(fields)?;
-    match architecture {
-        Architecture::Llama | Architecture::Mistral | Architecture::Qwen2 | Architecture::Qwen3 => {
-            refuse_unknown(fields, architecture, &[llama::READ])?;
-            llama::read(fields, architecture)
-        }
-        Architecture::Gpt2 => {
-            refuse_unknown(fields, architecture, &[gpt2::READ, gpt2::NO_EFFECT])?;
-            gpt2::read(fields)
-        }
-        Architecture::Opt => {
-            refuse_unknown(fields, architecture, &[opt::READ, opt::NO_EFFECT])?;
-            opt::read(fields)
-        }
-    }
-}
-
-fn architecture(fields: Fields<'_>) -> Result<Architecture> {
-    let name =
-        fields.text("model_type")?.ok_or_else(|| ConfigError::Missing { field: "model_type".into() })?;
-    let unknown = || ConfigError::architecture("model_type", name, &Architecture::ALL);
-    Architecture::from_name(name).ok_or_else(unknown)
-}
-
-/// Refuses fields that are neither among `known`, the architecture's own, nor known to change nothing.
-fn refuse_unknown(fields: Fields<'_>, architecture: Architecture, known: &[&[&str]]) -> Result<()> {
-    for (field, value) in fields.present() {
-        let known = NO_EFFECT.contains(&field) || known.iter().any(|known| known.contains(&field));
+/// Returns an error for a field that no reader asked for, unless it is known not to change the result.
+///
+/// `harmless` lists such fields of the architecture, besides those of all architectures.
+pub(crate) fn refuse_unread(
+    fields: &Fields<'_>,
+    architecture: &'static str,
+    harmless: &[&str],
+) -> Result<()> {
+    fields.refuse_unread(architecture, |field, value| {
+        let known = NO_EFFECT.contains(&field) || harmless.contains(&field);
         let fixed = FIXED.iter().any(|(name, wanted)| *name == field && *value == Value::Bool(*wanted));
-        // An empty collection asks for nothing.
+        // An empty collection has no effect.
         let empty = value.as_object().is_some_and(Map::is_empty);
-        // How the weights are stored, which [`super::Quantisation`] reads.
-        let storage = field == "quantization_config";
-        if known || fixed || empty || storage {
-            continue;
-        }
-        let field = field.chars().take(80).collect();
-        return Err(ConfigError::Unknown {
-            field,
-            value: shortened(value),
-            architecture: architecture.name(),
-        });
-    }
-    Ok(())
+        // [`super::Quantisation`] reads `quantization_config`.
+        known || fixed || empty || field == "quantization_config"
+    })
 }
 
-/// The function of an MLP.
-fn activation(fields: Fields<'_>, field: &str, default: Nonlinearity) -> Result<Nonlinearity> {
+/// The defaults of fields that a file may leave out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    /// The number of query heads; `None` if the field is required.
+    pub(crate) heads: Option<usize>,
+    /// The number of key and value heads; `None` for the number of query heads.
+    pub(crate) kv_heads: Option<usize>,
+    /// The head size; `None` for the hidden size divided by the number of query heads.
+    pub(crate) head_dim: Option<usize>,
+    /// The width of the MLP as a multiple of the hidden size; `None` if the field is required.
+    pub(crate) mlp_ratio: Option<usize>,
+    /// The number of rows of the embedding; `None` if the field is required.
+    pub(crate) vocabulary: Option<usize>,
+    pub(crate) context: usize,
+    pub(crate) eps: f32,
+    pub(crate) tied: bool,
+    pub(crate) activation: Nonlinearity,
+}
+
+impl Defaults {
+    /// The defaults of Llama.
+    pub(crate) const LLAMA: Self = Self {
+        heads: None,
+        kv_heads: None,
+        head_dim: None,
+        mlp_ratio: None,
+        vocabulary: None,
+        context: 2048,
+        eps: 1e-6,
+        tied: false,
+        activation: Nonlinearity::Silu,
+    };
+}
+
+/// Reads the fields that all families have.
+///
+/// The remaining settings are the plainest ones, for the family to change: RMS norms, full attention without rotary
+/// embedding, no biases.
+pub(crate) fn decoder(
+    fields: &Fields<'_>,
+    architecture: &'static str,
+    names: &FieldNames,
+    defaults: &Defaults,
+) -> Result<DecoderConfig> {
+    let size = |field: &str, default: Option<usize>, most: usize| match default {
+        Some(default) => Ok(fields.size(field, 1, most)?.unwrap_or(default)),
+        None => fields.required_size(field, most),
+    };
+    let hidden = size(names.hidden, None, limits::HIDDEN)?;
+    let layers = size(names.layers, None, limits::LAYERS)?;
+    let heads = size(names.heads, defaults.heads, limits::HEADS)?;
+    // Null means the number of query heads, even where leaving the field out means something else.
+    let kv_heads = defaults.kv_heads.filter(|_| !fields.is_null(names.kv_heads)).unwrap_or(heads);
+    let head_dim = head_dim(fields, names, defaults, hidden, heads)?;
+    let eps = names.eps.map(|field| fields.positive(field)).transpose()?.flatten();
+    let attention = LayerAttention { window: None, rope: None, scale: score_scale(head_dim as f64) };
+    Ok(DecoderConfig {
+        architecture,
+        hidden,
+        layers,
+        heads,
+        kv_heads: size(names.kv_heads, Some(kv_heads), limits::HEADS)?,
+        head_dim,
+        intermediate: size(
+            names.intermediate,
+            defaults.mlp_ratio.map(|ratio| ratio * hidden),
+            limits::INTERMEDIATE,
+        )?,
+        vocabulary: size(names.vocabulary, defaults.vocabulary, limits::VOCABULARY)?,
+        embedding: size(names.embedding, Some(hidden), limits::HIDDEN)?,
+        norm: Norm::Rms { weight_offset: 0.0 },
+        eps: eps.map_or(defaults.eps, |eps| eps as f32),
+        norm_after: false,
+        final_norm: true,
+        attention: vec![attention; layers],
+        biases: Biases::default(),
+        tied: fields.flag("tie_word_embeddings")?.unwrap_or(defaults.tied),
+        activation: activation(fields, names.activation, defaults.activation)?,
+        context: size(names.context, Some(defaults.context), limits::CONTEXT)?,
+        bos: fields.tokens("bos_token_id")?.first().copied(),
+        eos: fields.tokens("eos_token_id")?,
+    })
+}
+
+/// Returns the factor that divides attention scores by the square root of `divisor`.
+pub(crate) fn score_scale(divisor: f64) -> f32 {
+    (1.0 / divisor.sqrt()) as f32
+}
+
+fn head_dim(
+    fields: &Fields<'_>,
+    names: &FieldNames,
+    defaults: &Defaults,
+    hidden: usize,
+    heads: usize,
+) -> Result<usize> {
+    if let Some(field) = names.head_dim {
+        if let Some(head_dim) = fields.size(field, 1, limits::HEAD_DIM)? {
+            return Ok(head_dim);
+        }
+        if let Some(default) = defaults.head_dim {
+            if fields.is_null(field) {
+                let expected = format!("a whole number (it is {default} if left out)");
+                return Err(ConfigError::value(fields.path(field), "null", expected));
+            }
+            return Ok(default);
+        }
+    }
+    if hidden.is_multiple_of(heads) {
+        return Ok(hidden / heads);
+    }
+    let no_field = names.head_dim.map(|field| format!(", as there is no {field}")).unwrap_or_default();
+    let expected = format!("a divisor of {hidden} ({}){no_field}", names.hidden);
+    Err(ConfigError::value(fields.path(names.heads), heads, expected))
+}
+
+/// Reads `sliding_window`: how many keys a query sees, its own included; `None` for full attention.
+pub(crate) fn sliding_window(fields: &Fields<'_>, default: Option<u32>) -> Result<Option<u32>> {
+    match fields.size("sliding_window", 0, limits::CONTEXT)? {
+        Some(0) => {
+            let expected = "a whole number from 1, or null for none";
+            Err(ConfigError::value(fields.path("sliding_window"), 0, expected))
+        }
+        Some(window) => Ok(u32::try_from(window).ok()),
+        None if fields.is_null("sliding_window") => Ok(None),
+        None => Ok(default),
+    }
+}
+
+/// Reads the sliding window of each layer.
+///
+/// `layer_types` lists the layers that have it; if it is left out, those have it for which `sliding` is true.
+pub(crate) fn windows(
+    fields: &Fields<'_>,
+    layers: usize,
+    window: Option<u32>,
+    sliding: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<u32>>> {
+    let Some(types) = fields.texts("layer_types")? else {
+        return Ok((0..layers).map(|layer| window.filter(|_| sliding(layer))).collect());
+    };
+    if types.len() != layers {
+        let expected = format!("one for each of {layers} layers (num_hidden_layers)");
+        return Err(ConfigError::value(
+            fields.path("layer_types"),
+            format!("{} long", types.len()),
+            expected,
+        ));
+    }
+    let of_layer = |(layer, kind): (usize, &&str)| match *kind {
+        "full_attention" => Ok(None),
+        "sliding_attention" if window.is_some() => Ok(window),
+        "sliding_attention" => Err(window_contradiction(layer, kind)),
+        other => {
+            let reason = "layers can be full_attention or sliding_attention";
+            let field = fields.path(&format!("layer_types[{layer}]"));
+            Err(ConfigError::unsupported(field, shortened(&other.into()), reason))
+        }
+    };
+    types.iter().enumerate().map(of_layer).collect()
+}
+
+/// Returns the error for a layer whose entry in `layer_types` does not fit the other fields.
+pub(crate) fn window_contradiction(layer: usize, kind: &str) -> ConfigError {
+    ConfigError::Contradiction {
+        first: format!("layer_types[{layer}] = \"{kind}\""),
+        second: "the sliding window that the other fields (sliding_window, use_sliding_window) say".into(),
+    }
+}
+
+/// Reads the activation function of the MLP.
+fn activation(fields: &Fields<'_>, field: &str, default: Nonlinearity) -> Result<Nonlinearity> {
     match fields.text(field)? {
         None => Ok(default),
         Some("silu" | "swish") => Ok(Nonlinearity::Silu),
@@ -159,15 +294,7 @@ fn activation(fields: Fields<'_>, field: &str, default: Nonlinearity) -> Result<
         Some("relu") => Ok(Nonlinearity::Relu),
         Some(other) => {
             let reason = "supported: silu, gelu, gelu_pytorch_tanh, gelu_new, relu";
-            Err(ConfigError::unsupported(field, shortened(&other.into()), reason))
+            Err(ConfigError::unsupported(fields.path(field), shortened(&other.into()), reason))
         }
     }
-}
-
-/// The size of heads that share the hidden size among them. `heads` is a field and its value, `hidden` too.
-fn even_heads((field, heads): (&str, usize), (hidden_field, hidden): (&str, usize)) -> Result<usize> {
-    if hidden.is_multiple_of(heads) {
-        return Ok(hidden / heads);
-    }
-    Err(ConfigError::value(field, heads, format!("a divisor of {hidden} ({hidden_field})")))
 }

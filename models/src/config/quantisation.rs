@@ -94,9 +94,9 @@ impl Quantisation {
         let Some(fields) = Fields::new(&object).object("quantization_config")? else { return Ok(None) };
         let method = fields.text("quant_method")?;
         match method {
-            Some("gptq") => gptq(fields).map(Some),
-            Some("awq") => awq(fields).map(Some),
-            Some("compressed-tensors") => compressed_tensors(fields).map(Some),
+            Some("gptq") => gptq(&fields).map(Some),
+            Some("awq") => awq(&fields).map(Some),
+            Some("compressed-tensors") => compressed_tensors(&fields).map(Some),
             None => Err(ConfigError::Missing { field: fields.path("quant_method") }),
             Some(other) => {
                 let reason = "supported: gptq, awq, compressed-tensors; or use a GGUF file of the model";
@@ -110,7 +110,7 @@ impl Quantisation {
     /// # Errors
     /// If a field is not understood.
     pub fn from_gptq_json(bytes: &[u8]) -> Result<Self> {
-        gptq(Fields::new(&parse(bytes)?))
+        gptq(&Fields::new(&parse(bytes)?))
     }
 
     /// Whether this is a compressed-tensors module whose inputs are quantised too.
@@ -150,7 +150,7 @@ fn parse(bytes: &[u8]) -> Result<Map<String, Value>> {
     serde_json::from_slice(bytes).map_err(|error| ConfigError::Json { message: error.to_string() })
 }
 
-fn gptq(fields: Fields<'_>) -> Result<Quantisation> {
+fn gptq(fields: &Fields<'_>) -> Result<Quantisation> {
     const READ: &[&str] = &[
         "bits",
         "checkpoint_format",
@@ -187,7 +187,7 @@ fn gptq(fields: Fields<'_>) -> Result<Quantisation> {
     }))
 }
 
-fn awq(fields: Fields<'_>) -> Result<Quantisation> {
+fn awq(fields: &Fields<'_>) -> Result<Quantisation> {
     const READ: &[&str] = &["bits", "group_size", "version", "zero_point"];
     refuse_unknown(fields, "awq", &[READ, NO_EFFECT])?;
     if bits(fields, "bits")? != GroupBits::Four {
@@ -198,7 +198,7 @@ fn awq(fields: Fields<'_>) -> Result<Quantisation> {
     Ok(Quantisation::Awq(group(fields)?))
 }
 
-fn compressed_tensors(fields: Fields<'_>) -> Result<Quantisation> {
+fn compressed_tensors(fields: &Fields<'_>) -> Result<Quantisation> {
     const METHOD: &str = "compressed-tensors";
     const READ: &[&str] = &[
         "config_groups",
@@ -241,12 +241,12 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantisation> {
                 "an object that names its targets",
             )
         };
-        scheme(Fields::within("config_groups", group.as_object().ok_or_else(wrong)?))
+        scheme(&Fields::within("config_groups", group.as_object().ok_or_else(wrong)?))
     });
     schemes.collect::<Result<_>>().map(Quantisation::CompressedTensors)
 }
 
-fn scheme(fields: Fields<'_>) -> Result<Scheme> {
+fn scheme(fields: &Fields<'_>) -> Result<Scheme> {
     const READ: &[&str] = &["format", "input_activations", "output_activations", "targets", "weights"];
     refuse_unknown(fields, "compressed-tensors", &[READ])?;
     let formats = ["int-quantized", "naive-quantized", "pack-quantized"].map(Value::from);
@@ -257,12 +257,12 @@ fn scheme(fields: Fields<'_>) -> Result<Scheme> {
     let targets = targets.into_iter().map(str::to_owned).collect();
     let weights =
         fields.object("weights")?.ok_or_else(|| ConfigError::Missing { field: fields.path("weights") })?;
-    arguments(weights)?;
-    bits(weights, "num_bits")?;
-    expect(weights, "strategy", &["tensor", "channel", "group"].map(Value::from))?;
-    expect(weights, "dynamic", &[Value::Bool(false)])?;
+    arguments(&weights)?;
+    bits(&weights, "num_bits")?;
+    expect(&weights, "strategy", &["tensor", "channel", "group"].map(Value::from))?;
+    expect(&weights, "dynamic", &[Value::Bool(false)])?;
     let inputs = fields.object("input_activations")?;
-    if let Some(inputs) = inputs {
+    if let Some(inputs) = &inputs {
         arguments(inputs)?;
         expect(inputs, "num_bits", &[8.into()])?;
         expect(inputs, "strategy", &["token".into()])?;
@@ -277,7 +277,7 @@ fn scheme(fields: Fields<'_>) -> Result<Scheme> {
 }
 
 /// What is common to descriptions of weights and of inputs.
-fn arguments(fields: Fields<'_>) -> Result<()> {
+fn arguments(fields: &Fields<'_>) -> Result<()> {
     const KNOWN: &[&str] = &[
         "actorder",
         "block_structure",
@@ -296,7 +296,7 @@ fn arguments(fields: Fields<'_>) -> Result<()> {
     expect(fields, "type", &["int".into()])
 }
 
-fn refuse_unknown(fields: Fields<'_>, method: &'static str, known: &[&[&str]]) -> Result<()> {
+fn refuse_unknown(fields: &Fields<'_>, method: &'static str, known: &[&[&str]]) -> Result<()> {
     for (field, value) in fields.present() {
         let empty =
             value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
@@ -311,7 +311,7 @@ fn refuse_unknown(fields: Fields<'_>, method: &'static str, known: &[&[&str]]) -
 }
 
 /// Refuses a field that is there, holds something, and is none of these values.
-fn expect(fields: Fields<'_>, field: &str, values: &[Value]) -> Result<()> {
+fn expect(fields: &Fields<'_>, field: &str, values: &[Value]) -> Result<()> {
     let Some(value) = fields.value(field) else { return Ok(()) };
     if values.contains(value) || value.as_object().is_some_and(Map::is_empty) {
         return Ok(());
@@ -324,7 +324,7 @@ fn expect(fields: Fields<'_>, field: &str, values: &[Value]) -> Result<()> {
     Err(ConfigError::unsupported(fields.path(field), shortened(value), reason))
 }
 
-fn bits(fields: Fields<'_>, field: &str) -> Result<GroupBits> {
+fn bits(fields: &Fields<'_>, field: &str) -> Result<GroupBits> {
     let Some(value) = fields.value(field) else {
         return Err(ConfigError::Missing { field: fields.path(field) });
     };
@@ -333,7 +333,7 @@ fn bits(fields: Fields<'_>, field: &str) -> Result<GroupBits> {
 }
 
 /// How many inputs share a scale; all of them for -1.
-fn group(fields: Fields<'_>) -> Result<Option<usize>> {
+fn group(fields: &Fields<'_>) -> Result<Option<usize>> {
     let Some(value) = fields.value("group_size") else {
         return Err(ConfigError::Missing { field: fields.path("group_size") });
     };

@@ -1,60 +1,98 @@
-//! The rotary embedding of a model: its base, its scaling for long context, and the frequencies that follow.
+//! Rotary embeddings: base, scaling for long context, and the frequencies computed from them.
 
-use super::{
-    ConfigError, Result,
-    fields::{Fields, is_positive, shortened},
-    limits,
-};
+pub(crate) mod json;
+
+use super::{ConfigError, Result, fields::is_positive, limits};
 use dsrun_core::op::RopePairing;
 use std::f64::consts::PI;
 
-/// How the positions of tokens are turned into rotations.
+/// A rotary embedding: it rotates pairs of elements of a head by angles proportional to the position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// The base: pair `i` of a head of `d` turns by `theta^(-2 i / d)` per position, before scaling.
+    /// The base: before scaling, pair `i` rotates by `theta^(-2 i / dimensions)` radians per position.
     pub theta: f64,
-    /// How the frequencies are changed for long context.
+    /// The number of rotated elements of a head, from its first on; even. The others pass unchanged.
+    pub dimensions: usize,
+    /// The scaling of the frequencies for long context.
     pub scaling: RopeScaling,
-    /// Which elements of a head form a pair, as the weights are stored.
+    /// Which elements of a head form a pair; it depends on the row order of the stored weights.
     pub pairing: RopePairing,
+    /// The factor that multiplies rotated elements: the attention factor of YaRN and LongRoPE, otherwise 1.
+    pub scale: f32,
 }
 
-/// How frequencies are changed for texts longer than those of the pre-training.
+/// A scaling of frequencies for sequences longer than those of the pre-training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// Keeps all frequencies.
     None,
-    /// All are divided by the factor.
+    /// Divides all frequencies by one factor.
     Linear {
         /// The factor.
         factor: f64,
     },
-    /// Llama 3.1: pairs that turn often within the original context are kept, those that turn rarely are divided by the
-    /// factor, those between are blended.
+    /// Divides low frequencies and keeps high ones, as Llama 3.1 does; frequencies in between are blended.
     Llama3 {
         /// The factor.
         factor: f64,
-        /// Pairs with at most so many turns are divided.
+        /// Pairs that rotate at most this often within the original context are divided.
         low_frequency_factor: f64,
-        /// Pairs with at least so many turns are kept.
+        /// Pairs that rotate at least this often within the original context are kept.
         high_frequency_factor: f64,
-        /// The context of the pre-training, in tokens.
+        /// The context length of the pre-training, in tokens.
         original_context: usize,
     },
-    /// Each is divided by a number of its own, from the file.
+    /// Divides low frequencies and keeps high ones, as YaRN does; it blends by the index of the pair.
+    Yarn {
+        /// The factor.
+        factor: f64,
+        /// Pairs that rotate at least this often within the original context are kept.
+        beta_fast: f64,
+        /// Pairs that rotate at most this often within the original context are divided.
+        beta_slow: f64,
+        /// The context length of the pre-training, in tokens.
+        original_context: usize,
+    },
+    /// Divides each frequency by its own divisor, from one of two lists, as LongRoPE does.
+    Long {
+        /// The divisors for contexts up to the original one.
+        short: Vec<f32>,
+        /// The divisors for longer contexts.
+        long: Vec<f32>,
+        /// The context length of the pre-training, in tokens.
+        original_context: usize,
+    },
+    /// Divides each frequency by its own divisor.
     Divisors(Vec<f32>),
 }
 
 impl Rope {
-    /// Radians that each pair of a head of `head_dim` turns per position: `head_dim / 2` numbers.
+    /// Returns the rotary embedding of whole heads without scaling, which pairs the halves of a head.
+    pub fn plain(theta: f64, head_dim: usize) -> Self {
+        Self {
+            theta,
+            dimensions: head_dim,
+            scaling: RopeScaling::None,
+            pairing: RopePairing::Halves,
+            scale: 1.0,
+        }
+    }
+
+    /// Computes the radians by which each pair rotates per position: `dimensions / 2` numbers.
     ///
-    /// They are computed in f64 and rounded once, so they may differ in the last bit from implementations that compute
-    /// powers in f32.
+    /// `context` is the length of the longest sequence. LongRoPE chooses its divisors by it, once for all sequences, because
+    /// cached keys cannot change their rotation when a sequence grows.
     ///
-    /// Source of the Llama 3 formula: Llama 3.1 model code (Meta, 2024), `apply_scaling`.
-    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
-        let pairs = head_dim / 2;
-        let plain = (0..pairs).map(|pair| self.theta.powf(-((2 * pair) as f64) / head_dim as f64));
+    /// The numbers are computed in f64 and rounded once, so they may differ in the last bit from implementations that
+    /// compute powers in f32.
+    ///
+    /// Sources: Llama 3.1 model code (Meta, 2024), `apply_scaling`; Peng et al., "YaRN" (2023); Ding et al., "LongRoPE" (2024).
+    pub fn inverse_frequencies(&self, context: usize) -> Vec<f32> {
+        let dimensions = self.dimensions as f64;
+        let plain = (0..self.dimensions / 2).map(|pair| self.theta.powf(-((2 * pair) as f64) / dimensions));
+        let divided = |frequency: f64, divisors: &[f32], pair: usize| {
+            frequency / divisors.get(pair).map_or(1.0, |divisor| f64::from(*divisor))
+        };
         let scaled = plain.enumerate().map(|(pair, frequency)| match &self.scaling {
             RopeScaling::None => frequency,
             RopeScaling::Linear { factor } => frequency / factor,
@@ -64,19 +102,61 @@ impl Rope {
                 let kept = ((turns - low_frequency_factor) / band).clamp(0.0, 1.0);
                 frequency * (kept + (1.0 - kept) / factor)
             }
-            RopeScaling::Divisors(divisors) => {
-                frequency / divisors.get(pair).map_or(1.0, |divisor| f64::from(*divisor))
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context } => {
+                // The fractional index of the pair that rotates this often within the original context.
+                let pair_of = |rotations: f64| {
+                    dimensions * (*original_context as f64 / (rotations * 2.0 * PI)).ln()
+                        / (2.0 * self.theta.ln())
+                };
+                let low = pair_of(*beta_fast).floor().max(0.0);
+                let high = pair_of(*beta_slow).ceil().min(dimensions - 1.0);
+                let band = if high == low { 0.001 } else { high - low };
+                let divided = ((pair as f64 - low) / band).clamp(0.0, 1.0);
+                frequency * (1.0 - divided + divided / factor)
             }
+            RopeScaling::Long { short, long, original_context } => {
+                divided(frequency, if context > *original_context { long } else { short }, pair)
+            }
+            RopeScaling::Divisors(divisors) => divided(frequency, divisors, pair),
         });
         scaled.map(|frequency| frequency as f32).collect()
     }
 
-    pub(super) fn validate(&self, head_dim: usize) -> Result<()> {
+    /// Checks the embedding for heads of size `head_dim`, a field that the file calls `name`.
+    pub(super) fn validate(&self, name: Option<&'static str>, head_dim: usize) -> Result<()> {
+        if self.dimensions == head_dim && !head_dim.is_multiple_of(2) {
+            let name = name.unwrap_or("the head size");
+            return Err(ConfigError::value(name, head_dim, "even: its elements are rotated in pairs"));
+        }
+        if self.dimensions == 0 || self.dimensions > head_dim || !self.dimensions.is_multiple_of(2) {
+            let expected = format!("an even number from 2 to {head_dim}, the head size");
+            return Err(ConfigError::value("the number of rotated elements", self.dimensions, expected));
+        }
         let positive = |field: &str, number: f64| match is_positive(number) {
             true => Ok(()),
-            false => Err(ConfigError::value(field, number, "a number above 0")),
+            false => Err(ConfigError::value(field, number, "a number above 0, and neither tiny nor huge")),
+        };
+        let context = |original: usize| match (1..=limits::CONTEXT).contains(&original) {
+            true => Ok(()),
+            false => {
+                let expected = format!("a whole number from 1 to {}", limits::CONTEXT);
+                Err(ConfigError::value("original_max_position_embeddings", original, expected))
+            }
+        };
+        let list = |divisors: &[f32]| {
+            let pairs = self.dimensions / 2;
+            if divisors.len() != pairs {
+                let expected = format!("{pairs} long, one for each rotated pair");
+                return Err(ConfigError::value(
+                    "rope divisors",
+                    format!("{} long", divisors.len()),
+                    expected,
+                ));
+            }
+            divisors.iter().try_for_each(|divisor| positive("rope divisor", f64::from(*divisor)))
         };
         positive("rope theta", self.theta)?;
+        positive("the rope attention factor", f64::from(self.scale))?;
         match &self.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => positive("rope factor", *factor)?,
@@ -88,118 +168,48 @@ impl Rope {
                     let expected = format!("above {low_frequency_factor} (low_freq_factor)");
                     return Err(ConfigError::value("high_freq_factor", high_frequency_factor, expected));
                 }
-                if *original_context == 0 || *original_context > limits::CONTEXT {
-                    let expected = format!("a whole number from 1 to {}", limits::CONTEXT);
-                    let field = "original_max_position_embeddings";
-                    return Err(ConfigError::value(field, original_context, expected));
-                }
+                context(*original_context)?;
             }
-            RopeScaling::Divisors(divisors) => {
-                if divisors.len() != head_dim / 2 {
-                    let expected = format!("{} long, half of a head", head_dim / 2);
-                    return Err(ConfigError::value(
-                        "rope divisors",
-                        format!("{} long", divisors.len()),
-                        expected,
-                    ));
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context } => {
+                positive("rope factor", *factor)?;
+                positive("beta_fast", *beta_fast)?;
+                positive("beta_slow", *beta_slow)?;
+                if self.theta <= 1.0 {
+                    return Err(ConfigError::value("rope theta", self.theta, "above 1 with YaRN"));
                 }
-                divisors.iter().try_for_each(|divisor| positive("rope divisor", f64::from(*divisor)))?;
+                if beta_fast < beta_slow {
+                    let expected = format!("at least {beta_slow} (beta_slow)");
+                    return Err(ConfigError::value("beta_fast", beta_fast, expected));
+                }
+                context(*original_context)?;
             }
+            RopeScaling::Long { short, long, original_context } => {
+                list(short)?;
+                list(long)?;
+                context(*original_context)?;
+            }
+            RopeScaling::Divisors(divisors) => list(divisors)?,
         }
-        // A huge base times a long head can still leave f32; a frequency of 0 would never turn.
-        match self.inverse_frequencies(head_dim).iter().find(|frequency| !is_positive(f64::from(**frequency)))
-        {
+        // With a huge base and a long head, frequencies can still underflow to 0 in f32.
+        let frequencies = [1, limits::CONTEXT].map(|context| self.inverse_frequencies(context));
+        match frequencies.iter().flatten().find(|frequency| !is_positive(f64::from(**frequency))) {
             Some(frequency) => Err(ConfigError::value("a rotary frequency", frequency, "a number above 0")),
             None => Ok(()),
         }
     }
 }
 
-/// The fields a rope table may have; each kind reads some of them.
-const KNOWN: [&str; 8] = [
-    "rope_type",
-    "type",
-    "rope_theta",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-    "partial_rotary_factor",
-];
+/// The default of [`RopeScaling::Yarn`]'s `beta_fast`.
+pub(crate) const BETA_FAST: f64 = 32.0;
+/// The default of [`RopeScaling::Yarn`]'s `beta_slow`.
+pub(crate) const BETA_SLOW: f64 = 1.0;
 
-/// Reads the rotary embedding in both spellings: `rope_theta` beside `rope_scaling`, and the table `rope_parameters` that
-/// holds everything. A table `rope_scaling` that is not empty replaces `rope_parameters` altogether, and a theta inside
-/// of the table wins over the one beside it.
-pub(super) fn read(fields: Fields<'_>, architecture: &'static str, context: usize) -> Result<Rope> {
-    let beside = fields.positive("rope_theta")?;
-    whole_head(fields)?;
-    let scaling_table = fields.object("rope_scaling")?;
-    let parameters = fields.object("rope_parameters")?;
-    let Some(table) = scaling_table.or(parameters) else {
-        return Ok(Rope {
-            theta: beside.unwrap_or(10_000.0),
-            scaling: RopeScaling::None,
-            pairing: RopePairing::Halves,
-        });
-    };
-    let kind = kind(table)?;
-    if let Some((field, value)) = table.present().find(|(field, _)| !KNOWN.contains(field)) {
-        let (field, value) = (table.path(field), shortened(value));
-        return Err(ConfigError::Unknown { field, value, architecture });
-    }
-    whole_head(table)?;
-    let theta = table.positive("rope_theta")?.or(beside).unwrap_or(10_000.0);
-    let scaling = match kind {
-        Kind::Default => RopeScaling::None,
-        Kind::Linear => RopeScaling::Linear { factor: table.required_positive("factor")? },
-        Kind::Llama3 => RopeScaling::Llama3 {
-            factor: table.required_positive("factor")?,
-            low_frequency_factor: table.required_positive("low_freq_factor")?,
-            high_frequency_factor: table.required_positive("high_freq_factor")?,
-            original_context: table
-                .size("original_max_position_embeddings", 1, limits::CONTEXT)?
-                .unwrap_or(context),
-        },
-    };
-    Ok(Rope { theta, scaling, pairing: RopePairing::Halves })
+/// The default attention factor of YaRN.
+pub(crate) fn yarn_attention_factor(factor: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
 }
 
-enum Kind {
-    Default,
-    Linear,
-    Llama3,
-}
-
-/// The kind of scaling. Where a table has both of its names, readers disagree on which one wins.
-fn kind(table: Fields<'_>) -> Result<Kind> {
-    let (new, old) = (table.text("rope_type")?, table.text("type")?);
-    if let (Some(new), Some(old)) = (new, old)
-        && new != old
-    {
-        return Err(ConfigError::Contradiction {
-            first: format!("{} = \"{new}\"", table.path("rope_type")),
-            second: format!("{} = \"{old}\"", table.path("type")),
-        });
-    }
-    match new.or(old) {
-        None | Some("default") => Ok(Kind::Default),
-        Some("linear") => Ok(Kind::Linear),
-        Some("llama3") => Ok(Kind::Llama3),
-        Some(other) => {
-            let field = table.path(if new.is_some() { "rope_type" } else { "type" });
-            let reason = "rotary embeddings can be scaled as default, linear or llama3";
-            Err(ConfigError::unsupported(field, shortened(&other.into()), reason))
-        }
-    }
-}
-
-/// Only whole heads are rotated in these families.
-fn whole_head(fields: Fields<'_>) -> Result<()> {
-    match fields.positive("partial_rotary_factor")? {
-        None | Some(1.0) => Ok(()),
-        Some(factor) => {
-            let reason = "heads are rotated as a whole (1)";
-            Err(ConfigError::unsupported(fields.path("partial_rotary_factor"), factor, reason))
-        }
-    }
+/// The default attention factor of LongRoPE.
+pub(crate) fn long_attention_factor(factor: f64, original_context: usize) -> f64 {
+    if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original_context as f64).ln()).sqrt() }
 }

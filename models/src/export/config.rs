@@ -1,7 +1,10 @@
 //! `config.json`.
 
 use super::{Export, ExportError, Result, io_error};
-use crate::config::{Architecture, Biases, DecoderConfig, RopeScaling};
+use crate::{
+    config::{DecoderConfig, RopeScaling},
+    families,
+};
 use dsrun_core::{DType, op::Nonlinearity};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -33,14 +36,13 @@ fn short(number: f32) -> Value {
 
 fn of_decoder(config: &DecoderConfig, dense: DType) -> Result<Map<String, Value>> {
     let wrong = |what: &str| ExportError::Config(what.to_owned());
-    let architecture = config.architecture;
-    let class = match architecture {
-        Architecture::Mistral => "MistralForCausalLM",
-        Architecture::Qwen2 => "Qwen2ForCausalLM",
-        Architecture::Qwen3 => "Qwen3ForCausalLM",
-        _ => "LlamaForCausalLM",
+    let gguf = families::of(config)?.gguf.as_ref();
+    let Some(family) = gguf.and_then(|gguf| gguf.export) else {
+        return Err(wrong(
+            "GGUF files of its family hold weights in another form; start from the safetensors files of the model",
+        ));
     };
-    if config.windows.iter().any(Option::is_some) {
+    if config.attention.iter().any(|layer| layer.window.is_some()) {
         return Err(wrong("it has sliding windows"));
     }
     let activation = match config.activation {
@@ -55,8 +57,8 @@ fn of_decoder(config: &DecoderConfig, dense: DType) -> Result<Map<String, Value>
         _ => "float16",
     };
     let mut fields = json!({
-        "architectures": [class],
-        "model_type": architecture.name(),
+        "architectures": [family.class],
+        "model_type": config.architecture,
         "hidden_size": config.hidden,
         "intermediate_size": config.intermediate,
         "num_hidden_layers": config.layers,
@@ -76,25 +78,11 @@ fn of_decoder(config: &DecoderConfig, dense: DType) -> Result<Map<String, Value>
         [one] => one.into(),
         _ => json!(config.eos),
     };
-    let Biases { query, key, value, output, gate, up, down } = config.biases;
-    let attention = [query, key, value, output];
-    match architecture {
-        Architecture::Qwen2
-            if attention == [true, true, true, false] && ![gate, up, down].contains(&true) => {}
-        Architecture::Llama | Architecture::Qwen3
-            if attention == [query; 4] && [gate, up, down] == [gate; 3] =>
-        {
-            fields["attention_bias"] = query.into();
-            if architecture == Architecture::Llama {
-                fields["mlp_bias"] = gate.into();
-            } else if gate {
-                return Err(wrong("its MLP has biases"));
-            }
-        }
-        Architecture::Mistral if config.biases == Biases::default() => fields["sliding_window"] = Value::Null,
-        _ => return Err(wrong("some of its projections have biases, others not")),
+    let ropes = config.ropes();
+    if ropes.len() > 1 {
+        return Err(wrong("its layers have different rotary embeddings"));
     }
-    if let Some(rope) = &config.rope {
+    if let Some(rope) = ropes.first() {
         fields["rope_theta"] = rope.theta.into();
         fields["rope_scaling"] = match &rope.scaling {
             RopeScaling::None => Value::Null,
@@ -105,6 +93,15 @@ fn of_decoder(config: &DecoderConfig, dense: DType) -> Result<Map<String, Value>
                     "high_freq_factor": high_frequency_factor, "original_max_position_embeddings": original_context,
                 })
             }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context } => {
+                json!({
+                    "rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow,
+                    "original_max_position_embeddings": original_context, "attention_factor": short(rope.scale),
+                })
+            }
+            RopeScaling::Long { .. } => {
+                return Err(wrong("its rotary embeddings are scaled as LongRoPE does"));
+            }
             RopeScaling::Divisors(_) => {
                 let reason = "its rotary frequencies are divided by numbers of the GGUF file (rope_freqs), which \
                               config.json has no place for; start from the safetensors files of the model";
@@ -113,7 +110,10 @@ fn of_decoder(config: &DecoderConfig, dense: DType) -> Result<Map<String, Value>
         };
     }
     match fields {
-        Value::Object(fields) => Ok(fields),
+        Value::Object(mut fields) => {
+            fields.extend((family.fields)(config).map_err(wrong)?);
+            Ok(fields)
+        }
         _ => Err(wrong("it is no object")),
     }
 }

@@ -4,7 +4,7 @@ use super::{ModelError, Result};
 use crate::{
     config::DecoderConfig,
     declare::{Declare, TensorTypes},
-    decoder,
+    families,
     step::ProgramOptions,
     tensor_names::{Naming, Part},
     weights::{Distribution, RandomTensor, TensorSource},
@@ -26,8 +26,8 @@ pub(super) fn program(
 ) -> Result<(Program, HashSet<String>)> {
     let names = source.names().into_iter().collect();
     let mut types = FileTypes { source, names, wanted: HashSet::new(), problems: Vec::new() };
-    let built =
-        decoder::program(config, options, Declare { naming, storage: options.storage, types: &mut types });
+    let declare = Declare { config, naming, storage: options.storage, types: &mut types };
+    let built = families::program(options, declare);
     let FileTypes { wanted, problems, .. } = types;
     if !problems.is_empty() {
         return Err(ModelError::Weights { source_name: source.describe(), problems });
@@ -42,8 +42,8 @@ pub(super) fn refuse_others(
     source: &dyn TensorSource,
     wanted: &HashSet<String>,
 ) -> Result<()> {
-    let head = format!("{}.weight", naming.place(Part::Head, 0).tensor);
-    let embedding = format!("{}.weight", naming.place(Part::Embedding, 0).tensor);
+    let head = format!("{}.weight", naming.place(Part::Head, 0, config).tensor);
+    let embedding = format!("{}.weight", naming.place(Part::Embedding, 0, config).tensor);
     let mut problems = Vec::new();
     for name in source.names() {
         if wanted.contains(name) || naming.is_no_weight(name) {
@@ -140,8 +140,8 @@ impl TensorTypes for FileTypes<'_> {
 pub(super) fn random(config: &DecoderConfig, format: WeightFormat) -> Result<Vec<RandomTensor>> {
     let mut types = RandomTypes { format, tensors: Vec::new() };
     let options = ProgramOptions::default();
-    let declare = Declare { naming: Naming::Plain, storage: options.storage, types: &mut types };
-    decoder::program(config, options, declare)?;
+    let declare = Declare { config, naming: Naming::Plain, storage: options.storage, types: &mut types };
+    families::program(options, declare)?;
     Ok(types.tensors)
 }
 

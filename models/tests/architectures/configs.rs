@@ -2,9 +2,7 @@
 
 use super::fixtures;
 use dsrun_core::op::Nonlinearity;
-use dsrun_models::config::{
-    Architecture, Biases, ConfigError, DecoderConfig, Norm, Rope, RopeScaling, ScoreDivisors,
-};
+use dsrun_models::config::{Biases, ConfigError, DecoderConfig, LayerAttention, Norm, Rope, RopeScaling};
 use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -30,8 +28,16 @@ fn least(model_type: &str) -> Value {
     }
 }
 
+/// The rotary embedding that all layers have.
 fn rope(config: DecoderConfig) -> Rope {
-    config.rope.expect("the family rotates")
+    let [rope] = config.ropes()[..] else { panic!("{:?} are not one", config.ropes()) };
+    assert!(config.attention.iter().all(|layer| layer.rope.is_some()));
+    (**rope).clone()
+}
+
+/// How many keys a query sees in each layer.
+fn windows(config: &DecoderConfig) -> Vec<Option<u32>> {
+    config.attention.iter().map(|layer| layer.window).collect()
 }
 
 fn with(model_type: &str, fields: Value) -> Value {
@@ -51,27 +57,26 @@ fn every_fixture_is_read() {
 }
 
 #[rstest]
-#[case("llama", 32, 128, 2048, Biases::default(), false)]
-#[case("mistral", 8, 128, 131_072, Biases::default(), false)]
-#[case("qwen2", 32, 128, 32_768, Biases { query: true, key: true, value: true, ..Biases::default() }, false)]
-#[case("qwen3", 32, 128, 32_768, Biases::default(), true)]
+#[case("llama", 32, 128, 2048, Biases::default())]
+#[case("mistral", 8, 128, 131_072, Biases::default())]
+#[case("qwen2", 32, 128, 32_768, Biases { query: true, key: true, value: true, ..Biases::default() })]
+#[case("qwen3", 32, 128, 32_768, Biases::default())]
 fn fields_left_out_mean_what_their_architecture_says(
     #[case] model_type: &str,
     #[case] kv_heads: usize,
     #[case] head_dim: usize,
     #[case] context: usize,
     #[case] biases: Biases,
-    #[case] qk_norm: bool,
 ) {
     let config = read(&least(model_type)).unwrap();
-    assert_eq!(config.architecture, Architecture::from_name(model_type).unwrap());
+    assert_eq!(config.architecture, model_type);
     assert_eq!((config.kv_heads, config.head_dim, config.context), (kv_heads, head_dim, context));
-    assert_eq!((config.biases, config.qk_norm, config.tied), (biases, qk_norm, false));
+    assert_eq!((config.biases, config.tied), (biases, false));
     assert_eq!((config.eps, config.activation), (1e-6, Nonlinearity::Silu));
     let windowed = if model_type == "mistral" { Some(4096) } else { None };
-    assert_eq!(config.windows, vec![windowed; 30]);
+    assert_eq!(windows(&config), vec![windowed; 30]);
     assert_eq!(rope(config).theta, 10_000.0);
-    let switched_on = read(&with(model_type, json!({"use_sliding_window": true}))).unwrap().windows;
+    let switched_on = windows(&read(&with(model_type, json!({"use_sliding_window": true}))).unwrap());
     let qwen = model_type.starts_with("qwen");
     assert_eq!(switched_on[27..], if qwen { [None, Some(4096), Some(4096)] } else { [windowed; 3] });
 }
@@ -80,14 +85,14 @@ fn fields_left_out_mean_what_their_architecture_says(
 fn gpt2_and_opt_fill_in_what_is_left_out() {
     let norm = Norm::Layer { affine: true };
     let biases = Biases { gate: false, ..Biases::ALL };
-    let score_divisors = ScoreDivisors { head_dim: true, layer: false };
     let gpt2 = read(&least("gpt2")).unwrap();
     let common = |config: &DecoderConfig| {
         (config.norm, config.eps, config.norm_after, config.final_norm, config.biases, config.tied)
     };
     assert_eq!(common(&gpt2), (norm, 1e-5, false, true, biases, true));
     assert_eq!((gpt2.intermediate, gpt2.context, gpt2.activation), (256, 1024, Nonlinearity::GeluTanh));
-    assert_eq!((gpt2.rope, gpt2.score_divisors, gpt2.head_dim), (None, score_divisors, 16));
+    assert_eq!(gpt2.attention, vec![LayerAttention { window: None, rope: None, scale: 0.25 }; 3]);
+    assert_eq!(gpt2.head_dim, 16);
     let opt = read(&least("opt")).unwrap();
     assert_eq!(common(&opt), (norm, 1e-5, false, true, biases, true));
     assert_eq!((opt.embedding, opt.context, opt.activation), (64, 2048, Nonlinearity::Relu));
@@ -97,7 +102,7 @@ fn gpt2_and_opt_fill_in_what_is_left_out() {
 
 #[test]
 fn scores_are_divided_as_asked() {
-    let scale = |fields: Value| read(&with("gpt2", fields)).unwrap().score_scale(2);
+    let scale = |fields: Value| read(&with("gpt2", fields)).unwrap().attention[2].scale;
     assert_eq!(scale(json!({})), 0.25);
     assert_eq!(scale(json!({"scale_attn_weights": false})), 1.0);
     assert_eq!(scale(json!({"scale_attn_by_inverse_layer_idx": true})), 1.0 / 12.0);
@@ -150,8 +155,8 @@ fn llama3_scaling_falls_back_to_the_context() {
 )]
 fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] expected: &[(usize, f32)]) {
     let config = dsrun_models::presets::Preset::from_name(preset).unwrap().config().unwrap();
-    let head_dim = config.head_dim;
-    let frequencies = rope(config).inverse_frequencies(head_dim);
+    let (head_dim, context) = (config.head_dim, config.context);
+    let frequencies = rope(config).inverse_frequencies(context);
     assert_eq!(frequencies.len(), head_dim / 2);
     for (pair, frequency) in expected {
         let relative = (frequencies[*pair] / frequency - 1.0).abs();
@@ -190,9 +195,23 @@ fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] ex
 #[case::theta("llama", json!({"rope_theta": -1.0}), "rope_theta is -1")]
 #[case::theta_inside("llama", json!({"rope_parameters": {"rope_theta": 0}}), "rope_parameters.rope_theta is 0")]
 #[case::factor("llama", json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing")]
-#[case::yarn("llama", json!({"rope_scaling": {"type": "yarn", "beta_fast": 32}}), "yarn")]
+#[case::yarn("llama", json!({"rope_scaling": {"type": "yarn", "beta_fast": 32}}), "rope_scaling.factor is missing")]
+#[case::yarn_betas(
+    "llama",
+    json!({"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 32}}),
+    "beta_fast is 1"
+)]
+#[case::yarn_mscale(
+    "llama",
+    json!({"rope_scaling": {"type": "yarn", "factor": 2, "mscale": 0.7}}),
+    "rope_scaling.mscale"
+)]
 #[case::dynamic("llama", json!({"rope_scaling": {"type": "dynamic", "factor": 2}}), "dynamic")]
-#[case::longrope("qwen2", json!({"rope_parameters": {"rope_type": "longrope", "long_factor": []}}), "longrope")]
+#[case::longrope(
+    "qwen2",
+    json!({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}),
+    "rope_parameters.short_factor is [1.0], but must be a list of 64 numbers"
+)]
 #[case::rope_field("llama", json!({"rope_scaling": {"type": "linear", "factor": 2, "base": 3}}), "rope_scaling.base")]
 #[case::layered_rope("qwen3", json!({"rope_parameters": {"full_attention": {}}}), "rope_parameters.full_attention")]
 #[case::bands(
@@ -262,6 +281,8 @@ fn any_value() -> impl Strategy<Value = Value> {
             "gelu",
             "linear",
             "llama3",
+            "yarn",
+            "longrope",
             "default",
             "sliding_attention",
             "full_attention",
@@ -282,7 +303,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     })
 }
 
-const ROPE_FIELDS: [&str; 7] = [
+const ROPE_FIELDS: [&str; 15] = [
     "rope_type",
     "type",
     "rope_theta",
@@ -290,9 +311,17 @@ const ROPE_FIELDS: [&str; 7] = [
     "low_freq_factor",
     "high_freq_factor",
     "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "short_factor",
+    "long_factor",
+    "full_attention",
+    "sliding_attention",
 ];
 
-const FIELDS: [&str; 34] = [
+const FIELDS: [&str; 36] = [
     "model_type",
     "hidden_size",
     "intermediate_size",
@@ -326,15 +355,19 @@ const FIELDS: [&str; 34] = [
     "do_layer_norm_before",
     "scale_attn_by_inverse_layer_idx",
     "eos_token_id",
+    "partial_rotary_factor",
     "an_unknown_field",
+    "original_max_position_embeddings",
 ];
 
+const ARCHITECTURES: [&str; 6] = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"];
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(4000))]
 
     #[test]
     fn hostile_values_give_a_valid_configuration_or_an_error(
-        model_type in proptest::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"]),
+        model_type in proptest::sample::select(ARCHITECTURES.to_vec()),
         changes in proptest::collection::vec((proptest::sample::select(FIELDS.to_vec()), any_value()), 1..4),
     ) {
         let mut config = least(model_type);
@@ -344,9 +377,10 @@ proptest! {
         match read(&config) {
             Ok(config) => {
                 prop_assert!(config.validate().is_ok());
-                let rope = config.rope.as_ref();
-                let frequencies = rope.map_or(Vec::new(), |rope| rope.inverse_frequencies(config.head_dim));
-                prop_assert!(frequencies.iter().all(|frequency| frequency.is_finite() && *frequency > 0.0));
+                for rope in config.ropes() {
+                    let frequencies = rope.inverse_frequencies(config.context);
+                    prop_assert!(frequencies.iter().all(|frequency| frequency.is_finite() && *frequency > 0.0));
+                }
             }
             Err(error) => prop_assert!(error.to_string().len() < 600, "{error}"),
         }

@@ -44,6 +44,12 @@ pub(crate) fn gguf(name: &str) -> PathBuf {
     root().join("gguf").join(name).join("model.gguf")
 }
 
+/// The safetensors fixture that a GGUF fixture is made of.
+pub(crate) fn source(name: &str) -> String {
+    let expected = json(&root().join("gguf").join(name).join("expected.json"));
+    expected["source"].as_str().unwrap().to_owned()
+}
+
 /// The parsed `config.json` of a fixture.
 pub(crate) fn config(name: &str) -> Value {
     json(&folder(name).join("config.json"))

@@ -2,37 +2,35 @@
 
 use super::fixtures;
 use dsrun_models::{
-    config::{DecoderConfig, RopeScaling},
+    config::{DecoderConfig, Rope, RopeScaling},
     gguf::GgufFile,
     model::Model,
     tokenizer::EncodeOptions,
 };
 use proptest::prelude::*;
 use rstest::rstest;
-use std::fs;
+use std::{fs, sync::Arc};
 
 #[test]
 fn fixtures_say_the_same_as_the_models_they_are_made_of() {
     for name in fixtures::gguf_names() {
         let model = Model::open(fixtures::gguf(&name)).unwrap();
-        let original = Model::open(fixtures::folder(name.rsplit_once('_').unwrap().0)).or_else(|_| {
-            // `llama3_q8_0` has two underscores behind the name of its source.
-            Model::open(fixtures::folder(name.split('_').next().unwrap()))
-        });
-        let (config, original) = (model.config(), original.unwrap().config().clone());
+        let original = Model::open(fixtures::folder(&fixtures::source(&name))).unwrap();
+        let (config, mut original) = (model.config(), original.config().clone());
         // The same frequencies, reached by other means.
-        let frequencies = |config: &DecoderConfig| {
-            let rope = config.rope.as_ref();
-            rope.map_or(Vec::new(), |rope| rope.inverse_frequencies(config.head_dim))
-        };
-        for (ours, theirs) in frequencies(config).into_iter().zip(frequencies(&original)) {
-            assert!((ours / theirs - 1.0).abs() < 1e-6, "{name}: {ours} is not {theirs}");
+        for (ours, theirs) in config.attention.iter().zip(&mut original.attention) {
+            let frequencies = |rope: &Arc<Rope>| rope.inverse_frequencies(config.context);
+            for (ours, theirs) in
+                ours.rope.iter().flat_map(frequencies).zip(theirs.rope.iter().flat_map(frequencies))
+            {
+                assert!((ours / theirs - 1.0).abs() < 1e-6, "{name}: {ours} is not {theirs}");
+            }
+            assert_eq!(ours.rope.is_some(), theirs.rope.is_some(), "{name}");
+            theirs.rope.clone_from(&ours.rope);
         }
-        let scaled =
-            config.rope.as_ref().is_some_and(|rope| matches!(rope.scaling, RopeScaling::Divisors(_)));
+        let scaled = config.ropes().iter().any(|rope| matches!(rope.scaling, RopeScaling::Divisors(_)));
         assert_eq!(scaled, name.starts_with("llama3"), "{name}");
-        let expected = DecoderConfig { rope: config.rope.clone(), ..original };
-        assert_eq!(*config, expected, "{name}");
+        assert_eq!(*config, original, "{name}");
     }
 }
 
@@ -147,11 +145,11 @@ proptest! {
 
     #[test]
     fn hostile_metadata_gives_a_valid_configuration_or_an_error(
-        fixture in proptest::sample::select(vec!["smollm2_q8_0", "qwen2_q8_0", "llama3_q8_0", "gpt2_q8_0"]),
+        fixture in proptest::sample::select(fixtures::gguf_names()),
         place in any::<proptest::sample::Index>(),
         value in any::<[u8; 4]>(),
     ) {
-        let mut bytes = fs::read(fixtures::gguf(fixture)).unwrap();
+        let mut bytes = fs::read(fixtures::gguf(&fixture)).unwrap();
         let end = value_of(&bytes, "tokenizer.ggml.model");
         let at = place.index(end);
         bytes[at..at + 4].copy_from_slice(&value);

@@ -46,6 +46,7 @@ fn programs_build_and_print_for_every_fixture() {
             storage: Storage::Cast(DType::F16),
             cache: DType::F16,
             block_size: 32,
+            context: None,
         };
         for options in [ProgramOptions::default(), half] {
             let program = model.program(&options).unwrap();
@@ -70,9 +71,8 @@ fn gguf_and_safetensors_of_a_model_give_programs_of_one_form() {
         let names: Vec<String> = program.values.iter().map(|value| value.name.clone()).collect();
         (ops, names)
     };
-    for source in ["smollm2", "qwen2", "llama3", "gpt2"] {
-        let gguf = format!("{source}_q8_0");
-        assert_eq!(form(fixtures::folder(source)), form(fixtures::gguf(&gguf)));
+    for name in fixtures::gguf_names() {
+        assert_eq!(form(fixtures::folder(&fixtures::source(&name))), form(fixtures::gguf(&name)), "{name}");
     }
 }
 

@@ -9,7 +9,10 @@ use crate::{
 use anyhow::Result;
 use dsrun_core::WeightType;
 use dsrun_engine::{EngineOptions, EnginePlan, GenerateOptions};
-use dsrun_models::{config::RopeScaling, model::Model};
+use dsrun_models::{
+    config::{DecoderConfig, RopeScaling},
+    model::Model,
+};
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
@@ -71,10 +74,10 @@ fn tensors(model: &Model) -> Vec<(String, WeightType)> {
 /// The configuration as lines of a name and a value.
 fn facts(model: &Model) -> Vec<(&'static str, String)> {
     let config = model.config();
-    let windowed = config.windows.iter().flatten().count();
-    let window = config.windows.iter().flatten().next();
+    let mut windows = config.attention.iter().filter_map(|layer| layer.window);
+    let (window, windowed) = (windows.next(), 1 + windows.count());
     let mut facts = vec![
-        ("family", config.architecture.name().to_owned()),
+        ("family", config.architecture.to_owned()),
         (
             "layers",
             format!("{} of hidden size {}, MLP {}", config.layers, config.hidden, config.intermediate),
@@ -87,23 +90,7 @@ fn facts(model: &Model) -> Vec<(&'static str, String)> {
             "vocabulary",
             format!("{}{}", config.vocabulary, if config.tied { ", head tied to embedding" } else { "" }),
         ),
-        (
-            "positions",
-            match &config.rope {
-                Some(rope) => {
-                    let scaling = match &rope.scaling {
-                        RopeScaling::None => String::new(),
-                        RopeScaling::Linear { factor } => format!(", scaled by {factor}"),
-                        RopeScaling::Llama3 { factor, original_context, .. } => {
-                            format!(", scaled by {factor} as Llama 3.1 does beyond {original_context} tokens")
-                        }
-                        RopeScaling::Divisors(_) => ", scaled as the file says".to_owned(),
-                    };
-                    format!("rotary, theta {}{scaling}", rope.theta)
-                }
-                None => "learned".to_owned(),
-            },
-        ),
+        ("positions", positions(config)),
     ];
     if let Some(window) = window {
         facts.push(("window", format!("{window} tokens in {windowed} of {} layers", config.layers)));
@@ -116,6 +103,41 @@ fn facts(model: &Model) -> Vec<(&'static str, String)> {
     facts.push(("tokenizer", tokenizer));
     facts.push(("ends at", format!("tokens {:?}", model.eos())));
     facts
+}
+
+/// How positions reach the model.
+fn positions(config: &DecoderConfig) -> String {
+    let ropes = config.ropes();
+    if ropes.is_empty() {
+        return "learned".to_owned();
+    }
+    let described = ropes.into_iter().map(|rope| {
+        let scaling = match &rope.scaling {
+            RopeScaling::None => String::new(),
+            RopeScaling::Linear { factor } => format!(", scaled by {factor}"),
+            RopeScaling::Llama3 { factor, original_context, .. } => {
+                format!(", scaled by {factor} as Llama 3.1 does beyond {original_context} tokens")
+            }
+            RopeScaling::Yarn { factor, original_context, .. } => {
+                format!(", scaled by {factor} as YaRN does beyond {original_context} tokens")
+            }
+            RopeScaling::Long { original_context, .. } => {
+                format!(", scaled as LongRoPE does beyond {original_context} tokens")
+            }
+            RopeScaling::Divisors(_) => ", scaled as the file says".to_owned(),
+        };
+        let part = match rope.dimensions {
+            all if all == config.head_dim => String::new(),
+            part => format!(", {part} elements of a head"),
+        };
+        let layers = config.attention.iter().filter(|layer| layer.rope.as_ref() == Some(rope)).count();
+        let layers = match layers {
+            all if all == config.layers => String::new(),
+            some => format!(", in {some} of {} layers", config.layers),
+        };
+        format!("rotary, theta {}{scaling}{part}{layers}", rope.theta)
+    });
+    described.collect::<Vec<_>>().join("; ")
 }
 
 fn sampling(options: &GenerateOptions) -> String {
@@ -151,7 +173,7 @@ fn as_json(
     let mut value = json!({
         "name": model.name(),
         "source": model.weights().describe(),
-        "family": config.architecture.name(),
+        "family": config.architecture,
         "layers": config.layers,
         "hidden": config.hidden,
         "intermediate": config.intermediate,

@@ -1,0 +1,170 @@
+//! Reads rotary embeddings from `config.json`.
+
+use super::{
+    super::{
+        ConfigError, DecoderConfig, Result,
+        fields::{Fields, shortened},
+        limits,
+    },
+    BETA_FAST, BETA_SLOW, Rope, RopeScaling, long_attention_factor, yarn_attention_factor,
+};
+use dsrun_core::op::RopePairing;
+
+/// The fields that a table may have; each kind of scaling reads some of them.
+const KNOWN: [&str; 13] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "short_factor",
+    "long_factor",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+];
+
+/// The facts about a model that reading its rotary embedding depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RopeDefaults {
+    pub(crate) architecture: &'static str,
+    pub(crate) head_dim: usize,
+    pub(crate) context: usize,
+    /// The base if no field holds one.
+    pub(crate) theta: f64,
+    /// The context length of the pre-training, in families that have a separate field for it.
+    pub(crate) original_context: Option<usize>,
+    /// Whether the family supports rotating only a part of each head.
+    pub(crate) partial: bool,
+}
+
+impl RopeDefaults {
+    /// Returns the defaults of most families: whole heads, a base of 10000.
+    pub(crate) fn of(config: &DecoderConfig) -> Self {
+        let DecoderConfig { architecture, head_dim, context, .. } = *config;
+        Self { architecture, head_dim, context, theta: 10_000.0, original_context: None, partial: false }
+    }
+}
+
+/// Reads the rotary embedding of a model that has the same one in all layers.
+///
+/// There are two spellings: `rope_theta` beside the table `rope_scaling`, and the table `rope_parameters`, which holds
+/// everything. A `rope_scaling` that is not empty replaces `rope_parameters`, and a theta inside the table wins over the one
+/// beside it.
+pub(crate) fn read(fields: &Fields<'_>, defaults: RopeDefaults) -> Result<Rope> {
+    let theta = fields.positive("rope_theta")?.unwrap_or(defaults.theta);
+    let part = rotated_part(fields, defaults)?.unwrap_or(1.0);
+    let scaling = fields.object("rope_scaling")?;
+    let parameters = fields.object("rope_parameters")?;
+    of_table(scaling.or(parameters), theta, part, defaults)
+}
+
+/// Reads a table; `theta` and `part` are the values of the fields beside it.
+fn of_table(table: Option<Fields<'_>>, theta: f64, part: f64, defaults: RopeDefaults) -> Result<Rope> {
+    let rotated = |part: f64| (defaults.head_dim as f64 * part) as usize;
+    let Some(table) = table else {
+        return Ok(Rope { dimensions: rotated(part), ..Rope::plain(theta, defaults.head_dim) });
+    };
+    let kind = kind(&table)?;
+    table.refuse_unread(defaults.architecture, |field, _| KNOWN.contains(&field))?;
+    let theta = table.positive("rope_theta")?.unwrap_or(theta);
+    let dimensions = rotated(rotated_part(&table, defaults)?.unwrap_or(part));
+    let original_context = || match defaults.original_context {
+        Some(original) => Ok(original),
+        None => {
+            let original = table.size("original_max_position_embeddings", 1, limits::CONTEXT)?;
+            Ok(original.unwrap_or(defaults.context))
+        }
+    };
+    let attention_factor =
+        |default: f64| -> Result<f32> { Ok(table.positive("attention_factor")?.unwrap_or(default) as f32) };
+    let (scaling, scale) = match kind {
+        Kind::Default => (RopeScaling::None, 1.0),
+        Kind::Linear => (RopeScaling::Linear { factor: table.required_positive("factor")? }, 1.0),
+        Kind::Llama3 => {
+            let scaling = RopeScaling::Llama3 {
+                factor: table.required_positive("factor")?,
+                low_frequency_factor: table.required_positive("low_freq_factor")?,
+                high_frequency_factor: table.required_positive("high_freq_factor")?,
+                original_context: original_context()?,
+            };
+            (scaling, 1.0)
+        }
+        Kind::Yarn => {
+            let factor = table.required_positive("factor")?;
+            let scaling = RopeScaling::Yarn {
+                factor,
+                beta_fast: table.positive("beta_fast")?.unwrap_or(BETA_FAST),
+                beta_slow: table.positive("beta_slow")?.unwrap_or(BETA_SLOW),
+                original_context: original_context()?,
+            };
+            (scaling, attention_factor(yarn_attention_factor(factor))?)
+        }
+        Kind::Long => {
+            let (pairs, original_context) = (dimensions / 2, original_context()?);
+            let ratio = defaults.context as f64 / original_context as f64;
+            let factor = table.positive("factor")?.unwrap_or(ratio);
+            let scaling = RopeScaling::Long {
+                short: table.required_list("short_factor", pairs)?,
+                long: table.required_list("long_factor", pairs)?,
+                original_context,
+            };
+            (scaling, attention_factor(long_attention_factor(factor, original_context))?)
+        }
+    };
+    Ok(Rope { theta, dimensions, scaling, pairing: RopePairing::Halves, scale })
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Default,
+    Linear,
+    Llama3,
+    Yarn,
+    Long,
+}
+
+/// Reads the kind of scaling. If a table has both of its names, they must agree.
+fn kind(table: &Fields<'_>) -> Result<Kind> {
+    let (new, old) = (table.text("rope_type")?, table.text("type")?);
+    if let (Some(new), Some(old)) = (new, old)
+        && new != old
+    {
+        return Err(ConfigError::Contradiction {
+            first: format!("{} = \"{new}\"", table.path("rope_type")),
+            second: format!("{} = \"{old}\"", table.path("type")),
+        });
+    }
+    match new.or(old) {
+        None | Some("default") => Ok(Kind::Default),
+        Some("linear") => Ok(Kind::Linear),
+        Some("llama3") => Ok(Kind::Llama3),
+        // The first revisions of Phi-3 use other names for LongRoPE.
+        Some("longrope" | "su") => Ok(Kind::Long),
+        Some("yarn") if table.value("long_factor").is_some() => Ok(Kind::Long),
+        Some("yarn") => Ok(Kind::Yarn),
+        Some(other) => {
+            let field = table.path(if new.is_some() { "rope_type" } else { "type" });
+            let reason = "rotary embeddings can be scaled as default, linear, llama3, yarn or longrope";
+            Err(ConfigError::unsupported(field, shortened(&other.into()), reason))
+        }
+    }
+}
+
+/// Reads which part of each head is rotated.
+fn rotated_part(fields: &Fields<'_>, defaults: RopeDefaults) -> Result<Option<f64>> {
+    let part = fields.positive("partial_rotary_factor")?;
+    match part {
+        Some(factor) if factor != 1.0 && !defaults.partial => {
+            let reason = format!("{} rotates whole heads (1)", defaults.architecture);
+            Err(ConfigError::unsupported(fields.path("partial_rotary_factor"), factor, reason))
+        }
+        Some(factor) if factor > 1.0 => {
+            Err(ConfigError::value(fields.path("partial_rotary_factor"), factor, "above 0 and at most 1"))
+        }
+        part => Ok(part),
+    }
+}
