@@ -33,6 +33,13 @@ const QWEN35: &str = concat!(
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// The split of GPT-4o: words end where small letters are followed by a capital one, and contractions belong to their word.
+const GPT4O: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
 /// One way to split, with the names that stand for it.
 struct Definition {
     names: &'static [&'static str],
@@ -69,6 +76,8 @@ const DEFINITIONS: &[Definition] = &[
         whole_words: true,
         adds_bos: true,
     },
+    Definition { names: &["dbrx", "smaug-bpe"], patterns: &[LLAMA3], whole_words: false, adds_bos: false },
+    Definition { names: &["gpt-4o"], patterns: &[GPT4O], whole_words: false, adds_bos: false },
     Definition {
         names: &["qwen2", "deepseek-r1-qwen"],
         patterns: &[QWEN2],
@@ -156,6 +165,8 @@ mod tests {
     #[case("gpt-2", "I'll pay  $1234\n\nNow", &["I", "'ll", " pay", " ", " $", "1234", "\n", "\n", "Now"])]
     #[case("smollm", "a 12\n", &["a", " ", "1", "2", "\n"])]
     #[case("llama-bpe", "I'LL 12345 x\n\n y", &["I", "'LL", " ", "123", "45", " x", "\n\n", " y"])]
+    #[case("dbrx", "I'LL 12345", &["I", "'LL", " ", "123", "45"])]
+    #[case("gpt-4o", "aBc I'll 12345 (x)/\n", &["a", "Bc", " I'll", " ", "123", "45", " (", "x", ")/\n"])]
     #[case("qwen2", "a12(b)\n", &["a", "1", "2", "(b", ")\n"])]
     #[case("default", "a=12345", &["a", "=", "123", "45"])]
     fn splits(#[case] name: &str, #[case] text: &str, #[case] expected: &[&str]) {
