@@ -16,6 +16,7 @@ mod quantisation;
 pub(crate) mod rope;
 
 use dsrun_core::op::Nonlinearity;
+use rope::RopesByKind;
 use std::sync::Arc;
 
 pub use error::ConfigError;
@@ -219,6 +220,20 @@ impl DecoderConfig {
         for layer in &mut self.attention {
             layer.rope = Some(rope.clone());
         }
+    }
+
+    /// Gives layers with a sliding window one rotary embedding, and those with full attention another.
+    pub(crate) fn rotate_by_kind(&mut self, ropes: RopesByKind) {
+        let (full, sliding) = (Arc::new(ropes.full), Arc::new(ropes.sliding));
+        for layer in &mut self.attention {
+            layer.rope = Some(if layer.window.is_some() { sliding.clone() } else { full.clone() });
+        }
+    }
+
+    /// Divides the attention scores of all layers by the square root of `divisor`.
+    pub(crate) fn scale_scores(&mut self, divisor: f64) {
+        let scale = hugging_face::score_scale(divisor);
+        self.attention.iter_mut().for_each(|layer| layer.scale = scale);
     }
 
     /// Sets the sliding window of each layer.

@@ -4,10 +4,14 @@
 //! functions that read the configuration, the tensor names that differ from the usual ones, and a function that builds the
 //! layer with the methods of [`Builder`](crate::layers::Builder). `llama.rs` is the plainest file to start from.
 
+mod gemma;
 mod gpt2;
 mod llama;
+mod olmo;
 mod opt;
+mod phi;
 mod qwen;
+mod smollm3;
 
 use crate::{
     config::{
@@ -27,8 +31,16 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
 /// The architectures of every family; error messages list them in this order.
-const FAMILIES: &[&[Architecture]] =
-    &[llama::ARCHITECTURES, qwen::ARCHITECTURES, gpt2::ARCHITECTURES, opt::ARCHITECTURES];
+const FAMILIES: &[&[Architecture]] = &[
+    llama::ARCHITECTURES,
+    qwen::ARCHITECTURES,
+    gemma::ARCHITECTURES,
+    phi::ARCHITECTURES,
+    olmo::ARCHITECTURES,
+    smollm3::ARCHITECTURES,
+    gpt2::ARCHITECTURES,
+    opt::ARCHITECTURES,
+];
 
 /// An architecture holds everything that is specific to the models of one `model_type`.
 #[derive(Debug)]

@@ -97,6 +97,32 @@ fn a_gguf_file_becomes_the_folder_that_it_was_made_of(#[case] gguf: &str, #[case
     assert!(found.chat_template().is_ok());
 }
 
+#[rstest]
+fn folders_are_written_as_they_were(
+    #[values("gemma3", "gemma3_layer_types", "olmo2", "olmo3", "smollm3_switches", "qwen3")] name: &str,
+) {
+    let (found, original, ..) = written(&fixtures::folder(name), None, None);
+    assert_eq!(found.config(), original.config());
+    assert_eq!(found.weights().names().len(), original.weights().names().len());
+    for tensor in original.weights().names() {
+        assert_eq!(values(&found, tensor), values(&original, tensor), "{tensor}");
+    }
+}
+
+#[rstest]
+#[case("olmo2_q8_0", "olmo2")]
+#[case("smollm3_q8_0", "smollm3")]
+fn a_quantised_gguf_file_becomes_a_folder_close_to_its_source(#[case] gguf: &str, #[case] original: &str) {
+    let (found, ..) = written(&fixtures::gguf(gguf), None, None);
+    let original = Model::open(fixtures::folder(original)).unwrap();
+    assert_eq!(found.config(), original.config());
+    for tensor in original.weights().names() {
+        let (ours, theirs) = (values(&found, tensor), values(&original, tensor));
+        let apart = ours.iter().zip(&theirs).map(|(ours, theirs)| (ours - theirs).abs()).fold(0.0, f32::max);
+        assert!(ours.len() == theirs.len() && apart < 0.02, "{tensor}: {apart}");
+    }
+}
+
 #[test]
 fn what_has_no_form_is_refused() {
     let write = |path: &Path| {
@@ -108,7 +134,11 @@ fn what_has_no_form_is_refused() {
         export.write(folder.path(), &mut |_, _| ControlFlow::Continue(())).unwrap_err().to_string()
     };
     assert!(write(&fixtures::folder("gpt2")).contains("architecture gpt2 cannot be written"));
+    assert!(write(&fixtures::folder("phi3")).contains("those of llama, mistral, qwen2, qwen3, gemma3_text"));
+    assert!(write(&fixtures::folder("gemma3_images")).contains("architecture gemma3 cannot be written"));
     assert!(write(&fixtures::gguf("llama3_q8_0")).contains("rope_freqs"));
+    assert!(write(&fixtures::gguf("gemma3_bf16")).contains("start from the safetensors files"));
+    assert!(write(&fixtures::gguf("olmo3_q8_0")).contains("sliding windows"));
 }
 
 #[test]

@@ -124,6 +124,18 @@ impl<'a> Fields<'a> {
         value.as_bool().map(Some).ok_or_else(|| self.wrong(field, value, "true or false"))
     }
 
+    /// Reads a list of ones and zeros, or of truth values.
+    pub(crate) fn flags(&self, field: &str) -> Result<Option<Vec<bool>>> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let flag = |value: &Value| match value.as_u64() {
+            Some(0) => Some(false),
+            Some(1) => Some(true),
+            _ => value.as_bool(),
+        };
+        let flags = value.as_array().and_then(|list| list.iter().map(flag).collect());
+        flags.map(Some).ok_or_else(|| self.wrong(field, value, "a list of ones and zeros"))
+    }
+
     /// A text.
     pub(crate) fn text(&self, field: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.get(field) else { return Ok(None) };

@@ -236,6 +236,27 @@ pub(crate) fn no_window(keys: &Keys<'_>, context: usize) -> Result<()> {
     }
 }
 
+/// Reads the sliding window of each layer.
+///
+/// The file lists the layers that have it, or says that all but every n-th have it; `period` is the default of n.
+pub(crate) fn windows(keys: &Keys<'_>, layers: usize, period: u32) -> Result<Vec<Option<u32>>> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    let window = sliding_window(keys)?;
+    let sliding: Vec<bool> = match keys.file.metadata().value(&keys.path(KEY)) {
+        Some(Value::Array(_)) => keys.get(KEY)?.unwrap_or_default(),
+        _ => {
+            let period = keys.get::<u32>(KEY)?.unwrap_or(period) as usize;
+            // With a period of 0, every layer has the window.
+            (1..=layers).map(|layer| period == 0 || !layer.is_multiple_of(period)).collect()
+        }
+    };
+    if sliding.len() != layers {
+        let expected = format!("one truth value for each of {layers} layers");
+        return Err(ConfigError::value(keys.path(KEY), format!("{} long", sliding.len()), expected));
+    }
+    Ok(sliding.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
+}
+
 /// Reads the rotary embedding; `partial` says whether the family may rotate a part of each head.
 pub(crate) fn rope(
     keys: &Keys<'_>,

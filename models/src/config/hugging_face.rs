@@ -243,6 +243,12 @@ pub(crate) fn sliding_window(fields: &Fields<'_>, default: Option<u32>) -> Resul
     }
 }
 
+/// Reads `sliding_window` in families where null is not possible.
+pub(crate) fn required_sliding_window(fields: &Fields<'_>, default: u32) -> Result<u32> {
+    sliding_window(fields, Some(default))?
+        .ok_or_else(|| ConfigError::value(fields.path("sliding_window"), "null", "a whole number from 1"))
+}
+
 /// Reads the sliding window of each layer.
 ///
 /// `layer_types` lists the layers that have it; if it is left out, those have it for which `sliding` is true.
@@ -281,6 +287,16 @@ pub(crate) fn window_contradiction(layer: usize, kind: &str) -> ConfigError {
     ConfigError::Contradiction {
         first: format!("layer_types[{layer}] = \"{kind}\""),
         second: "the sliding window that the other fields (sliding_window, use_sliding_window) say".into(),
+    }
+}
+
+/// Returns an error if a field has any value but `wanted`, the only supported one.
+pub(crate) fn expect(fields: &Fields<'_>, field: &str, wanted: Value, reason: &str) -> Result<()> {
+    match fields.value(field) {
+        Some(value) if *value != wanted => {
+            Err(ConfigError::unsupported(fields.path(field), shortened(value), reason))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -66,6 +66,15 @@ pub enum RopeScaling {
     Divisors(Vec<f32>),
 }
 
+/// The two rotary embeddings of a model that has one per kind of attention.
+#[derive(Clone, Debug)]
+pub(crate) struct RopesByKind {
+    /// The embedding of layers with full attention.
+    pub(crate) full: Rope,
+    /// The embedding of layers with a sliding window.
+    pub(crate) sliding: Rope,
+}
+
 impl Rope {
     /// Returns the rotary embedding of whole heads without scaling, which pairs the halves of a head.
     pub fn plain(theta: f64, head_dim: usize) -> Self {

@@ -29,6 +29,13 @@ impl Builder<'_> {
         Ok(Heads { query, key, ..heads })
     }
 
+    /// Normalises the queries over all heads together, and the keys likewise.
+    pub(crate) fn norm_all_heads(&mut self, heads: Heads) -> Result<Heads> {
+        let query = self.norm(heads.query, Part::QueryNorm)?;
+        let key = self.norm(heads.key, Part::KeyNorm)?;
+        Ok(Heads { query, key, ..heads })
+    }
+
     /// Applies the rotary embedding of the current layer to queries and keys, if it has one.
     pub(crate) fn rotate(&mut self, heads: Heads) -> Result<Heads> {
         let config = self.config;

@@ -2,12 +2,27 @@
 
 use super::Builder;
 use crate::tensor_names::Part;
-use dsrun_core::{Result, program::ValueId};
+use dsrun_core::{DType, Result, program::ValueId};
+use half::{bf16, f16};
 
 impl Builder<'_> {
     /// Looks up the embeddings of the step's tokens.
     pub(crate) fn embed(&mut self, table: ValueId) -> Result<ValueId> {
         self.step.embed(table, None)
+    }
+
+    /// Looks up the embeddings of the step's tokens, multiplied by the square root of the hidden size.
+    ///
+    /// The factor is rounded to the type of activations, as it was in training and as transformers does.
+    pub(crate) fn embed_scaled(&mut self, table: ValueId) -> Result<ValueId> {
+        let factor = (self.config.hidden as f64).sqrt() as f32;
+        let factor = match self.options.activation {
+            DType::BF16 => bf16::from_f32(factor).to_f32(),
+            DType::F16 => f16::from_f32(factor).to_f32(),
+            _ => factor,
+        };
+        let x = self.embed(table)?;
+        self.add(x, x, factor - 1.0)
     }
 
     /// Looks up the embeddings of the step's tokens and adds the learned vectors of their positions.

@@ -21,6 +21,7 @@ fn least(model_type: &str) -> Value {
             "model_type": "opt", "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 3,
             "num_attention_heads": 4, "vocab_size": 1000,
         }),
+        "gemma3" => json!({"model_type": "gemma3", "text_config": least("gemma3_text")}),
         _ => json!({
             "model_type": model_type, "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 30,
             "num_attention_heads": 32, "vocab_size": 1000,
@@ -101,6 +102,55 @@ fn gpt2_and_opt_fill_in_what_is_left_out() {
 }
 
 #[test]
+fn gemma_phi_olmo_and_smollm3_fill_in_what_is_left_out() {
+    let plain = |theta: f64, head_dim| Rope::plain(theta, head_dim);
+    let sizes = |config: &DecoderConfig| (config.kv_heads, config.head_dim, config.context, config.tied);
+
+    let gemma = read(&least("gemma3_text")).unwrap();
+    assert_eq!(sizes(&gemma), (4, 256, 131_072, true));
+    assert_eq!((gemma.eps, gemma.activation), (1e-6, Nonlinearity::GeluTanh));
+    assert_eq!(gemma.norm, Norm::Rms { weight_offset: 1.0 });
+    assert_eq!(windows(&gemma)[4..7], [Some(4096), None, Some(4096)]);
+    let [local, global] = gemma.ropes()[..] else { panic!() };
+    assert_eq!((&**local, &**global), (&plain(10_000.0, 256), &plain(1_000_000.0, 256)));
+    assert_eq!(gemma.attention[5].rope.as_ref(), Some(global));
+    assert_eq!(gemma.attention[0].scale, 1.0 / 16.0);
+    // The text model within one that sees images is the same.
+    let inner = read(&least("gemma3")).unwrap();
+    assert_eq!(inner, DecoderConfig { architecture: "gemma3", ..gemma });
+
+    let phi = read(&least("phi3")).unwrap();
+    assert_eq!((sizes(&phi), phi.eps), ((32, 128, 4096, false), 1e-5));
+    assert_eq!(windows(&phi), [None; 30]);
+    let half = read(&with("phi3", json!({"partial_rotary_factor": 0.5}))).unwrap();
+    assert_eq!(rope(half), Rope { dimensions: 64, ..plain(10_000.0, 128) });
+
+    let olmo2 = read(&least("olmo2")).unwrap();
+    assert_eq!((sizes(&olmo2), olmo2.eps), ((32, 128, 2048, false), 1e-5));
+    assert_eq!((windows(&olmo2), rope(olmo2)), (vec![None; 30], plain(10_000.0, 128)));
+    let olmo3 = read(&least("olmo3")).unwrap();
+    assert_eq!(windows(&olmo3)[2..5], [Some(4096), None, Some(4096)]);
+    assert_eq!(rope(olmo3), plain(500_000.0, 128));
+
+    let smollm3 = read(&least("smollm3")).unwrap();
+    assert_eq!(sizes(&smollm3), (4, 128, 32_768, true));
+    let rotated: Vec<bool> = smollm3.attention.iter().map(|layer| layer.rope.is_some()).collect();
+    assert_eq!(rotated[2..9], [true, false, true, true, true, false, true]);
+    assert_eq!((windows(&smollm3), &**smollm3.ropes()[0]), (vec![None; 30], &plain(2_000_000.0, 128)));
+}
+
+#[test]
+fn long_rope_chooses_its_divisors_by_the_longest_text() {
+    let table = json!({"type": "su", "short_factor": vec![2.0; 64], "long_factor": vec![8.0; 64]});
+    let fields = json!({"rope_scaling": table, "max_position_embeddings": 131_072});
+    let rope = rope(read(&with("phi3", fields)).unwrap());
+    assert_eq!(rope.inverse_frequencies(4096)[0], 0.5);
+    assert_eq!(rope.inverse_frequencies(4097)[0], 0.125);
+    // The square root of 1 + ln(32) / ln(4096).
+    assert!((rope.scale - 1.190_238).abs() < 1e-6, "{}", rope.scale);
+}
+
+#[test]
 fn scores_are_divided_as_asked() {
     let scale = |fields: Value| read(&with("gpt2", fields)).unwrap().attention[2].scale;
     assert_eq!(scale(json!({})), 0.25);
@@ -166,7 +216,7 @@ fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] ex
 
 /// What is wrong is named in the message.
 #[rstest]
-#[case::family("bloom", json!({}), "supported: llama, mistral, qwen2, qwen3, gpt2, opt")]
+#[case::family("bloom", json!({}), "supported: llama, mistral, qwen2, qwen3, gemma3_text, gemma3, phi3, olmo2, olmo3, smollm3, gpt2, opt")]
 #[case::other_name("gpt2", json!({"hidden_size": 64}), "hidden_size")]
 #[case::gpt2_heads("gpt2", json!({"n_head": 5}), "n_head is 5")]
 #[case::gpt2_inner("gpt2", json!({"n_inner": 0}), "n_inner is 0")]
@@ -231,6 +281,45 @@ fn rotary_frequencies_are_those_of_transformers(#[case] preset: &str, #[case] ex
 )]
 #[case::switch_of_no_one("llama", json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping = 50.0")]
 #[case::unknown("llama", json!({"clip_qkv": 8}), "clip_qkv")]
+#[case::soft_cap("gemma3_text", json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping = 30.0")]
+#[case::bidirectional("gemma3_text", json!({"use_bidirectional_attention": true}), "use_bidirectional_attention")]
+#[case::no_window("gemma3_text", json!({"sliding_window": null}), "sliding_window is null")]
+#[case::period("gemma3_text", json!({"sliding_window_pattern": 0}), "sliding_window_pattern is 0")]
+#[case::query_scale("gemma3_text", json!({"query_pre_attn_scalar": 0}), "query_pre_attn_scalar is 0")]
+#[case::other_activation("gemma3_text", json!({"hidden_act": "silu"}), "hidden_act")]
+#[case::flat_table("gemma3_text", json!({"rope_parameters": {"rope_theta": 5.0}}), "rope_parameters.rope_theta")]
+#[case::two_tables(
+    "olmo3",
+    json!({"rope_scaling": {"type": "linear"}, "rope_parameters": {"full_attention": {"rope_type": "default"}}}),
+    "rope_scaling and rope_parameters contradict"
+)]
+#[case::kind_of_layer("olmo3", json!({"rope_parameters": {"chunked_attention": {}}}), "rope_parameters.chunked_attention")]
+#[case::inner_scaling(
+    "olmo3",
+    json!({"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}}),
+    "rope_parameters.sliding_attention.factor is missing"
+)]
+#[case::no_text("gemma3", json!({"text_config": null}), "text_config is missing")]
+#[case::inner_field("gemma3", json!({"text_config": {"hidden_size": "x"}}), "text_config.hidden_size is")]
+#[case::odd_part("phi3", json!({"partial_rotary_factor": 0.4}), "rotated elements is 51")]
+#[case::large_part("phi3", json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor is 1.5")]
+#[case::no_list("phi3", json!({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}), "short_factor is missing")]
+#[case::negative_list(
+    "phi3",
+    json!({"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": vec![-1.0; 64]}}),
+    "rope_scaling.short_factor is"
+)]
+#[case::phi_bias("phi3", json!({"lm_head_bias": true}), "lm_head_bias = true")]
+#[case::phi_attention("phi3", json!({"full_attn_mod": 2}), "full_attn_mod = 2")]
+#[case::clipped("olmo2", json!({"clip_qkv": 8}), "clip_qkv")]
+#[case::too_few_rotated("smollm3", json!({"no_rope_layers": [1, 0]}), "no_rope_layers is 2 long")]
+#[case::rotated_twice("smollm3", json!({"no_rope_layers": [2]}), "no_rope_layers is [2]")]
+#[case::interval("smollm3", json!({"no_rope_layer_interval": 0}), "no_rope_layer_interval is 0")]
+#[case::window_off(
+    "smollm3",
+    json!({"num_hidden_layers": 1, "layer_types": ["sliding_attention"], "sliding_window": 8}),
+    "layer_types[0] = \"sliding_attention\""
+)]
 #[case::encoder("llama", json!({"is_encoder_decoder": true}), "is_encoder_decoder")]
 #[case::tokens("llama", json!({"eos_token_id": [1, "x"]}), "eos_token_id")]
 #[case::tied("llama", json!({"tie_word_embeddings": "yes"}), "tie_word_embeddings")]
@@ -321,7 +410,7 @@ const ROPE_FIELDS: [&str; 15] = [
     "sliding_attention",
 ];
 
-const FIELDS: [&str; 36] = [
+const FIELDS: [&str; 43] = [
     "model_type",
     "hidden_size",
     "intermediate_size",
@@ -355,12 +444,32 @@ const FIELDS: [&str; 36] = [
     "do_layer_norm_before",
     "scale_attn_by_inverse_layer_idx",
     "eos_token_id",
+    "text_config",
+    "sliding_window_pattern",
+    "query_pre_attn_scalar",
+    "rope_local_base_freq",
+    "hidden_activation",
     "partial_rotary_factor",
+    "no_rope_layers",
+    "no_rope_layer_interval",
     "an_unknown_field",
     "original_max_position_embeddings",
 ];
 
-const ARCHITECTURES: [&str; 6] = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"];
+const ARCHITECTURES: [&str; 12] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma3_text",
+    "gemma3",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "gpt2",
+    "opt",
+];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]

@@ -114,6 +114,16 @@ fn impossible_options_are_refused(#[case] options: ProgramOptions, #[case] named
 }
 
 #[test]
+fn long_rope_follows_the_context_that_is_asked_for() {
+    let model = Model::open(fixtures::folder("phi3_long")).unwrap();
+    let program = |context| {
+        model.program(&ProgramOptions { context, ..ProgramOptions::default() }).unwrap().to_string()
+    };
+    assert_eq!(program(None), program(Some(17)));
+    assert_ne!(program(Some(16)), program(Some(17)));
+}
+
+#[test]
 fn rotary_tables_in_the_file_are_ignored() {
     let model = Model::open(fixtures::folder("llama2")).unwrap();
     assert!(model.weights().names().iter().any(|name| name.ends_with("rotary_emb.inv_freq")));

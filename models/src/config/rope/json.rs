@@ -6,7 +6,7 @@ use super::{
         fields::{Fields, shortened},
         limits,
     },
-    BETA_FAST, BETA_SLOW, Rope, RopeScaling, long_attention_factor, yarn_attention_factor,
+    BETA_FAST, BETA_SLOW, Rope, RopeScaling, RopesByKind, long_attention_factor, yarn_attention_factor,
 };
 use dsrun_core::op::RopePairing;
 
@@ -60,6 +60,36 @@ pub(crate) fn read(fields: &Fields<'_>, defaults: RopeDefaults) -> Result<Rope> 
     let scaling = fields.object("rope_scaling")?;
     let parameters = fields.object("rope_parameters")?;
     of_table(scaling.or(parameters), theta, part, defaults)
+}
+
+impl RopesByKind {
+    /// Reads the rotary embeddings of a model that has one per kind of attention.
+    ///
+    /// There are two spellings: `rope_parameters` with one table per kind; or `rope_theta` and `rope_scaling` for full
+    /// attention, and `sliding_theta` for layers with a sliding window, which defaults to the same theta.
+    pub(crate) fn read(
+        fields: &Fields<'_>,
+        sliding_theta: Option<f64>,
+        defaults: RopeDefaults,
+    ) -> Result<Self> {
+        let theta = fields.positive("rope_theta")?.unwrap_or(defaults.theta);
+        let (scaling, parameters) = (fields.object("rope_scaling")?, fields.object("rope_parameters")?);
+        let [full, sliding] = match (scaling, parameters) {
+            (Some(_), Some(_)) => {
+                let [first, second] = ["rope_scaling", "rope_parameters"].map(|field| fields.path(field));
+                return Err(ConfigError::Contradiction { first, second });
+            }
+            (None, Some(tables)) => {
+                let kinds = [tables.object("full_attention")?, tables.object("sliding_attention")?];
+                tables.refuse_unread(defaults.architecture, |_, _| false)?;
+                kinds
+            }
+            (scaling, None) => [scaling, None],
+        };
+        let full = of_table(full, theta, 1.0, defaults)?;
+        let sliding = of_table(sliding, sliding_theta.unwrap_or(theta), 1.0, defaults)?;
+        Ok(Self { full, sliding })
+    }
 }
 
 /// Reads a table; `theta` and `part` are the values of the fields beside it.
