@@ -150,6 +150,66 @@ const PRESETS: &[Preset] = &[
             "bos_token_id": 151643, "eos_token_id": [151645, 151643]}"#,
     },
     Preset {
+        name: "qwen3-14b",
+        repository: "Qwen/Qwen3-14B",
+        json: r#"{
+            "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 17408,
+            "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+            "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0, "use_sliding_window": false, "tie_word_embeddings": false,
+            "bos_token_id": 151643, "eos_token_id": [151645, 151643]}"#,
+    },
+    Preset {
+        name: "qwen3-32b",
+        repository: "Qwen/Qwen3-32B",
+        json: r#"{
+            "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 25600,
+            "num_hidden_layers": 64, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+            "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0, "use_sliding_window": false, "tie_word_embeddings": false,
+            "bos_token_id": 151643, "eos_token_id": [151645, 151643]}"#,
+    },
+    Preset {
+        name: "gemma-3-4b",
+        repository: "google/gemma-3-4b-it",
+        json: r#"{
+            "model_type": "gemma3", "eos_token_id": [1, 106], "text_config": {
+                "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+                "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024, "bos_token_id": 2}}"#,
+    },
+    Preset {
+        name: "phi-4-mini",
+        repository: "microsoft/Phi-4-mini-instruct",
+        json: r#"{
+            "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+            "num_attention_heads": 24, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+            "vocab_size": 200064, "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096, "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75, "rope_scaling": {"type": "longrope",
+                "short_factor": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+                "long_factor": [1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897,
+                    1.956131817, 2.187582649, 2.446418898, 2.735880826, 3.059592084, 3.421605075,
+                    3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424, 6.693110555,
+                    7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651,
+                    14.64173252, 16.37415215, 18.31155283, 20.47818807, 22.90118105, 25.61086418,
+                    28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7, 32.71,
+                    32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77]},
+            "sliding_window": 262144, "tie_word_embeddings": true, "bos_token_id": 199999,
+            "eos_token_id": 199999}"#,
+    },
+    Preset {
+        name: "smollm3-3b",
+        repository: "HuggingFaceTB/SmolLM3-3B",
+        json: r#"{
+            "model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008,
+            "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-06, "vocab_size": 128256, "max_position_embeddings": 65536,
+            "rope_theta": 5000000.0, "no_rope_layer_interval": 4, "use_sliding_window": false,
+            "tie_word_embeddings": true, "bos_token_id": 128000, "eos_token_id": 128012}"#,
+    },
+    Preset {
         name: "mistral-7b",
         repository: "mistralai/Mistral-7B-Instruct-v0.3",
         json: r#"{
