@@ -285,7 +285,15 @@ pub(crate) fn rope(
         (Some("linear") | None, Some(factor)) => RopeScaling::Linear { factor },
         (Some("yarn"), Some(factor)) => {
             let number = |key: &str| keys.positive(key).map(|number| number.map(f64::from));
-            let attention = number("rope.scaling.yarn_attn_factor")?;
+            // llama.cpp's converter writes the attention factor of OLMo 3 under both keys, or under the second alone.
+            const ATTENTION: [&str; 2] = ["rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"];
+            let attention = match (number(ATTENTION[0])?, number(ATTENTION[1])?) {
+                (Some(one), Some(other)) if one != other => {
+                    let [first, second] = ATTENTION.map(|key| keys.path(key));
+                    return Err(ConfigError::Contradiction { first, second });
+                }
+                (one, other) => one.or(other),
+            };
             scale = attention.unwrap_or_else(|| yarn_attention_factor(factor)) as f32;
             RopeScaling::Yarn {
                 factor,

@@ -116,6 +116,30 @@ fn keys_that_are_unknown_or_missing_are_named(#[case] key: &str, #[case] instead
 }
 
 #[test]
+fn the_attention_factor_of_yarn_has_two_keys() {
+    const KEYS: [&str; 2] = ["olmo2.rope.scaling.yarn_attn_factor", "olmo2.rope.scaling.attn_factor"];
+    let bytes = fs::read(fixtures::gguf("olmo3_q8_0")).unwrap();
+    let read = |bytes: Vec<u8>| {
+        let file = GgufFile::from_bytes("changed.gguf", bytes).unwrap();
+        DecoderConfig::from_gguf(&file).map_err(|error| error.to_string())
+    };
+    // Another architecture's keys are ignored.
+    let without = |key: &str| {
+        let mut bytes = bytes.clone();
+        let at = value_of(&bytes, key) - key.len() - 4;
+        bytes[at..at + 5].copy_from_slice(b"other");
+        bytes
+    };
+    let config = read(bytes.clone()).unwrap();
+    assert!(config.ropes().iter().any(|rope| rope.scale == 1.2));
+    for key in KEYS {
+        assert_eq!(read(without(key)).unwrap(), config, "{key}");
+        let message = changed("olmo3_q8_0", key, 1.5f32.to_le_bytes()).unwrap_err();
+        assert!(message.contains(KEYS[0]) && message.contains(KEYS[1]), "{message}");
+    }
+}
+
+#[test]
 fn other_architectures_are_refused_by_name() {
     let mut bytes = fs::read(fixtures::gguf("smollm2_q8_0")).unwrap();
     // Behind the key come the type of the value, its length and the text.
