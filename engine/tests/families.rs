@@ -91,6 +91,19 @@ fn whole_and_chunked_prompts_have_the_reference_logits() {
 }
 
 #[test]
+fn unfused_programs_have_the_reference_logits() {
+    for folder in folders() {
+        let model = open(&folder);
+        let (expected, reference) = expected(&folder);
+        let mut engine = engine(&model, &EngineOptions { fuse: false, ..exact(64, 1) });
+        for (sequence, reference) in expected.sequences.iter().zip(&reference) {
+            let error = difference(&logits(&mut engine, &sequence.tokens), reference);
+            assert!(error <= TOLERANCE, "{}: off by {error}", folder.display());
+        }
+    }
+}
+
+#[test]
 fn quantised_matrices_are_multiplied_in_their_stored_format() {
     for folder in
         folders().iter().filter(|folder| folder.parent().is_some_and(|all| all.ends_with("quantised")))

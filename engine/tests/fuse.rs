@@ -101,6 +101,7 @@ fn gpt2() -> Program {
 #[case::biases(fixture("qwen2"))]
 #[case::head_norms(fixture("qwen3"))]
 #[case::gelu_gate(fixture("llama_gelu"))]
+#[case::partial_rotation(fixture("phi3_long"))]
 fn layers_fuse_into_the_well_known_regions(#[case] program: Program) {
     let layers = 2;
     let fused = fuse(&program, &mut all_regions).unwrap();
@@ -137,6 +138,24 @@ fn layers_fuse_into_the_well_known_regions(#[case] program: Program) {
             "commit_tokens",
         ]
     );
+}
+
+/// Norms after attention and MLP need all columns of a product, so they fuse with the sum and not with the product.
+#[test]
+fn norms_after_attention_and_mlp_fuse_with_the_residual_sum() {
+    let layer = [
+        "attention_input",
+        "paged_attention",
+        "linear",
+        "rms_norm+add",
+        "mlp_input",
+        "linear",
+        "rms_norm+add",
+    ];
+    let fused = fuse(&fixture("gemma3"), &mut all_regions).unwrap();
+    let found = names(&fused);
+    assert_eq!(found[..3], ["prepare_step", "attention_prepare", "embed+add"]);
+    assert_eq!(found[3..3 + 3 * layer.len()], layer.repeat(3));
 }
 
 #[rstest]
@@ -307,6 +326,7 @@ fn layers_of(call: &Call) -> Option<usize> {
 #[case::llama3(fixture("llama3"))]
 #[case::head_norms(fixture("qwen3"))]
 #[case::biases(fixture("qwen2"))]
+#[case::partial_rotation(fixture("phi3_long"))]
 fn layers_merge_with_each_other_and_the_embedding(#[case] program: Program) {
     let fused = fuse(&program, &mut four_regions).unwrap();
     let mut asked = 0;
@@ -360,6 +380,11 @@ fn fused_programs_compute_the_same(
         "mistral",
         "gpt2",
         "opt",
+        "gemma3_layer_types",
+        "gemma3_wide",
+        "phi3_long",
+        "olmo3",
+        "smollm3",
         "gguf/qwen2_q4_1",
         "gguf/smollm2_q8_0"
     )]
@@ -375,7 +400,12 @@ fn fused_programs_compute_the_same(
             let options = EngineOptions { fuse, ignore_end: true, ..exact(step_tokens, 2) };
             let plan = EnginePlan::new(&model, &*device, &options).unwrap();
             let program = plan.program().to_string();
-            assert!(["attention_input", "mlp_input"].iter().all(|name| program.contains(name) == fuse));
+            // Layers of OLMo begin with products, and the well-known regions begin with norms.
+            let regions: &[&str] = match fixture {
+                "olmo3" => &["linear+gated_activation", "rms_norm+add"],
+                _ => &["attention_input", "mlp_input"],
+            };
+            assert!(regions.iter().all(|name| program.contains(name) == fuse), "{program}");
             let weights = plan.memory().weights;
             let mut engine = plan.load(&model, device.clone(), &mut |_, _| {}).unwrap();
             (logits(&mut engine, &prompts[0]), greedy(&mut engine, &prompts, 12), weights)
