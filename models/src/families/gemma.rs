@@ -11,7 +11,10 @@
 //! Norm weights are stored minus 1 in safetensors files, but not in GGUF files: llama.cpp's converter adds the 1. GGUF has no
 //! key for `query_pre_attn_scalar`, which is the head size in all models except the one with 62 layers (27B).
 
-use super::{Architecture, Gguf, llama::LLAMA};
+use super::{
+    architecture::{Architecture, Gguf},
+    llama::LLAMA,
+};
 use crate::{
     config::{
         Biases, ConfigError, DecoderConfig, FieldNames, Norm, Result, Rope,

@@ -5,7 +5,7 @@
 //! Defaults: `n_positions` 1024, `n_inner` four times `n_embd`, `layer_norm_epsilon` 1e-5, `activation_function` gelu_new,
 //! tied embedding.
 
-use super::{Architecture, Gguf};
+use super::architecture::{Architecture, Gguf};
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Norm, Result,

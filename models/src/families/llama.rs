@@ -12,7 +12,7 @@
 //! elements of a rotated pair are neighbours. The rotary embedding pairs neighbours instead of reordering the rows, so
 //! quantised blocks are read unchanged.
 
-use super::{Architecture, Export, Gguf};
+use super::architecture::{Architecture, Export, Gguf};
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Result,

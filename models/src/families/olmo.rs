@@ -6,7 +6,10 @@
 //! Defaults: `num_key_value_heads` the number of query heads, `max_position_embeddings` 2048, `rms_norm_eps` 1e-5; in OLMo 3
 //! `sliding_window` 4096 and `rope_theta` 500000. GGUF files of both have the architecture `olmo2`.
 
-use super::{Architecture, Export, Gguf, llama};
+use super::{
+    architecture::{Architecture, Export, Gguf},
+    llama,
+};
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Result, Rope,

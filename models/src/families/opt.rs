@@ -5,7 +5,7 @@
 //! Defaults: `max_position_embeddings` 2048, `word_embed_proj_dim` is `hidden_size`, `activation_function` relu, norms before
 //! attention and MLP and after the last layer, biases everywhere, tied embedding. llama.cpp does not support OPT.
 
-use super::Architecture;
+use super::architecture::Architecture;
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Norm, Result,

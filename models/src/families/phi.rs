@@ -7,7 +7,10 @@
 //!
 //! The sliding window of a GGUF file applies to every layer, as in the original models; llama.cpp ignores it.
 
-use super::{Architecture, Gguf, llama::LLAMA};
+use super::{
+    architecture::{Architecture, Gguf},
+    llama::LLAMA,
+};
 use crate::{
     config::{
         DecoderConfig, FieldNames, Result,

@@ -11,7 +11,7 @@
 //! | `sliding_window`, `max_window_layers` | 4096, 28 | 4096, 28 |
 
 use super::{
-    Architecture, Export, Gguf,
+    architecture::{Architecture, Export, Gguf},
     llama::{self, LLAMA},
 };
 use crate::{

@@ -7,7 +7,7 @@
 //! GGUF files pair neighbours, as those of Llama do, and have no key for the interval.
 
 use super::{
-    Architecture, Export, Gguf,
+    architecture::{Architecture, Export, Gguf},
     llama::{self, LLAMA},
 };
 use crate::{

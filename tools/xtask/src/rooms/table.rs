@@ -78,8 +78,6 @@ pub(super) const LARGE_CIRCLES: &[(&str, usize)] = &[
     ("backends/cuda", 25),
     // The move of the C ABI to plugins/sdk mends this.
     ("core", 16),
-    // A file for each model family mends this.
-    ("models", 12),
 ];
 
 /// Folders whose rooms are not in order yet.
