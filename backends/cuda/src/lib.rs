@@ -37,4 +37,4 @@ mod properties;
 pub use arch::DeviceSpec;
 pub use device::CudaBackend;
 pub use driver::{compiler, kernel_spec::KernelSpec, library, stream::copy_kernel};
-pub use ops::{generated_headers, kernel_specs};
+pub use ops::{gemm_table, generated_headers, kernel_specs};

@@ -34,6 +34,8 @@ use dsrun_core::{
 };
 use std::sync::Arc;
 
+pub use gemm::gemm_table;
+
 /// Makes the launches of a bound call. The functions are those of the plan's kernels, in order.
 pub(crate) type MakeLaunches =
     Box<dyn Fn(&Frame, &[Arc<Function>], &Context) -> Result<Vec<LaunchOp>> + Send + Sync>;

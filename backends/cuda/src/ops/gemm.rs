@@ -1,12 +1,35 @@
-//! Matrix products: dense and quantised linear layers, by themselves and fused with what precedes and follows them.
+//! Matrix products: dense and quantised linear layers, by themselves and fused with a norm and an epilogue.
+//!
+//! A call or a region is read as a [`FusedLinear`]. [`plan`](plan::plan) describes it as a [`Problem`](problem::Problem) and asks
+//! [`select`](select::select) for a family of kernels that runs all of it in one launch; where none does, norm and epilogue get launches
+//! of their own.
 
-pub(super) mod decode_gemm;
+mod apply_epilogue;
+mod epilogue;
+mod families;
+mod family;
 pub(super) mod fused_linear;
-mod int8;
-mod linear;
-mod packed_gemm;
-mod small_batch;
-mod weight_only;
+mod matmul;
+mod plan;
+mod problem;
+mod select;
 
-pub(super) use fused_linear::{FusedLinear, plan as fused};
-pub(super) use linear::{linear, linear_w8a8, matmul};
+use crate::{arch::DeviceSpec, ops::KernelPlan};
+use dsrun_core::{
+    Result,
+    kernels::CallDesc,
+    op::{Linear, LinearW8A8},
+};
+
+pub(super) use fused_linear::FusedLinear;
+pub(super) use matmul::matmul;
+pub(super) use plan::plan as fused;
+pub use select::gemm_table;
+
+pub(super) fn linear(op: &Linear, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
+    fused(FusedLinear::of_linear(call, op.dtype), call, device)
+}
+
+pub(super) fn linear_w8a8(op: &LinearW8A8, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
+    fused(FusedLinear::of_linear_w8a8(call, op.dtype), call, device)
+}

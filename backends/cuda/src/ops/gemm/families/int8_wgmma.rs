@@ -1,0 +1,302 @@
+//! Products of bytes with bytes on Hopper: `linear/int8_wgmma.cu`.
+//!
+//! Which tile is fastest depends on how many of them there are for the SMs, on how many bytes of weights one of them fetches, and on
+//! how long its pipeline takes to fill. A model of that picks a few; the first call that is bound measures those on its own weights,
+//! and the answer is kept beside the kernels on disk.
+
+use crate::{
+    arch::DeviceSpec,
+    driver::{
+        context::Context,
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, Parameters},
+        tensor_map::TensorMap,
+    },
+    ops::{
+        frame::Bound,
+        gemm::{
+            families::int8_mma::{defines, is_aligned, results},
+            family::{Description, Family},
+            fused_linear::Epilogue,
+            problem::{Args, Problem, ProductPlan},
+        },
+        weight::UNIT as ROW_UNIT,
+    },
+};
+use dsrun_core::{DType, Result, TensorDesc};
+use std::{fmt::Display, sync::OnceLock};
+
+/// The source of the kernel.
+const SOURCE: &str = "linear/int8_wgmma.cu";
+/// Inputs of a k tile.
+const K_TILE: usize = 128;
+/// Bytes of shared memory for the ring.
+const RING: usize = 224 << 10;
+/// The ring begins at a multiple of this.
+const ALIGNMENT: usize = 1024;
+/// The most stages of a ring.
+const STAGES: usize = 16;
+/// Tiles that are measured.
+const MEASURED: usize = 4;
+/// Times that each is measured.
+const REPEATS: usize = 5;
+
+/// The rows and outputs of a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tile {
+    /// Warpgroups that multiply, each 64 rows.
+    groups: usize,
+    outputs: usize,
+}
+
+const TILES: [Tile; 8] = [
+    Tile { groups: 2, outputs: 256 },
+    Tile { groups: 2, outputs: 224 },
+    Tile { groups: 2, outputs: 128 },
+    Tile { groups: 1, outputs: 224 },
+    Tile { groups: 1, outputs: 128 },
+    Tile { groups: 1, outputs: 64 },
+    Tile { groups: 1, outputs: 48 },
+    Tile { groups: 1, outputs: 32 },
+];
+
+impl Tile {
+    fn rows(self) -> usize {
+        self.groups * 64
+    }
+
+    /// Rows of activations that are fetched.
+    fn fetched(self, rows: usize) -> usize {
+        self.rows().min(rows.next_multiple_of(32))
+    }
+
+    fn stage(self, rows: usize) -> usize {
+        (self.fetched(rows) + self.outputs) * K_TILE
+    }
+
+    fn stages(self, rows: usize) -> usize {
+        (RING / self.stage(rows)).min(STAGES)
+    }
+
+    fn count(self, rows: usize, outputs: usize) -> usize {
+        rows.div_ceil(self.rows()) * outputs.div_ceil(self.outputs)
+    }
+
+    /// A model of the microseconds that a product takes on an H200. Only the order of its answers matters.
+    fn cost(self, rows: usize, outputs: usize, inputs: usize, sm_count: usize) -> f64 {
+        let tiles = self.count(rows, outputs);
+        let waves = tiles.div_ceil(sm_count) as f64;
+        let operations = (self.rows() * self.outputs * K_TILE * 2) as f64 / 11.7e6;
+        let bytes = (tiles.min(sm_count) * self.outputs * K_TILE) as f64 / 4.2e6;
+        let shared = (self.stage(rows) as f64) / 1.0e5;
+        waves * (inputs.div_ceil(K_TILE) as f64 * operations.max(bytes).max(shared).max(0.12) + 1.2)
+    }
+}
+
+/// The tiles worth measuring, the most promising first.
+fn shortlist(rows: usize, outputs: usize, inputs: usize, sm_count: usize) -> Vec<Tile> {
+    let cost = |tile: &Tile| tile.cost(rows, outputs, inputs, sm_count);
+    let mut tiles = TILES.to_vec();
+    tiles.sort_by(|a, b| cost(a).total_cmp(&cost(b)));
+    tiles.truncate(MEASURED);
+    tiles
+}
+
+/// A gate in the product: its nonlinearity and limit.
+fn gate(problem: &Problem<'_>) -> Option<(u32, f32)> {
+    match problem.fused.epilogue {
+        Epilogue::Gate(op) => Some((op.function as u32, op.limit)),
+        _ => None,
+    }
+}
+
+/// Whether rows begin at multiples of 16 bytes.
+fn is_vectors(rows: &TensorDesc) -> bool {
+    (rows.strides[0] * rows.dtype.bytes()).is_multiple_of(16)
+}
+
+/// See `linear/int8_wgmma.cu`.
+pub(in crate::ops::gemm) struct Int8Wgmma;
+
+impl Family for Int8Wgmma {
+    fn description(&self) -> Description {
+        Description {
+            kernel: "int8_wgmma",
+            rows: "any".to_owned(),
+            devices: "sm_90",
+            operands: "bytes times bytes, rows of activations at multiples of 16 bytes",
+            fused: "a sum; a gate of halves that are multiples of 8 outputs".to_owned(),
+            method: "bulk copies in front of wgmma, in the tile shape measured fastest",
+        }
+    }
+
+    fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
+        let gated = problem.fused.norm.is_none()
+            && problem.is_gated_by_halves()
+            && problem.results().is_multiple_of(ROW_UNIT);
+        device.capability == 90
+            && problem.int8_packing().is_some()
+            && is_aligned(problem)
+            && problem.rows() > 0
+            && problem.outputs() > 0
+            && (problem.is_bare() || problem.is_unscaled_sum() || gated)
+    }
+
+    fn plan(&self, problem: &Problem<'_>, device: &DeviceSpec) -> Result<ProductPlan> {
+        let (rows, outputs, inputs) = (problem.rows(), problem.outputs(), problem.inputs());
+        let tiles = shortlist(rows, outputs, inputs, device.sm_count);
+        let gate = gate(problem);
+        let kernels = tiles.iter().map(|tile| spec(problem, *tile, gate)).collect::<Result<Vec<_>>>()?;
+        let question = format!("{rows} x {outputs} x {inputs} of {kernels:?}");
+        let product = Product { rows, outputs, inputs, gate, tiles, sm_count: device.sm_count };
+        let chosen = OnceLock::new();
+        Ok(ProductPlan {
+            kernels,
+            workspace: 0,
+            persistent: 0,
+            batch_invariant: true,
+            launches: Box::new(move |args| {
+                let best = *chosen.get_or_init(|| product.choose(args, &question));
+                let results = results(args, product.limit());
+                Ok(product.launch(args, best, args.x.address, &args.bounds, results)?.into_iter().collect())
+            }),
+        })
+    }
+}
+
+fn spec(problem: &Problem<'_>, tile: Tile, gate: Option<(u32, f32)>) -> Result<KernelSpec> {
+    let (fetched, stages) = (tile.fetched(problem.rows()), tile.stages(problem.rows()));
+    let vectors = is_vectors(problem.y)
+        && problem.residual.is_none_or(is_vectors)
+        && problem.y.shape[1].is_multiple_of(8);
+    let own: [(_, &dyn Display); 8] = [
+        ("GATED", &i32::from(gate.is_some())),
+        ("FUNCTION", &gate.map_or(1, |(function, _)| function)),
+        ("GROUPS", &tile.groups),
+        ("OUTPUTS", &tile.outputs),
+        ("STAGES", &stages),
+        ("X_ROWS", &fetched),
+        ("WIDE_Y", &i32::from(problem.y.dtype == DType::F32)),
+        ("Y_VECTORS", &i32::from(vectors)),
+    ];
+    let mut spec = KernelSpec::new(SOURCE, "int8_wgmma", own);
+    spec.defines.extend(defines(problem)?);
+    Ok(spec.with_shared(ALIGNMENT + stages * tile.stage(problem.rows())))
+}
+
+/// A product with the tiles that may run it.
+struct Product {
+    rows: usize,
+    outputs: usize,
+    inputs: usize,
+    gate: Option<(u32, f32)>,
+    tiles: Vec<Tile>,
+    sm_count: usize,
+}
+
+impl Product {
+    fn limit(&self) -> f32 {
+        self.gate.map_or(0.0, |(_, limit)| limit)
+    }
+
+    /// The launch with a tile, of activations at `x`.
+    fn launch(
+        &self,
+        args: &Args<'_>,
+        index: usize,
+        x: u64,
+        bounds: &[&Bound],
+        results: [u64; 8],
+    ) -> Result<Option<LaunchOp>> {
+        let tile = self.tiles[index];
+        let rows = args.x.size(0);
+        let sizes = [self.inputs as u64, rows as u64];
+        let fetched = [K_TILE as u32, tile.fetched(self.rows) as u32];
+        let x_map = TensorMap::bytes(x, sizes, [args.x.stride(0) as u64], fetched, true)?;
+        let unit = args.weight.layout.row_bytes as u64;
+        let sizes = [128, unit / 128, args.weight.layout.rows.div_ceil(8) as u64];
+        // A gate and its other half are copied one by one.
+        let at_once = if self.gate.is_some() { tile.outputs / 2 } else { tile.outputs };
+        let boxed = [128, (K_TILE / 16) as u32, (at_once / ROW_UNIT) as u32];
+        let weight_map = TensorMap::bytes(args.weight.address(), sizes, [128, unit], boxed, false)?;
+        let parameters = Parameters::default()
+            .extent(rows, bounds)
+            .size(self.outputs)
+            .size(self.inputs)
+            .words(results)
+            .words(x_map.words())
+            .words(weight_map.words());
+        let blocks = tile.count(rows, self.outputs).min(self.sm_count);
+        let threads = (tile.groups + 1) * 128;
+        Ok(LaunchOp::kernel(args.function(index)?, [blocks, 1, 1], threads, parameters))
+    }
+
+    /// The fastest tile: as remembered, or as measured. The model decides where nothing can be measured.
+    fn choose(&self, args: &Args<'_>, question: &str) -> usize {
+        let context = args.context;
+        let remembered = context.recall(SOURCE, question).and_then(|answer| answer.parse().ok());
+        if let Some(answer) = remembered.filter(|answer| *answer < self.tiles.len()) {
+            return answer;
+        }
+        match self.measure(args, context) {
+            Ok(best) => {
+                context.remember(SOURCE, question, &best.to_string());
+                best
+            }
+            Err(error) => {
+                tracing::debug!(%error, "tiles cannot be measured: the model decides");
+                0
+            }
+        }
+    }
+
+    fn measure(&self, args: &Args<'_>, context: &Context) -> Result<usize> {
+        let (rows, columns) = (args.x.size(0), args.y.size(1));
+        let sizes = [rows * args.x.stride(0), rows * columns * args.y.desc.dtype.bytes(), rows * 4];
+        let starts = [
+            0,
+            sizes[0].next_multiple_of(256),
+            (sizes[0].next_multiple_of(256) + sizes[1]).next_multiple_of(256),
+        ];
+        let memory = context.allocate(starts[2] + sizes[2])?;
+        let measured = (|| {
+            // Tensor cores are faster on zeros.
+            context.fill(memory, sizes[0], 0x35)?;
+            let (y, scales) = (memory + starts[1] as u64, memory + starts[2] as u64);
+            let mut results = results(args, self.limit());
+            (results[0], results[3], results[5]) = (scales, y, y);
+            (results[4], results[6]) = (columns as u64, columns as u64);
+            let mut best = (0, f32::INFINITY);
+            for index in 0..self.tiles.len() {
+                // All rows, whatever the extents hold now.
+                let launch = self.launch(args, index, memory, &[], results)?;
+                let Some(LaunchOp::Kernel(launch)) = launch else { continue };
+                let time = context.time(REPEATS, |stream| launch.enqueue_on(context, stream))?;
+                tracing::debug!(index, time, function = launch.function.name, "a tile is measured");
+                if time < best.1 {
+                    best = (index, time);
+                }
+            }
+            Ok(best.0)
+        })();
+        context.release(memory);
+        measured
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_fit() {
+        for tile in TILES {
+            for rows in [17, 40, 100, 4096] {
+                assert!(tile.stages(rows) >= 4, "{tile:?}");
+                assert!(tile.stages(rows) * tile.stage(rows) <= RING, "{tile:?}");
+                // Rows that were not fetched are read from the rest of the stage.
+                assert!((tile.rows() - tile.fetched(rows)) <= tile.outputs, "{tile:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Products of up to 64 rows on tensor cores at memory speed: `linear/skinny_mma.cu`.
+
+use crate::{
+    arch::DeviceSpec,
+    driver::{kernel_spec::KernelSpec, launch::LaunchOp},
+    ops::{
+        gemm::{
+            family::{Description, Family},
+            problem::{Problem, ProductPlan},
+        },
+        type_name,
+    },
+};
+use dsrun_core::{DType, Result};
+use std::fmt::Display;
+
+/// The most rows.
+const ROWS: usize = 64;
+/// Threads of a block.
+const THREADS: usize = 256;
+
+/// Whether the kernel multiplies such activations and weights.
+pub(super) fn multiplies(problem: &Problem<'_>, device: &DeviceSpec) -> bool {
+    device.capability >= 80
+        && problem.is_half()
+        && problem.inputs().is_multiple_of(32)
+        && problem.x.strides[0].is_multiple_of(8)
+}
+
+/// See `linear/skinny_mma.cu`.
+pub(in crate::ops::gemm) struct SkinnyMma;
+
+impl Family for SkinnyMma {
+    fn description(&self) -> Description {
+        Description {
+            kernel: "skinny_mma",
+            rows: format!("5 to 16; to {ROWS} without cuBLASLt"),
+            devices: "sm_80 and up",
+            operands: "f16 or bf16 throughout; inputs a multiple of 32, rows at multiples of 16 bytes",
+            fused: "nothing".to_owned(),
+            method: "mma.sync",
+        }
+    }
+
+    fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
+        problem.is_bare() && problem.rows() <= ROWS && multiplies(problem, device)
+    }
+
+    fn plan(&self, problem: &Problem<'_>, _: &DeviceSpec) -> Result<ProductPlan> {
+        let tiles = problem.rows().div_ceil(8).next_power_of_two();
+        let unroll = (problem.inputs() / 32).div_ceil(8).next_power_of_two().clamp(1, 4);
+        let defines: [(_, &dyn Display); 6] = [
+            ("X", &type_name(problem.x.dtype)?),
+            ("Y", &type_name(problem.y.dtype)?),
+            ("BIAS", &problem.bias_name()?),
+            ("HALF", &i32::from(problem.x.dtype == DType::F16)),
+            ("TILES", &tiles),
+            ("UNROLL", &unroll),
+        ];
+        let spec = KernelSpec::new("linear/skinny_mma.cu", "skinny_mma", defines);
+        Ok(ProductPlan::of_one(spec, |args, function| {
+            let parameters = args
+                .sizes()
+                .rows(args.x)
+                .address(args.weight.address())
+                .size(args.weight.layout.row_bytes)
+                .address(args.bias)
+                .rows(args.y);
+            let grid = [args.y.size(1).div_ceil(16), args.y.size(0).min(1), 1];
+            Ok(LaunchOp::kernel(function, grid, THREADS, parameters))
+        }))
+    }
+}

@@ -1,0 +1,229 @@
+//! Products of more than 128 rows at the speed of the tensor cores on Hopper, with an epilogue in the same launch:
+//! `linear/tile_wgmma.cu`.
+
+use crate::{
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        launch::{LaunchOp, Parameters},
+    },
+    ops::gemm::{
+        families::{
+            batch_wgmma,
+            bulk_copies::{ALIGNMENT, ORDER, RING, ROW_BYTES, activations, ordered_weights, weights},
+        },
+        family::{Description, Family},
+        fused_linear::Epilogue,
+        problem::{Problem, ProductPlan},
+    },
+};
+use dsrun_core::{DType, Result, op::GateLayout};
+use std::fmt::Display;
+
+/// Warpgroups that multiply, each 64 rows of a tile.
+const GROUPS: usize = 2;
+/// Rows of a tile.
+const ROWS: usize = GROUPS * 64;
+/// Threads of a block: the consumer warpgroups and a producer warpgroup.
+const THREADS: usize = (GROUPS + 1) * 128;
+/// Inputs of a k tile.
+const K_TILE: usize = ROW_BYTES / 2;
+/// Outputs of a tile: their number says which of these keeps all SMs busy to the end.
+const OUTPUTS: [usize; 4] = [256, 224, 192, 128];
+/// Blocks of a cluster, which share what they read of the weights.
+const CLUSTER: usize = 2;
+const MOST_STAGES: usize = 8;
+/// Results that are written at once.
+const VECTOR: usize = 8;
+/// The cost of the end of a tile, in k tiles.
+const END: usize = 2;
+/// Rows up to which a product with a sum is faster here than with cuBLASLt. Measured on an H200: at more rows cuBLASLt has a little
+/// more out of the tensor cores.
+const MOST_ROWS: usize = 1024;
+/// The same of a product alone, in front of which cuBLASLt clears a counter.
+const MOST_ROWS_ALONE: usize = 2048;
+/// The percentage of the SMs that must be busy for either.
+const BUSY: usize = 85;
+
+/// How a product is divided among blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TileConfig {
+    /// Outputs of a tile.
+    outputs: usize,
+    /// Blocks, each of which loops over tiles.
+    blocks: usize,
+    /// Whether weights are fetched in the order of the lanes that have their results, [`ORDER`] at a time.
+    ordered: bool,
+    stages: usize,
+    /// The percentage of the SMs that have work.
+    busy: usize,
+}
+
+impl TileConfig {
+    /// The tiles with which the busiest SM has least to do.
+    fn new(rows: usize, outputs: usize, inputs: usize, gated: bool, sm_count: usize) -> Self {
+        let clusters = (sm_count / CLUSTER).max(1);
+        let k_tiles = inputs.div_ceil(K_TILE) + END;
+        let tiles = |in_tile: usize| rows.div_ceil(ROWS * CLUSTER) * outputs.div_ceil(in_tile);
+        let cost = |in_tile: &usize| tiles(*in_tile).div_ceil(clusters) * k_tiles * in_tile;
+        let results = if gated { outputs / 2 } else { outputs };
+        let outputs = OUTPUTS.into_iter().min_by_key(cost).unwrap_or(OUTPUTS[0]);
+        let stages = (RING / ((ROWS + outputs) * ROW_BYTES)).min(MOST_STAGES);
+        let pairs = tiles(outputs);
+        let busy = 100 * pairs / (pairs.div_ceil(clusters) * clusters).max(1);
+        let ordered = results.is_multiple_of(ORDER) && (outputs / 2).is_multiple_of(ORDER);
+        Self { outputs, blocks: pairs.min(clusters) * CLUSTER, ordered, stages, busy }
+    }
+
+    fn of(problem: &Problem<'_>, device: &DeviceSpec) -> Self {
+        let gated = problem.is_gated_by_halves();
+        Self::new(problem.rows(), problem.outputs(), problem.inputs(), gated, device.sm_count)
+    }
+
+    /// Whether a product with a sum, or with less, is faster than with cuBLASLt.
+    fn pays(&self, rows: usize, sum: bool) -> bool {
+        rows <= if sum { MOST_ROWS } else { MOST_ROWS_ALONE } && self.busy >= BUSY
+    }
+
+    /// Whether tiles of whole heads are made of the product.
+    fn takes_heads(&self, problem: &Problem<'_>) -> bool {
+        problem.head_halves().is_some_and(|size| {
+            self.ordered && size.is_multiple_of(2 * ORDER) && self.outputs.is_multiple_of(size)
+        })
+    }
+
+    fn spec(&self, problem: &Problem<'_>) -> Result<KernelSpec> {
+        let limited = match problem.fused.epilogue {
+            Epilogue::Activation(op) => op.limit > 0.0,
+            Epilogue::Gate(op) => op.limit > 0.0,
+            _ => false,
+        };
+        let defines: [(_, &dyn Display); 8] = [
+            ("GROUPS", &GROUPS),
+            ("OUTPUTS", &self.outputs),
+            ("STAGES", &self.stages),
+            ("ORDERED", &i32::from(self.ordered)),
+            ("HALF", &i32::from(problem.x.dtype == DType::F16)),
+            ("BIAS", &problem.bias_name()?),
+            ("BIASED", &i32::from(problem.bias.is_some())),
+            ("LIMITED", &i32::from(limited)),
+        ];
+        let mut spec = KernelSpec::new("linear/tile_wgmma.cu", "tile_wgmma", defines);
+        spec.defines.extend(problem.epilogue_defines()?);
+        spec.defines.extend(problem.head_halves().map(|size| ("HEAD", size.to_string())));
+        Ok(spec.with_shared(ALIGNMENT + self.stages * (ROWS + self.outputs) * ROW_BYTES))
+    }
+}
+
+/// See `linear/tile_wgmma.cu`.
+pub(in crate::ops::gemm) struct TileWgmma;
+
+impl Family for TileWgmma {
+    fn description(&self) -> Description {
+        Description {
+            kernel: "tile_wgmma",
+            rows: format!(
+                "more than {}; to {MOST_ROWS} with a sum and to {MOST_ROWS_ALONE} without a gate, with tiles for {BUSY}% of the \
+                 device",
+                batch_wgmma::ROWS.end()
+            ),
+            devices: "sm_90",
+            operands: "f16 or bf16 throughout, results too, a multiple of 8",
+            fused: "every epilogue but interleaved gates; heads of 64 or 128 elements, rotated by halves or not at all".to_owned(),
+            method: "as `batch_wgmma`, in larger tiles",
+        }
+    }
+
+    fn supports(&self, problem: &Problem<'_>, device: &DeviceSpec) -> bool {
+        let config = TileConfig::of(problem, device);
+        let takes_epilogue = match problem.fused.epilogue {
+            Epilogue::Nothing | Epilogue::Sum(..) | Epilogue::Activation(_) => true,
+            Epilogue::Gate(op) => op.layout == GateLayout::Concatenated,
+            Epilogue::Heads(_) => config.takes_heads(problem),
+        };
+        let vectors = |stride: usize| stride.is_multiple_of(VECTOR);
+        device.capability == 90
+            && device.custom_gemm
+            && problem.fused.norm.is_none()
+            && problem.rows() > *batch_wgmma::ROWS.end()
+            && problem.rows() < 1 << 30
+            && problem.is_half()
+            && problem.y.dtype == problem.x.dtype
+            && problem.inputs() > 0
+            && problem.is_indexable()
+            && problem.results() > 0
+            && vectors(problem.results())
+            && vectors(problem.x.strides[0])
+            && vectors(problem.y.strides[0])
+            && problem.residual.is_none_or(|residual| vectors(residual.strides[0]))
+            && takes_epilogue
+            && (problem.is_gated_by_halves() || config.pays(problem.rows(), problem.residual.is_some()))
+    }
+
+    fn plan(&self, problem: &Problem<'_>, device: &DeviceSpec) -> Result<ProductPlan> {
+        let config = TileConfig::of(problem, device);
+        let fused = problem.fused;
+        let plan = ProductPlan::of_one(config.spec(problem)?, move |args, function| {
+            let (x, weight) = (args.x, args.weight);
+            // Half a tile of weights: for each of two blocks, or a gate and its other half.
+            let at_once = config.outputs / 2;
+            let weight_map = match config.ordered {
+                true => ordered_weights(weight, at_once)?,
+                false => weights(weight, at_once)?,
+            };
+            let x_map = activations(x, weight.layout.columns, ROWS)?;
+            let parameters = Parameters::default()
+                .extent(x.size(0), &args.bounds)
+                .size(weight.layout.columns)
+                .words(fused.epilogue_params(args.frame, args.y, true)?)
+                .words(x_map.words())
+                .words(weight_map.words());
+            Ok(LaunchOp::kernel(function, [config.blocks, 1, 1], THREADS, parameters))
+        });
+        Ok(plan.batch_dependent())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::query_key_value(512, 6144, 4096)]
+    #[case::output(512, 4096, 4096)]
+    #[case::gate(512, 28_672, 4096)]
+    #[case::many_rows(2048, 4096, 14_336)]
+    #[case::one_tile(129, 8, 8)]
+    fn clusters_are_whole_and_resident_together(
+        #[case] rows: usize,
+        #[case] outputs: usize,
+        #[case] inputs: usize,
+    ) {
+        let config = TileConfig::new(rows, outputs, inputs, false, 132);
+        assert!(
+            config.blocks > 0 && config.blocks <= 132 && config.blocks.is_multiple_of(CLUSTER),
+            "{config:?}"
+        );
+    }
+
+    #[rstest]
+    #[case::all_even(2048, 28_672, true)]
+    #[case::halves_of_a_tile(512, 28_672, true)]
+    #[case::halves_of_the_outputs(2048, 28_704, true)]
+    #[case::outputs(2048, 6152, false)]
+    fn ordered_tiles_have_whole_groups(#[case] rows: usize, #[case] outputs: usize, #[case] gated: bool) {
+        let config = TileConfig::new(rows, outputs, 4096, gated, 132);
+        let results = if gated { outputs / 2 } else { outputs };
+        let whole = results.is_multiple_of(ORDER) && (config.outputs / 2).is_multiple_of(ORDER);
+        assert!(whole || !config.ordered, "{config:?}");
+    }
+
+    #[test]
+    fn rings_fit() {
+        for outputs in OUTPUTS {
+            let stages = (RING / ((ROWS + outputs) * ROW_BYTES)).min(MOST_STAGES);
+            assert!(stages >= 4 && (outputs / 2 * ROW_BYTES).is_multiple_of(ALIGNMENT));
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The launches of a fused linear layer: norm, product and epilogue in as few as a family of kernels allows.
+
+use crate::{
+    arch::DeviceSpec,
+    driver::{
+        context::Context,
+        launch::{Function, LaunchOp},
+    },
+    ops::{
+        KernelPlan,
+        frame::{Bound, Frame},
+        gemm::{
+            apply_epilogue::ApplyEpilogue,
+            fused_linear::FusedLinear,
+            problem::{Args, Problem, ProductPlan},
+            select::select,
+        },
+        norm::{self, InFront},
+    },
+};
+use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc};
+use std::sync::Arc;
+
+/// The launches for a fused linear layer.
+///
+/// The first that has a family is taken: all in one launch; the norm in a launch of its own; norm, product and epilogue in three. So
+/// a fused layer is native at every number of rows.
+pub(in crate::ops) fn plan(fused: FusedLinear, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
+    let whole = Problem::new(fused, call)?;
+    if let Some(family) = select(&whole, device) {
+        return Ok(Stages::new(&whole, family.plan(&whole, device)?).into_plan());
+    }
+    let normed = scratch(whole.x.dtype, whole.x, whole.x.shape[1]);
+    let (norm, rest) = match fused.norm {
+        None => (None, whole),
+        Some(norm) => {
+            let launch = norm::in_front(norm, whole.x, &normed.desc, call, device)?;
+            (Some((launch, normed.clone())), whole.without_norm(&normed.desc))
+        }
+    };
+    if let Some(family) = select(&rest, device) {
+        return Ok(Stages { norm, ..Stages::new(&rest, family.plan(&rest, device)?) }.into_plan());
+    }
+    let product = scratch(fused.product, rest.x, rest.outputs());
+    let bare = rest.without_epilogue(&product.desc);
+    let family = select(&bare, device).ok_or_else(|| {
+        Error::unsupported(format!(
+            "CUDA has no kernel for {} x, {} weights",
+            bare.x.dtype, bare.weight.format
+        ))
+    })?;
+    let epilogue = ApplyEpilogue::new(rest.fused, &product.desc, call, device)?;
+    let stages = Stages::new(&bare, family.plan(&bare, device)?);
+    Ok(Stages { norm, epilogue: Some((epilogue, product)), ..stages }.into_plan())
+}
+
+/// A tensor in scratch memory, and its bytes.
+#[derive(Clone)]
+struct Scratch {
+    desc: TensorDesc,
+    bytes: usize,
+}
+
+impl Scratch {
+    fn bound(&self, address: u64, extent: u64) -> Bound {
+        Bound { desc: self.desc.clone(), address, extent }
+    }
+}
+
+/// A tensor of as many rows as `like`, at multiples of 16 bytes as vector loads want them.
+fn scratch(dtype: DType, like: &TensorDesc, columns: usize) -> Scratch {
+    let stride = (columns * dtype.bytes()).next_multiple_of(16) / dtype.bytes();
+    let mut desc = TensorDesc::dense(dtype, &[like.shape[0], columns]);
+    desc.strides[0] = stride;
+    desc.bounded = like.bounded;
+    let bytes = (like.shape[0] * stride * dtype.bytes()).next_multiple_of(256);
+    Scratch { desc, bytes }
+}
+
+/// A product with the launches around it.
+struct Stages {
+    /// What the product's launch computes.
+    fused: FusedLinear,
+    /// The norm in a launch of its own, with its result.
+    norm: Option<(InFront, Scratch)>,
+    product: ProductPlan,
+    /// The epilogue in a launch of its own, with the product it is applied to.
+    epilogue: Option<(ApplyEpilogue, Scratch)>,
+}
+
+impl Stages {
+    fn new(problem: &Problem<'_>, product: ProductPlan) -> Self {
+        Self { fused: problem.fused, norm: None, product, epilogue: None }
+    }
+
+    fn into_plan(mut self) -> KernelPlan {
+        let mut kernels: Vec<_> = self.norm.iter().map(|(norm, _)| norm.spec.clone()).collect();
+        kernels.append(&mut self.product.kernels);
+        kernels.extend(self.epilogue.iter().map(|(epilogue, _)| epilogue.spec.clone()));
+        let normed = self.norm.as_ref().map_or(0, |(_, normed)| normed.bytes);
+        let product = self.epilogue.as_ref().map_or(0, |(_, product)| product.bytes);
+        KernelPlan {
+            kernels,
+            workspace: normed + product + self.product.workspace,
+            persistent: self.product.persistent,
+            batch_invariant: self.product.batch_invariant,
+            launches: Box::new(move |frame, functions, context| self.launches(frame, functions, context)),
+        }
+    }
+
+    fn launches(
+        &self,
+        frame: &Frame,
+        mut functions: &[Arc<Function>],
+        context: &Context,
+    ) -> Result<Vec<LaunchOp>> {
+        let x = frame.tensor(self.fused.x)?;
+        let mut workspace = frame.workspace;
+        let mut launches = Vec::new();
+        let mut normed = None;
+        if let Some((norm, to)) = &self.norm {
+            let (first, rest) = functions.split_first().ok_or_else(too_few_functions)?;
+            let to_bytes = to.bytes as u64;
+            let to = to.bound(workspace, x.extent);
+            launches.extend(norm.step(frame, x, &to, first)?);
+            (functions, normed, workspace) = (rest, Some(to), workspace + to_bytes);
+        }
+        let x = normed.as_ref().unwrap_or(x);
+        let Some((epilogue, to)) = &self.epilogue else {
+            let y = frame.result(0)?;
+            launches.extend(self.product_launches(frame, [x, y], workspace, functions, context)?);
+            return Ok(launches);
+        };
+        let product = to.bound(workspace, x.extent);
+        let (last, functions) = functions.split_last().ok_or_else(too_few_functions)?;
+        let workspace = workspace + to.bytes as u64;
+        launches.extend(self.product_launches(frame, [x, &product], workspace, functions, context)?);
+        if product.size(0) > 0 && product.size(1) > 0 {
+            launches.extend(epilogue.launch(frame, &product, last)?);
+        }
+        Ok(launches)
+    }
+
+    /// The launches of the product from `x` to `y`; none for an empty one.
+    fn product_launches(
+        &self,
+        frame: &Frame,
+        [x, y]: [&Bound; 2],
+        workspace: u64,
+        functions: &[Arc<Function>],
+        context: &Context,
+    ) -> Result<Vec<LaunchOp>> {
+        if y.size(0) == 0 || y.size(1) == 0 {
+            return Ok(Vec::new());
+        }
+        let args = Args::new(&self.fused, frame, [x, y], workspace, functions, context)?;
+        (self.product.launches)(&args)
+    }
+}
+
+fn too_few_functions() -> Error {
+    Error::internal("a plan with fewer functions than launches")
+}

@@ -1,0 +1,49 @@
+//! Which kernels run a product: the one list of families, and the choice among them.
+
+use crate::{
+    arch::DeviceSpec,
+    ops::gemm::{
+        families::{
+            batch_wgmma::BatchWgmma, cublaslt::CublasLt, decode_gemm::DecodeGemm, int8_mma::Int8Mma,
+            int8_wgmma::Int8Wgmma, packed_gemm::PackedGemm, packed_plain::PackedPlain,
+            packed_wgmma::PackedWgmma, skinny::Skinny, skinny_mma::SkinnyMma, stream::Stream,
+            tile_wgmma::TileWgmma, tiled::Tiled,
+        },
+        family::{Description, Family},
+        problem::Problem,
+    },
+};
+use std::fmt::Write;
+
+/// All families, by cost: the fastest first, wherever it supports a problem.
+const FAMILIES: [&dyn Family; 13] = [
+    &DecodeGemm,
+    &PackedGemm,
+    &BatchWgmma,
+    &TileWgmma,
+    &Int8Wgmma,
+    &Int8Mma,
+    &PackedWgmma,
+    &PackedPlain,
+    &CublasLt,
+    &Stream,
+    &Skinny,
+    &SkinnyMma,
+    &Tiled,
+];
+
+/// The family that runs a problem in one stage; `None` if the norm or the epilogue needs a launch of its own.
+pub(super) fn select(problem: &Problem<'_>, device: &DeviceSpec) -> Option<&'static dyn Family> {
+    FAMILIES.into_iter().find(|family| family.supports(problem, device))
+}
+
+/// The families as a table in Markdown, in the order in which they are tried: `docs/src/crates/cuda.md` has it.
+pub fn gemm_table() -> String {
+    let mut table = "| kernel | rows | devices | operands | in the same launch | how |\n".to_owned();
+    table += "|---|---|---|---|---|---|\n";
+    for family in FAMILIES {
+        let Description { kernel, rows, devices, operands, fused, method } = family.description();
+        let _ = writeln!(table, "| `{kernel}` | {rows} | {devices} | {operands} | {fused} | {method} |");
+    }
+    table
+}
