@@ -1,5 +1,7 @@
 //! Norms over the features of a row.
 
+pub(super) mod front;
+
 use crate::{
     arch::DeviceSpec,
     driver::{
@@ -9,7 +11,7 @@ use crate::{
     ops::{
         KernelPlan, THREADS, WIDE, evenly,
         frame::{Bound, Frame},
-        gemm::fused_linear::Norm,
+        norm::front::Norm,
         operand, result, type_name, type_of, type_or_f32,
     },
 };

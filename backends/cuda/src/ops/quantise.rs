@@ -5,7 +5,7 @@ use crate::{
         kernel_spec::KernelSpec,
         launch::{LaunchOp, Parameters},
     },
-    ops::{KernelPlan, WIDE, frame::Frame, gemm::fused_linear::Norm, operand, result, type_name},
+    ops::{KernelPlan, WIDE, frame::Frame, norm::front::Norm, operand, result, type_name},
 };
 use dsrun_core::{
     DType, Result,

@@ -1,0 +1,44 @@
+//! The operands and results of a call by number, and the names of their types in the kernels.
+
+use dsrun_core::{
+    DType, Error, Result, TensorDesc, WeightType,
+    kernels::{CallDesc, OperandDesc},
+};
+
+/// The name of an element type in the kernels.
+pub(crate) fn type_name(dtype: DType) -> Result<&'static str> {
+    match dtype {
+        DType::F32 => Ok("f32"),
+        DType::F16 => Ok("f16"),
+        DType::BF16 => Ok("bf16"),
+        other => Err(Error::internal(format!("{other} is no float type"))),
+    }
+}
+
+/// The tensor operand at `index`.
+pub(super) fn operand(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
+    call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+}
+
+/// The type of the packed weight at `index`.
+pub(super) fn weight_type(call: &CallDesc, index: usize) -> Result<&WeightType> {
+    match call.operands.get(index) {
+        Some(Some(OperandDesc::Weight(weight))) => Ok(weight),
+        _ => Err(Error::internal(format!("operand {index} is no weight"))),
+    }
+}
+
+/// The result at `index`.
+pub(super) fn result(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
+    call.results.get(index).ok_or_else(|| Error::internal(format!("there is no result {index}")))
+}
+
+/// The type name of the tensor operand at `index`.
+pub(super) fn type_of(call: &CallDesc, index: usize) -> Result<&'static str> {
+    type_name(operand(call, index)?.dtype)
+}
+
+/// As [`type_of`], for an operand that may be left out: then any type will do.
+pub(super) fn type_or_f32(call: &CallDesc, index: usize) -> Result<&'static str> {
+    call.tensor(index).map_or(Ok("f32"), |tensor| type_name(tensor.dtype))
+}
