@@ -10,6 +10,7 @@ pub(crate) mod kernel_struct;
 pub(crate) mod launch;
 pub mod library;
 pub(crate) mod memory;
+pub(crate) mod raw;
 pub(crate) mod recent;
 pub(crate) mod source;
 pub(crate) mod stream;

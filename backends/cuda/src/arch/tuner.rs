@@ -5,7 +5,7 @@
 
 use crate::{
     arch::DeviceSpec,
-    driver::context::{Context, RawStream},
+    driver::{context::Context, raw::RawStream},
 };
 use dsrun_core::Result;
 use std::time::{Duration, Instant};

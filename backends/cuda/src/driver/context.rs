@@ -8,6 +8,7 @@ use crate::driver::{
     kernel_struct::KernelStruct,
     launch::Function,
     memory::{Account, Size, shortage},
+    raw::{Raw, RawEvent, RawStream},
     recent::Recent,
     source,
 };
@@ -27,26 +28,7 @@ pub(crate) const OWN_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first driver that captures kernels which overlap: 12.3.
 const OVERLAPPING_DRIVER: i32 = 12_030;
 
-/// A handle of the driver. They may be used from any thread.
-#[derive(Debug)]
-pub(crate) struct Raw<T>(pub(crate) *mut T);
-
-impl<T> Clone for Raw<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Raw<T> {}
-
-// SAFETY: handles of the driver are names; the driver synchronises their use.
-unsafe impl<T> Send for Raw<T> {}
-// SAFETY: as above.
-unsafe impl<T> Sync for Raw<T> {}
-
 type RawContext = Raw<sys::CUctx_st>;
-pub(crate) type RawStream = Raw<sys::CUstream_st>;
-pub(crate) type RawEvent = Raw<sys::CUevent_st>;
 type RawPool = Raw<sys::CUmemPoolHandle_st>;
 type RawModule = Raw<sys::CUmod_st>;
 

@@ -4,7 +4,10 @@
 //! is `y^T = w x^T`, with `w` transposed. A bias and a residual are part of the product. It knows nothing of extents: what is
 //! done about rows past them is said in [`crate::ops`]' `linear`.
 
-use crate::driver::{context::Raw, library::Library, stream::CudaStream};
+use crate::driver::{
+    library::Library,
+    raw::{Raw, RawStream},
+};
 use cudarc::cublaslt::{
     result::{self, CublasError},
     sys::{self, cudaDataType_t},
@@ -206,7 +209,7 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    pub(crate) fn enqueue(&self, stream: &CudaStream) -> Result<()> {
+    pub(crate) fn enqueue(&self, stream: RawStream) -> Result<()> {
         let one = 1f32;
         let Setup { handle, product, layouts: [a, b, c, d], beta, algorithm } = &*self.setup;
         // SAFETY: the descriptions are live and say what the addresses hold, which the bound call keeps alive.
@@ -227,7 +230,7 @@ impl Product {
                 algorithm,
                 self.workspace as *mut _,
                 WORKSPACE,
-                stream.raw.0.cast(),
+                stream.0.cast(),
             )
         };
         status.map_err(failed("multiplying"))

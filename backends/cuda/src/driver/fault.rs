@@ -1,6 +1,6 @@
 //! CUDA's errors as ours, and the record that a kernel leaves when a wait of its gives up.
 
-use crate::driver::context::Raw;
+use crate::driver::raw::Raw;
 use cudarc::driver::sys::{self, CUresult};
 use dsrun_core::{Code, Error};
 use std::{ffi::CStr, fmt, ptr};

@@ -1,9 +1,10 @@
 //! Kernel launches and their parameters.
 
 use crate::driver::{
-    context::{Context, Raw, RawStream},
+    context::Context,
     cublaslt::Product,
     kernel_struct::KernelStruct,
+    raw::{Raw, RawStream},
     stream::CudaStream,
 };
 use cudarc::driver::sys;
@@ -159,7 +160,7 @@ impl LaunchOp {
             }
             Self::Product(product) => {
                 context.recent.note("cublasLtMatmul");
-                product.enqueue(stream)
+                product.enqueue(stream.raw)
             }
         }
     }

@@ -1,11 +1,12 @@
 //! Streams and events. The host never blocks inside the driver: every wait polls, and has a limit.
 
 use crate::driver::{
-    context::{Context, OWN_TIMEOUT, Raw, RawEvent, RawStream},
+    context::{Context, OWN_TIMEOUT},
     graph::{FewWords, Replay},
     kernel_spec::KernelSpec,
     launch::{Function, LaunchOp, Launches, Parameters},
     memory::CudaBuffer,
+    raw::{Raw, RawEvent, RawStream},
 };
 use cudarc::driver::sys::{self, CUevent};
 use dsrun_core::{

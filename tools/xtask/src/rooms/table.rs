@@ -71,8 +71,6 @@ pub(super) const LONG_FILES: &[&str] = &[
 pub(super) const LARGE_CIRCLES: &[(&str, usize)] = &[
     // The split into a reference backend and a fast one mends this.
     ("backends/candle", 14),
-    // A file for handles of the driver mends this.
-    ("backends/cuda", 8),
     // The move of the C ABI to plugins/sdk mends this.
     ("core", 16),
 ];

@@ -6,9 +6,10 @@
 //! flight go to few places.
 
 use crate::driver::{
-    context::{Context, Raw, RawStream},
+    context::Context,
     graph::{Captured, Contents},
     launch::LaunchOp,
+    raw::{Raw, RawStream},
     stream::CudaStream,
 };
 use cudarc::driver::sys::{self, CUgraphExec};

@@ -7,11 +7,7 @@
 use super::params;
 use crate::{
     arch::{DeviceSpec, tuner},
-    driver::{
-        context::{Context, RawStream},
-        kernel_struct::kernel_struct,
-        launch::LaunchOp,
-    },
+    driver::{context::Context, kernel_struct::kernel_struct, launch::LaunchOp, raw::RawStream},
 };
 use dsrun_core::Error;
 use params::{Model, Pacing};
