@@ -149,7 +149,7 @@ __device__ inline void place(const Epilogue& e, const Ready& r, i64 token, int o
 #endif
 
 /* Finishes a pair, whose products are `a` and `b`. */
-__device__ inline void conclude(const Epilogue& e, const Rows& rows, const Ready& r, i64 token, float a, float b) {
+__device__ inline void apply_epilogue(const Epilogue& e, const Rows& rows, const Ready& r, i64 token, float a, float b) {
     a += r.biases[0];
     b += r.biases[1];
 #if EPILOGUE == GATED

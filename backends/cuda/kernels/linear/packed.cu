@@ -2,7 +2,7 @@
  * Products of a few rows with packed integers of 4 or 8 bits, with what stands in front of them and behind, sm_80 and up:
  * y = f(norm(x) W^T + b) for activations of f16 or bf16, and with DIGITS 1 y = f((x W^T) * scale of the row + b) for signed bytes.
  *
- * The plan is that of band.cu: a tile is 16 outputs by all tokens, blocks stay, teams of SPLIT warps take turns at tiles, and the
+ * The plan is that of decode_gemm.cu: a tile is 16 outputs by all tokens, blocks stay, teams of SPLIT warps take turns at tiles, and the
  * warps of a team at pieces of the inputs; they add up in shared memory, and with SLICES > 1 the slices of a
  * tile from scratch memory, where no block waits for another. What differs is the weights. A step is 16 rows by 64 bytes, and a piece two steps: 128 or 256 inputs, 2 KiB. 8
  * rows by 16 bytes are one line of 128 bytes in memory, so a piece is two runs of 1 KiB, copied into a ring of the warp's own with
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
             a += __float_as_int(its.x);
             b += __float_as_int(its.y);
         }
-        conclude(e, rows, ready, token, (float)a * own.scale[0], (float)b * own.scale[1]);
+        apply_epilogue(e, rows, ready, token, (float)a * own.scale[0], (float)b * own.scale[1]);
 #else
         float a = 0.0f, b = 0.0f;
 #pragma unroll
@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
             a += its.x;
             b += its.y;
         }
-        conclude(e, rows, ready, token, a, b);
+        apply_epilogue(e, rows, ready, token, a, b);
 #endif
     };
     /* Looks at the answers of the turn before, and visits the tile of that turn if it is this slice's to add up. */
@@ -276,9 +276,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
             Rows rows = rows_of(e, tile);
             turn_ready(e, rows, ready);
 #if DIGITS == 1
-            conclude(e, rows, ready, token, (float)a * own.scale[0], (float)b * own.scale[1]);
+            apply_epilogue(e, rows, ready, token, (float)a * own.scale[0], (float)b * own.scale[1]);
 #else
-            conclude(e, rows, ready, token, a, b);
+            apply_epilogue(e, rows, ready, token, a, b);
 #endif
         }
 #else

@@ -61,7 +61,7 @@ const UNITS: &[Unit] = &[
         "decoder/attend.cuh"
     ),
     unit!(
-        "linear/band.cu",
+        "linear/decode_gemm.cu",
         "mma.cuh",
         "copies.cuh",
         "elementwise/function.cuh",
@@ -107,7 +107,7 @@ const UNITS: &[Unit] = &[
         "linear/int8.cuh"
     ),
     unit!("linear/int8_mma.cu", "linear/int8.cuh"),
-    unit!("linear/conclude.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
+    unit!("linear/apply_epilogue.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
     unit!("linear/heads.cu", "elementwise/function.cuh", "linear/epilogue.cuh"),
     unit!("linear/skinny.cu", "linear/weight.cuh", "linear/dense.cuh"),
     unit!("linear/skinny_mma.cu", "mma.cuh"),

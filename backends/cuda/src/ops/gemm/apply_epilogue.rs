@@ -1,4 +1,4 @@
-//! An epilogue in a launch of its own, applied to a product in scratch memory: `linear/conclude.cu` and `linear/heads.cu`.
+//! An epilogue in a launch of its own, applied to a product in scratch memory: `linear/apply_epilogue.cu` and `linear/heads.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -86,8 +86,8 @@ impl ApplyEpilogue {
             }
             _ => {
                 let defines: [(_, &dyn Display); 2] = [("X", &x), ("BIAS", &"f32")];
-                let entry = if wide { "conclude_wide" } else { "conclude_rows" };
-                KernelSpec::new("linear/conclude.cu", entry, defines)
+                let entry = if wide { "apply_epilogue_wide" } else { "apply_epilogue_rows" };
+                KernelSpec::new("linear/apply_epilogue.cu", entry, defines)
             }
         };
         spec.defines.push(("WIDE", i32::from(wide).to_string()));

@@ -1,4 +1,4 @@
-//! Products of up to 16 rows at memory speed, with a norm and an epilogue in the same launch: `linear/band.cu`.
+//! Products of up to 16 rows at memory speed, with a norm and an epilogue in the same launch: `linear/decode_gemm.cu`.
 
 use crate::{
     arch::DeviceSpec,
@@ -99,13 +99,13 @@ impl TileConfig {
     }
 }
 
-/// See `linear/band.cu`.
+/// See `linear/decode_gemm.cu`.
 pub(in crate::ops::gemm) struct DecodeGemm;
 
 impl Family for DecodeGemm {
     fn description(&self) -> Description {
         Description {
-            kernel: "band",
+            kernel: "decode_gemm",
             rows: format!("1 to {ROWS}"),
             devices: "sm_80 and up",
             operands: "f16 or bf16 throughout; inputs a multiple of 32",
@@ -130,7 +130,8 @@ impl Family for DecodeGemm {
     }
 
     fn plan(&self, problem: &Problem<'_>, device: &DeviceSpec) -> Result<ProductPlan> {
-        let config = TileConfig::of(problem, device).ok_or_else(|| Error::internal("no tiles for band"))?;
+        let config =
+            TileConfig::of(problem, device).ok_or_else(|| Error::internal("no tiles for decode_gemm"))?;
         let (rows, inputs, outputs) = (problem.rows(), problem.inputs(), problem.outputs());
         // The output projection of one token's attention, by its shape: a residual, no norm, and no more inputs than outputs.
         let adds_only = problem.fused.norm.is_none() && matches!(problem.fused.epilogue, Epilogue::Sum(..));
@@ -146,7 +147,8 @@ impl Family for DecodeGemm {
             ("STAGES", &config.stages),
             ("PACED", &i32::from(follows_attention)),
         ];
-        let mut spec = KernelSpec::new("linear/band.cu", "band", defines).with_shared(config.shared);
+        let mut spec =
+            KernelSpec::new("linear/decode_gemm.cu", "decode_gemm", defines).with_shared(config.shared);
         spec.defines.extend(norm_defines(problem)?);
         spec.defines.extend(problem.epilogue_defines()?);
         spec.defines.push(("OWN", own_vectors([rows, inputs], WARPS, HELD).to_string()));

@@ -221,7 +221,7 @@ impl Family for PackedGemm {
             devices: "sm_80 and up",
             operands: "integers; f16 or bf16 with inputs a multiple of 8, or bytes with inputs a multiple of 16",
             fused: format!("a norm of up to {NORMED_ROWS} rows; every epilogue but norms of heads"),
-            method: "as `band`; integers become f16 or bf16, or activations of few rows three bytes each",
+            method: "as `decode_gemm`; integers become f16 or bf16, or activations of few rows three bytes each",
         }
     }
 

@@ -1,26 +1,25 @@
 /*
- * linear for up to 32 rows, with what stands in front of it and behind it, sm_80 and up: y = f(norm(x) W^T + b), f16 or bf16.
+ * A linear layer of up to 16 rows with the norm in front of it and its epilogue, sm_80 and up: y = f(norm(x) W^T + b), f16 or bf16.
  *
  * A tile is 16 outputs (8 pairs: see epilogue.cuh) by all tokens; a block of 8 warps owns a slice of the inputs and goes from
- * tile to tile. One block on a multiprocessor, for the whole product. Warps take turns at pieces of 64 inputs and add up in
- * shared memory, in a fixed order. Each has a ring of its own in shared memory, STAGES pieces of 2 KiB (16 rows of a line),
- * that it fills by asynchronous copies across the ends of tiles: 80 KiB under way on every multiprocessor, where 4.8 TB/s need
- * 29, and no barrier but one for each tile.
+ * tile to tile. One block on an SM, for the whole product. The k tiles of 64 inputs go round the warps, which add up in shared
+ * memory, in a fixed order. Each warp has a ring of its own in shared memory, STAGES k tiles of 2 KiB (16 rows of a line), that
+ * it fills by asynchronous copies across the ends of tiles: 80 KiB in flight on every SM, where 4.8 TB/s need 29, and one barrier
+ * for each tile.
  *
  * Activations are normed, rounded to their own type as the norm's result would be, and kept in shared memory. Weights are the
  * 16-row operand of mma.m16n8k16, tokens the 8-column one. The sum over inputs may run in any order as long as both operands
- * agree, so a lane's 16 consecutive bytes of a row are the fragments of two products. Every second row of a piece has its
+ * agree, so a lane's 16 consecutive bytes of a row are the fragments of two products. Every second row of a k tile has its
  * halves swapped, and rows of activations are 64 bytes more than a multiple of 128 apart: then 8 lanes meet no bank twice.
  *
- * With SLICES > 1 a block writes its partial sums to scratch memory and counts itself at the tile's counter. Slices take turns at
- * adding up: one of them visits the tile a turn later and counts once more. Whoever counts last, mostly the visitor, adds up all
- * slices, in the order of the slices, so the result does not depend on which block that is. No block ever waits for another, so the
- * kernel makes progress however few of its blocks are resident beside other work on the device.
+ * With SLICES > 1 a block writes its partial sums to scratch memory and counts itself at the tile's counter. One of the
+ * slices, each in its turn, visits the tile a round later and counts once more. The block that counts last, mostly the visitor, adds
+ * up all slices, in the order of the slices, so the result does not depend on which block that is. No block ever waits for another,
+ * so the kernel makes progress however few of its blocks are resident beside other work on the device.
  *
- * What depends on nothing is done before the kernels in front have finished: the rings are filled (unless weights may
- * change), so memory is kept busy between kernels. With PACED, where attention of one token is in front, a warp has two pieces
- * under way until its ring is full: a multiprocessor's reads queue, and attention's stood behind 112 KiB of them.
- * More ahead of time, into the L2, was tried: it stood in the way of what attention reads, and was no faster to read then.
+ * The rings are filled before the preceding kernel has finished (unless weights may change), so memory is kept busy between
+ * kernels. With PACED, where attention of one token precedes, a warp has two k tiles in flight until its ring is full: the reads
+ * of an SM queue, and attention's would wait for 112 KiB of them.
  *
  * Bytes: the weights, once; x once per block, from the L2. Floor: the weights over read bandwidth.
  * Measured figures: docs/src/performance/cuda.md.
@@ -45,7 +44,7 @@ __device__ inline void copy_ahead(u32 to, const u8* from, bool real, u64 once) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 tile_count, i64 inputs, const X* x, i64 x_row,
+extern "C" __global__ void __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent, i64 tile_count, i64 inputs, const X* x, i64 x_row,
                                                             const u8* weight, i64 weight_row, i64 immutable, Norm norm,
                                                             float* scratch, u32* counters, Epilogue e) {
 #if __CUDA_ARCH__ >= 800
@@ -143,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
             a += its.x;
             b += its.y;
         }
-        conclude(e, rows, ready, token, a, b);
+        apply_epilogue(e, rows, ready, token, a, b);
     };
     /* Looks at the answers of the turn before, and visits the tile of that turn if it is this slice's to add up. */
     auto settle = [&]() {
@@ -226,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) band(Extent extent, i64 t
             }
         }
 #if SLICES == 1
-        if (finishes && token < tokens) conclude(e, rows, ready, token, a, b);
+        if (finishes && token < tokens) apply_epilogue(e, rows, ready, token, a, b);
 #else
         settle();
         if (item < ITEMS) __stcg((float2*)scratch + ((i64)tile * SLICES + slice) * ITEMS + item, make_float2(a, b));

@@ -1,10 +1,9 @@
 /*
- * What becomes of a product that is in scratch memory: one thread per pair of outputs (see epilogue.cuh) of a row. Grid:
- * (chunks of 256 pairs, rows up to 65535). Reads the product and the residual once, writes the result once. WIDE says which
- * of the two kernels there is.
+ * The epilogue of a product in scratch memory: one thread per pair of outputs (see epilogue.cuh) of a row, or per 8 results if
+ * WIDE. Grid: (chunks of 256 pairs, rows up to 65535). Reads the product and the residual once, writes the result once.
  */
 #if !WIDE
-extern "C" __global__ void conclude_rows(Extent extent, const X* product, i64 product_row, Epilogue e) {
+extern "C" __global__ void apply_epilogue_rows(Extent extent, const X* product, i64 product_row, Epilogue e) {
     take_turn();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
@@ -15,16 +14,16 @@ extern "C" __global__ void conclude_rows(Extent extent, const X* product, i64 pr
             const X* from = product + row * product_row;
             float a = ready.first < (int)e.outputs ? widen(from[ready.first]) : 0.0f;
             float b = ready.second < (int)e.outputs ? widen(from[ready.second]) : 0.0f;
-            conclude(e, place, ready, row, a, b);
+            apply_epilogue(e, place, ready, row, a, b);
         }
     }
 }
 #else
 /*
- * The same, 8 results for a thread, in loads of 16 bytes. Grid: (chunks of 2048 results, rows up to 65535). A thread for each
- * pair took 61 us for 512 rows of 14336 gated values on an H200, this takes 17 (floor 10.5).
+ * The same, 8 results for a thread, in loads of 16 bytes. Grid: (chunks of 2048 results, rows up to 65535).
+ * Measured figures: docs/src/performance/cuda.md.
  */
-extern "C" __global__ void conclude_wide(Extent extent, const X* product, i64 product_row, Epilogue e) {
+extern "C" __global__ void apply_epilogue_wide(Extent extent, const X* product, i64 product_row, Epilogue e) {
     take_turn();
     i64 rows = extent.count(), results = EPILOGUE == GATED ? e.outputs / 2 : e.outputs;
     FOR_ROWS(row, rows) {
