@@ -29,7 +29,16 @@ pub(super) const FOLDERS: &[Folder] = &[
         ],
     },
     Folder { folder: "backends/cuda/src", order: &[&["driver"], &["arch"], &["ops"]] },
-    Folder { folder: "backends/cuda/src/ops", order: &[] },
+    Folder {
+        folder: "backends/cuda/src/ops",
+        order: &[
+            &["body", "frame", "grid", "kernel_plan", "operands", "params", "weight"],
+            &["cache", "elementwise", "norm", "quantise", "sampling", "step"],
+            &["gemm"],
+            &["attention", "decoder"],
+            &["region"],
+        ],
+    },
 ];
 
 impl Folder {
