@@ -1,42 +1,24 @@
 /*
- * What every kernel of the CUDA backend may use. Compiled by NVRTC without any header of CUDA's.
- *
- * Element types are structs, so that no arithmetic happens in them by accident: values are widened to float when they are
- * read and rounded once when they are written. No fast mathematics, no flushing of subnormal numbers.
+ * What every kernel of the CUDA backend may use, behind types.cuh and params.cuh. Compiled by NVRTC without any header of CUDA's. No
+ * fast mathematics, no flushing of subnormal numbers.
  */
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
+/* How many rows are real: the smallest of the row counts, at most `rows`. */
+struct Extent : ExtentParams {
+    /* The first two row counts: there are seldom more. */
+    struct Loaded { int first, second; };
 
-struct f16 { u16 bits; };
-struct bf16 { u16 bits; };
-typedef float f32;
-
-/* 16 bytes, the widest load there is. */
-struct alignas(16) Vector { u32 word[4]; };
-
-/* How many rows are real: the smallest of those said in device memory, at most `rows`. Those that say something come first. */
-struct Extent {
-    const int* said[8];
-    i64 rows;
-
-    /* What the first two say: there are seldom more. */
-    struct Asked { int first, second; };
-
-    __device__ i64 count() const { return count(ask()); }
+    __device__ i64 count() const { return count(load()); }
     /*
-     * The same in two steps: asks, and goes on. A warp stops at the first instruction that needs what it has asked for, so reads that
-     * begin between the two do not wait for the extent.
+     * The same in two steps: issues the loads, and goes on. A warp stalls at the first instruction that needs a loaded value, so loads
+     * issued between the two steps do not wait for the extent.
      */
-    __device__ Asked ask() const { return {ask_for(said[0]), ask_for(said[1])}; }
-    __device__ i64 count(Asked asked) const {
-        if (!said[0]) return rows;
-        int least = asked.first < asked.second ? asked.first : asked.second;
-        for (int i = 2; i < 8 && said[i]; ++i) {
-            int here = *said[i];
+    __device__ Loaded load() const { return {load_count(counts[0]), load_count(counts[1])}; }
+    __device__ i64 count(Loaded loaded) const {
+        if (!counts[0]) return rows;
+        int least = loaded.first < loaded.second ? loaded.first : loaded.second;
+        for (int i = 2; i < 8 && counts[i]; ++i) {
+            int here = *counts[i];
             least = here < least ? here : least;
         }
         least = least < 0 ? 0 : least;
@@ -44,13 +26,18 @@ struct Extent {
     }
 
 private:
-    /* The largest number, where there is nothing to read. */
-    static __device__ int ask_for(const int* from) {
+    /* The largest number for a null address. */
+    static __device__ int load_count(const int* from) {
         int x;
         asm volatile("{\n.reg .pred there;\nsetp.ne.u64 there, %1, 0;\nmov.s32 %0, 0x7fffffff;\n@there ld.global.s32 %0, [%1];\n}"
             : "=r"(x) : "l"(from) : "memory");
         return x;
     }
+};
+
+/* A row-major matrix. */
+template <typename T> struct Matrix : MatrixParams {
+    __device__ T* row(i64 index) const { return (T*)first + index * stride; }
 };
 
 __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
@@ -195,27 +182,27 @@ __device__ inline u32 count_slice(u32* counter) {
 }
 
 /*
- * Programmatic dependent launch, from sm_90 on. A kernel lets the next one start at once, which then may do what depends on
- * nothing (set up, read weights that never change), and waits until the one before has finished and its writes are visible.
+ * Programmatic dependent launch, from sm_90 on. A kernel lets the next one start at once, which may then do what depends on nothing
+ * (set up, read weights that never change), and waits until its predecessor has finished and the predecessor's writes are visible.
  *
- * Every thread that touches anything a kernel before may write, or writes memory a kernel before may read, comes behind
- * await_previous() or behind a barrier that such a thread has passed. That orders all kernels of a stream, not neighbours
- * alone: a kernel finishes only when its threads have waited, so when it has finished, so has the one before it, and so on.
+ * Every thread that touches memory which an earlier kernel may write, or writes memory which an earlier kernel may read, first calls
+ * wait_for_predecessor() or passes a barrier after such a thread. That orders all kernels of a stream, not neighbours alone: a kernel
+ * finishes only when its threads have waited, so when it has finished, its predecessor has too, and so on.
  */
-__device__ inline void let_next_start() {
+__device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-__device__ inline void await_previous() {
+__device__ inline void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/* What kernels begin with that have nothing to do ahead of their turn. */
-__device__ inline void take_turn() {
-    let_next_start();
-    await_previous();
+/* The first statement of kernels that have nothing to do before the wait. */
+__device__ inline void launch_dependents_and_wait() {
+    launch_dependents();
+    wait_for_predecessor();
 }
 
 /* Loops over the columns of a plane with the first dimension of the grid, over rows with the second. */

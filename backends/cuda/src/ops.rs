@@ -80,8 +80,10 @@ pub fn kernel_specs(call: &CallDesc, device: &DeviceSpec) -> Result<Vec<KernelSp
 }
 
 /// Headers of kernels that are generated from the structs of this crate: the name below `kernels/`, and the text.
-pub fn generated_headers() -> [(&'static str, String); 2] {
-    [("strides.cuh", params::strides_header()), ("decoder/params.cuh", decoder::params_header())]
+pub fn generated_headers() -> Vec<(String, String)> {
+    let shared = ("params.cuh".to_owned(), params::params_header());
+    let decoder = ("decoder/params.cuh".to_owned(), decoder::params_header());
+    [vec![shared, decoder], elementwise::params_headers()].concat()
 }
 
 /// Kernels count in signed 32 bits per dimension and 64 bits in all; grids have at most 2^31 blocks.

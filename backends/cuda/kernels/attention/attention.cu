@@ -31,8 +31,6 @@
 /* The fewest keys worth a split. */
 #define SHARE 32
 
-struct Strides { i64 page, head, slot; };
-
 /* 8 elements of a row of `size`, from element `at` on; zeros behind the last. */
 template <typename T, int Size, bool Vectors> __device__ inline void load(const T* row, int at, float (&out)[8]) {
     if (Vectors && Size % 8 == 0) {
@@ -379,7 +377,7 @@ __device__ inline bool any_tile(const Arguments& a, i64 sequences) {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequence_extent, Extent token_extent, float scale,
                                                                    float softcap, Arguments a) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 tokens = token_extent.count(), sequences = sequence_extent.count(), sequence;
     Tile tile;
     if (FEWEST > 1 && !any_tile(a, sequences)) return;

@@ -54,17 +54,17 @@ struct Tile { int sequence, row, position, keys; };
 
 #if SINGLES
 /* The row of a sequence that has one alone; false if it has none or several. */
-__device__ bool find_tile(const Arguments& a, const Extent& extent, Extent::Asked asked, int sequence, Tile& tile) {
+__device__ bool find_tile(const Arguments& a, const Extent& extent, Extent::Loaded loaded, int sequence, Tile& tile) {
     int length = a.query_length[sequence];
     tile.sequence = sequence;
     tile.row = a.query_start[sequence];
     tile.keys = a.kv_length[sequence];
     tile.position = tile.keys - 1;
-    return sequence < (int)extent.count(asked) && length == 1 && tile.row >= 0;
+    return sequence < (int)extent.count(loaded) && length == 1 && tile.row >= 0;
 }
 #else
 /* The sequence a row belongs to; false if it belongs to none. Most likely it is the one of the same number. */
-__device__ bool find_tile(const Arguments& a, const Extent& extent, Extent::Asked asked, int row, Tile& tile) {
+__device__ bool find_tile(const Arguments& a, const Extent& extent, Extent::Loaded loaded, int row, Tile& tile) {
     int lane = threadIdx.x % 32, guess = row < (int)a.sequences ? row : 0;
     int start = 0, length = 0, total = 0;
     if (a.sequences > 0) {
@@ -72,7 +72,7 @@ __device__ bool find_tile(const Arguments& a, const Extent& extent, Extent::Aske
         length = a.query_length[guess];
         total = a.kv_length[guess];
     }
-    const int sequences = (int)extent.count(asked);
+    const int sequences = (int)extent.count(loaded);
     tile.row = row;
     if (guess < sequences && start <= row && row - start < length) {
         tile.sequence = guess;
@@ -233,13 +233,13 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     auto scales_at = [&](int, int head) { return (float2*)&sums[0][head][VALUE_SIZE]; };
 #endif
     __shared__ bool last;
-    let_next_start();
+    launch_dependents();
     if (blockIdx.y * gridDim.x + blockIdx.x < FIRST) fetch_ahead(a, (int)splits_at_most);
-    await_previous();
+    wait_for_predecessor();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     int split = blockIdx.z, splits = (int)splits_at_most, first_unit = split * WARPS + warp;
 
-    const Extent::Asked asked_tokens = token_extent.ask(), asked_sequences = sequence_extent.ask();
+    const Extent::Loaded loaded_tokens = token_extent.load(), loaded_sequences = sequence_extent.load();
     /* The first page of the sequence that most likely is this block's, along with the lengths. */
     int guess = blockIdx.y < a.sequences ? blockIdx.y : 0, entry = first_unit * UNIT / SLOTS, guessed = -1;
     if (SLOTS % UNIT == 0 && a.sequences > 0 && entry < (int)a.table_columns) guessed = a.table[guess * a.table_row + entry];
@@ -248,8 +248,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     Queries queries;
     if (!SINGLES) queries.read(a, blockIdx.y, first);
     Tile tile;
-    if (!find_tile(a, sequence_extent, asked_sequences, blockIdx.y, tile)) return;
-    bool real = tile.row < token_extent.count(asked_tokens);
+    if (!find_tile(a, sequence_extent, loaded_sequences, blockIdx.y, tile)) return;
+    bool real = tile.row < token_extent.count(loaded_tokens);
     if (SINGLES && !real) return;
     int from = 0, to_key = tile.keys;
     if (MASK == 1) to_key = tile.position + 1 < to_key ? tile.position + 1 : to_key;

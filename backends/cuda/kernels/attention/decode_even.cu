@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequ
                                                                      float softcap, Arguments a, i64 column_count, float* places,
                                                                      u32* counters) {
     __shared__ Entries all;
-    take_turn();
+    launch_dependents_and_wait();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)column_count;
     gather(a, token_extent.count(), sequence_extent.count(), all);
     int workers = gridDim.x * WARPS, worker = blockIdx.x * WARPS + warp;

@@ -16,8 +16,6 @@
 /* The largest weight is two to this power. */
 #define LARGEST (HALF ? 15 : 0)
 
-struct Strides { i64 page, head, slot; };
-
 struct Arguments {
     const T* query;
     i64 query_row;

@@ -153,7 +153,7 @@ __device__ inline void write_row(const Arguments& a, bool real, int row, int hea
 
 extern "C" __global__ void __launch_bounds__(THREADS) prompt_mma(Extent sequence_extent, Extent token_extent, float scale,
                                                                  float softcap, Arguments a) {
-    take_turn();
+    launch_dependents_and_wait();
     extern __shared__ __align__(16) u8 shared[];
     u8* queries = shared;
     u8* keys = queries + CAPACITY * KEY_PITCH;

@@ -191,7 +191,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
     __shared__ Tile found[TILES];
     u32 queries = (shared_address(shared) + 1023) / 1024 * 1024, keys = queries + TILES * TILE_BYTES, values = keys + STAGES * KEY_BYTES;
     int lane = threadIdx.x % 32, group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
-    let_next_start();
+    launch_dependents();
     if (threadIdx.x == 0) {
         prefetch_map(query_map);
         prefetch_map(key_map);
@@ -209,7 +209,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
         barriers_made();
     }
     __syncthreads();
-    await_previous();
+    wait_for_predecessor();
     i64 sequences = sequence_extent.count();
     int tokens = (int)token_extent.count();
     Tile tile;
@@ -394,6 +394,6 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
         if (group == 0) turn_await(group);
     }
 #else
-    take_turn();
+    launch_dependents_and_wait();
 #endif
 }

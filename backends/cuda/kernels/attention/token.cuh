@@ -26,8 +26,6 @@
 /* Products of 8 heads. */
 #define EIGHTS ((HEADS + 7) / 8)
 
-struct Strides { i64 page, head, slot; };
-
 struct Arguments {
     const Q* query;
     i64 query_row;

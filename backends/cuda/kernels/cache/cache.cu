@@ -4,12 +4,10 @@
  * A cache is [pages, heads, slots, size] with any strides but 1 at the end. Grid: (chunks of 256 of a token's or page's
  * elements, tokens or pages up to 65535). Each element is read and written once.
  */
-struct Strides { i64 page, head, slot; };
-
 extern "C" __global__ void kv_write(Extent extent, i64 pages, i64 heads, i64 slots, i64 key_size, i64 value_size, T0* keys,
                                     Strides key_strides, T0* values, Strides value_strides, const T1* key, i64 key_row,
                                     const T2* value, i64 value_row, const int* places) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 place = places[row];
@@ -37,7 +35,7 @@ __device__ inline i64 in_page(i64 i, i64 slots, i64 size, const Strides& strides
 
 extern "C" __global__ void page_copy(Extent extent, i64 pages, i64 heads, i64 slots, i64 size, T0* cache, Strides strides,
                                      const int* pairs, i64 pairs_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 from = pairs[row * pairs_row], to = pairs[row * pairs_row + 1];
@@ -51,7 +49,7 @@ extern "C" __global__ void page_copy(Extent extent, i64 pages, i64 heads, i64 sl
 
 extern "C" __global__ void page_gather(Extent extent, i64 pages, i64 heads, i64 slots, i64 size, const T0* cache,
                                        Strides strides, const int* index, T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 page = index[row];
@@ -64,7 +62,7 @@ extern "C" __global__ void page_gather(Extent extent, i64 pages, i64 heads, i64 
 
 extern "C" __global__ void page_scatter(Extent extent, i64 pages, i64 heads, i64 slots, i64 size, T0* cache, Strides strides,
                                         const T0* x, i64 x_row, const int* index) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 page = index[row];

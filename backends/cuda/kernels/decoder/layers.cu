@@ -268,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     __shared__ __align__(16) float2 scratch[2 * WARPS];
     __shared__ float2 sines[HEAD / 2];
     __shared__ u32 last;
-    take_turn();
+    launch_dependents_and_wait();
     int start = m.query_start[0], length = m.query_length[0], total = m.kv_length[0], position = 0;
     int place = m.slots[0], id = -1, embedded = -1;
     if (m.embedding.rows) id = m.embedding.ids[0];

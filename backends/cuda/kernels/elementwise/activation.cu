@@ -7,7 +7,7 @@
 
 extern "C" __global__ void activation(Extent extent, i64 columns, float limit, const T0* x, i64 x_row, const T1* bias, T0* y,
                                       i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(i, columns) {
@@ -31,7 +31,7 @@ __device__ inline float combine(float first, float second, float limit) {
 
 extern "C" __global__ void gated_activation(Extent extent, i64 columns, float limit, const T0* gate, i64 gate_row,
                                             const T0* up, i64 up_row, const T1* bias, T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(i, columns) {
@@ -47,7 +47,7 @@ extern "C" __global__ void gated_activation(Extent extent, i64 columns, float li
 /* The same, 8 elements of the result for a thread, in loads of 16 bytes: for many rows. */
 extern "C" __global__ void gated_activation_wide(Extent extent, i64 columns, float limit, const T0* gate, i64 gate_row,
                                                  const T0* up, i64 up_row, const T1* bias, T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(item, columns / 8) {

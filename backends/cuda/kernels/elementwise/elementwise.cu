@@ -10,7 +10,7 @@
 /* y = a + alpha * (b + bias) + c */
 extern "C" __global__ void add(Extent extent, i64 columns, float alpha, const T0* a, i64 a_row, const T0* b, i64 b_row,
                                const T0* c, i64 c_row, const T1* bias, T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(i, columns) {
@@ -25,7 +25,7 @@ extern "C" __global__ void add(Extent extent, i64 columns, float alpha, const T0
 /* The same, 8 elements for a thread, in loads of 16 bytes: for many rows. */
 extern "C" __global__ void add_wide(Extent extent, i64 columns, float alpha, const T0* a, i64 a_row, const T0* b, i64 b_row,
                                     const T0* c, i64 c_row, const T1* bias, T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(item, columns / 8) {
@@ -53,7 +53,7 @@ template <typename T> struct Convert<T, T> {
 };
 
 extern "C" __global__ void cast(Extent extent, i64 columns, const T0* x, i64 x_row, T1* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(i, columns) y[row * y_row + i] = Convert<T0, T1>::apply(x[row * x_row + i]);
@@ -65,7 +65,7 @@ extern "C" __global__ void cast(Extent extent, i64 columns, const T0* x, i64 x_r
 #ifdef FILL_ONLY
 /* The value comes as the bits of an element, whatever its type: T0 is an unsigned integer of its size. */
 extern "C" __global__ void fill(Extent extent, i64 columns, u32 bits, T0* x, i64 x_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(i, columns) x[row * x_row + i] = (T0)bits;
@@ -78,7 +78,7 @@ extern "C" __global__ void fill(Extent extent, i64 columns, u32 bits, T0* x, i64
 /* y[r] = x[rows[r]]; indices outside are skipped. */
 extern "C" __global__ void gather_rows(Extent extent, Extent source, i64 columns, const T0* x, i64 x_row, const int* index,
                                        T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count(), limit = source.count();
     FOR_ROWS(row, rows) {
         i64 from = index[row];

@@ -5,7 +5,7 @@
 extern "C" __global__ void embed(Extent extent, i64 columns, const int* ids, i64 first_row, Weight table, i64 table_rows,
                                  const int* positions, i64 position_offset, OtherWeight places, i64 place_rows, T0* y,
                                  i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 id = (i64)ids[row] - first_row;

@@ -4,7 +4,7 @@
  */
 #if !WIDE
 extern "C" __global__ void apply_epilogue_rows(Extent extent, const X* product, i64 product_row, Epilogue e) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(item, (e.outputs + 15) / 16 * 8 + 8) {
@@ -24,7 +24,7 @@ extern "C" __global__ void apply_epilogue_rows(Extent extent, const X* product, 
  * Measured figures: docs/src/performance/cuda.md.
  */
 extern "C" __global__ void apply_epilogue_wide(Extent extent, const X* product, i64 product_row, Epilogue e) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count(), results = EPILOGUE == GATED ? e.outputs / 2 : e.outputs;
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(item, results / 8) {

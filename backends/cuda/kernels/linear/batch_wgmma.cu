@@ -297,7 +297,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #if EPILOGUE == HEADS
     __shared__ Stands stands;
 #endif
-    let_next_start();
+    launch_dependents();
     u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
     int tile = blockIdx.x / SPLIT, split = blockIdx.x % SPLIT, lane = threadIdx.x % 32;
     /* Turns of this block, and the first of them all that is its own. */
@@ -324,7 +324,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     /* The last warp fetches. */
     if (__shfl_sync(0xffffffffu, (int)threadIdx.x / CONSUMERS, 0) == 1) {
         if (lane == 0) {
-            if (!immutable) await_previous();
+            if (!immutable) wait_for_predecessor();
             u64 once;
             asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
             auto fetch_weights = [&](int stage, int turn) {
@@ -340,7 +340,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
                 while (immutable && clock64() - start < (i64)turn * (PARTS * PACE)) {}
                 fetch_weights(turn, turn);
             }
-            await_previous();
+            wait_for_predecessor();
             Place<STAGES> place;
             for (int turn = ahead; turn < turns; ++turn, place.next()) {
                 await(barriers.free[place.stage], place.phase);
@@ -354,12 +354,12 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
 #endif
         return;
     }
-    await_previous();
+    wait_for_predecessor();
     /* The one that fetches may still be at its pace. */
     if (threadIdx.x == 0) {
         for (int turn = 0; turn < ahead; ++turn) fetch_rows(turn, turn);
     }
-    const Extent::Asked said = extent.ask();
+    const Extent::Loaded loaded = extent.load();
     /* The first output of a warp in a part. */
     int own = threadIdx.x / 32 * IN_A_ROW;
     Biases biases(e, tile, own + lane / 4);
@@ -416,7 +416,7 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
             older.next();
         }
     }
-    const int rows = (int)extent.count(said);
+    const int rows = (int)extent.count(loaded);
 #if INTEGERS
     if (has_row) row_scales[threadIdx.x] = row_scale;
 #endif
@@ -491,6 +491,6 @@ __launch_bounds__(THREADS, 2) batch_wgmma(Extent extent, i64 inputs, i64 immutab
     }
 #endif
 #else
-    take_turn();
+    launch_dependents_and_wait();
 #endif
 }

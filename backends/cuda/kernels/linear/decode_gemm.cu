@@ -51,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent
     __shared__ float row_sums[WARPS];
     u8* activations = memory + WARPS * STAGES * STAGE;
     float* sums = (float*)(activations + TOKENS * X_PITCH);
-    let_next_start();
-    if (!immutable) await_previous();
+    launch_dependents();
+    if (!immutable) wait_for_predecessor();
 
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, outputs = (int)e.outputs, tiles = (int)tile_count;
     int slice = blockIdx.x % SLICES, first = blockIdx.x / SLICES, groups = gridDim.x / SLICES;
@@ -101,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent
 #if NORM
     if (immutable) bring_parameters(norm, (int)inputs);
 #endif
-    await_previous();
-    Extent::Asked asked = extent.ask();
+    wait_for_predecessor();
+    Extent::Loaded loaded = extent.load();
 #if SLICES == 1
     /* The pair that is this thread's to finish: warps take turns. What the first needs is read along with the activations. */
     int item = threadIdx.x, pair = item % 8;
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent
     stage<false>(x, x_row, inputs, begin, count, norm, row_sums, [&](int token, int at, bool real, const Vector& eight) {
         if (real) *(Vector*)(activations + token * X_PITCH + at * 16) = eight;
     }, [] {});
-    i64 tokens = extent.count(asked);
+    i64 tokens = extent.count(loaded);
     __syncthreads();
 
     int group = lane / 4, part = lane % 4, slot = 0, turn = 0;

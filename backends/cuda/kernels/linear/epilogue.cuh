@@ -11,8 +11,6 @@
 #define GATED 3
 #define HEADS 4
 
-struct Strides { i64 page, head, slot; };
-
 struct Epilogue {
     i64 outputs;
     const BIAS* bias;

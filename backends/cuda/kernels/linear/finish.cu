@@ -4,7 +4,7 @@
  */
 extern "C" __global__ void finish(Extent extent, i64 columns, const X* x, i64 x_row, const BIAS* bias, const Y* residual,
                                   i64 residual_row, Y* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(i, columns) {
@@ -18,7 +18,7 @@ extern "C" __global__ void finish(Extent extent, i64 columns, const X* x, i64 x_
 /* The same, 8 elements for a thread, in loads of 16 bytes: for many rows. */
 extern "C" __global__ void finish_wide(Extent extent, i64 columns, const X* x, i64 x_row, const BIAS* bias, const Y* residual,
                                        i64 residual_row, Y* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(item, columns / 8) {

@@ -11,7 +11,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS) guard(Extent extent, i64 rows, i64 columns, const Y* from, i64 from_row, Y* to,
                                                             i64 to_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 first = extent.count(), pieces = (columns + PIECE - 1) / PIECE;
     bool vectors = (((u64)from | (u64)to) % 16 | (u64)(from_row | to_row | columns) % LANES) == 0;
     for (i64 piece = blockIdx.x; piece < (rows - first) * pieces; piece += gridDim.x) {

@@ -8,8 +8,8 @@
 extern "C" __global__ void heads(Extent extent, const X* product, i64 product_row, Epilogue e, const QUERY_GAIN* query_gain,
                                  float query_eps, float query_offset, const KEY_GAIN* key_gain, float key_eps,
                                  float key_offset) {
-    await_previous();
-    let_next_start();
+    wait_for_predecessor();
+    launch_dependents();
     i64 rows = extent.count();
     int lane = threadIdx.x % 32, head = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     int turned_heads = (int)(e.query_heads + e.kv_heads);
@@ -69,8 +69,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_w
                                                                  const KEY_GAIN* key_gain, float key_eps, float key_offset) {
     __shared__ __align__(16) float sines[2][PAIRS + 8], cosines[2][PAIRS + 8];
     /* In this order: attention, which is next, has the L2 fetch keys as soon as it is there, and a product would push them out. */
-    await_previous();
-    let_next_start();
+    wait_for_predecessor();
+    launch_dependents();
     int lane = threadIdx.x % LANES, head = blockIdx.x * BLOCK_HEADS + threadIdx.x / LANES;
     int turned_heads = (int)(e.query_heads + e.kv_heads);
     bool is_query = head < (int)e.query_heads, is_value = head >= turned_heads, none = head >= turned_heads + (int)e.kv_heads;
@@ -101,10 +101,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS) heads_w
         position = ROPE ? e.positions[row] : 0;
         read(product + row * product_row + begin);
     };
-    const Extent::Asked said = extent.ask();
+    const Extent::Loaded loaded = extent.load();
     locate(lane * 8);
     read_row(blockIdx.y);
-    i64 rows = extent.count(said);
+    i64 rows = extent.count(loaded);
     int turn = 1;
     FOR_ROWS(row, rows) {
         const X* from = product + row * product_row + begin;

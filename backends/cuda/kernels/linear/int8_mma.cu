@@ -43,7 +43,7 @@ __device__ inline Vector load_inputs(const u8* x, i64 x_row, i64 row, i64 rows, 
 
 extern "C" __global__ void __launch_bounds__(256) int8_mma(Extent extent, i64 outputs, i64 inputs, const u8* x, i64 x_row,
                                                            const u8* weight, i64 unit_bytes, Results r) {
-    take_turn();
+    launch_dependents_and_wait();
     __shared__ __align__(16) u8 x_tile[ROWS * X_PITCH];
     __shared__ __align__(16) u8 weight_tile[OUTPUTS * DEPTH];
     i64 rows = extent.count(), units = (outputs + 7) / 8, steps = (inputs + DEPTH - 1) / DEPTH;

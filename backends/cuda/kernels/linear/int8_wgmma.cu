@@ -186,7 +186,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
     __shared__ Barriers barriers;
     __shared__ __align__(8) float scales[GROUPS][OUTPUTS];
     u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
-    let_next_start();
+    launch_dependents();
     int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
@@ -196,7 +196,7 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
         barriers_made();
     }
     __syncthreads();
-    await_previous();
+    wait_for_predecessor();
     int rows = (int)extent.count(), outputs = (int)output_count, inputs = (int)input_count;
     int count = GATED ? outputs / 2 : outputs;
     int row_tiles = (rows + ROWS - 1) / ROWS, output_tiles = (count + RESULTS - 1) / RESULTS;
@@ -263,6 +263,6 @@ int8_wgmma(Extent extent, i64 output_count, i64 input_count, const __grid_consta
         }
     }
 #else
-    take_turn();
+    launch_dependents_and_wait();
 #endif
 }

@@ -7,7 +7,7 @@
 extern "C" __global__ void __launch_bounds__(256) matmul(Extent extent, i64 rows, i64 columns, i64 inputs, const X* a,
                                                          i64 a_group, i64 a_row, const X* b, i64 b_group, i64 b_row, Y* y,
                                                          i64 y_group, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     __shared__ float left[16][65], right[16][65];
     i64 groups = extent.count();
     int column = threadIdx.x % 16, line = threadIdx.x / 16;

@@ -75,9 +75,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
     __shared__ u64 all_barriers[TEAMS][TURNS];
     Product product(memory + WARPS * STAGES * STAGE);
     Sum* sums = (Sum*)(memory + WARPS * STAGES * STAGE + Product::bytes);
-    let_next_start();
+    launch_dependents();
     if (threadIdx.x < TEAMS * TURNS) make_barrier(all_barriers[0][threadIdx.x], SPLIT * 32);
-    if (!immutable) await_previous();
+    if (!immutable) wait_for_predecessor();
 
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = (int)tile_count;
     /* The team, and which of it this warp is. */
@@ -148,8 +148,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 #pragma unroll 1
     for (int i = 0; i < EARLY; ++i) fetch();
 
-    await_previous();
-    Extent::Asked asked = extent.ask();
+    wait_for_predecessor();
+    Extent::Loaded loaded = extent.load();
     /* What belongs to the outputs of a pair. */
     struct Own { float scale[2], second[2]; };
     auto get_own = [&](const Rows& rows, int pair, i64 token) {
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) packed(Extent extent, i64
 #pragma unroll 1
         for (int i = EARLY; i < STAGES - 1; ++i) fetch();
     });
-    i64 tokens = extent.count(asked) - first_row;
+    i64 tokens = extent.count(loaded) - first_row;
 
     int turn = 0;
     const u8 *here = ring, *ring_end = ring + STAGES * STAGE;

@@ -18,7 +18,7 @@
 extern "C" __global__ void __launch_bounds__(WARPS * 32) packed_plain(Extent extent, i64 outputs, i64 inputs, const X* x,
                                                                       i64 x_row, Weight weight, const BIAS* bias, Y* y,
                                                                       i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 first = (i64)blockIdx.y * TOKENS, tokens = extent.count() - first;
     i64 unit = (i64)blockIdx.x * WARPS + threadIdx.x / 32, units = (outputs + 7) / 8;
     if (tokens <= 0 || unit >= units) return;

@@ -363,7 +363,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
-    let_next_start();
+    launch_dependents();
     u8* ring_start = shared + (1024 - shared_address(shared) % 1024) % 1024;
     u32 ring = shared_address(ring_start);
     int split = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT / (int)row_tiles;
@@ -388,7 +388,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
     if (__shfl_sync(0xffffffffu, (int)threadIdx.x / CONSUMERS, 0) == 1) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (threadIdx.x == CONSUMERS) {
-            if (!immutable) await_previous();
+            if (!immutable) wait_for_predecessor();
             u64 policy;
             if (row_tiles > 1) {
                 asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
@@ -413,7 +413,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
             };
             int ahead = turns < STAGES ? turns : STAGES;
             for (int turn = 0; turn < ahead; ++turn) fetch_weights(turn);
-            await_previous();
+            wait_for_predecessor();
             for (int turn = 0; turn < ahead; ++turn) fetch_rows(turn);
             for (int turn = ahead; turn < turns; ++turn) {
                 await(barriers.free[turn % STAGES], turn / STAGES - 1 & 1);
@@ -428,7 +428,7 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-    await_previous();
+    wait_for_predecessor();
     int rows = (int)extent.count(), part = lane % 4;
     /* Whose turns this warpgroup takes, and which warp of a share this is. */
     int share = __shfl_sync(0xffffffffu, (int)threadIdx.x / (GROUPS * 128), 0), warp = threadIdx.x / 32 % (GROUPS * 4);
@@ -580,6 +580,6 @@ packed_wgmma(Extent extent, i64 output_count, i64 input_count, i64 row_tiles, i6
     }
 #endif
 #else
-    take_turn();
+    launch_dependents_and_wait();
 #endif
 }

@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny(Extent extent, i
                                                                 , const G* gain, float eps, float offset
 #endif
 ) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 first = (i64)blockIdx.y * TOKENS, tokens = extent.count() - first;
     if (tokens <= 0) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % SPLIT;

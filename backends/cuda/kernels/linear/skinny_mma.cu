@@ -16,7 +16,7 @@
 extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny_mma(Extent extent, i64 outputs, i64 inputs, const X* x,
                                                                     i64 x_row, const u8* weight, i64 weight_row,
                                                                     const BIAS* bias, Y* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 tokens = extent.count();
     if (tokens <= 0) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

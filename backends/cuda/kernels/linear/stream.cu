@@ -29,7 +29,7 @@ __device__ inline void load_scaled(const X* x, const void* gain, float offset, i
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 6) stream(Extent extent, i64 output_count, i64 input_count, const X* x,
                                                                    i64 x_row, Weight weight, const BIAS* bias, Y* y, i64 y_row,
                                                                    const void* gain, float eps, float offset) {
-    take_turn();
+    launch_dependents_and_wait();
     __shared__ Vector ring[WARPS][STAGES][32];
     __shared__ float partial[2][WARPS][2];
 #if STAGED > 0

@@ -233,7 +233,7 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
     u32 ring = (shared_address(shared) + 1023) / 1024 * 1024;
-    let_next_start();
+    launch_dependents();
     int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
     int rank = blockIdx.x % CLUSTER;
     if (threadIdx.x == 0) {
@@ -246,7 +246,7 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
         barriers_made();
     }
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-    await_previous();
+    wait_for_predecessor();
     int rows = (int)extent.count(), inputs = (int)input_count;
     const int results = (int)(EPILOGUE == GATED ? e.outputs / 2 : e.outputs);
     int row_tiles = (rows + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), result_tiles = (results + RESULTS - 1) / RESULTS;
@@ -313,6 +313,6 @@ tile_wgmma(Extent extent, i64 input_count, const __grid_constant__ Epilogue e, c
     /* A block stays while the other may write to it or arrive. */
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
-    take_turn();
+    launch_dependents_and_wait();
 #endif
 }

@@ -6,7 +6,7 @@
  */
 extern "C" __global__ void __launch_bounds__(256) tiled(Extent extent, i64 outputs, i64 inputs, const X* x, i64 x_row,
                                                         Weight weight, const BIAS* bias, Y* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     __shared__ float left[16][65], right[16][65];
     i64 rows = extent.count();
     int column = threadIdx.x % 16, line = threadIdx.x / 16;

@@ -6,7 +6,7 @@
  */
 #if FORMAT < FORMAT_PACKED
 extern "C" __global__ void unpack(i64 first, i64 rows, i64 columns, Weight weight, Y* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     FOR_ROWS(row, rows) {
         FOR_COLUMNS(i, columns) y[row * y_row + i] = narrow<Y>(weight.at(first + row, i));
     }
@@ -17,7 +17,7 @@ extern "C" __global__ void unpack(i64 first, i64 rows, i64 columns, Weight weigh
 #define RUN (Weight::bits == 4 ? 8 : Weight::group ? 4 : 16)
 
 extern "C" __global__ void unpack_integers(i64 first, i64 rows, i64 columns, Weight weight, Y* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     int lane = threadIdx.x % 32, part = lane % 4;
     i64 steps = (columns + SPAN - 1) / SPAN;
     FOR_ROWS(unit, (rows + 7) / 8) {

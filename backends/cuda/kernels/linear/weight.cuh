@@ -10,16 +10,10 @@
 #define FORMAT_BF16 2
 #define FORMAT_PACKED 256
 
-template <int Format> struct WeightOf {
+template <int Format> struct WeightOf : WeightParams {
     static constexpr int bits = Format & 1 ? 8 : 4, offset = Format >> 4 & 3, type = Format >> 6 & 3;
     static constexpr int group = Format >> 1 & 7 ? 8 << (Format >> 1 & 7) : 0;
     static constexpr int numbers = offset ? 2 : 1, number_bytes = type ? 2 : 4;
-
-    /* Dense: rows. Packed: integers, and the numbers of groups. */
-    const u8* elements;
-    const u8* scales;
-    /* Bytes from row to row, or from 8 rows to the next. */
-    i64 row_bytes, scale_bytes;
 
     __device__ float number(i64 row, i64 own_group, int which) const {
         const u8* from = scales + row / 8 * scale_bytes + ((own_group * 8 + row % 8) * numbers + which) * number_bytes;

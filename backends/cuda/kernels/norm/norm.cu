@@ -7,7 +7,7 @@
  */
 extern "C" __global__ void rms_norm(Extent extent, i64 width, float eps, float offset, const T0* x, i64 x_row,
                                     const T1* weight, T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         const T0* from = x + row * x_row + blockIdx.x * width;
@@ -31,7 +31,7 @@ extern "C" __global__ void rms_norm(Extent extent, i64 width, float eps, float o
  */
 extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, float offset, const T0* x, i64 x_row,
                                          const T1* weight, T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     int step = blockDim.x * 8, first = threadIdx.x * 8;
     float value[2][8], gain[2][8];
     Eight<T0> next[2];
@@ -43,7 +43,7 @@ extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, fl
             if (i < width) next[piece].read(x + row * x_row + blockIdx.x * width + i);
         }
     };
-    const Extent::Asked said = extent.ask();
+    const Extent::Loaded loaded = extent.load();
     if (kept) {
         read(blockIdx.y);
 #pragma unroll
@@ -52,7 +52,7 @@ extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, fl
             if (i < width) load_eight(weight + i, gain[piece]);
         }
     }
-    i64 rows = extent.count(said);
+    i64 rows = extent.count(loaded);
     FOR_ROWS(row, rows) {
         const T0* from = x + row * x_row + blockIdx.x * width;
         T0* to = y + row * y_row + blockIdx.x * width;
@@ -100,7 +100,7 @@ extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, fl
 extern "C" __global__ void add_rms_norm(Extent extent, i64 columns, i64 width, float alpha, float eps, float offset,
                                         const T0* a, i64 a_row, const T0* b, i64 b_row, const T1* weight, T0* r, i64 r_row,
                                         T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         i64 start = blockIdx.x * width;
@@ -122,7 +122,7 @@ extern "C" __global__ void add_rms_norm(Extent extent, i64 columns, i64 width, f
 
 extern "C" __global__ void layer_norm(Extent extent, i64 width, float eps, const T0* x, i64 x_row, const T1* weight,
                                       const T2* bias, T0* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     FOR_ROWS(row, rows) {
         const T0* from = x + row * x_row;

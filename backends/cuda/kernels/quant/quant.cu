@@ -61,7 +61,7 @@ __device__ inline float block_maximum(float x, int turn) {
 extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, i64 columns, const X* x, i64 x_row,
                                                                  const X* other, i64 other_row, Front front, signed char* y,
                                                                  i64 y_row, float* scales) {
-    take_turn();
+    launch_dependents_and_wait();
 #if OWN > 0
     float value[OWN][8];
     /* A row, activated. */
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
         }
     };
     /* A block's first row is there whether it is real or not: read along with what says so. */
-    const Extent::Asked said = extent.ask();
+    const Extent::Loaded loaded = extent.load();
     read(blockIdx.x);
 #if FRONT == RMS
     float gain[OWN][8];
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
         for (int k = 0; k < 8; ++k) gain[o][k] = at < columns ? gain[o][k] + front.offset : 0.0f;
     }
 #endif
-    i64 rows = extent.count(said);
+    i64 rows = extent.count(loaded);
 #else
     i64 rows = extent.count();
 #endif

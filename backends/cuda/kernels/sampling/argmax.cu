@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) argmax(Extent extent, i64 
                                                              Best* scratch, u32* counters) {
     __shared__ Best partial[32];
     __shared__ bool last;
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count();
     for (i64 row = blockIdx.y; row < rows; row += gridDim.y) {
         /* `numbers` says whether there is anything but NaN: those are kept apart from minus infinity. */

@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logit_process(
     Extent extent, i64 vocabulary, i64 capacity, const T0* logits, i64 logits_row, const int* requests, const float* parameters,
     i64 parameters_row, const int* counts, i64 counts_row, const float* bias, i64 bias_row, const u32* mask, i64 mask_row,
     float* y, i64 y_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count(), first = ((i64)blockIdx.x * TURNS * THREADS + threadIdx.x) * WIDTH;
     FOR_ROWS(row, rows) {
         Piece<T0> x[TURNS];

@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(1024) next_token(
     i64 vocabulary, const int* commits, const int* stop_ids, int* last_token, int* finished, int* recorded, i64 recorded_row,
     u32* arrived) {
     __shared__ bool is_last;
-    take_turn();
+    launch_dependents_and_wait();
     int begin = blockIdx.x * CHUNK, thread = threadIdx.x, at = begin + thread * 4;
     /* All that waits for nothing is read at once; with fewer rows than one its memory is there all the same. */
     i64 request = requests[0], commit = commits[0];

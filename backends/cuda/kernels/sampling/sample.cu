@@ -28,7 +28,7 @@
 extern "C" __global__ void __launch_bounds__(THREADS) sample_chunks(
     Extent extent, i64 columns, i64 capacity, const float* logits, i64 logits_row, const int* requests, const int* positions,
     const float* parameters, i64 parameters_row, const u32* seeds, i64 seeds_row, Share* shares) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 at = blockIdx.x;
     if (at >= extent.count()) return;
     const float* from = logits + at * logits_row;
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample(Extent extent, i64 col
                                                           const float* parameters, i64 parameters_row, const u32* seeds,
                                                           i64 seeds_row, const Share* shares, i64 chunks, int* ids,
                                                           float* log_probability) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 at = blockIdx.x;
     if (at >= extent.count()) return;
     int lane = threadIdx.x % 32;

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(MOST) prepare_step(
     __shared__ i64 sums[32];
     __shared__ Piece pieces[MOST];
     __shared__ int places[MOST];
-    take_turn();
+    launch_dependents_and_wait();
     if (blockIdx.x > 0) {
         i64 sequence = blockIdx.x - 1;
         i64 request = sequence < sequence_extent.rows ? requests[sequence] : -1;
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(MOST) prepare_step(
 extern "C" __global__ void commit_tokens(Extent extent, Extent request_extent, i64 stops, i64 vocabulary,
                                          const int* requests, const int* ids, const int* stop_ids, int* last_token,
                                          int* finished, int* counts, i64 counts_row) {
-    take_turn();
+    launch_dependents_and_wait();
     i64 rows = extent.count(), capacity = request_extent.count();
     for (i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += (i64)gridDim.x * blockDim.x) {
         i64 request = requests[row], id = ids[row];

@@ -116,6 +116,11 @@ pub(crate) fn declaration<T: KernelStruct>() -> String {
     text
 }
 
+/// The generated header of the parameters of a kernel source: its name below `kernels/`, and its text.
+pub(crate) fn params_header(unit: &str, declarations: &[String]) -> (String, String) {
+    (format!("{unit}_params.cuh"), header(&format!("Parameters of the kernels in {unit}.cu."), declarations))
+}
+
 /// A generated header: what it holds in a sentence, and the declarations.
 pub(crate) fn header(about: &str, declarations: &[String]) -> String {
     format!(

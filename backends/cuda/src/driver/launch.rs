@@ -9,7 +9,7 @@ use crate::driver::{
 };
 use cudarc::driver::sys;
 use dsrun_core::{Error, Result};
-use std::{ffi::c_void, sync::Arc};
+use std::{ffi::c_void, mem::MaybeUninit, sync::Arc};
 
 /// A loaded kernel. Its module lives as long as the context.
 #[derive(Debug)]
@@ -24,17 +24,6 @@ pub(crate) struct Function {
     pub(crate) together: bool,
 }
 
-/// How many different extents a kernel takes into account: no op has more operands and results over one dimension.
-pub(crate) const EXTENTS: usize = 8;
-
-/// The places among these, each once.
-pub(crate) fn distinct(mut pointers: Vec<u64>) -> Vec<u64> {
-    pointers.retain(|pointer| *pointer != 0);
-    pointers.sort_unstable();
-    pointers.dedup();
-    pointers
-}
-
 /// The most parameters a kernel has.
 const MAX_PARAMETERS: usize = 48;
 
@@ -44,7 +33,7 @@ const MAX_PARAMETERS: usize = 48;
 /// stand for all scalars, and several for a struct of words.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parameters {
-    words: Vec<u64>,
+    words: Vec<MaybeUninit<u64>>,
     starts: Vec<usize>,
 }
 
@@ -57,7 +46,7 @@ impl Parameters {
     #[must_use]
     pub(crate) fn address(mut self, address: u64) -> Self {
         self.start();
-        self.words.push(address);
+        self.words.push(MaybeUninit::new(address));
         self
     }
 
@@ -65,7 +54,7 @@ impl Parameters {
     #[must_use]
     pub(crate) fn size(mut self, size: usize) -> Self {
         self.start();
-        self.words.push(size as u64);
+        self.words.push(MaybeUninit::new(size as u64));
         self
     }
 
@@ -73,7 +62,7 @@ impl Parameters {
     #[must_use]
     pub(crate) fn words<const N: usize>(mut self, words: [u64; N]) -> Self {
         self.start();
-        self.words.extend(words);
+        self.words.extend(words.map(MaybeUninit::new));
         self
     }
 
@@ -82,8 +71,8 @@ impl Parameters {
     pub(crate) fn structure<T: KernelStruct>(mut self, structure: &T) -> Self {
         self.start();
         let first = self.words.len();
-        self.words.resize(first + size_of::<T>().div_ceil(size_of::<u64>()), 0);
-        // SAFETY: the struct is plain data without references, and there is room for all of its bytes.
+        self.words.resize(first + size_of::<T>().div_ceil(size_of::<u64>()), MaybeUninit::zeroed());
+        // SAFETY: there is room for all bytes of the struct. Its padding stays uninitialised: no one but the driver reads the words.
         unsafe {
             let to = self.words[first..].as_mut_ptr().cast::<u8>();
             std::ptr::copy_nonoverlapping(std::ptr::from_ref(structure).cast::<u8>(), to, size_of::<T>());
@@ -95,7 +84,7 @@ impl Parameters {
     #[must_use]
     pub(crate) fn word(mut self, value: u32) -> Self {
         self.start();
-        self.words.push(u64::from(value));
+        self.words.push(MaybeUninit::new(u64::from(value)));
         self
     }
 
@@ -104,17 +93,11 @@ impl Parameters {
     pub(crate) fn float(self, value: f32) -> Self {
         self.word(value.to_bits())
     }
+}
 
-    /// The addresses of extents, [`distinct`] and at most [`EXTENTS`] of them, and the largest row count: `struct Extent` of the
-    /// prelude.
-    #[must_use]
-    pub(crate) fn extents(mut self, rows: usize, mut pointers: Vec<u64>) -> Self {
-        self.start();
-        // Those that are there first: the kernels stop at the first that is not.
-        pointers.resize(EXTENTS, 0);
-        self.words.extend(pointers);
-        self.words.push(rows as u64);
-        self
+impl<T: KernelStruct> From<&T> for Parameters {
+    fn from(structure: &T) -> Self {
+        Self::default().structure(structure)
     }
 }
 
@@ -145,10 +128,10 @@ impl LaunchOp {
         function: &Arc<Function>,
         grid: [usize; 3],
         threads: usize,
-        parameters: Parameters,
+        parameters: impl Into<Parameters>,
     ) -> Option<Self> {
         let empty = grid.contains(&0);
-        let launch = Launch { function: function.clone(), grid, threads, parameters };
+        let launch = Launch { function: function.clone(), grid, threads, parameters: parameters.into() };
         (!empty).then_some(Self::Kernel(launch))
     }
 

@@ -1,4 +1,4 @@
-//! The kernel sources, embedded as text. A unit is the prelude, the headers it names and one `.cu` file, put together here:
+//! The kernel sources, embedded as text. A unit is the common headers, the headers it names and one `.cu` file, put together here:
 //! the compiler is given one text and no folder to look in.
 
 /// A file: its name below `kernels/`, and its text.
@@ -13,10 +13,10 @@ macro_rules! file {
     };
 }
 
-/// What every kernel may use.
-const PRELUDE: File = file!("prelude.cuh");
+/// The headers of every unit, in order: scalar types, generated structs that kernels of several families take, common functions.
+const PRELUDE: [File; 3] = [file!("types.cuh"), file!("params.cuh"), file!("prelude.cuh")];
 
-/// A source file, and the headers it needs behind the prelude.
+/// A source file, and the headers it needs after the common ones.
 struct Unit {
     own: File,
     headers: &'static [File],
@@ -32,7 +32,7 @@ const UNITS: &[Unit] = &[
     unit!("elementwise/elementwise.cu"),
     unit!("elementwise/activation.cu", "elementwise/function.cuh"),
     unit!("elementwise/embed.cu", "linear/weight.cuh"),
-    unit!("elementwise/rope.cu"),
+    unit!("elementwise/rope.cu", "elementwise/rope_params.cuh"),
     unit!("norm/norm.cu"),
     unit!("cache/cache.cu"),
     unit!("copy/copy.cu"),
@@ -51,7 +51,6 @@ const UNITS: &[Unit] = &[
         "mma.cuh",
         "waits.cuh",
         "linear/digits.cuh",
-        "strides.cuh",
         "decoder/params.cuh",
         "decoder/model.cuh",
         "decoder/exchange.cuh",
@@ -127,7 +126,7 @@ fn find(name: &str) -> Option<&'static Unit> {
 /// The whole text of a unit, in which every line is said to be where it is written.
 pub(crate) fn text(name: &str) -> Option<String> {
     let unit = find(name)?;
-    let files = [&PRELUDE].into_iter().chain(unit.headers).chain([&unit.own]);
+    let files = PRELUDE.iter().chain(unit.headers).chain([&unit.own]);
     let parts = files.map(|file| format!("#line 1 \"{}\"\n{}", file.name, file.text));
     Some(parts.collect::<Vec<_>>().join("\n"))
 }
@@ -136,7 +135,7 @@ pub(crate) fn text(name: &str) -> Option<String> {
 pub(crate) fn every_kernel_waits(name: &str) -> bool {
     find(name).is_some_and(|unit| {
         let count = |text: &str| unit.own.text.matches(text).count();
-        let waits = count("take_turn();") + count("await_previous();");
+        let waits = count("wait_for_predecessor();") + count("launch_dependents_and_wait();");
         waits > 0 && waits >= count("__global__")
     })
 }

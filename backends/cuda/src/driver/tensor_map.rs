@@ -1,10 +1,17 @@
 //! Descriptions of tensors for the bulk copy engine (TMA).
 
+use crate::driver::kernel_struct::Length;
 use cudarc::driver::sys;
 use dsrun_core::{DType, Error, Result};
 
-/// What the bulk copy engine is told of a tensor. What lies outside arrives as zeros.
-pub(crate) struct TensorMap(sys::CUtensorMap);
+/// A descriptor of a tensor for the bulk copy engine, as kernels take it. Elements outside the tensor arrive as zeros.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct TensorMap([u64; 16]);
+
+impl Length for TensorMap {
+    const LENGTH: usize = 0;
+}
 
 impl TensorMap {
     /// Bytes: sizes of all dimensions, innermost first, strides of all but that, and the box that a copy brings. Rows of a
@@ -66,7 +73,7 @@ impl TensorMap {
             );
             return Err(Error::internal(message));
         }
-        Ok(Self(map))
+        Ok(Self(map.opaque))
     }
 
     /// Elements of 16 bits, which strides count too, in rows of 128 bytes, swizzled, as a parameter.
@@ -87,6 +94,6 @@ impl TensorMap {
 
     /// As a parameter.
     pub(crate) fn words(&self) -> [u64; 16] {
-        self.0.opaque
+        self.0
     }
 }

@@ -12,10 +12,16 @@ mod pacing;
 mod params;
 mod shape;
 
-use super::{KernelPlan, frame::Frame, only, operand, params::Strides, type_name, weight_type};
+use super::{
+    KernelPlan,
+    frame::Frame,
+    only, operand,
+    params::{EXTENTS, ExtentParams, Strides, distinct},
+    type_name, weight_type,
+};
 use crate::{
     arch::DeviceSpec,
-    driver::launch::{EXTENTS, LaunchOp, Parameters, distinct},
+    driver::launch::{LaunchOp, Parameters},
 };
 use body::{Attention, Body, Embedding, Layer};
 use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, region::Region};
@@ -61,9 +67,10 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
             context.write(at(memory.table), &table)?;
             let (mut model, function) = (model(&body, &memory, frame)?, only(functions)?);
             let launch = |model: &params::Model, extents: [Vec<u64>; 2]| {
-                let [tokens, sequences] = extents;
-                let parameters = Parameters::default().extents(1, tokens).extents(1, sequences);
-                LaunchOp::kernel(function, [tiles.blocks, 1, 1], tiles.threads(), parameters.structure(model))
+                let [tokens, sequences] = extents.map(|counts| ExtentParams::new(1, counts));
+                let parameters =
+                    Parameters::default().structure(&tokens).structure(&sequences).structure(model);
+                LaunchOp::kernel(function, [tiles.blocks, 1, 1], tiles.threads(), parameters)
             };
             model.pacing = match tiles.held {
                 Some(slots) => pacing::unlimited(slots),

@@ -3,12 +3,15 @@
 use crate::{
     driver::{
         kernel_spec::KernelSpec,
+        kernel_struct::{Pointer, declaration, kernel_struct, params_header},
         launch::{LaunchOp, Parameters},
     },
     ops::{
         KernelPlan, THREADS, WIDE,
         frame::{Bound, Frame},
-        operand, plane, result, type_name, type_of, type_or_f32,
+        operand,
+        params::{ExtentParams, MatrixParams, WeightParams},
+        plane, result, type_name, type_of, type_or_f32,
         weight::{CudaWeight, format_name},
         wide,
     },
@@ -173,6 +176,24 @@ pub(super) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<
     }))
 }
 
+kernel_struct! {
+    /// Parameters of `rope`.
+    struct RopeParams {
+        extent: ExtentParams = "Extent",
+        x: MatrixParams = "Matrix<const T0>",
+        y: MatrixParams = "Matrix<T0>",
+        positions: Pointer = "const int*",
+        /// Angles of the pairs at position 1.
+        frequencies: Pointer = "const float*",
+        heads: i64 = "i64",
+        /// Elements of a head.
+        size: i64 = "i64",
+        /// Rotated pairs of a head.
+        pairs: i64 = "i64",
+        scale: f32 = "float",
+    }
+}
+
 pub(super) fn rope(op: &Rope, call: &CallDesc) -> Result<KernelPlan> {
     let (heads, scale) = (op.heads as usize, op.scale);
     let neighbours = i32::from(op.pairing == RopePairing::Neighbours);
@@ -182,31 +203,29 @@ pub(super) fn rope(op: &Rope, call: &CallDesc) -> Result<KernelPlan> {
         let (x, positions, frequencies, y) =
             (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?, frame.result(0)?);
         let (rows, size, pairs) = (y.size(0), y.size(1) / heads.max(1), frequencies.size(0));
-        let parameters = Parameters::default()
-            .extent(rows, &[x, positions, y])
-            .size(heads)
-            .size(size)
-            .size(pairs)
-            .float(scale)
-            .rows(x)
-            .address(positions.address)
-            .address(frequencies.address)
-            .rows(y);
-        Ok(LaunchOp::kernel(function, plane(rows, heads * (size - pairs)), THREADS, parameters))
+        let params = RopeParams {
+            extent: ExtentParams::of(rows, &[x, positions, y]),
+            x: MatrixParams::of(x),
+            y: MatrixParams::of(y),
+            positions: positions.address,
+            frequencies: frequencies.address,
+            heads: heads as i64,
+            size: size as i64,
+            pairs: pairs as i64,
+            scale,
+        };
+        Ok(LaunchOp::kernel(function, plane(rows, heads * (size - pairs)), THREADS, &params))
     }))
 }
 
-/// A weight as kernels take it: elements, scales and their row strides, one struct.
+/// Appends a weight.
 pub(super) fn weight_words(parameters: Parameters, weight: Option<&CudaWeight>) -> Parameters {
-    match weight {
-        Some(weight) => parameters.words([
-            weight.address(),
-            weight.scales(),
-            weight.layout.row_bytes as u64,
-            weight.layout.scale_bytes as u64,
-        ]),
-        None => parameters.words([0; 4]),
-    }
+    parameters.structure(&weight.map(WeightParams::of).unwrap_or_default())
+}
+
+/// The generated headers of these kernels' parameters.
+pub(super) fn params_headers() -> Vec<(String, String)> {
+    vec![params_header("elementwise/rope", &[declaration::<RopeParams>()])]
 }
 
 /// Tokens from where on a block looks up all of a row: enough blocks for every multiprocessor then.

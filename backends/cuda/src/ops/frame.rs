@@ -1,12 +1,8 @@
 //! The operands and results of a bound call: where they are, and what keeps them alive.
 
 use crate::{
-    driver::{
-        context::Context,
-        launch::{Parameters, distinct},
-        memory::CudaBuffer,
-    },
-    ops::weight::CudaWeight,
+    driver::{context::Context, launch::Parameters, memory::CudaBuffer},
+    ops::{params::ExtentParams, weight::CudaWeight},
 };
 use dsrun_core::{
     Error, Result, TensorDesc,
@@ -174,9 +170,9 @@ impl Parameters {
         }
     }
 
-    /// The extents of these tensors, and how many rows there are at most: `struct Extent` of the prelude.
+    /// The extent of these tensors, of which each has at most `rows` rows.
     #[must_use]
     pub(crate) fn extent(self, rows: usize, tensors: &[&Bound]) -> Self {
-        self.extents(rows, distinct(tensors.iter().map(|tensor| tensor.extent).collect()))
+        self.structure(&ExtentParams::of(rows, tensors))
     }
 }

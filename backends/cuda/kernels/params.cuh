@@ -1,0 +1,54 @@
+/*
+ * Structs that kernels of several families take.
+ *
+ * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
+ */
+/* How many rows of a dimension are real. The kernels' `struct Extent` derives from it. */
+struct ExtentParams {
+    /* Addresses of row counts in device memory, without gaps; null after the last. */
+    const int* counts[8];
+    /* The most rows there may be. */
+    i64 rows;
+};
+static_assert(sizeof(ExtentParams) == 72, "ExtentParams as in Rust");
+static_assert(__builtin_offsetof(ExtentParams, counts) == 0, "ExtentParams as in Rust");
+static_assert(__builtin_offsetof(ExtentParams, rows) == 64, "ExtentParams as in Rust");
+
+/* A row-major matrix. The kernels' `struct Matrix` derives from it. */
+struct MatrixParams {
+    /* The first element; null if the matrix is absent. */
+    void* first;
+    /* Distance between rows, in elements. */
+    i64 stride;
+};
+static_assert(sizeof(MatrixParams) == 16, "MatrixParams as in Rust");
+static_assert(__builtin_offsetof(MatrixParams, first) == 0, "MatrixParams as in Rust");
+static_assert(__builtin_offsetof(MatrixParams, stride) == 8, "MatrixParams as in Rust");
+
+/* A packed weight. The kernels' `struct WeightOf` derives from it. */
+struct WeightParams {
+    /* Dense rows, or packed integers. */
+    const u8* elements;
+    /* Scales and offsets of the groups of packed integers. */
+    const u8* scales;
+    /* Bytes between rows of elements, or between units of 8 rows if they are packed. */
+    i64 row_bytes;
+    /* Bytes between units of 8 rows of scales. */
+    i64 scale_bytes;
+};
+static_assert(sizeof(WeightParams) == 32, "WeightParams as in Rust");
+static_assert(__builtin_offsetof(WeightParams, elements) == 0, "WeightParams as in Rust");
+static_assert(__builtin_offsetof(WeightParams, scales) == 8, "WeightParams as in Rust");
+static_assert(__builtin_offsetof(WeightParams, row_bytes) == 16, "WeightParams as in Rust");
+static_assert(__builtin_offsetof(WeightParams, scale_bytes) == 24, "WeightParams as in Rust");
+
+/* Distances between pages, heads and slots of a cache, in elements. */
+struct Strides {
+    i64 page;
+    i64 head;
+    i64 slot;
+};
+static_assert(sizeof(Strides) == 24, "Strides as in Rust");
+static_assert(__builtin_offsetof(Strides, page) == 0, "Strides as in Rust");
+static_assert(__builtin_offsetof(Strides, head) == 8, "Strides as in Rust");
+static_assert(__builtin_offsetof(Strides, slot) == 16, "Strides as in Rust");
