@@ -1,85 +1,82 @@
 /*
- * activation and gated_activation: one thread per element of the result.
+ * activation and gated_activation: y = f(x + bias), and y = f(gate + bias) * (up + bias).
  *
- * Grid: (column chunks of 256, rows up to 65535). Reads each operand once, writes the result once. LAYOUT is 1
- * separate, 2 concatenated, 3 interleaved. Comparisons are written so that NaN goes through.
+ * Grid: (column chunks of 256 threads, rows up to 65535). A thread has one element of the result, or 8 with `gated_activation_wide`,
+ * in loads of 16 bytes. Every operand is read once and the result written once. LAYOUT says where gate and up are: 1 in tensors of
+ * their own, 2 concatenated, 3 interleaved. Comparisons are written so that NaN passes.
  */
 
-extern "C" __global__ void activation(Extent extent, i64 columns, float limit, const T0* x, i64 x_row, const T1* bias, T0* y,
-                                      i64 y_row) {
+#ifndef LAYOUT
+extern "C" __global__ void activation(const __grid_constant__ ActivationParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        FOR_COLUMNS(i, columns) {
-            float value = widen(x[row * x_row + i]) + or_else(bias, i, 0.0f);
-            if (limit > 0.0f && value > limit) value = limit;
-            y[row * y_row + i] = narrow<T0>(apply(value));
+        FOR_COLUMNS(i, p.columns) {
+            float value = widen(p.x.row(row)[i]) + or_else(p.bias, i, 0.0f);
+            if (p.limit > 0.0f && value > p.limit) value = p.limit;
+            p.y.row(row)[i] = narrow<X>(apply(value));
         }
     }
 }
-
-#ifdef LAYOUT
-/* The function of the gate times the other half, both bounded if there is a limit. */
-__device__ inline float combine(float first, float second, float limit) {
+#else
+/* The function of the gate times the other half, both clamped if there is a limit. */
+__device__ inline float combine(float gate, float up, float limit) {
     if (limit > 0.0f) {
-        if (first > limit) first = limit;
-        if (second > limit) second = limit;
-        if (second < -limit) second = -limit;
+        if (gate > limit) gate = limit;
+        if (up > limit) up = limit;
+        if (up < -limit) up = -limit;
     }
-    return apply(first) * second;
+    return apply(gate) * up;
 }
 
-extern "C" __global__ void gated_activation(Extent extent, i64 columns, float limit, const T0* gate, i64 gate_row,
-                                            const T0* up, i64 up_row, const T1* bias, T0* y, i64 y_row) {
+extern "C" __global__ void gated_activation(const __grid_constant__ GatedActivationParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        FOR_COLUMNS(i, columns) {
+        FOR_COLUMNS(i, p.columns) {
             i64 g = LAYOUT == 3 ? 2 * i : i;
-            i64 u = LAYOUT == 3 ? 2 * i + 1 : columns + i;
-            float first = widen(gate[row * gate_row + g]) + or_else(bias, g, 0.0f);
-            float second = widen(LAYOUT == 1 ? up[row * up_row + i] : gate[row * gate_row + u]) + or_else(bias, u, 0.0f);
-            y[row * y_row + i] = narrow<T0>(combine(first, second, limit));
+            i64 u = LAYOUT == 3 ? 2 * i + 1 : p.columns + i;
+            float gate = widen(p.gate.row(row)[g]) + or_else(p.bias, g, 0.0f);
+            float up = widen(LAYOUT == 1 ? p.up.row(row)[i] : p.gate.row(row)[u]) + or_else(p.bias, u, 0.0f);
+            p.y.row(row)[i] = narrow<X>(combine(gate, up, p.limit));
         }
     }
 }
 
-/* The same, 8 elements of the result for a thread, in loads of 16 bytes: for many rows. */
-extern "C" __global__ void gated_activation_wide(Extent extent, i64 columns, float limit, const T0* gate, i64 gate_row,
-                                                 const T0* up, i64 up_row, const T1* bias, T0* y, i64 y_row) {
+extern "C" __global__ void gated_activation_wide(const __grid_constant__ GatedActivationParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        FOR_COLUMNS(item, columns / 8) {
+        FOR_COLUMNS(item, p.columns / 8) {
             i64 i = item * 8;
-            const T0* own = gate + row * gate_row;
-            float first[8], second[8];
+            const X* own = p.gate.row(row);
+            float gate[8], up[8];
             if (LAYOUT == 3) {
-                load_eight(own + 2 * i, first);
-                load_eight(own + 2 * i + 8, second);
+                load_eight(own + 2 * i, gate);
+                load_eight(own + 2 * i + 8, up);
                 float both[16];
 #pragma unroll
                 for (int k = 0; k < 8; ++k) {
-                    both[k] = first[k];
-                    both[k + 8] = second[k];
+                    both[k] = gate[k];
+                    both[k + 8] = up[k];
                 }
 #pragma unroll
                 for (int k = 0; k < 8; ++k) {
-                    first[k] = both[2 * k];
-                    second[k] = both[2 * k + 1];
+                    gate[k] = both[2 * k];
+                    up[k] = both[2 * k + 1];
                 }
             } else {
-                load_eight(own + i, first);
-                load_eight(LAYOUT == 1 ? up + row * up_row + i : own + columns + i, second);
+                load_eight(own + i, gate);
+                load_eight(LAYOUT == 1 ? p.up.row(row) + i : own + p.columns + i, up);
             }
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
                 i64 at = i + k;
-                first[k] += or_else(bias, LAYOUT == 3 ? 2 * at : at, 0.0f);
-                second[k] += or_else(bias, LAYOUT == 3 ? 2 * at + 1 : columns + at, 0.0f);
-                first[k] = combine(first[k], second[k], limit);
+                gate[k] += or_else(p.bias, LAYOUT == 3 ? 2 * at : at, 0.0f);
+                up[k] += or_else(p.bias, LAYOUT == 3 ? 2 * at + 1 : p.columns + at, 0.0f);
+                gate[k] = combine(gate[k], up[k], p.limit);
             }
-            store_eight(y + row * y_row + i, first);
+            store_eight(p.y.row(row) + i, gate);
         }
     }
 }

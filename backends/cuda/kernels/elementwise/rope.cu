@@ -1,8 +1,9 @@
 /*
- * rope: one thread per pair of a head, or per element that is only copied.
+ * rope: rotary embedding, a thread for each pair of a head and for each element that is copied unrotated.
  *
- * Grid: (chunks of 256 of a row, rows up to 65535). Reads and writes each element once. The angle is a product rounded
- * once; sine and cosine reduce their argument exactly, however large it is. NEIGHBOURS says which elements make a pair.
+ * Grid: (chunks of 256 items of a row, rows up to 65535). Every element is read once and written once. The angle is a product rounded
+ * once; sine and cosine reduce their argument exactly, however large it is. NEIGHBOURS says whether a pair is two neighbours, or
+ * elements that are `pairs` apart.
  */
 extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {
     launch_dependents_and_wait();
@@ -11,10 +12,10 @@ extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {
         int position = p.positions[row];
         if (position < 0) continue;
         FOR_COLUMNS(i, p.heads * items) {
-            /* A row has fewer than 2^31 elements, and long divisions are slow. */
+            /* A row has fewer than 2^31 elements, and 64-bit divisions are slow. */
             i64 head = (u32)i / (u32)items * p.size, item = (u32)i % (u32)items;
-            const T0* from = p.x.row(row) + head;
-            T0* to = p.y.row(row) + head;
+            const X* from = p.x.row(row) + head;
+            X* to = p.y.row(row) + head;
             if (item >= p.pairs) {
                 to[item + p.pairs] = from[item + p.pairs];
                 continue;
@@ -23,8 +24,8 @@ extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {
             float angle = __fmul_rn((float)position, p.frequencies[item]);
             float sine = sinf(angle), cosine = cosf(angle);
             float a = widen(from[first]), b = widen(from[second]);
-            to[first] = narrow<T0>(p.scale * (a * cosine - b * sine));
-            to[second] = narrow<T0>(p.scale * (b * cosine + a * sine));
+            to[first] = narrow<X>(p.scale * (a * cosine - b * sine));
+            to[second] = narrow<X>(p.scale * (b * cosine + a * sine));
         }
     }
 }

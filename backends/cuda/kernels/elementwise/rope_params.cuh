@@ -6,10 +6,10 @@
 /* Parameters of `rope`. */
 struct RopeParams {
     Extent extent;
-    Matrix<const T0> x;
-    Matrix<T0> y;
+    Matrix<const X> x;
+    Matrix<X> y;
     const int* positions;
-    /* Angles of the pairs at position 1. */
+    /* The angle of each pair at position 1. */
     const float* frequencies;
     i64 heads;
     /* Elements of a head. */

@@ -29,9 +29,12 @@ macro_rules! unit {
 }
 
 const UNITS: &[Unit] = &[
-    unit!("elementwise/elementwise.cu"),
-    unit!("elementwise/activation.cu", "elementwise/function.cuh"),
-    unit!("elementwise/embed.cu", "linear/weight.cuh"),
+    unit!("elementwise/add.cu", "elementwise/add_params.cuh"),
+    unit!("elementwise/cast.cu", "elementwise/cast_params.cuh"),
+    unit!("elementwise/fill.cu", "elementwise/fill_params.cuh"),
+    unit!("elementwise/gather_rows.cu", "elementwise/gather_rows_params.cuh"),
+    unit!("elementwise/activation.cu", "elementwise/function.cuh", "elementwise/activation_params.cuh"),
+    unit!("elementwise/embed.cu", "linear/weight.cuh", "elementwise/embed_params.cuh"),
     unit!("elementwise/rope.cu", "elementwise/rope_params.cuh"),
     unit!("norm/norm.cu"),
     unit!("cache/cache.cu"),

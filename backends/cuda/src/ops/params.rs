@@ -77,6 +77,11 @@ impl MatrixParams {
     pub(in crate::ops) fn of(tensor: &Bound) -> Self {
         Self { first: tensor.address, stride: tensor.stride(0) as i64 }
     }
+
+    /// As [`Self::of`], for an operand that may be absent.
+    pub(in crate::ops) fn optional(tensor: Option<&Bound>) -> Self {
+        tensor.map_or_else(Self::default, Self::of)
+    }
 }
 
 impl WeightParams {
