@@ -38,6 +38,7 @@ private:
 /* A row-major matrix. */
 template <typename T> struct Matrix : MatrixParams {
     __device__ T* row(i64 index) const { return (T*)first + index * stride; }
+    __device__ T& at(i64 row, i64 column) const { return ((T*)first)[row * stride + column]; }
 };
 
 __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }

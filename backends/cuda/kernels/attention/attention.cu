@@ -48,37 +48,11 @@ template <typename T, int Size, bool Vectors> __device__ inline void load(const 
     for (int i = 0; i < 8; ++i) out[i] = at + i < Size ? widen(row[at + i]) : 0.0f;
 }
 
-struct Arguments {
-    const Q* query;
-    i64 query_row;
-    const K* keys;
-    Strides key_strides;
-    const K* values;
-    Strides value_strides;
-    const int* query_start;
-    const int* query_length;
-    const int* kv_length;
-    const int* table;
-    i64 table_row, table_columns, pages, slots;
-    const float* alibi;
-    const float* sinks;
-    const u32* mask_bits;
-    i64 mask_row, mask_columns;
-    i64 group, parts, window;
-    Q* y;
-    i64 y_row;
-    float* log_sum_exp;
-    i64 log_row;
-    i64 splits;
-    float* partial;
-    u32* counters;
-};
-
 /* What a block works on. */
 struct Tile { i64 start, length, total, first, count; };
 
 /* The tile of this number, by scanning the sequences' lengths; false if there are fewer. */
-__device__ bool find_tile(const Arguments& a, i64 sequences, i64 number, i64& sequence, Tile& tile) {
+__device__ bool find_tile(const AttentionParams& a, i64 sequences, i64 number, i64& sequence, Tile& tile) {
     int lane = threadIdx.x % 32;
     for (i64 base = 0; base < sequences; base += 32) {
         i64 length = base + lane < sequences ? a.query_length[base + lane] : 0;
@@ -106,14 +80,14 @@ __device__ bool find_tile(const Arguments& a, i64 sequences, i64 number, i64& se
 }
 
 /* Whether the token at `position` (row `row` of the batch) sees key `key`. */
-__device__ inline bool sees(const Arguments& a, const Tile& tile, i64 position, i64 row, i64 key) {
+__device__ inline bool sees(const AttentionParams& a, const Tile& tile, i64 position, i64 row, i64 key) {
 #if MASK == 1
     bool seen = key <= position;
 #elif MASK == 2
     bool seen = true;
 #else
     i64 bit = key - (tile.total - tile.length);
-    bool seen = bit < 0 || (bit < a.mask_columns * 32 && (a.mask_bits[row * a.mask_row + bit / 32] >> (bit % 32) & 1));
+    bool seen = bit < 0 || (bit < a.mask_columns * 32 && (a.mask.at(row, bit / 32) >> (bit % 32) & 1));
 #endif
 #if WINDOW
     seen = seen && key > position - a.window && (PAGED || key < position + a.window);
@@ -122,7 +96,7 @@ __device__ inline bool sees(const Arguments& a, const Tile& tile, i64 position, 
 }
 
 /* Writes a row from its sum of weighted values. `shared` rows are of VALUE_SIZE. */
-__device__ void finish(const Arguments& a, i64 row, i64 head, float maximum, float sum, const float* values) {
+__device__ void finish(const AttentionParams& a, i64 row, i64 head, float maximum, float sum, const float* values) {
     bool empty = sum == 0.0f;
     if (a.sinks && !empty) {
         float sink = a.sinks[head], larger = maximum > sink ? maximum : sink;
@@ -130,20 +104,21 @@ __device__ void finish(const Arguments& a, i64 row, i64 head, float maximum, flo
         sum = sum * shrink + expf(sink - larger);
         maximum = larger;
         for (int i = threadIdx.x % 32; i < VALUE_SIZE; i += 32) {
-            a.y[row * a.y_row + head * VALUE_SIZE + i] = narrow<Q>(values[i] * shrink / sum);
+            a.y.at(row, head * VALUE_SIZE + i) = narrow<Q>(values[i] * shrink / sum);
         }
     } else {
         for (int i = threadIdx.x % 32; i < VALUE_SIZE; i += 32) {
-            a.y[row * a.y_row + head * VALUE_SIZE + i] = narrow<Q>(empty ? 0.0f : values[i] / sum);
+            a.y.at(row, head * VALUE_SIZE + i) = narrow<Q>(empty ? 0.0f : values[i] / sum);
         }
     }
-    if (a.log_sum_exp && threadIdx.x % 32 == 0) {
-        a.log_sum_exp[row * a.log_row + head] = empty ? -infinity() : maximum + logf(sum);
+    if (a.log_sum_exp.first && threadIdx.x % 32 == 0) {
+        a.log_sum_exp.at(row, head) = empty ? -infinity() : maximum + logf(sum);
     }
 }
 
 /* Everything for the tile of this number, or a split of it. For whole blocks. */
-__device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile& tile, i64 tokens, float scale, float softcap) {
+__device__ void attend(const PlainAttentionParams& p, i64 number, i64 sequence, const Tile& tile, i64 tokens) {
+    const AttentionParams& a = p.attention;
     __shared__ float maxima[PARTS][ROWS], sums[PARTS][ROWS];
     __shared__ float values[PARTS][ROWS][VALUE_SIZE];
     __shared__ bool last;
@@ -158,7 +133,7 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
     }
     if (PAGED && to > a.table_columns * a.slots) to = a.table_columns * a.slots;
     i64 length = to > from ? to - from : 0;
-    i64 share = (length + a.splits - 1) / a.splits;
+    i64 share = (length + p.splits - 1) / p.splits;
     share = share < SHARE ? SHARE : (share + 15) / 16 * 16;
     i64 splits = length > 0 ? (length + share - 1) / share : 1;
     if (blockIdx.z >= splits) return;
@@ -175,15 +150,15 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
         sum[r] = 0.0f;
         slope[r] = a.alibi ? a.alibi[head] : 0.0f;
 #pragma unroll
-        for (int p = 0; p < KEY_PIECES; ++p) {
+        for (int piece = 0; piece < KEY_PIECES; ++piece) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) query[r][p][i] = 0.0f;
-            if (real) load<Q, KEY_SIZE, QUERY_VECTORS>(a.query + row * a.query_row + head * KEY_SIZE, (p * LANES + mine) * 8, query[r][p]);
+            for (int i = 0; i < 8; ++i) query[r][piece][i] = 0.0f;
+            if (real) load<Q, KEY_SIZE, QUERY_VECTORS>(a.query.row(row) + head * KEY_SIZE, (piece * LANES + mine) * 8, query[r][piece]);
         }
 #pragma unroll
-        for (int p = 0; p < VALUE_PIECES; ++p) {
+        for (int piece = 0; piece < VALUE_PIECES; ++piece) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) weighted[r][p][i] = 0.0f;
+            for (int i = 0; i < 8; ++i) weighted[r][piece][i] = 0.0f;
         }
     }
 
@@ -199,7 +174,7 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
             if (there[u]) {
 #if PAGED
                 u32 entry = (u32)at / (u32)a.slots;
-                i64 page = a.table[sequence * a.table_row + entry], slot = (u32)at - entry * (u32)a.slots;
+                i64 page = a.table.at(sequence, entry), slot = (u32)at - entry * (u32)a.slots;
                 there[u] = page >= 0 && page < a.pages;
                 key_row += page * a.key_strides.page + kv_head * a.key_strides.head + slot * a.key_strides.slot;
                 value_row += page * a.value_strides.page + kv_head * a.value_strides.head + slot * a.value_strides.slot;
@@ -210,16 +185,16 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
 #endif
             }
 #pragma unroll
-            for (int p = 0; p < KEY_PIECES; ++p) {
+            for (int piece = 0; piece < KEY_PIECES; ++piece) {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) key[u][p][i] = 0.0f;
-                if (there[u]) load<K, KEY_SIZE, CACHE_VECTORS>(key_row, (p * LANES + mine) * 8, key[u][p]);
+                for (int i = 0; i < 8; ++i) key[u][piece][i] = 0.0f;
+                if (there[u]) load<K, KEY_SIZE, CACHE_VECTORS>(key_row, (piece * LANES + mine) * 8, key[u][piece]);
             }
 #pragma unroll
-            for (int p = 0; p < VALUE_PIECES; ++p) {
+            for (int piece = 0; piece < VALUE_PIECES; ++piece) {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) value[u][p][i] = 0.0f;
-                if (there[u]) load<K, VALUE_SIZE, CACHE_VECTORS>(value_row, (p * LANES + mine) * 8, value[u][p]);
+                for (int i = 0; i < 8; ++i) value[u][piece][i] = 0.0f;
+                if (there[u]) load<K, VALUE_SIZE, CACHE_VECTORS>(value_row, (piece * LANES + mine) * 8, value[u][piece]);
             }
         }
         int nearest = (int)(base + warp * KEYS + group);
@@ -231,16 +206,16 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
             for (int u = 0; u < AHEAD; ++u) {
                 float score = 0.0f;
 #pragma unroll
-                for (int p = 0; p < KEY_PIECES; ++p) {
+                for (int piece = 0; piece < KEY_PIECES; ++piece) {
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) score += query[r][p][i] * key[u][p][i];
+                    for (int i = 0; i < 8; ++i) score += query[r][piece][i] * key[u][piece][i];
                 }
                 for (int distance = LANES / 2; distance; distance /= 2) score += __shfl_xor_sync(0xffffffffu, score, distance);
                 int at = nearest + u * (WARPS * KEYS);
                 bool seen = there[u] && token < tile.count && sees(a, tile, position, tile.start + tile.first + token, at);
-                score *= scale;
+                score *= a.scale;
 #if SOFTCAP
-                score = softcap * tanhf(score / softcap);
+                score = a.softcap * tanhf(score / a.softcap);
 #endif
 #if ALIBI
                 int distance = position - at;
@@ -255,9 +230,9 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
                 maximum[r] = top;
                 sum[r] *= shrink;
 #pragma unroll
-                for (int p = 0; p < VALUE_PIECES; ++p) {
+                for (int piece = 0; piece < VALUE_PIECES; ++piece) {
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) weighted[r][p][i] *= shrink;
+                    for (int i = 0; i < 8; ++i) weighted[r][piece][i] *= shrink;
                 }
             }
 #pragma unroll
@@ -267,9 +242,9 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
                 float weight = expf(scores[u] - top);
                 sum[r] += weight;
 #pragma unroll
-                for (int p = 0; p < VALUE_PIECES; ++p) {
+                for (int piece = 0; piece < VALUE_PIECES; ++piece) {
 #pragma unroll
-                    for (int i = 0; i < 8; ++i) weighted[r][p][i] += weight * value[u][p][i];
+                    for (int i = 0; i < 8; ++i) weighted[r][piece][i] += weight * value[u][piece][i];
                 }
             }
         }
@@ -283,11 +258,11 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
             sums[part][r] = sum[r];
         }
 #pragma unroll
-        for (int p = 0; p < VALUE_PIECES; ++p) {
+        for (int piece = 0; piece < VALUE_PIECES; ++piece) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                int element = (p * LANES + mine) * 8 + i;
-                if (element < VALUE_SIZE) values[part][r][element] = weighted[r][p][i];
+                int element = (piece * LANES + mine) * 8 + i;
+                if (element < VALUE_SIZE) values[part][r][element] = weighted[r][piece][i];
             }
         }
     }
@@ -297,17 +272,17 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
     i64 slot = number * gridDim.y + blockIdx.y;
     for (int r = warp; r < ROWS; r += WARPS) {
         float largest = -infinity(), total = 0.0f;
-        for (int p = 0; p < PARTS; ++p) largest = maxima[p][r] > largest ? maxima[p][r] : largest;
+        for (int source = 0; source < PARTS; ++source) largest = maxima[source][r] > largest ? maxima[source][r] : largest;
         float factor[PARTS];
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-            factor[p] = sums[p][r] == 0.0f ? 0.0f : expf(maxima[p][r] - largest);
-            total += sums[p][r] * factor[p];
+        for (int source = 0; source < PARTS; ++source) {
+            factor[source] = sums[source][r] == 0.0f ? 0.0f : expf(maxima[source][r] - largest);
+            total += sums[source][r] * factor[source];
         }
         for (int i = lane; i < VALUE_SIZE; i += 32) {
             float merged = 0.0f;
 #pragma unroll
-            for (int p = 0; p < PARTS; ++p) merged += sums[p][r] == 0.0f ? 0.0f : values[p][r][i] * factor[p];
+            for (int source = 0; source < PARTS; ++source) merged += sums[source][r] == 0.0f ? 0.0f : values[source][r][i] * factor[source];
             values[0][r][i] = merged;
         }
         __syncwarp();
@@ -315,7 +290,7 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
             i64 row = tile.start + tile.first + r / HEADS;
             if (r / HEADS < tile.count && row >= 0 && row < tokens) finish(a, row, first_head + r % HEADS, largest, total, values[0][r]);
         } else {
-            float* out = a.partial + ((slot * a.splits + blockIdx.z) * ROWS + r) * (VALUE_SIZE + 2);
+            float* out = p.partial + ((slot * p.splits + blockIdx.z) * ROWS + r) * (VALUE_SIZE + 2);
             for (int i = lane; i < VALUE_SIZE; i += 32) out[2 + i] = values[0][r][i];
             if (lane == 0) {
                 out[0] = largest;
@@ -328,8 +303,8 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(a.counters + slot, 1u) == splits - 1;
-        if (last) a.counters[slot] = 0;
+        last = atomicAdd(p.counters + slot, 1u) == splits - 1;
+        if (last) p.counters[slot] = 0;
     }
     __syncthreads();
     if (!last) return;
@@ -337,7 +312,7 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
     for (int r = warp; r < ROWS; r += WARPS) {
         i64 row = tile.start + tile.first + r / HEADS;
         if (r / HEADS >= tile.count || row < 0 || row >= tokens) continue;
-        const float* own = a.partial + (slot * a.splits * ROWS + r) * (VALUE_SIZE + 2);
+        const float* own = p.partial + (slot * p.splits * ROWS + r) * (VALUE_SIZE + 2);
         i64 step = ROWS * (VALUE_SIZE + 2);
         /* There are at most 32 splits: a lane knows the maximum and the sum of one. */
         float here = lane < splits ? __ldcg(own + lane * step) : -infinity();
@@ -366,7 +341,7 @@ __device__ void attend(const Arguments& a, i64 number, i64 sequence, const Tile&
 }
 
 /* Whether there is any sequence for this kernel. All of the block look, each at some of them: scanning takes much longer. */
-__device__ inline bool any_tile(const Arguments& a, i64 sequences) {
+__device__ inline bool any_tile(const AttentionParams& a, i64 sequences) {
     bool any = false;
     for (i64 sequence = threadIdx.x; sequence < sequences; sequence += WARPS * 32) {
         i64 length = a.query_length[sequence];
@@ -375,14 +350,14 @@ __device__ inline bool any_tile(const Arguments& a, i64 sequences) {
     return __syncthreads_or(any);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(Extent sequence_extent, Extent token_extent, float scale,
-                                                                   float softcap, Arguments a) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const __grid_constant__ PlainAttentionParams p) {
     launch_dependents_and_wait();
-    i64 tokens = token_extent.count(), sequences = sequence_extent.count(), sequence;
+    const AttentionParams& a = p.attention;
+    i64 tokens = a.tokens.count(), sequences = a.sequences.count(), sequence;
     Tile tile;
     if (FEWEST > 1 && !any_tile(a, sequences)) return;
     for (i64 number = blockIdx.x; find_tile(a, sequences, number, sequence, tile); number += gridDim.x) {
-        attend(a, number, sequence, tile, tokens, scale, softcap);
+        attend(p, number, sequence, tile, tokens);
         /* Where tiles are not rare, each has blocks of its own. */
         if (FEWEST == 1) break;
         __syncthreads();

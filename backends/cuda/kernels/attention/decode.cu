@@ -54,25 +54,25 @@ struct Tile { int sequence, row, position, keys; };
 
 #if SINGLES
 /* The row of a sequence that has one alone; false if it has none or several. */
-__device__ bool find_tile(const Arguments& a, const Extent& extent, Extent::Loaded loaded, int sequence, Tile& tile) {
+__device__ bool find_tile(const AttentionParams& a, Extent::Loaded loaded, int sequence, Tile& tile) {
     int length = a.query_length[sequence];
     tile.sequence = sequence;
     tile.row = a.query_start[sequence];
     tile.keys = a.kv_length[sequence];
     tile.position = tile.keys - 1;
-    return sequence < (int)extent.count(loaded) && length == 1 && tile.row >= 0;
+    return sequence < (int)a.sequences.count(loaded) && length == 1 && tile.row >= 0;
 }
 #else
 /* The sequence a row belongs to; false if it belongs to none. Most likely it is the one of the same number. */
-__device__ bool find_tile(const Arguments& a, const Extent& extent, Extent::Loaded loaded, int row, Tile& tile) {
-    int lane = threadIdx.x % 32, guess = row < (int)a.sequences ? row : 0;
+__device__ bool find_tile(const AttentionParams& a, Extent::Loaded loaded, int row, Tile& tile) {
+    int lane = threadIdx.x % 32, guess = row < (int)a.sequences.rows ? row : 0;
     int start = 0, length = 0, total = 0;
-    if (a.sequences > 0) {
+    if (a.sequences.rows > 0) {
         start = a.query_start[guess];
         length = a.query_length[guess];
         total = a.kv_length[guess];
     }
-    const int sequences = (int)extent.count(loaded);
+    const int sequences = (int)a.sequences.count(loaded);
     tile.row = row;
     if (guess < sequences && start <= row && row - start < length) {
         tile.sequence = guess;
@@ -124,55 +124,47 @@ __device__ inline int live_splits(int units, int splits) {
  * leaves memory idle. Lengths and pages may be of the past here, as a kernel in front may write them: so they are read past the L1, where
  * they would stay, say nothing but what to fetch, and pages are checked. Only the FIRST blocks can be there before their turn.
  */
-__device__ inline void fetch_ahead(const Arguments& a, int splits) {
+__device__ inline void fetch_ahead(const AttentionParams& a, int splits) {
 #if AHEAD && __CUDA_ARCH__ >= 900
     int lane = threadIdx.x % 32, sequence = blockIdx.y;
-    if (lane >= AHEAD || sequence >= a.sequences || (SINGLES && __ldcg(a.query_length + sequence) != 1)) return;
+    if (lane >= AHEAD || sequence >= a.sequences.rows || (SINGLES && __ldcg(a.query_length + sequence) != 1)) return;
     int keys = __ldcg(a.kv_length + sequence);
     int units = (keys + UNIT - 1) / UNIT, live = live_splits(units, splits);
     int unit = blockIdx.z * WARPS + threadIdx.x / 32 + lane * live * WARPS, entry = unit * UNIT / SLOTS;
     if (blockIdx.z >= live || unit >= units || entry >= (int)a.table_columns) return;
-    int page = __ldcg(a.table + sequence * a.table_row + entry), slot = unit * UNIT % SLOTS;
+    int page = __ldcg(a.table.row(sequence) + entry), slot = unit * UNIT % SLOTS;
     if (page < 0 || page >= (int)a.pages) return;
     ask_l2(a, page, blockIdx.x / (int)a.parts, slot);
 #endif
 }
 
 /* Writes 4 elements of a row from the sum of weighted values. */
-__device__ inline void finish(const Arguments& a, i64 row, int head, int at, float maximum, float sum, float4 values) {
+__device__ inline void finish(const AttentionParams& a, i64 row, int head, int at, float maximum, float sum, float4 values) {
     Ending ending(a, head, maximum, sum);
-    Q* y = a.y + row * a.y_row + head * VALUE_SIZE + at;
+    Q* y = a.y.row(row) + head * VALUE_SIZE + at;
     y[0] = narrow<Q>(ending.of(values.x));
     y[1] = narrow<Q>(ending.of(values.y));
     y[2] = narrow<Q>(ending.of(values.z));
     y[3] = narrow<Q>(ending.of(values.w));
-    if (a.log_sum_exp && at == 0) a.log_sum_exp[row * a.log_row + head] = ending.log();
+    if (a.log_sum_exp.first && at == 0) a.log_sum_exp.at(row, head) = ending.log();
 }
 
 #if QUANTISED
-/* Where a row goes as bytes; and how many of its blocks are through. */
-struct Bytes {
-    signed char* y;
-    i64 y_row;
-    float* scales;
-    u32* through;
-};
-
 /* Elements of a row, whose QUANTISED blocks have each so many heads; and vectors of 8 that a thread takes. */
 #define COLUMNS (QUANTISED * HEADS * VALUE_SIZE)
 #define OWN ((COLUMNS + WARPS * 32 * 8 - 1) / (WARPS * 32 * 8))
 
 /* Quantises a row, by the block of it that is through last. The others go: blocks of the product behind wait for their room. */
-__device__ inline void quantise_row(const Arguments& a, const Bytes& bytes, int row) {
+__device__ inline void quantise_row(const AttentionParams& a, const QuantisedRows& quantised, int row) {
     __shared__ float tops[WARPS];
     __shared__ bool last;
     int lane = threadIdx.x % 32;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        u32* through = bytes.through + blockIdx.y;
-        last = atomicAdd(through, 1u) == QUANTISED - 1;
-        if (last) *through = 0;
+        u32* counter = quantised.counters + blockIdx.y;
+        last = atomicAdd(counter, 1u) == QUANTISED - 1;
+        if (last) *counter = 0;
     }
     __syncthreads();
     if (!last) return;
@@ -183,7 +175,7 @@ __device__ inline void quantise_row(const Arguments& a, const Bytes& bytes, int 
         int at = (i * WARPS * 32 + threadIdx.x) * 8;
         read[i] = {};
         if (at < COLUMNS) {
-            uint4 v = __ldcg((const uint4*)(a.y + row * a.y_row + at));
+            uint4 v = __ldcg((const uint4*)(a.y.row(row) + at));
             read[i] = {{v.x, v.y, v.z, v.w}};
         }
     }
@@ -204,19 +196,14 @@ __device__ inline void quantise_row(const Arguments& a, const Bytes& bytes, int 
         float value[8];
 #pragma unroll
         for (int k = 0; k < 8; ++k) value[k] = Lanes<Q>::get(read[i], k);
-        *(uint2*)(bytes.y + row * bytes.y_row + at) = quantise_eight(value, scale, inverse);
+        *(uint2*)(quantised.y.row(row) + at) = quantise_eight(value, scale, inverse);
     }
-    if (threadIdx.x == 0) bytes.scales[row] = scale;
+    if (threadIdx.x == 0) quantised.scales[row] = scale;
 }
 #endif
 
-extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent sequence_extent, Extent token_extent, float scale,
-                                                                float softcap, Arguments a, i64 splits_at_most,
-                                                                float* partials, u32* counters
-#if QUANTISED
-                                                                , Bytes bytes
-#endif
-) {
+extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(const __grid_constant__ DecodeParams p) {
+    const AttentionParams& a = p.attention;
     __shared__ float maxima[WARPS][HEADS], amounts[WARPS][HEADS];
     __shared__ __align__(16) float sums[WARPS][HEADS][VALUE_ROW];
     /*
@@ -234,22 +221,22 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
 #endif
     __shared__ bool last;
     launch_dependents();
-    if (blockIdx.y * gridDim.x + blockIdx.x < FIRST) fetch_ahead(a, (int)splits_at_most);
+    if (blockIdx.y * gridDim.x + blockIdx.x < FIRST) fetch_ahead(a, (int)p.splits);
     wait_for_predecessor();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
-    int split = blockIdx.z, splits = (int)splits_at_most, first_unit = split * WARPS + warp;
+    int split = blockIdx.z, splits = (int)p.splits, first_unit = split * WARPS + warp;
 
-    const Extent::Loaded loaded_tokens = token_extent.load(), loaded_sequences = sequence_extent.load();
+    const Extent::Loaded loaded_tokens = a.tokens.load(), loaded_sequences = a.sequences.load();
     /* The first page of the sequence that most likely is this block's, along with the lengths. */
-    int guess = blockIdx.y < a.sequences ? blockIdx.y : 0, entry = first_unit * UNIT / SLOTS, guessed = -1;
-    if (SLOTS % UNIT == 0 && a.sequences > 0 && entry < (int)a.table_columns) guessed = a.table[guess * a.table_row + entry];
+    int guess = blockIdx.y < a.sequences.rows ? blockIdx.y : 0, entry = first_unit * UNIT / SLOTS, guessed = -1;
+    if (SLOTS % UNIT == 0 && a.sequences.rows > 0 && entry < (int)a.table_columns) guessed = a.table.at(guess, entry);
     /* Where a row's queries are depends on nothing. */
     const int first = first_head(a, blockIdx.x);
     Queries queries;
     if (!SINGLES) queries.read(a, blockIdx.y, first);
     Tile tile;
-    if (!find_tile(a, sequence_extent, loaded_sequences, blockIdx.y, tile)) return;
-    bool real = tile.row < token_extent.count(loaded_tokens);
+    if (!find_tile(a, loaded_sequences, blockIdx.y, tile)) return;
+    bool real = tile.row < a.tokens.count(loaded_tokens);
     if (SINGLES && !real) return;
     int from = 0, to_key = tile.keys;
     if (MASK == 1) to_key = tile.position + 1 < to_key ? tile.position + 1 : to_key;
@@ -265,7 +252,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     Running running;
     running.clear();
 
-    Span span = {a.table + tile.sequence * a.table_row, from, to_key};
+    Span span = {a.table.row(tile.sequence), from, to_key};
     /* Pages are looked up STAGES units ahead; which of the keys a lane weighs are there, 2 bits a stage. */
     const int step = live * WARPS;
     Vector* own = ring + warp * STAGES * STAGE;
@@ -292,7 +279,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
         u32 there = present >> (2 * stage) & 3;
         await_copies<STAGES - 1>();
         __syncwarp();
-        running.take(own + stage * STAGE, there, tile.position - base, scale, softcap, queries);
+        running.take(own + stage * STAGE, there, tile.position - base, a.scale, a.softcap, queries);
         /* Into the place just read, when all lanes have read it. */
         __syncwarp();
         fetch(later, stage, page_later);
@@ -337,7 +324,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     await_cluster();
 
     i64 slot = (i64)blockIdx.y * gridDim.x + blockIdx.x;
-    float* partial = partials + slot * (splits / CLUSTER) * (HEADS * VALUE_ROW);
+    float* partial = p.partial + slot * (splits / CLUSTER) * (HEADS * VALUE_ROW);
     for (int own = threadIdx.x; own < each && rank * each + own < ITEMS; own += WARPS * 32) {
         int item = rank * each + own, head = item / (VALUE_SIZE / 4), at = item % (VALUE_SIZE / 4) * 4;
         float largest = -infinity(), total = 0.0f;
@@ -368,7 +355,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
         }
     }
 #if QUANTISED
-    if (real) quantise_row(a, bytes, tile.row);
+    if (real) quantise_row(a, p.quantised, tile.row);
     return;
 #endif
     if (clusters == 1) return;
@@ -376,7 +363,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(WARPS * 32) decode(Extent
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        u32* counter = counters + slot * CLUSTER + rank;
+        u32* counter = p.counters + slot * CLUSTER + rank;
         last = atomicAdd(counter, 1u) == clusters - 1;
         if (last) *counter = 0;
     }

@@ -35,7 +35,7 @@ struct Entries {
 };
 
 /* The keys that a token sees. */
-__device__ inline Span span_of(const Arguments& a, int position) {
+__device__ inline Span span_of(const AttentionParams& a, int position) {
     Span span = {nullptr, 0, position + 1};
     if (WINDOW && position - (int)a.window + 1 > 0) span.from = position - (int)a.window + 1;
     if (span.to > (int)a.table_columns * SLOTS) span.to = (int)a.table_columns * SLOTS;
@@ -49,7 +49,7 @@ __device__ inline int units_of(const Span& span) {
 }
 
 /* All entries, with their units added up. For whole blocks. */
-__device__ inline void gather(const Arguments& a, i64 tokens, i64 sequences, Entries& all) {
+__device__ inline void gather(const AttentionParams& a, i64 tokens, i64 sequences, Entries& all) {
     __shared__ int of_warp[WARPS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int i = threadIdx.x; i < ENTRIES; i += THREADS) all.position[i] = NONE;
@@ -99,14 +99,14 @@ struct Cursor {
     int at, entry, column, unit, units, position;
     Span span;
 
-    __device__ inline void enter(const Arguments& a, const Entries& all) {
+    __device__ inline void enter(const AttentionParams& a, const Entries& all) {
         position = all.position[entry];
         span = span_of(a, position);
-        span.table = a.table + (i64)(SINGLES ? entry : all.other[entry]) * a.table_row;
+        span.table = a.table.row(SINGLES ? entry : all.other[entry]);
         units = all.ends[entry] - (entry > 0 ? all.ends[entry - 1] : 0);
     }
 
-    __device__ inline Cursor(const Arguments& a, const Entries& all, int columns, int number) {
+    __device__ inline Cursor(const AttentionParams& a, const Entries& all, int columns, int number) {
         at = number;
         /* The first entry that ends behind it. */
         int low = 0, high = ENTRIES - 1;
@@ -123,7 +123,7 @@ struct Cursor {
     }
 
     /* On to the next; there is one as long as `at` is less than all. */
-    __device__ inline void next(const Arguments& a, const Entries& all, int columns, int end) {
+    __device__ inline void next(const AttentionParams& a, const Entries& all, int columns, int end) {
         ++at;
         if (++unit < units) return;
         unit = 0;
@@ -136,14 +136,14 @@ struct Cursor {
 
     /* Its unit among those of the sequence, and that one's page. */
     __device__ inline int number() const { return span.from / UNIT + unit; }
-    __device__ inline int page(const Arguments& a) const {
+    __device__ inline int page(const AttentionParams& a) const {
         int index = number() * UNIT / SLOTS;
         return index < (int)a.table_columns ? span.table[index] : -1;
     }
 };
 
 /* Writes what was found in all of a tile. */
-__device__ inline void finish(const Arguments& a, i64 row, int first, const Running& running, const float (&amount)[EIGHTS][2]) {
+__device__ inline void finish(const AttentionParams& a, i64 row, int first, const Running& running, const float (&amount)[EIGHTS][2]) {
     int lane = threadIdx.x % 32, part = lane % 4, group = lane / 4;
 #pragma unroll
     for (int eight = 0; eight < EIGHTS; ++eight) {
@@ -154,10 +154,10 @@ __device__ inline void finish(const Arguments& a, i64 row, int first, const Runn
             bool real = head < HEADS;
             Ending ending(a, first + (real ? head : 0), running.shift[eight][i], amount[eight][i]);
             factor[i] = ending.of(1.0f);
-            if (real && a.log_sum_exp && group == 0) a.log_sum_exp[row * a.log_row + first + head] = ending.log();
+            if (real && a.log_sum_exp.first && group == 0) a.log_sum_exp.at(row, first + head) = ending.log();
         }
         /* A lane has an element of two heads, and writes two of a head. */
-        Q* y = a.y + row * a.y_row + (first + eight * 8 + group) * VALUE_SIZE + part * 2;
+        Q* y = a.y.row(row) + (first + eight * 8 + group) * VALUE_SIZE + part * 2;
 #pragma unroll
         for (int n = 0; n < VALUE_STEPS * 2; ++n) {
             const float* both = running.values[eight][n / 2] + n % 2 * 2;
@@ -213,13 +213,12 @@ __device__ inline void add(const float* place, Running& running, float (&amount)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequence_extent, Extent token_extent, float scale,
-                                                                     float softcap, Arguments a, i64 column_count, float* places,
-                                                                     u32* counters) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(const __grid_constant__ DecodeEvenParams p) {
+    const AttentionParams& a = p.attention;
     __shared__ Entries all;
     launch_dependents_and_wait();
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)column_count;
-    gather(a, token_extent.count(), sequence_extent.count(), all);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)p.columns;
+    gather(a, a.tokens.count(), a.sequences.count(), all);
     int workers = gridDim.x * WARPS, worker = blockIdx.x * WARPS + warp;
     int total = all.ends[ENTRIES - 1] * columns, share = (total + workers - 1) / workers;
     share = share < FEWEST ? FEWEST : share;
@@ -265,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequ
         __syncwarp();
         /* Of a token without keys nothing was copied. */
         bool any = taken.span.to > taken.span.from;
-        if (any) running.take(own + stage * STAGE, there, taken.position - taken.number() * UNIT, scale, softcap, queries);
+        if (any) running.take(own + stage * STAGE, there, taken.position - taken.number() * UNIT, a.scale, a.softcap, queries);
         /* Into the place just read, when all lanes have read it. */
         __syncwarp();
         fetch(stage, page_later);
@@ -279,13 +278,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequ
             int first_worker = tile / share, last_worker = (tile + taken.units - 1) / share;
             bool whole = first_worker == last_worker;
             if (!whole) {
-                leave(places + (i64)(2 * worker + (worker == first_worker)) * PLACE, running, amount);
+                leave(p.partial + (i64)(2 * worker + (worker == first_worker)) * PLACE, running, amount);
                 __threadfence();
                 __syncwarp();
                 bool last = false;
                 if (lane == 0) {
-                    last = atomicAdd(counters + first_worker, 1u) == last_worker - first_worker;
-                    if (last) counters[first_worker] = 0;
+                    last = atomicAdd(p.counters + first_worker, 1u) == last_worker - first_worker;
+                    if (last) p.counters[first_worker] = 0;
                 }
                 whole = __shfl_sync(0xffffffffu, last, 0);
                 if (whole) {
@@ -293,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_even(Extent sequ
                     running.clear();
 #pragma unroll
                     for (int i = 0; i < EIGHTS * 2; ++i) amount[i / 2][i % 2] = 0.0f;
-                    for (int w = first_worker; w <= last_worker; ++w) add(places + (i64)(2 * w + (w == first_worker)) * PLACE, running, amount);
+                    for (int w = first_worker; w <= last_worker; ++w) add(p.partial + (i64)(2 * w + (w == first_worker)) * PLACE, running, amount);
                 }
             }
             if (whole) finish(a, row, first, running, amount);

@@ -16,29 +16,6 @@
 /* The largest weight is two to this power. */
 #define LARGEST (HALF ? 15 : 0)
 
-struct Arguments {
-    const T* query;
-    i64 query_row;
-    const T* keys;
-    Strides key_strides;
-    const T* values;
-    Strides value_strides;
-    const int* query_start;
-    const int* query_length;
-    const int* kv_length;
-    const int* table;
-    i64 table_row, table_columns, pages;
-    const float* alibi;
-    const float* sinks;
-    const u32* mask_bits;
-    i64 mask_row, mask_columns;
-    i64 kv_heads, group, parts, window;
-    T* y;
-    i64 y_row;
-    float* log_sum_exp;
-    i64 log_row;
-};
-
 /* What a block works on. Rows and positions fit into 32 bits: so the sizes of tensors and the lengths of sequences do. */
 struct Tile {
     const int* pages;    /* of the sequence */
@@ -53,12 +30,12 @@ struct Tile {
 };
 
 /* Tiles of a sequence of so many queries. */
-__device__ inline i64 tiles_of(const Arguments& a, int length) {
+__device__ inline i64 tiles_of(const AttentionParams& a, int length) {
     return length >= PROMPT ? (length + TOKENS - 1) / TOKENS * (a.kv_heads * a.parts) : 0;
 }
 
 /* Tiles of all sequences. For whole warps. */
-__device__ inline i64 count_tiles(const Arguments& a, i64 sequences) {
+__device__ inline i64 count_tiles(const AttentionParams& a, i64 sequences) {
     i64 tiles = 0;
 #pragma unroll 4
     for (i64 sequence = threadIdx.x % 32; sequence < sequences; sequence += 32) tiles += tiles_of(a, a.query_length[sequence]);
@@ -71,7 +48,7 @@ __device__ inline i64 count_tiles(const Arguments& a, i64 sequences) {
 struct Search { i64 base = 0, before = 0; };
 
 /* The tile of this number, or false if there are fewer. Numbers of one search may only grow. For whole warps. */
-__device__ inline bool find_tile(const Arguments& a, i64 sequences, int tokens, i64 number, Search& search, Tile& tile) {
+__device__ inline bool find_tile(const AttentionParams& a, i64 sequences, int tokens, i64 number, Search& search, Tile& tile) {
     int lane = threadIdx.x % 32;
     i64 heads = a.kv_heads * a.parts;
     number -= search.before;
@@ -91,7 +68,7 @@ __device__ inline bool find_tile(const Arguments& a, i64 sequences, int tokens, 
             i64 sequence = base + owner;
             int own = __shfl_sync(0xffffffffu, length, owner);
             int first = ((own + TOKENS - 1) / TOKENS - 1 - (int)(item / (u32)heads)) * TOKENS;
-            tile.pages = a.table + sequence * a.table_row;
+            tile.pages = a.table.row(sequence);
             tile.start = a.query_start[sequence];
             tile.row = tile.start + first;
             tile.count = own - first < TOKENS ? own - first : TOKENS;
@@ -126,13 +103,13 @@ __device__ inline bool find_tile(const Arguments& a, i64 sequences, int tokens, 
 }
 
 /* Whether the query at `position`, row `row` of the batch, sees key `key`. */
-__device__ inline bool sees(const Arguments& a, const Tile& tile, int position, int row, int key) {
+__device__ inline bool sees(const AttentionParams& a, const Tile& tile, int position, int row, int key) {
     bool seen = key < tile.to;
 #if MASK == 1
     seen = seen && key <= position;
 #elif MASK == 3
     int bit = key - tile.before;
-    seen = seen && (bit < 0 || (bit < a.mask_columns * 32 && (a.mask_bits[row * a.mask_row + bit / 32] >> (bit % 32) & 1)));
+    seen = seen && (bit < 0 || (bit < a.mask_columns * 32 && (a.mask.at(row, bit / 32) >> (bit % 32) & 1)));
 #endif
 #if WINDOW
     seen = seen && key > position - a.window && (PAGED || key < position + a.window);
@@ -141,7 +118,7 @@ __device__ inline bool sees(const Arguments& a, const Tile& tile, int position, 
 }
 
 /* Whether all queries at `low` to `high` see all keys of `key` to `key + keys - 1`. */
-__device__ inline bool see_all(const Arguments& a, const Tile& tile, int low, int high, int key, int keys) {
+__device__ inline bool see_all(const AttentionParams& a, const Tile& tile, int low, int high, int key, int keys) {
     bool all = MASK != 3 && key + keys <= tile.to;
 #if MASK == 1
     all = all && key + keys - 1 <= low;
@@ -163,7 +140,7 @@ __device__ inline float exp2_fast(float x) {
 __device__ inline u32 pack(float low, float high) {
     u32 both;
 #if __CUDA_ARCH__ < 800
-    both = narrow<T>(low).bits | (u32)narrow<T>(high).bits << 16;
+    both = narrow<Q>(low).bits | (u32)narrow<Q>(high).bits << 16;
 #elif HALF
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
 #else
@@ -182,16 +159,16 @@ struct Softmax {
     int position[2], row[2];
 
     template <int Columns>
-    __device__ inline void step(const Arguments& a, const Tile& tile, float scale, float softcap, bool masked, int key,
+    __device__ inline void step(const AttentionParams& a, const Tile& tile, bool masked, int key,
                                 float (&c)[Columns * 4], float (&factor)[2]) {
         /* From here on `c` times `unit` are scores in base 2. */
-        float unit = scale * LOG2E;
+        float unit = a.scale * LOG2E;
 #if SOFTCAP || ALIBI
 #pragma unroll
         for (int i = 0; i < Columns * 4; ++i) {
-            float score = c[i] * scale;
+            float score = c[i] * a.scale;
 #if SOFTCAP
-            score = softcap * tanhf(score / softcap);
+            score = a.softcap * tanhf(score / a.softcap);
 #endif
 #if ALIBI
             int distance = position[i / 2 % 2] - (key + i / 4 * 8 + i % 2);
@@ -246,14 +223,14 @@ struct Softmax {
     }
 
     /* The sum over the row's four threads, with the sink; the factor of its values; its log_sum_exp. */
-    __device__ inline void finish(const Arguments& a, float scale, int r, int head, float& factor, float& log) {
+    __device__ inline void finish(const AttentionParams& a, int r, int head, float& factor, float& log) {
         float total = sum[r];
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
         float top = maximum[r], unit = 1.0f / (1 << LARGEST);
         total *= unit;
 #if !(SOFTCAP || ALIBI)
-        top *= scale;
+        top *= a.scale;
 #endif
         factor = 0.0f;
         log = -infinity();

@@ -73,7 +73,7 @@ __device__ inline void await_copies() {
 
 /* Keys or values `key` to `key + KEYS - 1` of the tile's KV head: rows of SIZE elements, CHUNKS * 16 bytes with zeros. */
 template <int Size, int Chunks, int Pitch>
-__device__ inline void fetch(const Arguments& a, const Tile& tile, const T* base, Strides strides, int key, u8* to) {
+__device__ inline void fetch(const AttentionParams& a, const Tile& tile, const Q* base, const Strides& strides, int key, u8* to) {
     constexpr int count = (KEYS * Chunks + THREADS - 1) / THREADS;
     base += tile.kv_head * strides.head;
     /* All pages first: their loads are under way together. */
@@ -123,8 +123,8 @@ __device__ inline void transpose(u32 (&word)[4]) {
  * whole warps, whether the row is real or not.
  */
 template <int Tiles>
-__device__ inline void write_row(const Arguments& a, bool real, int row, int head, int r, float factor, const float* values) {
-    T* to = a.y + (i64)row * a.y_row + (i64)head * VALUE_SIZE;
+__device__ inline void write_row(const AttentionParams& a, bool real, int row, int head, int r, float factor, const float* values) {
+    Q* to = a.y.row(row) + (i64)head * VALUE_SIZE;
     int part = threadIdx.x % 4;
 #if VECTORS
     constexpr int whole = Tiles / 4 * 4;
@@ -146,28 +146,27 @@ __device__ inline void write_row(const Arguments& a, bool real, int row, int hea
     for (int j = whole; j < Tiles; ++j) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            if (real && j * 8 < VALUE_SIZE) to[j * 8 + part * 2 + i] = narrow<T>(values[j * 4 + r * 2 + i] * factor);
+            if (real && j * 8 < VALUE_SIZE) to[j * 8 + part * 2 + i] = narrow<Q>(values[j * 4 + r * 2 + i] * factor);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) prompt_mma(Extent sequence_extent, Extent token_extent, float scale,
-                                                                 float softcap, Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS) prompt_mma(const __grid_constant__ AttentionParams a) {
     launch_dependents_and_wait();
     extern __shared__ __align__(16) u8 shared[];
     u8* queries = shared;
     u8* keys = queries + CAPACITY * KEY_PITCH;
     u8* values = keys + KEYS * KEY_PITCH;
-    int tokens = (int)token_extent.count(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int tokens = (int)a.tokens.count(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Tile tile;
     Search search;
-    if (!find_tile(a, sequence_extent.count(), tokens, blockIdx.x, search, tile)) return;
+    if (!find_tile(a, a.sequences.count(), tokens, blockIdx.x, search, tile)) return;
 
     for (int item = threadIdx.x; item < CAPACITY * KEY_CHUNKS; item += THREADS) {
         int row = item / KEY_CHUNKS, chunk = item % KEY_CHUNKS, query = tile.row + row / HEADS;
         bool real = row < ROWS && row / HEADS < tile.count && query >= 0 && query < tokens && chunk * 8 < KEY_SIZE;
-        const T* from = a.query;
-        if (real) from += (i64)query * a.query_row + (i64)(tile.head + row % HEADS) * KEY_SIZE + chunk * 8;
+        const Q* from = a.query.row(0);
+        if (real) from += (i64)query * a.query.stride + (i64)(tile.head + row % HEADS) * KEY_SIZE + chunk * 8;
         copy(queries + row * KEY_PITCH + chunk * 16, from, real);
     }
 
@@ -225,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prompt_mma(Extent sequence
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m) {
             float factor[2];
-            softmax[m].step<KEYS / 8>(a, tile, scale, softcap, masked, key + lane % 4 * 2, scores[m], factor);
+            softmax[m].step<KEYS / 8>(a, tile, masked, key + lane % 4 * 2, scores[m], factor);
 #pragma unroll
             for (int j = 0; j < VALUE_TILES; ++j) {
 #pragma unroll
@@ -260,9 +259,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) prompt_mma(Extent sequence
             int row = (warp * ROW_TILES + m) * 16 + lane / 4 + r * 8, token = row / HEADS, head = tile.head + row % HEADS;
             int at = tile.row + token;
             float factor, log;
-            softmax[m].finish(a, scale, r, head, factor, log);
+            softmax[m].finish(a, r, head, factor, log);
             bool real = row < ROWS && token < tile.count && at >= 0 && at < tokens;
-            if (real && a.log_sum_exp && lane % 4 == 0) a.log_sum_exp[at * a.log_row + head] = log;
+            if (real && a.log_sum_exp.first && lane % 4 == 0) a.log_sum_exp.at(at, head) = log;
             write_row<VALUE_TILES>(a, real, at, head, r, factor, sums[m][0]);
         }
     }

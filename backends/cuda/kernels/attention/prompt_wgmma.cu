@@ -108,7 +108,7 @@ __device__ inline void turn_pass(int group) { asm volatile("bar.arrive %0, 256;"
 __device__ inline void group_await(int group) { asm volatile("bar.sync %0, 128;" :: "r"(group + 3) : "memory"); }
 
 /* The page of a lane's copies in a turn, which are BOX keys of both keys and values; unpaged it does not matter. */
-__device__ inline int page_at(const Arguments& a, const Tile& tile, int key, int lane) {
+__device__ inline int page_at(const AttentionParams& a, const Tile& tile, int key, int lane) {
 #if PAGED
     int at = key + lane % BOXES * BOX, entry = at / SLOTS;
     return at < tile.total && entry < a.table_columns ? tile.pages[entry] : -1;
@@ -119,7 +119,7 @@ __device__ inline int page_at(const Arguments& a, const Tile& tile, int key, int
 
 /* Fetches one turn of keys or values, a lane for each copy. */
 template <int Halves>
-__device__ inline void fetch(const Arguments& a, const Tile& tile, const TensorMap& map, int key, int page, u32 to, u64& full, int lane) {
+__device__ inline void fetch(const AttentionParams& a, const Tile& tile, const TensorMap& map, int key, int page, u32 to, u64& full, int lane) {
     if (lane == 0) expect(full, Halves * HALF_BYTES);
     __syncwarp();
     int box = lane % BOXES, half = lane / BOXES, at = key + box * BOX;
@@ -142,7 +142,7 @@ __device__ inline void fetch(const Arguments& a, const Tile& tile, const TensorM
  * Writes a warp's 16 rows of results, times a factor of each. They meet in shared memory, where its queries were, with vectors of 16
  * bytes exchanged within rows of 128 so that all banks take part, and leave by whole rows.
  */
-__device__ inline void write_rows(const Arguments& a, const Tile& tile, int tokens, int first, u32 place, const float (&factor)[2],
+__device__ inline void write_rows(const AttentionParams& a, const Tile& tile, int tokens, int first, u32 place, const float (&factor)[2],
                                   const float (&sums)[VALUE_SIZE / 2]) {
     constexpr int chunks = VALUE_SIZE / 8;
     /* Asked for here, so that what follows from it does not take up registers all the while. */
@@ -169,7 +169,7 @@ __device__ inline void write_rows(const Arguments& a, const Tile& tile, int toke
             : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
             : "r"(place + chunk / 8 * HALF_BYTES + row * 128 + (chunk ^ row) % 8 * 16) : "memory");
         if (first + row >= ROWS || token >= tile.count || at < 0 || at >= tokens) continue;
-        T* to = a.y + (i64)at * a.y_row + (i64)head * VALUE_SIZE + chunk * 8;
+        Q* to = a.y.row(at) + (i64)head * VALUE_SIZE + chunk * 8;
 #if VECTORS
         store_vector(to, v);
 #else
@@ -180,11 +180,9 @@ __device__ inline void write_rows(const Arguments& a, const Tile& tile, int toke
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float softcap, const __grid_constant__ Arguments a,
-             const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
-             const __grid_constant__ TensorMap value_map, u32* counter) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt_wgmma(const __grid_constant__ PromptWgmmaParams p) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+    const AttentionParams& a = p.attention;
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Barriers barriers;
     /* As they were found; one of no queries says that there are no more. */
@@ -193,9 +191,9 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
     int lane = threadIdx.x % 32, group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
     launch_dependents();
     if (threadIdx.x == 0) {
-        prefetch_map(query_map);
-        prefetch_map(key_map);
-        prefetch_map(value_map);
+        prefetch_map(p.query_map);
+        prefetch_map(p.key_map);
+        prefetch_map(p.value_map);
         for (int s = 0; s < TILES; ++s) {
             make_barrier(barriers.queries_full[s], 1);
             make_barrier(barriers.queries_free[s], GROUPS * 4 + 1);
@@ -210,8 +208,8 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
     }
     __syncthreads();
     wait_for_predecessor();
-    i64 sequences = sequence_extent.count();
-    int tokens = (int)token_extent.count();
+    i64 sequences = a.sequences.count();
+    int tokens = (int)a.tokens.count();
     Tile tile;
     if (group < 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
@@ -228,7 +226,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 for (; key < tile.to; key += KEYS, place.next()) {
                     int s = place.stage;
                     await(barriers.values_free[s], place.phase ^ 1);
-                    fetch<VALUE_HALVES>(a, tile, value_map, key, page, values + s * VALUE_BYTES, barriers.values_full[s], lane);
+                    fetch<VALUE_HALVES>(a, tile, p.value_map, key, page, values + s * VALUE_BYTES, barriers.values_full[s], lane);
                     page = page_at(a, tile, key + KEYS, lane);
                 }
                 __syncwarp();
@@ -248,7 +246,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 if (any) {
                     expect(full, KEY_HALVES * ROWS * 128);
                     for (int half = 0; half < KEY_HALVES; ++half) {
-                        copy_box(query_map, queries + next.stage * TILE_BYTES + half * HALF_BYTES, full, half * 64, tile.head, tile.row);
+                        copy_box(p.query_map, queries + next.stage * TILE_BYTES + half * HALF_BYTES, full, half * 64, tile.head, tile.row);
                     }
                 } else {
                     arrive(full);
@@ -260,14 +258,14 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
             u32 taken = 0;
             auto ask = [&]() {
                 if (tiles == 0) tiles = (u32)count_tiles(a, sequences);
-                if (lane == 0) taken = atomicInc(counter, tiles - 1);
+                if (lane == 0) taken = atomicInc(p.counter, tiles - 1);
                 asked = true;
             };
             int key = tile.from / KEYS * KEYS, page = page_at(a, tile, key, lane);
             for (; key < tile.to; key += KEYS, place.next()) {
                 int s = place.stage;
                 await(barriers.keys_free[s], place.phase ^ 1);
-                fetch<KEY_HALVES>(a, tile, key_map, key, page, keys + s * KEY_BYTES, barriers.keys_full[s], lane);
+                fetch<KEY_HALVES>(a, tile, p.key_map, key, page, keys + s * KEY_BYTES, barriers.keys_full[s], lane);
                 /* Where the next are is known by the time that there is room for them. */
                 page = page_at(a, tile, key + KEYS, lane);
                 if (!asked && key + 2 * KEYS >= tile.to) ask();
@@ -317,7 +315,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 hold(scores);
                 if (leader) arrive(barriers.keys_free[place.stage]);
                 bool masked = !see_all(a, tile, lowest, highest, begin, KEYS);
-                softmax.step<KEYS / 8>(a, tile, scale, softcap, masked, begin + lane % 4 * 2, scores, factor);
+                softmax.step<KEYS / 8>(a, tile, masked, begin + lane % 4 * 2, scores, factor);
 #pragma unroll
                 for (int i = 0; i < KEYS / 4; ++i) weights[i] = pack(scores[i * 2], scores[i * 2 + 1]);
                 place.next();
@@ -340,7 +338,7 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
                 hold(scores);
                 if (leader) arrive(barriers.keys_free[place.stage]);
                 bool masked = !see_all(a, tile, lowest, highest, key, KEYS);
-                softmax.step<KEYS / 8>(a, tile, scale, softcap, masked, key + lane % 4 * 2, scores, factor);
+                softmax.step<KEYS / 8>(a, tile, masked, key + lane % 4 * 2, scores, factor);
                 products_wait<0>();
                 hold(sums);
                 if (leader) arrive(barriers.values_free[older.stage]);
@@ -356,9 +354,9 @@ prompt_wgmma(Extent sequence_extent, Extent token_extent, float scale, float sof
             for (int r = 0; r < 2; ++r) {
                 int row = rows_before + r * 8, token = row / HEADS, head = tile.head + row % HEADS, at = tile.row + token;
                 float log;
-                softmax.finish(a, scale, r, head, shrink[r], log);
+                softmax.finish(a, r, head, shrink[r], log);
                 bool real = row < ROWS && token < tile.count && at >= 0 && at < tokens;
-                if (real && a.log_sum_exp && lane % 4 == 0) a.log_sum_exp[at * a.log_row + head] = log;
+                if (real && a.log_sum_exp.first && lane % 4 == 0) a.log_sum_exp.at(at, head) = log;
             }
             /* All warps of the group have waited for its last scores: nobody reads queries any more. */
             group_await(group);

@@ -26,30 +26,8 @@
 /* Products of 8 heads. */
 #define EIGHTS ((HEADS + 7) / 8)
 
-struct Arguments {
-    const Q* query;
-    i64 query_row;
-    const Q* keys;
-    Strides key_strides;
-    const Q* values;
-    Strides value_strides;
-    const int* query_start;
-    const int* query_length;
-    const int* kv_length;
-    i64 sequences;
-    const int* table;
-    i64 table_row, table_columns, pages;
-    const float* alibi;
-    const float* sinks;
-    i64 group, parts, window;
-    Q* y;
-    i64 y_row;
-    float* log_sum_exp;
-    i64 log_row;
-};
-
 /* The first query head of a column of the grid of KV heads and parts of their groups. */
-__device__ inline int first_head(const Arguments& a, int column) {
+__device__ inline int first_head(const AttentionParams& a, int column) {
     return column / (int)a.parts * (int)a.group + column % (int)a.parts * HEADS;
 }
 
@@ -110,7 +88,7 @@ __device__ inline float sum_of_eight(float x) {
 }
 
 /* Has the L2 fetch a unit, of which a page is known. */
-__device__ inline void ask_l2(const Arguments& a, int page, int kv_head, int slot) {
+__device__ inline void ask_l2(const AttentionParams& a, int page, int kv_head, int slot) {
 #if __CUDA_ARCH__ >= 900
     auto ask = [&](const Q* from, const Strides& strides, int size) {
         const Q* it = from + page * strides.page + kv_head * strides.head + slot * strides.slot;
@@ -125,7 +103,7 @@ __device__ inline void ask_l2(const Arguments& a, int page, int kv_head, int slo
  * Starts copying the keys and values of a unit to `to`. Its page is known where no unit lies in two; else each key's is looked
  * up. Tells which of the keys that a lane weighs, `lane / 4` and 8 on, are there: 2 bits.
  */
-__device__ inline u32 fetch_unit(const Arguments& a, const Span& span, int kv_head, int unit, int page, Vector* to) {
+__device__ inline u32 fetch_unit(const AttentionParams& a, const Span& span, int kv_head, int unit, int page, Vector* to) {
     int lane = threadIdx.x % 32, base = unit * UNIT;
     const Q* head_keys = a.keys + kv_head * a.key_strides.head;
     const Q* head_values = a.values + kv_head * a.value_strides.head;
@@ -173,12 +151,12 @@ struct Queries {
     /* Of heads `2 * (lane % 4)` and the next, whose scores a lane has. */
     float slope[EIGHTS][2];
 
-    __device__ inline void read(const Arguments& a, i64 row, int first) {
+    __device__ inline void read(const AttentionParams& a, i64 row, int first) {
         int lane = threadIdx.x % 32, part = lane % 4;
 #pragma unroll
         for (int eight = 0; eight < EIGHTS; ++eight) {
             int head = lane / 4 + 8 * eight;
-            const Q* from = a.query + row * a.query_row + (first + head) * KEY_SIZE + part * 2;
+            const Q* from = a.query.row(row) + (first + head) * KEY_SIZE + part * 2;
 #pragma unroll
             for (int i = 0; i < KEY_STEPS * 2; ++i) {
                 of[eight][i / 2][i % 2] = head < HEADS && i * 8 < KEY_SIZE ? *(const u32*)(from + i * 8) : 0;
@@ -325,7 +303,7 @@ struct Ending {
     float factor, maximum, sum, sink;
     bool empty;
 
-    __device__ inline Ending(const Arguments& a, int head, float shift, float amount) {
+    __device__ inline Ending(const AttentionParams& a, int head, float shift, float amount) {
         const float unit = 1.0f / (1 << LARGEST);
         float largest = (shift + LARGEST) * LN2;
         empty = amount == 0.0f;

@@ -44,11 +44,33 @@ const UNITS: &[Unit] = &[
     unit!("sampling/argmax.cu"),
     unit!("sampling/sample.cu", "sampling/token.cuh"),
     unit!("sampling/next_token.cu", "step/table.cuh", "sampling/logits.cuh", "sampling/token.cuh"),
-    unit!("attention/attention.cu"),
-    unit!("attention/prompt_mma.cu", "attention/prompt.cuh"),
-    unit!("attention/prompt_wgmma.cu", "hopper.cuh", "wgmma.cuh", "attention/prompt.cuh"),
-    unit!("attention/decode.cu", "mma.cuh", "copies.cuh", "quant/round.cuh", "attention/token.cuh"),
-    unit!("attention/decode_even.cu", "mma.cuh", "copies.cuh", "attention/token.cuh"),
+    unit!("attention/attention.cu", "attention/params.cuh", "attention/attention_params.cuh"),
+    unit!("attention/prompt_mma.cu", "attention/params.cuh", "attention/prompt.cuh"),
+    unit!(
+        "attention/prompt_wgmma.cu",
+        "hopper.cuh",
+        "wgmma.cuh",
+        "attention/params.cuh",
+        "attention/prompt_wgmma_params.cuh",
+        "attention/prompt.cuh"
+    ),
+    unit!(
+        "attention/decode.cu",
+        "mma.cuh",
+        "copies.cuh",
+        "quant/round.cuh",
+        "attention/params.cuh",
+        "attention/decode_params.cuh",
+        "attention/token.cuh"
+    ),
+    unit!(
+        "attention/decode_even.cu",
+        "mma.cuh",
+        "copies.cuh",
+        "attention/params.cuh",
+        "attention/decode_even_params.cuh",
+        "attention/token.cuh"
+    ),
     unit!(
         "decoder/layers.cu",
         "mma.cuh",

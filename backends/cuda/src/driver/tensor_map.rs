@@ -76,20 +76,20 @@ impl TensorMap {
         Ok(Self(map.opaque))
     }
 
-    /// Elements of 16 bits, which strides count too, in rows of 128 bytes, swizzled, as a parameter.
+    /// Elements of 16 bits, which strides count too, in rows of 128 bytes, swizzled.
     pub(crate) fn of_halves<const N: usize, const M: usize>(
         dtype: DType,
         address: u64,
         sizes: [u64; N],
         strides: [u64; M],
         box_sizes: [u32; N],
-    ) -> Result<[u64; 16]> {
+    ) -> Result<Self> {
         let kind = match dtype {
             DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         };
         let strides = strides.map(|stride| stride * 2);
-        Ok(Self::new(kind, address, sizes, strides, box_sizes, true)?.words())
+        Self::new(kind, address, sizes, strides, box_sizes, true)
     }
 
     /// As a parameter.

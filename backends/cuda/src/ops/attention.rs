@@ -2,6 +2,7 @@
 //! prompts single tokens of sequences in pages have a kernel of their own, that of [`super::decode`].
 
 mod decode;
+mod params;
 mod prefill;
 mod quantised;
 
@@ -10,7 +11,7 @@ use crate::{
     driver::{
         context::Context,
         kernel_spec::KernelSpec,
-        launch::{Function, LaunchOp, MAX_GRID, Parameters},
+        launch::{Function, LaunchOp, MAX_GRID},
     },
     ops::{
         KernelPlan,
@@ -24,6 +25,8 @@ use dsrun_core::{
     kernels::CallDesc,
     op::{Attention, AttentionMask, PagedAttention},
 };
+pub(super) use params::params_headers;
+use params::{AttentionParams, PlainAttentionParams};
 use prefill::Prompts;
 pub(super) use quantised::region;
 use std::sync::Arc;
@@ -170,24 +173,9 @@ impl Kinds {
 
 /// Where the operands of either kernel are.
 struct Args<'a> {
-    query: &'a Bound,
+    params: AttentionParams,
     keys: &'a Bound,
-    /// Of page, head and slot.
-    key_strides: [u64; 3],
     values: &'a Bound,
-    value_strides: [u64; 3],
-    start: &'a Bound,
-    length: &'a Bound,
-    total: &'a Bound,
-    table: Option<&'a Bound>,
-    alibi: u64,
-    sinks: u64,
-    bits: Option<&'a Bound>,
-    y: &'a Bound,
-    log: Option<&'a Bound>,
-    /// Tensors whose extents count sequences, and tokens.
-    of_sequences: &'a [&'a Bound],
-    of_tokens: &'a [&'a Bound],
     workspace: u64,
     persistent: u64,
 }
@@ -220,49 +208,14 @@ fn grid(cut: &TileConfig) -> [usize; 3] {
 }
 
 /// The launch of the kernel for decoding.
-fn decode(kinds: &Kinds, cut: &TileConfig, function: &Arc<Function>, at: &Args<'_>) -> Option<LaunchOp> {
-    let Args { query, keys, values, table, bits, y, log, .. } = at;
-    let parameters = Parameters::default()
-        .extent(kinds.sequences, at.of_sequences)
-        .extent(kinds.tokens, at.of_tokens)
-        .float(kinds.scale)
-        .float(kinds.softcap)
-        .words([
-            query.address,
-            query.stride(0) as u64,
-            keys.address,
-            at.key_strides[0],
-            at.key_strides[1],
-            at.key_strides[2],
-            values.address,
-            at.value_strides[0],
-            at.value_strides[1],
-            at.value_strides[2],
-            at.start.address,
-            at.length.address,
-            at.total.address,
-            table.map_or(0, |table| table.address),
-            table.map_or(0, |table| table.stride(0) as u64),
-            table.map_or(0, |table| table.size(1) as u64),
-            keys.size(0) as u64,
-            kinds.slots as u64,
-            at.alibi,
-            at.sinks,
-            bits.map_or(0, |bits| bits.address),
-            bits.map_or(0, |bits| bits.stride(0) as u64),
-            bits.map_or(0, |bits| bits.size(1) as u64),
-            cut.group as u64,
-            cut.parts() as u64,
-            u64::from(kinds.window),
-            y.address,
-            y.stride(0) as u64,
-            log.map_or(0, |log| log.address),
-            log.map_or(0, |log| log.stride(0) as u64),
-            cut.splits as u64,
-            at.workspace,
-            at.persistent,
-        ]);
-    LaunchOp::kernel(function, grid(cut), THREADS, parameters)
+fn decode(cut: &TileConfig, function: &Arc<Function>, at: &Args<'_>) -> Option<LaunchOp> {
+    let params = PlainAttentionParams {
+        attention: AttentionParams { parts: cut.parts() as i64, ..at.params },
+        splits: cut.splits as i64,
+        partial: at.workspace,
+        counters: at.persistent,
+    };
+    LaunchOp::kernel(function, grid(cut), THREADS, &params)
 }
 
 /// A call's recipe; `places` finds its operands and hands them to what makes the launches.
@@ -310,7 +263,7 @@ fn recipe(
                     || functions.next().ok_or_else(|| Error::internal("a recipe without a kernel"));
                 let mut steps = Vec::new();
                 if any {
-                    steps.extend(decode(&kinds, &cut, next()?, at));
+                    steps.extend(decode(&cut, next()?, at));
                 }
                 if let Some(prompts) = &prompts {
                     steps.extend(prompts.step(next()?, at, at.persistent + counters as u64)?);
@@ -358,30 +311,12 @@ pub(super) fn paged(op: &PagedAttention, call: &CallDesc, device: &DeviceSpec) -
     let wanted = device.sm_count * 4;
     let splits = |cut: &TileConfig| wanted.div_ceil(cut.blocks().max(1)).clamp(1, MAX_SPLITS);
     let singles = || Decode::plan(op, call, result(call, 0)?, device, true);
+    let op = *op;
     recipe(kinds, splits, device, singles, move |frame, launch| {
-        let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
-        let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
-        let (table, y, log) = (frame.tensor(6)?, frame.result(0)?, frame.result(1)?);
-        let bits = frame.optional(10);
-        let mut of_tokens = vec![query, y, log];
-        of_tokens.extend(bits);
         launch(&Args {
-            query,
-            keys,
-            key_strides: crate::ops::cache::strides(keys),
-            values,
-            value_strides: crate::ops::cache::strides(values),
-            start,
-            length,
-            total,
-            table: Some(table),
-            alibi: frame.address(8),
-            sinks: frame.address(9),
-            bits,
-            y,
-            log: Some(log),
-            of_sequences: &[start, length, total, table],
-            of_tokens: &of_tokens,
+            params: AttentionParams::paged(&op, frame, frame.result(0)?, Some(frame.result(1)?))?,
+            keys: frame.tensor(1)?,
+            values: frame.tensor(2)?,
             workspace: frame.workspace,
             persistent: frame.persistent,
         })
@@ -413,31 +348,17 @@ pub(super) fn unpaged(op: &Attention, call: &CallDesc, device: &DeviceSpec) -> R
         result_vectors: result(call, 0)?.strides[0].is_multiple_of(8),
         alibi: call.tensor(5).is_some(),
     };
+    let op = *op;
     recipe(
         kinds,
         |_| 1,
         device,
         || Ok(None),
         move |frame, launch| {
-            let (query, key, value) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
-            let (start, length, y) = (frame.tensor(3)?, frame.tensor(4)?, frame.result(0)?);
             launch(&Args {
-                query,
-                keys: key,
-                key_strides: [0, key_size as u64, key.stride(0) as u64],
-                values: value,
-                value_strides: [0, value_size as u64, value.stride(0) as u64],
-                start,
-                length,
-                total: length,
-                table: None,
-                alibi: frame.address(5),
-                sinks: 0,
-                bits: None,
-                y,
-                log: None,
-                of_sequences: &[start, length],
-                of_tokens: &[query, key, value, y],
+                params: AttentionParams::unpaged(&op, frame)?,
+                keys: frame.tensor(1)?,
+                values: frame.tensor(2)?,
                 workspace: frame.workspace,
                 persistent: frame.persistent,
             })

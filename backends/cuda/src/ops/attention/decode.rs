@@ -8,6 +8,7 @@ use crate::{
     },
     ops::{
         KernelPlan,
+        attention::params::{AttentionParams, DecodeEvenParams, DecodeParams, QuantisedRows},
         frame::{Bound, Frame},
         operand, result, type_name,
     },
@@ -69,6 +70,15 @@ fn vectors(tensor: &TensorDesc, size: usize) -> bool {
     size.is_multiple_of(8) && outer.iter().all(|stride| stride.is_multiple_of(8))
 }
 
+/// The number that a kernel is told besides what all kernels for attention are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Number {
+    /// The most splits of a tile: `decode`.
+    Splits(usize),
+    /// Columns of the grid: `decode_even`.
+    Columns(usize),
+}
+
 /// How the work is laid out.
 struct TileConfig {
     unit: &'static str,
@@ -79,8 +89,7 @@ struct TileConfig {
     shared: usize,
     grid: [usize; 3],
     threads: usize,
-    /// Splits of a tile, or columns of the grid.
-    number: usize,
+    number: Number,
     workspace: usize,
     persistent: usize,
 }
@@ -137,7 +146,7 @@ impl Sizes {
             shared: stages * in_block,
             grid: [self.columns, self.entries, splits],
             threads: THREADS,
-            number: splits,
+            number: Number::Splits(splits),
             workspace: if merged { blocks * left } else { 0 },
             persistent: if merged { blocks * cluster * 4 } else { 0 },
         }
@@ -159,7 +168,7 @@ impl Sizes {
             shared: stages * warps * self.unit,
             grid: [device.sm_count, 1, 1],
             threads: warps * 32,
-            number: self.columns,
+            number: Number::Columns(self.columns),
             workspace: workers * 2 * place,
             persistent: workers * 4,
         }
@@ -171,8 +180,7 @@ pub(super) struct Decode {
     pub(super) spec: KernelSpec,
     grid: [usize; 3],
     threads: usize,
-    number: usize,
-    group: usize,
+    number: Number,
     parts: usize,
     op: PagedAttention,
     pub(super) workspace: usize,
@@ -223,8 +231,9 @@ impl Decode {
             && y.strides[0].is_multiple_of(8);
         let cut = if even { sizes.even(device) } else { sizes.split(device) };
         let mask = if op.mask == AttentionMask::Causal { 1 } else { 2 };
-        let defines: [(_, &dyn Display); 13] = [
+        let defines: [(_, &dyn Display); 14] = [
             ("Q", &type_name(query.dtype)?),
+            ("K", &type_name(keys.dtype)?),
             ("HALF", &i32::from(query.dtype == DType::F16)),
             ("KEY_SIZE", &key_size),
             ("VALUE_SIZE", &value_size),
@@ -245,7 +254,6 @@ impl Decode {
             grid: cut.grid,
             threads: cut.threads,
             number: cut.number,
-            group,
             parts,
             op: *op,
             workspace: cut.workspace,
@@ -258,19 +266,11 @@ impl Decode {
         (self.spec.entry == "decode" && self.grid[2] == 1).then_some(self.grid[0])
     }
 
-    /// Has the last of so many blocks of a row quantise it: four more words of parameters say where it goes.
+    /// Has the last of so many blocks of a row quantise it.
     pub(super) fn quantise(&mut self, blocks: usize) {
         for (_, value) in self.spec.defines.iter_mut().filter(|(name, _)| *name == "QUANTISED") {
             *value = blocks.to_string();
         }
-    }
-
-    pub(super) fn grid(&self) -> [usize; 3] {
-        self.grid
-    }
-
-    pub(super) fn threads(&self) -> usize {
-        self.threads
     }
 
     /// The launch into the results of a call, with scratch and zeroed memory of its own.
@@ -282,62 +282,30 @@ impl Decode {
         persistent: u64,
     ) -> Result<Option<LaunchOp>> {
         let (y, log) = (frame.result(0)?, frame.result(1)?);
-        let parameters = self.parameters(frame, y, Some(log), workspace, persistent)?;
-        Ok(LaunchOp::kernel(function, self.grid, self.threads, parameters))
+        self.launch(frame, function, (y, Some(log)), [workspace, persistent], QuantisedRows::default())
     }
 
-    /// The parameters of a launch into `y` and, if they are wanted, the logarithms of the scores' sums.
-    pub(super) fn parameters(
+    /// The launch into `y` and, if they are wanted, the logarithms of the scores' sums, with scratch and zeroed memory of its own.
+    /// The rows of `y` are quantised if [`Self::quantise`] has said so.
+    pub(super) fn launch(
         &self,
         frame: &Frame,
-        y: &Bound,
-        log: Option<&Bound>,
-        workspace: u64,
-        persistent: u64,
-    ) -> Result<Parameters> {
-        let (query, keys, values) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
-        let (start, length, total) = (frame.tensor(3)?, frame.tensor(4)?, frame.tensor(5)?);
-        let table = frame.tensor(6)?;
-        let [key_page, key_head, key_slot] = crate::ops::cache::strides(keys);
-        let [value_page, value_head, value_slot] = crate::ops::cache::strides(values);
-        let rows: Vec<&Bound> = [query, y].into_iter().chain(log).collect();
-        Ok(Parameters::default()
-            .extent(start.size(0), &[start, length, total, table])
-            .extent(query.size(0), &rows)
-            .float(self.op.scale)
-            .float(self.op.softcap)
-            .words([
-                query.address,
-                query.stride(0) as u64,
-                keys.address,
-                key_page,
-                key_head,
-                key_slot,
-                values.address,
-                value_page,
-                value_head,
-                value_slot,
-                start.address,
-                length.address,
-                total.address,
-                start.size(0) as u64,
-                table.address,
-                table.stride(0) as u64,
-                table.size(1) as u64,
-                keys.size(0) as u64,
-                frame.address(8),
-                frame.address(9),
-                self.group as u64,
-                self.parts as u64,
-                u64::from(self.op.window),
-                y.address,
-                y.stride(0) as u64,
-                log.map_or(0, |log| log.address),
-                log.map_or(0, |log| log.stride(0) as u64),
-            ])
-            .size(self.number)
-            .address(workspace)
-            .address(persistent))
+        function: &Arc<Function>,
+        (y, log): (&Bound, Option<&Bound>),
+        [partial, counters]: [u64; 2],
+        quantised: QuantisedRows,
+    ) -> Result<Option<LaunchOp>> {
+        let attention = AttentionParams::paged(&self.op, frame, y, log)?;
+        let attention = AttentionParams { parts: self.parts as i64, ..attention };
+        let parameters: Parameters = match self.number {
+            Number::Splits(splits) => {
+                (&DecodeParams { attention, splits: splits as i64, partial, counters, quantised }).into()
+            }
+            Number::Columns(columns) => {
+                (&DecodeEvenParams { attention, columns: columns as i64, partial, counters }).into()
+            }
+        };
+        Ok(LaunchOp::kernel(function, self.grid, self.threads, parameters))
     }
 }
 
@@ -382,7 +350,7 @@ mod tests {
         let cut = sizes(rows).split(&MACHINE);
         let [columns, entries, splits] = cut.grid;
         let cluster = cut.own.iter().find(|(name, _)| *name == "CLUSTER").map_or(1, |(_, cluster)| *cluster);
-        assert_eq!((columns, entries, cut.number), (8, rows, splits));
+        assert_eq!((columns, entries, cut.number), (8, rows, Number::Splits(splits)));
         assert!((1..=MAX_SPLITS).contains(&splits) && splits.is_multiple_of(cluster), "{splits}, {cluster}");
         assert!(cut.stages > 0 && cut.shared <= MACHINE.shared_memory(), "{}", cut.shared);
         // Splits that do not fit a cluster meet in memory.

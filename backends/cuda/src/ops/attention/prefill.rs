@@ -11,12 +11,16 @@ use crate::{
     arch::DeviceSpec,
     driver::{
         kernel_spec::KernelSpec,
-        launch::{Function, LaunchOp, MAX_GRID, Parameters},
+        launch::{Function, LaunchOp, MAX_GRID},
         tensor_map::TensorMap,
     },
     ops::{
-        attention::{Args, Kinds, head_stride},
+        attention::{
+            Args, Kinds, head_stride,
+            params::{AttentionParams, PromptWgmmaParams},
+        },
         frame::Bound,
+        params::Strides,
         type_name,
     },
 };
@@ -91,7 +95,8 @@ impl Prompts {
             return Ok(None);
         }
         let mut defines: Vec<(&'static str, String)> = vec![
-            ("T", type_name(kinds.query)?.to_owned()),
+            ("Q", type_name(kinds.query)?.to_owned()),
+            ("K", type_name(kinds.cache)?.to_owned()),
             ("HALF", i32::from(kinds.query == DType::F16).to_string()),
             ("TOKENS", tokens.to_string()),
             ("HEADS", heads.to_string()),
@@ -122,75 +127,41 @@ impl Prompts {
         at: &Args<'_>,
         counter: u64,
     ) -> Result<Option<LaunchOp>> {
-        let Args { query, keys, values, table, bits, y, log, .. } = at;
-        let group = self.kinds.group();
-        let parameters = Parameters::default()
-            .extent(self.kinds.sequences, at.of_sequences)
-            .extent(self.kinds.tokens, at.of_tokens)
-            .float(self.kinds.scale)
-            .float(self.kinds.softcap)
-            .words([
-                query.address,
-                query.stride(0) as u64,
-                keys.address,
-                at.key_strides[0],
-                at.key_strides[1],
-                at.key_strides[2],
-                values.address,
-                at.value_strides[0],
-                at.value_strides[1],
-                at.value_strides[2],
-                at.start.address,
-                at.length.address,
-                at.total.address,
-                table.map_or(0, |table| table.address),
-                table.map_or(0, |table| table.stride(0) as u64),
-                table.map_or(0, |table| table.size(1) as u64),
-                keys.size(0) as u64,
-                at.alibi,
-                at.sinks,
-                bits.map_or(0, |bits| bits.address),
-                bits.map_or(0, |bits| bits.stride(0) as u64),
-                bits.map_or(0, |bits| bits.size(1) as u64),
-                self.kinds.kv_heads as u64,
-                group as u64,
-                (group / self.heads) as u64,
-                u64::from(self.kinds.window),
-                y.address,
-                y.stride(0) as u64,
-                log.map_or(0, |log| log.address),
-                log.map_or(0, |log| log.stride(0) as u64),
-            ]);
+        let parts = (self.kinds.group() / self.heads) as i64;
+        let attention = AttentionParams { parts, ..at.params };
         let blocks = [self.blocks.min(self.items), 1, 1];
         if self.way != KernelKind::Wgmma {
-            return Ok(LaunchOp::kernel(function, blocks, MMA_THREADS, parameters));
+            return Ok(LaunchOp::kernel(function, blocks, MMA_THREADS, &attention));
         }
-        let parameters = parameters
-            .words(self.query_map(at)?)
-            .words(self.cache_map(keys, self.kinds.key_size, at.key_strides, at)?)
-            .words(self.cache_map(values, self.kinds.value_size, at.value_strides, at)?)
-            .address(counter);
-        Ok(LaunchOp::kernel(function, blocks, WGMMA_THREADS, parameters))
+        let params = PromptWgmmaParams {
+            query_map: self.query_map(&attention)?,
+            key_map: self.cache_map(at.keys, self.kinds.key_size, attention.key_strides)?,
+            value_map: self.cache_map(at.values, self.kinds.value_size, attention.value_strides)?,
+            attention,
+            counter,
+        };
+        Ok(LaunchOp::kernel(function, blocks, WGMMA_THREADS, &params))
     }
 
     /// Boxes of half a row of a tile's queries.
-    fn query_map(&self, at: &Args<'_>) -> Result<[u64; 16]> {
+    fn query_map(&self, attention: &AttentionParams) -> Result<TensorMap> {
         let (size, heads) = (self.kinds.key_size as u64, (self.kinds.kv_heads * self.kinds.group()) as u64);
         TensorMap::of_halves(
             self.kinds.query,
-            at.query.address,
+            attention.query.first,
             [size, heads, self.kinds.tokens as u64],
-            [size, at.query.stride(0) as u64],
+            [size, attention.query.stride as u64],
             [HALF as u32, self.heads as u32, self.tokens as u32],
         )
     }
 
     /// Boxes of the keys or values of a page: both their halves, 8 slots at a time, or 64 elements of them, or of 128 rows.
-    fn cache_map(&self, cache: &Bound, size: usize, strides: [u64; 3], at: &Args<'_>) -> Result<[u64; 16]> {
-        let [page, head, slot] = strides;
-        let (slots, pages) = match at.table {
-            Some(_) => (self.kinds.slots as u64, at.keys.size(0) as u64),
-            None => (self.kinds.tokens as u64, 1),
+    fn cache_map(&self, cache: &Bound, size: usize, strides: Strides) -> Result<TensorMap> {
+        let Strides { page, head, slot } = strides;
+        let [page, head, slot] = [page, head, slot].map(|stride| stride as u64);
+        let (slots, pages) = match self.kinds.paged {
+            true => (self.kinds.slots as u64, cache.size(0) as u64),
+            false => (self.kinds.tokens as u64, 1),
         };
         let (kind, heads) = (self.kinds.cache, self.kinds.kv_heads as u64);
         if let (true, Some(head)) = (whole(&self.kinds), head_stride(&cache.desc)) {

@@ -3,15 +3,15 @@
 //!
 //! The region is `paged_attention` and the `quant_per_token` of its result; the unquantised rows are scratch memory.
 
-use super::decode::Decode;
+use super::{decode::Decode, params::QuantisedRows};
 use crate::{
     arch::DeviceSpec,
-    driver::launch::LaunchOp,
     ops::{
         KernelPlan,
         body::{BodyReader, made, value},
         frame::Bound,
         only, operand,
+        params::MatrixParams,
     },
 };
 use dsrun_core::{
@@ -64,15 +64,14 @@ pub(in crate::ops) fn region(
             let (bytes, scales) = (frame.result(0)?, frame.result(1)?);
             let y = Bound { desc: y.clone(), address: frame.workspace, extent: bytes.extent };
             let workspace = frame.workspace + y_bytes as u64;
-            let parameters = decode.parameters(frame, &y, None, workspace, frame.persistent)?.words([
-                bytes.address,
-                bytes.stride(0) as u64,
-                scales.address,
-                frame.persistent + counters as u64,
-            ]);
-            Ok(LaunchOp::kernel(only(functions)?, decode.grid(), decode.threads(), parameters)
-                .into_iter()
-                .collect())
+            let quantised = QuantisedRows {
+                y: MatrixParams::of(bytes),
+                scales: scales.address,
+                counters: frame.persistent + counters as u64,
+            };
+            let memory = [workspace, frame.persistent];
+            let launch = decode.launch(frame, only(functions)?, (&y, None), memory, quantised)?;
+            Ok(launch.into_iter().collect())
         }),
     }))
 }
