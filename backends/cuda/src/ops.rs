@@ -83,7 +83,14 @@ pub fn kernel_specs(call: &CallDesc, device: &DeviceSpec) -> Result<Vec<KernelSp
 pub fn generated_headers() -> Vec<(String, String)> {
     let shared = ("params.cuh".to_owned(), params::params_header());
     let decoder = ("decoder/params.cuh".to_owned(), decoder::params_header());
-    [vec![shared, decoder], elementwise::params_headers(), attention::params_headers()].concat()
+    [
+        vec![shared, decoder],
+        elementwise::params_headers(),
+        attention::params_headers(),
+        step::params_headers(),
+        sampling::params_headers(),
+    ]
+    .concat()
 }
 
 /// Kernels count in signed 32 bits per dimension and 64 bits in all; grids have at most 2^31 blocks.

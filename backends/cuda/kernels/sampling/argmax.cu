@@ -34,63 +34,62 @@ __device__ inline Best best_of_block(Best best, Best* partial) {
     return best;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) argmax(Extent extent, i64 columns, const T0* x, i64 x_row, int* ids,
-                                                             Best* scratch, u32* counters) {
+extern "C" __global__ void __launch_bounds__(THREADS) argmax(const __grid_constant__ ArgmaxParams p) {
     __shared__ Best partial[32];
     __shared__ bool last;
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     for (i64 row = blockIdx.y; row < rows; row += gridDim.y) {
         /* `numbers` says whether there is anything but NaN: those are kept apart from minus infinity. */
         Best best = {-infinity(), -1};
         bool numbers = false;
-        const T0* from = x + row * x_row;
+        const X* from = p.x.row(row);
         auto consider = [&](float value, int index) {
             if (is_nan(value)) return;
             numbers = true;
             /* A thread's indices grow, so the first of equal ones stays. */
             if (best.index < 0 || value > best.value) best = {value, index};
         };
-        const int width = VECTORS ? Lanes<T0>::count : 1, step = SPLITS * THREADS * width;
+        const int width = VECTORS ? Lanes<X>::count : 1, step = SPLITS * THREADS * width;
         int first = (blockIdx.x * THREADS + threadIdx.x) * width;
 #if VECTORS
-        for (i64 base = first; base < columns; base += AHEAD * step) {
+        for (i64 base = first; base < p.columns; base += AHEAD * step) {
             Vector pieces[AHEAD];
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) {
-                if (base + u * step < columns) pieces[u] = load_vector(from + base + u * step);
+                if (base + u * step < p.columns) pieces[u] = load_vector(from + base + u * step);
             }
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) {
-                if (base + u * step >= columns) break;
+                if (base + u * step >= p.columns) break;
 #pragma unroll
-                for (int i = 0; i < width; ++i) consider(Lanes<T0>::get(pieces[u], i), (int)base + u * step + i);
+                for (int i = 0; i < width; ++i) consider(Lanes<X>::get(pieces[u], i), (int)base + u * step + i);
             }
         }
 #else
-        for (i64 i = first; i < columns; i += step) consider(widen(from[i]), (int)i);
+        for (i64 i = first; i < p.columns; i += step) consider(widen(from[i]), (int)i);
 #endif
         /* NaN counts as minus infinity: it is only chosen where nothing is above that, and then the first element is. */
         if (best.value == -infinity()) best = {-infinity(), numbers ? 0 : -1};
         best = best_of_block(best, partial);
 #if SPLITS > 1
         if (threadIdx.x == 0) {
-            Best* own = scratch + row * SPLITS;
+            Best* own = p.partial + row * SPLITS;
             own[blockIdx.x] = best;
             __threadfence();
-            last = atomicAdd(counters + row, 1u) == SPLITS - 1;
-            if (last) counters[row] = 0;
+            last = atomicAdd(p.counters + row, 1u) == SPLITS - 1;
+            if (last) p.counters[row] = 0;
             __threadfence();
         }
         __syncthreads();
         if (!last) continue;
         best = {-infinity(), -1};
         if (threadIdx.x < SPLITS) {
-            float2 its = __ldcg((const float2*)(scratch + row * SPLITS + threadIdx.x));
+            float2 its = __ldcg((const float2*)(p.partial + row * SPLITS + threadIdx.x));
             best = {its.x, __float_as_int(its.y)};
         }
         best = best_of_block(best, partial);
 #endif
-        if (threadIdx.x == 0) ids[row] = best.index;
+        if (threadIdx.x == 0) p.ids[row] = best.index;
     }
 }

@@ -8,44 +8,41 @@
  */
 #define THREADS 256
 
-extern "C" __global__ void __launch_bounds__(THREADS) logit_process(
-    Extent extent, i64 vocabulary, i64 capacity, const T0* logits, i64 logits_row, const int* requests, const float* parameters,
-    i64 parameters_row, const int* counts, i64 counts_row, const float* bias, i64 bias_row, const u32* mask, i64 mask_row,
-    float* y, i64 y_row) {
+extern "C" __global__ void __launch_bounds__(THREADS) logit_process(const __grid_constant__ LogitProcessParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count(), first = ((i64)blockIdx.x * TURNS * THREADS + threadIdx.x) * WIDTH;
+    i64 rows = p.extent.count(), first = ((i64)blockIdx.x * TURNS * THREADS + threadIdx.x) * WIDTH;
     FOR_ROWS(row, rows) {
-        Piece<T0> x[TURNS];
+        Piece<X> x[TURNS];
         Piece<int> count[TURNS];
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
             i64 i = first + turn * (THREADS * WIDTH);
-            if (i < vocabulary) x[turn] = *(const Piece<T0>*)(logits + row * logits_row + i);
+            if (i < p.vocabulary) x[turn] = *(const Piece<X>*)(p.logits.row(row) + i);
         }
-        i64 request = requests[row];
-        if (request < 0 || request >= capacity) continue;
-        Penalties penalties(parameters + request * parameters_row);
+        i64 request = p.requests[row];
+        if (request < 0 || request >= p.capacity) continue;
+        Penalties penalties(p.settings.row(request));
         bool counted = penalties.any();
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
             i64 i = first + turn * (THREADS * WIDTH);
             count[turn] = {};
-            if (counted && i < vocabulary) count[turn] = *(const Piece<int>*)(counts + request * counts_row + i);
+            if (counted && i < p.vocabulary) count[turn] = *(const Piece<int>*)(p.counts.row(request) + i);
         }
 #pragma unroll
         for (int turn = 0; turn < TURNS; ++turn) {
             i64 i = first + turn * (THREADS * WIDTH);
-            if (i >= vocabulary) break;
+            if (i >= p.vocabulary) break;
             Piece<float> added, out;
-            if (bias) added = *(const Piece<float>*)(bias + request * bias_row + i);
-            u32 allowed = mask ? mask[row * mask_row + i / 32] >> (i % 32) : ~0u;
+            if (p.bias.first) added = *(const Piece<float>*)(p.bias.row(request) + i);
+            u32 allowed = p.mask.first ? p.mask.at(row, i / 32) >> (i % 32) : ~0u;
 #pragma unroll
             for (int k = 0; k < WIDTH; ++k) {
                 float value = penalties.of(widen(x[turn].of[k]), count[turn].of[k]);
-                if (bias) value += added.of[k];
+                if (p.bias.first) value += added.of[k];
                 out.of[k] = allowed >> k & 1 ? value : -infinity();
             }
-            *(Piece<float>*)(y + row * y_row + i) = out;
+            *(Piece<float>*)(p.y.row(row) + i) = out;
         }
     }
 }

@@ -8,87 +8,82 @@
  * Memory is not what takes the time of one row: what waits for each other does, and launches. The four kernels took 9 us for
  * 128256 logits on an H200, of which reads and writes need 0.5.
  */
-extern "C" __global__ void __launch_bounds__(1024) next_token(
-    Extent extent, Extent request_extent, i64 columns, i64 capacity, const T0* logits, const int* requests, const float* parameters,
-    i64 parameters_row, const int* counts, i64 counts_row, const float* bias, i64 bias_row, const u32* mask, float* y,
-    const int* positions, const u32* seeds, i64 seeds_row, Share* shares, i64 chunks, int* ids, float* log_probability, i64 stops,
-    i64 vocabulary, const int* commits, const int* stop_ids, int* last_token, int* finished, int* recorded, i64 recorded_row,
-    u32* arrived) {
+extern "C" __global__ void __launch_bounds__(1024) next_token(const __grid_constant__ NextTokenParams p) {
     __shared__ bool is_last;
     launch_dependents_and_wait();
     int begin = blockIdx.x * CHUNK, thread = threadIdx.x, at = begin + thread * 4;
     /* All that waits for nothing is read at once; with fewer rows than one its memory is there all the same. */
-    i64 request = requests[0], commit = commits[0];
-    int position = positions[0];
+    i64 request = p.requests[0], commit = p.commits[0];
+    int position = p.positions[0];
     float x[1][4];
-    T0 read[4];
+    X read[4];
 #if VECTORS
-    Piece<T0> piece = {};
-    if (at < columns) piece = *(const Piece<T0>*)(logits + at);
+    Piece<X> piece = {};
+    if (at < p.columns) piece = *(const Piece<X>*)(p.logits + at);
 #pragma unroll
     for (int k = 0; k < 4; ++k) read[k] = piece.of[k];
 #else
 #pragma unroll
-    for (int k = 0; k < 4; ++k) read[k] = at + k < columns ? logits[at + k] : narrow<T0>(0.0f);
+    for (int k = 0; k < 4; ++k) read[k] = at + k < p.columns ? p.logits[at + k] : narrow<X>(0.0f);
 #endif
-    if (extent.count() < 1) return;
-    if (request < 0 || request >= capacity) {
+    if (p.extent.count() < 1) return;
+    if (request < 0 || request >= p.capacity) {
         if (blockIdx.x == 0 && thread == 0) {
-            ids[0] = -1;
-            log_probability[0] = 0.0f;
+            p.ids[0] = -1;
+            p.log_probability[0] = 0.0f;
         }
         return;
     }
-    Settings settings(parameters + request * parameters_row, seeds + request * seeds_row, position);
-    Penalties penalties(parameters + request * parameters_row);
-    commit = commit < request_extent.count() ? commit : -1;
-    bool ended = commit < 0 || finished[commit] != 0;
+    Settings settings(p.settings.row(request), p.seeds.row(request), position);
+    Penalties penalties(p.settings.row(request));
+    commit = commit < p.records.requests.count() ? commit : -1;
+    bool ended = commit < 0 || p.records.finished[commit] != 0;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
         i64 i = at + k;
         x[0][k] = -infinity();
-        if (i >= columns) continue;
-        int seen = penalties.any() ? counts[request * counts_row + i] : 0;
+        if (i >= p.columns) continue;
+        int seen = penalties.any() ? p.counts.at(request, i) : 0;
         float value = penalties.of(widen(read[k]), seen);
-        if (bias) value += bias[request * bias_row + i];
-        if (mask && !(mask[i / 32] >> (i % 32) & 1)) value = -infinity();
+        if (p.bias.first) value += p.bias.at(request, i);
+        if (p.mask && !(p.mask[i / 32] >> (i % 32) & 1)) value = -infinity();
         x[0][k] = value;
     }
 #if VECTORS
-    if (at < columns) {
+    if (at < p.columns) {
         Vector out;
 #pragma unroll
         for (int k = 0; k < 4; ++k) out.word[k] = __float_as_uint(x[0][k]);
-        *(Vector*)(y + at) = out;
+        *(Vector*)(p.y + at) = out;
     }
 #else
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-        if (at + k < columns) y[at + k] = x[0][k];
+        if (at + k < p.columns) p.y[at + k] = x[0][k];
     }
 #endif
-    leave_share<1, 32>(x, begin, columns, y, settings, shares + blockIdx.x);
+    leave_share<1, 32>(x, begin, p.columns, p.y, settings, p.shares + blockIdx.x);
 
     __syncthreads();
     if (thread == 0) {
         __threadfence();
-        is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+        is_last = atomicAdd(p.counter, 1u) == gridDim.x - 1;
         __threadfence();
     }
     __syncthreads();
     if (!is_last) return;
-    if (thread == 0) *arrived = 0;
-    bool filtered = !settings.greedy() && settings.filters(columns);
+    if (thread == 0) *p.counter = 0;
+    bool filtered = !settings.greedy() && settings.filters(p.columns);
     if (!filtered && thread >= 32) return;
     Share share = {0.0, none(), none(), 0};
-    if (thread % 32 < chunks) share = shares[thread % 32];
+    if (thread % 32 < p.chunks) share = p.shares[thread % 32];
     int id;
     float log;
-    choose(y, columns, settings, filtered, shares, chunks, share, id, log);
+    choose(p.y, p.columns, settings, filtered, p.shares, p.chunks, share, id, log);
     if (thread > 0) return;
-    ids[0] = id;
-    log_probability[0] = log;
-    if (!ended && id >= 0 && id < vocabulary) {
-        record_token(commit, id, stop_ids, stops, last_token, finished, recorded, recorded_row);
+    p.ids[0] = id;
+    p.log_probability[0] = log;
+    if (!ended && id >= 0 && id < p.records.vocabulary) {
+        record_token(p.records, commit, id);
     }
 }

@@ -25,13 +25,11 @@
 /* Vectors of four tokens that a thread of `sample_chunks` has under way. */
 #define AHEAD 4
 
-extern "C" __global__ void __launch_bounds__(THREADS) sample_chunks(
-    Extent extent, i64 columns, i64 capacity, const float* logits, i64 logits_row, const int* requests, const int* positions,
-    const float* parameters, i64 parameters_row, const u32* seeds, i64 seeds_row, Share* shares) {
+extern "C" __global__ void __launch_bounds__(THREADS) sample_chunks(const __grid_constant__ SampleParams p) {
     launch_dependents_and_wait();
     i64 at = blockIdx.x;
-    if (at >= extent.count()) return;
-    const float* from = logits + at * logits_row;
+    if (at >= p.extent.count()) return;
+    const float* from = p.logits.row(at);
     int begin = blockIdx.y * CHUNK;
     float x[AHEAD][4];
 #pragma unroll
@@ -39,49 +37,45 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_chunks(
         int i = index_of<WARPS>(begin, u, 0);
 #if VECTORS
         Vector v = {{0xff800000u, 0xff800000u, 0xff800000u, 0xff800000u}};
-        if (i < columns) v = load_vector(from + i);
+        if (i < p.columns) v = load_vector(from + i);
 #pragma unroll
         for (int k = 0; k < 4; ++k) x[u][k] = __uint_as_float(v.word[k]);
 #else
 #pragma unroll
-        for (int k = 0; k < 4; ++k) x[u][k] = i + k < columns ? from[i + k] : -infinity();
+        for (int k = 0; k < 4; ++k) x[u][k] = i + k < p.columns ? from[i + k] : -infinity();
 #endif
     }
-    i64 request = requests[at];
-    if (request < 0 || request >= capacity) return;
-    Settings settings(parameters + request * parameters_row, seeds + request * seeds_row, positions[at]);
-    leave_share<AHEAD, WARPS>(x, begin, columns, from, settings, shares + at * gridDim.y + blockIdx.y);
+    i64 request = p.requests[at];
+    if (request < 0 || request >= p.capacity) return;
+    Settings settings(p.settings.row(request), p.seeds.row(request), p.positions[at]);
+    leave_share<AHEAD, WARPS>(x, begin, p.columns, from, settings, p.shares + at * gridDim.y + blockIdx.y);
 }
 
-extern "C" __global__ void __launch_bounds__(1024) sample(Extent extent, i64 columns, i64 capacity, const float* logits,
-                                                          i64 logits_row, const int* requests, const int* positions,
-                                                          const float* parameters, i64 parameters_row, const u32* seeds,
-                                                          i64 seeds_row, const Share* shares, i64 chunks, int* ids,
-                                                          float* log_probability) {
+extern "C" __global__ void __launch_bounds__(1024) sample(const __grid_constant__ SampleParams p) {
     launch_dependents_and_wait();
     i64 at = blockIdx.x;
-    if (at >= extent.count()) return;
+    if (at >= p.extent.count()) return;
     int lane = threadIdx.x % 32;
-    shares += at * chunks;
+    const Share* shares = p.shares + at * p.chunks;
     Share share = {0.0, none(), none(), 0};
     /* Read ahead of what says whether it is wanted. */
-    if (lane < chunks) share = shares[lane];
-    i64 request = requests[at];
-    if (request < 0 || request >= capacity) {
+    if (lane < p.chunks) share = shares[lane];
+    i64 request = p.requests[at];
+    if (request < 0 || request >= p.capacity) {
         if (threadIdx.x == 0) {
-            ids[at] = -1;
-            log_probability[at] = 0.0f;
+            p.ids[at] = -1;
+            p.log_probability[at] = 0.0f;
         }
         return;
     }
-    Settings settings(parameters + request * parameters_row, seeds + request * seeds_row, positions[at]);
-    bool filtered = !settings.greedy() && settings.filters(columns);
+    Settings settings(p.settings.row(request), p.seeds.row(request), p.positions[at]);
+    bool filtered = !settings.greedy() && settings.filters(p.columns);
     if (!filtered && threadIdx.x >= 32) return;
     int id;
     float log;
-    choose(logits + at * logits_row, columns, settings, filtered, shares, chunks, share, id, log);
+    choose(p.logits.row(at), p.columns, settings, filtered, shares, p.chunks, share, id, log);
     if (threadIdx.x == 0) {
-        ids[at] = id;
-        log_probability[at] = log;
+        p.ids[at] = id;
+        p.log_probability[at] = log;
     }
 }

@@ -1,10 +1,8 @@
 /*
- * From logits to a token: what the kernels of this folder share. Chunks of a row are looked through by `leave_share`, and `choose`
- * puts them together. The filters are said in `sample.cu`.
+ * From logits to a token: what the kernels of this folder share. Chunks of CHUNK tokens of a row are looked through by `leave_share`,
+ * and `choose` puts them together. The filters are said in `sample.cu`.
  */
 #define UNIT 1099511627776.0f
-/* Tokens of a chunk: vectors of four that the threads of a block have under way. */
-#define CHUNK 4096
 
 __device__ inline u32 ordered(float x) {
     u32 bits = __float_as_uint(x);
@@ -225,6 +223,7 @@ struct alignas(16) Share {
     Best first, drawn;
     u64 unused;
 };
+static_assert(sizeof(Share) == SHARE, "Share as large as in Rust");
 
 /* How a request samples. */
 struct Settings {

@@ -23,54 +23,49 @@ __device__ inline i64 warp_sum_up_to(i64 x) {
     return x;
 }
 
-extern "C" __global__ void __launch_bounds__(MOST) prepare_step(
-    Extent sequence_extent, Extent token_extent, Extent row_extent, Extent request_extent, i64 prompts, i64 blocks,
-    i64 vocabulary, i64 block_size, const int* requests, const int* lengths, const int* sources, const int* prompt,
-    const int* wanted, const int* table, i64 table_row, const int* last_token, const int* finished, int* ids, int* positions,
-    int* slots, int* query_start, int* query_length, int* kv_length, int* tables, i64 tables_row, int* row_positions,
-    int* length, int* counts, i64 counts_row) {
+extern "C" __global__ void __launch_bounds__(MOST) prepare_step(const __grid_constant__ PrepareStepParams p) {
     __shared__ i64 sums[32];
     __shared__ Piece pieces[MOST];
     __shared__ int places[MOST];
     launch_dependents_and_wait();
     if (blockIdx.x > 0) {
         i64 sequence = blockIdx.x - 1;
-        i64 request = sequence < sequence_extent.rows ? requests[sequence] : -1;
-        i64 sequences = sequence_extent.count(), capacity = request_extent.count();
+        i64 request = sequence < p.sequence_extent.rows ? p.requests[sequence] : -1;
+        i64 sequences = p.sequence_extent.count(), capacity = p.request_extent.count();
         while (sequence < sequences) {
             bool known = request >= 0 && request < capacity;
-            for (i64 i = threadIdx.x; i < blocks; i += blockDim.x) {
-                tables[sequence * tables_row + i] = known ? table[request * table_row + i] : -1;
+            for (i64 i = threadIdx.x; i < p.blocks; i += blockDim.x) {
+                p.tables.at(sequence, i) = known ? p.table.at(request, i) : -1;
             }
             sequence += gridDim.x - 1;
-            if (sequence < sequences) request = requests[sequence];
+            if (sequence < sequences) request = p.requests[sequence];
         }
         return;
     }
     int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, warps = blockDim.x / 32;
-    bool planned = thread < sequence_extent.rows;
-    i64 request = planned ? requests[thread] : -1;
-    int source = planned ? sources[thread] : -1, bounded = planned ? lengths[thread] : 0;
-    int own_row = thread < row_extent.rows ? wanted[thread] : -1;
-    i64 sequences = sequence_extent.count(), tokens = token_extent.count(), rows = row_extent.count();
-    i64 capacity = request_extent.count();
+    bool planned = thread < p.sequence_extent.rows;
+    i64 request = planned ? p.requests[thread] : -1;
+    int source = planned ? p.sources[thread] : -1, bounded = planned ? p.lengths[thread] : 0;
+    int own_row = thread < p.row_extent.rows ? p.wanted[thread] : -1;
+    i64 sequences = p.sequence_extent.count(), tokens = p.token_extent.count(), rows = p.row_extent.count();
+    i64 capacity = p.request_extent.count();
     for (i64 i = thread; i < tokens; i += blockDim.x) {
-        ids[i] = positions[i] = slots[i] = -1;
+        p.ids[i] = p.positions[i] = p.slots[i] = -1;
         if (i < MOST) places[i] = -1;
     }
 
     auto put = [&](i64 at, i64 position, int id, i64 of) {
         /* Positions are below 2^31 + 2^31. */
-        i64 page_index = (u32)position / (u32)block_size;
-        i64 page = page_index < blocks ? table[of * table_row + page_index] : -1;
-        ids[at] = id;
-        positions[at] = (int)position;
+        i64 page_index = (u32)position / (u32)p.block_size;
+        i64 page = page_index < p.blocks ? p.table.at(of, page_index) : -1;
+        p.ids[at] = id;
+        p.positions[at] = (int)position;
         if (at < MOST) places[at] = (int)position;
-        slots[at] = page < 0 ? -1 : (int)(page * block_size + (u32)position % (u32)block_size);
+        p.slots[at] = page < 0 ? -1 : (int)(page * p.block_size + (u32)position % (u32)p.block_size);
     };
     auto of_prompt = [&](i64 at, i64 of) {
-        int id = at < prompts ? prompt[at] : -1;
-        if (id >= 0 && id < vocabulary) atomicOr(counts + of * counts_row + id, IN_PROMPT);
+        int id = at < p.prompt_tokens ? p.prompt[at] : -1;
+        if (id >= 0 && id < p.vocabulary) atomicOr(&p.counts.at(of, id), IN_PROMPT);
         return id;
     };
 
@@ -79,16 +74,16 @@ extern "C" __global__ void __launch_bounds__(MOST) prepare_step(
         i64 sequence = base + thread;
         bool there = sequence < sequences;
         if (base > 0 && there) {
-            request = requests[sequence];
-            source = sources[sequence];
-            bounded = lengths[sequence];
+            request = p.requests[sequence];
+            source = p.sources[sequence];
+            bounded = p.lengths[sequence];
         }
         bool known = there && request >= 0 && request < capacity;
         int done = 0, first = 0, last = -1;
         if (known) {
-            done = finished[request];
-            first = length[request];
-            last = last_token[request];
+            done = p.finished[request];
+            first = p.length[request];
+            last = p.last_token[request];
         }
         i64 brings = !known ? 0 : source < 0 ? 1 : bounded > 0 ? bounded : 0;
         i64 up_to = warp_sum_up_to(brings);
@@ -109,11 +104,11 @@ extern "C" __global__ void __launch_bounds__(MOST) prepare_step(
         pieces[thread] = {(int)start, several ? (int)brings : 0, first, source, (int)request};
         if (brings == 1) put(start, first, source < 0 ? last : of_prompt(source, request), request);
         if (there) {
-            query_start[sequence] = (int)start;
-            query_length[sequence] = (int)brings;
-            kv_length[sequence] = runs ? (int)(first + brings) : 0;
+            p.query_start[sequence] = (int)start;
+            p.query_length[sequence] = (int)brings;
+            p.kv_length[sequence] = runs ? (int)(first + brings) : 0;
         }
-        if (runs) length[request] = (int)(first + brings);
+        if (runs) p.length[request] = (int)(first + brings);
         if (!__syncthreads_or(several)) continue;
 
         /* As many threads for each sequence as there are. */
@@ -132,20 +127,18 @@ extern "C" __global__ void __launch_bounds__(MOST) prepare_step(
     }
     __syncthreads();
     for (i64 i = thread; i < rows; i += blockDim.x) {
-        i64 row = i < blockDim.x ? own_row : wanted[i];
-        int position = row < 0 || row >= tokens ? -1 : row < MOST ? places[row] : positions[row];
-        row_positions[i] = position < 0 ? -1 : position + 1;
+        i64 row = i < blockDim.x ? own_row : p.wanted[i];
+        int position = row < 0 || row >= tokens ? -1 : row < MOST ? places[row] : p.positions[row];
+        p.row_positions[i] = position < 0 ? -1 : position + 1;
     }
 }
 
-extern "C" __global__ void commit_tokens(Extent extent, Extent request_extent, i64 stops, i64 vocabulary,
-                                         const int* requests, const int* ids, const int* stop_ids, int* last_token,
-                                         int* finished, int* counts, i64 counts_row) {
+extern "C" __global__ void commit_tokens(const __grid_constant__ CommitTokensParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count(), capacity = request_extent.count();
+    i64 rows = p.extent.count(), capacity = p.records.requests.count();
     for (i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += (i64)gridDim.x * blockDim.x) {
-        i64 request = requests[row], id = ids[row];
-        if (request < 0 || request >= capacity || id < 0 || id >= vocabulary || finished[request] != 0) continue;
-        record_token(request, id, stop_ids, stops, last_token, finished, counts, counts_row);
+        i64 request = p.requests[row], id = p.ids[row];
+        if (request < 0 || request >= capacity || id < 0 || id >= p.records.vocabulary || p.records.finished[request] != 0) continue;
+        record_token(p.records, request, id);
     }
 }

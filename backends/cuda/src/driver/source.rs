@@ -39,11 +39,24 @@ const UNITS: &[Unit] = &[
     unit!("norm/norm.cu"),
     unit!("cache/cache.cu"),
     unit!("copy/copy.cu"),
-    unit!("step/step.cu", "step/table.cuh"),
-    unit!("sampling/logits.cu", "step/table.cuh", "sampling/logits.cuh"),
-    unit!("sampling/argmax.cu"),
-    unit!("sampling/sample.cu", "sampling/token.cuh"),
-    unit!("sampling/next_token.cu", "step/table.cuh", "sampling/logits.cuh", "sampling/token.cuh"),
+    unit!("step/step.cu", "step/table_params.cuh", "step/table.cuh", "step/step_params.cuh"),
+    unit!(
+        "sampling/logits.cu",
+        "step/table_params.cuh",
+        "step/table.cuh",
+        "sampling/logits.cuh",
+        "sampling/logits_params.cuh"
+    ),
+    unit!("sampling/argmax.cu", "sampling/argmax_params.cuh"),
+    unit!("sampling/sample.cu", "sampling/token.cuh", "sampling/sample_params.cuh"),
+    unit!(
+        "sampling/next_token.cu",
+        "step/table_params.cuh",
+        "step/table.cuh",
+        "sampling/logits.cuh",
+        "sampling/token.cuh",
+        "sampling/next_token_params.cuh"
+    ),
     unit!("attention/attention.cu", "attention/params.cuh", "attention/attention_params.cuh"),
     unit!("attention/prompt_mma.cu", "attention/params.cuh", "attention/prompt.cuh"),
     unit!(

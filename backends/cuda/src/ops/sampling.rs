@@ -1,17 +1,24 @@
 //! From logits to tokens.
 
 mod next_token;
+mod params;
 
 use crate::{
     arch::DeviceSpec,
     driver::{
         kernel_spec::KernelSpec,
-        launch::{LaunchOp, MAX_GRID, Parameters},
+        launch::{LaunchOp, MAX_GRID},
     },
-    ops::{KernelPlan, operand, result, type_of},
+    ops::{
+        KernelPlan, operand,
+        params::{ExtentParams, MatrixParams},
+        result, type_of,
+    },
 };
 use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
 pub(super) use next_token::region;
+pub(super) use params::params_headers;
+use params::{ArgmaxParams, LogitProcessParams, SampleParams};
 
 /// Threads of a block of `argmax`, and the most blocks that share a row: a thread of the last one each.
 const ARGMAX_THREADS: usize = 512;
@@ -19,8 +26,9 @@ const MAX_SPLITS: usize = 64;
 /// Threads of a block of `logit_process`, and how many pieces of 4 logits a thread takes where there are enough of them.
 const PROCESS_THREADS: usize = 256;
 const PROCESS_TURNS: usize = 2;
-/// Threads of a block of `sample_chunks`, the tokens of a chunk, and the bytes of what it leaves of one.
+/// Threads of a block of `sample_chunks`.
 const CHUNK_THREADS: usize = 256;
+/// Tokens of a chunk of a row, and bytes of `struct Share`: what is found in one.
 const CHUNK: usize = 4096;
 const SHARE: usize = 32;
 /// Threads of a block of `sample`.
@@ -39,7 +47,7 @@ pub(super) fn logit_process(call: &CallDesc, device: &DeviceSpec) -> Result<Kern
     let blocks = |turns: usize| y.shape[0] * y.shape[1].div_ceil(PROCESS_THREADS * width * turns);
     let turns = if blocks(PROCESS_TURNS) > 2 * device.sm_count { PROCESS_TURNS } else { 1 };
     let defines: [(_, &dyn std::fmt::Display); 3] =
-        [("T0", &type_of(call, 0)?), ("WIDTH", &width), ("TURNS", &turns)];
+        [("X", &type_of(call, 0)?), ("WIDTH", &width), ("TURNS", &turns)];
     let spec = KernelSpec::new("sampling/logits.cu", "logit_process", defines);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (logits, requests, settings) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
@@ -47,19 +55,20 @@ pub(super) fn logit_process(call: &CallDesc, device: &DeviceSpec) -> Result<Kern
         let (rows, vocabulary) = (y.size(0), y.size(1));
         let mut bounds = vec![logits, requests, y];
         bounds.extend(frame.optional(5));
-        let parameters = Parameters::default()
-            .extent(rows, &bounds)
-            .size(vocabulary)
-            .size(settings.size(0))
-            .rows(logits)
-            .address(requests.address)
-            .rows(settings)
-            .rows(counts)
-            .optional_rows(frame.optional(4))
-            .optional_rows(frame.optional(5))
-            .rows(y);
+        let params = LogitProcessParams {
+            extent: ExtentParams::of(rows, &bounds),
+            vocabulary: vocabulary as i64,
+            capacity: settings.size(0) as i64,
+            logits: MatrixParams::of(logits),
+            requests: requests.address,
+            settings: MatrixParams::of(settings),
+            counts: MatrixParams::of(counts),
+            bias: MatrixParams::optional(frame.optional(4)),
+            mask: MatrixParams::optional(frame.optional(5)),
+            y: MatrixParams::of(y),
+        };
         let grid = [vocabulary.div_ceil(PROCESS_THREADS * width * turns), rows.min(MAX_GRID), 1];
-        Ok(LaunchOp::kernel(function, grid, PROCESS_THREADS, parameters))
+        Ok(LaunchOp::kernel(function, grid, PROCESS_THREADS, &params))
     }))
 }
 
@@ -72,13 +81,19 @@ pub(super) fn argmax(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan>
     let most = (device.sm_count / rows.max(1)).clamp(1, MAX_SPLITS);
     let splits = x.shape[1].div_ceil(ARGMAX_THREADS * 4 * unit).clamp(1, most);
     let defines: [(_, &dyn std::fmt::Display); 3] =
-        [("T0", &type_of(call, 0)?), ("VECTORS", &i32::from(vectors)), ("SPLITS", &splits)];
+        [("X", &type_of(call, 0)?), ("VECTORS", &i32::from(vectors)), ("SPLITS", &splits)];
     let spec = KernelSpec::new("sampling/argmax.cu", "argmax", defines);
     let mut plan = KernelPlan::of_one(spec, move |frame, function| {
         let (x, ids) = (frame.tensor(0)?, frame.result(0)?);
-        let parameters = Parameters::default().extent(rows, &[x, ids]).size(x.size(1)).rows(x);
-        let parameters = parameters.address(ids.address).address(frame.workspace).address(frame.persistent);
-        Ok(LaunchOp::kernel(function, [splits, rows.min(MAX_GRID), 1], ARGMAX_THREADS, parameters))
+        let params = ArgmaxParams {
+            extent: ExtentParams::of(rows, &[x, ids]),
+            columns: x.size(1) as i64,
+            x: MatrixParams::of(x),
+            ids: ids.address,
+            partial: frame.workspace,
+            counters: frame.persistent,
+        };
+        Ok(LaunchOp::kernel(function, [splits, rows.min(MAX_GRID), 1], ARGMAX_THREADS, &params))
     });
     if splits > 1 {
         plan.workspace = rows * splits * 8;
@@ -92,8 +107,10 @@ pub(super) fn sample(call: &CallDesc) -> Result<KernelPlan> {
     let (rows, columns) = (logits.shape[0], logits.shape[1]);
     let chunks = columns.div_ceil(CHUNK).max(1);
     let vectors = i32::from(in_fours(columns, [logits]));
-    let specs = ["sample_chunks", "sample"]
-        .map(|entry| KernelSpec::new("sampling/sample.cu", entry, [("VECTORS", &vectors)]));
+    let defines: [(_, &dyn std::fmt::Display); 3] =
+        [("VECTORS", &vectors), ("CHUNK", &CHUNK), ("SHARE", &SHARE)];
+    let specs =
+        ["sample_chunks", "sample"].map(|entry| KernelSpec::new("sampling/sample.cu", entry, defines));
     Ok(KernelPlan {
         kernels: specs.to_vec(),
         workspace: rows * chunks * SHARE,
@@ -106,20 +123,23 @@ pub(super) fn sample(call: &CallDesc) -> Result<KernelPlan> {
             let (logits, requests, positions) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
             let (settings, seeds) = (frame.tensor(3)?, frame.tensor(4)?);
             let (ids, log_probability) = (frame.result(0)?, frame.result(1)?);
-            let parameters = Parameters::default()
-                .extent(rows, &[logits, requests, positions, ids, log_probability])
-                .size(columns)
-                .size(settings.size(0).min(seeds.size(0)))
-                .rows(logits)
-                .address(requests.address)
-                .address(positions.address)
-                .rows(settings)
-                .rows(seeds)
-                .address(frame.workspace);
-            let last = parameters.clone().size(chunks).address(ids.address).address(log_probability.address);
+            let params = SampleParams {
+                extent: ExtentParams::of(rows, &[logits, requests, positions, ids, log_probability]),
+                columns: columns as i64,
+                capacity: settings.size(0).min(seeds.size(0)) as i64,
+                logits: MatrixParams::of(logits),
+                requests: requests.address,
+                positions: positions.address,
+                settings: MatrixParams::of(settings),
+                seeds: MatrixParams::of(seeds),
+                shares: frame.workspace,
+                chunks: chunks as i64,
+                ids: ids.address,
+                log_probability: log_probability.address,
+            };
             let steps = [
-                LaunchOp::kernel(of_chunks, [rows, chunks, 1], CHUNK_THREADS, parameters),
-                LaunchOp::kernel(of_rows, [rows, 1, 1], SAMPLE_THREADS, last),
+                LaunchOp::kernel(of_chunks, [rows, chunks, 1], CHUNK_THREADS, &params),
+                LaunchOp::kernel(of_rows, [rows, 1, 1], SAMPLE_THREADS, &params),
             ];
             Ok(steps.into_iter().flatten().collect())
         }),

@@ -3,27 +3,24 @@
 //! The region is `logit_process`, `sample` and `commit_tokens` of one row, each reading what the one before made. The kernel gives
 //! the bits that theirs would give one after the other.
 
-use super::in_fours;
+use super::{CHUNK, SHARE, in_fours, params::NextTokenParams};
 use crate::{
-    driver::{
-        kernel_spec::KernelSpec,
-        launch::{LaunchOp, Parameters},
-    },
+    driver::{kernel_spec::KernelSpec, launch::LaunchOp},
     ops::{
         KernelPlan,
         body::{BodyReader, made, value},
         frame::Frame,
-        operand, type_name,
+        operand,
+        params::{ExtentParams, MatrixParams},
+        step::TokenRecords,
+        type_name,
     },
 };
 use dsrun_core::{Error, Result, kernels::CallDesc, op::Op, region::Region};
 use std::fmt::Display;
 
-/// Threads of a block, and the tokens of its chunk.
+/// Threads of a block, which has a chunk of the row.
 const THREADS: usize = 1024;
-const CHUNK: usize = 4096;
-/// Bytes of `struct Share`: what a block finds in its chunk.
-const SHARE: usize = 32;
 
 /// The operands of the body, as operands of the region. Its results are the processed logits, the id, its log probability, and the
 /// last token, finished flag and counts of the request.
@@ -85,7 +82,7 @@ impl Body {
         always.into_iter().chain(self.bias).chain(self.mask)
     }
 
-    fn parameters(self, columns: usize, frame: &Frame) -> Result<Parameters> {
+    fn params(self, columns: usize, frame: &Frame) -> Result<NextTokenParams> {
         let (logits, requests) = (frame.tensor(self.logits)?, frame.tensor(self.requests)?);
         let (settings, counts) = (frame.tensor(self.parameters)?, frame.tensor(self.counts)?);
         let (positions, seeds) = (frame.tensor(self.positions)?, frame.tensor(self.seeds)?);
@@ -95,32 +92,27 @@ impl Body {
         let mask = self.mask.and_then(|mask| frame.optional(mask));
         let mut rows = vec![logits, requests, positions, commits, y, ids, log_probability];
         rows.extend(mask);
-        Ok(Parameters::default()
-            .extent(1, &rows)
-            .extent(last.size(0), &[last, finished, recorded])
-            .size(columns)
-            .size(settings.size(0).min(seeds.size(0)))
-            .address(logits.address)
-            .address(requests.address)
-            .rows(settings)
-            .rows(counts)
-            .optional_rows(self.bias.and_then(|bias| frame.optional(bias)))
-            .address(mask.map_or(0, |mask| mask.address))
-            .address(y.address)
-            .address(positions.address)
-            .rows(seeds)
-            .address(frame.workspace)
-            .size(columns.div_ceil(CHUNK))
-            .address(ids.address)
-            .address(log_probability.address)
-            .size(stop_ids.size(0))
-            .size(recorded.size(1))
-            .address(commits.address)
-            .address(stop_ids.address)
-            .address(last.address)
-            .address(finished.address)
-            .rows(recorded)
-            .address(frame.persistent))
+        Ok(NextTokenParams {
+            extent: ExtentParams::of(1, &rows),
+            columns: columns as i64,
+            capacity: settings.size(0).min(seeds.size(0)) as i64,
+            logits: logits.address,
+            requests: requests.address,
+            settings: MatrixParams::of(settings),
+            counts: MatrixParams::of(counts),
+            bias: MatrixParams::optional(self.bias.and_then(|bias| frame.optional(bias))),
+            mask: mask.map_or(0, |mask| mask.address),
+            y: y.address,
+            positions: positions.address,
+            seeds: MatrixParams::of(seeds),
+            shares: frame.workspace,
+            chunks: columns.div_ceil(CHUNK) as i64,
+            ids: ids.address,
+            log_probability: log_probability.address,
+            commits: commits.address,
+            records: TokenRecords::of(stop_ids, last, finished, recorded),
+            counter: frame.persistent,
+        })
     }
 }
 
@@ -137,15 +129,20 @@ pub(in crate::ops) fn region(region: &Region, call: &CallDesc) -> Result<Option<
             format!("CUDA samples and records {rows} rows of {columns} logits in launches of their own");
         return Err(Error::unsupported(message));
     }
-    let defines: [(_, &dyn Display); 3] =
-        [("T0", &type_name(logits.dtype)?), ("WIDTH", &4), ("VECTORS", &i32::from(in_fours(columns, [])))];
+    let defines: [(_, &dyn Display); 5] = [
+        ("X", &type_name(logits.dtype)?),
+        ("WIDTH", &4),
+        ("VECTORS", &i32::from(in_fours(columns, []))),
+        ("CHUNK", &CHUNK),
+        ("SHARE", &SHARE),
+    ];
     let spec = KernelSpec::new("sampling/next_token.cu", "next_token", defines);
     let chunks = columns.div_ceil(CHUNK);
     Ok(Some(KernelPlan {
         workspace: chunks * SHARE,
         persistent: size_of::<u32>(),
         ..KernelPlan::of_one(spec, move |frame, function| {
-            Ok(LaunchOp::kernel(function, [chunks, 1, 1], THREADS, body.parameters(columns, frame)?))
+            Ok(LaunchOp::kernel(function, [chunks, 1, 1], THREADS, &body.params(columns, frame)?))
         })
     }))
 }
