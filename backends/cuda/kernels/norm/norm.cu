@@ -5,21 +5,20 @@
  * the result is written once. Sums in f32: each thread adds its own elements, then the block in a fixed order, so that a
  * row's result depends on that row alone.
  */
-extern "C" __global__ void rms_norm(Extent extent, i64 width, float eps, float offset, const T0* x, i64 x_row,
-                                    const T1* weight, T0* y, i64 y_row) {
+extern "C" __global__ void rms_norm(const __grid_constant__ RmsNormParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        const T0* from = x + row * x_row + blockIdx.x * width;
-        T0* to = y + row * y_row + blockIdx.x * width;
+        const X* from = p.x.row(row) + blockIdx.x * p.width;
+        X* to = p.y.row(row) + blockIdx.x * p.width;
         float squares = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+        for (i64 i = threadIdx.x; i < p.width; i += blockDim.x) {
             float value = widen(from[i]);
             squares += value * value;
         }
-        float scale = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            to[i] = narrow<T0>(widen(from[i]) * scale * (widen(weight[i]) + offset));
+        float scale = 1.0f / sqrtf(block_sum(squares) / (float)p.width + p.eps);
+        for (i64 i = threadIdx.x; i < p.width; i += blockDim.x) {
+            to[i] = narrow<X>(widen(from[i]) * scale * (widen(p.weight[i]) + p.weight_offset));
         }
     }
 }
@@ -29,41 +28,40 @@ extern "C" __global__ void rms_norm(Extent extent, i64 width, float eps, float o
  * such pieces of a row keeps their weights, which are as many bytes as the row or twice that, and reads the next row before it adds
  * up the one in hand; the first ahead of the extent, as the memory of a row past it is there too.
  */
-extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, float offset, const T0* x, i64 x_row,
-                                         const T1* weight, T0* y, i64 y_row) {
+extern "C" __global__ void rms_norm_wide(const __grid_constant__ RmsNormParams p) {
     launch_dependents_and_wait();
     int step = blockDim.x * 8, first = threadIdx.x * 8;
-    float value[2][8], gain[2][8];
-    Eight<T0> next[2];
-    bool kept = width <= 2 * step;
+    float value[2][8], weight[2][8];
+    Eight<X> next[2];
+    bool kept = p.width <= 2 * step;
     auto read = [&](i64 row) {
 #pragma unroll
         for (int piece = 0; piece < 2; ++piece) {
             int i = first + piece * step;
-            if (i < width) next[piece].read(x + row * x_row + blockIdx.x * width + i);
+            if (i < p.width) next[piece].read(p.x.row(row) + blockIdx.x * p.width + i);
         }
     };
-    const Extent::Loaded loaded = extent.load();
+    const Extent::Loaded loaded = p.extent.load();
     if (kept) {
         read(blockIdx.y);
 #pragma unroll
         for (int piece = 0; piece < 2; ++piece) {
             int i = first + piece * step;
-            if (i < width) load_eight(weight + i, gain[piece]);
+            if (i < p.width) load_eight(p.weight + i, weight[piece]);
         }
     }
-    i64 rows = extent.count(loaded);
+    i64 rows = p.extent.count(loaded);
     FOR_ROWS(row, rows) {
-        const T0* from = x + row * x_row + blockIdx.x * width;
-        T0* to = y + row * y_row + blockIdx.x * width;
+        const X* from = p.x.row(row) + blockIdx.x * p.width;
+        X* to = p.y.row(row) + blockIdx.x * p.width;
         float squares = 0.0f;
         auto add = [&](const float (&value)[8]) {
 #pragma unroll
             for (int k = 0; k < 8; ++k) squares += value[k] * value[k];
         };
-        auto write = [&](i64 i, float (&value)[8], const float (&gain)[8], float scale) {
+        auto write = [&](i64 i, float (&value)[8], const float (&weight)[8], float scale) {
 #pragma unroll
-            for (int k = 0; k < 8; ++k) value[k] = value[k] * scale * (gain[k] + offset);
+            for (int k = 0; k < 8; ++k) value[k] = value[k] * scale * (weight[k] + p.weight_offset);
             store_eight(to + i, value);
         };
         if (kept) {
@@ -72,77 +70,74 @@ extern "C" __global__ void rms_norm_wide(Extent extent, i64 width, float eps, fl
             if (row + gridDim.y < rows) read(row + gridDim.y);
 #pragma unroll
             for (int piece = 0; piece < 2; ++piece) {
-                if (first + piece * step < width) add(value[piece]);
+                if (first + piece * step < p.width) add(value[piece]);
             }
         } else {
-            for (i64 i = first; i < width; i += step) {
+            for (i64 i = first; i < p.width; i += step) {
                 load_eight(from + i, value[0]);
                 add(value[0]);
             }
         }
-        float scale = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
+        float scale = 1.0f / sqrtf(block_sum(squares) / (float)p.width + p.eps);
         if (kept) {
 #pragma unroll
             for (int piece = 0; piece < 2; ++piece) {
-                if (first + piece * step < width) write(first + piece * step, value[piece], gain[piece], scale);
+                if (first + piece * step < p.width) write(first + piece * step, value[piece], weight[piece], scale);
             }
         } else {
-            for (i64 i = first; i < width; i += step) {
+            for (i64 i = first; i < p.width; i += step) {
                 load_eight(from + i, value[0]);
-                load_eight(weight + i, gain[0]);
-                write(i, value[0], gain[0], scale);
+                load_eight(p.weight + i, weight[0]);
+                write(i, value[0], weight[0], scale);
             }
         }
     }
 }
 
 /* r = a + alpha * b, y = rms_norm(r): the norm reads the sum before it is rounded. */
-extern "C" __global__ void add_rms_norm(Extent extent, i64 columns, i64 width, float alpha, float eps, float offset,
-                                        const T0* a, i64 a_row, const T0* b, i64 b_row, const T1* weight, T0* r, i64 r_row,
-                                        T0* y, i64 y_row) {
+extern "C" __global__ void add_rms_norm(const __grid_constant__ AddRmsNormParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        i64 start = blockIdx.x * width;
-        const T0* first = a + row * a_row + start;
-        const T0* second = b + row * b_row + start;
+        i64 start = blockIdx.x * p.width;
+        const X* first = p.a.row(row) + start;
+        const X* second = p.b.row(row) + start;
         float squares = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            float value = widen(first[i]) + alpha * widen(second[i]);
+        for (i64 i = threadIdx.x; i < p.width; i += blockDim.x) {
+            float value = widen(first[i]) + p.alpha * widen(second[i]);
             squares += value * value;
-            r[row * r_row + start + i] = narrow<T0>(value);
+            p.r.row(row)[start + i] = narrow<X>(value);
         }
-        float scale = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            float value = widen(first[i]) + alpha * widen(second[i]);
-            y[row * y_row + start + i] = narrow<T0>(value * scale * (widen(weight[i]) + offset));
+        float scale = 1.0f / sqrtf(block_sum(squares) / (float)p.width + p.eps);
+        for (i64 i = threadIdx.x; i < p.width; i += blockDim.x) {
+            float value = widen(first[i]) + p.alpha * widen(second[i]);
+            p.y.row(row)[start + i] = narrow<X>(value * scale * (widen(p.weight[i]) + p.weight_offset));
         }
     }
 }
 
-extern "C" __global__ void layer_norm(Extent extent, i64 width, float eps, const T0* x, i64 x_row, const T1* weight,
-                                      const T2* bias, T0* y, i64 y_row) {
+extern "C" __global__ void layer_norm(const __grid_constant__ LayerNormParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        const T0* from = x + row * x_row;
+        const X* from = p.x.row(row);
         float sum = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += widen(from[i]);
-        float mean = block_sum(sum) / (float)width;
+        for (i64 i = threadIdx.x; i < p.width; i += blockDim.x) sum += widen(from[i]);
+        float mean = block_sum(sum) / (float)p.width;
         /* What the mean lost to rounding is found again: with a large mean it is not small beside the deviations. */
         float squares = 0.0f, rest = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+        for (i64 i = threadIdx.x; i < p.width; i += blockDim.x) {
             float value = widen(from[i]) - mean;
             squares += value * value;
             rest += value;
         }
         squares = block_sum(squares);
-        rest = block_sum(rest) / (float)width;
-        float variance = squares / (float)width - rest * rest;
-        float scale = 1.0f / sqrtf((variance > 0.0f || is_nan(variance) ? variance : 0.0f) + eps);
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+        rest = block_sum(rest) / (float)p.width;
+        float variance = squares / (float)p.width - rest * rest;
+        float scale = 1.0f / sqrtf((variance > 0.0f || is_nan(variance) ? variance : 0.0f) + p.eps);
+        for (i64 i = threadIdx.x; i < p.width; i += blockDim.x) {
             float value = ((widen(from[i]) - mean) - rest) * scale;
-            y[row * y_row + i] = narrow<T0>(value * or_else(weight, i, 1.0f) + or_else(bias, i, 0.0f));
+            p.y.row(row)[i] = narrow<X>(value * or_else(p.weight, i, 1.0f) + or_else(p.bias, i, 0.0f));
         }
     }
 }

@@ -36,7 +36,7 @@ const UNITS: &[Unit] = &[
     unit!("elementwise/activation.cu", "elementwise/function.cuh", "elementwise/activation_params.cuh"),
     unit!("elementwise/embed.cu", "linear/weight.cuh", "elementwise/embed_params.cuh"),
     unit!("elementwise/rope.cu", "elementwise/rope_params.cuh"),
-    unit!("norm/norm.cu"),
+    unit!("norm/norm.cu", "norm/norm_params.cuh"),
     unit!("cache/cache.cu"),
     unit!("copy/copy.cu"),
     unit!("step/step.cu", "step/table_params.cuh", "step/table.cuh", "step/step_params.cuh"),

@@ -6,13 +6,16 @@ use crate::{
     arch::DeviceSpec,
     driver::{
         kernel_spec::KernelSpec,
-        launch::{Function, LaunchOp, MAX_GRID, Parameters},
+        kernel_struct::{self, Pointer, declaration, kernel_struct},
+        launch::{Function, LaunchOp, MAX_GRID},
     },
     ops::{
         KernelPlan, THREADS, WIDE, evenly,
         frame::{Bound, Frame},
         norm::front::Norm,
-        operand, result, type_name, type_of, type_or_f32,
+        operand,
+        params::{ExtentParams, MatrixParams},
+        result, type_name, type_of, type_or_f32,
     },
 };
 use dsrun_core::{
@@ -25,14 +28,77 @@ use std::sync::Arc;
 /// Threads that a multiprocessor has registers for, of the kernel that takes [`WIDE`] elements at a time.
 const AT_ONCE: usize = 1024;
 
+kernel_struct! {
+    /// Parameters of `rms_norm` and `rms_norm_wide`.
+    struct RmsNormParams {
+        extent: ExtentParams = "Extent",
+        /// Elements of a group, which is normed by itself.
+        width: i64 = "i64",
+        x: MatrixParams = "Matrix<const X>",
+        weight: Pointer = "const WEIGHT*",
+        y: MatrixParams = "Matrix<X>",
+        eps: f32 = "float",
+        /// Added to every weight.
+        weight_offset: f32 = "float",
+    }
+}
+
+kernel_struct! {
+    /// Parameters of `layer_norm`.
+    struct LayerNormParams {
+        extent: ExtentParams = "Extent",
+        width: i64 = "i64",
+        x: MatrixParams = "Matrix<const X>",
+        /// May be null.
+        weight: Pointer = "const WEIGHT*",
+        /// May be null.
+        bias: Pointer = "const BIAS*",
+        y: MatrixParams = "Matrix<X>",
+        eps: f32 = "float",
+    }
+}
+
+kernel_struct! {
+    /// Parameters of `add_rms_norm`.
+    struct AddRmsNormParams {
+        extent: ExtentParams = "Extent",
+        /// Elements of a group, which is normed by itself.
+        width: i64 = "i64",
+        a: MatrixParams = "Matrix<const X>",
+        b: MatrixParams = "Matrix<const X>",
+        weight: Pointer = "const WEIGHT*",
+        /// The sum.
+        r: MatrixParams = "Matrix<X>",
+        y: MatrixParams = "Matrix<X>",
+        alpha: f32 = "float",
+        eps: f32 = "float",
+        /// Added to every weight.
+        weight_offset: f32 = "float",
+    }
+}
+
+impl RmsNormParams {
+    fn of(op: &RmsNorm, extent: ExtentParams, x: MatrixParams, weight: &Bound, y: MatrixParams) -> Self {
+        let (width, weight) = (weight.size(0) as i64, weight.address);
+        Self { extent, width, x, weight, y, eps: op.eps, weight_offset: op.weight_offset }
+    }
+}
+
+/// The generated header of these structs.
+pub(super) fn params_header() -> (String, String) {
+    let declarations =
+        [declaration::<RmsNormParams>(), declaration::<LayerNormParams>(), declaration::<AddRmsNormParams>()];
+    kernel_struct::params_header("norm/norm", &declarations)
+}
+
 /// `wide` takes [`WIDE`] elements at a time.
 fn rms_norm_spec(x: &str, weight: &str, wide: bool) -> KernelSpec {
     let entry = if wide { "rms_norm_wide" } else { "rms_norm" };
-    KernelSpec::new("norm/norm.cu", entry, [("T0", &x), ("T1", &weight), ("T2", &"f32")])
+    KernelSpec::new("norm/norm.cu", entry, [("X", &x), ("WEIGHT", &weight), ("BIAS", &"f32")])
 }
 
 fn layer_norm_spec(x: &str, weight: &str, bias: &str) -> KernelSpec {
-    KernelSpec::new("norm/norm.cu", "layer_norm", [("T0", &x), ("T1", &weight), ("T2", &bias)])
+    KernelSpec::new("norm/norm.cu", "layer_norm", [("X", &x), ("WEIGHT", &weight), ("BIAS", &bias)])
 }
 
 /// A norm whose result goes to scratch memory, for what is behind it.
@@ -75,21 +141,25 @@ impl InFront {
         function: &Arc<Function>,
     ) -> Result<Option<LaunchOp>> {
         let (rows, columns) = (x.size(0), x.size(1));
-        let parameters = Parameters::default().extent(rows, &[x, frame.result(0)?]);
-        let optional = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
-        let (width, parameters) = match self.norm {
-            Norm::Rms(op, gain) => {
-                let gain = frame.tensor(gain)?;
-                let parameters = parameters.size(gain.size(0)).float(op.eps).float(op.weight_offset);
-                (gain.size(0), parameters.rows(x).address(gain.address).rows(y))
+        let extent = ExtentParams::of(rows, &[x, frame.result(0)?]);
+        let (x, y) = (MatrixParams::of(x), MatrixParams::of(y));
+        let shape = |width| shape(rows, columns, width, self.wide, self.sm_count);
+        match self.norm {
+            Norm::Rms(op, weight) => {
+                let weight = frame.tensor(weight)?;
+                let params = RmsNormParams::of(&op, extent, x, weight, y);
+                let (grid, threads) = shape(weight.size(0));
+                Ok(LaunchOp::kernel(function, grid, threads, &params))
             }
-            Norm::Layer(op, gain, shift) => {
-                let parameters = parameters.size(columns).float(op.eps).rows(x);
-                (columns, parameters.address(optional(gain)).address(optional(shift)).rows(y))
+            Norm::Layer(op, weight, bias) => {
+                let optional = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
+                let (weight, bias) = (optional(weight), optional(bias));
+                let params =
+                    LayerNormParams { extent, width: columns as i64, x, weight, bias, y, eps: op.eps };
+                let (grid, threads) = shape(columns);
+                Ok(LaunchOp::kernel(function, grid, threads, &params))
             }
-        };
-        let (grid, threads) = shape(rows, columns, width, self.wide, self.sm_count);
-        Ok(LaunchOp::kernel(function, grid, threads, parameters))
+        }
     }
 }
 
@@ -118,17 +188,17 @@ pub(super) fn threads(width: usize) -> usize {
 }
 
 pub(super) fn rms_norm(op: &RmsNorm, call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
-    let (eps, offset) = (op.eps, op.weight_offset);
+    let op = *op;
     let wide = wide_norm(operand(call, 0)?, result(call, 0)?, operand(call, 1)?.shape[0]);
     let spec = rms_norm_spec(type_of(call, 0)?, type_of(call, 1)?, wide);
     let sm_count = device.sm_count;
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, weight, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
         let (rows, width) = (y.size(0), weight.size(0));
-        let parameters = Parameters::default().extent(rows, &[x, y]).size(width).float(eps).float(offset);
-        let parameters = parameters.rows(x).address(weight.address).rows(y);
+        let extent = ExtentParams::of(rows, &[x, y]);
+        let params = RmsNormParams::of(&op, extent, MatrixParams::of(x), weight, MatrixParams::of(y));
         let (grid, threads) = shape(rows, y.size(1), width, wide, sm_count);
-        Ok(LaunchOp::kernel(function, grid, threads, parameters))
+        Ok(LaunchOp::kernel(function, grid, threads, &params))
     }))
 }
 
@@ -144,36 +214,43 @@ pub(super) fn layer_norm(op: &LayerNorm, call: &CallDesc) -> Result<KernelPlan> 
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (x, y) = (frame.tensor(0)?, frame.result(0)?);
         let (rows, width) = (y.size(0), y.size(1));
-        let parameters = Parameters::default().extent(rows, &[x, y]).size(width).float(eps).rows(x);
-        let parameters = parameters.address(frame.address(1)).address(frame.address(2)).rows(y);
-        Ok(LaunchOp::kernel(function, grid(rows, width, width), threads(width), parameters))
+        let params = LayerNormParams {
+            extent: ExtentParams::of(rows, &[x, y]),
+            width: width as i64,
+            x: MatrixParams::of(x),
+            weight: frame.address(1),
+            bias: frame.address(2),
+            y: MatrixParams::of(y),
+            eps,
+        };
+        Ok(LaunchOp::kernel(function, grid(rows, width, width), threads(width), &params))
     }))
 }
 
 /// The region `r = a + alpha * b`, `y = rms_norm(r, weight)`.
 pub(super) fn add_rms_norm(add: &Add, norm: &RmsNorm, call: &CallDesc) -> Result<KernelPlan> {
-    let (alpha, eps, offset) = (add.alpha, norm.eps, norm.weight_offset);
+    let (alpha, eps, weight_offset) = (add.alpha, norm.eps, norm.weight_offset);
     operand(call, 1)?;
     let types: [(_, &dyn std::fmt::Display); 3] =
-        [("T0", &type_of(call, 0)?), ("T1", &type_of(call, 2)?), ("T2", &"f32")];
+        [("X", &type_of(call, 0)?), ("WEIGHT", &type_of(call, 2)?), ("BIAS", &"f32")];
     let spec = KernelSpec::new("norm/norm.cu", "add_rms_norm", types);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (a, b, weight) = (frame.tensor(0)?, frame.tensor(1)?, frame.tensor(2)?);
         let (r, y) = (frame.result(0)?, frame.result(1)?);
         let (rows, columns, width) = (y.size(0), y.size(1), weight.size(0));
-        let parameters = Parameters::default()
-            .extent(rows, &[a, b, r, y])
-            .size(columns)
-            .size(width)
-            .float(alpha)
-            .float(eps)
-            .float(offset)
-            .rows(a)
-            .rows(b)
-            .address(weight.address)
-            .rows(r)
-            .rows(y);
-        Ok(LaunchOp::kernel(function, grid(rows, columns, width), threads(width), parameters))
+        let params = AddRmsNormParams {
+            extent: ExtentParams::of(rows, &[a, b, r, y]),
+            width: width as i64,
+            a: MatrixParams::of(a),
+            b: MatrixParams::of(b),
+            weight: weight.address,
+            r: MatrixParams::of(r),
+            y: MatrixParams::of(y),
+            alpha,
+            eps,
+            weight_offset,
+        };
+        Ok(LaunchOp::kernel(function, grid(rows, columns, width), threads(width), &params))
     }))
 }
 
