@@ -4,71 +4,69 @@
  * A cache is [pages, heads, slots, size] with any strides but 1 at the end. Grid: (chunks of 256 of a token's or page's
  * elements, tokens or pages up to 65535). Each element is read and written once.
  */
-extern "C" __global__ void kv_write(Extent extent, i64 pages, i64 heads, i64 slots, i64 key_size, i64 value_size, T0* keys,
-                                    Strides key_strides, T0* values, Strides value_strides, const T1* key, i64 key_row,
-                                    const T2* value, i64 value_row, const int* places) {
+extern "C" __global__ void kv_write(const __grid_constant__ KvWriteParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        i64 place = places[row];
-        if (place < 0 || place >= pages * slots) continue;
-        i64 page = place / slots, slot = place % slots;
-        T0* key_to = keys + page * key_strides.page + slot * key_strides.slot;
-        T0* value_to = values + page * value_strides.page + slot * value_strides.slot;
-        FOR_COLUMNS(i, heads * (key_size + value_size)) {
-            if (i < heads * key_size) {
-                /* A row has fewer than 2^31 elements, and long divisions are slow. */
-                u32 head = (u32)i / (u32)key_size, at = (u32)i % (u32)key_size;
-                key_to[head * key_strides.head + at] = narrow<T0>(widen(key[row * key_row + i]));
+        i64 place = p.places[row];
+        if (place < 0 || place >= p.pages * p.slots) continue;
+        i64 page = place / p.slots, slot = place % p.slots;
+        CACHE* key_to = p.keys + page * p.key_strides.page + slot * p.key_strides.slot;
+        CACHE* value_to = p.values + page * p.value_strides.page + slot * p.value_strides.slot;
+        FOR_COLUMNS(i, p.heads * (p.key_size + p.value_size)) {
+            if (i < p.heads * p.key_size) {
+                /* A row has fewer than 2^31 elements, and 64-bit divisions are slow. */
+                u32 head = (u32)i / (u32)p.key_size, at = (u32)i % (u32)p.key_size;
+                key_to[head * p.key_strides.head + at] = narrow<CACHE>(widen(p.key.at(row, i)));
             } else {
-                u32 j = (u32)(i - heads * key_size), head = j / (u32)value_size, at = j % (u32)value_size;
-                value_to[head * value_strides.head + at] = narrow<T0>(widen(value[row * value_row + j]));
+                u32 j = (u32)(i - p.heads * p.key_size), head = j / (u32)p.value_size, at = j % (u32)p.value_size;
+                value_to[head * p.value_strides.head + at] = narrow<CACHE>(widen(p.value.at(row, j)));
             }
         }
     }
 }
 
+/* Where a page begins. */
+__device__ inline CACHE* page_at(const PagedCache& cache, i64 page) { return cache.first + page * cache.strides.page; }
+
+/* Elements of a page. */
+__device__ inline i64 page_size(const PagedCache& cache) { return cache.heads * cache.slots * cache.size; }
+
 /* Element `i` of a page, counted without gaps. */
-__device__ inline i64 in_page(i64 i, i64 slots, i64 size, const Strides& strides) {
-    return i / (slots * size) * strides.head + i / size % slots * strides.slot + i % size;
+__device__ inline i64 in_page(const PagedCache& cache, i64 i) {
+    i64 size = cache.size, slots = cache.slots;
+    return i / (slots * size) * cache.strides.head + i / size % slots * cache.strides.slot + i % size;
 }
 
-extern "C" __global__ void page_copy(Extent extent, i64 pages, i64 heads, i64 slots, i64 size, T0* cache, Strides strides,
-                                     const int* pairs, i64 pairs_row) {
+extern "C" __global__ void page_copy(const __grid_constant__ PageCopyParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        i64 from = pairs[row * pairs_row], to = pairs[row * pairs_row + 1];
-        if (from < 0 || from >= pages || to < 0 || to >= pages) continue;
-        FOR_COLUMNS(i, heads * slots * size) {
-            i64 at = in_page(i, slots, size, strides);
-            cache[to * strides.page + at] = cache[from * strides.page + at];
+        i64 from = p.pairs.at(row, 0), to = p.pairs.at(row, 1);
+        if (from < 0 || from >= p.cache.pages || to < 0 || to >= p.cache.pages) continue;
+        FOR_COLUMNS(i, page_size(p.cache)) {
+            i64 at = in_page(p.cache, i);
+            page_at(p.cache, to)[at] = page_at(p.cache, from)[at];
         }
     }
 }
 
-extern "C" __global__ void page_gather(Extent extent, i64 pages, i64 heads, i64 slots, i64 size, const T0* cache,
-                                       Strides strides, const int* index, T0* y, i64 y_row) {
+extern "C" __global__ void page_gather(const __grid_constant__ PageGatherParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        i64 page = index[row];
-        if (page < 0 || page >= pages) continue;
-        FOR_COLUMNS(i, heads * slots * size) {
-            y[row * y_row + i] = cache[page * strides.page + in_page(i, slots, size, strides)];
-        }
+        i64 page = p.index[row];
+        if (page < 0 || page >= p.cache.pages) continue;
+        FOR_COLUMNS(i, page_size(p.cache)) p.y.at(row, i) = page_at(p.cache, page)[in_page(p.cache, i)];
     }
 }
 
-extern "C" __global__ void page_scatter(Extent extent, i64 pages, i64 heads, i64 slots, i64 size, T0* cache, Strides strides,
-                                        const T0* x, i64 x_row, const int* index) {
+extern "C" __global__ void page_scatter(const __grid_constant__ PageScatterParams p) {
     launch_dependents_and_wait();
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
     FOR_ROWS(row, rows) {
-        i64 page = index[row];
-        if (page < 0 || page >= pages) continue;
-        FOR_COLUMNS(i, heads * slots * size) {
-            cache[page * strides.page + in_page(i, slots, size, strides)] = x[row * x_row + i];
-        }
+        i64 page = p.index[row];
+        if (page < 0 || page >= p.cache.pages) continue;
+        FOR_COLUMNS(i, page_size(p.cache)) page_at(p.cache, page)[in_page(p.cache, i)] = p.x.at(row, i);
     }
 }

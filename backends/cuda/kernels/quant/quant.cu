@@ -13,12 +13,6 @@
 #define ACTIVATED 3
 #define GATED 4
 
-struct Front {
-    const G* gain;
-    const SHIFT* shift;
-    float eps, offset, limit, unused;
-};
-
 /* A value of one input, or of two with GATED. */
 __device__ inline float activate(float x, float other, float limit) {
 #if FRONT == ACTIVATED || FRONT == GATED
@@ -58,22 +52,20 @@ __device__ inline float block_maximum(float x, int turn) {
     return warp_maximum(lane < (blockDim.x + 31) / 32 ? partial[turn][lane] : 0.0f);
 }
 
-extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, i64 columns, const X* x, i64 x_row,
-                                                                 const X* other, i64 other_row, Front front, signed char* y,
-                                                                 i64 y_row, float* scales) {
+extern "C" __global__ void __launch_bounds__(1024) quantise_rows(const __grid_constant__ QuantiseRowsParams p) {
     launch_dependents_and_wait();
 #if OWN > 0
     float value[OWN][8];
     /* A row, activated. */
     auto read = [&](i64 row) {
-        const X* own = x + row * x_row;
-        const X* second = FRONT == GATED && LAYOUT == 1 ? other + row * other_row : own + columns;
+        const X* own = p.x.row(row);
+        const X* second = FRONT == GATED && LAYOUT == 1 ? p.up.row(row) : own + p.columns;
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
             i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
 #pragma unroll
             for (int k = 0; k < 8; ++k) value[o][k] = 0.0f;
-            if (at >= columns) continue;
+            if (at >= p.columns) continue;
 #if FRONT == GATED
             float first[8], gate[8];
 #if LAYOUT == 3
@@ -82,44 +74,44 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
                 float a = k < 4 ? first[k % 4 * 2] : gate[k % 4 * 2], b = k < 4 ? first[k % 4 * 2 + 1] : gate[k % 4 * 2 + 1];
-                value[o][k] = activate(a, b, front.limit);
+                value[o][k] = activate(a, b, p.limit);
             }
 #else
             load_eight(own + at, first);
             load_eight(second + at, gate);
 #pragma unroll
-            for (int k = 0; k < 8; ++k) value[o][k] = activate(first[k], gate[k], front.limit);
+            for (int k = 0; k < 8; ++k) value[o][k] = activate(first[k], gate[k], p.limit);
 #endif
 #else
             load_eight(own + at, value[o]);
 #if FRONT == ACTIVATED
 #pragma unroll
-            for (int k = 0; k < 8; ++k) value[o][k] = activate(value[o][k], 0.0f, front.limit);
+            for (int k = 0; k < 8; ++k) value[o][k] = activate(value[o][k], 0.0f, p.limit);
 #endif
 #endif
         }
     };
     /* A block's first row is there whether it is real or not: read along with what says so. */
-    const Extent::Loaded loaded = extent.load();
+    const Extent::Loaded loaded = p.extent.load();
     read(blockIdx.x);
 #if FRONT == RMS
-    float gain[OWN][8];
+    float weight[OWN][8];
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
         i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
-        if (at < columns) load_eight(front.gain + at, gain[o]);
+        if (at < p.columns) load_eight(p.weight + at, weight[o]);
 #pragma unroll
-        for (int k = 0; k < 8; ++k) gain[o][k] = at < columns ? gain[o][k] + front.offset : 0.0f;
+        for (int k = 0; k < 8; ++k) weight[o][k] = at < p.columns ? weight[o][k] + p.weight_offset : 0.0f;
     }
 #endif
-    i64 rows = extent.count(loaded);
+    i64 rows = p.extent.count(loaded);
 #else
-    i64 rows = extent.count();
+    i64 rows = p.extent.count();
 #endif
     int turn = 0;
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
         float mean = 0.0f, rest = 0.0f, factor = 1.0f, most = 0.0f;
-        signed char* to = y + row * y_row;
+        signed char* to = p.y.row(row);
 #if OWN > 0
         if (row != blockIdx.x) read(row);
 #if FRONT == LAYER
@@ -129,14 +121,14 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
 #pragma unroll
             for (int k = 0; k < 8; ++k) sum += value[o][k];
         }
-        mean = block_sum(sum) / (float)columns;
+        mean = block_sum(sum) / (float)p.columns;
         float left = 0.0f;
 #endif
 #if FRONT == LAYER
         float squares = 0.0f;
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
-            if (((i64)o * blockDim.x + threadIdx.x) * 8 >= columns) break;
+            if (((i64)o * blockDim.x + threadIdx.x) * 8 >= p.columns) break;
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
                 float from_mean = value[o][k] - mean;
@@ -144,20 +136,20 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
                 left += from_mean;
             }
         }
-        squares = block_sum(squares) / (float)columns;
+        squares = block_sum(squares) / (float)p.columns;
         /* What the mean lost to rounding is found again. */
-        rest = block_sum(left) / (float)columns;
+        rest = block_sum(left) / (float)p.columns;
         squares -= rest * rest;
         squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
-        factor = 1.0f / sqrtf(squares + front.eps);
+        factor = 1.0f / sqrtf(squares + p.eps);
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
             i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
-            if (at >= columns) break;
+            if (at >= p.columns) break;
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
-                value[o][k] = ((value[o][k] - mean) - rest) * factor * or_else(front.gain, at + k, 1.0f)
-                    + or_else(front.shift, at + k, 0.0f);
+                value[o][k] = ((value[o][k] - mean) - rest) * factor * or_else(p.weight, at + k, 1.0f)
+                    + or_else(p.bias, at + k, 0.0f);
             }
         }
 #endif
@@ -169,12 +161,12 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
                 squares += value[o][k] * value[o][k];
-                value[o][k] *= gain[o][k];
+                value[o][k] *= weight[o][k];
                 most = fmaxf(most, fabsf(value[o][k]));
             }
         }
         float2 both = block_maximum_and_sum(most, squares, turn);
-        factor = 1.0f / sqrtf(both.y / (float)columns + front.eps);
+        factor = 1.0f / sqrtf(both.y / (float)p.columns + p.eps);
         most = both.x * factor;
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
@@ -193,55 +185,55 @@ extern "C" __global__ void __launch_bounds__(1024) quantise_rows(Extent extent, 
 #pragma unroll
         for (int o = 0; o < OWN; ++o) {
             i64 at = ((i64)o * blockDim.x + threadIdx.x) * 8;
-            if (at >= columns) break;
+            if (at >= p.columns) break;
             *(uint2*)(to + at) = quantise_eight(value[o], scale, inverse);
         }
 #else
-        const X* own = x + row * x_row;
-        const X* second = FRONT == GATED && LAYOUT == 1 ? other + row * other_row : own + columns;
+        const X* own = p.x.row(row);
+        const X* second = FRONT == GATED && LAYOUT == 1 ? p.up.row(row) : own + p.columns;
         auto raw = [&](i64 i) {
 #if FRONT == GATED
             float first = widen(own[LAYOUT == 3 ? 2 * i : i]);
-            return activate(first, widen(LAYOUT == 3 ? own[2 * i + 1] : second[i]), front.limit);
+            return activate(first, widen(LAYOUT == 3 ? own[2 * i + 1] : second[i]), p.limit);
 #else
-            return activate(widen(own[i]), 0.0f, front.limit);
+            return activate(widen(own[i]), 0.0f, p.limit);
 #endif
         };
 #if FRONT == LAYER
         float sum = 0.0f, left = 0.0f;
-        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) sum += raw(i);
-        mean = block_sum(sum) / (float)columns;
+        for (i64 i = threadIdx.x; i < p.columns; i += blockDim.x) sum += raw(i);
+        mean = block_sum(sum) / (float)p.columns;
 #endif
 #if FRONT == RMS || FRONT == LAYER
         float squares = 0.0f;
-        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
+        for (i64 i = threadIdx.x; i < p.columns; i += blockDim.x) {
             float from_mean = raw(i) - mean;
             squares += from_mean * from_mean;
 #if FRONT == LAYER
             left += from_mean;
 #endif
         }
-        squares = block_sum(squares) / (float)columns;
+        squares = block_sum(squares) / (float)p.columns;
 #if FRONT == LAYER
-        rest = block_sum(left) / (float)columns;
+        rest = block_sum(left) / (float)p.columns;
         squares -= rest * rest;
         squares = squares > 0.0f || is_nan(squares) ? squares : 0.0f;
 #endif
-        factor = 1.0f / sqrtf(squares + front.eps);
+        factor = 1.0f / sqrtf(squares + p.eps);
 #endif
         auto value = [&](i64 i) {
 #if FRONT == RMS
-            return raw(i) * factor * (widen(front.gain[i]) + front.offset);
+            return raw(i) * factor * (widen(p.weight[i]) + p.weight_offset);
 #elif FRONT == LAYER
-            return ((raw(i) - mean) - rest) * factor * or_else(front.gain, i, 1.0f) + or_else(front.shift, i, 0.0f);
+            return ((raw(i) - mean) - rest) * factor * or_else(p.weight, i, 1.0f) + or_else(p.bias, i, 0.0f);
 #else
             return raw(i);
 #endif
         };
-        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) most = fmaxf(most, fabsf(value(i)));
+        for (i64 i = threadIdx.x; i < p.columns; i += blockDim.x) most = fmaxf(most, fabsf(value(i)));
         float scale = block_maximum(most, turn) / 127.0f;
-        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) to[i] = (signed char)quantise(value(i), scale);
+        for (i64 i = threadIdx.x; i < p.columns; i += blockDim.x) to[i] = (signed char)quantise(value(i), scale);
 #endif
-        if (threadIdx.x == 0) scales[row] = scale;
+        if (threadIdx.x == 0) p.scales[row] = scale;
     }
 }

@@ -37,7 +37,7 @@ const UNITS: &[Unit] = &[
     unit!("elementwise/embed.cu", "linear/weight.cuh", "elementwise/embed_params.cuh"),
     unit!("elementwise/rope.cu", "elementwise/rope_params.cuh"),
     unit!("norm/norm.cu", "norm/norm_params.cuh"),
-    unit!("cache/cache.cu"),
+    unit!("cache/cache.cu", "cache/cache_params.cuh"),
     unit!("copy/copy.cu"),
     unit!("step/step.cu", "step/table_params.cuh", "step/table.cuh", "step/step_params.cuh"),
     unit!(
@@ -154,7 +154,7 @@ const UNITS: &[Unit] = &[
     unit!("linear/unpack.cu", "linear/weight.cuh"),
     unit!("linear/finish.cu"),
     unit!("linear/guard.cu"),
-    unit!("quant/quant.cu", "elementwise/function.cuh", "quant/round.cuh"),
+    unit!("quant/quant.cu", "elementwise/function.cuh", "quant/round.cuh", "quant/quant_params.cuh"),
 ];
 
 fn find(name: &str) -> Option<&'static Unit> {

@@ -3,49 +3,137 @@
 use crate::{
     driver::{
         kernel_spec::KernelSpec,
-        launch::{LaunchOp, Parameters},
+        kernel_struct::{self, Pointer, declaration, kernel_struct},
+        launch::LaunchOp,
     },
-    ops::{KernelPlan, THREADS, frame::Bound, plane, type_of},
+    ops::{
+        KernelPlan, THREADS,
+        frame::Bound,
+        params::{ExtentParams, MatrixParams, Strides},
+        plane, type_of,
+    },
 };
 use dsrun_core::{Result, kernels::CallDesc};
 
-/// Strides of page, head and slot: `struct Strides` of the kernels.
+kernel_struct! {
+    /// Parameters of `kv_write`.
+    struct KvWriteParams {
+        extent: ExtentParams = "Extent",
+        pages: i64 = "i64",
+        heads: i64 = "i64",
+        /// Slots of a page.
+        slots: i64 = "i64",
+        key_size: i64 = "i64",
+        value_size: i64 = "i64",
+        keys: Pointer = "CACHE*",
+        key_strides: Strides = "Strides",
+        values: Pointer = "CACHE*",
+        value_strides: Strides = "Strides",
+        /// New keys.
+        key: MatrixParams = "Matrix<const KEY>",
+        /// New values.
+        value: MatrixParams = "Matrix<const VALUE>",
+        /// The slot of each row, counted through all pages.
+        places: Pointer = "const int*",
+    }
+}
+
+kernel_struct! {
+    /// A cache of keys or of values, which is moved page by page.
+    struct PagedCache {
+        first: Pointer = "CACHE*",
+        strides: Strides = "Strides",
+        pages: i64 = "i64",
+        heads: i64 = "i64",
+        /// Slots of a page.
+        slots: i64 = "i64",
+        /// Elements of a slot of a head.
+        size: i64 = "i64",
+    }
+}
+
+kernel_struct! {
+    /// Parameters of `page_copy`.
+    struct PageCopyParams {
+        extent: ExtentParams = "Extent",
+        cache: PagedCache = "PagedCache",
+        /// A source and a destination in each row.
+        pairs: MatrixParams = "Matrix<const int>",
+    }
+}
+
+kernel_struct! {
+    /// Parameters of `page_gather`.
+    struct PageGatherParams {
+        extent: ExtentParams = "Extent",
+        cache: PagedCache = "PagedCache",
+        /// The page of each row.
+        index: Pointer = "const int*",
+        y: MatrixParams = "Matrix<CACHE>",
+    }
+}
+
+kernel_struct! {
+    /// Parameters of `page_scatter`.
+    struct PageScatterParams {
+        extent: ExtentParams = "Extent",
+        cache: PagedCache = "PagedCache",
+        /// The page of each row.
+        index: Pointer = "const int*",
+        x: MatrixParams = "Matrix<const CACHE>",
+    }
+}
+
+/// The generated header of these structs.
+pub(super) fn params_header() -> (String, String) {
+    let declarations = [
+        declaration::<KvWriteParams>(),
+        declaration::<PagedCache>(),
+        declaration::<PageCopyParams>(),
+        declaration::<PageGatherParams>(),
+        declaration::<PageScatterParams>(),
+    ];
+    kernel_struct::params_header("cache/cache", &declarations)
+}
+
+impl PagedCache {
+    fn of(cache: &Bound) -> Self {
+        let [pages, heads, slots, size] = [0, 1, 2, 3].map(|dimension| cache.size(dimension) as i64);
+        Self { first: cache.address, strides: Strides::of(cache), pages, heads, slots, size }
+    }
+}
+
+/// Strides of page, head and slot, as words of [`Strides`].
 pub(super) fn strides(tensor: &Bound) -> [u64; 3] {
     [0, 1, 2].map(|dimension| tensor.stride(dimension) as u64)
 }
 
 pub(super) fn kv_write(call: &CallDesc) -> Result<KernelPlan> {
     let types: [(_, &dyn std::fmt::Display); 3] =
-        [("T0", &type_of(call, 0)?), ("T1", &type_of(call, 2)?), ("T2", &type_of(call, 3)?)];
+        [("CACHE", &type_of(call, 0)?), ("KEY", &type_of(call, 2)?), ("VALUE", &type_of(call, 3)?)];
     let spec = KernelSpec::new("cache/cache.cu", "kv_write", types);
     Ok(KernelPlan::of_one(spec, move |frame, function| {
         let (keys, values) = (frame.result(0)?, frame.result(1)?);
         let (key, value, slots) = (frame.tensor(2)?, frame.tensor(3)?, frame.tensor(4)?);
         let (rows, heads) = (key.size(0), keys.size(1));
-        let parameters = Parameters::default()
-            .extent(rows, &[key, value, slots])
-            .size(keys.size(0))
-            .size(heads)
-            .size(keys.size(2))
-            .size(keys.size(3))
-            .size(values.size(3))
-            .address(keys.address)
-            .words(strides(keys))
-            .address(values.address)
-            .words(strides(values))
-            .rows(key)
-            .rows(value)
-            .address(slots.address);
+        let params = KvWriteParams {
+            extent: ExtentParams::of(rows, &[key, value, slots]),
+            pages: keys.size(0) as i64,
+            heads: heads as i64,
+            slots: keys.size(2) as i64,
+            key_size: keys.size(3) as i64,
+            value_size: values.size(3) as i64,
+            keys: keys.address,
+            key_strides: Strides::of(keys),
+            values: values.address,
+            value_strides: Strides::of(values),
+            key: MatrixParams::of(key),
+            value: MatrixParams::of(value),
+            places: slots.address,
+        };
         let grid = plane(rows, heads * (keys.size(3) + values.size(3)));
-        Ok(LaunchOp::kernel(function, grid, THREADS, parameters))
+        Ok(LaunchOp::kernel(function, grid, THREADS, &params))
     }))
-}
-
-/// The sizes of a cache and where it is, as the page kernels take them.
-fn pages(parameters: Parameters, cache: &Bound) -> Parameters {
-    let sizes = [0, 1, 2, 3].map(|dimension| cache.size(dimension));
-    let parameters = sizes.into_iter().fold(parameters, Parameters::size);
-    parameters.address(cache.address).words(strides(cache))
 }
 
 fn page_elements(cache: &Bound) -> usize {
@@ -54,31 +142,43 @@ fn page_elements(cache: &Bound) -> usize {
 
 fn spec(call: &CallDesc, entry: &'static str) -> Result<KernelSpec> {
     let name = type_of(call, 0)?;
-    Ok(KernelSpec::new("cache/cache.cu", entry, [("T0", &name), ("T1", &name), ("T2", &name)]))
+    Ok(KernelSpec::new("cache/cache.cu", entry, [("CACHE", &name), ("KEY", &name), ("VALUE", &name)]))
 }
 
 pub(super) fn page_copy(call: &CallDesc) -> Result<KernelPlan> {
     Ok(KernelPlan::of_one(spec(call, "page_copy")?, move |frame, function| {
         let (cache, pairs) = (frame.result(0)?, frame.tensor(1)?);
-        let parameters = pages(Parameters::default().extent(pairs.size(0), &[pairs]), cache).rows(pairs);
-        Ok(LaunchOp::kernel(function, plane(pairs.size(0), page_elements(cache)), THREADS, parameters))
+        let params = PageCopyParams {
+            extent: ExtentParams::of(pairs.size(0), &[pairs]),
+            cache: PagedCache::of(cache),
+            pairs: MatrixParams::of(pairs),
+        };
+        Ok(LaunchOp::kernel(function, plane(pairs.size(0), page_elements(cache)), THREADS, &params))
     }))
 }
 
 pub(super) fn page_gather(call: &CallDesc) -> Result<KernelPlan> {
     Ok(KernelPlan::of_one(spec(call, "page_gather")?, move |frame, function| {
         let (cache, index, y) = (frame.tensor(0)?, frame.tensor(1)?, frame.result(0)?);
-        let parameters = pages(Parameters::default().extent(y.size(0), &[index, y]), cache);
-        let parameters = parameters.address(index.address).rows(y);
-        Ok(LaunchOp::kernel(function, plane(y.size(0), page_elements(cache)), THREADS, parameters))
+        let params = PageGatherParams {
+            extent: ExtentParams::of(y.size(0), &[index, y]),
+            cache: PagedCache::of(cache),
+            index: index.address,
+            y: MatrixParams::of(y),
+        };
+        Ok(LaunchOp::kernel(function, plane(y.size(0), page_elements(cache)), THREADS, &params))
     }))
 }
 
 pub(super) fn page_scatter(call: &CallDesc) -> Result<KernelPlan> {
     Ok(KernelPlan::of_one(spec(call, "page_scatter")?, move |frame, function| {
         let (cache, x, index) = (frame.result(0)?, frame.tensor(1)?, frame.tensor(2)?);
-        let parameters = pages(Parameters::default().extent(x.size(0), &[x, index]), cache);
-        let parameters = parameters.rows(x).address(index.address);
-        Ok(LaunchOp::kernel(function, plane(x.size(0), page_elements(cache)), THREADS, parameters))
+        let params = PageScatterParams {
+            extent: ExtentParams::of(x.size(0), &[x, index]),
+            cache: PagedCache::of(cache),
+            index: index.address,
+            x: MatrixParams::of(x),
+        };
+        Ok(LaunchOp::kernel(function, plane(x.size(0), page_elements(cache)), THREADS, &params))
     }))
 }

@@ -161,15 +161,6 @@ impl Parameters {
         self.address(tensor.address).size(stride)
     }
 
-    /// The same of a tensor that may be absent: zeros then.
-    #[must_use]
-    pub(crate) fn optional_rows(self, tensor: Option<&Bound>) -> Self {
-        match tensor {
-            Some(tensor) => self.rows(tensor),
-            None => self.address(0).size(0),
-        }
-    }
-
     /// The extent of these tensors, of which each has at most `rows` rows.
     #[must_use]
     pub(crate) fn extent(self, rows: usize, tensors: &[&Bound]) -> Self {

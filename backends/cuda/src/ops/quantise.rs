@@ -3,9 +3,17 @@
 use crate::{
     driver::{
         kernel_spec::KernelSpec,
-        launch::{LaunchOp, Parameters},
+        kernel_struct::{self, Pointer, declaration, kernel_struct},
+        launch::LaunchOp,
     },
-    ops::{KernelPlan, WIDE, frame::Frame, norm::front::Norm, operand, result, type_name},
+    ops::{
+        KernelPlan, WIDE,
+        frame::Frame,
+        norm::front::Norm,
+        operand,
+        params::{ExtentParams, MatrixParams},
+        result, type_name,
+    },
 };
 use dsrun_core::{
     DType, Result,
@@ -28,6 +36,34 @@ enum Front {
 /// The most threads of a block, and the most elements of a thread that stay in registers.
 const THREADS: usize = 1024;
 const OWN: usize = 4 * WIDE;
+
+kernel_struct! {
+    /// Parameters of `quantise_rows`.
+    struct QuantiseRowsParams {
+        extent: ExtentParams = "Extent",
+        /// Columns of the result.
+        columns: i64 = "i64",
+        x: MatrixParams = "Matrix<const X>",
+        /// What the activated gate is multiplied by, where it is a tensor of its own; else absent.
+        up: MatrixParams = "Matrix<const X>",
+        /// Of the norm; may be null.
+        weight: Pointer = "const WEIGHT*",
+        /// Of the norm; may be null.
+        bias: Pointer = "const BIAS*",
+        y: MatrixParams = "Matrix<signed char>",
+        scales: Pointer = "float*",
+        eps: f32 = "float",
+        /// Added to every weight.
+        weight_offset: f32 = "float",
+        /// The largest gate and the largest magnitude of up; 0 for no limit.
+        limit: f32 = "float",
+    }
+}
+
+/// The generated header of the kernel's parameters.
+pub(super) fn params_header() -> (String, String) {
+    kernel_struct::params_header("quant/quant", &[declaration::<QuantiseRowsParams>()])
+}
 
 pub(super) fn quant_per_token(call: &CallDesc) -> Result<KernelPlan> {
     recipe(Front::Nothing, call)
@@ -69,20 +105,20 @@ fn recipe(front: Front, call: &CallDesc) -> Result<KernelPlan> {
     let columns = y.shape[1];
     let dtype = |index: Option<usize>| index.map_or(Ok(DType::F32), |index| Ok(operand(call, index)?.dtype));
     let (mut number, mut function, mut layout) = (0, 1, 0);
-    let (mut gain, mut shift, mut other) = (None, None, None);
-    let [mut eps, mut offset, mut limit] = [0.0f32; 3];
+    let (mut weight, mut bias, mut up) = (None, None, None);
+    let [mut eps, mut weight_offset, mut limit] = [0.0f32; 3];
     match front {
         Front::Nothing => {}
         Front::Norm(norm) => {
-            (gain, shift) = (norm.weight(), norm.bias());
-            (number, eps, offset) = match norm {
+            (weight, bias) = (norm.weight(), norm.bias());
+            (number, eps, weight_offset) = match norm {
                 Norm::Rms(op, _) => (1, op.eps, op.weight_offset),
                 Norm::Layer(op, ..) => (2, op.eps, 0.0),
             };
         }
         Front::Activation(op) => (number, function, limit) = (3, op.function as u32, op.limit),
-        Front::Gate(op, up) => {
-            (number, function, limit, other) = (4, op.function as u32, op.limit, up);
+        Front::Gate(op, other) => {
+            (number, function, limit, up) = (4, op.function as u32, op.limit, other);
             layout = match op.layout {
                 GateLayout::Separate => 1,
                 GateLayout::Concatenated => 2,
@@ -98,7 +134,7 @@ fn recipe(front: Front, call: &CallDesc) -> Result<KernelPlan> {
         && columns <= THREADS * OWN
         && x.strides[0].is_multiple_of(WIDE)
         && y.strides[0].is_multiple_of(WIDE)
-        && whole(other)?;
+        && whole(up)?;
     let items = if wide { columns / WIDE } else { columns };
     // Short rows take few threads, so that many blocks fit on a multiprocessor.
     let most = if items > 1024 { THREADS } else { 512 };
@@ -107,30 +143,34 @@ fn recipe(front: Front, call: &CallDesc) -> Result<KernelPlan> {
     let own = if wide { each } else { 0 };
     let defines: [(_, &dyn Display); 7] = [
         ("X", &type_name(x.dtype)?),
-        ("G", &type_name(dtype(gain)?)?),
-        ("SHIFT", &type_name(dtype(shift)?)?),
+        ("WEIGHT", &type_name(dtype(weight)?)?),
+        ("BIAS", &type_name(dtype(bias)?)?),
         ("FRONT", &number),
         ("FUNCTION", &function),
         ("LAYOUT", &layout),
         ("OWN", &own),
     ];
     let spec = KernelSpec::new("quant/quant.cu", "quantise_rows", defines);
-    let words = |low: f32, high: f32| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
-    let numbers = [words(eps, offset), words(limit, 0.0)];
     Ok(KernelPlan::of_one(spec, move |frame: &Frame, function| {
         let (x, y, scales) = (frame.tensor(0)?, frame.result(0)?, frame.result(1)?);
         let address = |index: Option<usize>| index.map_or(0, |index| frame.address(index));
+        let up = up.and_then(|up| frame.optional(up));
         let mut bounds = vec![x, y, scales];
-        bounds.extend(other.and_then(|other| frame.optional(other)));
+        bounds.extend(up);
         let (rows, columns) = (y.size(0), y.size(1));
-        let parameters = Parameters::default()
-            .extent(rows, &bounds)
-            .size(columns)
-            .rows(x)
-            .optional_rows(other.and_then(|other| frame.optional(other)))
-            .words([address(gain), address(shift), numbers[0], numbers[1]])
-            .rows(y)
-            .address(scales.address);
-        Ok(LaunchOp::kernel(function, [rows, 1, 1], threads, parameters))
+        let params = QuantiseRowsParams {
+            extent: ExtentParams::of(rows, &bounds),
+            columns: columns as i64,
+            x: MatrixParams::of(x),
+            up: MatrixParams::optional(up),
+            weight: address(weight),
+            bias: address(bias),
+            y: MatrixParams::of(y),
+            scales: scales.address,
+            eps,
+            weight_offset,
+            limit,
+        };
+        Ok(LaunchOp::kernel(function, [rows, 1, 1], threads, &params))
     }))
 }
