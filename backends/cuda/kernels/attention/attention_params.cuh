@@ -14,7 +14,7 @@ struct PlainAttentionParams {
     u32* counters;
 };
 static_assert(sizeof(PlainAttentionParams) == 424, "PlainAttentionParams as in Rust");
-static_assert(__builtin_offsetof(PlainAttentionParams, attention) == 0, "PlainAttentionParams as in Rust");
-static_assert(__builtin_offsetof(PlainAttentionParams, splits) == 400, "PlainAttentionParams as in Rust");
-static_assert(__builtin_offsetof(PlainAttentionParams, partial) == 408, "PlainAttentionParams as in Rust");
-static_assert(__builtin_offsetof(PlainAttentionParams, counters) == 416, "PlainAttentionParams as in Rust");
+static_assert(sizeof(PlainAttentionParams::attention) == 400 && alignof(decltype(PlainAttentionParams::attention)) == 8, "PlainAttentionParams as in Rust");
+static_assert(sizeof(PlainAttentionParams::splits) == 8 && alignof(decltype(PlainAttentionParams::splits)) == 8, "PlainAttentionParams as in Rust");
+static_assert(sizeof(PlainAttentionParams::partial) == 8 && alignof(decltype(PlainAttentionParams::partial)) == 8, "PlainAttentionParams as in Rust");
+static_assert(sizeof(PlainAttentionParams::counters) == 8 && alignof(decltype(PlainAttentionParams::counters)) == 8, "PlainAttentionParams as in Rust");

@@ -14,7 +14,7 @@ struct DecodeEvenParams {
     u32* counters;
 };
 static_assert(sizeof(DecodeEvenParams) == 424, "DecodeEvenParams as in Rust");
-static_assert(__builtin_offsetof(DecodeEvenParams, attention) == 0, "DecodeEvenParams as in Rust");
-static_assert(__builtin_offsetof(DecodeEvenParams, columns) == 400, "DecodeEvenParams as in Rust");
-static_assert(__builtin_offsetof(DecodeEvenParams, partial) == 408, "DecodeEvenParams as in Rust");
-static_assert(__builtin_offsetof(DecodeEvenParams, counters) == 416, "DecodeEvenParams as in Rust");
+static_assert(sizeof(DecodeEvenParams::attention) == 400 && alignof(decltype(DecodeEvenParams::attention)) == 8, "DecodeEvenParams as in Rust");
+static_assert(sizeof(DecodeEvenParams::columns) == 8 && alignof(decltype(DecodeEvenParams::columns)) == 8, "DecodeEvenParams as in Rust");
+static_assert(sizeof(DecodeEvenParams::partial) == 8 && alignof(decltype(DecodeEvenParams::partial)) == 8, "DecodeEvenParams as in Rust");
+static_assert(sizeof(DecodeEvenParams::counters) == 8 && alignof(decltype(DecodeEvenParams::counters)) == 8, "DecodeEvenParams as in Rust");

@@ -11,9 +11,9 @@ struct QuantisedRows {
     u32* counters;
 };
 static_assert(sizeof(QuantisedRows) == 32, "QuantisedRows as in Rust");
-static_assert(__builtin_offsetof(QuantisedRows, y) == 0, "QuantisedRows as in Rust");
-static_assert(__builtin_offsetof(QuantisedRows, scales) == 16, "QuantisedRows as in Rust");
-static_assert(__builtin_offsetof(QuantisedRows, counters) == 24, "QuantisedRows as in Rust");
+static_assert(sizeof(QuantisedRows::y) == 16 && alignof(decltype(QuantisedRows::y)) == 8, "QuantisedRows as in Rust");
+static_assert(sizeof(QuantisedRows::scales) == 8 && alignof(decltype(QuantisedRows::scales)) == 8, "QuantisedRows as in Rust");
+static_assert(sizeof(QuantisedRows::counters) == 8 && alignof(decltype(QuantisedRows::counters)) == 8, "QuantisedRows as in Rust");
 
 /* Parameters of `decode`. */
 struct DecodeParams {
@@ -27,8 +27,8 @@ struct DecodeParams {
     QuantisedRows quantised;
 };
 static_assert(sizeof(DecodeParams) == 456, "DecodeParams as in Rust");
-static_assert(__builtin_offsetof(DecodeParams, attention) == 0, "DecodeParams as in Rust");
-static_assert(__builtin_offsetof(DecodeParams, splits) == 400, "DecodeParams as in Rust");
-static_assert(__builtin_offsetof(DecodeParams, partial) == 408, "DecodeParams as in Rust");
-static_assert(__builtin_offsetof(DecodeParams, counters) == 416, "DecodeParams as in Rust");
-static_assert(__builtin_offsetof(DecodeParams, quantised) == 424, "DecodeParams as in Rust");
+static_assert(sizeof(DecodeParams::attention) == 400 && alignof(decltype(DecodeParams::attention)) == 8, "DecodeParams as in Rust");
+static_assert(sizeof(DecodeParams::splits) == 8 && alignof(decltype(DecodeParams::splits)) == 8, "DecodeParams as in Rust");
+static_assert(sizeof(DecodeParams::partial) == 8 && alignof(decltype(DecodeParams::partial)) == 8, "DecodeParams as in Rust");
+static_assert(sizeof(DecodeParams::counters) == 8 && alignof(decltype(DecodeParams::counters)) == 8, "DecodeParams as in Rust");
+static_assert(sizeof(DecodeParams::quantised) == 32 && alignof(decltype(DecodeParams::quantised)) == 8, "DecodeParams as in Rust");

@@ -13,8 +13,8 @@ struct PromptWgmmaParams {
     u32* counter;
 };
 static_assert(sizeof(PromptWgmmaParams) == 832, "PromptWgmmaParams as in Rust");
-static_assert(__builtin_offsetof(PromptWgmmaParams, query_map) == 0, "PromptWgmmaParams as in Rust");
-static_assert(__builtin_offsetof(PromptWgmmaParams, key_map) == 128, "PromptWgmmaParams as in Rust");
-static_assert(__builtin_offsetof(PromptWgmmaParams, value_map) == 256, "PromptWgmmaParams as in Rust");
-static_assert(__builtin_offsetof(PromptWgmmaParams, attention) == 384, "PromptWgmmaParams as in Rust");
-static_assert(__builtin_offsetof(PromptWgmmaParams, counter) == 784, "PromptWgmmaParams as in Rust");
+static_assert(sizeof(PromptWgmmaParams::query_map) == 128 && alignof(decltype(PromptWgmmaParams::query_map)) == 64, "PromptWgmmaParams as in Rust");
+static_assert(sizeof(PromptWgmmaParams::key_map) == 128 && alignof(decltype(PromptWgmmaParams::key_map)) == 64, "PromptWgmmaParams as in Rust");
+static_assert(sizeof(PromptWgmmaParams::value_map) == 128 && alignof(decltype(PromptWgmmaParams::value_map)) == 64, "PromptWgmmaParams as in Rust");
+static_assert(sizeof(PromptWgmmaParams::attention) == 400 && alignof(decltype(PromptWgmmaParams::attention)) == 8, "PromptWgmmaParams as in Rust");
+static_assert(sizeof(PromptWgmmaParams::counter) == 8 && alignof(decltype(PromptWgmmaParams::counter)) == 8, "PromptWgmmaParams as in Rust");

@@ -24,19 +24,19 @@ struct KvWriteParams {
     const int* places;
 };
 static_assert(sizeof(KvWriteParams) == 216, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, extent) == 0, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, pages) == 72, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, heads) == 80, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, slots) == 88, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, key_size) == 96, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, value_size) == 104, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, keys) == 112, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, key_strides) == 120, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, values) == 144, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, value_strides) == 152, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, key) == 176, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, value) == 192, "KvWriteParams as in Rust");
-static_assert(__builtin_offsetof(KvWriteParams, places) == 208, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::extent) == 72 && alignof(decltype(KvWriteParams::extent)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::pages) == 8 && alignof(decltype(KvWriteParams::pages)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::heads) == 8 && alignof(decltype(KvWriteParams::heads)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::slots) == 8 && alignof(decltype(KvWriteParams::slots)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::key_size) == 8 && alignof(decltype(KvWriteParams::key_size)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::value_size) == 8 && alignof(decltype(KvWriteParams::value_size)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::keys) == 8 && alignof(decltype(KvWriteParams::keys)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::key_strides) == 24 && alignof(decltype(KvWriteParams::key_strides)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::values) == 8 && alignof(decltype(KvWriteParams::values)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::value_strides) == 24 && alignof(decltype(KvWriteParams::value_strides)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::key) == 16 && alignof(decltype(KvWriteParams::key)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::value) == 16 && alignof(decltype(KvWriteParams::value)) == 8, "KvWriteParams as in Rust");
+static_assert(sizeof(KvWriteParams::places) == 8 && alignof(decltype(KvWriteParams::places)) == 8, "KvWriteParams as in Rust");
 
 /* A cache of keys or of values, which is moved page by page. */
 struct PagedCache {
@@ -50,12 +50,12 @@ struct PagedCache {
     i64 size;
 };
 static_assert(sizeof(PagedCache) == 64, "PagedCache as in Rust");
-static_assert(__builtin_offsetof(PagedCache, first) == 0, "PagedCache as in Rust");
-static_assert(__builtin_offsetof(PagedCache, strides) == 8, "PagedCache as in Rust");
-static_assert(__builtin_offsetof(PagedCache, pages) == 32, "PagedCache as in Rust");
-static_assert(__builtin_offsetof(PagedCache, heads) == 40, "PagedCache as in Rust");
-static_assert(__builtin_offsetof(PagedCache, slots) == 48, "PagedCache as in Rust");
-static_assert(__builtin_offsetof(PagedCache, size) == 56, "PagedCache as in Rust");
+static_assert(sizeof(PagedCache::first) == 8 && alignof(decltype(PagedCache::first)) == 8, "PagedCache as in Rust");
+static_assert(sizeof(PagedCache::strides) == 24 && alignof(decltype(PagedCache::strides)) == 8, "PagedCache as in Rust");
+static_assert(sizeof(PagedCache::pages) == 8 && alignof(decltype(PagedCache::pages)) == 8, "PagedCache as in Rust");
+static_assert(sizeof(PagedCache::heads) == 8 && alignof(decltype(PagedCache::heads)) == 8, "PagedCache as in Rust");
+static_assert(sizeof(PagedCache::slots) == 8 && alignof(decltype(PagedCache::slots)) == 8, "PagedCache as in Rust");
+static_assert(sizeof(PagedCache::size) == 8 && alignof(decltype(PagedCache::size)) == 8, "PagedCache as in Rust");
 
 /* Parameters of `page_copy`. */
 struct PageCopyParams {
@@ -65,9 +65,9 @@ struct PageCopyParams {
     Matrix<const int> pairs;
 };
 static_assert(sizeof(PageCopyParams) == 152, "PageCopyParams as in Rust");
-static_assert(__builtin_offsetof(PageCopyParams, extent) == 0, "PageCopyParams as in Rust");
-static_assert(__builtin_offsetof(PageCopyParams, cache) == 72, "PageCopyParams as in Rust");
-static_assert(__builtin_offsetof(PageCopyParams, pairs) == 136, "PageCopyParams as in Rust");
+static_assert(sizeof(PageCopyParams::extent) == 72 && alignof(decltype(PageCopyParams::extent)) == 8, "PageCopyParams as in Rust");
+static_assert(sizeof(PageCopyParams::cache) == 64 && alignof(decltype(PageCopyParams::cache)) == 8, "PageCopyParams as in Rust");
+static_assert(sizeof(PageCopyParams::pairs) == 16 && alignof(decltype(PageCopyParams::pairs)) == 8, "PageCopyParams as in Rust");
 
 /* Parameters of `page_gather`. */
 struct PageGatherParams {
@@ -78,10 +78,10 @@ struct PageGatherParams {
     Matrix<CACHE> y;
 };
 static_assert(sizeof(PageGatherParams) == 160, "PageGatherParams as in Rust");
-static_assert(__builtin_offsetof(PageGatherParams, extent) == 0, "PageGatherParams as in Rust");
-static_assert(__builtin_offsetof(PageGatherParams, cache) == 72, "PageGatherParams as in Rust");
-static_assert(__builtin_offsetof(PageGatherParams, index) == 136, "PageGatherParams as in Rust");
-static_assert(__builtin_offsetof(PageGatherParams, y) == 144, "PageGatherParams as in Rust");
+static_assert(sizeof(PageGatherParams::extent) == 72 && alignof(decltype(PageGatherParams::extent)) == 8, "PageGatherParams as in Rust");
+static_assert(sizeof(PageGatherParams::cache) == 64 && alignof(decltype(PageGatherParams::cache)) == 8, "PageGatherParams as in Rust");
+static_assert(sizeof(PageGatherParams::index) == 8 && alignof(decltype(PageGatherParams::index)) == 8, "PageGatherParams as in Rust");
+static_assert(sizeof(PageGatherParams::y) == 16 && alignof(decltype(PageGatherParams::y)) == 8, "PageGatherParams as in Rust");
 
 /* Parameters of `page_scatter`. */
 struct PageScatterParams {
@@ -92,7 +92,7 @@ struct PageScatterParams {
     Matrix<const CACHE> x;
 };
 static_assert(sizeof(PageScatterParams) == 160, "PageScatterParams as in Rust");
-static_assert(__builtin_offsetof(PageScatterParams, extent) == 0, "PageScatterParams as in Rust");
-static_assert(__builtin_offsetof(PageScatterParams, cache) == 72, "PageScatterParams as in Rust");
-static_assert(__builtin_offsetof(PageScatterParams, index) == 136, "PageScatterParams as in Rust");
-static_assert(__builtin_offsetof(PageScatterParams, x) == 144, "PageScatterParams as in Rust");
+static_assert(sizeof(PageScatterParams::extent) == 72 && alignof(decltype(PageScatterParams::extent)) == 8, "PageScatterParams as in Rust");
+static_assert(sizeof(PageScatterParams::cache) == 64 && alignof(decltype(PageScatterParams::cache)) == 8, "PageScatterParams as in Rust");
+static_assert(sizeof(PageScatterParams::index) == 8 && alignof(decltype(PageScatterParams::index)) == 8, "PageScatterParams as in Rust");
+static_assert(sizeof(PageScatterParams::x) == 16 && alignof(decltype(PageScatterParams::x)) == 8, "PageScatterParams as in Rust");

@@ -15,12 +15,12 @@ struct ActivationParams {
     float limit;
 };
 static_assert(sizeof(ActivationParams) == 128, "ActivationParams as in Rust");
-static_assert(__builtin_offsetof(ActivationParams, extent) == 0, "ActivationParams as in Rust");
-static_assert(__builtin_offsetof(ActivationParams, x) == 72, "ActivationParams as in Rust");
-static_assert(__builtin_offsetof(ActivationParams, bias) == 88, "ActivationParams as in Rust");
-static_assert(__builtin_offsetof(ActivationParams, y) == 96, "ActivationParams as in Rust");
-static_assert(__builtin_offsetof(ActivationParams, columns) == 112, "ActivationParams as in Rust");
-static_assert(__builtin_offsetof(ActivationParams, limit) == 120, "ActivationParams as in Rust");
+static_assert(sizeof(ActivationParams::extent) == 72 && alignof(decltype(ActivationParams::extent)) == 8, "ActivationParams as in Rust");
+static_assert(sizeof(ActivationParams::x) == 16 && alignof(decltype(ActivationParams::x)) == 8, "ActivationParams as in Rust");
+static_assert(sizeof(ActivationParams::bias) == 8 && alignof(decltype(ActivationParams::bias)) == 8, "ActivationParams as in Rust");
+static_assert(sizeof(ActivationParams::y) == 16 && alignof(decltype(ActivationParams::y)) == 8, "ActivationParams as in Rust");
+static_assert(sizeof(ActivationParams::columns) == 8 && alignof(decltype(ActivationParams::columns)) == 8, "ActivationParams as in Rust");
+static_assert(sizeof(ActivationParams::limit) == 4 && alignof(decltype(ActivationParams::limit)) == 4, "ActivationParams as in Rust");
 
 /* Parameters of `gated_activation` and `gated_activation_wide`. */
 struct GatedActivationParams {
@@ -37,10 +37,10 @@ struct GatedActivationParams {
     float limit;
 };
 static_assert(sizeof(GatedActivationParams) == 144, "GatedActivationParams as in Rust");
-static_assert(__builtin_offsetof(GatedActivationParams, extent) == 0, "GatedActivationParams as in Rust");
-static_assert(__builtin_offsetof(GatedActivationParams, gate) == 72, "GatedActivationParams as in Rust");
-static_assert(__builtin_offsetof(GatedActivationParams, up) == 88, "GatedActivationParams as in Rust");
-static_assert(__builtin_offsetof(GatedActivationParams, bias) == 104, "GatedActivationParams as in Rust");
-static_assert(__builtin_offsetof(GatedActivationParams, y) == 112, "GatedActivationParams as in Rust");
-static_assert(__builtin_offsetof(GatedActivationParams, columns) == 128, "GatedActivationParams as in Rust");
-static_assert(__builtin_offsetof(GatedActivationParams, limit) == 136, "GatedActivationParams as in Rust");
+static_assert(sizeof(GatedActivationParams::extent) == 72 && alignof(decltype(GatedActivationParams::extent)) == 8, "GatedActivationParams as in Rust");
+static_assert(sizeof(GatedActivationParams::gate) == 16 && alignof(decltype(GatedActivationParams::gate)) == 8, "GatedActivationParams as in Rust");
+static_assert(sizeof(GatedActivationParams::up) == 16 && alignof(decltype(GatedActivationParams::up)) == 8, "GatedActivationParams as in Rust");
+static_assert(sizeof(GatedActivationParams::bias) == 8 && alignof(decltype(GatedActivationParams::bias)) == 8, "GatedActivationParams as in Rust");
+static_assert(sizeof(GatedActivationParams::y) == 16 && alignof(decltype(GatedActivationParams::y)) == 8, "GatedActivationParams as in Rust");
+static_assert(sizeof(GatedActivationParams::columns) == 8 && alignof(decltype(GatedActivationParams::columns)) == 8, "GatedActivationParams as in Rust");
+static_assert(sizeof(GatedActivationParams::limit) == 4 && alignof(decltype(GatedActivationParams::limit)) == 4, "GatedActivationParams as in Rust");

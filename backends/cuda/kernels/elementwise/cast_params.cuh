@@ -11,7 +11,7 @@ struct CastParams {
     i64 columns;
 };
 static_assert(sizeof(CastParams) == 112, "CastParams as in Rust");
-static_assert(__builtin_offsetof(CastParams, extent) == 0, "CastParams as in Rust");
-static_assert(__builtin_offsetof(CastParams, x) == 72, "CastParams as in Rust");
-static_assert(__builtin_offsetof(CastParams, y) == 88, "CastParams as in Rust");
-static_assert(__builtin_offsetof(CastParams, columns) == 104, "CastParams as in Rust");
+static_assert(sizeof(CastParams::extent) == 72 && alignof(decltype(CastParams::extent)) == 8, "CastParams as in Rust");
+static_assert(sizeof(CastParams::x) == 16 && alignof(decltype(CastParams::x)) == 8, "CastParams as in Rust");
+static_assert(sizeof(CastParams::y) == 16 && alignof(decltype(CastParams::y)) == 8, "CastParams as in Rust");
+static_assert(sizeof(CastParams::columns) == 8 && alignof(decltype(CastParams::columns)) == 8, "CastParams as in Rust");

@@ -12,7 +12,7 @@ struct FillParams {
     u32 bits;
 };
 static_assert(sizeof(FillParams) == 104, "FillParams as in Rust");
-static_assert(__builtin_offsetof(FillParams, extent) == 0, "FillParams as in Rust");
-static_assert(__builtin_offsetof(FillParams, x) == 72, "FillParams as in Rust");
-static_assert(__builtin_offsetof(FillParams, columns) == 88, "FillParams as in Rust");
-static_assert(__builtin_offsetof(FillParams, bits) == 96, "FillParams as in Rust");
+static_assert(sizeof(FillParams::extent) == 72 && alignof(decltype(FillParams::extent)) == 8, "FillParams as in Rust");
+static_assert(sizeof(FillParams::x) == 16 && alignof(decltype(FillParams::x)) == 8, "FillParams as in Rust");
+static_assert(sizeof(FillParams::columns) == 8 && alignof(decltype(FillParams::columns)) == 8, "FillParams as in Rust");
+static_assert(sizeof(FillParams::bits) == 4 && alignof(decltype(FillParams::bits)) == 4, "FillParams as in Rust");

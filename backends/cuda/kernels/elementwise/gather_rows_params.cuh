@@ -14,9 +14,9 @@ struct GatherRowsParams {
     i64 columns;
 };
 static_assert(sizeof(GatherRowsParams) == 192, "GatherRowsParams as in Rust");
-static_assert(__builtin_offsetof(GatherRowsParams, extent) == 0, "GatherRowsParams as in Rust");
-static_assert(__builtin_offsetof(GatherRowsParams, source) == 72, "GatherRowsParams as in Rust");
-static_assert(__builtin_offsetof(GatherRowsParams, x) == 144, "GatherRowsParams as in Rust");
-static_assert(__builtin_offsetof(GatherRowsParams, index) == 160, "GatherRowsParams as in Rust");
-static_assert(__builtin_offsetof(GatherRowsParams, y) == 168, "GatherRowsParams as in Rust");
-static_assert(__builtin_offsetof(GatherRowsParams, columns) == 184, "GatherRowsParams as in Rust");
+static_assert(sizeof(GatherRowsParams::extent) == 72 && alignof(decltype(GatherRowsParams::extent)) == 8, "GatherRowsParams as in Rust");
+static_assert(sizeof(GatherRowsParams::source) == 72 && alignof(decltype(GatherRowsParams::source)) == 8, "GatherRowsParams as in Rust");
+static_assert(sizeof(GatherRowsParams::x) == 16 && alignof(decltype(GatherRowsParams::x)) == 8, "GatherRowsParams as in Rust");
+static_assert(sizeof(GatherRowsParams::index) == 8 && alignof(decltype(GatherRowsParams::index)) == 8, "GatherRowsParams as in Rust");
+static_assert(sizeof(GatherRowsParams::y) == 16 && alignof(decltype(GatherRowsParams::y)) == 8, "GatherRowsParams as in Rust");
+static_assert(sizeof(GatherRowsParams::columns) == 8 && alignof(decltype(GatherRowsParams::columns)) == 8, "GatherRowsParams as in Rust");

@@ -16,13 +16,13 @@ struct RmsNormParams {
     float weight_offset;
 };
 static_assert(sizeof(RmsNormParams) == 128, "RmsNormParams as in Rust");
-static_assert(__builtin_offsetof(RmsNormParams, extent) == 0, "RmsNormParams as in Rust");
-static_assert(__builtin_offsetof(RmsNormParams, width) == 72, "RmsNormParams as in Rust");
-static_assert(__builtin_offsetof(RmsNormParams, x) == 80, "RmsNormParams as in Rust");
-static_assert(__builtin_offsetof(RmsNormParams, weight) == 96, "RmsNormParams as in Rust");
-static_assert(__builtin_offsetof(RmsNormParams, y) == 104, "RmsNormParams as in Rust");
-static_assert(__builtin_offsetof(RmsNormParams, eps) == 120, "RmsNormParams as in Rust");
-static_assert(__builtin_offsetof(RmsNormParams, weight_offset) == 124, "RmsNormParams as in Rust");
+static_assert(sizeof(RmsNormParams::extent) == 72 && alignof(decltype(RmsNormParams::extent)) == 8, "RmsNormParams as in Rust");
+static_assert(sizeof(RmsNormParams::width) == 8 && alignof(decltype(RmsNormParams::width)) == 8, "RmsNormParams as in Rust");
+static_assert(sizeof(RmsNormParams::x) == 16 && alignof(decltype(RmsNormParams::x)) == 8, "RmsNormParams as in Rust");
+static_assert(sizeof(RmsNormParams::weight) == 8 && alignof(decltype(RmsNormParams::weight)) == 8, "RmsNormParams as in Rust");
+static_assert(sizeof(RmsNormParams::y) == 16 && alignof(decltype(RmsNormParams::y)) == 8, "RmsNormParams as in Rust");
+static_assert(sizeof(RmsNormParams::eps) == 4 && alignof(decltype(RmsNormParams::eps)) == 4, "RmsNormParams as in Rust");
+static_assert(sizeof(RmsNormParams::weight_offset) == 4 && alignof(decltype(RmsNormParams::weight_offset)) == 4, "RmsNormParams as in Rust");
 
 /* Parameters of `layer_norm`. */
 struct LayerNormParams {
@@ -37,13 +37,13 @@ struct LayerNormParams {
     float eps;
 };
 static_assert(sizeof(LayerNormParams) == 136, "LayerNormParams as in Rust");
-static_assert(__builtin_offsetof(LayerNormParams, extent) == 0, "LayerNormParams as in Rust");
-static_assert(__builtin_offsetof(LayerNormParams, width) == 72, "LayerNormParams as in Rust");
-static_assert(__builtin_offsetof(LayerNormParams, x) == 80, "LayerNormParams as in Rust");
-static_assert(__builtin_offsetof(LayerNormParams, weight) == 96, "LayerNormParams as in Rust");
-static_assert(__builtin_offsetof(LayerNormParams, bias) == 104, "LayerNormParams as in Rust");
-static_assert(__builtin_offsetof(LayerNormParams, y) == 112, "LayerNormParams as in Rust");
-static_assert(__builtin_offsetof(LayerNormParams, eps) == 128, "LayerNormParams as in Rust");
+static_assert(sizeof(LayerNormParams::extent) == 72 && alignof(decltype(LayerNormParams::extent)) == 8, "LayerNormParams as in Rust");
+static_assert(sizeof(LayerNormParams::width) == 8 && alignof(decltype(LayerNormParams::width)) == 8, "LayerNormParams as in Rust");
+static_assert(sizeof(LayerNormParams::x) == 16 && alignof(decltype(LayerNormParams::x)) == 8, "LayerNormParams as in Rust");
+static_assert(sizeof(LayerNormParams::weight) == 8 && alignof(decltype(LayerNormParams::weight)) == 8, "LayerNormParams as in Rust");
+static_assert(sizeof(LayerNormParams::bias) == 8 && alignof(decltype(LayerNormParams::bias)) == 8, "LayerNormParams as in Rust");
+static_assert(sizeof(LayerNormParams::y) == 16 && alignof(decltype(LayerNormParams::y)) == 8, "LayerNormParams as in Rust");
+static_assert(sizeof(LayerNormParams::eps) == 4 && alignof(decltype(LayerNormParams::eps)) == 4, "LayerNormParams as in Rust");
 
 /* Parameters of `add_rms_norm`. */
 struct AddRmsNormParams {
@@ -62,13 +62,13 @@ struct AddRmsNormParams {
     float weight_offset;
 };
 static_assert(sizeof(AddRmsNormParams) == 168, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, extent) == 0, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, width) == 72, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, a) == 80, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, b) == 96, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, weight) == 112, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, r) == 120, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, y) == 136, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, alpha) == 152, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, eps) == 156, "AddRmsNormParams as in Rust");
-static_assert(__builtin_offsetof(AddRmsNormParams, weight_offset) == 160, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::extent) == 72 && alignof(decltype(AddRmsNormParams::extent)) == 8, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::width) == 8 && alignof(decltype(AddRmsNormParams::width)) == 8, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::a) == 16 && alignof(decltype(AddRmsNormParams::a)) == 8, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::b) == 16 && alignof(decltype(AddRmsNormParams::b)) == 8, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::weight) == 8 && alignof(decltype(AddRmsNormParams::weight)) == 8, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::r) == 16 && alignof(decltype(AddRmsNormParams::r)) == 8, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::y) == 16 && alignof(decltype(AddRmsNormParams::y)) == 8, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::alpha) == 4 && alignof(decltype(AddRmsNormParams::alpha)) == 4, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::eps) == 4 && alignof(decltype(AddRmsNormParams::eps)) == 4, "AddRmsNormParams as in Rust");
+static_assert(sizeof(AddRmsNormParams::weight_offset) == 4 && alignof(decltype(AddRmsNormParams::weight_offset)) == 4, "AddRmsNormParams as in Rust");

@@ -15,9 +15,9 @@ struct ArgmaxParams {
     u32* counters;
 };
 static_assert(sizeof(ArgmaxParams) == 120, "ArgmaxParams as in Rust");
-static_assert(__builtin_offsetof(ArgmaxParams, extent) == 0, "ArgmaxParams as in Rust");
-static_assert(__builtin_offsetof(ArgmaxParams, columns) == 72, "ArgmaxParams as in Rust");
-static_assert(__builtin_offsetof(ArgmaxParams, x) == 80, "ArgmaxParams as in Rust");
-static_assert(__builtin_offsetof(ArgmaxParams, ids) == 96, "ArgmaxParams as in Rust");
-static_assert(__builtin_offsetof(ArgmaxParams, partial) == 104, "ArgmaxParams as in Rust");
-static_assert(__builtin_offsetof(ArgmaxParams, counters) == 112, "ArgmaxParams as in Rust");
+static_assert(sizeof(ArgmaxParams::extent) == 72 && alignof(decltype(ArgmaxParams::extent)) == 8, "ArgmaxParams as in Rust");
+static_assert(sizeof(ArgmaxParams::columns) == 8 && alignof(decltype(ArgmaxParams::columns)) == 8, "ArgmaxParams as in Rust");
+static_assert(sizeof(ArgmaxParams::x) == 16 && alignof(decltype(ArgmaxParams::x)) == 8, "ArgmaxParams as in Rust");
+static_assert(sizeof(ArgmaxParams::ids) == 8 && alignof(decltype(ArgmaxParams::ids)) == 8, "ArgmaxParams as in Rust");
+static_assert(sizeof(ArgmaxParams::partial) == 8 && alignof(decltype(ArgmaxParams::partial)) == 8, "ArgmaxParams as in Rust");
+static_assert(sizeof(ArgmaxParams::counters) == 8 && alignof(decltype(ArgmaxParams::counters)) == 8, "ArgmaxParams as in Rust");

@@ -16,10 +16,10 @@ struct TokenRecords {
     i64 stops;
 };
 static_assert(sizeof(TokenRecords) == 128, "TokenRecords as in Rust");
-static_assert(__builtin_offsetof(TokenRecords, requests) == 0, "TokenRecords as in Rust");
-static_assert(__builtin_offsetof(TokenRecords, last_token) == 72, "TokenRecords as in Rust");
-static_assert(__builtin_offsetof(TokenRecords, finished) == 80, "TokenRecords as in Rust");
-static_assert(__builtin_offsetof(TokenRecords, counts) == 88, "TokenRecords as in Rust");
-static_assert(__builtin_offsetof(TokenRecords, vocabulary) == 104, "TokenRecords as in Rust");
-static_assert(__builtin_offsetof(TokenRecords, stop_ids) == 112, "TokenRecords as in Rust");
-static_assert(__builtin_offsetof(TokenRecords, stops) == 120, "TokenRecords as in Rust");
+static_assert(sizeof(TokenRecords::requests) == 72 && alignof(decltype(TokenRecords::requests)) == 8, "TokenRecords as in Rust");
+static_assert(sizeof(TokenRecords::last_token) == 8 && alignof(decltype(TokenRecords::last_token)) == 8, "TokenRecords as in Rust");
+static_assert(sizeof(TokenRecords::finished) == 8 && alignof(decltype(TokenRecords::finished)) == 8, "TokenRecords as in Rust");
+static_assert(sizeof(TokenRecords::counts) == 16 && alignof(decltype(TokenRecords::counts)) == 8, "TokenRecords as in Rust");
+static_assert(sizeof(TokenRecords::vocabulary) == 8 && alignof(decltype(TokenRecords::vocabulary)) == 8, "TokenRecords as in Rust");
+static_assert(sizeof(TokenRecords::stop_ids) == 8 && alignof(decltype(TokenRecords::stop_ids)) == 8, "TokenRecords as in Rust");
+static_assert(sizeof(TokenRecords::stops) == 8 && alignof(decltype(TokenRecords::stops)) == 8, "TokenRecords as in Rust");
