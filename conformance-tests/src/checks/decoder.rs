@@ -423,6 +423,10 @@ fn of_shape(bench: &mut Bench, graphs: &dyn Graphs, dtype: DType, shape: &'stati
         place.set(bench, &mut random, &table, length)?;
         eager.iter().try_for_each(|bound| bench.enqueue(bound))?;
         graph.launch(&mut *bench.stream)?;
+        if length == 0 {
+            // The result of attention for a row of no sequence is not written. It must not change what comes after.
+            continue;
+        }
         let what = format!("{name}, {length} tokens");
         let (first, expected) = (bench.get(&found)?, bench.get(expected)?);
         apart(&what, &first, &expected)?;
