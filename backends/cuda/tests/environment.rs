@@ -28,7 +28,7 @@ fn the_book_shows_every_variable() {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut names = BTreeSet::new();
     read_by(&package.join("src"), &mut names);
-    assert!(names.len() >= 5, "{names:?}");
+    assert!(names.contains("DSRUN_CUDA_LIBRARIES"), "{names:?}");
     let page = fs::read_to_string(package.join("../../docs/src/crates/cuda.md")).unwrap();
     for name in names {
         assert!(page.contains(&format!("| `{name}` |")), "{name} is in no table of the page of the backend");
