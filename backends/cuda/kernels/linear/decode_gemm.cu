@@ -15,7 +15,9 @@
  * With SLICES > 1 a block writes its partial sums to scratch memory and counts itself at the tile's counter. One of the
  * slices, each in its turn, visits the tile a round later and counts once more. The block that counts last, mostly the visitor, adds
  * up all slices, in the order of the slices, so the result does not depend on which block that is. No block ever waits for another,
- * so the kernel makes progress however few of its blocks are resident beside other work on the device.
+ * so the kernel makes progress however few of its blocks are resident beside other work on the device. Two slices on sm_90 are a
+ * cluster, whose blocks are resident together: there the visitor may wait for the other block, and nobody needs the answer of an
+ * atomic operation, which takes longer than a tile while memory is busy.
  *
  * The rings are filled before the preceding kernel has finished (unless weights may change), so memory is kept busy between
  * kernels. With PACED, where attention of one token precedes, a warp has two k tiles in flight until its ring is full: the reads
@@ -33,6 +35,13 @@
 #define SUM_ROW 20
 #define ITEMS (8 * TOKENS)
 #define ITEM_WARPS ((ITEMS + 31) / 32)
+/* Whether the slices of a tile are a cluster. Its blocks are one TPC of two SMs, so clusters leave no SM idle. */
+#define PAIRED (SLICES == 2 && __CUDA_ARCH__ >= 900)
+#if PAIRED
+#define CLUSTERED __cluster_dims__(2, 1, 1)
+#else
+#define CLUSTERED
+#endif
 
 extern __shared__ __align__(128) u8 memory[];
 
@@ -44,7 +53,7 @@ __device__ inline void copy_ahead(u32 to, const u8* from, bool real, u64 once) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent, i64 tile_count, i64 inputs, const X* x, i64 x_row,
+extern "C" __global__ void CLUSTERED __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent, i64 tile_count, i64 inputs, const X* x, i64 x_row,
                                                             const u8* weight, i64 weight_row, i64 immutable, Norm norm,
                                                             float* scratch, u32* counters, Epilogue e) {
 #if __CUDA_ARCH__ >= 800
@@ -125,9 +134,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent
      * pairs, how many had counted before, and whether this slice is to visit it. The answer is looked at a turn later, when it has arrived.
      */
     struct Counted { int tile, item; u32 before; bool visits; };
-    Counted counted = {-1, 0, 0, false}, visited = counted;
+    Counted counted = {-1, 0, 0, false};
     auto add_up = [&](int tile, int item) {
+#if !PAIRED
         __threadfence();
+#endif
         if (lane == 0) counters[tile * ITEM_WARPS + item / 32] = 0;
         int token = item / 8;
         if (item >= ITEMS || token >= tokens) return;
@@ -144,6 +155,25 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent
         }
         apply_epilogue(e, rows, ready, token, a, b);
     };
+#if PAIRED
+    /* Adds up the tile that this warp is to visit, once both slices have counted themselves. */
+    auto settle = [&]() {
+        int tile = counted.tile, item = counted.item;
+        counted.tile = -1;
+        if (tile < 0 || !counted.visits) return;
+        u32 polls = 0;
+        while (lane == 0) {
+            u32 arrived;
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                : "=r"(arrived) : "l"(counters + tile * ITEM_WARPS + item / 32) : "memory");
+            if (arrived == SLICES) break;
+            count_poll(polls, wait_name("slices"));
+        }
+        __syncwarp();
+        add_up(tile, item);
+    };
+#else
+    Counted visited = counted;
     /* Looks at the answers of the turn before, and visits the tile of that turn if it is this slice's to add up. */
     auto settle = [&]() {
 #pragma unroll 1
@@ -160,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent
             }
         }
     };
+#endif
 #endif
     for (int tile = first; tile < tiles; tile += groups, ++turn) {
 #if SLICES == 1
@@ -231,7 +262,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) decode_gemm(Extent extent
         if (item < ITEMS) __stcg((float2*)scratch + ((i64)tile * SLICES + slice) * ITEMS + item, make_float2(a, b));
         __syncwarp();
         counted = {tile, item, 0, turn % SLICES == slice};
+#if PAIRED
+        if (lane == 0) {
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counters + tile * ITEM_WARPS + item / 32) : "memory");
+        }
+#else
         if (lane == 0) counted.before = count_slice(counters + tile * ITEM_WARPS + item / 32);
+#endif
 #endif
     }
 #if SLICES > 1

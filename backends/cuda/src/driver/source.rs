@@ -99,6 +99,7 @@ const UNITS: &[Unit] = &[
     ),
     unit!(
         "linear/decode_gemm.cu",
+        "waits.cuh",
         "mma.cuh",
         "copies.cuh",
         "elementwise/function.cuh",
