@@ -2,11 +2,14 @@
 //!
 //! Buffers, streams and events are its own; devices, plans and calls stand in front of its own.
 
+mod comm;
+
 use crate::faults::Fault;
+use comm::{MutantCollective, unwrapped};
 use dsrun_core::{
     Code, Error, Result, WeightReader,
     checked::CheckedPlan,
-    collective::{Collective, Comm, GroupId},
+    collective::Collective,
     device::{
         Backend, BackendInfo, Buffer, BufferSlice, Device, DeviceInfo, DeviceOptions, DeviceProperties,
         Event, MemoryKind, MemoryUse, Stream,
@@ -455,66 +458,6 @@ impl Graph for MutantGraph {
     fn launch(&self, stream: &mut dyn Stream) -> Result<()> {
         self.0.launch(inner_stream(stream).0)
     }
-}
-
-#[derive(Debug)]
-struct MutantCollective(Arc<Shared>);
-
-impl MutantCollective {
-    fn inner(&self) -> Result<&dyn Collective> {
-        self.0.inner.collective().ok_or_else(|| Error::internal("the CPU backend has collectives"))
-    }
-}
-
-impl Collective for MutantCollective {
-    fn group_id(&self) -> Result<GroupId> {
-        self.inner()?.group_id()
-    }
-
-    fn join(&self, id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Arc<dyn Comm>> {
-        let fault = self.0.fault;
-        let rank = if fault.ranks_wrap { rank % ranks.max(1) } else { rank };
-        let joined = self.inner()?.join(id, rank, ranks, timeout);
-        let inner = joined.map_err(|error| match error.code() {
-            Code::Timeout if fault.timeout_misnamed => Error::internal(error.message()),
-            _ => error,
-        })?;
-        Ok(Arc::new(MutantComm { inner, fault }))
-    }
-}
-
-#[derive(Debug)]
-struct MutantComm {
-    inner: Arc<dyn Comm>,
-    fault: &'static Fault,
-}
-
-impl Comm for MutantComm {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn ranks(&self) -> usize {
-        self.inner.ranks()
-    }
-
-    fn status(&self) -> Result<()> {
-        self.inner.status()
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(if self.fault.abort_without_reason { "it was aborted" } else { reason });
-    }
-}
-
-/// The call as the CPU backend knows it.
-fn unwrapped(call: &CallDesc) -> CallDesc {
-    let mut call = call.clone();
-    call.comm = call.comm.map(|comm| {
-        let any: Arc<dyn Any + Send + Sync> = comm.clone();
-        any.downcast::<MutantComm>().map_or(comm, |comm| comm.inner.clone())
-    });
-    call
 }
 
 /// A stream of the CPU backend, and which one of the device it is.

@@ -1,9 +1,7 @@
-//! The kernel of each op.
-//!
-//! A kernel is an op's own attribute struct: `impl Kernel for RmsNorm` runs it on the CPU. Shapes come with the bound tensors, so a
-//! plan has nothing else to remember.
+//! The kernels of a device handle: from an op to its kernel.
 
 use crate::{
+    kernel::Kernel,
     ops,
     packed::{self, PackedMatrix},
     parallel::{Scratch, Worker},
@@ -14,16 +12,7 @@ use dsrun_core::{
     op::Op,
 };
 use dsrun_host::{Compute, Frame, Host};
-use std::{
-    fmt::Debug,
-    sync::{Mutex, PoisonError},
-};
-
-/// An op prepared to run.
-pub(crate) trait Kernel: Debug + Send + Sync {
-    /// Runs the op once.
-    fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()>;
-}
+use std::sync::{Mutex, PoisonError};
 
 /// The kernels of a device handle, with the scratch memory they share.
 #[derive(Debug)]

@@ -15,6 +15,7 @@
 
 mod device;
 mod floats;
+mod kernel;
 mod kernels;
 mod ops;
 mod packed;

@@ -3,7 +3,7 @@
 //! A call that wants threads enters the pool, which costs a few microseconds; a decode step has hundreds of such calls. A
 //! captured list enters it once.
 
-use crate::{device::Host, stream::HostStream};
+use crate::{host::Host, stream::HostStream};
 use dsrun_core::{
     Result,
     device::Stream,

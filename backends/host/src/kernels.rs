@@ -2,7 +2,7 @@
 
 use crate::{
     collective::{self, Exchange, Staging},
-    device::Host,
+    host::Host,
     memory::Reservation,
     stream::HostStream,
     view::{Frame, Views},

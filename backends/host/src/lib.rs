@@ -18,7 +18,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `device` | the device handle, its lock and threads |
+//! | `device` | the device and its properties |
+//! | `host` | what a device handle, its buffers and its calls share: threads, an account, a lock |
 //! | `memory` | buffers and the memory account |
 //! | `stream` | streams and events |
 //! | `graph` | lists of calls that run without leaving the pool |
@@ -30,6 +31,7 @@
 mod collective;
 mod device;
 mod graph;
+mod host;
 mod kernels;
 mod memory;
 mod pages;
@@ -38,7 +40,8 @@ mod step;
 mod stream;
 mod view;
 
-pub use device::{Host, device_info, open};
+pub use device::{device_info, open};
+pub use host::Host;
 pub use kernels::Compute;
 pub use philox::uniform;
 pub use view::{Bytes, Element, Frame, Tensor};

@@ -1,6 +1,6 @@
 //! Host memory: the account of a device handle, and buffers.
 
-use crate::device::Host;
+use crate::host::Host;
 use dsrun_core::{
     Code, Error, Result,
     device::{Buffer, MemoryKind},

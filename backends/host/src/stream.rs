@@ -1,6 +1,6 @@
 //! Streams and events. Work is done when it is enqueued, so there is never anything to wait for.
 
-use crate::{device::Host, memory::HostBuffer};
+use crate::{host::Host, memory::HostBuffer};
 use dsrun_core::{
     Error, Result,
     device::{BufferSlice, Event, Stream},

@@ -8,7 +8,7 @@ mod softmax;
 
 use crate::{
     floats::{FloatFrame, FloatOutput, Floats, SharedFloats},
-    kernels::Kernel,
+    kernel::Kernel,
     parallel::{Lane, Team, Worker},
 };
 use dsrun_core::{

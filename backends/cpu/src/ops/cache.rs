@@ -2,7 +2,7 @@
 
 use crate::{
     floats::{FloatFrame, FloatRows, FloatsMut},
-    kernels::Kernel,
+    kernel::Kernel,
     parallel::Worker,
 };
 use dsrun_core::{Result, op::KvWrite};

@@ -2,7 +2,7 @@
 
 use crate::{
     floats::{FloatFrame, FloatOutput},
-    kernels::Kernel,
+    kernel::Kernel,
     packed::PackedMatrix,
     parallel::Worker,
 };

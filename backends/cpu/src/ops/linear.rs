@@ -2,7 +2,7 @@
 
 use crate::{
     floats::{FloatFrame, FloatOutput, FloatRows, Floats, FloatsMut},
-    kernels::Kernel,
+    kernel::Kernel,
     packed::PackedMatrix,
     parallel::{Lane, Worker},
 };

@@ -2,7 +2,7 @@
 
 use crate::{
     floats::{FloatFrame, FloatOutput, FloatRows},
-    kernels::Kernel,
+    kernel::Kernel,
     parallel::Worker,
     simd::{dot, sum},
 };

@@ -3,7 +3,7 @@
 use super::linear::finish_rows;
 use crate::{
     floats::{FloatFrame, FloatRows},
-    kernels::Kernel,
+    kernel::Kernel,
     packed::{PackedMatrix, Quantised},
     parallel::Worker,
 };

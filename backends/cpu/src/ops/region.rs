@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     floats::{FloatFrame, FloatOutput, FloatRows},
-    kernels::Kernel,
+    kernel::Kernel,
     packed::PackedMatrix,
     parallel::{Lane, Worker},
 };

@@ -3,7 +3,7 @@
 use super::sampling::largest;
 use crate::{
     floats::{FloatOutput, FloatsMut},
-    kernels::Kernel,
+    kernel::Kernel,
     parallel::Worker,
     simd::{exp_shifted, sum_exp_shifted},
 };

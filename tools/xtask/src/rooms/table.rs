@@ -78,8 +78,6 @@ pub(super) const LONG_FILES: &[&str] = &[
 
 /// Packages in which more files than usual import each other in a circle, with their number; all for a time.
 pub(super) const LARGE_CIRCLES: &[(&str, usize)] = &[
-    // The split into a reference backend and a fast one mends this.
-    ("backends/candle", 14),
     // The move of the C ABI to plugins/sdk mends this.
     ("core", 16),
 ];
