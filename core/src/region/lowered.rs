@@ -46,7 +46,7 @@ impl LoweredPlan {
     /// Plans the body of a region. `plan` plans each call; values begin at multiples of `alignment` bytes in the workspace.
     ///
     /// # Errors
-    /// [`crate::Code::Invalid`] if the call is no region; [`crate::Code::Unsupported`] if operands of one call of the body are
+    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument) if the call is no region; [`Code::Unsupported`](crate::Code::Unsupported) if operands of one call of the body are
     /// bounded differently; the errors of `plan`.
     pub fn new(
         call: &CallDesc,
