@@ -6,7 +6,7 @@
 //!   is there and says what it misses.
 //! - Kernels are CUDA C++ in `kernels/`, one folder per family, embedded as text and compiled by NVRTC for the device at
 //!   hand. What differs from call to call (element types, head sizes) is a `-D` constant. Binaries are kept on disk.
-//! - A call becomes a [`KernelPlan`](ops::KernelPlan): which kernels it needs, how much scratch memory, and how bound tensors
+//! - A call becomes a `KernelPlan` (in `ops`): which kernels it needs, how much scratch memory, and how bound tensors
 //!   turn into launches. A bound call is a list of launches with all parameters filled in.
 //! - What is launched is what the program says: a fused kernel is the plan of a region, and nothing is fused behind the
 //!   program's back. See `ops::region` for the bodies that have kernels.
