@@ -127,7 +127,10 @@ fn a_group_that_crashes_throughout_is_left() {
     assert_eq!(results["counts"]["crash"], 11);
     let left = case(&results, "commit_tokens/i32/not_run");
     assert!(left["replay"].as_str().unwrap().ends_with(" --op commit_tokens"));
-    assert_eq!(left["messages"][0], "the rest of commit_tokens/i32 was not run after 10 times `crash`");
+    assert_eq!(
+        left["messages"][0],
+        "the rest of commit_tokens/i32 was not run: 10 of its cases ended in `crash`"
+    );
 }
 
 #[test]
