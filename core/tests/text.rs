@@ -168,7 +168,7 @@ fn an_empty_program_is_one() {
 )]
 #[case::hidden_operands(
     "%1: f32[?t, 8] = region \"r\" (18446744073709551615) { %1 = cast{dtype=f16}(%0); return %1 }(%0)",
-    "at most 256"
+    "at most 4096"
 )]
 fn errors_name_the_line(#[case] line: &str, #[case] message: &str) {
     let text = format!(

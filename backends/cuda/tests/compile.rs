@@ -411,7 +411,9 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(attention_calls(dtype));
     }
     calls.extend(token_calls());
-    calls.extend(attention_and_quantisation());
+    if capability >= 80 {
+        calls.extend(attention_and_quantisation());
+    }
     if capability >= 90 {
         calls.extend(decoder_calls());
     }
