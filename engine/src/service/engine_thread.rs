@@ -57,7 +57,7 @@ impl EngineThread {
             let events = if self.engine.is_idle() { Vec::new() } else { self.engine.step()? };
             let failures = self.engine.take_failures();
             let vectors = self.engine.take_embeddings();
-            // Published first, so that a caller who has seen a token sees statistics that count it.
+            // Statistics are published before events: a caller that has received a token finds it in the statistics.
             self.publish();
             for event in events {
                 let (id, finished) = (event.request, event.finish.is_some());

@@ -172,7 +172,7 @@ fn line_counts(root: &Path, folders: BTreeSet<&str>) -> Result<Vec<(String, usiz
         for extension in SOURCES {
             for path in files_with_extension(&root.join(folder), extension)? {
                 let file = display_relative(&path, root);
-                // Results of a build in the folder of a package that is no member of the workspace.
+                // Build output of a package outside the workspace, such as the plugin template.
                 if file.split('/').any(|part| part == "target") {
                     continue;
                 }

@@ -104,7 +104,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 cosine = scale * turned.y;
             }
 #endif
-            /* Keys that are normed are written by who has all of a head: see attend.cuh. */
+            /* With head norms the warp that holds a whole head writes the key to the cache: write_key in attend.cuh. */
             if (leaves && low >= queries + (HEAD_NORMS ? keys : 0) && share.place >= 0) {
                 bool is_value = HEAD_NORMS || low >= queries + keys;
                 int at = low - queries - (is_value ? keys : 0);

@@ -10,6 +10,7 @@
 mod body;
 mod pacing;
 mod params;
+mod product;
 mod shape;
 
 use super::{

@@ -54,7 +54,7 @@ impl AnswerText {
         }
     }
 
-    /// Adds a token. An end token, which is no part of the answer, is not `shown`.
+    /// Adds a token. `shown` is false for end tokens, whose text does not belong to the answer.
     pub(crate) fn push(&mut self, event: &TokenEvent, shown: bool) -> Output {
         if self.keep_tokens && shown {
             let token = self.token(event);

@@ -1,62 +1,48 @@
-//! What layers of one launch have in common, and the tile configuration of the kernel for it.
+//! The shape that all layers of one launch share, and the tile configuration of the kernel for it.
 
 use super::{
     body::{Body, Layer},
-    dtype_of, name_of, params, refused,
+    dtype_of, name_of, params,
+    product::{OUTPUTS, PRODUCTS, Product, Run, STEP, WARPS, packing, takes},
+    refused,
 };
 use crate::{
     arch::DeviceSpec,
     driver::kernel_spec::KernelSpec,
-    ops::{
-        gemm::fused_linear::Epilogue,
-        operand, type_name,
-        weight::{Offset, Packing},
-        weight_type,
-    },
+    ops::{gemm::fused_linear::Epilogue, operand, type_name, weight_type},
 };
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightFormat, WeightType, kernels::CallDesc, op::AttentionMask,
 };
 use std::ops::{Range, RangeInclusive};
 
-/// Products of a layer: query, key and value; output; the first half of the MLP; the second.
-pub(super) const PRODUCTS: usize = 4;
-/// Warps of a block that multiply; one more copies.
-pub(super) const WARPS: usize = 8;
-/// Layers that the table in shared memory has room for are a multiple of this, so that models share kernels.
+/// The table of layers in shared memory has room for a multiple of this number, so that models of similar depth share a kernel.
 const LAYER_STEP: usize = 16;
 /// The largest head: its keys and values stay in registers.
 pub(super) const MAX_HEAD: usize = 128;
-/// The largest head for which a thread has registers enough where one warp more than those that multiply is there.
+/// The largest head for which the registers of a thread suffice without taking some from the copying warps (`wide`).
 const MAX_NARROW_HEAD: usize = 64;
-/// Up to so many elements of all query heads together, blocks merge splits of attention each for itself.
+/// Elements of all query heads together up to which every block merges the splits of attention for itself.
 const MERGED_BY_ALL: usize = 1024;
-/// The most inputs that are normed: 32 of each thread stay in registers.
+/// The maximum number of inputs of a norm: each thread keeps 32 in registers.
 const NORMED_INPUTS: usize = 32 * WARPS * 32;
 /// The most query heads of a tile.
 const TILE_HEADS: usize = 16;
 /// The most splits of a sequence's keys.
 const MAX_SPLITS: usize = 16;
-/// Bits of an element of a dense weight, and bytes of an activation.
-const DENSE: usize = 16;
+/// Bytes of an activation.
 const ELEMENT: usize = 2;
-/// Inputs of a step with packed integers: two spans of activations that share a power of two.
-const STEP: usize = 256;
-/// Outputs of a unit of packed integers.
-const OUTPUTS: usize = 8;
-/// Columns of a slot with packed integers, of all its outputs together: two steps for each warp.
-const SLOT_COLUMNS: usize = 2 * WARPS * STEP;
 /// Bytes of a slot of the ring of weights, and in what steps they are tried.
 const SLOT_BYTES: RangeInclusive<usize> = 16 << 10..=32 << 10;
 const SLOT_STEP: usize = 1 << 10;
-/// Bytes that a ring surely holds.
+/// Bytes that the ring holds on every device.
 const SMALL_RING: usize = 96 << 10;
 /// The fewest slots, and one more than the most.
 const SLOTS: Range<usize> = 4..33;
 /// The most bytes of one bulk copy: shorter ones let a multiprocessor keep an even pace.
 const COPY_BYTES: usize = 8 << 10;
 
-/// What all layers of a launch have in common, and how many they are.
+/// The shape that all layers of a launch share, and their number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     /// Layers of the launch.
@@ -88,118 +74,7 @@ pub(super) struct Shape {
     pub(super) causal: bool,
 }
 
-/// The packing of integers that the kernel takes: of 4 bits with a scale for each 128, and of 8 with one for each output.
-pub(super) fn packing(format: WeightFormat) -> Option<Packing> {
-    Packing::of(format).filter(|packing| match (packing.bits, packing.offset) {
-        (4, Offset::Fixed(8)) => packing.group == STEP / 2,
-        (8, Offset::Fixed(128)) => packing.group == 0,
-        _ => false,
-    })
-}
-
-/// Whether the kernel takes a weight of so many rows and columns with activations of a type.
-pub(super) fn takes(format: WeightFormat, activations: DType, rows: usize, columns: usize) -> bool {
-    let known = match format {
-        WeightFormat::Dense(dtype) => dtype == activations && columns.is_multiple_of(64),
-        format => packing(format).is_some() && columns.is_multiple_of(STEP),
-    };
-    known && rows.is_multiple_of(16) && rows.max(columns) < 1 << 20
-}
-
-/// A product: inputs, outputs, and runs of neighbouring outputs in a tile.
-struct Product {
-    inputs: usize,
-    outputs: usize,
-    runs: usize,
-    packing: Option<Packing>,
-    /// What is a multiple of the outputs of a run.
-    together: usize,
-}
-
-/// How runs of a product are cut: outputs of a run, and how many of its inputs a slot of the ring takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
-    outputs: usize,
-    inputs: usize,
-}
-
-impl Run {
-    /// Bytes of the slot, with the numbers of groups.
-    fn bytes(&self, packing: Option<Packing>) -> usize {
-        let elements = self.outputs * self.inputs;
-        match packing {
-            None => elements * DENSE / 8,
-            Some(Packing { bits, group: 0, .. }) => elements * bits / 8,
-            Some(packing) => {
-                elements * packing.bits / 8 + elements / OUTPUTS / packing.group * packing.line()
-            }
-        }
-    }
-}
-
-impl Product {
-    /// Of packed integers: two units or one, as many as fit a slot whole; else pieces of one, of which all but the last are as large
-    /// as a slot, so that all warps have as many steps of them.
-    fn units(&self) -> Run {
-        let whole = |units: &usize| {
-            units * self.inputs <= SLOT_COLUMNS
-                && self.together.is_multiple_of(units * OUTPUTS)
-                && self.outputs.is_multiple_of(self.runs * units * OUTPUTS)
-        };
-        if let Some(units) = [2, 1].into_iter().find(whole) {
-            return Run { outputs: units * OUTPUTS, inputs: self.inputs };
-        }
-        Run { outputs: OUTPUTS, inputs: SLOT_COLUMNS.min(self.inputs) }
-    }
-
-    /// The longest runs that are whole in slots of so many bytes; if none is, pieces of the shortest.
-    fn run(&self, slot: usize) -> Run {
-        if self.packing.is_some() {
-            return self.units();
-        }
-        // A run comes to 16 rows, each of 32 inputs.
-        let unit = |outputs: usize| 16 / outputs * 32;
-        let possible = |outputs: &usize| {
-            self.inputs.is_multiple_of(unit(*outputs)) && self.outputs.is_multiple_of(self.runs * outputs)
-        };
-        let whole = |outputs: usize| Run { outputs, inputs: self.inputs };
-        let mut lengths = [8, 4, 2].into_iter().filter(possible);
-        if let Some(run) = lengths.clone().map(whole).find(|run| run.bytes(None) <= slot) {
-            return run;
-        }
-        let outputs = lengths.next_back().unwrap_or(8);
-        let pieces = whole(outputs).bytes(None).div_ceil(slot);
-        Run { outputs, inputs: self.inputs.div_ceil(pieces).next_multiple_of(unit(outputs)) }
-    }
-
-    fn bytes(&self) -> usize {
-        Run { outputs: self.outputs, inputs: self.inputs }.bytes(self.packing)
-    }
-
-    fn tiles(&self, run: Run) -> usize {
-        self.outputs / (self.runs * run.outputs)
-    }
-
-    /// Teams of warps, where there are so many blocks: two where blocks have several runs that are whole in a slot. What one team waits
-    /// for, from run to run, the other uses.
-    fn teams(&self, run: Run, blocks: usize) -> usize {
-        let several = self.outputs / run.outputs > blocks;
-        if several && self.packing.is_none() && run.inputs == self.inputs { 2 } else { 1 }
-    }
-
-    /// Sums that a tile leaves: 16 of each warp for each run.
-    fn sums(&self, teams: usize) -> usize {
-        self.runs * 16 * WARPS / teams
-    }
-
-    /// Bytes of the ring that all of it takes, in slots of so many bytes.
-    fn bytes_in_slots(&self, slot: usize) -> usize {
-        let run = self.run(slot);
-        self.outputs / run.outputs * self.inputs.div_ceil(run.inputs) * slot
-    }
-}
-
-/// How the kernel is cut.
+/// The tile configuration of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TileConfig {
     pub(super) blocks: usize,
@@ -210,9 +85,9 @@ pub(super) struct TileConfig {
     teams: [usize; PRODUCTS],
     tile_heads: usize,
     splits: usize,
-    /// Whether those who have splits of attention merge them for all.
+    /// Whether the blocks of a head merge its splits of attention for all other blocks.
     merged: bool,
-    /// Whether warps that multiply take registers of others.
+    /// Whether the multiplying warps take registers from the copying warps.
     wide: bool,
     /// Copies of a run.
     copies: usize,

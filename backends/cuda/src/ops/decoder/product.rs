@@ -1,0 +1,128 @@
+//! The products of a decoder layer: which weights the kernel takes, and how each is cut into runs of outputs that fill slots of the ring.
+
+use crate::ops::weight::{Offset, Packing};
+use dsrun_core::{DType, WeightFormat};
+
+/// Products of a layer: query, key and value; output projection; first half of the MLP; second half of the MLP.
+pub(super) const PRODUCTS: usize = 4;
+/// Warps of a block that multiply. One more warp copies weights.
+pub(super) const WARPS: usize = 8;
+/// Bits of an element of a dense weight.
+const DENSE: usize = 16;
+/// Inputs that a warp multiplies in one step with packed integers: two groups of activations, each with one scale.
+pub(super) const STEP: usize = 256;
+/// Outputs of a unit, the smallest block of packed integers.
+pub(super) const OUTPUTS: usize = 8;
+/// Inputs of a slot of packed integers, summed over its units: two steps for each warp.
+const SLOT_COLUMNS: usize = 2 * WARPS * STEP;
+
+/// The packing of a format if the kernel takes it: 4 bits with a scale for each 128 inputs, or 8 bits with one for each output.
+pub(super) fn packing(format: WeightFormat) -> Option<Packing> {
+    Packing::of(format).filter(|packing| match (packing.bits, packing.offset) {
+        (4, Offset::Fixed(8)) => packing.group == STEP / 2,
+        (8, Offset::Fixed(128)) => packing.group == 0,
+        _ => false,
+    })
+}
+
+/// Whether the kernel takes a weight of `rows` outputs and `columns` inputs with activations of this type.
+pub(super) fn takes(format: WeightFormat, activations: DType, rows: usize, columns: usize) -> bool {
+    let known = match format {
+        WeightFormat::Dense(dtype) => dtype == activations && columns.is_multiple_of(64),
+        format => packing(format).is_some() && columns.is_multiple_of(STEP),
+    };
+    known && rows.is_multiple_of(16) && rows.max(columns) < 1 << 20
+}
+
+/// The sizes of a product. A tile has `runs` runs of neighbouring outputs.
+pub(super) struct Product {
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    pub(super) runs: usize,
+    pub(super) packing: Option<Packing>,
+    /// Every run has to divide this number of neighbouring outputs.
+    pub(super) together: usize,
+}
+
+/// The outputs of a run, and the number of its inputs that one slot of the ring holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+}
+
+impl Run {
+    /// Bytes of the slot, scales of groups included.
+    pub(super) fn bytes(&self, packing: Option<Packing>) -> usize {
+        let elements = self.outputs * self.inputs;
+        match packing {
+            None => elements * DENSE / 8,
+            Some(Packing { bits, group: 0, .. }) => elements * bits / 8,
+            Some(packing) => {
+                elements * packing.bits / 8 + elements / OUTPUTS / packing.group * packing.line()
+            }
+        }
+    }
+}
+
+impl Product {
+    /// The run of a product with packed integers: two units or one if they fit into a slot with all their inputs. Otherwise one unit
+    /// in pieces of a slot each, so that all warps have the same number of steps in every piece but the last.
+    fn units(&self) -> Run {
+        let whole = |units: &usize| {
+            units * self.inputs <= SLOT_COLUMNS
+                && self.together.is_multiple_of(units * OUTPUTS)
+                && self.outputs.is_multiple_of(self.runs * units * OUTPUTS)
+        };
+        if let Some(units) = [2, 1].into_iter().find(whole) {
+            return Run { outputs: units * OUTPUTS, inputs: self.inputs };
+        }
+        Run { outputs: OUTPUTS, inputs: SLOT_COLUMNS.min(self.inputs) }
+    }
+
+    /// The longest run that fits into a slot of `slot` bytes with all its inputs; if none does, the shortest run in equal pieces.
+    pub(super) fn run(&self, slot: usize) -> Run {
+        if self.packing.is_some() {
+            return self.units();
+        }
+        // The matrix operand of the tensor cores has 16 rows of 32 inputs, which a run of fewer outputs fills with further inputs.
+        let unit = |outputs: usize| 16 / outputs * 32;
+        let possible = |outputs: &usize| {
+            self.inputs.is_multiple_of(unit(*outputs)) && self.outputs.is_multiple_of(self.runs * outputs)
+        };
+        let whole = |outputs: usize| Run { outputs, inputs: self.inputs };
+        let mut lengths = [8, 4, 2].into_iter().filter(possible);
+        if let Some(run) = lengths.clone().map(whole).find(|run| run.bytes(None) <= slot) {
+            return run;
+        }
+        let outputs = lengths.next_back().unwrap_or(8);
+        let pieces = whole(outputs).bytes(None).div_ceil(slot);
+        Run { outputs, inputs: self.inputs.div_ceil(pieces).next_multiple_of(unit(outputs)) }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        Run { outputs: self.outputs, inputs: self.inputs }.bytes(self.packing)
+    }
+
+    pub(super) fn tiles(&self, run: Run) -> usize {
+        self.outputs / (self.runs * run.outputs)
+    }
+
+    /// Teams of warps that take runs in turn, with this number of blocks: two if a block has several runs that fit into a slot with
+    /// all their inputs. While one team waits for its next run, the other multiplies.
+    pub(super) fn teams(&self, run: Run, blocks: usize) -> usize {
+        let several = self.outputs / run.outputs > blocks;
+        if several && self.packing.is_none() && run.inputs == self.inputs { 2 } else { 1 }
+    }
+
+    /// Partial sums of a tile: 16 for each warp of a team and each run.
+    pub(super) fn sums(&self, teams: usize) -> usize {
+        self.runs * 16 * WARPS / teams
+    }
+
+    /// Bytes of the slots that the whole weight fills, with slots of `slot` bytes.
+    pub(super) fn bytes_in_slots(&self, slot: usize) -> usize {
+        let run = self.run(slot);
+        self.outputs / run.outputs * self.inputs.div_ceil(run.inputs) * slot
+    }
+}

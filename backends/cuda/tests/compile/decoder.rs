@@ -1,0 +1,201 @@
+//! Calls of whole decoder layers, in every form that the single-launch kernel takes.
+
+use crate::outlined;
+use dsrun_core::{
+    DType, TensorType, WeightExpr, WeightFormat, WeightType,
+    kernels::CallDesc,
+    op::{
+        Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, KvWrite, LayerNorm,
+        Linear, Nonlinearity, PagedAttention, RmsNorm, Rope, RopePairing,
+    },
+    program::{Program, ProgramBuilder},
+};
+
+/// Layers of a decoder in one launch.
+struct Layers {
+    dtype: DType,
+    format: &'static str,
+    function: Nonlinearity,
+    hidden: usize,
+    inner: usize,
+    kv_heads: usize,
+    group: usize,
+    head: usize,
+    /// RMS norms, rotary positions, a gated MLP and no biases; else layer norms, a plain MLP, biases and the embedding in front.
+    llama: bool,
+    /// Norms of query and key heads.
+    head_norms: bool,
+}
+
+impl Layers {
+    fn program(&self) -> Program {
+        let Self { dtype, hidden, inner, kv_heads, group, head, llama, .. } = *self;
+        let format = WeightFormat::from_name(self.format).unwrap();
+        let mut program = ProgramBuilder::new("layers");
+        let mut input = |name: &str, dtype, shape: &[usize]| {
+            program.input(name, TensorType::new(dtype, shape.iter().copied())).unwrap()
+        };
+        let [ids, positions, slots, start, length, total] =
+            ["ids", "positions", "slots", "start", "length", "total"]
+                .map(|name| input(name, DType::I32, &[1]));
+        let (table, work) = (input("table", DType::I32, &[1, 4]), input("work", DType::I32, &[0]));
+        let token = input("x", dtype, &[1, hidden]);
+        let mut parts = 0;
+        let mut name = move || {
+            parts += 1;
+            format!("weight{parts}")
+        };
+        let mut x = token;
+        if !llama {
+            let dense = WeightType { format: WeightFormat::Dense(dtype), shape: vec![96, hidden] };
+            let mut rows = || {
+                let name = name();
+                program.weight(&name, WeightExpr::tensor(&name), dense.clone()).unwrap()
+            };
+            let (tokens, places) = (rows(), rows());
+            let embed = Embed { dtype, first_row: 0, position_offset: 0 };
+            x = program.call(embed, [ids, tokens, positions, places].map(Some)).unwrap();
+        }
+        let vector = |program: &mut ProgramBuilder, name: String, dtype, size: usize| {
+            program.vector(&name, WeightExpr::tensor(&name), TensorType::new(dtype, [size])).unwrap()
+        };
+        let frequencies = vector(&mut program, "frequencies".into(), DType::F32, head / 2);
+        let mut outputs = Vec::new();
+        for layer in 0..2 {
+            let mut linear = |program: &mut ProgramBuilder, x, [rows, columns]: [usize; 2]| {
+                let weight_name = name();
+                let weight = WeightType { format, shape: vec![rows, columns] };
+                let weight = program.weight(&weight_name, WeightExpr::tensor(&weight_name), weight).unwrap();
+                let bias = (!llama).then(|| vector(program, format!("{weight_name}.bias"), dtype, rows));
+                program.call(Linear { dtype }, [Some(x), Some(weight), bias]).unwrap()
+            };
+            let norm = |program: &mut ProgramBuilder, x, name: &str| {
+                let weight = vector(program, format!("layers.{layer}.{name}"), dtype, hidden);
+                if llama {
+                    let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+                    return program.call(norm, [x, weight].map(Some)).unwrap();
+                }
+                let bias = vector(program, format!("layers.{layer}.{name}.bias"), dtype, hidden);
+                program.call(LayerNorm { eps: 1e-5 }, [x, weight, bias].map(Some)).unwrap()
+            };
+            let add = |program: &mut ProgramBuilder, a, b| {
+                program.call(Add { alpha: 1.0 }, [Some(a), Some(b), None, None]).unwrap()
+            };
+            let (queries, keys) = (kv_heads * group * head, kv_heads * head);
+            let normed = norm(&mut program, x, "first");
+            let product = linear(&mut program, normed, [queries + 2 * keys, hidden]);
+            let mut start_at = 0u32;
+            let [mut query, mut key, value] = [queries, keys, keys].map(|count| {
+                let columns = Columns { start: start_at, count: count as u32 };
+                start_at += count as u32;
+                program.call(columns, [Some(product)]).unwrap()
+            });
+            if self.head_norms {
+                let norm = RmsNorm { eps: 1e-6, weight_offset: 0.0 };
+                let mut normed = |x, name: &str| {
+                    let weight =
+                        vector(&mut program, format!("layers.{layer}.{name}_norm"), DType::F32, head);
+                    program.call(norm, [x, weight].map(Some)).unwrap()
+                };
+                (query, key) = (normed(query, "query"), normed(key, "key"));
+            }
+            if llama {
+                let rope =
+                    |heads: usize| Rope { heads: heads as u32, pairing: RopePairing::Halves, scale: 1.0 };
+                query =
+                    program.call(rope(kv_heads * group), [query, positions, frequencies].map(Some)).unwrap();
+                key = program.call(rope(kv_heads), [key, positions, frequencies].map(Some)).unwrap();
+            }
+            let cache = TensorType::new(dtype, [8, kv_heads, 16, head]);
+            let caches = ["keys", "values"]
+                .map(|name| program.state(format!("layers.{layer}.{name}"), cache.clone()).unwrap());
+            let write = [caches[0], caches[1], key, value, slots].map(Some);
+            let caches = program.calls(KvWrite {}, write).unwrap();
+            let attention = PagedAttention {
+                query_heads: (kv_heads * group) as u32,
+                kv_heads: kv_heads as u32,
+                scale: 0.1,
+                softcap: 0.0,
+                window: 0,
+                mask: AttentionMask::Causal,
+            };
+            let operands = [query, caches[0], caches[1], start, length, total, table, work].map(Some);
+            let attended = program.calls(attention, operands.into_iter().chain([None; 3])).unwrap()[0];
+            outputs.extend(caches);
+            let projected = linear(&mut program, attended, [hidden, queries]);
+            x = add(&mut program, x, projected);
+            let normed = norm(&mut program, x, "second");
+            let rows = if llama { 2 * inner } else { inner };
+            let product = linear(&mut program, normed, [rows, hidden]);
+            let (function, layout) = (self.function, GateLayout::Concatenated);
+            let activated = match llama {
+                true => {
+                    let gated = GatedActivation { function, layout, limit: 0.0 };
+                    program.call(gated, [Some(product), None, None]).unwrap()
+                }
+                false => program.call(Activation { function, limit: 0.0 }, [Some(product), None]).unwrap(),
+            };
+            let down = linear(&mut program, activated, [hidden, inner]);
+            x = add(&mut program, x, down);
+        }
+        outputs.push(x);
+        program.finish(&outputs).unwrap()
+    }
+}
+
+/// Gated MLPs behind RMS norms, and plain ones behind layer norms; layers of one ring slot a tile, of several, and of tiles that warps
+/// take in several rounds; layers that are read at a pace; heads of more than 64; runs in pieces.
+pub(crate) fn decoder_calls() -> impl Iterator<Item = CallDesc> {
+    let bf16 = DType::BF16;
+    let f16 = DType::F16;
+    let [relu, silu, erf, tanh] =
+        [Nonlinearity::Relu, Nonlinearity::Silu, Nonlinearity::GeluErf, Nonlinearity::GeluTanh];
+    let shapes = [
+        (bf16, "bf16", silu, [576, 1536, 3, 3, 64], true),
+        (f16, "f16", tanh, [1600, 6400, 25, 1, 64], false),
+        (bf16, "bf16", silu, [2048, 8192, 8, 4, 64], true),
+        (f16, "f16", erf, [256, 1024, 1, 16, 16], true),
+        (bf16, "bf16", relu, [768, 3072, 12, 1, 64], false),
+        (bf16, "bf16", erf, [64, 40_960, 1, 1, 64], false),
+        (bf16, "int4g128_f16", silu, [2048, 8192, 8, 4, 64], true),
+        (bf16, "int4g128_f16", silu, [4096, 14_336, 16, 4, 64], true),
+        (f16, "int4g128", tanh, [768, 3072, 12, 1, 64], false),
+        (bf16, "int8", silu, [2048, 8192, 8, 4, 64], true),
+        (f16, "int8", erf, [256, 1024, 1, 16, 16], true),
+        (f16, "f16", tanh, [1280, 5120, 16, 1, 80], false),
+        (bf16, "bf16", silu, [1536, 4096, 16, 1, 96], true),
+        (bf16, "bf16", silu, [2048, 5632, 4, 4, 128], true),
+        (f16, "f16", silu, [256, 1024, 1, 16, 128], true),
+        (bf16, "bf16", silu, [4096, 14_336, 8, 4, 128], true),
+        (f16, "f16", relu, [5120, 20_480, 40, 1, 128], false),
+        (bf16, "int4g128_f16", silu, [4096, 14_336, 8, 4, 128], true),
+        (bf16, "int8", silu, [4096, 14_336, 8, 4, 128], true),
+    ];
+    let with_head_norms = [
+        (bf16, "bf16", [1024, 3072, 8, 2, 128]),
+        (f16, "f16", [4096, 12_288, 8, 4, 128]),
+        (bf16, "int4g128_f16", [5120, 17_408, 8, 5, 128]),
+        (bf16, "bf16", [8192, 28_672, 8, 8, 64]),
+    ];
+    let plain =
+        shapes.into_iter().map(|(dtype, format, function, [hidden, inner, kv_heads, group, head], llama)| {
+            Layers { dtype, format, function, hidden, inner, kv_heads, group, head, llama, head_norms: false }
+        });
+    let normed =
+        with_head_norms.into_iter().map(|(dtype, format, [hidden, inner, kv_heads, group, head])| {
+            let function = Nonlinearity::Silu;
+            Layers {
+                dtype,
+                format,
+                function,
+                hidden,
+                inner,
+                kv_heads,
+                group,
+                head,
+                llama: true,
+                head_norms: true,
+            }
+        });
+    plain.chain(normed).map(|layers| outlined(&layers.program()))
+}
