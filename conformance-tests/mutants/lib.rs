@@ -11,12 +11,10 @@ mod table;
 mod tensor;
 mod wrap;
 
-use dsrun_core::{
-    Code, Error, Result,
-    abi::{
-        Export,
-        raw::{dsr_host_api, dsr_plugin_api, dsr_status},
-    },
+use dsrun_core::{Code, Error, Result};
+use dsrun_plugin_sdk::{
+    Export,
+    raw::{dsr_host_api, dsr_plugin_api, dsr_status},
 };
 use faults::Fault;
 use std::sync::Arc;

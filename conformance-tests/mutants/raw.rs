@@ -1,7 +1,7 @@
 //! Faults of the tables themselves, which no backend behind `export_backend!` could have.
 
 use crate::faults::Fault;
-use dsrun_core::abi::raw::{
+use dsrun_plugin_sdk::raw::{
     dsr_call_desc, dsr_device, dsr_host_api, dsr_op_api, dsr_plugin_api, dsr_status, dsr_support,
 };
 use std::sync::OnceLock;

@@ -2,10 +2,10 @@
 
 use dsrun_core::{
     DType, Result,
-    abi::{PluginBackend, raw::dsr_plugin_api},
     device::{Backend, Device, DeviceOptions},
     op::Profile,
 };
+use dsrun_plugin_sdk::{PluginBackend, raw::dsr_plugin_api};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A backend under test, and the devices that were opened for it.

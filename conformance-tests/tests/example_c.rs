@@ -12,8 +12,9 @@ use dsrun_conformance::{
     subject::Subject,
     suite::{DRAWN, Group, SEED, groups},
 };
-use dsrun_core::{DType, abi::PluginBackend, device::DeviceOptions, op::Profile};
+use dsrun_core::{DType, device::DeviceOptions, op::Profile};
 use dsrun_models::model::Model;
+use dsrun_plugin_sdk::PluginBackend;
 use dsrun_test_support::{TestResult, model, test_main};
 use std::{
     path::{Path, PathBuf},

@@ -5,14 +5,11 @@
 #[path = "support/built.rs"]
 mod built;
 
-use dsrun_core::{
-    abi::PluginBackend,
-    backend_entry,
-    device::{Backend, Device, DeviceOptions},
-};
+use dsrun_core::device::{Backend, Device, DeviceOptions};
 use dsrun_cpu::CpuBackend;
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, Request, SamplingOptions};
 use dsrun_models::model::Model;
+use dsrun_plugin_sdk::{PluginBackend, backend_entry};
 use dsrun_test_support::{TestResult, model, test_main};
 use std::{
     env,

@@ -34,7 +34,7 @@ impl CheckedPlan {
     }
 
     /// Checks arguments as [`Self::bind`] does, for a backend that asks about them.
-    pub(crate) fn check_arguments(
+    pub fn check_arguments(
         call: CallDesc,
         plan: Arc<dyn Plan>,
         alignment: usize,

@@ -16,14 +16,10 @@
 //! | [`graph`] | capturing and replaying |
 //! | [`collective`] | groups of ranks; collectives over host memory |
 //! | [`registry`] | the backends of this process |
-//! | [`abi`] | backends as plugins: the C ABI and the loader |
-//! | [`discovery`] | finding plugins |
 
-pub mod abi;
 pub mod checked;
 pub mod collective;
 pub mod device;
-pub mod discovery;
 mod dtype;
 mod error;
 mod format;

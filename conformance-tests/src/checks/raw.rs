@@ -11,11 +11,8 @@ use super::{
     faults::NO_REASON,
 };
 use crate::subject::Subject;
-use dsrun_core::{
-    Code, DType, Error,
-    abi::{raw::*, take_status},
-    op::Op,
-};
+use dsrun_core::{Code, DType, Error, op::Op};
+use dsrun_plugin_sdk::{raw::*, take_status};
 use std::{mem, ptr};
 
 /// Calls a function of a table and takes its status.
@@ -54,7 +51,7 @@ unsafe trait Zero {}
 
 macro_rules! zero {
     ($($name:ident),*) => {$(
-        // SAFETY: every type of the ABI is, and so it says in `dsrun_core::abi::raw`.
+        // SAFETY: every type of the ABI is, and so it says in `dsrun_plugin_sdk::raw`.
         unsafe impl Zero for $name {}
     )*};
 }

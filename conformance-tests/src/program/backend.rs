@@ -4,10 +4,12 @@ use super::arguments::Target;
 use crate::subject::Subject;
 use anyhow::{Context, Result};
 use dsrun_core::{
-    abi::PluginBackend,
     device::{Backend, DeviceOptions},
-    discovery::{Origin, Places, discover},
     op::Profile,
+};
+use dsrun_plugin_sdk::{
+    PluginBackend,
+    discovery::{Origin, Places, discover},
 };
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, sync::Arc};

@@ -5,7 +5,7 @@ use super::{
     record::{Outcome, Record},
 };
 use anyhow::{Context, Result};
-use dsrun_core::abi::raw::{DSR_ABI_MAJOR, DSR_ABI_MINOR};
+use dsrun_plugin_sdk::raw::{DSR_ABI_MAJOR, DSR_ABI_MINOR};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::{collections::BTreeMap, fmt::Write, fs::File, io, path::Path, path::PathBuf, time::Duration};

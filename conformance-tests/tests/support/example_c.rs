@@ -21,7 +21,7 @@ pub(crate) fn build(folder: &Path) -> PathBuf {
     sources.sort();
     fs::create_dir_all(folder).expect("a folder for the library can be made");
     let library = folder.join("libdsrun_backend_example_c.so");
-    let mut arguments = vec!["-O3".into(), "-I".into(), root.join("core/include")];
+    let mut arguments = vec!["-O3".into(), "-I".into(), root.join("plugins/sdk/include")];
     arguments.extend(sources);
     arguments.push("-lm".into());
     compile_c_library(&library, arguments);

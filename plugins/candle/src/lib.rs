@@ -1,3 +1,3 @@
 //! The reference backend as a plugin.
 
-dsrun_core::export_backend!(dsrun_candle::CandleBackend::new());
+dsrun_plugin_sdk::export_backend!(dsrun_candle::CandleBackend::new());

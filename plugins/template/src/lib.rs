@@ -14,7 +14,7 @@ use dsrun_core::{
 use memory::{Account, HostBuffer, HostEvent, HostStream};
 use std::sync::Arc;
 
-dsrun_core::export_backend!(MyBackend::new());
+dsrun_plugin_sdk::export_backend!(MyBackend::new());
 
 /// The backend.
 #[derive(Debug)]

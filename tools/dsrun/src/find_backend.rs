@@ -3,10 +3,8 @@
 
 use crate::session::registry;
 use anyhow::{Context, Result, anyhow};
-use dsrun_core::{
-    device::Backend,
-    discovery::{Origin, PlaceOutcome, Places, Report, discover},
-};
+use dsrun_core::device::Backend;
+use dsrun_plugin_sdk::discovery::{Origin, PlaceOutcome, Places, Report, discover};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -95,7 +93,7 @@ fn quoted(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dsrun_core::discovery::Place;
+    use dsrun_plugin_sdk::discovery::Place;
 
     fn report() -> Report {
         let place = |origin, path: &str, outcome| Place { origin, path: path.into(), outcome };

@@ -1,7 +1,7 @@
 //! Probes plugins, each in a process of its own: loading a plugin runs its code, which may crash, hang or end the process.
 
 use anyhow::{Context, Result, anyhow, bail};
-use dsrun_core::discovery::{Origin, Places, Plugin, discover};
+use dsrun_plugin_sdk::discovery::{Origin, Places, Plugin, discover};
 use serde_json::Value;
 use std::{
     env,

@@ -54,8 +54,8 @@ fn run(command: Command) -> (Option<i32>, String, String) {
 fn compile(folder: &Path, name: &str, definitions: &[&str]) {
     let mut arguments: Vec<String> = definitions.iter().map(|definition| format!("-D{definition}")).collect();
     arguments.push(format!("-DNAME=\"{name}\""));
-    arguments.push(format!("-I{}", root().join("core/include").display()));
-    arguments.push(root().join("core/tests/support/plugin.c").display().to_string());
+    arguments.push(format!("-I{}", root().join("plugins/sdk/include").display()));
+    arguments.push(root().join("plugins/sdk/tests/support/plugin.c").display().to_string());
     compile_c_library(&folder.join(format!("lib{name}.so")), arguments);
 }
 

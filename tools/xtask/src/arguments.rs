@@ -19,7 +19,7 @@ usage: cargo xtask ci [--only STEP]... [--list]
     --only STEP  run this step only; may be given several times
     --list       print the steps and what each runs
   docs           write the generated pages of the book: the op table
-  header         write the generated C header of the plugin ABI: core/include/dsrun.h
+  header         write the generated C header of the plugin ABI: plugins/sdk/include/dsrun.h
   install        build and install programs, plugins and headers
     --prefix DIR where: DIR/bin, DIR/lib/dsrun/backends.d, DIR/include
     --profile P  release, or dev: quick to build, slow to run; release if not given

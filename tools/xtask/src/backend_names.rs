@@ -1,7 +1,7 @@
 //! The step `backend-names`: no backend is named in rooms that must not know one, the second half of the dependency rule.
 //!
-//! The code of `core`, `models`, `engine` and `tools/dsrun` is searched for words such as `candle` or `cuda`, in
-//! identifiers and in string literals. Comments, documentation and tests may name backends.
+//! The code of `core`, `plugins/sdk`, `models`, `engine` and `tools/dsrun` is searched for words such as `candle` or `cuda`,
+//! in identifiers and in string literals. Comments, documentation and tests may name backends.
 //! `tools/dsrun` may have one such line, which registers the default backend.
 
 use std::str::FromStr;
@@ -17,7 +17,8 @@ use crate::workspace::{Workspace, display_relative, fail_on, files_with_extensio
 const KNOWN: &[&str] = &["candle", "cuda", "cudarc", "wgpu"];
 
 /// The folders to search, each with the number of lines that may name a backend.
-const SEARCHED: &[(&str, usize)] = &[("core", 0), ("models", 0), ("engine", 0), ("tools/dsrun", 1)];
+const SEARCHED: &[(&str, usize)] =
+    &[("core", 0), ("plugins/sdk", 0), ("models", 0), ("engine", 0), ("tools/dsrun", 1)];
 
 /// The folder in `backends/` that is no backend: what backends that compute in host memory share.
 pub(crate) const HOST_SUPPORT: &str = "backends/host";

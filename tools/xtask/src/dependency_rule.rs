@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! core <- backends/host <- backends/* <- plugins/*
-//! core <- models <- engine <- tools
+//! core <- plugins/sdk <- plugins/*
+//! core <- models <- engine <- tools, which may also use plugins/sdk
 //! conformance-tests may use all of these but tools
 //! ```
 //!
@@ -25,6 +26,7 @@ enum Room {
     /// What backends that compute in host memory share.
     HostSupport,
     Backend,
+    PluginSdk,
     Plugin,
     Models,
     Engine,
@@ -40,6 +42,7 @@ impl Room {
             ("core", _) => Some(Self::Core),
             ("backends", false) if folder == HOST_SUPPORT => Some(Self::HostSupport),
             ("backends", false) => Some(Self::Backend),
+            ("plugins", false) if rest == "sdk" => Some(Self::PluginSdk),
             ("plugins", false) => Some(Self::Plugin),
             ("models", _) => Some(Self::Models),
             ("engine", _) => Some(Self::Engine),
@@ -53,14 +56,20 @@ impl Room {
     fn may_use(self) -> &'static [Self] {
         match self {
             Self::Core => &[],
-            Self::HostSupport | Self::Models => &[Self::Core],
+            Self::HostSupport | Self::PluginSdk | Self::Models => &[Self::Core],
             Self::Backend => &[Self::Core, Self::HostSupport],
-            Self::Plugin => &[Self::Core, Self::Backend],
+            Self::Plugin => &[Self::Core, Self::Backend, Self::PluginSdk],
             Self::Engine => &[Self::Core, Self::Models],
-            Self::Tool => &[Self::Core, Self::Models, Self::Engine],
-            Self::Conformance => {
-                &[Self::Core, Self::HostSupport, Self::Backend, Self::Plugin, Self::Models, Self::Engine]
-            }
+            Self::Tool => &[Self::Core, Self::PluginSdk, Self::Models, Self::Engine],
+            Self::Conformance => &[
+                Self::Core,
+                Self::HostSupport,
+                Self::Backend,
+                Self::PluginSdk,
+                Self::Plugin,
+                Self::Models,
+                Self::Engine,
+            ],
         }
     }
 
@@ -74,6 +83,7 @@ impl Room {
             Self::Core => "core",
             Self::HostSupport => HOST_SUPPORT,
             Self::Backend => "backends",
+            Self::PluginSdk => "plugins/sdk",
             Self::Plugin => "plugins",
             Self::Models => "models",
             Self::Engine => "engine",
@@ -181,6 +191,7 @@ mod tests {
         ("dsrun-cpu", "backends/cpu"),
         ("dsrun-candle", "backends/candle"),
         ("dsrun-wgpu", "backends/wgpu"),
+        ("dsrun-plugin-sdk", "plugins/sdk"),
         ("plugin-wgpu", "plugins/wgpu"),
         ("dsrun-models", "models"),
         ("dsrun-engine", "engine"),
@@ -212,6 +223,10 @@ mod tests {
     #[case("dsrun-candle", "dsrun-host")]
     #[case("plugin-wgpu", "dsrun-wgpu")]
     #[case("plugin-wgpu", "dsrun-core")]
+    #[case("plugin-wgpu", "dsrun-plugin-sdk")]
+    #[case("dsrun-plugin-sdk", "dsrun-core")]
+    #[case("dsrun", "dsrun-plugin-sdk")]
+    #[case("dsrun-conformance", "dsrun-plugin-sdk")]
     #[case("dsrun-models", "dsrun-core")]
     #[case("dsrun-engine", "dsrun-models")]
     #[case("dsrun", "dsrun-engine")]
@@ -235,6 +250,10 @@ mod tests {
     #[case("dsrun-host", "dsrun-cpu")]
     #[case("dsrun-engine", "dsrun-host")]
     #[case("plugin-wgpu", "dsrun-engine")]
+    #[case("dsrun-candle", "dsrun-plugin-sdk")]
+    #[case("dsrun-plugin-sdk", "dsrun-candle")]
+    #[case("dsrun-plugin-sdk", "plugin-wgpu")]
+    #[case("dsrun-engine", "dsrun-plugin-sdk")]
     #[case("dsrun-models", "dsrun-engine")]
     #[case("dsrun-models", "dsrun-candle")]
     #[case("dsrun-engine", "dsrun-candle")]

@@ -1,4 +1,4 @@
-//! The C header of the plugin ABI, `core/include/dsrun.h`.
+//! The C header of the plugin ABI, `plugins/sdk/include/dsrun.h`.
 
 use std::process::{Command, Stdio};
 

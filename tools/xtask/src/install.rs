@@ -22,6 +22,9 @@ use crate::workspace::{Workspace, cargo};
 /// The folder, below the prefix, in which programs in `bin` look for plugins.
 const PLUGINS: &str = "lib/dsrun/backends.d";
 
+/// The folder of the C headers in the repository.
+const HEADERS: &str = "plugins/sdk/include";
+
 /// The build profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
@@ -69,7 +72,7 @@ pub(crate) fn run(prefix: &Path, profile: Profile) -> Result<Vec<PathBuf>> {
             installed.extend(made(&folder, &prefix)?);
             continue;
         }
-        // Not a package of the workspace: a template.
+        // The SDK and the template build no plugin of their own.
         let Some(library) = library(&artifacts, &folder) else { continue };
         let manifest = folder.join(format!("{name}.dsrun.toml"));
         ensure!(manifest.is_file(), "{} is missing: every plugin needs a manifest", manifest.display());
@@ -77,7 +80,7 @@ pub(crate) fn run(prefix: &Path, profile: Profile) -> Result<Vec<PathBuf>> {
         installed.push(place(&manifest, &prefix.join(PLUGINS))?);
     }
     for header in ["dsrun.h", "dsrun.hpp"] {
-        installed.push(place(&workspace.root().join("core/include").join(header), &prefix.join("include"))?);
+        installed.push(place(&workspace.root().join(HEADERS).join(header), &prefix.join("include"))?);
     }
     // Cargo reports artifacts in any order.
     installed.sort();
@@ -231,7 +234,7 @@ fn make(folder: &Path, prefix: &Path, workspace: &Workspace) -> Result<()> {
         .args(["--silent", "install"])
         .arg(argument("PREFIX", prefix))
         .arg(argument("BUILD", &built))
-        .arg(argument("INCLUDE", &workspace.root().join("core/include")))
+        .arg(argument("INCLUDE", &workspace.root().join(HEADERS)))
         .current_dir(folder)
         .stdin(Stdio::null())
         .status()

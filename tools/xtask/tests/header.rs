@@ -1,7 +1,7 @@
-//! The C header `core/include/dsrun.h` is what dsrun-core says, and C and C++ compilers see it as Rust does.
+//! The C header `plugins/sdk/include/dsrun.h` matches the Rust types it is generated from, for C and C++ compilers too.
 //!
 //! `cargo xtask header` runs this with `DSRUN_UPDATE_HEADER=1`, which writes the header instead of comparing it. It is a
-//! test and no part of the program so that `cargo xtask` still starts when dsrun-core does not compile.
+//! test and no part of the program so that `cargo xtask` still starts when those types do not compile.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use dsrun_core::abi::layout::STRUCTS;
 use dsrun_core::op::{
     AttributeSpec, IN_PROMPT, Op, OperandSpec, Profile, ResultSpec, SAMPLING_COLUMNS, SamplingColumn,
     Signature,
 };
 use dsrun_core::{BlockFormat, Code, DType, GroupFormat, WeightFormat};
+use dsrun_plugin_sdk::layout::STRUCTS;
 use dsrun_test_support::{TestResult, c_compiler, cpp_compiler, test_main};
 
 test_main![
@@ -28,16 +28,16 @@ test_main![
 
 const PREAMBLE: &str = include_str!("header/preamble.h");
 const HELPERS: &str = include_str!("header/helpers.h");
-const CPP: &str = include_str!("../../../core/include/dsrun.hpp");
+const CPP: &str = include_str!("../../../plugins/sdk/include/dsrun.hpp");
 
 fn the_header_is_up_to_date() {
-    let path = core().join("include/dsrun.h");
+    let path = sdk().join("include/dsrun.h");
     let expected = header();
     if env::var_os("DSRUN_UPDATE_HEADER").is_some() {
-        fs::write(&path, &expected).expect("core/include/dsrun.h can be written");
+        fs::write(&path, &expected).expect("plugins/sdk/include/dsrun.h can be written");
     }
     let actual = fs::read_to_string(&path).unwrap_or_default().replace("\r\n", "\n");
-    assert!(actual == expected, "core/include/dsrun.h is not what dsrun-core says; run `cargo xtask header`");
+    assert!(actual == expected, "plugins/sdk/include/dsrun.h is out of date; run `cargo xtask header`");
 }
 
 fn c_lays_everything_out_as_rust_does() {
@@ -78,8 +78,8 @@ fn an_attribute_struct_is_the_words_of_its_op() {
     }
 }
 
-fn core() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../core")
+fn sdk() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../plugins/sdk")
 }
 
 /// The whole header.
@@ -99,7 +99,7 @@ fn header() -> String {
     // Types alone have no function that would ask for them.
     config.export.include = STRUCTS.iter().map(|layout| layout.name.to_owned()).collect();
     config.export.include.push("dsr_plugin_entry".to_owned());
-    let source = core().join("src/abi");
+    let source = sdk().join("src");
     let bindings = cbindgen::Builder::new()
         .with_config(config)
         .with_src(source.join("raw/constants.rs"))
@@ -327,7 +327,7 @@ fn compile(compiler: &OsStr, standard: &str, name: &str, source: &str) {
         .args([standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-o"])
         .arg(&program)
         .arg("-I")
-        .arg(core().join("include"))
+        .arg(sdk().join("include"))
         .arg(&file)
         .output()
         .expect("the compiler starts");

@@ -3,11 +3,9 @@
 use super::{print, print_json};
 use crate::{arguments::Backends, probe, session::registry};
 use anyhow::Result;
-use dsrun_core::{
-    device::{Backend, DeviceInfo},
-    discovery::{Places, Plugin, State, discover},
-};
+use dsrun_core::device::{Backend, DeviceInfo};
 use dsrun_engine::Bytes;
+use dsrun_plugin_sdk::discovery::{Places, Plugin, State, discover};
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Backends) -> Result<()> {

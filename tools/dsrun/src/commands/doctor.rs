@@ -10,12 +10,12 @@ use dsrun_core::{
     DType, TensorDesc,
     checked::CheckedPlan,
     device::{Backend, BufferSlice, DeviceInfo, DeviceOptions, MemoryKind, MemoryUse},
-    discovery::{Places, Plugin, State, discover},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc},
     op::Fill,
 };
 use dsrun_engine::Bytes;
 use dsrun_models::fetch::{FetchOptions, list_cached};
+use dsrun_plugin_sdk::discovery::{Places, Plugin, State, discover};
 use serde::{Deserialize, Serialize};
 use std::{process::Command, time::Duration};
 

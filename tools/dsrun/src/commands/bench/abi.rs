@@ -11,14 +11,13 @@ use crate::{
     terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};
-use dsrun_core::{
-    abi::PluginBackend,
-    backend_entry,
-    device::{Backend, BackendInfo, Device, DeviceInfo, DeviceOptions},
-    discovery::{Origin, Places, discover},
-};
+use dsrun_core::device::{Backend, BackendInfo, Device, DeviceInfo, DeviceOptions};
 use dsrun_engine::{Engine, EngineOptions, EnginePlan, Request, SamplingOptions};
 use dsrun_models::model::Model;
+use dsrun_plugin_sdk::{
+    PluginBackend, backend_entry,
+    discovery::{Origin, Places, discover},
+};
 use serde::Serialize;
 use std::{path::Path, sync::Arc, time::Instant};
 

@@ -1,9 +1,0 @@
-//! The tests' tiny backend as a plugin, for `tests/abi_library.rs`.
-
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-#[allow(dead_code, reason = "tests use more of it")]
-#[path = "../tests/support/tiny.rs"]
-mod tiny;
-
-dsrun_core::export_backend!(tiny::Tiny::new());

@@ -1,0 +1,58 @@
+//! The C ABI of dsrun: backends as plugins.
+//!
+//! A plugin is a dynamic library that exports one function. Through it, host and plugin exchange tables of functions. The C
+//! header `include/dsrun.h` is generated from [`raw`].
+//!
+//! | item | is |
+//! |---|---|
+//! | [`raw`], [`layout`] | the tables and structs of the ABI, and their layout in memory |
+//! | [`export_backend!`] | exports a Rust [`Backend`](dsrun_core::device::Backend) from a dynamic library |
+//! | [`PluginBackend`] | the loader: a plugin as a `Backend` |
+//! | [`discovery`] | finds plugins and reads their manifests |
+//! | [`backend_entry!`] | the loopback: a linked backend behind its own tables, for tests |
+//!
+//! # Rules
+//!
+//! - **One symbol**, with the major version in its name. Tables only grow at the end. While the major version is 0, host and
+//!   plugin must also have the same minor version.
+//! - **Structs that may grow begin with their size.** A reader copies `min(struct_size, its own size)` bytes into a zeroed
+//!   struct, so a missing field is zero, and zero means the behaviour before the field existed. Sizes are never compared for
+//!   equality.
+//! - **Plain types.** Integers and `#define`s; no enums, booleans, bit fields or unions. No Rust type crosses.
+//! - **Errors** are objects of the host (`dsr_status`), which makes and frees them; null is success. After an error, output
+//!   arguments are untouched.
+//! - **Handles** are the plugin's pointers, freed exactly once. The host keeps parents alive longer than children, so a plugin
+//!   needs no reference counts.
+//! - **Nothing unwinds** across the boundary. Rust shims catch panics, `dsrun.hpp` catches C++ exceptions; both become
+//!   [`Code::Panic`](dsrun_core::Code::Panic). The host then stops using the object, and keeps running.
+//! - **Threads.** Plugin and device functions may be called from any thread at the same time. A stream, bound call or graph is
+//!   used by one thread at a time and may move between threads. A plugin calls back into the host under a lock of its own only
+//!   to log, and to make and free errors. A plugin does not exit the process, install signal handlers or change the
+//!   environment.
+//! - **Libraries are never unloaded.**
+//! - **Validation** happens once on each side: the host validates before it calls a plugin, and a plugin validates what it is
+//!   given, because anyone may call its tables. The host offers its checks to plugins (`validate_call`, `validate_arguments`).
+
+mod comm;
+mod decode;
+pub mod discovery;
+mod encode;
+mod export;
+mod host;
+pub mod layout;
+mod loader;
+mod prefix;
+pub mod raw;
+mod status;
+
+#[doc(hidden)]
+pub use dsrun_core;
+
+/// The name of the extension by which a plugin tells what it found on the machine: a [`raw::dsr_diagnose_api`].
+pub(crate) const DIAGNOSE_EXTENSION: &str = "diagnose";
+/// The name of the extension by which a plugin builds ahead: a [`raw::dsr_prepare_api`].
+pub(crate) const PREPARE_EXTENSION: &str = "prepare";
+
+pub use export::Export;
+pub(crate) use loader::find_library;
+pub use loader::{PluginBackend, take_status};

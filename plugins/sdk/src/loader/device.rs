@@ -1,0 +1,178 @@
+//! Devices and memory of a plugin.
+
+use super::{Health, Plugin, Raw, call, free};
+use crate::{encode, host::TextSink, prefix, raw::*};
+use dsrun_core::{
+    DType, Error, Result,
+    collective::Collective,
+    device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
+    graph::Graphs,
+    kernels::Kernels,
+    op::Profile,
+};
+use std::{
+    any::Any,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
+
+/// An open device, as everything made from it holds it.
+#[derive(Debug)]
+pub(super) struct OpenDevice {
+    pub(super) plugin: Arc<Plugin>,
+    pub(super) handle: Raw<dsr_device>,
+    pub(super) health: Health,
+}
+
+impl Drop for OpenDevice {
+    fn drop(&mut self) {
+        free!(self.plugin.tables.api, device_close, self.handle);
+    }
+}
+
+/// A device of a plugin.
+#[derive(Debug)]
+pub(super) struct PluginDevice {
+    pub(super) open: Arc<OpenDevice>,
+    properties: DeviceProperties,
+    flags: u64,
+}
+
+impl PluginDevice {
+    pub(super) fn open(plugin: &Arc<Plugin>, index: u32, options: &dsr_device_options) -> Result<Self> {
+        let api = &plugin.tables.api;
+        let mut handle = ptr::null_mut();
+        plugin.health.call("plugin", || {
+            Ok(call!(api, device_open(api.backend, index, ptr::from_ref(options), &raw mut handle)))
+        })?;
+        Self::of(plugin, Raw::new(handle, "device")?)
+    }
+
+    /// A device that the plugin has made.
+    pub(super) fn of(plugin: &Arc<Plugin>, handle: Raw<dsr_device>) -> Result<Self> {
+        let api = &plugin.tables.api;
+        let open = Arc::new(OpenDevice { plugin: plugin.clone(), handle, health: Health::default() });
+        let mut name = TextSink::default();
+        let mut raw = dsr_device_properties { name: name.as_raw(), ..prefix::zeroed() };
+        let pointer = &raw mut raw;
+        open.health.call("device", || Ok(call!(api, device_properties(open.handle.get(), pointer))))?;
+        if !raw.alignment.is_power_of_two() {
+            let message = format!("the plugin's alignment {} is no power of two", raw.alignment);
+            return Err(Error::internal(message).at("device"));
+        }
+        let has = |number: u32, mask: u64| number < 64 && mask >> number & 1 == 1;
+        let properties = DeviceProperties {
+            name: name.into_text(),
+            memory_bytes: raw.memory_bytes,
+            alignment: raw.alignment as usize,
+            dtypes: DType::ALL.into_iter().filter(|dtype| has(*dtype as u32, raw.dtypes)).collect(),
+            profiles: Profile::ALL.into_iter().filter(|profile| has(*profile as u32, raw.profiles)).collect(),
+            strict_nan: raw.flags & DSR_DEVICE_STRICT_NAN != 0,
+            unified_memory: raw.flags & DSR_DEVICE_UNIFIED_MEMORY != 0,
+        };
+        Ok(Self { open, properties, flags: raw.flags })
+    }
+}
+
+impl Device for PluginDevice {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let table = &self.open.plugin.tables.memory;
+        let mut raw = dsr_memory_use { free: DSR_NONE, ..prefix::zeroed() };
+        let pointer = &raw mut raw;
+        let asked =
+            self.open.health.call("device", || Ok(call!(table, memory_use(self.open.handle.get(), pointer))));
+        if let Err(error) = asked {
+            tracing::warn!("a device does not say how much memory it uses: {error}");
+            return MemoryUse::default();
+        }
+        MemoryUse { used: raw.used, free: (raw.free != DSR_NONE).then_some(raw.free) }
+    }
+
+    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
+        let table = &self.open.plugin.tables.memory;
+        let mut handle = ptr::null_mut();
+        self.open.health.call("device", || {
+            Ok(call!(table, allocate(self.open.handle.get(), bytes as u64, kind as u32, &raw mut handle)))
+        })?;
+        let mut buffer = PluginBuffer {
+            handle: Raw::new(handle, "buffer")?,
+            bytes,
+            kind,
+            host_pointer: None,
+            open: self.open.clone(),
+        };
+        let address: *mut std::ffi::c_void = call!(table, host_pointer(buffer.handle.get()));
+        buffer.host_pointer = NonNull::new(address.cast()).map(Raw);
+        Ok(Arc::new(buffer))
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(super::stream::PluginStream::create(&self.open)?))
+    }
+
+    fn event(&self) -> Result<Arc<dyn Event>> {
+        Ok(Arc::new(super::stream::PluginEvent::create(&self.open)?))
+    }
+
+    fn kernels(&self) -> &dyn Kernels {
+        self
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        let there = self.flags & DSR_DEVICE_GRAPHS != 0 && self.open.plugin.tables.graph.is_some();
+        there.then_some(self)
+    }
+
+    fn collective(&self) -> Option<&dyn Collective> {
+        let there = self.flags & DSR_DEVICE_COLLECTIVES != 0 && self.open.plugin.tables.comm.is_some();
+        there.then_some(self)
+    }
+}
+
+/// Memory of a plugin.
+#[derive(Debug)]
+pub(super) struct PluginBuffer {
+    handle: Raw<dsr_buffer>,
+    bytes: usize,
+    kind: MemoryKind,
+    host_pointer: Option<Raw<u8>>,
+    open: Arc<OpenDevice>,
+}
+
+impl Drop for PluginBuffer {
+    fn drop(&mut self) {
+        free!(self.open.plugin.tables.memory, free, self.handle);
+    }
+}
+
+impl Buffer for PluginBuffer {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    fn host_pointer(&self) -> Option<NonNull<u8>> {
+        self.host_pointer.as_ref().map(|pointer| pointer.0)
+    }
+}
+
+/// The range of a buffer of this plugin, in C.
+///
+/// # Errors
+/// If the buffer is another backend's.
+pub(super) fn slice(plugin: &Arc<Plugin>, slice: &BufferSlice) -> Result<dsr_slice> {
+    let any: &dyn Any = &*slice.buffer;
+    match any.downcast_ref::<PluginBuffer>() {
+        Some(buffer) if Arc::ptr_eq(&buffer.open.plugin, plugin) => {
+            Ok(encode::slice(buffer.handle.get(), slice))
+        }
+        _ => Err(Error::invalid("is a buffer of another backend").field("buffer")),
+    }
+}

@@ -1,0 +1,127 @@
+//! Errors across the ABI: the host's objects, whoever they are about.
+//!
+//! The host makes and frees them, so that an error outlives what made it and there is one destructor.
+
+use super::{prefix, raw::*};
+use dsrun_core::{Code, Error, Result};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
+};
+
+/// Hands an error to the other side.
+pub(super) fn into_raw(error: Error) -> *mut dsr_status {
+    Box::into_raw(Box::new(error)).cast()
+}
+
+/// Takes an error back; null is success.
+///
+/// # Errors
+/// That error.
+///
+/// # Safety
+/// `status` is null or came from [`into_raw`] of this copy of the crate, and nobody uses it afterwards.
+pub(super) unsafe fn take(status: *mut dsr_status) -> Result<()> {
+    if status.is_null() {
+        return Ok(());
+    }
+    // SAFETY: made by `into_raw` from a box, and owned by us as the caller says.
+    Err(*unsafe { Box::from_raw(status.cast::<Error>()) })
+}
+
+/// What an error says, for the other side, as long as the error lives.
+pub(super) fn describe(error: &Error) -> dsr_error {
+    let text = |value: Option<&str>| prefix::str_of(value.unwrap_or_default());
+    dsr_error {
+        code: error.code() as u32,
+        message: prefix::str_of(error.message()),
+        op: text(error.op()),
+        argument: text(error.argument()),
+        field: text(error.field_name()),
+        ..prefix::zeroed()
+    }
+}
+
+/// The error that the other side describes.
+///
+/// # Safety
+/// The texts are readable.
+pub(super) unsafe fn from_description(description: &dsr_error) -> Error {
+    // SAFETY: the caller says so.
+    let [message, op, argument, field] =
+        [description.message, description.op, description.argument, description.field]
+            .map(|value| unsafe { prefix::text(value) });
+    let (code, message) = match Code::from_number(description.code) {
+        Some(code) => (code, message.into_owned()),
+        None => (Code::Internal, format!("{message} (with code {}, which is none)", description.code)),
+    };
+    let message = if message.is_empty() { "no reason given".to_owned() } else { message };
+    let mut error = Error::new(code, message);
+    if !op.is_empty() {
+        error = error.in_op(&op);
+    }
+    if !argument.is_empty() {
+        error = error.at(&argument);
+    }
+    if !field.is_empty() {
+        error = error.field(field);
+    }
+    error
+}
+
+/// Runs what must not unwind; a panic becomes an error.
+pub(super) fn catch<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
+    // What a panic leaves half done is not used again: whoever gets the error poisons the object.
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panic_error(panic)))
+}
+
+fn panic_error(panic: Box<dyn Any + Send>) -> Error {
+    let message = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(message), _) => (*message).to_owned(),
+        (_, Some(message)) => message.clone(),
+        _ => "a panic without a message".to_owned(),
+    };
+    // Dropping a payload may panic again, and this runs where nothing may unwind.
+    std::mem::forget(panic);
+    Error::new(Code::Panic, message)
+}
+
+/// A result as the host's functions return it.
+pub(super) fn returned(run: impl FnOnce() -> Result<()>) -> *mut dsr_status {
+    catch(run).map_or_else(into_raw, |()| ptr::null_mut())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_cross_with_everything_they_say() {
+        let error = Error::new(Code::Timeout, "too slow").in_op("linear").at("x").field("shape[0]");
+        let description = describe(&error);
+        // SAFETY: the texts live in `error`.
+        assert_eq!(unsafe { from_description(&description) }, error);
+        // SAFETY: made by `into_raw`.
+        assert_eq!(unsafe { take(into_raw(error.clone())) }, Err(error));
+        // SAFETY: null is success.
+        assert_eq!(unsafe { take(ptr::null_mut()) }, Ok(()));
+    }
+
+    #[test]
+    fn a_code_that_is_none_and_an_empty_message_are_said_so() {
+        let description = dsr_error { code: 77, ..prefix::zeroed() };
+        // SAFETY: empty texts.
+        let error = unsafe { from_description(&description) };
+        assert_eq!(error.code(), Code::Internal);
+        assert!(error.message().contains("77"), "{error}");
+    }
+
+    #[test]
+    fn panics_become_errors_with_their_message() {
+        let error = catch::<()>(|| panic!("index {} is out", 3)).unwrap_err();
+        assert_eq!((error.code(), error.message()), (Code::Panic, "index 3 is out"));
+        let error = catch::<()>(|| std::panic::panic_any(5u8)).unwrap_err();
+        assert_eq!(error.code(), Code::Panic);
+    }
+}

@@ -1,0 +1,189 @@
+//! Loading plugins written in C, right ones and wrong ones: each refusal says precisely what is wrong.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "support/cc.rs"]
+mod cc;
+
+use dsrun_core::{
+    Code, DType, TensorDesc,
+    checked::CheckedPlan,
+    device::{Backend, BufferSlice, DeviceOptions, MemoryKind, MemoryUse},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc},
+    op::{Argmax, Fill, Op},
+};
+use dsrun_plugin_sdk::PluginBackend;
+use rstest::rstest;
+use std::path::Path;
+
+fn call(op: impl Into<Op>, operand: TensorDesc, result: TensorDesc) -> CallDesc {
+    let operands = vec![Some(OperandDesc::Tensor(operand))];
+    CallDesc { op: op.into(), operands, results: vec![result], comm: None }
+}
+
+fn fill(value: f32) -> CallDesc {
+    let desc = TensorDesc::dense(DType::F32, &[2, 4]);
+    call(Fill { value }, desc.clone(), desc)
+}
+
+#[rstest]
+#[case::as_it_is(&[])]
+#[case::with_more_than_this_version_knows(&["LARGER"])]
+fn a_plugin_in_c_works(#[case] definitions: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let library = cc::plugin(folder.path(), "right.so", definitions);
+    let backend = PluginBackend::load(&library).unwrap();
+    assert_eq!((backend.info().name.as_str(), backend.info().version.as_str()), ("c-plugin", "0.0.1"));
+    assert_eq!(backend.library(), Some(library.as_path()));
+    let devices = backend.devices().unwrap();
+    assert_eq!(devices.len(), 1);
+    assert_eq!(devices[0].name, library.display().to_string(), "the plugin is told where it lies");
+    assert_eq!(devices[0].memory_bytes, None);
+
+    let error = backend.open(3, &DeviceOptions::default()).unwrap_err();
+    assert_eq!((error.code(), error.to_string().as_str()), (Code::InvalidArgument, "index.value: is not 0"));
+    let device = backend.open(0, &DeviceOptions::default()).unwrap();
+    assert_eq!((device.properties().name.as_str(), device.properties().alignment), ("the only one", 64));
+    assert_eq!(device.properties().dtypes, [DType::F32]);
+    assert_eq!(device.memory(), MemoryUse { used: 5, free: None });
+    assert!(device.graphs().is_none() && device.collective().is_none());
+    assert_eq!(device.stream().unwrap_err().message(), "nothing runs here");
+
+    let kernels = device.kernels();
+    assert_eq!(kernels.query(&fill(1.0)).unwrap().workspace_bytes, 0);
+    assert_eq!(
+        kernels.query(&fill(2.0)).unwrap().workspace_bytes,
+        128,
+        "attributes are read as the struct they are"
+    );
+    let argmax = call(Argmax {}, TensorDesc::dense(DType::F32, &[2, 4]), TensorDesc::dense(DType::I32, &[2]));
+    let support = kernels.query(&argmax).unwrap();
+    assert!(!support.native);
+    assert_eq!(support.reason, "only fill is there");
+}
+
+#[test]
+fn a_plugin_refuses_what_core_refuses_with_one_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = cc::plugin(folder.path(), "checks.so", &[]);
+    let device = PluginBackend::load(&library).unwrap().open(0, &DeviceOptions::default()).unwrap();
+    // The kernels of a plugin, unlike `CheckedPlan`, have nothing of the host's in front.
+    let wrong = call(
+        Fill { value: 1.0 },
+        TensorDesc::dense(DType::F32, &[2, 4]),
+        TensorDesc::dense(DType::F32, &[2, 5]),
+    );
+    for refused in [device.kernels().query(&wrong).unwrap_err(), device.kernels().plan(&wrong).unwrap_err()] {
+        assert_eq!(refused, wrong.validate().unwrap_err());
+        assert_eq!(
+            (refused.op(), refused.argument(), refused.field_name()),
+            (Some("fill"), Some("y"), Some("shape"))
+        );
+    }
+
+    let buffer = |bytes| device.allocate(bytes, MemoryKind::Device).unwrap();
+    let bind = |operand: BufferSlice, result: BufferSlice| {
+        let arguments = Arguments {
+            operands: vec![Some(Argument::Tensor(Binding::new(operand)))],
+            results: vec![Binding::new(result)],
+            workspace: None,
+        };
+        device.kernels().plan(&fill(1.0)).unwrap().bind(&arguments).unwrap_err()
+    };
+    let whole = BufferSlice::whole(buffer(256));
+    let part = |offset, bytes| whole.slice(offset, bytes).unwrap();
+    let good = part(64, 32);
+    assert_eq!(bind(good.clone(), good.clone()).message(), "valid, but nothing runs here");
+    let cases = [
+        (part(64, 31), "x", "bytes"),
+        (part(8, 32), "x", "offset"),
+        (BufferSlice { bytes: 300, ..whole.clone() }, "x", "offset"),
+        (part(0, 32), "y", "slice"),
+        (BufferSlice::whole(buffer(8192)), "x", "buffer"),
+    ];
+    for (operand, argument, field) in cases {
+        let error = bind(operand, good.clone());
+        let found = (error.op(), error.argument(), error.field_name());
+        assert_eq!(found, (Some("fill"), Some(argument), Some(field)), "{error}");
+    }
+    // And core, in front, says the same.
+    let plan = CheckedPlan::new(&*device, fill(1.0)).unwrap();
+    let arguments = Arguments {
+        operands: vec![Some(Argument::Tensor(Binding::new(part(8, 32))))],
+        results: vec![Binding::new(part(8, 32))],
+        workspace: None,
+    };
+    assert_eq!(plan.bind(&arguments).unwrap_err(), bind(part(8, 32), part(8, 32)));
+}
+
+#[rstest]
+#[case::another_minor_version(&["MINOR=9"], Code::AbiMismatch, &["version 0.9", "this program 0.1"])]
+#[case::another_major_version(&["OTHER_MAJOR"], Code::AbiMismatch, &["version 3", "this program 0.1"])]
+#[case::no_symbol(&["NO_ENTRY"], Code::AbiMismatch, &["no dsrun plugin", "`dsrun_plugin_entry_v0`"])]
+#[case::truncated_table(&["TRUNCATED"], Code::AbiMismatch, &["dsr_plugin_api", "`memory`", "bytes long"])]
+#[case::truncated_inner_table(&["TRUNCATED_OPS"], Code::AbiMismatch, &["dsr_op_api", "`enqueue`", "bytes long"])]
+#[case::no_table_at_all(&["TINY"], Code::AbiMismatch, &["struct_size", "is 4"])]
+#[case::null_slot(&["NULL_SLOT"], Code::AbiMismatch, &["dsr_memory_api", "`host_pointer`"])]
+#[case::null_table(&["NO_OPS"], Code::AbiMismatch, &["dsr_plugin_api", "`op`"])]
+#[case::nothing_given(&["NO_TABLE"], Code::AbiMismatch, &["is null"])]
+#[case::aborts_on_panic(&["FLAGS=DSR_PLUGIN_ABORTS_ON_PANIC"], Code::AbiMismatch, &["panic = \"abort\""])]
+#[case::unknown_flags(&["FLAGS=0x40"], Code::AbiMismatch, &["flags 0x40"])]
+#[case::no_name(&["NAME=\"\""], Code::AbiMismatch, &["no name"])]
+#[case::its_own_error(&["REFUSES"], Code::Unavailable, &["libdriver.so.1 is not there"])]
+fn wrong_plugins_are_refused(#[case] definitions: &[&str], #[case] code: Code, #[case] parts: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let library = cc::plugin(folder.path(), "wrong.so", definitions);
+    let error = PluginBackend::load(&library).unwrap_err();
+    assert_eq!(error.code(), code, "{error}");
+    for part in parts {
+        assert!(error.to_string().contains(part), "{part:?} is not in {error}");
+    }
+    assert_eq!(error.argument(), library.to_str(), "every error names the file");
+}
+
+#[test]
+fn a_plugin_that_panics_while_it_is_listed_is_refused_from_then_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = cc::plugin(folder.path(), "panics.so", &["PANICS_WHEN_LISTED"]);
+    let backend = PluginBackend::load(&library).unwrap();
+    let error = backend.devices().unwrap_err();
+    assert_eq!((error.code(), error.message()), (Code::Panic, "an exception nobody caught"));
+    let error = backend.open(0, &DeviceOptions::default()).unwrap_err();
+    assert_eq!(error.code(), Code::Panic);
+    assert!(error.message().contains("cannot be used any more"), "{error}");
+}
+
+#[test]
+fn what_is_no_library_is_refused_with_the_loaders_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.so");
+    std::fs::write(&text, "this is no library, but long enough to be looked at as one by any loader")
+        .unwrap();
+    let error = PluginBackend::load(&text).unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.message().len() > "cannot be opened: dlopen failed".len(), "{error}");
+    assert!(error.message().starts_with("cannot be opened: "), "{error}");
+
+    for (path, part) in
+        [(folder.path().join("none.so"), "does not exist"), (folder.path().into(), "is no file")]
+    {
+        let error = PluginBackend::load(&path).unwrap_err();
+        assert_eq!(error.code(), Code::Unavailable);
+        assert!(error.message().contains(part), "{error}");
+    }
+    let error = PluginBackend::load(Path::new("none.so")).unwrap_err();
+    let absolute = std::env::current_dir().unwrap().join("none.so");
+    assert_eq!(
+        error.argument(),
+        absolute.to_str(),
+        "a bare name is a file, and never looked up by the system"
+    );
+}
+
+#[test]
+fn one_library_can_be_loaded_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = cc::plugin(folder.path(), "twice.so", &[]);
+    let (first, second) = (PluginBackend::load(&library).unwrap(), PluginBackend::load(&library).unwrap());
+    assert_eq!(first.devices().unwrap(), second.devices().unwrap());
+}
