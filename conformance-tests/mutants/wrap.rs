@@ -8,7 +8,7 @@ use crate::faults::Fault;
 use comm::{MutantCollective, unwrapped};
 use dsrun_core::{
     Code, Error, Result, WeightReader,
-    checked::CheckedPlan,
+    checked::{CheckedPlan, ValidArguments, ValidCall},
     collective::Collective,
     device::{
         Backend, BackendInfo, Buffer, BufferSlice, Device, DeviceInfo, DeviceOptions, DeviceProperties,
@@ -99,7 +99,7 @@ pub(crate) struct Shared {
     inner: Arc<dyn Device>,
     fault: &'static Fault,
     /// The last plan of each op.
-    latest: Mutex<HashMap<String, Arc<dyn Plan>>>,
+    latest: Mutex<HashMap<String, CheckedPlan>>,
     leaked: Mutex<Vec<Leaked>>,
     /// How many streams were made.
     streams: AtomicU64,
@@ -198,7 +198,7 @@ struct MutantKernels(Arc<Shared>);
 
 impl MutantKernels {
     /// The plan of a region that the CPU backend has no kernel for, as the plans of its body, faults included.
-    fn lowered(&self, call: &CallDesc) -> Result<Option<LoweredPlan>> {
+    fn lowered(&self, call: &ValidCall) -> Result<Option<LoweredPlan>> {
         if !matches!(call.op, Op::Region(_)) || self.0.inner.kernels().query(call)?.native {
             return Ok(None);
         }
@@ -213,8 +213,8 @@ impl MutantKernels {
 }
 
 impl Kernels for MutantKernels {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
-        let mut support = self.0.inner.kernels().query(&unwrapped(call))?;
+    fn query(&self, call: &ValidCall) -> Result<Support> {
+        let mut support = self.0.inner.kernels().query(&unwrapped(call)?)?;
         if let Some(plan) = self.lowered(call)? {
             support = Support { workspace_bytes: plan.workspace_bytes(), ..Support::native() };
         }
@@ -242,34 +242,32 @@ impl Kernels for MutantKernels {
         Ok(packed)
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
-        let (fault, call) = (self.0.fault, &unwrapped(call));
-        if let Some(refusal) = fault.plan.and_then(|plan| plan(call)) {
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
+        let (fault, call) = (self.0.fault, unwrapped(call)?);
+        if let Some(refusal) = fault.plan.and_then(|plan| plan(&call)) {
             return Err(refusal);
         }
-        if let Some(plan) = self.lowered(call)? {
+        if let Some(plan) = self.lowered(&call)? {
             return Ok(Arc::new(MutantRegion(Arc::new(plan))));
         }
-        let kernels = self.0.inner.kernels();
-        let inner = kernels.plan(call)?;
-        let mut other = call.clone();
+        let inner = CheckedPlan::new(&*self.0.inner, call.clone())?;
+        let mut other = CallDesc::clone(&call);
         let changed = fault.variant.is_some_and(|variant| variant(&mut other));
-        let variant = changed.then(|| Ok::<_, Error>((kernels.plan(&other)?, other))).transpose()?;
+        let variant = changed.then(|| CheckedPlan::new(&*self.0.inner, other.validate()?)).transpose()?;
         if fault.stale_plan {
             let mut latest = self.0.latest.lock().unwrap_or_else(PoisonError::into_inner);
             latest.insert(call.op.name().to_owned(), inner.clone());
         }
-        Ok(Arc::new(MutantPlan { shared: self.0.clone(), call: Arc::new(call.clone()), inner, variant }))
+        Ok(Arc::new(MutantPlan { shared: self.0.clone(), inner, variant }))
     }
 }
 
 #[derive(Debug)]
 struct MutantPlan {
     shared: Arc<Shared>,
-    call: Arc<CallDesc>,
-    inner: Arc<dyn Plan>,
+    inner: CheckedPlan,
     /// Another call that runs in place of this one, or next to it.
-    variant: Option<(Arc<dyn Plan>, CallDesc)>,
+    variant: Option<CheckedPlan>,
 }
 
 impl Plan for MutantPlan {
@@ -277,12 +275,12 @@ impl Plan for MutantPlan {
         self.shared.fault.workspace
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
-        let fault = self.shared.fault;
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
+        let (fault, arguments) = (self.shared.fault, arguments.arguments());
         let mut plan = self.inner.clone();
         if fault.stale_plan {
             let latest = self.shared.latest.lock().unwrap_or_else(PoisonError::into_inner);
-            plan = latest.get(self.call.op.name()).cloned().unwrap_or(plan);
+            plan = latest.get(plan.call().op.name()).cloned().unwrap_or(plan);
         }
         let inner = match plan.bind(arguments) {
             Ok(bound) => Some(bound),
@@ -291,19 +289,19 @@ impl Plan for MutantPlan {
         };
         let variant = match &self.variant {
             None => None,
-            Some((plan, call)) => {
+            Some(plan) => {
                 let mut arguments = arguments.clone();
-                for (operand, desc) in arguments.operands.iter_mut().zip(&call.operands) {
+                for (operand, desc) in arguments.operands.iter_mut().zip(&plan.call().operands) {
                     if desc.is_none() {
                         *operand = None;
                     }
                 }
-                Some(plan.clone().bind(&arguments)?)
+                Some(plan.bind(&arguments)?)
             }
         };
         Ok(Box::new(Run {
             shared: self.shared.clone(),
-            call: self.call.clone(),
+            call: self.inner.call().clone(),
             arguments: arguments.clone(),
             inner,
             variant,
@@ -324,7 +322,7 @@ impl Plan for MutantRegion {
         self.0.workspace_bytes()
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
         Ok(Box::new(Within { flag: &IN_REGION, call: self.0.clone().bind(arguments)? }))
     }
 }
@@ -332,7 +330,7 @@ impl Plan for MutantRegion {
 /// A bound call.
 pub(crate) struct Run {
     shared: Arc<Shared>,
-    pub(crate) call: Arc<CallDesc>,
+    pub(crate) call: ValidCall,
     pub(crate) arguments: Arguments,
     inner: Option<Box<dyn BoundCall>>,
     variant: Option<Box<dyn BoundCall>>,

@@ -11,6 +11,7 @@ use dsrun_conformance::{
 };
 use dsrun_core::{
     DType, TensorDesc,
+    checked::ValidCall,
     kernels::{CallDesc, OperandDesc},
     op::{Op, Profile},
 };
@@ -30,7 +31,7 @@ fn describe(dtype: DType, shape: &[usize], layout: Layout) -> TensorDesc {
     desc
 }
 
-fn call_of(case: &CallCase) -> CallDesc {
+fn call_of(case: &CallCase) -> ValidCall {
     let operand = |operand: &Operand| match operand {
         Operand::Tensor(input) => {
             OperandDesc::Tensor(describe(input.tensor.dtype, &input.tensor.shape, input.layout))
@@ -47,7 +48,7 @@ fn call_of(case: &CallCase) -> CallDesc {
         let shape = inferred.resolve(&|_| None).unwrap();
         call.results.push(updated.unwrap_or_else(|| describe(inferred.dtype, &shape, layout)));
     }
-    call
+    call.validate().unwrap()
 }
 
 /// The kernels that a case launches.

@@ -1,10 +1,6 @@
 //! Capturing a sequence of bound calls once and replaying it.
 
-use crate::{
-    Result,
-    device::Stream,
-    kernels::{BoundCall, CallDesc},
-};
+use crate::{Result, checked::ValidCall, device::Stream, kernels::BoundCall};
 use std::fmt::Debug;
 
 /// Work that can be launched again and again. Everything that changes from step to step is device memory.
@@ -29,7 +25,7 @@ pub trait Graphs: Send + Sync {
     ///
     /// # Errors
     /// Those of compilation.
-    fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
+    fn prepare(&self, calls: &[ValidCall]) -> Result<()> {
         let _ = calls;
         Ok(())
     }

@@ -4,10 +4,11 @@
 //! once; `enqueue` runs the bound call and costs nothing worth measuring: it neither allocates nor waits.
 
 use crate::{
-    DType, Error, Result, WeightReader, WeightType,
+    DType, Result, WeightReader, WeightType,
+    checked::{ValidArguments, ValidCall},
     collective::Comm,
     device::{BufferSlice, Stream},
-    op::{AllGather, AllToAll, Op, OperandType, Receive, ReduceScatter, Send as SendOp},
+    op::{Op, OperandType},
     tensor::TensorDesc,
 };
 use std::{any::Any, fmt::Debug, sync::Arc};
@@ -62,73 +63,6 @@ impl CallDesc {
             OperandDesc::Tensor(tensor) => Some(tensor),
             OperandDesc::Weight(_) => None,
         }
-    }
-
-    /// Checks everything that can be wrong with a description: the operands against the op's signature and shapes, each
-    /// tensor's strides and size, the results against inference, and that a collective has its ranks.
-    ///
-    /// This is the one place where descriptions are checked; core calls it in front of every backend.
-    ///
-    /// # Errors
-    /// Names op, argument and field.
-    pub fn validate(&self) -> Result<()> {
-        self.check().map_err(|error| error.in_op(self.op.name()))
-    }
-
-    fn check(&self) -> Result<()> {
-        for (index, operand) in self.operands.iter().enumerate() {
-            match operand {
-                Some(OperandDesc::Tensor(tensor)) => tensor.validate(),
-                Some(OperandDesc::Weight(weight)) => weight.bytes().map(|_| ()),
-                None => Ok(()),
-            }
-            .map_err(|error| error.at(&self.operand_name(index)))?;
-        }
-        let inferred = self.op.infer(&self.operand_types())?;
-        if inferred.len() != self.results.len() {
-            let message = format!("has {} results, needs {}", self.results.len(), inferred.len());
-            return Err(Error::invalid(message).field("results"));
-        }
-        for (index, (result, inferred)) in self.results.iter().zip(&inferred).enumerate() {
-            let name = self.result_name(index);
-            result.validate().map_err(|error| error.at(&name))?;
-            let found = result.tensor_type();
-            if found != *inferred {
-                let field = if found.dtype == inferred.dtype { "shape" } else { "dtype" };
-                return Err(Error::invalid(format!("is {found}, must be {inferred}")).at(&name).field(field));
-            }
-            let updated = self.op.updates(index).and_then(|operand| self.tensor(operand));
-            if updated.is_some_and(|updated| updated != result) {
-                let message = "updates an operand, but is described differently";
-                return Err(Error::invalid(message).at(&name).field("strides"));
-            }
-        }
-        match (self.op.mesh_axis(), &self.comm) {
-            (Some(axis), None) => {
-                Err(Error::invalid(format!("needs the ranks of axis {}", axis.name())).at("comm"))
-            }
-            (None, Some(_)) => Err(Error::invalid("is no collective").at("comm")),
-            (Some(_), Some(comm)) => self.check_ranks(comm.rank(), comm.ranks()),
-            (None, None) => Ok(()),
-        }
-    }
-
-    /// What a collective says of its ranks must hold for the ranks it is given: buffers are sized by it.
-    fn check_ranks(&self, rank: usize, ranks: usize) -> Result<()> {
-        let (attribute, value, fits) = match &self.op {
-            Op::AllGather(AllGather { ranks: value, .. })
-            | Op::ReduceScatter(ReduceScatter { ranks: value, .. })
-            | Op::AllToAll(AllToAll { ranks: value, .. }) => ("ranks", *value, *value as usize == ranks),
-            Op::Broadcast(op) => ("root", op.root, (op.root as usize) < ranks),
-            Op::Send(SendOp { peer, .. }) | Op::Receive(Receive { peer, .. }) => {
-                ("peer", *peer, (*peer as usize) < ranks && *peer as usize != rank)
-            }
-            _ => return Ok(()),
-        };
-        if fits {
-            return Ok(());
-        }
-        Err(Error::invalid(format!("is {value}, which does not fit rank {rank} of {ranks}")).at(attribute))
     }
 }
 
@@ -242,11 +176,11 @@ pub struct Arguments {
 
 /// What a device computes.
 pub trait Kernels: Send + Sync {
-    /// Whether and how the device runs a valid call. Cheap.
+    /// Whether and how the device runs a call. Cheap.
     ///
     /// # Errors
-    /// Only if the device failed; what cannot be run is an answer.
-    fn query(&self, call: &CallDesc) -> Result<Support>;
+    /// Only if the device failed: that it does not run the call is an answer.
+    fn query(&self, call: &ValidCall) -> Result<Support>;
 
     /// How the device would keep a weight. Cheap.
     ///
@@ -266,11 +200,11 @@ pub trait Kernels: Send + Sync {
         rows: &mut dyn WeightReader,
     ) -> Result<Arc<dyn PackedWeight>>;
 
-    /// Prepares a valid call that [`Self::query`] answers natively. May take long.
+    /// Prepares a call that [`Self::query`] answers natively. May take long.
     ///
     /// # Errors
     /// [`crate::Code::Unsupported`] if it is not native; those of compilation and allocation.
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>>;
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>>;
 }
 
 /// A prepared call, shared by all layers with equal descriptions. It never changes.
@@ -280,11 +214,11 @@ pub trait Plan: Send + Sync + Debug {
         0
     }
 
-    /// Fixes the arguments, which are valid for the description.
+    /// Fixes the arguments of the call.
     ///
     /// # Errors
     /// If a buffer or weight is another backend's.
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>>;
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>>;
 }
 
 /// A call ready to run. Keeps its plan, buffers and weights alive.

@@ -113,6 +113,7 @@ fn other_regions_are_refused_with_a_reason() {
         results: vec![x],
         comm: None,
     };
+    let call = call.validate().unwrap();
     let support = bench.device.kernels().query(&call).unwrap();
     assert!(!support.native && support.reason.contains("add, rms_norm"), "{}", support.reason);
     assert_eq!(bench.device.kernels().plan(&call).unwrap_err().code(), Code::Unsupported);

@@ -16,16 +16,15 @@ use crate::{
 };
 use dsrun_core::{
     Result, WeightReader,
+    checked::{ValidArguments, ValidCall},
     device::{MemoryKind, Stream},
-    kernels::{
-        Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
-    },
+    kernels::{BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
 };
 use std::{fmt, sync::Arc};
 
 /// Whether and how a device runs a call.
-pub(crate) fn support(call: &CallDesc, device: &DeviceSpec) -> Support {
-    match call.validate().and_then(|()| ops::plan(call, device)) {
+pub(crate) fn support(call: &ValidCall, device: &DeviceSpec) -> Support {
+    match ops::plan(call, device) {
         Ok(plan) => Support {
             workspace_bytes: plan.workspace,
             persistent_bytes: plan.persistent,
@@ -44,7 +43,7 @@ pub(crate) struct CudaKernels {
 }
 
 impl Kernels for CudaKernels {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
         Ok(support(call, &self.device))
     }
 
@@ -62,8 +61,7 @@ impl Kernels for CudaKernels {
         Ok(Arc::new(CudaWeight::pack(&self.context, stream, weight, rows)?))
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
-        call.validate()?;
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let plan = ops::plan(call, &self.device)?;
         let functions = plan.kernels.iter().map(|spec| self.context.function(spec)).collect::<Result<_>>()?;
         Ok(Arc::new(CudaPlan { context: self.context.clone(), call: call.clone(), plan, functions }))
@@ -73,7 +71,7 @@ impl Kernels for CudaKernels {
 /// A kernel plan with its kernels loaded.
 struct CudaPlan {
     context: Arc<Context>,
-    call: CallDesc,
+    call: ValidCall,
     plan: KernelPlan,
     functions: Vec<Arc<Function>>,
 }
@@ -89,12 +87,12 @@ impl Plan for CudaPlan {
         self.plan.workspace
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
         let persistent = match self.plan.persistent {
             0 => None,
             bytes => Some(Arc::new(CudaBuffer::new(self.context.clone(), bytes, MemoryKind::Device)?)),
         };
-        let frame = Frame::bind(&self.call, arguments, &self.context, persistent)?;
+        let frame = Frame::bind(&self.call, arguments.arguments(), &self.context, persistent)?;
         let launches = (self.plan.launches)(&frame, &self.functions, &self.context)?;
         tracing::trace!(op = self.call.op.name(), launches = launches.len(), buffers = frame.kept(), "bound");
         let launches = Launches::new(self.call.op.name(), launches);

@@ -14,11 +14,10 @@ use crate::{
 };
 use dsrun_core::{
     Code, Error, Result, WeightReader,
+    checked::{ValidArguments, ValidCall},
     device::{Buffer, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
     graph::{Graph, Graphs},
-    kernels::{
-        Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
-    },
+    kernels::{BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
 };
 use std::{
     collections::HashMap,
@@ -97,7 +96,7 @@ impl Device for OfflineDevice {
 }
 
 impl Kernels for OfflineDevice {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
         Ok(support(call, &self.device))
     }
 
@@ -114,8 +113,7 @@ impl Kernels for OfflineDevice {
         Err(self.absent())
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
-        call.validate()?;
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let plan = ops::plan(call, &self.device)?;
         plan.kernels.iter().try_for_each(|spec| self.build(spec))?;
         Ok(Arc::new(OfflinePlan { workspace: plan.workspace, absent: self.absent() }))
@@ -127,7 +125,7 @@ impl Graphs for OfflineDevice {
         Err(self.absent())
     }
 
-    fn prepare(&self, _: &[CallDesc]) -> Result<()> {
+    fn prepare(&self, _: &[ValidCall]) -> Result<()> {
         self.build(&copy_kernel())
     }
 }
@@ -144,7 +142,7 @@ impl Plan for OfflinePlan {
         self.workspace
     }
 
-    fn bind(self: Arc<Self>, _: &Arguments) -> Result<Box<dyn BoundCall>> {
+    fn bind(self: Arc<Self>, _: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
         Err(self.absent.clone())
     }
 }

@@ -24,6 +24,7 @@ pub(crate) mod weight;
 use crate::{arch::DeviceSpec, driver::kernel_spec::KernelSpec};
 use dsrun_core::{
     Error, Result, TensorDesc,
+    checked::ValidCall,
     kernels::{CallDesc, OperandDesc},
     op::Op,
 };
@@ -73,9 +74,8 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
 /// The kernels a call needs.
 ///
 /// # Errors
-/// If the call is wrong or not native.
-pub fn kernel_specs(call: &CallDesc, device: &DeviceSpec) -> Result<Vec<KernelSpec>> {
-    call.validate()?;
+/// If the call is not native.
+pub fn kernel_specs(call: &ValidCall, device: &DeviceSpec) -> Result<Vec<KernelSpec>> {
     Ok(plan(call, device)?.kernels)
 }
 

@@ -10,6 +10,7 @@ mod decoder;
 use decoder::decoder_calls;
 use dsrun_core::{
     BlockFormat, DType, TensorDesc, TensorType, WeightFormat, WeightType,
+    checked::ValidCall,
     kernels::{CallDesc, OperandDesc},
     op::{
         Activation, Add, Argmax, Attention, AttentionMask, Cast, Columns, CommitTokens, Embed, Fill,
@@ -59,7 +60,7 @@ fn weight(format: WeightFormat, shape: [usize; 2]) -> Operand {
     Some(OperandDesc::Weight(WeightType { format, shape: shape.to_vec() }))
 }
 
-fn call(op: impl Into<Op>, operands: Vec<Operand>) -> CallDesc {
+fn call(op: impl Into<Op>, operands: Vec<Operand>) -> ValidCall {
     let mut call = CallDesc { op: op.into(), operands, results: Vec::new(), comm: None };
     let inferred = call.op.infer(&call.operand_types()).unwrap();
     for (index, inferred) in inferred.iter().enumerate() {
@@ -67,7 +68,7 @@ fn call(op: impl Into<Op>, operands: Vec<Operand>) -> CallDesc {
         let updated = call.op.updates(index).and_then(|operand| call.tensor(operand).cloned());
         call.results.push(updated.unwrap_or_else(|| TensorDesc::dense(inferred.dtype, &shape)));
     }
-    call
+    call.validate().unwrap()
 }
 
 /// Group-wise formats and blocks with every kind of integer, group and numbers.
@@ -92,7 +93,7 @@ fn integer_formats(dtype: DType) -> impl Iterator<Item = WeightFormat> {
 }
 
 /// Products with integers, and of bytes with bytes.
-fn quantised_calls(dtype: DType) -> Vec<CallDesc> {
+fn quantised_calls(dtype: DType) -> Vec<ValidCall> {
     let mut calls = Vec::new();
     let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
     let gated =
@@ -151,7 +152,7 @@ fn quantised_calls(dtype: DType) -> Vec<CallDesc> {
     calls
 }
 
-fn attention_calls(dtype: DType) -> Vec<CallDesc> {
+fn attention_calls(dtype: DType) -> Vec<ValidCall> {
     let mut calls = Vec::new();
     let integers = |size: usize| tensor(DType::I32, &[size]);
     for (tokens, sequences, query_heads, kv_heads, size) in [
@@ -200,7 +201,7 @@ fn attention_calls(dtype: DType) -> Vec<CallDesc> {
     calls
 }
 
-fn linear_calls(dtype: DType) -> Vec<CallDesc> {
+fn linear_calls(dtype: DType) -> Vec<ValidCall> {
     let mut calls = Vec::new();
     let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
     for format in [dtype, DType::BF16].map(WeightFormat::Dense) {
@@ -222,7 +223,7 @@ fn linear_calls(dtype: DType) -> Vec<CallDesc> {
 }
 
 /// Batches: one tile for a block or two, whole and in parts, and tiles of every width.
-fn batch_calls(dtype: DType) -> Vec<CallDesc> {
+fn batch_calls(dtype: DType) -> Vec<ValidCall> {
     let mut calls = Vec::new();
     let gated =
         GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
@@ -250,7 +251,7 @@ fn batch_calls(dtype: DType) -> Vec<CallDesc> {
 }
 
 /// The fused parts of decoder layers of both kinds, for few rows and for many.
-fn region_calls(dtype: DType) -> Vec<CallDesc> {
+fn region_calls(dtype: DType) -> Vec<ValidCall> {
     let mut calls = Vec::new();
     let norms: [Norm; 2] = [RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(), LayerNorm { eps: 1e-5 }.into()];
     let mut region = |region: dsrun_core::Result<Region>, operands: Vec<Operand>| {
@@ -312,7 +313,7 @@ fn region_calls(dtype: DType) -> Vec<CallDesc> {
     calls
 }
 
-fn plane_calls(dtype: DType) -> Vec<CallDesc> {
+fn plane_calls(dtype: DType) -> Vec<ValidCall> {
     let (plane, vector) = (tensor(dtype, &[3, 64]), tensor(dtype, &[64]));
     let cache = tensor(dtype, &[4, 2, 8, 32]);
     let (norm, add) = (RmsNorm { eps: 1e-5, weight_offset: 0.0 }, Add { alpha: 1.0 });
@@ -384,7 +385,7 @@ fn plane_calls(dtype: DType) -> Vec<CallDesc> {
     calls
 }
 
-fn integer_calls() -> Vec<CallDesc> {
+fn integer_calls() -> Vec<ValidCall> {
     let ids = |size: usize| tensor(DType::I32, &[size]);
     let (table, counts) = (tensor(DType::I32, &[4, 8]), tensor(DType::I32, &[4, 64]));
     let (settings, seeds) = (tensor(DType::F32, &[4, 8]), tensor(DType::U32, &[4, 2]));
@@ -428,7 +429,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
 }
 
 /// The call of a region of all nodes of a program.
-fn outlined(program: &Program) -> CallDesc {
+fn outlined(program: &Program) -> ValidCall {
     let outlined = program.outline(0..program.nodes.len(), &program.uses()).unwrap();
     let operand = |id: &Option<ValueId>| {
         Some(match &program.value(id.unwrap()).unwrap().value_type {
@@ -442,7 +443,7 @@ fn outlined(program: &Program) -> CallDesc {
 }
 
 /// The tail of a step of one row: logits that are whole vectors and others, with limits and without.
-fn token_calls() -> Vec<CallDesc> {
+fn token_calls() -> Vec<ValidCall> {
     let mut calls = Vec::new();
     for (columns, limited) in [(64, false), (63, true)] {
         let mut program = ProgramBuilder::new("tail");
@@ -474,7 +475,7 @@ fn token_calls() -> Vec<CallDesc> {
 }
 
 /// Attention of many single tokens whose rows are quantised.
-fn attention_and_quantisation() -> impl Iterator<Item = CallDesc> {
+fn attention_and_quantisation() -> impl Iterator<Item = ValidCall> {
     [(DType::BF16, 128, 32, 8, 128), (DType::F16, 64, 16, 4, 64)].into_iter().map(
         |(dtype, sequences, query_heads, kv_heads, size)| {
             let op = PagedAttention {

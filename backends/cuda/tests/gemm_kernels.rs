@@ -35,8 +35,8 @@ fn devices() -> Vec<(&'static str, DeviceSpec)> {
 }
 
 /// The kernels of a call, each named once; `cuBLASLt` where it needs none of ours.
-fn kernels(call: &CallDesc, device: &DeviceSpec) -> String {
-    match kernel_specs(call, device) {
+fn kernels(call: CallDesc, device: &DeviceSpec) -> String {
+    match call.validate().and_then(|call| kernel_specs(&call, device)) {
         Ok(specs) if specs.is_empty() => "cuBLASLt".to_owned(),
         Ok(specs) => {
             let mut entries: Vec<_> = specs.iter().map(|spec| spec.entry).collect();
@@ -51,7 +51,7 @@ fn kernels(call: &CallDesc, device: &DeviceSpec) -> String {
 fn kernels_by_rows(family: &calls::Family, device: &DeviceSpec) -> String {
     let mut ranges: Vec<(usize, usize, String)> = Vec::new();
     for rows in ROWS {
-        let kernels = kernels(&(family.call)(rows), device);
+        let kernels = kernels((family.call)(rows), device);
         match ranges.last_mut() {
             Some((_, last, known)) if *known == kernels => *last = rows,
             _ => ranges.push((rows, rows, kernels)),

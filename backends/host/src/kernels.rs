@@ -9,11 +9,11 @@ use crate::{
 };
 use dsrun_core::{
     Error, Result, WeightReader, WeightType,
+    checked::{ValidArguments, ValidCall},
     collective::host::HostComm,
     device::Stream,
     kernels::{
-        Arguments, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support,
-        WeightDesc,
+        BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
     },
     op::Op,
 };
@@ -41,7 +41,7 @@ pub trait Compute: Debug + Send + Sync + 'static {
     /// As [`Self::layout`]; those of the reader; [`dsrun_core::Code::OutOfMemory`].
     fn pack(&self, weight: &WeightDesc, rows: &mut dyn WeightReader, host: &Host) -> Result<Self::Weight>;
 
-    /// Prepares a valid call. Collectives, page moves and the ops of the request table never get here.
+    /// Prepares an op. Collectives, page moves and the ops of the request table never get here.
     ///
     /// # Errors
     /// [`dsrun_core::Code::Unsupported`], with the reason, if the backend does not run it.
@@ -124,8 +124,8 @@ fn shared_op(op: &Op) -> Option<Box<dyn SharedOp>> {
 }
 
 impl<C: Compute> Kernels for HostKernels<C> {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
-        match call.validate().and_then(|()| self.implementation(call)) {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
+        match self.implementation(call) {
             // No work list, no scratch memory and no persistent memory: `native` asks for none of them.
             Ok(implementation) => {
                 let computes = matches!(implementation, Implementation::Compute(_));
@@ -153,8 +153,7 @@ impl<C: Compute> Kernels for HostKernels<C> {
         Ok(Arc::new(HostWeight { packed, _reservation: reservation }))
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
-        call.validate()?;
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let implementation = self.implementation(call)?;
         Ok(Arc::new(HostPlan { shared: self.0.clone(), call: call.clone(), implementation }))
     }
@@ -186,13 +185,13 @@ impl<W: PackedWeight> PackedWeight for HostWeight<W> {
 #[derive(Debug)]
 struct HostPlan<C: Compute> {
     shared: Arc<Shared<C>>,
-    call: CallDesc,
+    call: ValidCall,
     implementation: Implementation<C::Kernel>,
 }
 
 impl<C: Compute> Plan for HostPlan<C> {
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
-        let views = Views::bind::<C::Weight>(&self.call, arguments, &self.shared.host)?;
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
+        let views = Views::bind::<C::Weight>(arguments, &self.shared.host)?;
         Ok(Box::new(HostCall { plan: self, views, staging: RefCell::default() }))
     }
 }

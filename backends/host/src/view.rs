@@ -3,8 +3,8 @@
 //! Binding makes [`Views`], a checked range of memory for every tensor. [`Views::open`] locks the device and gives a [`Frame`]: it
 //! reads the extents, then hands out each tensor as a slice that borrows the frame. Three invariants make this sound:
 //!
-//! 1. [`Views::bind`] has checked that every range lies in a live buffer of the device, is aligned, and that no result
-//!    overlaps another tensor, except the operand that it updates.
+//! 1. [`ValidArguments`] are long enough for their descriptions and aligned, and no result overlaps another tensor, except the
+//!    operand that it updates. [`Views::bind`] has checked that every range lies in a live buffer of the device.
 //! 2. A frame holds the lock of its device, so nothing else reads or writes the device's buffers while it lives.
 //! 3. A result is handed out once, and an operand that is updated in place only as the result.
 
@@ -12,7 +12,8 @@ use crate::{host::Host, kernels::HostWeight, memory::HostBuffer, stream::locate}
 use bytemuck::Pod;
 use dsrun_core::{
     DType, Error, Result, TensorDesc, TensorType,
-    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight},
+    checked::{ValidArguments, ValidCall, ValidOperand},
+    kernels::{Binding, PackedWeight},
 };
 use half::{bf16, f16};
 use std::{
@@ -60,33 +61,22 @@ struct View {
 
 impl View {
     fn bind(desc: &TensorDesc, binding: &Binding, host: &Arc<Host>) -> Result<Self> {
-        desc.validate()?;
         let (buffer, pointer) = locate(&binding.slice, host)?;
-        let bytes = desc.bytes()?;
-        if binding.slice.bytes < bytes {
-            let message = format!("is {} bytes, needs {bytes}", binding.slice.bytes);
-            return Err(Error::invalid(message).field("bytes"));
-        }
-        if pointer.align_offset(desc.dtype.bytes()) != 0 {
-            let message = format!("is at byte {}, must be aligned to its elements", binding.slice.offset);
-            return Err(Error::invalid(message).field("offset"));
-        }
+        debug_assert_eq!(
+            pointer.align_offset(desc.dtype.bytes()),
+            0,
+            "buffers and valid offsets are aligned"
+        );
         let (extent_buffer, extent) = match &binding.extent {
             None => (None, None),
-            Some(_) if !desc.bounded => {
-                return Err(Error::invalid("was not planned as bounded").field("extent"));
-            }
             Some(extent) => {
                 let (buffer, pointer) = locate(extent, host).map_err(|error| error.field("extent"))?;
-                if extent.bytes < 4 || pointer.align_offset(4) != 0 {
-                    return Err(Error::invalid("must be four bytes at a multiple of four").field("extent"));
-                }
                 (Some(buffer), Some(pointer.cast()))
             }
         };
         let mut view = Self {
             pointer,
-            span: bytes / desc.dtype.bytes(),
+            span: desc.bytes()? / desc.dtype.bytes(),
             dtype: desc.dtype,
             rank: desc.shape.len(),
             shape: [1; TensorType::MAX_RANK],
@@ -99,24 +89,13 @@ impl View {
         Ok(view)
     }
 
-    /// The address of the first byte and the address behind the last byte.
-    fn range(&self) -> (usize, usize) {
-        let start = self.pointer.addr().get();
-        (start, start + self.span * self.dtype.bytes())
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        let ((start, end), (other_start, other_end)) = (self.range(), other.range());
-        start < other_end && other_start < end && start < end && other_start < other_end
-    }
-
     /// Rows below the extent.
     ///
     /// # Safety
     /// The device must be locked, and no reference to the extent's memory may be in use.
     unsafe fn rows(&self) -> usize {
         let size = self.shape[0];
-        // SAFETY: binding has checked that the extent is an aligned i32 in a live buffer; the rest is the caller's.
+        // SAFETY: a valid extent is an aligned i32, and binding has found it in a live buffer; the rest is the caller's.
         let extent = self.extent.map(|pointer| unsafe { pointer.read() });
         extent.map_or(size, |extent| usize::try_from(extent).unwrap_or(0).min(size))
     }
@@ -147,31 +126,24 @@ unsafe impl Send for Views {}
 unsafe impl Sync for Views {}
 
 impl Views {
-    /// Checks arguments against their description and the device, whose weights are packed as `W`.
-    pub(crate) fn bind<W: PackedWeight>(
-        call: &CallDesc,
-        arguments: &Arguments,
-        host: &Arc<Host>,
-    ) -> Result<Self> {
-        let (operands, results) = (arguments.operands.len(), arguments.results.len());
-        if (operands, results) != (call.operands.len(), call.results.len())
-            || operands.max(results) > MAX_TENSORS
-        {
-            let message = format!("{operands} operands and {results} results bound, not as described");
-            return Err(Error::invalid(message).field("operands"));
+    /// Finds the memory of valid arguments on a device whose weights are packed as `W`.
+    ///
+    /// # Errors
+    /// If a buffer or weight is another backend's, or another handle's.
+    pub(crate) fn bind<W: PackedWeight>(arguments: ValidArguments<'_>, host: &Arc<Host>) -> Result<Self> {
+        let call = arguments.call();
+        if call.operands.len().max(call.results.len()) > MAX_TENSORS {
+            return Err(Error::unsupported(format!("has more than {MAX_TENSORS} operands or results")));
         }
-        let mut views = Self {
-            host: host.clone(),
-            operands: Vec::with_capacity(operands),
-            results: Vec::with_capacity(results),
+        let bind = |(index, operand)| {
+            bind_operand::<W>(operand, host).map_err(|error| error.at(&call.operand_name(index)))
         };
-        for (index, (desc, argument)) in call.operands.iter().zip(&arguments.operands).enumerate() {
-            let bound = bind_operand::<W>(desc.as_ref(), argument.as_ref(), host);
-            views.operands.push(bound.map_err(|error| error.at(&call.operand_name(index)))?);
-        }
-        for (index, (desc, binding)) in call.results.iter().zip(&arguments.results).enumerate() {
-            let bound = View::bind(desc, binding, host).and_then(|view| views.push_result(call, index, view));
-            bound.map_err(|error| error.at(&call.result_name(index)))?;
+        let operands = arguments.operands().enumerate().map(bind).collect::<Result<_>>()?;
+        let results = Vec::with_capacity(call.results.len());
+        let mut views = Self { host: host.clone(), operands, results };
+        for (index, (desc, binding)) in arguments.results().enumerate() {
+            let view = View::bind(desc, binding, host).map_err(|error| error.at(&call.result_name(index)))?;
+            views.push_result(call, index, view);
         }
         Ok(views)
     }
@@ -194,54 +166,35 @@ impl Views {
         Frame { views: self, operand_rows, result_rows, taken: AtomicU32::new(0), _turn: turn }
     }
 
-    fn push_result(&mut self, call: &CallDesc, index: usize, mut view: View) -> Result<()> {
-        if let Some(operand) = call.op.updates(index).and_then(|operand| self.operands.get_mut(operand)) {
-            match operand {
-                BoundOperand::Tensor(updated) if updated.range() == view.range() => {
-                    if view.extent.is_none() {
-                        view.extent = updated.extent;
-                        view._buffers[1] = updated._buffers[1].take();
-                    }
-                    *operand = BoundOperand::Updated;
-                }
-                _ => return Err(Error::invalid("must be bound to the operand it updates").field("slice")),
-            }
-        }
-        let operands = self.operands.iter().filter_map(|operand| match operand {
-            BoundOperand::Tensor(view) => Some(view),
-            _ => None,
-        });
-        // Operands that later results update are still among these operands, and must not overlap either.
-        if operands.chain(&self.results).any(|other| view.overlaps(other)) {
-            return Err(Error::invalid("shares storage with another operand or result").field("slice"));
+    fn push_result(&mut self, call: &ValidCall, index: usize, mut view: View) {
+        let updated = call.op.updates(index).and_then(|operand| self.operands.get_mut(operand));
+        if let Some(operand) = updated
+            && let BoundOperand::Tensor(updated) = std::mem::replace(operand, BoundOperand::Updated)
+            && view.extent.is_none()
+        {
+            let [_, buffer] = updated._buffers;
+            (view.extent, view._buffers[1]) = (updated.extent, buffer);
         }
         self.results.push(view);
-        Ok(())
     }
 }
 
 fn bind_operand<W: PackedWeight>(
-    desc: Option<&OperandDesc>,
-    argument: Option<&Argument>,
+    operand: Option<ValidOperand<'_>>,
     host: &Arc<Host>,
 ) -> Result<BoundOperand> {
-    match (desc, argument) {
-        (None, None) => Ok(BoundOperand::Absent),
-        (Some(OperandDesc::Tensor(desc)), Some(Argument::Tensor(binding))) => {
+    match operand {
+        None => Ok(BoundOperand::Absent),
+        Some(ValidOperand::Tensor(desc, binding)) => {
             View::bind(desc, binding, host).map(BoundOperand::Tensor)
         }
-        (Some(OperandDesc::Weight(desc)), Some(Argument::Weight(weight))) => {
-            if weight.weight_type() != desc {
-                let message = format!("is {:?}, was planned as {desc:?}", weight.weight_type());
-                return Err(Error::invalid(message).field("weight_type"));
-            }
+        Some(ValidOperand::Weight(weight)) => {
             let packed: &dyn Any = weight.as_ref();
             if !packed.is::<HostWeight<W>>() {
                 return Err(Error::invalid("belongs to another backend"));
             }
             Ok(BoundOperand::Weight(weight.clone()))
         }
-        _ => Err(Error::invalid("is not bound as it was planned")),
     }
 }
 

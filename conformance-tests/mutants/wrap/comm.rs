@@ -4,6 +4,7 @@ use super::Shared;
 use crate::faults::Fault;
 use dsrun_core::{
     Code, Error, Result,
+    checked::ValidCall,
     collective::{Collective, Comm, GroupId},
     kernels::CallDesc,
 };
@@ -62,11 +63,9 @@ impl Comm for MutantComm {
 }
 
 /// The call as the CPU backend knows it.
-pub(super) fn unwrapped(call: &CallDesc) -> CallDesc {
-    let mut call = call.clone();
-    call.comm = call.comm.map(|comm| {
-        let any: Arc<dyn Any + Send + Sync> = comm.clone();
-        any.downcast::<MutantComm>().map_or(comm, |comm| comm.inner.clone())
-    });
-    call
+pub(super) fn unwrapped(call: &ValidCall) -> Result<ValidCall> {
+    let Some(comm) = call.comm.clone() else { return Ok(call.clone()) };
+    let any: Arc<dyn Any + Send + Sync> = comm.clone();
+    let comm = any.downcast::<MutantComm>().map_or(comm, |comm| comm.inner.clone());
+    CallDesc { comm: Some(comm), ..CallDesc::clone(call) }.validate()
 }

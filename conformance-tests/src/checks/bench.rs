@@ -10,7 +10,7 @@ use crate::{
 };
 use dsrun_core::{
     BytesReader, Code, DType, Error, TensorDesc,
-    checked::CheckedPlan,
+    checked::{CheckedPlan, ValidCall},
     collective::Comm,
     device::{Buffer, BufferSlice, Device, DeviceOptions, MemoryKind, Stream},
     kernels::{
@@ -199,13 +199,13 @@ impl Bench {
         Ok(Given::Weight(self.device.kernels().prepack(&mut *self.stream, &desc, &mut reader)?))
     }
 
-    /// The description of a call on these operands.
+    /// A call on these operands.
     pub(crate) fn describe(
         &self,
         op: &Op,
         operands: &[Given],
         comm: Option<Arc<dyn Comm>>,
-    ) -> Result<CallDesc, Stop> {
+    ) -> Result<ValidCall, Stop> {
         describe(op.clone(), operands.iter().map(Given::desc).collect(), comm)
     }
 
@@ -298,14 +298,14 @@ pub(crate) fn describe(
     op: Op,
     operands: Vec<Option<OperandDesc>>,
     comm: Option<Arc<dyn Comm>>,
-) -> Result<CallDesc, Stop> {
+) -> Result<ValidCall, Stop> {
     let mut call = CallDesc { op, operands, results: Vec::new(), comm };
     for (index, inferred) in call.op.infer(&call.operand_types())?.iter().enumerate() {
         let updated = call.op.updates(index).and_then(|operand| call.tensor(operand)).cloned();
         let shape = inferred.resolve(&|_| None)?;
         call.results.push(updated.unwrap_or_else(|| TensorDesc::dense(inferred.dtype, &shape)));
     }
-    Ok(call)
+    Ok(call.validate()?)
 }
 
 /// How long the device wants the work list for lengths of these types.

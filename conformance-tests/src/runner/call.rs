@@ -98,7 +98,7 @@ pub(crate) fn run(
         call.results.push(image.desc.clone());
         results.push(Some(image));
     }
-    let plan = CheckedPlan::new(device, call)?;
+    let plan = CheckedPlan::new(device, call.validate()?)?;
     let call = plan.call().clone();
     let scratch = Scratch::new(device, plan.workspace_bytes())?;
     let image_of = |index: usize| match (&results[index], call.op.updates(index)) {
@@ -281,7 +281,7 @@ fn sized(device: &dyn Device, op: &Op, operands: &[Option<OperandDesc>]) -> Resu
     let Op::AttentionPrepare(_) = op else { return Ok(op.clone()) };
     let results = vec![TensorDesc::dense(DType::I32, &[0])];
     let op = Op::from(AttentionPrepare { words: 0 });
-    let call = CallDesc { op, operands: operands.to_vec(), results, comm: None };
+    let call = CallDesc { op, operands: operands.to_vec(), results, comm: None }.validate()?;
     let words = device.kernels().query(&call)?.work_words;
     let words = u32::try_from(words).map_err(|_| {
         Stop::Failed(format!("the device asks for a work list of {words} words, more than fit in 32 bits"))
@@ -306,7 +306,8 @@ fn work_list(
         return Err(Stop::Failed("attention_prepare has become another op".into()));
     };
     let desc = describe(DType::I32, &[words as usize], Default::default());
-    let plan = CheckedPlan::new(device, CallDesc { op, operands, results: vec![desc], comm: None })?;
+    let call = CallDesc { op, operands, results: vec![desc], comm: None };
+    let plan = CheckedPlan::new(device, call.validate()?)?;
     let empty = Tensor::filled(DType::I32, &[words as usize], poison(DType::I32));
     let image = Image::new(device, stream, &empty, Default::default())?;
     image.upload(stream)?;

@@ -110,7 +110,7 @@ fn run_body(case: &CallCase, region: &Region, device: &Arc<dyn Device>) -> Resul
             result_places.push(placed.len() + made.len());
             made.push(Placed::Tensor(image));
         }
-        let plan = CheckedPlan::new(device, desc)?;
+        let plan = CheckedPlan::new(device, desc.validate()?)?;
         let scratch = Scratch::new(device, plan.workspace_bytes())?;
         let bound = plan.bind(&Arguments {
             operands: operands.iter().map(|placed| placed.argument()).collect::<Result<_, _>>()?,

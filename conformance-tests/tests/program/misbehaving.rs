@@ -3,15 +3,13 @@
 
 use dsrun_core::{
     Code, Error, Result, WeightReader,
+    checked::{ValidArguments, ValidCall},
     collective::Collective,
     device::{
         Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, MemoryKind,
         MemoryUse, Stream,
     },
-    kernels::{
-        Arguments, Binding, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support,
-        WeightDesc,
-    },
+    kernels::{Binding, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
 };
 use dsrun_cpu::CpuBackend;
 use std::{
@@ -137,7 +135,7 @@ impl Device for Front {
 }
 
 impl Kernels for Front {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
         if self.fault == Fault::Declines {
             return Ok(Support::no("not today"));
         }
@@ -157,7 +155,7 @@ impl Kernels for Front {
         self.inner.kernels().prepack(stream, weight, rows)
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let shape = call.results.first().map_or(&[][..], |result| &result.shape);
         let (rows, features) = (shape.first().copied().unwrap_or(0), shape.last().copied().unwrap_or(0));
         let strikes = match self.fault {
@@ -181,9 +179,13 @@ impl Plan for Planned {
         self.inner.workspace_bytes()
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
         let inner = self.inner.clone().bind(arguments)?;
-        Ok(Box::new(Bound { inner, fault: self.fault, result: arguments.results.first().cloned() }))
+        Ok(Box::new(Bound {
+            inner,
+            fault: self.fault,
+            result: arguments.arguments().results.first().cloned(),
+        }))
     }
 }
 

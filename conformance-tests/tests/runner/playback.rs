@@ -6,11 +6,11 @@ use dsrun_conformance::{
 };
 use dsrun_core::{
     Code, DType, Error, Result, TensorDesc, WeightReader, WeightType,
+    checked::{ValidArguments, ValidCall},
     collective::{Collective, host::HostCollective},
     device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
     kernels::{
-        Argument, Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support,
-        WeightDesc,
+        Argument, Arguments, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
     },
 };
 use std::{
@@ -172,7 +172,7 @@ impl PackedWeight for Packed {
 }
 
 impl Kernels for PlaybackDevice {
-    fn query(&self, _: &CallDesc) -> Result<Support> {
+    fn query(&self, _: &ValidCall) -> Result<Support> {
         if self.fault == Fault::Declines {
             return Ok(Support::no("not today"));
         }
@@ -192,7 +192,7 @@ impl Kernels for PlaybackDevice {
         Ok(Arc::new(Packed(weight.weight_type.clone())))
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         if std::mem::discriminant(&call.op) != std::mem::discriminant(&self.call.op) {
             return Err(Error::new(Code::Internal, "not the call this device knows"));
         }
@@ -224,14 +224,14 @@ impl Plan for Playback {
         16
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
         Ok(Box::new(Self {
             case: self.case.clone(),
             results: self.results.clone(),
             fault: self.fault,
             leaked: self.leaked.clone(),
             runs: AtomicU32::new(0),
-            arguments: Some(arguments.clone()),
+            arguments: Some(arguments.arguments().clone()),
         }))
     }
 }

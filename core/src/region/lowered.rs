@@ -3,7 +3,7 @@
 use super::Region;
 use crate::{
     Error, Result,
-    checked::CheckedPlan,
+    checked::{CheckedPlan, ValidArguments, ValidCall},
     device::{BufferSlice, Stream},
     kernels::{Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, Plan},
     op::{Op, OperandType},
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The plan of a region as the plans of its body. Values inside of the region are in the workspace, each in a place of its own.
 #[derive(Debug)]
 pub struct LoweredPlan {
-    call: CallDesc,
+    call: ValidCall,
     region: Arc<Region>,
     plans: Vec<CheckedPlan>,
     /// What the calls of the body make, in order.
@@ -46,12 +46,12 @@ impl LoweredPlan {
     /// Plans the body of a region. `plan` plans each call; values begin at multiples of `alignment` bytes in the workspace.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`](crate::Code::InvalidArgument) if the call is no region; [`Code::Unsupported`](crate::Code::Unsupported) if operands of one call of the body are
-    /// bounded differently; the errors of `plan`.
+    /// [`crate::Code::Invalid`] if the call is no region; [`crate::Code::Unsupported`] if operands of one call of the body are
+    /// bounded differently; if a call of the body is not valid; the errors of `plan`.
     pub fn new(
-        call: &CallDesc,
+        call: &ValidCall,
         alignment: usize,
-        plan: &mut dyn FnMut(CallDesc) -> Result<CheckedPlan>,
+        plan: &mut dyn FnMut(ValidCall) -> Result<CheckedPlan>,
     ) -> Result<Self> {
         let Op::Region(region) = &call.op else { return Err(Error::invalid("is no region")) };
         // Until extents are bound, bounded sizes of the same length count as the same.
@@ -82,7 +82,8 @@ impl LoweredPlan {
             }
             let operands = inner.operands.iter().map(|id| descs.get((*id)?.index())?.clone()).collect();
             let results = values[first..].iter().map(|value| value.desc.clone()).collect();
-            plans.push(plan(CallDesc { op: inner.op.clone(), operands, results, comm: None })?);
+            let call = CallDesc { op: inner.op.clone(), operands, results, comm: None };
+            plans.push(plan(call.validate()?)?);
         }
         let shared_bytes = plans.iter().map(CheckedPlan::workspace_bytes).max().unwrap_or(0);
         let (call, region) = (call.clone(), region.clone());
@@ -120,7 +121,8 @@ impl Plan for LoweredPlan {
         self.values_bytes + self.shared_bytes
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
+        let arguments = arguments.arguments();
         let none = || Error::internal("a region is bound without its workspace");
         let workspace = |start: usize, bytes: usize| match &arguments.workspace {
             Some(workspace) => workspace.slice(start, bytes),

@@ -2,10 +2,9 @@
 
 use dsrun_core::{
     Code, DType, Error, Result, WeightReader, WeightType,
+    checked::{ValidArguments, ValidCall, ValidOperand},
     device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
-    kernels::{
-        Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
-    },
+    kernels::{Binding, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
     op::{Fill, Op},
 };
 use std::{
@@ -154,11 +153,16 @@ impl Plan for FakePlan {
         self.workspace
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
-        // What a backend may count on once core has looked.
-        for binding in &arguments.results {
-            assert!(binding.slice.offset + binding.slice.bytes <= binding.slice.buffer.bytes());
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
+        // What every backend relies on.
+        let operands = arguments.operands().filter_map(|operand| match operand {
+            Some(ValidOperand::Tensor(desc, binding)) => Some((desc, binding)),
+            _ => None,
+        });
+        for (desc, Binding { slice, .. }) in operands.chain(arguments.results()) {
+            assert!(desc.bytes()? <= slice.bytes && slice.offset + slice.bytes <= slice.buffer.bytes());
         }
+        assert_eq!(arguments.operands().len(), arguments.call().operands.len());
         Ok(Box::new(FakeCall(self)))
     }
 }
@@ -171,7 +175,7 @@ impl BoundCall for FakeCall {
 }
 
 impl Kernels for Fake {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
         Ok(match &call.op {
             Op::Argmax(_) => Support::no("rows of more than 4 elements"),
             _ => Support::native(),
@@ -192,7 +196,7 @@ impl Kernels for Fake {
         Ok(Arc::new(Packed(weight.weight_type.clone())))
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         if matches!(call.op, Op::Fill(Fill { value: 13.0 })) {
             return Err(Error::new(Code::OutOfMemory, "no memory for thirteen"));
         }

@@ -69,7 +69,8 @@ impl SwapSpace {
                         operands: operands.iter().map(|(desc, _)| tensor(desc)).collect(),
                         results: vec![result.0.clone()],
                         comm: None,
-                    };
+                    }
+                    .validate()?;
                     let plan = plans.plan(device, &call)?;
                     let workspace = device.allocate(plan.workspace_bytes().max(1), MemoryKind::Device)?;
                     let arguments = Arguments {

@@ -34,7 +34,8 @@ pub fn size_work_lists(
         }
         let op = Op::from(AttentionPrepare { words: 0 });
         let results = vec![TensorDesc::dense(dsrun_core::DType::I32, &[0])];
-        let words = device.kernels().query(&CallDesc { op, operands, results, comm: None })?.work_words;
+        let call = CallDesc { op, operands, results, comm: None }.validate()?;
+        let words = device.kernels().query(&call)?.work_words;
         program.nodes[index].call.op = AttentionPrepare { words: words as u32 }.into();
         for result in program.nodes[index].call.results.clone() {
             if let Some(OperandType::Tensor(tensor)) =

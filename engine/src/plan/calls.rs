@@ -7,6 +7,7 @@ use super::{
 use crate::error::Result;
 use dsrun_core::{
     Error, Size, TensorDesc, WeightType,
+    checked::ValidCall,
     kernels::{CallDesc, OperandDesc, WeightDesc, WeightUse},
     op::{Op, OperandType},
     program::{Call, Program, Value, ValueId},
@@ -15,12 +16,12 @@ use dsrun_core::{
 /// Describes a call of a program at the sizes of a bucket.
 ///
 /// # Errors
-/// If a size has no value.
+/// If a size has no value or the call is not valid.
 pub(crate) fn describe_call(
     program: &Program,
     call: &Call,
     sizes: &dyn Fn(&str) -> Option<usize>,
-) -> Result<CallDesc, Error> {
+) -> Result<ValidCall, Error> {
     let tensor = |id: ValueId| {
         let value = program.value(id)?;
         let tensor = value.tensor_type().ok_or_else(|| Error::internal(format!("{id} is not a tensor")))?;
@@ -34,22 +35,19 @@ pub(crate) fn describe_call(
             OperandType::Tensor(_) => OperandDesc::Tensor(tensor(id)?),
         })
     };
-    Ok(CallDesc {
-        op: call.op.clone(),
-        operands: call.operands.iter().map(|id| id.map(operand).transpose()).collect::<Result<_, _>>()?,
-        results: call.results.iter().map(|id| tensor(*id)).collect::<Result<_, Error>>()?,
-        comm: None,
-    })
+    let operands = call.operands.iter().map(|id| id.map(operand).transpose()).collect::<Result<_, _>>()?;
+    let results = call.results.iter().map(|id| tensor(*id)).collect::<Result<_, Error>>()?;
+    CallDesc { op: call.op.clone(), operands, results, comm: None }.validate()
 }
 
 /// Describes every call of a program at the sizes of a bucket.
 ///
 /// # Errors
-/// If a size has no value.
+/// If a size has no value or a call is not valid.
 pub(crate) fn describe(
     program: &Program,
     sizes: &dyn Fn(&str) -> Option<usize>,
-) -> Result<Vec<CallDesc>, Error> {
+) -> Result<Vec<ValidCall>, Error> {
     program.nodes.iter().map(|node| describe_call(program, &node.call, sizes)).collect()
 }
 

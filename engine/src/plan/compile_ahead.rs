@@ -3,7 +3,10 @@
 
 use super::{EnginePlan, bucket::Bucket, calls::describe, plan_cache::plan_key};
 use crate::error::Result;
-use dsrun_core::{checked::CheckedPlan, device::Device, kernels::CallDesc};
+use dsrun_core::{
+    checked::{CheckedPlan, ValidCall},
+    device::Device,
+};
 use std::{
     cmp::Reverse,
     collections::HashMap,
@@ -27,7 +30,7 @@ impl EnginePlan {
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<usize> {
         let calls = self.distinct_calls(device)?;
-        let build = |call: &CallDesc| CheckedPlan::new(device, call.clone()).map(drop);
+        let build = |call: &ValidCall| CheckedPlan::new(device, call.clone()).map(drop);
         let (next, done, failed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
         let failure = Mutex::new(None);
         progress(0, calls.len());
@@ -52,7 +55,7 @@ impl EnginePlan {
 
     /// The calls of all steps that the engine may run, those of a draft model included, one for each distinct plan. Large ones
     /// come first: their kernels take longest to build.
-    fn distinct_calls(&self, device: &dyn Device) -> Result<Vec<CallDesc>> {
+    fn distinct_calls(&self, device: &dyn Device) -> Result<Vec<ValidCall>> {
         let mut distinct = HashMap::new();
         for plan in [Some(self), self.draft.as_ref().map(|draft| &*draft.plan)].into_iter().flatten() {
             for bucket in Bucket::all(plan.limits, plan.options.rows_per_request()) {
@@ -63,7 +66,7 @@ impl EnginePlan {
                 }
             }
         }
-        let mut calls: Vec<(usize, CallDesc)> = distinct.into_values().collect();
+        let mut calls: Vec<(usize, ValidCall)> = distinct.into_values().collect();
         calls.sort_by_key(|(place, call)| (Reverse(call.operands.len()), *place));
         Ok(calls.into_iter().map(|(_, call)| call).collect())
     }

@@ -8,8 +8,8 @@ use super::{
 use crate::error::Result;
 use dsrun_core::{
     DType, Error, Size,
+    checked::ValidCall,
     device::Device,
-    kernels::CallDesc,
     op::{Op, OperandType},
     program::{Call, Node, Origin, Program, ValueId},
 };
@@ -21,7 +21,7 @@ pub(crate) struct Layout {
     /// The program of the bucket's steps.
     pub(crate) program: Arc<Program>,
     /// The description that each node is planned from.
-    pub(crate) calls: Vec<CallDesc>,
+    pub(crate) calls: Vec<ValidCall>,
     /// The places of the inputs.
     pub(crate) inputs: InputLayout,
     /// Bytes of the memory that steps share.
@@ -268,7 +268,7 @@ fn last_uses(program: &Program, owners: &[ValueId]) -> HashMap<ValueId, usize> {
 /// Places results first-fit by their lifetimes: a result may reuse the memory of another that no later call uses.
 fn place_results(
     program: &Program,
-    calls: &[CallDesc],
+    calls: &[ValidCall],
     owners: &[ValueId],
     last_uses: &HashMap<ValueId, usize>,
     alignment: usize,

@@ -1,7 +1,11 @@
 //! Kernel plans by description: layers with equal descriptions share one plan.
 
 use crate::error::Result;
-use dsrun_core::{checked::CheckedPlan, device::Device, kernels::CallDesc};
+use dsrun_core::{
+    checked::{CheckedPlan, ValidCall},
+    device::Device,
+    kernels::CallDesc,
+};
 use std::collections::HashMap;
 
 /// The kernel plans made so far.
@@ -15,7 +19,7 @@ impl PlanCache {
     ///
     /// # Errors
     /// If the device refuses the description.
-    pub(crate) fn plan(&mut self, device: &dyn Device, desc: &CallDesc) -> Result<CheckedPlan> {
+    pub(crate) fn plan(&mut self, device: &dyn Device, desc: &ValidCall) -> Result<CheckedPlan> {
         let key = plan_key(desc);
         if let Some(plan) = self.plans.get(&key) {
             return Ok(plan.clone());

@@ -4,11 +4,9 @@
 use super::device;
 use dsrun_core::{
     Code, Error, Result, WeightReader,
-    checked::CheckedPlan,
+    checked::{ValidArguments, ValidCall},
     device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
-    kernels::{
-        Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
-    },
+    kernels::{BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
 };
 use std::{
     any::Any,
@@ -184,7 +182,7 @@ impl Device for LateDevice {
 }
 
 impl Kernels for LateDevice {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
         self.inner.kernels().query(call)
     }
 
@@ -201,21 +199,21 @@ impl Kernels for LateDevice {
         self.inner.kernels().prepack(LateStream::inner(stream)?, weight, rows)
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
-        Ok(Arc::new(LatePlan(CheckedPlan::new(&*self.inner, call.clone())?)))
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
+        Ok(Arc::new(LatePlan(self.inner.kernels().plan(call)?)))
     }
 }
 
 #[derive(Debug)]
-struct LatePlan(CheckedPlan);
+struct LatePlan(Arc<dyn Plan>);
 
 impl Plan for LatePlan {
     fn workspace_bytes(&self) -> usize {
         self.0.workspace_bytes()
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
-        Ok(Box::new(LateCall(self.0.bind(arguments)?)))
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
+        Ok(Box::new(LateCall(self.0.clone().bind(arguments)?)))
     }
 }
 

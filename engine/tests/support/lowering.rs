@@ -4,9 +4,9 @@
 use super::device;
 use dsrun_core::{
     Result, WeightReader,
-    checked::CheckedPlan,
+    checked::{CheckedPlan, ValidCall},
     device::{Buffer, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
-    kernels::{CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
+    kernels::{Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
     op::Op,
     region::LoweredPlan,
 };
@@ -58,15 +58,14 @@ impl Device for LoweringDevice {
 }
 
 impl LoweringDevice {
-    fn lower(&self, call: &CallDesc) -> Result<LoweredPlan> {
+    fn lower(&self, call: &ValidCall) -> Result<LoweredPlan> {
         LoweredPlan::new(call, 256, &mut |call| CheckedPlan::new(&*self.inner, call))
     }
 }
 
 impl Kernels for LoweringDevice {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
         let Op::Region(_) = &call.op else { return self.inner.kernels().query(call) };
-        call.validate()?;
         Ok(Support { workspace_bytes: self.lower(call)?.workspace_bytes(), ..Support::native() })
     }
 
@@ -84,7 +83,7 @@ impl Kernels for LoweringDevice {
         self.inner.kernels().prepack(stream, weight, rows)
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let Op::Region(region) = &call.op else { return self.inner.kernels().plan(call) };
         self.planned.lock().expect("no test panicked").push(region.name().to_owned());
         Ok(Arc::new(self.lower(call)?))

@@ -1,9 +1,10 @@
-//! Descriptions from the C ABI, as the types of this crate. Checks that they can be read; what they say is checked by
-//! [`CallDesc::validate`].
+//! Descriptions from the C ABI, as the types of dsrun-core. Decoding checks that they can be read; a decoded call is also
+//! validated.
 
 use super::{prefix, raw::*};
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightFormat, WeightType,
+    checked::ValidCall,
     collective::Comm,
     device::{Buffer, BufferSlice, DeviceOptions, MemoryKind},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse},
@@ -104,17 +105,17 @@ unsafe fn region(pointer: *const dsr_region) -> Result<Region> {
     Region::new(name, raw.operand_count as usize, body, ids(results))
 }
 
-/// A call, with the group that `comm` makes of its description if it has one.
+/// A valid call, with the group that `comm` makes of its description if it has one.
 ///
 /// # Errors
-/// Names op, argument and field.
+/// As [`CallDesc::validate`], or if the description cannot be read.
 ///
 /// # Safety
 /// The pointer is null or to a description, all of it readable.
 pub(super) unsafe fn call(
     pointer: *const dsr_call_desc,
     comm: impl FnOnce(&dsr_call_desc) -> Result<Arc<dyn Comm>>,
-) -> Result<CallDesc> {
+) -> Result<ValidCall> {
     // SAFETY: as the caller says.
     let (raw, op) = unsafe {
         let raw = prefix::read(pointer)?;
@@ -148,7 +149,7 @@ pub(super) unsafe fn call(
         (false, false) => return Err(in_op(Error::invalid("and transport are both set").at("comm"))),
         _ => Some(comm(&raw).map_err(in_op)?),
     };
-    Ok(call)
+    call.validate()
 }
 
 /// # Errors
@@ -238,7 +239,7 @@ fn argument(raw: &dsr_argument, objects: &mut dyn Objects) -> Result<Option<Argu
     }
 }
 
-/// The arguments of a bind. Ranges may be outside their buffers: that is for [`dsrun_core::checked`] to find.
+/// The arguments of a bind, not yet validated: ranges may lie outside their buffers.
 ///
 /// # Errors
 /// Names op and argument.

@@ -3,9 +3,9 @@
 use super::{comm::RanksOnly, decode, prefix, raw::*, status};
 use dsrun_core::{
     Error, Result, WeightType,
-    checked::CheckedPlan,
+    checked::{BindLimits, ValidCall},
     device::{Buffer, MemoryKind},
-    kernels::{Arguments, BoundCall, CallDesc, PackedWeight, Plan},
+    kernels::PackedWeight,
 };
 use std::{
     collections::HashMap,
@@ -144,7 +144,6 @@ unsafe extern "C" fn validate_call(
     status::returned(|| {
         // SAFETY: a plugin passes on the description it was given.
         let call = unsafe { decode::call(call, RanksOnly::comm) }?;
-        call.validate()?;
         if kept.is_null() {
             return Ok(());
         }
@@ -162,21 +161,20 @@ unsafe extern "C" fn validate_arguments(
 ) -> *mut dsr_status {
     status::returned(|| {
         // SAFETY: a plugin passes null or a copy that `validate_call` made and that is not freed, and its own limits.
-        let (call, limits) = unsafe { (call.cast::<CallDesc>().as_ref(), prefix::read(limits)?) };
+        let (call, limits) = unsafe { (call.cast::<ValidCall>().as_ref(), prefix::read(limits)?) };
         let call = call.ok_or_else(|| Error::invalid("is null").at("call"))?;
         let mut known = KnownObjects { limits, buffers: HashMap::new() };
         // SAFETY: a plugin passes on the arguments it was given.
         let arguments = unsafe { decode::arguments(arguments, call, &mut known) }?;
         let workspace_bytes = prefix::size(limits.workspace_bytes, "workspace")?;
-        let plan = Arc::new(ElsewherePlan { workspace_bytes });
-        CheckedPlan::check_arguments(call.clone(), plan, limits.alignment as usize, &arguments)
+        call.check_arguments(&arguments, BindLimits { alignment: limits.alignment as usize, workspace_bytes })
     })
 }
 
 unsafe extern "C" fn checked_call_free(_: *mut dsr_host, call: *mut dsr_checked_call) {
     if !call.is_null() {
         // SAFETY: a plugin frees a copy that `validate_call` made, once.
-        drop(unsafe { Box::from_raw(call.cast::<CallDesc>()) });
+        drop(unsafe { Box::from_raw(call.cast::<ValidCall>()) });
     }
 }
 
@@ -241,21 +239,5 @@ impl PackedWeight for ElsewhereWeight {
 
     fn bytes(&self) -> usize {
         0
-    }
-}
-
-/// A plan that only says how much scratch memory it needs.
-#[derive(Debug)]
-struct ElsewherePlan {
-    workspace_bytes: usize,
-}
-
-impl Plan for ElsewherePlan {
-    fn workspace_bytes(&self) -> usize {
-        self.workspace_bytes
-    }
-
-    fn bind(self: Arc<Self>, _: &Arguments) -> Result<Box<dyn BoundCall>> {
-        Err(Error::internal("a plan of another copy of the host cannot be bound here"))
     }
 }

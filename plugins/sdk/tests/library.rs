@@ -4,7 +4,7 @@
 
 use dsrun_core::{
     BytesReader, Code, DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
-    checked::CheckedPlan,
+    checked::{CheckedPlan, ValidCall},
     collective::{Comm, host::HostComm},
     device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind, Stream},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, WeightDesc},
@@ -65,13 +65,13 @@ fn device() -> Arc<dyn Device> {
     PluginBackend::load(&library()).unwrap().open(0, &DeviceOptions::default()).unwrap()
 }
 
-fn in_place(op: impl Into<Op>, comm: Option<Arc<dyn Comm>>) -> CallDesc {
+fn in_place(op: impl Into<Op>, comm: Option<Arc<dyn Comm>>) -> ValidCall {
     let desc = TensorDesc::dense(DType::F32, &[1, 2]);
     let operands = vec![Some(OperandDesc::Tensor(desc.clone()))];
-    CallDesc { op: op.into(), operands, results: vec![desc], comm }
+    CallDesc { op: op.into(), operands, results: vec![desc], comm }.validate().unwrap()
 }
 
-fn run(device: &dyn Device, stream: &mut dyn Stream, call: CallDesc, values: [f32; 2]) -> Result<[f32; 2]> {
+fn run(device: &dyn Device, stream: &mut dyn Stream, call: ValidCall, values: [f32; 2]) -> Result<[f32; 2]> {
     let slice = BufferSlice::whole(device.allocate(8, MemoryKind::Device)?);
     stream.upload(&values.map(f32::to_le_bytes).concat(), &slice)?;
     let operands = vec![Some(Argument::Tensor(Binding::new(slice.clone())))];
@@ -91,8 +91,7 @@ fn a_call_runs_and_errors_and_panics_come_back() {
     let error = device.allocate(1 << 40, MemoryKind::Device).unwrap_err();
     assert_eq!(error.code(), Code::OutOfMemory);
 
-    let mut cast = in_place(Cast { dtype: DType::F32 }, None);
-    cast.results = vec![TensorDesc::dense(DType::F32, &[1, 2])];
+    let cast = in_place(Cast { dtype: DType::F32 }, None);
     let slice = |bytes| Binding::new(BufferSlice::whole(device.allocate(bytes, MemoryKind::Device).unwrap()));
     let arguments = Arguments {
         operands: vec![Some(Argument::Tensor(slice(8)))],
@@ -111,6 +110,7 @@ fn a_call_runs_and_errors_and_panics_come_back() {
         results: vec![TensorDesc::dense(DType::I32, &[2])],
         comm: None,
     };
+    let argmax = argmax.validate().unwrap();
     assert_eq!(device.kernels().query(&argmax).unwrap_err().code(), Code::Panic);
     // Everything made before is freed, and the library lives on.
     drop((bound, arguments, stream, device));

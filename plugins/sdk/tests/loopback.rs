@@ -7,7 +7,7 @@ mod tiny;
 
 use dsrun_core::{
     BytesReader, Code, DType, Error, Result, TensorDesc, WeightFormat, WeightReader, WeightType,
-    checked::CheckedPlan,
+    checked::{CheckedPlan, ValidCall},
     collective::{Comm, host::HostComm},
     device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind, MemoryUse, Stream},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse},
@@ -41,11 +41,21 @@ fn tensor(shape: &[usize]) -> TensorDesc {
     TensorDesc::dense(DType::F32, shape)
 }
 
-fn call(op: impl Into<Op>, operands: &[Option<OperandDesc>], results: &[TensorDesc]) -> CallDesc {
-    CallDesc { op: op.into(), operands: operands.to_vec(), results: results.to_vec(), comm: None }
+fn call(op: impl Into<Op>, operands: &[Option<OperandDesc>], results: &[TensorDesc]) -> ValidCall {
+    call_over(op, operands, results, None)
 }
 
-fn fill(value: f32, desc: &TensorDesc) -> CallDesc {
+fn call_over(
+    op: impl Into<Op>,
+    operands: &[Option<OperandDesc>],
+    results: &[TensorDesc],
+    comm: Option<Arc<dyn Comm>>,
+) -> ValidCall {
+    let (operands, results) = (operands.to_vec(), results.to_vec());
+    CallDesc { op: op.into(), operands, results, comm }.validate().unwrap()
+}
+
+fn fill(value: f32, desc: &TensorDesc) -> ValidCall {
     call(Fill { value }, &[Some(OperandDesc::Tensor(desc.clone()))], std::slice::from_ref(desc))
 }
 
@@ -98,13 +108,11 @@ fn a_device_that_is_not_here_and_what_graphs_need_cross() {
     let error = plugin.describe("eighth").unwrap_err();
     assert_eq!((error.code(), error.message()), (Code::InvalidArgument, "\"eighth\" is not known"));
     let desc = TensorDesc::dense(DType::F32, &[3, 2]);
-    let calls = [fill(1.0, &desc), call(Barrier { axis: MeshAxis::Tensor }, &[], &[]), fill(2.0, &desc)];
+    let calls = [fill(1.0, &desc), fill(2.0, &desc)];
     let error = device.graphs().unwrap().prepare(&calls[..1]).unwrap_err();
     assert_eq!(error.message(), "nothing is built for [\"fill\"]");
-    let error = device.graphs().unwrap().prepare(&[calls[0].clone(), calls[2].clone()]).unwrap_err();
+    let error = device.graphs().unwrap().prepare(&calls).unwrap_err();
     assert_eq!(error.message(), "nothing is built for [\"fill\", \"fill\"]");
-    // A collective without its ranks is no call.
-    assert_eq!(device.graphs().unwrap().prepare(&calls).unwrap_err().op(), Some("barrier"));
 }
 
 #[test]
@@ -212,7 +220,6 @@ fn regions_arrive_with_their_whole_body() {
     let operand = Some(OperandDesc::Tensor(desc.clone()));
     let weight = Some(OperandDesc::Tensor(tensor(&[4])));
     let call = call(Op::Region(Arc::new(region)), &[operand.clone(), operand, weight], &[desc.clone(), desc]);
-    call.validate().unwrap();
     assert_eq!(device().kernels().query(&call).unwrap().reason, encoding);
 }
 
@@ -451,10 +458,8 @@ fn all_reduce(device: &dyn Device, comm: Arc<dyn Comm>) -> Result<Vec<f32>> {
     let desc = tensor(&[1, 2]);
     let rank = comm.rank() as f32;
     let op = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
-    let reduce = CallDesc {
-        comm: Some(comm),
-        ..call(op, &[Some(OperandDesc::Tensor(desc.clone()))], std::slice::from_ref(&desc))
-    };
+    let operands = [Some(OperandDesc::Tensor(desc.clone()))];
+    let reduce = call_over(op, &operands, std::slice::from_ref(&desc), Some(comm));
     let plan = CheckedPlan::new(device, reduce)?;
     let (mut stream, slice) = (device.stream()?, buffer(device, 8));
     stream.upload(&bytes_of(&[rank + 1.0, 10.0 * rank]), &slice)?;
@@ -500,8 +505,7 @@ fn a_failed_group_fails_the_call_with_the_hosts_reason() {
     let mut group = HostComm::group(2).unwrap().into_iter();
     let (here, gone) = (group.next().unwrap().with_timeout(Duration::from_millis(50)), group.next().unwrap());
     gone.abort("its card fell out");
-    let barrier =
-        CallDesc { comm: Some(Arc::new(here)), ..call(Barrier { axis: MeshAxis::Tensor }, &[], &[]) };
+    let barrier = call_over(Barrier { axis: MeshAxis::Tensor }, &[], &[], Some(Arc::new(here)));
     let plan = CheckedPlan::new(&*device, barrier).unwrap();
     let none = Arguments { operands: Vec::new(), results: Vec::new(), workspace: None };
     let error = plan.bind(&none).unwrap().enqueue(&mut *device.stream().unwrap()).unwrap_err();

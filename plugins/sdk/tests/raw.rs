@@ -7,6 +7,9 @@
 #[path = "support/tiny.rs"]
 mod tiny;
 
+#[path = "support/cc.rs"]
+mod cc;
+
 use dsrun_core::{Code, Error, Result, op::Op};
 use dsrun_plugin_sdk::{PluginBackend, backend_entry, raw::*, take_status};
 use rstest::rstest;
@@ -47,9 +50,14 @@ struct Raw {
 
 impl Raw {
     fn new() -> Self {
-        // SAFETY: the entry is made by this crate; its table and those it points to are valid for ever.
+        // SAFETY: the entry is made by this crate.
+        Self::of(&unsafe { PluginBackend::from_entry(backend_entry!(Tiny::new())) }.unwrap())
+    }
+
+    fn of(backend: &PluginBackend) -> Self {
+        let api = *backend.raw_table();
+        // SAFETY: the tables of a loaded plugin are valid for ever, and there is a place for the device.
         unsafe {
-            let api = *PluginBackend::from_entry(backend_entry!(Tiny::new())).unwrap().raw_table();
             let mut device = ptr::null_mut();
             take_status(api.device_open.unwrap()(api.backend, 0, ptr::null(), &raw mut device)).unwrap();
             Self { api, device, op: *api.op, memory: *api.memory, stream: *api.stream }
@@ -62,6 +70,32 @@ impl Raw {
         support.struct_size = size_of::<dsr_support>() as u32;
         // SAFETY: our device; what is wrong with `call` is what is tested, and can be read.
         unsafe { take_status(self.op.query.unwrap()(self.device, call, &raw mut support)) }.map(|()| support)
+    }
+
+    fn plan(&self, call: *const dsr_call_desc) -> Result<*mut dsr_plan> {
+        let mut plan = ptr::null_mut();
+        // SAFETY: our device, and a place for the plan; what is wrong with `call` is what is tested, and can be read.
+        unsafe { take_status(self.op.plan.unwrap()(self.device, call, &raw mut plan)) }.map(|()| plan)
+    }
+
+    /// Binds an operand and a result, and frees the call.
+    fn bind(&self, plan: *mut dsr_plan, operand: dsr_argument, result: dsr_argument) -> Result<()> {
+        let arguments = dsr_arguments {
+            struct_size: size_of::<dsr_arguments>() as u32,
+            operand_count: 1,
+            operands: &raw const operand,
+            results: &raw const result,
+            result_count: 1,
+            flags: 0,
+            workspace: NO_SLICE,
+        };
+        let mut call = ptr::null_mut();
+        // SAFETY: our plan, arguments of our buffers, and a place for the call.
+        unsafe {
+            take_status(self.op.bind.unwrap()(plan, &raw const arguments, &raw mut call))?;
+            self.op.call_free.unwrap()(call);
+        }
+        Ok(())
     }
 
     fn allocate(&self, bytes: u64, kind: u32) -> Result<*mut dsr_buffer> {
@@ -276,42 +310,27 @@ fn impossible_allocations_are_errors() {
     assert!(raw.allocate(64, DSR_MEMORY_PINNED).is_ok());
 }
 
-#[test]
-fn arguments_are_checked_when_they_are_bound() {
-    let raw = Raw::new();
-    let call = FillCall::new();
-    let desc = call.desc();
-    let mut plan = ptr::null_mut();
-    // SAFETY: our device, a valid description, and a place for the plan.
-    unsafe { take_status(raw.op.plan.unwrap()(raw.device, &raw const desc, &raw mut plan)) }.unwrap();
-    let buffer = raw.allocate(64, DSR_MEMORY_DEVICE).unwrap();
-    let none = dsr_slice { buffer: ptr::null_mut(), offset: 0, bytes: 0 };
-    let at = |offset, bytes| dsr_argument {
+const NO_SLICE: dsr_slice = dsr_slice { buffer: ptr::null_mut(), offset: 0, bytes: 0 };
+
+fn argument(buffer: *mut dsr_buffer, offset: u64, bytes: u64) -> dsr_argument {
+    dsr_argument {
         kind: DSR_OPERAND_TENSOR,
         reserved: 0,
         slice: dsr_slice { buffer, offset, bytes },
-        extent: none,
+        extent: NO_SLICE,
         weight: ptr::null_mut(),
-    };
-    let bind = |operand: dsr_argument, result: dsr_argument| {
-        let arguments = dsr_arguments {
-            struct_size: size_of::<dsr_arguments>() as u32,
-            operand_count: 1,
-            operands: &raw const operand,
-            results: &raw const result,
-            result_count: 1,
-            flags: 0,
-            workspace: none,
-        };
-        let mut call = ptr::null_mut();
-        // SAFETY: our plan, arguments of our buffers, and a place for the call.
-        unsafe {
-            take_status(raw.op.bind.unwrap()(plan, &raw const arguments, &raw mut call))?;
-            raw.op.call_free.unwrap()(call);
-        }
-        Ok::<(), Error>(())
-    };
-    assert_eq!(bind(at(0, 32), at(0, 32)), Ok(()));
+    }
+}
+
+#[test]
+fn arguments_are_validated_when_they_are_bound() {
+    let raw = Raw::new();
+    let call = FillCall::new();
+    let desc = call.desc();
+    let plan = raw.plan(&raw const desc).unwrap();
+    let buffer = raw.allocate(64, DSR_MEMORY_DEVICE).unwrap();
+    let at = |offset, bytes| argument(buffer, offset, bytes);
+    assert_eq!(raw.bind(plan, at(0, 32), at(0, 32)), Ok(()));
     let weight = dsr_argument { kind: DSR_OPERAND_WEIGHT, ..at(0, 32) };
     let extent = dsr_argument { extent: dsr_slice { buffer, offset: 32, bytes: 4 }, ..at(0, 32) };
     for (operand, result, argument, field) in [
@@ -324,7 +343,7 @@ fn arguments_are_checked_when_they_are_bound() {
         (extent, at(0, 32), "x", Some("extent")),
         (dsr_argument { kind: DSR_OPERAND_ABSENT, ..at(0, 32) }, at(0, 32), "x", None),
     ] {
-        let error = bind(operand, result).unwrap_err();
+        let error = raw.bind(plan, operand, result).unwrap_err();
         assert_eq!(place(&error), (Some("fill"), Some(argument), field), "{error}");
     }
     // SAFETY: our plan and buffer, once.
@@ -332,6 +351,37 @@ fn arguments_are_checked_when_they_are_bound() {
         raw.op.plan_free.unwrap()(plan);
         raw.memory.free.unwrap()(buffer);
         raw.api.device_close.unwrap()(raw.device);
+    }
+}
+
+#[test]
+fn a_plugin_in_c_validates_with_one_call_of_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = cc::plugin(folder.path(), "checks.so", &[]);
+    let raw = Raw::of(&PluginBackend::load(&library).unwrap());
+    let mut call = FillCall::new();
+    let desc = call.desc();
+    let plan = raw.plan(&raw const desc).unwrap();
+    call.results[0] = tensor(2, 5);
+    let wrong = call.desc();
+    for refused in [raw.query(&raw const wrong).unwrap_err(), raw.plan(&raw const wrong).unwrap_err()] {
+        assert_eq!(place(&refused), (Some("fill"), Some("y"), Some("shape")), "{refused}");
+    }
+
+    let buffer = raw.allocate(256, DSR_MEMORY_DEVICE).unwrap();
+    let foreign = raw.allocate(8192, DSR_MEMORY_DEVICE).unwrap();
+    let at = |offset, bytes| argument(buffer, offset, bytes);
+    let good = at(64, 32);
+    assert_eq!(raw.bind(plan, good, good).unwrap_err().message(), "valid, but nothing runs here");
+    for (operand, argument, field) in [
+        (at(64, 31), "x", "bytes"),
+        (at(8, 32), "x", "offset"),
+        (at(0, 300), "x", "offset"),
+        (at(0, 32), "y", "slice"),
+        (argument(foreign, 0, 32), "x", "buffer"),
+    ] {
+        let error = raw.bind(plan, operand, good).unwrap_err();
+        assert_eq!(place(&error), (Some("fill"), Some(argument), Some(field)), "{error}");
     }
 }
 

@@ -6,10 +6,11 @@ use crate::{
 };
 use dsrun_core::{
     DType, Error, Result, TensorDesc, WeightReader,
+    checked::{ValidArguments, ValidCall, ValidOperand},
     device::Stream,
     kernels::{
-        Argument, Arguments, Binding, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight,
-        Plan, Support, WeightDesc,
+        Binding, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support,
+        WeightDesc,
     },
     op::Op,
 };
@@ -29,7 +30,7 @@ fn refusal(call: &CallDesc) -> Option<String> {
 }
 
 impl Kernels for HostDevice {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
         Ok(refusal(call).map_or_else(Support::native, Support::no))
     }
 
@@ -49,7 +50,7 @@ impl Kernels for HostDevice {
             .unwrap_or_else(|| Error::unsupported("this backend keeps no weights yet")))
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         match refusal(call) {
             Some(reason) => Err(Error::unsupported(reason)),
             None => Ok(Arc::new(HostPlan { call: call.clone() })),
@@ -60,21 +61,18 @@ impl Kernels for HostDevice {
 /// A prepared call. A real backend compiles and tunes here.
 #[derive(Debug)]
 struct HostPlan {
-    call: CallDesc,
+    call: ValidCall,
 }
 
 impl Plan for HostPlan {
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
-        let mut operands = Vec::new();
-        for (index, argument) in arguments.operands.iter().enumerate() {
-            operands.push(match (self.call.tensor(index), argument) {
-                (Some(desc), Some(Argument::Tensor(binding))) => Some(Tensor::new(desc, binding)?),
-                _ => None,
-            });
-        }
-        let (Some(desc), Some(binding)) = (self.call.results.first(), arguments.results.first()) else {
-            return Err(Error::internal("every op here has a result"));
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
+        let tensor = |operand| match operand {
+            Some(ValidOperand::Tensor(desc, binding)) => Tensor::new(desc, binding).map(Some),
+            _ => Ok(None),
         };
+        let operands = arguments.operands().map(tensor).collect::<Result<Vec<_>>>()?;
+        let result = arguments.results().next();
+        let (desc, binding) = result.ok_or_else(|| Error::internal("every op here has a result"))?;
         let result = Tensor::new(desc, binding)?;
         let widest = operands.iter().flatten().chain([&result]).map(Tensor::width).max().unwrap_or(0);
         // Enqueueing must not allocate, so a call brings what it needs.

@@ -12,9 +12,10 @@ use crate::driver::{
 use cudarc::driver::sys::{self, CUgraph, CUresult};
 use dsrun_core::{
     Result,
+    checked::ValidCall,
     device::Stream,
     graph::{Graph, Graphs},
-    kernels::{BoundCall, CallDesc},
+    kernels::BoundCall,
 };
 use std::{ffi::CStr, ptr, sync::Arc};
 
@@ -45,7 +46,7 @@ impl Graphs for CudaGraphs {
         Ok(Box::new(CudaGraph(Arc::new(Replay::new(contents, &captured)?))))
     }
 
-    fn prepare(&self, _: &[CallDesc]) -> Result<()> {
+    fn prepare(&self, _: &[ValidCall]) -> Result<()> {
         self.context.function(&copy_kernel()).map(drop)
     }
 }

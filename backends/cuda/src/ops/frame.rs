@@ -67,11 +67,6 @@ impl Frame {
                 keep.push(buffer);
                 extent = address;
             }
-            let needed = desc.bytes()?;
-            if binding.slice.bytes < needed {
-                let message = format!("is {} bytes, needs {needed}", binding.slice.bytes);
-                return Err(Error::invalid(message).field("bytes"));
-            }
             Ok(Bound { desc: desc.clone(), address, extent })
         };
         let mut operands = Vec::new();

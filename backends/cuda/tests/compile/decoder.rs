@@ -3,7 +3,7 @@
 use crate::outlined;
 use dsrun_core::{
     DType, TensorType, WeightExpr, WeightFormat, WeightType,
-    kernels::CallDesc,
+    checked::ValidCall,
     op::{
         Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, KvWrite, LayerNorm,
         Linear, Nonlinearity, PagedAttention, RmsNorm, Rope, RopePairing,
@@ -145,7 +145,7 @@ impl Layers {
 
 /// Gated MLPs behind RMS norms, and plain ones behind layer norms; layers of one ring slot a tile, of several, and of tiles that warps
 /// take in several rounds; layers that are read at a pace; heads of more than 64; runs in pieces.
-pub(crate) fn decoder_calls() -> impl Iterator<Item = CallDesc> {
+pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
     let bf16 = DType::BF16;
     let f16 = DType::F16;
     let [relu, silu, erf, tanh] =

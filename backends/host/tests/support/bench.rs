@@ -137,7 +137,7 @@ impl Bench {
             .unzip();
         let (result_descs, results) = results.into_iter().unzip();
         let call = CallDesc { op: op.into(), operands: descs, results: result_descs, comm };
-        let plan = CheckedPlan::new(self.device.as_ref(), call)?;
+        let plan = CheckedPlan::new(self.device.as_ref(), call.validate()?)?;
         let bound = plan.bind(&Arguments { operands, results, workspace: None })?;
         bound.enqueue(self.device.stream()?.as_mut())
     }

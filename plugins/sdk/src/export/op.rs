@@ -8,10 +8,10 @@ use super::{
 use crate::{comm::GivenTransport, decode, prefix, raw::*};
 use dsrun_core::{
     Error, Result, WeightReader, WeightType,
-    checked::CheckedPlan,
+    checked::{CheckedPlan, ValidCall},
     collective::Comm,
     device::Device,
-    kernels::{BoundCall, CallDesc, PackedWeight},
+    kernels::{BoundCall, PackedWeight},
 };
 use std::{
     borrow::Cow,
@@ -55,11 +55,14 @@ pub(super) const OP: dsr_op_api = table!(dsr_op_api {
     call_free,
 });
 
-/// The description of a call.
+/// A call as the caller describes it.
+///
+/// # Errors
+/// If the description is not valid.
 ///
 /// # Safety
 /// All of it is readable; its group, if it has one, is ours or the host's and lives as long as the result.
-pub(super) unsafe fn call_desc(raw: *const dsr_call_desc) -> Result<CallDesc> {
+pub(super) unsafe fn call_desc(raw: *const dsr_call_desc) -> Result<ValidCall> {
     let host = host()?;
     let group = |raw: &dsr_call_desc| {
         if raw.transport.is_null() {
@@ -82,7 +85,6 @@ unsafe extern "C" fn query(
         // SAFETY: the caller passes our device, a description and a struct to be filled.
         let (device, call, mut filled) =
             unsafe { (object::<Arc<dyn Device>>(device)?, call_desc(call)?, prefix::read(support)?) };
-        call.validate()?;
         let answer = device.kernels().query(&call).map_err(|error| error.in_op(call.op.name()))?;
         let flags = [
             (answer.native, DSR_SUPPORT_NATIVE),

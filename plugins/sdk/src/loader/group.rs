@@ -11,10 +11,11 @@ use super::{
 use crate::{encode, prefix, raw::*};
 use dsrun_core::{
     Error, Result,
+    checked::ValidCall,
     collective::{Collective, Comm, GroupId},
     device::Stream,
     graph::{Graph, Graphs},
-    kernels::{BoundCall, CallDesc},
+    kernels::BoundCall,
 };
 use std::{any::Any, ptr, sync::Arc, time::Duration};
 
@@ -53,7 +54,7 @@ impl Graphs for PluginDevice {
         }))
     }
 
-    fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
+    fn prepare(&self, calls: &[ValidCall]) -> Result<()> {
         prepare::graph(self, calls)
     }
 }

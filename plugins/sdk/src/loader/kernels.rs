@@ -17,11 +17,12 @@ use crate::{
 };
 use dsrun_core::{
     Error, Result, WeightReader, WeightType,
+    checked::{ValidArguments, ValidCall, ValidOperand},
     collective::Comm,
     device::Stream,
     kernels::{
-        Argument, Arguments, Binding, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan,
-        Support, WeightDesc,
+        Arguments, Binding, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support,
+        WeightDesc,
     },
 };
 use std::{any::Any, borrow::Cow, ffi::c_void, ptr, sync::Arc};
@@ -57,7 +58,7 @@ impl PluginDevice {
 }
 
 impl Kernels for PluginDevice {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
         let (encoded, group) = (EncodedCall::new(call)?, self.group(call)?);
         let desc = self.raw_call(&encoded, &group);
         let mut reason = TextSink::default();
@@ -118,7 +119,7 @@ impl Kernels for PluginDevice {
         Ok(Arc::new(packed))
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let (encoded, group) = (EncodedCall::new(call)?, self.group(call)?);
         let desc = self.raw_call(&encoded, &group);
         let mut handle = ptr::null_mut();
@@ -230,7 +231,7 @@ impl PluginPlan {
         })
     }
 
-    fn operand(&self, argument: Option<&Argument>) -> Result<dsr_argument> {
+    fn operand(&self, operand: Option<ValidOperand<'_>>) -> Result<dsr_argument> {
         let absent = dsr_argument {
             kind: DSR_OPERAND_ABSENT,
             reserved: 0,
@@ -238,10 +239,10 @@ impl PluginPlan {
             extent: NO_SLICE,
             weight: ptr::null_mut(),
         };
-        match argument {
+        match operand {
             None => Ok(absent),
-            Some(Argument::Tensor(binding)) => self.binding(binding),
-            Some(Argument::Weight(weight)) => {
+            Some(ValidOperand::Tensor(_, binding)) => self.binding(binding),
+            Some(ValidOperand::Weight(weight)) => {
                 let any: &dyn Any = &**weight;
                 match any.downcast_ref::<PluginWeight>() {
                     Some(weight) if Arc::ptr_eq(&weight.open.plugin, &self.open.plugin) => {
@@ -259,18 +260,15 @@ impl Plan for PluginPlan {
         self.workspace_bytes
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
-        let numbered = |what: &str, index: usize, error: Error| error.at(&format!("{what} {index}"));
-        let operands = arguments.operands.iter().enumerate();
-        let operands = operands
-            .map(|(index, argument)| {
-                self.operand(argument.as_ref()).map_err(|error| numbered("operand", index, error))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let results = arguments.results.iter().enumerate();
-        let results = results
-            .map(|(index, binding)| self.binding(binding).map_err(|error| numbered("result", index, error)))
-            .collect::<Result<Vec<_>>>()?;
+    fn bind(self: Arc<Self>, valid: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
+        let (call, arguments) = (valid.call(), valid.arguments());
+        let operand =
+            |(index, operand)| self.operand(operand).map_err(|error| error.at(&call.operand_name(index)));
+        let operands = valid.operands().enumerate().map(operand).collect::<Result<Vec<_>>>()?;
+        let result = |(index, (_, binding)): (usize, (_, &Binding))| {
+            self.binding(binding).map_err(|error| error.at(&call.result_name(index)))
+        };
+        let results = valid.results().enumerate().map(result).collect::<Result<Vec<_>>>()?;
         let workspace = arguments.workspace.as_ref().map(|range| slice(&self.open.plugin, range));
         let too_many = |_| Error::invalid("are too many").at("operands");
         let raw = dsr_arguments {

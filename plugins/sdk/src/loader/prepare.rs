@@ -2,7 +2,7 @@
 
 use super::{Plugin, Raw, call, device::PluginDevice};
 use crate::{PREPARE_EXTENSION, encode::EncodedCall, prefix, raw::*};
-use dsrun_core::{Error, Result, kernels::CallDesc};
+use dsrun_core::{Error, Result, checked::ValidCall};
 use std::{ptr, sync::Arc};
 
 /// A device that is not here.
@@ -20,10 +20,10 @@ pub(super) fn describe(plugin: &Arc<Plugin>, name: &str) -> Result<PluginDevice>
 }
 
 /// Has a plugin build what a graph of such calls would need; nothing if it does not have the extension.
-pub(super) fn graph(device: &PluginDevice, calls: &[CallDesc]) -> Result<()> {
+pub(super) fn graph(device: &PluginDevice, calls: &[ValidCall]) -> Result<()> {
     let open = &device.open;
     let Some(table) = open.plugin.extension::<dsr_prepare_api>(PREPARE_EXTENSION)? else { return Ok(()) };
-    let encoded = calls.iter().map(EncodedCall::new).collect::<Result<Vec<_>>>()?;
+    let encoded = calls.iter().map(|call| EncodedCall::new(call)).collect::<Result<Vec<_>>>()?;
     let groups = calls.iter().map(|call| device.group(call)).collect::<Result<Vec<_>>>()?;
     let calls: Vec<_> =
         encoded.iter().zip(&groups).map(|(call, group)| device.raw_call(call, group)).collect();

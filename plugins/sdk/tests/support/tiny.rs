@@ -2,6 +2,7 @@
 
 use dsrun_core::{
     Code, DType, Error, Result, WeightReader, WeightType,
+    checked::{ValidArguments, ValidCall},
     collective::{Collective, Comm, host::HostCollective, host::HostComm},
     device::{
         Backend, BackendInfo, Buffer, BufferSlice, Device, DeviceInfo, DeviceOptions, DeviceProperties,
@@ -9,8 +10,7 @@ use dsrun_core::{
     },
     graph::{CallList, Graph, Graphs},
     kernels::{
-        Argument, Arguments, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support,
-        WeightDesc,
+        Argument, Arguments, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
     },
     op::{Op, Profile},
 };
@@ -316,7 +316,7 @@ impl PackedWeight for Packed {
 }
 
 impl Kernels for TinyDevice {
-    fn query(&self, call: &CallDesc) -> Result<Support> {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
         Ok(match &call.op {
             Op::Argmax(_) => panic!("asked about argmax"),
             Op::Region(region) => Support::no(region.encoding()),
@@ -355,7 +355,7 @@ impl Kernels for TinyDevice {
         Ok(Arc::new(Packed { weight_type: weight.weight_type.clone(), values, _counted: Counted::new() }))
     }
 
-    fn plan(&self, call: &CallDesc) -> Result<Arc<dyn Plan>> {
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let workspace = self.query(call)?.workspace_bytes;
         Ok(Arc::new(TinyPlan { call: call.clone(), workspace, _counted: Counted::new() }))
     }
@@ -367,7 +367,7 @@ impl Graphs for TinyDevice {
     }
 
     /// Builds nothing, and says what it was asked for.
-    fn prepare(&self, calls: &[CallDesc]) -> Result<()> {
+    fn prepare(&self, calls: &[ValidCall]) -> Result<()> {
         let names: Vec<&str> = calls.iter().map(|call| call.op.name()).collect();
         Err(Error::unsupported(format!("nothing is built for {names:?}")))
     }
@@ -387,7 +387,7 @@ impl Graph for TinyGraph {
 
 #[derive(Debug)]
 struct TinyPlan {
-    call: CallDesc,
+    call: ValidCall,
     workspace: usize,
     _counted: Counted,
 }
@@ -397,8 +397,9 @@ impl Plan for TinyPlan {
         self.workspace
     }
 
-    fn bind(self: Arc<Self>, arguments: &Arguments) -> Result<Box<dyn BoundCall>> {
-        Ok(Box::new(TinyCall { plan: self, arguments: arguments.clone(), _counted: Counted::new() }))
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
+        let arguments = arguments.arguments().clone();
+        Ok(Box::new(TinyCall { plan: self, arguments, _counted: Counted::new() }))
     }
 }
 

@@ -220,7 +220,8 @@ fn compute(backend: &dyn Backend, index: usize) -> Result<MemoryUse> {
             operands: vec![Some(OperandDesc::Tensor(tensor.clone()))],
             results: vec![tensor],
             comm: None,
-        },
+        }
+        .validate()?,
     )?;
     let allocate = |bytes: usize| Ok(BufferSlice::whole(device.allocate(bytes, MemoryKind::Device)?));
     let numbers: BufferSlice = (allocate(NUMBERS * 4) as Result<_>)?;

@@ -44,7 +44,7 @@ pub(crate) fn read_bandwidth(device: &dyn Device) -> Result<f64> {
         results: vec![y],
         comm: None,
     };
-    let plan = CheckedPlan::new(device, call)?;
+    let plan = CheckedPlan::new(device, call.validate()?)?;
     let workspace = BufferSlice::whole(device.allocate(plan.workspace_bytes().max(1), MemoryKind::Device)?);
     let bound = plan.bind(&Arguments {
         operands: vec![Some(Argument::Tensor(input)), Some(Argument::Weight(weight)), None],
