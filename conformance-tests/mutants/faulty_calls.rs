@@ -5,12 +5,7 @@ use crate::{
     tensor::{Copied, bytes},
     wrap::{Run, in_graph, in_region},
 };
-use dsrun_core::{
-    DType, Result,
-    device::Stream,
-    kernels::Argument,
-    op::{Matmul, Op},
-};
+use dsrun_core::{DType, Result, device::Stream, kernels::Argument, op::Op};
 use half::{bf16, f16};
 use std::{
     sync::{
@@ -34,25 +29,21 @@ pub(crate) fn truncating_cast(run: &Run, stream: &mut dyn Stream) -> Result<()> 
 }
 
 pub(crate) fn bf16_sums(run: &Run, stream: &mut dyn Stream) -> Result<()> {
-    let Op::Matmul(Matmul { transpose_b, .. }) = run.call.op else { return run.right(stream) };
-    let (Some(a), Some(b)) = (copied(run, stream, 0)?, copied(run, stream, 1)?) else { return Ok(()) };
-    if a.desc.dtype != DType::BF16 {
+    let (Op::Linear(_), Some(weight)) = (&run.call.op, run.weight(1)) else { return run.right(stream) };
+    let Some(x) = copied(run, stream, 0)?.filter(|x| x.desc.dtype == DType::BF16) else {
         return run.right(stream);
-    }
-    result(run, stream, "matmul", 0, |_, y| {
-        let (m, n, k) = (y.desc.shape[1], y.desc.shape[2], a.desc.shape[2]);
+    };
+    let bias = copied(run, stream, 2)?;
+    result(run, stream, "linear", 0, |_, y| {
+        let (outputs, inputs) = (y.width(), x.width());
         for index in 0..y.count() {
-            let (group, row, column) = (index / (m * n), index / n % m, index % n);
+            let (row, output) = (index / outputs, index % outputs);
             let mut sum = bf16::ZERO;
-            for inner in 0..k {
-                let at = if transpose_b {
-                    (group * n + column) * k + inner
-                } else {
-                    (group * k + inner) * n + column
-                };
-                sum = bf16::from_f32(sum.to_f32() + a.float((group * m + row) * k + inner) * b.float(at));
+            for input in 0..inputs {
+                let product = x.float(row * inputs + input) * weight[output * inputs + input];
+                sum = bf16::from_f32(sum.to_f32() + product);
             }
-            y.set_float(index, sum.to_f32());
+            y.set_float(index, sum.to_f32() + bias.as_ref().map_or(0.0, |bias| bias.float(output)));
         }
     })
 }

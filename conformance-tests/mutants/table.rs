@@ -23,7 +23,7 @@ const fn mutant(name: &'static str, fault: &'static str, caught_by: &'static str
 pub(crate) const MUTANTS: &[Mutant] = &[
     // Wrong numbers.
     mutant("truncating_cast", "casts to bf16 cut bits off instead of rounding", "cast_to_bf16/f32/prime"),
-    mutant("bf16_sums", "sums of products of bf16 are kept in bf16", "matmul/bf16/prime"),
+    mutant("bf16_sums", "sums of products of bf16 are kept in bf16", "linear_bf16/bf16/prime"),
     mutant("bias_dropped", "a linear layer of bf16 forgets its bias", "linear_bf16/bf16/below_a_tile"),
     mutant("eps_outside", "the norm adds eps behind the root", "rms_norm/f32/prime"),
     mutant("other_pairing", "rope rotates the other pairs", "rope_halves/f32/head_80"),
@@ -151,7 +151,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("abort_without_reason", "ranks that wait are not told why they are woken", "check/ranks_abort"),
     mutant("ranks_wrap", "rank 2 of 2 is taken for rank 0", "check/ranks_wrong"),
     // Processes.
-    mutant("panics", "filling panics", "fill/i32/prime"),
+    mutant("panics", "taking columns panics", "columns/f32/prime"),
     mutant("aborts", "a norm of no rows ends the process", "rms_norm/f32/no_rows"),
     mutant("hangs", "a norm of seven rows never returns", "layer_norm/f32/seven"),
 ];

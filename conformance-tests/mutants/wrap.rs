@@ -16,8 +16,8 @@ use dsrun_core::{
     },
     graph::{Graph, Graphs},
     kernels::{
-        Arguments, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support,
-        WeightDesc,
+        Argument, Arguments, BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan,
+        Support, WeightDesc,
     },
     op::Op,
     region::LoweredPlan,
@@ -87,6 +87,7 @@ impl Backend for MutantBackend {
             fault: self.fault,
             latest: Mutex::default(),
             leaked: Mutex::default(),
+            weights: Mutex::default(),
             streams: AtomicU64::new(0),
             left_behind: if self.fault.handles_leak { 4096 * before } else { 0 },
         });
@@ -101,6 +102,8 @@ pub(crate) struct Shared {
     /// The last plan of each op.
     latest: Mutex<HashMap<String, CheckedPlan>>,
     leaked: Mutex<Vec<Leaked>>,
+    /// The elements of packed weights by the address of the weight.
+    weights: Mutex<HashMap<usize, Arc<[f32]>>>,
     /// How many streams were made.
     streams: AtomicU64,
     /// Bytes that handles before this one have left behind.
@@ -236,6 +239,11 @@ impl Kernels for MutantKernels {
     ) -> Result<Arc<dyn PackedWeight>> {
         let (stream, _) = inner_stream(stream);
         let packed = self.0.inner.kernels().prepack(stream, weight, rows)?;
+        if self.0.fault.weights_kept {
+            let kept = elements(rows)?;
+            let mut weights = self.0.weights.lock().unwrap_or_else(PoisonError::into_inner);
+            weights.insert(address(&packed), kept.into());
+        }
         if self.0.fault.weights_leak {
             self.0.leak(Leaked::Weight(packed.clone()));
         }
@@ -380,6 +388,13 @@ impl Run {
         }
     }
 
+    /// The elements of the weight operand at `index`, row by row, if the fault keeps them.
+    pub(crate) fn weight(&self, index: usize) -> Option<Arc<[f32]>> {
+        let Some(Some(Argument::Weight(weight))) = self.arguments.operands.get(index) else { return None };
+        let weights = self.shared.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        weights.get(&address(weight)).cloned()
+    }
+
     /// How often it ran before.
     pub(crate) fn count(&self) -> u64 {
         self.runs.fetch_add(1, Ordering::Relaxed)
@@ -390,6 +405,20 @@ impl Run {
         self.shared.leak(Leaked::Buffer(buffer));
         Ok(())
     }
+}
+
+fn address(weight: &Arc<dyn PackedWeight>) -> usize {
+    Arc::as_ptr(weight).cast::<()>().addr()
+}
+
+/// All elements of a weight.
+fn elements(rows: &mut dyn WeightReader) -> Result<Vec<f32>> {
+    let weight_type = rows.weight_type().clone();
+    let mut elements = vec![0.0; weight_type.elements()?];
+    for (row, out) in elements.chunks_exact_mut(weight_type.columns().max(1)).enumerate() {
+        weight_type.format.decode_row(&rows.rows(row, 1)?, out)?;
+    }
+    Ok(elements)
 }
 
 impl BoundCall for Run {

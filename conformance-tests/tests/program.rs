@@ -52,7 +52,7 @@ fn case<'a>(results: &'a Value, id: &str) -> &'a Value {
 
 #[test]
 fn a_right_backend_passes() {
-    let (ran, results) = results(program().args(["run", "cpu", "--op", "fill", "add"]));
+    let (ran, results) = results(program().args(["run", "cpu", "--op", "cast", "add"]));
     assert_eq!((ran.status, ran.errors.as_str()), (Some(0), ""), "{}", ran.output);
     assert!(ran.output.ends_with("PASSED\n"), "{}", ran.output);
     assert_eq!((&results["schema"], &results["passed"]), (&1.into(), &true.into()));
@@ -76,7 +76,7 @@ fn a_plugin_is_loaded_by_path_and_its_file_is_told() {
     let file = format!("{}cpu_plugin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
     let library = built::example("cpu_plugin", &file);
     let (ran, results) =
-        results(program().arg("run").arg(&library).args(["--op", "fill", "check", "--jobs", "1"]));
+        results(program().arg("run").arg(&library).args(["--op", "cast", "check", "--jobs", "1"]));
     assert_eq!(ran.status, Some(0), "{}{}", ran.output, ran.errors);
     assert_eq!(results["backend"]["library"]["path"], library.to_str().unwrap());
     let digest = results["backend"]["library"]["sha256"].as_str().unwrap();
@@ -86,11 +86,11 @@ fn a_plugin_is_loaded_by_path_and_its_file_is_told() {
 
 #[test]
 fn a_wrong_element_is_told_with_the_simplest_case_and_its_command() {
-    let (ran, results) = results(misbehaving().args(["run", "wrong", "--op", "fill"]));
+    let (ran, results) = results(misbehaving().args(["run", "wrong", "--op", "cast"]));
     assert_eq!(ran.status, Some(1));
     assert!(ran.output.ends_with("FAILED\n"), "{}", ran.output);
-    assert_eq!(case(&results, "fill/f32/seven")["status"], "pass");
-    assert_eq!(case(&results, "fill/f32/prime")["status"], "fail");
+    assert_eq!(case(&results, "cast_to_f32/f32/seven")["status"], "pass");
+    assert_eq!(case(&results, "cast_to_f32/f32/prime")["status"], "fail");
     let cases = results["cases"].as_array().unwrap();
     // 61 features are the fewest that show it, and stand behind seven simpler numbers.
     let simplest: Vec<&str> = cases.iter().filter_map(|case| case["simplest"]["id"].as_str()).collect();
@@ -106,17 +106,17 @@ fn a_wrong_element_is_told_with_the_simplest_case_and_its_command() {
 
 #[test]
 fn the_suite_goes_on_behind_a_case_that_crashes() {
-    let (ran, results) = results(misbehaving().args(["run", "crashes", "--op", "fill"]));
+    let (ran, results) = results(misbehaving().args(["run", "crashes", "--op", "cast"]));
     assert_eq!(ran.status, Some(1));
-    let crashed = case(&results, "fill/f32/prime");
+    let crashed = case(&results, "cast_to_f32/f32/prime");
     assert_eq!(crashed["status"], "crash");
     let messages = crashed["messages"].to_string();
     assert!(messages.contains("sixty-one is too many"), "{messages}");
     assert!(cfg!(not(unix)) || messages.contains("SIGABRT"), "{messages}");
     // The one behind it, and all of another group.
-    assert_eq!(case(&results, "fill/f32/wide")["status"], "pass");
-    assert_eq!(case(&results, "fill/u8/wide")["status"], "pass");
-    let (_, whole) = self::results(misbehaving().args(["run", "noisy", "--op", "fill"]));
+    assert_eq!(case(&results, "cast_to_f32/f32/wide")["status"], "pass");
+    assert_eq!(case(&results, "cast_to_f32/bf16/wide")["status"], "pass");
+    let (_, whole) = self::results(misbehaving().args(["run", "noisy", "--op", "cast"]));
     assert_eq!(whole["cases"].as_array().unwrap().len(), results["cases"].as_array().unwrap().len());
 }
 
@@ -135,24 +135,24 @@ fn a_group_that_crashes_throughout_is_left() {
 
 #[test]
 fn a_case_that_hangs_is_ended_and_the_next_one_runs() {
-    let cases = ["--case", "fill/f32/prime", "fill/f32/seven", "--timeout", "10"];
+    let cases = ["--case", "cast_to_f32/f32/prime", "cast_to_f32/f32/seven", "--timeout", "10"];
     let (ran, results) = results(misbehaving().args(["run", "hangs"]).args(cases));
     assert_eq!(ran.status, Some(1));
-    assert_eq!(case(&results, "fill/f32/prime")["status"], "timeout");
-    assert_eq!(case(&results, "fill/f32/seven")["status"], "pass");
+    assert_eq!(case(&results, "cast_to_f32/f32/prime")["status"], "timeout");
+    assert_eq!(case(&results, "cast_to_f32/f32/seven")["status"], "pass");
 }
 
 #[test]
 fn a_panic_is_a_failure() {
-    let (ran, results) = results(misbehaving().args(["run", "panics", "--case", "fill/f32/prime"]));
+    let (ran, results) = results(misbehaving().args(["run", "panics", "--case", "cast_to_f32/f32/prime"]));
     assert_eq!(ran.status, Some(1));
-    let panicked = case(&results, "fill/f32/prime");
+    let panicked = case(&results, "cast_to_f32/f32/prime");
     assert_eq!(panicked["status"], "fail");
     assert_eq!(panicked["messages"][0], "panicked: sixty-one is too many");
 }
 
 #[rstest]
-#[case::asked_for("fill/f32/prime", "llm-core-1", 1)]
+#[case::asked_for("cast_to_f32/f32/prime", "llm-core-1", 1)]
 #[case::not_asked_for("barrier/i32/over_1", "llm-core-1", 0)]
 #[case::optional("add_rms_norm/f32/prime", "llm-core-1", 0)]
 fn what_is_not_supported_is_a_failure_where_the_profile_asks_for_it(
@@ -167,7 +167,7 @@ fn what_is_not_supported_is_a_failure_where_the_profile_asks_for_it(
 
 #[test]
 fn what_a_backend_prints_does_not_matter() {
-    let ran = run(misbehaving().args(["run", "noisy", "--op", "fill"]));
+    let ran = run(misbehaving().args(["run", "noisy", "--op", "cast"]));
     assert_eq!(ran.status, Some(0), "{}{}", ran.output, ran.errors);
 }
 
@@ -178,7 +178,7 @@ fn what_a_backend_prints_does_not_matter() {
 #[case::no_such_file(&["run", "./nowhere.so"], &["nowhere.so"])]
 #[case::no_library(&["run", "./Cargo.toml"], &["Cargo.toml", "cannot be opened"])]
 #[case::no_such_device(&["run", "wrong", "--device", "99"], &["99"])]
-#[case::no_such_case(&["run", "wrong", "--case", "fill/f32/nowhere"], &["no case fill/f32/nowhere"])]
+#[case::no_such_case(&["run", "wrong", "--case", "cast_to_f32/f32/nowhere"], &["no case cast_to_f32/f32/nowhere"])]
 #[case::no_such_op(&["run", "wrong", "--op", "nowhere"], &["nowhere"])]
 #[case::no_such_profile(&["run", "wrong", "--profile", "llm-9"], &["llm-9", "llm-core-1"])]
 #[case::no_waivers(&["run", "wrong", "--waivers", "nowhere.toml"], &["nowhere.toml"])]
@@ -196,7 +196,7 @@ fn what_cannot_be_run_is_said(#[case] arguments: &[&str], #[case] says: &[&str])
 fn waivers(folder: &Path, expires: &str) -> PathBuf {
     let file = folder.join("waivers.toml");
     let text = format!(
-        "[[waiver]]\ncases = [\"fill/f32/prime\"]\nreason = \"as agreed\"\nexpires = \"{expires}\"\n"
+        "[[waiver]]\ncases = [\"cast_to_f32/f32/prime\"]\nreason = \"as agreed\"\nexpires = \"{expires}\"\n"
     );
     fs::write(&file, text).unwrap();
     file
@@ -216,10 +216,10 @@ fn waivers_hold_while_they_are_needed(
     let file = waivers(folder.path(), expires);
     let mut command = if backend == "crashes" { misbehaving() } else { program() };
     let backend = if backend == "crashes" { backend } else { "cpu" };
-    command.args(["run", backend, "--case", "fill/f32/prime", "--waivers"]).arg(file);
+    command.args(["run", backend, "--case", "cast_to_f32/f32/prime", "--waivers"]).arg(file);
     let (ran, results) = results(&mut command);
     assert_eq!(ran.status, Some(status), "{}", ran.output);
-    let case = case(&results, "fill/f32/prime");
+    let case = case(&results, "cast_to_f32/f32/prime");
     assert_eq!(case["status"], expected);
     match expected {
         "waived" => assert_eq!(case["waiver"]["reason"], "as agreed"),
@@ -233,7 +233,7 @@ fn an_unknown_key_in_the_waivers_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = waivers(folder.path(), "2999-12-31");
     fs::write(&file, fs::read_to_string(&file).unwrap() + "forever = true\n").unwrap();
-    let ran = run(program().args(["run", "cpu", "--case", "fill/f32/prime", "--waivers"]).arg(&file));
+    let ran = run(program().args(["run", "cpu", "--case", "cast_to_f32/f32/prime", "--waivers"]).arg(&file));
     assert_eq!(ran.status, Some(2));
     assert!(ran.errors.contains("forever"), "{}", ran.errors);
 }
@@ -242,7 +242,7 @@ fn an_unknown_key_in_the_waivers_is_refused() {
 fn junit_is_xml_and_counts_what_the_results_count() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("junit.xml");
-    let (_, results) = results(misbehaving().args(["run", "crashes", "--op", "fill", "--junit"]).arg(&file));
+    let (_, results) = results(misbehaving().args(["run", "crashes", "--op", "cast", "--junit"]).arg(&file));
     let xml = fs::read_to_string(&file).unwrap();
     let document = roxmltree::Document::parse(&xml).unwrap();
     let root = document.root_element();
@@ -260,18 +260,18 @@ fn junit_is_xml_and_counts_what_the_results_count() {
 fn the_page_of_results_names_what_failed() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("results.md");
-    let ran = run(misbehaving().args(["run", "crashes", "--op", "fill", "--markdown"]).arg(&file));
+    let ran = run(misbehaving().args(["run", "crashes", "--op", "cast", "--markdown"]).arg(&file));
     assert_eq!(ran.status, Some(1), "{}", ran.errors);
     let page = fs::read_to_string(&file).unwrap();
     assert!(page.starts_with("**Failed.** "), "{page}");
-    assert!(page.contains("\n| `fill` | "), "{page}");
-    assert!(page.contains("\n- `fill/f32/prime` (crash): the process ended by signal 6"), "{page}");
+    assert!(page.contains("\n| `cast` | "), "{page}");
+    assert!(page.contains("\n- `cast_to_f32/f32/prime` (crash): the process ended by signal 6"), "{page}");
 }
 
 #[test]
 fn a_seed_changes_what_is_drawn_and_nothing_else() {
     let list = |seed: &[&str]| -> Vec<String> {
-        let ran = run(program().args(["list", "--op", "fill"]).args(seed));
+        let ran = run(program().args(["list", "--op", "cast"]).args(seed));
         assert_eq!(ran.status, Some(0), "{}", ran.errors);
         ran.output.lines().map(str::to_owned).collect()
     };
@@ -306,7 +306,7 @@ fn a_parent_that_is_killed_leaves_no_child_behind() {
         time::{Duration, Instant},
     };
     let mut parent = misbehaving()
-        .args(["run", "hangs", "--case", "fill/f32/prime"])
+        .args(["run", "hangs", "--case", "cast_to_f32/f32/prime"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

@@ -37,14 +37,14 @@ pub use activation::{Activation, GateLayout, GatedActivation, Nonlinearity};
 pub use attention::{Attention, AttentionMask, AttentionPrepare, PagedAttention};
 use attributes::attributes;
 pub use attributes::{Attribute, AttributeInC, AttributeSpec, AttributeValue, Attributes, ChoiceInC};
-pub use cache::{KvWrite, PageCopy, PageGather, PageScatter};
+pub use cache::{KvWrite, PageGather, PageScatter};
 pub use collective::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, MeshAxis, Receive, ReduceScatter, Reduction, Send,
 };
-pub use elementwise::{Add, Cast, Columns, Fill};
+pub use elementwise::{Add, Cast, Columns};
 pub use embed::{Embed, GatherRows};
 pub use index_map::{Axis, DimensionKind, IndexMaps, IterationDimension};
-pub use linear::{Linear, Matmul};
+pub use linear::Linear;
 pub use norm::{LayerNorm, RmsNorm};
 pub use quant::{LinearW8A8, QuantPerToken};
 pub use rope::{Rope, RopePairing};
@@ -206,18 +206,16 @@ macro_rules! primitives {
     };
 }
 
-// The numbers are fixed: they cross the C ABI. Give a new op a new one.
+// The numbers are fixed: they cross the C ABI. A new op gets one that is neither here nor in `Op::RETIRED_NUMBERS`.
 primitives! {
     Embed = 1,
     RmsNorm = 2,
     LayerNorm = 3,
     Linear = 4,
-    Matmul = 5,
     Activation = 6,
     GatedActivation = 7,
     Rope = 8,
     KvWrite = 9,
-    PageCopy = 10,
     PageGather = 11,
     PageScatter = 12,
     AttentionPrepare = 13,
@@ -225,7 +223,6 @@ primitives! {
     Attention = 15,
     Add = 16,
     Cast = 17,
-    Fill = 18,
     GatherRows = 19,
     PrepareStep = 20,
     LogitProcess = 21,
@@ -246,7 +243,10 @@ primitives! {
 }
 
 impl Op {
-    /// The number of every region in the C ABI: what it is, its body says.
+    /// Numbers of ops that no longer exist. They are never given to another op.
+    pub const RETIRED_NUMBERS: &'static [u32] = &[5, 10, 18];
+
+    /// The number of every region in the C ABI; the body says which op it is.
     pub const REGION_NUMBER: u32 = 0x1_0000;
 
     /// The number in the C ABI of the primitive of this name.

@@ -14,7 +14,7 @@ use dsrun_core::{
     device::{Buffer, BufferSlice, Device, MemoryKind},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, WeightDesc},
     op::{
-        Add, AllGather, AllToAll, Argmax, Barrier, Broadcast, CommitTokens, Embed, Fill, GatherRows, Linear,
+        Add, AllGather, AllToAll, Argmax, Barrier, Broadcast, Cast, CommitTokens, Embed, GatherRows, Linear,
         MeshAxis, Op, OperandType, Receive, ReduceScatter, Reduction, RmsNorm, Send as SendOp,
     },
     region::well_known,
@@ -332,8 +332,9 @@ fn what_a_device_cannot_do_carries_its_reason() {
     let error = planned(&device, describe(Argmax {}, &["f32[2, 8]"], &["i32[2]"])).unwrap_err();
     assert_eq!((error.code(), error.op()), (Code::Unsupported, Some("argmax")));
     assert_eq!(error.message(), "rows of more than 4 elements");
-    let error = planned(&device, describe(Fill { value: 13.0 }, &["f32[2, 8]"], &["f32[2, 8]"])).unwrap_err();
-    assert_eq!((error.code(), error.op()), (Code::OutOfMemory, Some("fill")));
+    let cast = describe(Cast { dtype: DType::F16 }, &["f32[2, 8]"], &["f16[2, 8]"]);
+    let error = planned(&device, cast).unwrap_err();
+    assert_eq!((error.code(), error.op()), (Code::OutOfMemory, Some("cast")));
 }
 
 #[test]
@@ -393,9 +394,10 @@ fn numbers_of_operands_and_results_are_described() {
 #[test]
 fn strided_operands_are_fine_and_updates_are_described_alike() {
     let wide = || TensorDesc { strides: vec![16, 1], ..TensorDesc::dense(DType::F32, &[4, 8]) };
-    let mut call = describe(Fill { value: 0.0 }, &["f32[4, 8]"], &["f32[4, 8]"]);
+    let mut call = describe(Broadcast { axis: AXIS, root: 0 }, &["f32[4, 8]"], &["f32[4, 8]"]);
+    call.comm = Some(rank(0, 1));
     call.operands[0] = Some(OperandDesc::Tensor(wide()));
-    assert_names(&call.clone().validate().unwrap_err(), "fill", "y", Some("strides"));
+    assert_names(&call.clone().validate().unwrap_err(), "broadcast", "y", Some("strides"));
     call.results[0] = wide();
 
     let device = Fake::new();
@@ -411,7 +413,7 @@ fn strided_operands_are_fine_and_updates_are_described_alike() {
     };
     // The gap behind the last row is not needed.
     bind(224).unwrap();
-    assert_names(&bind(223).unwrap_err(), "fill", "x", Some("bytes"));
+    assert_names(&bind(223).unwrap_err(), "broadcast", "x", Some("bytes"));
 }
 
 fn rank(rank: usize, ranks: usize) -> Arc<dyn Comm> {

@@ -16,9 +16,9 @@ use dsrun_core::{
     Code, DType, Error, Size,
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttributeValue,
-        Axis, Cast, Columns, DimensionKind, Embed, Fill, GateLayout, GatedActivation, LayerNorm, Linear,
-        LinearW8A8, Matmul, Op, OperandKind, OperandType, PageGather, PagedAttention, PrepareStep,
-        ReduceScatter, Reduction, RmsNorm, Rope,
+        Axis, Cast, Columns, DimensionKind, Embed, GateLayout, GatedActivation, LayerNorm, Linear,
+        LinearW8A8, Op, OperandKind, OperandType, PageGather, PagedAttention, PrepareStep, ReduceScatter,
+        Reduction, RmsNorm, Rope,
     },
 };
 use rstest::rstest;
@@ -198,10 +198,6 @@ const MISFITS: &[(&str, &str, &str, &str, &str)] = &[
     ("linear_w8a8", "weight", "weight int4[96, 64]", "weight", "format"),
     ("linear_w8a8", "weight", "weight i8[96, 64]", "weight", "format"),
     ("linear_w8a8", "bias", "f32[64]", "bias", "shape[0]"),
-    ("matmul", "a", "f32[?g, $m, 9]", "b", "shape[1]"),
-    ("matmul", "a", "f16[?g, $m, 8]", "b", "dtype"),
-    ("matmul", "b", "f32[2, 8, 5]", "b", "shape[0]"),
-    ("matmul", "b", "f32[?g, 5, 8]", "b", "shape[1]"),
     ("activation", "x", "f16[?t, 9]", "bias", "shape[0]"),
     ("activation", "bias", "f32[9]", "bias", "shape[0]"),
     ("gated_activation", "gate", "f32[?t, $f]", "gate", "shape[1]"),
@@ -222,7 +218,6 @@ const MISFITS: &[(&str, &str, &str, &str, &str)] = &[
     ("kv_write", "value", "f32[?t, 16]", "value", "shape[1]"),
     ("kv_write", "value", "f32[?u, 8]", "value", "shape[0]"),
     ("kv_write", "slots", "i32[?u]", "slots", "shape[0]"),
-    ("page_copy", "pairs", "i32[?n, 3]", "pairs", "shape[1]"),
     ("page_gather", "cache", "f16[$p, $h, 16, 8]", "cache", "shape[1]"),
     ("page_scatter", "cache", "f16[$p, 2, 16, 4]", "x", "shape[1]"),
     ("page_scatter", "cache", "f16[$p, 2, 16, $d]", "cache", "shape[3]"),
@@ -368,7 +363,6 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     }
     add("weight_offset", RmsNorm { weight_offset: f32::NAN, ..RMS_NORM }.into());
     add("dtype", Linear { dtype: DType::U8 }.into());
-    add("dtype", Matmul { dtype: DType::I8, transpose_b: false }.into());
     add("dtype", Cast { dtype: DType::U32 }.into());
     for limit in [-1.0, f32::NAN, f32::INFINITY] {
         add("limit", Activation { limit, ..ACTIVATION }.into());
@@ -390,10 +384,6 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     }
     add("mask", Attention { mask: AttentionMask::Explicit, ..ATTENTION }.into());
     add("alpha", Add { alpha: f32::NAN }.into());
-    // The table's call fills i32.
-    for value in [0.5, 2_147_483_648.0, -2_147_483_904.0, f32::NAN, f32::INFINITY] {
-        add("value", Fill { value }.into());
-    }
     add("start", Columns { start: 65, ..COLUMNS }.into());
     add("count", Columns { count: 13, ..COLUMNS }.into());
     add("start", Columns { start: u32::MAX, count: 2 }.into());
@@ -414,7 +404,6 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     let packed = |layout| GatedActivation { layout, ..GATED };
     add("layout", packed(GateLayout::Concatenated).into(), "up", None);
     add("layout", packed(GateLayout::Interleaved).into(), "up", None);
-    add("transpose_b", Matmul { dtype: DType::F16, transpose_b: true }.into(), "b", Some("shape[2]"));
     add("rows", AllGather { rows: true, ..GATHER }.into(), "x", Some("shape[0]"));
     add("rows", ReduceScatter { rows: true, ..SCATTER }.into(), "x", Some("shape[0]"));
     add("ranks", ReduceScatter { ranks: 3, ..SCATTER }.into(), "x", Some("shape[1]"));
@@ -479,9 +468,6 @@ fn optional_operands_that_belong_together_are_missed(
 #[case(AllReduce { reduction: Reduction::Mean, ..ALL_REDUCE }, "i32[?t, 8]", "reduction", None)]
 #[case(ReduceScatter { reduction: Reduction::Mean, ..SCATTER }, "u8[?t, 8]", "reduction", None)]
 #[case(AllGather { ranks: u32::MAX, ..GATHER }, "u8[?t, 18446744073709551615]", "x", Some("shape"))]
-#[case(Fill { value: 256.0 }, "u8[?t, 8]", "value", None)]
-#[case(Fill { value: -129.0 }, "i8[?t, 8]", "value", None)]
-#[case(Fill { value: -1.0 }, "u32[?t, 8]", "value", None)]
 fn attributes_at_odds_with_an_operand_are_named(
     #[case] op: impl Into<Op>,
     #[case] x: &str,

@@ -7,7 +7,7 @@ mod types;
 
 use dsrun_core::{
     DType, Result, Size, TensorType, WeightExpr,
-    op::{Add, Argmax, Barrier, Embed, Fill, GatherRows, MeshAxis, OperandType, RmsNorm, Send},
+    op::{Add, Argmax, Barrier, Broadcast, Cast, Embed, GatherRows, MeshAxis, OperandType, RmsNorm, Send},
     placement::Placement,
     program::{Lane, Origin, Program, ProgramBuilder, Segment, SegmentKind, Value, ValueId},
 };
@@ -26,6 +26,8 @@ fn id(index: usize) -> ValueId {
 }
 
 const NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
+/// Updates its one operand in place.
+const UPDATE: Broadcast = Broadcast { axis: MeshAxis::Tensor, root: 0 };
 
 /// Ten values, six nodes, three segments; node 2 updates the state %3 to %6.
 fn sample() -> Program {
@@ -40,7 +42,7 @@ fn sample() -> Program {
         let op = Embed { dtype: DType::F32, first_row: 0, position_offset: 0 };
         let x = program.call(op, [Some(ids), Some(embed), None, None])?;
         let normed = program.call(NORM, [Some(x), Some(norm)])?;
-        let updated = program.call(Fill { value: 1.0 }, [Some(state)])?;
+        let updated = program.call(UPDATE, [Some(state)])?;
         let rows = program.call(GatherRows {}, [Some(updated), Some(ids)])?;
         let sum = program.call(Add { alpha: 1.0 }, [Some(normed), Some(rows), None, None])?;
         program.segment("mask", SegmentKind::Host);
@@ -96,7 +98,7 @@ fn the_sample_is_valid() {
 #[case::too_few_results(|p: &mut Program| p.nodes[5].call.results.clear(), "node 5 (argmax): has 1 results, not 0")]
 #[case::too_few_operands(|p: &mut Program| p.nodes[5].call.operands.clear(), "has 0 operands, needs 1 (node 5)")]
 #[case::weight_updated(|p: &mut Program| p.values[3].origin = Origin::Weight(WeightExpr::tensor("memory")),
-    "node 2 (fill): updates %3, which is a weight")]
+    "node 2 (broadcast): updates %3, which is a weight")]
 #[case::name_taken(|p: &mut Program| p.values[2].name = "ids".into(), "%2: the name \"ids\" is taken")]
 #[case::no_name(|p: &mut Program| p.values[2].name.clear(), "%2: has no name")]
 #[case::named_result(|p: &mut Program| p.values[5].name = "normed".into(), "%5: is a result")]
@@ -161,10 +163,10 @@ fn the_builder_reports_mistakes_where_they_are_made() {
 fn the_builder_finds_what_only_the_whole_program_shows() {
     let mut program = ProgramBuilder::new("gone");
     let x = program.state("x", tensor("f32[4, 8]")).unwrap();
-    program.call(Fill { value: 0.0 }, [Some(x)]).unwrap();
-    program.call(Fill { value: 1.0 }, [Some(x)]).unwrap();
+    program.call(UPDATE, [Some(x)]).unwrap();
+    program.call(UPDATE, [Some(x)]).unwrap();
     let error = program.finish(&[]).unwrap_err();
-    assert_eq!((error.op(), error.message()), (Some("node 1 (fill)"), "uses %0 after it was updated"));
+    assert_eq!((error.op(), error.message()), (Some("node 1 (broadcast)"), "uses %0 after it was updated"));
 
     let mut program = ProgramBuilder::new("host");
     program.segment("mask", SegmentKind::Host);
@@ -177,7 +179,7 @@ fn collectives_run_on_the_lane_of_communication() {
     let mut program = ProgramBuilder::new("lanes");
     let x = program.state("x", tensor("f32[4, 8]")).unwrap();
     program.calls(Send { axis: MeshAxis::Pipeline, peer: 1 }, [Some(x)]).unwrap();
-    program.calls(Fill { value: 0.0 }, [Some(x)]).unwrap();
+    program.calls(Cast { dtype: DType::F16 }, [Some(x)]).unwrap();
     let lanes: Vec<Lane> = program.finish(&[]).unwrap().nodes.iter().map(|node| node.lane).collect();
     assert_eq!(lanes, [Lane::Communication, Lane::Compute]);
 }
@@ -190,7 +192,7 @@ fn first_segments_without_calls_are_kept_if_they_never_have_any() {
     program.segment("eager", SegmentKind::Eager);
     program.segment("graph", SegmentKind::Graph);
     let x = program.state("x", tensor("f32[4, 8]")).unwrap();
-    let x = program.call(Fill { value: 0.0 }, [Some(x)]).unwrap();
+    let x = program.call(Cast { dtype: DType::F16 }, [Some(x)]).unwrap();
     program.segment("after", SegmentKind::Eager);
     let program = program.finish(&[x]).unwrap();
     let kinds = [("wait", SegmentKind::Wait), ("graph", SegmentKind::Graph), ("after", SegmentKind::Eager)];

@@ -8,8 +8,8 @@ mod types;
 use dsrun_core::{
     DType,
     op::{
-        Activation, Add, Axis, Cast, Fill, GateLayout, GatedActivation, LayerNorm, Linear, Nonlinearity, Op,
-        OperandType, PageCopy, RmsNorm, Rope, RopePairing,
+        Activation, Add, Axis, Broadcast, Cast, GateLayout, GatedActivation, LayerNorm, Linear, MeshAxis,
+        Nonlinearity, Op, OperandType, PageScatter, RmsNorm, Rope, RopePairing,
     },
     program::{Call, Node, Program, ProgramBuilder, ValueId},
     region::{
@@ -39,7 +39,8 @@ fn gated(layout: GateLayout) -> GatedActivation {
 }
 
 const CAST: Cast = Cast { dtype: DType::F16 };
-const FILL: Fill = Fill { value: 0.0 };
+/// Updates its one operand in place.
+const UPDATE: Broadcast = Broadcast { axis: MeshAxis::Tensor, root: 0 };
 
 /// The types of a call's results, as texts.
 fn infer(op: &Op, operands: &[Option<OperandType>]) -> dsrun_core::Result<Vec<String>> {
@@ -335,10 +336,10 @@ fn different_bodies_are_different() {
 #[case::too_few_operands(2, vec![call(ADD, [0, 1], [2])], vec![2], "call 0 has 2 operands and 1 results")]
 #[case::too_many_results(1, vec![call(CAST, [0], [1, 2]), call(CAST, [2], [3])], vec![3], "cast has 1 and 1")]
 #[case::too_few_results(1, vec![call(CAST, [0], []), call(CAST, [0], [1])], vec![1], "1 operands and 0 results")]
-#[case::use_after_update(1, vec![call(FILL, [0], [1]), call(CAST, [0], [2])], vec![1, 2],
+#[case::use_after_update(1, vec![call(UPDATE, [0], [1]), call(CAST, [0], [2])], vec![1, 2],
     "call 1 uses %0 after it was updated")]
-#[case::result_was_updated(2, vec![add([0, 1], 2), call(FILL, [2], [3])], vec![2, 3], "result %2 was updated")]
-#[case::update_is_lost(2, vec![call(FILL, [0], [2]), add([1, 2], 3)], vec![3],
+#[case::result_was_updated(2, vec![add([0, 1], 2), call(UPDATE, [2], [3])], vec![2, 3], "result %2 was updated")]
+#[case::update_is_lost(2, vec![call(UPDATE, [0], [2]), add([1, 2], 3)], vec![3],
     "operand %0 is updated, but its new value is no result")]
 fn bad_bodies_are_refused(
     #[case] operands: usize,
@@ -361,14 +362,14 @@ fn an_operand_updated_in_the_body_stands_alone_in_its_call() {
 
 #[test]
 fn updates_are_followed_through_the_body() {
-    // %0 cache, %1 pairs, %2 a, %3 b; the cache is updated twice, the sum is storage of the region's own.
+    // %0 cache, %1 rows, %2 pages, %3 a, %4 b; the cache is updated twice, the sum is storage of the region's own.
     let calls = vec![
-        call(PageCopy {}, [0, 1], [4]),
-        add([2, 3], 5),
-        call(PageCopy {}, [4, 1], [6]),
-        call(FILL, [5], [7]),
+        call(PageScatter {}, [0, 1, 2], [5]),
+        add([3, 4], 6),
+        call(PageScatter {}, [5, 1, 2], [7]),
+        call(UPDATE, [6], [8]),
     ];
-    let op = region_op(Region::new("chain", 4, calls, ids([7, 6])).unwrap());
+    let op = region_op(Region::new("chain", 5, calls, ids([8, 7])).unwrap());
     assert_eq!((op.updates(0), op.updates(1), op.updates(2)), (None, Some(0), None));
 
     let mut program = ProgramBuilder::new("chain");
@@ -377,8 +378,9 @@ fn updates_are_followed_through_the_body() {
         _ => panic!(),
     };
     let cache = declare("cache", "f16[4, 2, 8, 4]");
-    let (pairs, a) = (declare("pairs", "i32[3, 2]"), declare("a", "f32[4, 8]"));
-    let results = program.calls(op, [cache, pairs, a, a].map(Some)).unwrap();
+    let (rows, pages) = (declare("rows", "f16[3, 64]"), declare("pages", "i32[3]"));
+    let a = declare("a", "f32[4, 8]");
+    let results = program.calls(op, [cache, rows, pages, a, a].map(Some)).unwrap();
     let fused = program.finish(&results).unwrap();
     let lowered = fused.lower_regions(&mut |_| Ok(false)).unwrap();
     assert_eq!(lowered.outputs, results);

@@ -7,7 +7,7 @@ mod types;
 
 use dsrun_core::{
     DType, GroupFormat, TensorType, WeightExpr, WeightFormat, WeightType,
-    op::{Add, AllReduce, Cast, Fill, Linear, MeshAxis, OperandType, Reduction, RmsNorm, Send},
+    op::{Add, AllReduce, Broadcast, Cast, Linear, MeshAxis, OperandType, Reduction, RmsNorm, Send},
     placement::Placement,
     program::{Lane, Program, ProgramBuilder, SegmentKind, ValueId},
     region::well_known,
@@ -67,7 +67,7 @@ const EVERYTHING: &str = r#"program "every \"thing\"\\ \n\t\u{1} ünï" {
   %6 = state "kv": f16[$pages, 2, 16, 32] @ pipeline=partial, tensor=sharded(1)
   %7 = input "slots": i32[?t]
   %8 = state "scalar": u32[]
-  %9 = input "pairs": i32[?r.x-1, 2] @ data=sharded(0)
+  %9 = input "pages": i32[?r.x-1] @ data=sharded(0)
   %15 = state "v": f16[$pages, 2, 16, 32]
   segment "first\tone": graph
   %10: f32[?t, 64] @ tensor=partial = embed{dtype=f32, first_row=0, position_offset=0}(%0, %1, _, _)
@@ -76,7 +76,7 @@ const EVERYTHING: &str = r#"program "every \"thing\"\\ \n\t\u{1} ünï" {
   %16: f32[?t, 64] = all_reduce{axis=tensor, reduction=sum}(%12)
   send{axis=pipeline, peer=3}(%16)
   send{axis=pipeline, peer=3}(%16) on copy
-  %17: f16[$pages, 2, 16, 32] = page_copy(%13, %9) on copy
+  %17: f16[?r.x-1, 1024] = page_gather(%13, %9) on copy
   segment "mask": host
   segment "": wait
   segment "last": eager
@@ -106,10 +106,10 @@ fn everything_a_text_can_say_is_read_and_written() {
 
 #[test]
 fn spaces_and_lines_do_not_matter() {
-    let text = "program\"p\"{extents t %0=input\"x\":f32[?t,8]segment\"s\":graph%1:f32[?t,8]=fill{value=1}(%0)output%1}";
+    let text = "program\"p\"{extents t %0=input\"x\":f32[?t,8]segment\"s\":graph%1:f32[?t,8]=cast{dtype=f32}(%0)output%1}";
     let program = parse(text).unwrap();
     assert_eq!(parse(&text.replace(',', "\n,\r\n\t")).unwrap(), program);
-    assert_eq!(program.nodes[0].call.op, Fill { value: 1.0 }.into());
+    assert_eq!(program.nodes[0].call.op, Cast { dtype: DType::F32 }.into());
 }
 
 #[test]
@@ -134,22 +134,22 @@ fn an_empty_program_is_one() {
 #[rstest]
 #[case::unknown_op("%1: f32[?t, 8] = relu(%0)", "there is no op `relu`")]
 #[case::unknown_op_with_attributes("%1: f32[?t, 8] = relu{slope=1}(%0)", "there is no op `relu`")]
-#[case::unknown_attribute("%1: f32[?t, 8] = fill{values=1}(%0)", "fill.values: is no attribute of it")]
-#[case::attribute_twice("%1: f32[?t, 8] = fill{value=1, value=1}(%0)", "fill.value: stands twice")]
-#[case::attribute_missing("%1: f32[?t, 8] = fill(%0)", "fill.value: is missing")]
-#[case::attribute_wrong("%1: f32[?t, 8] = fill{value=one}(%0)", "fill.value: `one` is no value for it")]
-#[case::no_type("%1 fill{value=1}(%0)", "expected `:`, found `fill{value=1}(%0)`")]
-#[case::unknown_type("%1: f31[?t] = fill{value=1}(%0)", "expected an element type, found `f31[?t]")]
-#[case::negative_size("%1: f32[-1] = fill{value=1}(%0)", "expected a size, found `-1]")]
-#[case::huge_size("%1: f32[99999999999999999999] = fill{value=1}(%0)", "expected a size")]
-#[case::number_too_large("%4294967296: f32[?t, 8] = fill{value=1}(%0)", "expected a value's number")]
-#[case::declared_twice("%0: f32[?t, 8] = fill{value=1}(%0)", "%0 is declared twice")]
-#[case::unknown_lane("%1: f32[?t, 8] = fill{value=1}(%0) on disk", "expected a lane, found `disk`")]
+#[case::unknown_attribute("%1: f32[?t, 8] = cast{dtypes=f32}(%0)", "cast.dtypes: is no attribute of it")]
+#[case::attribute_twice("%1: f32[?t, 8] = cast{dtype=f32, dtype=f32}(%0)", "cast.dtype: stands twice")]
+#[case::attribute_missing("%1: f32[?t, 8] = cast(%0)", "cast.dtype: is missing")]
+#[case::attribute_wrong("%1: f32[?t, 8] = cast{dtype=f33}(%0)", "cast.dtype: `f33` is no value for it")]
+#[case::no_type("%1 cast{dtype=f32}(%0)", "expected `:`, found `cast{dtype=f32}(%0)`")]
+#[case::unknown_type("%1: f31[?t] = cast{dtype=f32}(%0)", "expected an element type, found `f31[?t]")]
+#[case::negative_size("%1: f32[-1] = cast{dtype=f32}(%0)", "expected a size, found `-1]")]
+#[case::huge_size("%1: f32[99999999999999999999] = cast{dtype=f32}(%0)", "expected a size")]
+#[case::number_too_large("%4294967296: f32[?t, 8] = cast{dtype=f32}(%0)", "expected a value's number")]
+#[case::declared_twice("%0: f32[?t, 8] = cast{dtype=f32}(%0)", "%0 is declared twice")]
+#[case::unknown_lane("%1: f32[?t, 8] = cast{dtype=f32}(%0) on disk", "expected a lane, found `disk`")]
 #[case::unknown_axis(
-    "%1: f32[?t, 8] @ model=partial = fill{value=1}(%0)",
+    "%1: f32[?t, 8] @ model=partial = cast{dtype=f32}(%0)",
     "expected a mesh axis, found `model"
 )]
-#[case::unknown_placement("%1: f32[?t, 8] @ data=split = fill{value=1}(%0)", "`split` is no placement")]
+#[case::unknown_placement("%1: f32[?t, 8] @ data=split = cast{dtype=f32}(%0)", "`split` is no placement")]
 #[case::unknown_declaration("%1 = output_of \"x\": f32[8]", "`output_of` declares nothing")]
 #[case::unknown_format("%1 = weight \"w\": q9[8, 8] = tensor(\"w\")", "expected a weight format")]
 #[case::unknown_expression("%1 = weight \"w\": f32[8, 8] = invert(tensor(\"w\"))", "`invert` is no weight")]
@@ -285,7 +285,9 @@ fn build(name: String, steps: Vec<Step>) -> Program {
             // An updated value is gone.
             6 if planes.len() > 1 => {
                 planes.retain(|plane| *plane != a);
-                planes.push(program.call(Fill { value: number }, [Some(a)]).unwrap());
+                planes.push(
+                    program.call(Broadcast { axis: MeshAxis::Data, root: second as u32 }, [Some(a)]).unwrap(),
+                );
             }
             7 if planes.len() > 1 => {
                 let op = AllReduce { axis: MeshAxis::Expert, reduction: Reduction::Max };

@@ -55,7 +55,6 @@ impl Compute for CandleKernels {
             Op::RmsNorm(op) => Box::new(*op),
             Op::LayerNorm(op) => Box::new(*op),
             Op::Linear(op) => Box::new(*op),
-            Op::Matmul(op) => Box::new(*op),
             Op::Activation(op) => Box::new(*op),
             Op::GatedActivation(op) => Box::new(*op),
             Op::Rope(op) => Box::new(*op),
@@ -65,7 +64,6 @@ impl Compute for CandleKernels {
             Op::Attention(op) => Box::new(*op),
             Op::Add(op) => Box::new(*op),
             Op::Cast(op) => Box::new(*op),
-            Op::Fill(op) => Box::new(*op),
             Op::Columns(op) => Box::new(*op),
             Op::GatherRows(op) => Box::new(*op),
             Op::LogitProcess(op) => Box::new(*op),
@@ -86,7 +84,7 @@ impl Compute for CandleKernels {
 
     fn is_batch_invariant(&self, op: &Op) -> bool {
         // The order of a matrix product's sums may depend on the number of rows.
-        !matches!(op, Op::Linear(_) | Op::Matmul(_))
+        !matches!(op, Op::Linear(_))
     }
 
     fn run(&self, kernel: &Self::Kernel, frame: &Frame<'_>, host: &Host) -> Result<()> {

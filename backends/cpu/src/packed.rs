@@ -20,8 +20,7 @@ mod tests;
 mod tile;
 
 use dsrun_core::{
-    Affine, BlockFormat, BytesReader, Code, DType, Error, GroupBits, Result, WeightFormat, WeightReader,
-    WeightType,
+    Affine, BlockFormat, Code, DType, Error, GroupBits, Result, WeightFormat, WeightReader, WeightType,
     kernels::{PackedLayout, PackedWeight, WeightDesc},
 };
 pub(crate) use integers::Quantised;
@@ -242,21 +241,6 @@ impl PackedMatrix {
             scales = Vec::new();
         }
         Ok(Self { weight_type: desc.weight_type.clone(), shape, lines, scales })
-    }
-
-    /// Packs a dense matrix `[outputs, inputs]`.
-    ///
-    /// # Errors
-    /// If `values` has another length; [`Code::OutOfMemory`].
-    pub(crate) fn from_rows(
-        values: &[f32],
-        [outputs, inputs]: [usize; 2],
-        pool: &rayon::ThreadPool,
-    ) -> Result<Self> {
-        let weight_type =
-            WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![outputs, inputs] };
-        let mut reader = BytesReader::new(weight_type.clone(), bytemuck::cast_slice::<_, u8>(values))?;
-        Self::pack(&WeightDesc { weight_type, uses: Vec::new(), immutable: true }, &mut reader, pool)
     }
 
     /// `out[m, n] = sum_k x[m, k] * weight[n, k]` for dense `x` of `[rows, inputs]` and `out` of `[rows, outputs]`.

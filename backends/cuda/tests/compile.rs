@@ -13,10 +13,10 @@ use dsrun_core::{
     checked::ValidCall,
     kernels::{CallDesc, OperandDesc},
     op::{
-        Activation, Add, Argmax, Attention, AttentionMask, Cast, Columns, CommitTokens, Embed, Fill,
-        GateLayout, GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess,
-        Matmul, Nonlinearity, Op, OperandType, PageCopy, PageGather, PageScatter, PagedAttention,
-        PrepareStep, QuantPerToken, RmsNorm, Rope, RopePairing, Sample,
+        Activation, Add, Argmax, Attention, AttentionMask, Cast, Columns, CommitTokens, Embed, GateLayout,
+        GatedActivation, GatherRows, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, Nonlinearity, Op,
+        OperandType, PageGather, PageScatter, PagedAttention, PrepareStep, QuantPerToken, RmsNorm, Rope,
+        RopePairing, Sample,
     },
     program::{Program, ProgramBuilder, ValueId},
     region::{
@@ -325,7 +325,6 @@ fn plane_calls(dtype: DType) -> Vec<ValidCall> {
         call(add, vec![plane.clone(), plane.clone(), plane.clone(), vector.clone()]),
         call(GatherRows {}, vec![plane.clone(), ids.clone()]),
         call(KvWrite {}, vec![cache.clone(), cache.clone(), plane.clone(), plane.clone(), ids.clone()]),
-        call(PageCopy {}, vec![cache.clone(), tensor(DType::I32, &[3, 2])]),
         call(PageGather {}, vec![cache.clone(), ids.clone()]),
         call(PageScatter {}, vec![cache, page, ids.clone()]),
         call(Columns { start: 3, count: 5 }, vec![plane.clone()]),
@@ -363,10 +362,6 @@ fn plane_calls(dtype: DType) -> Vec<ValidCall> {
     calls.push(call(gated, vec![many, None, None]));
     for to in FLOATS {
         calls.push(call(Cast { dtype: to }, vec![plane.clone()]));
-        for transpose_b in [false, true] {
-            let square = tensor(dtype, &[2, 8, 8]);
-            calls.push(call(Matmul { dtype: to, transpose_b }, vec![square.clone(), square]));
-        }
     }
     for function in [Nonlinearity::Relu, Nonlinearity::Silu, Nonlinearity::GeluErf, Nonlinearity::GeluTanh] {
         calls.push(call(Activation { function, limit: 0.0 }, vec![plane.clone(), vector.clone()]));
@@ -400,7 +395,6 @@ fn integer_calls() -> Vec<ValidCall> {
         let logits = tensor(DType::F32, &[2, columns]);
         calls.push(call(Sample {}, vec![logits, ids(2), ids(2), settings.clone(), seeds.clone()]));
     }
-    calls.extend(DType::ALL.map(|dtype| call(Fill { value: 1.0 }, vec![tensor(dtype, &[2, 2])])));
     calls
 }
 

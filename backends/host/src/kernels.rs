@@ -114,7 +114,6 @@ impl<C: Compute> HostKernels<C> {
 /// The op, if all host backends run it alike: it moves bytes or counts tokens, and computes no float.
 fn shared_op(op: &Op) -> Option<Box<dyn SharedOp>> {
     Some(match op {
-        Op::PageCopy(op) => Box::new(*op),
         Op::PageGather(op) => Box::new(*op),
         Op::PageScatter(op) => Box::new(*op),
         Op::PrepareStep(op) => Box::new(*op),

@@ -6,7 +6,7 @@ use crate::{
 };
 use dsrun_core::{
     Result,
-    op::{PageCopy, PageGather, PageScatter},
+    op::{PageGather, PageScatter},
 };
 
 /// The contiguous runs of elements that make up a page.
@@ -37,23 +37,6 @@ impl Page {
             let (head, slot) = (run / self.block, run % self.block);
             (head * self.strides[0] + slot * self.strides[1], run * self.size)
         })
-    }
-}
-
-impl SharedOp for PageCopy {
-    fn run(&self, frame: &Frame<'_>) -> Result<()> {
-        let (pairs, mut cache) = (frame.input::<i32>(1)?, frame.bytes_mut(0)?);
-        let page = Page::of(&cache);
-        let inside = |index: i32| usize::try_from(index).ok().filter(|index| *index < cache.rows);
-        for row in 0..pairs.rows {
-            let &[source, destination] = pairs.row(row) else { continue };
-            let (Some(source), Some(destination)) = (inside(source), inside(destination)) else { continue };
-            let (source, destination) = (cache.row_start(source), cache.row_start(destination));
-            for (offset, _) in page.runs() {
-                cache.data.copy_within(source + offset, destination + offset, page.size);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -292,12 +292,6 @@ impl Bytes<&mut [u8]> {
     pub fn range_mut(&mut self, start: usize, count: usize) -> &mut [u8] {
         if count == 0 { &mut [] } else { &mut self.data[start * self.element..][..count * self.element] }
     }
-
-    /// Copies `count` elements from one place to another.
-    pub fn copy_within(&mut self, source: usize, destination: usize, count: usize) {
-        let (source, count) = (source * self.element, count * self.element);
-        self.data.copy_within(source..source + count, destination * self.element);
-    }
 }
 
 /// The tensors and weights of a call while it runs. The frame holds the lock of its device.
@@ -424,15 +418,6 @@ impl Frame<'_> {
     /// Rows of result `index` below its extent; 0 if there is no such result.
     pub fn result_rows(&self, index: usize) -> usize {
         self.result_rows.get(index).copied().unwrap_or(0)
-    }
-
-    /// The shape of result `index`.
-    ///
-    /// # Errors
-    /// If there is no such result.
-    pub fn result_shape(&self, index: usize) -> Result<&[usize]> {
-        let view = self.views.results.get(index).ok_or_else(|| no_result(index))?;
-        Ok(&view.shape[..view.rank])
     }
 
     /// The element type of result `index`.

@@ -13,8 +13,8 @@ use dsrun_core::{
     device::{Backend, BufferSlice},
     kernels::{Argument, Binding, OperandDesc},
     op::{
-        Attention, AttentionMask, CommitTokens, Embed, GatherRows, KvWrite, LogitProcess, Op, PageCopy,
-        PageGather, PageScatter, PagedAttention, PrepareStep, Rope, RopePairing, Sample,
+        Attention, AttentionMask, CommitTokens, Embed, GatherRows, KvWrite, LogitProcess, Op, PageGather,
+        PageScatter, PagedAttention, PrepareStep, Rope, RopePairing, Sample,
     },
 };
 use rstest::rstest;
@@ -111,8 +111,6 @@ fn no_op_panics(
         operands.push(a.indices(&[6]));
         a.run(KvWrite {}, operands, &[(F32, &cache, Some(0)), (F32, &cache, Some(1))]);
 
-        let operands = vec![a.of(1f32, &cache), a.indices(&[7, 2])];
-        a.run(PageCopy {}, operands, &[(F32, &cache, Some(0))]);
         let operands = vec![a.of(1f32, &cache), a.indices(&[7])];
         a.run(PageGather {}, operands, &[(F32, &[7, 64], None)]);
         let operands = vec![a.of(1f32, &cache), a.of(2f32, &[7, 64]), a.indices(&[7])];

@@ -10,7 +10,7 @@ use crate::{
 };
 use dsrun_core::{
     DType,
-    op::{KvWrite, PageCopy, PageGather, PageScatter},
+    op::{KvWrite, PageGather, PageScatter},
 };
 
 /// Label; pages, heads, slots per page, key size, value size; tokens, extent and gap of each case.
@@ -134,52 +134,6 @@ fn pages(random: &mut Random, there: usize, count: usize) -> Vec<i32> {
         _ => order.get(index).map_or(-1, |page| *page as i32),
     };
     (0..count).map(|index| page(index, random)).collect()
-}
-
-pub(super) fn page_copy(dtype: DType) -> Vec<Case> {
-    cases_of("page_copy", dtype, page_copy_case)
-}
-
-pub(super) fn drawn_page_copy(dtype: DType, draw: &mut Draw) -> Case {
-    page_copy_case(dtype, draw.id(), draw.values(), drawn_move(draw))
-}
-
-fn page_copy_case(
-    dtype: DType,
-    id: String,
-    mut random: Random,
-    (_, shape, count, extent, gap): Move,
-) -> Case {
-    let before = random.tensor(dtype, &shape, Values::Special);
-    // The first half of the pages are sources and the second half destinations, so that no page is both.
-    let half = shape[0] / 2;
-    let sources: Vec<i32> = (0..count).map(|_| random.below(half) as i32).collect();
-    let order = random.shuffled(shape[0] - half);
-    let mut pairs = Vec::new();
-    for (index, source) in sources.iter().enumerate() {
-        let destination = order.get(index).map_or(-1, |page| (half + page) as i32);
-        let outside = random.pick(&[-1, -2, shape[0] as i32, i32::MAX]);
-        pairs.extend(match random.below(6) {
-            0 => [outside, destination],
-            1 => [*source, outside],
-            _ => [*source, destination],
-        });
-    }
-    let size: usize = shape[1..].iter().product();
-    let mut elements = vec![Element::Untouched; before.bits.len()];
-    for pair in pairs.chunks(2).take(extent.unwrap_or(count)) {
-        let places = cache::page(pair[0], shape[0]).zip(cache::page(pair[1], shape[0]));
-        let Some((source, destination)) = places else { continue };
-        for index in 0..size {
-            elements[destination * size + index] = Element::Bits(before.bits[source * size + index]);
-        }
-    }
-    let pairs = Tensor::integers(&[count, 2], &pairs);
-    let operands = vec![
-        Operand::laid(before, Layout::strided(gap, 1)),
-        Operand::laid(pairs, Layout::default().with_extent(extent)),
-    ];
-    Case::new(id, CallCase::new(PageCopy {}, operands, vec![Expected::new(elements)]))
 }
 
 pub(super) fn page_gather(dtype: DType) -> Vec<Case> {

@@ -1,15 +1,15 @@
-//! Cases of `add`, `cast`, `columns` and `fill`.
+//! Cases of `add`, `cast` and `columns`.
 
 use super::plane::{Plane, drawn, planes};
 use crate::{
     case::{CallCase, Case, Element, Expected, Operand},
     draw::Draw,
-    oracle::{Real, elementwise, float},
+    oracle::{Real, elementwise},
     random::Values,
 };
 use dsrun_core::{
     DType,
-    op::{Add, Cast, Columns, Fill},
+    op::{Add, Cast, Columns},
 };
 
 const KINDS: &[Values] =
@@ -103,37 +103,4 @@ fn columns_case(dtype: DType, plane: Plane) -> Case {
     let expected = Expected::bits(bits).laid(plane.other(5), count);
     let op = Columns { start: start as u32, count: count as u32 };
     Case::new(plane.id, CallCase::new(op, vec![Operand::laid(x, plane.layout)], vec![expected]))
-}
-
-pub(super) fn fill(dtype: DType) -> Vec<Case> {
-    let planes = planes("fill", dtype, &[Values::Uniform], |features| features);
-    planes.into_iter().map(|plane| fill_case(dtype, plane)).collect()
-}
-
-pub(super) fn drawn_fill(dtype: DType, draw: &mut Draw) -> Case {
-    fill_case(dtype, drawn(draw, &[Values::Uniform], |features| features))
-}
-
-fn fill_case(dtype: DType, plane: Plane) -> Case {
-    let values: &[f32] = match dtype {
-        DType::I32 => &[0.0, -1.0, 16_777_216.0, -2_147_483_648.0],
-        DType::U32 => &[0.0, 1.0, 2_147_483_648.0],
-        DType::I8 => &[0.0, -128.0, 127.0],
-        DType::U8 => &[0.0, 255.0],
-        _ => &[0.0, -1.5, 0.1, 1e4, f32::NEG_INFINITY],
-    };
-    let value = values[plane.number % values.len()];
-    let mut random = plane.random.clone();
-    let count = plane.rows * plane.features;
-    let mask = u32::MAX >> (32 - 8 * dtype.bytes());
-    let before: Vec<u32> = (0..count).map(|_| random.bits() as u32 & mask).collect();
-    let x = crate::tensor::Tensor { dtype, shape: vec![plane.rows, plane.features], bits: before };
-    let bits = match dtype {
-        DType::U32 => value as u32,
-        dtype if dtype.is_float() => float::bits(dtype, f64::from(value)),
-        _ => value as i32 as u32 & mask,
-    };
-    let expected = Expected::bits(vec![bits; count]).laid(plane.layout, plane.features);
-    let operands = vec![Operand::laid(x, plane.layout)];
-    Case::new(plane.id, CallCase::new(Fill { value }, operands, vec![expected]))
 }

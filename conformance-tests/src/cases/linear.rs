@@ -1,4 +1,4 @@
-//! Cases of `linear` and `matmul`, and the weights that other tables use too.
+//! Cases of `linear`, and the weights that other tables use too.
 
 use super::plane::{self, drawn_layout};
 use crate::{
@@ -8,10 +8,7 @@ use crate::{
     oracle::{float, linear, weight},
     random::{Random, Values},
 };
-use dsrun_core::{
-    BlockFormat, DType, GroupFormat, GroupOffset, WeightFormat, WeightType,
-    op::{Linear, Matmul},
-};
+use dsrun_core::{BlockFormat, DType, GroupFormat, GroupOffset, WeightFormat, WeightType, op::Linear};
 
 /// A random weight whose elements are of the order of `size`, with their decoded values.
 pub(crate) fn random_weight(
@@ -272,91 +269,5 @@ impl Product {
         let operands =
             vec![Operand::laid(x, layout), Operand::weight(weight), bias.and_then(Operand::tensor)];
         Case::new(id, CallCase::new(Linear { dtype: to }, operands, vec![expected]))
-    }
-}
-
-/// Label, groups, m, n, k and gap of each case.
-const PRODUCTS: &[(&str, [usize; 4], usize)] = &[
-    ("no_groups", [0, 3, 4, 5], 0),
-    ("no_rows", [2, 0, 4, 5], 0),
-    ("nothing_to_sum", [2, 3, 4, 0], 0),
-    ("one_element", [1, 1, 1, 1], 0),
-    ("one_row", [1, 1, 65, 64], 0),
-    ("small", [3, 7, 2, 7], 0),
-    ("above_a_tile", [2, 33, 65, 33], 0),
-    ("prime", [3, 13, 31, 61], 0),
-    ("long_sum", [1, 2, 3, 4099], 0),
-    ("strided", [2, 5, 8, 16], 8),
-    ("strided_oddly", [3, 4, 7, 9], 3),
-];
-
-/// A batched product of two tensors.
-struct Groups {
-    id: String,
-    /// The numbers of groups, m, n and k.
-    sizes: [usize; 4],
-    op: Matmul,
-    layout: Layout,
-    values: Values,
-    random: Random,
-}
-
-pub(super) fn matmul(dtype: DType) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (number, (label, sizes, gap)) in PRODUCTS.iter().enumerate() {
-        for transpose_b in [false, true] {
-            let id = format!("matmul{}/{dtype}/{label}", if transpose_b { "_transposed" } else { "" });
-            let groups = Groups {
-                random: Random::named(&id),
-                id,
-                sizes: *sizes,
-                op: Matmul { dtype: if number % 4 == 3 { DType::F32 } else { dtype }, transpose_b },
-                layout: Layout::strided(*gap, 0),
-                values: Values::USUAL[number % 3],
-            };
-            cases.push(groups.case(dtype));
-        }
-    }
-    // The dimension of the groups may be bounded.
-    for plane in plane::planes("matmul_groups", dtype, &[Values::Uniform], |features| features.min(40)) {
-        let count = plane.rows.min(12);
-        let groups = Groups {
-            id: plane.id,
-            sizes: [count, 2, 3, plane.features],
-            op: Matmul { dtype, transpose_b: false },
-            layout: plane.layout.with_extent(plane.layout.extent.map(|extent| extent.min(count))),
-            values: plane.values,
-            random: plane.random,
-        };
-        cases.push(groups.case(dtype));
-    }
-    cases
-}
-
-pub(super) fn drawn_matmul(dtype: DType, draw: &mut Draw) -> Case {
-    let (n, k) = (draw.pick(OUTPUTS), draw.pick(&[1, 0, 2, 7, 16, 31, 32, 33, 61, 127, 128, 129, 1024]));
-    let m = draw.pick(plane::ROWS).min((MULTIPLICATIONS / (n * k.max(1))).max(1));
-    let count = draw.pick(&[1, 0, 2, 3, 7]).min((MULTIPLICATIONS / (n * k * m).max(1)).max(1));
-    let groups = Groups {
-        id: draw.id(),
-        sizes: [count, m, n, k],
-        op: Matmul { dtype: draw.pick(&[dtype, DType::F32]), transpose_b: draw.sometimes() },
-        layout: drawn_layout(draw, count),
-        values: draw.pick(&Values::USUAL),
-        random: draw.values(),
-    };
-    groups.case(dtype)
-}
-
-impl Groups {
-    fn case(self, dtype: DType) -> Case {
-        let Self { id, sizes: [groups, m, n, k], op, layout, values, mut random } = self;
-        let a = random.tensor(dtype, &[groups, m, k], values);
-        let shape = if op.transpose_b { [groups, n, k] } else { [groups, k, n] };
-        let b = random.scaled(dtype, &shape, Values::HeavyTailed, 0.1);
-        let reals = linear::matmul(&a.values(), &b.values(), op.transpose_b, [groups, m, n, k]);
-        let expected = Expected::reals(reals).laid(Layout { offset: layout.offset + 1, ..layout }, m * n);
-        let operands = vec![Operand::laid(a, layout), Operand::laid(b, layout)];
-        Case::new(id, CallCase::new(op, operands, vec![expected]))
     }
 }

@@ -13,10 +13,10 @@ use dsrun_core::{
     kernels::{Arguments, Binding, OperandDesc, WeightDesc, WeightUse},
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
-        Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, Fill, GateLayout, GatedActivation,
-        GatherRows, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, Matmul, MeshAxis, Nonlinearity, Op,
-        PageCopy, PageGather, PageScatter, PagedAttention, PrepareStep, Profile, QuantPerToken, Receive,
-        ReduceScatter, Reduction, RmsNorm, Rope, RopePairing, Sample, Send,
+        Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, GateLayout, GatedActivation, GatherRows,
+        KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, MeshAxis, Nonlinearity, Op, PageGather,
+        PageScatter, PagedAttention, PrepareStep, Profile, QuantPerToken, Receive, ReduceScatter, Reduction,
+        RmsNorm, Rope, RopePairing, Sample, Send,
     },
 };
 use std::sync::Arc;
@@ -73,7 +73,6 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
         (RmsNorm { eps: 1e-5, weight_offset: 0.0 }.into(), vec![float(&plane), float(&[64])]),
         (LayerNorm { eps: 1e-5 }.into(), vec![float(&plane), float(&[64]), float(&[64])]),
         (Linear { dtype }.into(), vec![float(&plane), weight(dtype, [48, 64]), None]),
-        (Matmul { dtype, transpose_b: false }.into(), vec![float(&[2, 6, 16]), float(&[2, 16, 8])]),
         (Activation { function: Nonlinearity::GeluTanh, limit: 0.0 }.into(), vec![float(&plane), None]),
         (gated.into(), vec![float(&plane), float(&plane), None]),
         (
@@ -81,7 +80,6 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
             vec![float(&plane), integers(&[6]), singles(&[16])],
         ),
         (KvWrite {}.into(), vec![float(&cache), float(&cache), float(&plane), float(&plane), integers(&[6])]),
-        (PageCopy {}.into(), vec![float(&cache), integers(&[3, 2])]),
         (PageGather {}.into(), vec![float(&cache), integers(&[3])]),
         (PageScatter {}.into(), vec![float(&cache), float(&[3, 1024]), integers(&[3])]),
         (AttentionPrepare { words }.into(), vec![per_sequence(), per_sequence(), per_sequence()]),
@@ -113,7 +111,6 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
             LinearW8A8 { dtype }.into(),
             vec![tensor(DType::I8, &plane), singles(&[6]), Some(OperandDesc::Weight(signed_bytes)), None],
         ),
-        (Fill { value: 1.0 }.into(), vec![float(&plane)]),
         (GatherRows {}.into(), vec![float(&plane), integers(&[3])]),
         (
             PrepareStep { block_size: 16 }.into(),

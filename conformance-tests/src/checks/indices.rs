@@ -15,8 +15,8 @@ use crate::{
 use dsrun_core::{
     DType, WeightFormat,
     op::{
-        AttentionMask, CommitTokens, Embed, GatherRows, KvWrite, LogitProcess, Op, PageCopy, PageGather,
-        PageScatter, PagedAttention, PrepareStep, Rope, RopePairing, SAMPLING_COLUMNS, Sample,
+        AttentionMask, CommitTokens, Embed, GatherRows, KvWrite, LogitProcess, Op, PageGather, PageScatter,
+        PagedAttention, PrepareStep, Rope, RopePairing, SAMPLING_COLUMNS, Sample,
     },
 };
 
@@ -94,13 +94,6 @@ fn calls(dtype: DType) -> Vec<(&'static str, CallCase)> {
     );
     add(PageGather {}.into(), vec![pages(random), indices(&hostile(random, 4))]);
     add(PageScatter {}.into(), vec![pages(random), plane(random, COUNT, page), indices(&hostile(random, 4))]);
-    // Sources that are good with destinations that are not, and the other way round.
-    let pairs: Vec<i32> =
-        HOSTILE.iter().flat_map(|bad| [0, *bad, *bad, 1]).chain([0, 4, 5, 1, 2, 3]).collect();
-    add(
-        PageCopy {}.into(),
-        vec![pages(random), Operand::tensor(Tensor::integers(&[pairs.len() / 2, 2], &pairs))],
-    );
     // Two sequences, one of which has its keys nowhere at all.
     let attend = |mask, window| PagedAttention {
         query_heads: 4,

@@ -1,4 +1,4 @@
-//! Oracle of `kv_write`, `page_copy`, `page_gather` and `page_scatter`: the destinations of copies.
+//! Oracle of `kv_write`, `page_gather` and `page_scatter`: the destinations of copies.
 
 /// The page of a slot and its index in the page; `None` if the slot is -1 or out of range.
 pub fn place(slot: i32, pages: usize, block: usize) -> Option<(usize, usize)> {

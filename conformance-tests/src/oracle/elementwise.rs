@@ -1,4 +1,4 @@
-//! Oracle of `add` and `cast`. The result of `fill` is its attribute.
+//! Oracle of `add` and `cast`.
 
 use super::{Real, float};
 use dsrun_core::DType;

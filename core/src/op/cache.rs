@@ -86,41 +86,6 @@ impl Operation for KvWrite {
 }
 
 attributes! {
-    /// Copies pages within a cache: for each pair, page `pairs[i, 1] = ` page `pairs[i, 0]`.
-    ///
-    /// | operand | type | |
-    /// |---|---|---|
-    /// | `cache` | float `[P, heads, B, D]` | updated |
-    /// | `pairs` | i32 `[N, 2]` | source and destination; -1 in either skips; no page is both source and destination |
-    /// | → `cache` | the operand, updated | |
-    ///
-    /// Exact. Pages outside the cache are treated as -1.
-    PageCopy {}
-}
-
-impl Operation for PageCopy {
-    const SIGNATURE: &'static Signature = &Signature {
-        name: "page_copy",
-        profile: Profile::LlmCore1,
-        summary: "`cache[pairs[i, 1]] = cache[pairs[i, 0]]`; -1 skips",
-        operands: &[operand("cache", OperandKind::Float), operand("pairs", OperandKind::I32)],
-        results: &[updated("cache", 0)],
-    };
-
-    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
-        let (cache, pairs) = (operands.tensor("cache")?, operands.tensor("pairs")?);
-        cache.sizes::<4>()?;
-        pairs.sizes::<2>()?;
-        pairs.expect(1, &2.into(), "source and destination")?;
-        Ok(vec![cache.tensor_type().clone()])
-    }
-
-    fn index_maps(&self, _: &Operands<'_>) -> Result<IndexMaps> {
-        Ok(IndexMaps::opaque([4, 2], &[4]))
-    }
-}
-
-attributes! {
     /// Gathers pages into rows, to move them elsewhere: `y[i] = cache[pages[i]]`, flattened.
     ///
     /// | operand | type | |

@@ -1,4 +1,4 @@
-//! Sums, casts, fills and runs of columns.
+//! Sums, casts and runs of columns.
 
 use super::{
     Axis,
@@ -6,7 +6,7 @@ use super::{
     IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
     index_map::ABSENT,
     linear::check_float,
-    signature::{operand, optional, result, updated},
+    signature::{operand, optional, result},
 };
 use crate::{
     DType, Error, Result,
@@ -104,53 +104,6 @@ impl Operation for Cast {
         let [rows, features] = x.sizes()?;
         check_float(self.dtype)?;
         Ok(vec![TensorType { dtype: self.dtype, shape: vec![rows.clone(), features.clone()] }])
-    }
-
-    fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {
-        let [rows, features] = operands.tensor("x")?.sizes()?;
-        Ok(IndexMaps::new(plane(rows, features), &[ROWS_AND_FEATURES], &[ROWS_AND_FEATURES]))
-    }
-}
-
-attributes! {
-    /// Sets every element of `x` to `value`, in place.
-    ///
-    /// | operand | type | |
-    /// |---|---|---|
-    /// | `x` | any `[T, H]` | updated |
-    /// | → `y` | `x` | |
-    ///
-    /// For integer types `value` must be a whole number in range.
-    Fill {
-        /// The value.
-        value: f32,
-    }
-}
-
-impl Operation for Fill {
-    const SIGNATURE: &'static Signature = &Signature {
-        name: "fill",
-        profile: Profile::LlmCore1,
-        summary: "sets every element to a value, in place",
-        operands: &[operand("x", OperandKind::Any)],
-        results: &[updated("y", 0)],
-    };
-
-    fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
-        let x = operands.tensor("x")?;
-        x.sizes::<2>()?;
-        let range = match x.dtype() {
-            DType::I32 => Some((f64::from(i32::MIN), f64::from(i32::MAX))),
-            DType::U32 => Some((0.0, f64::from(u32::MAX))),
-            DType::I8 => Some((f64::from(i8::MIN), f64::from(i8::MAX))),
-            DType::U8 => Some((0.0, f64::from(u8::MAX))),
-            DType::F32 | DType::F16 | DType::BF16 => None,
-        };
-        let value = f64::from(self.value);
-        if range.is_some_and(|(low, high)| value.fract() != 0.0 || !(low..=high).contains(&value)) {
-            return Err(Error::invalid(format!("{} is no {}", self.value, x.dtype())).at("value"));
-        }
-        Ok(vec![x.tensor_type().clone()])
     }
 
     fn index_maps(&self, operands: &Operands<'_>) -> Result<IndexMaps> {

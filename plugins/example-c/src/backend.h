@@ -7,10 +7,10 @@
  *
  * Kernels, a function for each op:
  *
- * elementwise.c  add, cast, columns, fill, activation, gated_activation
+ * elementwise.c  add, cast, columns, activation, gated_activation
  * norm.c         rms_norm, layer_norm, rope
- * linear.c       linear, matmul
- * rows.c         embed, gather_rows, kv_write, page_copy, page_gather, page_scatter
+ * linear.c       linear
+ * rows.c         embed, gather_rows, kv_write, page_gather, page_scatter
  * attention.c    attention_prepare, paged_attention, attention
  * sampling.c     logit_process, argmax, sample
  * step.c         prepare_step, commit_tokens
@@ -133,10 +133,10 @@ dsr_status *prepack(dsr_device *device, dsr_stream *stream, const dsr_weight_des
 uint64_t weight_bytes(dsr_weight *weight);
 void weight_free(dsr_weight *weight);
 
-kernel_function run_add, run_cast, run_columns, run_fill, run_activation, run_gated_activation;
+kernel_function run_add, run_cast, run_columns, run_activation, run_gated_activation;
 kernel_function run_rms_norm, run_layer_norm, run_rope;
-kernel_function run_linear, run_matmul;
-kernel_function run_embed, run_gather_rows, run_kv_write, run_page_copy, run_page_gather, run_page_scatter;
+kernel_function run_linear;
+kernel_function run_embed, run_gather_rows, run_kv_write, run_page_gather, run_page_scatter;
 kernel_function run_attention_prepare, run_paged_attention, run_attention;
 kernel_function run_logit_process, run_argmax, run_sample;
 kernel_function run_prepare_step, run_commit_tokens;

@@ -1,4 +1,4 @@
-/* Ops on one element at a time: add, cast, columns, fill, activation, gated_activation. */
+/* Ops on one element at a time: add, cast, columns, activation, gated_activation. */
 
 #include "backend.h"
 
@@ -39,25 +39,6 @@ void run_columns(const dsr_call *call) {
     uint64_t rows = common_rows(rows_of(y), x);
     for (uint64_t row = 0; row < rows; row++) {
         memcpy(floats(y, row), floats(x, row) + attributes.start, attributes.count * sizeof(float));
-    }
-}
-
-/* The only op that takes integers of every size. */
-void run_fill(const dsr_call *call) {
-    const tensor *x = &call->results[0];
-    dsr_fill_attributes attributes;
-    memcpy(&attributes, call->plan->attributes, sizeof attributes);
-    for (uint64_t row = 0; row < rows_of(x); row++) {
-        uint64_t first = row * x->desc->strides[0];
-        for (uint64_t i = first; i < first + size_of(x, 1); i++) {
-            switch (x->desc->dtype) {
-            case DSR_DTYPE_F32: ((float *)x->data)[i] = attributes.value; break;
-            case DSR_DTYPE_I32: ((int32_t *)x->data)[i] = (int32_t)attributes.value; break;
-            case DSR_DTYPE_U32: ((uint32_t *)x->data)[i] = (uint32_t)attributes.value; break;
-            case DSR_DTYPE_I8: ((int8_t *)x->data)[i] = (int8_t)attributes.value; break;
-            default: ((uint8_t *)x->data)[i] = (uint8_t)attributes.value; break;
-            }
-        }
     }
 }
 

@@ -1,5 +1,5 @@
 /*
- * Matrix products: linear, matmul.
+ * Matrix products: linear.
  *
  * A row's result is the same to the bit whatever rows are around it: all sums are made in the same order, four rows at a
  * time or one.
@@ -73,34 +73,6 @@ void run_linear(const dsr_call *call) {
             }
             for (; row < end; row++) {
                 floats(y, row)[n] = dot(floats(x, row), weights, weight->columns) + added;
-            }
-        }
-    }
-}
-
-/* y[g, m, n] = sum_k a[g, m, k] * b[g, k, n], or b[g, n, k] if it is transposed */
-void run_matmul(const dsr_call *call) {
-    const tensor *a = &call->operands[0], *b = &call->operands[1], *y = &call->results[0];
-    dsr_matmul_attributes attributes;
-    memcpy(&attributes, call->plan->attributes, sizeof attributes);
-    uint64_t groups = common_rows(common_rows(rows_of(y), a), b);
-    uint64_t n = size_of(y, 2), inner = size_of(a, 2);
-    for (uint64_t group = 0; group < groups; group++) {
-        const float *right = (const float *)b->data + group * b->desc->strides[0];
-        uint64_t step = b->desc->strides[1];
-        for (uint64_t m = 0; m < size_of(y, 1); m++) {
-            const float *left = (const float *)a->data + group * a->desc->strides[0] + m * a->desc->strides[1];
-            float *out = (float *)y->data + group * y->desc->strides[0] + m * y->desc->strides[1];
-            for (uint64_t i = 0; attributes.transpose_b && i < n; i++) {
-                out[i] = dot(left, right + i * step, inner);
-            }
-            if (!attributes.transpose_b) {
-                memset(out, 0, n * sizeof(float));
-                for (uint64_t k = 0; k < inner; k++) {
-                    for (uint64_t i = 0; i < n; i++) {
-                        out[i] += left[k] * right[k * step + i];
-                    }
-                }
             }
         }
     }

@@ -15,12 +15,10 @@ static const kernel kernels[] = {
     {DSR_OP_RMS_NORM, run_rms_norm, NULL},
     {DSR_OP_LAYER_NORM, run_layer_norm, NULL},
     {DSR_OP_LINEAR, run_linear, NULL},
-    {DSR_OP_MATMUL, run_matmul, NULL},
     {DSR_OP_ACTIVATION, run_activation, NULL},
     {DSR_OP_GATED_ACTIVATION, run_gated_activation, NULL},
     {DSR_OP_ROPE, run_rope, NULL},
     {DSR_OP_KV_WRITE, run_kv_write, NULL},
-    {DSR_OP_PAGE_COPY, run_page_copy, NULL},
     {DSR_OP_PAGE_GATHER, run_page_gather, NULL},
     {DSR_OP_PAGE_SCATTER, run_page_scatter, NULL},
     {DSR_OP_ATTENTION_PREPARE, run_attention_prepare, NULL},
@@ -29,7 +27,6 @@ static const kernel kernels[] = {
     {DSR_OP_ADD, run_add, NULL},
     {DSR_OP_CAST, run_cast, NULL},
     {DSR_OP_COLUMNS, run_columns, NULL},
-    {DSR_OP_FILL, run_fill, NULL},
     {DSR_OP_GATHER_ROWS, run_gather_rows, NULL},
     {DSR_OP_PREPARE_STEP, run_prepare_step, NULL},
     {DSR_OP_LOGIT_PROCESS, run_logit_process, NULL},
@@ -48,10 +45,9 @@ static const char *name_of(uint32_t dtype) {
     }
 }
 
-/* Whether kernels take tensors of a type: f32 and the integers of indices and masks; fill takes every integer. */
-static bool takes(uint32_t op, uint32_t dtype) {
-    bool small = dtype == DSR_DTYPE_I8 || dtype == DSR_DTYPE_U8;
-    return dtype == DSR_DTYPE_F32 || dtype == DSR_DTYPE_I32 || dtype == DSR_DTYPE_U32 || (small && op == DSR_OP_FILL);
+/* Whether kernels take tensors of a type: f32 and the integers of indices and masks. */
+static bool takes(uint32_t dtype) {
+    return dtype == DSR_DTYPE_F32 || dtype == DSR_DTYPE_I32 || dtype == DSR_DTYPE_U32;
 }
 
 /* The kernel for a call; NULL, with the reason in `reason` if that is not NULL, if there is none. */
@@ -68,7 +64,7 @@ static const kernel *find_kernel(const dsr_call_desc *call, dsr_text *reason) {
     }
     for (uint32_t i = 0; i < call->operand_count; i++) {
         const dsr_operand_desc *operand = &call->operands[i];
-        if (operand->kind == DSR_OPERAND_TENSOR && !takes(call->op, operand->tensor.dtype)) {
+        if (operand->kind == DSR_OPERAND_TENSOR && !takes(operand->tensor.dtype)) {
             say(reason, "operand %" PRIu32 " is %s: this backend computes in f32 only", i, name_of(operand->tensor.dtype));
             return NULL;
         }
@@ -79,7 +75,7 @@ static const kernel *find_kernel(const dsr_call_desc *call, dsr_text *reason) {
         }
     }
     for (uint32_t i = 0; i < call->result_count; i++) {
-        if (!takes(call->op, call->results[i].dtype)) {
+        if (!takes(call->results[i].dtype)) {
             say(reason, "result %" PRIu32 " is %s: this backend computes in f32 only", i, name_of(call->results[i].dtype));
             return NULL;
         }

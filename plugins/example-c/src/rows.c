@@ -1,4 +1,4 @@
-/* Ops that pick and place rows and pages by index: embed, gather_rows, kv_write, page_copy, page_gather, page_scatter. An
+/* Ops that pick and place rows and pages by index: embed, gather_rows, kv_write, page_gather, page_scatter. An
  * index of -1, or one that is outside, is skipped. */
 
 #include "backend.h"
@@ -62,24 +62,6 @@ static void write_slots(const tensor *cache, const tensor *x, const tensor *slot
 void run_kv_write(const dsr_call *call) {
     write_slots(&call->results[0], &call->operands[2], &call->operands[4]);
     write_slots(&call->results[1], &call->operands[3], &call->operands[4]);
-}
-
-/* cache[pairs[i, 1]] = cache[pairs[i, 0]] */
-void run_page_copy(const dsr_call *call) {
-    const tensor *cache = &call->results[0], *pairs = &call->operands[1];
-    for (uint64_t row = 0; row < rows_of(pairs); row++) {
-        int32_t from = integers(pairs, row)[0], to = integers(pairs, row)[1];
-        int64_t pages = (int64_t)rows_of(cache);
-        if (from < 0 || from >= pages || to < 0 || to >= pages) {
-            continue;
-        }
-        for (uint64_t head = 0; head < size_of(cache, 1); head++) {
-            for (uint64_t slot = 0; slot < size_of(cache, 2); slot++) {
-                memcpy(slot_of(cache, (uint64_t)to, head, slot), slot_of(cache, (uint64_t)from, head, slot),
-                       size_of(cache, 3) * sizeof(float));
-            }
-        }
-    }
 }
 
 /* Calls of page_gather and page_scatter differ in which way the copy goes. */

@@ -159,12 +159,10 @@
 #define DSR_OP_RMS_NORM 2 // y = x * rsqrt(mean(x^2) + eps) * (weight + weight_offset) over groups of W features
 #define DSR_OP_LAYER_NORM 3 // y = (x - mean) * rsqrt(var + eps) * weight + bias, biased variance
 #define DSR_OP_LINEAR 4 // y[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
-#define DSR_OP_MATMUL 5 // y[g, m, n] = sum_k a[g, m, k] * b[g, k, n]
 #define DSR_OP_ACTIVATION 6 // y = f(x + bias): relu, silu, gelu_erf, gelu_tanh
 #define DSR_OP_GATED_ACTIVATION 7 // y = f(gate) * up, the two halves separate, concatenated or interleaved
 #define DSR_OP_ROPE 8 // rotates pairs of each head by positions[t] * inverse_frequencies[i]
 #define DSR_OP_KV_WRITE 9 // cache[slots[t]] = key[t], value[t]; -1 skips
-#define DSR_OP_PAGE_COPY 10 // cache[pairs[i, 1]] = cache[pairs[i, 0]]; -1 skips
 #define DSR_OP_PAGE_GATHER 11 // y[i] = cache[pages[i]]; -1 skips
 #define DSR_OP_PAGE_SCATTER 12 // cache[pages[i]] = x[i]; -1 skips
 #define DSR_OP_ATTENTION_PREPARE 13 // makes the backend's work list for this step's attention calls
@@ -172,7 +170,6 @@
 #define DSR_OP_ATTENTION 15 // softmax attention within ragged sequences, without a cache
 #define DSR_OP_ADD 16 // y = a + alpha * (b + bias) + c
 #define DSR_OP_CAST 17 // y = round(x) to another float type
-#define DSR_OP_FILL 18 // sets every element to a value, in place
 #define DSR_OP_GATHER_ROWS 19 // y[r] = x[rows[r]]; -1 skips the row
 #define DSR_OP_PREPARE_STEP 20 // derives ids, positions, slots and lengths of a step from the request table
 #define DSR_OP_LOGIT_PROCESS 21 // repetition, presence and frequency penalties, bias and mask on logits
@@ -191,6 +188,7 @@
 #define DSR_OP_RECEIVE 70 // receives into x what another rank sends
 #define DSR_OP_BARRIER 71 // waits until every rank is here
 #define DSR_OP_REGION 65536 // a fused op: see dsr_region
+// Numbers of ops that no longer exist, never used again: 5, 10, 18.
 
 // Values of attributes.
 #define DSR_NONLINEARITY_RELU 1 // max(x, 0).
@@ -231,7 +229,7 @@
 #define DSR_ABI_MAJOR 0
 
 // Minor version of this ABI.
-#define DSR_ABI_MINOR 1
+#define DSR_ABI_MINOR 2
 
 // The most dimensions of a tensor or weight.
 #define DSR_MAX_RANK 6
@@ -1116,22 +1114,6 @@ typedef struct dsr_linear_attributes {
     uint32_t dtype;
 } dsr_linear_attributes;
 
-// matmul(a: float, b: float) -> y
-//
-// Batched matrix product of two tensors: y[g, m, n] = sum_k a[g, m, k] * b[g, k, n].
-//
-//   a: float [G, M, K]
-//   b: as a, [G, K, N], or [G, N, K] if transpose_b
-//   -> y: dtype [G, M, N]
-//
-// Accumulated in f32 or better, rounded once. K = 0 gives zeros.
-typedef struct dsr_matmul_attributes {
-    // Element type of the result; a float.
-    uint32_t dtype;
-    // Whether b is stored with its last two dimensions swapped.
-    uint32_t transpose_b;
-} dsr_matmul_attributes;
-
 // activation(x: float, bias?: float) -> y
 //
 // y = f(min(x + bias, limit)).
@@ -1205,16 +1187,6 @@ typedef struct dsr_rope_attributes {
 //   -> key_cache, value_cache: the operands, updated
 //
 // Rounded once if the cache has another element type. Slots outside the cache are treated as -1.
-
-// page_copy(cache: float, pairs: i32) -> cache = cache
-//
-// Copies pages within a cache: for each pair, page pairs[i, 1] =  page pairs[i, 0].
-//
-//   cache: float [P, heads, B, D]; updated
-//   pairs: i32 [N, 2]; source and destination; -1 in either skips; no page is both source and destination
-//   -> cache: the operand, updated
-//
-// Exact. Pages outside the cache are treated as -1.
 
 // page_gather(cache: float, pages: i32) -> y
 //
@@ -1350,19 +1322,6 @@ typedef struct dsr_cast_attributes {
     // Element type of the result; a float.
     uint32_t dtype;
 } dsr_cast_attributes;
-
-// fill(x: any) -> y = x
-//
-// Sets every element of x to value, in place.
-//
-//   x: any [T, H]; updated
-//   -> y: x
-//
-// For integer types value must be a whole number in range.
-typedef struct dsr_fill_attributes {
-    // The value.
-    float value;
-} dsr_fill_attributes;
 
 // gather_rows(x: float, rows: i32) -> y
 //

@@ -26,7 +26,7 @@ fn platform() -> String {
 fn manifest(folder: &Path, name: &str, library: &str, more: &str) -> PathBuf {
     let platform = platform();
     let text = format!(
-        "manifest_version = 1\nname = \"{name}\"\nversion = \"0.0.1\"\n[abi]\nmajor = 0\nminor = 1\n[library]\n\
+        "manifest_version = 1\nname = \"{name}\"\nversion = \"0.0.1\"\n[abi]\nmajor = 0\nminor = 2\n[library]\n\
          {platform} = \"{library}\"\n{more}"
     );
     let path = folder.join(format!("{name}.dsrun.toml"));
@@ -90,7 +90,7 @@ fn every_broken_plugin_is_named_and_hides_no_other() {
     manifest(path, "d-gone", "libgone.so", "");
     manifest(path, "e-needs", "libgood.so", "[requires]\nany_of = [\"libdsrun-nobody-has-this.so.1\"]\n");
     let newer = manifest(path, "f-newer", "libgood.so", "");
-    fs::write(&newer, fs::read_to_string(&newer).unwrap().replace("minor = 1", "minor = 9")).unwrap();
+    fs::write(&newer, fs::read_to_string(&newer).unwrap().replace("minor = 2", "minor = 9")).unwrap();
     let other = manifest(path, "g-other", "libgood.so", "");
     fs::write(&other, fs::read_to_string(&other).unwrap().replace(&platform(), "plan9_mips")).unwrap();
     fs::create_dir(path.join("h-folder.dsrun.toml")).unwrap();

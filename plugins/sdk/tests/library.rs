@@ -8,7 +8,7 @@ use dsrun_core::{
     collective::{Comm, host::HostComm},
     device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind, Stream},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, WeightDesc},
-    op::{AllReduce, Argmax, Cast, Fill, MeshAxis, Op, Reduction},
+    op::{AllReduce, Argmax, Cast, Columns, MeshAxis, Op, Reduction},
 };
 use dsrun_plugin_sdk::PluginBackend;
 use std::{
@@ -65,20 +65,24 @@ fn device() -> Arc<dyn Device> {
     PluginBackend::load(&library()).unwrap().open(0, &DeviceOptions::default()).unwrap()
 }
 
-fn in_place(op: impl Into<Op>, comm: Option<Arc<dyn Comm>>) -> ValidCall {
+/// A call of one row of two numbers.
+fn call(op: impl Into<Op>, comm: Option<Arc<dyn Comm>>) -> ValidCall {
     let desc = TensorDesc::dense(DType::F32, &[1, 2]);
     let operands = vec![Some(OperandDesc::Tensor(desc.clone()))];
     CallDesc { op: op.into(), operands, results: vec![desc], comm }.validate().unwrap()
 }
 
+/// Runs a call on two numbers: in place, or into memory of its own.
 fn run(device: &dyn Device, stream: &mut dyn Stream, call: ValidCall, values: [f32; 2]) -> Result<[f32; 2]> {
-    let slice = BufferSlice::whole(device.allocate(8, MemoryKind::Device)?);
-    stream.upload(&values.map(f32::to_le_bytes).concat(), &slice)?;
-    let operands = vec![Some(Argument::Tensor(Binding::new(slice.clone())))];
-    let arguments = Arguments { operands, results: vec![Binding::new(slice.clone())], workspace: None };
+    let slice = || Ok(BufferSlice::whole(device.allocate(8, MemoryKind::Device)?));
+    let x: BufferSlice = slice()?;
+    let y = if call.op.updates(0).is_some() { x.clone() } else { slice()? };
+    stream.upload(&values.map(f32::to_le_bytes).concat(), &x)?;
+    let operands = vec![Some(Argument::Tensor(Binding::new(x)))];
+    let arguments = Arguments { operands, results: vec![Binding::new(y.clone())], workspace: None };
     CheckedPlan::new(device, call)?.bind(&arguments)?.enqueue(stream)?;
     let mut bytes = [[0; 4]; 2];
-    stream.download(&slice, bytes.as_flattened_mut(), "a result", SOON)?;
+    stream.download(&y, bytes.as_flattened_mut(), "a result", SOON)?;
     Ok(bytes.map(f32::from_le_bytes))
 }
 
@@ -86,21 +90,17 @@ fn run(device: &dyn Device, stream: &mut dyn Stream, call: ValidCall, values: [f
 fn a_call_runs_and_errors_and_panics_come_back() {
     let device = device();
     let mut stream = device.stream().unwrap();
-    let filled = run(&*device, &mut *stream, in_place(Fill { value: 2.5 }, None), [0.0; 2]);
-    assert_eq!(filled, Ok([2.5, 2.5]));
+    let cast = || call(Cast { dtype: DType::F32 }, None);
+    assert_eq!(run(&*device, &mut *stream, cast(), [2.5, -1.0]), Ok([2.5, -1.0]));
     let error = device.allocate(1 << 40, MemoryKind::Device).unwrap_err();
     assert_eq!(error.code(), Code::OutOfMemory);
 
-    let cast = in_place(Cast { dtype: DType::F32 }, None);
-    let slice = |bytes| Binding::new(BufferSlice::whole(device.allocate(bytes, MemoryKind::Device).unwrap()));
-    let arguments = Arguments {
-        operands: vec![Some(Argument::Tensor(slice(8)))],
-        results: vec![slice(8)],
-        workspace: None,
-    };
-    let bound = CheckedPlan::new(&*device, cast).unwrap().bind(&arguments).unwrap();
-    let error = bound.enqueue(&mut *stream).unwrap_err();
-    assert_eq!((error.code(), error.message()), (Code::Panic, "nobody has written cast{dtype=f32}"));
+    let columns = call(Columns { start: 0, count: 2 }, None);
+    let error = run(&*device, &mut *stream, columns, [0.0; 2]).unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::Panic, "nobody has written columns{start=0, count=2}")
+    );
     assert!(stream.synchronize("it", SOON).unwrap_err().message().contains("cannot be used any more"));
 
     let desc = TensorDesc::dense(DType::F32, &[2, 2]);
@@ -113,10 +113,10 @@ fn a_call_runs_and_errors_and_panics_come_back() {
     let argmax = argmax.validate().unwrap();
     assert_eq!(device.kernels().query(&argmax).unwrap_err().code(), Code::Panic);
     // Everything made before is freed, and the library lives on.
-    drop((bound, arguments, stream, device));
+    drop((stream, device));
     let again = self::device();
     let mut stream = again.stream().unwrap();
-    assert_eq!(run(&*again, &mut *stream, in_place(Fill { value: 1.0 }, None), [0.0; 2]), Ok([1.0, 1.0]));
+    assert_eq!(run(&*again, &mut *stream, cast(), [1.0, 3.0]), Ok([1.0, 3.0]));
 }
 
 /// What the host's own copy of `tracing` hears.
@@ -172,7 +172,7 @@ fn ranks_meet_over_the_hosts_transport() {
                     let device = device();
                     let rank = comm.rank() as f32;
                     let op = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Max };
-                    let call = in_place(op, Some(Arc::new(comm)));
+                    let call = call(op, Some(Arc::new(comm)));
                     run(&*device, &mut *device.stream().unwrap(), call, [rank, -rank]).unwrap()
                 })
             })
@@ -189,7 +189,7 @@ fn an_aborted_group_fails_with_the_hosts_reason() {
     gone.abort("its card fell out");
     let device = device();
     let op = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
-    let call = in_place(op, Some(Arc::new(here)));
+    let call = call(op, Some(Arc::new(here)));
     let error = run(&*device, &mut *device.stream().unwrap(), call, [0.0; 2]).unwrap_err();
     assert_eq!((error.code(), error.message()), (Code::Communication, "rank 1 aborted: its card fell out"));
 }

@@ -10,7 +10,7 @@ use dsrun_core::{
     checked::ValidCall,
     device::{Backend, DeviceOptions, MemoryUse},
     kernels::{CallDesc, OperandDesc},
-    op::{Argmax, Fill, Op},
+    op::{Argmax, Cast, Op},
 };
 use dsrun_plugin_sdk::PluginBackend;
 use rstest::rstest;
@@ -21,9 +21,8 @@ fn call(op: impl Into<Op>, operand: TensorDesc, result: TensorDesc) -> ValidCall
     CallDesc { op: op.into(), operands, results: vec![result], comm: None }.validate().unwrap()
 }
 
-fn fill(value: f32) -> ValidCall {
-    let desc = TensorDesc::dense(DType::F32, &[2, 4]);
-    call(Fill { value }, desc.clone(), desc)
+fn cast(dtype: DType) -> ValidCall {
+    call(Cast { dtype }, TensorDesc::dense(DType::F32, &[2, 4]), TensorDesc::dense(dtype, &[2, 4]))
 }
 
 #[rstest]
@@ -50,21 +49,21 @@ fn a_plugin_in_c_works(#[case] definitions: &[&str]) {
     assert_eq!(device.stream().unwrap_err().message(), "nothing runs here");
 
     let kernels = device.kernels();
-    assert_eq!(kernels.query(&fill(1.0)).unwrap().workspace_bytes, 0);
+    assert_eq!(kernels.query(&cast(DType::F32)).unwrap().workspace_bytes, 0);
     assert_eq!(
-        kernels.query(&fill(2.0)).unwrap().workspace_bytes,
+        kernels.query(&cast(DType::F16)).unwrap().workspace_bytes,
         128,
         "attributes are read as the struct they are"
     );
     let argmax = call(Argmax {}, TensorDesc::dense(DType::F32, &[2, 4]), TensorDesc::dense(DType::I32, &[2]));
     let support = kernels.query(&argmax).unwrap();
     assert!(!support.native);
-    assert_eq!(support.reason, "only fill is there");
+    assert_eq!(support.reason, "only cast is there");
 }
 
 #[rstest]
-#[case::another_minor_version(&["MINOR=9"], Code::AbiMismatch, &["version 0.9", "this program 0.1"])]
-#[case::another_major_version(&["OTHER_MAJOR"], Code::AbiMismatch, &["version 3", "this program 0.1"])]
+#[case::another_minor_version(&["MINOR=9"], Code::AbiMismatch, &["version 0.9", "this program 0.2"])]
+#[case::another_major_version(&["OTHER_MAJOR"], Code::AbiMismatch, &["version 3", "this program 0.2"])]
 #[case::no_symbol(&["NO_ENTRY"], Code::AbiMismatch, &["no dsrun plugin", "`dsrun_plugin_entry_v0`"])]
 #[case::truncated_table(&["TRUNCATED"], Code::AbiMismatch, &["dsr_plugin_api", "`memory`", "bytes long"])]
 #[case::truncated_inner_table(&["TRUNCATED_OPS"], Code::AbiMismatch, &["dsr_op_api", "`enqueue`", "bytes long"])]

@@ -12,7 +12,7 @@ use dsrun_core::{
     device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind, MemoryUse, Stream},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse},
     op::{
-        Add, AllReduce, Argmax, AttentionPrepare, Barrier, Cast, Fill, LayerNorm, Linear, MeshAxis, Op,
+        Add, AllReduce, Argmax, AttentionPrepare, Barrier, Cast, Columns, LayerNorm, Linear, MeshAxis, Op,
         Profile, Reduction, RmsNorm,
     },
     region::well_known,
@@ -55,16 +55,14 @@ fn call_over(
     CallDesc { op: op.into(), operands, results, comm }.validate().unwrap()
 }
 
-fn fill(value: f32, desc: &TensorDesc) -> ValidCall {
-    call(Fill { value }, &[Some(OperandDesc::Tensor(desc.clone()))], std::slice::from_ref(desc))
+/// A copy: the tiny backend casts from f32 to f32.
+fn cast(desc: &TensorDesc) -> ValidCall {
+    let operands = [Some(OperandDesc::Tensor(desc.clone()))];
+    call(Cast { dtype: DType::F32 }, &operands, std::slice::from_ref(desc))
 }
 
-fn in_place(binding: &Binding) -> Arguments {
-    Arguments {
-        operands: vec![Some(Argument::Tensor(binding.clone()))],
-        results: vec![binding.clone()],
-        workspace: None,
-    }
+fn one_to_one(x: &Binding, y: &Binding) -> Arguments {
+    Arguments { operands: vec![Some(Argument::Tensor(x.clone()))], results: vec![y.clone()], workspace: None }
 }
 
 fn buffer(device: &dyn Device, bytes: usize) -> BufferSlice {
@@ -108,11 +106,11 @@ fn a_device_that_is_not_here_and_what_graphs_need_cross() {
     let error = plugin.describe("eighth").unwrap_err();
     assert_eq!((error.code(), error.message()), (Code::InvalidArgument, "\"eighth\" is not known"));
     let desc = TensorDesc::dense(DType::F32, &[3, 2]);
-    let calls = [fill(1.0, &desc), fill(2.0, &desc)];
+    let calls = [cast(&desc), cast(&desc)];
     let error = device.graphs().unwrap().prepare(&calls[..1]).unwrap_err();
-    assert_eq!(error.message(), "nothing is built for [\"fill\"]");
+    assert_eq!(error.message(), "nothing is built for [\"cast\"]");
     let error = device.graphs().unwrap().prepare(&calls).unwrap_err();
-    assert_eq!(error.message(), "nothing is built for [\"fill\", \"fill\"]");
+    assert_eq!(error.message(), "nothing is built for [\"cast\", \"cast\"]");
 }
 
 #[test]
@@ -228,27 +226,27 @@ fn a_bounded_call_runs_replays_and_frees_everything() {
     let device = device();
     let mut stream = device.stream().unwrap();
     let desc = tensor(&[3, 2]).with_extent();
-    let plan = CheckedPlan::new(&*device, fill(1.5, &desc)).unwrap();
-    let slice = buffer(&*device, 24);
-    let extent = buffer(&*device, 4);
-    let bound =
-        plan.bind(&in_place(&Binding { slice: slice.clone(), extent: Some(extent.clone()) })).unwrap();
+    let plan = CheckedPlan::new(&*device, cast(&desc)).unwrap();
+    let (x, y, extent) = (buffer(&*device, 24), buffer(&*device, 24), buffer(&*device, 4));
+    let bounded = |slice: &BufferSlice| Binding { slice: slice.clone(), extent: Some(extent.clone()) };
+    let bound = plan.bind(&one_to_one(&bounded(&x), &bounded(&y))).unwrap();
     // The parents may go first: what needs them keeps them.
     drop(plan);
+    stream.upload(&bytes_of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), &x).unwrap();
     stream.upload(&2i32.to_le_bytes(), &extent).unwrap();
     bound.enqueue(&mut *stream).unwrap();
-    assert_eq!(download(&mut *stream, &slice), [1.5, 1.5, 1.5, 1.5, 0.0, 0.0]);
+    assert_eq!(download(&mut *stream, &y), [1.0, 2.0, 3.0, 4.0, 0.0, 0.0]);
 
     let graph = device.graphs().unwrap().capture(&mut *stream, vec![bound]).unwrap();
     stream.upload(&1i32.to_le_bytes(), &extent).unwrap();
-    stream.fill(&slice, 0).unwrap();
-    assert_eq!(download(&mut *stream, &slice), [0.0; 6]);
+    stream.fill(&y, 0).unwrap();
+    assert_eq!(download(&mut *stream, &y), [0.0; 6]);
     graph.launch(&mut *stream).unwrap();
-    assert_eq!(download(&mut *stream, &slice), [1.5, 1.5, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(download(&mut *stream, &y), [1.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
     drop(extent);
     graph.launch(&mut *stream).unwrap();
     assert!(device.memory().used > 0);
-    drop((graph, slice));
+    drop((graph, x, y));
     assert_eq!(
         device.memory().used,
         0,
@@ -360,16 +358,20 @@ fn objects_of_another_backend_are_refused() {
     let plain = Tiny::new().open(0, &DeviceOptions::default()).unwrap();
     let (device, other) = (device(), device());
     let desc = tensor(&[1, 1]);
-    let plan = CheckedPlan::new(&*device, fill(1.0, &desc)).unwrap();
+    let plan = CheckedPlan::new(&*device, cast(&desc)).unwrap();
     for foreign in [&plain, &other] {
         let slice = buffer(&**foreign, 4);
-        let error = plan.bind(&in_place(&Binding::new(slice.clone()))).unwrap_err();
-        assert_eq!((error.op(), error.code()), (Some("fill"), Code::InvalidArgument), "{error}");
-        assert!(error.message().contains("another backend"), "{error}");
+        let [x, y] = [(); 2].map(|()| Binding::new(buffer(&*device, 4)));
+        let theirs = Binding::new(slice.clone());
+        for (arguments, argument) in [(one_to_one(&theirs, &y), "x"), (one_to_one(&x, &theirs), "y")] {
+            let error = plan.bind(&arguments).unwrap_err();
+            assert_eq!((error.op(), error.argument()), (Some("cast"), Some(argument)), "{error}");
+            assert!(error.message().contains("another backend"), "{error}");
+        }
         let mut stream = device.stream().unwrap();
         assert_eq!(stream.fill(&slice, 1).unwrap_err().argument(), Some("destination"));
         let mut foreign_stream = foreign.stream().unwrap();
-        let bound = plan.bind(&in_place(&Binding::new(buffer(&*device, 4)))).unwrap();
+        let bound = plan.bind(&one_to_one(&x, &y)).unwrap();
         assert_eq!(bound.enqueue(&mut *foreign_stream).unwrap_err().argument(), Some("stream"));
         let event = foreign.event().unwrap();
         assert_eq!(stream.record(&*event).unwrap_err().argument(), Some("event"));
@@ -390,14 +392,14 @@ fn a_panic_while_planning_poisons_the_device_and_nothing_else() {
     );
     let error = device.kernels().query(&argmax).unwrap_err();
     assert_eq!((error.code(), error.message()), (Code::Panic, "asked about argmax"));
-    let error = device.kernels().query(&fill(1.0, &tensor(&[1, 1]))).unwrap_err();
+    let error = device.kernels().query(&cast(&tensor(&[1, 1]))).unwrap_err();
     assert_eq!(error.code(), Code::Panic);
     assert!(error.message().contains("the device cannot be used any more"), "{error}");
     assert_eq!(device.allocate(4, MemoryKind::Device).unwrap_err().code(), Code::Panic);
     // What was made before still works and is freed, and so does another device.
     stream.fill(&slice, 1).unwrap();
     drop((stream, slice));
-    assert!(open().kernels().query(&fill(1.0, &tensor(&[1, 1]))).unwrap().native);
+    assert!(open().kernels().query(&cast(&tensor(&[1, 1]))).unwrap().native);
 }
 
 #[test]
@@ -405,21 +407,20 @@ fn a_panic_while_running_poisons_the_call_and_its_stream() {
     let device = device();
     let mut stream = device.stream().unwrap();
     let desc = tensor(&[1, 1]);
-    let cast = call(
-        Cast { dtype: DType::F32 },
+    let columns = call(
+        Columns { start: 0, count: 1 },
         &[Some(OperandDesc::Tensor(desc.clone()))],
         std::slice::from_ref(&desc),
     );
-    let plan = CheckedPlan::new(&*device, cast).unwrap();
+    let plan = CheckedPlan::new(&*device, columns).unwrap();
     let (x, y) = (buffer(&*device, 4), buffer(&*device, 4));
-    let arguments = Arguments {
-        operands: vec![Some(Argument::Tensor(Binding::new(x.clone())))],
-        results: vec![Binding::new(y)],
-        workspace: None,
-    };
+    let arguments = one_to_one(&Binding::new(x.clone()), &Binding::new(y));
     let bound = plan.bind(&arguments).unwrap();
     let error = bound.enqueue(&mut *stream).unwrap_err();
-    assert_eq!((error.code(), error.message()), (Code::Panic, "nobody has written cast{dtype=f32}"));
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::Panic, "nobody has written columns{start=0, count=1}")
+    );
     let mut fresh = device.stream().unwrap();
     let error = bound.enqueue(&mut *fresh).unwrap_err();
     assert!(error.message().contains("the call cannot be used"), "{error}");
@@ -463,7 +464,8 @@ fn all_reduce(device: &dyn Device, comm: Arc<dyn Comm>) -> Result<Vec<f32>> {
     let plan = CheckedPlan::new(device, reduce)?;
     let (mut stream, slice) = (device.stream()?, buffer(device, 8));
     stream.upload(&bytes_of(&[rank + 1.0, 10.0 * rank]), &slice)?;
-    let bound = plan.bind(&in_place(&Binding::new(slice.clone())))?;
+    let binding = Binding::new(slice.clone());
+    let bound = plan.bind(&one_to_one(&binding, &binding))?;
     // The bound call keeps the plan, and the plan its group.
     drop(plan);
     bound.enqueue(&mut *stream)?;

@@ -10,7 +10,7 @@ mod tiny;
 #[path = "support/cc.rs"]
 mod cc;
 
-use dsrun_core::{Code, Error, Result, op::Op};
+use dsrun_core::{Code, DType, Error, Result, op::Op};
 use dsrun_plugin_sdk::{PluginBackend, backend_entry, raw::*, take_status};
 use rstest::rstest;
 use std::ptr;
@@ -115,23 +115,23 @@ impl Raw {
     }
 }
 
-/// What a valid `fill` points to.
-struct FillCall {
-    value: f32,
+/// What a valid `cast` points to.
+struct CastCall {
+    dtype: u32,
     operands: [dsr_operand_desc; 1],
     results: [dsr_tensor_desc; 1],
 }
 
-impl FillCall {
+impl CastCall {
     fn new() -> Self {
-        Self { value: 1.0, operands: [operand(tensor(2, 4))], results: [tensor(2, 4)] }
+        Self { dtype: DType::F32 as u32, operands: [operand(tensor(2, 4))], results: [tensor(2, 4)] }
     }
 
     fn desc(&self) -> dsr_call_desc {
         dsr_call_desc {
             struct_size: size_of::<dsr_call_desc>() as u32,
-            op: Op::number_of("fill").unwrap(),
-            attributes: (&raw const self.value).cast(),
+            op: Op::number_of("cast").unwrap(),
+            attributes: (&raw const self.dtype).cast(),
             operands: self.operands.as_ptr(),
             results: self.results.as_ptr(),
             attributes_size: 4,
@@ -154,38 +154,43 @@ fn place(error: &Error) -> (Option<&str>, Option<&str>, Option<&str>) {
 /// What is wrong with a call.
 enum Change {
     Desc(fn(&mut dsr_call_desc)),
-    Call(fn(&mut FillCall)),
+    Call(fn(&mut CastCall)),
 }
 
 #[rstest]
-#[case::short(Change::Desc(|desc| desc.struct_size = 8), (Some("fill"), Some("attributes"), None), "0 words, must be 1")]
+#[case::short(Change::Desc(|desc| desc.struct_size = 8), (Some("cast"), Some("attributes"), None), "0 words, must be 1")]
 #[case::without_an_op(Change::Desc(|desc| desc.op = 0), (None, None, None), "no op 0")]
 #[case::shorter(Change::Desc(|desc| desc.struct_size = 3), (None, Some("dsr_call_desc"), Some("struct_size")), "is 3")]
 #[case::unknown_op(Change::Desc(|desc| desc.op = 999), (None, None, None), "no op 999")]
-#[case::null_attributes(Change::Desc(|desc| desc.attributes = ptr::null()), (Some("fill"), Some("attributes"), None), "null")]
-#[case::too_few_words(Change::Desc(|desc| desc.attributes_size = 0), (Some("fill"), Some("attributes"), None), "0 words, must be 1")]
-#[case::half_a_word(Change::Desc(|desc| desc.attributes_size = 6), (Some("fill"), Some("attributes"), Some("attributes_size")), "is 6")]
-#[case::no_operands(Change::Desc(|desc| desc.operand_count = 0), (Some("fill"), None, Some("operands")), "0 operands")]
-#[case::too_many_operands(Change::Desc(|desc| desc.operand_count = u32::MAX), (Some("fill"), Some("operands"), None), "at most")]
-#[case::null_operands(Change::Desc(|desc| desc.operands = ptr::null()), (Some("fill"), Some("operands"), None), "null")]
-#[case::null_results(Change::Desc(|desc| desc.results = ptr::null()), (Some("fill"), Some("results"), None), "null")]
-#[case::unknown_flags(Change::Desc(|desc| desc.flags = 4), (Some("fill"), Some("flags"), None), "0x4")]
-#[case::unknown_kind(Change::Call(|call| call.operands[0].kind = 9), (Some("fill"), Some("x"), Some("kind")), "9")]
-#[case::unknown_dtype(Change::Call(|call| call.operands[0].tensor.dtype = 99), (Some("fill"), Some("x"), Some("dtype")), "99")]
-#[case::unknown_tensor_flag(Change::Call(|call| call.results[0].flags = 2), (Some("fill"), Some("y"), Some("flags")), "0x2")]
-#[case::rank_7(Change::Call(|call| call.operands[0].tensor.rank = 7), (Some("fill"), Some("x"), Some("rank")), "7 dimensions")]
+#[case::null_attributes(Change::Desc(|desc| desc.attributes = ptr::null()), (Some("cast"), Some("attributes"), None), "null")]
+#[case::too_few_words(Change::Desc(|desc| desc.attributes_size = 0), (Some("cast"), Some("attributes"), None), "0 words, must be 1")]
+#[case::half_a_word(Change::Desc(|desc| desc.attributes_size = 6), (Some("cast"), Some("attributes"), Some("attributes_size")), "is 6")]
+#[case::no_operands(Change::Desc(|desc| desc.operand_count = 0), (Some("cast"), None, Some("operands")), "0 operands")]
+#[case::too_many_operands(Change::Desc(|desc| desc.operand_count = u32::MAX), (Some("cast"), Some("operands"), None), "at most")]
+#[case::null_operands(Change::Desc(|desc| desc.operands = ptr::null()), (Some("cast"), Some("operands"), None), "null")]
+#[case::null_results(Change::Desc(|desc| desc.results = ptr::null()), (Some("cast"), Some("results"), None), "null")]
+#[case::unknown_flags(Change::Desc(|desc| desc.flags = 4), (Some("cast"), Some("flags"), None), "0x4")]
+#[case::unknown_kind(Change::Call(|call| call.operands[0].kind = 9), (Some("cast"), Some("x"), Some("kind")), "9")]
+#[case::unknown_dtype(Change::Call(|call| call.operands[0].tensor.dtype = 99), (Some("cast"), Some("x"), Some("dtype")), "99")]
+#[case::unknown_tensor_flag(Change::Call(|call| call.results[0].flags = 2), (Some("cast"), Some("y"), Some("flags")), "0x2")]
+#[case::rank_7(Change::Call(|call| call.operands[0].tensor.rank = 7), (Some("cast"), Some("x"), Some("rank")), "7 dimensions")]
 #[case::overflow(
-    Change::Call(|call| call.operands[0].tensor = tensor(1 << 40, 1 << 40)), (Some("fill"), Some("x"), Some("shape")), "overflow"
+    Change::Call(|call| call.operands[0].tensor = tensor(1 << 40, 1 << 40)), (Some("cast"), Some("x"), Some("shape")), "overflow"
 )]
 #[case::negative_shape(
-    Change::Call(|call| call.operands[0].tensor.shape[0] = -1i64 as u64), (Some("fill"), Some("x"), Some("shape")), "overflow"
+    Change::Call(|call| call.operands[0].tensor.shape[0] = -1i64 as u64), (Some("cast"), Some("x"), Some("shape")), "overflow"
 )]
 #[case::overlapping_rows(
-    Change::Call(|call| call.operands[0].tensor.strides[0] = 1), (Some("fill"), Some("x"), Some("strides[0]")), "stride 1"
+    Change::Call(|call| call.operands[0].tensor.strides[0] = 1), (Some("cast"), Some("x"), Some("strides[0]")), "stride 1"
 )]
-#[case::other_result(Change::Call(|call| call.results[0] = tensor(2, 5)), (Some("fill"), Some("y"), Some("shape")), "must be f32[2, 4]")]
+#[case::other_result(Change::Call(|call| call.results[0] = tensor(2, 5)), (Some("cast"), Some("y"), Some("shape")), "must be f32[2, 4]")]
+#[case::attribute_without_a_meaning(Change::Call(|call| call.dtype = 99), (Some("cast"), Some("dtype"), None), "99")]
 #[case::null_transport_of_a_collective(
-    Change::Desc(|desc| desc.op = Op::number_of("barrier").unwrap()), (Some("barrier"), Some("axis"), None), "no value"
+    Change::Desc(|desc| {
+        (desc.op, desc.operand_count, desc.result_count) = (Op::number_of("barrier").unwrap(), 0, 0);
+    }),
+    (Some("barrier"), Some("comm"), None),
+    "needs the ranks"
 )]
 #[case::region_without_a_body(Change::Desc(|desc| desc.op = Op::REGION_NUMBER), (None, Some("dsr_region"), None), "null")]
 fn wrong_calls_are_refused(
@@ -193,9 +198,7 @@ fn wrong_calls_are_refused(
     #[case] expected: (Option<&str>, Option<&str>, Option<&str>),
     #[case] part: &str,
 ) {
-    let (raw, mut call) = (Raw::new(), FillCall::new());
-    // A value that is no mesh axis either.
-    call.value = 7e30;
+    let (raw, mut call) = (Raw::new(), CastCall::new());
     let mut desc = call.desc();
     match change {
         Change::Desc(change) => change(&mut desc),
@@ -213,7 +216,7 @@ fn wrong_calls_are_refused(
     let planned = unsafe { take_status(raw.op.plan.unwrap()(raw.device, &raw const desc, &raw mut plan)) };
     assert_eq!(planned.unwrap_err(), error);
     assert_eq!(plan, ptr::dangling_mut(), "what would be filled in is untouched");
-    let good = FillCall::new();
+    let good = CastCall::new();
     let good = good.desc();
     assert_eq!(raw.query(&raw const good).unwrap().flags & DSR_SUPPORT_NATIVE, DSR_SUPPORT_NATIVE);
 }
@@ -225,7 +228,7 @@ fn a_longer_description_is_read_as_far_as_it_is_known() {
         known: dsr_call_desc,
         unknown: [u64; 8],
     }
-    let call = FillCall::new();
+    let call = CastCall::new();
     for size in [size_of::<Longer>() as u32, u32::MAX] {
         let longer =
             Longer { known: dsr_call_desc { struct_size: size, ..call.desc() }, unknown: [u64::MAX; 8] };
@@ -236,7 +239,7 @@ fn a_longer_description_is_read_as_far_as_it_is_known() {
 
 #[test]
 fn answers_stay_within_the_size_the_caller_gives() {
-    let (raw, call) = (Raw::new(), FillCall::new());
+    let (raw, call) = (Raw::new(), CastCall::new());
     let desc = call.desc();
     let mut support = dsr_support {
         struct_size: 8,
@@ -325,26 +328,26 @@ fn argument(buffer: *mut dsr_buffer, offset: u64, bytes: u64) -> dsr_argument {
 #[test]
 fn arguments_are_validated_when_they_are_bound() {
     let raw = Raw::new();
-    let call = FillCall::new();
+    let call = CastCall::new();
     let desc = call.desc();
     let plan = raw.plan(&raw const desc).unwrap();
     let buffer = raw.allocate(64, DSR_MEMORY_DEVICE).unwrap();
     let at = |offset, bytes| argument(buffer, offset, bytes);
-    assert_eq!(raw.bind(plan, at(0, 32), at(0, 32)), Ok(()));
+    assert_eq!(raw.bind(plan, at(0, 32), at(32, 32)), Ok(()));
     let weight = dsr_argument { kind: DSR_OPERAND_WEIGHT, ..at(0, 32) };
     let extent = dsr_argument { extent: dsr_slice { buffer, offset: 32, bytes: 4 }, ..at(0, 32) };
     for (operand, result, argument, field) in [
-        (at(0, 31), at(0, 31), "x", Some("bytes")),
-        (at(2, 32), at(2, 32), "x", Some("offset")),
-        (at(60, 32), at(60, 32), "x", Some("offset")),
-        (at(0, 32), at(4, 32), "y", Some("slice")),
-        (weight, at(0, 32), "x", Some("weight")),
+        (at(0, 31), at(32, 32), "x", Some("bytes")),
+        (at(2, 32), at(32, 32), "x", Some("offset")),
+        (at(60, 32), at(32, 32), "x", Some("offset")),
+        (at(0, 32), at(28, 32), "y", Some("slice")),
+        (weight, at(32, 32), "x", Some("weight")),
         (at(0, 32), weight, "y", Some("kind")),
-        (extent, at(0, 32), "x", Some("extent")),
-        (dsr_argument { kind: DSR_OPERAND_ABSENT, ..at(0, 32) }, at(0, 32), "x", None),
+        (extent, at(32, 32), "x", Some("extent")),
+        (dsr_argument { kind: DSR_OPERAND_ABSENT, ..at(0, 32) }, at(32, 32), "x", None),
     ] {
         let error = raw.bind(plan, operand, result).unwrap_err();
-        assert_eq!(place(&error), (Some("fill"), Some(argument), field), "{error}");
+        assert_eq!(place(&error), (Some("cast"), Some(argument), field), "{error}");
     }
     // SAFETY: our plan and buffer, once.
     unsafe {
@@ -359,29 +362,29 @@ fn a_plugin_in_c_validates_with_one_call_of_the_host() {
     let folder = tempfile::tempdir().unwrap();
     let library = cc::plugin(folder.path(), "checks.so", &[]);
     let raw = Raw::of(&PluginBackend::load(&library).unwrap());
-    let mut call = FillCall::new();
+    let mut call = CastCall::new();
     let desc = call.desc();
     let plan = raw.plan(&raw const desc).unwrap();
     call.results[0] = tensor(2, 5);
     let wrong = call.desc();
     for refused in [raw.query(&raw const wrong).unwrap_err(), raw.plan(&raw const wrong).unwrap_err()] {
-        assert_eq!(place(&refused), (Some("fill"), Some("y"), Some("shape")), "{refused}");
+        assert_eq!(place(&refused), (Some("cast"), Some("y"), Some("shape")), "{refused}");
     }
 
     let buffer = raw.allocate(256, DSR_MEMORY_DEVICE).unwrap();
     let foreign = raw.allocate(8192, DSR_MEMORY_DEVICE).unwrap();
     let at = |offset, bytes| argument(buffer, offset, bytes);
-    let good = at(64, 32);
-    assert_eq!(raw.bind(plan, good, good).unwrap_err().message(), "valid, but nothing runs here");
+    let y = at(64, 32);
+    assert_eq!(raw.bind(plan, at(0, 32), y).unwrap_err().message(), "valid, but nothing runs here");
     for (operand, argument, field) in [
-        (at(64, 31), "x", "bytes"),
+        (at(0, 31), "x", "bytes"),
         (at(8, 32), "x", "offset"),
         (at(0, 300), "x", "offset"),
-        (at(0, 32), "y", "slice"),
+        (at(64, 32), "y", "slice"),
         (argument(foreign, 0, 32), "x", "buffer"),
     ] {
-        let error = raw.bind(plan, operand, good).unwrap_err();
-        assert_eq!(place(&error), (Some("fill"), Some(argument), Some(field)), "{error}");
+        let error = raw.bind(plan, operand, y).unwrap_err();
+        assert_eq!(place(&error), (Some("cast"), Some(argument), Some(field)), "{error}");
     }
 }
 

@@ -152,6 +152,9 @@ fn numbers() -> String {
         define(&mut text, "OP", signature.name, *number, &comment(signature.summary));
     }
     define(&mut text, "OP", "region", Op::REGION_NUMBER, " // a fused op: see dsr_region");
+    let retired: Vec<String> = Op::RETIRED_NUMBERS.iter().map(ToString::to_string).collect();
+    writeln!(text, "// Numbers of ops that no longer exist, never used again: {}.", retired.join(", "))
+        .expect("text takes text");
     text += "\n// Values of attributes.\n";
     let mut seen = Vec::new();
     for (name, values) in Op::ATTRIBUTES.iter().copied().flatten().filter_map(|spec| spec.in_c.choice) {

@@ -1,11 +1,10 @@
-//! Sums, casts, fills and runs of columns.
+//! Sums, casts and runs of columns.
 
 use crate::{
     kernels::Kernel,
-    tensor::{CPU, Result, floats, operand, optional_vector, rows, store},
+    tensor::{Result, floats, operand, optional_vector, rows, store},
 };
-use candle_core::Tensor;
-use dsrun_core::op::{Add, Cast, Columns, Fill};
+use dsrun_core::op::{Add, Cast, Columns};
 use dsrun_host::Frame;
 
 impl Kernel for Add {
@@ -28,14 +27,6 @@ impl Kernel for Cast {
     fn run(&self, frame: &Frame<'_>) -> Result<()> {
         // Storing rounds.
         store(frame, 0, &operand(frame, 0, rows(frame, &[0], &[0]))?)
-    }
-}
-
-impl Kernel for Fill {
-    fn run(&self, frame: &Frame<'_>) -> Result<()> {
-        let mut shape = frame.result_shape(0)?.to_vec();
-        shape[0] = frame.result_rows(0);
-        store(frame, 0, &Tensor::full(self.value, shape, CPU)?)
     }
 }
 

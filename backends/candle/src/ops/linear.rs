@@ -1,11 +1,11 @@
-//! Matrix products.
+//! Linear layers.
 
 use crate::{
     kernels::Kernel,
     tensor::{Result, floats, optional_vector, rows, store},
     weight::Weight,
 };
-use dsrun_core::op::{Linear, Matmul};
+use dsrun_core::op::Linear;
 use dsrun_host::Frame;
 
 impl Kernel for Linear {
@@ -18,15 +18,5 @@ impl Kernel for Linear {
             y = y.broadcast_add(&bias)?;
         }
         store(frame, 0, &y)
-    }
-}
-
-impl Kernel for Matmul {
-    fn run(&self, frame: &Frame<'_>) -> Result<()> {
-        let groups = rows(frame, &[0, 1], &[0]);
-        let (a, b) = (floats(frame, 0, groups)?, floats(frame, 1, groups)?);
-        // y[g, m, n] = sum_k a[g, m, k] * b[g, k, n]
-        let b = if self.transpose_b { b.transpose(1, 2)? } else { b };
-        store(frame, 0, &a.matmul(&b)?)
     }
 }

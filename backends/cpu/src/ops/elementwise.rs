@@ -1,4 +1,4 @@
-//! Sums, casts, fills and runs of columns.
+//! Sums, casts and runs of columns.
 
 use crate::{
     floats::{FloatFrame, FloatOutput, FloatRows},
@@ -6,11 +6,10 @@ use crate::{
     parallel::Worker,
 };
 use dsrun_core::{
-    DType, Error, Result,
-    op::{Add, Cast, Columns, Fill},
+    Result,
+    op::{Add, Cast, Columns},
 };
-use dsrun_host::{Element, Frame};
-use half::{bf16, f16};
+use dsrun_host::Frame;
 
 impl Kernel for Add {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
@@ -71,27 +70,5 @@ fn copy_columns(frame: &Frame<'_>, first: usize) -> Result<()> {
         let start = y.row_start(row);
         y.data.range_mut(start, width).copy_from_slice(x.data.range(x.row_start(row) + first, width));
     }
-    Ok(())
-}
-
-impl Kernel for Fill {
-    fn run(&self, frame: &Frame<'_>, _: &mut Worker<'_>) -> Result<()> {
-        let value = self.value;
-        match frame.result_dtype(0)? {
-            DType::F32 => fill(frame, value),
-            DType::F16 => fill(frame, f16::from_f32(value)),
-            DType::BF16 => fill(frame, bf16::from_f32(value)),
-            DType::I32 => fill(frame, value as i32),
-            DType::U32 => fill(frame, value as u32),
-            DType::I8 => fill(frame, value as i8),
-            DType::U8 => fill(frame, value as u8),
-            other => Err(Error::unsupported(format!("the CPU backend cannot fill {other}"))),
-        }
-    }
-}
-
-fn fill<T: Element>(frame: &Frame<'_>, value: T) -> Result<()> {
-    let mut x = frame.output::<T>(0)?;
-    (0..x.rows).for_each(|row| x.row_mut(row).fill(value));
     Ok(())
 }

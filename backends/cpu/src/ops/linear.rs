@@ -1,4 +1,4 @@
-//! Matrix products.
+//! Linear layers.
 
 use crate::{
     floats::{FloatFrame, FloatOutput, FloatRows, Floats, FloatsMut},
@@ -6,11 +6,7 @@ use crate::{
     packed::PackedMatrix,
     parallel::{Lane, Worker},
 };
-use dsrun_core::{
-    Result,
-    kernels::PackedWeight,
-    op::{Linear, Matmul},
-};
+use dsrun_core::{Result, kernels::PackedWeight, op::Linear};
 use dsrun_host::{Frame, Tensor};
 
 /// Elements of widened activations and unrounded results that are held at a time.
@@ -113,42 +109,4 @@ fn grow(scratch: &mut Vec<f32>, length: usize) {
     if scratch.len() < length {
         scratch.resize(length, 0.0);
     }
-}
-
-impl Kernel for Matmul {
-    /// Packs the right operand of each group as the weight of a linear layer, and multiplies by that.
-    fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
-        let (a, b, mut y) = (frame.floats(0)?, frame.floats(1)?, frame.floats_mut(0)?);
-        let groups = a.rows.min(b.rows).min(y.rows);
-        let (&[_, m, inner], &[_, _, n]) = (a.shape, y.shape) else { return Ok(()) };
-        if m == 0 || n == 0 {
-            return Ok(());
-        }
-        let mut product = vec![0.0; m * n];
-        for group in 0..groups {
-            let right = dense_matrix(&b, group);
-            let right = if self.transpose_b { right } else { transposed(&right, n) };
-            let weight = PackedMatrix::from_rows(&right, [n, inner], worker.team.pool)?;
-            weight.multiply(&dense_matrix(&a, group), m, &mut product, worker.team.pool)?;
-            for (row, values) in product.chunks_exact(n).enumerate() {
-                y.data.store(group * y.strides[0] + row * y.strides[1], values);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The rows of matrix `group` of a batch, back to back.
-fn dense_matrix(batch: &Tensor<'_, Floats<'_>>, group: usize) -> Vec<f32> {
-    let (rows, columns) = (batch.shape[1], batch.shape[2]);
-    let mut values = vec![0.0; rows * columns];
-    for (row, out) in values.chunks_exact_mut(columns.max(1)).enumerate() {
-        batch.data.widen(group * batch.strides[0] + row * batch.strides[1], out);
-    }
-    values
-}
-
-/// The columns of a dense matrix of `columns` columns, back to back.
-fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
-    (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns)).copied().collect()
 }

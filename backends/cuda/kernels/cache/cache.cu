@@ -1,5 +1,5 @@
 /*
- * kv_write, page_copy, page_gather, page_scatter: one thread per element.
+ * kv_write, page_gather, page_scatter: one thread per element.
  *
  * A cache is [pages, heads, slots, size] with any strides but 1 at the end. Grid: (chunks of 256 of a token's or page's
  * elements, tokens or pages up to 65535). Each element is read and written once.
@@ -36,19 +36,6 @@ __device__ inline i64 page_size(const PagedCache& cache) { return cache.heads * 
 __device__ inline i64 in_page(const PagedCache& cache, i64 i) {
     i64 size = cache.size, slots = cache.slots;
     return i / (slots * size) * cache.strides.head + i / size % slots * cache.strides.slot + i % size;
-}
-
-extern "C" __global__ void page_copy(const __grid_constant__ PageCopyParams p) {
-    launch_dependents_and_wait();
-    i64 rows = p.extent.count();
-    FOR_ROWS(row, rows) {
-        i64 from = p.pairs.at(row, 0), to = p.pairs.at(row, 1);
-        if (from < 0 || from >= p.cache.pages || to < 0 || to >= p.cache.pages) continue;
-        FOR_COLUMNS(i, page_size(p.cache)) {
-            i64 at = in_page(p.cache, i);
-            page_at(p.cache, to)[at] = page_at(p.cache, from)[at];
-        }
-    }
 }
 
 extern "C" __global__ void page_gather(const __grid_constant__ PageGatherParams p) {

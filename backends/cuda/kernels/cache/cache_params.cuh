@@ -57,18 +57,6 @@ static_assert(sizeof(PagedCache::heads) == 8 && alignof(decltype(PagedCache::hea
 static_assert(sizeof(PagedCache::slots) == 8 && alignof(decltype(PagedCache::slots)) == 8, "PagedCache as in Rust");
 static_assert(sizeof(PagedCache::size) == 8 && alignof(decltype(PagedCache::size)) == 8, "PagedCache as in Rust");
 
-/* Parameters of `page_copy`. */
-struct PageCopyParams {
-    Extent extent;
-    PagedCache cache;
-    /* A source and a destination in each row. */
-    Matrix<const int> pairs;
-};
-static_assert(sizeof(PageCopyParams) == 152, "PageCopyParams as in Rust");
-static_assert(sizeof(PageCopyParams::extent) == 72 && alignof(decltype(PageCopyParams::extent)) == 8, "PageCopyParams as in Rust");
-static_assert(sizeof(PageCopyParams::cache) == 64 && alignof(decltype(PageCopyParams::cache)) == 8, "PageCopyParams as in Rust");
-static_assert(sizeof(PageCopyParams::pairs) == 16 && alignof(decltype(PageCopyParams::pairs)) == 8, "PageCopyParams as in Rust");
-
 /* Parameters of `page_gather`. */
 struct PageGatherParams {
     Extent extent;

@@ -31,7 +31,6 @@ macro_rules! unit {
 const UNITS: &[Unit] = &[
     unit!("elementwise/add.cu", "elementwise/add_params.cuh"),
     unit!("elementwise/cast.cu", "elementwise/cast_params.cuh"),
-    unit!("elementwise/fill.cu", "elementwise/fill_params.cuh"),
     unit!("elementwise/gather_rows.cu", "elementwise/gather_rows_params.cuh"),
     unit!("elementwise/activation.cu", "elementwise/function.cuh", "elementwise/activation_params.cuh"),
     unit!("elementwise/embed.cu", "linear/weight.cuh", "elementwise/embed_params.cuh"),
@@ -151,7 +150,6 @@ const UNITS: &[Unit] = &[
     unit!("linear/skinny_mma.cu", "mma.cuh"),
     unit!("linear/stream.cu", "copies.cuh", "linear/weight.cuh", "linear/dense.cuh"),
     unit!("linear/tiled.cu", "linear/weight.cuh"),
-    unit!("linear/matmul.cu"),
     unit!("linear/unpack.cu", "linear/weight.cuh"),
     unit!("linear/finish.cu"),
     unit!("linear/guard.cu"),

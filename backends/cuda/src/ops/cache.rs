@@ -53,16 +53,6 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Parameters of `page_copy`.
-    struct PageCopyParams {
-        extent: ExtentParams = "Extent",
-        cache: PagedCache = "PagedCache",
-        /// A source and a destination in each row.
-        pairs: MatrixParams = "Matrix<const int>",
-    }
-}
-
-kernel_struct! {
     /// Parameters of `page_gather`.
     struct PageGatherParams {
         extent: ExtentParams = "Extent",
@@ -89,7 +79,6 @@ pub(super) fn params_header() -> (String, String) {
     let declarations = [
         declaration::<KvWriteParams>(),
         declaration::<PagedCache>(),
-        declaration::<PageCopyParams>(),
         declaration::<PageGatherParams>(),
         declaration::<PageScatterParams>(),
     ];
@@ -143,18 +132,6 @@ fn page_elements(cache: &Bound) -> usize {
 fn spec(call: &CallDesc, entry: &'static str) -> Result<KernelSpec> {
     let name = type_of(call, 0)?;
     Ok(KernelSpec::new("cache/cache.cu", entry, [("CACHE", &name), ("KEY", &name), ("VALUE", &name)]))
-}
-
-pub(super) fn page_copy(call: &CallDesc) -> Result<KernelPlan> {
-    Ok(KernelPlan::of_one(spec(call, "page_copy")?, move |frame, function| {
-        let (cache, pairs) = (frame.result(0)?, frame.tensor(1)?);
-        let params = PageCopyParams {
-            extent: ExtentParams::of(pairs.size(0), &[pairs]),
-            cache: PagedCache::of(cache),
-            pairs: MatrixParams::of(pairs),
-        };
-        Ok(LaunchOp::kernel(function, plane(pairs.size(0), page_elements(cache)), THREADS, &params))
-    }))
 }
 
 pub(super) fn page_gather(call: &CallDesc) -> Result<KernelPlan> {

@@ -1,4 +1,4 @@
-//! Ops over the elements of a plane: sums, casts, fills, picked rows, activations, rotary embedding and the embedding.
+//! Ops over the elements of a plane: sums, casts, picked rows, activations, rotary embedding and the embedding.
 
 mod activation;
 mod embed;
@@ -21,9 +21,9 @@ use crate::{
     },
 };
 use dsrun_core::{
-    DType, Result,
+    Result,
     kernels::CallDesc,
-    op::{Add, Cast, Columns, Fill},
+    op::{Add, Cast, Columns},
 };
 
 pub(super) use activation::{activation, gated_activation};
@@ -57,17 +57,6 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Parameters of `fill`.
-    struct FillParams {
-        extent: ExtentParams = "Extent",
-        x: MatrixParams = "Matrix<X>",
-        columns: i64 = "i64",
-        /// The bits of an element, in the low bytes.
-        bits: u32 = "u32",
-    }
-}
-
-kernel_struct! {
     /// Parameters of `gather_rows`.
     struct GatherRowsParams {
         extent: ExtentParams = "Extent",
@@ -85,7 +74,6 @@ pub(super) fn params_headers() -> Vec<(String, String)> {
     vec![
         params_header("elementwise/add", &[declaration::<AddParams>()]),
         params_header("elementwise/cast", &[declaration::<CastParams>()]),
-        params_header("elementwise/fill", &[declaration::<FillParams>()]),
         params_header("elementwise/gather_rows", &[declaration::<GatherRowsParams>()]),
         activation::params_header(),
         embed::params_header(),
@@ -149,35 +137,6 @@ fn copy(from: &'static str, to: &'static str, start: usize) -> Result<KernelPlan
             x: MatrixParams { first: first.first + start as u64, ..first },
             y: MatrixParams::of(y),
             columns: columns as i64,
-        };
-        Ok(LaunchOp::kernel(function, plane(rows, columns), THREADS, &params))
-    }))
-}
-
-pub(super) fn fill(op: &Fill, call: &CallDesc) -> Result<KernelPlan> {
-    let (dtype, value) = (operand(call, 0)?.dtype, op.value);
-    let bits = match dtype {
-        DType::F32 => value.to_bits(),
-        DType::F16 => u32::from(half::f16::from_f32(value).to_bits()),
-        DType::BF16 => u32::from(half::bf16::from_f32(value).to_bits()),
-        DType::U32 => value as u32,
-        // A whole number in range; the low bits are what is stored.
-        _ => value as i32 as u32,
-    };
-    let name = match dtype.bytes() {
-        1 => "u8",
-        2 => "u16",
-        _ => "u32",
-    };
-    let spec = KernelSpec::new("elementwise/fill.cu", "fill", [("X", &name)]);
-    Ok(KernelPlan::of_one(spec, move |frame, function| {
-        let x = frame.result(0)?;
-        let (rows, columns) = (x.size(0), x.size(1));
-        let params = FillParams {
-            extent: ExtentParams::of(rows, &[x, frame.tensor(0)?]),
-            x: MatrixParams::of(x),
-            columns: columns as i64,
-            bits,
         };
         Ok(LaunchOp::kernel(function, plane(rows, columns), THREADS, &params))
     }))

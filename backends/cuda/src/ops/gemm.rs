@@ -9,7 +9,6 @@ mod epilogue;
 mod families;
 mod family;
 pub(super) mod fused_linear;
-mod matmul;
 mod plan;
 mod problem;
 mod select;
@@ -22,7 +21,6 @@ use dsrun_core::{
 };
 
 pub(super) use fused_linear::FusedLinear;
-pub(super) use matmul::matmul;
 pub(super) use plan::plan as fused;
 pub use select::gemm_table;
 

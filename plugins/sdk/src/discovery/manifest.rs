@@ -26,7 +26,7 @@ const MAX_BYTES: u64 = 64 * 1024;
 ///
 /// [abi]                             # what it was built for
 /// major = 0
-/// minor = 1
+/// minor = 2
 ///
 /// [library]                         # OS_ARCHITECTURE = file, relative to the manifest
 /// linux_amd64 = "libexample.so"
@@ -203,7 +203,7 @@ mod tests {
 
     fn text(more: &str) -> String {
         format!(
-            "manifest_version = 1\nname = \"example\"\nversion = \"0.3.1\"\n{more}\n[abi]\nmajor = 0\nminor = 1\n\
+            "manifest_version = 1\nname = \"example\"\nversion = \"0.3.1\"\n{more}\n[abi]\nmajor = 0\nminor = 2\n\
              [library]\n{} = \"libexample.so\"\n",
             platform()
         )
@@ -257,9 +257,9 @@ mod tests {
             Manifest::parse(text).unwrap().check(file.path(), find)
         };
         assert_eq!(check(&text(""), &none), Ok(()));
-        let error = check(&text("").replace("minor = 1", "minor = 9"), &none).unwrap_err();
+        let error = check(&text("").replace("minor = 2", "minor = 9"), &none).unwrap_err();
         assert_eq!(error.code(), Code::AbiMismatch);
-        assert!(error.to_string().contains("0.9") && error.to_string().contains("0.1"), "{error}");
+        assert!(error.to_string().contains("0.9") && error.to_string().contains("0.2"), "{error}");
 
         let needs = text("") + "[requires]\nany_of = [\"liba.so\", \"libb.so\"]\n";
         let error = check(&needs, &none).unwrap_err().to_string();

@@ -3,7 +3,7 @@
 /// Major version of this ABI. While it is 0, host and plugin must have the same minor version too.
 pub const DSR_ABI_MAJOR: u16 = 0;
 /// Minor version of this ABI.
-pub const DSR_ABI_MINOR: u16 = 1;
+pub const DSR_ABI_MINOR: u16 = 2;
 
 /// The most dimensions of a tensor or weight.
 pub const DSR_MAX_RANK: usize = 6;

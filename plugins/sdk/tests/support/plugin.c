@@ -86,12 +86,12 @@ static dsr_status *query(dsr_device *device, const dsr_call_desc *call, dsr_supp
     if (wrong != NULL) {
         return wrong;
     }
-    if (call->op != DSR_OP_FILL) {
-        host->text_set(host->host, support->reason, dsr_text_of("only fill is there"));
+    if (call->op != DSR_OP_CAST) {
+        host->text_set(host->host, support->reason, dsr_text_of("only cast is there"));
         return NULL;
     }
     support->flags = DSR_SUPPORT_NATIVE;
-    support->workspace_bytes = ((const dsr_fill_attributes *)call->attributes)->value == 2.0f ? 128 : 0;
+    support->workspace_bytes = ((const dsr_cast_attributes *)call->attributes)->dtype == DSR_DTYPE_F16 ? 128 : 0;
     return NULL;
 }
 

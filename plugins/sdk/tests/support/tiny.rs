@@ -322,7 +322,7 @@ impl Kernels for TinyDevice {
             Op::Region(region) => Support::no(region.encoding()),
             Op::AttentionPrepare(_) => Support { work_words: 33, persistent_bytes: 44, ..Support::native() },
             Op::LayerNorm(_) => Support { workspace_bytes: 16, batch_invariant: false, ..Support::native() },
-            Op::Fill(_) | Op::Linear(_) | Op::AllReduce(_) | Op::Cast(_) | Op::Barrier(_) => {
+            Op::Cast(_) | Op::Linear(_) | Op::AllReduce(_) | Op::Columns(_) | Op::Barrier(_) => {
                 Support::native()
             }
             op => Support::no(format!("tiny has no {op}")),
@@ -425,12 +425,12 @@ impl BoundCall for TinyCall {
         any.downcast_mut::<TinyStream>().ok_or_else(|| Error::invalid("is another's").at("stream"))?;
         let result = self.arguments.results.first().map(|binding| &binding.slice);
         match (&self.plan.call.op, result) {
-            (Op::Fill(fill), Some(result)) => {
+            (Op::Cast(_), Some(result)) => {
                 let extent = self.arguments.results[0].extent.as_ref().map(read).transpose()?;
                 let rows = extent.map(|bytes| i32::from_le_bytes(bytes.try_into().unwrap()) as usize);
                 let desc = &self.plan.call.results[0];
-                let values = vec![fill.value; rows.unwrap_or(desc.shape[0]) * desc.shape[1]];
-                write(result, &bytes_of(&values))
+                let real = rows.unwrap_or(desc.shape[0]) * desc.shape[1] * desc.dtype.bytes();
+                write(result, &read(self.tensor(0)?)?[..real])
             }
             (Op::Linear(_), Some(result)) => {
                 let Some(Argument::Weight(weight)) = &self.arguments.operands[1] else {

@@ -11,7 +11,7 @@ use dsrun_core::{
     checked::CheckedPlan,
     device::{Backend, BufferSlice, DeviceInfo, DeviceOptions, MemoryKind, MemoryUse},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc},
-    op::Fill,
+    op::Add,
 };
 use dsrun_engine::Bytes;
 use dsrun_models::fetch::{FetchOptions, list_cached};
@@ -207,36 +207,40 @@ fn examine_device(backend: &dyn Backend, device: DeviceInfo) -> DeviceReport {
     DeviceReport { index, name, memory_bytes, free_bytes, error }
 }
 
-/// Fills a buffer on a device, checks its values, and returns the memory use before.
+/// Adds numbers on a device, checks the sums, and returns the memory use before.
 fn compute(backend: &dyn Backend, index: usize) -> Result<MemoryUse> {
-    const NUMBERS: usize = 4;
+    const NUMBERS: [f32; 4] = [1.5, -0.25, 0.0, 1e9];
     let device = backend.open(index, &DeviceOptions::default())?;
     let free = device.memory();
-    let tensor = TensorDesc::dense(DType::F32, &[1, NUMBERS]);
-    let plan = CheckedPlan::new(
-        &*device,
-        CallDesc {
-            op: Fill { value: 1.5 }.into(),
-            operands: vec![Some(OperandDesc::Tensor(tensor.clone()))],
-            results: vec![tensor],
-            comm: None,
-        }
-        .validate()?,
-    )?;
-    let allocate = |bytes: usize| Ok(BufferSlice::whole(device.allocate(bytes, MemoryKind::Device)?));
-    let numbers: BufferSlice = (allocate(NUMBERS * 4) as Result<_>)?;
+    let tensor = TensorDesc::dense(DType::F32, &[1, NUMBERS.len()]);
+    let operand = || Some(OperandDesc::Tensor(tensor.clone()));
+    let sum = CallDesc {
+        op: Add { alpha: 2.0 }.into(),
+        operands: vec![operand(), operand(), None, None],
+        results: vec![tensor.clone()],
+        comm: None,
+    };
+    let plan = CheckedPlan::new(&*device, sum.validate()?)?;
+    let allocate = |bytes: usize| -> Result<BufferSlice> {
+        Ok(BufferSlice::whole(device.allocate(bytes, MemoryKind::Device)?))
+    };
+    let bytes = NUMBERS.map(f32::to_le_bytes).concat();
+    let (x, y) = (allocate(bytes.len())?, allocate(bytes.len())?);
     let workspace = (plan.workspace_bytes() > 0).then(|| allocate(plan.workspace_bytes())).transpose()?;
-    let binding = Binding::new(numbers.clone());
+    let mut stream = device.stream()?;
+    stream.upload(&bytes, &x)?;
+    let argument = || Some(Argument::Tensor(Binding::new(x.clone())));
     let call = plan.bind(&Arguments {
-        operands: vec![Some(Argument::Tensor(binding.clone()))],
-        results: vec![binding],
+        operands: vec![argument(), argument(), None, None],
+        results: vec![Binding::new(y.clone())],
         workspace,
     })?;
-    let mut stream = device.stream()?;
     call.enqueue(&mut *stream)?;
-    let mut bytes = [0; NUMBERS * 4];
-    stream.download(&numbers, &mut bytes, "a first result", FIRST_RESULT)?;
-    ensure!(bytes == [1.5f32.to_le_bytes(); NUMBERS].as_flattened(), "the device computed wrong values");
+    let mut found = vec![0; bytes.len()];
+    stream.download(&y, &mut found, "a first result", FIRST_RESULT)?;
+    // Three times a number of few bits is exact.
+    let expected = NUMBERS.map(|number| (3.0 * number).to_le_bytes()).concat();
+    ensure!(found == expected, "the device computed wrong values: bytes {found:?}, must be {expected:?}");
     Ok(free)
 }
 
