@@ -1,7 +1,7 @@
 //! A case: a call with its inputs and expected results.
 
 use crate::{gate::Gate, oracle::Real, tensor::Tensor};
-use dsrun_core::{DType, WeightType, op::Op};
+use dsrun_core::{WeightType, op::Op};
 
 /// One call, or for collectives one call per rank.
 #[derive(Clone, Debug)]
@@ -65,8 +65,6 @@ pub struct Weight {
     pub weight_type: WeightType,
     /// The bytes of all rows.
     pub bytes: Vec<u8>,
-    /// The element type of the activations that are multiplied with it.
-    pub used_with: DType,
 }
 
 /// An expected result.

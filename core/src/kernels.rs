@@ -4,7 +4,7 @@
 //! once; `enqueue` runs the bound call and costs nothing worth measuring: it neither allocates nor waits.
 
 use crate::{
-    DType, Result, WeightReader, WeightType,
+    Result, WeightReader, WeightType,
     checked::{ValidArguments, ValidCall},
     collective::Comm,
     device::{BufferSlice, Stream},
@@ -97,24 +97,11 @@ impl Support {
     }
 }
 
-/// What a weight is used for: a device chooses its one layout knowing all of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WeightUse {
-    /// The op that reads it.
-    pub op: &'static str,
-    /// Element type of the activations.
-    pub dtype: DType,
-    /// The most rows of activations in a call.
-    pub max_rows: usize,
-}
-
 /// A weight to be packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightDesc {
     /// Shape and format it comes in.
     pub weight_type: WeightType,
-    /// What it is used for.
-    pub uses: Vec<WeightUse>,
     /// Whether it never changes again: only then may a kernel read it before its predecessor has finished.
     pub immutable: bool,
 }

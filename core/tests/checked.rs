@@ -342,7 +342,7 @@ fn weights_are_packed_and_bound() {
     let (device, plan) = linear(64);
     let weight_type =
         WeightType { format: dsrun_core::WeightFormat::from_name("q8_0").unwrap(), shape: vec![4, 64] };
-    let desc = WeightDesc { weight_type: weight_type.clone(), uses: Vec::new(), immutable: true };
+    let desc = WeightDesc { weight_type: weight_type.clone(), immutable: true };
     assert_eq!(device.kernels().prepack_query(&desc).unwrap().bytes, 4 * 68);
     let mut rows = BytesReader::new(weight_type, vec![0; 4 * 68]).unwrap();
     let packed = device.kernels().prepack(&mut *device.stream().unwrap(), &desc, &mut rows).unwrap();

@@ -103,7 +103,7 @@ impl<C: Compute> HostKernels<C> {
         let kernel = self.0.compute.kernel(&call.op)?;
         for operand in call.operands.iter().flatten() {
             if let OperandDesc::Weight(weight) = operand {
-                let weight = WeightDesc { weight_type: weight.clone(), uses: Vec::new(), immutable: false };
+                let weight = WeightDesc { weight_type: weight.clone(), immutable: false };
                 self.0.compute.layout(&weight)?;
             }
         }

@@ -78,7 +78,7 @@ fn memory_is_counted_limited_and_given_back() {
 
     // Weights count too.
     let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![32, 16] };
-    let weight = WeightDesc { weight_type: weight_type.clone(), uses: vec![], immutable: true };
+    let weight = WeightDesc { weight_type: weight_type.clone(), immutable: true };
     let mut reader = BytesReader::new(weight_type, vec![0; 32 * 16 * 4]).unwrap();
     let mut stream = device.stream().unwrap();
     let error = device.kernels().prepack(stream.as_mut(), &weight, &mut reader).unwrap_err();

@@ -70,7 +70,7 @@ fn embed_case(
     with_positions: bool,
 ) -> Case {
     let columns = columns_of(format, columns);
-    let (table, _) = random_weight(&mut random, format, [rows, columns], 0.5, dtype);
+    let (table, _) = random_weight(&mut random, format, [rows, columns], 0.5);
     let elements = weight::reals(&table.weight_type, &table.bytes);
     // Valid ids, mixed with -1, ids of other shards and ids of no shard.
     let last = first_row as i32 + rows as i32;
@@ -84,7 +84,7 @@ fn embed_case(
         let position = |random: &mut Random| random.pick(&[0, 1, 2, 7, 13, 14, 15, 1000, -1, -2]);
         let positions: Vec<i32> = (0..tokens).map(|_| position(&mut random)).collect();
         let dense = WeightFormat::Dense(dtype);
-        let (table, _) = random_weight(&mut random, dense, [16, columns], 0.5, dtype);
+        let (table, _) = random_weight(&mut random, dense, [16, columns], 0.5);
         let elements = weight::reals(&table.weight_type, &table.bytes);
         (positions, table, elements, random.pick(&[0u32, 2]))
     });

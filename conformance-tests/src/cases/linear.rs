@@ -16,7 +16,6 @@ pub(crate) fn random_weight(
     format: WeightFormat,
     shape: [usize; 2],
     size: f64,
-    used_with: DType,
 ) -> (Weight, Vec<f64>) {
     let weight_type = WeightType { format, shape: shape.to_vec() };
     let bytes = match format {
@@ -31,7 +30,7 @@ pub(crate) fn random_weight(
         other => unreachable!("the suite makes no weights of format {other}"),
     };
     let elements = weight::decode(&weight_type, &bytes);
-    (Weight { weight_type, bytes, used_with }, elements)
+    (Weight { weight_type, bytes }, elements)
 }
 
 /// A block of random bytes, with scales that make its elements of the order of `size`.
@@ -260,7 +259,7 @@ impl Product {
         let Self { id, format, sizes: [m, n, k], layout, values, bias, to, mut random } = self;
         let x = random.tensor(dtype, &[m, k], values);
         let size = 1.0 / (k as f64).sqrt();
-        let (weight, elements) = random_weight(&mut random, format, [n, k], size, dtype);
+        let (weight, elements) = random_weight(&mut random, format, [n, k], size);
         let bias = bias.then(|| random.tensor(dtype, &[n], Values::HeavyTailed));
         let biases = bias.as_ref().map(|bias| bias.values());
         let reals = linear::linear(&x.values(), &elements, biases.as_deref(), [m, n, k]);

@@ -89,7 +89,7 @@ impl Layer {
         let scales: Vec<f64> = (0..m).map(|_| scale(random)).collect();
         let scales = Tensor::floats(DType::F32, &[m], &scales);
         let format = WeightFormat::from_name(FORMATS[number % 3]).unwrap_or(WeightFormat::Dense(DType::F32));
-        let (mut weight, _) = random_weight(random, format, [n, k], 1.0 / (k.max(1) as f64).sqrt(), dtype);
+        let (mut weight, _) = random_weight(random, format, [n, k], 1.0 / (k.max(1) as f64).sqrt());
         let row_bytes = weight.bytes.len() / n.max(1);
         if number % 3 == 2 {
             weight.bytes.chunks_mut(row_bytes.max(1)).for_each(|row| row[16..16 + k].fill(127));

@@ -154,7 +154,7 @@ impl Layer {
         bias: bool,
     ) -> Self {
         let size = 1.0 / (inputs as f64).sqrt();
-        let (weight, elements) = random_weight(random, format, [outputs, inputs], size, dtype);
+        let (weight, elements) = random_weight(random, format, [outputs, inputs], size);
         let bias = bias.then(|| random.tensor(dtype, &[outputs], Values::Uniform));
         Self { weight, elements, bias }
     }

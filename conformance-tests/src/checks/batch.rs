@@ -59,8 +59,8 @@ pub(super) fn of_rows(subject: &Subject) -> Outcome {
             WeightFormat::Block(BlockFormat::Q8_0),
         ];
         for format in formats {
-            let (weight, _) = random_weight(&mut random, format, [129, 256], 0.06, dtype);
-            match bench.pack(&weight, "linear", ROWS) {
+            let (weight, _) = random_weight(&mut random, format, [129, 256], 0.06);
+            match bench.pack(&weight) {
                 Ok(weight) => calls.push((
                     format!("linear_{format}"),
                     Linear { dtype }.into(),

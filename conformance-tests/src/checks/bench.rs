@@ -15,7 +15,6 @@ use dsrun_core::{
     device::{Buffer, BufferSlice, Device, DeviceOptions, MemoryKind, Stream},
     kernels::{
         Argument, Arguments, Binding, BoundCall, CallDesc, OperandDesc, PackedWeight, Support, WeightDesc,
-        WeightUse,
     },
     op::{AttentionPrepare, Op},
 };
@@ -191,10 +190,9 @@ impl Bench {
         Ok(Tensor { dtype: held.desc.dtype, shape: held.desc.shape.clone(), bits })
     }
 
-    /// Packs a weight for an op of at most so many rows.
-    pub(crate) fn pack(&mut self, weight: &Weight, op: &'static str, rows: usize) -> Result<Given, Stop> {
-        let uses = vec![WeightUse { op, dtype: weight.used_with, max_rows: rows }];
-        let desc = WeightDesc { weight_type: weight.weight_type.clone(), uses, immutable: true };
+    /// Packs a weight.
+    pub(crate) fn pack(&mut self, weight: &Weight) -> Result<Given, Stop> {
+        let desc = WeightDesc { weight_type: weight.weight_type.clone(), immutable: true };
         let mut reader = BytesReader::new(weight.weight_type.clone(), weight.bytes.as_slice())?;
         Ok(Given::Weight(self.device.kernels().prepack(&mut *self.stream, &desc, &mut reader)?))
     }

@@ -10,7 +10,7 @@ use dsrun_core::{
     DType, GroupFormat, TensorDesc, WeightFormat, WeightType,
     collective::Comm,
     device::{BufferSlice, Device, MemoryKind},
-    kernels::{Arguments, Binding, OperandDesc, WeightDesc, WeightUse},
+    kernels::{Arguments, Binding, OperandDesc, WeightDesc},
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
         Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, GateLayout, GatedActivation, GatherRows,
@@ -188,8 +188,7 @@ pub(super) fn profiles(subject: &Subject) -> Outcome {
             let name = format!("{}/{dtype}", signature.name);
             for operand in operands.iter().flatten() {
                 let OperandDesc::Weight(weight_type) = operand else { continue };
-                let uses = vec![WeightUse { op: signature.name, dtype, max_rows: 6 }];
-                let weight = WeightDesc { weight_type: weight_type.clone(), uses, immutable: true };
+                let weight = WeightDesc { weight_type: weight_type.clone(), immutable: true };
                 if let Err(error) = device.kernels().prepack_query(&weight) {
                     missing.push(format!("{name}: {error}"));
                 }

@@ -172,8 +172,8 @@ pub(super) fn sharded(subject: &Subject) -> Outcome {
             };
             let (x, part) = (bench.give(&columns(&x))?, columns(&weight));
             let weight_type = WeightType { format: WeightFormat::Dense(dtype), shape: vec![n, share] };
-            let part = Weight { weight_type, bytes: part.bytes(), used_with: dtype };
-            let part = bench.pack(&part, "linear", m)?;
+            let part = Weight { weight_type, bytes: part.bytes() };
+            let part = bench.pack(&part)?;
             let y = bench.one(Linear { dtype: DType::F32 }, &[x, part, Given::Absent])?;
             let operands = [Given::from(&y)];
             let plan = bench.plan_over(SUM, &operands, Some(comm))?;

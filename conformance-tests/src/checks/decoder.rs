@@ -225,8 +225,8 @@ impl Layers {
                 // Dense ones have now and then an element a hundred times as large, which makes rows five times as large.
                 let rare = if shape.format.is_some() { 1.0 } else { 8.0 };
                 let size = size / (columns as f64).sqrt() / rare;
-                let (weight, _) = random_weight(random, format, [rows, columns], size, dtype);
-                operands.push(bench.pack(&weight, "linear", 1)?);
+                let (weight, _) = random_weight(random, format, [rows, columns], size);
+                operands.push(bench.pack(&weight)?);
                 operands.extend(bias);
                 Ok::<_, Stop>(operands)
             };
@@ -258,8 +258,8 @@ impl Layers {
         let mut table = |wanted: bool, rows: usize| match wanted {
             true => {
                 let dense = WeightFormat::Dense(dtype);
-                let (weight, _) = random_weight(random, dense, [rows, shape.hidden], 1.0, dtype);
-                bench.pack(&weight, "embed", 1)
+                let (weight, _) = random_weight(random, dense, [rows, shape.hidden], 1.0);
+                bench.pack(&weight)
             }
             false => Ok(Given::Absent),
         };

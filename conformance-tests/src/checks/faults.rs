@@ -172,8 +172,8 @@ pub(super) fn foreign(subject: &Subject) -> Outcome {
 
     let mut random = Random::named("foreign");
     let rows = random.tensor(DType::F32, &[8, 32], Values::Uniform);
-    let own = Weight { weight_type: weight_type.clone(), bytes: rows.bytes(), used_with: DType::F32 };
-    match bench.pack(&own, "linear", 2) {
+    let own = Weight { weight_type: weight_type.clone(), bytes: rows.bytes() };
+    match bench.pack(&own) {
         Ok(own) => {
             let x = bench.give(&random.tensor(DType::F32, &[2, 32], Values::Uniform))?;
             let operands = [x, own, Given::Absent];

@@ -54,8 +54,8 @@ fn calls(dtype: DType) -> Vec<(&'static str, CallCase)> {
         calls.push((signature.name, CallCase::new(op, operands, results)));
     };
     let (cache, page) = ([4, 2, 4, 8], 2 * 4 * 8);
-    let (table, _) = random_weight(random, WeightFormat::Dense(dtype), [5, 24], 1.0, dtype);
-    let (places, _) = random_weight(random, WeightFormat::Dense(dtype), [4, 24], 1.0, dtype);
+    let (table, _) = random_weight(random, WeightFormat::Dense(dtype), [5, 24], 1.0);
+    let (places, _) = random_weight(random, WeightFormat::Dense(dtype), [4, 24], 1.0);
     add(
         Embed { dtype, first_row: u32::MAX - 2, position_offset: u32::MAX }.into(),
         vec![

@@ -139,8 +139,8 @@ fn quantised(bench: &mut Bench, dtype: DType, count: usize) -> Made {
 
 fn linear(bench: &mut Bench, dtype: DType, format: WeightFormat, count: usize) -> Made {
     let mut random = Random::named(&format!("linear/{format}/{dtype}"));
-    let (weight, _) = random_weight(&mut random, format, [193, 256], 0.06, dtype);
-    let weight = bench.pack(&weight, "linear", 5)?;
+    let (weight, _) = random_weight(&mut random, format, [193, 256], 0.06);
+    let weight = bench.pack(&weight)?;
     let mut operands = sets(bench, "linear", dtype, &[&[5, 256], &[193]], count)?;
     operands.iter_mut().for_each(|set| set.insert(1, weight.clone()));
     Ok((Linear { dtype }.into(), operands))
@@ -150,8 +150,8 @@ fn long_rows(bench: &mut Bench, dtype: DType, format: WeightFormat, rows: usize,
     const INPUTS: usize = 8192;
     const OUTPUTS: usize = 512;
     let mut random = Random::named(&format!("linear/long rows/{format}/{dtype}"));
-    let (weight, _) = random_weight(&mut random, format, [OUTPUTS, INPUTS], 0.01, dtype);
-    let weight = bench.pack(&weight, "linear", rows)?;
+    let (weight, _) = random_weight(&mut random, format, [OUTPUTS, INPUTS], 0.01);
+    let weight = bench.pack(&weight)?;
     let name = format!("linear/long rows/{rows}");
     let mut operands = sets(bench, &name, dtype, &[&[rows, INPUTS]], count)?;
     operands.iter_mut().for_each(|set| set.extend([weight.clone(), Given::Absent]));

@@ -59,14 +59,13 @@ impl Matrix {
         linear::linear(x, &self.values, None, [x.len() / k, n, k]).iter().map(|real| real.value).collect()
     }
 
-    fn pack(&self, bench: &mut Bench, op: &'static str) -> Result<Given, Stop> {
+    fn pack(&self, bench: &mut Bench) -> Result<Given, Stop> {
         let format = WeightFormat::Dense(self.tensor.dtype);
         let weight = Weight {
             weight_type: WeightType { format, shape: self.tensor.shape.clone() },
             bytes: self.tensor.bytes(),
-            used_with: self.tensor.dtype,
         };
-        bench.pack(&weight, op, TOKENS)
+        bench.pack(&weight)
     }
 }
 
@@ -159,8 +158,8 @@ impl Model {
     /// The logits of every token from the device, the text in steps of these lengths.
     fn logits(&self, bench: &mut Bench, ids: &[i32], steps: &[usize]) -> Result<Vec<f64>, Stop> {
         let dtype = self.dtype;
-        let table = self.embedding.pack(bench, "embed")?;
-        let head = self.head.pack(bench, "linear")?;
+        let table = self.embedding.pack(bench)?;
+        let head = self.head.pack(bench)?;
         let (norm, frequencies) = (bench.give(&self.norm)?, bench.give(&self.frequencies)?);
         let pages = TOKENS.div_ceil(BLOCK);
         let mut layers = Vec::new();
@@ -168,7 +167,7 @@ impl Model {
             let cache = [pages, KV_HEADS, BLOCK, HEAD];
             let mut packed = Vec::new();
             for matrix in layer.projections.iter().chain(&layer.mlp) {
-                packed.push(matrix.pack(bench, "linear")?);
+                packed.push(matrix.pack(bench)?);
             }
             let norms = [bench.give(&layer.attention_norm)?, bench.give(&layer.mlp_norm)?];
             let caches = [Given::from(bench.empty(dtype, &cache)?), bench.empty(dtype, &cache)?.into()];

@@ -131,12 +131,9 @@ pub(super) fn shards(subject: &Subject) -> Outcome {
 
 fn product(bench: &mut Bench, x: &Tensor, weight: &Tensor, to: DType) -> Result<Tensor, Stop> {
     let format = WeightFormat::Dense(weight.dtype);
-    let weight = Weight {
-        weight_type: WeightType { format, shape: weight.shape.clone() },
-        bytes: weight.bytes(),
-        used_with: x.dtype,
-    };
-    let weight = bench.pack(&weight, "linear", x.shape[0])?;
+    let weight =
+        Weight { weight_type: WeightType { format, shape: weight.shape.clone() }, bytes: weight.bytes() };
+    let weight = bench.pack(&weight)?;
     let x = bench.give(x)?;
     let y = bench.one(Linear { dtype: to }, &[x, weight, Given::Absent])?;
     bench.get(&y)

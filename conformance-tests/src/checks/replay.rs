@@ -34,8 +34,8 @@ impl Chain {
         let a = bench.put(&random.tensor(dtype, &SHAPE, Values::Uniform))?;
         let b = bench.give(&random.tensor(dtype, &SHAPE, Values::Uniform))?;
         let norm = bench.give(&random.tensor(dtype, &SHAPE[1..], Values::Uniform))?;
-        let (weight, _) = random_weight(&mut random, WeightFormat::Dense(dtype), [33, 128], 0.1, dtype);
-        let weight = bench.pack(&weight, "linear", SHAPE[0])?;
+        let (weight, _) = random_weight(&mut random, WeightFormat::Dense(dtype), [33, 128], 0.1);
+        let weight = bench.pack(&weight)?;
         let given = Given::from(&a);
         let add =
             bench.plan(Add { alpha: 1.0 }, &[given.clone(), b.clone(), Given::Absent, Given::Absent])?;

@@ -11,7 +11,7 @@ use dsrun_core::{
     checked::CheckedPlan,
     collective::Comm,
     device::{Device, Stream},
-    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc},
     op::{AttentionPrepare, Op},
 };
 use std::sync::Arc;
@@ -236,10 +236,6 @@ pub(crate) fn place_operands(
     device: &dyn Device,
     stream: &mut dyn Stream,
 ) -> Result<Vec<Placed>, Stop> {
-    let rows = case.operands.iter().find_map(|operand| match operand {
-        Some(Operand::Tensor(input)) => input.tensor.shape.first().copied(),
-        _ => None,
-    });
     let mut placed = Vec::new();
     for (index, operand) in case.operands.iter().enumerate() {
         placed.push(match operand {
@@ -247,9 +243,7 @@ pub(crate) fn place_operands(
             Some(Operand::Tensor(input)) => {
                 Placed::Tensor(Image::new(device, stream, &input.tensor, input.layout)?)
             }
-            Some(Operand::Weight(weight)) => {
-                Placed::Weight(pack(device, stream, weight, case.op.name(), rows.unwrap_or(0))?)
-            }
+            Some(Operand::Weight(weight)) => Placed::Weight(pack(device, stream, weight)?),
             Some(Operand::WorkList) => Placed::Tensor(work_list(case, index, device, stream, &placed)?),
         });
         if let Some(Placed::Tensor(image)) = placed.last() {
@@ -263,14 +257,8 @@ fn pack(
     device: &dyn Device,
     stream: &mut dyn Stream,
     weight: &Weight,
-    op: &str,
-    max_rows: usize,
 ) -> Result<Arc<dyn PackedWeight>, Stop> {
-    // The uses of a weight are primitives: a region uses its weight through `linear`.
-    let op =
-        Op::PRIMITIVES.iter().map(|signature| signature.name).find(|name| *name == op).unwrap_or("linear");
-    let uses = vec![WeightUse { op, dtype: weight.used_with, max_rows }];
-    let desc = WeightDesc { weight_type: weight.weight_type.clone(), uses, immutable: true };
+    let desc = WeightDesc { weight_type: weight.weight_type.clone(), immutable: true };
     device.kernels().prepack_query(&desc)?;
     let mut reader = BytesReader::new(weight.weight_type.clone(), weight.bytes.as_slice())?;
     Ok(device.kernels().prepack(stream, &desc, &mut reader)?)

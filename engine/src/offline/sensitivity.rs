@@ -188,7 +188,6 @@ impl Forward {
         let weights = self.weights();
         let total = weights.len() as u64;
         let mut divergences = BTreeMap::new();
-        let limits = runner.plan().limits;
         let executor = runner.executor_mut();
         for RoundedWeight { place, operand, id, name } in weights {
             progress(divergences.len() as u64, total);
@@ -199,7 +198,7 @@ impl Forward {
             let in_weight = |error: Error| error.at(&name);
             let reader = ExprReader::new(&**model.weights(), expr).map_err(in_weight)?;
             let mut reader = reader.stored_as(weight_type.format).map_err(in_weight)?;
-            let desc = weight_desc(rounded.program(), id, weight_type, limits);
+            let desc = weight_desc(weight_type);
             let (device, stream, _) = executor.device_stream_plans();
             let packed = device.kernels().prepack(stream, &desc, &mut reader).map_err(in_weight)?;
             let node = self.calls[place].0;

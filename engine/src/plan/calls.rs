@@ -8,8 +8,8 @@ use crate::error::Result;
 use dsrun_core::{
     Error, Size, TensorDesc, WeightType,
     checked::ValidCall,
-    kernels::{CallDesc, OperandDesc, WeightDesc, WeightUse},
-    op::{Op, OperandType},
+    kernels::{CallDesc, OperandDesc, WeightDesc},
+    op::OperandType,
     program::{Call, Program, Value, ValueId},
 };
 
@@ -51,40 +51,9 @@ pub(crate) fn describe(
     program.nodes.iter().map(|node| describe_call(program, &node.call, sizes)).collect()
 }
 
-/// Describes a weight and its uses: every primitive of the program that reads it.
-pub(crate) fn weight_desc(program: &Program, id: ValueId, weight: &WeightType, limits: Bucket) -> WeightDesc {
-    let mut uses = Vec::new();
-    for node in &program.nodes {
-        if !node.call.operands.contains(&Some(id)) {
-            continue;
-        }
-        // The rows of a call are those of its first result; its activations have that result's element type.
-        let result = node.call.results.first().and_then(|result| program.values.get(result.index()));
-        let Some((result, tensor)) = result.and_then(|result| Some((result, result.tensor_type()?))) else {
-            continue;
-        };
-        let max_rows = match StepSize::of_rows(result) {
-            Some(StepSize::Rows) => limits.rows,
-            _ => limits.tokens,
-        };
-        for op in readers(&node.call, id) {
-            let weight_use = WeightUse { op, dtype: tensor.dtype, max_rows };
-            if !uses.contains(&weight_use) {
-                uses.push(weight_use);
-            }
-        }
-    }
-    WeightDesc { weight_type: weight.clone(), uses, immutable: true }
-}
-
-/// The primitives of a call that read a value: the op itself, or those of a region's body.
-pub(super) fn readers(call: &Call, id: ValueId) -> Vec<&'static str> {
-    let Op::Region(region) = &call.op else {
-        return call.op.signature().map(|signature| signature.name).into_iter().collect();
-    };
-    let inside = call.operands.iter().position(|operand| *operand == Some(id)).map(ValueId::new);
-    let reads = region.calls().iter().filter(|call| call.operands.contains(&inside));
-    reads.filter_map(|call| Some(call.op.signature()?.name)).collect()
+/// Describes a weight of a model, which never changes once it is packed.
+pub(crate) fn weight_desc(weight: &WeightType) -> WeightDesc {
+    WeightDesc { weight_type: weight.clone(), immutable: true }
 }
 
 /// The bytes of a state.

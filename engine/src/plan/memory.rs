@@ -10,7 +10,7 @@ use dsrun_core::{
     TensorDesc,
     device::Device,
     op::OperandType,
-    program::{Origin, Program, Value, ValueId},
+    program::{Origin, Program, Value},
 };
 
 /// Counts the memory of an engine for a program with these sizes.
@@ -33,11 +33,10 @@ pub(crate) fn count_memory(
         ..MemoryPlan::default()
     };
     let host_pages = options.host_pages();
-    for (index, value) in program.values.iter().enumerate() {
+    for value in &program.values {
         match (&value.origin, &value.value_type) {
             (Origin::Weight(_), OperandType::Weight(weight)) => {
-                let desc = weight_desc(program, ValueId::new(index), weight, limits);
-                memory.weights += device.kernels().prepack_query(&desc)?.bytes as u64;
+                memory.weights += device.kernels().prepack_query(&weight_desc(weight))?.bytes as u64;
             }
             (Origin::Weight(_), OperandType::Tensor(tensor)) => {
                 let elements: usize = tensor.resolve(&|_| None)?.iter().product();

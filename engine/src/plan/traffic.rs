@@ -2,7 +2,7 @@
 
 use super::{
     EnginePlan,
-    calls::{is_cache, readers, state_bytes, weight_desc},
+    calls::{is_cache, state_bytes, weight_desc},
     step_interface::{StepSegment, StepSize},
 };
 use crate::error::Result;
@@ -10,11 +10,8 @@ use dsrun_core::{
     WeightType,
     device::Device,
     op::{Op, OperandType},
-    program::{Origin, Value, ValueId},
+    program::{Call, Origin, Value, ValueId},
 };
-
-/// The primitive that looks up rows of a weight instead of multiplying with it.
-const LOOKUP: &str = "embed";
 
 /// Bytes that a step of generation reads from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,11 +33,11 @@ impl EnginePlan {
         let mut traffic = StepTraffic { weights: 0, kv_per_token: 0 };
         for (id, value) in program.values_from(|origin| *origin != Origin::Input) {
             match (&value.origin, &value.value_type) {
-                (Origin::Weight(_), OperandType::Weight(weight)) => {
-                    let desc = weight_desc(program, id, weight, self.limits);
-                    if desc.uses.iter().any(|weight_use| weight_use.op != LOOKUP) {
-                        traffic.weights += device.kernels().prepack_query(&desc)?.bytes as u64;
-                    }
+                (Origin::Weight(_), OperandType::Weight(weight))
+                    if program.nodes.iter().any(|node| multiplies(&node.call, id)) =>
+                {
+                    let layout = device.kernels().prepack_query(&weight_desc(weight))?;
+                    traffic.weights += layout.bytes as u64;
                 }
                 (Origin::State, _) if is_cache(value) => {
                     let slots = self.fixed.pages * self.options.block_size;
@@ -66,8 +63,7 @@ impl EnginePlan {
             let Op::PagedAttention(attention) = node.call.op else {
                 for id in node.call.operands.iter().flatten() {
                     let weight = program.values[id.index()].weight_type();
-                    let multiplied = readers(&node.call, *id).iter().any(|op| *op != LOOKUP);
-                    let elements = weight.filter(|_| multiplied).map(WeightType::elements);
+                    let elements = weight.filter(|_| multiplies(&node.call, *id)).map(WeightType::elements);
                     products += elements
                         .map_or(0, |elements| rows.saturating_mul(elements.unwrap_or(usize::MAX)))
                         as u64;
@@ -83,5 +79,14 @@ impl EnginePlan {
             products += 2 * (rows * keys) as u64 * features as u64;
         }
         products
+    }
+}
+
+/// Whether a call, or a primitive in its region, multiplies with a weight. `embed` only looks up rows of it.
+fn multiplies(call: &Call, weight: ValueId) -> bool {
+    let Some(index) = call.operands.iter().position(|operand| *operand == Some(weight)) else { return false };
+    match &call.op {
+        Op::Region(region) => region.calls().iter().any(|call| multiplies(call, ValueId::new(index))),
+        op => !matches!(op, Op::Embed(_)),
     }
 }

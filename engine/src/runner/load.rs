@@ -115,14 +115,14 @@ fn load_weights(
     let program = plan.program();
     let mut loaded = 0;
     progress(0);
-    for (id, value) in program.values_from(|origin| matches!(origin, Origin::Weight(_))) {
+    for (_, value) in program.values_from(|origin| matches!(origin, Origin::Weight(_))) {
         let Origin::Weight(expr) = &value.origin else { continue };
         let in_weight = |error: Error| error.at(&value.name);
         let reader = ExprReader::new(source, expr).map_err(in_weight)?;
         match &value.value_type {
             OperandType::Weight(weight) => {
                 let mut reader = reader.stored_as(weight.format).map_err(in_weight)?;
-                let desc = weight_desc(program, id, weight, plan.limits);
+                let desc = weight_desc(weight);
                 let packed = device.kernels().prepack(stream, &desc, &mut reader).map_err(in_weight)?;
                 loaded += packed.bytes() as u64;
                 resident.weights.insert(value.name.clone(), packed);

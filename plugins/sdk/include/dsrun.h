@@ -612,16 +612,6 @@ typedef struct dsr_support {
     struct dsr_text *reason;
 } dsr_support;
 
-// What a weight is used for. Its size never changes.
-typedef struct dsr_weight_use {
-    // The op that reads it, one of DSR_OP_*.
-    uint32_t op;
-    // Element type of the activations, one of DSR_DTYPE_*.
-    uint32_t dtype;
-    // The most rows of activations in a call.
-    uint64_t max_rows;
-} dsr_weight_use;
-
 // A weight to be packed. What it points to is the caller's, and is valid until the function returns.
 typedef struct dsr_weight_desc {
     // sizeof(dsr_weight_desc) of the caller.
@@ -630,12 +620,6 @@ typedef struct dsr_weight_desc {
     uint32_t flags;
     // Shape and format it comes in.
     struct dsr_weight_type weight_type;
-    // What it is used for.
-    const struct dsr_weight_use *uses;
-    // Length of `uses`.
-    uint32_t use_count;
-    // 0.
-    uint32_t reserved;
 } dsr_weight_desc;
 
 // How a device would keep a weight. The plugin fills it in.

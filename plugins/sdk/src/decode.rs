@@ -7,7 +7,7 @@ use dsrun_core::{
     checked::ValidCall,
     collective::Comm,
     device::{Buffer, BufferSlice, DeviceOptions, MemoryKind},
-    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc},
     op::Op,
     program::{Call, ValueId},
     region::Region,
@@ -18,8 +18,6 @@ use std::{ffi::c_void, sync::Arc, time::Duration};
 const MAX_CALLS: usize = 4096;
 /// The most words of attributes: more than any op has.
 const MAX_WORDS: usize = 256;
-/// The most uses of one weight.
-const MAX_USES: usize = 4096;
 
 pub(super) fn dtype(number: u32) -> Result<DType> {
     DType::from_number(number).ok_or_else(|| Error::unsupported(format!("{number} is none")).field("dtype"))
@@ -159,26 +157,13 @@ pub(super) unsafe fn call(
 /// The pointer is null or to a description, all of it readable.
 pub(super) unsafe fn weight(pointer: *const dsr_weight_desc) -> Result<WeightDesc> {
     // SAFETY: as the caller says.
-    let (raw, uses) = unsafe {
-        let raw = prefix::read(pointer)?;
-        (raw, prefix::array(raw.uses, raw.use_count as usize, MAX_USES, "uses")?)
-    };
+    let raw = unsafe { prefix::read(pointer)? };
     if raw.flags & !DSR_WEIGHT_IMMUTABLE != 0 {
         return Err(Error::unsupported(format!("{:#x} has unknown bits", raw.flags)).field("flags"));
     }
-    let one = |raw: &dsr_weight_use| {
-        let signature = Op::signature_of(raw.op)
-            .ok_or_else(|| Error::unsupported(format!("there is no op {}", raw.op)).at("uses").field("op"))?;
-        let max_rows = prefix::size(raw.max_rows, "max_rows")?;
-        Ok(WeightUse { op: signature.name, dtype: dtype(raw.dtype)?, max_rows })
-    };
     let weight_type = weight_type(&raw.weight_type)?;
     weight_type.bytes()?;
-    Ok(WeightDesc {
-        weight_type,
-        uses: uses.iter().map(one).collect::<Result<_>>()?,
-        immutable: raw.flags & DSR_WEIGHT_IMMUTABLE != 0,
-    })
+    Ok(WeightDesc { weight_type, immutable: raw.flags & DSR_WEIGHT_IMMUTABLE != 0 })
 }
 
 /// # Errors

@@ -174,32 +174,12 @@ impl EncodedCall {
     }
 }
 
-/// A weight, with what its raw description points to.
-pub(super) struct EncodedWeight {
-    pub(super) raw: dsr_weight_desc,
-    _uses: Vec<dsr_weight_use>,
-}
-
-impl EncodedWeight {
-    pub(super) fn new(weight: &WeightDesc) -> Result<Self> {
-        let one = |one: &dsrun_core::kernels::WeightUse| {
-            let unknown = || Error::invalid(format!("there is no op `{}`", one.op)).at("uses").field("op");
-            Ok(dsr_weight_use {
-                op: Op::number_of(one.op).ok_or_else(unknown)?,
-                dtype: one.dtype as u32,
-                max_rows: one.max_rows as u64,
-            })
-        };
-        let uses = weight.uses.iter().map(one).collect::<Result<Vec<_>>>()?;
-        let raw = dsr_weight_desc {
-            flags: if weight.immutable { DSR_WEIGHT_IMMUTABLE } else { 0 },
-            weight_type: weight_type(&weight.weight_type)?,
-            uses: uses.as_ptr(),
-            use_count: count(uses.len(), "uses")?,
-            ..prefix::zeroed()
-        };
-        Ok(Self { raw, _uses: uses })
-    }
+pub(super) fn weight_desc(weight: &WeightDesc) -> Result<dsr_weight_desc> {
+    Ok(dsr_weight_desc {
+        flags: if weight.immutable { DSR_WEIGHT_IMMUTABLE } else { 0 },
+        weight_type: weight_type(&weight.weight_type)?,
+        ..prefix::zeroed()
+    })
 }
 
 /// No range.

@@ -61,8 +61,7 @@ layout! {
         transport, rank, ranks
     }
     dsr_support { struct_size, flags, workspace_bytes, persistent_bytes, work_words, reason }
-    dsr_weight_use { op, dtype, max_rows }
-    dsr_weight_desc { struct_size, flags, weight_type, uses, use_count, reserved }
+    dsr_weight_desc { struct_size, flags, weight_type }
     dsr_packed_layout { struct_size, reserved, bytes, name }
     dsr_row_reader { struct_size, reserved, context, rows }
     dsr_slice { buffer, offset, bytes }

@@ -351,18 +351,6 @@ pub struct dsr_support {
     pub reason: *mut dsr_text,
 }
 
-/// What a weight is used for. Its size never changes.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct dsr_weight_use {
-    /// The op that reads it, one of DSR_OP_*.
-    pub op: u32,
-    /// Element type of the activations, one of DSR_DTYPE_*.
-    pub dtype: u32,
-    /// The most rows of activations in a call.
-    pub max_rows: u64,
-}
-
 /// A weight to be packed. What it points to is the caller's, and is valid until the function returns.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -373,12 +361,6 @@ pub struct dsr_weight_desc {
     pub flags: u32,
     /// Shape and format it comes in.
     pub weight_type: dsr_weight_type,
-    /// What it is used for.
-    pub uses: *const dsr_weight_use,
-    /// Length of `uses`.
-    pub use_count: u32,
-    /// 0.
-    pub reserved: u32,
 }
 
 /// How a device would keep a weight. The plugin fills it in.

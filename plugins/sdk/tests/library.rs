@@ -215,7 +215,7 @@ fn weights_are_read_through_the_host() {
     let device = device();
     let mut stream = device.stream().unwrap();
     let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![3, 2] };
-    let desc = WeightDesc { weight_type: weight_type.clone(), uses: Vec::new(), immutable: true };
+    let desc = WeightDesc { weight_type: weight_type.clone(), immutable: true };
     let mut rows = BytesReader::new(weight_type.clone(), vec![0; 24]).unwrap();
     let packed = device.kernels().prepack(&mut *stream, &desc, &mut rows).unwrap();
     assert_eq!(packed.bytes(), 24);

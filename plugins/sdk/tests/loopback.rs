@@ -10,7 +10,7 @@ use dsrun_core::{
     checked::{CheckedPlan, ValidCall},
     collective::{Comm, host::HostComm},
     device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind, MemoryUse, Stream},
-    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc, WeightUse},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc},
     op::{
         Add, AllReduce, Argmax, AttentionPrepare, Barrier, Cast, Columns, LayerNorm, Linear, MeshAxis, Op,
         Profile, Reduction, RmsNorm,
@@ -127,7 +127,6 @@ fn errors_keep_code_place_and_message() {
     assert!(error.message().contains(&(1u64 << 40).to_string()), "{error}");
     let quantised = WeightDesc {
         weight_type: WeightType { format: WeightFormat::from_name("q4_1").unwrap(), shape: vec![2, 32] },
-        uses: Vec::new(),
         immutable: true,
     };
     let error = device.kernels().prepack_query(&quantised).unwrap_err();
@@ -273,7 +272,6 @@ impl WeightReader for MadeRows {
 fn matrix() -> WeightDesc {
     WeightDesc {
         weight_type: WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![3, 2] },
-        uses: vec![WeightUse { op: "linear", dtype: DType::F32, max_rows: 64 }],
         immutable: true,
     }
 }
@@ -284,7 +282,7 @@ fn weights_are_packed_from_borrowed_and_from_made_rows() {
     let mut stream = device.stream().unwrap();
     let desc = matrix();
     let layout = device.kernels().prepack_query(&desc).unwrap();
-    assert_eq!((layout.bytes, layout.name), (24, format!("{:?}", desc.uses)));
+    assert_eq!((layout.bytes, layout.name), (24, "immutable".into()));
 
     let values: Vec<f32> = (0..6).map(|value| value as f32).collect();
     let mut borrowed = BytesReader::new(desc.weight_type.clone(), bytes_of(&values)).unwrap();

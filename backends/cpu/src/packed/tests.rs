@@ -41,7 +41,7 @@ fn pool(threads: usize) -> rayon::ThreadPool {
 
 fn desc(format: WeightFormat, outputs: usize, inputs: usize) -> WeightDesc {
     let weight_type = WeightType { format, shape: vec![outputs, inputs] };
-    WeightDesc { weight_type, uses: vec![], immutable: true }
+    WeightDesc { weight_type, immutable: true }
 }
 
 /// Bytes of a matrix with every bit pattern of integers and scales of either sign.

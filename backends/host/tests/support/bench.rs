@@ -106,7 +106,7 @@ impl Bench {
     pub(crate) fn weight(&self, values: &[f32], outputs: usize, inputs: usize) -> Operand {
         let weight_type =
             WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![outputs, inputs] };
-        let weight = WeightDesc { weight_type: weight_type.clone(), uses: vec![], immutable: true };
+        let weight = WeightDesc { weight_type: weight_type.clone(), immutable: true };
         let mut reader =
             BytesReader::new(weight_type.clone(), bytemuck::cast_slice::<_, u8>(values)).unwrap();
         let mut stream = self.device.stream().unwrap();

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     comm::OfferedTransport,
-    encode::{EncodedCall, EncodedWeight, NO_SLICE},
+    encode::{self, EncodedCall, NO_SLICE},
     host::TextSink,
     prefix,
     raw::*,
@@ -78,12 +78,11 @@ impl Kernels for PluginDevice {
     }
 
     fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
-        let encoded = EncodedWeight::new(weight)?;
+        let desc = encode::weight_desc(weight)?;
         let mut name = TextSink::default();
         let mut raw = dsr_packed_layout { name: name.as_raw(), ..prefix::zeroed() };
         let layout = &raw mut raw;
-        let weight = &raw const encoded.raw;
-        self.call(|table, device| Ok(call!(table, prepack_query(device, weight, layout))))?;
+        self.call(|table, device| Ok(call!(table, prepack_query(device, &raw const desc, layout))))?;
         Ok(PackedLayout { bytes: prefix::size(raw.bytes, "bytes")?, name: name.into_text() })
     }
 
@@ -99,12 +98,12 @@ impl Kernels for PluginDevice {
         }
         let stream = PluginStream::of(stream, &self.open.plugin)?;
         stream.health.check("stream")?;
-        let encoded = EncodedWeight::new(weight)?;
+        let desc = encode::weight_desc(weight)?;
         let mut source = RowSource { rows, given: Vec::new() };
         let reader =
             dsr_row_reader { context: (&raw mut source).cast(), rows: Some(give_rows), ..prefix::zeroed() };
         let mut handle = ptr::null_mut();
-        let (stream, desc) = (stream.handle.get(), &raw const encoded.raw);
+        let (stream, desc) = (stream.handle.get(), &raw const desc);
         self.call(|table, device| {
             Ok(call!(table, prepack(device, stream, desc, &raw const reader, &raw mut handle)))
         })?;

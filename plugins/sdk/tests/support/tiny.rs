@@ -334,7 +334,8 @@ impl Kernels for TinyDevice {
             let message = format!("tiny has no {}", weight.weight_type.format);
             return Err(Error::unsupported(message).at("weight_type").field("format"));
         }
-        Ok(PackedLayout { bytes: 4 * weight.weight_type.elements()?, name: format!("{:?}", weight.uses) })
+        let name = if weight.immutable { "immutable" } else { "changing" };
+        Ok(PackedLayout { bytes: 4 * weight.weight_type.elements()?, name: name.into() })
     }
 
     fn prepack(

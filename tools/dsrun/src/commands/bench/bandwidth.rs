@@ -5,7 +5,7 @@ use dsrun_core::{
     BytesReader, DType, TensorDesc, WeightFormat, WeightType,
     checked::CheckedPlan,
     device::{BufferSlice, Device, MemoryKind},
-    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, WeightDesc, WeightUse},
+    kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, WeightDesc},
     op::Linear,
 };
 use std::time::{Duration, Instant};
@@ -24,8 +24,7 @@ pub(crate) fn read_bandwidth(device: &dyn Device) -> Result<f64> {
     let bytes: usize = if device.properties().unified_memory { 256 << 20 } else { 1 << 30 };
     let rows = bytes / 4 / COLUMNS;
     let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![rows, COLUMNS] };
-    let uses = vec![WeightUse { op: "linear", dtype: DType::F32, max_rows: 1 }];
-    let desc = WeightDesc { weight_type: weight_type.clone(), uses, immutable: true };
+    let desc = WeightDesc { weight_type: weight_type.clone(), immutable: true };
     let mut stream = device.stream()?;
     let weight = {
         let mut reader = BytesReader::new(weight_type.clone(), values(rows * COLUMNS))?;
