@@ -1,30 +1,30 @@
-//! Groups of ranks that compute together.
+//! Groups of ranks that run collectives.
 //!
 //! Every rank of a group enqueues the same collectives in the same order. A backend without a collective library uses
-//! [`host`], which works on memory the host can reach.
+//! [`host`], which works on memory that the host can access.
 
 pub mod host;
 
 use crate::Result;
 use std::{any::Any, fmt::Debug, sync::Arc, time::Duration};
 
-/// Names a group while its ranks gather. One rank makes it and gives it to the others by whatever means.
+/// Identifies a group while its ranks join. One rank makes it and passes it to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupId(pub [u8; 128]);
 
-/// Making groups.
+/// The collective library of a device.
 pub trait Collective: Send + Sync {
-    /// A name for a new group.
+    /// Makes the id of a new group.
     ///
     /// # Errors
     /// If the collective library fails.
     fn group_id(&self) -> Result<GroupId>;
 
-    /// Joins a group of `ranks` as rank `rank`, and waits until all ranks have.
+    /// Joins a group of `ranks` ranks as rank `rank`, and waits until all ranks have joined.
     ///
     /// # Errors
-    /// If the rank is taken or outside, the sizes differ, or not all ranks came within `timeout`: the message names those
-    /// that are missing.
+    /// If the rank is taken or out of range, the ranks disagree on `ranks`, or not all ranks joined within `timeout`; the
+    /// message names the missing ranks.
     fn join(&self, id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Arc<dyn Comm>>;
 }
 
@@ -33,15 +33,15 @@ pub trait Comm: Any + Send + Sync + Debug {
     /// This rank.
     fn rank(&self) -> usize;
 
-    /// How many ranks there are.
+    /// The number of ranks in the group.
     fn ranks(&self) -> usize;
 
-    /// The error of a collective that failed after it was enqueued, if any did.
+    /// Reports whether a collective has failed after it was enqueued.
     ///
     /// # Errors
-    /// That error.
+    /// The error of that collective.
     fn status(&self) -> Result<()>;
 
-    /// Makes everything that waits in this group, on any rank, fail now with this reason.
+    /// Makes every wait in this group, on every rank, fail at once with this reason.
     fn abort(&self, reason: &str);
 }

@@ -1,8 +1,12 @@
-//! Ranks that are threads reduce, gather and exchange, and name the ranks that do not come.
+//! Ranks as threads reduce, gather and exchange, and errors name missing ranks.
 
-use super::*;
+use super::{
+    super::{Collective, Comm},
+    HostCollective, HostComm,
+};
+use crate::{Code, DType, op::Reduction};
 use rstest::rstest;
-use std::thread;
+use std::{thread, time::Duration};
 
 /// Runs `work` on every rank of a group, each on its own thread.
 fn on_ranks<T: Send>(ranks: usize, work: impl Fn(HostComm) -> T + Sync) -> Vec<T> {
@@ -57,7 +61,7 @@ fn integers_reduce_exactly(
 }
 
 #[test]
-fn gather_scatter_exchange_and_broadcast() {
+fn ranks_gather_scatter_exchange_and_broadcast() {
     on_ranks(3, |comm| {
         let rank = comm.rank() as u8;
         let gathered: Vec<u8> = comm.all_gather(&[rank, rank]).unwrap().concat();
@@ -79,7 +83,7 @@ fn gather_scatter_exchange_and_broadcast() {
 }
 
 #[test]
-fn messages_of_one_sender_come_in_order() {
+fn messages_of_one_sender_arrive_in_order() {
     on_ranks(2, |comm| {
         for number in 0..10u8 {
             if comm.rank() == 0 {
@@ -94,7 +98,7 @@ fn messages_of_one_sender_come_in_order() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named() {
+fn a_missing_rank_is_named() {
     let results = on_ranks(3, |comm| {
         let comm = comm.with_timeout(Duration::from_millis(50));
         if comm.rank() == 1 { Ok(()) } else { comm.barrier() }
@@ -106,7 +110,7 @@ fn a_rank_that_does_not_come_is_named() {
 }
 
 #[test]
-fn ranks_that_disagree_fail_with_both_named() {
+fn ranks_with_different_collectives_are_both_named() {
     let results = on_ranks(2, |comm| {
         let mut bytes = vec![0; 4 * (1 + comm.rank())];
         comm.all_reduce(&mut bytes, DType::F32, Reduction::Sum)
@@ -118,7 +122,7 @@ fn ranks_that_disagree_fail_with_both_named() {
 }
 
 #[test]
-fn abort_wakes_those_who_wait() {
+fn abort_wakes_waiting_ranks() {
     let results = on_ranks(2, |comm| {
         if comm.rank() == 0 {
             comm.abort("out of memory");
@@ -130,7 +134,7 @@ fn abort_wakes_those_who_wait() {
 }
 
 #[test]
-fn joining_names_missing_ranks_and_refuses_doubles() {
+fn joining_names_missing_ranks_and_refuses_ranks_out_of_range() {
     let collective = HostCollective;
     let id = collective.group_id().unwrap();
     let error = collective.join(&id, 0, 2, Duration::from_millis(20)).unwrap_err();

@@ -1,0 +1,272 @@
+//! Groups of threads of this process.
+//!
+//! Every collective is one exchange: each rank deposits its bytes, labelled with the collective it runs, waits until all ranks
+//! have, and reads the deposits it needs.
+
+use super::{super::GroupId, HostTransport, reduce::reduce};
+use crate::{Code, DType, Error, Result, op::Reduction};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// The time a collective waits for the other ranks, unless set otherwise.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The groups that ranks are still joining.
+static JOINING: LazyLock<Mutex<HashMap<GroupId, Arc<Group>>>> = LazyLock::new(Mutex::default);
+
+#[derive(Debug)]
+struct Group {
+    ranks: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    joined: Vec<bool>,
+    failure: Option<Error>,
+    /// The number of completed exchanges. A rank may begin one only when all ranks have left the previous one.
+    round: u64,
+    deposits: Vec<Option<Deposit>>,
+    /// The number of ranks that have left the exchange.
+    left: usize,
+    /// Messages on their way, by sender and receiver.
+    messages: HashMap<(usize, usize), VecDeque<Arc<[u8]>>>,
+}
+
+/// The contribution of a rank to an exchange.
+#[derive(Clone, Debug)]
+struct Deposit {
+    label: String,
+    bytes: Arc<[u8]>,
+}
+
+impl Group {
+    fn new(ranks: usize) -> Self {
+        let state = State { joined: vec![false; ranks], deposits: vec![None; ranks], ..State::default() };
+        Self { ranks, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A rank that panicked while it held the lock has failed, and the timeouts of the others report it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `ready`, the group fails, or the wait times out.
+    fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        timeout: Duration,
+        what: &str,
+        ready: impl Fn(&State) -> bool,
+        missing: impl Fn(&State) -> String,
+    ) -> Result<MutexGuard<'a, State>> {
+        // None if the deadline is beyond the range of the clock.
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            if ready(&state) {
+                return Ok(state);
+            }
+            let left =
+                deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                let message = format!("{what} waited {timeout:?} for {}", missing(&state));
+                return Err(self.fail(state, Error::new(Code::Timeout, message)));
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+        }
+    }
+
+    /// Fails all later waits of the group with this error.
+    fn fail(&self, mut state: MutexGuard<'_, State>, error: Error) -> Error {
+        state.failure = Some(error.clone());
+        self.changed.notify_all();
+        error
+    }
+}
+
+fn missing_ranks(present: impl Iterator<Item = bool>) -> String {
+    let missing: Vec<String> =
+        present.enumerate().filter(|(_, present)| !present).map(|(rank, _)| rank.to_string()).collect();
+    format!("rank {}", missing.join(", "))
+}
+
+/// A rank of a group of threads.
+#[derive(Debug)]
+pub(super) struct LocalRank {
+    group: Arc<Group>,
+    rank: usize,
+    timeout: Duration,
+}
+
+impl LocalRank {
+    /// All ranks of a new group.
+    pub(super) fn group(ranks: usize) -> Vec<Self> {
+        let group = Arc::new(Group::new(ranks));
+        (0..ranks).map(|rank| Self::new(&group, rank)).collect()
+    }
+
+    fn new(group: &Arc<Group>, rank: usize) -> Self {
+        Self { group: group.clone(), rank, timeout: DEFAULT_TIMEOUT }
+    }
+
+    pub(super) fn join(id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Self> {
+        let mut joining = JOINING.lock().unwrap_or_else(PoisonError::into_inner);
+        let group = joining.entry(*id).or_insert_with(|| Arc::new(Group::new(ranks))).clone();
+        if group.ranks != ranks {
+            let message = format!("is {ranks}, but other ranks joined a group of {}", group.ranks);
+            return Err(Error::invalid(message).at("ranks"));
+        }
+        let mut state = group.lock();
+        if std::mem::replace(&mut state.joined[rank], true) {
+            return Err(Error::invalid(format!("is {rank}, which has already joined")).at("rank"));
+        }
+        if state.joined.iter().all(|joined| *joined) {
+            joining.remove(id);
+        }
+        drop(joining);
+        group.changed.notify_all();
+        let all = |state: &State| state.joined.iter().all(|joined| *joined);
+        let missing = |state: &State| missing_ranks(state.joined.iter().copied());
+        let waited = group.wait(state, timeout, "joining a group", all, missing).map(drop);
+        if let Err(error) = waited {
+            JOINING.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+            return Err(error);
+        }
+        Ok(Self::new(&group, rank))
+    }
+
+    pub(super) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// The bytes of every rank, in the order of ranks.
+    pub(super) fn gather(&self, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+        self.exchange(format!("all_gather of {} bytes", bytes.len()), bytes)
+    }
+
+    /// Deposits `bytes`, and returns the deposits of all ranks in the order of ranks.
+    fn exchange(&self, label: String, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+        let group = &*self.group;
+        let state = group.lock();
+        // The slot is occupied while slower ranks read the deposits of the previous exchange.
+        let free = |state: &State| state.deposits[self.rank].is_none();
+        let busy = |_: &State| "the ranks of the previous collective".to_owned();
+        let mut state = group.wait(state, self.timeout, &label, free, busy)?;
+        let round = state.round;
+        state.deposits[self.rank] = Some(Deposit { label: label.clone(), bytes: bytes.into() });
+        group.changed.notify_all();
+        let all = |state: &State| state.round != round || state.deposits.iter().all(Option::is_some);
+        let missing = |state: &State| missing_ranks(state.deposits.iter().map(Option::is_some));
+        let mut state = group.wait(state, self.timeout, &label, all, missing)?;
+        let deposits: Vec<Deposit> = state.deposits.iter().flatten().cloned().collect();
+        if let Some((rank, other)) = deposits.iter().enumerate().find(|(_, deposit)| deposit.label != label) {
+            let message = format!("rank {} runs {label}, but rank {rank} runs {}", self.rank, other.label);
+            return Err(group.fail(state, Error::new(Code::Communication, message)));
+        }
+        state.left += 1;
+        if state.left == group.ranks {
+            state.left = 0;
+            state.round += 1;
+            state.deposits.fill(None);
+            group.changed.notify_all();
+        }
+        Ok(deposits.into_iter().map(|deposit| deposit.bytes).collect())
+    }
+}
+
+impl HostTransport for LocalRank {
+    fn all_reduce(&self, bytes: &mut [u8], dtype: DType, reduction: Reduction) -> Result<()> {
+        let parts = self.exchange(format!("all_reduce of {} {dtype} bytes", bytes.len()), bytes)?;
+        reduce(bytes, &parts, 0, dtype, reduction)
+    }
+
+    fn reduce_scatter(
+        &self,
+        source: &[u8],
+        destination: &mut [u8],
+        dtype: DType,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let parts = self.exchange(format!("reduce_scatter of {} {dtype} bytes", source.len()), source)?;
+        let offset = self.rank * destination.len();
+        reduce(destination, &parts, offset, dtype, reduction)
+    }
+
+    fn all_gather(&self, source: &[u8], destination: &mut [u8]) -> Result<()> {
+        let parts = self.gather(source)?;
+        if !source.is_empty() {
+            for (part, out) in parts.iter().zip(destination.chunks_exact_mut(source.len())) {
+                out.copy_from_slice(part);
+            }
+        }
+        Ok(())
+    }
+
+    fn all_to_all(&self, source: &[u8], destination: &mut [u8]) -> Result<()> {
+        let parts = self.exchange(format!("all_to_all of {} bytes", source.len()), source)?;
+        let block = source.len() / self.group.ranks;
+        if block > 0 {
+            for (part, out) in parts.iter().zip(destination.chunks_exact_mut(block)) {
+                out.copy_from_slice(&part[self.rank * block..][..block]);
+            }
+        }
+        Ok(())
+    }
+
+    fn broadcast(&self, bytes: &mut [u8], root: usize) -> Result<()> {
+        let own: &[u8] = if self.rank == root { bytes } else { &[] };
+        let parts = self.exchange(format!("broadcast of {} bytes from rank {root}", bytes.len()), own)?;
+        bytes.copy_from_slice(&parts[root]);
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.exchange("barrier".into(), &[]).map(drop)
+    }
+
+    fn send(&self, bytes: &[u8], peer: usize) -> Result<()> {
+        let mut state = self.group.lock();
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        state.messages.entry((self.rank, peer)).or_default().push_back(bytes.into());
+        self.group.changed.notify_all();
+        Ok(())
+    }
+
+    fn receive(&self, bytes: &mut [u8], peer: usize) -> Result<()> {
+        let key = (peer, self.rank);
+        let arrived = |state: &State| state.messages.get(&key).is_some_and(|queue| !queue.is_empty());
+        let missing = |_: &State| format!("a message of rank {peer}");
+        let mut state = self.group.wait(self.group.lock(), self.timeout, "receive", arrived, missing)?;
+        let message = state.messages.get_mut(&key).and_then(VecDeque::pop_front);
+        let message = message.ok_or_else(|| Error::internal("a message disappeared from its queue"))?;
+        if message.len() != bytes.len() {
+            let text = format!("rank {peer} sent {} bytes, expected {}", message.len(), bytes.len());
+            return Err(Error::new(Code::Communication, text));
+        }
+        bytes.copy_from_slice(&message);
+        Ok(())
+    }
+
+    fn status(&self) -> Result<()> {
+        self.group.lock().failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn abort(&self, reason: &str) {
+        let mut state = self.group.lock();
+        let message = format!("rank {} aborted: {reason}", self.rank);
+        state.failure.get_or_insert_with(|| Error::new(Code::Communication, message));
+        self.group.changed.notify_all();
+    }
+}
