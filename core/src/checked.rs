@@ -19,7 +19,7 @@ use crate::{
 pub use arguments::{BindLimits, ValidArguments, ValidOperand};
 use std::{ops::Deref, sync::Arc};
 
-/// A description that [`CallDesc::validate`] has accepted. Cheap to clone.
+/// A call description that [`CallDesc::validate`] has accepted. Clones share it.
 #[derive(Clone, Debug)]
 pub struct ValidCall(Arc<CallDesc>);
 
@@ -32,7 +32,7 @@ impl Deref for ValidCall {
 }
 
 impl CallDesc {
-    /// Checks everything that can be wrong with a description: the operands against the op's signature and shapes, each
+    /// Checks the whole description: the operands against the op's signature and shapes, each
     /// tensor's strides and size, the results against inference, and the ranks of a collective.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl CallDesc {
         }
     }
 
-    /// The attributes of a collective must fit the group it is given: buffer sizes follow from them.
+    /// Checks the attributes of a collective against its group, because buffer sizes follow from them.
     fn check_ranks(&self, rank: usize, ranks: usize) -> Result<()> {
         let (attribute, value, fits) = match &self.op {
             Op::AllGather(AllGather { ranks: value, .. })
@@ -126,12 +126,12 @@ impl CheckedPlan {
         Ok(Self { alignment: device.properties().alignment, plan, call })
     }
 
-    /// The call it was made for.
+    /// The call that was planned.
     pub fn call(&self) -> &ValidCall {
         &self.call
     }
 
-    /// Scratch memory a bound call needs.
+    /// Bytes of scratch memory that a bound call needs.
     pub fn workspace_bytes(&self) -> usize {
         self.plan.workspace_bytes()
     }

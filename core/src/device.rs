@@ -3,36 +3,36 @@
 //! # Contract
 //!
 //! - [`Backend`] and [`Device`] may be called from any thread, at the same time. Streams and graphs are used by one thread
-//!   at a time, but may move between threads. Nothing depends on which thread calls.
-//! - Work on a stream runs in order and may run later; enqueueing reports wrong arguments only. A fault of the device
-//!   shows when the stream or an event is waited for, and stays: after [`crate::Code::DeviceLost`] only dropping works.
+//!   at a time, but may move between threads. No result depends on the calling thread.
+//! - Work on a stream runs in order and may run later; enqueueing reports wrong arguments only. A device fault surfaces
+//!   when a stream or event is waited for, and is permanent: after [`crate::Code::DeviceLost`] only dropping works.
 //! - A child keeps its parents alive: a buffer outlives its device handle, a bound call its plan and buffers.
-//! - Buffers are opaque; a backend refuses the objects of another backend with an error.
-//! - Every wait has a timeout and a name, which the error repeats.
+//! - Buffers are opaque; a backend rejects the objects of another backend with an error.
+//! - Every wait has a timeout, and a name that its error repeats.
 
 use crate::{DType, Error, Result, collective::Collective, graph::Graphs, kernels::Kernels, op::Profile};
 use std::{any::Any, fmt::Debug, ptr::NonNull, sync::Arc, time::Duration};
 
-/// Who a backend is.
+/// The identity of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendInfo {
     /// The name users select it by: lower case, digits and `-`.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// What it is, in a line.
+    /// A one-line description.
     pub description: String,
 }
 
 /// A family of devices.
 pub trait Backend: Send + Sync + Debug {
-    /// Who this is.
+    /// The name, version and description of the backend.
     fn info(&self) -> &BackendInfo;
 
-    /// The devices that are there now. Empty if there are none.
+    /// The devices that are present now; may be empty.
     ///
     /// # Errors
-    /// [`crate::Code::Unavailable`] if a driver or library is missing: the message says which and where it was looked for.
+    /// [`crate::Code::Unavailable`] if a driver or library is missing; the message names it and where it was searched for.
     fn devices(&self) -> Result<Vec<DeviceInfo>>;
 
     /// Opens a device, or a share of one.
@@ -41,144 +41,144 @@ pub trait Backend: Send + Sync + Debug {
     /// If there is no such device, or an option cannot be met.
     fn open(&self, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>>;
 
-    /// A device that is not here, by a name that the backend knows it by: to have built ahead, on a machine without it, what the
-    /// device will need. It answers queries and plans as the device would; it has no memory to allocate, and runs nothing.
+    /// An offline device: one of this model that need not be present, for compiling its kernels ahead of time. It answers
+    /// queries and plans as the real device would, but allocates no memory and runs nothing.
     ///
     /// # Errors
-    /// [`crate::Code::Unsupported`] if the backend builds nothing ahead, [`crate::Code::InvalidArgument`] if it does not know the
-    /// name or that says too little; the message says which it knows. [`crate::Code::Unavailable`] if what builds is missing.
+    /// [`crate::Code::Unsupported`] if the backend compiles nothing ahead of time, [`crate::Code::InvalidArgument`] with the known
+    /// names if `name` is unknown or ambiguous, [`crate::Code::Unavailable`] if the compiler is missing.
     fn describe(&self, name: &str) -> Result<Arc<dyn Device>> {
-        let message = format!("the backend builds nothing ahead for a device that is not here, as {name:?}");
+        let message = format!("the backend cannot compile ahead of time for {name:?} or any other device");
         Err(Error::unsupported(message))
     }
 
-    /// What the backend uses on this machine, and what it found of it: for people, who want to know why it works or does not.
+    /// Reports the drivers, libraries and hardware features that the backend looks for on this machine, for people to read.
     fn diagnose(&self) -> Vec<Finding> {
         Vec::new()
     }
 }
 
-/// Something a backend uses on a machine, and whether it is there.
+/// A thing that a backend looks for on a machine, and whether it is present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What: a driver, a library, a feature of the processor, a folder.
+    /// What was looked for: a driver, a library, a processor feature, a folder.
     pub subject: String,
-    /// Whether it is there and fit for use.
+    /// Whether it is present and usable.
     pub present: bool,
-    /// Which version, and where; or where it was looked for and what to do.
+    /// The version and location found, or where it was searched for and what to do.
     pub detail: String,
 }
 
-/// A device, before it is opened.
+/// A device that a backend can open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// What [`Backend::open`] takes.
+    /// The index that [`Backend::open`] takes.
     pub index: usize,
-    /// Its name for people.
+    /// The product name, for people to read.
     pub name: String,
-    /// Memory in bytes, if known.
+    /// The size of its memory in bytes, if known.
     pub memory_bytes: Option<u64>,
 }
 
-/// How a device is opened.
+/// Options for opening a device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceOptions {
-    /// Threads a CPU device may use; all cores if absent.
+    /// The number of threads that a CPU device may use; all cores if absent.
     pub threads: Option<usize>,
-    /// The most memory this handle may hold, so that several models can share a card.
+    /// The limit in bytes on memory that this handle holds, so that several models can share a device.
     pub memory_limit: Option<u64>,
-    /// The share of the device's compute units this handle may use, above 0 and up to 1.
+    /// The share of the compute units that this handle may use, above 0 and up to 1.
     pub compute_share: Option<f32>,
 }
 
-/// What a device is and can do.
+/// The properties and capabilities of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceProperties {
-    /// Its name for people.
+    /// The product name, for people to read.
     pub name: String,
-    /// Memory in bytes; 0 if unknown.
+    /// The size of its memory in bytes; 0 if unknown.
     pub memory_bytes: u64,
-    /// Buffer offsets that operands are bound at are multiples of this (a power of two).
+    /// The alignment in bytes that buffer offsets of arguments must have; a power of two.
     pub alignment: usize,
-    /// Element types its kernels take.
+    /// The element types that its kernels support.
     pub dtypes: Vec<DType>,
-    /// Sets of ops it has all of.
+    /// The profiles of which it supports every op.
     pub profiles: Vec<Profile>,
-    /// Whether NaN in an input shows in exactly the outputs that depend on it. If not, NaN may give anything in them.
+    /// Whether NaN in an input makes exactly the outputs that depend on it NaN. If not, those outputs are unspecified.
     pub strict_nan: bool,
-    /// Whether memory of the device can be read by the host in place.
+    /// Whether the host can read device memory in place.
     pub unified_memory: bool,
 }
 
-/// Memory in use.
+/// The memory use of a device handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Bytes held by live buffers and weights of this handle.
+    /// Bytes that live buffers and weights of this handle hold.
     pub used: u64,
-    /// Bytes that can still be had, as far as the backend can tell.
+    /// Bytes that can still be allocated, if the backend can tell.
     pub free: Option<u64>,
 }
 
 /// An open device.
 pub trait Device: Send + Sync + Debug {
-    /// What it is and can do.
+    /// The properties and capabilities of the device.
     fn properties(&self) -> &DeviceProperties;
 
-    /// Memory in use.
+    /// The memory that this handle uses.
     fn memory(&self) -> MemoryUse;
 
-    /// Allocates memory. Its contents are zero.
+    /// Allocates zeroed memory.
     ///
     /// # Errors
-    /// [`crate::Code::OutOfMemory`] with what was asked for and what is free.
+    /// [`crate::Code::OutOfMemory`] with the requested and the free bytes.
     fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>>;
 
-    /// Creates a queue for work.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// If the device has no more.
+    /// If the device cannot create another.
     fn stream(&self) -> Result<Box<dyn Stream>>;
 
     /// Creates an event.
     ///
     /// # Errors
-    /// If the device has no more.
+    /// If the device cannot create another.
     fn event(&self) -> Result<Arc<dyn Event>>;
 
-    /// What it computes.
+    /// The kernels of the device.
     fn kernels(&self) -> &dyn Kernels;
 
-    /// Capturing and replaying work, if the device can.
+    /// Graph capture, if the device supports it.
     fn graphs(&self) -> Option<&dyn Graphs> {
         None
     }
 
-    /// Collectives with other devices of the backend, if it has them.
+    /// Collectives with other devices of the backend, if it supports them.
     fn collective(&self) -> Option<&dyn Collective> {
         None
     }
 }
 
-/// Where memory is.
+/// The kind of memory of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum MemoryKind {
-    /// On the device.
+    /// Device memory.
     Device = 1,
-    /// On the host, reachable by the device: results the host polls, staging for copies.
+    /// Pinned host memory that the device can access: results that the host polls, staging buffers for copies.
     Pinned = 2,
 }
 
-/// A piece of memory, freed when the last handle is dropped and all work that uses it is done.
+/// A piece of memory. It is freed when the last handle is dropped and all work that uses it is done.
 pub trait Buffer: Any + Send + Sync + Debug {
-    /// How long it is.
+    /// Its length in bytes.
     fn bytes(&self) -> usize;
 
-    /// Where it is.
+    /// The kind of memory.
     fn kind(&self) -> MemoryKind;
 
-    /// The address by which the host may access it, if it may. It is valid as long as the buffer; accesses must not race
-    /// with work on streams.
+    /// The address at which the host can access the buffer, if it can. It is valid as long as the buffer lives; accesses
+    /// must not race with work on streams.
     fn host_pointer(&self) -> Option<NonNull<u8>> {
         None
     }
@@ -189,48 +189,51 @@ pub trait Buffer: Any + Send + Sync + Debug {
 pub struct BufferSlice {
     /// The buffer.
     pub buffer: Arc<dyn Buffer>,
-    /// Where the range starts.
+    /// The byte at which the range starts.
     pub offset: usize,
-    /// How long it is.
+    /// The length of the range in bytes.
     pub bytes: usize,
 }
 
 impl BufferSlice {
-    /// A range of a buffer.
+    /// The range of `bytes` bytes at `offset` of a buffer.
     ///
     /// # Errors
-    /// If it is not inside.
+    /// If the range exceeds the buffer.
     pub fn new(buffer: Arc<dyn Buffer>, offset: usize, bytes: usize) -> Result<Self> {
         match offset.checked_add(bytes) {
             Some(end) if end <= buffer.bytes() => Ok(Self { buffer, offset, bytes }),
             _ => {
                 let message =
-                    format!("{bytes} bytes at {offset} are not inside a buffer of {} bytes", buffer.bytes());
+                    format!("{bytes} bytes at {offset} exceed a buffer of {} bytes", buffer.bytes());
                 Err(Error::invalid(message).field("offset"))
             }
         }
     }
 
-    /// All of a buffer.
+    /// The range of a whole buffer.
     pub fn whole(buffer: Arc<dyn Buffer>) -> Self {
         let bytes = buffer.bytes();
         Self { buffer, offset: 0, bytes }
     }
 
-    /// A range of this range.
+    /// The range of `bytes` bytes at `offset` of this range.
     ///
     /// # Errors
-    /// If it is not inside.
+    /// If it exceeds this range.
     pub fn slice(&self, offset: usize, bytes: usize) -> Result<Self> {
         let start = self.offset.checked_add(offset);
         match offset.checked_add(bytes).zip(start) {
             Some((end, start)) if end <= self.bytes => Self::new(self.buffer.clone(), start, bytes),
-            _ => Err(Error::invalid(format!("{bytes} bytes at {offset} are not inside {}", self.bytes))
-                .field("offset")),
+            _ => Err(Error::invalid(format!(
+                "{bytes} bytes at {offset} exceed a range of {} bytes",
+                self.bytes
+            ))
+            .field("offset")),
         }
     }
 
-    /// Whether both are in one buffer and share a byte.
+    /// Whether the two ranges share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.buffer, &other.buffer)
             && self.bytes.min(other.bytes) > 0
@@ -238,24 +241,24 @@ impl BufferSlice {
             && other.offset < self.offset.saturating_add(self.bytes)
     }
 
-    /// Whether both are the same range of one buffer.
+    /// Whether both are the same range of the same buffer.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.buffer, &other.buffer) && (self.offset, self.bytes) == (other.offset, other.bytes)
     }
 }
 
-/// A queue of work that runs in order.
+/// A queue of work that the device runs in order.
 pub trait Stream: Any + Send + Debug {
     /// Copies bytes from the host. `source` may be reused as soon as this returns.
     ///
     /// # Errors
-    /// If the lengths differ or the buffer is another backend's.
+    /// If the lengths differ or the buffer belongs to another backend.
     fn upload(&mut self, source: &[u8], destination: &BufferSlice) -> Result<()>;
 
     /// Waits for all work enqueued so far, then copies bytes to the host. `what` names the wait.
     ///
     /// # Errors
-    /// If the lengths differ, the buffer is another backend's, the device failed, or the wait ran out of time.
+    /// If the lengths differ, the buffer belongs to another backend, the device failed, or the wait timed out.
     fn download(
         &mut self,
         source: &BufferSlice,
@@ -264,54 +267,54 @@ pub trait Stream: Any + Send + Debug {
         timeout: Duration,
     ) -> Result<()>;
 
-    /// Copies bytes on the device, in order with its other work. The ranges do not overlap; either may be in pinned memory.
+    /// Enqueues a copy between two ranges that do not overlap. Either may be in pinned host memory.
     ///
     /// # Errors
-    /// If the lengths differ, the ranges overlap, or a buffer is another backend's.
+    /// If the lengths differ, the ranges overlap, or a buffer belongs to another backend.
     fn copy(&mut self, source: &BufferSlice, destination: &BufferSlice) -> Result<()>;
 
-    /// Sets every byte.
+    /// Enqueues setting every byte of a range.
     ///
     /// # Errors
-    /// If the buffer is another backend's.
+    /// If the buffer belongs to another backend.
     fn fill(&mut self, destination: &BufferSlice, byte: u8) -> Result<()>;
 
-    /// Marks the point reached when everything enqueued so far is done.
+    /// Records an event, which completes when all work enqueued so far has completed.
     ///
     /// # Errors
-    /// If the event is another backend's.
+    /// If the event belongs to another backend.
     fn record(&mut self, event: &dyn Event) -> Result<()>;
 
-    /// Lets later work on this stream wait for an event recorded on any stream of the backend.
+    /// Makes later work on this stream wait for an event recorded on any stream of the backend.
     ///
     /// # Errors
-    /// If the event is another backend's.
+    /// If the event belongs to another backend.
     fn wait(&mut self, event: &dyn Event) -> Result<()>;
 
-    /// Waits until everything enqueued so far is done. `what` names the wait.
+    /// Waits for all work enqueued so far. `what` names the wait.
     ///
     /// # Errors
-    /// If the device failed or the wait ran out of time.
+    /// If the device failed or the wait timed out.
     fn synchronize(&mut self, what: &str, timeout: Duration) -> Result<()>;
 }
 
-/// A point in a stream.
+/// A point in a stream that can be waited for.
 pub trait Event: Any + Send + Sync + Debug {
-    /// Whether the point last recorded is reached; true if none ever was.
+    /// Whether the last recorded point is reached; true if the event was never recorded.
     ///
     /// # Errors
     /// If the device failed.
     fn reached(&self) -> Result<bool>;
 
-    /// Waits until it is reached. `what` names the wait.
+    /// Waits until the last recorded point is reached. `what` names the wait.
     ///
     /// # Errors
-    /// If the device failed or the wait ran out of time.
+    /// If the device failed or the wait timed out.
     fn synchronize(&self, what: &str, timeout: Duration) -> Result<()>;
 
-    /// Time from an earlier recorded event to this one, if the device keeps time.
+    /// The time from an earlier recorded event to this one, if the device measures time.
     ///
     /// # Errors
-    /// If either was never recorded, or the other is another backend's.
+    /// If either was never recorded, or `earlier` belongs to another backend.
     fn elapsed_since(&self, earlier: &dyn Event) -> Result<Option<Duration>>;
 }

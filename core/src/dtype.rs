@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The type of one element of a tensor. The numbers are fixed: they cross the C ABI.
+/// The type of one element of a tensor. The numbers are fixed because they cross the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -11,15 +11,15 @@ pub enum DType {
     F32 = 1,
     /// IEEE 754 binary16.
     F16 = 2,
-    /// The upper half of a binary32.
+    /// The upper 16 bits of a binary32.
     BF16 = 3,
-    /// Signed 32-bit integer: every index and length operand.
+    /// Signed 32-bit integer, for indices and lengths.
     I32 = 4,
-    /// Unsigned 32-bit integer: bit masks and random seeds.
+    /// Unsigned 32-bit integer, for bit masks and random seeds.
     U32 = 5,
-    /// Signed 8-bit integer: quantised values.
+    /// Signed 8-bit integer, for quantised values.
     I8 = 6,
-    /// Unsigned 8-bit integer: raw bytes.
+    /// Unsigned 8-bit integer, for raw bytes.
     U8 = 7,
 }
 
@@ -27,7 +27,7 @@ impl DType {
     /// Every element type, in the order of its number.
     pub const ALL: [Self; 7] = [Self::F32, Self::F16, Self::BF16, Self::I32, Self::U32, Self::I8, Self::U8];
 
-    /// Bytes of one element.
+    /// The number of bytes of an element.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 | Self::I32 | Self::U32 => 4,
@@ -41,7 +41,7 @@ impl DType {
         matches!(self, Self::F32 | Self::F16 | Self::BF16)
     }
 
-    /// The name used in programs, messages and configuration.
+    /// The name that programs, messages and configuration use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",

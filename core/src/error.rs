@@ -1,34 +1,34 @@
 //! The one error type of the hardware-abstraction layer.
 //!
-//! An error carries a machine-readable [`Code`], which crosses the C ABI as an integer, and names what failed: the op,
-//! the argument and the field, so that a test can assert it and a person can act on it.
+//! An error carries a machine-readable [`Code`], which crosses the C ABI as an integer, and names the op, the argument and the
+//! field at fault, so that a test can assert them and a person can act on them.
 
 use std::fmt;
 
-/// What kind of failure this is. The numbers are fixed: they cross the C ABI.
+/// The kind of a failure. The numbers are fixed because they cross the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Code {
-    /// An argument is wrong; the caller can mend it.
+    /// An argument is wrong; the caller can correct it.
     InvalidArgument = 1,
     /// Device or host memory ran out.
     OutOfMemory = 2,
-    /// The backend cannot do this (op, dtype, shape, feature).
+    /// The backend does not support an op, element type, shape or feature.
     Unsupported = 3,
-    /// The call is right but came at the wrong time (for example an allocation during capture).
+    /// The call is valid but not in the present state, for example an allocation during capture.
     FailedPrecondition = 4,
-    /// The device, driver or library is not there.
+    /// The device, driver or library is missing.
     Unavailable = 5,
-    /// A named wait ran out of time.
+    /// A named wait timed out.
     Timeout = 6,
-    /// The device is lost; only destruction succeeds from here on.
+    /// The device is lost; from now on only destroying objects succeeds.
     DeviceLost = 7,
-    /// A collective failed or a peer is gone.
+    /// A collective failed or a peer has exited.
     Communication = 8,
-    /// A backend panicked; the object it happened in is poisoned.
+    /// A backend panicked; the object that was in use is poisoned.
     Panic = 9,
-    /// A plugin speaks another version of the ABI.
+    /// A plugin was built for another version of the ABI.
     AbiMismatch = 10,
     /// A bug in dsrun or in a backend.
     Internal = 11,
@@ -50,12 +50,12 @@ impl Code {
         Self::Internal,
     ];
 
-    /// The code with this number, if there is one.
+    /// The code with this number, if it exists.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|code| *code as u32 == number)
     }
 
-    /// The name used in messages.
+    /// The name that messages use.
     pub fn name(self) -> &'static str {
         match self {
             Self::InvalidArgument => "invalid argument",
@@ -73,9 +73,9 @@ impl Code {
     }
 }
 
-/// An error of the hardware-abstraction layer: a code, a message, and what it is about.
+/// An error of the hardware-abstraction layer: a code, a message, and the op, argument and field at fault.
 ///
-/// Boxed inside, so that `Result<T, Error>` stays one pointer wide.
+/// Its contents are boxed, so that `Result<T, Error>` stays one pointer wide.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Details>);
 
@@ -97,43 +97,43 @@ impl Error {
         Self(Box::new(Details { code, op: None, argument: None, field: None, message: message.into() }))
     }
 
-    /// An argument is wrong.
+    /// An error about a wrong argument.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidArgument, message)
     }
 
-    /// The backend cannot do this.
+    /// An error about something the backend does not support.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(Code::Unsupported, message)
     }
 
-    /// A bug: something that validation should have made impossible.
+    /// An error about a bug, such as a state that validation rules out.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(Code::Internal, message)
     }
 
-    /// Names the op the error is about, unless a deeper caller already has.
+    /// Names the op at fault, unless the error already names one.
     #[must_use]
     pub fn in_op(mut self, op: &str) -> Self {
         self.0.op.get_or_insert_with(|| op.to_owned());
         self
     }
 
-    /// Names the argument (operand, result or parameter) the error is about.
+    /// Names the argument (operand, result or parameter) at fault, unless the error already names one.
     #[must_use]
     pub fn at(mut self, argument: &str) -> Self {
         self.0.argument.get_or_insert_with(|| argument.to_owned());
         self
     }
 
-    /// Names the field of the argument the error is about (`dtype`, `shape[1]`, ..).
+    /// Names the field of the argument at fault (`dtype`, `shape[1]`, ..), unless the error already names one.
     #[must_use]
     pub fn field(mut self, field: impl Into<String>) -> Self {
         self.0.field.get_or_insert_with(|| field.into());
         self
     }
 
-    /// Adds where the error was met, for errors that already name op and argument.
+    /// Appends the place to the message, for errors that already name op and argument.
     #[must_use]
     pub(crate) fn note(mut self, place: &str) -> Self {
         self.0.message.push_str(&format!(" ({place})"));
@@ -145,22 +145,22 @@ impl Error {
         self.0.code
     }
 
-    /// The op it is about, if known.
+    /// The op at fault, if known.
     pub fn op(&self) -> Option<&str> {
         self.0.op.as_deref()
     }
 
-    /// The argument it is about, if known.
+    /// The argument at fault, if known.
     pub fn argument(&self) -> Option<&str> {
         self.0.argument.as_deref()
     }
 
-    /// The field of the argument, if known.
+    /// The field of the argument at fault, if known.
     pub fn field_name(&self) -> Option<&str> {
         self.0.field.as_deref()
     }
 
-    /// The message without code and place.
+    /// The message, without code, op, argument and field.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_the_place_and_keeps_the_innermost() {
+    fn an_error_keeps_the_innermost_names() {
         let error = Error::invalid("is 3, must be 2").field("rank").at("x").in_op("linear").at("y");
         assert_eq!(error.to_string(), "linear.x.rank: is 3, must be 2");
         assert_eq!(

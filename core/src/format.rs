@@ -1,6 +1,6 @@
-//! Storage formats of weights: what the bytes of a row stand for.
+//! Storage formats of weights.
 //!
-//! Every format is made of rows that stand by themselves, so rows can be sliced, concatenated and permuted as they are.
+//! Every format stores rows independently, so rows can be sliced, concatenated and permuted without decoding.
 
 mod block;
 mod group;
@@ -11,22 +11,22 @@ pub use block::BlockFormat;
 pub use group::{GroupBits, GroupFormat, GroupOffset, GroupRow, GroupSize, ScaleType};
 use std::fmt;
 
-/// What the integers of a group stand for: `q` for `scale * (q - zero) + minimum`. Zero or minimum is 0.
+/// The affine map from the integers of a group to their values: `scale * (q - zero) + minimum`. Zero or minimum is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Affine {
-    /// What integers are multiplied by.
+    /// The factor.
     pub scale: f32,
-    /// The integer they are counted from, at most 255.
+    /// The integer that stands for 0, at most 255.
     pub zero: f32,
-    /// The number they are counted from.
+    /// The value of integer 0.
     pub minimum: f32,
 }
 
-/// How the elements of a weight matrix are stored, row after row.
+/// The storage format of a weight matrix, row by row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WeightFormat {
-    /// One element after the other.
+    /// Consecutive elements.
     Dense(DType),
     /// Blocks along the last dimension, as in GGUF files.
     Block(BlockFormat),
@@ -35,11 +35,11 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// What is added to the [number](GroupFormat::number) of a group format.
+    /// The base of the numbers of group formats, to which [`GroupFormat::number`] is added.
     pub const GROUPS: u32 = 0x200;
 
-    /// Bytes of one row of `columns` elements; `None` if `columns` is no whole number of blocks or groups, or the size
-    /// overflows.
+    /// The number of bytes of a row of `columns` elements; `None` if `columns` is not a whole number of blocks or groups, or
+    /// the size overflows.
     pub fn row_bytes(self, columns: usize) -> Option<usize> {
         match self {
             Self::Dense(dtype) => columns.checked_mul(dtype.bytes()),
@@ -51,13 +51,13 @@ impl WeightFormat {
         }
     }
 
-    /// The name used in programs and messages.
+    /// The name that programs and messages use.
     pub fn name(self) -> String {
         self.to_string()
     }
 
-    /// The number in the C ABI: an element type's own number, 0x100 and a block format's number, or [`Self::GROUPS`] and the
-    /// [fields of a group format](GroupFormat::number).
+    /// The number in the C ABI: that of the element type, 0x100 plus that of the block format, or [`Self::GROUPS`] plus
+    /// [that of the group format](GroupFormat::number).
     pub const fn number(self) -> u32 {
         match self {
             Self::Dense(dtype) => dtype as u32,
@@ -82,7 +82,7 @@ impl WeightFormat {
         block.or_else(group).or_else(|| DType::from_name(name).map(Self::Dense))
     }
 
-    /// Whether elements are integers with shared scales.
+    /// Whether elements are integers that share scales.
     pub const fn is_quantised(self) -> bool {
         !matches!(self, Self::Dense(_))
     }
@@ -93,7 +93,7 @@ impl WeightFormat {
     /// If `row` is not exactly the bytes of `out.len()` elements.
     pub fn decode_row(self, row: &[u8], out: &mut [f32]) -> Result<()> {
         if self.row_bytes(out.len()) != Some(row.len()) {
-            let message = format!("a row of {} {self} elements cannot be {} bytes", out.len(), row.len());
+            let message = format!("a row of {} {self} elements is not {} bytes", out.len(), row.len());
             return Err(Error::invalid(message));
         }
         match self {
@@ -114,7 +114,7 @@ impl WeightFormat {
         Ok(())
     }
 
-    /// Consecutive elements of a row of `columns` that share a scale and an offset; all of them if nothing is shared, at least 1.
+    /// The number of consecutive elements of a row of `columns` that share a scale; `columns` if none do, but at least 1.
     pub fn group(self, columns: usize) -> usize {
         match self {
             Self::Dense(_) => columns,
@@ -124,7 +124,7 @@ impl WeightFormat {
         .max(1)
     }
 
-    /// What the columns of a matrix of this format are a multiple of.
+    /// The divisor of the number of columns of every matrix of this format.
     pub fn granularity(self) -> usize {
         match self {
             Self::Dense(_) => 1,
@@ -133,12 +133,11 @@ impl WeightFormat {
         }
     }
 
-    /// Takes one row of a quantised format apart: an integer for each element, and what each [group](Self::group) of them is
-    /// scaled by and counted from.
+    /// Unpacks a row of a quantised format to the integer of each element and the map of each [group](Self::group).
     ///
     /// # Errors
-    /// If the format is dense, `row` is not exactly the bytes of `integers.len()` elements, or `scales` has not one item for each
-    /// group.
+    /// If the format is dense, `row` is not exactly the bytes of `integers.len()` elements, or the length of `scales` is not
+    /// the number of groups.
     pub fn unpack_row(self, row: &[u8], integers: &mut [u8], scales: &mut [Affine]) -> Result<()> {
         let columns = integers.len();
         if self.row_bytes(columns) != Some(row.len()) || scales.len() != columns.div_ceil(self.group(columns))
@@ -149,7 +148,7 @@ impl WeightFormat {
             return Err(Error::invalid(message));
         }
         match self {
-            Self::Dense(dtype) => Err(Error::invalid(format!("a row of {dtype} has no scales"))),
+            Self::Dense(dtype) => Err(Error::invalid(format!("rows of {dtype} have no scales"))),
             Self::Block(format) => {
                 let elements = format.elements();
                 let blocks = row.chunks_exact(format.bytes()).zip(integers.chunks_exact_mut(elements));
@@ -223,6 +222,6 @@ mod tests {
         let error = WeightFormat::Dense(DType::F16).decode_row(&[0; 3], &mut [0.0; 2]).unwrap_err();
         assert!(error.to_string().contains("3 bytes"), "{error}");
         let error = WeightFormat::Group(GroupFormat::INT8).decode_row(&[0; 20], &mut [0.0; 4]).unwrap_err();
-        assert!(error.to_string().contains("4 int8 elements cannot be 20 bytes"), "{error}");
+        assert!(error.to_string().contains("4 int8 elements is not 20 bytes"), "{error}");
     }
 }

@@ -3,42 +3,42 @@
 use crate::{Result, checked::ValidCall, device::Stream, kernels::BoundCall};
 use std::fmt::Debug;
 
-/// Work that can be launched again and again. Everything that changes from step to step is device memory.
+/// Captured work that can be launched again and again. Whatever changes from step to step is in device memory.
 pub trait Graph: Send + Debug {
-    /// Enqueues all of it.
+    /// Enqueues all captured calls.
     ///
     /// # Errors
-    /// If the stream is another backend's, or a fault of the device is already known.
+    /// If the stream belongs to another backend, or the device is known to have failed.
     fn launch(&self, stream: &mut dyn Stream) -> Result<()>;
 }
 
-/// Capturing work.
+/// Graph capture of a device.
 pub trait Graphs: Send + Sync {
-    /// Captures the calls, in order, for replay on streams of this device. None of them runs.
+    /// Captures the calls, in order, for replay on streams of this device. Capturing runs no call.
     ///
     /// # Errors
     /// If a call is not safe to capture, or the device cannot hold the graph.
     fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>>;
 
-    /// Builds ahead what a graph of such calls, in this order, would need beside what planning each of them builds: a device may
-    /// run several calls of a graph as one. What comes of it is kept by the backend, as what planning builds is.
+    /// Compiles ahead of time the kernels that a graph of these calls, in this order, needs beyond those of their plans. A
+    /// device that adds kernels of its own to graphs implements it; the backend caches the kernels.
     ///
     /// # Errors
-    /// Those of compilation.
+    /// The errors of compilation.
     fn prepare(&self, calls: &[ValidCall]) -> Result<()> {
         let _ = calls;
         Ok(())
     }
 }
 
-/// What stands in for a graph on devices that have none: the list of calls.
+/// The replacement for a graph on devices without capture: a list of bound calls.
 #[derive(Debug)]
 pub struct CallList {
     calls: Vec<Box<dyn BoundCall>>,
 }
 
 impl CallList {
-    /// A list of calls.
+    /// A list of calls, launched in order.
     pub fn new(calls: Vec<Box<dyn BoundCall>>) -> Self {
         Self { calls }
     }

@@ -1,7 +1,13 @@
 //! Planning and running ops.
 //!
-//! `query` says whether and how, cheaply; `plan` compiles, tunes and allocates; `bind` fixes the arguments and checks them,
-//! once; `enqueue` runs the bound call and costs nothing worth measuring: it neither allocates nor waits.
+//! A call goes through four stages, each more specific and less expensive to repeat:
+//!
+//! | stage | does |
+//! |---|---|
+//! | [`Kernels::query`] | says whether the device runs the call, and with which resources; cheap |
+//! | [`Kernels::plan`] | compiles, tunes and allocates; may take long |
+//! | [`Plan::bind`] | fixes buffers and weights |
+//! | [`BoundCall::enqueue`] | puts the call on a stream; neither allocates nor waits |
 
 use crate::{
     Result, WeightReader, WeightType,
@@ -16,22 +22,22 @@ use std::{any::Any, fmt::Debug, sync::Arc};
 /// An operand as a backend plans for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OperandDesc {
-    /// A tensor of at most these sizes.
+    /// A tensor; a call may bind fewer rows if it is bounded.
     Tensor(TensorDesc),
     /// A packed weight made from this type.
     Weight(WeightType),
 }
 
-/// A call as a backend plans for it: an op and the largest operands and results that come.
+/// A call as a backend plans for it: an op with the largest operands and results it will be bound to.
 #[derive(Clone, Debug)]
 pub struct CallDesc {
     /// The op.
     pub op: Op,
-    /// Its operands, in the order of the signature; `None` for those left out.
+    /// Its operands, in the order of the signature; `None` for an absent operand.
     pub operands: Vec<Option<OperandDesc>>,
-    /// Its results, in the order of the signature. A result that updates an operand is described like it.
+    /// Its results, in the order of the signature. A result that updates an operand has the same description.
     pub results: Vec<TensorDesc>,
-    /// The ranks a collective runs over.
+    /// The group a collective runs over; `None` for other ops.
     pub comm: Option<Arc<dyn Comm>>,
 }
 
@@ -66,65 +72,65 @@ impl CallDesc {
     }
 }
 
-/// Whether and how a device runs a call.
+/// A device's answer to whether and how it runs a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Support {
-    /// Whether it runs it itself.
+    /// Whether the device runs the call.
     pub native: bool,
-    /// If not, why not: which op, element type, shape or feature.
+    /// Why the device does not run it: which op, element type, shape or feature is missing. Empty if native.
     pub reason: String,
-    /// Scratch memory a call needs.
+    /// Bytes of scratch memory that a call needs.
     pub workspace_bytes: usize,
-    /// Memory the plan will hold as long as it lives.
+    /// Bytes of memory that a plan or its bound calls hold until they are dropped.
     pub persistent_bytes: usize,
-    /// For `attention_prepare`: how long the device wants its work list.
+    /// For `attention_prepare`: the length that the device needs for its work list.
     pub work_words: usize,
-    /// Whether the call may be captured.
+    /// Whether a graph may capture the call.
     pub capture_safe: bool,
-    /// Whether a row's result does not depend on which other rows are in the batch, to the bit.
+    /// Whether each row's result is bit-identical whatever other rows are in the batch.
     pub batch_invariant: bool,
 }
 
 impl Support {
-    /// The device runs it, without scratch memory, and a row's result depends on that row alone.
+    /// A native answer: no scratch memory, safe to capture, batch-invariant.
     pub fn native() -> Self {
         Self { native: true, capture_safe: true, batch_invariant: true, ..Self::default() }
     }
 
-    /// The device does not run it.
+    /// The answer that the device does not run the call, with the reason.
     pub fn no(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), ..Self::default() }
     }
 }
 
-/// A weight to be packed.
+/// The description of a weight to pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightDesc {
-    /// Shape and format it comes in.
+    /// The shape and storage format of the rows to pack.
     pub weight_type: WeightType,
-    /// Whether it never changes again: only then may a kernel read it before its predecessor has finished.
+    /// Whether the weight is never written again. Only then may a kernel prefetch it before the previous kernel has finished.
     pub immutable: bool,
 }
 
-/// How a device would keep a weight.
+/// A device's layout for a weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedLayout {
     /// Bytes on the device.
     pub bytes: usize,
-    /// A name for the layout, private to the backend and its version: packed bytes may be kept under it.
+    /// The name of the layout, private to the backend and its version. Packed bytes may be cached under it.
     pub name: String,
 }
 
-/// A weight in a device's own layout. Freed when the last handle is dropped and all work that uses it is done.
+/// A weight in a device's layout. It is freed when the last handle is dropped and all work that uses it is done.
 pub trait PackedWeight: Any + Send + Sync + Debug {
-    /// Shape and format it was packed from.
+    /// The shape and format it was packed from.
     fn weight_type(&self) -> &WeightType;
 
-    /// Bytes it holds on the device.
+    /// The number of bytes it holds on the device.
     fn bytes(&self) -> usize;
 }
 
-/// What an operand is bound to.
+/// The argument of an operand.
 #[derive(Clone, Debug)]
 pub enum Argument {
     /// A tensor's storage.
@@ -136,50 +142,50 @@ pub enum Argument {
 /// A tensor's storage.
 #[derive(Clone, Debug)]
 pub struct Binding {
-    /// Where its elements are; at least as long as the description says.
+    /// The range that holds its elements, at least [`TensorDesc::bytes`] long.
     pub slice: BufferSlice,
-    /// An i32 on the device: how many rows of the first dimension are real. Only if the description says it is bounded;
-    /// without it all rows are real.
+    /// An i32 in device memory: the number of valid rows of the first dimension. Only bounded tensors may have one; without
+    /// it all rows are valid.
     pub extent: Option<BufferSlice>,
 }
 
 impl Binding {
-    /// Storage whose rows are all real.
+    /// Storage without an extent.
     pub fn new(slice: BufferSlice) -> Self {
         Self { slice, extent: None }
     }
 }
 
-/// What a call is bound to.
+/// The arguments of a call.
 #[derive(Clone, Debug)]
 pub struct Arguments {
-    /// One per operand of the description; `None` for those left out.
+    /// One for each operand of the description; `None` for an absent operand.
     pub operands: Vec<Option<Argument>>,
-    /// One per result; a result that updates an operand is bound to the same storage.
+    /// One for each result. A result that updates an operand is bound to the same storage.
     pub results: Vec<Binding>,
-    /// Scratch memory, at least as long as the plan asks for.
+    /// Scratch memory of at least [`Plan::workspace_bytes`].
     pub workspace: Option<BufferSlice>,
 }
 
-/// What a device computes.
+/// The kernels of a device.
 pub trait Kernels: Send + Sync {
-    /// Whether and how the device runs a call. Cheap.
+    /// Says whether and how the device runs a call. This is cheap.
     ///
     /// # Errors
-    /// Only if the device failed: that it does not run the call is an answer.
+    /// If the device failed. That the device does not run the call is an answer and not an error.
     fn query(&self, call: &ValidCall) -> Result<Support>;
 
-    /// How the device would keep a weight. Cheap.
+    /// Says which layout the device would give a weight. This is cheap.
     ///
     /// # Errors
-    /// [`crate::Code::Unsupported`] if it cannot keep this format.
+    /// [`crate::Code::Unsupported`] if the device cannot hold this format.
     fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout>;
 
-    /// Brings a weight to the device, in the layout that [`Self::prepack_query`] named. Rows may be asked for in any order
-    /// and number.
+    /// Packs a weight into device memory, in the layout of [`Self::prepack_query`]. It may read the rows in any order, and
+    /// more than once.
     ///
     /// # Errors
-    /// As [`Self::prepack_query`]; those of the reader; [`crate::Code::OutOfMemory`].
+    /// As [`Self::prepack_query`]; the errors of the reader; [`crate::Code::OutOfMemory`].
     fn prepack(
         &self,
         stream: &mut dyn Stream,
@@ -187,32 +193,32 @@ pub trait Kernels: Send + Sync {
         rows: &mut dyn WeightReader,
     ) -> Result<Arc<dyn PackedWeight>>;
 
-    /// Prepares a call that [`Self::query`] answers natively. May take long.
+    /// Compiles, tunes and allocates for a call that [`Self::query`] calls native. This may take long.
     ///
     /// # Errors
-    /// [`crate::Code::Unsupported`] if it is not native; those of compilation and allocation.
+    /// [`crate::Code::Unsupported`] if the call is not native; the errors of compilation and allocation.
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>>;
 }
 
-/// A prepared call, shared by all layers with equal descriptions. It never changes.
+/// A planned call, shared by all layers with equal descriptions. It is immutable.
 pub trait Plan: Send + Sync + Debug {
-    /// Scratch memory a bound call needs.
+    /// Bytes of scratch memory that a bound call needs.
     fn workspace_bytes(&self) -> usize {
         0
     }
 
-    /// Fixes the arguments of the call.
+    /// Binds the call to its arguments.
     ///
     /// # Errors
-    /// If a buffer or weight is another backend's.
+    /// If a buffer or weight belongs to another backend.
     fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>>;
 }
 
-/// A call ready to run. Keeps its plan, buffers and weights alive.
+/// A call with its arguments, ready to run. It keeps its plan, buffers and weights alive.
 pub trait BoundCall: Any + Send + Debug {
-    /// Enqueues the call. Never allocates, never waits.
+    /// Enqueues the call. It neither allocates nor waits.
     ///
     /// # Errors
-    /// If the stream is another backend's, or a fault of the device is already known.
+    /// If the stream belongs to another backend, or the device is known to have failed.
     fn enqueue(&self, stream: &mut dyn Stream) -> Result<()>;
 }

@@ -1,19 +1,18 @@
 //! The hardware-abstraction layer of dsrun.
 //!
-//! A model is a [`program::Program`] of primitive [`op`]s over tensors, states and weights. Everything that makes it fast
-//! is either a pass that rewrites the program or a backend that runs it better; this crate defines what both speak of. It
-//! depends on no other crate of dsrun.
+//! A model is a [`program::Program`] of primitive [`op`]s over tensors, states and weights. Passes rewrite the program and
+//! backends run it; this crate defines the vocabulary of both. It depends on no other crate of dsrun.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`op`] | the ops: attributes, formulas, shape inference, iteration spaces |
 //! | [`program`] | programs of ops; their text form |
-//! | [`region`] | fused ops, whose meaning is their body |
-//! | [`placement`] | where a value's elements are in a device mesh |
+//! | [`region`] | fused ops: small programs that a backend may run as one kernel |
+//! | [`placement`] | how a value is distributed over a device mesh |
 //! | [`device`] | backends, devices, memory, streams |
 //! | [`kernels`] | planning and running ops |
 //! | [`checked`] | the checks in front of every backend |
-//! | [`graph`] | capturing and replaying |
+//! | [`graph`] | capturing and replaying bound calls |
 //! | [`collective`] | groups of ranks; collectives over host memory |
 //! | [`registry`] | the backends of this process |
 

@@ -1,20 +1,19 @@
 //! The ops a program is made of.
 //!
-//! An op is a small struct of attributes. What it computes, for which shapes and types and with which rounding, stands in
-//! its documentation; [`Operation::infer`] checks a call and gives the types of its results; [`Operation::index_maps`] says
-//! how its operands and results hang together, which is all that passes need to know.
+//! An op is a small struct of attributes. Its documentation defines what it computes, for which shapes and types, and with
+//! which rounding; [`Operation::infer`] checks a call and gives the types of its results; [`Operation::index_maps`] relates
+//! operands and results to an iteration space, from which passes decide what can be fused and sharded.
 //!
 //! Conventions, for every op:
 //!
-//! - Activations are `[rows, features]`. Sizes in documents: `T` tokens of a step, `S` sequences of a step, `R` rows whose
-//!   logits are wanted, `C` requests in the request table, `V` vocabulary, `H` hidden size, `D` head size, `P` pages of `B`
-//!   slots.
+//! - Activations are `[rows, features]`. Size names: `T` tokens of a step, `S` sequences of a step, `R` rows whose logits are
+//!   computed, `C` requests in the request table, `V` vocabulary, `H` hidden size, `D` head size, `P` pages of `B` slots.
 //! - A first dimension may be bounded ([`crate::Size::Bounded`]): rows past its extent are neither read nor written.
-//! - In every index operand -1 means skip, and an index outside what it points into is treated as -1: no content of an index
-//!   operand makes an op touch memory that is not its own.
+//! - In every index operand -1 means skip, and an index out of range is treated as -1: no content of an index operand makes
+//!   an op access memory outside its operands and results.
 //! - Floats are f32, f16 or bf16. Sums are accumulated in f32 or better; results are rounded once, to nearest. A
-//!   [`Region`] may leave inner roundings out, never add one.
-//! - Tensors with a size of 0 are valid and nothing happens to them.
+//!   [`Region`] may omit inner roundings, but not add any.
+//! - Tensors with a size of 0 are valid; ops do nothing to them.
 
 mod activation;
 mod attention;
@@ -55,18 +54,18 @@ pub use signature::{
 use std::{fmt, sync::Arc};
 pub use step::{CommitTokens, IN_PROMPT, PrepareStep};
 
-/// What every op says about itself.
+/// The interface of every primitive op: its signature, shape inference and index maps.
 pub trait Operation: Attributes {
-    /// Name, profile, operands and results.
+    /// The name, profile, operands and results.
     const SIGNATURE: &'static Signature;
 
-    /// Checks operands that already fit the signature, and gives the types of the results.
+    /// Infers the types of the results from operands that fit the signature, and checks shapes and attributes.
     ///
     /// # Errors
-    /// Names the operand or attribute that is wrong, and its field.
+    /// Names the operand or attribute at fault, and its field.
     fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>>;
 
-    /// The iteration space of the call, and how operands and results are laid over it.
+    /// The iteration space of the call, and the map of each operand and result onto it.
     ///
     /// # Errors
     /// As [`Self::infer`].
@@ -80,7 +79,7 @@ macro_rules! primitives {
         #[non_exhaustive]
         pub enum Op {
             $(#[doc = concat!("See [`", stringify!($op), "`].")] $op($op),)*
-            /// A fused op: a small program of its own.
+            /// A fused op, defined by a body of primitives.
             Region(Arc<Region>),
         }
 
@@ -96,8 +95,8 @@ macro_rules! primitives {
             /// The signatures of all primitives, in the order of the op table.
             pub const PRIMITIVES: &'static [&'static Signature] = &[$($op::SIGNATURE,)*];
 
-            /// The numbers of all primitives in the C ABI, in the order of [`Self::PRIMITIVES`]. Numbers are never changed
-            /// or used again.
+            /// The numbers of all primitives in the C ABI, in the order of [`Self::PRIMITIVES`]. Numbers are neither changed
+            /// nor reused.
             pub const NUMBERS: &'static [u32] = &[$($number,)*];
 
             /// The definitions of all primitives, in Markdown, in the order of [`Self::PRIMITIVES`].
@@ -106,7 +105,7 @@ macro_rules! primitives {
             /// The attributes of all primitives, in the order of [`Self::PRIMITIVES`].
             pub const ATTRIBUTES: &'static [&'static [AttributeSpec]] = &[$($op::SPECS,)*];
 
-            /// The number in the C ABI; [`Self::REGION_NUMBER`] for a region.
+            /// The number of the op in the C ABI; [`Self::REGION_NUMBER`] for a region.
             pub fn number(&self) -> u32 {
                 match self {
                     $(Self::$op(_) => $number,)*
@@ -114,7 +113,7 @@ macro_rules! primitives {
                 }
             }
 
-            /// The attributes as the words of the C ABI; none for a region.
+            /// The attributes as the words of the C ABI; empty for a region.
             pub fn words(&self) -> Vec<u32> {
                 match self {
                     $(Self::$op(op) => op.words(),)*
@@ -122,10 +121,10 @@ macro_rules! primitives {
                 }
             }
 
-            /// The primitive of this number with attributes read from words.
+            /// Decodes the primitive of this number from the words of its attributes.
             ///
             /// # Errors
-            /// If there is no such primitive, the number of words is another, or an attribute is wrong.
+            /// If there is no such primitive, the number of words is wrong, or an attribute is invalid.
             pub fn from_words(number: u32, words: &[u32]) -> Result<Self> {
                 match number {
                     $($number => {
@@ -135,7 +134,7 @@ macro_rules! primitives {
                 }
             }
 
-            /// The signature; `None` for a region, whose operands are its own.
+            /// The signature; `None` for a region, whose body defines its operands.
             pub fn signature(&self) -> Option<&'static Signature> {
                 match self {
                     $(Self::$op(_) => Some($op::SIGNATURE),)*
@@ -143,7 +142,7 @@ macro_rules! primitives {
                 }
             }
 
-            /// The attributes, by name and in order; none for a region.
+            /// The names and values of the attributes, in order; empty for a region.
             pub fn attributes(&self) -> Vec<(&'static str, AttributeValue)> {
                 match self {
                     $(Self::$op(op) => op.attributes(),)*
@@ -151,10 +150,10 @@ macro_rules! primitives {
                 }
             }
 
-            /// The primitive of this name with attributes read from texts.
+            /// Parses the primitive of this name; `take` gives the text of an attribute.
             ///
             /// # Errors
-            /// If there is no such primitive, or an attribute is missing or wrong.
+            /// If there is no such primitive, or an attribute is missing or invalid.
             pub fn from_texts(name: &str, take: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
                 $(
                     if name == $op::SIGNATURE.name {
@@ -164,7 +163,7 @@ macro_rules! primitives {
                 Err(Error::unsupported(format!("there is no op `{name}`")))
             }
 
-            /// The names of the attributes of the primitive of this name; empty for an unknown one.
+            /// The attribute names of the primitive of this name; empty if there is no such primitive.
             pub fn attribute_names(name: &str) -> &'static [&'static str] {
                 $(
                     if name == $op::SIGNATURE.name {
@@ -174,7 +173,7 @@ macro_rules! primitives {
                 &[]
             }
 
-            /// Checks the operands of a call and gives the types of its results.
+            /// Infers the types of the results of a call, and checks its operands.
             ///
             /// # Errors
             /// Names op, argument and field.
@@ -186,7 +185,7 @@ macro_rules! primitives {
                 inferred.map_err(|error| error.in_op(self.name()))
             }
 
-            /// The iteration space of a call. A region is the result of fusion, and nothing fuses with it: it has none.
+            /// The iteration space of a call. For a region every dimension is opaque, because nothing fuses with a region.
             ///
             /// # Errors
             /// As [`Self::infer`].
@@ -206,7 +205,7 @@ macro_rules! primitives {
     };
 }
 
-// The numbers are fixed: they cross the C ABI. A new op gets one that is neither here nor in `Op::RETIRED_NUMBERS`.
+// The numbers are fixed because they cross the C ABI. A new op takes a number that is neither here nor in `Op::RETIRED_NUMBERS`.
 primitives! {
     Embed = 1,
     RmsNorm = 2,
@@ -243,10 +242,10 @@ primitives! {
 }
 
 impl Op {
-    /// Numbers of ops that no longer exist. They are never given to another op.
+    /// The numbers of removed ops, which no other op may take.
     pub const RETIRED_NUMBERS: &'static [u32] = &[5, 10, 18];
 
-    /// The number of every region in the C ABI; the body says which op it is.
+    /// The number of every region in the C ABI; the body defines what it computes.
     pub const REGION_NUMBER: u32 = 0x1_0000;
 
     /// The number in the C ABI of the primitive of this name.
@@ -261,7 +260,7 @@ impl Op {
         Self::PRIMITIVES.get(index).copied()
     }
 
-    /// The name, as programs and messages write it.
+    /// The name that programs and messages use.
     pub fn name(&self) -> &str {
         match self {
             Self::Region(region) => region.name(),
@@ -269,7 +268,7 @@ impl Op {
         }
     }
 
-    /// The operand whose storage result `index` takes over, if the op updates one in place.
+    /// The operand that result `index` updates in place, if any.
     pub fn updates(&self, index: usize) -> Option<usize> {
         match self {
             Self::Region(region) => region.updates(index),
@@ -294,7 +293,7 @@ impl Op {
 }
 
 impl fmt::Display for Op {
-    /// Name and attributes, as in the text of a program; a region prints its body.
+    /// Writes the name and attributes as in the text of a program, and a region with its body.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Self::Region(region) = self {
             return region.fmt(f);

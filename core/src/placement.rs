@@ -1,36 +1,36 @@
-//! Where the elements of a value are, along each axis of the device mesh.
+//! How values are distributed over the axes of the device mesh.
 
 use crate::op::MeshAxis;
 use std::fmt;
 
-/// How a value lies along one mesh axis.
+/// The distribution of a value over one mesh axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// Every rank holds all of it.
+    /// Every rank holds the whole value.
     #[default]
     Replicated,
-    /// Each rank holds an equal part of this dimension.
+    /// Each rank holds an equal slice of this dimension.
     Sharded(usize),
     /// Each rank holds a summand; the value is their sum.
     Partial,
 }
 
-/// How a value lies along every mesh axis. Until a pass places it, a value is replicated.
+/// The distribution of a value over every mesh axis. A value is replicated until a pass places it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Placements([Placement; MeshAxis::ALL.len()]);
 
 impl Placements {
-    /// The placement along an axis.
+    /// The placement over an axis.
     pub fn get(&self, axis: MeshAxis) -> Placement {
         self.0[axis as usize]
     }
 
-    /// Places the value along an axis.
+    /// Sets the placement over an axis.
     pub fn set(&mut self, axis: MeshAxis, placement: Placement) {
         self.0[axis as usize] = placement;
     }
 
-    /// The axes along which the value is not replicated.
+    /// The axes over which the value is not replicated.
     pub fn placed(&self) -> impl Iterator<Item = (MeshAxis, Placement)> + '_ {
         let all = MeshAxis::ALL.iter().map(|axis| (*axis, self.get(*axis)));
         all.filter(|(_, placement)| *placement != Placement::Replicated)

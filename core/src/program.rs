@@ -1,12 +1,11 @@
 //! A model as a program of primitive ops.
 //!
 //! A program is a list of calls in an order in which they may run. Its values are tensors that live for one step, states
-//! that live on (the KV cache, the request table), and weights. A state is a value like any other: an op that updates one
-//! takes the old value and gives the new one in the same storage, and the old value is gone, so that every pass sees
-//! each hazard as an ordinary use.
+//! that persist between steps (the KV cache, the request table), and weights. An op that updates a state consumes its old
+//! value and defines a new one in the same storage, so that passes see every hazard as an ordinary use.
 //!
-//! Order: calls on one [`Lane`] run in the order they stand; across lanes a call waits for the values it uses. Calls
-//! without results (sends, barriers) are ordered by their lane alone, so no extra ordering values are needed.
+//! Calls on one [`Lane`] run in the order of the list; across lanes a call waits for the values it uses. The lane alone orders
+//! calls without results (sends, barriers).
 
 mod builder;
 mod outline;
@@ -22,17 +21,17 @@ use crate::{
 pub use builder::ProgramBuilder;
 use std::{collections::HashSet, fmt, sync::Arc};
 
-/// The number of a value in its program or region.
+/// The index of a value in its program or region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(u32);
 
 impl ValueId {
-    /// The value with this number. Programs have far fewer than `u32::MAX` values; larger numbers saturate and are no value.
+    /// The value at this index. Larger indices than `u32::MAX` saturate; no program has that many values.
     pub fn new(index: usize) -> Self {
         Self(u32::try_from(index).unwrap_or(u32::MAX))
     }
 
-    /// The number.
+    /// The index.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -62,13 +61,13 @@ impl Call {
     }
 }
 
-/// The queue a call runs on. Lanes run side by side; each runs its calls in order.
+/// The queue that a call runs on. Lanes run concurrently; each runs its calls in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Lane {
-    /// Arithmetic.
+    /// Computation.
     #[default]
     Compute,
-    /// Moves between host, disk and device.
+    /// Copies between host, disk and device.
     Copy,
     /// Collectives.
     Communication,
@@ -78,7 +77,7 @@ impl Lane {
     /// Every lane.
     pub const ALL: [Self; 3] = [Self::Compute, Self::Copy, Self::Communication];
 
-    /// The name used in program texts.
+    /// The name in program texts.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Compute => "compute",
@@ -88,24 +87,24 @@ impl Lane {
     }
 }
 
-/// How a segment of a step is run.
+/// How the engine runs a segment of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SegmentKind {
-    /// May be captured once per bucket and replayed.
+    /// Captured once per bucket and replayed.
     Graph,
     /// Enqueued call by call.
     Eager,
-    /// Work on the host between device work (a grammar mask): no calls.
+    /// Host work between device work, such as a grammar mask. It has no calls.
     Host,
-    /// Waits for the host or another rank: no calls.
+    /// A wait for the host or another rank. It has no calls.
     Wait,
 }
 
 impl SegmentKind {
-    /// Every kind.
+    /// Every kind of segment.
     pub const ALL: [Self; 4] = [Self::Graph, Self::Eager, Self::Host, Self::Wait];
 
-    /// The name used in program texts.
+    /// The name in program texts.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Graph => "graph",
@@ -116,54 +115,54 @@ impl SegmentKind {
     }
 }
 
-/// A part of a step that is launched as one.
+/// A part of a step that is launched as a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its name in messages and profiles.
+    /// The name in messages and profiles.
     pub name: String,
-    /// How it is run.
+    /// How it runs.
     pub kind: SegmentKind,
 }
 
-/// A call in a program, with where it runs.
+/// A call in a program, with its lane and segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// The op and its values.
+    /// The op, operands and results.
     pub call: Call,
-    /// The queue it runs on.
+    /// The queue that it runs on.
     pub lane: Lane,
-    /// The segment it belongs to.
+    /// The segment that it belongs to.
     pub segment: usize,
 }
 
-/// What a value is made by.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Origin {
-    /// Uploaded by the host before each step.
+    /// An input that the host uploads before each step.
     Input,
-    /// Lives from step to step; zero at first.
+    /// A state, which persists from step to step and starts as zeros.
     State,
-    /// Read from the model file. The value's type says whether it is packed by the backend or a plain tensor.
+    /// A weight of the model file. The value's type says whether the backend packs it or it is a plain tensor.
     Weight(WeightExpr),
-    /// A result of this node.
+    /// A result of the node at this index.
     Node(usize),
 }
 
 /// A value of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// Its name; empty for intermediate results.
+    /// The name; empty for results.
     pub name: String,
-    /// Its type.
+    /// The type.
     pub value_type: OperandType,
-    /// What it is made by.
+    /// The origin.
     pub origin: Origin,
-    /// Where its elements are, along each mesh axis.
+    /// The distribution over each mesh axis.
     pub placements: Placements,
 }
 
 impl Value {
-    /// The type, if it is a tensor.
+    /// The type, if the value is a tensor.
     pub fn tensor_type(&self) -> Option<&TensorType> {
         match &self.value_type {
             OperandType::Tensor(tensor) => Some(tensor),
@@ -171,7 +170,7 @@ impl Value {
         }
     }
 
-    /// The type, if it is a packed weight.
+    /// The type, if the value is a packed weight.
     pub fn weight_type(&self) -> Option<&WeightType> {
         match &self.value_type {
             OperandType::Tensor(_) => None,
@@ -183,39 +182,39 @@ impl Value {
 /// A model as a program of ops. See the [module documentation](self).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The bounded sizes, in the order in which their extents stand in the step's `extents` vector.
+    /// The bounded sizes, in the order of their extents in the step's `extents` vector.
     pub extents: Vec<Arc<str>>,
-    /// The segments, in the order they are launched.
+    /// The segments, in launch order.
     pub segments: Vec<Segment>,
     /// All values.
     pub values: Vec<Value>,
     /// The calls, in an order in which they may run.
     pub nodes: Vec<Node>,
-    /// The values the host reads after a step.
+    /// The values that the host reads after a step.
     pub outputs: Vec<ValueId>,
 }
 
 impl Program {
-    /// The value of this number.
+    /// The value with this id.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the program has no such value.
     pub fn value(&self, id: ValueId) -> Result<&Value> {
-        self.values.get(id.index()).ok_or_else(|| Error::invalid(format!("there is no value {id}")))
+        self.values.get(id.index()).ok_or_else(|| Error::invalid(format!("value {id} does not exist")))
     }
 
     /// The types of a list of operands.
     ///
     /// # Errors
-    /// If a value is not there.
+    /// If the program has no such value.
     pub fn operand_types(&self, operands: &[Option<ValueId>]) -> Result<Vec<Option<OperandType>>> {
         let one = |id: &Option<ValueId>| id.map(|id| Ok(self.value(id)?.value_type.clone())).transpose();
         operands.iter().map(one).collect()
     }
 
-    /// The values whose origin the predicate admits, in order.
+    /// The values whose origin satisfies the predicate, in order.
     pub fn values_from<'a>(
         &'a self,
         mut admits: impl FnMut(&Origin) -> bool + 'a,
@@ -224,7 +223,7 @@ impl Program {
         all.filter(move |(_, value)| admits(&value.origin))
     }
 
-    /// The names of all bucket and bounded sizes, without repeats.
+    /// The names of all bucket and bounded sizes, without duplicates.
     pub fn symbols(&self) -> Vec<Arc<str>> {
         let mut seen = HashSet::new();
         let shapes = self.values.iter().filter_map(Value::tensor_type).flat_map(|tensor| &tensor.shape);
@@ -235,7 +234,7 @@ impl Program {
         names.filter(|name| seen.insert(name.clone())).collect()
     }
 
-    /// Replaces every region for which `keep` is false by its body.
+    /// Replaces each region for which `keep` is false by its body.
     ///
     /// # Errors
     /// If a region does not fit its operands.
@@ -291,18 +290,18 @@ impl Program {
         self.nodes.push(node);
     }
 
-    /// Checks everything a program promises: values are there before they are used and made once; types are what
-    /// inference says; an updated value is not used afterwards; bounded sizes are first dimensions and have an extent;
-    /// segments are in order and only those that run calls have any; placements name dimensions that exist.
+    /// Checks the invariants of a program: each value is defined once, before its uses; types are those of inference; an
+    /// updated value has no later use; bounded sizes are first dimensions and have an extent; segments are in order, and
+    /// only those that run calls have calls; placements name dimensions that exist.
     ///
     /// # Errors
-    /// Names the node or value that is wrong.
+    /// Names the node or value at fault.
     pub fn validate(&self) -> Result<()> {
         let mut names = HashSet::new();
         for (index, name) in self.extents.iter().enumerate() {
             check_size_name(name)?;
             if self.extents[..index].contains(name) {
-                return Err(Error::invalid(format!("extent {name} stands twice")));
+                return Err(Error::invalid(format!("extent {name} is listed twice")));
             }
         }
         for (index, value) in self.values.iter().enumerate() {
@@ -318,18 +317,21 @@ impl Program {
             self.validate_node(index, node, &mut defined, &mut gone)
                 .map_err(|error| error.in_op(&format!("node {index} ({})", node.call.op.name())))?;
             if node.segment < segment {
-                return Err(Error::invalid(format!("node {index} goes back to segment {}", node.segment)));
+                return Err(Error::invalid(format!(
+                    "node {index} returns to segment {} after a later one",
+                    node.segment
+                )));
             }
             segment = node.segment;
         }
         for output in &self.outputs {
             let available = defined.get(output.index()).copied().unwrap_or(false) && !gone[output.index()];
             if !available {
-                return Err(Error::invalid(format!("output {output} is not there at the end")));
+                return Err(Error::invalid(format!("output {output} is undefined or was updated")));
             }
         }
         if let Some(index) = defined.iter().position(|defined| !defined) {
-            return Err(Error::invalid(format!("%{index} is made by no node")));
+            return Err(Error::invalid(format!("%{index} is not the result of any node")));
         }
         Ok(())
     }
@@ -337,13 +339,13 @@ impl Program {
     fn validate_value(&self, value: &Value) -> Result<()> {
         let named = !matches!(value.origin, Origin::Node(_));
         if named == value.name.is_empty() {
-            let message = if named { "has no name" } else { "is a result: those have no name" };
+            let message = if named { "has no name" } else { "is a result, which must have no name" };
             return Err(Error::invalid(message));
         }
         let rank = match &value.value_type {
             OperandType::Weight(weight) => {
                 if !matches!(value.origin, Origin::Weight(_)) {
-                    return Err(Error::invalid("only weights are packed"));
+                    return Err(Error::invalid("has a packed type, but is not a weight"));
                 }
                 weight.bytes()?;
                 weight.shape.len()
@@ -357,7 +359,7 @@ impl Program {
                     let Size::Bounded(name) = size else { continue };
                     if dimension != 0 {
                         return Err(Error::invalid(format!(
-                            "dimension {dimension} is bounded: only the first may be"
+                            "dimension {dimension} is bounded, but only the first may be"
                         )));
                     }
                     if !self.extents.contains(name) {
@@ -370,7 +372,7 @@ impl Program {
         for (axis, placement) in value.placements.placed() {
             if matches!(placement, Placement::Sharded(dimension) if dimension >= rank) {
                 return Err(Error::invalid(format!(
-                    "is {placement} along {}, but has {rank} dimensions",
+                    "is {placement} over {}, but has {rank} dimensions",
                     axis.name()
                 )));
             }
@@ -389,14 +391,14 @@ impl Program {
         match segment.map(|segment| segment.kind) {
             Some(SegmentKind::Graph | SegmentKind::Eager) => {}
             Some(kind) => {
-                return Err(Error::invalid(format!("is in a {} segment, which runs no calls", kind.name())));
+                return Err(Error::invalid(format!("is in a {} segment, which has no calls", kind.name())));
             }
-            None => return Err(Error::invalid(format!("there is no segment {}", node.segment))),
+            None => return Err(Error::invalid(format!("segment {} does not exist", node.segment))),
         }
         let types = self.operand_types(&node.call.operands)?;
         for id in node.call.operands.iter().flatten() {
             if !defined[id.index()] {
-                return Err(Error::invalid(format!("uses {id} before it is there")));
+                return Err(Error::invalid(format!("uses {id} before it is defined")));
             }
             if gone[id.index()] {
                 return Err(Error::invalid(format!("uses {id} after it was updated")));
@@ -413,7 +415,7 @@ impl Program {
         for (result, (id, inferred)) in node.call.results.iter().zip(inferred).enumerate() {
             let value = self.value(*id)?;
             if value.origin != Origin::Node(index) || defined[id.index()] {
-                return Err(Error::invalid(format!("{id} is made elsewhere")));
+                return Err(Error::invalid(format!("{id} is also defined elsewhere")));
             }
             if value.tensor_type() != Some(&inferred) {
                 return Err(Error::invalid(format!("{id} is {inferred}, not {:?}", value.value_type)));
@@ -426,7 +428,7 @@ impl Program {
                 }
                 if node.call.operands.iter().filter(|operand| **operand == Some(updated)).count() > 1 {
                     return Err(Error::invalid(format!(
-                        "updates {updated}, which is also another operand of it"
+                        "updates {updated}, which is also another operand of the call"
                     )));
                 }
                 gone[updated.index()] = true;
@@ -438,14 +440,14 @@ impl Program {
 }
 
 fn taken_name(name: &str) -> Error {
-    Error::invalid(format!("the name {name:?} is taken"))
+    Error::invalid(format!("the name {name:?} is used twice"))
 }
 
-/// Size names stand unquoted in a program's text, so they are words there.
+/// Checks that a size name is a word, because program texts write it without quotes.
 fn check_size_name(name: &str) -> Result<()> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | '+');
     if !name.is_empty() && name.chars().all(is_part) {
         return Ok(());
     }
-    Err(Error::invalid(format!("{name:?} is no name of a size: letters, digits, `_`, `.`, `-` and `+`")))
+    Err(Error::invalid(format!("size name {name:?} is invalid; use letters, digits, `_`, `.`, `-` and `+`")))
 }

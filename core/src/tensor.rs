@@ -3,15 +3,15 @@
 use crate::{DType, Error, Result};
 use std::{fmt, sync::Arc};
 
-/// A size of a tensor in a program. Shapes never change from step to step; extents do.
+/// The size of a tensor dimension in a program. Sizes are the same in every step; extents may differ.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Size {
-    /// Known when the program is built.
+    /// A size known when the program is built.
     Static(usize),
-    /// Chosen when the program is compiled for a bucket (`$name` in text): every element is there.
+    /// A size chosen when the program is compiled for a bucket (`$name` in text). All of its elements are valid.
     Bucket(Arc<str>),
-    /// Chosen like a bucket, but only the first elements are real (`?name` in text): how many is an i32 in device memory,
-    /// its extent. Rows past it are not read, written, routed, sent or sampled. Only a first dimension may be bounded.
+    /// A size chosen for a bucket of which only the first rows are valid (`?name` in text). Their number is an i32 in device
+    /// memory, the extent; ops neither read nor write rows beyond it. Only a first dimension may be bounded.
     Bounded(Arc<str>),
 }
 
@@ -26,7 +26,7 @@ impl Size {
         Self::Bounded(name.into())
     }
 
-    /// The number, if it is known when the program is built.
+    /// The number, if the size is known when the program is built.
     pub fn known(&self) -> Option<usize> {
         match self {
             Self::Static(size) => Some(*size),
@@ -34,7 +34,7 @@ impl Size {
         }
     }
 
-    /// The name, if it is chosen later.
+    /// The name, if the size is chosen later.
     pub fn symbol(&self) -> Option<&str> {
         match self {
             Self::Static(_) => None,
@@ -64,15 +64,15 @@ impl fmt::Display for Size {
 pub struct TensorType {
     /// The element type.
     pub dtype: DType,
-    /// The sizes, outermost first; at most [`TensorType::MAX_RANK`].
+    /// The sizes, outermost first; at most [`TensorType::MAX_RANK`] of them.
     pub shape: Vec<Size>,
 }
 
 impl TensorType {
-    /// The most dimensions a tensor may have.
+    /// The maximum number of dimensions of a tensor.
     pub const MAX_RANK: usize = 6;
 
-    /// A tensor type from anything that makes sizes.
+    /// A tensor type with these sizes.
     pub fn new(dtype: DType, shape: impl IntoIterator<Item = impl Into<Size>>) -> Self {
         Self { dtype, shape: shape.into_iter().map(Into::into).collect() }
     }
@@ -102,7 +102,7 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// A tensor as a backend plans for it: sizes are the largest that come, strides are in elements.
+/// A tensor as a backend plans for it: with the largest sizes that it will have, and strides in elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorDesc {
     /// The element type.
@@ -132,7 +132,7 @@ impl TensorDesc {
         self
     }
 
-    /// Elements, counted without gaps.
+    /// The number of elements.
     ///
     /// # Errors
     /// If the product overflows.
@@ -141,7 +141,7 @@ impl TensorDesc {
         product.ok_or_else(|| Error::invalid(format!("{:?} elements overflow", self.shape)).field("shape"))
     }
 
-    /// Bytes from the first to behind the last element, gaps between rows included.
+    /// The number of bytes from the first element to the end of the last, including gaps between rows.
     ///
     /// # Errors
     /// If the product overflows.
@@ -157,16 +157,16 @@ impl TensorDesc {
             .ok_or_else(|| Error::invalid(format!("{:?} bytes overflow", self.shape)).field("shape"))
     }
 
-    /// Whether there are no gaps between rows.
+    /// Whether rows follow one another without gaps.
     pub fn is_dense(&self) -> bool {
         self.strides == Self::dense(self.dtype, &self.shape).strides
     }
 
-    /// Checks what holds for every tensor: the rank, one stride for each size, a contiguous last dimension, rows that do
+    /// Checks what every tensor must fulfil: the rank, one stride for each size, a contiguous last dimension, rows that do
     /// not overlap, and a byte size that does not overflow.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the field at fault.
     pub fn validate(&self) -> Result<()> {
         if self.shape.len() > TensorType::MAX_RANK {
             let message = format!("has {} dimensions, at most {}", self.shape.len(), TensorType::MAX_RANK);
@@ -186,8 +186,9 @@ impl TensorDesc {
             let (size, stride) = (self.shape[dimension], self.strides[dimension]);
             let contiguous = dimension + 1 < self.shape.len() || stride == 1;
             if size > 1 && (stride < needed || !contiguous) {
-                let message =
-                    format!("stride {stride} of dimension {dimension} is below {needed} or not 1 at the end");
+                let message = format!(
+                    "stride {stride} of dimension {dimension} must be at least {needed}, and 1 if last"
+                );
                 return Err(Error::invalid(message).field(format!("strides[{dimension}]")));
             }
             if size > 1 {
@@ -209,7 +210,7 @@ mod tests {
     use rstest::rstest;
 
     #[test]
-    fn dense_strides_and_bytes() {
+    fn dense_tensors_have_row_major_strides() {
         let desc = TensorDesc::dense(DType::F16, &[3, 4, 5]);
         assert_eq!(desc.strides, [20, 5, 1]);
         assert_eq!(desc.bytes().unwrap(), 120);
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn strided_rows_count_their_gaps_but_the_last() {
+    fn bytes_of_strided_rows_include_the_gaps_between_them() {
         let desc = TensorDesc { strides: vec![10, 1], ..TensorDesc::dense(DType::F32, &[3, 4]) };
         assert_eq!(desc.bytes().unwrap(), (20 + 4) * 4);
         assert!(!desc.is_dense());
@@ -227,10 +228,10 @@ mod tests {
 
     #[rstest]
     #[case::overlapping_rows(&[3, 4], &[3, 1], "strides[0]")]
-    #[case::gaps_in_the_last(&[3, 4], &[8, 2], "strides[1]")]
+    #[case::strided_last_dimension(&[3, 4], &[8, 2], "strides[1]")]
     #[case::too_few_strides(&[3, 4], &[1], "strides")]
     #[case::overflow(&[usize::MAX, 4], &[4, 1], "shape")]
-    #[case::too_many(&[1; 7], &[1; 7], "rank")]
+    #[case::too_many_dimensions(&[1; 7], &[1; 7], "rank")]
     fn malformed_tensors_are_refused(
         #[case] shape: &[usize],
         #[case] strides: &[usize],

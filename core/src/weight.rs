@@ -1,23 +1,23 @@
 //! Weights as expressions over the tensors of a model file.
 //!
-//! A model says what a weight *is* ([`WeightExpr`]: "rows 0..512 of this tensor", "these three on top of each other"),
-//! never how it is stored. Expressions are evaluated lazily, a few rows at a time, and streamed into the backend's
-//! `prepack`, so that no rank ever reads or holds more of the file than its own part.
+//! A model defines a weight by a [`WeightExpr`] ("rows 0..512 of this tensor", "these three concatenated"), independently of
+//! its storage. Expressions are evaluated lazily, a few rows at a time, and streamed into the backend's `prepack`, so that no
+//! rank reads or holds more of the file than its own part.
 
 use crate::{DType, Error, GroupFormat, Result, WeightFormat};
 use std::borrow::Cow;
 
-/// Shape and storage format of a weight.
+/// The shape and storage format of a weight.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WeightType {
-    /// How elements are stored.
+    /// The storage format.
     pub format: WeightFormat,
-    /// Sizes, outermost first. One or two dimensions; a matrix is `[outputs, inputs]`.
+    /// The sizes, outermost first. A weight has one or two dimensions; a matrix is `[outputs, inputs]`.
     pub shape: Vec<usize>,
 }
 
 impl WeightType {
-    /// Rows of the matrix; a vector is one row. Saturates: a shape that overflows has no [`Self::bytes`].
+    /// The number of rows; a vector is one row. An overflow saturates, and is then an error of [`Self::bytes`].
     pub fn rows(&self) -> usize {
         self.checked_rows().unwrap_or(usize::MAX)
     }
@@ -27,12 +27,12 @@ impl WeightType {
         outer.iter().try_fold(1usize, |product, size| product.checked_mul(*size))
     }
 
-    /// Elements of a row.
+    /// The number of elements of a row.
     pub fn columns(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Elements in all.
+    /// The number of elements.
     ///
     /// # Errors
     /// If the product overflows.
@@ -41,10 +41,10 @@ impl WeightType {
         product.ok_or_else(|| Error::invalid(format!("{:?} elements overflow", self.shape)).field("shape"))
     }
 
-    /// Bytes of one row.
+    /// The number of bytes of a row.
     ///
     /// # Errors
-    /// If a row is no whole number of blocks or groups of the format, or overflows.
+    /// If a row is not a whole number of blocks or groups of the format, or overflows.
     pub fn row_bytes(&self) -> Result<usize> {
         self.format.row_bytes(self.columns()).ok_or_else(|| {
             let message = format!("{} columns cannot be stored as {}", self.columns(), self.format);
@@ -52,7 +52,7 @@ impl WeightType {
         })
     }
 
-    /// Bytes of the whole weight.
+    /// The number of bytes of the weight.
     ///
     /// # Errors
     /// As [`Self::row_bytes`], or if the product overflows.
@@ -63,89 +63,89 @@ impl WeightType {
     }
 }
 
-/// What a weight is, in terms of the tensors of the model file.
+/// The definition of a weight in terms of the tensors of the model file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WeightExpr {
     /// The tensor of this name.
     Tensor(String),
-    /// A constant the model computed from its configuration (for example rotary frequencies): a vector.
+    /// A constant vector that the model computes from its configuration, for example rotary frequencies.
     Constant(Vec<f32>),
     /// Elements `start..end` along `dimension`.
     Slice {
-        /// What is sliced.
+        /// The operand.
         of: Box<Self>,
-        /// The dimension, 0 is the outermost.
+        /// The dimension; 0 is the outermost.
         dimension: usize,
-        /// First element taken.
+        /// The first element of the slice.
         start: usize,
-        /// First element not taken any more.
+        /// The end of the slice, exclusive.
         end: usize,
     },
-    /// The parts one after the other along `dimension`.
+    /// The parts concatenated along `dimension`.
     Concat {
-        /// The parts; all other dimensions are equal.
+        /// The parts, which have equal sizes in the other dimensions.
         parts: Vec<Self>,
-        /// The dimension, 0 is the outermost.
+        /// The dimension; 0 is the outermost.
         dimension: usize,
     },
-    /// Blocks of `block` rows taken from each part in turn: block 0 of every part, block 1 of every part, ..
+    /// Blocks of `block` rows of all parts in turn: block 0 of every part, block 1 of every part, ..
     Interleave {
-        /// The parts; all of the same shape.
+        /// The parts, which have the same shape.
         parts: Vec<Self>,
-        /// Rows taken at a time; divides the number of rows.
+        /// The number of rows of a block; it divides the number of rows of a part.
         block: usize,
     },
     /// Row `i` of the result is row `rows[i]` of the operand.
     Permute {
-        /// What is permuted.
+        /// The operand.
         of: Box<Self>,
-        /// For each row of the result, the row it is taken from.
+        /// The row of the operand for each row of the result.
         rows: Vec<usize>,
     },
-    /// Rows and columns of a matrix exchanged (some files store a matrix as `[inputs, outputs]`).
+    /// The transpose of a matrix (some files store a matrix as `[inputs, outputs]`).
     Transpose {
-        /// The matrix.
+        /// The operand.
         of: Box<Self>,
     },
     /// Every element times `factor`; the result is dense f32.
     Scale {
-        /// What is scaled.
+        /// The operand.
         of: Box<Self>,
         /// The factor.
         factor: f32,
     },
     /// Every element rounded to `dtype`.
     Cast {
-        /// What is cast.
+        /// The operand.
         of: Box<Self>,
         /// The element type of the result.
         dtype: DType,
     },
-    /// Every column, or every row, times a factor of its own; the result is dense f32.
+    /// Every column, or every row, times its own factor; the result is dense f32.
     Factors {
-        /// What is scaled; a vector is one row.
+        /// The operand; a vector is one row.
         of: Box<Self>,
-        /// As many as there are columns, or rows.
+        /// One factor for each column, or for each row.
         factors: Vec<f32>,
-        /// Whether they are the rows'.
+        /// Whether the factors are those of rows.
         rows: bool,
     },
-    /// Every row rounded to a group format, as [`GroupFormat::quantise_row`] does it.
+    /// Every row quantised to a group format with [`GroupFormat::quantise_row`].
     Quantise {
-        /// What is rounded.
+        /// The operand.
         of: Box<Self>,
         /// The format of the result.
         format: GroupFormat,
-        /// Whether scales with less error than those that span a group are searched for.
+        /// Whether to search for scales with less error than those that cover the range of a group.
         search: bool,
     },
-    /// `before` and `after` zero rows around the operand.
+    /// The operand with `before` zero rows before and `after` zero rows after it.
     Pad {
-        /// What is padded.
+        /// The operand.
         of: Box<Self>,
-        /// Zero rows in front.
+        /// The number of zero rows before the operand.
         before: usize,
-        /// Zero rows behind.
+        /// The number of zero rows after the operand.
         after: usize,
     },
 }
@@ -156,7 +156,7 @@ impl WeightExpr {
         Self::Tensor(name.into())
     }
 
-    /// The names of all tensors the expression reads, in order, with repeats.
+    /// The names of the tensors that the expression reads, in order, with duplicates.
     pub fn tensors(&self) -> Vec<&str> {
         match self {
             Self::Tensor(name) => vec![name],
@@ -177,11 +177,11 @@ impl WeightExpr {
 
     /// The type of the expression's value, given the types of the file's tensors.
     ///
-    /// Row-wise expressions (slices, concatenations, permutations of rows) keep the storage format; those that cut
-    /// through rows or change values yield dense f32, except that a cut of a dense weight keeps its element type.
+    /// Row-wise expressions (slices, concatenations, permutations of rows) keep the storage format. Those that split rows or
+    /// change values yield dense f32, except that part of a row of a dense weight keeps its element type.
     ///
     /// # Errors
-    /// If a tensor is unknown, shapes do not fit, or an index is outside.
+    /// If a tensor is unknown, shapes do not fit, or an index is out of range.
     pub fn infer(&self, tensor: &dyn Fn(&str) -> Result<WeightType>) -> Result<WeightType> {
         match self {
             Self::Tensor(name) => tensor(name),
@@ -192,7 +192,9 @@ impl WeightExpr {
                 let mut inner = of.infer(tensor)?;
                 let size = dimension_of(&inner, *dimension, "slice")?;
                 if start > end || *end > size {
-                    return Err(Error::invalid(format!("slice {start}..{end} of a dimension of {size}")));
+                    return Err(Error::invalid(format!(
+                        "slice {start}..{end} exceeds a dimension of {size}"
+                    )));
                 }
                 if *dimension + 1 == inner.shape.len() {
                     inner.format = cut_format(inner.format);
@@ -202,7 +204,7 @@ impl WeightExpr {
             }
             Self::Concat { parts, dimension } => {
                 let mut types = parts.iter().map(|part| part.infer(tensor)).collect::<Result<Vec<_>>>()?;
-                let mut first = types.pop().ok_or_else(|| Error::invalid("concat of nothing"))?;
+                let mut first = types.pop().ok_or_else(|| Error::invalid("concat has no parts"))?;
                 dimension_of(&first, *dimension, "concat")?;
                 if *dimension + 1 == first.shape.len() {
                     first.format = cut_format(first.format);
@@ -214,7 +216,7 @@ impl WeightExpr {
                     }
                     other.shape[*dimension] = first.shape[*dimension];
                     if other != first {
-                        let message = format!("concat of unlike parts: {other:?} and {first:?}");
+                        let message = format!("concat of different types: {other:?} and {first:?}");
                         return Err(Error::invalid(message));
                     }
                     first.shape[*dimension] = add(first.shape[*dimension], size)?;
@@ -224,23 +226,25 @@ impl WeightExpr {
             Self::Interleave { parts, block } => {
                 let types = parts.iter().map(|part| part.infer(tensor)).collect::<Result<Vec<_>>>()?;
                 let mut first =
-                    types.first().cloned().ok_or_else(|| Error::invalid("interleave of nothing"))?;
+                    types.first().cloned().ok_or_else(|| Error::invalid("interleave has no parts"))?;
                 if types.iter().any(|other| *other != first) {
-                    return Err(Error::invalid(format!("interleave of unlike parts: {types:?}")));
+                    return Err(Error::invalid(format!("interleave of different types: {types:?}")));
                 }
                 let rows = matrix_rows(&first, "interleave")?;
                 if *block == 0 || !rows.is_multiple_of(*block) {
-                    return Err(Error::invalid(format!("interleave of {rows} rows in blocks of {block}")));
+                    return Err(Error::invalid(format!(
+                        "interleave of {rows} rows, which are not a multiple of the block of {block}"
+                    )));
                 }
                 let all = rows.checked_mul(parts.len());
-                first.shape[0] = all.ok_or_else(|| Error::invalid("interleave overflows"))?;
+                first.shape[0] = all.ok_or_else(|| Error::invalid("the rows of interleave overflow"))?;
                 Ok(first)
             }
             Self::Permute { of, rows } => {
                 let mut inner = of.infer(tensor)?;
                 let size = matrix_rows(&inner, "permute")?;
                 if let Some(outside) = rows.iter().find(|row| **row >= size) {
-                    return Err(Error::invalid(format!("permute takes row {outside} of {size}")));
+                    return Err(Error::invalid(format!("permute reads row {outside} of {size} rows")));
                 }
                 inner.shape[0] = rows.len();
                 Ok(inner)
@@ -289,12 +293,15 @@ impl WeightExpr {
 }
 
 fn add(a: usize, b: usize) -> Result<usize> {
-    a.checked_add(b).ok_or_else(|| Error::invalid("size overflows"))
+    a.checked_add(b).ok_or_else(|| Error::invalid("the size of a weight overflows"))
 }
 
 fn dimension_of(weight: &WeightType, dimension: usize, what: &str) -> Result<usize> {
     weight.shape.get(dimension).copied().ok_or_else(|| {
-        Error::invalid(format!("{what} along dimension {dimension} of a weight of shape {:?}", weight.shape))
+        Error::invalid(format!(
+            "{what} along dimension {dimension}, which a weight of shape {:?} does not have",
+            weight.shape
+        ))
     })
 }
 
@@ -305,7 +312,7 @@ fn matrix_rows(weight: &WeightType, what: &str) -> Result<usize> {
     }
 }
 
-/// The format of part of a row: blocks and groups cannot be cut, so they are decoded.
+/// The format of part of a row. Blocks and groups cannot be split, so they are decoded.
 fn cut_format(format: WeightFormat) -> WeightFormat {
     match format {
         WeightFormat::Dense(dtype) => WeightFormat::Dense(dtype),
@@ -313,18 +320,17 @@ fn cut_format(format: WeightFormat) -> WeightFormat {
     }
 }
 
-/// A weight's rows, read from front to back or in any order, without ever holding them all.
+/// The source of a weight's rows for a backend's `prepack`, which need not hold them all at once.
 ///
-/// This is what a backend's `prepack` is given. Rows are in the canonical layout of the [`WeightFormat`]: one after the
-/// other, nothing between them, little-endian.
+/// Rows are in the canonical layout of the [`WeightFormat`]: consecutive, without padding, little-endian.
 pub trait WeightReader {
-    /// Shape and format of the rows that come.
+    /// The shape and format of the rows.
     fn weight_type(&self) -> &WeightType;
 
     /// The bytes of rows `first .. first + count`.
     ///
     /// # Errors
-    /// If the rows are outside, or the file cannot be read.
+    /// If the rows are out of range, or the file cannot be read.
     fn rows(&mut self, first: usize, count: usize) -> Result<Cow<'_, [u8]>>;
 }
 
@@ -337,10 +343,10 @@ pub struct BytesReader<'a> {
 }
 
 impl<'a> BytesReader<'a> {
-    /// Reads the rows of a weight of this type from `bytes`.
+    /// A reader of the rows of a weight of this type in `bytes`.
     ///
     /// # Errors
-    /// If `bytes` is not as long as the type says.
+    /// If the length of `bytes` is not that of the type.
     pub fn new(weight_type: WeightType, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
         let (bytes, row_bytes) = (bytes.into(), weight_type.row_bytes()?);
         if weight_type.bytes()? != bytes.len() {
@@ -360,7 +366,10 @@ impl WeightReader for BytesReader<'_> {
         let range = first.checked_mul(self.row_bytes).zip(count.checked_mul(self.row_bytes));
         let bytes = range.and_then(|(start, length)| self.bytes.get(start..start.checked_add(length)?));
         bytes.map(Cow::Borrowed).ok_or_else(|| {
-            Error::invalid(format!("rows {first}..+{count} of {} asked for", self.weight_type.rows()))
+            Error::invalid(format!(
+                "rows {first}..+{count} exceed a weight of {} rows",
+                self.weight_type.rows()
+            ))
         })
     }
 }
@@ -397,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_through_rows_decode_blocks_only() {
+    fn parts_of_rows_decode_blocks_and_keep_dense_types() {
         for (name, format) in [("blocks", DType::F32), ("dense", DType::BF16)] {
             let expr = WeightExpr::Slice { of: boxed(name), dimension: 1, start: 5, end: 7 };
             let expected = WeightType { format: WeightFormat::Dense(format), shape: vec![8, 2] };
@@ -406,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn transposing_exchanges_sizes_and_decodes_blocks() {
+    fn transposing_swaps_sizes_and_decodes_blocks() {
         for (name, format) in [("blocks", DType::F32), ("dense", DType::BF16)] {
             let expected = WeightType { format: WeightFormat::Dense(format), shape: vec![64, 8] };
             assert_eq!(WeightExpr::Transpose { of: boxed(name) }.infer(&file).unwrap(), expected);
@@ -414,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_and_rounding_say_what_comes_of_them() {
+    fn factors_and_quantisation_check_their_sizes() {
         let of_columns = WeightExpr::Factors { of: boxed("blocks"), factors: vec![2.0; 64], rows: false };
         let of_rows = WeightExpr::Factors { of: Box::new(of_columns), factors: vec![2.0; 8], rows: true };
         let format = GroupFormat::from_name("int4g32_f16").unwrap();
@@ -435,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_expressions_are_refused() {
+    fn invalid_expressions_are_refused() {
         let bad = [
             WeightExpr::tensor("missing"),
             WeightExpr::Slice { of: boxed("dense"), dimension: 0, start: 3, end: 9 },
@@ -455,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_reader_stays_inside() {
+    fn bytes_reader_refuses_rows_out_of_range() {
         let weight_type = WeightType { format: WeightFormat::Dense(DType::F16), shape: vec![3, 2] };
         let bytes: Vec<u8> = (0..12).collect();
         let mut reader = BytesReader::new(weight_type.clone(), bytes.as_slice()).unwrap();

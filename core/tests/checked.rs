@@ -1,4 +1,4 @@
-//! The checks in front of a backend, with a backend of heap memory whose kernels only count.
+//! Validation of calls and arguments, with a backend of heap memory whose kernels only count calls.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -78,8 +78,8 @@ fn weight(text: &str) -> Option<Argument> {
     Some(Argument::Weight(Arc::new(Packed(weight))))
 }
 
-/// One buffer for all: `x` at 0 (2048 bytes), `y` at 2048 (128), the extent at 2176 (4), workspace at 2192 (64), free
-/// space behind.
+/// One buffer with `x` at 0 (2048 bytes), `y` at 2048 (128), the extent at 2176 (4), the workspace at 2192 (64), and
+/// free space after it.
 fn right(device: &Fake) -> (Arc<dyn Buffer>, Arguments) {
     let buffer = device.allocate(4096, MemoryKind::Device).unwrap();
     let extent = Some(slice(&buffer, 2176, 4));
@@ -103,7 +103,7 @@ fn assert_names(error: &Error, op: &str, argument: &str, field: Option<&str>) {
 }
 
 #[test]
-fn what_is_right_is_bound_and_runs() {
+fn valid_arguments_are_bound_and_run() {
     let (device, plan) = linear(64);
     let (_, arguments) = right(&device);
     assert_eq!(plan.workspace_bytes(), 64);
@@ -115,7 +115,7 @@ fn what_is_right_is_bound_and_runs() {
     }
     assert_eq!(device.ran.load(Ordering::Relaxed), 3);
 
-    // More room than is needed, no extent though one is allowed, and no workspace where none is asked for.
+    // More memory than needed, no extent for a bounded operand, and no workspace for a plan that needs none.
     let (device, plan) = linear(0);
     let (buffer, mut arguments) = right(&device);
     arguments.operands[0] = tensor(slice(&buffer, 0, 2048));
@@ -168,7 +168,7 @@ fn wrong_arguments_are_named(
 #[case(|_: &Memory, a: &mut Arguments| { a.operands.pop(); }, "2 operands and 1 results")]
 #[case(|_: &Memory, a: &mut Arguments| a.operands.push(None), "4 operands and 1 results")]
 #[case(|_: &Memory, a: &mut Arguments| a.results.clear(), "3 operands and 0 results")]
-fn wrong_numbers_of_arguments_are_counted(
+fn wrong_numbers_of_arguments_are_refused(
     #[case] edit: impl FnOnce(&Memory, &mut Arguments),
     #[case] message: &str,
 ) {
@@ -181,7 +181,7 @@ fn wrong_numbers_of_arguments_are_counted(
 }
 
 #[test]
-fn an_extent_needs_a_plan_that_expects_it() {
+fn an_extent_needs_a_bounded_operand() {
     let device = Fake::new();
     let call = describe(GatherRows {}, &["f32[8, 4]", "i32[?t]"], &["f32[?t, 4]"]);
     let plan = planned(&device, call).unwrap();
@@ -203,10 +203,10 @@ fn an_extent_needs_a_plan_that_expects_it() {
     assert_names(&plan.bind(&with(&extent)).unwrap_err(), "gather_rows", "x", Some("extent"));
 }
 
-/// `commit_tokens` updates three operands: each result must be bound to its own, exactly.
+/// `commit_tokens` updates three operands: each result must be bound to the range of its operand.
 #[rstest]
-#[case::right([512, 768, 1024], 0, None)]
-#[case::storage_of_its_own([256, 768, 1024], 0, Some("last_token"))]
+#[case::valid([512, 768, 1024], 0, None)]
+#[case::own_storage([256, 768, 1024], 0, Some("last_token"))]
 #[case::swapped([768, 512, 1024], 0, Some("last_token"))]
 #[case::longer_than_the_operand([512, 768, 1024], 16, Some("last_token"))]
 #[case::last_elsewhere([512, 768, 1040], 0, Some("counts"))]
@@ -240,12 +240,12 @@ fn results_that_update_are_bound_to_their_operands(
     }
 }
 
-/// Two operands that are updated must not be one piece of memory, and nothing else may read what is updated.
+/// Updated operands share memory neither with each other nor with operands that are read.
 #[rstest]
-#[case::one_for_two([0, 16, 32, 512, 512, 1024], "last_token", "finished")]
+#[case::two_updated_in_one_range([0, 16, 32, 512, 512, 1024], "last_token", "finished")]
 #[case::also_read([512, 16, 32, 512, 768, 1024], "last_token", "requests")]
 #[case::read_from_within([0, 16, 1088, 512, 768, 1024], "counts", "stop_ids")]
-fn updated_operands_stand_alone(#[case] offsets: [usize; 6], #[case] argument: &str, #[case] with: &str) {
+fn updated_operands_share_no_memory(#[case] offsets: [usize; 6], #[case] argument: &str, #[case] with: &str) {
     let device = Fake::new();
     let (table, counts) = ("i32[4]", "i32[4, 5]");
     let operands = ["i32[2]", "i32[2]", "i32[2]", table, table, counts];
@@ -282,16 +282,16 @@ fn results_may_not_share_storage() {
         })
     };
     bind(128, 160).unwrap();
-    // Operands of a region have no names, so they are numbered.
+    // Operands of a region have no names, so messages number them.
     assert_names(&bind(128, 144).unwrap_err(), "add_rms_norm", "result 0", Some("slice"));
     let error = bind(128, 32).unwrap_err();
     assert_names(&error, "add_rms_norm", "result 1", Some("slice"));
     assert!(error.message().contains("operand 1"), "{error}");
 }
 
-/// Nothing happens to tensors of size 0, so they share storage with nothing, wherever they are.
+/// Tensors of size 0 have no memory, so their ranges overlap nothing.
 #[test]
-fn empty_tensors_share_nothing() {
+fn empty_tensors_overlap_nothing() {
     let device = Fake::new();
     let plan = planned(&device, describe(GatherRows {}, &["f32[8, 4]", "i32[0]"], &["f32[0, 4]"])).unwrap();
     let buffer = device.allocate(128, MemoryKind::Device).unwrap();
@@ -304,7 +304,7 @@ fn empty_tensors_share_nothing() {
 }
 
 #[test]
-fn slices_stay_inside_and_overlap_where_they_share_a_byte() {
+fn slices_stay_inside_their_buffer_and_overlap_if_they_share_a_byte() {
     let device = Fake::new();
     let [one, two] = [(), ()].map(|()| device.allocate(64, MemoryKind::Device).unwrap());
     for (offset, bytes) in [(0, 65), (65, 0), (1, 64), (usize::MAX, 2)] {
@@ -327,7 +327,7 @@ fn slices_stay_inside_and_overlap_where_they_share_a_byte() {
 }
 
 #[test]
-fn what_a_device_cannot_do_carries_its_reason() {
+fn unsupported_calls_carry_the_reason_of_the_device() {
     let device = Fake::new();
     let error = planned(&device, describe(Argmax {}, &["f32[2, 8]"], &["i32[2]"])).unwrap_err();
     assert_eq!((error.code(), error.op()), (Code::Unsupported, Some("argmax")));
@@ -365,12 +365,12 @@ fn edit_x(call: &mut CallDesc, edit: impl FnOnce(&mut TensorDesc)) {
 #[case::wrong_type(|c: &mut CallDesc| edit_x(c, |x| x.dtype = DType::I32), "x", Some("dtype"))]
 #[case::missing(|c: &mut CallDesc| c.operands[0] = None, "x", None)]
 #[case::half_a_block(|c: &mut CallDesc| c.operands[1] = desc("weight q8_0[4, 65]"), "weight", Some("shape"))]
-#[case::endless_weight(|c: &mut CallDesc| c.operands[1] = desc("weight f32[9223372036854775807, 4, 64]"), "weight", Some("shape"))]
+#[case::overflowing_weight(|c: &mut CallDesc| c.operands[1] = desc("weight f32[9223372036854775807, 4, 64]"), "weight", Some("shape"))]
 #[case::result_dtype(|c: &mut CallDesc| c.results[0].dtype = DType::F16, "y", Some("dtype"))]
 #[case::result_shape(|c: &mut CallDesc| c.results[0] = TensorDesc::dense(DType::F32, &[8, 5]), "y", Some("shape"))]
 #[case::result_strides(|c: &mut CallDesc| c.results[0].strides = vec![3, 1], "y", Some("strides[0]"))]
 #[case::result_scalar_with_extent(|c: &mut CallDesc| c.results[0] = TensorDesc::dense(DType::F32, &[]).with_extent(), "y", Some("bounded"))]
-#[case::group_for_no_collective(|c: &mut CallDesc| c.comm = Some(rank(0, 2)), "comm", None)]
+#[case::group_without_collective(|c: &mut CallDesc| c.comm = Some(rank(0, 2)), "comm", None)]
 fn wrong_descriptions_are_named(
     #[case] edit: impl FnOnce(&mut CallDesc),
     #[case] argument: &str,
@@ -383,7 +383,7 @@ fn wrong_descriptions_are_named(
 }
 
 #[test]
-fn numbers_of_operands_and_results_are_described() {
+fn wrong_numbers_of_operands_and_results_are_refused() {
     let call = describe(LINEAR, &["f32[8, 64]", "weight q8_0[4, 64]"], &["f32[8, 4]"]);
     assert_eq!(call.validate().unwrap_err().field_name(), Some("operands"));
     let call = describe(LINEAR, &["f32[8, 64]", "weight q8_0[4, 64]", "_"], &[]);
@@ -392,7 +392,7 @@ fn numbers_of_operands_and_results_are_described() {
 }
 
 #[test]
-fn strided_operands_are_fine_and_updates_are_described_alike() {
+fn operands_may_be_strided_and_updated_results_have_their_strides() {
     let wide = || TensorDesc { strides: vec![16, 1], ..TensorDesc::dense(DType::F32, &[4, 8]) };
     let mut call = describe(Broadcast { axis: AXIS, root: 0 }, &["f32[4, 8]"], &["f32[4, 8]"]);
     call.comm = Some(rank(0, 1));
@@ -411,7 +411,7 @@ fn strided_operands_are_fine_and_updates_are_described_alike() {
             workspace: None,
         })
     };
-    // The gap behind the last row is not needed.
+    // The gap after the last row is not needed.
     bind(224).unwrap();
     assert_names(&bind(223).unwrap_err(), "broadcast", "x", Some("bytes"));
 }
@@ -422,18 +422,18 @@ fn rank(rank: usize, ranks: usize) -> Arc<dyn Comm> {
 
 const AXIS: MeshAxis = MeshAxis::Tensor;
 
-/// A collective sizes buffers by what it says of its ranks, so that must hold for the group it is given.
+/// The attributes of a collective size its buffers, so they must fit its group.
 #[rstest]
 #[case::gather(AllGather { axis: AXIS, ranks: 4, rows: false }, "f32[8, 8]", Some("f32[8, 32]"), 0, 2, Some("ranks"))]
-#[case::gather_right(AllGather { axis: AXIS, ranks: 2, rows: false }, "f32[8, 8]", Some("f32[8, 16]"), 0, 2, None)]
+#[case::valid_gather(AllGather { axis: AXIS, ranks: 2, rows: false }, "f32[8, 8]", Some("f32[8, 16]"), 0, 2, None)]
 #[case::scatter(ReduceScatter { axis: AXIS, ranks: 2, rows: false, reduction: Reduction::Sum }, "f32[8, 8]", Some("f32[8, 4]"), 1, 4, Some("ranks"))]
 #[case::exchange(AllToAll { axis: AXIS, ranks: 1 }, "f32[8, 8]", Some("f32[8, 8]"), 0, 2, Some("ranks"))]
 #[case::root(Broadcast { axis: AXIS, root: 2 }, "f32[8, 8]", Some("f32[8, 8]"), 0, 2, Some("root"))]
-#[case::root_right(Broadcast { axis: AXIS, root: 1 }, "f32[8, 8]", Some("f32[8, 8]"), 1, 2, None)]
+#[case::valid_root(Broadcast { axis: AXIS, root: 1 }, "f32[8, 8]", Some("f32[8, 8]"), 1, 2, None)]
 #[case::peer(SendOp { axis: AXIS, peer: 2 }, "f32[8, 8]", None, 0, 2, Some("peer"))]
-#[case::itself(Receive { axis: AXIS, peer: 1 }, "f32[8, 8]", Some("f32[8, 8]"), 1, 2, Some("peer"))]
-#[case::peer_right(SendOp { axis: AXIS, peer: 0 }, "f32[8, 8]", None, 1, 2, None)]
-fn collectives_fit_their_group(
+#[case::peer_is_itself(Receive { axis: AXIS, peer: 1 }, "f32[8, 8]", Some("f32[8, 8]"), 1, 2, Some("peer"))]
+#[case::valid_peer(SendOp { axis: AXIS, peer: 0 }, "f32[8, 8]", None, 1, 2, None)]
+fn attributes_of_collectives_fit_their_group(
     #[case] op: impl Into<Op>,
     #[case] x: &str,
     #[case] y: Option<&str>,
@@ -453,7 +453,7 @@ fn collectives_fit_their_group(
 }
 
 #[test]
-fn a_barrier_needs_its_ranks_too() {
+fn a_barrier_needs_a_group() {
     let mut call = describe(Barrier { axis: AXIS }, &[], &[]);
     assert_names(&call.clone().validate().unwrap_err(), "barrier", "comm", None);
     call.comm = Some(rank(0, 1));

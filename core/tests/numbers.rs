@@ -1,4 +1,4 @@
-//! The numbers and words that cross the C ABI. Whoever changes one of these breaks every plugin: new ones are added at the end.
+//! The numbers and words that cross the C ABI. Changing one of them breaks every plugin; new ones are added at the end.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -13,7 +13,7 @@ use dsrun_core::{
 use rstest::rstest;
 
 #[test]
-fn op_numbers_stay() {
+fn op_numbers_are_stable() {
     let numbers: Vec<(&str, u32)> =
         Op::PRIMITIVES.iter().zip(Op::NUMBERS).map(|(signature, number)| (signature.name, *number)).collect();
     let released = [
@@ -51,7 +51,7 @@ fn op_numbers_stay() {
         ("barrier", 71),
     ];
     for known in released {
-        assert!(numbers.contains(&known), "{known:?} is gone");
+        assert!(numbers.contains(&known), "{known:?} is missing");
     }
     for (index, (name, number)) in numbers.iter().enumerate() {
         assert!(
@@ -69,7 +69,7 @@ fn op_numbers_stay() {
 }
 
 #[test]
-fn other_numbers_stay() {
+fn other_numbers_are_stable() {
     assert_eq!(DType::ALL.map(|dtype| dtype as u32), [1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(Profile::ALL.map(|profile| profile as u32), [1, 2, 3, 4]);
     assert_eq!(Code::ALL.map(|code| code as u32), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
@@ -104,7 +104,7 @@ fn other_numbers_stay() {
 fn attributes_are_words(#[case] op: impl Into<Op>, #[case] words: &[u32]) {
     let op: Op = op.into();
     assert_eq!(op.words(), words);
-    // By text too: it tells 0 from -0.
+    // The text is compared as well, because it distinguishes 0 from -0.
     let back = Op::from_words(op.number(), words).unwrap();
     assert_eq!((back.to_string(), back), (op.to_string(), op.clone()));
 
@@ -121,7 +121,7 @@ fn attributes_are_words(#[case] op: impl Into<Op>, #[case] words: &[u32]) {
 #[case("all_gather", &[2, 4, 2], "rows")]
 #[case("rope", &[1, 3, 0], "pairing")]
 #[case("all_reduce", &[4, 1], "axis")]
-fn words_that_are_no_values_are_refused(#[case] name: &str, #[case] words: &[u32], #[case] attribute: &str) {
+fn invalid_words_are_refused(#[case] name: &str, #[case] words: &[u32], #[case] attribute: &str) {
     let error = Op::from_words(Op::number_of(name).unwrap(), words).unwrap_err();
     assert_eq!((error.op(), error.argument()), (Some(name), Some(attribute)), "{error}");
 }

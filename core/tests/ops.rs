@@ -1,5 +1,5 @@
-//! Every primitive against one table of valid calls: what they infer, how each wrong operand and attribute is refused,
-//! and whether their iteration spaces fit their shapes.
+//! Tests of every primitive over one table of valid calls: inference, refusal of each wrong operand and attribute, and
+//! iteration spaces that fit the shapes.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -48,12 +48,12 @@ fn assert_names(error: &Error, op: &str, argument: &str, field: Option<&str>) {
 fn the_table_has_every_primitive_and_every_operand() {
     let cases = valid();
     let names: HashSet<&str> = cases.iter().map(Case::name).collect();
-    assert_eq!(names.len(), Op::PRIMITIVES.len(), "two primitives of one name, or one without a case");
+    assert_eq!(names.len(), Op::PRIMITIVES.len(), "two primitives have one name, or one has no case");
     for signature in Op::PRIMITIVES {
-        assert!(names.contains(signature.name), "no valid call of {}", signature.name);
+        assert!(names.contains(signature.name), "{} has no valid call", signature.name);
         let first = case_of(signature.name);
         let full = first.operands.iter().all(Option::is_some) || signature.name == "gated_activation";
-        assert!(full, "the first call of {} leaves operands out", signature.name);
+        assert!(full, "the first call of {} does not have all operands", signature.name);
     }
 }
 
@@ -66,13 +66,13 @@ fn valid_calls_infer_the_documented_results() {
 }
 
 #[test]
-fn signatures_are_sound() {
+fn signatures_are_consistent() {
     for case in valid() {
         let signature = case.op.signature().unwrap();
         for (index, result) in signature.results.iter().enumerate() {
             assert_eq!(case.op.updates(index), result.updates);
             let Some(updated) = result.updates else { continue };
-            // What is updated in place cannot change its type.
+            // An update in place cannot change the type.
             let Some(OperandType::Tensor(tensor)) = &case.operands[updated] else { panic!("{}", case.op) };
             assert_eq!(tensor.to_string(), case.results[index], "{}", case.op);
         }
@@ -82,7 +82,7 @@ fn signatures_are_sound() {
 }
 
 #[test]
-fn attributes_round_trip_as_text_and_each_is_needed() {
+fn attributes_round_trip_as_text_and_none_has_a_default() {
     for case in valid() {
         let attributes = case.op.attributes();
         let names: Vec<&str> = attributes.iter().map(|(name, _)| *name).collect();
@@ -170,7 +170,7 @@ fn operands_of_the_wrong_rank_are_named() {
     assert_names(&error, "argmax", "x", None);
 }
 
-/// Operands that do not fit the others: op, operand, what it is instead of the table's, and what the error names.
+/// Operands that do not fit the others: the op, the operand, its type instead of the table's, and what the error names.
 const MISFITS: &[(&str, &str, &str, &str, &str)] = &[
     ("embed", "ids", "i32[?u]", "positions", "shape[0]"),
     ("embed", "table", "weight q4_1[100, 32]", "position_table", "shape[1]"),
@@ -314,8 +314,8 @@ fn sums_that_could_overflow_are_refused() {
     assert_names(&error, "linear_w8a8", "weight", Some("shape[1]"));
 }
 
-/// Changes every size of every valid call: either the size is free, or the error names what does not fit, and then the
-/// table of misfits has a row for it.
+/// Changes every size of every valid call. Either the call stays valid, or the error names an operand that has a row in the
+/// table of misfits.
 #[test]
 fn every_size_that_is_not_free_has_a_misfit() {
     for case in valid() {
@@ -345,13 +345,17 @@ fn every_size_that_is_not_free_has_a_misfit() {
                 assert!(of_operand || attributes.contains(&argument), "{error}");
                 let listed =
                     MISFITS.iter().any(|(op, operand, ..)| (*op, *operand) == (signature.name, spec.name));
-                assert!(listed, "no misfit for {}.{}: {error}", signature.name, spec.name);
+                assert!(
+                    listed,
+                    "the table of misfits has no row for {}.{}: {error}",
+                    signature.name, spec.name
+                );
             }
         }
     }
 }
 
-/// Attribute values that are of the right type but refused, and the argument and field the error names.
+/// Attribute values that have the right type but are refused, with the argument and field that the error names.
 fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static str>)> {
     let mut refused: Vec<(&'static str, Op, &'static str, Option<&'static str>)> = Vec::new();
     let mut add = |attribute, op: Op| refused.push((attribute, op, attribute, None));
@@ -392,7 +396,7 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     add("ranks", ReduceScatter { ranks: 0, ..SCATTER }.into());
     add("ranks", AllToAll { axis: AXIS, ranks: 0 }.into());
 
-    // Some show in the operand they are at odds with.
+    // Some errors name the operand that the attribute does not fit.
     let mut add = |attribute, op: Op, argument, field| refused.push((attribute, op, argument, field));
     let paged = |kv_heads| PagedAttention { kv_heads, ..PAGED };
     add("kv_heads", paged(0).into(), "query_heads", None);
@@ -415,12 +419,12 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
 fn refused_attribute_values_are_named() {
     for (_, op, argument, field) in refused_attributes() {
         let case = case_of(op.name());
-        let Err(error) = infer(&op, &case.operands) else { panic!("{op} is taken") };
+        let Err(error) = infer(&op, &case.operands) else { panic!("{op} is not refused") };
         assert_names(&error, case.name(), argument, field);
     }
 }
 
-/// Each real number, size or count among the attributes is refused for some value, unless every value means something.
+/// Each number among the attributes has refused values, unless every value is meaningful.
 #[test]
 fn every_attribute_with_wrong_values_has_one() {
     const ALWAYS_RIGHT: &[(&str, &str)] = &[
@@ -429,7 +433,7 @@ fn every_attribute_with_wrong_values_has_one() {
         ("attention_prepare", "words"),
         ("paged_attention", "window"),
         ("attention", "window"),
-        // The group they must be in is only known when the call is planned.
+        // They are checked against the group when the call is validated.
         ("broadcast", "root"),
         ("send", "peer"),
         ("receive", "peer"),
@@ -451,9 +455,9 @@ fn every_attribute_with_wrong_values_has_one() {
 #[rstest]
 #[case::positions_alone(EMBED, &["i32[3]", "weight f32[9, 8]", "i32[3]", "_"], "position_table")]
 #[case::position_table_alone(EMBED, &["i32[3]", "weight f32[9, 8]", "_", "weight f32[9, 8]"], "positions")]
-#[case::no_other_half(GATED, &["f32[3, 8]", "_", "_"], "up")]
+#[case::no_up_half(GATED, &["f32[3, 8]", "_", "_"], "up")]
 #[case::no_mask(PAGED, &["f32[3, 8]", "f32[9, 2, 4, 2]", "f32[9, 2, 4, 2]", "i32[1]", "i32[1]", "i32[1]", "i32[1, 1]", "i32[0]", "_", "_", "_"], "mask_bits")]
-fn optional_operands_that_belong_together_are_missed(
+fn optional_operands_that_need_each_other_are_missed(
     #[case] op: impl Into<Op>,
     #[case] operands: &[&str],
     #[case] argument: &str,
@@ -468,7 +472,7 @@ fn optional_operands_that_belong_together_are_missed(
 #[case(AllReduce { reduction: Reduction::Mean, ..ALL_REDUCE }, "i32[?t, 8]", "reduction", None)]
 #[case(ReduceScatter { reduction: Reduction::Mean, ..SCATTER }, "u8[?t, 8]", "reduction", None)]
 #[case(AllGather { ranks: u32::MAX, ..GATHER }, "u8[?t, 18446744073709551615]", "x", Some("shape"))]
-fn attributes_at_odds_with_an_operand_are_named(
+fn attributes_that_do_not_fit_an_operand_are_named(
     #[case] op: impl Into<Op>,
     #[case] x: &str,
     #[case] argument: &str,
@@ -490,7 +494,7 @@ fn sizes_that_overflow_are_refused() {
     assert_names(&infer(&GATED.into(), &operands).unwrap_err(), "gated_activation", "gate", Some("shape[1]"));
 }
 
-/// The size that a list of iteration dimensions spans; `None` if it has to be known and is not.
+/// The product of a list of iteration dimensions; `None` if one of several is unknown.
 fn product(sizes: &[Size]) -> Option<Size> {
     match sizes {
         [size] => Some(size.clone()),
@@ -533,7 +537,7 @@ fn index_maps_fit_the_shapes() {
                 in_results.extend(*dimensions);
             }
         }
-        // What is scattered through indices is in the result without being one of its axes.
+        // A dimension that is scattered through indices is not an axis of the result.
         let scatters = maps.results.iter().flatten().any(|axis| *axis == Axis::Gathered);
         for (index, dimension) in maps.dimensions.iter().enumerate() {
             match dimension.kind {

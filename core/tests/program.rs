@@ -1,4 +1,4 @@
-//! What `Program::validate` and `ProgramBuilder` refuse.
+//! Programs that `Program::validate` and `ProgramBuilder` refuse.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -26,10 +26,10 @@ fn id(index: usize) -> ValueId {
 }
 
 const NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
-/// Updates its one operand in place.
+/// An op that updates its one operand in place.
 const UPDATE: Broadcast = Broadcast { axis: MeshAxis::Tensor, root: 0 };
 
-/// Ten values, six nodes, three segments; node 2 updates the state %3 to %6.
+/// A program of ten values, six nodes and three segments, whose node 2 updates the state %3 to %6.
 fn sample() -> Program {
     let build = || -> Result<Program> {
         let mut program = ProgramBuilder::new("sample");
@@ -67,30 +67,30 @@ fn the_sample_is_valid() {
 
 #[rstest]
 #[case::use_before_definition(|p: &mut Program| p.nodes[1].call.operands[0] = Some(id(8)),
-    "node 1 (rms_norm): uses %8 before it is there")]
-#[case::nodes_swapped(|p: &mut Program| p.nodes.swap(0, 1), "node 0 (rms_norm): uses %4 before it is there")]
+    "node 1 (rms_norm): uses %8 before it is defined")]
+#[case::nodes_swapped(|p: &mut Program| p.nodes.swap(0, 1), "node 0 (rms_norm): uses %4 before it is defined")]
 #[case::use_after_update(|p: &mut Program| p.nodes[3].call.operands[0] = Some(id(3)),
     "node 3 (gather_rows): uses %3 after it was updated")]
-#[case::no_such_operand(|p: &mut Program| p.nodes[3].call.operands[0] = Some(id(99)), "there is no value %99")]
-#[case::no_such_result(|p: &mut Program| p.nodes[3].call.results[0] = id(usize::MAX), "there is no value %4294967295")]
-#[case::made_twice(|p: &mut Program| p.nodes[1].call.results[0] = id(4), "node 1 (rms_norm): %4 is made elsewhere")]
-#[case::result_is_an_input(|p: &mut Program| p.nodes[0].call.results[0] = id(0), "%0 is made elsewhere")]
-#[case::made_by_no_node(|p: &mut Program| { p.values.push(Value { origin: Origin::Node(9), ..p.values[4].clone() }) },
-    "%10 is made by no node")]
-#[case::output_was_updated(|p: &mut Program| p.outputs.push(id(3)), "output %3 is not there at the end")]
-#[case::no_such_output(|p: &mut Program| p.outputs.push(id(99)), "output %99 is not there at the end")]
-#[case::bounded_behind_the_first(|p: &mut Program| set_type(p, 2, "f32[8, ?t]"), "%2: dimension 1 is bounded")]
+#[case::no_such_operand(|p: &mut Program| p.nodes[3].call.operands[0] = Some(id(99)), "value %99 does not exist")]
+#[case::no_such_result(|p: &mut Program| p.nodes[3].call.results[0] = id(usize::MAX), "value %4294967295 does not exist")]
+#[case::defined_twice(|p: &mut Program| p.nodes[1].call.results[0] = id(4), "node 1 (rms_norm): %4 is also defined elsewhere")]
+#[case::result_is_an_input(|p: &mut Program| p.nodes[0].call.results[0] = id(0), "%0 is also defined elsewhere")]
+#[case::result_of_no_node(|p: &mut Program| { p.values.push(Value { origin: Origin::Node(9), ..p.values[4].clone() }) },
+    "%10 is not the result of any node")]
+#[case::output_was_updated(|p: &mut Program| p.outputs.push(id(3)), "output %3 is undefined or was updated")]
+#[case::no_such_output(|p: &mut Program| p.outputs.push(id(99)), "output %99 is undefined or was updated")]
+#[case::bounded_after_the_first(|p: &mut Program| set_type(p, 2, "f32[8, ?t]"), "%2: dimension 1 is bounded")]
 #[case::bounded_without_extent(|p: &mut Program| p.extents.clear(), "%0: size ?t has no extent")]
-#[case::extent_twice(|p: &mut Program| p.extents.push("t".into()), "extent t stands twice")]
-#[case::extent_without_name(|p: &mut Program| p.extents.push("".into()), "is no name of a size")]
+#[case::extent_twice(|p: &mut Program| p.extents.push("t".into()), "extent t is listed twice")]
+#[case::extent_without_name(|p: &mut Program| p.extents.push("".into()), "size name \"\" is invalid")]
 #[case::size_that_text_cannot_name(|p: &mut Program| {
     p.values[2].value_type = OperandType::Tensor(TensorType::new(DType::F32, [Size::bucket("a, b")]));
-}, "%2: \"a, b\" is no name of a size")]
+}, "%2: size name \"a, b\" is invalid")]
 #[case::too_many_dimensions(|p: &mut Program| set_type(p, 2, "f32[1, 1, 1, 1, 1, 1, 1]"), "%2: has 7 dimensions")]
 #[case::in_a_host_segment(|p: &mut Program| p.nodes[5].segment = 1, "node 5 (argmax): is in a host segment")]
 #[case::in_a_wait_segment(|p: &mut Program| p.segments[2].kind = SegmentKind::Wait, "is in a wait segment")]
-#[case::in_no_segment(|p: &mut Program| p.nodes[5].segment = 3, "node 5 (argmax): there is no segment 3")]
-#[case::segments_go_back(|p: &mut Program| p.nodes[1].segment = 2, "node 2 goes back to segment 0")]
+#[case::in_no_segment(|p: &mut Program| p.nodes[5].segment = 3, "node 5 (argmax): segment 3 does not exist")]
+#[case::segments_out_of_order(|p: &mut Program| p.nodes[1].segment = 2, "node 2 returns to segment 0")]
 #[case::wrong_result_type(|p: &mut Program| set_type(p, 5, "f16[?t, 8]"), "node 1 (rms_norm): %5 is f32[?t, 8], not")]
 #[case::wrong_result_size(|p: &mut Program| set_type(p, 9, "i32[4]"), "%9 is i32[?t], not")]
 #[case::wrong_operand(|p: &mut Program| p.nodes[1].call.operands[1] = Some(id(4)),
@@ -99,19 +99,19 @@ fn the_sample_is_valid() {
 #[case::too_few_operands(|p: &mut Program| p.nodes[5].call.operands.clear(), "has 0 operands, needs 1 (node 5)")]
 #[case::weight_updated(|p: &mut Program| p.values[3].origin = Origin::Weight(WeightExpr::tensor("memory")),
     "node 2 (broadcast): updates %3, which is a weight")]
-#[case::name_taken(|p: &mut Program| p.values[2].name = "ids".into(), "%2: the name \"ids\" is taken")]
+#[case::name_used_twice(|p: &mut Program| p.values[2].name = "ids".into(), "%2: the name \"ids\" is used twice")]
 #[case::no_name(|p: &mut Program| p.values[2].name.clear(), "%2: has no name")]
 #[case::named_result(|p: &mut Program| p.values[5].name = "normed".into(), "%5: is a result")]
 #[case::packed_input(|p: &mut Program| p.values[0].value_type = operand("weight f32[8, 8]").unwrap(),
-    "%0: only weights are packed")]
+    "%0: has a packed type, but is not a weight")]
 #[case::half_a_block(|p: &mut Program| p.values[1].value_type = operand("weight q8_0[8, 33]").unwrap(),
     "%1.shape: 33 columns cannot be stored as q8_0")]
-#[case::endless_weight(|p: &mut Program| {
+#[case::overflowing_weight(|p: &mut Program| {
     p.values[1].value_type = operand("weight f32[9223372036854775807, 4, 8]").unwrap();
 }, "%1.shape: [9223372036854775807, 4, 8] bytes overflow")]
-#[case::sharded_where_there_is_nothing(|p: &mut Program| {
+#[case::sharded_over_a_missing_dimension(|p: &mut Program| {
     p.values[3].placements.set(MeshAxis::Tensor, Placement::Sharded(2));
-}, "%3: is sharded(2) along tensor, but has 2 dimensions")]
+}, "%3: is sharded(2) over tensor, but has 2 dimensions")]
 fn broken_programs_are_refused(#[case] edit: impl FnOnce(&mut Program), #[case] message: &str) {
     let mut program = sample();
     edit(&mut program);
@@ -123,9 +123,9 @@ fn set_type(program: &mut Program, index: usize, text: &str) {
     program.values[index].value_type = operand(text).unwrap();
 }
 
-/// A call that updates two operands in place must not be given one value for both.
+/// A call that updates two operands in place cannot have one value for both.
 #[test]
-fn an_updated_operand_stands_alone() {
+fn an_updated_operand_occurs_once_in_its_call() {
     let mut program = ProgramBuilder::new("twice");
     let cache = program.state("cache", tensor("f32[4, 2, 8, 4]")).unwrap();
     let rows = program.input("rows", tensor("f32[3, 8]")).unwrap();
@@ -137,7 +137,7 @@ fn an_updated_operand_stands_alone() {
 }
 
 #[test]
-fn the_builder_reports_mistakes_where_they_are_made() {
+fn the_builder_reports_mistakes_at_the_call() {
     let mut program = ProgramBuilder::new("mistakes");
     let x = program.input("x", tensor("f32[4, 8]")).unwrap();
     assert_eq!(program.input("x", tensor("f32[4]")).unwrap_err().argument(), Some("x"));
@@ -150,9 +150,9 @@ fn the_builder_reports_mistakes_where_they_are_made() {
         (Some("rms_norm"), Some("weight"), Some("rank"))
     );
     let error = program.call(NORM, [Some(x), Some(id(7))]).unwrap_err();
-    assert_eq!((error.op(), error.message()), (Some("rms_norm"), "there is no value %7"));
+    assert_eq!((error.op(), error.message()), (Some("rms_norm"), "value %7 does not exist"));
 
-    // None of the refused calls is in the program, nor is one that was asked for a result it does not have.
+    // The program has none of the refused calls, nor the call without the requested result.
     let send = Send { axis: MeshAxis::Pipeline, peer: 1 };
     assert_eq!(program.call(send, [Some(x)]).unwrap_err().op(), Some("send"));
     let program = program.finish(&[x]).unwrap();
@@ -160,7 +160,7 @@ fn the_builder_reports_mistakes_where_they_are_made() {
 }
 
 #[test]
-fn the_builder_finds_what_only_the_whole_program_shows() {
+fn the_builder_validates_the_whole_program() {
     let mut program = ProgramBuilder::new("gone");
     let x = program.state("x", tensor("f32[4, 8]")).unwrap();
     program.call(UPDATE, [Some(x)]).unwrap();
@@ -175,7 +175,7 @@ fn the_builder_finds_what_only_the_whole_program_shows() {
 }
 
 #[test]
-fn collectives_run_on_the_lane_of_communication() {
+fn collectives_run_on_the_communication_lane() {
     let mut program = ProgramBuilder::new("lanes");
     let x = program.state("x", tensor("f32[4, 8]")).unwrap();
     program.calls(Send { axis: MeshAxis::Pipeline, peer: 1 }, [Some(x)]).unwrap();
@@ -184,9 +184,9 @@ fn collectives_run_on_the_lane_of_communication() {
     assert_eq!(lanes, [Lane::Communication, Lane::Compute]);
 }
 
-/// The segment a program begins with gives way to the first that is named; segments for work of the host do not.
+/// The first declared segment replaces the default segment; segments of host work are kept.
 #[test]
-fn first_segments_without_calls_are_kept_if_they_never_have_any() {
+fn only_host_segments_are_kept_before_the_first_call() {
     let mut program = ProgramBuilder::new("segments");
     program.segment("wait", SegmentKind::Wait);
     program.segment("eager", SegmentKind::Eager);

@@ -389,6 +389,6 @@ fn updates_are_followed_through_the_body() {
     for mut program in [fused, lowered] {
         program.outputs.push(cache);
         let error = program.validate().unwrap_err();
-        assert!(error.message().contains("output %0 is not there"), "{error}");
+        assert!(error.message().contains("output %0 is undefined or was updated"), "{error}");
     }
 }

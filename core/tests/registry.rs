@@ -1,4 +1,4 @@
-//! The rules of registration.
+//! Registration and lookup of backends.
 
 use dsrun_core::{
     Code, Error, Result,
@@ -34,7 +34,7 @@ fn names(registry: &Registry) -> Vec<&str> {
 }
 
 #[test]
-fn the_first_backend_is_the_default_and_order_is_kept() {
+fn the_first_backend_is_the_default() {
     let mut registry = Registry::new();
     for name in ["zeta", "alpha-2", "0"] {
         registry.register(named(name, "1")).unwrap();
@@ -45,7 +45,7 @@ fn the_first_backend_is_the_default_and_order_is_kept() {
 }
 
 #[test]
-fn a_name_is_registered_once() {
+fn a_name_cannot_be_registered_twice() {
     let mut registry = Registry::new();
     registry.register(named("twin", "1")).unwrap();
     let error = registry.register(named("twin", "2")).unwrap_err();
@@ -65,7 +65,7 @@ fn names_are_lower_case_letters_digits_and_dashes(
 }
 
 #[test]
-fn unknown_backends_are_answered_with_those_there_are() {
+fn errors_of_unknown_backends_list_the_registered_ones() {
     let mut registry = Registry::new();
     assert_eq!(registry.backend(None).unwrap_err().code(), Code::Unavailable);
     registry.register(named("one", "1")).unwrap();
@@ -73,6 +73,6 @@ fn unknown_backends_are_answered_with_those_there_are() {
     let error = registry.backend(Some("three")).unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert!(error.message().contains("`three`") && error.message().contains("one, two"), "{error}");
-    // Names are not guessed at.
+    // Lookup is exact.
     assert!(registry.backend(Some("on")).is_err() && registry.backend(Some("One")).is_err());
 }

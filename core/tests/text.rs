@@ -1,4 +1,4 @@
-//! Programs as text: what is written reads back as the same program, and no text does harm.
+//! The text form of programs: it round-trips, and no text makes the parser panic or allocate without bound.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -21,17 +21,17 @@ use std::{
 };
 use types::operand;
 
-/// Counts what each thread allocates.
+/// An allocator that counts the bytes each thread allocates.
 struct Counting;
 
 thread_local! {
     static ALLOCATED: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is passed on to the system's allocator as it is; the counter neither allocates nor unwinds.
+// SAFETY: every call is passed unchanged to the system allocator; the counter neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // The counter is gone when a thread ends; what it allocates then does not count.
+        // Allocations while a thread ends, after its counter is destroyed, do not count.
         let _ = ALLOCATED.try_with(|allocated| allocated.set(allocated.get().saturating_add(layout.size())));
         // SAFETY: the caller's promises are those of this method.
         unsafe { System.alloc(layout) }
@@ -46,7 +46,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Parses a text and checks that no more was allocated than its length explains.
+/// Parses a text and checks that allocations are in proportion to its length.
 fn parse(text: &str) -> dsrun_core::Result<Program> {
     let before = ALLOCATED.get();
     let parsed = text.parse();
@@ -55,7 +55,7 @@ fn parse(text: &str) -> dsrun_core::Result<Program> {
     parsed
 }
 
-/// Everything a text can say, in the form in which it is written.
+/// A text with every construct, as the writer formats it.
 const EVERYTHING: &str = r#"program "every \"thing\"\\ \n\t\u{1} ünï" {
   extents t, r.x-1
   %0 = input "ids": i32[?t]
@@ -88,7 +88,7 @@ const EVERYTHING: &str = r#"program "every \"thing\"\\ \n\t\u{1} ünï" {
 "#;
 
 #[test]
-fn everything_a_text_can_say_is_read_and_written() {
+fn every_construct_round_trips() {
     let program = parse(EVERYTHING).unwrap();
     assert_eq!(program.to_string().parse::<Program>().unwrap(), program);
     assert_eq!(program.to_string(), EVERYTHING);
@@ -105,7 +105,7 @@ fn everything_a_text_can_say_is_read_and_written() {
 }
 
 #[test]
-fn spaces_and_lines_do_not_matter() {
+fn whitespace_is_ignored() {
     let text = "program\"p\"{extents t %0=input\"x\":f32[?t,8]segment\"s\":graph%1:f32[?t,8]=cast{dtype=f32}(%0)output%1}";
     let program = parse(text).unwrap();
     assert_eq!(parse(&text.replace(',', "\n,\r\n\t")).unwrap(), program);
@@ -113,7 +113,7 @@ fn spaces_and_lines_do_not_matter() {
 }
 
 #[test]
-fn the_documented_text_is_one() {
+fn the_documented_text_is_valid() {
     let source = include_str!("../src/program/text.rs");
     let (_, text) = source.split_once("//! ```text\n").unwrap();
     let (text, _) = text.split_once("//! ```\n").unwrap();
@@ -125,37 +125,46 @@ fn the_documented_text_is_one() {
 }
 
 #[test]
-fn an_empty_program_is_one() {
+fn an_empty_program_is_valid() {
     let program = Program::default();
     assert_eq!(parse(&program.to_string()).unwrap(), program);
 }
 
-/// What stands in line 4 of a small program, and what the error says besides the line.
+/// Line 4 of a small program, and the message of its error after the line number.
 #[rstest]
 #[case::unknown_op("%1: f32[?t, 8] = relu(%0)", "there is no op `relu`")]
 #[case::unknown_op_with_attributes("%1: f32[?t, 8] = relu{slope=1}(%0)", "there is no op `relu`")]
-#[case::unknown_attribute("%1: f32[?t, 8] = cast{dtypes=f32}(%0)", "cast.dtypes: is no attribute of it")]
-#[case::attribute_twice("%1: f32[?t, 8] = cast{dtype=f32, dtype=f32}(%0)", "cast.dtype: stands twice")]
+#[case::unknown_attribute(
+    "%1: f32[?t, 8] = cast{dtypes=f32}(%0)",
+    "cast.dtypes: is not an attribute of the op"
+)]
+#[case::attribute_twice("%1: f32[?t, 8] = cast{dtype=f32, dtype=f32}(%0)", "cast.dtype: is given twice")]
 #[case::attribute_missing("%1: f32[?t, 8] = cast(%0)", "cast.dtype: is missing")]
-#[case::attribute_wrong("%1: f32[?t, 8] = cast{dtype=f33}(%0)", "cast.dtype: `f33` is no value for it")]
+#[case::attribute_wrong(
+    "%1: f32[?t, 8] = cast{dtype=f33}(%0)",
+    "cast.dtype: is `f33`, which is not a valid value"
+)]
 #[case::no_type("%1 cast{dtype=f32}(%0)", "expected `:`, found `cast{dtype=f32}(%0)`")]
 #[case::unknown_type("%1: f31[?t] = cast{dtype=f32}(%0)", "expected an element type, found `f31[?t]")]
 #[case::negative_size("%1: f32[-1] = cast{dtype=f32}(%0)", "expected a size, found `-1]")]
 #[case::huge_size("%1: f32[99999999999999999999] = cast{dtype=f32}(%0)", "expected a size")]
-#[case::number_too_large("%4294967296: f32[?t, 8] = cast{dtype=f32}(%0)", "expected a value's number")]
+#[case::number_too_large("%4294967296: f32[?t, 8] = cast{dtype=f32}(%0)", "expected the number of a value")]
 #[case::declared_twice("%0: f32[?t, 8] = cast{dtype=f32}(%0)", "%0 is declared twice")]
 #[case::unknown_lane("%1: f32[?t, 8] = cast{dtype=f32}(%0) on disk", "expected a lane, found `disk`")]
 #[case::unknown_axis(
     "%1: f32[?t, 8] @ model=partial = cast{dtype=f32}(%0)",
     "expected a mesh axis, found `model"
 )]
-#[case::unknown_placement("%1: f32[?t, 8] @ data=split = cast{dtype=f32}(%0)", "`split` is no placement")]
-#[case::unknown_declaration("%1 = output_of \"x\": f32[8]", "`output_of` declares nothing")]
+#[case::unknown_placement("%1: f32[?t, 8] @ data=split = cast{dtype=f32}(%0)", "unknown placement `split`")]
+#[case::unknown_declaration("%1 = output_of \"x\": f32[8]", "unknown declaration `output_of`")]
 #[case::unknown_format("%1 = weight \"w\": q9[8, 8] = tensor(\"w\")", "expected a weight format")]
-#[case::unknown_expression("%1 = weight \"w\": f32[8, 8] = invert(tensor(\"w\"))", "`invert` is no weight")]
+#[case::unknown_expression(
+    "%1 = weight \"w\": f32[8, 8] = invert(tensor(\"w\"))",
+    "unknown weight expression `invert`"
+)]
 #[case::no_expression("%1 = weight \"w\": f32[8, 8] }", "expected `=`")]
-#[case::unknown_segment("segment \"x\": later", "expected a kind of segment")]
-#[case::open_quote("segment \"x: graph", "the end of a text in quotes")]
+#[case::unknown_segment("segment \"x\": later", "expected a segment kind")]
+#[case::open_quote("segment \"x: graph", "expected a closing quote")]
 #[case::bad_escape("segment \"\\u{110000}\": graph", "expected a character code")]
 #[case::bad_region("%1: f32[?t, 8] = region \"r\" (1) { return %0 }(%0)", "a region needs a body")]
 #[case::region_in_region(
@@ -179,24 +188,30 @@ fn errors_name_the_line(#[case] line: &str, #[case] message: &str) {
 }
 
 #[rstest]
-#[case::nothing("", "line 1: expected `program`")]
+#[case::empty_text("", "line 1: expected `program`")]
 #[case::something_else("{}", "line 1: expected `program`")]
 #[case::no_end("program \"p\" {\n", "line 2: expected a word, found ``")]
-#[case::more("program \"p\" { output }\n\nx", "line 3: expected nothing more, found `x`")]
+#[case::text_after_the_end(
+    "program \"p\" { output }\n\nx",
+    "line 3: expected the end of the text, found `x`"
+)]
 #[case::never_declared("program \"p\" {\n%1 = input \"x\": f32[1]\noutput %1 }", "%0 is never declared")]
-#[case::before_a_segment("program \"p\" {\nbarrier{axis=data}()\noutput }", "line 2: no segment yet")]
+#[case::before_a_segment(
+    "program \"p\" {\nbarrier{axis=data}()\noutput }",
+    "line 2: a call precedes the first segment"
+)]
 #[case::wrong_word_on_a_later_line(
     "program \"p\" {\n%0: \n\n f31[8] = x",
     "line 4: expected an element type, found `f31"
 )]
 #[case::invalid("program \"p\" {\n%0 = input \"x\": f32[?t]\noutput %0 }", "%0: size ?t has no extent")]
-fn texts_that_are_no_programs_are_refused(#[case] text: &str, #[case] message: &str) {
+fn invalid_programs_are_refused(#[case] text: &str, #[case] message: &str) {
     let error = parse(text).unwrap_err().to_string();
     assert!(error.contains(message), "{error}");
 }
 
 #[test]
-fn expressions_are_nested_only_so_deep() {
+fn deeply_nested_expressions_are_refused() {
     let nested = |depth: usize| {
         let expr = format!("{}tensor(\"w\"){}", "scale(2.0, ".repeat(depth), ")".repeat(depth));
         format!("program \"p\" {{\n%0 = vector \"w\": f32[8] = {expr}\noutput }}\n")
@@ -211,7 +226,7 @@ fn expressions_are_nested_only_so_deep() {
     assert!(parse(&nested(100_000)).is_err());
 }
 
-/// Many declarations: time and memory stay in proportion.
+/// Time and memory are in proportion to the number of declarations.
 #[test]
 fn long_texts_are_read() {
     let inputs: String =
@@ -246,7 +261,7 @@ fn weight_expr() -> impl Strategy<Value = WeightExpr> {
     })
 }
 
-/// One step of building a program: what to add, and numbers and names to add it with.
+/// A step of building a program: the kind of addition, and the numbers and names for it.
 type Step = (u8, usize, usize, f32, String, WeightExpr);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -257,7 +272,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     )
 }
 
-/// Builds a program of rows of eight floats, step by step. Steps that do not fit are left out.
+/// Builds a program of rows of eight floats, step by step. Invalid steps are skipped.
 fn build(name: String, steps: Vec<Step>) -> Program {
     let mut program = ProgramBuilder::new(name);
     let rows = program.bounded("rows");
@@ -282,7 +297,7 @@ fn build(name: String, steps: Vec<Step>) -> Program {
             4 => planes
                 .push(program.call(Add { alpha: number }, [Some(a), Some(b), None, Some(norm)]).unwrap()),
             5 => planes.push(program.call(rms_norm, [Some(a), Some(norm)]).unwrap()),
-            // An updated value is gone.
+            // An updated value cannot be used again.
             6 if planes.len() > 1 => {
                 planes.retain(|plane| *plane != a);
                 planes.push(
@@ -323,7 +338,7 @@ fn build(name: String, steps: Vec<Step>) -> Program {
     program
 }
 
-/// One change to a text: what to do, where, how far, and with which piece.
+/// A change to a text: its kind, place and length, and the inserted piece.
 type Change = (u8, usize, usize, usize);
 
 fn changed(text: &str, changes: &[Change]) -> String {
@@ -384,15 +399,15 @@ fn changed(text: &str, changes: &[Change]) -> String {
 
 proptest! {
     #[test]
-    fn programs_read_back_as_they_were_written(name in any::<String>(), steps in steps()) {
+    fn programs_round_trip(name in any::<String>(), steps in steps()) {
         let program = build(name, steps);
         let text = program.to_string();
         prop_assert_eq!(text.parse::<Program>().unwrap(), program);
     }
 
-    /// Whatever becomes of a text, it is refused with a message or read as a program that can be written and read again.
+    /// A changed text is refused with a message, or parsed to a program that round-trips.
     #[test]
-    fn changed_texts_do_no_harm(changes in proptest::collection::vec((0..6u8, any::<usize>(), any::<usize>(), any::<usize>()), 1..6)) {
+    fn changed_texts_are_refused_or_round_trip(changes in proptest::collection::vec((0..6u8, any::<usize>(), any::<usize>(), any::<usize>()), 1..6)) {
         let text = changed(EVERYTHING, &changes);
         match parse(&text) {
             Err(error) => prop_assert!(!error.message().is_empty()),
@@ -412,16 +427,16 @@ proptest! {
         prop_assert!(parse(&inside).is_err());
     }
 
-    /// Cut off anywhere, a text is refused.
+    /// A truncated text is refused.
     #[test]
-    fn cut_texts_are_refused(length in 0..EVERYTHING.trim_end().chars().count()) {
+    fn truncated_texts_are_refused(length in 0..EVERYTHING.trim_end().chars().count()) {
         let text: String = EVERYTHING.trim_end().chars().take(length).collect();
         prop_assert!(parse(&text).is_err());
     }
 }
 
 #[test]
-fn factors_and_rounding_are_read_back() {
+fn factors_and_quantisation_round_trip() {
     let format = GroupFormat::from_name("int4g32z_bf16").unwrap();
     let of = Box::new(WeightExpr::tensor("w"));
     let of = Box::new(WeightExpr::Factors { of, factors: vec![0.1, -2.5e-9, 3.0], rows: true });

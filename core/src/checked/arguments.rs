@@ -1,4 +1,4 @@
-//! Checks of the arguments that a call is bound to.
+//! Validation of the arguments that a call is bound to.
 
 use super::ValidCall;
 use crate::{
@@ -28,9 +28,9 @@ pub enum ValidOperand<'a> {
 /// What a device and a plan require of arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct BindLimits {
-    /// Offsets are multiples of this: [`crate::device::DeviceProperties::alignment`].
+    /// Offsets must be multiples of this: [`crate::device::DeviceProperties::alignment`].
     pub alignment: usize,
-    /// Scratch memory the call needs: [`crate::kernels::Plan::workspace_bytes`].
+    /// Bytes of scratch memory that the call needs: [`crate::kernels::Plan::workspace_bytes`].
     pub workspace_bytes: usize,
 }
 
@@ -72,7 +72,7 @@ impl<'a> ValidArguments<'a> {
 }
 
 impl ValidCall {
-    /// Checks everything that can be wrong with the arguments of this call.
+    /// Checks all arguments of this call.
     ///
     /// # Errors
     /// Names op, argument and field: storage too short or misaligned, an extent where none is allowed, a weight of another
@@ -97,7 +97,7 @@ impl Checks<'_> {
         if (operands, results) != (call.operands.len(), call.results.len()) {
             let (described, made) = (call.operands.len(), call.results.len());
             let message = format!(
-                "{operands} operands and {results} results are bound, the call has {described} and {made}"
+                "{operands} operands and {results} results are bound, but the call has {described} and {made}"
             );
             return Err(Error::invalid(message).field("operands"));
         }
@@ -180,7 +180,7 @@ impl Checks<'_> {
         Err(Error::invalid(message).field("offset"))
     }
 
-    /// A result may share storage only with the operand it updates, and then exactly.
+    /// Checks that a result shares storage only with the operand it updates, and with all of it.
     fn check_aliases(&self, index: usize) -> Result<()> {
         let result = &self.arguments.results[index].slice;
         let updates = self.call.op.updates(index);
@@ -199,7 +199,7 @@ impl Checks<'_> {
         Ok(())
     }
 
-    /// Memory the call writes must hold nothing it reads: no extent, and no operand but `updates`, the one that the result
+    /// Checks that memory the call writes holds no extent and no operand, except `updates`, the operand that the result
     /// replaces.
     fn check_not_read(&self, written: &BufferSlice, updates: Option<usize>) -> Result<()> {
         let shares = |name: String| Err(Error::invalid(format!("shares storage with {name}")).field("slice"));
@@ -221,7 +221,7 @@ impl Checks<'_> {
     }
 }
 
-/// The fields of a slice are public, so a slice may exist that [`BufferSlice::new`] would refuse.
+/// Checks that a slice lies inside its buffer: its fields are public, so [`BufferSlice::new`] may not have seen it.
 fn check_inside(slice: &BufferSlice) -> Result<()> {
     let whole = slice.buffer.bytes();
     if slice.offset.checked_add(slice.bytes).is_some_and(|end| end <= whole) {

@@ -6,27 +6,27 @@ use super::Affine;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
-#[allow(non_camel_case_types, reason = "the names GGUF has given them")]
+#[allow(non_camel_case_types, reason = "the names of GGUF")]
 pub enum BlockFormat {
-    /// Four bits, symmetric around 8.
+    /// 4 bits, minus 8.
     Q4_0 = 1,
-    /// Four bits with a minimum.
+    /// 4 bits, plus a minimum.
     Q4_1 = 2,
-    /// Eight bits, symmetric.
+    /// 8 bits, signed.
     Q8_0 = 3,
-    /// Five bits, symmetric around 16.
+    /// 5 bits, minus 16.
     Q5_0 = 4,
-    /// Five bits with a minimum.
+    /// 5 bits, plus a minimum.
     Q5_1 = 5,
-    /// Two bits, a scale and a minimum for 16 elements.
+    /// 2 bits, with a scale and a minimum for 16 elements.
     Q2_K = 6,
-    /// Three bits, a scale for 16 elements.
+    /// 3 bits, with a scale for 16 elements.
     Q3_K = 7,
-    /// Four bits, a scale and a minimum for 32 elements.
+    /// 4 bits, with a scale and a minimum for 32 elements.
     Q4_K = 8,
-    /// Five bits, a scale and a minimum for 32 elements.
+    /// 5 bits, with a scale and a minimum for 32 elements.
     Q5_K = 9,
-    /// Six bits, a scale for 16 elements.
+    /// 6 bits, with a scale for 16 elements.
     Q6_K = 10,
 }
 
@@ -48,7 +48,7 @@ impl BlockFormat {
         Self::Q6_K,
     ];
 
-    /// Elements of one block.
+    /// The number of elements of a block.
     pub const fn elements(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Q5_0 | Self::Q5_1 => 32,
@@ -56,7 +56,7 @@ impl BlockFormat {
         }
     }
 
-    /// Bytes of one block.
+    /// The number of bytes of a block.
     pub const fn bytes(self) -> usize {
         match self {
             Self::Q4_0 => 18,
@@ -72,7 +72,7 @@ impl BlockFormat {
         }
     }
 
-    /// The name used in programs and messages, as GGUF tools write it in lower case.
+    /// The name that programs and messages use: that of GGUF in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Q4_0 => "q4_0",
@@ -88,7 +88,7 @@ impl BlockFormat {
         }
     }
 
-    /// Elements that share a scale.
+    /// The number of elements that share a scale.
     pub const fn group(self) -> usize {
         match self {
             Self::Q2_K | Self::Q3_K | Self::Q6_K => 16,
@@ -96,8 +96,8 @@ impl BlockFormat {
         }
     }
 
-    /// Takes one block apart: `block` is [`Self::bytes`] long, `integers` [`Self::elements`], and `scales` has an item for each
-    /// [`Self::group`] of them. Scales are exact, and so are their products with integers.
+    /// Unpacks a block: `block` is [`Self::bytes`] long, `integers` [`Self::elements`], and `scales` has an item for each
+    /// [`Self::group`] of elements. Scales are exact, and so are their products with integers.
     pub(super) fn unpack(self, block: &[u8], integers: &mut [u8], scales: &mut [Affine]) {
         let half = |at: usize| {
             block.get(at..at + 2).map_or(0.0, |b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
@@ -171,7 +171,7 @@ impl BlockFormat {
     }
 }
 
-/// The integers of a block of 32: 16 bytes of nibbles with a fifth bit each.
+/// Unpacks the integers of a block of 32: 16 bytes of nibbles with a fifth bit each.
 fn nibbles(bytes: &[u8], fifth: u32, integers: &mut [u8]) {
     let (low, high) = integers.split_at_mut(16);
     for (index, ((byte, low), high)) in bytes.iter().zip(low).zip(high).enumerate() {
@@ -185,7 +185,7 @@ fn fifth_bits(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte))
 }
 
-/// The integers of a block of 256, in parts of 32.
+/// Unpacks the integers of a block of 256, in parts of 32.
 fn by_parts(integers: &mut [u8], integer: impl Fn(usize, usize) -> u8) {
     for (part, integers) in integers.chunks_exact_mut(32).enumerate() {
         for (index, q) in integers.iter_mut().enumerate() {
@@ -194,7 +194,7 @@ fn by_parts(integers: &mut [u8], integer: impl Fn(usize, usize) -> u8) {
     }
 }
 
-/// Scale and minimum of part `part` from the 12 bytes of `q4_k` and `q5_k`.
+/// The scale and minimum of part `part` from the 12 bytes of `q4_k` and `q5_k`.
 fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
     if part < 4 {
         return (packed[part] & 63, packed[part + 4] & 63);
@@ -251,8 +251,8 @@ mod tests {
         assert_eq!((out[1], out[17], out[31], out[0]), (1.0, -5.5, 0.0, -8.0));
     }
 
-    /// A block of random bytes of each format: its elements 0, 100 (32 elements begin again at 96) and its last, and the sum of
-    /// all, as `dequantize` of the Python package `gguf` 0.19 gives them.
+    /// The elements 0, 100 (modulo 32 in small blocks) and last, and the sum of all, of a random block of each format, as
+    /// `dequantize` of the Python package `gguf` 0.19 computes them.
     const BY_GGUF: [(BlockFormat, f32, f32, f32, f32); 10] = [
         (BlockFormat::Q4_0, -3.5, -1.0, -1.5, -6.5),
         (BlockFormat::Q4_1, 6.25, 2.25, 4.25, 137.5),
@@ -267,7 +267,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_format_decodes_as_gguf_says() {
+    fn every_format_decodes_as_the_gguf_package_does() {
         for (format, first_element, element_100, last_element, sum) in BY_GGUF {
             let mut state = 1u32;
             let mut bytes: Vec<u8> = (0..format.bytes())

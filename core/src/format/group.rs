@@ -1,46 +1,46 @@
-//! Integers with a scale for each group of columns.
+//! Group formats: integers with a scale for each group of columns.
 
 use super::Affine;
 use crate::DType;
 use std::{fmt, ops::Range};
 
-/// How many bits an integer has. The numbers are fixed: they cross the C ABI.
+/// The number of bits of an integer. The numbers are fixed because they cross the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum GroupBits {
-    /// Two integers to a byte.
+    /// Two integers per byte.
     Four = 0,
-    /// A byte each.
+    /// One integer per byte.
     Eight = 1,
 }
 
-/// How many columns share a scale. The numbers are fixed: they cross the C ABI.
+/// The number of columns that share a scale. The numbers are fixed because they cross the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum GroupSize {
-    /// All of the row: one scale per output channel.
+    /// The whole row: one scale per output channel.
     Row = 0,
-    /// 32.
+    /// 32 columns.
     Of32 = 1,
-    /// 64.
+    /// 64 columns.
     Of64 = 2,
-    /// 128.
+    /// 128 columns.
     Of128 = 3,
 }
 
-/// What integers are counted from. The numbers are fixed: they cross the C ABI.
+/// The offset of the integers. The numbers are fixed because they cross the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum GroupOffset {
-    /// From zero: integers are signed.
+    /// None: integers are signed.
     Symmetric = 0,
-    /// From an integer of the group; integers are unsigned.
+    /// An integer zero point for each group; integers are unsigned.
     ZeroPoint = 1,
-    /// From a real number of the group; integers are unsigned.
+    /// A floating-point minimum for each group; integers are unsigned.
     Minimum = 2,
 }
 
-/// The type of scales and minima. The numbers are fixed: they cross the C ABI.
+/// The type of scales and minima. The numbers are fixed because they cross the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ScaleType {
@@ -53,10 +53,10 @@ pub enum ScaleType {
 }
 
 impl GroupBits {
-    /// Every number of bits.
+    /// Every choice.
     pub const ALL: [Self; 2] = [Self::Four, Self::Eight];
 
-    /// The number of bits.
+    /// The number of bits as an integer.
     pub const fn bits(self) -> usize {
         match self {
             Self::Four => 4,
@@ -66,10 +66,10 @@ impl GroupBits {
 }
 
 impl GroupSize {
-    /// Every size.
+    /// Every choice.
     pub const ALL: [Self; 4] = [Self::Row, Self::Of32, Self::Of64, Self::Of128];
 
-    /// Columns of a group; `None` for all of the row.
+    /// The number of columns of a group; `None` for the whole row.
     pub const fn columns(self) -> Option<usize> {
         match self {
             Self::Row => None,
@@ -79,22 +79,22 @@ impl GroupSize {
         }
     }
 
-    /// The size of so many columns; `None` for all of the row.
+    /// The size with this number of columns; `None` for the whole row.
     pub fn from_columns(columns: Option<usize>) -> Option<Self> {
         Self::ALL.into_iter().find(|size| size.columns() == columns)
     }
 }
 
 impl GroupOffset {
-    /// Every kind.
+    /// Every choice.
     pub const ALL: [Self; 3] = [Self::Symmetric, Self::ZeroPoint, Self::Minimum];
 }
 
 impl ScaleType {
-    /// Every type.
+    /// Every choice.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::BF16];
 
-    /// As an element type.
+    /// The element type of the scales.
     pub const fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -103,12 +103,12 @@ impl ScaleType {
         }
     }
 
-    /// The type that holds scales of this element type.
+    /// The scale type with this element type.
     pub fn from_dtype(dtype: DType) -> Option<Self> {
         Self::ALL.into_iter().find(|scale| scale.dtype() == dtype)
     }
 
-    /// Reads a number.
+    /// Decodes a number.
     pub(super) fn read(self, bytes: &[u8]) -> f32 {
         match (self, bytes) {
             (Self::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
@@ -118,7 +118,7 @@ impl ScaleType {
         }
     }
 
-    /// Writes a number, rounded to nearest, and gives what it has become.
+    /// Encodes a number, rounded to nearest, and returns the rounded value.
     pub(super) fn write(self, value: f32, bytes: &mut [u8]) -> f32 {
         match self {
             Self::F32 => bytes.copy_from_slice(&value.to_le_bytes()),
@@ -132,22 +132,22 @@ impl ScaleType {
 #[doc = include_str!("group.md")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupFormat {
-    /// Bits of an integer.
+    /// The number of bits of an integer.
     pub bits: GroupBits,
-    /// Columns that share a scale.
+    /// The number of columns that share a scale.
     pub group: GroupSize,
-    /// What integers are counted from.
+    /// The offset of the integers.
     pub offset: GroupOffset,
     /// The type of scales and minima.
     pub scale: ScaleType,
 }
 
-/// Where the parts of a row are, in bytes.
+/// The byte ranges of the parts of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupRow {
-    /// Groups of the row.
+    /// The number of groups of the row.
     pub groups: usize,
-    /// Columns of a group.
+    /// The number of columns of a group.
     pub columns: usize,
     /// The scales.
     pub scales: Range<usize>,
@@ -155,7 +155,7 @@ pub struct GroupRow {
     pub offsets: Range<usize>,
     /// The integers.
     pub integers: Range<usize>,
-    /// Bytes of the row, what fills it up included.
+    /// The number of bytes of the row, including padding.
     pub bytes: usize,
 }
 
@@ -163,7 +163,7 @@ impl GroupFormat {
     /// The definition, in Markdown.
     pub const DOCUMENTATION: &'static str = include_str!("group.md");
 
-    /// What [`Self::number`] is the sum of: name, number and meaning, one of each field.
+    /// The fields of [`Self::number`]: the name, number and meaning of each choice.
     pub const FIELDS: &'static [(&'static str, u32, &'static str)] = &[
         ("bits_4", 0, "integers of 4 bits"),
         ("bits_8", 0x40, "integers of 8 bits"),
@@ -171,15 +171,15 @@ impl GroupFormat {
         ("of_32", 0x10, "a scale for 32 columns"),
         ("of_64", 0x20, "a scale for 64 columns"),
         ("of_128", 0x30, "a scale for 128 columns"),
-        ("symmetric", 0, "counted from 0"),
-        ("zero_point", 0x4, "counted from an integer"),
-        ("minimum", 0x8, "counted from a number"),
+        ("symmetric", 0, "signed integers"),
+        ("zero_point", 0x4, "an integer zero point for each group"),
+        ("minimum", 0x8, "a minimum for each group"),
         ("scale_f32", 1, "scales and minima are f32"),
         ("scale_f16", 2, "scales and minima are f16"),
         ("scale_bf16", 3, "scales and minima are bf16"),
     ];
 
-    /// Signed bytes with one f32 scale for each row: what products of quantised activations take.
+    /// Signed bytes with one f32 scale for each row: the format that `linear_w8a8` takes.
     pub const INT8: Self = Self {
         bits: GroupBits::Eight,
         group: GroupSize::Row,
@@ -187,7 +187,7 @@ impl GroupFormat {
         scale: ScaleType::F32,
     };
 
-    /// What integers and rows begin and end at a multiple of.
+    /// The alignment in bytes of the integers and the end of a row.
     const ALIGNMENT: usize = 16;
 
     /// Every format, in the order of its number.
@@ -202,7 +202,7 @@ impl GroupFormat {
         GroupBits::ALL.into_iter().flat_map(groups)
     }
 
-    /// The fields as one number, the sum of one of each of [`Self::FIELDS`].
+    /// The number of the format: the sum of one choice of each field of [`Self::FIELDS`].
     pub const fn number(self) -> u32 {
         (self.bits as u32) << 6 | (self.group as u32) << 4 | (self.offset as u32) << 2 | self.scale as u32
     }
@@ -217,7 +217,7 @@ impl GroupFormat {
         Self::all().find(|format| format.to_string() == name)
     }
 
-    /// Whether it is signed bytes with one scale for each row, of any type: what `linear_w8a8` takes.
+    /// Whether the format is signed bytes with one scale of any type for each row, as `linear_w8a8` requires.
     pub const fn is_channelwise_int8(self) -> bool {
         matches!(
             self,
@@ -225,8 +225,8 @@ impl GroupFormat {
         )
     }
 
-    /// Where the parts of a row of `columns` elements are; `None` if that is no whole number of groups, odd where integers have 4
-    /// bits, or overflows.
+    /// The parts of a row of `columns` elements; `None` if `columns` is not a whole number of groups, is odd with integers of 4
+    /// bits, or the size overflows.
     pub fn row(self, columns: usize) -> Option<GroupRow> {
         let (groups, group) = match self.group.columns() {
             None => (1, columns),
@@ -258,8 +258,8 @@ impl GroupFormat {
         })
     }
 
-    /// Takes a row apart, whose length fits `integers`; `scales` has an item for each group. Integers are counted from 0: those
-    /// of symmetric formats are 8 or 128 more than they stand for.
+    /// Unpacks a row whose length fits `integers`; `scales` has an item for each group. The integers are unsigned: those of
+    /// symmetric formats are larger by 8 or 128, which is their zero point.
     pub(super) fn unpack(self, row: &[u8], integers: &mut [u8], scales: &mut [Affine]) {
         let Some(parts) = self.row(integers.len()).filter(|parts| parts.bytes == row.len()) else { return };
         let width = self.scale.dtype().bytes();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_of_the_header() {
+    fn numbers_are_sums_of_the_fields_in_the_header() {
         let numbers = ["int8", "int4g128_f16", "int4g32z_bf16", "int8g64m"].map(|name| format(name).number());
         assert_eq!(numbers, [0x41, 0x32, 0x17, 0x69]);
         assert_eq!(GroupFormat::from_number(0x40), None);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_aligned() {
+    fn parts_of_a_row_are_aligned() {
         let row = format("int4g32z_f16").row(160).unwrap();
         assert_eq!((row.groups, row.columns), (5, 32));
         assert_eq!((row.scales, row.offsets, row.integers, row.bytes), (0..10, 10..15, 16..96, 96));

@@ -1,23 +1,23 @@
-//! Rounding rows of numbers to group formats.
+//! Quantisation of rows to group formats.
 
 use super::group::{GroupBits, GroupFormat, GroupOffset};
 use crate::{Error, Result};
 
-/// How much of a group's range is tried: what lies outside is clipped, and the rest is finer.
+/// The fractions of a group's range that the search tries. A smaller range clips outliers and makes the step finer.
 const CLIPS: [f32; 9] = [1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8, 0.75, 0.7];
 
-/// Added to a number below 2^22 and taken off again, it rounds it to the nearest integer, ties to even: it is 1.5 * 2^23, where
-/// numbers are one apart. Unlike `round_ties_even` that vectorises on every processor.
+/// Adding and subtracting 1.5 * 2^23 rounds a number below 2^22 to the nearest integer, ties to even, because f32 values are
+/// one apart there. Unlike `round_ties_even` this vectorises on every processor.
 const ROUND: f32 = 12_582_912.0;
 
-/// Values whose errors are added up side by side.
+/// The number of partial sums of squared errors, so that the sum vectorises.
 const LANES: usize = 8;
 
-/// The values of a group: `scale * (integer - zero) + minimum`.
+/// The representable values of a group: `scale * (integer - zero) + minimum`.
 #[derive(Clone, Copy, Debug)]
 struct Grid {
     scale: f32,
-    /// The scale, or infinity if that is 0: then the integer of all values is `zero`.
+    /// The scale, or infinity if the scale is 0, which makes `zero` the integer of every value.
     divisor: f32,
     zero: f32,
     minimum: f32,
@@ -26,18 +26,18 @@ struct Grid {
 }
 
 impl GroupFormat {
-    /// Rounds a row to this format: round to nearest, with scales that span each group, or, with `search`, a share of it
-    /// if the squared error is smaller so. Integers of symmetric formats stay within ±127 and ±7.
+    /// Quantises a row to this format, rounding to nearest. Scales cover the range of each group, or, with `search`, the
+    /// fraction of it with the least squared error. Integers of symmetric formats are within ±127 or ±7.
     ///
     /// # Errors
-    /// If `row` is not exactly the bytes of `values`, or a value is not finite.
+    /// If the length of `row` is not that of `values` in this format, or a value is not finite.
     pub fn quantise_row(self, values: &[f32], search: bool, row: &mut [u8]) -> Result<()> {
         let Some(parts) = self.row(values.len()).filter(|parts| parts.bytes == row.len()) else {
-            let message = format!("a row of {} {self} elements cannot be {} bytes", values.len(), row.len());
+            let message = format!("a row of {} {self} elements is not {} bytes", values.len(), row.len());
             return Err(Error::invalid(message));
         };
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(Error::invalid(format!("element {at} of a row to quantise is {}", values[at])));
+            return Err(Error::invalid(format!("element {at} of the row is {}, must be finite", values[at])));
         }
         row.fill(0);
         let per_group = parts.columns * self.bits.bits() / 8;
@@ -47,7 +47,7 @@ impl GroupFormat {
             self.write_grid(grid, group, parts.offsets.start, row);
             let integers = &mut row[parts.integers.start + group * per_group..][..per_group];
             match self.bits {
-                // Signed and unsigned bytes alike: the lower eight bits.
+                // The lower eight bits are the byte of signed and unsigned integers alike.
                 GroupBits::Eight => {
                     for (byte, value) in integers.iter_mut().zip(values) {
                         *byte = grid.integer(*value) as i32 as u8;
@@ -65,7 +65,7 @@ impl GroupFormat {
         Ok(())
     }
 
-    /// The grid with the least squared error of those tried.
+    /// The tried grid with the least squared error.
     fn best_grid(self, values: &[f32], search: bool) -> Grid {
         let first = values.first().copied().unwrap_or(0.0);
         let (low, high) =
@@ -85,7 +85,7 @@ impl GroupFormat {
         best.1
     }
 
-    /// The grid over `clip` of a range, with scale and offset as they are stored.
+    /// The grid over the fraction `clip` of a range, with scale and offset rounded to their stored types.
     fn grid(self, low: f32, high: f32, clip: f32) -> Grid {
         let levels = (1u32 << self.bits.bits()) as f32 - 1.0;
         let largest = (levels - 1.0) / 2.0;
@@ -104,7 +104,7 @@ impl GroupFormat {
                 grid(scale, 0.0, 0.0, (-largest, largest))
             }
             GroupOffset::ZeroPoint => {
-                // Zero has an integer of its own.
+                // The range includes 0, so that an integer represents it exactly.
                 let (low, high) = (low.min(0.0) * clip, high.max(0.0) * clip);
                 let scale = stored((high - low) / levels);
                 let zero =
@@ -138,7 +138,7 @@ impl Grid {
     #[inline]
     fn integer(self, value: f32) -> f32 {
         let q = (value - self.minimum) / self.divisor + self.zero;
-        // Clamped before it is rounded: that is the same, and `ROUND` needs it small.
+        // Clamping before rounding gives the same result, and keeps the value small enough for `ROUND`.
         (q.clamp(self.range.0, self.range.1) + ROUND) - ROUND
     }
 
@@ -147,7 +147,7 @@ impl Grid {
         self.scale * (integer - self.zero) + self.minimum
     }
 
-    /// The sum of squared errors; infinite if scale or minimum do not fit their type.
+    /// The sum of squared errors; infinite if the scale or minimum overflows its type.
     fn error(self, values: &[f32]) -> f32 {
         let error = |value: &f32| (self.value(self.integer(*value)) - value).powi(2);
         let (runs, rest) = values.as_chunks::<LANES>();
@@ -193,7 +193,7 @@ mod tests {
             values.iter().fold((0f32, 0f32), |(low, high), value| (low.min(*value), high.max(*value)));
         for format in GroupFormat::all() {
             let steps = ((1 << format.bits.bits()) - 2) as f32;
-            // A stored scale or minimum is rounded by up to 2^-9 of the range it spans; a minimum moves the whole grid.
+            // Rounding changes a stored scale or minimum by up to 2^-9 of the range; a minimum shifts the whole grid.
             let limit = 2.0 * low.abs().max(high) * (0.5 / steps + 2f32.powi(-8));
             let found = round_trip(format, &values, false);
             for (value, found) in values.iter().zip(&found) {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_the_grid_stays() {
+    fn values_on_the_grid_are_exact() {
         for (name, scale) in [("int4g32", 7), ("int8", 127), ("int4g32z", 15), ("int8g32m_f16", 255)] {
             let format = GroupFormat::from_name(name).unwrap();
             let signed = matches!(name, "int4g32" | "int8");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_zeros_and_of_one_number_come_back() {
+    fn rows_of_one_value_stay_near_it() {
         for format in GroupFormat::all() {
             assert_eq!(round_trip(format, &[0.0; 128], true), [0.0; 128], "{format}");
             let ones = round_trip(format, &[1.0; 128], true);
@@ -232,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_quantised_is_refused() {
+    fn rows_of_the_wrong_length_or_with_nan_are_refused() {
         let mut row = [0; 32];
         let error = GroupFormat::INT8.quantise_row(&[1.0, f32::NAN], false, &mut row).unwrap_err();
-        assert!(error.to_string().contains("element 1 of a row to quantise is NaN"), "{error}");
+        assert!(error.to_string().contains("element 1 of the row is NaN"), "{error}");
         assert!(GroupFormat::INT8.quantise_row(&[1.0; 17], false, &mut row).is_err());
     }
 }

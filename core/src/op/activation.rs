@@ -1,4 +1,4 @@
-//! Pointwise non-linearities, plain and gated.
+//! Pointwise activation functions, plain and gated.
 
 use super::{
     Axis,
@@ -28,13 +28,13 @@ choice! {
 }
 
 choice! {
-    /// Where the gate and the other half of a gated activation are.
+    /// The layout of the gate and up halves of a gated activation.
     GateLayout {
         /// Two operands: `gate[T, F]` and `up[T, F]`.
         Separate = 1 "separate",
-        /// One operand `gate[T, 2 F]`: first all gates, then all others.
+        /// One operand `gate[T, 2 F]`: the gate half, then the up half.
         Concatenated = 2 "concatenated",
-        /// One operand `gate[T, 2 F]`: gate and other half alternate.
+        /// One operand `gate[T, 2 F]`: gate and up elements alternate.
         Interleaved = 3 "interleaved",
     }
 }
@@ -52,7 +52,7 @@ attributes! {
     Activation {
         /// The function `f`.
         function: Nonlinearity,
-        /// The largest input; 0 means no limit.
+        /// The upper bound on the input of `f`; 0 means no bound.
         limit: f32,
     }
 }
@@ -94,7 +94,7 @@ attributes! {
     /// |---|---|---|
     /// | `gate` | float `[T, F]`, or `[T, 2 F]` if the layout packs both | |
     /// | `up` | as `gate`, `[T, F]`; only with layout `separate` | |
-    /// | `bias` | float, `[2 F]`, optional | laid out as a packed row is; gates first with layout `separate` |
+    /// | `bias` | float, `[2 F]`, optional | in the order of a packed row; the gate half first with layout `separate` |
     /// | → `y` | as `gate`, `[T, F]` | |
     ///
     /// Computed in f32, rounded once.
@@ -102,9 +102,9 @@ attributes! {
     GatedActivation {
         /// The function `f`.
         function: Nonlinearity,
-        /// Where gate and other half are.
+        /// The layout of the gate and up halves.
         layout: GateLayout,
-        /// The largest gate and the largest size of the other half; 0 means no limit.
+        /// The upper bound on the gate and on the magnitude of the up half; 0 means no bound.
         limit: f32,
     }
 }
@@ -137,18 +137,18 @@ impl Operation for GatedActivation {
                 return Err(Error::invalid("is missing (layout is separate)").at("up"));
             }
             (layout, Some(_)) => {
-                return Err(Error::invalid(format!("is one too many (layout is {})", layout.name())).at("up"));
+                return Err(Error::invalid(format!("must be absent (layout is {})", layout.name())).at("up"));
             }
             (_, None) if size.is_multiple_of(2) => size / 2,
             (_, None) => {
-                let message = format!("is {size}, must be even (it holds gate and other half)");
+                let message = format!("is {size}, must be even (it holds the gate and up halves)");
                 return Err(Error::invalid(message).at("gate").field("shape[1]"));
             }
         };
         if let Some(bias) = operands.optional("bias") {
             let both =
                 out.checked_mul(2).ok_or_else(|| Error::invalid("overflows").at("gate").field("shape[1]"))?;
-            bias.expect_shape([&both.into()], "gate and other half")?;
+            bias.expect_shape([&both.into()], "gate and up halves")?;
         }
         Ok(vec![TensorType { dtype: gate.dtype(), shape: vec![rows.clone(), out.into()] }])
     }
@@ -182,5 +182,5 @@ fn check_limit(limit: f32) -> Result<()> {
     if limit.is_finite() && limit >= 0.0 {
         return Ok(());
     }
-    Err(Error::invalid(format!("is {limit}, must be finite and not negative (0 means none)")).at("limit"))
+    Err(Error::invalid(format!("is {limit}, must be finite and not negative (0 means no bound)")).at("limit"))
 }

@@ -1,9 +1,9 @@
 //! Attention: the work list of a step, attention over the paged KV cache, and attention without a cache.
 //!
-//! A step is ragged: sequence `s` brings `query_length[s]` new tokens, which are rows `query_start[s] ..` of the batch,
-//! and has `kv_length[s]` tokens in all, the new ones included. The position of its new token `j` is
-//! `kv_length[s] - query_length[s] + j`. A padded sequence has no queries and no keys. A sequence may have keys and no queries: then
-//! nothing of it is wanted in this step. Where it has fewer keys than queries, the positions of the first are below 0.
+//! A step is ragged: sequence `s` has `query_length[s]` new tokens, which are rows `query_start[s] ..` of the batch, and
+//! `kv_length[s]` tokens in all, including the new ones. The position of its new token `j` is
+//! `kv_length[s] - query_length[s] + j`. A padded sequence has no queries and no keys. A sequence may have keys and no queries;
+//! then the step computes nothing for it. If it has fewer keys than queries, the first positions are negative.
 
 use super::{
     Axis,
@@ -20,29 +20,29 @@ use crate::{
 };
 
 choice! {
-    /// Which keys a query sees.
+    /// The keys that a query attends to.
     AttentionMask {
-        /// Those at its own position and before.
+        /// Those at its own position and before it.
         Causal = 1 "causal",
-        /// All of its sequence.
+        /// All keys of its sequence.
         Bidirectional = 2 "bidirectional",
-        /// All before this step's tokens, and those of this step whose bit is set in `mask_bits`: token trees.
+        /// All keys before this step's tokens, and those of this step whose bit is set in `mask_bits`, for token trees.
         Explicit = 3 "explicit",
     }
 }
 
 attributes! {
-    /// Makes the work list that all attention calls of a step share, sized for the device.
+    /// Makes the work list that all attention calls of a step share.
     ///
     /// | operand | type | |
     /// |---|---|---|
     /// | `query_start`, `query_length`, `kv_length` | i32 `[S]` | |
     /// | → `work` | i32 `[words]` | private to the backend |
     ///
-    /// What is in the list is the backend's own business; `words` is what it asks for when queried. A backend that needs
-    /// no list asks for 0.
+    /// The content of the list is private to the backend; `words` is the length that the backend asks for when queried. A
+    /// backend that needs no list asks for 0.
     AttentionPrepare {
-        /// Length of the work list.
+        /// The length of the work list.
         words: u32,
     }
 }
@@ -73,42 +73,42 @@ impl Operation for AttentionPrepare {
 }
 
 attributes! {
-    /// Attention of this step's queries over the paged KV cache, prompt chunks and single tokens mixed.
+    /// Attention of this step's queries over the paged KV cache, for any mix of prefill chunks and decode tokens.
     ///
-    /// For query head `h` of token `t` at position `p` of sequence `s`, over the keys `i < kv_length[s]` it sees:
+    /// For query head `h` of token `t` at position `p` of sequence `s`, over the keys `i < kv_length[s]` it attends to:
     /// `score_i = softcap(scale * q . k_i) - alibi[h] * (p - i)`, `w = softmax(score)`, `y = sum_i w_i v_i`, with
     /// `softcap(x) = c * tanh(x / c)`. Query head `h` reads KV head `h / (query_heads / kv_heads)`. Key `i` is slot
     /// `i % B` of page `block_table[s, i / B]`.
     ///
     /// | operand | type | |
     /// |---|---|---|
-    /// | `query` | float `[T, query_heads * D]` | rows of no sequence are not real: their result is not written |
+    /// | `query` | float `[T, query_heads * D]` | a row of no sequence is skipped: its result is not written |
     /// | `key_cache` | float `[P, kv_heads, B, D]` | this step's keys are already in it |
     /// | `value_cache` | as `key_cache`, `[P, kv_heads, B, D']` | |
     /// | `query_start`, `query_length`, `kv_length` | i32 `[S]` | |
-    /// | `block_table` | i32 `[S, N]` | -1 behind the last page |
-    /// | `work` | i32 `[words]` | of [`AttentionPrepare`] |
+    /// | `block_table` | i32 `[S, N]` | -1 after the last page |
+    /// | `work` | i32 `[words]` | the result of [`AttentionPrepare`] |
     /// | `alibi` | f32 `[query_heads]`, optional | slopes |
-    /// | `sinks` | f32 `[query_heads]`, optional | joins the softmax as one more score with no value |
-    /// | `mask_bits` | u32 `[T, ceil(L / 32)]`, with mask `explicit` | bit `j` of row `t`: it sees its step's token `j < L` |
+    /// | `sinks` | f32 `[query_heads]`, optional | one more score in each softmax, without a value |
+    /// | `mask_bits` | u32 `[T, ceil(L / 32)]`, with mask `explicit` | bit `j` of row `t`: it attends to token `j < L` of its sequence in this step |
     /// | → `y` | as `query`, `[T, query_heads * D']` | |
     /// | → `log_sum_exp` | f32 `[T, query_heads]` | of the scores, sinks included |
     ///
-    /// With `window = w > 0` a query also sees no key at `i <= p - w`. A query that sees nothing gives zeros, and minus
-    /// infinity or its sink. Scores and sums in f32 or better; weights may be rounded to the element type of the cache before they
-    /// multiply values (one inner rounding); the result is rounded once.
+    /// With `window = w > 0` a query attends to no key at `i <= p - w`. For a query that attends to no key `y` is zero, and
+    /// `log_sum_exp` is its sink or minus infinity. Scores and sums are computed in f32 or better; softmax weights may be
+    /// rounded to the element type of the cache before they multiply values (one inner rounding); the result is rounded once.
     PagedAttention {
-        /// Heads of `query`; a multiple of `kv_heads`.
+        /// The number of heads of `query`, a multiple of `kv_heads`.
         query_heads: u32,
-        /// Heads of the caches.
+        /// The number of heads of the caches.
         kv_heads: u32,
-        /// Multiplies every score.
+        /// The factor of every score.
         scale: f32,
-        /// Bounds the scores smoothly; 0 means no bound.
+        /// The bound `c` of the soft cap; 0 means none.
         softcap: f32,
-        /// How many positions back a query sees, its own counted; 0 means all.
+        /// The number of positions that a query attends to, including its own; 0 means all.
         window: u32,
-        /// Which keys a query sees.
+        /// The keys that a query attends to.
         mask: AttentionMask,
     }
 }
@@ -152,7 +152,9 @@ impl Operation for PagedAttention {
         keys.expect_shape([pages, heads, block, key_size], "shape of value_cache")?;
         values.expect_dtype(keys.dtype(), "element type of key_cache")?;
         if keys.known(2)? == 0 {
-            return Err(Error::invalid("is 0: a page needs slots").at("key_cache").field("shape[2]"));
+            return Err(Error::invalid("is 0, but a page needs at least one slot")
+                .at("key_cache")
+                .field("shape[2]"));
         }
         let query_width = product("key_cache", [self.query_heads as usize, keys.known(3)?])?;
         query.expect(1, &query_width.into(), "query_heads times head size")?;
@@ -174,7 +176,9 @@ impl Operation for PagedAttention {
                 bits.sizes::<2>()?;
                 bits.expect(0, tokens, "rows of query")?;
             }
-            (_, Some(_)) => return Err(Error::invalid("needs mask explicit").at("mask_bits")),
+            (_, Some(_)) => {
+                return Err(Error::invalid("must be absent unless the mask is explicit").at("mask_bits"));
+            }
             (_, None) => {}
         }
         let width = product("value_cache", [self.query_heads as usize, values.known(3)?])?;
@@ -210,10 +214,10 @@ impl Operation for PagedAttention {
 }
 
 attributes! {
-    /// Attention within ragged sequences, without a cache: what encoders use.
+    /// Attention within ragged sequences, without a cache, as encoders use it.
     ///
-    /// As [`PagedAttention`], with key `i` of sequence `s` being row `start[s] + i` of `key` and `value`, and all sequences
-    /// as long as their queries.
+    /// It computes what [`PagedAttention`] does, where key `i` of sequence `s` is row `start[s] + i` of `key` and `value`, and
+    /// each sequence has as many keys as queries.
     ///
     /// | operand | type | |
     /// |---|---|---|
@@ -224,26 +228,26 @@ attributes! {
     /// | `alibi` | f32 `[query_heads]`, optional | slopes |
     /// | → `y` | as `query`, `[T, query_heads * D']` | |
     ///
-    /// The mask is causal or bidirectional; bidirectional ALiBi uses the distance `|p - i|`, and a bidirectional window
-    /// sees `|p - i| < window`.
+    /// The mask is causal or bidirectional. Bidirectional ALiBi uses the distance `|p - i|`, and a bidirectional window
+    /// covers the keys with `|p - i| < window`.
     Attention {
-        /// Heads of `query`; a multiple of `kv_heads`.
+        /// The number of heads of `query`, a multiple of `kv_heads`.
         query_heads: u32,
-        /// Heads of `key` and `value`.
+        /// The number of heads of `key` and `value`.
         kv_heads: u32,
-        /// Multiplies every score.
+        /// The factor of every score.
         scale: f32,
-        /// Bounds the scores smoothly; 0 means no bound.
+        /// The bound `c` of the soft cap; 0 means none.
         softcap: f32,
-        /// How many positions away a query sees, its own counted; 0 means all.
+        /// The window in positions, including the query's own; 0 means all.
         window: u32,
-        /// Which keys a query sees; not explicit.
+        /// The keys that a query attends to; not explicit.
         mask: AttentionMask,
     }
 }
 
 impl Attention {
-    /// Sizes of a key head and of a value head.
+    /// The sizes of a key head and of a value head.
     fn head_sizes(&self, operands: &Operands<'_>) -> Result<(usize, usize)> {
         let heads = self.kv_heads as usize;
         let size = |name| {
@@ -280,7 +284,9 @@ impl Operation for Attention {
         let [tokens, _] = query.sizes()?;
         check_numbers(self.scale, self.softcap)?;
         if self.mask == AttentionMask::Explicit {
-            return Err(Error::invalid("cannot be explicit without a cache").at("mask"));
+            return Err(
+                Error::invalid("is explicit, which attention without a cache does not support").at("mask")
+            );
         }
         for name in ["key", "value"] {
             let tensor = operands.tensor(name)?;
@@ -319,7 +325,7 @@ impl Operation for Attention {
     }
 }
 
-/// Query heads per KV head.
+/// The number of query heads per KV head.
 fn group(query_heads: u32, kv_heads: u32) -> Result<usize> {
     if kv_heads > 0 && query_heads > 0 && query_heads.is_multiple_of(kv_heads) {
         return Ok((query_heads / kv_heads) as usize);
@@ -338,7 +344,7 @@ fn check_numbers(scale: f32, softcap: f32) -> Result<()> {
     Ok(())
 }
 
-/// Tokens, KV heads, query heads of a KV head, key elements, value elements. Keys are reached through data.
+/// The iteration space of tokens, KV heads, query heads per KV head, key elements and value elements. Data selects the keys.
 fn head_space(
     tokens: &Size,
     kv_heads: u32,

@@ -1,4 +1,4 @@
-//! Attributes of ops: plain scalars that are fixed when a call is planned.
+//! Attributes of ops: scalars that are fixed when a call is planned.
 //!
 //! Every attribute is a number, a flag or a named choice, so that one description serves the text form of programs, the
 //! canonical encoding of regions and the C ABI.
@@ -9,11 +9,11 @@ use std::fmt;
 /// The value of one attribute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AttributeValue {
-    /// A real number.
+    /// A floating-point number.
     Real(f32),
-    /// A whole number.
+    /// An unsigned integer.
     Whole(i64),
-    /// A flag.
+    /// A boolean.
     Flag(bool),
     /// A named choice.
     Choice(&'static str),
@@ -22,7 +22,7 @@ pub enum AttributeValue {
 impl fmt::Display for AttributeValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // `{:?}` is the shortest text that reads back as the same number, and always has a point or an exponent.
+            // `{:?}` writes the shortest text that parses to the same number, always with a point or an exponent.
             Self::Real(value) => write!(f, "{value:?}"),
             Self::Whole(value) => write!(f, "{value}"),
             Self::Flag(value) => write!(f, "{value}"),
@@ -33,42 +33,42 @@ impl fmt::Display for AttributeValue {
 
 /// A type an attribute may have.
 pub trait Attribute: Sized {
-    /// As a value for printing and encoding.
+    /// Converts to a value for printing and encoding.
     fn value(&self) -> AttributeValue;
 
-    /// From the text [`AttributeValue`] prints; `None` if it is no such value.
+    /// Parses the text that [`AttributeValue`] prints; `None` if the text is invalid.
     fn parse(text: &str) -> Option<Self>;
 
-    /// How it is declared in C, as one of the four-byte words of an op's attributes.
+    /// The declaration in C, as one of the four-byte words of an op's attributes.
     const IN_C: AttributeInC;
 
-    /// As a word of the C ABI: the bits of a number, 0 or 1 for a flag, the number of a choice.
+    /// Encodes as a word of the C ABI: the bits of a number, 0 or 1 for a boolean, the number of a choice.
     fn word(&self) -> u32;
 
-    /// From a word of the C ABI; `None` if it is no such value.
+    /// Decodes from a word of the C ABI; `None` if the word is invalid.
     fn from_word(word: u32) -> Option<Self>;
 }
 
-/// How an attribute's type is declared in C.
+/// The C declaration of an attribute's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttributeInC {
-    /// The type, four bytes long.
+    /// The C type, four bytes long.
     pub type_name: &'static str,
-    /// For a named choice: its name in Rust, and its values.
+    /// The Rust name and the values of a named choice; `None` for other types.
     pub choice: Option<(&'static str, &'static [ChoiceInC])>,
 }
 
-/// A value of a named choice: its name, its number and what it means.
+/// The name, number and meaning of a value of a named choice.
 pub type ChoiceInC = (&'static str, u32, &'static str);
 
-/// One attribute of an op, for generated declarations and documents.
+/// An attribute of an op, for generated declarations and documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttributeSpec {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What it means: the documentation of its field.
+    /// The documentation of its field.
     pub documentation: &'static str,
-    /// How it is declared in C.
+    /// The declaration in C.
     pub in_c: AttributeInC,
 }
 
@@ -162,50 +162,51 @@ impl Attribute for DType {
     }
 }
 
-/// The attributes of an op, by name and in a fixed order.
+/// The attributes of an op, in a fixed order.
 pub trait Attributes: Sized {
-    /// The op's definition: its documentation, in Markdown.
+    /// The definition of the op: its documentation, in Markdown.
     const DOCUMENTATION: &'static str;
 
-    /// The names, in order.
+    /// The names of the attributes, in order.
     const NAMES: &'static [&'static str];
 
     /// Each attribute with its documentation and its declaration in C, in the order of [`Self::NAMES`].
     const SPECS: &'static [AttributeSpec];
 
-    /// Name and value of each, in order.
+    /// The name and value of each attribute, in order.
     fn attributes(&self) -> Vec<(&'static str, AttributeValue)>;
 
-    /// From texts by name. `take` gives the text of an attribute, if there is one.
+    /// Parses the attributes; `take` gives the text of an attribute, if there is one.
     ///
     /// # Errors
-    /// Names the attribute that is missing or is no value of its type.
+    /// Names the attribute that is missing or invalid.
     fn from_texts(take: &dyn Fn(&str) -> Option<String>) -> Result<Self>;
 
-    /// As the words of the C ABI, in the order of [`Self::NAMES`].
+    /// Encodes the attributes as the words of the C ABI, in the order of [`Self::NAMES`].
     fn words(&self) -> Vec<u32>;
 
-    /// From the words of the C ABI.
+    /// Decodes the attributes from the words of the C ABI.
     ///
     /// # Errors
-    /// If there are more or fewer than [`Self::NAMES`]; names the attribute that is no value of its type.
+    /// If the number of words is not that of [`Self::NAMES`], or a word is invalid; names the attribute.
     fn from_words(words: &[u32]) -> Result<Self>;
 }
 
-/// Reads one attribute for [`Attributes::from_words`], and leaves the words behind it.
+/// Decodes the first word for [`Attributes::from_words`], and advances to the next.
 pub(crate) fn word_attribute<T: Attribute>(name: &'static str, words: &mut &[u32]) -> Result<T> {
     let (word, rest) = words.split_first().ok_or_else(|| Error::invalid("is missing").at(name))?;
     *words = rest;
-    T::from_word(*word).ok_or_else(|| Error::invalid(format!("{word} is no value for it")).at(name))
+    T::from_word(*word)
+        .ok_or_else(|| Error::invalid(format!("is {word}, which is not a valid value")).at(name))
 }
 
-/// Reads one attribute for [`Attributes::from_texts`].
+/// Parses one attribute for [`Attributes::from_texts`].
 pub(crate) fn parse_attribute<T: Attribute>(
     name: &'static str,
     take: &dyn Fn(&str) -> Option<String>,
 ) -> Result<T> {
     let text = take(name).ok_or_else(|| Error::invalid("is missing").at(name))?;
-    T::parse(&text).ok_or_else(|| Error::invalid(format!("`{text}` is no value for it")).at(name))
+    T::parse(&text).ok_or_else(|| Error::invalid(format!("is `{text}`, which is not a valid value")).at(name))
 }
 
 /// Declares the attribute struct of an op.
@@ -232,7 +233,7 @@ macro_rules! attributes {
                 vec![$((stringify!($field), $crate::op::Attribute::value(&self.$field)),)*]
             }
 
-            #[allow(unused_variables, reason = "ops without attributes take nothing")]
+            #[allow(unused_variables, reason = "an op without attributes takes no text")]
             fn from_texts(take: &dyn Fn(&str) -> Option<String>) -> $crate::Result<Self> {
                 Ok(Self { $($field: $crate::op::attributes::parse_attribute(stringify!($field), take)?,)* })
             }
@@ -244,10 +245,10 @@ macro_rules! attributes {
             fn from_words(words: &[u32]) -> $crate::Result<Self> {
                 let expected = <Self as $crate::op::Attributes>::NAMES.len();
                 if words.len() != expected {
-                    let message = format!("are {} words, must be {expected}", words.len());
+                    let message = format!("are {} words, must be {expected} words", words.len());
                     return Err($crate::Error::invalid(message).at("attributes"));
                 }
-                #[allow(unused_mut, unused_variables, reason = "ops without attributes read nothing")]
+                #[allow(unused_mut, unused_variables, reason = "an op without attributes reads no word")]
                 let mut rest = words;
                 Ok(Self { $($field: $crate::op::attributes::word_attribute(stringify!($field), &mut rest)?,)* })
             }
@@ -269,14 +270,14 @@ macro_rules! choice {
             /// Every choice, in the order of its number.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The name used in programs and messages.
+            /// The name that programs and messages use.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
                 }
             }
 
-            /// What it means: its documentation.
+            /// The documentation of the choice.
             pub const fn documentation(self) -> &'static str {
                 match self {
                     $(Self::$variant => concat!($($variant_doc,)*),)*

@@ -20,10 +20,10 @@ attributes! {
     /// | `value_cache` | as `key_cache`, `[P, heads, B, D']` | updated |
     /// | `key` | float `[T, heads * D]` | |
     /// | `value` | float `[T, heads * D']` | |
-    /// | `slots` | i32 `[T]` | where row `t` goes; -1 skips; no slot twice |
+    /// | `slots` | i32 `[T]` | the slot of row `t`; -1 skips; no slot twice |
     /// | → `key_cache`, `value_cache` | the operands, updated | |
     ///
-    /// Rounded once if the cache has another element type. Slots outside the cache are treated as -1.
+    /// Elements are rounded once if the cache has another element type. Slots outside the cache are treated as -1.
     KvWrite {}
 }
 
@@ -86,7 +86,7 @@ impl Operation for KvWrite {
 }
 
 attributes! {
-    /// Gathers pages into rows, to move them elsewhere: `y[i] = cache[pages[i]]`, flattened.
+    /// Gathers pages into rows: `y[i] = cache[pages[i]]`, flattened.
     ///
     /// | operand | type | |
     /// |---|---|---|
@@ -120,7 +120,7 @@ impl Operation for PageGather {
 }
 
 attributes! {
-    /// The inverse of [`PageGather`]: `cache[pages[i]] = x[i]`.
+    /// Scatters rows into pages, the inverse of [`PageGather`]: `cache[pages[i]] = x[i]`.
     ///
     /// | operand | type | |
     /// |---|---|---|
@@ -161,7 +161,7 @@ impl Operation for PageScatter {
     }
 }
 
-/// The product of sizes that operand `name` is to blame for.
+/// The product of sizes; an overflow is an error of operand `name`.
 pub(super) fn product<const N: usize>(name: &str, sizes: [usize; N]) -> Result<usize> {
     let product = sizes.into_iter().try_fold(1usize, |product, size| product.checked_mul(size));
     product.ok_or_else(|| Error::invalid(format!("sizes {sizes:?} overflow")).at(name).field("shape"))

@@ -1,7 +1,7 @@
 //! Collectives: ops over all ranks along one axis of the mesh.
 //!
 //! Every rank of the axis must enqueue the same collectives in the same order, with the same shapes and element types.
-//! In-place use follows NCCL's rules: a result may share storage with its operand where the doc says "updated".
+//! As in NCCL, a collective may run in place; a result that updates its operand always does.
 
 use super::{
     IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
@@ -14,27 +14,27 @@ use crate::{Error, Result, tensor::TensorType};
 choice! {
     /// An axis of the device mesh.
     MeshAxis {
-        /// Replicas with batches of their own.
+        /// Data parallelism: replicas with different batches.
         Data = 0 "data",
-        /// Stages of layers.
+        /// Pipeline parallelism: ranks with different layers.
         Pipeline = 1 "pipeline",
-        /// Slices of every layer.
+        /// Tensor parallelism: ranks with slices of every layer.
         Tensor = 2 "tensor",
-        /// Groups of experts.
+        /// Expert parallelism: ranks with different experts.
         Expert = 3 "expert",
     }
 }
 
 choice! {
-    /// How elements of the ranks are combined.
+    /// The operation that combines the elements of all ranks.
     Reduction {
         /// The sum.
         Sum = 1 "sum",
-        /// The largest.
+        /// The maximum.
         Max = 2 "max",
-        /// The smallest.
+        /// The minimum.
         Min = 3 "min",
-        /// The mean; not for integers.
+        /// The mean; for floats only.
         Mean = 4 "mean",
     }
 }
@@ -47,7 +47,9 @@ fn plane(operands: &Operands<'_>) -> Result<TensorType> {
 
 fn check_reduction(reduction: Reduction, x: &TensorType) -> Result<()> {
     if reduction == Reduction::Mean && !x.dtype.is_float() {
-        return Err(Error::invalid(format!("cannot be mean of {}", x.dtype)).at("reduction"));
+        return Err(
+            Error::invalid(format!("is mean, which {} elements do not support", x.dtype)).at("reduction")
+        );
     }
     Ok(())
 }
@@ -60,19 +62,19 @@ fn check_ranks(ranks: u32) -> Result<usize> {
 }
 
 attributes! {
-    /// `y = ` the reduction of every rank's `x`, on every rank.
+    /// Reduces `x` over all ranks; every rank gets the result.
     ///
     /// | operand | type | |
     /// |---|---|---|
     /// | `x` | any `[T, H]` | updated |
     /// | → `y` | `x` | |
     ///
-    /// Floats are combined in an order that may differ between backends, each hop rounded to no less than their own type;
-    /// every rank gets the same bits.
+    /// The order of the reduction may differ between backends, and intermediate results are rounded to the element type or
+    /// better. Every rank gets the same bits.
     AllReduce {
         /// The axis whose ranks take part.
         axis: MeshAxis,
-        /// How elements are combined.
+        /// The operation that combines elements.
         reduction: Reduction,
     }
 }
@@ -98,7 +100,7 @@ impl Operation for AllReduce {
 }
 
 attributes! {
-    /// Puts every rank's `x` together, in the order of ranks, on every rank.
+    /// Concatenates `x` of all ranks, in the order of ranks; every rank gets the result.
     ///
     /// | operand | type | |
     /// |---|---|---|
@@ -109,9 +111,9 @@ attributes! {
     AllGather {
         /// The axis whose ranks take part.
         axis: MeshAxis,
-        /// How many they are.
+        /// The number of ranks.
         ranks: u32,
-        /// Whether rows are put together, and not features.
+        /// Whether to concatenate along the rows instead of the features.
         rows: bool,
     }
 }
@@ -120,7 +122,7 @@ impl Operation for AllGather {
     const SIGNATURE: &'static Signature = &Signature {
         name: "all_gather",
         profile: Profile::LlmDist1,
-        summary: "puts every rank's `x` together, along features or rows",
+        summary: "concatenates `x` of all ranks, along features or rows",
         operands: &[operand("x", OperandKind::Any)],
         results: &[result("y")],
     };
@@ -138,22 +140,22 @@ impl Operation for AllGather {
 }
 
 attributes! {
-    /// Reduces every rank's `x` and leaves each rank its own share: rank `i` gets features `i * H / ranks ..`, or rows.
+    /// Reduces `x` over all ranks; rank `i` gets features `i * H / ranks ..` of the result, or rows.
     ///
     /// | operand | type | |
     /// |---|---|---|
     /// | `x` | any `[T, H]` | |
     /// | → `y` | as `x`, `[T, H / ranks]`; or `[T / ranks, H]` along the rows | |
     ///
-    /// Rounding as [`AllReduce`]. The shared dimension must be a known multiple of `ranks`.
+    /// Rounding is that of [`AllReduce`]. The scattered dimension must be a known multiple of `ranks`.
     ReduceScatter {
         /// The axis whose ranks take part.
         axis: MeshAxis,
-        /// How many they are.
+        /// The number of ranks.
         ranks: u32,
-        /// Whether rows are shared out, and not features.
+        /// Whether to scatter the rows instead of the features.
         rows: bool,
-        /// How elements are combined.
+        /// The operation that combines elements.
         reduction: Reduction,
     }
 }
@@ -197,7 +199,7 @@ attributes! {
     AllToAll {
         /// The axis whose ranks take part.
         axis: MeshAxis,
-        /// How many they are.
+        /// The number of ranks.
         ranks: u32,
     }
 }
@@ -238,7 +240,7 @@ attributes! {
     Broadcast {
         /// The axis whose ranks take part.
         axis: MeshAxis,
-        /// The rank whose tensor everyone gets.
+        /// The rank that sends its tensor.
         root: u32,
     }
 }
@@ -268,11 +270,11 @@ attributes! {
     /// |---|---|---|
     /// | `x` | any `[T, H]` | |
     ///
-    /// No result.
+    /// It has no result.
     Send {
         /// The axis whose ranks take part.
         axis: MeshAxis,
-        /// Who receives.
+        /// The rank that receives.
         peer: u32,
     }
 }
@@ -307,7 +309,7 @@ attributes! {
     Receive {
         /// The axis whose ranks take part.
         axis: MeshAxis,
-        /// Who sends.
+        /// The rank that sends.
         peer: u32,
     }
 }
@@ -331,7 +333,7 @@ impl Operation for Receive {
 }
 
 attributes! {
-    /// Waits until every rank of the axis is here. No operands, no results.
+    /// Waits until every rank of the axis has reached the barrier. It has no operands and no results.
     Barrier {
         /// The axis whose ranks take part.
         axis: MeshAxis,
@@ -342,7 +344,7 @@ impl Operation for Barrier {
     const SIGNATURE: &'static Signature = &Signature {
         name: "barrier",
         profile: Profile::LlmDist1,
-        summary: "waits until every rank is here",
+        summary: "waits until every rank has reached the barrier",
         operands: &[],
         results: &[],
     };

@@ -1,4 +1,4 @@
-//! Sums, casts and runs of columns.
+//! Elementwise sums, casts, and slices of columns.
 
 use super::{
     Axis,
@@ -31,7 +31,7 @@ attributes! {
     ///
     /// Computed in f32, rounded once.
     Add {
-        /// Multiplies `b + bias`.
+        /// The factor of `b + bias`.
         alpha: f32,
     }
 }
@@ -76,16 +76,16 @@ impl Operation for Add {
 }
 
 attributes! {
-    /// Copies and rounds to another float type: `y = round(x)`, to nearest, ties to even.
+    /// Converts to another float type: `y = round(x)`, to nearest, ties to even.
     ///
     /// | operand | type | |
     /// |---|---|---|
     /// | `x` | float `[T, H]` | |
     /// | → `y` | `dtype` `[T, H]` | |
     ///
-    /// Exact but for the rounding; the same type copies bits. Values beyond f16's range become infinite.
+    /// Exact except for the rounding; a cast to the same type copies bits. Values beyond the range of f16 become infinite.
     Cast {
-        /// Element type of the result; a float.
+        /// The element type of the result; a float.
         dtype: DType,
     }
 }
@@ -113,19 +113,18 @@ impl Operation for Cast {
 }
 
 attributes! {
-    /// Takes a run of columns: `y[t, j] = x[t, start + j]` for `j < count`.
+    /// Takes a slice of columns: `y[t, j] = x[t, start + j]` for `j < count`.
     ///
     /// | operand | type | |
     /// |---|---|---|
     /// | `x` | float `[T, F]` | |
     /// | → `y` | as `x`, `[T, count]` | |
     ///
-    /// Exact. Projections of the same activations can be one product over their concatenated weights; this takes the
-    /// result apart again.
+    /// Exact. It splits the result of one GEMM over the concatenated weights of several projections.
     Columns {
         /// The first column.
         start: u32,
-        /// How many; `start + count <= F`.
+        /// The number of columns; `start + count <= F`.
         count: u32,
     }
 }
@@ -144,11 +143,12 @@ impl Operation for Columns {
         let [rows, _] = x.sizes()?;
         let (features, start, count) = (x.known(1)?, self.start as usize, self.count as usize);
         let Some(behind) = features.checked_sub(start) else {
-            let message = format!("is {start}, at most {features} (features of x)");
+            let message = format!("is {start}, must be at most {features} (features of x)");
             return Err(Error::invalid(message).at("start"));
         };
         if count > behind {
-            let message = format!("is {count}, at most {behind} (features of x from column {start} on)");
+            let message =
+                format!("is {count}, must be at most {behind} (features of x from column {start} on)");
             return Err(Error::invalid(message).at("count"));
         }
         Ok(vec![TensorType { dtype: x.dtype(), shape: vec![rows.clone(), count.into()] }])

@@ -1,4 +1,4 @@
-//! Rows picked by index: `embed` and `gather_rows`.
+//! Lookups of rows by index: `embed` and `gather_rows`.
 
 use super::{
     Axis,
@@ -23,14 +23,14 @@ attributes! {
     /// | `position_table` | weight `[P, H]`, optional | learned positions |
     /// | → `y` | `dtype` `[T, H]` | |
     ///
-    /// An id outside the table's rows, -1 included, contributes zeros: so shards of the vocabulary add up to the whole. A
-    /// position that is -1, or outside its table, contributes zeros too. The sum is rounded once.
+    /// An id outside the table's rows, including -1, contributes zeros, so that the results of vocabulary shards add up to the
+    /// whole. A position that is -1 or outside its table contributes zeros too. The sum is rounded once.
     Embed {
-        /// Element type of the result; a float.
+        /// The element type of the result; a float.
         dtype: DType,
-        /// The vocabulary's row that is row 0 of `table`.
+        /// The row of the vocabulary that is row 0 of `table`.
         first_row: u32,
-        /// Added to every position (OPT counts positions from 2).
+        /// The offset of every position (OPT counts positions from 2).
         position_offset: u32,
     }
 }
@@ -39,7 +39,7 @@ impl Operation for Embed {
     const SIGNATURE: &'static Signature = &Signature {
         name: "embed",
         profile: Profile::LlmCore1,
-        summary: "`y[t] = table[ids[t]] (+ position_table[positions[t]])`; ids outside give zeros",
+        summary: "`y[t] = table[ids[t]] (+ position_table[positions[t]])`; ids out of range give zeros",
         operands: &[
             operand("ids", OperandKind::I32),
             operand("table", OperandKind::Weight),
@@ -86,7 +86,7 @@ impl Operation for Embed {
 }
 
 attributes! {
-    /// Picks rows: `y[r] = x[rows[r]]`.
+    /// Gathers rows: `y[r] = x[rows[r]]`.
     ///
     /// | operand | type | |
     /// |---|---|---|
@@ -94,8 +94,7 @@ attributes! {
     /// | `rows` | i32 `[R]` | indices into `x`; -1 skips |
     /// | → `y` | as `x`, `[R, H]` | |
     ///
-    /// Exact. A row whose index is -1 is not written. An index outside `x` or its extent is a caller's error and is
-    /// treated as -1.
+    /// Exact. A row whose index is -1 is not written. An index outside `x` or its extent is treated as -1.
     GatherRows {}
 }
 

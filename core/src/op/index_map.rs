@@ -1,50 +1,50 @@
-//! How the elements of operands and results hang together: the iteration space of an op.
+//! The iteration space of an op, and the maps of its operands and results onto it.
 //!
-//! An op runs over a space of named dimensions. Every dimension of an operand or result is a product of some of them, a
-//! part that one of them runs over, or is reached through data. From this alone `fuse` decides which ops can share a tile and `shard` where a layout changes.
+//! An op iterates over named dimensions. Each dimension of an operand or result is a product of some of them, a slice that one
+//! of them runs over, or indexed by data. From these maps the `fuse` pass decides which ops can share a tile.
 
 use crate::tensor::Size;
 
-/// What happens along a dimension of the iteration space.
+/// The role of a dimension of the iteration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DimensionKind {
-    /// Every element is computed by itself: the dimension can be tiled and sharded freely.
+    /// Elements are computed independently, so the dimension can be tiled and sharded freely.
     Parallel,
-    /// Summed, maximised or otherwise contracted: it is not in the results.
+    /// The dimension is reduced: it does not appear in the results.
     Reduced,
-    /// In the results, but every result element needs all of it (a norm over the features, rotated pairs, a softmax):
-    /// it must stay within one tile.
+    /// The dimension appears in the results, but every result element needs all of it (a norm over the features, rotated
+    /// pairs, a softmax), so it must stay within one tile.
     Whole,
 }
 
 /// A dimension of the iteration space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IterationDimension {
-    /// A name for people.
+    /// The name, for people to read.
     pub name: &'static str,
-    /// What happens along it.
+    /// The role.
     pub kind: DimensionKind,
-    /// How long it is.
+    /// The size.
     pub size: Size,
 }
 
-/// How one dimension of an operand or result is addressed.
+/// The map of one dimension of an operand or result onto the iteration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
     /// The product of these dimensions of the iteration space, outermost first.
     Of(&'static [usize]),
-    /// One dimension of the iteration space, over a part of the tensor's: its element 0 is element `start` of the tensor.
+    /// One dimension of the iteration space, over a slice of the tensor dimension that begins at `start`.
     From {
         /// The dimension of the iteration space.
         dimension: usize,
-        /// Where in the tensor it begins.
+        /// The first element of the slice.
         start: usize,
     },
-    /// The index comes from data (ids, slots, block tables): any element may be needed.
+    /// Indexed by data (ids, slots, block tables): any element may be needed.
     Gathered,
 }
 
-/// The iteration space of a call and how operands and results are laid over it.
+/// The iteration space of a call, and the maps of its operands and results onto it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexMaps {
     /// The iteration space.
@@ -55,7 +55,7 @@ pub struct IndexMaps {
     pub results: Vec<Vec<Axis>>,
 }
 
-/// The map of an operand that is left out.
+/// The map of an absent operand.
 pub(crate) const ABSENT: &[Axis] = &[];
 
 impl IndexMaps {
@@ -73,7 +73,7 @@ impl IndexMaps {
         }
     }
 
-    /// The maps of an op that has no tiles: everything is reached through data.
+    /// The maps of an op without tiles: every dimension is indexed by data.
     pub(crate) fn opaque(operand_ranks: impl IntoIterator<Item = usize>, result_ranks: &[usize]) -> Self {
         Self {
             dimensions: Vec::new(),

@@ -1,4 +1,4 @@
-//! The linear layer: products of activations with packed weights.
+//! The linear layer: a GEMM of activations with a packed weight.
 
 use super::{
     Axis,
@@ -15,14 +15,14 @@ attributes! {
     /// | operand | type | |
     /// |---|---|---|
     /// | `x` | float `[M, K]` | |
-    /// | `weight` | weight `[N, K]` | any format; quantised elements are what their format's formula says |
+    /// | `weight` | weight `[N, K]` | of any format; the format's formula defines quantised elements |
     /// | `bias` | float `[N]`, optional | |
     /// | → `y` | `dtype` `[M, N]` | |
     ///
     /// Products are accumulated in f32 or better; the sum with the bias is rounded once. A backend may round dequantised
-    /// weights to the element type of `x`, but may not quantise `x`: that is an op of its own.
+    /// weights to the element type of `x`, but may not quantise `x`, for which [`super::QuantPerToken`] exists.
     Linear {
-        /// Element type of the result; a float.
+        /// The element type of the result; a float.
         dtype: DType,
     }
 }

@@ -18,13 +18,13 @@ attributes! {
     /// | `weight` | float `[W]` | `W` divides `H` |
     /// | → `y` | as `x` | |
     ///
-    /// Each run of `W` consecutive features is a group with its own mean; `W = H` is the usual norm, `W` = head size norms
-    /// every head of a projection by itself. Computed in f32, rounded once.
+    /// Each run of `W` consecutive features is a group with its own mean: `W = H` is the usual norm, and `W` = head size
+    /// norms every head of a projection separately. Computed in f32, rounded once.
     /// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
     RmsNorm {
-        /// Added to the mean square; not negative.
+        /// The constant added to the mean square; not negative.
         eps: f32,
-        /// Added to the weight (1 in models that store `weight - 1`).
+        /// The constant added to the weight (1 in models that store `weight - 1`).
         weight_offset: f32,
     }
 }
@@ -84,7 +84,7 @@ attributes! {
     ///
     /// Computed in f32 in two passes (mean first), rounded once.
     LayerNorm {
-        /// Added to the variance; not negative.
+        /// The constant added to the variance; not negative.
         eps: f32,
     }
 }

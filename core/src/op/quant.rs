@@ -1,4 +1,4 @@
-//! Products of quantised activations.
+//! Quantisation of activations, and the linear layer over quantised activations.
 
 use super::{
     Axis,
@@ -11,7 +11,7 @@ use super::{
 use crate::{DType, Error, Result, WeightFormat, tensor::TensorType};
 
 attributes! {
-    /// Quantises every row by itself: `scales[m] = max_k |x[m, k]| / 127`, `y[m, k] = round(x[m, k] / scales[m])`.
+    /// Quantises every row with its own scale: `scales[m] = max_k |x[m, k]| / 127`, `y[m, k] = round(x[m, k] / scales[m])`.
     ///
     /// | operand | type | |
     /// |---|---|---|
@@ -19,10 +19,10 @@ attributes! {
     /// | → `y` | i8 `[M, K]` | within ±127 |
     /// | → `scales` | f32 `[M]` | |
     ///
-    /// Both divisions are those of f32, rounded to nearest; `round` is to the nearest integer, ties to even, and what is beyond
-    /// ±127 after it becomes ±127. Where the scale is 0 the row is all zeros. In a row with a value that is not finite, results
-    /// are not defined; other rows are as they would be without it. In a region the values before they are rounded may be
-    /// quantised.
+    /// Both divisions are f32 divisions rounded to nearest; `round` rounds to the nearest integer, ties to even, and results
+    /// beyond ±127 become ±127. A row whose scale is 0 is all zeros. The results of a row with an infinite or NaN value are
+    /// unspecified; they do not affect other rows. In a region the values may be quantised before they are rounded to the
+    /// element type of `x`.
     QuantPerToken {}
 }
 
@@ -65,16 +65,16 @@ attributes! {
     /// | `bias` | float `[N]`, optional | |
     /// | → `y` | `dtype` `[M, N]` | |
     ///
-    /// The sum of products is exact, in i32. The rest is computed in f32 or better, in any order, and rounded once. `K = 0` gives
-    /// the bias, or zeros.
+    /// The sum of products is exact, in i32. Scales and bias are applied in f32 or better, in any order, with one rounding.
+    /// With `K = 0` the result is the bias, or zeros.
     LinearW8A8 {
-        /// Element type of the result; a float.
+        /// The element type of the result; a float.
         dtype: DType,
     }
 }
 
 impl LinearW8A8 {
-    /// The most columns: products of signed bytes are at most 2^14, and an i32 holds so many of them.
+    /// The maximum number of columns: a product of signed bytes is at most 2^14, and an i32 holds the sum of this many.
     pub const MAX_INPUTS: usize = (1 << 17) - 1;
 }
 

@@ -10,17 +10,17 @@ use super::{
 use crate::{Error, Result, tensor::TensorType};
 
 choice! {
-    /// Which elements of a head are rotated together.
+    /// The pairs of head elements that are rotated together.
     RopePairing {
-        /// Element `i` with `i + r / 2`: halves (GPT-NeoX, Hugging Face Llama).
+        /// Element `i` with element `i + r / 2` (GPT-NeoX, Hugging Face Llama).
         Halves = 1 "halves",
-        /// Element `2 i` with `2 i + 1`: neighbours (GPT-J, GGUF Llama).
+        /// Element `2 i` with element `2 i + 1` (GPT-J, GGUF Llama).
         Neighbours = 2 "neighbours",
     }
 }
 
 attributes! {
-    /// Rotates pairs of every head by an angle that grows with the position.
+    /// Rotates pairs of elements of every head by an angle proportional to the position.
     ///
     /// With `a = positions[t] * inverse_frequencies[i]`, pair `i` of each head, `(p, q)`, becomes
     /// `scale * (p cos a - q sin a, q cos a + p sin a)`. The first `r = 2 * len(inverse_frequencies)` elements of a head
@@ -29,18 +29,18 @@ attributes! {
     /// | operand | type | |
     /// |---|---|---|
     /// | `x` | float `[T, heads * D]` | |
-    /// | `positions` | i32 `[T]` | -1 marks a row that is not real: it is not written |
+    /// | `positions` | i32 `[T]` | -1 skips the row: it is not written |
     /// | `inverse_frequencies` | f32 `[r / 2]` | after any scaling for long context; `r <= D` |
     /// | → `y` | as `x` | |
     ///
     /// The angle is computed in f32 (the product rounded once), sine and cosine to f32 accuracy, the result rounded once.
     /// Source: Su et al., "RoFormer" (2021).
     Rope {
-        /// Heads in a row.
+        /// The number of heads in a row.
         heads: u32,
-        /// Which elements are rotated together.
+        /// The elements that are rotated together.
         pairing: RopePairing,
-        /// Multiplies the rotated elements (1 unless the model's scaling for long context says otherwise).
+        /// The factor of the rotated elements (1 unless the model's long-context scaling sets another).
         scale: f32,
     }
 }
@@ -67,7 +67,7 @@ impl Operation for Rope {
         frequencies.sizes::<1>()?;
         let pairs = frequencies.known(0)?;
         if pairs > head / 2 {
-            let message = format!("is {pairs}, at most {} pairs in a head of {head}", head / 2);
+            let message = format!("is {pairs}, must be at most {} (pairs in a head of {head})", head / 2);
             return Err(Error::invalid(message).at("inverse_frequencies").field("shape[0]"));
         }
         if !self.scale.is_finite() {
@@ -92,7 +92,7 @@ impl Operation for Rope {
     }
 }
 
-/// The size of each of `heads` heads in a row of `features`.
+/// The head size of `heads` heads in a row of `features`.
 fn head_size(features: usize, heads: u32) -> Result<usize> {
     match heads as usize {
         heads if heads > 0 && features.is_multiple_of(heads) => Ok(features / heads),

@@ -1,7 +1,7 @@
 //! From logits to tokens.
 //!
-//! Sampling parameters are a state, `parameters[C, 8]` in f32: one row per running request, columns as in
-//! [`SamplingColumn`]. So a request's parameters are uploaded once, and a captured step serves every mix of requests.
+//! Sampling parameters are a state, `parameters[C, 8]` in f32: one row per running request, with the columns of
+//! [`SamplingColumn`]. A request's parameters are uploaded once, and a captured step serves every mix of requests.
 
 use super::{
     Axis,
@@ -17,35 +17,35 @@ use crate::{
 };
 
 choice! {
-    /// The columns of a row of sampling parameters.
+    /// A column of the sampling parameters.
     SamplingColumn {
-        /// 0 means greedy: the largest logit.
+        /// The divisor of logits; 0 means greedy: the largest logit.
         Temperature = 0 "temperature",
-        /// Keep this many of the largest logits; 0 means all. A whole number.
+        /// The number of largest logits to keep, a whole number; 0 means all.
         TopK = 1 "top_k",
-        /// Keep the likeliest tokens until their probabilities reach this; 1 means all.
+        /// Keep the most probable tokens until their probabilities sum to this; 1 means all.
         TopP = 2 "top_p",
-        /// Keep tokens at least this likely, relative to the likeliest; 0 means all.
+        /// Keep tokens with at least this probability relative to the most probable one; 0 means all.
         MinP = 3 "min_p",
-        /// Divides positive and multiplies negative logits of tokens already seen; 1 means none.
+        /// The divisor of positive and factor of negative logits of tokens already seen; 1 means no penalty.
         RepetitionPenalty = 4 "repetition_penalty",
-        /// Subtracted once from logits of tokens already generated.
+        /// The amount subtracted once from logits of tokens already generated.
         PresencePenalty = 5 "presence_penalty",
-        /// Subtracted from logits for every time the token was generated.
+        /// The amount subtracted from logits for each time the token was generated.
         FrequencyPenalty = 6 "frequency_penalty",
     }
 }
 
-/// Columns of a row of sampling parameters; the last is reserved and 0.
+/// The number of columns of the sampling parameters; the last is reserved and 0.
 pub const SAMPLING_COLUMNS: usize = 8;
 
 attributes! {
-    /// Penalties, bias and mask on logits.
+    /// Applies penalties, bias and mask to logits.
     ///
     /// For row `r` of request `c = requests[r]`, with `n` the count of token `v` (see [`super::IN_PROMPT`]):
-    /// `x = logits[r, v]`; if the token was seen, in the prompt or generated, `x = x / p` for `x > 0` and `x * p` else, with
-    /// the repetition penalty `p`; then `x -= frequency * n`, `x -= presence` if `n > 0`, `x += bias[c, v]`; minus infinity
-    /// where the mask bit is 0.
+    /// `x = logits[r, v]`; if the token was seen, in the prompt or generated, `x = x / p` for `x > 0` and `x = x * p`
+    /// otherwise, with the repetition penalty `p`; then `x -= frequency * n`, `x -= presence` if `n > 0`, and
+    /// `x += bias[c, v]`; where the mask bit is 0, `x` is minus infinity.
     ///
     /// | operand | type | |
     /// |---|---|---|
@@ -117,7 +117,7 @@ impl Operation for LogitProcess {
 }
 
 attributes! {
-    /// The index of the largest element of each row; the lowest on ties.
+    /// Finds the index of the largest element of each row, the lowest on ties.
     ///
     /// | operand | type | |
     /// |---|---|---|
@@ -153,28 +153,28 @@ impl Operation for Argmax {
 }
 
 attributes! {
-    /// Draws one token per row, by Gumbel-max over what the filters leave.
+    /// Draws one token per row, by Gumbel-max over the tokens that the filters leave.
     ///
     /// For row `r` of request `c = requests[r]`, with temperature `t`, and ties broken towards the lower id throughout:
     ///
-    /// 1. `t = 0`: the token of the largest logit (as [`Argmax`], but minus infinity is no choice).
-    /// 2. Otherwise `x = logits / t`. Keep the `top_k` largest; `p = softmax` over them; keep the likeliest until their
-    ///    sum reaches `top_p` (the token that reaches it included, so at least one); keep those with `p >= min_p * max(p)`.
-    /// 3. The token is the argmax over what is left of `x + g`, `g = -ln(-ln(1 - v))`, with `v = (w + 0.5) / 2^32` and `w`
+    /// 1. `t = 0`: the token of the largest logit (as [`Argmax`], but never one of minus infinity).
+    /// 2. Otherwise `x = logits / t`. Keep the `top_k` largest; `p = softmax` over them; keep the most probable until
+    ///    their sum reaches `top_p` (including the token that reaches it, so at least one); keep those with `p >= min_p * max(p)`.
+    /// 3. The token is the argmax of `x + g` over the tokens left, `g = -ln(-ln(1 - v))`, with `v = (w + 0.5) / 2^32` and `w`
     ///    the first word of Philox4x32-10 with key `seeds[c]` and counter `(token, positions[r], 0, 0)`. (`ln_1p(-v)`
     ///    keeps the rare large `g` exact in f32, where `v` is held to at most `1 - 2^-24`.)
     ///
-    /// The draw depends on seed, position and token only: not on the order of rows, on shards or on the batch.
+    /// The draw depends on seed, position and token only, and not on the order of rows, on shards or on the batch.
     ///
     /// | operand | type | |
     /// |---|---|---|
     /// | `logits` | f32 `[R, V]` | NaN and minus infinity are never drawn |
     /// | `requests` | i32 `[R]` | -1 skips the row: its result is -1 |
-    /// | `positions` | i32 `[R]` | position of the token that is drawn |
+    /// | `positions` | i32 `[R]` | the position of the drawn token |
     /// | `parameters` | f32 `[C, 8]` | |
     /// | `seeds` | u32 `[C, 2]` | |
     /// | → `ids` | i32 `[R]` | -1 if no token is left |
-    /// | → `log_probability` | f32 `[R]` | `ln softmax(logits)[id]` of the logits given, no temperature or filter; 0 if the id is -1 |
+    /// | → `log_probability` | f32 `[R]` | `ln softmax(logits)[id]` of `logits`, without temperature and filters; 0 if the id is -1 |
     ///
     /// Sources: Gumbel (1954), Maddison et al., "A* Sampling" (2014); Salmon et al., "Parallel random numbers: as easy as
     /// 1, 2, 3" (2011).

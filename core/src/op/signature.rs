@@ -1,23 +1,22 @@
-//! What an op looks like from outside: its operands, its results, and what it does to them.
+//! The signature of an op: its operands and results, and which operands it updates.
 
 use crate::{
     DType, Error, Result, WeightFormat, WeightType,
     tensor::{Size, TensorType},
 };
 
-/// The set of ops a backend promises to have. A backend names the profiles it supports; the conformance suite holds it
-/// to them.
-/// The numbers are fixed: they cross the C ABI.
+/// A named set of ops. A backend lists the profiles it supports, and the conformance suite checks that it has their ops. The
+/// numbers are fixed because they cross the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Profile {
-    /// What dense transformer models need.
+    /// The ops of dense transformer models.
     LlmCore1 = 1,
-    /// Quantised activations and weights.
+    /// The ops of models with quantised activations and weights.
     LlmQuant1 = 2,
-    /// Mixture of experts.
+    /// The ops of mixture-of-experts models.
     LlmMoe1 = 3,
-    /// Collectives.
+    /// The collectives.
     LlmDist1 = 4,
 }
 
@@ -25,7 +24,7 @@ impl Profile {
     /// Every profile, in the order of its number.
     pub const ALL: [Self; 4] = [Self::LlmCore1, Self::LlmQuant1, Self::LlmMoe1, Self::LlmDist1];
 
-    /// The name used in documents and on the command line.
+    /// The name that documents and the command line use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::LlmCore1 => "llm-core-1",
@@ -36,7 +35,7 @@ impl Profile {
     }
 }
 
-/// What may stand in an operand's place.
+/// The kinds of values that an operand accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperandKind {
     /// A tensor of f32, f16 or bf16.
@@ -51,12 +50,12 @@ pub enum OperandKind {
     I8,
     /// A tensor of any element type.
     Any,
-    /// A weight the backend has packed; any weight format.
+    /// A packed weight of any format.
     Weight,
 }
 
 impl OperandKind {
-    /// How the operand's type is written in the op table.
+    /// The notation of the operand's type in the op table.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Float => "float",
@@ -82,36 +81,36 @@ impl OperandKind {
     }
 }
 
-/// One operand of an op.
+/// An operand in a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperandSpec {
-    /// Its name in messages and documents.
+    /// The name in messages and documents.
     pub name: &'static str,
-    /// What may stand there.
+    /// The values it accepts.
     pub kind: OperandKind,
-    /// Whether it may be left out.
+    /// Whether it may be absent.
     pub optional: bool,
 }
 
-/// One result of an op.
+/// A result in a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResultSpec {
-    /// Its name in messages and documents.
+    /// The name in messages and documents.
     pub name: &'static str,
-    /// The operand whose storage the result takes over: the op updates it in place, and the operand's old value is gone.
+    /// The operand that the op updates in place to make this result. The old value of the operand no longer exists.
     pub updates: Option<usize>,
 }
 
-/// What an op looks like from outside.
+/// The signature of an op.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// The name, as programs and messages write it.
+    /// The name that programs and messages use.
     pub name: &'static str,
     /// The profile that requires it.
     pub profile: Profile,
-    /// What it computes, in a line.
+    /// A one-line description of what it computes.
     pub summary: &'static str,
-    /// The operands, in order. New ones are only ever appended, and optional.
+    /// The operands, in order. A new operand is appended and optional.
     pub operands: &'static [OperandSpec],
     /// The results, in order.
     pub results: &'static [ResultSpec],
@@ -122,22 +121,22 @@ pub(crate) const fn operand(name: &'static str, kind: OperandKind) -> OperandSpe
     OperandSpec { name, kind, optional: false }
 }
 
-/// An operand that may be left out.
+/// An optional operand.
 pub(crate) const fn optional(name: &'static str, kind: OperandKind) -> OperandSpec {
     OperandSpec { name, kind, optional: true }
 }
 
-/// A result in storage of its own.
+/// A result with its own storage.
 pub(crate) const fn result(name: &'static str) -> ResultSpec {
     ResultSpec { name, updates: None }
 }
 
-/// A result that is operand `operand`, updated in place.
+/// A result that updates operand `operand` in place.
 pub(crate) const fn updated(name: &'static str, operand: usize) -> ResultSpec {
     ResultSpec { name, updates: Some(operand) }
 }
 
-/// The type of an operand at a call.
+/// The type of an operand of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OperandType {
     /// A tensor.
@@ -154,10 +153,10 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// Checks number, presence and element types.
+    /// Checks the number, presence and element types of operands.
     ///
     /// # Errors
-    /// Names the operand that is wrong.
+    /// Names the operand at fault.
     pub fn new(signature: &'static Signature, types: &'a [Option<OperandType>]) -> Result<Self> {
         if types.len() != signature.operands.len() {
             let message = format!("has {} operands, needs {}", types.len(), signature.operands.len());
@@ -194,7 +193,7 @@ impl<'a> Operands<'a> {
         self.types.get(index)?.as_ref()
     }
 
-    /// The tensor operand of this name, if it is there.
+    /// The tensor operand of this name, if it is present.
     pub fn optional(&self, name: &'static str) -> Option<TensorArgument<'a>> {
         match self.get(name)? {
             OperandType::Tensor(tensor_type) => Some(TensorArgument { name, tensor_type }),
@@ -205,12 +204,12 @@ impl<'a> Operands<'a> {
     /// The tensor operand of this name.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If it is absent.
     pub fn tensor(&self, name: &'static str) -> Result<TensorArgument<'a>> {
         self.optional(name).ok_or_else(|| Error::invalid("is missing").at(name))
     }
 
-    /// The packed weight of this name, if it is there, as rows and columns.
+    /// The rows and columns of the packed weight of this name, if it is present.
     pub fn optional_weight(&self, name: &'static str) -> Result<Option<(usize, usize)>> {
         match self.get(name) {
             Some(OperandType::Weight(weight)) => match weight.shape.as_slice() {
@@ -226,7 +225,7 @@ impl<'a> Operands<'a> {
     /// The storage format of the packed weight of this name.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If it is absent.
     pub fn weight_format(&self, name: &'static str) -> Result<WeightFormat> {
         match self.get(name) {
             Some(OperandType::Weight(weight)) => Ok(weight.format),
@@ -234,16 +233,16 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// The packed weight of this name as rows and columns.
+    /// The rows and columns of the packed weight of this name.
     ///
     /// # Errors
-    /// If it is not there or no matrix.
+    /// If it is absent or not a matrix.
     pub fn weight(&self, name: &'static str) -> Result<(usize, usize)> {
         self.optional_weight(name)?.ok_or_else(|| Error::invalid("is missing").at(name))
     }
 }
 
-/// A tensor operand by name, with the checks that inference needs. Every error names operand and field.
+/// A named tensor operand with the checks of shape inference, whose errors name the operand and field.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorArgument<'a> {
     name: &'static str,
@@ -261,10 +260,10 @@ impl<'a> TensorArgument<'a> {
         self.tensor_type
     }
 
-    /// The sizes, if there are exactly `N`.
+    /// The `N` sizes of the tensor.
     ///
     /// # Errors
-    /// If the rank is another.
+    /// If the rank is not `N`.
     pub fn sizes<const N: usize>(&self) -> Result<&'a [Size; N]> {
         self.tensor_type.shape.as_slice().try_into().map_err(|_| {
             let message = format!("has {} dimensions, needs {N}", self.tensor_type.shape.len());
@@ -272,10 +271,10 @@ impl<'a> TensorArgument<'a> {
         })
     }
 
-    /// Checks that dimension `index` is `size`, which is `what`.
+    /// Checks that dimension `index` has the size `size`; `what` says in the message where that size comes from.
     ///
     /// # Errors
-    /// If it is another size.
+    /// If the size differs.
     pub fn expect(&self, index: usize, size: &Size, what: &str) -> Result<()> {
         let found = self.tensor_type.shape.get(index);
         if found == Some(size) {
@@ -289,7 +288,7 @@ impl<'a> TensorArgument<'a> {
     /// Checks the whole shape.
     ///
     /// # Errors
-    /// If the rank or a size is another.
+    /// If the rank or a size differs.
     pub fn expect_shape<const N: usize>(&self, sizes: [&Size; N], what: &str) -> Result<()> {
         self.sizes::<N>()?;
         sizes.into_iter().enumerate().try_for_each(|(index, size)| self.expect(index, size, what))
@@ -298,7 +297,7 @@ impl<'a> TensorArgument<'a> {
     /// Checks the element type.
     ///
     /// # Errors
-    /// If it is another.
+    /// If it differs.
     pub fn expect_dtype(&self, dtype: DType, what: &str) -> Result<()> {
         if self.dtype() == dtype {
             return Ok(());
@@ -307,10 +306,10 @@ impl<'a> TensorArgument<'a> {
         Err(Error::invalid(message).at(self.name).field("dtype"))
     }
 
-    /// Dimension `index` as a number known when the program is built.
+    /// The size of dimension `index`, which must be known when the program is built.
     ///
     /// # Errors
-    /// If it is not known by then.
+    /// If the size is symbolic.
     pub fn known(&self, index: usize) -> Result<usize> {
         let size = self.tensor_type.shape.get(index);
         size.and_then(Size::known).ok_or_else(|| {

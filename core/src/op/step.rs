@@ -1,8 +1,8 @@
-//! The request table: what the device remembers of every running request, and the ops that read and advance it.
+//! The request table, which holds the device state of every running request, and the ops that read and advance it.
 //!
-//! The table is a set of states with one row per running request (`C` rows). The host uploads only what changed and, for
-//! each step, which requests take part with how many tokens; everything else a step needs is derived on the device. So
-//! step `n + 1` can be launched before the host has seen the tokens of step `n`.
+//! The table is a set of states with one row per running request (`C` rows). The host uploads only changed rows and, for each
+//! step, the requests in it with their token counts; the device derives all other inputs of the step. Therefore step `n + 1`
+//! can be launched before the host has seen the tokens of step `n`.
 
 use super::{
     IndexMaps, OperandKind, Operands, Operation, Profile, Signature, attributes,
@@ -10,40 +10,40 @@ use super::{
 };
 use crate::{DType, Error, Result, tensor::TensorType};
 
-/// Set in a request's count of a token if the token stands in its prompt. The lower bits count how often the token was
-/// generated.
+/// The bit in a request's count of a token that says that its prompt contains the token. The lower bits count how often the
+/// token was generated.
 pub const IN_PROMPT: i32 = 1 << 30;
 
 attributes! {
     /// Derives a step's inputs from the request table and the step's plan, and advances the table.
     ///
-    /// Sequence `s` of the step is request `c = step_request[s]`. If `step_source[s] >= 0` it brings `step_length[s]`
-    /// prompt tokens, `prompt_ids[step_source[s] ..]`; if it is -1 it brings the one token the request generated last.
-    /// Tokens are laid out one sequence after the other.
+    /// Sequence `s` of the step is request `c = step_request[s]`. If `step_source[s] >= 0` the sequence has the `step_length[s]`
+    /// prompt tokens `prompt_ids[step_source[s] ..]`; if it is -1, the one token that the request generated last. The tokens of
+    /// the step are those of its sequences in order.
     ///
     /// | operand | type | |
     /// |---|---|---|
     /// | `step_request` | i32 `[S]` | row of the request table; -1 is a padded sequence |
-    /// | `step_length` | i32 `[S]` | tokens it brings; 1 for a generated token |
-    /// | `step_source` | i32 `[S]` | where in `prompt_ids` they start, or -1 |
-    /// | `prompt_ids` | i32 `[T]` | prompt tokens of this step |
-    /// | `rows` | i32 `[R]` | rows of the step whose logits are wanted; -1 skips |
-    /// | `block_table` | i32 `[C, N]` | pages of each request, -1 behind the last |
+    /// | `step_length` | i32 `[S]` | its number of tokens; 1 for a generated token |
+    /// | `step_source` | i32 `[S]` | the index in `prompt_ids` at which they start, or -1 |
+    /// | `prompt_ids` | i32 `[T]` | the prompt tokens of this step |
+    /// | `rows` | i32 `[R]` | the rows of the step whose logits are computed; -1 skips |
+    /// | `block_table` | i32 `[C, N]` | the pages of each request; -1 after the last |
     /// | `last_token` | i32 `[C]` | the token generated last |
-    /// | `finished` | i32 `[C]` | not 0: the request is done and brings nothing any more |
-    /// | `length` | i32 `[C]` | tokens in the KV cache; updated: grows by those it brings |
-    /// | `counts` | i32 `[C, V]` | updated: [`IN_PROMPT`] is set for the prompt tokens it brings |
-    /// | → `ids` | i32 `[T]` | -1 behind the last |
-    /// | → `positions` | i32 `[T]` | -1 behind the last |
-    /// | → `slots` | i32 `[T]` | where keys and values go; -1 where there is no page |
-    /// | → `query_start`, `query_length`, `kv_length` | i32 `[S]` | lengths 0 for a padded or finished sequence, whose start and table say nothing |
-    /// | → `tables` | i32 `[S, N]` | rows of `block_table`, in the step's order |
-    /// | → `row_positions` | i32 `[R]` | position of the token that follows each wanted row; -1 for skipped rows |
+    /// | `finished` | i32 `[C]` | not 0 if the request is done: it has no more tokens |
+    /// | `length` | i32 `[C]` | tokens in the KV cache; updated: grows by the new tokens |
+    /// | `counts` | i32 `[C, V]` | updated: [`IN_PROMPT`] is set for the prompt tokens of the step |
+    /// | → `ids` | i32 `[T]` | -1 after the last token |
+    /// | → `positions` | i32 `[T]` | -1 after the last token |
+    /// | → `slots` | i32 `[T]` | the slots for keys and values; -1 without a page |
+    /// | → `query_start`, `query_length`, `kv_length` | i32 `[S]` | lengths are 0 for a padded or finished sequence; its start and table are unspecified |
+    /// | → `tables` | i32 `[S, N]` | the rows of `block_table`, in the order of sequences |
+    /// | → `row_positions` | i32 `[R]` | the position of the token after each of `rows`; -1 for skipped rows |
     /// | → `length`, `counts` | the operands, updated | |
     ///
-    /// A sequence that is finished keeps its place: its rows get id, position and slot -1, its lengths are 0. Exact.
+    /// A finished sequence keeps its rows, with id, position and slot -1; its lengths are 0. Exact.
     PrepareStep {
-        /// Slots of a page.
+        /// The number of slots of a page.
         block_size: u32,
     }
 }
@@ -81,7 +81,7 @@ impl Operation for PrepareStep {
 
     fn infer(&self, operands: &Operands<'_>) -> Result<Vec<TensorType>> {
         if self.block_size == 0 {
-            return Err(Error::invalid("is 0: a page needs slots").at("block_size"));
+            return Err(Error::invalid("is 0, but a page needs at least one slot").at("block_size"));
         }
         let [sequences] = operands.tensor("step_request")?.sizes()?;
         let [tokens] = operands.tensor("prompt_ids")?.sizes()?;
@@ -117,16 +117,16 @@ impl Operation for PrepareStep {
 }
 
 attributes! {
-    /// Records the tokens a step has sampled in the request table.
+    /// Records the sampled tokens of a step in the request table.
     ///
     /// For every row `r` with `c = requests[r] >= 0` and `ids[r] >= 0`: `last_token[c] = ids[r]`, `counts[c, ids[r]] += 1`,
-    /// and `finished[c] = 1` if the token is one of `stop_ids`. Requests that are finished are left alone.
+    /// and `finished[c] = 1` if the token is one of `stop_ids`. Finished requests do not change.
     ///
     /// | operand | type | |
     /// |---|---|---|
-    /// | `requests` | i32 `[R]` | row of the request table; -1 skips; no request twice |
+    /// | `requests` | i32 `[R]` | the row of the request table; -1 skips; no request twice |
     /// | `ids` | i32 `[R]` | sampled tokens; -1 skips |
-    /// | `stop_ids` | i32 `[E]` | tokens that end a request; -1 is no token |
+    /// | `stop_ids` | i32 `[E]` | tokens that end a request; -1 matches no token |
     /// | `last_token`, `finished` | i32 `[C]` | updated |
     /// | `counts` | i32 `[C, V]` | updated |
     /// | → `last_token`, `finished`, `counts` | the operands, updated | |

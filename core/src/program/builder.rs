@@ -1,4 +1,4 @@
-//! Building programs, with every call checked as it is added.
+//! A builder of programs, which checks each call as it is added.
 
 use super::{Call, Lane, Node, Origin, Program, Segment, SegmentKind, Value, ValueId, taken_name};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     tensor::{Size, TensorType},
 };
 
-/// Builds a [`Program`], inferring types as it goes, so that a mistake is reported where it is made.
+/// Builds a [`Program`] and infers types along the way, so that each mistake is reported where it is made.
 ///
 /// ```
 /// # fn main() -> dsrun_core::Result<()> {
@@ -31,13 +31,13 @@ pub struct ProgramBuilder {
 }
 
 impl ProgramBuilder {
-    /// An empty program with one segment, `step`, that may be captured.
+    /// An empty program with one segment of kind graph, `step`.
     pub fn new(name: impl Into<String>) -> Self {
         let segments = vec![Segment { name: "step".into(), kind: SegmentKind::Graph }];
         Self { program: Program { name: name.into(), segments, ..Program::default() } }
     }
 
-    /// A bounded size; its extent is the next in the step's `extents` vector.
+    /// Declares a bounded size, whose extent is the next in the step's `extents` vector.
     pub fn bounded(&mut self, name: &str) -> Size {
         if !self.program.extents.iter().any(|extent| &**extent == name) {
             self.program.extents.push(name.into());
@@ -45,8 +45,7 @@ impl ProgramBuilder {
         Size::bounded(name)
     }
 
-    /// Begins a segment: calls added from here on belong to it. A first segment that may run calls but has none is
-    /// replaced.
+    /// Begins a segment, to which later calls belong. Before the first call it replaces segments that would have calls.
     pub fn segment(&mut self, name: impl Into<String>, kind: SegmentKind) {
         if self.program.nodes.is_empty() {
             self.program
@@ -56,26 +55,26 @@ impl ProgramBuilder {
         self.program.segments.push(Segment { name: name.into(), kind });
     }
 
-    /// An input: uploaded by the host before each step.
+    /// Declares an input, which the host uploads before each step.
     ///
     /// # Errors
-    /// If the type is not allowed or the name is taken.
+    /// If the type is invalid or the name is used.
     pub fn input(&mut self, name: impl Into<String>, tensor: TensorType) -> Result<ValueId> {
         self.declare(name.into(), OperandType::Tensor(tensor), Origin::Input)
     }
 
-    /// A state: lives from step to step, zero at first.
+    /// Declares a state, which persists from step to step and starts as zeros.
     ///
     /// # Errors
-    /// If the type is not allowed or the name is taken.
+    /// If the type is invalid or the name is used.
     pub fn state(&mut self, name: impl Into<String>, tensor: TensorType) -> Result<ValueId> {
         self.declare(name.into(), OperandType::Tensor(tensor), Origin::State)
     }
 
-    /// A weight that the backend packs.
+    /// Declares a weight that the backend packs.
     ///
     /// # Errors
-    /// If the type is not allowed or the name is taken.
+    /// If the type is invalid or the name is used.
     pub fn weight(
         &mut self,
         name: impl Into<String>,
@@ -85,10 +84,10 @@ impl ProgramBuilder {
         self.declare(name.into(), OperandType::Weight(weight), Origin::Weight(expr))
     }
 
-    /// A weight that is a plain tensor: the vectors of norms, biases, rotary frequencies.
+    /// Declares a weight that is a plain tensor: norm weights, biases, rotary frequencies.
     ///
     /// # Errors
-    /// If the type is not allowed or the name is taken.
+    /// If the type is invalid or the name is used.
     pub fn vector(
         &mut self,
         name: impl Into<String>,
@@ -108,7 +107,7 @@ impl ProgramBuilder {
         Ok(ValueId::new(index))
     }
 
-    /// Adds a call and gives its results.
+    /// Adds a call and returns its results.
     ///
     /// # Errors
     /// Names op, argument and field.
@@ -137,7 +136,7 @@ impl ProgramBuilder {
         Ok(results)
     }
 
-    /// Adds a call and gives its first result.
+    /// Adds a call and returns its first result.
     ///
     /// # Errors
     /// As [`Self::calls`], or if the op has no result.
@@ -147,23 +146,23 @@ impl ProgramBuilder {
         operands: impl IntoIterator<Item = Option<ValueId>>,
     ) -> Result<ValueId> {
         let op = op.into();
-        // Asked first, so that a refused call is not in the program.
+        // Checked first, so that a rejected call is not added.
         if op.signature().is_some_and(|signature| signature.results.is_empty()) {
             return Err(Error::invalid("has no result").in_op(op.name()));
         }
         let results = self.calls(op, operands)?;
-        results.first().copied().ok_or_else(|| Error::internal("an op with results gave none"))
+        results.first().copied().ok_or_else(|| Error::internal("an op with results has returned none"))
     }
 
-    /// The type of a value added before.
+    /// The type of a value.
     ///
     /// # Errors
-    /// If there is no such value.
+    /// If the program has no such value.
     pub fn value(&self, id: ValueId) -> Result<&Value> {
         self.program.value(id)
     }
 
-    /// Ends the program; `outputs` are what the host reads after a step.
+    /// Finishes the program; the host reads `outputs` after a step.
     ///
     /// # Errors
     /// As [`Program::validate`].

@@ -1,4 +1,4 @@
-//! Outlining: the region that stands for a run of calls. The opposite of lowering.
+//! Outlining: replacing a run of calls by a region. The opposite of lowering.
 
 use super::{Call, Program, ValueId};
 use crate::{
@@ -11,22 +11,22 @@ use std::{
     sync::Arc,
 };
 
-/// A value of a run: one of the program, or one inside the region that a call is.
+/// A value in a run of calls: of the program, or inside the region of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Place {
     Program(ValueId),
-    /// A value of the body of the region at this node.
+    /// A value in the body of the region at this node.
     Inside(usize, ValueId),
 }
 
-/// A call of a run, whose regions are taken apart.
+/// A primitive call in a run of calls.
 struct Primitive<'a> {
     op: &'a Op,
     operands: Vec<Option<Place>>,
     results: Vec<Place>,
 }
 
-/// The primitive calls of a node: its own, or those of its region.
+/// The primitive calls of a node: the calls of the body if it is a region, else its own.
 fn primitives(program: &Program, node: usize) -> Vec<Primitive<'_>> {
     let outer = &program.nodes[node].call;
     let Op::Region(region) = &outer.op else {
@@ -84,10 +84,10 @@ fn region(program: &Program, nodes: Range<usize>, uses: &[usize]) -> Option<Call
     Some(Call::new(Op::Region(Arc::new(region)), operands.into_iter().map(Some).collect(), results))
 }
 
-/// The most ops that a region without a name of its own is named after.
+/// The maximum number of ops in the name of a region that is not well known.
 const NAMED: usize = 6;
 
-/// What a region is called in messages: the ops of its body, or the first and how many there are.
+/// The name of a region in messages: the ops of its body, or the first op and the number of others.
 fn name(calls: &[Primitive<'_>]) -> String {
     let names: Vec<&str> = calls.iter().map(|call| call.op.name()).collect();
     match names.len() {
@@ -97,7 +97,7 @@ fn name(calls: &[Primitive<'_>]) -> String {
 }
 
 impl Program {
-    /// How many calls use each value; an output of the program counts as a use.
+    /// The number of uses of each value: as an operand of a call or an output of the program.
     pub fn uses(&self) -> Vec<usize> {
         let mut uses = vec![0; self.values.len()];
         let operands = self.nodes.iter().flat_map(|node| node.call.operands.iter().flatten());
@@ -107,8 +107,7 @@ impl Program {
         uses
     }
 
-    /// The values that a run of calls makes and that anything outside of it uses, in the order in which they are made. `uses` is
-    /// [`Self::uses`].
+    /// The results of a run of calls that are used outside of it, in the order of their definitions. `uses` is [`Self::uses`].
     pub fn results_of(&self, nodes: Range<usize>, uses: &[usize]) -> Vec<ValueId> {
         let calls = || self.nodes[nodes.clone()].iter().map(|node| &node.call);
         let mut inside: HashMap<ValueId, usize> = HashMap::new();
@@ -119,9 +118,9 @@ impl Program {
         calls().flat_map(|call| &call.results).filter(used_outside).copied().collect()
     }
 
-    /// The call of a region that stands for a run of calls; `None` if what they update in place is no result. Regions among them are
-    /// taken apart, so that equal work is an equal region however it came about. Operands are numbered as they are first used, results
-    /// stand as they are made: the canonical order. `uses` is [`Self::uses`].
+    /// The call of a region that replaces a run of calls; `None` if an operand is updated in place and its new value is unused
+    /// outside of the run. Regions in the run are flattened, so that equal work makes an equal region. Operands are in the order
+    /// of their first uses, and results in the order of their definitions. `uses` is [`Self::uses`].
     pub fn outline(&self, nodes: Range<usize>, uses: &[usize]) -> Option<Call> {
         region(self, nodes, uses)
     }

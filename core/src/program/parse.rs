@@ -1,4 +1,4 @@
-//! Reading programs from the text that `text.rs` writes.
+//! The parser of the program texts that `text.rs` writes.
 
 use super::{Call, Lane, Node, Origin, Program, Segment, SegmentKind, Value, ValueId};
 use crate::{
@@ -10,18 +10,18 @@ use crate::{
 };
 use std::{collections::HashMap, str::FromStr, sync::Arc};
 
-/// Deepest nesting of weight expressions that is read.
+/// The maximum nesting depth of weight expressions.
 const MAX_DEPTH: usize = 64;
 
 impl FromStr for Program {
     type Err = Error;
 
-    /// Reads and validates a program.
+    /// Parses and validates a program.
     fn from_str(text: &str) -> Result<Self> {
         let mut parser = Parser { text, at: 0 };
         let program = parser.program().map_err(|error| {
             let line = format!("line {}", text[..parser.at].matches('\n').count() + 1);
-            // Wrong attributes are already named in the argument's place.
+            // Errors of attributes already name the attribute as their argument.
             if error.argument().is_some() { error.note(&line) } else { error.at(&line) }
         })?;
         program.validate()?;
@@ -59,7 +59,7 @@ impl<'a> Parser<'a> {
         if self.eat(token) { Ok(()) } else { self.expected(&format!("`{token}`")) }
     }
 
-    /// Letters, digits and what numbers and names are made of.
+    /// Eats a word: letters, digits and the punctuation of numbers and names.
     fn word(&mut self) -> Result<&'a str> {
         self.skip_space();
         let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | '+');
@@ -72,7 +72,7 @@ impl<'a> Parser<'a> {
         Ok(word)
     }
 
-    /// A word, if the next one is exactly this.
+    /// Eats the next word if it is `word`.
     fn eat_word(&mut self, expected: &str) -> bool {
         let start = self.at;
         if self.word().is_ok_and(|word| word == expected) {
@@ -104,7 +104,7 @@ impl<'a> Parser<'a> {
         )
     }
 
-    /// A quoted text, with the escapes of Rust's `{:?}`.
+    /// Eats a quoted string with the escapes of Rust's `{:?}`.
     fn string(&mut self) -> Result<String> {
         self.expect("\"")?;
         let mut text = String::new();
@@ -132,10 +132,10 @@ impl<'a> Parser<'a> {
                 c => text.push(c),
             }
         }
-        self.expected("the end of a text in quotes")
+        self.expected("a closing quote")
     }
 
-    /// Items separated by commas, up to `end`, which is eaten.
+    /// Parses items separated by commas up to `end`, and eats `end`.
     fn list<T>(&mut self, end: &str, mut item: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         let mut items = Vec::new();
         if self.eat(end) {
@@ -152,7 +152,7 @@ impl<'a> Parser<'a> {
 
     fn value_id(&mut self) -> Result<ValueId> {
         self.expect("%")?;
-        self.parsed::<u32>("a value's number").map(ValueId)
+        self.parsed::<u32>("the number of a value").map(ValueId)
     }
 
     fn program(&mut self) -> Result<Program> {
@@ -177,7 +177,7 @@ impl<'a> Parser<'a> {
                 let name = self.string()?;
                 self.expect(":")?;
                 let kind = |name: &str| SegmentKind::ALL.into_iter().find(|kind| kind.name() == name);
-                let kind = self.named("a kind of segment", kind)?;
+                let kind = self.named("a segment kind", kind)?;
                 program.segments.push(Segment { name, kind });
                 continue;
             }
@@ -185,7 +185,7 @@ impl<'a> Parser<'a> {
         }
         self.skip_space();
         if !self.rest().is_empty() {
-            return self.expected("nothing more");
+            return self.expected("the end of the text");
         }
         for index in 0..values.len() {
             let value = values.remove(&index);
@@ -194,7 +194,7 @@ impl<'a> Parser<'a> {
         Ok(program)
     }
 
-    /// A declaration or a node.
+    /// Parses a declaration or a node.
     fn statement(&mut self, program: &mut Program, values: &mut HashMap<usize, Value>) -> Result<()> {
         let mut results = Vec::new();
         if self.eat("%") {
@@ -222,8 +222,11 @@ impl<'a> Parser<'a> {
         } else {
             usual
         };
-        let segment =
-            program.segments.len().checked_sub(1).ok_or_else(|| Error::invalid("no segment yet"))?;
+        let segment = program
+            .segments
+            .len()
+            .checked_sub(1)
+            .ok_or_else(|| Error::invalid("a call precedes the first segment"))?;
         program.nodes.push(Node { call: Call { op, operands, results }, lane, segment });
         Ok(())
     }
@@ -249,7 +252,7 @@ impl<'a> Parser<'a> {
         let value_type = match keyword {
             "weight" => OperandType::Weight(self.weight_type()?),
             "input" | "state" | "vector" => OperandType::Tensor(self.tensor_type()?),
-            _ => return Err(Error::invalid(format!("`{keyword}` declares nothing"))),
+            _ => return Err(Error::invalid(format!("unknown declaration `{keyword}`"))),
         };
         let placements = self.placements()?;
         let origin = match keyword {
@@ -301,10 +304,10 @@ impl<'a> Parser<'a> {
                     self.expect(")")?;
                     Placement::Sharded(dimension)
                 }
-                other => return Err(Error::invalid(format!("`{other}` is no placement"))),
+                other => return Err(Error::invalid(format!("unknown placement `{other}`"))),
             };
             placements.set(axis, placement);
-            // A comma may also separate results: those start with `%`.
+            // A comma may also separate results, which start with `%`.
             let comma = self.at;
             if !self.eat(",") || self.eat("%") {
                 self.at = comma;
@@ -375,13 +378,13 @@ impl<'a> Parser<'a> {
                 let (before, after) = (self.comma()?, self.comma()?);
                 WeightExpr::Pad { of: Box::new(self.weight_expr(depth + 1)?), before, after }
             }
-            other => return Err(Error::invalid(format!("`{other}` is no weight expression"))),
+            other => return Err(Error::invalid(format!("unknown weight expression `{other}`"))),
         };
         self.expect(")")?;
         Ok(expr)
     }
 
-    /// One of two words and the comma behind it: whether it is the second.
+    /// Eats one of two words and a comma, and returns whether it was the second.
     fn either(&mut self, first: &'static str, second: &'static str) -> Result<bool> {
         let choice = |word: &str| [first, second].iter().position(|known| *known == word);
         let index = self.named(&format!("`{first}` or `{second}`"), choice)?;
@@ -389,7 +392,7 @@ impl<'a> Parser<'a> {
         Ok(index == 1)
     }
 
-    /// A number and the comma behind it.
+    /// Eats a number and a comma.
     fn comma<T: FromStr>(&mut self) -> Result<T> {
         let value = self.parsed("a number")?;
         self.expect(",")?;
@@ -420,7 +423,7 @@ impl<'a> Parser<'a> {
         for (index, (attribute, _)) in texts.iter().enumerate() {
             let known = Op::attribute_names(name).contains(attribute);
             if !known || texts[..index].iter().any(|(other, _)| other == attribute) {
-                let message = if known { "stands twice" } else { "is no attribute of it" };
+                let message = if known { "is given twice" } else { "is not an attribute of the op" };
                 return Err(Error::invalid(message).at(attribute).in_op(name));
             }
         }
@@ -431,7 +434,7 @@ impl<'a> Parser<'a> {
     fn region(&mut self) -> Result<Region> {
         let name = self.string()?;
         self.expect("(")?;
-        let operands = self.parsed("how many operands the region has")?;
+        let operands = self.parsed("the number of operands of the region")?;
         self.expect(")")?;
         self.expect("{")?;
         let mut calls = Vec::new();

@@ -1,4 +1,4 @@
-//! Programs as text, for people and tests. The parser in `parse.rs` reads exactly what this writes.
+//! The text form of programs, for people and tests. The parser in `parse.rs` reads exactly this form.
 //!
 //! ```text
 //! program "llama" {
@@ -39,7 +39,7 @@ impl Display for Operand<'_> {
 }
 
 impl Display for Call {
-    /// `%2, %3 = op{attributes}(%0, %1, _)`; a call without results starts with the op.
+    /// Writes `%2, %3 = op{attributes}(%0, %1, _)`; a call without results starts with the op.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         list(f, &self.results)?;
         if !self.results.is_empty() {

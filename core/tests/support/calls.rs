@@ -1,4 +1,4 @@
-//! One table of valid calls: every primitive, with and without what it may leave out.
+//! A table of valid calls of every primitive, with and without optional operands.
 
 use crate::types::operand;
 use dsrun_core::{
@@ -60,7 +60,7 @@ impl Case {
     }
 }
 
-/// Valid calls. The first of each op has all operands that it can have at once.
+/// Valid calls. The first of each op has all operands that can be present together.
 pub(crate) fn valid() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |op: Op, operands: &[&str], results: &[&'static str]| {

@@ -1,4 +1,4 @@
-//! A backend of heap memory whose kernels only count.
+//! A backend of heap memory whose kernels only count calls.
 
 use dsrun_core::{
     Code, DType, Error, Result, WeightReader, WeightType,
@@ -18,7 +18,7 @@ use std::{
 
 const ALIGNMENT: usize = 16;
 
-/// A device of heap memory. Its kernels have a name for what they refuse and otherwise count what they run.
+/// A device of heap memory, whose kernels refuse some calls with a reason and otherwise count calls.
 #[derive(Debug)]
 pub(crate) struct Fake {
     properties: DeviceProperties,
@@ -88,7 +88,7 @@ impl Event for Now {
     }
 }
 
-/// Runs everything at once.
+/// A stream that runs work immediately.
 #[derive(Debug)]
 struct Queue;
 
@@ -154,7 +154,7 @@ impl Plan for FakePlan {
     }
 
     fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
-        // What every backend relies on.
+        // Every backend relies on validated arguments.
         let operands = arguments.operands().filter_map(|operand| match operand {
             Some(ValidOperand::Tensor(desc, binding)) => Some((desc, binding)),
             _ => None,

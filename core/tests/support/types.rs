@@ -1,8 +1,8 @@
-//! Types of operands as short texts, as programs print them, so that tables of calls stay readable.
+//! A parser of operand types in the text form of programs, which keeps tables of calls readable.
 
 use dsrun_core::{DType, Size, TensorType, WeightFormat, WeightType, op::OperandType};
 
-/// `f32[?tokens, 8]` is a tensor, `weight q4_1[96, 64]` a packed weight, `_` an operand that is left out.
+/// `f32[?tokens, 8]` is a tensor, `weight q4_1[96, 64]` a packed weight, `_` an absent operand.
 pub(crate) fn operand(text: &str) -> Option<OperandType> {
     if text == "_" {
         return None;

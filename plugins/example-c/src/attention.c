@@ -1,43 +1,43 @@
 /*
  * Attention: attention_prepare, paged_attention, attention.
  *
- * One query head at a time, in two passes over the keys it sees: scores into scratch memory, then their softmax and the
- * weighted sum of values. A real backend would do with one pass and no scratch memory.
+ * Each query head takes two passes over the keys it attends to: one writes the scores to scratch memory, the other computes
+ * their softmax and the weighted sum of values. A real backend would need one pass and no scratch memory.
  */
 
 #include "backend.h"
 
 #include <math.h>
 
-/* Keys and values of one sequence, for one KV head. */
+/* The keys and values of a sequence for one KV head. */
 typedef struct keys {
     const tensor *key, *value;
     uint64_t head, key_size, value_size;
-    /* With a cache: the sequence's pages, how many, and how many slots each has. */
+    /* With a cache: the pages of the sequence, their number, and the slots of a page. */
     const int32_t *pages;
     uint64_t page_count, block;
-    /* Without: its first row. */
+    /* Without a cache: the first row of the sequence. */
     uint64_t first_row;
-    /* How many keys there are. */
+    /* The number of keys. */
     uint64_t count;
 } keys;
 
-/* One query head of one row. */
+/* A query head of a row. */
 typedef struct query {
     const float *elements;
     /* The position of the row, and of the first new token of its sequence. */
     int64_t position, step_start;
-    /* Bits of an explicit mask, and how many words; NULL if there is none. */
+    /* The bits of an explicit mask and the number of words; NULL without one. */
     const uint32_t *bits;
     uint64_t words;
     uint32_t mask, window;
-    /* Whether keys ahead count as near as keys behind: without a cache. */
+    /* Whether distances to later keys count like those to earlier keys, as without a cache. */
     bool both_ways;
     float scale, softcap, slope;
     const float *sink;
 } query;
 
-/* Where key and value `i` are; false if their page is missing. */
+/* Finds key and value `i`; false if their page is missing. */
 static bool locate(const keys *all, uint64_t i, const float **key, const float **value) {
     const uint64_t *k = all->key->desc->strides, *v = all->value->desc->strides;
     if (all->pages == NULL) {
@@ -108,10 +108,10 @@ static void attend(const query *q, const keys *all, float *scores, float *y, flo
     }
 }
 
-/* This backend needs no work list, and asks for one of length 0. */
+/* This backend needs no work list, so it asks for one of length 0. */
 void run_attention_prepare(const dsr_call *call) { (void)call; }
 
-/* A score for every key that a block table can hold. */
+/* Scratch memory for a score of every key that a block table can hold. */
 uint64_t paged_attention_workspace(const dsr_plan *plan) {
     return plan->operands[6].tensor.shape[1] * plan->operands[1].tensor.shape[2] * sizeof(float);
 }
@@ -153,7 +153,7 @@ void run_paged_attention(const dsr_call *call) {
     }
 }
 
-/* A score for every row there can be. */
+/* Scratch memory for a score of every row. */
 uint64_t attention_workspace(const dsr_plan *plan) { return plan->operands[1].tensor.shape[0] * sizeof(float); }
 
 void run_attention(const dsr_call *call) {

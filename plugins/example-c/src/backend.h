@@ -1,11 +1,11 @@
 /*
- * What the files of this backend share: its objects, and how kernels see their tensors.
+ * The declarations that the files of this backend share: its objects, and the view that kernels have of tensors.
  *
- * plugin.c     the table of entry points; devices, memory, streams, events
- * plan.c       which calls run; planning, binding and running them
+ * plugin.c     the function tables; devices, memory, streams, events
+ * plan.c       querying, planning, binding and running calls
  * weight.c     packing weights: every format is decoded to f32
  *
- * Kernels, a function for each op:
+ * Kernels, one function for each op:
  *
  * elementwise.c  add, cast, columns, activation, gated_activation
  * norm.c         rms_norm, layer_norm, rope
@@ -26,23 +26,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where buffers start, and the multiple at which tensors are bound: a cache line. */
+/* The alignment of buffers and of the offsets of arguments: a cache line. */
 #define ALIGNMENT 64
 
-/* As many as any op has: paged_attention's operands, prepare_step's results. */
+/* The most that any op has: operands of paged_attention, results of prepare_step. */
 #define MAX_OPERANDS 11
 #define MAX_RESULTS 10
 
-/* The host's table, from the entry function. */
+/* The table of the host, set by the entry function. */
 extern const dsr_host_api *host;
 
-/* The header leaves these types open: they are the plugin's own. The device comes first in each, so that an object of
- * another device is recognised by one comparison. */
+/* The header only declares these types; the plugin defines them. The device is the first field of each, so that one
+ * comparison detects an object of another device. */
 
 struct dsr_device {
-    /* Bytes of live buffers and weights. Any thread may allocate. */
+    /* The bytes of live buffers and weights. Any thread may allocate. */
     _Atomic uint64_t used;
-    /* How many there may be; DSR_NONE if there is no limit. */
+    /* The limit on these bytes; DSR_NONE for no limit. */
     uint64_t limit;
 };
 
@@ -52,7 +52,7 @@ struct dsr_buffer {
     unsigned char *memory;
 };
 
-/* Work is done when it is enqueued, so a stream has nothing to remember. */
+/* Work is done when it is enqueued, so a stream has no state. */
 struct dsr_stream {
     dsr_device *device;
 };
@@ -62,7 +62,7 @@ struct dsr_event {
     atomic_bool recorded;
 };
 
-/* A matrix of f32, rows behind each other. */
+/* A row-major matrix of f32. */
 struct dsr_weight {
     dsr_device *device;
     dsr_weight_type type;
@@ -77,30 +77,30 @@ typedef void kernel_function(const dsr_call *call);
 typedef struct kernel {
     uint32_t op;
     kernel_function *run;
-    /* The kernel uses this many bytes of scratch memory; NULL means none. */
+    /* Returns the bytes of scratch memory that the kernel needs; NULL means none. */
     uint64_t (*workspace)(const dsr_plan *plan);
 } kernel;
 
-/* The description of a call, copied, because the caller's is gone when plan returns. */
+/* A copy of the description of a call, because that of the caller is only valid until plan returns. */
 struct dsr_plan {
     dsr_device *device;
-    /* The host's copy of the same, with which it checks arguments. */
+    /* The copy that the host keeps, for validating arguments. */
     dsr_checked_call *checked;
     const kernel *kernel;
     uint64_t workspace_bytes;
     uint32_t operand_count, result_count;
     dsr_operand_desc operands[MAX_OPERANDS];
     dsr_tensor_desc results[MAX_RESULTS];
-    /* Room for the attributes of any op: they are all words of four bytes. */
+    /* The attributes of any op, which are words of four bytes. */
     uint32_t attributes[8];
 };
 
 /* An operand or result of a bound call. */
 typedef struct tensor {
-    /* Sizes and strides, as planned; NULL if the operand is left out or a weight. */
+    /* The planned sizes and strides; NULL if the operand is absent or a weight. */
     const dsr_tensor_desc *desc;
     void *data;
-    /* How many rows are real; NULL if all are. */
+    /* The number of valid rows; NULL if all are valid. */
     const int32_t *extent;
     const dsr_weight *weight;
 } tensor;
@@ -112,17 +112,17 @@ struct dsr_call {
     void *workspace;
 };
 
-/* Errors: a printf in front of the host's. */
+/* Makes an error of the host with a formatted message. */
 dsr_status *fail(uint32_t code, const char *argument, const char *field, const char *format, ...);
 
-/* Sets a text of the host's, unless it is NULL: a printf again. */
+/* Sets a text of the host to a formatted one, unless it is NULL. */
 void say(dsr_text *text, const char *format, ...);
 
-/* Memory of a device, counted and aligned; its contents are zero. */
+/* Allocates counted, aligned and zeroed memory of a device. */
 dsr_status *device_allocate(dsr_device *device, uint64_t bytes, unsigned char **memory);
 void device_free(dsr_device *device, uint64_t bytes, unsigned char *memory);
 
-/* Whether a storage format of weights can be decoded. */
+/* Whether this backend can decode a storage format of weights. */
 bool format_is_known(uint32_t format);
 
 /* plan.c and weight.c. */
@@ -143,11 +143,11 @@ kernel_function run_prepare_step, run_commit_tokens;
 uint64_t paged_attention_workspace(const dsr_plan *plan), attention_workspace(const dsr_plan *plan);
 uint64_t sample_workspace(const dsr_plan *plan);
 
-/* The sum of products, with sums side by side: the compiler keeps them in vector registers, and rounding errors grow more
- * slowly than in one sum. */
+/* The dot product, in several partial sums: the compiler keeps them in vector registers, and rounding errors grow more slowly
+ * than in one sum. */
 float dot(const float *a, const float *b, uint64_t count);
 
-/* ---- How kernels see tensors. ---- */
+/* ---- The view that kernels have of tensors. ---- */
 
 static inline uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -155,7 +155,7 @@ static inline bool is_there(const tensor *t) { return t->desc != NULL; }
 
 static inline uint64_t size_of(const tensor *t, uint32_t dimension) { return t->desc->shape[dimension]; }
 
-/* The real rows: those before the extent, if there is one. The device reads it, so it is read when the call runs. */
+/* The number of valid rows. An extent is device data, so it is read when the call runs. */
 static inline uint64_t rows_of(const tensor *t) {
     uint64_t rows = t->desc->shape[0];
     if (t->extent == NULL) {
@@ -164,12 +164,12 @@ static inline uint64_t rows_of(const tensor *t) {
     return *t->extent < 0 ? 0 : least(rows, (uint64_t)*t->extent);
 }
 
-/* Real rows of a result, as far as all of `operands` have them too. */
+/* The number of rows that are valid in a result and in all of `operands`. */
 static inline uint64_t common_rows(uint64_t rows, const tensor *operand) {
     return is_there(operand) ? least(rows, rows_of(operand)) : rows;
 }
 
-/* A row of a tensor of two dimensions, or all of one of one dimension (row 0). */
+/* A row of a matrix; row 0 of a vector is the whole vector. */
 static inline float *floats(const tensor *t, uint64_t row) {
     return (float *)t->data + (t->desc->rank > 1 ? row * t->desc->strides[0] : 0);
 }
@@ -182,7 +182,7 @@ static inline uint32_t *words(const tensor *t, uint64_t row) {
     return (uint32_t *)t->data + (t->desc->rank > 1 ? row * t->desc->strides[0] : 0);
 }
 
-/* An index that an operand holds: -1 if it is not below `limit`. Data can be wrong, and must not lead out of memory. */
+/* An index in an operand; -1 if it is not below `limit`, so that wrong data does not lead to an access out of bounds. */
 static inline int64_t index_at(const tensor *t, uint64_t place, uint64_t limit) {
     int32_t index = integers(t, 0)[place];
     return index >= 0 && (uint64_t)index < limit ? index : -1;

@@ -1,4 +1,4 @@
-/* Ops on one element at a time: add, cast, columns, activation, gated_activation. */
+/* Elementwise ops: add, cast, columns, activation, gated_activation. */
 
 #include "backend.h"
 
@@ -22,7 +22,7 @@ void run_add(const dsr_call *call) {
     }
 }
 
-/* From f32 to f32: a copy. */
+/* The cast from f32 to f32, which is a copy. */
 void run_cast(const dsr_call *call) {
     const tensor *x = &call->operands[0], *y = &call->results[0];
     uint64_t rows = common_rows(rows_of(y), x);
@@ -42,7 +42,7 @@ void run_columns(const dsr_call *call) {
     }
 }
 
-/* The non-linear function, in double: its rounding then is the only one. NaN stays NaN. */
+/* The non-linear function in double, so that the conversion to float is the only rounding. NaN stays NaN. */
 static double nonlinearity(uint32_t function, double x) {
     switch (function) {
     case DSR_NONLINEARITY_RELU: return x < 0.0 ? 0.0 : x;
@@ -52,7 +52,7 @@ static double nonlinearity(uint32_t function, double x) {
     }
 }
 
-/* At most `limit`, where 0 means no limit. The comparison is false for NaN. */
+/* The minimum of `x` and `limit`; 0 means no limit. The comparison is false for NaN. */
 static double bounded(double x, double limit) { return limit > 0.0 && x > limit ? limit : x; }
 
 /* y = f(min(x + bias, limit)) */
@@ -88,7 +88,7 @@ void run_gated_activation(const dsr_call *call) {
             uint64_t place = alternate ? 2 * i : i;
             double g = first[place], u = second[place];
             if (added != NULL) {
-                /* Laid out as a packed row is; gates first if they come separately. */
+                /* The bias has the order of a packed row; the gate half is first with layout separate. */
                 g += added[place];
                 u += added[alternate ? place + 1 : place + width];
             }

@@ -1,17 +1,17 @@
 /*
- * Matrix products: linear.
+ * The linear layer.
  *
- * A row's result is the same to the bit whatever rows are around it: all sums are made in the same order, four rows at a
- * time or one.
+ * The result of a row is bit-identical whatever the other rows are: sums have the same order whether one row or four are
+ * computed together.
  */
 
 #include "backend.h"
 
-/* Sums side by side: a multiple of the numbers in a vector register. */
+/* The number of partial sums: a multiple of the lanes of a vector register. */
 #define LANES 8
-/* Rows that share a pass over a row of weights. */
+/* The number of rows of x that share a pass over a row of weights. */
 #define TOGETHER 4
-/* Rows that stay in the cache while all weights pass by. */
+/* The number of rows of x that stay in the cache during a pass over all weights. */
 #define BLOCK 32
 
 static float fold(const float sums[LANES], const float *a, const float *b, uint64_t from, uint64_t count) {
@@ -33,7 +33,7 @@ float dot(const float *a, const float *b, uint64_t count) {
     return fold(sums, a, b, i, count);
 }
 
-/* The same for four rows: what is read of `b` serves them all. */
+/* Four dot products, which share the reads of `b`. */
 static void dot_four(const float *const a[TOGETHER], const float *b, uint64_t count, float results[TOGETHER]) {
     const float *a0 = a[0], *a1 = a[1], *a2 = a[2], *a3 = a[3];
     float s0[LANES] = {0}, s1[LANES] = {0}, s2[LANES] = {0}, s3[LANES] = {0};

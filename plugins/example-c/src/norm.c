@@ -1,4 +1,4 @@
-/* Ops on a row or a head at a time: rms_norm, layer_norm, rope. Sums and angles are computed in double. */
+/* Ops over rows or heads: rms_norm, layer_norm, rope. Sums and angles are computed in double. */
 
 #include "backend.h"
 
@@ -53,7 +53,7 @@ void run_layer_norm(const dsr_call *call) {
     }
 }
 
-/* Rotates pairs of each head by an angle that grows with the position. */
+/* Rotates pairs of elements of each head by an angle proportional to the position. */
 void run_rope(const dsr_call *call) {
     const tensor *x = &call->operands[0], *positions = &call->operands[1], *frequencies = &call->operands[2];
     const tensor *y = &call->results[0];
@@ -71,7 +71,7 @@ void run_rope(const dsr_call *call) {
         float *out = floats(y, row);
         memcpy(out, in, width * sizeof(float));
         for (uint64_t pair = 0; pair < pairs; pair++) {
-            /* The product rounded once to f32, as the op says: at large positions the rounding is what shows. */
+            /* The op defines the product as rounded to f32, which matters at large positions. */
             float angle = (float)((double)position * floats(frequencies, 0)[pair]);
             double sine = sin(angle) * attributes.scale, cosine = cos(angle) * attributes.scale;
             uint64_t first = halves ? pair : 2 * pair, second = halves ? pair + pairs : 2 * pair + 1;

@@ -1,9 +1,9 @@
 /*
- * From the description of a call to running it: query, plan, bind, enqueue.
+ * The stages of a call: query, plan, bind, enqueue.
  *
- * The host has checked every description and argument before they come here, but it need not be the host that calls. So
- * each function begins with the host's own check, and kernels rely on it: shapes fit together, attributes are in range,
- * and memory is where it is said to be.
+ * The host validates descriptions and arguments before it calls, but other callers may not. Therefore each function begins
+ * with the validation of the host. Kernels rely on it: shapes fit together, attributes are in range, and ranges are inside
+ * their buffers.
  */
 
 #include "backend.h"
@@ -45,12 +45,12 @@ static const char *name_of(uint32_t dtype) {
     }
 }
 
-/* Whether kernels take tensors of a type: f32 and the integers of indices and masks. */
+/* Whether kernels support an element type: f32, and the integers of indices and masks. */
 static bool takes(uint32_t dtype) {
     return dtype == DSR_DTYPE_F32 || dtype == DSR_DTYPE_I32 || dtype == DSR_DTYPE_U32;
 }
 
-/* The kernel for a call; NULL, with the reason in `reason` if that is not NULL, if there is none. */
+/* The kernel of a call. Without one it is NULL, and `reason` receives why unless it is NULL. */
 static const kernel *find_kernel(const dsr_call_desc *call, dsr_text *reason) {
     const kernel *found = NULL;
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
@@ -59,13 +59,13 @@ static const kernel *find_kernel(const dsr_call_desc *call, dsr_text *reason) {
         }
     }
     if (found == NULL) {
-        say(reason, "op %" PRIu32 " is not in this backend", call->op);
+        say(reason, "this backend does not have op %" PRIu32, call->op);
         return NULL;
     }
     for (uint32_t i = 0; i < call->operand_count; i++) {
         const dsr_operand_desc *operand = &call->operands[i];
         if (operand->kind == DSR_OPERAND_TENSOR && !takes(operand->tensor.dtype)) {
-            say(reason, "operand %" PRIu32 " is %s: this backend computes in f32 only", i, name_of(operand->tensor.dtype));
+            say(reason, "operand %" PRIu32 " is %s, but this backend computes only in f32", i, name_of(operand->tensor.dtype));
             return NULL;
         }
         if (operand->kind == DSR_OPERAND_WEIGHT && !format_is_known(operand->weight.format)) {
@@ -76,14 +76,14 @@ static const kernel *find_kernel(const dsr_call_desc *call, dsr_text *reason) {
     }
     for (uint32_t i = 0; i < call->result_count; i++) {
         if (!takes(call->results[i].dtype)) {
-            say(reason, "result %" PRIu32 " is %s: this backend computes in f32 only", i, name_of(call->results[i].dtype));
+            say(reason, "result %" PRIu32 " is %s, but this backend computes only in f32", i, name_of(call->results[i].dtype));
             return NULL;
         }
     }
     return found;
 }
 
-/* A plan on the stack of `query` or the heap of `plan`. */
+/* Fills in a plan, which is on the stack of `query` or allocated by `plan`. */
 static void describe(dsr_plan *plan, dsr_device *device, const dsr_call_desc *call, const kernel *found) {
     memset(plan, 0, sizeof *plan);
     plan->device = device;
@@ -125,7 +125,7 @@ static dsr_status *make_plan(dsr_device *device, const dsr_call_desc *call, dsr_
     dsr_plan *made = found != NULL ? malloc(sizeof *made) : NULL;
     if (made == NULL) {
         host->checked_call_free(host->host, checked);
-        return found == NULL ? fail(DSR_CODE_UNSUPPORTED, NULL, NULL, "this backend does not run the call: query says why")
+        return found == NULL ? fail(DSR_CODE_UNSUPPORTED, NULL, NULL, "this backend does not run the call; query says why")
                              : fail(DSR_CODE_OUT_OF_MEMORY, NULL, NULL, "no memory for a plan");
     }
     describe(made, device, call, found);
@@ -141,7 +141,7 @@ static void plan_free(dsr_plan *plan) {
 
 static uint64_t plan_workspace(dsr_plan *plan) { return plan->workspace_bytes; }
 
-/* The host asks these two about the buffers and weights in the arguments of a bind. */
+/* The host calls these two to validate the buffers and weights in the arguments of a bind. */
 
 static uint64_t limit_of_buffer(void *context, const dsr_buffer *buffer) {
     const dsr_plan *plan = context;

@@ -1,7 +1,7 @@
 /*
- * The table of entry points, and all that is not about ops: the device, memory, streams and events.
+ * The function tables of the plugin, and all functions except those of ops: device, memory, streams and events.
  *
- * There is one device, the CPU, and one thread: whoever calls. Work is done when it is enqueued.
+ * The one device is the CPU. Work runs on the calling thread when it is enqueued.
  */
 
 #include "backend.h"
@@ -55,7 +55,7 @@ static dsr_status *device_open(dsr_backend *backend, uint32_t index, const dsr_d
                                dsr_device **device) {
     (void)backend;
     if (index != 0) {
-        return fail(DSR_CODE_INVALID_ARGUMENT, "index", NULL, "is %" PRIu32 ", but there is device 0 only", index);
+        return fail(DSR_CODE_INVALID_ARGUMENT, "index", NULL, "is %" PRIu32 ", but the only device is 0", index);
     }
     uint64_t limit = DSR_NONE;
     if (options != NULL) {
@@ -84,7 +84,7 @@ static dsr_status *device_properties(dsr_device *device, dsr_device_properties *
     (void)device;
     DSR_SET(properties, dsr_device_properties, alignment, ALIGNMENT);
     DSR_SET(properties, dsr_device_properties, memory_bytes, 0);
-    /* What is claimed here is what the conformance suite holds a backend to. Integers go without saying. */
+    /* The conformance suite tests what is listed here. Integer types have no bits. */
     DSR_SET(properties, dsr_device_properties, dtypes, UINT64_C(1) << DSR_DTYPE_F32);
     DSR_SET(properties, dsr_device_properties, profiles, UINT64_C(1) << DSR_PROFILE_LLM_CORE_1);
     DSR_SET(properties, dsr_device_properties, flags, DSR_DEVICE_STRICT_NAN | DSR_DEVICE_UNIFIED_MEMORY);
@@ -95,16 +95,16 @@ static dsr_status *device_properties(dsr_device *device, dsr_device_properties *
 /* ---- Memory. ---- */
 
 dsr_status *device_allocate(dsr_device *device, uint64_t bytes, unsigned char **memory) {
-    /* Count first: of two threads that want the last bytes, one gets them. */
+    /* Counting before allocating ensures that two threads do not both get the last bytes. */
     uint64_t used = atomic_load(&device->used);
     do {
         if (bytes > device->limit || used > device->limit - bytes) {
             uint64_t left = used < device->limit ? device->limit - used : 0;
-            return fail(DSR_CODE_OUT_OF_MEMORY, "bytes", NULL, "%" PRIu64 " wanted, %" PRIu64 " of the limit left", bytes,
+            return fail(DSR_CODE_OUT_OF_MEMORY, "bytes", NULL, "%" PRIu64 " requested, %" PRIu64 " of the limit free", bytes,
                         left);
         }
     } while (!atomic_compare_exchange_weak(&device->used, &used, used + bytes));
-    /* aligned_alloc wants a multiple of the alignment; memory of no bytes still has an address. */
+    /* aligned_alloc requires a multiple of the alignment; a buffer of 0 bytes has an address too. */
     unsigned char *made = NULL;
     if (bytes <= SIZE_MAX - 2 * ALIGNMENT) {
         size_t whole = ((size_t)bytes / ALIGNMENT + 1) * ALIGNMENT;
@@ -115,7 +115,7 @@ dsr_status *device_allocate(dsr_device *device, uint64_t bytes, unsigned char **
     }
     if (made == NULL) {
         atomic_fetch_sub(&device->used, bytes);
-        return fail(DSR_CODE_OUT_OF_MEMORY, "bytes", NULL, "%" PRIu64 " wanted, which the system does not have", bytes);
+        return fail(DSR_CODE_OUT_OF_MEMORY, "bytes", NULL, "%" PRIu64 " requested, which the system does not have", bytes);
     }
     *memory = made;
     return NULL;
@@ -128,7 +128,7 @@ void device_free(dsr_device *device, uint64_t bytes, unsigned char *memory) {
 
 static dsr_status *buffer_allocate(dsr_device *device, uint64_t bytes, uint32_t kind, dsr_buffer **buffer) {
     if (kind != DSR_MEMORY_DEVICE && kind != DSR_MEMORY_PINNED) {
-        return fail(DSR_CODE_INVALID_ARGUMENT, "kind", NULL, "%" PRIu32 " is no kind of memory", kind);
+        return fail(DSR_CODE_INVALID_ARGUMENT, "kind", NULL, "is %" PRIu32 ", which is not a kind of memory", kind);
     }
     dsr_buffer *made = malloc(sizeof *made);
     if (made == NULL) {
@@ -159,15 +159,15 @@ static dsr_status *memory_use(dsr_device *device, dsr_memory_use *use) {
     return NULL;
 }
 
-/* Checks that a slice lies in a buffer of this device, and gives its address. */
+/* Checks that a slice lies in a buffer of this device, and sets its address. */
 static dsr_status *slice_address(const dsr_device *device, const dsr_slice *slice, const char *name, unsigned char **address) {
     if (slice->buffer == NULL || slice->buffer->device != device) {
-        return fail(DSR_CODE_INVALID_ARGUMENT, name, "buffer", "is no buffer of this device");
+        return fail(DSR_CODE_INVALID_ARGUMENT, name, "buffer", "is not a buffer of this device");
     }
     uint64_t whole = slice->buffer->bytes;
     if (slice->offset > whole || slice->bytes > whole - slice->offset) {
         return fail(DSR_CODE_INVALID_ARGUMENT, name, "offset",
-                    "%" PRIu64 " bytes at %" PRIu64 " are not inside a buffer of %" PRIu64, slice->bytes, slice->offset,
+                    "%" PRIu64 " bytes at %" PRIu64 " exceed a buffer of %" PRIu64, slice->bytes, slice->offset,
                     whole);
     }
     *address = slice->buffer->memory + slice->offset;
@@ -210,7 +210,7 @@ static dsr_status *stream_upload(dsr_stream *stream, const void *source, size_t 
 
 static dsr_status *stream_download(dsr_stream *stream, const dsr_slice *source, void *destination, size_t length,
                                    dsr_str what, uint64_t timeout_nanoseconds) {
-    (void)what, (void)timeout_nanoseconds; /* There is nothing to wait for. */
+    (void)what, (void)timeout_nanoseconds; /* All work is already done. */
     unsigned char *from = NULL;
     dsr_status *wrong = equal_lengths(source->bytes, length);
     if (wrong == NULL) {
@@ -269,7 +269,7 @@ static dsr_status *stream_synchronize(dsr_stream *stream, dsr_str what, uint64_t
     return NULL;
 }
 
-/* ---- Events: every one is reached as soon as it is recorded. ---- */
+/* ---- Events, which are reached as soon as they are recorded. ---- */
 
 static dsr_status *event_create(dsr_device *device, dsr_event **event) {
     dsr_event *made = malloc(sizeof *made);
@@ -299,11 +299,11 @@ static dsr_status *event_elapsed(dsr_event *event, dsr_event *earlier, uint64_t 
     if (!atomic_load(&event->recorded) || !atomic_load(&earlier->recorded)) {
         return fail(DSR_CODE_INVALID_ARGUMENT, "event", NULL, "was never recorded");
     }
-    *nanoseconds = DSR_NONE; /* This device keeps no time. */
+    *nanoseconds = DSR_NONE; /* This device does not measure time. */
     return NULL;
 }
 
-/* ---- The table. ---- */
+/* ---- The tables. ---- */
 
 static const dsr_memory_api memory_table = {
     .struct_size = sizeof memory_table,
@@ -335,7 +335,7 @@ static const dsr_event_api event_table = {
     .elapsed = event_elapsed,
 };
 
-/* Graphs and collectives are left out: the host replays calls one by one, and no profile with collectives is claimed. */
+/* There are no tables for graphs and collectives: the host replays calls one by one, and no listed profile has collectives. */
 static const dsr_plugin_api plugin_table = {
     .struct_size = sizeof plugin_table,
     .abi_major = DSR_ABI_MAJOR,

@@ -1,9 +1,9 @@
-/* Ops that pick and place rows and pages by index: embed, gather_rows, kv_write, page_gather, page_scatter. An
- * index of -1, or one that is outside, is skipped. */
+/* Ops that gather and scatter rows and pages by index: embed, gather_rows, kv_write, page_gather, page_scatter. An index of -1
+ * or out of range is skipped. */
 
 #include "backend.h"
 
-/* y[t] = table[ids[t] - first_row] + position_table[positions[t] + position_offset]; rows outside are zeros */
+/* y[t] = table[ids[t] - first_row] + position_table[positions[t] + position_offset]; rows out of range are zeros */
 void run_embed(const dsr_call *call) {
     const tensor *ids = &call->operands[0], *positions = &call->operands[2], *y = &call->results[0];
     const dsr_weight *table = call->operands[1].weight, *position_table = call->operands[3].weight;
@@ -40,13 +40,13 @@ void run_gather_rows(const dsr_call *call) {
     }
 }
 
-/* A cache is [pages, heads, slots of a page, elements of a head]. */
+/* The shape of a cache is [pages, heads, slots of a page, elements of a head]. */
 static float *slot_of(const tensor *cache, uint64_t page, uint64_t head, uint64_t slot) {
     const uint64_t *strides = cache->desc->strides;
     return (float *)cache->data + page * strides[0] + head * strides[1] + slot * strides[2];
 }
 
-/* cache[slots[t]] = rows[t], a head at a time */
+/* cache[slots[t]] = rows[t], head by head */
 static void write_slots(const tensor *cache, const tensor *x, const tensor *slots) {
     uint64_t heads = size_of(cache, 1), block = size_of(cache, 2), size = size_of(cache, 3);
     uint64_t rows = common_rows(rows_of(x), slots);
@@ -64,7 +64,7 @@ void run_kv_write(const dsr_call *call) {
     write_slots(&call->results[1], &call->operands[3], &call->operands[4]);
 }
 
-/* Calls of page_gather and page_scatter differ in which way the copy goes. */
+/* page_gather and page_scatter copy in opposite directions. */
 static void move_pages(const tensor *cache, const tensor *plane, const tensor *pages, bool into_cache) {
     uint64_t block = size_of(cache, 2), size = size_of(cache, 3);
     uint64_t rows = common_rows(rows_of(plane), pages);

@@ -40,7 +40,7 @@ void run_logit_process(const dsr_call *call) {
     }
 }
 
-/* The first of the largest; NaN counts as minus infinity. -1 if there is nothing but NaN. */
+/* The lowest index of the largest element; NaN counts as minus infinity. -1 if all elements are NaN. */
 static int64_t largest(const float *x, uint64_t count) {
     int64_t best = -1;
     for (uint64_t i = 0; i < count; i++) {
@@ -48,7 +48,7 @@ static int64_t largest(const float *x, uint64_t count) {
             best = (int64_t)i;
         }
     }
-    /* NaN before a minus infinity is as large, and comes first. */
+    /* If minus infinity is the largest, an earlier NaN has the same rank and a lower index. */
     return best >= 0 && x[best] == -INFINITY ? 0 : best;
 }
 
@@ -74,7 +74,7 @@ static uint32_t philox(uint32_t key_0, uint32_t key_1, uint32_t token, uint32_t 
     return counter[0];
 }
 
-/* A token that may be drawn. */
+/* A candidate of the draw. */
 typedef struct candidate {
     float logit;
     uint32_t token;
@@ -82,7 +82,7 @@ typedef struct candidate {
 
 uint64_t sample_workspace(const dsr_plan *plan) { return plan->operands[0].tensor.shape[1] * sizeof(candidate); }
 
-/* Likelier ones first, lower tokens first among equals. */
+/* The order of candidates: by descending probability, then by ascending token. */
 static int likelier(const void *left, const void *right) {
     const candidate *a = left, *b = right;
     if (a->logit != b->logit) {
@@ -91,12 +91,12 @@ static int likelier(const void *left, const void *right) {
     return a->token < b->token ? -1 : 1;
 }
 
-/* A logit less the largest, over the temperature. Infinity less infinity is no number. */
+/* The difference of a logit to the largest, over the temperature. Infinity minus infinity would be NaN. */
 static double relative(float logit, float best, float temperature) {
     return logit == best ? 0.0 : ((double)logit - best) / temperature;
 }
 
-/* The token drawn from a row; -1 if there is none that could be. */
+/* Draws a token of a row; -1 if there is no candidate. */
 static int64_t draw(const float *logits, uint64_t count, const float *parameter, const uint32_t *seed, int32_t position,
                     candidate *kept) {
     int64_t favourite = largest(logits, count);

@@ -1,15 +1,15 @@
-/* The request table: prepare_step derives a step's inputs from it, commit_tokens records what was sampled. */
+/* The request table: prepare_step derives the inputs of a step from it, commit_tokens records the sampled tokens. */
 
 #include "backend.h"
 
-/* Token `id` of a request stands in its prompt. */
+/* Records that the prompt of a request contains token `id`. */
 static void mark_prompt(const tensor *counts, uint64_t request, int32_t id) {
     if (id >= 0 && (uint64_t)id < size_of(counts, 1)) {
         integers(counts, request)[id] |= DSR_IN_PROMPT;
     }
 }
 
-/* Where the key and value of a position go; -1 if there is no page for it. */
+/* The slot for the key and value of a position; -1 without a page. */
 static int32_t slot_at(const tensor *table, uint64_t request, int64_t position, int64_t block) {
     if ((uint64_t)(position / block) >= size_of(table, 1)) {
         return -1;
@@ -92,7 +92,7 @@ void run_commit_tokens(const dsr_call *call) {
         }
         integers(last_token, 0)[request] = (int32_t)id;
         int32_t *count = &integers(counts, (uint64_t)request)[id];
-        /* The bit above the count says something else: a count that is full stays. */
+        /* The count saturates below the bit of the prompt. */
         if ((*count & (DSR_IN_PROMPT - 1)) != DSR_IN_PROMPT - 1) {
             *count += 1;
         }

@@ -1,8 +1,8 @@
 /*
- * Packing weights. Kernels read f32, so every format is decoded once, when a weight is brought to the device; what that
- * costs in memory a faster backend would save by decoding in its kernels.
+ * Packing weights. Kernels read f32, so a weight of any format is decoded when it is packed. A faster backend would save
+ * memory by decoding in its kernels.
  *
- * Formats of blocks, along a row, as in GGUF files: 32 elements behind an f16 scale `d`, all little-endian.
+ * Block formats of GGUF files: 32 elements of a row after an f16 scale `d`, all little-endian.
  *
  *   Q8_0   d, 32 signed bytes q           element = d * q
  *   Q4_0   d, 16 bytes                    element = d * (q - 8)
@@ -16,7 +16,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-/* Rows that are asked for at a time: the host may have to make them. */
+/* The number of rows to read at a time, because the host may have to compute them. */
 #define ROWS_AT_A_TIME 256
 
 static float half(const unsigned char *bytes) {
@@ -34,7 +34,7 @@ static float single(uint32_t bits) {
     return value;
 }
 
-/* Each decodes one block. */
+/* Functions that decode one block. */
 
 static void decode_f32(const unsigned char *from, float *to) {
     *to = single(from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24);
@@ -72,7 +72,7 @@ static void decode_q4_1(const unsigned char *from, float *to) {
 
 typedef struct format {
     uint32_t number;
-    /* A block: how many elements, how many bytes. */
+    /* The elements and bytes of a block. */
     uint32_t elements, bytes;
     void (*decode)(const unsigned char *from, float *to);
 } format;
@@ -93,7 +93,7 @@ static const format *find_format(uint32_t number) {
 
 bool format_is_known(uint32_t number) { return find_format(number) != NULL; }
 
-/* Rows, columns and bytes of a weight here. */
+/* The rows, columns and bytes of a packed weight. */
 typedef struct layout {
     const format *format;
     uint64_t rows, columns, bytes;
@@ -102,14 +102,14 @@ typedef struct layout {
 static dsr_status *lay_out(const dsr_weight_type *type, layout *result) {
     const format *found = find_format(type->format);
     if (found == NULL) {
-        return fail(DSR_CODE_UNSUPPORTED, "weight", "format", "%" PRIu32 " is not in this backend", type->format);
+        return fail(DSR_CODE_UNSUPPORTED, "weight", "format", "is %" PRIu32 ", which this backend does not have", type->format);
     }
     if (type->rank == 0 || type->rank > DSR_MAX_RANK) {
         return fail(DSR_CODE_INVALID_ARGUMENT, "weight", "rank", "is %" PRIu32 ", must be 1 to %d", type->rank, DSR_MAX_RANK);
     }
     uint64_t columns = type->shape[type->rank - 1], rows = 1;
     if (columns % found->elements != 0) {
-        return fail(DSR_CODE_INVALID_ARGUMENT, "weight", "shape", "%" PRIu64 " columns are no multiple of %" PRIu32, columns,
+        return fail(DSR_CODE_INVALID_ARGUMENT, "weight", "shape", "%" PRIu64 " columns are not a multiple of %" PRIu32, columns,
                     found->elements);
     }
     uint64_t most = SIZE_MAX / sizeof(float);

@@ -1,4 +1,4 @@
-//! The tests' tiny backend as a plugin, for `tests/abi_library.rs`.
+//! The tiny backend of the tests as a plugin, for `tests/library.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

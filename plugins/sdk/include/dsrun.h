@@ -1,35 +1,35 @@
 /*
- * dsrun.h: the C ABI of dsrun, for those who write backends.
+ * dsrun.h: the C ABI of dsrun, for authors of backends.
  *
- * Generated from dsrun-core by `cargo xtask header`. Do not edit.
+ * Generated from dsrun-plugin-sdk by `cargo xtask header`. Do not edit.
  *
- * A backend is a dynamic library that exports one function, dsrun_plugin_entry_v0. It is given the host's table and gives its
- * own. Rules that hold everywhere:
+ * A backend is a dynamic library that exports one function, dsrun_plugin_entry_v0, through which host and plugin exchange
+ * function tables. These rules hold for all functions:
  *
  * Errors     A function that can fail returns a dsr_status: NULL is success. The host makes errors (dsr_host_api.status_new) and
- *            frees them; a plugin returns them and keeps none. On an error, what the function would have filled in is
- *            untouched. The last parameters of a function are what it fills in; they are never NULL.
- * Ownership  What a plugin makes is owned by the host, which frees it exactly once, children before their parents. What a
- *            parameter points to belongs to the caller and is valid until the function returns, unless its comment says
- *            otherwise. Texts a plugin gives are copied by dsr_host_api.text_set.
- * Sizes      A struct that begins with struct_size may grow at its end in later versions. Whoever fills one in sets the size it
- *            was compiled with; whoever reads or fills in one of somebody else's leaves alone what lies behind that size: see
- *            DSR_HAS. What is missing means what 0 means. Arrays hold structs whose size never changes.
- * Threads    Functions of the plugin and of a device may be called from any thread, at the same time. A stream, a bound call and
- *            a graph are used by one thread at a time, and may move between threads. Nothing may depend on which thread
- *            calls. A plugin calls back into the host under no lock of its own, but for log, text_set and status_*.
- * Unwinding  No panic, exception or longjmp leaves a function. What would is returned as DSR_CODE_PANIC, and the host uses the
- *            object no more: dsrun.hpp does this for C++.
- * Tensors    Row-major, with a stride for each dimension; the last is contiguous. What lies between rows belongs to somebody
- *            else. With an extent, an i32 that is read when the call runs, only the first rows are real: the others are not
- *            read, and not written. An index of -1 means skip, wherever indices stand; one that is out of range is data that
- *            is wrong, and must not lead out of memory. Sizes may be 0. Results share no memory with operands, but for those
- *            they update.
+ *            frees them; a plugin returns them and keeps none. The last parameters of a function are its outputs; they are
+ *            never NULL, and untouched after an error.
+ * Ownership  The host owns what a plugin makes, and frees it exactly once, children before their parents. The target of a
+ *            pointer parameter belongs to the caller and is valid until the function returns, unless its comment says
+ *            otherwise. dsr_host_api.text_set copies the texts that a plugin sets.
+ * Sizes      A struct that begins with struct_size may grow at its end in later versions. The writer of a struct sets the size
+ *            it was compiled with. The reader of a struct, or the writer of one that the other side has allocated, accesses no
+ *            field beyond that size; see DSR_HAS. A missing field means the same as 0. Arrays hold structs whose size never
+ *            changes.
+ * Threads    Any thread may call the functions of a plugin and of a device at any time. A stream, a bound call and a graph are
+ *            used by one thread at a time, and may move between threads. No result may depend on the calling thread. A plugin
+ *            calls the host while it holds a lock of its own only for log, text_set and status_*.
+ * Unwinding  No panic, exception or longjmp leaves a function. A function that would unwind returns DSR_CODE_PANIC, after which
+ *            the host stops using the object. dsrun.hpp does this for C++.
+ * Tensors    Row-major, with a stride for each dimension; the last dimension is contiguous. The memory between rows is not part
+ *            of the tensor. An extent is an i32 that is read when the call runs; only that many first rows are valid, and others
+ *            are neither read nor written. An index of -1 means skip; an index out of range is treated as -1. Sizes may be 0.
+ *            Results share no memory with operands, except those they update.
  * Process    A plugin does not end the process, install signal handlers or change the environment. It is never unloaded.
- * Checks     The host checks every description and every argument before a plugin sees it. A plugin that is to be safe with other
- *            callers checks with one call each: dsr_host_api.validate_call and validate_arguments.
- * Version    While DSR_ABI_MAJOR is 0, host and plugin must have the same DSR_ABI_MINOR. A plugin whose host has another version
- *            gives its table and calls nothing: the host will see the version and say so. Numbers are never used again.
+ * Checks     The host validates all descriptions and arguments before it calls a plugin. A plugin that other callers may use
+ *            validates them with one call each: dsr_host_api.validate_call and validate_arguments.
+ * Version    While DSR_ABI_MAJOR is 0, host and plugin must have the same DSR_ABI_MINOR. A plugin that finds a host of another
+ *            version sets its table and calls nothing; the host sees the version and reports it. Numbers are never reused.
  */
 
 #ifndef DSRUN_H
@@ -64,10 +64,10 @@
 // Storage formats of weights: an element type's number, a block format's of GGUF files, or DSR_FORMAT_GROUP plus one of
 // each of DSR_GROUP_*.
 //
-// A block format of GGUF files: consecutive elements of a row share scales. The numbers are fixed: they cross the C ABI.
+// A block format of GGUF files: consecutive elements of a row share scales. The numbers are fixed because they cross the C ABI.
 //
-// d, e and m are little-endian f16 numbers, q the integer of an element, and the parts of a block stand in the
-// order given:
+// d, e and m are little-endian f16 numbers, q the integer of an element, and the parts of a block are in the
+// given order:
 //
 //   format: elements; bytes; a block; element
 //   q4_0: 32; 18; d, 16 bytes of nibbles; d * (q - 8)
@@ -105,7 +105,8 @@
 //   zero point: an unsigned byte; a nibble; s * (q - z)
 //   minimum: an unsigned byte; a nibble; s * q + m
 //
-// A row stands by itself, so rows can be sliced, concatenated and permuted as they are. Its parts, all little-endian:
+// Rows are stored independently, so they can be sliced, concatenated and permuted without decoding. The parts of a row, all
+// little-endian:
 //
 // 1. the scales of its groups, in order;
 // 2. with zero points, one unsigned byte for each group; with minima, one number of the scales' type for each group;
@@ -113,7 +114,7 @@
 // 4. the integers: a byte for each column, or a byte for two, column 2 i in the low half of byte i, 2 i + 1 in the high;
 // 5. zeros up to a multiple of 16 bytes.
 //
-// The columns are a whole number of groups, and even where integers have 4 bits.
+// The number of columns is a multiple of the group, and even with integers of 4 bits.
 //
 // A name is int8 or int4, g32, g64 or g128 unless the group is the row, z for zero points or m for minima, and
 // _f16 or _bf16 unless scales are f32: int8, int4g128_f16, int4g32z_bf16.
@@ -141,9 +142,9 @@
 #define DSR_GROUP_OF_32 16 // a scale for 32 columns
 #define DSR_GROUP_OF_64 32 // a scale for 64 columns
 #define DSR_GROUP_OF_128 48 // a scale for 128 columns
-#define DSR_GROUP_SYMMETRIC 0 // counted from 0
-#define DSR_GROUP_ZERO_POINT 4 // counted from an integer
-#define DSR_GROUP_MINIMUM 8 // counted from a number
+#define DSR_GROUP_SYMMETRIC 0 // signed integers
+#define DSR_GROUP_ZERO_POINT 4 // an integer zero point for each group
+#define DSR_GROUP_MINIMUM 8 // a minimum for each group
 #define DSR_GROUP_SCALE_F32 1 // scales and minima are f32
 #define DSR_GROUP_SCALE_F16 2 // scales and minima are f16
 #define DSR_GROUP_SCALE_BF16 3 // scales and minima are bf16
@@ -155,7 +156,7 @@
 #define DSR_PROFILE_LLM_DIST_1 4
 
 // Ops. What each computes stands with its attributes, at the end of this file.
-#define DSR_OP_EMBED 1 // y[t] = table[ids[t]] (+ position_table[positions[t]]); ids outside give zeros
+#define DSR_OP_EMBED 1 // y[t] = table[ids[t]] (+ position_table[positions[t]]); ids out of range give zeros
 #define DSR_OP_RMS_NORM 2 // y = x * rsqrt(mean(x^2) + eps) * (weight + weight_offset) over groups of W features
 #define DSR_OP_LAYER_NORM 3 // y = (x - mean) * rsqrt(var + eps) * weight + bias, biased variance
 #define DSR_OP_LINEAR 4 // y[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
@@ -180,13 +181,13 @@
 #define DSR_OP_QUANT_PER_TOKEN 26 // scales[m] = max_k |x[m, k]| / 127, y[m, k] = round(x[m, k] / scales[m])
 #define DSR_OP_LINEAR_W8A8 27 // y[m, n] = scales[m] * s[n] * sum_k x[m, k] * q[n, k] (+ bias[n]), the sum exact
 #define DSR_OP_ALL_REDUCE 64 // reduces x over the ranks of a mesh axis; every rank gets the result
-#define DSR_OP_ALL_GATHER 65 // puts every rank's x together, along features or rows
+#define DSR_OP_ALL_GATHER 65 // concatenates x of all ranks, along features or rows
 #define DSR_OP_REDUCE_SCATTER 66 // reduces x over the ranks; each keeps its share of features or rows
 #define DSR_OP_ALL_TO_ALL 67 // block j of rank i's x becomes block i of rank j's y
 #define DSR_OP_BROADCAST 68 // gives every rank the x of one rank
 #define DSR_OP_SEND 69 // sends x to another rank
 #define DSR_OP_RECEIVE 70 // receives into x what another rank sends
-#define DSR_OP_BARRIER 71 // waits until every rank is here
+#define DSR_OP_BARRIER 71 // waits until every rank has reached the barrier
 #define DSR_OP_REGION 65536 // a fused op: see dsr_region
 // Numbers of ops that no longer exist, never used again: 5, 10, 18.
 
@@ -196,90 +197,90 @@
 #define DSR_NONLINEARITY_GELU_ERF 3 // x / 2 * (1 + erf(x / sqrt(2))).
 #define DSR_NONLINEARITY_GELU_TANH 4 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
 #define DSR_GATE_LAYOUT_SEPARATE 1 // Two operands: gate[T, F] and up[T, F].
-#define DSR_GATE_LAYOUT_CONCATENATED 2 // One operand gate[T, 2 F]: first all gates, then all others.
-#define DSR_GATE_LAYOUT_INTERLEAVED 3 // One operand gate[T, 2 F]: gate and other half alternate.
-#define DSR_ROPE_PAIRING_HALVES 1 // Element i with i + r / 2: halves (GPT-NeoX, Hugging Face Llama).
-#define DSR_ROPE_PAIRING_NEIGHBOURS 2 // Element 2 i with 2 i + 1: neighbours (GPT-J, GGUF Llama).
-#define DSR_ATTENTION_MASK_CAUSAL 1 // Those at its own position and before.
-#define DSR_ATTENTION_MASK_BIDIRECTIONAL 2 // All of its sequence.
-#define DSR_ATTENTION_MASK_EXPLICIT 3 // All before this step's tokens, and those of this step whose bit is set in mask_bits: token trees.
-#define DSR_MESH_AXIS_DATA 0 // Replicas with batches of their own.
-#define DSR_MESH_AXIS_PIPELINE 1 // Stages of layers.
-#define DSR_MESH_AXIS_TENSOR 2 // Slices of every layer.
-#define DSR_MESH_AXIS_EXPERT 3 // Groups of experts.
+#define DSR_GATE_LAYOUT_CONCATENATED 2 // One operand gate[T, 2 F]: the gate half, then the up half.
+#define DSR_GATE_LAYOUT_INTERLEAVED 3 // One operand gate[T, 2 F]: gate and up elements alternate.
+#define DSR_ROPE_PAIRING_HALVES 1 // Element i with element i + r / 2 (GPT-NeoX, Hugging Face Llama).
+#define DSR_ROPE_PAIRING_NEIGHBOURS 2 // Element 2 i with element 2 i + 1 (GPT-J, GGUF Llama).
+#define DSR_ATTENTION_MASK_CAUSAL 1 // Those at its own position and before it.
+#define DSR_ATTENTION_MASK_BIDIRECTIONAL 2 // All keys of its sequence.
+#define DSR_ATTENTION_MASK_EXPLICIT 3 // All keys before this step's tokens, and those of this step whose bit is set in mask_bits, for token trees.
+#define DSR_MESH_AXIS_DATA 0 // Data parallelism: replicas with different batches.
+#define DSR_MESH_AXIS_PIPELINE 1 // Pipeline parallelism: ranks with different layers.
+#define DSR_MESH_AXIS_TENSOR 2 // Tensor parallelism: ranks with slices of every layer.
+#define DSR_MESH_AXIS_EXPERT 3 // Expert parallelism: ranks with different experts.
 #define DSR_REDUCTION_SUM 1 // The sum.
-#define DSR_REDUCTION_MAX 2 // The largest.
-#define DSR_REDUCTION_MIN 3 // The smallest.
-#define DSR_REDUCTION_MEAN 4 // The mean; not for integers.
+#define DSR_REDUCTION_MAX 2 // The maximum.
+#define DSR_REDUCTION_MIN 3 // The minimum.
+#define DSR_REDUCTION_MEAN 4 // The mean; for floats only.
 
 // Columns of a row of sampling parameters, and how many there are.
-#define DSR_SAMPLING_TEMPERATURE 0 // 0 means greedy: the largest logit.
-#define DSR_SAMPLING_TOP_K 1 // Keep this many of the largest logits; 0 means all. A whole number.
-#define DSR_SAMPLING_TOP_P 2 // Keep the likeliest tokens until their probabilities reach this; 1 means all.
-#define DSR_SAMPLING_MIN_P 3 // Keep tokens at least this likely, relative to the likeliest; 0 means all.
-#define DSR_SAMPLING_REPETITION_PENALTY 4 // Divides positive and multiplies negative logits of tokens already seen; 1 means none.
-#define DSR_SAMPLING_PRESENCE_PENALTY 5 // Subtracted once from logits of tokens already generated.
-#define DSR_SAMPLING_FREQUENCY_PENALTY 6 // Subtracted from logits for every time the token was generated.
+#define DSR_SAMPLING_TEMPERATURE 0 // The divisor of logits; 0 means greedy: the largest logit.
+#define DSR_SAMPLING_TOP_K 1 // The number of largest logits to keep, a whole number; 0 means all.
+#define DSR_SAMPLING_TOP_P 2 // Keep the most probable tokens until their probabilities sum to this; 1 means all.
+#define DSR_SAMPLING_MIN_P 3 // Keep tokens with at least this probability relative to the most probable one; 0 means all.
+#define DSR_SAMPLING_REPETITION_PENALTY 4 // The divisor of positive and factor of negative logits of tokens already seen; 1 means no penalty.
+#define DSR_SAMPLING_PRESENCE_PENALTY 5 // The amount subtracted once from logits of tokens already generated.
+#define DSR_SAMPLING_FREQUENCY_PENALTY 6 // The amount subtracted from logits for each time the token was generated.
 #define DSR_SAMPLING_COLUMNS 8
 
 // Set in a request's count of a token if the token stands in its prompt.
 #define DSR_IN_PROMPT 1073741824
 
-// Major version of this ABI. While it is 0, host and plugin must have the same minor version too.
+// The major version of this ABI. While it is 0, host and plugin must also have the same minor version.
 #define DSR_ABI_MAJOR 0
 
-// Minor version of this ABI.
+// The minor version of this ABI.
 #define DSR_ABI_MINOR 2
 
-// The most dimensions of a tensor or weight.
+// The maximum number of dimensions of a tensor or weight.
 #define DSR_MAX_RANK 6
 
-// "No value" where a number may be left out.
+// The value of an absent number.
 #define DSR_NONE UINT64_MAX
 
-// "No value" in place of the number of a value in a region.
+// The number of an absent value in a region.
 #define DSR_NO_VALUE UINT32_MAX
 
-// In dsr_plugin_api.flags: built so that a panic ends the process. The host refuses such a plugin.
+// In dsr_plugin_api.flags: a panic aborts the process. The host refuses such a plugin.
 #define DSR_PLUGIN_ABORTS_ON_PANIC 1
 
-// Levels of dsr_host_api.log.
+// Levels of dsr_host_api.log: a failure.
 #define DSR_LOG_ERROR 1
 
-// Something works, but not as well as it could.
+// A problem that does not stop the work.
 #define DSR_LOG_WARN 2
 
-// For users.
+// Information for users.
 #define DSR_LOG_INFO 3
 
-// For developers.
+// Information for developers.
 #define DSR_LOG_DEBUG 4
 
-// For developers, much of it.
+// Verbose information for developers.
 #define DSR_LOG_TRACE 5
 
-// In dsr_device_properties.flags: NaN in an input shows in exactly the results that depend on it.
+// In dsr_device_properties.flags: NaN in an input makes exactly the outputs that depend on it NaN.
 #define DSR_DEVICE_STRICT_NAN 1
 
-// The host can read the device's memory in place.
+// The host can read device memory in place.
 #define DSR_DEVICE_UNIFIED_MEMORY 2
 
-// The graph table works on this device.
+// The device supports the graph table.
 #define DSR_DEVICE_GRAPHS 4
 
-// The comm table works on this device.
+// The device supports the comm table.
 #define DSR_DEVICE_COLLECTIVES 8
 
-// Kinds of memory: on the device.
+// Kinds of memory: device memory.
 #define DSR_MEMORY_DEVICE 1
 
-// On the host, reachable by the device; has a host pointer.
+// Pinned host memory that the device can access. It has a host pointer.
 #define DSR_MEMORY_PINNED 2
 
 // In dsr_tensor_desc.flags: a call may bind an extent that makes the first dimension shorter.
 #define DSR_TENSOR_BOUNDED 1
 
-// Kinds of operands: left out.
+// Kinds of operands: absent.
 #define DSR_OPERAND_ABSENT 0
 
 // A tensor.
@@ -288,16 +289,16 @@
 // A packed weight.
 #define DSR_OPERAND_WEIGHT 2
 
-// In dsr_support.flags: the device runs the call itself.
+// In dsr_support.flags: the device runs the call.
 #define DSR_SUPPORT_NATIVE 1
 
-// The call may be captured in a graph.
+// A graph may capture the call.
 #define DSR_SUPPORT_CAPTURE_SAFE 2
 
-// A row's result does not depend on the other rows, to the bit.
+// Each row's result is bit-identical whatever other rows are in the batch.
 #define DSR_SUPPORT_BATCH_INVARIANT 4
 
-// In dsr_weight_desc.flags: the weight never changes once it is packed.
+// In dsr_weight_desc.flags: the weight is never written again once it is packed.
 #define DSR_WEIGHT_IMMUTABLE 1
 
 // The plugin's own data; NULL if it needs none.
@@ -306,10 +307,10 @@ typedef struct dsr_backend dsr_backend;
 // A piece of memory, made by the plugin.
 typedef struct dsr_buffer dsr_buffer;
 
-// A plan with its arguments, made by the plugin.
+// A planned call with its arguments, made by the plugin.
 typedef struct dsr_call dsr_call;
 
-// A call that was checked, kept by the host for a plugin: see dsr_host_api.validate_call.
+// A validated call that the host keeps for a plugin: see dsr_host_api.validate_call.
 typedef struct dsr_checked_call dsr_checked_call;
 
 // A rank's membership in a group of the plugin's own collective library, made by the plugin.
@@ -318,131 +319,131 @@ typedef struct dsr_comm dsr_comm;
 // An open device, made by the plugin.
 typedef struct dsr_device dsr_device;
 
-// A point in a stream, made by the plugin.
+// An event: a point in a stream, made by the plugin.
 typedef struct dsr_event dsr_event;
 
-// Calls captured for replay, made by the plugin.
+// Captured calls, made by the plugin.
 typedef struct dsr_graph dsr_graph;
 
-// The host, as its functions want to be given it.
+// The host: the first argument of its functions.
 typedef struct dsr_host dsr_host;
 
-// A prepared op, made by the plugin.
+// A planned call, made by the plugin.
 typedef struct dsr_plan dsr_plan;
 
-// An error of the host; NULL means success. Made by dsr_host_api.status_new only, so that it outlives the plugin. Whoever
-// gets one owns it, and returns it on or frees it with dsr_host_api.status_free.
+// An error; NULL means success. Only dsr_host_api.status_new makes errors. The receiver of an error owns it, and returns it or
+// frees it with dsr_host_api.status_free.
 typedef struct dsr_status dsr_status;
 
-// A queue of work that runs in order, made by the plugin.
+// A stream: a queue of work that runs in order, made by the plugin.
 typedef struct dsr_stream dsr_stream;
 
-// A text the host wants to be told: see dsr_host_api.text_set.
+// The receiver of a text, to be set with dsr_host_api.text_set.
 typedef struct dsr_text dsr_text;
 
-// A weight in the device's own layout, made by the plugin.
+// A weight in the layout of the device, made by the plugin.
 typedef struct dsr_weight dsr_weight;
 
-// UTF-8 text, not ended by a zero. Empty if `length` is 0, whatever `data` is.
+// UTF-8 text without a terminating zero. It is empty if `length` is 0, whatever `data` is.
 typedef struct dsr_str {
-    // First byte.
+    // The first byte.
     const char *data;
-    // Number of bytes.
+    // The number of bytes.
     size_t length;
 } dsr_str;
 
-// What an error says.
+// The contents of an error.
 typedef struct dsr_error {
     // sizeof(dsr_error).
     uint32_t struct_size;
     // One of DSR_CODE_*.
     uint32_t code;
-    // What is wrong and what to do about it.
+    // The message: what is wrong and what to do.
     struct dsr_str message;
-    // The op it is about; may be empty.
+    // The op at fault; may be empty.
     struct dsr_str op;
-    // The operand, result or attribute it is about; may be empty.
+    // The operand, result or attribute at fault; may be empty.
     struct dsr_str argument;
-    // The field of the argument (such as `dtype` or `shape[1]`); may be empty.
+    // The field of the argument, such as `dtype` or `shape[1]`; may be empty.
     struct dsr_str field;
 } dsr_error;
 
-// A device before it is opened. The plugin fills it in.
+// A device that can be opened. The plugin fills it in.
 typedef struct dsr_device_info {
     // sizeof(dsr_device_info) of the host.
     uint32_t struct_size;
-    // What device_open takes.
+    // The index that device_open takes.
     uint32_t index;
-    // Bytes of memory, or DSR_NONE if not known.
+    // The size of its memory in bytes, or DSR_NONE if unknown.
     uint64_t memory_bytes;
-    // Takes the device's name for people.
+    // Receives the product name.
     struct dsr_text *name;
 } dsr_device_info;
 
-// Something a backend uses on a machine, and whether it is there. The plugin fills it in.
+// A thing that a backend looks for on a machine, and whether it is present. The plugin fills it in.
 typedef struct dsr_finding {
     // sizeof(dsr_finding) of the host.
     uint32_t struct_size;
-    // 1 if it is there and fit for use, else 0.
+    // 1 if it is present and usable, else 0.
     uint32_t present;
-    // Takes what it is: a driver, a library, a feature of the processor, a folder.
+    // Receives what was looked for: a driver, a library, a processor feature, a folder.
     struct dsr_text *subject;
-    // Takes which version, and where; or where it was looked for and what to do.
+    // Receives the version and location found, or where it was searched for and what to do.
     struct dsr_text *detail;
 } dsr_finding;
 
-// How a device is opened.
+// Options for opening a device.
 typedef struct dsr_device_options {
     // sizeof(dsr_device_options) of the host.
     uint32_t struct_size;
-    // The share of the compute units this handle may use, above 0 and up to 1; 0 means all.
+    // The share of the compute units that this handle may use, above 0 and up to 1; 0 means all.
     float compute_share;
-    // Threads a CPU device may use, or DSR_NONE for all cores.
+    // The number of threads that a CPU device may use, or DSR_NONE for all cores.
     uint64_t threads;
-    // The most bytes this handle may hold, or DSR_NONE.
+    // The limit in bytes on memory that this handle holds, or DSR_NONE.
     uint64_t memory_limit;
 } dsr_device_options;
 
-// What a device is and can do. The plugin fills it in.
+// The properties and capabilities of a device. The plugin fills it in.
 typedef struct dsr_device_properties {
     // sizeof(dsr_device_properties) of the host.
     uint32_t struct_size;
-    // Operands are bound at multiples of this many bytes: a power of two.
+    // The alignment in bytes that buffer offsets of arguments have; a power of two.
     uint32_t alignment;
-    // Bytes of memory; 0 if not known.
+    // The size of its memory in bytes; 0 if unknown.
     uint64_t memory_bytes;
-    // Float types its kernels take: bit n stands for DSR_DTYPE_* = n. A profile is claimed for these; integers go without
-    // saying, and any op may still refuse a mix of types.
+    // The float types that its kernels support: bit n stands for DSR_DTYPE_* = n. The profiles below hold for these types.
+    // Integer types have no bits, and an op may refuse a mix of types.
     uint64_t dtypes;
-    // Profiles it has all ops of: bit n stands for DSR_PROFILE_* = n.
+    // The profiles of which it supports every op: bit n stands for DSR_PROFILE_* = n.
     uint64_t profiles;
     // DSR_DEVICE_* flags.
     uint64_t flags;
-    // Takes the device's name for people.
+    // Receives the product name.
     struct dsr_text *name;
 } dsr_device_properties;
 
-// Memory in use. The plugin fills it in.
+// The memory use of a device handle. The plugin fills it in.
 typedef struct dsr_memory_use {
     // sizeof(dsr_memory_use) of the host.
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // Bytes held by live buffers and weights of this handle.
+    // Bytes that live buffers and weights of this handle hold.
     uint64_t used;
-    // Bytes that can still be had, or DSR_NONE if not known.
+    // Bytes that can still be allocated, or DSR_NONE if unknown.
     uint64_t free;
 } dsr_memory_use;
 
-// A tensor as it is planned for: the largest sizes that come. Its size never changes.
+// A tensor as a call is planned for it, with the largest sizes it will have. The size of the struct never changes.
 typedef struct dsr_tensor_desc {
     // One of DSR_DTYPE_*.
     uint32_t dtype;
-    // Dimensions, at most DSR_MAX_RANK.
+    // The number of dimensions, at most DSR_MAX_RANK.
     uint32_t rank;
-    // Sizes, outermost first; 0 behind `rank`.
+    // The sizes, outermost first; 0 from `rank` on.
     uint64_t shape[DSR_MAX_RANK];
-    // Distance between neighbours of each dimension, in elements; 1 in the last; 0 behind `rank`.
+    // The distance between neighbours of each dimension, in elements; 1 in the last; 0 from `rank` on.
     uint64_t strides[DSR_MAX_RANK];
     // DSR_TENSOR_* flags.
     uint32_t flags;
@@ -450,41 +451,41 @@ typedef struct dsr_tensor_desc {
     uint32_t reserved;
 } dsr_tensor_desc;
 
-// Shape and storage format of a weight. Its size never changes.
+// The shape and storage format of a weight. The size of the struct never changes.
 typedef struct dsr_weight_type {
     // One of DSR_FORMAT_*.
     uint32_t format;
-    // Dimensions; a matrix is outputs by inputs.
+    // The number of dimensions; a matrix is outputs by inputs.
     uint32_t rank;
-    // Sizes, outermost first; 0 behind `rank`.
+    // The sizes, outermost first; 0 from `rank` on.
     uint64_t shape[DSR_MAX_RANK];
     // 0.
     uint32_t reserved[2];
 } dsr_weight_type;
 
-// An operand as it is planned for. Its size never changes.
+// An operand as a call is planned for it. The size of the struct never changes.
 typedef struct dsr_operand_desc {
     // One of DSR_OPERAND_*.
     uint32_t kind;
     // 0.
     uint32_t reserved;
-    // With DSR_OPERAND_TENSOR.
+    // With DSR_OPERAND_TENSOR: the tensor.
     struct dsr_tensor_desc tensor;
     // With DSR_OPERAND_WEIGHT: the type it was packed from.
     struct dsr_weight_type weight;
 } dsr_operand_desc;
 
-// A call in the body of a region. Its size never changes.
+// A call in the body of a region. The size of the struct never changes.
 typedef struct dsr_region_call {
-    // One of DSR_OP_*, no region.
+    // One of DSR_OP_*, but not DSR_OP_REGION.
     uint32_t op;
     // sizeof(the op's attribute struct).
     uint32_t attributes_size;
     // The op's attribute struct, such as dsr_linear_attributes.
     const void *attributes;
-    // The numbers of its operands, one for each of the op's; DSR_NO_VALUE for those left out.
+    // The values of its operands, one for each operand of the op; DSR_NO_VALUE for an absent operand.
     const uint32_t *operands;
-    // The numbers of its results, one for each of the op's.
+    // The values of its results, one for each result of the op.
     const uint32_t *results;
     // Length of `operands`.
     uint32_t operand_count;
@@ -492,18 +493,17 @@ typedef struct dsr_region_call {
     uint32_t result_count;
 } dsr_region_call;
 
-// A fused op: a program of its own, whose meaning is its body. Values are numbered: first the operands, then the results of
-// each call in turn.
+// A fused op, defined by a body of calls. Values are numbered: the operands first, then the results of each call in order.
 typedef struct dsr_region {
     // sizeof(dsr_region) of the caller.
     uint32_t struct_size;
-    // Operands of the region.
+    // The number of operands of the region.
     uint32_t operand_count;
-    // A name for people; no part of what the region is.
+    // A name for messages. It does not affect what the region computes.
     struct dsr_str name;
     // The body, in order.
     const struct dsr_region_call *calls;
-    // The numbers of the values that are the region's results.
+    // The values that are the results of the region.
     const uint32_t *results;
     // Length of `calls`.
     uint32_t call_count;
@@ -511,19 +511,19 @@ typedef struct dsr_region {
     uint32_t result_count;
 } dsr_region;
 
-// A rank's membership in a group of the host: collectives over memory of the host, for plugins without a collective library.
-// Every rank calls the same functions in the same order; each waits for the others up to the group's time limit, and fails
-// with DSR_CODE_TIMEOUT or DSR_CODE_COMMUNICATION. One thread at a time.
+// A rank of a group of the host: collectives over host memory, for plugins without a collective library. Every rank calls the
+// same functions in the same order. A function waits for the other ranks up to the timeout of the group, and fails with
+// DSR_CODE_TIMEOUT or DSR_CODE_COMMUNICATION. One thread at a time uses it.
 typedef struct dsr_transport {
     // sizeof(dsr_transport) of the host.
     uint32_t struct_size;
     // This rank.
     uint32_t rank;
-    // How many ranks there are.
+    // The number of ranks in the group.
     uint32_t ranks;
     // 0.
     uint32_t reserved;
-    // First argument of every function.
+    // The first argument of every function.
     void *context;
     // Reduces `bytes` (elements of DSR_DTYPE_*) over all ranks with DSR_REDUCTION_*, in place.
     struct dsr_status *(*all_reduce)(void *context,
@@ -531,40 +531,41 @@ typedef struct dsr_transport {
                                      size_t length,
                                      uint32_t dtype,
                                      uint32_t reduction);
-    // Reduces `source` over all ranks and gives each its share, in the order of ranks: `length` bytes of `ranks * length`.
+    // Reduces the `ranks * length` bytes of `source` over all ranks, and writes the `length` bytes that are this rank's share
+    // to `destination`.
     struct dsr_status *(*reduce_scatter)(void *context,
                                          const void *source,
                                          void *destination,
                                          size_t length,
                                          uint32_t dtype,
                                          uint32_t reduction);
-    // Puts the `length` bytes of every rank behind each other, in the order of ranks: `ranks * length` bytes.
+    // Gathers the `length` bytes of every rank, in the order of ranks: `ranks * length` bytes.
     struct dsr_status *(*all_gather)(void *context,
                                      const void *source,
                                      void *destination,
                                      size_t length);
-    // Block j of `source` goes to rank j, block j of `destination` comes from rank j. Both are `length` bytes, a multiple of
-    // `ranks`, and do not overlap.
+    // Exchanges blocks: block j of `source` goes to rank j, and block j of `destination` comes from rank j. Both are `length`
+    // bytes long, a multiple of `ranks`, and do not overlap.
     struct dsr_status *(*all_to_all)(void *context,
                                      const void *source,
                                      void *destination,
                                      size_t length);
-    // Gives every rank the bytes of rank `root`, in place.
+    // Copies the bytes of rank `root` to all ranks, in place.
     struct dsr_status *(*broadcast)(void *context, void *bytes, size_t length, uint32_t root);
-    // Waits until all ranks are here.
+    // Waits until all ranks have reached the barrier.
     struct dsr_status *(*barrier)(void *context);
-    // Sends bytes to another rank, without waiting for it.
+    // Sends bytes to another rank without waiting for it.
     struct dsr_status *(*send)(void *context, const void *bytes, size_t length, uint32_t peer);
-    // Receives what another rank sends: exactly `length` bytes.
+    // Receives a message of exactly `length` bytes from another rank.
     struct dsr_status *(*receive)(void *context, void *bytes, size_t length, uint32_t peer);
-    // The error that the group has failed with, or NULL. Any thread.
+    // Returns the error with which the group has failed, or NULL. Any thread may call it.
     struct dsr_status *(*status)(void *context);
-    // Makes everything that waits in this group, on any rank, fail now. Any thread.
+    // Makes every wait in this group, on every rank, fail at once. Any thread may call it.
     void (*abort)(void *context, struct dsr_str reason);
 } dsr_transport;
 
-// A call as it is planned for. Everything it points to is the caller's, and is valid until the function returns; `comm` and
-// `transport` are valid as long as the plan.
+// A call to be planned. All it points to belongs to the caller and is valid until the function returns, except `comm` and
+// `transport`, which are valid as long as the plan.
 typedef struct dsr_call_desc {
     // sizeof(dsr_call_desc) of the caller.
     uint32_t struct_size;
@@ -572,9 +573,9 @@ typedef struct dsr_call_desc {
     uint32_t op;
     // The op's attribute struct, such as dsr_linear_attributes.
     const void *attributes;
-    // One for each operand of the op, those left out included.
+    // One for each operand of the op, including absent ones.
     const struct dsr_operand_desc *operands;
-    // One for each result of the op. A result that updates an operand is described like it.
+    // One for each result of the op. A result that updates an operand has the same description.
     const struct dsr_tensor_desc *results;
     // sizeof(the op's attribute struct).
     uint32_t attributes_size;
@@ -586,64 +587,64 @@ typedef struct dsr_call_desc {
     uint32_t flags;
     // With DSR_OP_REGION: the body.
     const struct dsr_region *region;
-    // For a collective, the group: of the plugin's own library, or ..
+    // For a collective with the plugin's own library: the rank's membership in the group.
     struct dsr_comm *comm;
-    // .. of the host.
+    // For a collective without one: the transport of the host.
     const struct dsr_transport *transport;
     // For a collective: this rank.
     uint32_t rank;
-    // For a collective: how many ranks there are.
+    // For a collective: the number of ranks in the group.
     uint32_t ranks;
 } dsr_call_desc;
 
-// Whether and how a device runs a call. The plugin fills it in.
+// The answer to whether and how a device runs a call. The plugin fills it in.
 typedef struct dsr_support {
     // sizeof(dsr_support) of the host.
     uint32_t struct_size;
     // DSR_SUPPORT_* flags; without DSR_SUPPORT_NATIVE the device does not run the call.
     uint32_t flags;
-    // Scratch memory a bound call needs.
+    // Bytes of scratch memory that a bound call needs.
     uint64_t workspace_bytes;
-    // Memory the plan will hold as long as it lives.
+    // Bytes of memory that a plan or its bound calls hold until they are freed.
     uint64_t persistent_bytes;
-    // For DSR_OP_ATTENTION_PREPARE: how long the device wants its work list.
+    // For DSR_OP_ATTENTION_PREPARE: the length that the device needs for its work list.
     uint64_t work_words;
-    // Takes why the device does not run the call: which element type, shape or feature.
+    // Receives the reason if the device does not run the call: which element type, shape or feature is missing.
     struct dsr_text *reason;
 } dsr_support;
 
-// A weight to be packed. What it points to is the caller's, and is valid until the function returns.
+// The description of a weight to pack.
 typedef struct dsr_weight_desc {
     // sizeof(dsr_weight_desc) of the caller.
     uint32_t struct_size;
     // DSR_WEIGHT_* flags.
     uint32_t flags;
-    // Shape and format it comes in.
+    // The shape and storage format of the rows to pack.
     struct dsr_weight_type weight_type;
 } dsr_weight_desc;
 
-// How a device would keep a weight. The plugin fills it in.
+// A device's layout for a weight. The plugin fills it in.
 typedef struct dsr_packed_layout {
     // sizeof(dsr_packed_layout) of the host.
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // Bytes on the device.
+    // The number of bytes on the device.
     uint64_t bytes;
-    // Takes a name for the layout, private to the plugin and its version.
+    // Receives the name of the layout, private to the plugin and its version.
     struct dsr_text *name;
 } dsr_packed_layout;
 
-// The rows of a weight, in the canonical layout of its format: one after the other, no padding, little-endian.
+// The source of a weight's rows, in the canonical layout of its format: consecutive, without padding, little-endian.
 typedef struct dsr_row_reader {
     // sizeof(dsr_row_reader) of the caller.
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // First argument of `rows`.
+    // The first argument of `rows`.
     void *context;
-    // Gives the bytes of rows first .. first + count, in any order and number. They are the host's, and valid until the next
-    // call or until prepack returns. One thread at a time.
+    // Sets `data` to the bytes of rows first .. first + count, which belong to the host and are valid until the next call or
+    // until prepack returns. Rows may be read in any order, and more than once. One thread at a time may call it.
     struct dsr_status *(*rows)(void *context,
                                uint64_t first,
                                uint64_t count,
@@ -651,32 +652,33 @@ typedef struct dsr_row_reader {
                                size_t *length);
 } dsr_row_reader;
 
-// A range of a buffer. Its size never changes.
+// A range of a buffer. The size of the struct never changes.
 typedef struct dsr_slice {
     // The buffer.
     struct dsr_buffer *buffer;
-    // Where the range starts, in bytes.
+    // The byte at which the range starts.
     uint64_t offset;
-    // How many bytes it is long.
+    // The length of the range in bytes.
     uint64_t bytes;
 } dsr_slice;
 
-// What an operand or result is bound to. Its size never changes.
+// The argument of an operand or result. The size of the struct never changes.
 typedef struct dsr_argument {
     // One of DSR_OPERAND_*.
     uint32_t kind;
     // 0.
     uint32_t reserved;
-    // With DSR_OPERAND_TENSOR: where its elements are.
+    // With DSR_OPERAND_TENSOR: the range that holds its elements.
     struct dsr_slice slice;
-    // With a bounded tensor: an i32 on the device, how many rows of the first dimension are real. No buffer: all are.
+    // With a bounded tensor: an i32 in device memory, the number of valid rows of the first dimension. Without a buffer all
+    // rows are valid.
     struct dsr_slice extent;
-    // With DSR_OPERAND_WEIGHT.
+    // With DSR_OPERAND_WEIGHT: the packed weight.
     struct dsr_weight *weight;
 } dsr_argument;
 
-// What a call is bound to. What it points to is the caller's, and is valid until the function returns; the buffers and weights
-// are valid as long as the bound call.
+// The arguments of a call. All it points to belongs to the caller and is valid until the function returns, except buffers and
+// weights, which are valid as long as the bound call.
 typedef struct dsr_arguments {
     // sizeof(dsr_arguments) of the caller.
     uint32_t struct_size;
@@ -684,41 +686,42 @@ typedef struct dsr_arguments {
     uint32_t operand_count;
     // One for each operand of the description.
     const struct dsr_argument *operands;
-    // One for each result; a result that updates an operand is bound to the same range.
+    // One for each result. A result that updates an operand is bound to the same range.
     const struct dsr_argument *results;
     // Length of `results`.
     uint32_t result_count;
     // 0.
     uint32_t flags;
-    // Scratch memory; no buffer if the plan needs none.
+    // Scratch memory; without a buffer if the plan needs none.
     struct dsr_slice workspace;
 } dsr_arguments;
 
-// What a plugin knows of the arguments of a bind, for dsr_host_api.validate_arguments.
+// A plugin's knowledge of its buffers, weights and plan, for dsr_host_api.validate_arguments.
 typedef struct dsr_bind_limits {
     // sizeof(dsr_bind_limits) of the plugin.
     uint32_t struct_size;
-    // The device's alignment.
+    // The alignment in bytes that the device requires.
     uint32_t alignment;
-    // Scratch memory the plan needs.
+    // Bytes of scratch memory that the plan needs.
     uint64_t workspace_bytes;
-    // First argument of the functions.
+    // The first argument of the functions.
     void *context;
-    // How long a buffer is; DSR_NONE if it is no buffer of this plugin.
+    // Returns the length of a buffer in bytes, or DSR_NONE if the buffer is not one of this plugin.
     uint64_t (*buffer_bytes)(void *context, const struct dsr_buffer *buffer);
-    // The type a weight was packed from; 0 if it is no weight of this plugin, else 1. May be NULL if no op here takes one.
+    // Sets the type that a weight was packed from, and returns 1; returns 0 if the weight is not one of this plugin. May be NULL
+    // if no op of the plugin takes a weight.
     uint32_t (*weight_type)(void *context,
                             const struct dsr_weight *weight,
                             struct dsr_weight_type *weight_type);
 } dsr_bind_limits;
 
-// The name of a group while its ranks gather.
+// The id of a group while its ranks join.
 typedef struct dsr_group_id {
-    // What one rank made and gave to the others.
+    // The bytes that one rank made and passed to the others.
     uint8_t bytes[128];
 } dsr_group_id;
 
-// What the host gives a plugin. It is valid for ever. All functions may be called from any thread, at the same time.
+// The functions of the host. The table is valid forever. Any thread may call the functions at any time.
 typedef struct dsr_host_api {
     // sizeof(dsr_host_api) of the host.
     uint32_t struct_size;
@@ -726,64 +729,65 @@ typedef struct dsr_host_api {
     uint16_t abi_major;
     // DSR_ABI_MINOR of the host.
     uint16_t abi_minor;
-    // First argument of the functions.
+    // The first argument of the functions.
     struct dsr_host *host;
-    // The file this plugin was loaded from; empty if it is linked into the program.
+    // The path of the file that this plugin was loaded from; empty if it is linked into the program.
     struct dsr_str library_path;
-    // Makes an error. Copies the texts; the caller owns the result. Never NULL: if `error` cannot be read, the result says so.
+    // Makes an error from a copy of `error`; the caller owns it. It is never NULL: if `error` cannot be read, the new error says
+    // so.
     struct dsr_status *(*status_new)(struct dsr_host *host, const struct dsr_error *error);
-    // Reads an error. The texts are valid until it is freed. Success (NULL) reads as code 0 and empty texts.
+    // Reads an error. The texts are valid until the error is freed. Success (NULL) reads as code 0 and empty texts.
     void (*status_get)(struct dsr_host *host,
                        const struct dsr_status *status,
                        struct dsr_error *error);
-    // Frees an error that the plugin got and does not return. NULL is allowed.
+    // Frees an error that the plugin received and does not return. NULL is allowed.
     void (*status_free)(struct dsr_host *host, struct dsr_status *status);
-    // Sets a text the host asked for; the last one counts. Copies it.
+    // Sets a text to a copy of `value`, replacing an earlier one.
     void (*text_set)(struct dsr_host *host, struct dsr_text *text, struct dsr_str value);
-    // Writes to the host's log with a DSR_LOG_* level. May be called while the plugin holds locks.
+    // Writes to the log of the host with a DSR_LOG_* level. A plugin may call it while it holds locks.
     void (*log)(struct dsr_host *host, uint32_t level, struct dsr_str message);
-    // Checks everything that can be wrong with a call. The host does this in front of every plugin; a plugin that checks what
-    // it is given, whoever calls it, begins query and plan with this. The error names op, argument and field. If `kept` is not
-    // NULL it takes a copy for validate_arguments, which the plugin owns and frees with checked_call_free.
+    // Validates the description of a call; the error names op, argument and field. The host validates a call before it calls a
+    // plugin. A plugin that other callers may use begins query and plan with this function. If `kept` is not NULL, it is set to
+    // a copy for validate_arguments, which the plugin owns and frees with checked_call_free.
     struct dsr_status *(*validate_call)(struct dsr_host *host,
                                         const struct dsr_call_desc *call,
                                         struct dsr_checked_call **kept);
-    // Checks everything that can be wrong with the arguments of a bind: sizes, offsets, alignment, aliases, the types of
-    // weights. `call` is what was planned; `limits` asks the plugin about its own buffers and weights.
+    // Validates the arguments of a bind: sizes, offsets, alignment, aliasing, and the types of weights. `call` is the planned
+    // call; `limits` describes the buffers and weights of the plugin.
     struct dsr_status *(*validate_arguments)(struct dsr_host *host,
                                              const struct dsr_checked_call *call,
                                              const struct dsr_arguments *arguments,
                                              const struct dsr_bind_limits *limits);
-    // Frees a copy of a call. NULL is allowed.
+    // Frees a call that validate_call has kept. NULL is allowed.
     void (*checked_call_free)(struct dsr_host *host, struct dsr_checked_call *call);
-    // A table of functions that are not in this version, by name; NULL if the host does not have it.
+    // Returns the function table of the extension with this name, or NULL if the host does not have it.
     const void *(*get_extension)(struct dsr_host *host, struct dsr_str name);
 } dsr_host_api;
 
-// Memory. Any thread, at the same time.
+// Memory. Any thread may call the functions at any time.
 typedef struct dsr_memory_api {
     // sizeof(dsr_memory_api) of the plugin.
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // Allocates memory of a DSR_MEMORY_* kind. Its contents are zero. The host owns it and frees it once.
-    // DSR_CODE_OUT_OF_MEMORY says what was asked for and what is free; DSR_CODE_FAILED_PRECONDITION during capture.
+    // Allocates zeroed memory of a DSR_MEMORY_* kind. The host owns it and frees it once. DSR_CODE_OUT_OF_MEMORY with the
+    // requested and free bytes; DSR_CODE_FAILED_PRECONDITION during capture.
     struct dsr_status *(*allocate)(struct dsr_device *device,
                                    uint64_t bytes,
                                    uint32_t kind,
                                    struct dsr_buffer **buffer);
-    // Frees memory, once all work that was enqueued with it is done. Waits if it has to.
+    // Frees memory after all enqueued work that uses it is done; waits if necessary.
     void (*free)(struct dsr_buffer *buffer);
-    // The address by which the host may access it, valid until it is freed; NULL if the host may not. Accesses do not race
+    // Returns the address at which the host can access a buffer until it is freed, or NULL if it cannot. Accesses do not race
     // with work on streams.
     void *(*host_pointer)(struct dsr_buffer *buffer);
-    // Memory in use.
+    // Fills in the memory use of the device handle.
     struct dsr_status *(*memory_use)(struct dsr_device *device, struct dsr_memory_use *memory_use);
 } dsr_memory_api;
 
-// Streams. A stream is used by one thread at a time and may move between threads. Work runs in order, and may run later: what
-// enqueues reports wrong arguments only. A fault of the device shows where the stream or an event is waited for, and stays:
-// after DSR_CODE_DEVICE_LOST only freeing works.
+// Streams. A stream is used by one thread at a time and may move between threads. Work runs in order and may run later;
+// functions that enqueue report wrong arguments only. A device fault surfaces when a stream or event is waited for, and is
+// permanent: after DSR_CODE_DEVICE_LOST only freeing works.
 typedef struct dsr_stream_api {
     // sizeof(dsr_stream_api) of the plugin.
     uint32_t struct_size;
@@ -791,9 +795,9 @@ typedef struct dsr_stream_api {
     uint32_t reserved;
     // Creates a stream. The host owns it and frees it once.
     struct dsr_status *(*create)(struct dsr_device *device, struct dsr_stream **stream);
-    // Frees a stream. Its work is finished first.
+    // Frees a stream after finishing its work.
     void (*free)(struct dsr_stream *stream);
-    // Copies bytes from the host. `source` may be reused as soon as this returns. `length` is that of `destination`.
+    // Enqueues a copy from the host. `source` may be reused as soon as this returns. `length` is that of `destination`.
     struct dsr_status *(*upload)(struct dsr_stream *stream,
                                  const void *source,
                                  size_t length,
@@ -805,25 +809,25 @@ typedef struct dsr_stream_api {
                                    size_t length,
                                    struct dsr_str what,
                                    uint64_t timeout_nanoseconds);
-    // Copies bytes on the device. The ranges are equally long and do not overlap.
+    // Enqueues a copy between two ranges of the same length, which do not overlap.
     struct dsr_status *(*copy)(struct dsr_stream *stream,
                                const struct dsr_slice *source,
                                const struct dsr_slice *destination);
-    // Sets every byte to `byte`, below 256.
+    // Enqueues setting every byte of a range to `byte`, below 256.
     struct dsr_status *(*fill)(struct dsr_stream *stream,
                                const struct dsr_slice *destination,
                                uint32_t byte);
-    // Lets `event` mark the point reached when everything enqueued so far is done.
+    // Records an event, which completes when all work enqueued so far has completed.
     struct dsr_status *(*record)(struct dsr_stream *stream, struct dsr_event *event);
-    // Lets later work wait for an event recorded on any stream of the plugin.
+    // Makes later work on this stream wait for an event recorded on any stream of the plugin.
     struct dsr_status *(*wait)(struct dsr_stream *stream, struct dsr_event *event);
-    // Waits until everything enqueued so far is done. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
+    // Waits for all work enqueued so far. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
     struct dsr_status *(*synchronize)(struct dsr_stream *stream,
                                       struct dsr_str what,
                                       uint64_t timeout_nanoseconds);
 } dsr_stream_api;
 
-// Events. Any thread, at the same time.
+// Events. Any thread may call the functions at any time.
 typedef struct dsr_event_api {
     // sizeof(dsr_event_api) of the plugin.
     uint32_t struct_size;
@@ -833,93 +837,93 @@ typedef struct dsr_event_api {
     struct dsr_status *(*create)(struct dsr_device *device, struct dsr_event **event);
     // Frees an event.
     void (*free)(struct dsr_event *event);
-    // Sets `reached` to 1 if the point last recorded is reached or none ever was, else to 0.
+    // Sets `reached` to 1 if the last recorded point is reached or the event was never recorded, else to 0.
     struct dsr_status *(*reached)(struct dsr_event *event, uint32_t *reached);
-    // Waits until it is reached. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
+    // Waits until the last recorded point is reached. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
     struct dsr_status *(*synchronize)(struct dsr_event *event,
                                       struct dsr_str what,
                                       uint64_t timeout_nanoseconds);
-    // Time from an earlier event to this one; DSR_NONE if the device keeps no time. DSR_CODE_INVALID_ARGUMENT if one of the
-    // two was never recorded.
+    // Sets the time from an earlier event to this one; DSR_NONE if the device does not measure time. DSR_CODE_INVALID_ARGUMENT
+    // if either was never recorded.
     struct dsr_status *(*elapsed)(struct dsr_event *event,
                                   struct dsr_event *earlier,
                                   uint64_t *nanoseconds);
 } dsr_event_api;
 
-// Ops. Any thread, at the same time, but for enqueue: a bound call and a stream are used by one thread at a time.
+// Ops. Any thread may call the functions at any time, except that one thread at a time uses a bound call or stream.
 typedef struct dsr_op_api {
     // sizeof(dsr_op_api) of the plugin.
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // Whether and how the device runs a call. Cheap. What cannot be run is an answer and no error.
+    // Says whether and how the device runs a call. This is cheap. That the device does not run it is an answer and not an error.
     struct dsr_status *(*query)(struct dsr_device *device,
                                 const struct dsr_call_desc *call,
                                 struct dsr_support *support);
-    // How the device would keep a weight. Cheap. DSR_CODE_UNSUPPORTED if it cannot keep this format.
+    // Says which layout the device would give a weight. This is cheap. DSR_CODE_UNSUPPORTED if it cannot hold this format.
     struct dsr_status *(*prepack_query)(struct dsr_device *device,
                                         const struct dsr_weight_desc *weight,
                                         struct dsr_packed_layout *layout);
-    // Brings a weight to the device in the layout that prepack_query named. The host owns the result and frees it once. Errors
-    // of the reader are returned on. `rows` is valid until this returns.
+    // Packs a weight into device memory, in the layout of prepack_query. The host owns the result and frees it once. The plugin
+    // returns errors of the reader. `rows` is valid until this returns.
     struct dsr_status *(*prepack)(struct dsr_device *device,
                                   struct dsr_stream *stream,
                                   const struct dsr_weight_desc *weight,
                                   const struct dsr_row_reader *rows,
                                   struct dsr_weight **packed);
-    // Bytes a packed weight holds on the device.
+    // Returns the number of bytes that a packed weight holds on the device.
     uint64_t (*weight_bytes)(struct dsr_weight *weight);
-    // Frees a packed weight, once all work that was enqueued with it is done.
+    // Frees a packed weight after all enqueued work that uses it is done.
     void (*weight_free)(struct dsr_weight *weight);
-    // Prepares a call that query answers natively. May compile, tune and allocate. The host owns the plan, uses it for any
-    // number of bound calls, and frees it once, after them. DSR_CODE_UNSUPPORTED if the device does not run the call.
+    // Plans a call that query calls native; may compile, tune and allocate. The host owns the plan, uses it for any number of
+    // bound calls, and frees it once, after them. DSR_CODE_UNSUPPORTED if the device does not run the call.
     struct dsr_status *(*plan)(struct dsr_device *device,
                                const struct dsr_call_desc *call,
                                struct dsr_plan **plan);
     // Frees a plan.
     void (*plan_free)(struct dsr_plan *plan);
-    // Scratch memory a bound call needs.
+    // Returns the number of bytes of scratch memory that a bound call needs.
     uint64_t (*plan_workspace)(struct dsr_plan *plan);
-    // Fixes the arguments of a call. The host owns the bound call and frees it once; it keeps plan, buffers and weights until
-    // then.
+    // Binds a call to its arguments. The host owns the bound call and frees it once; until then it keeps the plan, buffers and
+    // weights.
     struct dsr_status *(*bind)(struct dsr_plan *plan,
                                const struct dsr_arguments *arguments,
                                struct dsr_call **call);
-    // Enqueues a bound call. Never allocates, never waits.
+    // Enqueues a bound call. It neither allocates nor waits.
     struct dsr_status *(*enqueue)(struct dsr_call *call, struct dsr_stream *stream);
     // Frees a bound call.
     void (*call_free)(struct dsr_call *call);
 } dsr_op_api;
 
-// Capturing and replaying work. A graph and a stream are used by one thread at a time.
+// Graphs. One thread at a time uses a graph or stream.
 typedef struct dsr_graph_api {
     // sizeof(dsr_graph_api) of the plugin.
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // Captures calls, in order, for replay on streams of this device. None of them runs. The host owns the graph and frees it
-    // once; it keeps the calls until then.
+    // Captures calls, in order, for replay on streams of this device. Capturing runs no call. The host owns the graph and frees
+    // it once; until then it keeps the calls.
     struct dsr_status *(*capture)(struct dsr_device *device,
                                   struct dsr_stream *stream,
                                   struct dsr_call *const *calls,
                                   size_t count,
                                   struct dsr_graph **graph);
-    // Enqueues all of it.
+    // Enqueues all captured calls.
     struct dsr_status *(*launch)(struct dsr_graph *graph, struct dsr_stream *stream);
     // Frees a graph.
     void (*free)(struct dsr_graph *graph);
 } dsr_graph_api;
 
-// Collectives of the plugin's own library. Any thread, at the same time.
+// Collectives of the plugin's own library. Any thread may call the functions at any time.
 typedef struct dsr_comm_api {
     // sizeof(dsr_comm_api) of the plugin.
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // Makes the name of a new group. One rank does, and the host brings it to the others.
+    // Makes the id of a new group. One rank calls it, and the host passes the id to the others.
     struct dsr_status *(*group_id)(struct dsr_device *device, struct dsr_group_id *id);
-    // Joins a group, and waits until all ranks have. The host owns the membership and frees it once, after every plan that uses
-    // it. DSR_CODE_TIMEOUT names the ranks that are missing.
+    // Joins a group, and waits until all ranks have joined. The host owns the membership and frees it once, after all plans that
+    // use it. DSR_CODE_TIMEOUT names the missing ranks.
     struct dsr_status *(*join)(struct dsr_device *device,
                                const struct dsr_group_id *id,
                                uint32_t rank,
@@ -928,14 +932,14 @@ typedef struct dsr_comm_api {
                                struct dsr_comm **comm);
     // Leaves a group.
     void (*free)(struct dsr_comm *comm);
-    // The error of a collective that failed after it was enqueued, or NULL.
+    // Returns the error of a collective that has failed after it was enqueued, or NULL.
     struct dsr_status *(*status)(struct dsr_comm *comm);
-    // Makes everything that waits in this group, on any rank, fail now.
+    // Makes every wait in this group, on every rank, fail at once.
     void (*abort)(struct dsr_comm *comm, struct dsr_str reason);
 } dsr_comm_api;
 
-// What a plugin gives the host. It is valid for ever; the host does not unload plugins. Functions may be called from any
-// thread, at the same time. Tables and functions are never NULL unless they say so.
+// The functions of a plugin. The table is valid forever, because the host does not unload plugins. Any thread may call the
+// functions at any time. Tables and functions are not NULL unless their comments allow it.
 typedef struct dsr_plugin_api {
     // sizeof(dsr_plugin_api) of the plugin.
     uint32_t struct_size;
@@ -945,22 +949,22 @@ typedef struct dsr_plugin_api {
     uint16_t abi_minor;
     // DSR_PLUGIN_* flags.
     uint64_t flags;
-    // First argument of the functions; may be NULL.
+    // The first argument of the functions; may be NULL.
     struct dsr_backend *backend;
-    // The name users select it by: lower case, digits and "-".
+    // The name that users select it by: lower-case letters, digits and "-".
     struct dsr_str name;
     // Its version.
     struct dsr_str version;
-    // What it is, in a line.
+    // A one-line description.
     struct dsr_str description;
-    // How many devices there are now: 0 if there are none. DSR_CODE_UNAVAILABLE if a driver or library is missing: the message
-    // says which, and where it was looked for.
+    // Sets the number of devices that are present now; may be 0. DSR_CODE_UNAVAILABLE if a driver or library is missing; the
+    // message names it and where it was searched for.
     struct dsr_status *(*device_count)(struct dsr_backend *backend, uint32_t *count);
     // Describes device number `position`, below device_count.
     struct dsr_status *(*device_info)(struct dsr_backend *backend,
                                       uint32_t position,
                                       struct dsr_device_info *info);
-    // Opens a device, or a share of one. The host owns it and closes it once, when everything made from it is freed. `options`
+    // Opens a device, or a share of one. The host owns it and closes it once, after freeing everything made from it. `options`
     // may be NULL. DSR_CODE_INVALID_ARGUMENT if there is no such device or an option cannot be met.
     struct dsr_status *(*device_open)(struct dsr_backend *backend,
                                       uint32_t index,
@@ -968,7 +972,7 @@ typedef struct dsr_plugin_api {
                                       struct dsr_device **device);
     // Closes a device.
     void (*device_close)(struct dsr_device *device);
-    // What the device is and can do; always the same for an open device.
+    // Fills in the properties of the device, which never change while it is open.
     struct dsr_status *(*device_properties)(struct dsr_device *device,
                                             struct dsr_device_properties *properties);
     // Memory.
@@ -979,21 +983,21 @@ typedef struct dsr_plugin_api {
     const struct dsr_event_api *event;
     // Ops.
     const struct dsr_op_api *op;
-    // Graphs; may be NULL: the host replays calls one by one.
+    // Graphs. May be NULL; then the host replays calls one by one.
     const struct dsr_graph_api *graph;
-    // Collectives; may be NULL: calls that need them are given a dsr_transport.
+    // Collectives. May be NULL; then collective calls have a dsr_transport.
     const struct dsr_comm_api *comm;
-    // A table of functions that are not in this version, by name; NULL if there is none. May be NULL itself.
+    // Returns the function table of the extension with this name, or NULL if the plugin does not have it. May be NULL.
     const void *(*get_extension)(struct dsr_backend *backend, struct dsr_str name);
 } dsr_plugin_api;
 
-// The extension "diagnose" of a plugin: what it uses on this machine, and what it found of it, for people.
+// The extension "diagnose" of a plugin: what it looks for on this machine and what it finds, for people to read.
 typedef struct dsr_diagnose_api {
     // sizeof(dsr_diagnose_api) of the plugin.
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // How many findings there are.
+    // Sets the number of findings.
     struct dsr_status *(*finding_count)(struct dsr_backend *backend, uint32_t *count);
     // Describes finding number `position`, below finding_count.
     struct dsr_status *(*finding)(struct dsr_backend *backend,
@@ -1001,27 +1005,27 @@ typedef struct dsr_diagnose_api {
                                   struct dsr_finding *finding);
 } dsr_diagnose_api;
 
-// The extension "prepare" of a plugin: what it builds is built ahead of the first request, also on a machine without the device.
-// Any thread, at the same time.
+// The extension "prepare" of a plugin: it compiles kernels ahead of the first request, also on a machine without the device.
+// Any thread may call the functions at any time.
 typedef struct dsr_prepare_api {
     // sizeof(dsr_prepare_api) of the plugin.
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // A device that is not here, by a name that the plugin knows it by; closed as others are. It answers query, prepack_query and
-    // plan as the device would, has no memory to allocate, and runs nothing. DSR_CODE_INVALID_ARGUMENT if the name is not known
-    // or says too little: the message says which names there are. DSR_CODE_UNSUPPORTED if there are none.
+    // Opens an offline device: one of this model that need not be present. It is closed like others. It answers query,
+    // prepack_query and plan as the real device would, but allocates no memory and runs nothing. DSR_CODE_INVALID_ARGUMENT with
+    // the known names if `name` is unknown or ambiguous; DSR_CODE_UNSUPPORTED if the plugin knows no names.
     struct dsr_status *(*device_describe)(struct dsr_backend *backend,
                                           struct dsr_str name,
                                           struct dsr_device **device);
-    // Builds what a graph of such calls, in this order, would need beside what planning each of them builds.
+    // Compiles the kernels that a graph of these calls, in this order, needs beyond those of their plans.
     struct dsr_status *(*graph_prepare)(struct dsr_device *device,
                                         const struct dsr_call_desc *const *calls,
                                         size_t count);
 } dsr_prepare_api;
 
-// The one symbol a plugin exports, as `dsrun_plugin_entry_v0`. Called once for every load, before anything else. `host` is
-// valid for ever. Sets `plugin` to the plugin's table, which is valid for ever.
+// The type of `dsrun_plugin_entry_v0`, the one symbol that a plugin exports. The host calls it once for each load, before any
+// other function. `host` is valid forever. Sets `plugin` to the table of the plugin, which is valid forever.
 typedef struct dsr_status *(*dsr_plugin_entry)(const struct dsr_host_api *host,
                                                const struct dsr_plugin_api **plugin);
 
@@ -1038,14 +1042,14 @@ typedef struct dsr_status *(*dsr_plugin_entry)(const struct dsr_host_api *host,
 //   position_table: weight [P, H], optional; learned positions
 //   -> y: dtype [T, H]
 //
-// An id outside the table's rows, -1 included, contributes zeros: so shards of the vocabulary add up to the whole. A
-// position that is -1, or outside its table, contributes zeros too. The sum is rounded once.
+// An id outside the table's rows, including -1, contributes zeros, so that the results of vocabulary shards add up to the
+// whole. A position that is -1 or outside its table contributes zeros too. The sum is rounded once.
 typedef struct dsr_embed_attributes {
-    // Element type of the result; a float.
+    // The element type of the result; a float.
     uint32_t dtype;
-    // The vocabulary's row that is row 0 of table.
+    // The row of the vocabulary that is row 0 of table.
     uint32_t first_row;
-    // Added to every position (OPT counts positions from 2).
+    // The offset of every position (OPT counts positions from 2).
     uint32_t position_offset;
 } dsr_embed_attributes;
 
@@ -1057,13 +1061,13 @@ typedef struct dsr_embed_attributes {
 //   weight: float [W]; W divides H
 //   -> y: as x
 //
-// Each run of W consecutive features is a group with its own mean; W = H is the usual norm, W = head size norms
-// every head of a projection by itself. Computed in f32, rounded once.
+// Each run of W consecutive features is a group with its own mean: W = H is the usual norm, and W = head size
+// norms every head of a projection separately. Computed in f32, rounded once.
 // Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 typedef struct dsr_rms_norm_attributes {
-    // Added to the mean square; not negative.
+    // The constant added to the mean square; not negative.
     float eps;
-    // Added to the weight (1 in models that store weight - 1).
+    // The constant added to the weight (1 in models that store weight - 1).
     float weight_offset;
 } dsr_rms_norm_attributes;
 
@@ -1078,7 +1082,7 @@ typedef struct dsr_rms_norm_attributes {
 //
 // Computed in f32 in two passes (mean first), rounded once.
 typedef struct dsr_layer_norm_attributes {
-    // Added to the variance; not negative.
+    // The constant added to the variance; not negative.
     float eps;
 } dsr_layer_norm_attributes;
 
@@ -1087,14 +1091,14 @@ typedef struct dsr_layer_norm_attributes {
 // Linear layer: y[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n]).
 //
 //   x: float [M, K]
-//   weight: weight [N, K]; any format; quantised elements are what their format's formula says
+//   weight: weight [N, K]; of any format; the format's formula defines quantised elements
 //   bias: float [N], optional
 //   -> y: dtype [M, N]
 //
 // Products are accumulated in f32 or better; the sum with the bias is rounded once. A backend may round dequantised
-// weights to the element type of x, but may not quantise x: that is an op of its own.
+// weights to the element type of x, but may not quantise x, for which quant_per_token exists.
 typedef struct dsr_linear_attributes {
-    // Element type of the result; a float.
+    // The element type of the result; a float.
     uint32_t dtype;
 } dsr_linear_attributes;
 
@@ -1110,7 +1114,7 @@ typedef struct dsr_linear_attributes {
 typedef struct dsr_activation_attributes {
     // The function f. DSR_NONLINEARITY_*.
     uint32_t function;
-    // The largest input; 0 means no limit.
+    // The upper bound on the input of f; 0 means no bound.
     float limit;
 } dsr_activation_attributes;
 
@@ -1120,7 +1124,7 @@ typedef struct dsr_activation_attributes {
 //
 //   gate: float [T, F], or [T, 2 F] if the layout packs both
 //   up: as gate, [T, F]; only with layout separate
-//   bias: float, [2 F], optional; laid out as a packed row is; gates first with layout separate
+//   bias: float, [2 F], optional; in the order of a packed row; the gate half first with layout separate
 //   -> y: as gate, [T, F]
 //
 // Computed in f32, rounded once.
@@ -1128,33 +1132,33 @@ typedef struct dsr_activation_attributes {
 typedef struct dsr_gated_activation_attributes {
     // The function f. DSR_NONLINEARITY_*.
     uint32_t function;
-    // Where gate and other half are. DSR_GATE_LAYOUT_*.
+    // The layout of the gate and up halves. DSR_GATE_LAYOUT_*.
     uint32_t layout;
-    // The largest gate and the largest size of the other half; 0 means no limit.
+    // The upper bound on the gate and on the magnitude of the up half; 0 means no bound.
     float limit;
 } dsr_gated_activation_attributes;
 
 // rope(x: float, positions: i32, inverse_frequencies: f32) -> y
 //
-// Rotates pairs of every head by an angle that grows with the position.
+// Rotates pairs of elements of every head by an angle proportional to the position.
 //
 // With a = positions[t] * inverse_frequencies[i], pair i of each head, (p, q), becomes
 // scale * (p cos a - q sin a, q cos a + p sin a). The first r = 2 * len(inverse_frequencies) elements of a head
 // are rotated; the rest are copied.
 //
 //   x: float [T, heads * D]
-//   positions: i32 [T]; -1 marks a row that is not real: it is not written
+//   positions: i32 [T]; -1 skips the row: it is not written
 //   inverse_frequencies: f32 [r / 2]; after any scaling for long context; r <= D
 //   -> y: as x
 //
 // The angle is computed in f32 (the product rounded once), sine and cosine to f32 accuracy, the result rounded once.
 // Source: Su et al., "RoFormer" (2021).
 typedef struct dsr_rope_attributes {
-    // Heads in a row.
+    // The number of heads in a row.
     uint32_t heads;
-    // Which elements are rotated together. DSR_ROPE_PAIRING_*.
+    // The elements that are rotated together. DSR_ROPE_PAIRING_*.
     uint32_t pairing;
-    // Multiplies the rotated elements (1 unless the model's scaling for long context says otherwise).
+    // The factor of the rotated elements (1 unless the model's long-context scaling sets another).
     float scale;
 } dsr_rope_attributes;
 
@@ -1167,14 +1171,14 @@ typedef struct dsr_rope_attributes {
 //   value_cache: as key_cache, [P, heads, B, D']; updated
 //   key: float [T, heads * D]
 //   value: float [T, heads * D']
-//   slots: i32 [T]; where row t goes; -1 skips; no slot twice
+//   slots: i32 [T]; the slot of row t; -1 skips; no slot twice
 //   -> key_cache, value_cache: the operands, updated
 //
-// Rounded once if the cache has another element type. Slots outside the cache are treated as -1.
+// Elements are rounded once if the cache has another element type. Slots outside the cache are treated as -1.
 
 // page_gather(cache: float, pages: i32) -> y
 //
-// Gathers pages into rows, to move them elsewhere: y[i] = cache[pages[i]], flattened.
+// Gathers pages into rows: y[i] = cache[pages[i]], flattened.
 //
 //   cache: float [P, heads, B, D]
 //   pages: i32 [N]; -1 skips: the row is not written
@@ -1184,7 +1188,7 @@ typedef struct dsr_rope_attributes {
 
 // page_scatter(cache: float, x: float, pages: i32) -> cache = cache
 //
-// The inverse of page_gather: cache[pages[i]] = x[i].
+// Scatters rows into pages, the inverse of page_gather: cache[pages[i]] = x[i].
 //
 //   cache: float [P, heads, B, D]; updated
 //   x: as cache, [N, heads * B * D]
@@ -1195,15 +1199,15 @@ typedef struct dsr_rope_attributes {
 
 // attention_prepare(query_start: i32, query_length: i32, kv_length: i32) -> work
 //
-// Makes the work list that all attention calls of a step share, sized for the device.
+// Makes the work list that all attention calls of a step share.
 //
 //   query_start, query_length, kv_length: i32 [S]
 //   -> work: i32 [words]; private to the backend
 //
-// What is in the list is the backend's own business; words is what it asks for when queried. A backend that needs
-// no list asks for 0.
+// The content of the list is private to the backend; words is the length that the backend asks for when queried. A
+// backend that needs no list asks for 0.
 typedef struct dsr_attention_prepare_attributes {
-    // Length of the work list.
+    // The length of the work list.
     uint32_t words;
 } dsr_attention_prepare_attributes;
 
@@ -1211,49 +1215,49 @@ typedef struct dsr_attention_prepare_attributes {
 //     query_length: i32, kv_length: i32, block_table: i32, work: i32, alibi?: f32, sinks?: f32,
 //     mask_bits?: u32) -> y, log_sum_exp
 //
-// Attention of this step's queries over the paged KV cache, prompt chunks and single tokens mixed.
+// Attention of this step's queries over the paged KV cache, for any mix of prefill chunks and decode tokens.
 //
-// For query head h of token t at position p of sequence s, over the keys i < kv_length[s] it sees:
+// For query head h of token t at position p of sequence s, over the keys i < kv_length[s] it attends to:
 // score_i = softcap(scale * q . k_i) - alibi[h] * (p - i), w = softmax(score), y = sum_i w_i v_i, with
 // softcap(x) = c * tanh(x / c). Query head h reads KV head h / (query_heads / kv_heads). Key i is slot
 // i % B of page block_table[s, i / B].
 //
-//   query: float [T, query_heads * D]; rows of no sequence are not real: their result is not written
+//   query: float [T, query_heads * D]; a row of no sequence is skipped: its result is not written
 //   key_cache: float [P, kv_heads, B, D]; this step's keys are already in it
 //   value_cache: as key_cache, [P, kv_heads, B, D']
 //   query_start, query_length, kv_length: i32 [S]
-//   block_table: i32 [S, N]; -1 behind the last page
-//   work: i32 [words]; of attention_prepare
+//   block_table: i32 [S, N]; -1 after the last page
+//   work: i32 [words]; the result of attention_prepare
 //   alibi: f32 [query_heads], optional; slopes
-//   sinks: f32 [query_heads], optional; joins the softmax as one more score with no value
-//   mask_bits: u32 [T, ceil(L / 32)], with mask explicit; bit j of row t: it sees its step's token j < L
+//   sinks: f32 [query_heads], optional; one more score in each softmax, without a value
+//   mask_bits: u32 [T, ceil(L / 32)], with mask explicit; bit j of row t: it attends to token j < L of its sequence in this step
 //   -> y: as query, [T, query_heads * D']
 //   -> log_sum_exp: f32 [T, query_heads]; of the scores, sinks included
 //
-// With window = w > 0 a query also sees no key at i <= p - w. A query that sees nothing gives zeros, and minus
-// infinity or its sink. Scores and sums in f32 or better; weights may be rounded to the element type of the cache before they
-// multiply values (one inner rounding); the result is rounded once.
+// With window = w > 0 a query attends to no key at i <= p - w. For a query that attends to no key y is zero, and
+// log_sum_exp is its sink or minus infinity. Scores and sums are computed in f32 or better; softmax weights may be
+// rounded to the element type of the cache before they multiply values (one inner rounding); the result is rounded once.
 typedef struct dsr_paged_attention_attributes {
-    // Heads of query; a multiple of kv_heads.
+    // The number of heads of query, a multiple of kv_heads.
     uint32_t query_heads;
-    // Heads of the caches.
+    // The number of heads of the caches.
     uint32_t kv_heads;
-    // Multiplies every score.
+    // The factor of every score.
     float scale;
-    // Bounds the scores smoothly; 0 means no bound.
+    // The bound c of the soft cap; 0 means none.
     float softcap;
-    // How many positions back a query sees, its own counted; 0 means all.
+    // The number of positions that a query attends to, including its own; 0 means all.
     uint32_t window;
-    // Which keys a query sees. DSR_ATTENTION_MASK_*.
+    // The keys that a query attends to. DSR_ATTENTION_MASK_*.
     uint32_t mask;
 } dsr_paged_attention_attributes;
 
 // attention(query: float, key: float, value: float, start: i32, length: i32, alibi?: f32) -> y
 //
-// Attention within ragged sequences, without a cache: what encoders use.
+// Attention within ragged sequences, without a cache, as encoders use it.
 //
-// As paged_attention, with key i of sequence s being row start[s] + i of key and value, and all sequences
-// as long as their queries.
+// It computes what paged_attention does, where key i of sequence s is row start[s] + i of key and value, and
+// each sequence has as many keys as queries.
 //
 //   query: float [T, query_heads * D]
 //   key: as query, [T, kv_heads * D]
@@ -1262,20 +1266,20 @@ typedef struct dsr_paged_attention_attributes {
 //   alibi: f32 [query_heads], optional; slopes
 //   -> y: as query, [T, query_heads * D']
 //
-// The mask is causal or bidirectional; bidirectional ALiBi uses the distance |p - i|, and a bidirectional window
-// sees |p - i| < window.
+// The mask is causal or bidirectional. Bidirectional ALiBi uses the distance |p - i|, and a bidirectional window
+// covers the keys with |p - i| < window.
 typedef struct dsr_attention_attributes {
-    // Heads of query; a multiple of kv_heads.
+    // The number of heads of query, a multiple of kv_heads.
     uint32_t query_heads;
-    // Heads of key and value.
+    // The number of heads of key and value.
     uint32_t kv_heads;
-    // Multiplies every score.
+    // The factor of every score.
     float scale;
-    // Bounds the scores smoothly; 0 means no bound.
+    // The bound c of the soft cap; 0 means none.
     float softcap;
-    // How many positions away a query sees, its own counted; 0 means all.
+    // The window in positions, including the query's own; 0 means all.
     uint32_t window;
-    // Which keys a query sees; not explicit. DSR_ATTENTION_MASK_*.
+    // The keys that a query attends to; not explicit. DSR_ATTENTION_MASK_*.
     uint32_t mask;
 } dsr_attention_attributes;
 
@@ -1290,33 +1294,32 @@ typedef struct dsr_attention_attributes {
 //
 // Computed in f32, rounded once.
 typedef struct dsr_add_attributes {
-    // Multiplies b + bias.
+    // The factor of b + bias.
     float alpha;
 } dsr_add_attributes;
 
 // cast(x: float) -> y
 //
-// Copies and rounds to another float type: y = round(x), to nearest, ties to even.
+// Converts to another float type: y = round(x), to nearest, ties to even.
 //
 //   x: float [T, H]
 //   -> y: dtype [T, H]
 //
-// Exact but for the rounding; the same type copies bits. Values beyond f16's range become infinite.
+// Exact except for the rounding; a cast to the same type copies bits. Values beyond the range of f16 become infinite.
 typedef struct dsr_cast_attributes {
-    // Element type of the result; a float.
+    // The element type of the result; a float.
     uint32_t dtype;
 } dsr_cast_attributes;
 
 // gather_rows(x: float, rows: i32) -> y
 //
-// Picks rows: y[r] = x[rows[r]].
+// Gathers rows: y[r] = x[rows[r]].
 //
 //   x: float [T, H]
 //   rows: i32 [R]; indices into x; -1 skips
 //   -> y: as x, [R, H]
 //
-// Exact. A row whose index is -1 is not written. An index outside x or its extent is a caller's error and is
-// treated as -1.
+// Exact. A row whose index is -1 is not written. An index outside x or its extent is treated as -1.
 
 // prepare_step(step_request: i32, step_length: i32, step_source: i32, prompt_ids: i32, rows: i32,
 //     block_table: i32, last_token: i32, finished: i32, length: i32, counts: i32) -> ids,
@@ -1325,43 +1328,43 @@ typedef struct dsr_cast_attributes {
 //
 // Derives a step's inputs from the request table and the step's plan, and advances the table.
 //
-// Sequence s of the step is request c = step_request[s]. If step_source[s] >= 0 it brings step_length[s]
-// prompt tokens, prompt_ids[step_source[s] ..]; if it is -1 it brings the one token the request generated last.
-// Tokens are laid out one sequence after the other.
+// Sequence s of the step is request c = step_request[s]. If step_source[s] >= 0 the sequence has the step_length[s]
+// prompt tokens prompt_ids[step_source[s] ..]; if it is -1, the one token that the request generated last. The tokens of
+// the step are those of its sequences in order.
 //
 //   step_request: i32 [S]; row of the request table; -1 is a padded sequence
-//   step_length: i32 [S]; tokens it brings; 1 for a generated token
-//   step_source: i32 [S]; where in prompt_ids they start, or -1
-//   prompt_ids: i32 [T]; prompt tokens of this step
-//   rows: i32 [R]; rows of the step whose logits are wanted; -1 skips
-//   block_table: i32 [C, N]; pages of each request, -1 behind the last
+//   step_length: i32 [S]; its number of tokens; 1 for a generated token
+//   step_source: i32 [S]; the index in prompt_ids at which they start, or -1
+//   prompt_ids: i32 [T]; the prompt tokens of this step
+//   rows: i32 [R]; the rows of the step whose logits are computed; -1 skips
+//   block_table: i32 [C, N]; the pages of each request; -1 after the last
 //   last_token: i32 [C]; the token generated last
-//   finished: i32 [C]; not 0: the request is done and brings nothing any more
-//   length: i32 [C]; tokens in the KV cache; updated: grows by those it brings
-//   counts: i32 [C, V]; updated: DSR_IN_PROMPT is set for the prompt tokens it brings
-//   -> ids: i32 [T]; -1 behind the last
-//   -> positions: i32 [T]; -1 behind the last
-//   -> slots: i32 [T]; where keys and values go; -1 where there is no page
-//   -> query_start, query_length, kv_length: i32 [S]; lengths 0 for a padded or finished sequence, whose start and table say nothing
-//   -> tables: i32 [S, N]; rows of block_table, in the step's order
-//   -> row_positions: i32 [R]; position of the token that follows each wanted row; -1 for skipped rows
+//   finished: i32 [C]; not 0 if the request is done: it has no more tokens
+//   length: i32 [C]; tokens in the KV cache; updated: grows by the new tokens
+//   counts: i32 [C, V]; updated: DSR_IN_PROMPT is set for the prompt tokens of the step
+//   -> ids: i32 [T]; -1 after the last token
+//   -> positions: i32 [T]; -1 after the last token
+//   -> slots: i32 [T]; the slots for keys and values; -1 without a page
+//   -> query_start, query_length, kv_length: i32 [S]; lengths are 0 for a padded or finished sequence; its start and table are unspecified
+//   -> tables: i32 [S, N]; the rows of block_table, in the order of sequences
+//   -> row_positions: i32 [R]; the position of the token after each of rows; -1 for skipped rows
 //   -> length, counts: the operands, updated
 //
-// A sequence that is finished keeps its place: its rows get id, position and slot -1, its lengths are 0. Exact.
+// A finished sequence keeps its rows, with id, position and slot -1; its lengths are 0. Exact.
 typedef struct dsr_prepare_step_attributes {
-    // Slots of a page.
+    // The number of slots of a page.
     uint32_t block_size;
 } dsr_prepare_step_attributes;
 
 // logit_process(logits: float, requests: i32, parameters: f32, counts: i32, bias?: f32, mask?: u32)
 //     -> y
 //
-// Penalties, bias and mask on logits.
+// Applies penalties, bias and mask to logits.
 //
 // For row r of request c = requests[r], with n the count of token v (see DSR_IN_PROMPT):
-// x = logits[r, v]; if the token was seen, in the prompt or generated, x = x / p for x > 0 and x * p else, with
-// the repetition penalty p; then x -= frequency * n, x -= presence if n > 0, x += bias[c, v]; minus infinity
-// where the mask bit is 0.
+// x = logits[r, v]; if the token was seen, in the prompt or generated, x = x / p for x > 0 and x = x * p
+// otherwise, with the repetition penalty p; then x -= frequency * n, x -= presence if n > 0, and
+// x += bias[c, v]; where the mask bit is 0, x is minus infinity.
 //
 //   logits: float [R, V]
 //   requests: i32 [R]; -1 skips the row: it is not written
@@ -1375,7 +1378,7 @@ typedef struct dsr_prepare_step_attributes {
 
 // argmax(x: float) -> ids
 //
-// The index of the largest element of each row; the lowest on ties.
+// Finds the index of the largest element of each row, the lowest on ties.
 //
 //   x: float [R, V]; NaN counts as minus infinity
 //   -> ids: i32 [R]; -1 if the row is empty or all NaN
@@ -1385,26 +1388,26 @@ typedef struct dsr_prepare_step_attributes {
 // sample(logits: f32, requests: i32, positions: i32, parameters: f32, seeds: u32) -> ids,
 //     log_probability
 //
-// Draws one token per row, by Gumbel-max over what the filters leave.
+// Draws one token per row, by Gumbel-max over the tokens that the filters leave.
 //
 // For row r of request c = requests[r], with temperature t, and ties broken towards the lower id throughout:
 //
-// 1. t = 0: the token of the largest logit (as argmax, but minus infinity is no choice).
-// 2. Otherwise x = logits / t. Keep the top_k largest; p = softmax over them; keep the likeliest until their
-// sum reaches top_p (the token that reaches it included, so at least one); keep those with p >= min_p * max(p).
-// 3. The token is the argmax over what is left of x + g, g = -ln(-ln(1 - v)), with v = (w + 0.5) / 2^32 and w
+// 1. t = 0: the token of the largest logit (as argmax, but never one of minus infinity).
+// 2. Otherwise x = logits / t. Keep the top_k largest; p = softmax over them; keep the most probable until
+// their sum reaches top_p (including the token that reaches it, so at least one); keep those with p >= min_p * max(p).
+// 3. The token is the argmax of x + g over the tokens left, g = -ln(-ln(1 - v)), with v = (w + 0.5) / 2^32 and w
 // the first word of Philox4x32-10 with key seeds[c] and counter (token, positions[r], 0, 0). (ln_1p(-v)
 // keeps the rare large g exact in f32, where v is held to at most 1 - 2^-24.)
 //
-// The draw depends on seed, position and token only: not on the order of rows, on shards or on the batch.
+// The draw depends on seed, position and token only, and not on the order of rows, on shards or on the batch.
 //
 //   logits: f32 [R, V]; NaN and minus infinity are never drawn
 //   requests: i32 [R]; -1 skips the row: its result is -1
-//   positions: i32 [R]; position of the token that is drawn
+//   positions: i32 [R]; the position of the drawn token
 //   parameters: f32 [C, 8]
 //   seeds: u32 [C, 2]
 //   -> ids: i32 [R]; -1 if no token is left
-//   -> log_probability: f32 [R]; ln softmax(logits)[id] of the logits given, no temperature or filter; 0 if the id is -1
+//   -> log_probability: f32 [R]; ln softmax(logits)[id] of logits, without temperature and filters; 0 if the id is -1
 //
 // Sources: Gumbel (1954), Maddison et al., "A* Sampling" (2014); Salmon et al., "Parallel random numbers: as easy as
 // 1, 2, 3" (2011).
@@ -1412,14 +1415,14 @@ typedef struct dsr_prepare_step_attributes {
 // commit_tokens(requests: i32, ids: i32, stop_ids: i32, last_token: i32, finished: i32, counts:
 //     i32) -> last_token = last_token, finished = finished, counts = counts
 //
-// Records the tokens a step has sampled in the request table.
+// Records the sampled tokens of a step in the request table.
 //
 // For every row r with c = requests[r] >= 0 and ids[r] >= 0: last_token[c] = ids[r], counts[c, ids[r]] += 1,
-// and finished[c] = 1 if the token is one of stop_ids. Requests that are finished are left alone.
+// and finished[c] = 1 if the token is one of stop_ids. Finished requests do not change.
 //
-//   requests: i32 [R]; row of the request table; -1 skips; no request twice
+//   requests: i32 [R]; the row of the request table; -1 skips; no request twice
 //   ids: i32 [R]; sampled tokens; -1 skips
-//   stop_ids: i32 [E]; tokens that end a request; -1 is no token
+//   stop_ids: i32 [E]; tokens that end a request; -1 matches no token
 //   last_token, finished: i32 [C]; updated
 //   counts: i32 [C, V]; updated
 //   -> last_token, finished, counts: the operands, updated
@@ -1428,32 +1431,31 @@ typedef struct dsr_prepare_step_attributes {
 
 // columns(x: float) -> y
 //
-// Takes a run of columns: y[t, j] = x[t, start + j] for j < count.
+// Takes a slice of columns: y[t, j] = x[t, start + j] for j < count.
 //
 //   x: float [T, F]
 //   -> y: as x, [T, count]
 //
-// Exact. Projections of the same activations can be one product over their concatenated weights; this takes the
-// result apart again.
+// Exact. It splits the result of one GEMM over the concatenated weights of several projections.
 typedef struct dsr_columns_attributes {
     // The first column.
     uint32_t start;
-    // How many; start + count <= F.
+    // The number of columns; start + count <= F.
     uint32_t count;
 } dsr_columns_attributes;
 
 // quant_per_token(x: float) -> y, scales
 //
-// Quantises every row by itself: scales[m] = max_k |x[m, k]| / 127, y[m, k] = round(x[m, k] / scales[m]).
+// Quantises every row with its own scale: scales[m] = max_k |x[m, k]| / 127, y[m, k] = round(x[m, k] / scales[m]).
 //
 //   x: float [M, K]
 //   -> y: i8 [M, K]; within ±127
 //   -> scales: f32 [M]
 //
-// Both divisions are those of f32, rounded to nearest; round is to the nearest integer, ties to even, and what is beyond
-// ±127 after it becomes ±127. Where the scale is 0 the row is all zeros. In a row with a value that is not finite, results
-// are not defined; other rows are as they would be without it. In a region the values before they are rounded may be
-// quantised.
+// Both divisions are f32 divisions rounded to nearest; round rounds to the nearest integer, ties to even, and results
+// beyond ±127 become ±127. A row whose scale is 0 is all zeros. The results of a row with an infinite or NaN value are
+// unspecified; they do not affect other rows. In a region the values may be quantised before they are rounded to the
+// element type of x.
 
 // linear_w8a8(x: i8, scales: f32, weight: weight, bias?: float) -> y
 //
@@ -1466,32 +1468,32 @@ typedef struct dsr_columns_attributes {
 //   bias: float [N], optional
 //   -> y: dtype [M, N]
 //
-// The sum of products is exact, in i32. The rest is computed in f32 or better, in any order, and rounded once. K = 0 gives
-// the bias, or zeros.
+// The sum of products is exact, in i32. Scales and bias are applied in f32 or better, in any order, with one rounding.
+// With K = 0 the result is the bias, or zeros.
 typedef struct dsr_linear_w8a8_attributes {
-    // Element type of the result; a float.
+    // The element type of the result; a float.
     uint32_t dtype;
 } dsr_linear_w8a8_attributes;
 
 // all_reduce(x: any) -> y = x
 //
-// y =  the reduction of every rank's x, on every rank.
+// Reduces x over all ranks; every rank gets the result.
 //
 //   x: any [T, H]; updated
 //   -> y: x
 //
-// Floats are combined in an order that may differ between backends, each hop rounded to no less than their own type;
-// every rank gets the same bits.
+// The order of the reduction may differ between backends, and intermediate results are rounded to the element type or
+// better. Every rank gets the same bits.
 typedef struct dsr_all_reduce_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
-    // How elements are combined. DSR_REDUCTION_*.
+    // The operation that combines elements. DSR_REDUCTION_*.
     uint32_t reduction;
 } dsr_all_reduce_attributes;
 
 // all_gather(x: any) -> y
 //
-// Puts every rank's x together, in the order of ranks, on every rank.
+// Concatenates x of all ranks, in the order of ranks; every rank gets the result.
 //
 //   x: any [T, H]
 //   -> y: as x, [T, ranks * H]; or [ranks * T, H] along the rows
@@ -1500,28 +1502,28 @@ typedef struct dsr_all_reduce_attributes {
 typedef struct dsr_all_gather_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
-    // How many they are.
+    // The number of ranks.
     uint32_t ranks;
-    // Whether rows are put together, and not features.
+    // Whether to concatenate along the rows instead of the features.
     uint32_t rows;
 } dsr_all_gather_attributes;
 
 // reduce_scatter(x: any) -> y
 //
-// Reduces every rank's x and leaves each rank its own share: rank i gets features i * H / ranks .., or rows.
+// Reduces x over all ranks; rank i gets features i * H / ranks .. of the result, or rows.
 //
 //   x: any [T, H]
 //   -> y: as x, [T, H / ranks]; or [T / ranks, H] along the rows
 //
-// Rounding as all_reduce. The shared dimension must be a known multiple of ranks.
+// Rounding is that of all_reduce. The scattered dimension must be a known multiple of ranks.
 typedef struct dsr_reduce_scatter_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
-    // How many they are.
+    // The number of ranks.
     uint32_t ranks;
-    // Whether rows are shared out, and not features.
+    // Whether to scatter the rows instead of the features.
     uint32_t rows;
-    // How elements are combined. DSR_REDUCTION_*.
+    // The operation that combines elements. DSR_REDUCTION_*.
     uint32_t reduction;
 } dsr_reduce_scatter_attributes;
 
@@ -1536,7 +1538,7 @@ typedef struct dsr_reduce_scatter_attributes {
 typedef struct dsr_all_to_all_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
-    // How many they are.
+    // The number of ranks.
     uint32_t ranks;
 } dsr_all_to_all_attributes;
 
@@ -1551,7 +1553,7 @@ typedef struct dsr_all_to_all_attributes {
 typedef struct dsr_broadcast_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
-    // The rank whose tensor everyone gets.
+    // The rank that sends its tensor.
     uint32_t root;
 } dsr_broadcast_attributes;
 
@@ -1561,11 +1563,11 @@ typedef struct dsr_broadcast_attributes {
 //
 //   x: any [T, H]
 //
-// No result.
+// It has no result.
 typedef struct dsr_send_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
-    // Who receives.
+    // The rank that receives.
     uint32_t peer;
 } dsr_send_attributes;
 
@@ -1580,13 +1582,13 @@ typedef struct dsr_send_attributes {
 typedef struct dsr_receive_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
-    // Who sends.
+    // The rank that sends.
     uint32_t peer;
 } dsr_receive_attributes;
 
 // barrier()
 //
-// Waits until every rank of the axis is here. No operands, no results.
+// Waits until every rank of the axis has reached the barrier. It has no operands and no results.
 typedef struct dsr_barrier_attributes {
     // The axis whose ranks take part. DSR_MESH_AXIS_*.
     uint32_t axis;
@@ -1601,14 +1603,14 @@ typedef struct dsr_barrier_attributes {
 #define DSR_EXPORT
 #endif
 
-/* Whether a struct of somebody else's, given by a pointer, is long enough to have a field. */
+/* Whether a struct of the other side is long enough to have a field. */
 #define DSR_HAS(pointer, type, field) \
     ((pointer)->struct_size >= offsetof(type, field) + sizeof((pointer)->field))
 
-/* A field of a struct of somebody else's: 0 if the struct is too short to have it. */
+/* A field of a struct of the other side; 0 if the struct is too short to have it. */
 #define DSR_GET(pointer, type, field) (DSR_HAS(pointer, type, field) ? (pointer)->field : 0)
 
-/* Sets a field of a struct that somebody else wants filled in, if the struct is long enough to have it. */
+/* Sets a field of a struct that the other side has allocated, if the struct is long enough to have it. */
 #define DSR_SET(pointer, type, field, value) \
     do { \
         if (DSR_HAS(pointer, type, field)) { \
@@ -1620,14 +1622,14 @@ typedef struct dsr_barrier_attributes {
 extern "C" {
 #endif
 
-/* What a plugin exports. `host` is valid for ever. Sets `plugin` to a table that is valid for ever. Called once for every load,
- * before anything else. */
+/* The symbol that a plugin exports. The host calls it once for each load, before any other function. `host` is valid forever.
+ * Sets `plugin` to a table that is valid forever. */
 DSR_EXPORT dsr_status *dsrun_plugin_entry_v0(const dsr_host_api *host, const dsr_plugin_api **plugin);
 
-/* The text of a string literal, for a table that is initialised with it. */
+/* The initialiser of a dsr_str from a string literal. */
 #define DSR_TEXT(literal) {literal, sizeof(literal) - 1}
 
-/* A text that ends with a zero. */
+/* The dsr_str of a text that ends with a zero. */
 static inline dsr_str dsr_text_of(const char *text) {
     dsr_str result = {text, 0};
     while (text != NULL && text[result.length] != '\0') {
@@ -1636,7 +1638,7 @@ static inline dsr_str dsr_text_of(const char *text) {
     return result;
 }
 
-/* An error about nothing in particular. */
+/* An error that names no argument. */
 static inline dsr_status *dsr_fail(const dsr_host_api *host, uint32_t code, const char *message) {
     dsr_str none = {NULL, 0};
     dsr_error error;

@@ -1,18 +1,19 @@
 /*
- * dsrun.hpp: for backends in C++. Turns exceptions into statuses, because none may leave a function of a plugin.
+ * dsrun.hpp: helpers for backends in C++. They convert exceptions to statuses, because no exception may leave a function of a
+ * plugin.
  *
- * Wrap the body of every function that the plugin's tables hold:
+ * Wrap the body of every function in the plugin's tables:
  *
  *     static dsr_status *allocate(dsr_device *, uint64_t bytes, uint32_t kind, dsr_buffer **buffer) noexcept {
  *         return dsr::guard(host, [&] {
  *             if (kind != DSR_MEMORY_DEVICE && kind != DSR_MEMORY_PINNED) {
- *                 throw dsr::error(DSR_CODE_UNSUPPORTED, "is no kind of memory").at("kind");
+ *                 throw dsr::error(DSR_CODE_UNSUPPORTED, "is not a kind of memory").at("kind");
  *             }
  *             *buffer = reinterpret_cast<dsr_buffer *>(new char[bytes]());
  *         });
  *     }
  *
- * An error of the host that is to be passed on becomes an exception with dsr::check, and itself again in the guard.
+ * dsr::check turns an error of the host into an exception, which the guard returns as the same error.
  */
 
 #ifndef DSRUN_HPP
@@ -29,7 +30,7 @@
 
 namespace dsr {
 
-/* A text of the host or for the host, as long as the text it is made of lives. */
+/* Conversions between dsr_str and std::string_view, which do not copy the text. */
 inline dsr_str text_of(std::string_view text) noexcept { return dsr_str{text.data(), text.size()}; }
 inline std::string_view view_of(dsr_str text) noexcept {
     return text.length == 0 ? std::string_view() : std::string_view(text.data, text.length);
@@ -40,19 +41,19 @@ class error : public std::exception {
 public:
     error(uint32_t code, std::string message) : code_(code), message_(std::move(message)) {}
 
-    /* Names the op it is about. */
+    /* Names the op at fault. */
     error &in_op(std::string op) {
         op_ = std::move(op);
         return *this;
     }
 
-    /* Names the argument (operand, result or parameter) it is about. */
+    /* Names the argument (operand, result or parameter) at fault. */
     error &at(std::string argument) {
         argument_ = std::move(argument);
         return *this;
     }
 
-    /* Names the field of the argument it is about. */
+    /* Names the field of the argument at fault. */
     error &field(std::string field) {
         field_ = std::move(field);
         return *this;
@@ -75,7 +76,7 @@ private:
     std::string message_, op_, argument_, field_;
 };
 
-/* An error of the host on its way through C++. */
+/* An error of the host as an exception. */
 class host_error : public std::exception {
 public:
     host_error(const dsr_host_api *host, dsr_status *status)
@@ -102,7 +103,8 @@ inline void check(const dsr_host_api *host, dsr_status *status) {
     }
 }
 
-/* Runs the body of a function of the plugin. An exception that is no dsr::error is a bug: the host will use the object no more. */
+/* Runs the body of a function of the plugin. An exception other than dsr::error is a bug, after which the host stops using the
+ * object. */
 template <typename Body>
 dsr_status *guard(const dsr_host_api *host, Body &&body) noexcept {
     try {
@@ -113,7 +115,7 @@ dsr_status *guard(const dsr_host_api *host, Body &&body) noexcept {
     } catch (const host_error &known) {
         return known.status();
     } catch (const std::bad_alloc &) {
-        return dsr_fail(host, DSR_CODE_OUT_OF_MEMORY, "the host's memory ran out");
+        return dsr_fail(host, DSR_CODE_OUT_OF_MEMORY, "host memory is exhausted");
     } catch (const std::exception &unexpected) {
         return dsr_fail(host, DSR_CODE_PANIC, unexpected.what());
     } catch (...) {

@@ -1,4 +1,4 @@
-//! Groups of ranks across the ABI: a plugin without a collective library is given the host's transport.
+//! Groups of ranks across the ABI. A plugin without a collective library uses the transport of the host.
 
 use super::{decode, export::HostTable, prefix, raw::*, status};
 use dsrun_core::{
@@ -11,7 +11,7 @@ use dsrun_core::{
 };
 use std::{any::Any, ffi::c_void, fmt, ptr, sync::Arc};
 
-/// A group of which only the numbers matter: for checking a description.
+/// A group that has only a rank and a size, for validating a description.
 #[derive(Debug)]
 pub(super) struct RanksOnly {
     rank: usize,
@@ -40,13 +40,13 @@ impl Comm for RanksOnly {
     fn abort(&self, _: &str) {}
 }
 
-/// The host's side: a [`HostComm`] as a table of functions.
+/// The host's side of a transport: a [`HostComm`] as a function table.
 pub(super) struct OfferedTransport {
     raw: dsr_transport,
     _comm: Arc<dyn Comm>,
 }
 
-// SAFETY: the table's context is the group beside it, which may be used from any thread and is kept alive.
+// SAFETY: the context of the table is the group beside it, which is kept alive and may be used from any thread.
 unsafe impl Send for OfferedTransport {}
 // SAFETY: as above.
 unsafe impl Sync for OfferedTransport {}
@@ -59,9 +59,11 @@ impl fmt::Debug for OfferedTransport {
 
 impl OfferedTransport {
     /// # Errors
-    /// If the group is no group of the host.
+    /// If the group is not a [`HostComm`].
     pub(super) fn new(comm: Arc<dyn Comm>) -> Result<Box<Self>> {
-        let number = |number: usize| u32::try_from(number).map_err(|_| Error::invalid("has too many ranks"));
+        let number = |number: usize| {
+            u32::try_from(number).map_err(|_| Error::invalid("has more ranks than the ABI can count"))
+        };
         let any: &dyn Any = &*comm;
         let Some(host) = any.downcast_ref::<HostComm>() else {
             return Err(Error::invalid("is a group of another backend").at("comm"));
@@ -90,7 +92,7 @@ impl OfferedTransport {
     }
 }
 
-/// Runs a function of the table.
+/// Runs a function of the table on its group.
 ///
 /// # Safety
 /// `context` is that of the table, whose owner is alive.
@@ -104,7 +106,7 @@ unsafe fn with(context: *mut c_void, run: impl FnOnce(&HostComm) -> Result<()>) 
 
 fn reduction(number: u32) -> Result<Reduction> {
     let known = Reduction::ALL.iter().copied().find(|reduction| *reduction as u32 == number);
-    known.ok_or_else(|| Error::unsupported(format!("{number} is none")).at("reduction"))
+    known.ok_or_else(|| Error::unsupported(format!("is {number}, which is not a reduction")).at("reduction"))
 }
 
 unsafe extern "C" fn all_reduce(
@@ -114,7 +116,7 @@ unsafe extern "C" fn all_reduce(
     dtype: u32,
     op: u32,
 ) -> *mut dsr_status {
-    // SAFETY: the caller passes the table's context and memory as long as it says.
+    // SAFETY: the caller passes the context of the table and memory of the stated length.
     unsafe {
         with(context, |comm| {
             let bytes = prefix::bytes_mut(bytes.cast(), length, "bytes")?;
@@ -196,7 +198,7 @@ unsafe extern "C" fn broadcast(
 }
 
 unsafe extern "C" fn barrier(context: *mut c_void) -> *mut dsr_status {
-    // SAFETY: the caller passes the table's context.
+    // SAFETY: the caller passes the context of the table.
     unsafe { with(context, HostComm::barrier) }
 }
 
@@ -223,12 +225,12 @@ unsafe extern "C" fn receive(
 }
 
 unsafe extern "C" fn transport_status(context: *mut c_void) -> *mut dsr_status {
-    // SAFETY: the caller passes the table's context.
+    // SAFETY: the caller passes the context of the table.
     unsafe { with(context, Comm::status) }
 }
 
 unsafe extern "C" fn abort(context: *mut c_void, reason: dsr_str) {
-    // SAFETY: the caller passes the table's context and a text that can be read.
+    // SAFETY: the caller passes the context of the table and a readable text.
     let status = unsafe {
         with(context, |comm| {
             comm.abort(&prefix::text(reason));
@@ -239,15 +241,15 @@ unsafe extern "C" fn abort(context: *mut c_void, reason: dsr_str) {
     drop(unsafe { status::take(status) });
 }
 
-/// The plugin's side: the table it was given, as the transport of a [`HostComm`].
+/// The plugin's side of a transport: a function table as a [`HostTransport`].
 pub(super) struct GivenTransport {
     raw: dsr_transport,
     host: HostTable,
 }
 
-// SAFETY: the host says that the table is valid as long as the plan that holds this, and that it may move between threads.
+// SAFETY: the table is valid as long as the plan that holds this, and may move between threads.
 unsafe impl Send for GivenTransport {}
-// SAFETY: the host's transport locks for itself: it is the `HostComm` of `OfferedTransport`, which any thread may use.
+// SAFETY: the transport of the host is the `HostComm` of `OfferedTransport`, which does its own locking.
 unsafe impl Sync for GivenTransport {}
 
 impl fmt::Debug for GivenTransport {
@@ -257,7 +259,7 @@ impl fmt::Debug for GivenTransport {
 }
 
 impl GivenTransport {
-    /// A group over the transport a description names.
+    /// A group over the transport in a description.
     ///
     /// # Errors
     /// If the table cannot be read, or lacks a function.
@@ -272,13 +274,13 @@ impl GivenTransport {
     }
 }
 
-/// Calls a function of the given table.
+/// Calls a function of the table.
 macro_rules! given {
     ($self:ident.$function:ident($($argument:expr),*)) => {{
         let function = $self.raw.$function.ok_or_else(|| {
-            Error::unsupported(concat!("the host's transport has no ", stringify!($function)))
+            Error::unsupported(concat!("the transport of the host has no ", stringify!($function)))
         })?;
-        // SAFETY: the host's function, with its context, and memory that is borrowed meanwhile.
+        // SAFETY: a function of the host with its context, and memory that is borrowed during the call.
         let status = unsafe { function($self.raw.context $(, $argument)*) };
         $self.host.take(status)
     }};
@@ -332,7 +334,7 @@ impl HostTransport for GivenTransport {
 
     fn abort(&self, reason: &str) {
         if let Some(abort) = self.raw.abort {
-            // SAFETY: the host's function, with its context and a text that lives meanwhile.
+            // SAFETY: a function of the host with its context, and a text that lives during the call.
             unsafe { abort(self.raw.context, prefix::str_of(reason)) };
         }
     }

@@ -1,5 +1,4 @@
-//! Descriptions from the C ABI, as the types of dsrun-core. Decoding checks that they can be read; a decoded call is also
-//! validated.
+//! Decoding of descriptions and arguments from the C ABI to the types of core. A decoded call is also validated.
 
 use super::{prefix, raw::*};
 use dsrun_core::{
@@ -14,13 +13,15 @@ use dsrun_core::{
 };
 use std::{ffi::c_void, sync::Arc, time::Duration};
 
-/// The most calls in the body of a region that crosses the ABI, and the most results of a call.
+/// The maximum number of calls in the body of a region, and of results of a call.
 const MAX_CALLS: usize = 4096;
-/// The most words of attributes: more than any op has.
+/// The maximum number of attribute words, more than any op has.
 const MAX_WORDS: usize = 256;
 
 pub(super) fn dtype(number: u32) -> Result<DType> {
-    DType::from_number(number).ok_or_else(|| Error::unsupported(format!("{number} is none")).field("dtype"))
+    DType::from_number(number).ok_or_else(|| {
+        Error::unsupported(format!("is {number}, which is not an element type")).field("dtype")
+    })
 }
 
 fn sizes(shape: &[u64], rank: u32) -> Result<Vec<usize>> {
@@ -37,7 +38,7 @@ fn sizes(shape: &[u64], rank: u32) -> Result<Vec<usize>> {
 
 pub(super) fn tensor(raw: &dsr_tensor_desc) -> Result<TensorDesc> {
     if raw.flags & !DSR_TENSOR_BOUNDED != 0 {
-        return Err(Error::unsupported(format!("{:#x} has unknown bits", raw.flags)).field("flags"));
+        return Err(Error::unsupported(format!("is {:#x}, which has unknown bits", raw.flags)).field("flags"));
     }
     Ok(TensorDesc {
         dtype: dtype(raw.dtype)?,
@@ -48,7 +49,8 @@ pub(super) fn tensor(raw: &dsr_tensor_desc) -> Result<TensorDesc> {
 }
 
 pub(super) fn weight_type(raw: &dsr_weight_type) -> Result<WeightType> {
-    let unknown = || Error::unsupported(format!("{} is none", raw.format)).field("format");
+    let unknown =
+        || Error::unsupported(format!("is {}, which is not a weight format", raw.format)).field("format");
     Ok(WeightType {
         format: WeightFormat::from_number(raw.format).ok_or_else(unknown)?,
         shape: sizes(&raw.shape, raw.rank)?,
@@ -60,7 +62,7 @@ fn operand(raw: &dsr_operand_desc) -> Result<Option<OperandDesc>> {
         DSR_OPERAND_ABSENT => Ok(None),
         DSR_OPERAND_TENSOR => tensor(&raw.tensor).map(OperandDesc::Tensor).map(Some),
         DSR_OPERAND_WEIGHT => weight_type(&raw.weight).map(OperandDesc::Weight).map(Some),
-        kind => Err(Error::unsupported(format!("{kind} is no kind of operand")).field("kind")),
+        kind => Err(Error::unsupported(format!("is {kind}, which is not a kind of operand")).field("kind")),
     }
 }
 
@@ -72,7 +74,7 @@ unsafe fn primitive(op: u32, attributes: *const c_void, size: u32) -> Result<Op>
         let message = format!("is {size}, must be a multiple of 4");
         return Err(Error::invalid(message).at("attributes").field("attributes_size").in_op(name));
     }
-    // SAFETY: the caller says so; attributes are words.
+    // SAFETY: as the caller says; attributes are words.
     let words = unsafe { prefix::array(attributes.cast(), size as usize / 4, MAX_WORDS, "attributes") };
     Op::from_words(op, words.map_err(|error| error.in_op(name))?)
 }
@@ -103,7 +105,7 @@ unsafe fn region(pointer: *const dsr_region) -> Result<Region> {
     Region::new(name, raw.operand_count as usize, body, ids(results))
 }
 
-/// A valid call, with the group that `comm` makes of its description if it has one.
+/// Decodes and validates a call; `comm` makes the group from the description if it has one.
 ///
 /// # Errors
 /// As [`CallDesc::validate`], or if the description cannot be read.
@@ -125,7 +127,9 @@ pub(super) unsafe fn call(
     };
     let in_op = |error: Error| error.in_op(op.name());
     if raw.flags != 0 {
-        return Err(in_op(Error::unsupported(format!("{:#x} has unknown bits", raw.flags)).at("flags")));
+        return Err(in_op(
+            Error::unsupported(format!("is {:#x}, which has unknown bits", raw.flags)).at("flags"),
+        ));
     }
     let most = Region::MAX_OPERANDS;
     // SAFETY: as the caller says.
@@ -144,7 +148,7 @@ pub(super) unsafe fn call(
     }
     call.comm = match (raw.comm.is_null(), raw.transport.is_null()) {
         (true, true) => None,
-        (false, false) => return Err(in_op(Error::invalid("and transport are both set").at("comm"))),
+        (false, false) => return Err(in_op(Error::invalid("is set together with transport").at("comm"))),
         _ => Some(comm(&raw).map_err(in_op)?),
     };
     call.validate()
@@ -159,7 +163,7 @@ pub(super) unsafe fn weight(pointer: *const dsr_weight_desc) -> Result<WeightDes
     // SAFETY: as the caller says.
     let raw = unsafe { prefix::read(pointer)? };
     if raw.flags & !DSR_WEIGHT_IMMUTABLE != 0 {
-        return Err(Error::unsupported(format!("{:#x} has unknown bits", raw.flags)).field("flags"));
+        return Err(Error::unsupported(format!("is {:#x}, which has unknown bits", raw.flags)).field("flags"));
     }
     let weight_type = weight_type(&raw.weight_type)?;
     weight_type.bytes()?;
@@ -172,12 +176,12 @@ pub(super) fn memory_kind(number: u32) -> Result<MemoryKind> {
     match number {
         DSR_MEMORY_DEVICE => Ok(MemoryKind::Device),
         DSR_MEMORY_PINNED => Ok(MemoryKind::Pinned),
-        _ => Err(Error::unsupported(format!("{number} is none")).at("kind")),
+        _ => Err(Error::unsupported(format!("is {number}, which is not a kind of memory")).at("kind")),
     }
 }
 
 /// # Errors
-/// If a number is none.
+/// If a number is out of range.
 pub(super) fn options(raw: &dsr_device_options) -> Result<DeviceOptions> {
     let threads = (raw.threads != DSR_NONE).then(|| prefix::size(raw.threads, "threads")).transpose()?;
     Ok(DeviceOptions {
@@ -187,17 +191,17 @@ pub(super) fn options(raw: &dsr_device_options) -> Result<DeviceOptions> {
     })
 }
 
-/// A time limit; DSR_NONE is as long as there is.
+/// A timeout; DSR_NONE is the longest duration.
 pub(super) fn timeout(nanoseconds: u64) -> Duration {
     if nanoseconds == DSR_NONE { Duration::MAX } else { Duration::from_nanos(nanoseconds) }
 }
 
-/// What handles stand for.
+/// Finds the objects behind handles.
 pub(super) trait Objects {
-    /// The buffer of a handle, which is not null.
+    /// The buffer behind a handle that is not null.
     fn buffer(&mut self, handle: *mut dsr_buffer) -> Result<Arc<dyn Buffer>>;
 
-    /// The weight of a handle, which is not null.
+    /// The weight behind a handle that is not null.
     fn weight(&mut self, handle: *mut dsr_weight) -> Result<Arc<dyn PackedWeight>>;
 }
 
@@ -220,11 +224,11 @@ fn argument(raw: &dsr_argument, objects: &mut dyn Objects) -> Result<Option<Argu
         DSR_OPERAND_TENSOR => binding(raw, objects).map(Argument::Tensor).map(Some),
         DSR_OPERAND_WEIGHT if raw.weight.is_null() => Err(Error::invalid("is null").field("weight")),
         DSR_OPERAND_WEIGHT => objects.weight(raw.weight).map(Argument::Weight).map(Some),
-        kind => Err(Error::unsupported(format!("{kind} is no kind of operand")).field("kind")),
+        kind => Err(Error::unsupported(format!("is {kind}, which is not a kind of operand")).field("kind")),
     }
 }
 
-/// The arguments of a bind, not yet validated: ranges may lie outside their buffers.
+/// Decodes the arguments of a bind without validating them: ranges may exceed their buffers.
 ///
 /// # Errors
 /// Names op and argument.
@@ -253,7 +257,7 @@ pub(super) unsafe fn arguments(
     for (index, raw) in results.iter().enumerate() {
         let at = |error: Error| in_op(error.at(&call.result_name(index)));
         if raw.kind != DSR_OPERAND_TENSOR {
-            return Err(at(Error::invalid("is no tensor").field("kind")));
+            return Err(at(Error::invalid("is not a tensor").field("kind")));
         }
         arguments.results.push(binding(raw, objects).map_err(at)?);
     }

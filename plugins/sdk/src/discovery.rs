@@ -1,18 +1,18 @@
-//! Finding plugins, without running any of their code.
+//! Discovery of plugins, which runs none of their code.
 //!
-//! A plugin is found through its manifest (`NAME.dsrun.toml`, see [`Manifest`]), or, where there is none, by the file name of
-//! its library (`libdsrun_backend_NAME.so`). The places, in order:
+//! A plugin is found by its manifest (`NAME.dsrun.toml`, see [`Manifest`]) or, without a manifest, by the file name of its
+//! library (`libdsrun_backend_NAME.so`). The places, in the order of the search:
 //!
-//! 1. files the user names;
-//! 2. `DSRUN_BACKEND_FILES`: if set, these files and no other place;
+//! 1. files that the user names;
+//! 2. `DSRUN_BACKEND_FILES`: if set, these files and no further places;
 //! 3. the folders of `DSRUN_BACKEND_PATH`;
 //! 4. `../lib/dsrun/backends.d` beside the folder of the program;
 //! 5. `dsrun/backends.d` in the user's data folder (`XDG_DATA_HOME`, or `~/.local/share`);
 //! 6. `/usr/local/share/dsrun/backends.d` and `/usr/share/dsrun/backends.d`.
 //!
 //! The current directory is never searched, so a relative path in a variable is refused. A program that runs with more rights
-//! than its user ignores the variables. The first plugin of a name wins; at one place a manifest wins over a library. What is
-//! wrong with one plugin is written down in the [`Report`] and touches no other.
+//! than its user ignores the variables. The first plugin of a name wins; in one place a manifest precedes a library. The
+//! [`Report`] has the problems of each plugin, which do not affect others.
 
 mod manifest;
 mod places;
@@ -30,85 +30,85 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The end of a manifest's file name.
+/// The suffix of the file name of a manifest.
 pub const MANIFEST_SUFFIX: &str = ".dsrun.toml";
 
-/// How the file name of a library without a manifest begins, behind the platform's own prefix; its backend's name follows.
+/// The stem of the file name of a library, between the prefix of the platform and the name of the backend.
 const LIBRARY_STEM: &str = "dsrun_backend_";
 
-/// Where was looked and what was found.
+/// The searched places and the plugins found.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// Every place, in the order in which they were tried.
+    /// The places, in the order of the search.
     pub places: Vec<Place>,
-    /// Every plugin, in the order in which they were found.
+    /// The plugins, in the order in which they were found.
     pub plugins: Vec<Plugin>,
 }
 
-/// A place where plugins may be.
+/// A searched place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Place {
-    /// Why it was looked at.
+    /// Why the place was searched.
     pub origin: Origin,
     /// The folder or file.
     pub path: PathBuf,
-    /// What came of it.
+    /// The outcome of the search.
     pub outcome: PlaceOutcome,
 }
 
-/// What came of looking at a place.
+/// The outcome of searching a place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlaceOutcome {
-    /// It holds this many plugins, broken ones included.
+    /// The place has this many plugins, including broken ones.
     Searched(usize),
-    /// It does not exist.
+    /// The place does not exist.
     Absent,
-    /// It was not searched, or not to the end, for this reason.
+    /// The search was skipped or stopped for this reason.
     Failed(String),
 }
 
 /// A plugin that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plugin {
-    /// What users select it by: from the manifest, or from the file name.
+    /// The name that users select it by: of the manifest, or from the file name.
     pub name: String,
-    /// Its version, if a manifest says it.
+    /// The version, if it has a manifest.
     pub version: Option<String>,
-    /// What it is, if a manifest says it.
+    /// The description, if its manifest has one.
     pub description: Option<String>,
-    /// The manifest, if it has one.
+    /// The file of the manifest, if it has one.
     pub manifest: Option<PathBuf>,
-    /// The library, as far as it is known.
+    /// The file of the library, if known.
     pub library: Option<PathBuf>,
-    /// Why it was looked for where it is.
+    /// Why its place was searched.
     pub origin: Origin,
-    /// Whether it can be loaded, as far as can be told without doing so.
+    /// Whether it can be loaded, as far as is known without running its code.
     pub state: State,
 }
 
-/// Whether a plugin can be used.
+/// The state of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Nothing speaks against loading it.
+    /// The plugin can be loaded.
     Ready,
-    /// Another plugin of this name was found before: the one of this file.
+    /// Another plugin of this name precedes it, the one of this file.
     Shadowed(PathBuf),
-    /// It cannot be used, for this reason.
+    /// The plugin cannot be loaded for this reason.
     Broken(String),
 }
 
-/// What loading a plugin gave.
+/// The result of loading a plugin.
 #[derive(Clone, Debug, Serialize)]
 pub struct Probe {
-    /// The name it was found under.
+    /// The name of the plugin.
     pub name: String,
-    /// Its devices, or why there are none.
+    /// The names of its devices, or the error.
     pub devices: std::result::Result<Vec<String>, String>,
 }
 
-/// Looks for plugins. Runs no code of theirs.
+/// Searches places for plugins, without running their code.
 pub fn discover(places: &Places) -> Report {
     let mut report = Report::default();
     for (origin, path) in &places.files {
@@ -134,7 +134,7 @@ pub fn discover(places: &Places) -> Report {
 }
 
 impl Report {
-    /// The plugins of a folder: those with manifests, then the libraries that no manifest names.
+    /// Searches a folder: first manifests, then libraries that no manifest names.
     fn search(&mut self, folder: &Path, origin: Origin) -> PlaceOutcome {
         let entries = match std::fs::read_dir(folder) {
             Ok(entries) => entries,
@@ -161,7 +161,7 @@ impl Report {
                 found.push((0, examine_library(library, origin)));
             }
         }
-        // A stable order: manifests stay before libraries and by name where the priority is the same.
+        // The sort is stable: plugins of equal priority stay in the order of manifests before libraries, then of names.
         found.sort_by_key(|(priority, plugin)| (plugin.manifest.is_none(), std::cmp::Reverse(*priority)));
         let count = found.len();
         found.into_iter().for_each(|(_, plugin)| self.add(plugin));
@@ -178,11 +178,10 @@ impl Report {
         self.plugins.push(plugin);
     }
 
-    /// Loads the plugin of a name.
+    /// Loads the plugin of this name.
     ///
     /// # Errors
-    /// [`Code::Unavailable`] if there is none, or none that can be loaded: with the reasons, or with the places that were looked
-    /// at.
+    /// [`Code::Unavailable`] with the searched places if there is no such plugin, or with the reasons if it cannot be loaded.
     pub fn load(&self, name: &str) -> Result<PluginBackend> {
         if let Some(plugin) = self.ready().find(|plugin| plugin.name == name) {
             return plugin.load();
@@ -194,18 +193,17 @@ impl Report {
                 self.places.iter().map(|place| place.path.display().to_string()).collect();
             format!("there is no plugin `{name}` in {}", tried.join(", "))
         } else {
-            format!("the plugin `{name}` cannot be used: {}", reasons.join("; "))
+            format!("the plugin `{name}` cannot be loaded: {}", reasons.join("; "))
         };
         Err(Error::new(Code::Unavailable, message))
     }
 
-    /// The plugins that can be loaded, as far as can be told.
+    /// The plugins that can be loaded.
     pub fn ready(&self) -> impl Iterator<Item = &Plugin> {
         self.plugins.iter().filter(|plugin| plugin.state == State::Ready)
     }
 
-    /// Loads every plugin that can be loaded and asks for its devices. This runs their code; what goes wrong in one is in its
-    /// answer.
+    /// Loads every plugin that can be loaded and lists its devices. This runs the code of plugins.
     pub fn probe(&self) -> Vec<Probe> {
         let one = |plugin: &Plugin| {
             let devices = plugin.load().and_then(|backend| backend.devices());
@@ -218,25 +216,25 @@ impl Report {
 }
 
 impl Plugin {
-    /// The manifest, or else the library.
+    /// The file of the manifest, or else of the library.
     pub fn file(&self) -> &Path {
         self.manifest.as_deref().or(self.library.as_deref()).unwrap_or(Path::new(""))
     }
 
-    /// Why it cannot be used, with the file.
+    /// The file and the reason why the plugin cannot be loaded; `None` if it can.
     pub fn problem(&self) -> Option<String> {
         match &self.state {
             State::Ready => None,
-            State::Shadowed(by) => Some(format!("{}: {} comes first", self.file().display(), by.display())),
+            State::Shadowed(by) => Some(format!("{}: {} precedes it", self.file().display(), by.display())),
             State::Broken(reason) => Some(format!("{}: {reason}", self.file().display())),
         }
     }
 
-    /// Loads it.
+    /// Loads the plugin.
     ///
     /// # Errors
-    /// As [`PluginBackend::load`]; if it cannot be used; or if it calls itself otherwise than its manifest or file name
-    /// does. A library somebody named by a path, with a file name that names no backend, may call itself what it likes.
+    /// As [`PluginBackend::load`], if it cannot be loaded, or if its name differs from that of its manifest or file. A library
+    /// that the user names by a path may have any name if its file name has none.
     pub fn load(&self) -> Result<PluginBackend> {
         let library = match (&self.state, &self.library) {
             (State::Ready, Some(library)) => library,
@@ -249,7 +247,7 @@ impl Plugin {
         let named = self.manifest.is_some() || library_name(library).is_some();
         if named && backend.info().name != self.name {
             let message = format!(
-                "calls itself `{}`, but {} calls it `{}`: mend the one or the other",
+                "has the name `{}`, but {} names it `{}`; make the names equal",
                 backend.info().name,
                 self.file().display(),
                 self.name
@@ -264,7 +262,7 @@ fn is_manifest(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(MANIFEST_SUFFIX))
 }
 
-/// The backend's name in the file name of a library.
+/// The name of the backend in the file name of a library.
 fn library_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let name = name.strip_prefix(std::env::consts::DLL_PREFIX)?.strip_suffix(std::env::consts::DLL_SUFFIX)?;
@@ -272,7 +270,7 @@ fn library_name(path: &Path) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// The manifest beside a library that names it.
+/// The manifest in the folder of a library that names the library.
 fn manifest_of(library: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(library.parent()?).ok()?;
     let mut manifests: Vec<PathBuf> = entries
@@ -288,7 +286,7 @@ fn manifest_of(library: &Path) -> Option<PathBuf> {
     manifests.into_iter().next()
 }
 
-/// A file somebody named: a manifest, or a library.
+/// Examines a file that the user names, a manifest or a library.
 fn examine(path: &Path, origin: Origin) -> Plugin {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     match is_manifest(&path).then(|| path.clone()).or_else(|| manifest_of(&path)) {
@@ -311,7 +309,7 @@ fn examine_library(path: &Path, origin: Origin) -> Plugin {
     }
 }
 
-/// The plugin of a manifest, with its priority.
+/// Examines a manifest, and returns the plugin with its priority.
 fn examine_manifest(path: &Path, origin: Origin) -> (i32, Plugin) {
     let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let mut plugin = Plugin {
@@ -334,7 +332,7 @@ fn examine_manifest(path: &Path, origin: Origin) -> (i32, Plugin) {
     plugin.version = Some(manifest.version.clone());
     plugin.description.clone_from(&manifest.description);
     let checked = manifest.library(path).and_then(|library| {
-        // Known from here on, so that it is not taken for a plugin of its own.
+        // Set even if the plugin is broken, so that the library is not examined as a plugin without a manifest.
         plugin.library = Some(library.clone());
         manifest.check(&library, &find_library)
     });
@@ -345,9 +343,9 @@ fn examine_manifest(path: &Path, origin: Origin) -> (i32, Plugin) {
 }
 
 impl fmt::Display for Report {
-    /// For people: every place, every plugin, and what is wrong.
+    /// Writes every place and plugin, with problems, for people to read.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "places, in the order they are searched:")?;
+        writeln!(f, "places, in the order of the search:")?;
         for place in &self.places {
             let outcome = match &place.outcome {
                 PlaceOutcome::Searched(1) => "1 plugin".to_owned(),

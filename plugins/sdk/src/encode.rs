@@ -1,4 +1,4 @@
-//! Descriptions as the C ABI wants them. What a raw description points to is kept beside it.
+//! Encoding of descriptions for the C ABI, each together with the memory that it points to.
 
 use super::{prefix, raw::*};
 use dsrun_core::{
@@ -11,7 +11,8 @@ use dsrun_core::{
 use std::{fmt, ptr, time::Duration};
 
 fn count(length: usize, what: &str) -> Result<u32> {
-    u32::try_from(length).map_err(|_| Error::invalid(format!("{length} are too many")).at(what))
+    u32::try_from(length)
+        .map_err(|_| Error::invalid(format!("has {length} elements, which are too many")).at(what))
 }
 
 fn sizes(values: &[usize]) -> Result<[u64; DSR_MAX_RANK]> {
@@ -68,10 +69,10 @@ fn operand(desc: Option<&OperandDesc>) -> Result<dsr_operand_desc> {
     })
 }
 
-/// The body of a region.
+/// A region, with the memory that its raw description points to.
 struct RegionParts {
     raw: dsr_region,
-    // Pointed to by `raw` and `calls`; never touched again.
+    // `raw` and `calls` point to these, so they never change.
     _name: String,
     _calls: Vec<dsr_region_call>,
     _results: Vec<u32>,
@@ -114,17 +115,17 @@ impl RegionParts {
     }
 }
 
-/// A call, with what its raw description points to.
+/// A call, with the memory that its raw description points to.
 pub(super) struct EncodedCall {
     raw: dsr_call_desc,
-    // Pointed to by `raw`; never touched again. Vectors and boxes keep their addresses when this moves.
+    // `raw` points to these, so they never change. The contents of vectors and boxes keep their addresses when this moves.
     _words: Vec<u32>,
     _operands: Vec<dsr_operand_desc>,
     _results: Vec<dsr_tensor_desc>,
     _region: Option<Box<RegionParts>>,
 }
 
-// SAFETY: the pointers are to the parts beside them, which are owned and never change.
+// SAFETY: the pointers are to the fields beside them, which are owned and never change.
 unsafe impl Send for EncodedCall {}
 // SAFETY: as above.
 unsafe impl Sync for EncodedCall {}
@@ -136,7 +137,7 @@ impl fmt::Debug for EncodedCall {
 }
 
 impl EncodedCall {
-    /// The call, but for its group.
+    /// Encodes a call without its group.
     pub(super) fn new(call: &CallDesc) -> Result<Self> {
         let in_op = |error: Error| error.in_op(call.op.name());
         let at_operand = |(index, desc): (usize, &Option<OperandDesc>)| {
@@ -168,7 +169,7 @@ impl EncodedCall {
         Ok(Self { raw, _words: words, _operands: operands, _results: results, _region: region })
     }
 
-    /// The raw description, with a group.
+    /// The raw description with a group.
     pub(super) fn with_group(&self, comm: *mut dsr_comm, transport: *const dsr_transport) -> dsr_call_desc {
         dsr_call_desc { comm, transport, ..self.raw }
     }
@@ -182,7 +183,7 @@ pub(super) fn weight_desc(weight: &WeightDesc) -> Result<dsr_weight_desc> {
     })
 }
 
-/// No range.
+/// The range without a buffer.
 pub(super) const NO_SLICE: dsr_slice = dsr_slice { buffer: ptr::null_mut(), offset: 0, bytes: 0 };
 
 pub(super) fn slice(buffer: *mut dsr_buffer, slice: &BufferSlice) -> dsr_slice {
@@ -190,7 +191,7 @@ pub(super) fn slice(buffer: *mut dsr_buffer, slice: &BufferSlice) -> dsr_slice {
 }
 
 /// # Errors
-/// If the share is none: 0 means "all" in the ABI, so it must not stand for a mistake.
+/// If the share is not above 0 and up to 1. In the ABI 0 means all, so it must not stand for an invalid share.
 pub(super) fn options(options: &DeviceOptions) -> Result<dsr_device_options> {
     if let Some(share) = options.compute_share
         && !(share > 0.0 && share <= 1.0)
@@ -205,7 +206,7 @@ pub(super) fn options(options: &DeviceOptions) -> Result<dsr_device_options> {
     })
 }
 
-/// A time limit in nanoseconds; what does not fit is as long as there is.
+/// A timeout in nanoseconds; a longer one than fits becomes DSR_NONE.
 pub(super) fn timeout(limit: Duration) -> u64 {
     u64::try_from(limit.as_nanos()).unwrap_or(DSR_NONE)
 }

@@ -1,8 +1,8 @@
-//! A Rust [`Backend`] as a plugin: its C tables.
+//! The export of a Rust [`Backend`] as the C tables of a plugin.
 //!
-//! Every function of the tables is a shim of the same form: it reads what it is given, calls the trait, and turns an error or
-//! a panic into a status of the host. Descriptions and arguments are checked as core checks them, because a table may be
-//! called by anyone. An object of the backend is handed out as a box behind a tag, by which null and foreign handles are told.
+//! Every function of the tables is a shim that decodes and validates its parameters, calls the trait, and converts an error or
+//! panic to a status of the host. It validates because anyone may call the tables. The handle of an object points to a box
+//! with a tag, by which null and foreign handles are detected.
 
 mod device;
 mod diagnose;
@@ -19,15 +19,15 @@ use std::{
     sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, TryLockError},
 };
 
-/// Exports a backend from a dynamic library, as the one symbol a plugin has.
+/// Exports a backend from a dynamic library as the symbol of a plugin.
 ///
-/// The expression gives the backend, and may use `?` on results of this crate. It runs once, when the plugin is loaded.
+/// The expression makes the backend, and may use `?` on results of dsrun-core. It runs once, when the plugin is loaded.
 ///
-/// Use this in a crate whose only type is `cdylib`: two backends that are both linked into one program would otherwise
-/// collide, for the symbol has one name. To reach a linked backend through its tables, use [`backend_entry!`].
+/// Use this in a crate whose only type is `cdylib`, because two backends that are linked into one program would define the
+/// same symbol. To call a linked backend through its tables, use [`backend_entry!`].
 ///
 /// ```ignore
-/// dsrun_core::export_backend!(MyBackend::new());
+/// dsrun_plugin_sdk::export_backend!(MyBackend::new());
 /// ```
 ///
 /// [`backend_entry!`]: crate::backend_entry
@@ -37,7 +37,7 @@ macro_rules! export_backend {
         /// The entry of this plugin.
         ///
         /// # Safety
-        /// For a loader that keeps to `dsrun.h`.
+        /// The caller fulfils the contract of `dsrun.h`.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn dsrun_plugin_entry_v0(
             host: *const $crate::raw::dsr_host_api,
@@ -50,14 +50,14 @@ macro_rules! export_backend {
                 },
                 cfg!(panic = "abort"),
             );
-            // SAFETY: passed on.
+            // SAFETY: as the caller says.
             unsafe { EXPORT.enter_library(host, plugin) }
         }
     };
 }
 
-/// The entry of a backend that is linked into the program, for [`PluginBackend::from_entry`]: the same tables as a plugin's,
-/// without a library and without a symbol.
+/// Defines the entry function of a backend that is linked into the program, for [`PluginBackend::from_entry`]. It has the
+/// tables of a plugin without a library and without a symbol.
 ///
 /// [`PluginBackend::from_entry`]: crate::PluginBackend::from_entry
 #[macro_export]
@@ -74,21 +74,21 @@ macro_rules! backend_entry {
                 },
                 cfg!(panic = "abort"),
             );
-            // SAFETY: passed on.
+            // SAFETY: as the caller says.
             unsafe { EXPORT.enter(host, plugin) }
         }
         entry as $crate::raw::dsr_plugin_entry
     }};
 }
 
-/// The host that this copy of the crate serves: every plugin has its own copy, and a program that loads itself through the
-/// tables is its own host.
+/// The host of this copy of the crate. Every plugin has its own copy; a program that uses its own backends through the tables is
+/// its own host.
 static HOST: OnceLock<HostTable> = OnceLock::new();
 
-/// What a host of another version is given: a table that says which version this is, and has nothing.
+/// The table for a host of another version, which has only the version of this crate.
 struct VersionOnly(dsr_plugin_api);
 
-// SAFETY: never changes, and points to nothing.
+// SAFETY: the table never changes, and its pointers are null.
 unsafe impl Send for VersionOnly {}
 // SAFETY: as above.
 unsafe impl Sync for VersionOnly {}
@@ -97,7 +97,7 @@ static VERSION_ONLY: LazyLock<VersionOnly> = LazyLock::new(|| {
     VersionOnly(dsr_plugin_api { abi_major: DSR_ABI_MAJOR, abi_minor: DSR_ABI_MINOR, ..prefix::zeroed() })
 });
 
-/// The host's functions.
+/// The functions of the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostTable {
     host: *mut dsr_host,
@@ -108,13 +108,13 @@ pub(super) struct HostTable {
     log: unsafe extern "C" fn(*mut dsr_host, u32, dsr_str),
 }
 
-// SAFETY: the functions may be called from any thread, for ever, with the pointer that comes with them.
+// SAFETY: the functions are valid forever, and any thread may call them with the pointer beside them.
 unsafe impl Send for HostTable {}
 // SAFETY: as above.
 unsafe impl Sync for HostTable {}
 
 impl HostTable {
-    /// The functions of a host of our version.
+    /// The functions of a host of this version; `None` if the host has another version.
     ///
     /// # Safety
     /// The pointer is null or to a host's table.
@@ -134,23 +134,24 @@ impl HostTable {
         })
     }
 
-    /// Hands an error to the host.
+    /// Makes a status of the host from an error.
     fn error(&self, error: &Error) -> *mut dsr_status {
         let description = status::describe(error);
-        // SAFETY: the host's function, with a description that lives meanwhile.
+        // SAFETY: a function of the host, and a description that lives during the call.
         unsafe { (self.status_new)(self.host, &raw const description) }
     }
 
-    /// Takes an error of the host.
+    /// Converts a status of the host and frees it.
     ///
     /// # Errors
-    /// That error.
+    /// The error of the status.
     pub(super) fn take(&self, raw: *mut dsr_status) -> Result<()> {
         if raw.is_null() {
             return Ok(());
         }
         let mut description: dsr_error = prefix::zeroed();
-        // SAFETY: the host's functions, its status, which is used no more, and a description whose texts live until it is freed.
+        // SAFETY: functions of the host, its status, which is not used afterwards, and a description whose texts live until the
+        // status is freed.
         Err(unsafe {
             (self.status_get)(self.host, raw, &raw mut description);
             let error = status::from_description(&description);
@@ -160,17 +161,17 @@ impl HostTable {
     }
 
     fn set_text(&self, text: *mut dsr_text, value: &str) {
-        // SAFETY: the host's function, the sink it gave, and a text that lives meanwhile.
+        // SAFETY: a function of the host, its receiver, and a text that lives during the call.
         unsafe { (self.text_set)(self.host, text, prefix::str_of(value)) };
     }
 
     fn log(&self, level: u32, message: &str) {
-        // SAFETY: the host's function and a text that lives meanwhile.
+        // SAFETY: a function of the host, and a text that lives during the call.
         unsafe { (self.log)(self.host, level, prefix::str_of(message)) };
     }
 }
 
-/// A backend to be exported. Made by [`export_backend!`](crate::export_backend) and [`backend_entry!`](crate::backend_entry).
+/// A backend to export, which [`export_backend!`](crate::export_backend) and [`backend_entry!`](crate::backend_entry) define.
 #[derive(Debug)]
 pub struct Export {
     make: fn() -> Result<Arc<dyn Backend>>,
@@ -178,20 +179,20 @@ pub struct Export {
     made: Mutex<Option<&'static Made>>,
 }
 
-/// An exported backend: made once, kept for ever.
+/// An exported backend, which is made once and never dropped.
 #[derive(Debug)]
 struct Made {
     backend: Arc<dyn Backend>,
     api: dsr_plugin_api,
 }
 
-// SAFETY: the pointers are to what is never changed or freed.
+// SAFETY: the targets of the pointers never change and are never freed.
 unsafe impl Send for Made {}
 // SAFETY: as above.
 unsafe impl Sync for Made {}
 
 impl Export {
-    /// A backend that `make` will give. `aborts_on_panic` is whether the library was built so that a panic ends the process.
+    /// A backend that `make` makes on first use. `aborts_on_panic` is whether the library is built with `panic = "abort"`.
     pub const fn new(make: fn() -> Result<Arc<dyn Backend>>, aborts_on_panic: bool) -> Self {
         Self { make, aborts_on_panic, made: Mutex::new(None) }
     }
@@ -199,17 +200,17 @@ impl Export {
     /// The entry function of a backend in the same program as its host.
     ///
     /// # Safety
-    /// As `dsr_plugin_entry` in `dsrun.h`: `host` is a table that is valid for ever, `plugin` is writable.
+    /// As `dsr_plugin_entry` in `dsrun.h`: `host` is a table that is valid forever, and `plugin` is writable.
     pub unsafe fn enter(
         &'static self,
         host: *const dsr_host_api,
         plugin: *mut *const dsr_plugin_api,
     ) -> *mut dsr_status {
-        // SAFETY: passed on.
+        // SAFETY: as the caller says.
         unsafe { self.enter_with(host, plugin, |_| {}) }
     }
 
-    /// The entry function of a library: panics in it, and what it logs through `tracing`, are also logged by the host.
+    /// The entry function of a library, whose panics and `tracing` events go to the log of the host.
     ///
     /// # Safety
     /// As [`Self::enter`].
@@ -218,15 +219,15 @@ impl Export {
         host: *const dsr_host_api,
         plugin: *mut *const dsr_plugin_api,
     ) -> *mut dsr_status {
-        // A library has its own copy of the standard library, whose hook is nobody else's.
+        // A library has its own copy of the standard library, so this hook affects only the library.
         let install = |host: HostTable| {
             let say =
                 move |panic: &std::panic::PanicHookInfo<'_>| host.log(DSR_LOG_ERROR, &panic.to_string());
             std::panic::set_hook(Box::new(say));
-            // A library that has set up a log of its own keeps it.
+            // A library that has set its own subscriber keeps it.
             let _ = tracing::subscriber::set_global_default(log::ToHost(host));
         };
-        // SAFETY: passed on.
+        // SAFETY: as the caller says.
         unsafe { self.enter_with(host, plugin, install) }
     }
 
@@ -236,10 +237,10 @@ impl Export {
         plugin: *mut *const dsr_plugin_api,
         install: impl FnOnce(HostTable),
     ) -> *mut dsr_status {
-        // SAFETY: the caller says that the table can be read.
+        // SAFETY: as the caller says.
         let Some(host) = (unsafe { HostTable::read(host) }) else {
-            // The rest of a table of another version may mean anything, and without one nobody can be told why. The host sees
-            // the version here, or no table.
+            // Functions of a table of another version must not be called, not even to make an error. The host reads the version
+            // from the table set here.
             if prefix::check_out(plugin, "plugin").is_ok() {
                 // SAFETY: not null, and writable as the caller says.
                 unsafe { plugin.write(&raw const VERSION_ONLY.0) };
@@ -247,7 +248,7 @@ impl Export {
             return ptr::null_mut();
         };
         if HOST.get_or_init(|| host).status_new as usize != host.status_new as usize {
-            let message = "the library serves another host in this process already";
+            let message = "the library already serves another host in this process";
             return host.error(&Error::new(Code::FailedPrecondition, message));
         }
         install(host);
@@ -259,9 +260,9 @@ impl Export {
         })
     }
 
-    /// The backend, made when it is first asked for. One that could not be made is tried again.
+    /// The backend, made on first use. After a failure the next call tries again.
     fn made(&self) -> Result<&'static Made> {
-        let panicked = |_| Error::new(Code::Panic, "the backend panicked while it was made");
+        let panicked = |_| Error::new(Code::Panic, "the constructor of the backend has panicked");
         let mut slot = self.made.lock().map_err(panicked)?;
         if let Some(made) = *slot {
             return Ok(made);
@@ -276,22 +277,22 @@ impl Export {
     }
 }
 
-/// A result as the functions of the tables return it.
+/// Runs a shim and converts its result to the status that the shim returns.
 fn returned(run: impl FnOnce() -> Result<()>) -> *mut dsr_status {
     match (status::catch(run), HOST.get()) {
         (Ok(()), _) => ptr::null_mut(),
         (Err(error), Some(host)) => host.error(&error),
-        // A table with functions is only given to a host that is known.
-        (Err(_), None) => unreachable!("a function of a plugin runs before its entry"),
+        // Only a known host gets a table with functions.
+        (Err(_), None) => unreachable!("a function of a plugin is called before its entry"),
     }
 }
 
-/// The host, for what is only reached through the tables.
+/// The host, for shims, which run only after the entry.
 fn host() -> Result<HostTable> {
     HOST.get().copied().ok_or_else(|| Error::internal("no host has entered this plugin"))
 }
 
-/// A function of the tables that returns a value and cannot report an error.
+/// Runs a shim that returns a value; an error is logged, and `fallback` returned.
 fn value_or<T>(fallback: T, run: impl FnOnce() -> Result<T>) -> T {
     status::catch(run).unwrap_or_else(|error| {
         if let Ok(host) = host() {
@@ -301,43 +302,43 @@ fn value_or<T>(fallback: T, run: impl FnOnce() -> Result<T>) -> T {
     })
 }
 
-/// A type whose values are handed out.
+/// A type of objects with handles.
 trait Object: Sized {
-    /// What the handle points to, in C.
+    /// The C type that the handle points to.
     type Raw;
-    /// Tells the types apart.
+    /// Distinguishes the types.
     const KIND: usize;
-    /// Its name in errors.
+    /// The name in errors.
     const NAME: &'static str;
 }
 
-/// What a handle points to.
+/// The target of a handle.
 #[repr(C)]
 struct Handle<T> {
     tag: usize,
     object: T,
 }
 
-/// Its address is this copy of the crate's own, so that handles of other plugins are told.
+/// Its address differs between copies of the crate, so that handles of other plugins are detected.
 static TAG: [u8; 32] = [0; 32];
 
 fn tag<T: Object>() -> usize {
     (&raw const TAG as usize).wrapping_add(T::KIND)
 }
 
-/// Hands an object out.
+/// Makes the handle of an object.
 fn hand_out<T: Object>(object: T) -> *mut T::Raw {
     Box::into_raw(Box::new(Handle { tag: tag::<T>(), object })).cast()
 }
 
-/// The object of a handle.
+/// The object behind a handle.
 ///
 /// # Errors
-/// If it is null, or not of this kind or this backend, as far as that can be told.
+/// If the handle is null, or has the tag of another type or another copy of the crate.
 ///
 /// # Safety
-/// A pointer that is not null is readable for a word; if that word is our tag, it came from [`hand_out`], and is not given
-/// back as long as `'a`.
+/// A pointer that is not null is readable for a word; if that word is our tag, it came from [`hand_out`], and is not freed
+/// during `'a`.
 unsafe fn object<'a, T: Object>(handle: *const T::Raw) -> Result<&'a T> {
     let handle = handle.cast::<Handle<T>>();
     if handle.is_null() {
@@ -345,26 +346,26 @@ unsafe fn object<'a, T: Object>(handle: *const T::Raw) -> Result<&'a T> {
     }
     // SAFETY: readable for a word, as the caller says.
     if !handle.is_aligned() || unsafe { handle.cast::<usize>().read() } != tag::<T>() {
-        return Err(Error::invalid(format!("is no {} of this backend", T::NAME)).at(T::NAME));
+        return Err(Error::invalid(format!("is not a {} of this backend", T::NAME)).at(T::NAME));
     }
     // SAFETY: it has our tag, so the caller says that it is ours and lives.
     Ok(unsafe { &(*handle).object })
 }
 
-/// Drops the object of a handle. Null and foreign handles are left alone.
+/// Drops the object behind a handle. Null and foreign handles are ignored.
 ///
 /// # Safety
-/// As [`object`], and nobody uses the handle afterwards.
+/// As [`object`], and the handle is not used afterwards.
 unsafe fn give_back<T: Object>(raw: *mut T::Raw) {
     if raw.is_null() {
         return;
     }
     value_or((), || {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's obligations are the same.
         unsafe { object::<T>(raw) }?;
         let handle = raw.cast::<Handle<T>>();
-        // SAFETY: it has our tag and is used no more. The tag is wiped so that a second free is told from a first one, if the
-        // memory was not used again; volatile, so that the store is not dropped with the box.
+        // SAFETY: it has our tag and is not used afterwards. Clearing the tag detects a second free if the memory is not reused;
+        // the write is volatile so that it is not optimised away.
         let owned = unsafe {
             handle.cast::<usize>().write_volatile(0);
             Box::from_raw(handle)
@@ -374,17 +375,17 @@ unsafe fn give_back<T: Object>(raw: *mut T::Raw) {
     });
 }
 
-/// The one thread that uses an object now.
+/// Exclusive access to an object that one thread at a time may use.
 ///
 /// # Errors
-/// If another does at the same time, or a panic happened in it before.
+/// If another thread uses it at the same time, or a call on it has panicked.
 fn exclusive<'a, T>(object: &'a Mutex<T>, name: &str) -> Result<MutexGuard<'a, T>> {
     object.try_lock().map_err(|error| match error {
         TryLockError::Poisoned(_) => {
-            Error::new(Code::Panic, "panicked before and cannot be used any more").at(name)
+            Error::new(Code::Panic, "cannot be used, because a call on it has panicked").at(name)
         }
         TryLockError::WouldBlock => {
-            Error::new(Code::FailedPrecondition, "is used by another thread at the same time").at(name)
+            Error::new(Code::FailedPrecondition, "is in use by another thread").at(name)
         }
     })
 }

@@ -1,4 +1,4 @@
-//! The table the host gives a plugin: errors, texts, log, and the checks of this crate.
+//! The function table of the host: errors, texts, log and validation.
 
 use super::{comm::RanksOnly, decode, prefix, raw::*, status};
 use dsrun_core::{
@@ -15,9 +15,9 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-/// What `dsr_host` points to.
+/// The target of a `dsr_host` pointer.
 struct Host {
-    /// The file the plugin came from; empty if it is linked into the program.
+    /// The file that the plugin was loaded from; empty if it is linked into the program.
     library: String,
 }
 
@@ -27,14 +27,14 @@ pub(super) fn linked() -> &'static dsr_host_api {
     &LINKED.0
 }
 
-/// The table for a plugin that comes from a file. It is never freed, as the plugin never is.
+/// The table for a plugin that is loaded from a file. It is never freed, because the plugin is never unloaded.
 pub(super) fn loaded(library: &Path) -> &'static dsr_host_api {
     &leak(library.to_string_lossy().into_owned()).0
 }
 
 struct SharedTable(dsr_host_api);
 
-// SAFETY: never changed once made, and what it points to is a `Host`, which is never changed either.
+// SAFETY: the table and the `Host` that it points to never change.
 unsafe impl Send for SharedTable {}
 // SAFETY: as above.
 unsafe impl Sync for SharedTable {}
@@ -59,7 +59,7 @@ fn leak(library: String) -> &'static SharedTable {
     })))
 }
 
-/// A text the host asks a plugin for, with the pointer to hand over.
+/// The receiver of a text that a plugin sets.
 #[derive(Default)]
 pub(super) struct TextSink(String);
 
@@ -75,7 +75,7 @@ impl TextSink {
 
 unsafe extern "C" fn status_new(_: *mut dsr_host, error: *const dsr_error) -> *mut dsr_status {
     let made = status::catch(|| {
-        // SAFETY: a plugin passes a whole `dsr_error` whose texts can be read.
+        // SAFETY: a plugin passes a `dsr_error` with readable texts.
         unsafe { Ok(status::from_description(&prefix::read(error)?)) }
     });
     status::into_raw(made.unwrap_or_else(|error| error))
@@ -83,7 +83,7 @@ unsafe extern "C" fn status_new(_: *mut dsr_host, error: *const dsr_error) -> *m
 
 unsafe extern "C" fn status_get(_: *mut dsr_host, raw: *const dsr_status, error: *mut dsr_error) {
     let wrote = status::catch(|| {
-        // SAFETY: a plugin passes a `dsr_error` to be filled, and null or an error the host made and nobody has freed.
+        // SAFETY: a plugin passes a `dsr_error` to fill in, and null or an error that the host made and that is not freed.
         unsafe {
             prefix::read(error)?;
             let described = match raw.cast::<Error>().as_ref() {
@@ -95,7 +95,7 @@ unsafe extern "C" fn status_get(_: *mut dsr_host, raw: *const dsr_status, error:
         Ok(())
     });
     if let Err(error) = wrote {
-        tracing::error!("a plugin reads an error into nowhere: {error}");
+        tracing::error!("a plugin reads an error into an invalid struct: {error}");
     }
 }
 
@@ -105,7 +105,7 @@ unsafe extern "C" fn status_free(_: *mut dsr_host, raw: *mut dsr_status) {
 }
 
 unsafe extern "C" fn text_set(_: *mut dsr_host, text: *mut dsr_text, value: dsr_str) {
-    // SAFETY: null, or the sink a plugin was given for the call it is in; `value` can be read.
+    // SAFETY: null, or the receiver that the plugin was given for the call it is in; `value` is readable.
     unsafe {
         if let Some(sink) = text.cast::<TextSink>().as_mut() {
             sink.0 = prefix::text(value).into_owned();
@@ -115,7 +115,7 @@ unsafe extern "C" fn text_set(_: *mut dsr_host, text: *mut dsr_text, value: dsr_
 
 unsafe extern "C" fn log(host: *mut dsr_host, level: u32, message: dsr_str) {
     let logged = status::catch(|| {
-        // SAFETY: the host pointer of the table, which is never freed, or null; `message` can be read.
+        // SAFETY: null, or the host pointer of the table, which is never freed; `message` is readable.
         let (host, message) = unsafe { (host.cast::<Host>().as_ref(), prefix::text(message)) };
         let plugin = host.map_or("", |host| &host.library);
         match level {
@@ -127,12 +127,12 @@ unsafe extern "C" fn log(host: *mut dsr_host, level: u32, message: dsr_str) {
         }
         Ok(())
     });
-    // A subscriber that panics has nowhere left to say so.
+    // A panic of the subscriber cannot be reported anywhere.
     drop(logged);
 }
 
 unsafe extern "C" fn get_extension(_: *mut dsr_host, _: dsr_str) -> *const c_void {
-    // No extension exists yet; plugins may ask for any.
+    // The host has no extensions yet.
     ptr::null()
 }
 
@@ -142,13 +142,13 @@ unsafe extern "C" fn validate_call(
     kept: *mut *mut dsr_checked_call,
 ) -> *mut dsr_status {
     status::returned(|| {
-        // SAFETY: a plugin passes on the description it was given.
+        // SAFETY: a plugin passes the description that it was given.
         let call = unsafe { decode::call(call, RanksOnly::comm) }?;
         if kept.is_null() {
             return Ok(());
         }
         prefix::check_out(kept, "kept")?;
-        // SAFETY: a place the plugin gives for the copy.
+        // SAFETY: an output parameter of the plugin.
         unsafe { prefix::put(kept, "kept", Box::into_raw(Box::new(call)).cast()) }
     })
 }
@@ -164,7 +164,7 @@ unsafe extern "C" fn validate_arguments(
         let (call, limits) = unsafe { (call.cast::<ValidCall>().as_ref(), prefix::read(limits)?) };
         let call = call.ok_or_else(|| Error::invalid("is null").at("call"))?;
         let mut known = KnownObjects { limits, buffers: HashMap::new() };
-        // SAFETY: a plugin passes on the arguments it was given.
+        // SAFETY: a plugin passes the arguments that it was given.
         let arguments = unsafe { decode::arguments(arguments, call, &mut known) }?;
         let workspace_bytes = prefix::size(limits.workspace_bytes, "workspace")?;
         call.check_arguments(&arguments, BindLimits { alignment: limits.alignment as usize, workspace_bytes })
@@ -178,10 +178,10 @@ unsafe extern "C" fn checked_call_free(_: *mut dsr_host, call: *mut dsr_checked_
     }
 }
 
-/// The buffers and weights of the plugin that asks, as far as it says.
+/// The buffers and weights of a plugin, as its `dsr_bind_limits` describe them.
 struct KnownObjects {
     limits: dsr_bind_limits,
-    /// One object for each handle, so that aliases are seen.
+    /// One object for each handle, so that aliasing is detected.
     buffers: HashMap<*mut dsr_buffer, Arc<dyn Buffer>>,
 }
 
@@ -191,11 +191,11 @@ impl decode::Objects for KnownObjects {
             return Ok(known.clone());
         }
         let length = self.limits.buffer_bytes.map_or(DSR_NONE, |bytes| {
-            // SAFETY: the plugin's own function, with the context it wants.
+            // SAFETY: a function of the plugin with its context.
             unsafe { bytes(self.limits.context, handle) }
         });
         if length == DSR_NONE {
-            return Err(Error::invalid("is no buffer of this backend").field("buffer"));
+            return Err(Error::invalid("is not a buffer of this backend").field("buffer"));
         }
         let buffer: Arc<dyn Buffer> = Arc::new(ElsewhereBuffer(prefix::size(length, "buffer")?));
         self.buffers.insert(handle, buffer.clone());
@@ -206,11 +206,11 @@ impl decode::Objects for KnownObjects {
         let mut weight_type =
             dsr_weight_type { format: 0, rank: 0, shape: [0; DSR_MAX_RANK], reserved: [0; 2] };
         let known = self.limits.weight_type.is_some_and(|ask| {
-            // SAFETY: the plugin's own function, with the context it wants and a type it may write.
+            // SAFETY: a function of the plugin with its context and a writable type.
             unsafe { ask(self.limits.context, handle, &raw mut weight_type) != 0 }
         });
         if !known {
-            return Err(Error::invalid("is no weight of this backend").field("weight"));
+            return Err(Error::invalid("is not a weight of this backend").field("weight"));
         }
         Ok(Arc::new(ElsewhereWeight(decode::weight_type(&weight_type)?)))
     }

@@ -1,26 +1,26 @@
-//! Size and fields of every struct of the C ABI, as Rust lays them out: the header's test holds a C compiler to them.
+//! The layout of every struct of the C ABI in Rust, which the test of the header compares with that of a C compiler.
 
 use super::raw::*;
 
 /// A field of a struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// Where it starts.
+    /// The offset in bytes.
     pub offset: usize,
 }
 
 /// A struct of the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Struct {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// How long it is.
+    /// The size in bytes.
     pub size: usize,
-    /// Its alignment.
+    /// The alignment in bytes.
     pub alignment: usize,
-    /// All of its fields, in order.
+    /// The fields, in order.
     pub fields: &'static [Field],
 }
 

@@ -1,15 +1,15 @@
-//! The C ABI of dsrun: backends as plugins.
+//! The C ABI of dsrun, for backends in dynamic libraries.
 //!
-//! A plugin is a dynamic library that exports one function. Through it, host and plugin exchange tables of functions. The C
+//! A plugin is a dynamic library that exports one function, through which host and plugin exchange function tables. The C
 //! header `include/dsrun.h` is generated from [`raw`].
 //!
-//! | item | is |
+//! | item | does |
 //! |---|---|
-//! | [`raw`], [`layout`] | the tables and structs of the ABI, and their layout in memory |
+//! | [`raw`], [`layout`] | define the tables and structs of the ABI, and their layout in memory |
 //! | [`export_backend!`] | exports a Rust [`Backend`](dsrun_core::device::Backend) from a dynamic library |
-//! | [`PluginBackend`] | the loader: a plugin as a `Backend` |
-//! | [`discovery`] | finds plugins and reads their manifests |
-//! | [`backend_entry!`] | the loopback: a linked backend behind its own tables, for tests |
+//! | [`PluginBackend`] | loads a plugin and makes it a `Backend` |
+//! | [`discovery`] | finds plugins and reads their manifests, without running their code |
+//! | [`backend_entry!`] | puts a linked backend behind its own tables, for tests |
 //!
 //! # Rules
 //!
@@ -48,9 +48,9 @@ mod status;
 #[doc(hidden)]
 pub use dsrun_core;
 
-/// The name of the extension by which a plugin tells what it found on the machine: a [`raw::dsr_diagnose_api`].
+/// The name of the extension that reports what a plugin finds on the machine: a [`raw::dsr_diagnose_api`].
 pub(crate) const DIAGNOSE_EXTENSION: &str = "diagnose";
-/// The name of the extension by which a plugin builds ahead: a [`raw::dsr_prepare_api`].
+/// The name of the extension that compiles kernels ahead of time: a [`raw::dsr_prepare_api`].
 pub(crate) const PREPARE_EXTENSION: &str = "prepare";
 
 pub use export::Export;

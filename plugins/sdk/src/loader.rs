@@ -1,9 +1,9 @@
-//! A plugin as a [`Backend`]: the loader, and the wrappers around its tables.
+//! The loader, which makes a plugin a [`Backend`], and the wrappers of its objects.
 //!
-//! Children hold their parents (a bound call its plan, buffers and weights; everything its device), so a plugin needs no counts
-//! of its own: everything it makes is freed once, children first. A plugin that reports a panic poisons the object it was
-//! called on: later calls are refused here and do not reach it. Libraries stay loaded for ever, because objects, threads and
-//! thread-local destructors of a plugin may outlive any handle.
+//! Children hold their parents (a bound call its plan, buffers and weights; all objects their device), so a plugin needs no
+//! reference counts: each object is freed once, children first. A panic in a plugin poisons the object that was called: later
+//! calls fail here and do not reach the plugin. Libraries are never unloaded, because objects, threads and thread-local
+//! destructors of a plugin may outlive every handle.
 
 mod device;
 mod diagnose;
@@ -39,7 +39,7 @@ pub struct PluginBackend {
     library: Option<PathBuf>,
 }
 
-/// A plugin's tables, and whether it panicked.
+/// The tables of a plugin, and whether it has panicked.
 pub(super) struct Plugin {
     tables: Tables,
     health: Health,
@@ -51,38 +51,38 @@ impl fmt::Debug for Plugin {
     }
 }
 
-// SAFETY: the contract of the tables: they are valid for ever and their functions may be called from any thread.
+// SAFETY: by the contract of the ABI the tables are valid forever, and any thread may call their functions.
 unsafe impl Send for Plugin {}
 // SAFETY: as above.
 unsafe impl Sync for Plugin {}
 
 impl Plugin {
-    /// The table of an extension; none if the plugin does not have it.
+    /// The table of an extension; `None` if the plugin does not have it.
     ///
     /// # Errors
-    /// If the plugin panicked before, or the table is none.
+    /// If the plugin has panicked, or the table is invalid.
     fn extension<T: Prefixed>(&self, name: &str) -> Result<Option<T>> {
         self.health.check("plugin")?;
         let Some(get_extension) = self.tables.api.get_extension else { return Ok(None) };
-        // SAFETY: the plugin's function, with its own backend and a text that lives meanwhile.
+        // SAFETY: a function of the plugin with its backend, and a text that lives during the call.
         let table = unsafe { get_extension(self.tables.api.backend, prefix::str_of(name)) };
         if table.is_null() {
             return Ok(None);
         }
-        // SAFETY: an extension of a name is always the same table, which callers name by `T`, and valid for ever.
+        // SAFETY: the name of an extension determines the type of its table, which callers pass as `T`; it is valid forever.
         unsafe { prefix::read(table.cast::<T>()) }.map(Some)
     }
 }
 
-/// Whether an object may still be used: a panic leaves it in a state that nobody knows.
+/// Whether an object may still be used: after a panic its state is unknown.
 #[derive(Debug, Default)]
 pub(super) struct Health(AtomicBool);
 
 impl Health {
-    /// Makes a call on the object, unless a panic happened in it before.
+    /// Makes a call on the object, unless a call on it has panicked.
     fn call(&self, what: &str, run: impl FnOnce() -> Result<*mut dsr_status>) -> Result<()> {
         self.check(what)?;
-        // SAFETY: a plugin returns success or a status it got from the host, and keeps none.
+        // SAFETY: a plugin returns null or a status of the host, and keeps none.
         let result = run().and_then(|status| unsafe { status::take(status) });
         if matches!(&result, Err(error) if error.code() == Code::Panic) {
             self.0.store(true, Ordering::Relaxed);
@@ -94,7 +94,7 @@ impl Health {
         if !self.0.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let message = format!("the {what} cannot be used any more, because the backend panicked in it");
+        let message = format!("the {what} cannot be used, because the backend has panicked in a call on it");
         Err(Error::new(Code::Panic, message))
     }
 }
@@ -102,8 +102,8 @@ impl Health {
 /// A handle of a plugin.
 pub(super) struct Raw<T>(NonNull<T>);
 
-// SAFETY: the contract of the tables: objects may move between threads; those that are used by one thread at a time are
-// wrapped in types that are not `Sync` or take `&mut self`.
+// SAFETY: by the contract of the ABI objects may move between threads; those that one thread at a time may use are wrapped in
+// types that are not `Sync` or take `&mut self`.
 unsafe impl<T> Send for Raw<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Raw<T> {}
@@ -115,13 +115,13 @@ impl<T> fmt::Debug for Raw<T> {
 }
 
 impl<T> Raw<T> {
-    /// What a plugin has made.
+    /// A handle that a plugin has returned.
     ///
     /// # Errors
-    /// If it says it succeeded and gave nothing.
+    /// If it is null.
     fn new(pointer: *mut T, what: &str) -> Result<Self> {
         let made = NonNull::new(pointer).map(Self);
-        made.ok_or_else(|| Error::internal(format!("the plugin succeeded, but gave no {what}")))
+        made.ok_or_else(|| Error::internal(format!("the plugin reported success, but returned no {what}")))
     }
 
     fn get(&self) -> *mut T {
@@ -129,21 +129,21 @@ impl<T> Raw<T> {
     }
 }
 
-/// Calls a function of a plugin's table.
+/// Calls a function of a plugin.
 macro_rules! call {
     ($table:expr, $slot:ident($($argument:expr),* $(,)?)) => {{
         let function = $table.$slot.ok_or_else(|| $crate::loader::missing(stringify!($slot)))?;
-        // SAFETY: a function of the plugin's table, with arguments as `dsrun.h` wants them: live handles of this plugin,
-        // structs that say their size, and memory that is borrowed meanwhile.
+        // SAFETY: a function of the plugin with arguments as `dsrun.h` requires: live handles of this plugin, structs with
+        // their sizes, and memory that is borrowed during the call.
         unsafe { function($($argument),*) }
     }};
 }
 
-/// Frees an object with a function of a plugin's table, which reports no error.
+/// Frees an object with a function of a plugin.
 macro_rules! free {
     ($table:expr, $slot:ident, $handle:expr) => {
         if let Some(function) = $table.$slot {
-            // SAFETY: a live handle of this plugin, used no more: this is its owner's drop.
+            // SAFETY: a live handle of this plugin, which is not used again because its owner is being dropped.
             unsafe { function($handle.get()) }
         }
     };
@@ -158,12 +158,11 @@ fn missing(slot: &str) -> Error {
 impl PluginBackend {
     /// Loads a plugin from a file.
     ///
-    /// This runs code of that file. A manifest says what can be known before: see [`crate::discovery`].
+    /// This runs code of the file. A manifest describes a plugin without running it: see [`crate::discovery`].
     ///
     /// # Errors
-    /// [`Code::Unavailable`] if there is no such file or it cannot be opened (with the loader's reason), [`Code::AbiMismatch`]
-    /// if it is no plugin, one of another version (with both), or one whose tables lack something (with what), and whatever
-    /// the plugin says.
+    /// [`Code::Unavailable`] if the file does not exist or the system cannot open it; [`Code::AbiMismatch`] if it is not a plugin,
+    /// has another version, or lacks a required function; and the errors of the plugin. The message has the reason.
     pub fn load(path: &Path) -> Result<Self> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         Self::load_absolute(&path).map_err(|error| error.at(&path.display().to_string()))
@@ -171,12 +170,12 @@ impl PluginBackend {
 
     fn load_absolute(path: &Path) -> Result<Self> {
         if !path.is_file() {
-            let what = if path.exists() { "is no file" } else { "does not exist" };
+            let what = if path.exists() { "is not a file" } else { "does not exist" };
             return Err(Error::new(Code::Unavailable, what));
         }
         let library = open_library(path)?;
         let entry = library.entry(DSR_ABI_MAJOR);
-        // Whether or not this works out: threads and destructors of the library may be anywhere by now.
+        // The library stays loaded even if the rest fails, because it may have started threads or registered destructors.
         let other = entry.is_none().then(|| (0..16).find(|major| library.entry(*major).is_some())).flatten();
         std::mem::forget(library);
         let Some(entry) = entry else {
@@ -185,38 +184,38 @@ impl PluginBackend {
                     "speaks version {major} of the plugin ABI, this program {DSR_ABI_MAJOR}.{DSR_ABI_MINOR}: use a \
                      plugin built for this version"
                 ),
-                None => "is no dsrun plugin: it has no symbol `dsrun_plugin_entry_v0`".to_owned(),
+                None => "is not a dsrun plugin: it has no symbol `dsrun_plugin_entry_v0`".to_owned(),
             };
             return Err(Error::new(Code::AbiMismatch, message));
         };
-        // SAFETY: a symbol of this name is an entry function as `dsrun.h` declares it.
+        // SAFETY: the symbol of this name is an entry function as `dsrun.h` declares it.
         let mut backend = unsafe { Self::enter(entry, host::loaded(path)) }?;
         backend.library = Some(path.to_owned());
         Ok(backend)
     }
 
-    /// The backend behind an entry function in this program: what [`backend_entry!`](crate::backend_entry) makes.
+    /// The backend behind an entry function in this program, such as [`backend_entry!`](crate::backend_entry) defines.
     ///
     /// # Errors
     /// As [`Self::load`].
     ///
     /// # Safety
-    /// `entry` keeps to `dsrun.h`.
+    /// `entry` fulfils the contract of `dsrun.h`.
     pub unsafe fn from_entry(entry: dsr_plugin_entry) -> Result<Self> {
-        // SAFETY: the caller says so.
+        // SAFETY: as the caller says.
         unsafe { Self::enter(entry, host::linked()) }
     }
 
     unsafe fn enter(entry: dsr_plugin_entry, host: &'static dsr_host_api) -> Result<Self> {
         let mut table: *const dsr_plugin_api = ptr::null();
-        // SAFETY: the host's table is valid for ever, and there is a place for the plugin's. A plugin returns success or a
-        // status it got from the host.
+        // SAFETY: the table of the host is valid forever, and `plugin` is writable. A plugin returns null or a status of the
+        // host.
         unsafe {
             status::take(entry(host, &raw mut table))?;
         }
-        // SAFETY: null, or a table that is valid for ever, as the entry promises.
+        // SAFETY: null, or a table that is valid forever, by the contract of the entry.
         let tables = unsafe { Tables::read(table) }?;
-        // SAFETY: texts that are valid for ever.
+        // SAFETY: the texts are valid forever.
         let [name, version, description] = [tables.api.name, tables.api.version, tables.api.description]
             .map(|value| unsafe { prefix::text(value).into_owned() });
         if name.is_empty() {
@@ -226,27 +225,27 @@ impl PluginBackend {
         Ok(Self { plugin, info: BackendInfo { name, version, description }, library: None })
     }
 
-    /// The file it was loaded from; `None` if it is linked into the program.
+    /// The file that the plugin was loaded from; `None` if it is linked into the program.
     pub fn library(&self) -> Option<&Path> {
         self.library.as_deref()
     }
 
-    /// The plugin's own table, for those who test plugins. The host's side of the ABI is not in front of it: nothing is
-    /// checked, and an object made through it must be freed through it.
+    /// The table of the plugin, for tests of plugins. It bypasses the host: nothing is validated, and an object made through it
+    /// must be freed through it.
     pub fn raw_table(&self) -> &dsr_plugin_api {
         &self.plugin.tables.api
     }
 }
 
-/// What an error of the host's is, for those who test plugins through their raw tables.
+/// Converts a status to the error of the host and frees it, for tests of plugins through their raw tables.
 ///
 /// # Errors
-/// That error; null is success.
+/// The error of the status; null is success.
 ///
 /// # Safety
-/// `status` is null or was returned by a plugin that [`PluginBackend`] has loaded, and is used no more.
+/// `status` is null or was returned by a plugin that [`PluginBackend`] has loaded, and is not used afterwards.
 pub unsafe fn take_status(status: *mut dsr_status) -> Result<()> {
-    // SAFETY: a plugin gets its statuses from the host, which is this copy of the crate.
+    // SAFETY: the statuses of a plugin come from the host, which is this copy of the crate.
     unsafe { status::take(status) }
 }
 
@@ -288,19 +287,19 @@ impl Backend for PluginBackend {
 
     fn diagnose(&self) -> Vec<Finding> {
         diagnose::findings(&self.plugin).unwrap_or_else(|error| {
-            let subject = "the plugin's own diagnosis".to_owned();
+            let subject = "diagnosis of the plugin".to_owned();
             vec![Finding { subject, present: false, detail: error.to_string() }]
         })
     }
 }
 
-/// A library that was just opened.
+/// A newly opened library.
 struct Library(platform::Library);
 
 impl Library {
     fn entry(&self, major: u16) -> Option<dsr_plugin_entry> {
         let name = format!("dsrun_plugin_entry_v{major}");
-        // SAFETY: a symbol of this name is a function; it is called only if the version is ours.
+        // SAFETY: the symbol of this name is a function; it is called only if the version matches.
         let symbol = unsafe { self.0.get::<dsr_plugin_entry>(name.as_bytes()) };
         symbol.ok().map(|symbol| *symbol)
     }
@@ -314,8 +313,8 @@ use libloading::os::windows as platform;
 #[cfg(unix)]
 fn open_library(path: &Path) -> Result<Library> {
     use platform::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
-    // NOW: a symbol that is missing is an error here, and does not end the process later.
-    // SAFETY: loading runs the library's initialisers: the user has chosen to use it.
+    // NOW: a missing symbol is an error here instead of ending the process later.
+    // SAFETY: loading runs the initialisers of the library, which the user has chosen to use.
     unsafe { Opened::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         .map(Library)
         .map_err(|error| cannot_open(&error))
@@ -323,7 +322,7 @@ fn open_library(path: &Path) -> Result<Library> {
 
 #[cfg(windows)]
 fn open_library(path: &Path) -> Result<Library> {
-    // SAFETY: loading runs the library's initialisers: the user has chosen to use it.
+    // SAFETY: loading runs the initialisers of the library, which the user has chosen to use.
     unsafe { platform::Library::new(path) }.map(Library).map_err(|error| cannot_open(&error))
 }
 
@@ -331,7 +330,7 @@ fn cannot_open(error: &libloading::Error) -> Error {
     Error::new(Code::Unavailable, format!("cannot be opened: {}", reason_of(error)))
 }
 
-/// The loader's own words: the error alone only says which function failed.
+/// The message of the system's loader; the error itself only names the function that failed.
 fn reason_of(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -339,9 +338,9 @@ fn reason_of(error: &libloading::Error) -> String {
 /// Whether the system's loader finds a library by its bare name.
 ///
 /// # Errors
-/// Why it cannot be opened.
+/// The reason why it cannot be opened.
 pub(crate) fn find_library(name: &str) -> Result<(), String> {
-    // SAFETY: a library of the system that a plugin needs; the plugin would open it next.
+    // SAFETY: a library of the system that a plugin needs and would open itself.
     let opened = unsafe { platform::Library::new(name) }.map_err(|error| reason_of(&error))?;
     std::mem::forget(opened);
     Ok(())

@@ -1,7 +1,7 @@
-//! Reading and writing what the other side of the ABI points to.
+//! Reading and writing memory of the other side of the ABI.
 //!
-//! Structs that may grow begin with their size. The reader takes the part that both sides know into a zeroed copy, so what a
-//! shorter struct does not have is zero, and what a longer one has on top is not looked at.
+//! Structs that may grow begin with their size. The reader copies the prefix that both sides know into a zeroed struct, so the
+//! missing fields of a shorter struct are zero and the additional fields of a longer one are ignored.
 
 use super::raw::*;
 use dsrun_core::{Error, Result};
@@ -32,10 +32,10 @@ prefixed! {
     dsr_finding, dsr_diagnose_api, dsr_prepare_api,
 }
 
-/// No struct that begins with its size is or was shorter.
+/// The size of the shortest struct that begins with its size, in any version.
 pub(crate) const MIN_SIZE: usize = 8;
 
-/// All bytes zero but for the size.
+/// A struct of zero bytes, except for its size.
 pub(crate) fn zeroed<T: Prefixed>() -> T {
     // SAFETY: `Prefixed` says that zero is valid and that the first field is a u32.
     unsafe {
@@ -45,10 +45,10 @@ pub(crate) fn zeroed<T: Prefixed>() -> T {
     }
 }
 
-/// Copies the part that both sides know into a zeroed struct; `struct_size` becomes the length of that part.
+/// Copies the prefix that both sides know into a zeroed struct; `struct_size` becomes the length of that prefix.
 ///
 /// # Errors
-/// If the pointer is null or the size stated is too small for any struct.
+/// If the pointer is null, or the stated size is too small for any struct.
 ///
 /// # Safety
 /// A pointer that is not null is readable for four bytes, and for as many as those say.
@@ -65,7 +65,7 @@ pub(crate) unsafe fn read<T: Prefixed>(pointer: *const T) -> Result<T> {
     let known = stated.min(size_of::<T>());
     let mut value = MaybeUninit::new(zeroed::<T>());
     // SAFETY: the caller says that `stated` bytes can be read, `value` has `size_of::<T>()`, and `known` is at most both. Every
-    // field stays valid: it is either copied from the same field, or from its front with zeros behind.
+    // field stays valid: it is copied from the same field, or from its front and padded with zeros.
     unsafe {
         ptr::copy_nonoverlapping(pointer.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known);
         value.as_mut_ptr().cast::<u32>().write(known as u32);
@@ -73,7 +73,7 @@ pub(crate) unsafe fn read<T: Prefixed>(pointer: *const T) -> Result<T> {
     }
 }
 
-/// Copies a struct into one that may be shorter or longer, all but its size.
+/// Copies a struct, except its size, into one of the other side that may be shorter or longer.
 ///
 /// # Safety
 /// `read` of the same pointer succeeded, and it is writable for as many bytes.
@@ -88,13 +88,13 @@ pub(crate) unsafe fn write<T: Prefixed>(pointer: *mut T, value: &T) {
     }
 }
 
-/// The elements an array of the other side has. Null is an empty array, if it says it is empty.
+/// The elements of an array of the other side. Null is allowed if `count` is 0.
 ///
 /// # Errors
-/// If it is null or misaligned though not empty, or longer than `most`.
+/// If the array is not empty and null or misaligned, or longer than `most`.
 ///
 /// # Safety
-/// A pointer that is not null is readable for `count` elements as long as `'a`, which nobody changes meanwhile.
+/// A pointer that is not null is readable for `count` elements, which do not change during `'a`.
 pub(crate) unsafe fn array<'a, T: Copy>(
     pointer: *const T,
     count: usize,
@@ -114,25 +114,25 @@ pub(crate) unsafe fn array<'a, T: Copy>(
     Ok(unsafe { slice::from_raw_parts(pointer, count) })
 }
 
-/// The bytes the other side points to.
+/// Bytes of the other side.
 ///
 /// # Errors
-/// If the pointer is null though the length is not 0, or the length is none memory can have.
+/// If the length is not 0 and the pointer is null, or the length exceeds the address space.
 ///
 /// # Safety
 /// As [`array`].
 pub(crate) unsafe fn bytes<'a>(pointer: *const u8, length: usize, name: &str) -> Result<&'a [u8]> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's obligations are the same.
     unsafe { array(pointer, length, isize::MAX as usize, name) }
 }
 
-/// The bytes the other side points to, to be written.
+/// Writable bytes of the other side.
 ///
 /// # Errors
 /// As [`bytes`].
 ///
 /// # Safety
-/// A pointer that is not null is readable and writable for `length` bytes as long as `'a`, which nobody else uses meanwhile.
+/// A pointer that is not null is readable and writable for `length` bytes, which nothing else uses during `'a`.
 pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut u8, length: usize, name: &str) -> Result<&'a mut [u8]> {
     if length == 0 {
         return Ok(&mut []);
@@ -144,24 +144,24 @@ pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut u8, length: usize, name: &str) 
     Ok(unsafe { slice::from_raw_parts_mut(pointer, length) })
 }
 
-/// A text of the other side; what is no UTF-8 is replaced.
+/// A text of the other side. Invalid UTF-8 is replaced.
 ///
 /// # Safety
 /// As [`bytes`].
 pub(crate) unsafe fn text<'a>(value: dsr_str) -> Cow<'a, str> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's obligations are the same.
     match unsafe { bytes(value.data.cast(), value.length, "text") } {
         Ok(bytes) => String::from_utf8_lossy(bytes),
         Err(_) => Cow::Borrowed(""),
     }
 }
 
-/// A text for the other side, which may use it as long as `value` lives.
+/// A text for the other side, valid as long as `value` lives.
 pub(crate) const fn str_of(value: &str) -> dsr_str {
     dsr_str { data: value.as_ptr().cast(), length: value.len() }
 }
 
-/// Sets where a result goes.
+/// Writes an output parameter.
 ///
 /// # Errors
 /// If it is null.
@@ -175,7 +175,7 @@ pub(crate) unsafe fn put<T>(pointer: *mut T, name: &str, value: T) -> Result<()>
     Ok(())
 }
 
-/// Checks where a result will go, before anything is made that would be lost.
+/// Checks an output parameter before an object is made that could not be returned.
 ///
 /// # Errors
 /// If it is null or misaligned.
@@ -186,12 +186,13 @@ pub(crate) fn check_out<T>(pointer: *mut T, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A size of the other side.
+/// Converts a size of the other side.
 ///
 /// # Errors
-/// If it does not fit this machine.
+/// If it exceeds the address space.
 pub(crate) fn size(value: u64, name: &str) -> Result<usize> {
-    usize::try_from(value).map_err(|_| Error::invalid(format!("{value} does not fit this machine")).at(name))
+    usize::try_from(value)
+        .map_err(|_| Error::invalid(format!("is {value}, which exceeds the address space")).at(name))
 }
 
 #[cfg(test)]
@@ -210,7 +211,7 @@ mod tests {
             Longer { known: dsr_memory_use { used: 7, free: 9, ..zeroed() }, more: [u64::MAX; 4] };
         for (stated, used, free) in [(8, 0, 0), (16, 7, 0), (20, 7, 9), (24, 7, 9), (56, 7, 9)] {
             longer.known.struct_size = stated;
-            // SAFETY: `Longer` has at least the bytes stated.
+            // SAFETY: `Longer` has at least the stated bytes.
             let read = unsafe { read(&raw const longer.known) }.unwrap();
             assert_eq!((read.used, read.free), (used, free), "{stated}");
             assert_eq!(read.struct_size, stated.min(24));
@@ -236,7 +237,7 @@ mod tests {
         let mut target = Longer { known: zeroed(), more: [5; 4] };
         for (stated, used, free) in [(8, 0, 0), (16, 7, 0), (56, 7, 9)] {
             target.known = dsr_memory_use { struct_size: stated, ..zeroed() };
-            // SAFETY: `Longer` has at least the bytes stated.
+            // SAFETY: `Longer` has at least the stated bytes.
             unsafe { write(&raw mut target.known, &value) };
             assert_eq!((target.known.used, target.known.free), (used, free));
             assert_eq!((target.known.struct_size, target.more), (stated, [5; 4]));
@@ -247,7 +248,7 @@ mod tests {
     fn arrays_and_texts_that_cannot_be_are_refused() {
         let words = [1u32, 2];
         let misaligned = words.as_ptr().cast::<u8>().wrapping_add(1).cast::<u32>();
-        // SAFETY: lengths are within `words` wherever the pointer is not refused.
+        // SAFETY: lengths are within `words` unless the pointer is refused.
         unsafe {
             assert_eq!(array(words.as_ptr(), 2, 2, "words").unwrap(), [1, 2]);
             assert!(array::<u32>(ptr::null(), 0, 2, "words").unwrap().is_empty());

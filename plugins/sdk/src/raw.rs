@@ -1,8 +1,8 @@
 //! The types of the C ABI, named as in C. `include/dsrun.h` is generated from this file and those in `raw/`.
 //!
 //! Every type is valid when all its bytes are zero, holds integers rather than enums, and has no bit fields, booleans or
-//! unions. What is read as a prefix starts with its size. Comments here become the header's comments, so they speak to
-//! a reader who writes C.
+//! unions. A type that may grow begins with its size. The comments here become those of the header, so they address a reader
+//! who writes C.
 
 #![allow(non_camel_case_types, reason = "named as in the C header")]
 
@@ -15,17 +15,17 @@ pub use handles::*;
 use std::ffi::{c_char, c_void};
 pub use tables::*;
 
-/// UTF-8 text, not ended by a zero. Empty if `length` is 0, whatever `data` is.
+/// UTF-8 text without a terminating zero. It is empty if `length` is 0, whatever `data` is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_str {
-    /// First byte.
+    /// The first byte.
     pub data: *const c_char,
-    /// Number of bytes.
+    /// The number of bytes.
     pub length: usize,
 }
 
-/// What an error says.
+/// The contents of an error.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_error {
@@ -33,80 +33,80 @@ pub struct dsr_error {
     pub struct_size: u32,
     /// One of DSR_CODE_*.
     pub code: u32,
-    /// What is wrong and what to do about it.
+    /// The message: what is wrong and what to do.
     pub message: dsr_str,
-    /// The op it is about; may be empty.
+    /// The op at fault; may be empty.
     pub op: dsr_str,
-    /// The operand, result or attribute it is about; may be empty.
+    /// The operand, result or attribute at fault; may be empty.
     pub argument: dsr_str,
-    /// The field of the argument (such as `dtype` or `shape[1]`); may be empty.
+    /// The field of the argument, such as `dtype` or `shape[1]`; may be empty.
     pub field: dsr_str,
 }
 
-/// A device before it is opened. The plugin fills it in.
+/// A device that can be opened. The plugin fills it in.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_device_info {
     /// sizeof(dsr_device_info) of the host.
     pub struct_size: u32,
-    /// What device_open takes.
+    /// The index that device_open takes.
     pub index: u32,
-    /// Bytes of memory, or DSR_NONE if not known.
+    /// The size of its memory in bytes, or DSR_NONE if unknown.
     pub memory_bytes: u64,
-    /// Takes the device's name for people.
+    /// Receives the product name.
     pub name: *mut dsr_text,
 }
 
-/// Something a backend uses on a machine, and whether it is there. The plugin fills it in.
+/// A thing that a backend looks for on a machine, and whether it is present. The plugin fills it in.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_finding {
     /// sizeof(dsr_finding) of the host.
     pub struct_size: u32,
-    /// 1 if it is there and fit for use, else 0.
+    /// 1 if it is present and usable, else 0.
     pub present: u32,
-    /// Takes what it is: a driver, a library, a feature of the processor, a folder.
+    /// Receives what was looked for: a driver, a library, a processor feature, a folder.
     pub subject: *mut dsr_text,
-    /// Takes which version, and where; or where it was looked for and what to do.
+    /// Receives the version and location found, or where it was searched for and what to do.
     pub detail: *mut dsr_text,
 }
 
-/// How a device is opened.
+/// Options for opening a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_device_options {
     /// sizeof(dsr_device_options) of the host.
     pub struct_size: u32,
-    /// The share of the compute units this handle may use, above 0 and up to 1; 0 means all.
+    /// The share of the compute units that this handle may use, above 0 and up to 1; 0 means all.
     pub compute_share: f32,
-    /// Threads a CPU device may use, or DSR_NONE for all cores.
+    /// The number of threads that a CPU device may use, or DSR_NONE for all cores.
     pub threads: u64,
-    /// The most bytes this handle may hold, or DSR_NONE.
+    /// The limit in bytes on memory that this handle holds, or DSR_NONE.
     pub memory_limit: u64,
 }
 
-/// What a device is and can do. The plugin fills it in.
+/// The properties and capabilities of a device. The plugin fills it in.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_device_properties {
     /// sizeof(dsr_device_properties) of the host.
     pub struct_size: u32,
-    /// Operands are bound at multiples of this many bytes: a power of two.
+    /// The alignment in bytes that buffer offsets of arguments have; a power of two.
     pub alignment: u32,
-    /// Bytes of memory; 0 if not known.
+    /// The size of its memory in bytes; 0 if unknown.
     pub memory_bytes: u64,
-    /// Float types its kernels take: bit n stands for DSR_DTYPE_* = n. A profile is claimed for these; integers go without
-    /// saying, and any op may still refuse a mix of types.
+    /// The float types that its kernels support: bit n stands for DSR_DTYPE_* = n. The profiles below hold for these types.
+    /// Integer types have no bits, and an op may refuse a mix of types.
     pub dtypes: u64,
-    /// Profiles it has all ops of: bit n stands for DSR_PROFILE_* = n.
+    /// The profiles of which it supports every op: bit n stands for DSR_PROFILE_* = n.
     pub profiles: u64,
     /// DSR_DEVICE_* flags.
     pub flags: u64,
-    /// Takes the device's name for people.
+    /// Receives the product name.
     pub name: *mut dsr_text,
 }
 
-/// Memory in use. The plugin fills it in.
+/// The memory use of a device handle. The plugin fills it in.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_memory_use {
@@ -114,23 +114,23 @@ pub struct dsr_memory_use {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// Bytes held by live buffers and weights of this handle.
+    /// Bytes that live buffers and weights of this handle hold.
     pub used: u64,
-    /// Bytes that can still be had, or DSR_NONE if not known.
+    /// Bytes that can still be allocated, or DSR_NONE if unknown.
     pub free: u64,
 }
 
-/// A tensor as it is planned for: the largest sizes that come. Its size never changes.
+/// A tensor as a call is planned for it, with the largest sizes it will have. The size of the struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_tensor_desc {
     /// One of DSR_DTYPE_*.
     pub dtype: u32,
-    /// Dimensions, at most DSR_MAX_RANK.
+    /// The number of dimensions, at most DSR_MAX_RANK.
     pub rank: u32,
-    /// Sizes, outermost first; 0 behind `rank`.
+    /// The sizes, outermost first; 0 from `rank` on.
     pub shape: [u64; DSR_MAX_RANK],
-    /// Distance between neighbours of each dimension, in elements; 1 in the last; 0 behind `rank`.
+    /// The distance between neighbours of each dimension, in elements; 1 in the last; 0 from `rank` on.
     pub strides: [u64; DSR_MAX_RANK],
     /// DSR_TENSOR_* flags.
     pub flags: u32,
@@ -138,21 +138,21 @@ pub struct dsr_tensor_desc {
     pub reserved: u32,
 }
 
-/// Shape and storage format of a weight. Its size never changes.
+/// The shape and storage format of a weight. The size of the struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_weight_type {
     /// One of DSR_FORMAT_*.
     pub format: u32,
-    /// Dimensions; a matrix is outputs by inputs.
+    /// The number of dimensions; a matrix is outputs by inputs.
     pub rank: u32,
-    /// Sizes, outermost first; 0 behind `rank`.
+    /// The sizes, outermost first; 0 from `rank` on.
     pub shape: [u64; DSR_MAX_RANK],
     /// 0.
     pub reserved: [u32; 2],
 }
 
-/// An operand as it is planned for. Its size never changes.
+/// An operand as a call is planned for it. The size of the struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_operand_desc {
@@ -160,25 +160,25 @@ pub struct dsr_operand_desc {
     pub kind: u32,
     /// 0.
     pub reserved: u32,
-    /// With DSR_OPERAND_TENSOR.
+    /// With DSR_OPERAND_TENSOR: the tensor.
     pub tensor: dsr_tensor_desc,
     /// With DSR_OPERAND_WEIGHT: the type it was packed from.
     pub weight: dsr_weight_type,
 }
 
-/// A call in the body of a region. Its size never changes.
+/// A call in the body of a region. The size of the struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_region_call {
-    /// One of DSR_OP_*, no region.
+    /// One of DSR_OP_*, but not DSR_OP_REGION.
     pub op: u32,
     /// sizeof(the op's attribute struct).
     pub attributes_size: u32,
     /// The op's attribute struct, such as dsr_linear_attributes.
     pub attributes: *const c_void,
-    /// The numbers of its operands, one for each of the op's; DSR_NO_VALUE for those left out.
+    /// The values of its operands, one for each operand of the op; DSR_NO_VALUE for an absent operand.
     pub operands: *const u32,
-    /// The numbers of its results, one for each of the op's.
+    /// The values of its results, one for each result of the op.
     pub results: *const u32,
     /// Length of `operands`.
     pub operand_count: u32,
@@ -186,20 +186,19 @@ pub struct dsr_region_call {
     pub result_count: u32,
 }
 
-/// A fused op: a program of its own, whose meaning is its body. Values are numbered: first the operands, then the results of
-/// each call in turn.
+/// A fused op, defined by a body of calls. Values are numbered: the operands first, then the results of each call in order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_region {
     /// sizeof(dsr_region) of the caller.
     pub struct_size: u32,
-    /// Operands of the region.
+    /// The number of operands of the region.
     pub operand_count: u32,
-    /// A name for people; no part of what the region is.
+    /// A name for messages. It does not affect what the region computes.
     pub name: dsr_str,
     /// The body, in order.
     pub calls: *const dsr_region_call,
-    /// The numbers of the values that are the region's results.
+    /// The values that are the results of the region.
     pub results: *const u32,
     /// Length of `calls`.
     pub call_count: u32,
@@ -207,9 +206,9 @@ pub struct dsr_region {
     pub result_count: u32,
 }
 
-/// A rank's membership in a group of the host: collectives over memory of the host, for plugins without a collective library.
-/// Every rank calls the same functions in the same order; each waits for the others up to the group's time limit, and fails
-/// with DSR_CODE_TIMEOUT or DSR_CODE_COMMUNICATION. One thread at a time.
+/// A rank of a group of the host: collectives over host memory, for plugins without a collective library. Every rank calls the
+/// same functions in the same order. A function waits for the other ranks up to the timeout of the group, and fails with
+/// DSR_CODE_TIMEOUT or DSR_CODE_COMMUNICATION. One thread at a time uses it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_transport {
@@ -217,11 +216,11 @@ pub struct dsr_transport {
     pub struct_size: u32,
     /// This rank.
     pub rank: u32,
-    /// How many ranks there are.
+    /// The number of ranks in the group.
     pub ranks: u32,
     /// 0.
     pub reserved: u32,
-    /// First argument of every function.
+    /// The first argument of every function.
     pub context: *mut c_void,
     /// Reduces `bytes` (elements of DSR_DTYPE_*) over all ranks with DSR_REDUCTION_*, in place.
     pub all_reduce: Option<
@@ -233,7 +232,8 @@ pub struct dsr_transport {
             reduction: u32,
         ) -> *mut dsr_status,
     >,
-    /// Reduces `source` over all ranks and gives each its share, in the order of ranks: `length` bytes of `ranks * length`.
+    /// Reduces the `ranks * length` bytes of `source` over all ranks, and writes the `length` bytes that are this rank's share
+    /// to `destination`.
     pub reduce_scatter: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -244,7 +244,7 @@ pub struct dsr_transport {
             reduction: u32,
         ) -> *mut dsr_status,
     >,
-    /// Puts the `length` bytes of every rank behind each other, in the order of ranks: `ranks * length` bytes.
+    /// Gathers the `length` bytes of every rank, in the order of ranks: `ranks * length` bytes.
     pub all_gather: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -253,8 +253,8 @@ pub struct dsr_transport {
             length: usize,
         ) -> *mut dsr_status,
     >,
-    /// Block j of `source` goes to rank j, block j of `destination` comes from rank j. Both are `length` bytes, a multiple of
-    /// `ranks`, and do not overlap.
+    /// Exchanges blocks: block j of `source` goes to rank j, and block j of `destination` comes from rank j. Both are `length`
+    /// bytes long, a multiple of `ranks`, and do not overlap.
     pub all_to_all: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -263,7 +263,7 @@ pub struct dsr_transport {
             length: usize,
         ) -> *mut dsr_status,
     >,
-    /// Gives every rank the bytes of rank `root`, in place.
+    /// Copies the bytes of rank `root` to all ranks, in place.
     pub broadcast: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -272,9 +272,9 @@ pub struct dsr_transport {
             root: u32,
         ) -> *mut dsr_status,
     >,
-    /// Waits until all ranks are here.
+    /// Waits until all ranks have reached the barrier.
     pub barrier: Option<unsafe extern "C" fn(context: *mut c_void) -> *mut dsr_status>,
-    /// Sends bytes to another rank, without waiting for it.
+    /// Sends bytes to another rank without waiting for it.
     pub send: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -283,7 +283,7 @@ pub struct dsr_transport {
             peer: u32,
         ) -> *mut dsr_status,
     >,
-    /// Receives what another rank sends: exactly `length` bytes.
+    /// Receives a message of exactly `length` bytes from another rank.
     pub receive: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -292,14 +292,14 @@ pub struct dsr_transport {
             peer: u32,
         ) -> *mut dsr_status,
     >,
-    /// The error that the group has failed with, or NULL. Any thread.
+    /// Returns the error with which the group has failed, or NULL. Any thread may call it.
     pub status: Option<unsafe extern "C" fn(context: *mut c_void) -> *mut dsr_status>,
-    /// Makes everything that waits in this group, on any rank, fail now. Any thread.
+    /// Makes every wait in this group, on every rank, fail at once. Any thread may call it.
     pub abort: Option<unsafe extern "C" fn(context: *mut c_void, reason: dsr_str)>,
 }
 
-/// A call as it is planned for. Everything it points to is the caller's, and is valid until the function returns; `comm` and
-/// `transport` are valid as long as the plan.
+/// A call to be planned. All it points to belongs to the caller and is valid until the function returns, except `comm` and
+/// `transport`, which are valid as long as the plan.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_call_desc {
@@ -309,9 +309,9 @@ pub struct dsr_call_desc {
     pub op: u32,
     /// The op's attribute struct, such as dsr_linear_attributes.
     pub attributes: *const c_void,
-    /// One for each operand of the op, those left out included.
+    /// One for each operand of the op, including absent ones.
     pub operands: *const dsr_operand_desc,
-    /// One for each result of the op. A result that updates an operand is described like it.
+    /// One for each result of the op. A result that updates an operand has the same description.
     pub results: *const dsr_tensor_desc,
     /// sizeof(the op's attribute struct).
     pub attributes_size: u32,
@@ -323,17 +323,17 @@ pub struct dsr_call_desc {
     pub flags: u32,
     /// With DSR_OP_REGION: the body.
     pub region: *const dsr_region,
-    /// For a collective, the group: of the plugin's own library, or ..
+    /// For a collective with the plugin's own library: the rank's membership in the group.
     pub comm: *mut dsr_comm,
-    /// .. of the host.
+    /// For a collective without one: the transport of the host.
     pub transport: *const dsr_transport,
     /// For a collective: this rank.
     pub rank: u32,
-    /// For a collective: how many ranks there are.
+    /// For a collective: the number of ranks in the group.
     pub ranks: u32,
 }
 
-/// Whether and how a device runs a call. The plugin fills it in.
+/// The answer to whether and how a device runs a call. The plugin fills it in.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_support {
@@ -341,17 +341,17 @@ pub struct dsr_support {
     pub struct_size: u32,
     /// DSR_SUPPORT_* flags; without DSR_SUPPORT_NATIVE the device does not run the call.
     pub flags: u32,
-    /// Scratch memory a bound call needs.
+    /// Bytes of scratch memory that a bound call needs.
     pub workspace_bytes: u64,
-    /// Memory the plan will hold as long as it lives.
+    /// Bytes of memory that a plan or its bound calls hold until they are freed.
     pub persistent_bytes: u64,
-    /// For DSR_OP_ATTENTION_PREPARE: how long the device wants its work list.
+    /// For DSR_OP_ATTENTION_PREPARE: the length that the device needs for its work list.
     pub work_words: u64,
-    /// Takes why the device does not run the call: which element type, shape or feature.
+    /// Receives the reason if the device does not run the call: which element type, shape or feature is missing.
     pub reason: *mut dsr_text,
 }
 
-/// A weight to be packed. What it points to is the caller's, and is valid until the function returns.
+/// The description of a weight to pack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_weight_desc {
@@ -359,11 +359,11 @@ pub struct dsr_weight_desc {
     pub struct_size: u32,
     /// DSR_WEIGHT_* flags.
     pub flags: u32,
-    /// Shape and format it comes in.
+    /// The shape and storage format of the rows to pack.
     pub weight_type: dsr_weight_type,
 }
 
-/// How a device would keep a weight. The plugin fills it in.
+/// A device's layout for a weight. The plugin fills it in.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_packed_layout {
@@ -371,13 +371,13 @@ pub struct dsr_packed_layout {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// Bytes on the device.
+    /// The number of bytes on the device.
     pub bytes: u64,
-    /// Takes a name for the layout, private to the plugin and its version.
+    /// Receives the name of the layout, private to the plugin and its version.
     pub name: *mut dsr_text,
 }
 
-/// The rows of a weight, in the canonical layout of its format: one after the other, no padding, little-endian.
+/// The source of a weight's rows, in the canonical layout of its format: consecutive, without padding, little-endian.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_row_reader {
@@ -385,10 +385,10 @@ pub struct dsr_row_reader {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// First argument of `rows`.
+    /// The first argument of `rows`.
     pub context: *mut c_void,
-    /// Gives the bytes of rows first .. first + count, in any order and number. They are the host's, and valid until the next
-    /// call or until prepack returns. One thread at a time.
+    /// Sets `data` to the bytes of rows first .. first + count, which belong to the host and are valid until the next call or
+    /// until prepack returns. Rows may be read in any order, and more than once. One thread at a time may call it.
     pub rows: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -400,19 +400,19 @@ pub struct dsr_row_reader {
     >,
 }
 
-/// A range of a buffer. Its size never changes.
+/// A range of a buffer. The size of the struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_slice {
     /// The buffer.
     pub buffer: *mut dsr_buffer,
-    /// Where the range starts, in bytes.
+    /// The byte at which the range starts.
     pub offset: u64,
-    /// How many bytes it is long.
+    /// The length of the range in bytes.
     pub bytes: u64,
 }
 
-/// What an operand or result is bound to. Its size never changes.
+/// The argument of an operand or result. The size of the struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_argument {
@@ -420,16 +420,17 @@ pub struct dsr_argument {
     pub kind: u32,
     /// 0.
     pub reserved: u32,
-    /// With DSR_OPERAND_TENSOR: where its elements are.
+    /// With DSR_OPERAND_TENSOR: the range that holds its elements.
     pub slice: dsr_slice,
-    /// With a bounded tensor: an i32 on the device, how many rows of the first dimension are real. No buffer: all are.
+    /// With a bounded tensor: an i32 in device memory, the number of valid rows of the first dimension. Without a buffer all
+    /// rows are valid.
     pub extent: dsr_slice,
-    /// With DSR_OPERAND_WEIGHT.
+    /// With DSR_OPERAND_WEIGHT: the packed weight.
     pub weight: *mut dsr_weight,
 }
 
-/// What a call is bound to. What it points to is the caller's, and is valid until the function returns; the buffers and weights
-/// are valid as long as the bound call.
+/// The arguments of a call. All it points to belongs to the caller and is valid until the function returns, except buffers and
+/// weights, which are valid as long as the bound call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_arguments {
@@ -439,31 +440,32 @@ pub struct dsr_arguments {
     pub operand_count: u32,
     /// One for each operand of the description.
     pub operands: *const dsr_argument,
-    /// One for each result; a result that updates an operand is bound to the same range.
+    /// One for each result. A result that updates an operand is bound to the same range.
     pub results: *const dsr_argument,
     /// Length of `results`.
     pub result_count: u32,
     /// 0.
     pub flags: u32,
-    /// Scratch memory; no buffer if the plan needs none.
+    /// Scratch memory; without a buffer if the plan needs none.
     pub workspace: dsr_slice,
 }
 
-/// What a plugin knows of the arguments of a bind, for dsr_host_api.validate_arguments.
+/// A plugin's knowledge of its buffers, weights and plan, for dsr_host_api.validate_arguments.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_bind_limits {
     /// sizeof(dsr_bind_limits) of the plugin.
     pub struct_size: u32,
-    /// The device's alignment.
+    /// The alignment in bytes that the device requires.
     pub alignment: u32,
-    /// Scratch memory the plan needs.
+    /// Bytes of scratch memory that the plan needs.
     pub workspace_bytes: u64,
-    /// First argument of the functions.
+    /// The first argument of the functions.
     pub context: *mut c_void,
-    /// How long a buffer is; DSR_NONE if it is no buffer of this plugin.
+    /// Returns the length of a buffer in bytes, or DSR_NONE if the buffer is not one of this plugin.
     pub buffer_bytes: Option<unsafe extern "C" fn(context: *mut c_void, buffer: *const dsr_buffer) -> u64>,
-    /// The type a weight was packed from; 0 if it is no weight of this plugin, else 1. May be NULL if no op here takes one.
+    /// Sets the type that a weight was packed from, and returns 1; returns 0 if the weight is not one of this plugin. May be NULL
+    /// if no op of the plugin takes a weight.
     pub weight_type: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -473,10 +475,10 @@ pub struct dsr_bind_limits {
     >,
 }
 
-/// The name of a group while its ranks gather.
+/// The id of a group while its ranks join.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_group_id {
-    /// What one rank made and gave to the others.
+    /// The bytes that one rank made and passed to the others.
     pub bytes: [u8; 128],
 }

@@ -1,6 +1,6 @@
-//! Errors across the ABI: the host's objects, whoever they are about.
+//! Errors across the ABI.
 //!
-//! The host makes and frees them, so that an error outlives what made it and there is one destructor.
+//! The host makes and frees all of them, so that an error can outlive its maker and there is one destructor.
 
 use super::{prefix, raw::*};
 use dsrun_core::{Code, Error, Result};
@@ -10,18 +10,18 @@ use std::{
     ptr,
 };
 
-/// Hands an error to the other side.
+/// Converts an error to a status, which the other side owns.
 pub(super) fn into_raw(error: Error) -> *mut dsr_status {
     Box::into_raw(Box::new(error)).cast()
 }
 
-/// Takes an error back; null is success.
+/// Converts a status back and frees it; null is success.
 ///
 /// # Errors
-/// That error.
+/// The error of the status.
 ///
 /// # Safety
-/// `status` is null or came from [`into_raw`] of this copy of the crate, and nobody uses it afterwards.
+/// `status` is null or came from [`into_raw`] of this copy of the crate, and is not used afterwards.
 pub(super) unsafe fn take(status: *mut dsr_status) -> Result<()> {
     if status.is_null() {
         return Ok(());
@@ -30,7 +30,7 @@ pub(super) unsafe fn take(status: *mut dsr_status) -> Result<()> {
     Err(*unsafe { Box::from_raw(status.cast::<Error>()) })
 }
 
-/// What an error says, for the other side, as long as the error lives.
+/// The description of an error for the other side, valid as long as the error lives.
 pub(super) fn describe(error: &Error) -> dsr_error {
     let text = |value: Option<&str>| prefix::str_of(value.unwrap_or_default());
     dsr_error {
@@ -43,20 +43,20 @@ pub(super) fn describe(error: &Error) -> dsr_error {
     }
 }
 
-/// The error that the other side describes.
+/// The error with a description of the other side.
 ///
 /// # Safety
 /// The texts are readable.
 pub(super) unsafe fn from_description(description: &dsr_error) -> Error {
-    // SAFETY: the caller says so.
+    // SAFETY: as the caller says.
     let [message, op, argument, field] =
         [description.message, description.op, description.argument, description.field]
             .map(|value| unsafe { prefix::text(value) });
     let (code, message) = match Code::from_number(description.code) {
         Some(code) => (code, message.into_owned()),
-        None => (Code::Internal, format!("{message} (with code {}, which is none)", description.code)),
+        None => (Code::Internal, format!("{message} (with unknown code {})", description.code)),
     };
-    let message = if message.is_empty() { "no reason given".to_owned() } else { message };
+    let message = if message.is_empty() { "no message was given".to_owned() } else { message };
     let mut error = Error::new(code, message);
     if !op.is_empty() {
         error = error.in_op(&op);
@@ -70,9 +70,9 @@ pub(super) unsafe fn from_description(description: &dsr_error) -> Error {
     error
 }
 
-/// Runs what must not unwind; a panic becomes an error.
+/// Runs code that must not unwind; a panic becomes an error.
 pub(super) fn catch<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
-    // What a panic leaves half done is not used again: whoever gets the error poisons the object.
+    // State that a panic leaves inconsistent is not used again: the receiver of the error poisons the object.
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panic_error(panic)))
 }
 
@@ -82,12 +82,12 @@ fn panic_error(panic: Box<dyn Any + Send>) -> Error {
         (_, Some(message)) => message.clone(),
         _ => "a panic without a message".to_owned(),
     };
-    // Dropping a payload may panic again, and this runs where nothing may unwind.
+    // Dropping the payload may panic again, which must not unwind either.
     std::mem::forget(panic);
     Error::new(Code::Panic, message)
 }
 
-/// A result as the host's functions return it.
+/// Converts a result to the status that a function of the host returns.
 pub(super) fn returned(run: impl FnOnce() -> Result<()>) -> *mut dsr_status {
     catch(run).map_or_else(into_raw, |()| ptr::null_mut())
 }

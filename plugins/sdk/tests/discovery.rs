@@ -1,4 +1,4 @@
-//! Discovery in folders made for it: order, precedence, and broken plugins that hide nobody.
+//! Discovery in temporary folders: order, precedence, and broken plugins that do not affect others.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![cfg(unix)]
@@ -22,7 +22,7 @@ fn platform() -> String {
     format!("{}_{architecture}", std::env::consts::OS)
 }
 
-/// Writes a manifest, and its library unless it is to be missing.
+/// Writes a manifest, and its library unless the test wants it to be missing.
 fn manifest(folder: &Path, name: &str, library: &str, more: &str) -> PathBuf {
     let platform = platform();
     let text = format!(
@@ -47,9 +47,9 @@ fn reason(plugin: &Plugin) -> &str {
 }
 
 #[test]
-fn a_manifest_comes_before_a_library_and_the_first_place_before_the_second() {
+fn manifests_precede_libraries_and_places_are_in_order() {
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    // A library that a manifest names is no plugin of its own; one with the name of another's manifest comes second.
+    // A library that a manifest names is not listed again; a library with the name of another manifest is shadowed.
     for folder in [&first, &second] {
         for library in
             ["libdsrun_backend_one.so", "libdsrun_backend_two.so", "libother.so", "libdsrun_backend_.so"]
@@ -80,7 +80,7 @@ fn a_manifest_comes_before_a_library_and_the_first_place_before_the_second() {
 }
 
 #[test]
-fn every_broken_plugin_is_named_and_hides_no_other() {
+fn broken_plugins_are_reported_and_do_not_affect_others() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     fs::write(path.join("libgood.so"), "").unwrap();
@@ -103,7 +103,7 @@ fn every_broken_plugin_is_named_and_hides_no_other() {
 
     let report = in_folders(&[path]);
     let expected = [
-        ("a-torn", "no manifest"),
+        ("a-torn", "not a manifest"),
         ("b-bytes", "cannot be read"),
         ("c-keys", "colours"),
         ("d-gone", "libgone.so"),
@@ -118,7 +118,7 @@ fn every_broken_plugin_is_named_and_hides_no_other() {
     }
     let ready: Vec<&str> = report.ready().map(|plugin| plugin.name.as_str()).collect();
     if cfg!(target_os = "linux") {
-        assert_eq!(ready, ["z-good"], "one library of several is enough");
+        assert_eq!(ready, ["z-good"], "any_of needs only one of several libraries");
     }
     let error = report.load("f-newer").unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
@@ -131,7 +131,7 @@ fn every_broken_plugin_is_named_and_hides_no_other() {
 
     let text = report.to_string();
     for (name, part) in expected {
-        assert!(text.contains(name) && text.contains(part), "{name} and {part} are not in\n{text}");
+        assert!(text.contains(name) && text.contains(part), "{name} or {part} is missing in\n{text}");
     }
 }
 
@@ -150,7 +150,7 @@ fn priority_orders_the_plugins_of_a_folder() {
 }
 
 #[test]
-fn places_that_are_not_searched_say_why() {
+fn skipped_places_have_a_reason() {
     let report = discover(&Places {
         files: vec![(Origin::FilesVariable, "x.so".into()), (Origin::FilesVariable, "/none.so".into())],
         folders: vec![
@@ -170,7 +170,7 @@ fn places_that_are_not_searched_say_why() {
 }
 
 #[test]
-fn a_named_library_is_taken_with_the_manifest_beside_it() {
+fn a_library_given_by_path_has_the_manifest_beside_it() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("libx.so");
     fs::write(&library, "").unwrap();
@@ -186,7 +186,7 @@ fn a_named_library_is_taken_with_the_manifest_beside_it() {
 }
 
 #[test]
-fn loading_tells_the_broken_from_the_working() {
+fn probing_reports_which_plugins_work() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     let build = |file: &str, definitions: &[&str]| cc::plugin(path, file, definitions);
@@ -196,14 +196,14 @@ fn loading_tells_the_broken_from_the_working() {
     build("libaborts.so", &["NAME=\"aborts\"", "FLAGS=DSR_PLUGIN_ABORTS_ON_PANIC"]);
     build("libplain.so", &["NO_ENTRY"]);
     build("libliar.so", &["NAME=\"somebody-else\""]);
-    fs::write(path.join("libtext.so"), "no library").unwrap();
+    fs::write(path.join("libtext.so"), "text").unwrap();
     for name in ["aborts", "good", "liar", "old", "panics", "plain", "text"] {
         manifest(path, name, &format!("lib{name}.so"), "");
     }
     let report = in_folders(&[path]);
     assert!(
         report.plugins.iter().all(|plugin| plugin.state == State::Ready),
-        "looking runs no code\n{report}"
+        "discovery runs no code\n{report}"
     );
     assert_eq!(report.load("good").unwrap().info().name, "good");
 
@@ -212,8 +212,8 @@ fn loading_tells_the_broken_from_the_working() {
         ("good", Ok(1)),
         ("liar", Err("`somebody-else`")),
         ("old", Err("0.9")),
-        ("panics", Err("an exception nobody caught")),
-        ("plain", Err("no dsrun plugin")),
+        ("panics", Err("an uncaught exception")),
+        ("plain", Err("not a dsrun plugin")),
         ("text", Err("cannot be opened")),
     ];
     let probes = report.probe();
@@ -229,7 +229,7 @@ fn loading_tells_the_broken_from_the_working() {
 }
 
 #[test]
-fn a_library_given_by_path_is_held_to_a_name_only_if_its_file_bears_one() {
+fn a_library_given_by_path_must_have_the_name_in_its_file_name() {
     let folder = tempfile::tempdir().unwrap();
     let build = |file: &str| cc::plugin(folder.path(), file, &["NAME=\"mine\""]);
     let plain = build("my_thing.so");
@@ -239,5 +239,5 @@ fn a_library_given_by_path_is_held_to_a_name_only_if_its_file_bears_one() {
         report.plugins[0].load()
     };
     assert_eq!(load(&plain).unwrap().info().name, "mine");
-    assert!(load(&named).unwrap_err().to_string().contains("calls itself `mine`"));
+    assert!(load(&named).unwrap_err().to_string().contains("has the name `mine`"));
 }

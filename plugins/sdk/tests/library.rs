@@ -1,4 +1,4 @@
-//! A Rust plugin as a library of its own, with its own copy of this crate: what the loopback cannot show.
+//! A Rust plugin in a dynamic library with its own copy of this crate, which the loopback tests do not have.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -22,7 +22,7 @@ use std::{
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// The example `tiny_plugin`, which cargo has built if all tests were asked for, and otherwise builds now.
+/// The example `tiny_plugin`, built now unless cargo has built it together with the tests.
 fn library() -> PathBuf {
     let program = env::current_exe().unwrap();
     let profile = program.parent().and_then(Path::parent).unwrap();
@@ -48,7 +48,7 @@ fn library() -> PathBuf {
         .args((!cfg!(debug_assertions)).then_some("--release"))
         .status()
         .unwrap();
-    assert!(status.success(), "the plugin could not be built");
+    assert!(status.success(), "the plugin does not build");
     library
 }
 
@@ -72,7 +72,7 @@ fn call(op: impl Into<Op>, comm: Option<Arc<dyn Comm>>) -> ValidCall {
     CallDesc { op: op.into(), operands, results: vec![desc], comm }.validate().unwrap()
 }
 
-/// Runs a call on two numbers: in place, or into memory of its own.
+/// Runs a call on two numbers, in place or into other memory.
 fn run(device: &dyn Device, stream: &mut dyn Stream, call: ValidCall, values: [f32; 2]) -> Result<[f32; 2]> {
     let slice = || Ok(BufferSlice::whole(device.allocate(8, MemoryKind::Device)?));
     let x: BufferSlice = slice()?;
@@ -87,7 +87,7 @@ fn run(device: &dyn Device, stream: &mut dyn Stream, call: ValidCall, values: [f
 }
 
 #[test]
-fn a_call_runs_and_errors_and_panics_come_back() {
+fn calls_run_and_return_errors_and_panics() {
     let device = device();
     let mut stream = device.stream().unwrap();
     let cast = || call(Cast { dtype: DType::F32 }, None);
@@ -97,11 +97,8 @@ fn a_call_runs_and_errors_and_panics_come_back() {
 
     let columns = call(Columns { start: 0, count: 2 }, None);
     let error = run(&*device, &mut *stream, columns, [0.0; 2]).unwrap_err();
-    assert_eq!(
-        (error.code(), error.message()),
-        (Code::Panic, "nobody has written columns{start=0, count=2}")
-    );
-    assert!(stream.synchronize("it", SOON).unwrap_err().message().contains("cannot be used any more"));
+    assert_eq!((error.code(), error.message()), (Code::Panic, "tiny does not run columns{start=0, count=2}"));
+    assert!(stream.synchronize("it", SOON).unwrap_err().message().contains("cannot be used"));
 
     let desc = TensorDesc::dense(DType::F32, &[2, 2]);
     let argmax = CallDesc {
@@ -112,14 +109,14 @@ fn a_call_runs_and_errors_and_panics_come_back() {
     };
     let argmax = argmax.validate().unwrap();
     assert_eq!(device.kernels().query(&argmax).unwrap_err().code(), Code::Panic);
-    // Everything made before is freed, and the library lives on.
+    // All objects are freed, and the library stays loaded.
     drop((stream, device));
     let again = self::device();
     let mut stream = again.stream().unwrap();
     assert_eq!(run(&*again, &mut *stream, cast(), [1.0, 3.0]), Ok([1.0, 3.0]));
 }
 
-/// What the host's own copy of `tracing` hears.
+/// The events of the host's copy of `tracing`.
 struct Listener;
 
 static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -151,18 +148,18 @@ impl tracing::Subscriber for Listener {
 }
 
 #[test]
-fn what_a_plugin_logs_comes_out_in_the_log_of_the_host() {
+fn events_of_a_plugin_reach_the_log_of_the_host() {
     tracing::subscriber::set_global_default(Listener).unwrap();
     PluginBackend::load(&library()).unwrap().open(7, &DeviceOptions::default()).unwrap();
     let heard = HEARD.lock().unwrap();
     let said =
         |line: &&String| line.starts_with("DEBUG") && line.contains("message=opened a tiny device index=7");
     let line = heard.iter().find(said).unwrap_or_else(|| panic!("{heard:?}"));
-    assert!(line.contains("tiny_plugin"), "it says whose: {line}");
+    assert!(line.contains("tiny_plugin"), "the event names its module: {line}");
 }
 
 #[test]
-fn ranks_meet_over_the_hosts_transport() {
+fn collectives_run_over_the_transport_of_the_host() {
     let group = HostComm::group(3).unwrap();
     let results: Vec<[f32; 2]> = std::thread::scope(|scope| {
         let threads: Vec<_> = group
@@ -183,18 +180,18 @@ fn ranks_meet_over_the_hosts_transport() {
 }
 
 #[test]
-fn an_aborted_group_fails_with_the_hosts_reason() {
+fn an_aborted_group_fails_with_the_reason_of_the_host() {
     let mut group = HostComm::group(2).unwrap().into_iter();
     let (here, gone) = (group.next().unwrap(), group.next().unwrap());
-    gone.abort("its card fell out");
+    gone.abort("its device was lost");
     let device = device();
     let op = AllReduce { axis: MeshAxis::Tensor, reduction: Reduction::Sum };
     let call = call(op, Some(Arc::new(here)));
     let error = run(&*device, &mut *device.stream().unwrap(), call, [0.0; 2]).unwrap_err();
-    assert_eq!((error.code(), error.message()), (Code::Communication, "rank 1 aborted: its card fell out"));
+    assert_eq!((error.code(), error.message()), (Code::Communication, "rank 1 aborted: its device was lost"));
 }
 
-/// Fails at its second row.
+/// A reader that fails at its second row.
 struct TornFile(WeightType);
 
 impl WeightReader for TornFile {
@@ -204,14 +201,14 @@ impl WeightReader for TornFile {
 
     fn rows(&mut self, first: usize, _: usize) -> Result<Cow<'_, [u8]>> {
         match first {
-            1 => Err(Error::new(Code::Unavailable, "the file is torn").at("blk.0.weight")),
+            1 => Err(Error::new(Code::Unavailable, "the file is truncated").at("blk.0.weight")),
             _ => Ok(Cow::Owned(vec![0; 8])),
         }
     }
 }
 
 #[test]
-fn weights_are_read_through_the_host() {
+fn a_plugin_reads_weights_through_the_host() {
     let device = device();
     let mut stream = device.stream().unwrap();
     let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![3, 2] };
@@ -220,5 +217,5 @@ fn weights_are_read_through_the_host() {
     let packed = device.kernels().prepack(&mut *stream, &desc, &mut rows).unwrap();
     assert_eq!(packed.bytes(), 24);
     let error = device.kernels().prepack(&mut *stream, &desc, &mut TornFile(weight_type)).unwrap_err();
-    assert_eq!(error, Error::new(Code::Unavailable, "the file is torn").at("blk.0.weight"));
+    assert_eq!(error, Error::new(Code::Unavailable, "the file is truncated").at("blk.0.weight"));
 }

@@ -1,4 +1,4 @@
-//! A Rust backend through its own C tables: everything the traits say arrives, both ways.
+//! A Rust backend through its own C tables: everything in the traits crosses in both directions.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -29,7 +29,7 @@ use tiny::{LIVE, Tiny};
 const SOON: Duration = Duration::from_secs(10);
 
 fn loopback() -> PluginBackend {
-    // SAFETY: the entry is made by this crate.
+    // SAFETY: this crate defines the entry.
     unsafe { PluginBackend::from_entry(backend_entry!(Tiny::new())) }.unwrap()
 }
 
@@ -55,7 +55,7 @@ fn call_over(
     CallDesc { op: op.into(), operands, results, comm }.validate().unwrap()
 }
 
-/// A copy: the tiny backend casts from f32 to f32.
+/// A copy, because the tiny backend casts from f32 to f32.
 fn cast(desc: &TensorDesc) -> ValidCall {
     let operands = [Some(OperandDesc::Tensor(desc.clone()))];
     call(Cast { dtype: DType::F32 }, &operands, std::slice::from_ref(desc))
@@ -80,7 +80,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn information_crosses_as_it_is() {
+fn information_about_backend_and_device_crosses() {
     let (plugin, plain) = (loopback(), Tiny::new());
     assert_eq!(plugin.info(), plain.info());
     assert_eq!(plugin.devices().unwrap(), plain.devices().unwrap());
@@ -98,23 +98,23 @@ fn information_crosses_as_it_is() {
 }
 
 #[test]
-fn a_device_that_is_not_here_and_what_graphs_need_cross() {
+fn offline_devices_and_graph_preparation_cross() {
     let plugin = loopback();
     let device = plugin.describe("zeroth").unwrap();
     let plain = Tiny::new().open(0, &DeviceOptions::default()).unwrap();
     assert_eq!(device.properties(), plain.properties());
     let error = plugin.describe("eighth").unwrap_err();
-    assert_eq!((error.code(), error.message()), (Code::InvalidArgument, "\"eighth\" is not known"));
+    assert_eq!((error.code(), error.message()), (Code::InvalidArgument, "\"eighth\" is unknown"));
     let desc = TensorDesc::dense(DType::F32, &[3, 2]);
     let calls = [cast(&desc), cast(&desc)];
     let error = device.graphs().unwrap().prepare(&calls[..1]).unwrap_err();
-    assert_eq!(error.message(), "nothing is built for [\"cast\"]");
+    assert_eq!(error.message(), "nothing is compiled for [\"cast\"]");
     let error = device.graphs().unwrap().prepare(&calls).unwrap_err();
-    assert_eq!(error.message(), "nothing is built for [\"cast\", \"cast\"]");
+    assert_eq!(error.message(), "nothing is compiled for [\"cast\", \"cast\"]");
 }
 
 #[test]
-fn errors_keep_code_place_and_message() {
+fn errors_keep_code_message_op_argument_and_field() {
     let plugin = loopback();
     let error = plugin.open(5, &DeviceOptions::default()).unwrap_err();
     assert_eq!(error, Error::new(Code::Unavailable, "no device 5").at("index"));
@@ -175,7 +175,7 @@ fn memory_streams_and_events_work() {
 }
 
 #[test]
-fn support_crosses_as_it_is() {
+fn answers_of_queries_cross() {
     let device = device();
     let kernels = device.kernels();
     let desc = tensor(&[2, 4]);
@@ -209,7 +209,7 @@ fn support_crosses_as_it_is() {
 }
 
 #[test]
-fn regions_arrive_with_their_whole_body() {
+fn bodies_of_regions_cross() {
     let region =
         well_known::add_rms_norm(Add { alpha: 2.0 }, RmsNorm { eps: 1e-6, weight_offset: 1.0 }).unwrap();
     let encoding = region.encoding();
@@ -221,7 +221,7 @@ fn regions_arrive_with_their_whole_body() {
 }
 
 #[test]
-fn a_bounded_call_runs_replays_and_frees_everything() {
+fn a_bounded_call_runs_and_replays_and_is_freed() {
     let device = device();
     let mut stream = device.stream().unwrap();
     let desc = tensor(&[3, 2]).with_extent();
@@ -229,7 +229,7 @@ fn a_bounded_call_runs_replays_and_frees_everything() {
     let (x, y, extent) = (buffer(&*device, 24), buffer(&*device, 24), buffer(&*device, 4));
     let bounded = |slice: &BufferSlice| Binding { slice: slice.clone(), extent: Some(extent.clone()) };
     let bound = plan.bind(&one_to_one(&bounded(&x), &bounded(&y))).unwrap();
-    // The parents may go first: what needs them keeps them.
+    // Parents may be dropped first, because children keep them alive.
     drop(plan);
     stream.upload(&bytes_of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), &x).unwrap();
     stream.upload(&2i32.to_le_bytes(), &extent).unwrap();
@@ -249,11 +249,11 @@ fn a_bounded_call_runs_replays_and_frees_everything() {
     assert_eq!(
         device.memory().used,
         0,
-        "the graph kept its calls, and they their buffers, no longer than it lived"
+        "the graph keeps its calls and their buffers alive no longer than it lives"
     );
 }
 
-/// Gives rows it has just made, and counts how often.
+/// A reader that owns its rows, and counts its calls.
 struct MadeRows(WeightType, usize);
 
 impl WeightReader for MadeRows {
@@ -277,7 +277,7 @@ fn matrix() -> WeightDesc {
 }
 
 #[test]
-fn weights_are_packed_from_borrowed_and_from_made_rows() {
+fn weights_are_packed_from_borrowed_and_owned_rows() {
     let device = device();
     let mut stream = device.stream().unwrap();
     let desc = matrix();
@@ -319,7 +319,7 @@ fn weights_are_packed_from_borrowed_and_from_made_rows() {
     assert_eq!(made.1, 3);
 }
 
-/// Has a bug, or a torn file.
+/// A reader that panics, or fails.
 struct TornFile {
     weight_type: WeightType,
     bug: bool,
@@ -332,17 +332,17 @@ impl WeightReader for TornFile {
 
     fn rows(&mut self, first: usize, _: usize) -> Result<Cow<'_, [u8]>> {
         match (first, self.bug) {
-            (1, true) => panic!("the reader has a bug"),
-            (1, false) => Err(Error::new(Code::Unavailable, "the file is torn").at("blk.0.weight")),
+            (1, true) => panic!("the reader panics"),
+            (1, false) => Err(Error::new(Code::Unavailable, "the file is truncated").at("blk.0.weight")),
             _ => Ok(Cow::Owned(vec![0; 8])),
         }
     }
 }
 
 #[rstest]
-#[case(false, Error::new(Code::Unavailable, "the file is torn").at("blk.0.weight"))]
-#[case(true, Error::new(Code::Panic, "the reader has a bug"))]
-fn errors_and_panics_of_a_reader_come_back_through_the_plugin(#[case] bug: bool, #[case] expected: Error) {
+#[case(false, Error::new(Code::Unavailable, "the file is truncated").at("blk.0.weight"))]
+#[case(true, Error::new(Code::Panic, "the reader panics"))]
+fn errors_and_panics_of_a_reader_pass_through_the_plugin(#[case] bug: bool, #[case] expected: Error) {
     let device = device();
     let mut stream = device.stream().unwrap();
     let desc = matrix();
@@ -377,7 +377,7 @@ fn objects_of_another_backend_are_refused() {
 }
 
 #[test]
-fn a_panic_while_planning_poisons_the_device_and_nothing_else() {
+fn a_panic_while_planning_poisons_only_the_device() {
     let backend = loopback();
     let open = || backend.open(0, &DeviceOptions::default()).unwrap();
     let device = open();
@@ -389,12 +389,12 @@ fn a_panic_while_planning_poisons_the_device_and_nothing_else() {
         &[TensorDesc::dense(DType::I32, &[2])],
     );
     let error = device.kernels().query(&argmax).unwrap_err();
-    assert_eq!((error.code(), error.message()), (Code::Panic, "asked about argmax"));
+    assert_eq!((error.code(), error.message()), (Code::Panic, "argmax panics when queried"));
     let error = device.kernels().query(&cast(&tensor(&[1, 1]))).unwrap_err();
     assert_eq!(error.code(), Code::Panic);
-    assert!(error.message().contains("the device cannot be used any more"), "{error}");
+    assert!(error.message().contains("the device cannot be used"), "{error}");
     assert_eq!(device.allocate(4, MemoryKind::Device).unwrap_err().code(), Code::Panic);
-    // What was made before still works and is freed, and so does another device.
+    // Objects made before still work and are freed, and another device works.
     stream.fill(&slice, 1).unwrap();
     drop((stream, slice));
     assert!(open().kernels().query(&cast(&tensor(&[1, 1]))).unwrap().native);
@@ -415,10 +415,7 @@ fn a_panic_while_running_poisons_the_call_and_its_stream() {
     let arguments = one_to_one(&Binding::new(x.clone()), &Binding::new(y));
     let bound = plan.bind(&arguments).unwrap();
     let error = bound.enqueue(&mut *stream).unwrap_err();
-    assert_eq!(
-        (error.code(), error.message()),
-        (Code::Panic, "nobody has written columns{start=0, count=1}")
-    );
+    assert_eq!((error.code(), error.message()), (Code::Panic, "tiny does not run columns{start=0, count=1}"));
     let mut fresh = device.stream().unwrap();
     let error = bound.enqueue(&mut *fresh).unwrap_err();
     assert!(error.message().contains("the call cannot be used"), "{error}");
@@ -429,25 +426,25 @@ fn a_panic_while_running_poisons_the_call_and_its_stream() {
 }
 
 #[test]
-fn a_backend_that_panics_when_listed_is_an_error() {
-    // SAFETY: the entry is made by this crate.
+fn a_panic_while_listing_devices_is_an_error() {
+    // SAFETY: this crate defines the entry.
     let backend =
         unsafe { PluginBackend::from_entry(backend_entry!(Tiny::that_panics_when_listed())) }.unwrap();
     assert_eq!(backend.info().name, "tiny");
     let error = backend.devices().unwrap_err();
-    assert_eq!((error.code(), error.message()), (Code::Panic, "there is nothing to list"));
+    assert_eq!((error.code(), error.message()), (Code::Panic, "listing devices panics"));
     let findings = backend.diagnose();
     assert!(!findings[0].present && findings[0].detail.contains("panicked"), "{findings:?}");
 }
 
 #[test]
-fn a_backend_that_cannot_be_made_says_why_and_is_tried_again() {
+fn a_failed_constructor_returns_its_error_and_is_tried_again() {
     fn make() -> Result<Tiny> {
         Err(Error::new(Code::Unavailable, "the driver is missing").at("libtiny.so"))
     }
     let entry = backend_entry!(make()?);
     for _ in 0..2 {
-        // SAFETY: the entry is made by this crate.
+        // SAFETY: this crate defines the entry.
         let error = unsafe { PluginBackend::from_entry(entry) }.unwrap_err();
         assert_eq!(error, Error::new(Code::Unavailable, "the driver is missing").at("libtiny.so"));
     }
@@ -464,7 +461,7 @@ fn all_reduce(device: &dyn Device, comm: Arc<dyn Comm>) -> Result<Vec<f32>> {
     stream.upload(&bytes_of(&[rank + 1.0, 10.0 * rank]), &slice)?;
     let binding = Binding::new(slice.clone());
     let bound = plan.bind(&one_to_one(&binding, &binding))?;
-    // The bound call keeps the plan, and the plan its group.
+    // The bound call keeps the plan alive, and the plan its group.
     drop(plan);
     bound.enqueue(&mut *stream)?;
     Ok(download(&mut *stream, &slice))
@@ -500,21 +497,21 @@ fn collectives_run_over(#[case] own: bool) {
 }
 
 #[test]
-fn a_failed_group_fails_the_call_with_the_hosts_reason() {
+fn a_failed_group_fails_the_call_with_the_reason_of_the_host() {
     let device = device();
     let mut group = HostComm::group(2).unwrap().into_iter();
     let (here, gone) = (group.next().unwrap().with_timeout(Duration::from_millis(50)), group.next().unwrap());
-    gone.abort("its card fell out");
+    gone.abort("its device was lost");
     let barrier = call_over(Barrier { axis: MeshAxis::Tensor }, &[], &[], Some(Arc::new(here)));
     let plan = CheckedPlan::new(&*device, barrier).unwrap();
     let none = Arguments { operands: Vec::new(), results: Vec::new(), workspace: None };
     let error = plan.bind(&none).unwrap().enqueue(&mut *device.stream().unwrap()).unwrap_err();
     assert_eq!(error.code(), Code::Communication);
-    assert!(error.message().contains("its card fell out"), "{error}");
+    assert!(error.message().contains("its device was lost"), "{error}");
 }
 
 #[test]
-fn a_group_of_the_plugin_times_out_with_the_names_of_the_missing() {
+fn a_group_of_the_plugin_times_out_with_the_missing_ranks() {
     let device = device();
     let collective = device.collective().unwrap();
     let id = collective.group_id().unwrap();
@@ -523,9 +520,9 @@ fn a_group_of_the_plugin_times_out_with_the_names_of_the_missing() {
     assert!(error.message().contains("0, 2"), "{error}");
 }
 
-/// Packed weights and everything else go when their last owner does; other tests run at the same time, so this waits.
+/// All objects are freed with their last owner. Other tests run at the same time, so this test waits.
 #[test]
-fn nothing_is_left_behind() {
+fn no_object_leaks() {
     {
         let device = device();
         let mut stream = device.stream().unwrap();
@@ -542,5 +539,5 @@ fn nothing_is_left_behind() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("{} objects are left", LIVE.load(Ordering::SeqCst));
+    panic!("{} objects are alive", LIVE.load(Ordering::SeqCst));
 }

@@ -1,9 +1,9 @@
-//! The tables of an exported backend, called as no host would: every fault is an error that says what is wrong, leaves what
-//! would be filled in as it was, and the device usable.
+//! The tables of an exported backend with invalid parameters, which no host passes: every fault is an error that says what is
+//! wrong, leaves outputs untouched, and leaves the device usable.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[allow(dead_code, reason = "the loopback's tests use more of it")]
+#[allow(dead_code, reason = "the loopback tests use more of it")]
 #[path = "support/tiny.rs"]
 mod tiny;
 
@@ -39,7 +39,7 @@ fn operand(tensor: dsr_tensor_desc) -> dsr_operand_desc {
     dsr_operand_desc { kind: DSR_OPERAND_TENSOR, tensor, ..ZERO_OPERAND }
 }
 
-/// A device of the tiny backend, by its raw tables.
+/// A device of the tiny backend, and its raw tables.
 struct Raw {
     api: dsr_plugin_api,
     device: *mut dsr_device,
@@ -50,13 +50,13 @@ struct Raw {
 
 impl Raw {
     fn new() -> Self {
-        // SAFETY: the entry is made by this crate.
+        // SAFETY: this crate defines the entry.
         Self::of(&unsafe { PluginBackend::from_entry(backend_entry!(Tiny::new())) }.unwrap())
     }
 
     fn of(backend: &PluginBackend) -> Self {
         let api = *backend.raw_table();
-        // SAFETY: the tables of a loaded plugin are valid for ever, and there is a place for the device.
+        // SAFETY: the tables of a loaded plugin are valid forever, and `device` is writable.
         unsafe {
             let mut device = ptr::null_mut();
             take_status(api.device_open.unwrap()(api.backend, 0, ptr::null(), &raw mut device)).unwrap();
@@ -68,17 +68,17 @@ impl Raw {
         // SAFETY: all bytes zero is a valid `dsr_support`.
         let mut support: dsr_support = unsafe { std::mem::zeroed() };
         support.struct_size = size_of::<dsr_support>() as u32;
-        // SAFETY: our device; what is wrong with `call` is what is tested, and can be read.
+        // SAFETY: our device; `call` is readable, and its faults are what the test is about.
         unsafe { take_status(self.op.query.unwrap()(self.device, call, &raw mut support)) }.map(|()| support)
     }
 
     fn plan(&self, call: *const dsr_call_desc) -> Result<*mut dsr_plan> {
         let mut plan = ptr::null_mut();
-        // SAFETY: our device, and a place for the plan; what is wrong with `call` is what is tested, and can be read.
+        // SAFETY: our device, and a writable `plan`; `call` is readable, and its faults are what the test is about.
         unsafe { take_status(self.op.plan.unwrap()(self.device, call, &raw mut plan)) }.map(|()| plan)
     }
 
-    /// Binds an operand and a result, and frees the call.
+    /// Binds an operand and a result, and frees the bound call.
     fn bind(&self, plan: *mut dsr_plan, operand: dsr_argument, result: dsr_argument) -> Result<()> {
         let arguments = dsr_arguments {
             struct_size: size_of::<dsr_arguments>() as u32,
@@ -115,7 +115,7 @@ impl Raw {
     }
 }
 
-/// What a valid `cast` points to.
+/// The targets of the pointers of a valid `cast`.
 struct CastCall {
     dtype: u32,
     operands: [dsr_operand_desc; 1],
@@ -151,7 +151,7 @@ fn place(error: &Error) -> (Option<&str>, Option<&str>, Option<&str>) {
     (error.op(), error.argument(), error.field_name())
 }
 
-/// What is wrong with a call.
+/// A change that makes a call invalid.
 enum Change {
     Desc(fn(&mut dsr_call_desc)),
     Call(fn(&mut CastCall)),
@@ -159,7 +159,7 @@ enum Change {
 
 #[rstest]
 #[case::short(Change::Desc(|desc| desc.struct_size = 8), (Some("cast"), Some("attributes"), None), "0 words, must be 1")]
-#[case::without_an_op(Change::Desc(|desc| desc.op = 0), (None, None, None), "no op 0")]
+#[case::no_op(Change::Desc(|desc| desc.op = 0), (None, None, None), "no op 0")]
 #[case::shorter(Change::Desc(|desc| desc.struct_size = 3), (None, Some("dsr_call_desc"), Some("struct_size")), "is 3")]
 #[case::unknown_op(Change::Desc(|desc| desc.op = 999), (None, None, None), "no op 999")]
 #[case::null_attributes(Change::Desc(|desc| desc.attributes = ptr::null()), (Some("cast"), Some("attributes"), None), "null")]
@@ -215,14 +215,14 @@ fn wrong_calls_are_refused(
     // SAFETY: our device, the same description, and a place for the plan.
     let planned = unsafe { take_status(raw.op.plan.unwrap()(raw.device, &raw const desc, &raw mut plan)) };
     assert_eq!(planned.unwrap_err(), error);
-    assert_eq!(plan, ptr::dangling_mut(), "what would be filled in is untouched");
+    assert_eq!(plan, ptr::dangling_mut(), "the output is untouched");
     let good = CastCall::new();
     let good = good.desc();
     assert_eq!(raw.query(&raw const good).unwrap().flags & DSR_SUPPORT_NATIVE, DSR_SUPPORT_NATIVE);
 }
 
 #[test]
-fn a_longer_description_is_read_as_far_as_it_is_known() {
+fn the_known_prefix_of_a_longer_description_is_read() {
     #[repr(C)]
     struct Longer {
         known: dsr_call_desc,
@@ -238,7 +238,7 @@ fn a_longer_description_is_read_as_far_as_it_is_known() {
 }
 
 #[test]
-fn answers_stay_within_the_size_the_caller_gives() {
+fn answers_are_cut_to_the_size_of_the_caller() {
     let (raw, call) = (Raw::new(), CastCall::new());
     let desc = call.desc();
     let mut support = dsr_support {
@@ -249,7 +249,7 @@ fn answers_stay_within_the_size_the_caller_gives() {
         work_words: 77,
         reason: ptr::null_mut(),
     };
-    // SAFETY: our device, a description, and a struct to be filled, which says that it is shorter than it is.
+    // SAFETY: our device, a description, and a struct to fill in, whose stated size is shorter than it is.
     unsafe { take_status(raw.op.query.unwrap()(raw.device, &raw const desc, &raw mut support)) }.unwrap();
     assert_eq!((support.struct_size, support.workspace_bytes, support.work_words), (8, 77, 77));
     assert_eq!(support.flags & DSR_SUPPORT_NATIVE, DSR_SUPPORT_NATIVE);
@@ -267,27 +267,42 @@ fn null_and_foreign_handles_are_refused() {
     let slice = |buffer, offset, bytes| dsr_slice { buffer, offset, bytes };
     let mut foreign = [0u64; 8];
     let foreign = foreign.as_mut_ptr();
-    // SAFETY: every pointer is null, ours, or to memory that can be read; ranges are what is tested.
+    // SAFETY: every pointer is null, ours, or to readable memory; the ranges are what the test is about.
     let refused = |stream: *mut dsr_stream, slice: dsr_slice, byte| unsafe {
         take_status(fill(stream, &raw const slice, byte)).unwrap_err()
     };
     let good = slice(buffer, 0, 64);
     let cases = [
         (refused(ptr::null_mut(), good, 0), Some("stream"), None, "is null"),
-        (refused(foreign.cast(), good, 0), Some("stream"), None, "no stream of this backend"),
-        (refused(buffer.cast(), good, 0), Some("stream"), None, "no stream of this backend"),
+        (refused(foreign.cast(), good, 0), Some("stream"), None, "not a stream of this backend"),
+        (refused(buffer.cast(), good, 0), Some("stream"), None, "not a stream of this backend"),
         (refused(stream, slice(ptr::null_mut(), 0, 64), 0), Some("destination"), Some("buffer"), "is null"),
-        (refused(stream, slice(foreign.cast(), 0, 64), 0), Some("buffer"), None, "no buffer of this backend"),
-        (refused(stream, slice(stream.cast(), 0, 64), 0), Some("buffer"), None, "no buffer of this backend"),
-        (refused(stream, slice(buffer, 1, 64), 0), Some("destination"), Some("offset"), "not inside"),
-        (refused(stream, slice(buffer, u64::MAX, 2), 0), Some("destination"), Some("offset"), "not inside"),
+        (
+            refused(stream, slice(foreign.cast(), 0, 64), 0),
+            Some("buffer"),
+            None,
+            "not a buffer of this backend",
+        ),
+        (
+            refused(stream, slice(stream.cast(), 0, 64), 0),
+            Some("buffer"),
+            None,
+            "not a buffer of this backend",
+        ),
+        (refused(stream, slice(buffer, 1, 64), 0), Some("destination"), Some("offset"), "exceed a buffer"),
+        (
+            refused(stream, slice(buffer, u64::MAX, 2), 0),
+            Some("destination"),
+            Some("offset"),
+            "exceed a buffer",
+        ),
         (refused(stream, good, 256), Some("byte"), None, "below 256"),
     ];
     for (error, argument, field, part) in cases {
         assert_eq!((error.argument(), error.field_name()), (argument, field), "{error}");
         assert!(error.message().contains(part), "{error}");
     }
-    // SAFETY: our stream and buffer. Null and foreign handles are left alone.
+    // SAFETY: our stream and buffer. Null and foreign handles are ignored.
     unsafe {
         take_status(fill(stream, ptr::null(), 0)).unwrap_err();
         take_status(fill(stream, &raw const good, 1)).unwrap();
@@ -305,7 +320,7 @@ fn impossible_allocations_are_errors() {
     assert_eq!(raw.allocate(1 << 62, DSR_MEMORY_DEVICE).unwrap_err().code(), Code::OutOfMemory);
     let error = raw.allocate(64, 77).unwrap_err();
     assert_eq!((error.code(), error.argument()), (Code::Unsupported, Some("kind")));
-    // SAFETY: our device; a null place is refused before anything is made.
+    // SAFETY: our device; a null output is refused before anything is made.
     let refused = unsafe {
         take_status(raw.memory.allocate.unwrap()(raw.device, 64, DSR_MEMORY_DEVICE, ptr::null_mut()))
     };
@@ -358,7 +373,7 @@ fn arguments_are_validated_when_they_are_bound() {
 }
 
 #[test]
-fn a_plugin_in_c_validates_with_one_call_of_the_host() {
+fn a_plugin_in_c_validates_with_the_functions_of_the_host() {
     let folder = tempfile::tempdir().unwrap();
     let library = cc::plugin(folder.path(), "checks.so", &[]);
     let raw = Raw::of(&PluginBackend::load(&library).unwrap());
@@ -375,7 +390,7 @@ fn a_plugin_in_c_validates_with_one_call_of_the_host() {
     let foreign = raw.allocate(8192, DSR_MEMORY_DEVICE).unwrap();
     let at = |offset, bytes| argument(buffer, offset, bytes);
     let y = at(64, 32);
-    assert_eq!(raw.bind(plan, at(0, 32), y).unwrap_err().message(), "valid, but nothing runs here");
+    assert_eq!(raw.bind(plan, at(0, 32), y).unwrap_err().message(), "valid, but this device runs nothing");
     for (operand, argument, field) in [
         (at(0, 31), "x", "bytes"),
         (at(8, 32), "x", "offset"),
@@ -389,9 +404,9 @@ fn a_plugin_in_c_validates_with_one_call_of_the_host() {
 }
 
 #[test]
-fn a_stream_that_two_threads_use_at_once_refuses_one_of_them() {
+fn a_stream_refuses_a_second_thread_at_the_same_time() {
     struct Shared(*mut dsr_stream, *mut dsr_buffer);
-    // SAFETY: a stream refuses the second thread, which is what is tested.
+    // SAFETY: a stream refuses the second thread, which is what the test is about.
     unsafe impl Sync for Shared {}
     let raw = Raw::new();
     let fill = raw.stream.fill.unwrap();
@@ -417,7 +432,7 @@ fn a_stream_that_two_threads_use_at_once_refuses_one_of_them() {
 }
 
 #[test]
-fn a_host_of_another_version_gets_the_version_and_nothing_else() {
+fn a_host_of_another_version_gets_only_the_version() {
     let entry = backend_entry!(Tiny::new());
     // SAFETY: all bytes zero is a valid table.
     let mut host: dsr_host_api = unsafe { std::mem::zeroed() };
@@ -425,10 +440,10 @@ fn a_host_of_another_version_gets_the_version_and_nothing_else() {
     for (major, minor) in [(DSR_ABI_MAJOR, DSR_ABI_MINOR + 1), (DSR_ABI_MAJOR + 1, DSR_ABI_MINOR)] {
         (host.abi_major, host.abi_minor) = (major, minor);
         let mut table = ptr::null();
-        // SAFETY: a table that can be read, and a place for the plugin's.
+        // SAFETY: a readable table, and a writable output.
         let status = unsafe { entry(&raw const host, &raw mut table) };
         assert!(status.is_null());
-        // SAFETY: given by the entry.
+        // SAFETY: the entry has set it.
         let table = unsafe { *table };
         assert_eq!((table.abi_major, table.abi_minor), (DSR_ABI_MAJOR, DSR_ABI_MINOR));
         assert!(table.device_open.is_none() && table.op.is_null());

@@ -1,4 +1,4 @@
-//! Which calls run, and how: `add`, `columns` and `rms_norm` in f32. Weights are refused: no op here reads one.
+//! The kernels: `add`, `columns` and `rms_norm` in f32. Weights are refused, because none of these ops reads one.
 
 use crate::{
     HostDevice,
@@ -16,7 +16,7 @@ use dsrun_core::{
 };
 use std::{cell::RefCell, sync::Arc};
 
-/// Why a call does not run here; `None` if it does.
+/// The reason why this device does not run a call; `None` if it does.
 fn refusal(call: &CallDesc) -> Option<String> {
     if !matches!(call.op, Op::Add(_) | Op::Columns(_) | Op::RmsNorm(_)) {
         return Some(format!("this backend has no kernel for {}", call.op.name()));
@@ -35,7 +35,7 @@ impl Kernels for HostDevice {
     }
 
     fn prepack_query(&self, _: &WeightDesc) -> Result<PackedLayout> {
-        Err(Error::unsupported("this backend keeps no weights yet"))
+        Err(Error::unsupported("this backend does not pack weights yet"))
     }
 
     fn prepack(
@@ -47,7 +47,7 @@ impl Kernels for HostDevice {
         Err(self
             .prepack_query(weight)
             .err()
-            .unwrap_or_else(|| Error::unsupported("this backend keeps no weights yet")))
+            .unwrap_or_else(|| Error::unsupported("this backend does not pack weights yet")))
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
@@ -58,7 +58,7 @@ impl Kernels for HostDevice {
     }
 }
 
-/// A prepared call. A real backend compiles and tunes here.
+/// A planned call. A real backend compiles and tunes when it plans.
 #[derive(Debug)]
 struct HostPlan {
     call: ValidCall,
@@ -72,10 +72,10 @@ impl Plan for HostPlan {
         };
         let operands = arguments.operands().map(tensor).collect::<Result<Vec<_>>>()?;
         let result = arguments.results().next();
-        let (desc, binding) = result.ok_or_else(|| Error::internal("every op here has a result"))?;
+        let (desc, binding) = result.ok_or_else(|| Error::internal("every op of this backend has a result"))?;
         let result = Tensor::new(desc, binding)?;
         let widest = operands.iter().flatten().chain([&result]).map(Tensor::width).max().unwrap_or(0);
-        // Enqueueing must not allocate, so a call brings what it needs.
+        // Enqueueing must not allocate, so binding allocates the row buffer.
         let rows = RefCell::new([(); 2].map(|()| vec![0.0; widest]));
         Ok(Box::new(HostCall { plan: self, operands, result, rows }))
     }
@@ -87,7 +87,7 @@ struct HostCall {
     plan: Arc<HostPlan>,
     operands: Vec<Option<Tensor>>,
     result: Tensor,
-    /// Room for two rows.
+    /// A buffer for two rows.
     rows: RefCell<[Vec<f32>; 2]>,
 }
 
@@ -95,11 +95,11 @@ impl BoundCall for HostCall {
     fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
         HostStream::check(stream)?;
         if self.result.width() == 0 {
-            // Rows without elements need not lie anywhere.
+            // Rows without elements have no memory.
             return Ok(());
         }
         let mut rows =
-            self.rows.try_borrow_mut().map_err(|_| Error::internal("the call is running already"))?;
+            self.rows.try_borrow_mut().map_err(|_| Error::internal("the call is already running"))?;
         let [out, other] = &mut *rows;
         let out = &mut out[..self.result.width()];
         let real =
@@ -113,14 +113,14 @@ impl BoundCall for HostCall {
 }
 
 impl HostCall {
-    /// Reads a row of an operand, from column `start` on; `None` if the operand is left out. A vector has one row.
+    /// Reads a row of an operand, from column `start` on; `None` if the operand is absent. A vector has one row.
     fn read<'a>(&self, operand: usize, row: usize, start: usize, into: &'a mut [f32]) -> Option<&'a [f32]> {
         self.operands.get(operand)?.as_ref().map(|tensor| tensor.read(row, start, into))
     }
 
     /// Computes a row of the result.
     fn row(&self, row: usize, out: &mut [f32], other: &mut [f32]) {
-        // Every row of the result is as wide, or less so than the room there is.
+        // No row of the result is wider than the buffer.
         let width = out.len();
         let (other, _) = other.split_at_mut(width);
         match &self.plan.call.op {
@@ -155,19 +155,19 @@ impl HostCall {
                     }
                 }
             }
-            // `refusal` lets no other op come here.
+            // `refusal` refuses all other ops.
             _ => {}
         }
     }
 }
 
-/// A tensor of one or two dimensions with its memory.
+/// A tensor of one or two dimensions, with its memory.
 #[derive(Debug)]
 struct Tensor {
     desc: TensorDesc,
     buffer: Arc<HostBuffer>,
     offset: usize,
-    /// Where the device reads how many rows are real; all are without it.
+    /// The memory of the extent, the number of valid rows; without it all rows are valid.
     extent: Option<(Arc<HostBuffer>, usize)>,
 }
 
@@ -186,7 +186,7 @@ impl Tensor {
         self.desc.shape.last().copied().unwrap_or(0)
     }
 
-    /// The real rows. Rows past the extent are not read, and not written.
+    /// The number of valid rows. Rows beyond the extent are neither read nor written.
     fn rows(&self) -> usize {
         let all = self.desc.shape.first().copied().unwrap_or(0);
         let Some((buffer, offset)) = &self.extent else { return all };

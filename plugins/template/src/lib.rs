@@ -1,4 +1,4 @@
-//! A backend for dsrun, as a plugin: one device, the host, which runs its work when it is enqueued.
+//! A backend for dsrun as a plugin, with one device: the host, which runs work when it is enqueued.
 
 mod kernels;
 mod memory;
@@ -23,12 +23,12 @@ pub struct MyBackend {
 }
 
 impl MyBackend {
-    /// The backend. What it needs of the system is looked for when its devices are listed.
+    /// Makes the backend. Look for drivers and libraries when devices are listed, not here.
     pub fn new() -> Self {
         let info = BackendInfo {
             name: "my-backend".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            description: "A backend to begin with: three ops in f32".into(),
+            description: "A starting point for a backend: three ops in f32".into(),
         };
         Self { info }
     }
@@ -51,14 +51,14 @@ impl Backend for MyBackend {
 
     fn open(&self, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>> {
         if index != 0 {
-            return Err(Error::invalid(format!("is {index}, but there is device 0 only")).at("index"));
+            return Err(Error::invalid(format!("is {index}, but the only device is 0")).at("index"));
         }
         let properties = DeviceProperties {
             name: "host".into(),
             memory_bytes: 0,
             alignment: 64,
             dtypes: vec![DType::F32],
-            // A profile stands here once the device has all of its ops.
+            // List a profile here when the device has all of its ops.
             profiles: Vec::new(),
             strict_nan: true,
             unified_memory: false,
@@ -100,7 +100,7 @@ impl Device for HostDevice {
     }
 }
 
-/// Memory that cannot be had.
+/// The error of an allocation that exceeds the free memory.
 pub(crate) fn out_of_memory(bytes: usize, free: u64) -> Error {
-    Error::new(Code::OutOfMemory, format!("{bytes} bytes asked for, {free} are free"))
+    Error::new(Code::OutOfMemory, format!("{bytes} bytes requested, {free} are free"))
 }

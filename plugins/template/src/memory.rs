@@ -1,4 +1,4 @@
-//! Memory, streams and events. Work is done when it is enqueued, so there is never anything to wait for.
+//! Memory, streams and events. Work completes when it is enqueued, so waiting returns at once.
 
 use crate::out_of_memory;
 use dsrun_core::{
@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-/// How much memory a device handle holds, and how much it may.
+/// The memory that a device handle holds, and its limit.
 #[derive(Debug)]
 pub(crate) struct Account {
     used: AtomicU64,
@@ -51,7 +51,7 @@ pub(crate) struct HostBuffer {
 impl HostBuffer {
     pub(crate) fn new(account: &Arc<Account>, length: usize, kind: MemoryKind) -> Result<Self> {
         account.take(length)?;
-        // Dropping it gives back what was taken, also if there is no such memory.
+        // Dropping it releases the reservation, also if the allocation fails.
         let buffer = Self { bytes: Mutex::default(), length, kind, account: account.clone() };
         {
             let mut bytes = buffer.lock();
@@ -61,7 +61,7 @@ impl HostBuffer {
         Ok(buffer)
     }
 
-    /// The buffer of a slice that the host has found to lie in it.
+    /// The buffer of a slice. The host has checked that the slice lies inside.
     pub(crate) fn of(slice: &BufferSlice) -> Result<Arc<Self>> {
         let any: Arc<dyn Any + Send + Sync> = slice.buffer.clone();
         any.downcast().map_err(|_| Error::invalid("belongs to another backend").field("buffer"))
@@ -95,7 +95,7 @@ fn with_range<T>(slice: &BufferSlice, name: &str, work: impl FnOnce(&mut [u8]) -
     let range = slice.offset..slice.offset.saturating_add(slice.bytes);
     let range = bytes
         .get_mut(range)
-        .ok_or_else(|| Error::invalid("is not inside its buffer").at(name).field("offset"))?;
+        .ok_or_else(|| Error::invalid("exceeds its buffer").at(name).field("offset"))?;
     Ok(work(range))
 }
 
@@ -112,7 +112,7 @@ fn equal_lengths(source: usize, destination: usize) -> Result<()> {
 pub(crate) struct HostStream;
 
 impl HostStream {
-    /// Refuses the stream of another backend.
+    /// Checks that a stream belongs to this backend.
     pub(crate) fn check(stream: &dyn Stream) -> Result<()> {
         let any: &dyn Any = stream;
         any.downcast_ref::<Self>()
@@ -183,7 +183,7 @@ impl Event for HostEvent {
 
     fn elapsed_since(&self, earlier: &dyn Event) -> Result<Option<Duration>> {
         let both = [self, Self::own(earlier)?].iter().all(|event| event.recorded.load(Ordering::Relaxed));
-        // This device keeps no time.
+        // This device does not measure time.
         if both { Ok(None) } else { Err(Error::invalid("was never recorded").at("event")) }
     }
 }

@@ -1,4 +1,4 @@
-//! Holds the ops this backend has to the conformance suite, and sees that it refuses the others.
+//! Runs the conformance suite for the ops of this backend, and checks that it refuses other ops.
 
 use dsrun_backend_my_backend::MyBackend;
 use dsrun_conformance::{
@@ -9,7 +9,7 @@ use dsrun_conformance::{
 use dsrun_core::{DType, device::DeviceOptions, op::Profile};
 use std::sync::Arc;
 
-/// The ops it has.
+/// The ops of this backend.
 const OPS: &[&str] = &["add", "columns", "rms_norm"];
 
 fn subject() -> Subject {
@@ -22,7 +22,7 @@ fn every_op_it_has_is_right() {
     for op in OPS {
         let of_op = |group: &Group| group.op() == *op && group.dtype() == Some(DType::F32);
         let items: Vec<_> = groups().filter(of_op).flat_map(|group| group.items(SEED, DRAWN)).collect();
-        assert!(!items.is_empty(), "the suite knows no {op}");
+        assert!(!items.is_empty(), "the suite has no cases of {op}");
         for item in items {
             let report = item.run(&subject);
             let optional = !item.is_required(&subject, &[Profile::LlmCore1]);
@@ -33,7 +33,7 @@ fn every_op_it_has_is_right() {
 }
 
 #[test]
-fn what_it_has_not_is_refused_with_a_reason() {
+fn other_ops_are_refused_with_a_reason() {
     let subject = subject();
     for group in groups().filter(|group| group.dtype() == Some(DType::F32) && !OPS.contains(&group.op())) {
         let Some(item) = group.items(SEED, 0).into_iter().next() else { continue };

@@ -1,4 +1,4 @@
-//! The manifest of a plugin: what can be known about it without running its code.
+//! The manifest of a plugin, which describes it without running its code.
 
 use crate::raw::{DSR_ABI_MAJOR, DSR_ABI_MINOR};
 use dsrun_core::{Code, Error, Result};
@@ -9,22 +9,22 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// The version of the manifest's own form.
+/// The version of the manifest format.
 const MANIFEST_VERSION: u32 = 1;
-/// A manifest is a few lines; what is longer is something else.
+/// The maximum size of a manifest, so that a wrong file is not read into memory.
 const MAX_BYTES: u64 = 64 * 1024;
 
 /// The manifest of a plugin, `NAME.dsrun.toml`:
 ///
 /// ```toml
 /// manifest_version = 1
-/// name = "example"                  # what users select it by
+/// name = "example"                  # the name that users select it by
 /// version = "0.3.1"
 /// vendor = "Example"                # optional
 /// description = "An example."       # optional
-/// priority = 100                    # optional: higher ones are listed first within a folder
+/// priority = 100                    # optional: in a folder, higher ones precede
 ///
-/// [abi]                             # what it was built for
+/// [abi]                             # the version it was built for
 /// major = 0
 /// minor = 2
 ///
@@ -32,36 +32,36 @@ const MAX_BYTES: u64 = 64 * 1024;
 /// linux_amd64 = "libexample.so"
 ///
 /// [requires]                        # optional
-/// any_of = ["libdriver.so.1"]       # libraries of the system, one of which must be there
+/// any_of = ["libdriver.so.1"]       # libraries of the system, one of which must exist
 ///
 /// [conformance]                     # optional
 /// report = "example.report.json"    # relative to the manifest
 /// ```
 ///
-/// Systems are `linux`, `macos`, `windows` and so on; architectures `amd64`, `arm64` and so on. Keys that are not known are refused.
+/// Systems are `linux`, `macos`, `windows` and so on; architectures `amd64`, `arm64` and so on. Unknown keys are refused.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The version of this form: 1.
+    /// The version of the format: 1.
     pub manifest_version: u32,
-    /// What users select the backend by.
+    /// The name that users select the backend by.
     pub name: String,
-    /// The plugin's version.
+    /// The version of the plugin.
     pub version: String,
-    /// Who made it.
+    /// The vendor.
     pub vendor: Option<String>,
-    /// What it is, in a line.
+    /// A one-line description.
     pub description: Option<String>,
-    /// Higher ones are listed first within a folder.
+    /// The priority: in a folder, plugins of higher priority precede.
     #[serde(default)]
     pub priority: i32,
-    /// The ABI it was built for.
+    /// The version of the ABI that it was built for.
     pub abi: AbiVersion,
-    /// The library for each platform, relative to the manifest.
+    /// The library of each platform, relative to the manifest.
     pub library: BTreeMap<String, PathBuf>,
-    /// What it needs of the system.
+    /// Its requirements on the system.
     pub requires: Option<Requires>,
-    /// What the conformance suite said of it.
+    /// Its conformance report.
     pub conformance: Option<Conformance>,
 }
 
@@ -69,13 +69,13 @@ pub struct Manifest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AbiVersion {
-    /// Its major version.
+    /// The major version.
     pub major: u16,
-    /// Its minor version.
+    /// The minor version.
     pub minor: u16,
 }
 
-/// What a plugin needs of the system.
+/// The requirements of a plugin on the system.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requires {
@@ -83,11 +83,11 @@ pub struct Requires {
     pub any_of: Vec<String>,
 }
 
-/// What the conformance suite said of a plugin.
+/// The conformance of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conformance {
-    /// The suite's report, relative to the manifest.
+    /// The report of the conformance suite, relative to the manifest.
     pub report: PathBuf,
 }
 
@@ -95,7 +95,7 @@ impl Manifest {
     /// Reads a manifest.
     ///
     /// # Errors
-    /// If the file cannot be read, is none, or is of another version.
+    /// If the file cannot be read, is not a manifest, or has another version.
     pub fn read(path: &Path) -> Result<Self> {
         let unreadable =
             |error: std::io::Error| Error::new(Code::Unavailable, format!("cannot be read: {error}"));
@@ -103,39 +103,41 @@ impl Manifest {
         let file = std::fs::File::open(path).map_err(unreadable)?;
         file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
         if text.len() as u64 > MAX_BYTES {
-            return Err(Error::invalid(format!("is longer than {MAX_BYTES} bytes")));
+            return Err(Error::invalid(format!("has more than {MAX_BYTES} bytes, too many for a manifest")));
         }
         Self::parse(&text)
     }
 
     fn parse(text: &str) -> Result<Self> {
-        // The version first: another one may have other keys.
+        // The version is checked first, because another version may have other keys.
         #[derive(Deserialize)]
         struct Version {
             manifest_version: u32,
         }
         let wrong = |error: toml::de::Error| {
-            Error::invalid(format!("is no manifest: {}", error.to_string().trim_end()))
+            Error::invalid(format!("is not a manifest: {}", error.to_string().trim_end()))
         };
         let Version { manifest_version } = toml::from_str(text).map_err(wrong)?;
         if manifest_version != MANIFEST_VERSION {
-            let message = format!("is {manifest_version}, this program reads {MANIFEST_VERSION}");
+            let message = format!("is {manifest_version}, but this program reads {MANIFEST_VERSION}");
             return Err(Error::unsupported(message).at("manifest_version"));
         }
         let manifest: Self = toml::from_str(text).map_err(wrong)?;
         let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if manifest.name.is_empty() || !manifest.name.chars().all(is_part) {
-            let message =
-                format!("{:?} is no backend name: lower-case letters, digits and `-`", manifest.name);
+            let message = format!(
+                "backend name {:?} is invalid; use lower-case letters, digits and `-`",
+                manifest.name
+            );
             return Err(Error::invalid(message).at("name"));
         }
         Ok(manifest)
     }
 
-    /// The library for this platform, of the manifest at `path`.
+    /// The library of this platform, for the manifest at `path`.
     ///
     /// # Errors
-    /// If there is none, or it is named by more than a path below the manifest's folder.
+    /// If the manifest has none, or its path leads out of the folder of the manifest.
     pub fn library(&self, path: &Path) -> Result<PathBuf> {
         let platform = platform();
         let library = self.library.get(&platform).ok_or_else(|| {
@@ -145,16 +147,17 @@ impl Manifest {
         })?;
         let below = library.components().all(|part| matches!(part, Component::Normal(_)));
         if !below || library.as_os_str().is_empty() {
-            let message = format!("{} must be a path below the manifest's folder", library.display());
+            let message = format!("{} must be a path below the folder of the manifest", library.display());
             return Err(Error::invalid(message).at("library").field(platform));
         }
         Ok(path.parent().unwrap_or(Path::new("")).join(library))
     }
 
-    /// Checks what can be checked before any code of the plugin runs. `find` is asked for libraries of the system.
+    /// Checks the version, the library and the requirements before any code of the plugin runs. `find` looks up libraries of the
+    /// system.
     ///
     /// # Errors
-    /// Names what is not met, and both versions or all libraries.
+    /// Names the unmet requirement, with both versions or all libraries.
     pub(super) fn check(&self, library: &Path, find: &dyn Fn(&str) -> Result<(), String>) -> Result<()> {
         let AbiVersion { major, minor } = self.abi;
         if (major, minor) != (DSR_ABI_MAJOR, DSR_ABI_MINOR) {
@@ -186,7 +189,7 @@ impl Manifest {
     }
 }
 
-/// This platform as manifests write it.
+/// The name of this platform in manifests.
 fn platform() -> String {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -225,8 +228,8 @@ mod tests {
     #[case::unknown_key_in_a_table(&(text("") + "[requires]\nany_of = []\nall_of = []\n"), "all_of")]
     #[case::missing_key("manifest_version = 1\nname = \"a\"", "version")]
     #[case::other_version("manifest_version = 2\ncolour = 1", "manifest_version: is 2")]
-    #[case::no_toml("]", "no manifest")]
-    #[case::name(&text("").replace("\"example\"", "\"Ex ample\""), "no backend name")]
+    #[case::no_toml("]", "not a manifest")]
+    #[case::name(&text("").replace("\"example\"", "\"Ex ample\""), "backend name")]
     fn wrong_manifests_are_refused(#[case] text: &str, #[case] part: &str) {
         let error = Manifest::parse(text).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");

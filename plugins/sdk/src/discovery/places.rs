@@ -1,4 +1,4 @@
-//! The places where plugins are looked for.
+//! The places that are searched for plugins.
 
 use serde::Serialize;
 use std::{
@@ -7,33 +7,33 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Files that replace all other places.
+/// The variable of files that replace all other places.
 const FILES: &str = "DSRUN_BACKEND_FILES";
-/// Folders that come before the usual ones.
+/// The variable of folders that precede the default ones.
 const PATH: &str = "DSRUN_BACKEND_PATH";
-/// Where plugins are in each data folder.
+/// The folder of plugins in each data folder.
 const FOLDER: &str = "dsrun/backends.d";
 
-/// Why a place is looked at.
+/// Why a place is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
-    /// The user named it.
+    /// The user names it.
     Argument,
     /// `DSRUN_BACKEND_FILES`.
     FilesVariable,
     /// `DSRUN_BACKEND_PATH`.
     PathVariable,
-    /// Beside the program.
+    /// It is beside the program.
     Program,
-    /// The user's data folder.
+    /// It is in the data folder of the user.
     User,
-    /// The system's data folders.
+    /// It is in a data folder of the system.
     System,
 }
 
 impl Origin {
-    /// For people.
+    /// Writes the reason for people to read.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Argument => "named by the user",
@@ -46,29 +46,29 @@ impl Origin {
     }
 }
 
-/// Where to look for plugins.
+/// The places to search for plugins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// Manifests and libraries.
+    /// Files of manifests and libraries.
     pub files: Vec<(Origin, PathBuf)>,
     /// Folders of manifests and libraries.
     pub folders: Vec<(Origin, PathBuf)>,
 }
 
-/// What the places depend on.
+/// The environment that the places depend on.
 pub(super) struct Surroundings<'a> {
     /// The value of a variable.
     pub(super) variable: &'a dyn Fn(&str) -> Option<OsString>,
     /// Whether the program has more rights than its user.
     pub(super) privileged: bool,
-    /// The program's file.
+    /// The file of the program.
     pub(super) program: Option<PathBuf>,
-    /// The user's own folder.
+    /// The home folder of the user.
     pub(super) home: Option<PathBuf>,
 }
 
 impl Places {
-    /// The places of this process, with files the user has named.
+    /// The places of this process, after files that the user names.
     pub fn of_process(named: impl IntoIterator<Item = PathBuf>) -> Self {
         Self::from_surroundings(
             named,
@@ -115,13 +115,13 @@ impl Places {
     }
 }
 
-/// Why a path is not looked at: what a variable says must not depend on the current directory.
+/// The reason to skip a relative path: the value of a variable must not depend on the current directory.
 pub(super) fn refuse_relative(origin: Origin, path: &Path) -> Option<String> {
     let refused = origin != Origin::Argument && !path.is_absolute();
-    refused.then(|| "is relative: plugins are never searched from the current directory".to_owned())
+    refused.then(|| "is relative, but plugins are never searched from the current directory".to_owned())
 }
 
-/// Whether the process has more rights than the user who started it, who must then not choose what code it runs.
+/// Whether the process has more rights than the user who started it, and therefore must not run code of the user's choice.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn is_privileged() -> bool {
     use std::ffi::c_ulong;
@@ -129,21 +129,21 @@ fn is_privileged() -> bool {
         fn getauxval(kind: c_ulong) -> c_ulong;
     }
     const AT_SECURE: c_ulong = 23;
-    // SAFETY: reads a value the kernel gave the process at its start; any kind may be asked for.
+    // SAFETY: reads a value that the kernel passed to the process at its start; any key is allowed.
     unsafe { getauxval(AT_SECURE) != 0 }
 }
 
-/// Whether the process has more rights than the user who started it, who must then not choose what code it runs.
+/// Whether the process has more rights than the user who started it, and therefore must not run code of the user's choice.
 #[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
 fn is_privileged() -> bool {
     unsafe extern "C" {
         fn issetugid() -> std::ffi::c_int;
     }
-    // SAFETY: takes nothing and reads a flag of the process.
+    // SAFETY: has no parameters and reads a flag of the process.
     unsafe { issetugid() != 0 }
 }
 
-/// Whether the process has more rights than the user who started it: a notion of Unix.
+/// Whether the process has more rights than the user who started it, which only Unix knows.
 #[cfg(not(unix))]
 fn is_privileged() -> bool {
     false

@@ -26,7 +26,7 @@ impl Object for Arc<dyn Buffer> {
     const NAME: &'static str = "buffer";
 }
 
-/// The table of a backend, but for `backend`. The texts are those of the backend, which is kept for ever.
+/// The table of a backend without the pointer `backend`. Its texts belong to the backend, which is never dropped.
 pub(super) fn plugin_api(backend: &Arc<dyn Backend>, aborts_on_panic: bool) -> dsr_plugin_api {
     let info = backend.info();
     dsr_plugin_api {
@@ -52,7 +52,7 @@ pub(super) fn plugin_api(backend: &Arc<dyn Backend>, aborts_on_panic: bool) -> d
     }
 }
 
-/// A table with its size and nothing reserved.
+/// A table with its size, whose reserved fields are 0.
 macro_rules! table {
     ($type:ident { $($function:ident),* $(,)? }) => {
         $type {
@@ -92,9 +92,9 @@ unsafe extern "C" fn device_info(
         let (backend, mut filled) = unsafe { (backend(raw)?, prefix::read(info)?) };
         let devices = backend.devices()?;
         let found: &DeviceInfo = devices.get(position as usize).ok_or_else(|| {
-            Error::invalid(format!("is {position}, there are {} devices", devices.len())).at("position")
+            Error::invalid(format!("is {position}, must be below {} (devices)", devices.len())).at("position")
         })?;
-        let too_far = |_| Error::internal(format!("device index {} does not fit the ABI", found.index));
+        let too_far = |_| Error::internal(format!("device index {} exceeds 32 bits", found.index));
         filled.index = u32::try_from(found.index).map_err(too_far)?;
         filled.memory_bytes = found.memory_bytes.unwrap_or(DSR_NONE);
         host()?.set_text(filled.name, &found.name);
@@ -131,7 +131,7 @@ unsafe extern "C" fn device_close(device: *mut dsr_device) {
     unsafe { give_back::<Arc<dyn Device>>(device) }
 }
 
-/// Bits by number.
+/// A bit mask of numbers.
 fn mask(numbers: impl Iterator<Item = u32>) -> u64 {
     numbers.fold(0, |mask, number| mask | 1u64.checked_shl(number).unwrap_or(0))
 }
@@ -151,7 +151,7 @@ unsafe extern "C" fn device_properties(
             (device.graphs().is_some(), DSR_DEVICE_GRAPHS),
             (device.collective().is_some(), DSR_DEVICE_COLLECTIVES),
         ];
-        let too_large = |_| Error::internal(format!("alignment {alignment} does not fit the ABI"));
+        let too_large = |_| Error::internal(format!("alignment {alignment} exceeds 32 bits"));
         filled.alignment = u32::try_from(*alignment).map_err(too_large)?;
         filled.memory_bytes = *memory_bytes;
         filled.dtypes = mask(dtypes.iter().map(|dtype| *dtype as u32));
@@ -207,22 +207,22 @@ unsafe extern "C" fn memory_use(device: *mut dsr_device, memory_use: *mut dsr_me
     })
 }
 
-/// Whoever is asked for buffers and weights by their handles.
+/// The buffers and weights of this backend.
 pub(super) struct Ours;
 
 impl decode::Objects for Ours {
     fn buffer(&mut self, handle: *mut dsr_buffer) -> Result<Arc<dyn Buffer>> {
-        // SAFETY: `arguments` and `slice` are called with what the caller of a shim passes, which is our buffer.
+        // SAFETY: the handle is in what the caller of a shim passes, so it is null or our buffer.
         unsafe { object::<Arc<dyn Buffer>>(handle) }.cloned()
     }
 
     fn weight(&mut self, handle: *mut dsr_weight) -> Result<Arc<dyn dsrun_core::kernels::PackedWeight>> {
-        // SAFETY: as above, our weight.
+        // SAFETY: as above, for a weight.
         unsafe { object::<Arc<dyn dsrun_core::kernels::PackedWeight>>(handle) }.cloned()
     }
 }
 
-/// Runs with a stream, which only this thread uses meanwhile.
+/// Runs with exclusive access to a stream.
 ///
 /// # Safety
 /// `raw` is null or our stream.

@@ -1,4 +1,4 @@
-//! The extensions, and the first of them: `diagnose`, what a backend says of the machine.
+//! The lookup of extensions, and the shims of the extension `diagnose`.
 
 use super::{
     device::{backend, table},
@@ -12,9 +12,9 @@ use std::{ffi::c_void, ptr};
 
 const DIAGNOSE: dsr_diagnose_api = table!(dsr_diagnose_api { finding_count, finding });
 
-/// The extensions there are.
+/// Finds the table of an extension.
 pub(super) unsafe extern "C" fn get_extension(_: *mut dsr_backend, name: dsr_str) -> *const c_void {
-    // SAFETY: the caller passes a text that can be read.
+    // SAFETY: the caller passes a readable text.
     match &*unsafe { prefix::text(name) } {
         DIAGNOSE_EXTENSION => ptr::from_ref(const { &DIAGNOSE }).cast(),
         PREPARE_EXTENSION => ptr::from_ref(const { &PREPARE }).cast(),
@@ -40,7 +40,8 @@ unsafe extern "C" fn finding(
         let (backend, mut filled) = unsafe { (backend(raw)?, prefix::read(finding)?) };
         let findings = backend.diagnose();
         let found = findings.get(position as usize).ok_or_else(|| {
-            Error::invalid(format!("is {position}, there are {} findings", findings.len())).at("position")
+            Error::invalid(format!("is {position}, must be below {} (findings)", findings.len()))
+                .at("position")
         })?;
         filled.present = u32::from(found.present);
         host()?.set_text(filled.subject, &found.subject);

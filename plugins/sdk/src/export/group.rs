@@ -29,7 +29,7 @@ impl Object for Arc<dyn Comm> {
     const NAME: &'static str = "comm";
 }
 
-/// The most calls in a graph.
+/// The maximum number of calls in a graph.
 pub(super) const MAX_CALLS: usize = 1 << 20;
 
 pub(super) const GRAPH: dsr_graph_api = {
@@ -42,7 +42,7 @@ pub(super) const COMM: dsr_comm_api = {
     table!(dsr_comm_api { group_id, join, free, status, abort })
 };
 
-/// A call that also somebody else holds.
+/// A captured call, which its handle and the graph share.
 #[derive(Debug)]
 struct CapturedCall(SharedCall);
 
@@ -96,9 +96,9 @@ mod graphs {
 }
 
 /// # Errors
-/// If the device has no collectives of its own.
+/// If the device has no collective library.
 fn collective(device: &Arc<dyn Device>) -> Result<&dyn Collective> {
-    device.collective().ok_or_else(|| Error::unsupported("the device has no collectives of its own"))
+    device.collective().ok_or_else(|| Error::unsupported("the device has no collective library"))
 }
 
 mod comms {
@@ -108,7 +108,7 @@ mod comms {
         device: *mut dsr_device,
         id: *mut dsr_group_id,
     ) -> *mut dsr_status {
-        // SAFETY: the caller passes our device and a place for the name.
+        // SAFETY: the caller passes our device and a place for the id.
         returned(|| unsafe {
             prefix::check_out(id, "id")?;
             let GroupId(bytes) = collective(object::<Arc<dyn Device>>(device)?)?.group_id()?;
@@ -124,7 +124,7 @@ mod comms {
         timeout_nanoseconds: u64,
         comm: *mut *mut dsr_comm,
     ) -> *mut dsr_status {
-        // SAFETY: the caller passes our device, a name, and a place for the membership.
+        // SAFETY: the caller passes our device, an id, and a place for the membership.
         returned(|| unsafe {
             prefix::check_out(comm, "comm")?;
             prefix::check_out(id.cast_mut(), "id")?;

@@ -1,6 +1,6 @@
-//! What a plugin's code logs through `tracing`, brought to the log of the host.
+//! Forwarding of `tracing` events to the log of the host.
 //!
-//! A library has its own copy of `tracing`, which nobody listens to: events would be lost.
+//! A library has its own copy of `tracing` without a subscriber, so its events would be lost.
 
 use super::HostTable;
 use crate::raw::{DSR_LOG_DEBUG, DSR_LOG_ERROR, DSR_LOG_INFO, DSR_LOG_WARN};
@@ -12,13 +12,12 @@ use tracing::{
     span,
 };
 
-/// Hands events to the host. What is finer than debug stays behind: the host cannot say that it does not want it, and backends
-/// write it for every call they bind.
+/// A subscriber that forwards events to the host. It drops trace events, because the host cannot disable them and backends emit
+/// one for every call they bind.
 pub(super) struct ToHost(pub(super) HostTable);
 
 impl Subscriber for ToHost {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // (Questions whether events would be wanted are no events.)
         !metadata.is_span() && *metadata.level() <= Level::DEBUG
     }
 
@@ -52,7 +51,7 @@ impl Subscriber for ToHost {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// An event as people read it: its message, then its fields.
+/// The text of an event: its message, then its fields.
 #[derive(Default)]
 struct Text {
     message: String,
@@ -65,6 +64,6 @@ impl Visit for Text {
             "message" => write!(self.message, "{value:?}"),
             name => write!(self.fields, " {name}={value:?}"),
         };
-        debug_assert!(written.is_ok(), "strings take everything");
+        debug_assert!(written.is_ok(), "writing to a string cannot fail");
     }
 }

@@ -32,7 +32,7 @@ impl Object for CheckedPlan {
     const NAME: &'static str = "plan";
 }
 
-/// Shared, because a graph keeps its calls.
+/// A bound call, which its handle and graphs share.
 pub(super) type SharedCall = Arc<Mutex<Box<dyn BoundCall>>>;
 
 impl Object for SharedCall {
@@ -55,13 +55,13 @@ pub(super) const OP: dsr_op_api = table!(dsr_op_api {
     call_free,
 });
 
-/// A call as the caller describes it.
+/// Decodes and validates a call.
 ///
 /// # Errors
 /// If the description is not valid.
 ///
 /// # Safety
-/// All of it is readable; its group, if it has one, is ours or the host's and lives as long as the result.
+/// The description is readable; its group, if any, is ours or the host's, and lives as long as the result.
 pub(super) unsafe fn call_desc(raw: *const dsr_call_desc) -> Result<ValidCall> {
     let host = host()?;
     let group = |raw: &dsr_call_desc| {
@@ -120,7 +120,7 @@ unsafe extern "C" fn prepack_query(
     })
 }
 
-/// The caller's rows.
+/// The reader of the caller.
 struct Rows {
     raw: dsr_row_reader,
     host: HostTable,
@@ -136,15 +136,15 @@ impl WeightReader for Rows {
     fn rows(&mut self, first: usize, count: usize) -> Result<Cow<'_, [u8]>> {
         let read = self.raw.rows.ok_or_else(|| Error::invalid("is null").at("rows"))?;
         let (mut bytes, mut length): (*const c_void, usize) = (ptr::null(), 0);
-        // SAFETY: the caller's function, with the context it wants and places for its answer.
+        // SAFETY: a function of the caller with its context and output parameters.
         let status =
             unsafe { read(self.raw.context, first as u64, count as u64, &raw mut bytes, &raw mut length) };
         self.host.take(status)?;
         if count.checked_mul(self.row_bytes) != Some(length) {
-            let message = format!("gave {length} bytes for {count} rows of {}", self.row_bytes);
+            let message = format!("returned {length} bytes for {count} rows of {} bytes", self.row_bytes);
             return Err(Error::invalid(message).at("rows"));
         }
-        // SAFETY: the caller says that they can be read until the next call, which needs `self` again.
+        // SAFETY: the bytes are readable until the next call, which borrows `self` again.
         unsafe { prefix::bytes(bytes.cast(), length, "rows") }.map(Cow::Borrowed)
     }
 }

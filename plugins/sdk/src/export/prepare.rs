@@ -1,4 +1,4 @@
-//! Building ahead: the extension `prepare`.
+//! Shims of the extension `prepare`, which compiles kernels ahead of time.
 
 use super::{
     device::{backend, table},
@@ -20,7 +20,7 @@ unsafe extern "C" fn device_describe(
 ) -> *mut dsr_status {
     returned(|| {
         prefix::check_out(device, "device")?;
-        // SAFETY: the caller passes our backend, a text that can be read, and a place for the device.
+        // SAFETY: the caller passes our backend, a readable text, and a place for the device.
         unsafe {
             let described = backend(raw)?.describe(&prefix::text(name))?;
             prefix::put(device, "device", hand_out(described))
@@ -33,7 +33,7 @@ unsafe extern "C" fn graph_prepare(
     calls: *const *const dsr_call_desc,
     count: usize,
 ) -> *mut dsr_status {
-    // SAFETY: the caller passes our device, and descriptions that can be read.
+    // SAFETY: the caller passes our device, and readable descriptions.
     returned(|| unsafe {
         let device = object::<Arc<dyn Device>>(device)?;
         let calls = prefix::array(calls, count, MAX_CALLS, "calls")?;

@@ -35,7 +35,7 @@ pub(super) const EVENT: dsr_event_api = {
     table!(dsr_event_api { create, free, reached, synchronize, elapsed })
 };
 
-/// A range that is inside its buffer.
+/// Decodes a range and checks that it lies inside its buffer.
 ///
 /// # Safety
 /// The pointer is null or to a range whose buffer is ours.
@@ -68,7 +68,7 @@ unsafe extern "C" fn upload(
     length: usize,
     destination: *const dsr_slice,
 ) -> *mut dsr_status {
-    // SAFETY: the caller passes our stream, a range of our buffers and memory as long as it says.
+    // SAFETY: the caller passes our stream, a range of our buffers and memory of the stated length.
     returned(|| unsafe {
         let (source, destination) =
             (prefix::bytes(source.cast(), length, "source")?, range(destination, "destination")?);
@@ -147,7 +147,7 @@ unsafe extern "C" fn synchronize(
     })
 }
 
-/// Shims of events: some have names that streams also have.
+/// Shims of events, in a module because some have the names of shims of streams.
 mod events {
     use super::*;
 

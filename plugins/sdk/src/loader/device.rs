@@ -16,7 +16,7 @@ use std::{
     sync::Arc,
 };
 
-/// An open device, as everything made from it holds it.
+/// An open device, which all objects made from it hold.
 #[derive(Debug)]
 pub(super) struct OpenDevice {
     pub(super) plugin: Arc<Plugin>,
@@ -48,7 +48,7 @@ impl PluginDevice {
         Self::of(plugin, Raw::new(handle, "device")?)
     }
 
-    /// A device that the plugin has made.
+    /// Wraps a device that the plugin has opened.
     pub(super) fn of(plugin: &Arc<Plugin>, handle: Raw<dsr_device>) -> Result<Self> {
         let api = &plugin.tables.api;
         let open = Arc::new(OpenDevice { plugin: plugin.clone(), handle, health: Health::default() });
@@ -57,7 +57,8 @@ impl PluginDevice {
         let pointer = &raw mut raw;
         open.health.call("device", || Ok(call!(api, device_properties(open.handle.get(), pointer))))?;
         if !raw.alignment.is_power_of_two() {
-            let message = format!("the plugin's alignment {} is no power of two", raw.alignment);
+            let message =
+                format!("the alignment of the plugin is {}, which is not a power of two", raw.alignment);
             return Err(Error::internal(message).at("device"));
         }
         let has = |number: u32, mask: u64| number < 64 && mask >> number & 1 == 1;
@@ -86,7 +87,7 @@ impl Device for PluginDevice {
         let asked =
             self.open.health.call("device", || Ok(call!(table, memory_use(self.open.handle.get(), pointer))));
         if let Err(error) = asked {
-            tracing::warn!("a device does not say how much memory it uses: {error}");
+            tracing::warn!("a device cannot report its memory use: {error}");
             return MemoryUse::default();
         }
         MemoryUse { used: raw.used, free: (raw.free != DSR_NONE).then_some(raw.free) }
@@ -163,10 +164,10 @@ impl Buffer for PluginBuffer {
     }
 }
 
-/// The range of a buffer of this plugin, in C.
+/// Encodes a range of a buffer of this plugin.
 ///
 /// # Errors
-/// If the buffer is another backend's.
+/// If the buffer belongs to another backend.
 pub(super) fn slice(plugin: &Arc<Plugin>, slice: &BufferSlice) -> Result<dsr_slice> {
     let any: &dyn Any = &*slice.buffer;
     match any.downcast_ref::<PluginBuffer>() {

@@ -1,10 +1,10 @@
-//! What a plugin says of the machine: the extension `diagnose`, if it has it.
+//! The extension `diagnose` of a plugin.
 
 use super::{Plugin, call};
 use crate::{DIAGNOSE_EXTENSION, host, prefix, raw::*};
 use dsrun_core::{Result, device::Finding};
 
-/// The findings of a plugin; none if it does not have the extension.
+/// The findings of a plugin; empty if it does not have the extension.
 pub(super) fn findings(plugin: &Plugin) -> Result<Vec<Finding>> {
     let Plugin { tables, health } = plugin;
     let Some(table) = plugin.extension::<dsr_diagnose_api>(DIAGNOSE_EXTENSION)? else {

@@ -64,7 +64,7 @@ impl Graphs for PluginDevice {
 struct PluginGraph {
     handle: Raw<dsr_graph>,
     health: Health,
-    /// Kept because the plugin may use them as long as the graph lives.
+    /// Kept alive, because the plugin may use them as long as the graph lives.
     _calls: Vec<Box<dyn BoundCall>>,
     open: Arc<OpenDevice>,
 }
@@ -81,7 +81,7 @@ impl Graph for PluginGraph {
     fn launch(&self, stream: &mut dyn Stream) -> Result<()> {
         let stream = PluginStream::of(stream, &self.open.plugin)?;
         let table = self.open.graph_table()?;
-        // A panic leaves both in a state that nobody knows.
+        // After a panic the state of both is unknown.
         self.health.call("graph", || {
             stream
                 .health
@@ -103,7 +103,8 @@ impl Collective for PluginDevice {
     fn join(&self, id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Arc<dyn Comm>> {
         let table = self.open.comm_table()?;
         let number = |value: usize, name| {
-            u32::try_from(value).map_err(|_| Error::invalid(format!("{value} does not fit")).at(name))
+            u32::try_from(value)
+                .map_err(|_| Error::invalid(format!("is {value}, which exceeds 32 bits")).at(name))
         };
         let (raw_rank, raw_ranks) = (number(rank, "rank")?, number(ranks, "ranks")?);
         let (id, timeout) = (dsr_group_id { bytes: id.0 }, encode::timeout(timeout));
@@ -117,7 +118,7 @@ impl Collective for PluginDevice {
     }
 }
 
-/// A rank's membership in a group of a plugin's own library.
+/// A rank's membership in a group of a plugin's collective library.
 #[derive(Debug)]
 pub(super) struct PluginComm {
     pub(super) handle: Raw<dsr_comm>,
@@ -136,7 +137,7 @@ impl Drop for PluginComm {
 }
 
 impl PluginComm {
-    /// The membership behind a trait object, if it is this plugin's.
+    /// The membership behind a trait object, if it belongs to this plugin.
     pub(super) fn of<'a>(comm: &'a dyn Comm, plugin: &Arc<Plugin>) -> Option<&'a Self> {
         let any: &dyn Any = comm;
         any.downcast_ref::<Self>().filter(|comm| Arc::ptr_eq(&comm.open.plugin, plugin))
@@ -161,7 +162,7 @@ impl Comm for PluginComm {
         if let Ok(table) = self.open.comm_table()
             && let Some(abort) = table.abort
         {
-            // SAFETY: a live handle of this plugin and a text that lives meanwhile.
+            // SAFETY: a live handle of this plugin, and a text that lives during the call.
             unsafe { abort(self.handle.get(), prefix::str_of(reason)) };
         }
     }

@@ -27,7 +27,7 @@ use dsrun_core::{
 };
 use std::{any::Any, borrow::Cow, ffi::c_void, ptr, sync::Arc};
 
-/// The group of a call, as the plugin is told about it.
+/// The group of a call in the form that the plugin takes.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     comm: Option<Arc<dyn Comm>>,
@@ -35,7 +35,7 @@ pub(super) struct Group {
 }
 
 impl PluginDevice {
-    /// The plugin's own group as it is, and a group of the host through its transport.
+    /// A group of the plugin as its handle, and a group of the host as a transport.
     pub(super) fn group(&self, call: &CallDesc) -> Result<Group> {
         let Some(comm) = &call.comm else { return Ok(Group::default()) };
         let transport = match PluginComm::of(&**comm, &self.open.plugin) {
@@ -137,10 +137,10 @@ impl Kernels for PluginDevice {
     }
 }
 
-/// The host's rows, for a plugin that packs them.
+/// The rows of a weight, for a plugin that packs them.
 struct RowSource<'a> {
     rows: &'a mut dyn WeightReader,
-    /// Rows the reader made and did not borrow.
+    /// Rows that the reader owns and does not borrow.
     given: Vec<u8>,
 }
 
@@ -154,12 +154,11 @@ unsafe extern "C" fn give_rows(
     status::returned(|| {
         prefix::check_out(bytes, "bytes")?;
         prefix::check_out(length, "length")?;
-        // SAFETY: the context of the reader that prepack was given, which is on the stack of `prepack` until that returns; the
-        // plugin calls from one thread at a time.
+        // SAFETY: the context is on the stack of `prepack` until that returns, and the plugin calls from one thread at a time.
         let source = unsafe { context.cast::<RowSource<'_>>().as_mut() };
         let source = source.ok_or_else(|| Error::invalid("is null").at("context"))?;
         let (first, count) = (prefix::size(first, "first")?, prefix::size(count, "count")?);
-        // Borrowed rows stay where they are until the reader is asked again.
+        // Borrowed rows are valid until the next call of the reader.
         let rows = match source.rows.rows(first, count)? {
             Cow::Borrowed(rows) => rows,
             Cow::Owned(rows) => {
@@ -167,7 +166,7 @@ unsafe extern "C" fn give_rows(
                 &source.given
             }
         };
-        // SAFETY: places the plugin gives for the answer.
+        // SAFETY: output parameters of the plugin.
         unsafe {
             prefix::put(bytes, "bytes", rows.as_ptr().cast())?;
             prefix::put(length, "length", rows.len())
@@ -206,7 +205,7 @@ struct PluginPlan {
     handle: Raw<dsr_plan>,
     workspace_bytes: usize,
     health: Health,
-    /// The plan may use it as long as it lives.
+    /// Kept alive, because the plan may use it as long as it lives.
     _group: Group,
     open: Arc<OpenDevice>,
 }
@@ -269,7 +268,7 @@ impl Plan for PluginPlan {
         };
         let results = valid.results().enumerate().map(result).collect::<Result<Vec<_>>>()?;
         let workspace = arguments.workspace.as_ref().map(|range| slice(&self.open.plugin, range));
-        let too_many = |_| Error::invalid("are too many").at("operands");
+        let too_many = |_| Error::invalid("are more than the ABI can count").at("operands");
         let raw = dsr_arguments {
             operands: operands.as_ptr(),
             operand_count: u32::try_from(operands.len()).map_err(too_many)?,
@@ -293,7 +292,7 @@ impl Plan for PluginPlan {
 pub(super) struct PluginCall {
     pub(super) handle: Raw<dsr_call>,
     health: Health,
-    /// The plugin may use them as long as the call lives.
+    /// Kept alive, because the plugin may use them as long as the call lives.
     _arguments: Arguments,
     plan: Arc<PluginPlan>,
 }
@@ -315,7 +314,7 @@ impl BoundCall for PluginCall {
         let plugin = &self.plan.open.plugin;
         let stream = PluginStream::of(stream, plugin)?;
         let table = &plugin.tables.op;
-        // A panic leaves both in a state that nobody knows.
+        // After a panic the state of both is unknown.
         self.health.call("call", || {
             stream
                 .health

@@ -1,14 +1,14 @@
-//! Building ahead with a plugin: the extension `prepare`, if it has it.
+//! The extension `prepare` of a plugin.
 
 use super::{Plugin, Raw, call, device::PluginDevice};
 use crate::{PREPARE_EXTENSION, encode::EncodedCall, prefix, raw::*};
 use dsrun_core::{Error, Result, checked::ValidCall};
 use std::{ptr, sync::Arc};
 
-/// A device that is not here.
+/// Opens an offline device.
 pub(super) fn describe(plugin: &Arc<Plugin>, name: &str) -> Result<PluginDevice> {
     let Some(table) = plugin.extension::<dsr_prepare_api>(PREPARE_EXTENSION)? else {
-        let message = format!("the backend builds nothing ahead for a device that is not here, as {name:?}");
+        let message = format!("the backend cannot compile ahead of time for {name:?} or any other device");
         return Err(Error::unsupported(message));
     };
     let mut handle = ptr::null_mut();
@@ -19,7 +19,7 @@ pub(super) fn describe(plugin: &Arc<Plugin>, name: &str) -> Result<PluginDevice>
     PluginDevice::of(plugin, Raw::new(handle, "device")?)
 }
 
-/// Has a plugin build what a graph of such calls would need; nothing if it does not have the extension.
+/// Compiles the kernels that a graph of these calls needs, if the plugin has the extension.
 pub(super) fn graph(device: &PluginDevice, calls: &[ValidCall]) -> Result<()> {
     let open = &device.open;
     let Some(table) = open.plugin.extension::<dsr_prepare_api>(PREPARE_EXTENSION)? else { return Ok(()) };

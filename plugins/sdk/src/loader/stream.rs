@@ -37,7 +37,7 @@ impl PluginStream {
     /// The stream behind a trait object.
     ///
     /// # Errors
-    /// If it is another backend's.
+    /// If it belongs to another backend.
     pub(super) fn of<'a>(stream: &'a mut dyn Stream, plugin: &Arc<Plugin>) -> Result<&'a mut Self> {
         let any: &mut dyn Any = stream;
         match any.downcast_mut::<Self>() {

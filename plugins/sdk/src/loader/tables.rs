@@ -1,9 +1,9 @@
-//! A plugin's tables, read and checked.
+//! Reading and checking the tables of a plugin.
 
 use crate::{prefix, prefix::Prefixed, raw::*};
 use dsrun_core::{Code, Error, Result};
 
-/// Copies of a plugin's tables; what a required slot holds is there.
+/// Copies of the tables of a plugin, in which no required function is null.
 #[derive(Clone, Copy)]
 pub(super) struct Tables {
     pub(super) api: dsr_plugin_api,
@@ -15,7 +15,7 @@ pub(super) struct Tables {
     pub(super) comm: Option<dsr_comm_api>,
 }
 
-/// Refuses a table in which one of the slots is null.
+/// Refuses a table in which a required slot is null.
 macro_rules! require {
     ($table:expr; $($slot:ident),* $(,)?) => {
         $(if $table.$slot.is_none() {
@@ -33,7 +33,7 @@ fn lacks<T: Prefixed>(table: &T, slot: &str) -> Error {
     let stated = unsafe { std::ptr::from_ref(table).cast::<u32>().read() } as usize;
     let whole = size_of::<T>();
     let reason = match stated < whole {
-        true => format!(": the table is {stated} bytes long, {whole} are needed"),
+        true => format!(": the table has {stated} bytes, needs {whole}"),
         false => String::new(),
     };
     mismatch(format!("the plugin's {} has no `{slot}`{reason}", T::NAME))
@@ -44,11 +44,11 @@ fn lacks<T: Prefixed>(table: &T, slot: &str) -> Error {
 unsafe fn table<T: Prefixed>(pointer: *const T) -> Result<T> {
     // SAFETY: as the caller says.
     unsafe { prefix::read(pointer) }
-        .map_err(|error| mismatch(format!("the plugin's table is wrong: {error}")))
+        .map_err(|error| mismatch(format!("the plugin's table is invalid: {error}")))
 }
 
 impl Tables {
-    /// Reads and checks all tables: first the version, without looking at anything else.
+    /// Reads and checks all tables, the version before anything else.
     ///
     /// # Safety
     /// The pointer is null or to a plugin's table.
@@ -56,7 +56,7 @@ impl Tables {
         // SAFETY: as the caller says.
         let api = unsafe { table(pointer) }?;
         let version = (api.abi_major, api.abi_minor);
-        // Before 1.0 nothing is promised from one minor version to the next.
+        // Before 1.0 minor versions are incompatible with each other.
         if version != (DSR_ABI_MAJOR, DSR_ABI_MINOR) {
             return Err(mismatch(format!(
                 "speaks version {}.{} of the plugin ABI, this program {DSR_ABI_MAJOR}.{DSR_ABI_MINOR}: use a plugin \
@@ -66,13 +66,15 @@ impl Tables {
         }
         if api.flags & DSR_PLUGIN_ABORTS_ON_PANIC != 0 {
             return Err(mismatch(
-                "was built with panic = \"abort\", so an error in it would end this program: build it with \
+                "was built with panic = \"abort\", so a panic in it would end this program: build it with \
                  panic = \"unwind\"",
             ));
         }
         let unknown = api.flags & !DSR_PLUGIN_ABORTS_ON_PANIC;
         if unknown != 0 {
-            return Err(mismatch(format!("the plugin's flags {unknown:#x} mean nothing to this program")));
+            return Err(mismatch(format!(
+                "the plugin has flags that this program does not know: {unknown:#x}"
+            )));
         }
         for (name, missing) in [
             ("memory", api.memory.is_null()),

@@ -1,22 +1,22 @@
-//! What only one side can look into.
+//! Opaque handles: types whose contents only one side knows.
 
-/// An error of the host; NULL means success. Made by dsr_host_api.status_new only, so that it outlives the plugin. Whoever
-/// gets one owns it, and returns it on or frees it with dsr_host_api.status_free.
+/// An error; NULL means success. Only dsr_host_api.status_new makes errors. The receiver of an error owns it, and returns it or
+/// frees it with dsr_host_api.status_free.
 pub struct dsr_status {
     _opaque: [u8; 0],
 }
 
-/// The host, as its functions want to be given it.
+/// The host: the first argument of its functions.
 pub struct dsr_host {
     _opaque: [u8; 0],
 }
 
-/// A text the host wants to be told: see dsr_host_api.text_set.
+/// The receiver of a text, to be set with dsr_host_api.text_set.
 pub struct dsr_text {
     _opaque: [u8; 0],
 }
 
-/// A call that was checked, kept by the host for a plugin: see dsr_host_api.validate_call.
+/// A validated call that the host keeps for a plugin: see dsr_host_api.validate_call.
 pub struct dsr_checked_call {
     _opaque: [u8; 0],
 }
@@ -36,32 +36,32 @@ pub struct dsr_buffer {
     _opaque: [u8; 0],
 }
 
-/// A queue of work that runs in order, made by the plugin.
+/// A stream: a queue of work that runs in order, made by the plugin.
 pub struct dsr_stream {
     _opaque: [u8; 0],
 }
 
-/// A point in a stream, made by the plugin.
+/// An event: a point in a stream, made by the plugin.
 pub struct dsr_event {
     _opaque: [u8; 0],
 }
 
-/// A weight in the device's own layout, made by the plugin.
+/// A weight in the layout of the device, made by the plugin.
 pub struct dsr_weight {
     _opaque: [u8; 0],
 }
 
-/// A prepared op, made by the plugin.
+/// A planned call, made by the plugin.
 pub struct dsr_plan {
     _opaque: [u8; 0],
 }
 
-/// A plan with its arguments, made by the plugin.
+/// A planned call with its arguments, made by the plugin.
 pub struct dsr_call {
     _opaque: [u8; 0],
 }
 
-/// Calls captured for replay, made by the plugin.
+/// Captured calls, made by the plugin.
 pub struct dsr_graph {
     _opaque: [u8; 0],
 }

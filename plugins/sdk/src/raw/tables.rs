@@ -1,8 +1,8 @@
-//! The tables of functions that host and plugin give each other.
+//! The function tables of host and plugin.
 
 use super::*;
 
-/// What the host gives a plugin. It is valid for ever. All functions may be called from any thread, at the same time.
+/// The functions of the host. The table is valid forever. Any thread may call the functions at any time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_host_api {
@@ -12,25 +12,26 @@ pub struct dsr_host_api {
     pub abi_major: u16,
     /// DSR_ABI_MINOR of the host.
     pub abi_minor: u16,
-    /// First argument of the functions.
+    /// The first argument of the functions.
     pub host: *mut dsr_host,
-    /// The file this plugin was loaded from; empty if it is linked into the program.
+    /// The path of the file that this plugin was loaded from; empty if it is linked into the program.
     pub library_path: dsr_str,
-    /// Makes an error. Copies the texts; the caller owns the result. Never NULL: if `error` cannot be read, the result says so.
+    /// Makes an error from a copy of `error`; the caller owns it. It is never NULL: if `error` cannot be read, the new error says
+    /// so.
     pub status_new:
         Option<unsafe extern "C" fn(host: *mut dsr_host, error: *const dsr_error) -> *mut dsr_status>,
-    /// Reads an error. The texts are valid until it is freed. Success (NULL) reads as code 0 and empty texts.
+    /// Reads an error. The texts are valid until the error is freed. Success (NULL) reads as code 0 and empty texts.
     pub status_get:
         Option<unsafe extern "C" fn(host: *mut dsr_host, status: *const dsr_status, error: *mut dsr_error)>,
-    /// Frees an error that the plugin got and does not return. NULL is allowed.
+    /// Frees an error that the plugin received and does not return. NULL is allowed.
     pub status_free: Option<unsafe extern "C" fn(host: *mut dsr_host, status: *mut dsr_status)>,
-    /// Sets a text the host asked for; the last one counts. Copies it.
+    /// Sets a text to a copy of `value`, replacing an earlier one.
     pub text_set: Option<unsafe extern "C" fn(host: *mut dsr_host, text: *mut dsr_text, value: dsr_str)>,
-    /// Writes to the host's log with a DSR_LOG_* level. May be called while the plugin holds locks.
+    /// Writes to the log of the host with a DSR_LOG_* level. A plugin may call it while it holds locks.
     pub log: Option<unsafe extern "C" fn(host: *mut dsr_host, level: u32, message: dsr_str)>,
-    /// Checks everything that can be wrong with a call. The host does this in front of every plugin; a plugin that checks what
-    /// it is given, whoever calls it, begins query and plan with this. The error names op, argument and field. If `kept` is not
-    /// NULL it takes a copy for validate_arguments, which the plugin owns and frees with checked_call_free.
+    /// Validates the description of a call; the error names op, argument and field. The host validates a call before it calls a
+    /// plugin. A plugin that other callers may use begins query and plan with this function. If `kept` is not NULL, it is set to
+    /// a copy for validate_arguments, which the plugin owns and frees with checked_call_free.
     pub validate_call: Option<
         unsafe extern "C" fn(
             host: *mut dsr_host,
@@ -38,8 +39,8 @@ pub struct dsr_host_api {
             kept: *mut *mut dsr_checked_call,
         ) -> *mut dsr_status,
     >,
-    /// Checks everything that can be wrong with the arguments of a bind: sizes, offsets, alignment, aliases, the types of
-    /// weights. `call` is what was planned; `limits` asks the plugin about its own buffers and weights.
+    /// Validates the arguments of a bind: sizes, offsets, alignment, aliasing, and the types of weights. `call` is the planned
+    /// call; `limits` describes the buffers and weights of the plugin.
     pub validate_arguments: Option<
         unsafe extern "C" fn(
             host: *mut dsr_host,
@@ -48,14 +49,14 @@ pub struct dsr_host_api {
             limits: *const dsr_bind_limits,
         ) -> *mut dsr_status,
     >,
-    /// Frees a copy of a call. NULL is allowed.
+    /// Frees a call that validate_call has kept. NULL is allowed.
     pub checked_call_free: Option<unsafe extern "C" fn(host: *mut dsr_host, call: *mut dsr_checked_call)>,
-    /// A table of functions that are not in this version, by name; NULL if the host does not have it.
+    /// Returns the function table of the extension with this name, or NULL if the host does not have it.
     pub get_extension: Option<unsafe extern "C" fn(host: *mut dsr_host, name: dsr_str) -> *const c_void>,
 }
 
-/// What a plugin gives the host. It is valid for ever; the host does not unload plugins. Functions may be called from any
-/// thread, at the same time. Tables and functions are never NULL unless they say so.
+/// The functions of a plugin. The table is valid forever, because the host does not unload plugins. Any thread may call the
+/// functions at any time. Tables and functions are not NULL unless their comments allow it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_plugin_api {
@@ -67,16 +68,16 @@ pub struct dsr_plugin_api {
     pub abi_minor: u16,
     /// DSR_PLUGIN_* flags.
     pub flags: u64,
-    /// First argument of the functions; may be NULL.
+    /// The first argument of the functions; may be NULL.
     pub backend: *mut dsr_backend,
-    /// The name users select it by: lower case, digits and "-".
+    /// The name that users select it by: lower-case letters, digits and "-".
     pub name: dsr_str,
     /// Its version.
     pub version: dsr_str,
-    /// What it is, in a line.
+    /// A one-line description.
     pub description: dsr_str,
-    /// How many devices there are now: 0 if there are none. DSR_CODE_UNAVAILABLE if a driver or library is missing: the message
-    /// says which, and where it was looked for.
+    /// Sets the number of devices that are present now; may be 0. DSR_CODE_UNAVAILABLE if a driver or library is missing; the
+    /// message names it and where it was searched for.
     pub device_count:
         Option<unsafe extern "C" fn(backend: *mut dsr_backend, count: *mut u32) -> *mut dsr_status>,
     /// Describes device number `position`, below device_count.
@@ -87,7 +88,7 @@ pub struct dsr_plugin_api {
             info: *mut dsr_device_info,
         ) -> *mut dsr_status,
     >,
-    /// Opens a device, or a share of one. The host owns it and closes it once, when everything made from it is freed. `options`
+    /// Opens a device, or a share of one. The host owns it and closes it once, after freeing everything made from it. `options`
     /// may be NULL. DSR_CODE_INVALID_ARGUMENT if there is no such device or an option cannot be met.
     pub device_open: Option<
         unsafe extern "C" fn(
@@ -99,7 +100,7 @@ pub struct dsr_plugin_api {
     >,
     /// Closes a device.
     pub device_close: Option<unsafe extern "C" fn(device: *mut dsr_device)>,
-    /// What the device is and can do; always the same for an open device.
+    /// Fills in the properties of the device, which never change while it is open.
     pub device_properties: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,
@@ -114,16 +115,16 @@ pub struct dsr_plugin_api {
     pub event: *const dsr_event_api,
     /// Ops.
     pub op: *const dsr_op_api,
-    /// Graphs; may be NULL: the host replays calls one by one.
+    /// Graphs. May be NULL; then the host replays calls one by one.
     pub graph: *const dsr_graph_api,
-    /// Collectives; may be NULL: calls that need them are given a dsr_transport.
+    /// Collectives. May be NULL; then collective calls have a dsr_transport.
     pub comm: *const dsr_comm_api,
-    /// A table of functions that are not in this version, by name; NULL if there is none. May be NULL itself.
+    /// Returns the function table of the extension with this name, or NULL if the plugin does not have it. May be NULL.
     pub get_extension:
         Option<unsafe extern "C" fn(backend: *mut dsr_backend, name: dsr_str) -> *const c_void>,
 }
 
-/// Memory. Any thread, at the same time.
+/// Memory. Any thread may call the functions at any time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_memory_api {
@@ -131,8 +132,8 @@ pub struct dsr_memory_api {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// Allocates memory of a DSR_MEMORY_* kind. Its contents are zero. The host owns it and frees it once.
-    /// DSR_CODE_OUT_OF_MEMORY says what was asked for and what is free; DSR_CODE_FAILED_PRECONDITION during capture.
+    /// Allocates zeroed memory of a DSR_MEMORY_* kind. The host owns it and frees it once. DSR_CODE_OUT_OF_MEMORY with the
+    /// requested and free bytes; DSR_CODE_FAILED_PRECONDITION during capture.
     pub allocate: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,
@@ -141,20 +142,20 @@ pub struct dsr_memory_api {
             buffer: *mut *mut dsr_buffer,
         ) -> *mut dsr_status,
     >,
-    /// Frees memory, once all work that was enqueued with it is done. Waits if it has to.
+    /// Frees memory after all enqueued work that uses it is done; waits if necessary.
     pub free: Option<unsafe extern "C" fn(buffer: *mut dsr_buffer)>,
-    /// The address by which the host may access it, valid until it is freed; NULL if the host may not. Accesses do not race
+    /// Returns the address at which the host can access a buffer until it is freed, or NULL if it cannot. Accesses do not race
     /// with work on streams.
     pub host_pointer: Option<unsafe extern "C" fn(buffer: *mut dsr_buffer) -> *mut c_void>,
-    /// Memory in use.
+    /// Fills in the memory use of the device handle.
     pub memory_use: Option<
         unsafe extern "C" fn(device: *mut dsr_device, memory_use: *mut dsr_memory_use) -> *mut dsr_status,
     >,
 }
 
-/// Streams. A stream is used by one thread at a time and may move between threads. Work runs in order, and may run later: what
-/// enqueues reports wrong arguments only. A fault of the device shows where the stream or an event is waited for, and stays:
-/// after DSR_CODE_DEVICE_LOST only freeing works.
+/// Streams. A stream is used by one thread at a time and may move between threads. Work runs in order and may run later;
+/// functions that enqueue report wrong arguments only. A device fault surfaces when a stream or event is waited for, and is
+/// permanent: after DSR_CODE_DEVICE_LOST only freeing works.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_stream_api {
@@ -166,9 +167,9 @@ pub struct dsr_stream_api {
     pub create: Option<
         unsafe extern "C" fn(device: *mut dsr_device, stream: *mut *mut dsr_stream) -> *mut dsr_status,
     >,
-    /// Frees a stream. Its work is finished first.
+    /// Frees a stream after finishing its work.
     pub free: Option<unsafe extern "C" fn(stream: *mut dsr_stream)>,
-    /// Copies bytes from the host. `source` may be reused as soon as this returns. `length` is that of `destination`.
+    /// Enqueues a copy from the host. `source` may be reused as soon as this returns. `length` is that of `destination`.
     pub upload: Option<
         unsafe extern "C" fn(
             stream: *mut dsr_stream,
@@ -188,7 +189,7 @@ pub struct dsr_stream_api {
             timeout_nanoseconds: u64,
         ) -> *mut dsr_status,
     >,
-    /// Copies bytes on the device. The ranges are equally long and do not overlap.
+    /// Enqueues a copy between two ranges of the same length, which do not overlap.
     pub copy: Option<
         unsafe extern "C" fn(
             stream: *mut dsr_stream,
@@ -196,7 +197,7 @@ pub struct dsr_stream_api {
             destination: *const dsr_slice,
         ) -> *mut dsr_status,
     >,
-    /// Sets every byte to `byte`, below 256.
+    /// Enqueues setting every byte of a range to `byte`, below 256.
     pub fill: Option<
         unsafe extern "C" fn(
             stream: *mut dsr_stream,
@@ -204,12 +205,12 @@ pub struct dsr_stream_api {
             byte: u32,
         ) -> *mut dsr_status,
     >,
-    /// Lets `event` mark the point reached when everything enqueued so far is done.
+    /// Records an event, which completes when all work enqueued so far has completed.
     pub record:
         Option<unsafe extern "C" fn(stream: *mut dsr_stream, event: *mut dsr_event) -> *mut dsr_status>,
-    /// Lets later work wait for an event recorded on any stream of the plugin.
+    /// Makes later work on this stream wait for an event recorded on any stream of the plugin.
     pub wait: Option<unsafe extern "C" fn(stream: *mut dsr_stream, event: *mut dsr_event) -> *mut dsr_status>,
-    /// Waits until everything enqueued so far is done. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
+    /// Waits for all work enqueued so far. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
     pub synchronize: Option<
         unsafe extern "C" fn(
             stream: *mut dsr_stream,
@@ -219,7 +220,7 @@ pub struct dsr_stream_api {
     >,
 }
 
-/// Events. Any thread, at the same time.
+/// Events. Any thread may call the functions at any time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_event_api {
@@ -232,9 +233,9 @@ pub struct dsr_event_api {
         Option<unsafe extern "C" fn(device: *mut dsr_device, event: *mut *mut dsr_event) -> *mut dsr_status>,
     /// Frees an event.
     pub free: Option<unsafe extern "C" fn(event: *mut dsr_event)>,
-    /// Sets `reached` to 1 if the point last recorded is reached or none ever was, else to 0.
+    /// Sets `reached` to 1 if the last recorded point is reached or the event was never recorded, else to 0.
     pub reached: Option<unsafe extern "C" fn(event: *mut dsr_event, reached: *mut u32) -> *mut dsr_status>,
-    /// Waits until it is reached. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
+    /// Waits until the last recorded point is reached. `what` names the wait; DSR_CODE_TIMEOUT repeats it.
     pub synchronize: Option<
         unsafe extern "C" fn(
             event: *mut dsr_event,
@@ -242,8 +243,8 @@ pub struct dsr_event_api {
             timeout_nanoseconds: u64,
         ) -> *mut dsr_status,
     >,
-    /// Time from an earlier event to this one; DSR_NONE if the device keeps no time. DSR_CODE_INVALID_ARGUMENT if one of the
-    /// two was never recorded.
+    /// Sets the time from an earlier event to this one; DSR_NONE if the device does not measure time. DSR_CODE_INVALID_ARGUMENT
+    /// if either was never recorded.
     pub elapsed: Option<
         unsafe extern "C" fn(
             event: *mut dsr_event,
@@ -253,7 +254,7 @@ pub struct dsr_event_api {
     >,
 }
 
-/// Ops. Any thread, at the same time, but for enqueue: a bound call and a stream are used by one thread at a time.
+/// Ops. Any thread may call the functions at any time, except that one thread at a time uses a bound call or stream.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_op_api {
@@ -261,7 +262,7 @@ pub struct dsr_op_api {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// Whether and how the device runs a call. Cheap. What cannot be run is an answer and no error.
+    /// Says whether and how the device runs a call. This is cheap. That the device does not run it is an answer and not an error.
     pub query: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,
@@ -269,7 +270,7 @@ pub struct dsr_op_api {
             support: *mut dsr_support,
         ) -> *mut dsr_status,
     >,
-    /// How the device would keep a weight. Cheap. DSR_CODE_UNSUPPORTED if it cannot keep this format.
+    /// Says which layout the device would give a weight. This is cheap. DSR_CODE_UNSUPPORTED if it cannot hold this format.
     pub prepack_query: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,
@@ -277,8 +278,8 @@ pub struct dsr_op_api {
             layout: *mut dsr_packed_layout,
         ) -> *mut dsr_status,
     >,
-    /// Brings a weight to the device in the layout that prepack_query named. The host owns the result and frees it once. Errors
-    /// of the reader are returned on. `rows` is valid until this returns.
+    /// Packs a weight into device memory, in the layout of prepack_query. The host owns the result and frees it once. The plugin
+    /// returns errors of the reader. `rows` is valid until this returns.
     pub prepack: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,
@@ -288,12 +289,12 @@ pub struct dsr_op_api {
             packed: *mut *mut dsr_weight,
         ) -> *mut dsr_status,
     >,
-    /// Bytes a packed weight holds on the device.
+    /// Returns the number of bytes that a packed weight holds on the device.
     pub weight_bytes: Option<unsafe extern "C" fn(weight: *mut dsr_weight) -> u64>,
-    /// Frees a packed weight, once all work that was enqueued with it is done.
+    /// Frees a packed weight after all enqueued work that uses it is done.
     pub weight_free: Option<unsafe extern "C" fn(weight: *mut dsr_weight)>,
-    /// Prepares a call that query answers natively. May compile, tune and allocate. The host owns the plan, uses it for any
-    /// number of bound calls, and frees it once, after them. DSR_CODE_UNSUPPORTED if the device does not run the call.
+    /// Plans a call that query calls native; may compile, tune and allocate. The host owns the plan, uses it for any number of
+    /// bound calls, and frees it once, after them. DSR_CODE_UNSUPPORTED if the device does not run the call.
     pub plan: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,
@@ -303,10 +304,10 @@ pub struct dsr_op_api {
     >,
     /// Frees a plan.
     pub plan_free: Option<unsafe extern "C" fn(plan: *mut dsr_plan)>,
-    /// Scratch memory a bound call needs.
+    /// Returns the number of bytes of scratch memory that a bound call needs.
     pub plan_workspace: Option<unsafe extern "C" fn(plan: *mut dsr_plan) -> u64>,
-    /// Fixes the arguments of a call. The host owns the bound call and frees it once; it keeps plan, buffers and weights until
-    /// then.
+    /// Binds a call to its arguments. The host owns the bound call and frees it once; until then it keeps the plan, buffers and
+    /// weights.
     pub bind: Option<
         unsafe extern "C" fn(
             plan: *mut dsr_plan,
@@ -314,14 +315,14 @@ pub struct dsr_op_api {
             call: *mut *mut dsr_call,
         ) -> *mut dsr_status,
     >,
-    /// Enqueues a bound call. Never allocates, never waits.
+    /// Enqueues a bound call. It neither allocates nor waits.
     pub enqueue:
         Option<unsafe extern "C" fn(call: *mut dsr_call, stream: *mut dsr_stream) -> *mut dsr_status>,
     /// Frees a bound call.
     pub call_free: Option<unsafe extern "C" fn(call: *mut dsr_call)>,
 }
 
-/// Capturing and replaying work. A graph and a stream are used by one thread at a time.
+/// Graphs. One thread at a time uses a graph or stream.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_graph_api {
@@ -329,8 +330,8 @@ pub struct dsr_graph_api {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// Captures calls, in order, for replay on streams of this device. None of them runs. The host owns the graph and frees it
-    /// once; it keeps the calls until then.
+    /// Captures calls, in order, for replay on streams of this device. Capturing runs no call. The host owns the graph and frees
+    /// it once; until then it keeps the calls.
     pub capture: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,
@@ -340,14 +341,14 @@ pub struct dsr_graph_api {
             graph: *mut *mut dsr_graph,
         ) -> *mut dsr_status,
     >,
-    /// Enqueues all of it.
+    /// Enqueues all captured calls.
     pub launch:
         Option<unsafe extern "C" fn(graph: *mut dsr_graph, stream: *mut dsr_stream) -> *mut dsr_status>,
     /// Frees a graph.
     pub free: Option<unsafe extern "C" fn(graph: *mut dsr_graph)>,
 }
 
-/// Collectives of the plugin's own library. Any thread, at the same time.
+/// Collectives of the plugin's own library. Any thread may call the functions at any time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_comm_api {
@@ -355,11 +356,11 @@ pub struct dsr_comm_api {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// Makes the name of a new group. One rank does, and the host brings it to the others.
+    /// Makes the id of a new group. One rank calls it, and the host passes the id to the others.
     pub group_id:
         Option<unsafe extern "C" fn(device: *mut dsr_device, id: *mut dsr_group_id) -> *mut dsr_status>,
-    /// Joins a group, and waits until all ranks have. The host owns the membership and frees it once, after every plan that uses
-    /// it. DSR_CODE_TIMEOUT names the ranks that are missing.
+    /// Joins a group, and waits until all ranks have joined. The host owns the membership and frees it once, after all plans that
+    /// use it. DSR_CODE_TIMEOUT names the missing ranks.
     pub join: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,
@@ -372,13 +373,13 @@ pub struct dsr_comm_api {
     >,
     /// Leaves a group.
     pub free: Option<unsafe extern "C" fn(comm: *mut dsr_comm)>,
-    /// The error of a collective that failed after it was enqueued, or NULL.
+    /// Returns the error of a collective that has failed after it was enqueued, or NULL.
     pub status: Option<unsafe extern "C" fn(comm: *mut dsr_comm) -> *mut dsr_status>,
-    /// Makes everything that waits in this group, on any rank, fail now.
+    /// Makes every wait in this group, on every rank, fail at once.
     pub abort: Option<unsafe extern "C" fn(comm: *mut dsr_comm, reason: dsr_str)>,
 }
 
-/// The extension "diagnose" of a plugin: what it uses on this machine, and what it found of it, for people.
+/// The extension "diagnose" of a plugin: what it looks for on this machine and what it finds, for people to read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_diagnose_api {
@@ -386,7 +387,7 @@ pub struct dsr_diagnose_api {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// How many findings there are.
+    /// Sets the number of findings.
     pub finding_count:
         Option<unsafe extern "C" fn(backend: *mut dsr_backend, count: *mut u32) -> *mut dsr_status>,
     /// Describes finding number `position`, below finding_count.
@@ -399,8 +400,8 @@ pub struct dsr_diagnose_api {
     >,
 }
 
-/// The extension "prepare" of a plugin: what it builds is built ahead of the first request, also on a machine without the device.
-/// Any thread, at the same time.
+/// The extension "prepare" of a plugin: it compiles kernels ahead of the first request, also on a machine without the device.
+/// Any thread may call the functions at any time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_prepare_api {
@@ -408,9 +409,9 @@ pub struct dsr_prepare_api {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// A device that is not here, by a name that the plugin knows it by; closed as others are. It answers query, prepack_query and
-    /// plan as the device would, has no memory to allocate, and runs nothing. DSR_CODE_INVALID_ARGUMENT if the name is not known
-    /// or says too little: the message says which names there are. DSR_CODE_UNSUPPORTED if there are none.
+    /// Opens an offline device: one of this model that need not be present. It is closed like others. It answers query,
+    /// prepack_query and plan as the real device would, but allocates no memory and runs nothing. DSR_CODE_INVALID_ARGUMENT with
+    /// the known names if `name` is unknown or ambiguous; DSR_CODE_UNSUPPORTED if the plugin knows no names.
     pub device_describe: Option<
         unsafe extern "C" fn(
             backend: *mut dsr_backend,
@@ -418,7 +419,7 @@ pub struct dsr_prepare_api {
             device: *mut *mut dsr_device,
         ) -> *mut dsr_status,
     >,
-    /// Builds what a graph of such calls, in this order, would need beside what planning each of them builds.
+    /// Compiles the kernels that a graph of these calls, in this order, needs beyond those of their plans.
     pub graph_prepare: Option<
         unsafe extern "C" fn(
             device: *mut dsr_device,
@@ -428,7 +429,7 @@ pub struct dsr_prepare_api {
     >,
 }
 
-/// The one symbol a plugin exports, as `dsrun_plugin_entry_v0`. Called once for every load, before anything else. `host` is
-/// valid for ever. Sets `plugin` to the plugin's table, which is valid for ever.
+/// The type of `dsrun_plugin_entry_v0`, the one symbol that a plugin exports. The host calls it once for each load, before any
+/// other function. `host` is valid forever. Sets `plugin` to the table of the plugin, which is valid forever.
 pub type dsr_plugin_entry =
     unsafe extern "C" fn(host: *const dsr_host_api, plugin: *mut *const dsr_plugin_api) -> *mut dsr_status;

@@ -1,8 +1,7 @@
-//! Compiles the C plugin of the loader's tests.
-
-use std::path::{Path, PathBuf};
+//! Compilation of the C plugin of the tests.
 
 use dsrun_test_support::compile_c_library;
+use std::path::{Path, PathBuf};
 
 /// Compiles `plugin.c` with these definitions into a folder.
 pub(crate) fn plugin(folder: &Path, file: &str, definitions: &[&str]) -> PathBuf {

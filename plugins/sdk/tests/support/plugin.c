@@ -1,4 +1,4 @@
-/* A plugin in C with one device that runs nothing, for the loader's tests. Definitions make it wrong in one way each. */
+/* A plugin in C with one device that runs nothing, for tests. Each definition makes it invalid in one way. */
 
 #include "dsrun.h"
 
@@ -25,7 +25,7 @@ static dsr_status *device_count(dsr_backend *backend, uint32_t *count) {
 #endif
 #ifdef PANICS_WHEN_LISTED
     (void)count;
-    return dsr_fail(host, DSR_CODE_PANIC, "an exception nobody caught");
+    return dsr_fail(host, DSR_CODE_PANIC, "an uncaught exception");
 #else
     *count = 1;
     return NULL;
@@ -59,7 +59,7 @@ static dsr_status *device_properties(dsr_device *device, dsr_device_properties *
     return NULL;
 }
 
-/* Buffers are numbers: how long they are. */
+/* A buffer handle is the number of its bytes. */
 static dsr_status *allocate(dsr_device *device, uint64_t bytes, uint32_t kind, dsr_buffer **buffer) {
     (void)device, (void)kind;
     *buffer = (dsr_buffer *)(uintptr_t)bytes;
@@ -87,7 +87,7 @@ static dsr_status *query(dsr_device *device, const dsr_call_desc *call, dsr_supp
         return wrong;
     }
     if (call->op != DSR_OP_CAST) {
-        host->text_set(host->host, support->reason, dsr_text_of("only cast is there"));
+        host->text_set(host->host, support->reason, dsr_text_of("only cast is supported"));
         return NULL;
     }
     support->flags = DSR_SUPPORT_NATIVE;
@@ -95,7 +95,7 @@ static dsr_status *query(dsr_device *device, const dsr_call_desc *call, dsr_supp
     return NULL;
 }
 
-/* Plans are what the host has kept; nothing else is needed to check arguments. */
+/* A plan is the call that the host has kept, which is enough to validate arguments. */
 static dsr_status *plan(dsr_device *device, const dsr_call_desc *call, dsr_plan **result) {
     (void)device;
     return host->validate_call(host->host, call, (dsr_checked_call **)result);
@@ -117,11 +117,11 @@ static dsr_status *bind(dsr_plan *kept, const dsr_arguments *arguments, dsr_call
     dsr_bind_limits limits = {sizeof limits, 64, 0, NULL, buffer_bytes, NULL};
     (void)call;
     dsr_status *wrong = host->validate_arguments(host->host, (dsr_checked_call *)kept, arguments, &limits);
-    return wrong != NULL ? wrong : dsr_fail(host, DSR_CODE_UNSUPPORTED, "valid, but nothing runs here");
+    return wrong != NULL ? wrong : dsr_fail(host, DSR_CODE_UNSUPPORTED, "valid, but this device runs nothing");
 }
 
-/* Functions that are required and that no test calls. */
-static dsr_status *nothing(void) { return dsr_fail(host, DSR_CODE_UNSUPPORTED, "nothing runs here"); }
+/* Required functions that no test calls. */
+static dsr_status *nothing(void) { return dsr_fail(host, DSR_CODE_UNSUPPORTED, "this device runs nothing"); }
 typedef void (*any)(void);
 #define STUB(table, slot) (*(any *)&table.slot = (any)nothing)
 
@@ -135,7 +135,7 @@ static dsr_op_api op = {.struct_size = sizeof op,
                         .plan_workspace = plan_workspace,
                         .bind = bind};
 
-/* What a later version might look like: more behind the table that this version knows. */
+/* A table of a later version, with more fields after those of this version. */
 static struct {
     dsr_plugin_api known;
     uint64_t unknown[4];
@@ -150,7 +150,7 @@ static struct {
 DSR_EXPORT dsr_status *dsrun_plugin_entry_v0(const dsr_host_api *given, const dsr_plugin_api **plugin) {
     host = given;
 #ifdef REFUSES
-    return dsr_fail(host, DSR_CODE_UNAVAILABLE, "libdriver.so.1 is not there");
+    return dsr_fail(host, DSR_CODE_UNAVAILABLE, "libdriver.so.1 is missing");
 #endif
     STUB(stream, create), STUB(stream, free), STUB(stream, upload), STUB(stream, download);
     STUB(stream, copy), STUB(stream, fill), STUB(stream, record), STUB(stream, wait), STUB(stream, synchronize);

@@ -1,4 +1,4 @@
-//! A backend of a few ops on heap memory, with everything a backend may have, and faults on demand.
+//! A backend of a few ops on heap memory, with all optional parts, and with faults on demand.
 
 use dsrun_core::{
     Code, DType, Error, Result, WeightReader, WeightType,
@@ -27,7 +27,7 @@ use std::{
 /// Live objects of the tiny backend in this process: streams, buffers, weights, plans, bound calls, graphs.
 pub(crate) static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts one object while it lives.
+/// Counts an object while it lives.
 #[derive(Debug)]
 struct Counted;
 
@@ -71,7 +71,7 @@ impl Backend for Tiny {
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        assert!(!self.panics_when_listed, "there is nothing to list");
+        assert!(!self.panics_when_listed, "listing devices panics");
         let device = |index, memory_bytes| DeviceInfo { index, name: format!("tiny {index}"), memory_bytes };
         Ok(vec![device(0, Some(1 << 20)), device(7, None)])
     }
@@ -100,12 +100,12 @@ impl Backend for Tiny {
     fn describe(&self, name: &str) -> Result<Arc<dyn Device>> {
         match name {
             "zeroth" => self.open(0, &DeviceOptions::default()),
-            _ => Err(Error::invalid(format!("{name:?} is not known")).at("device")),
+            _ => Err(Error::invalid(format!("{name:?} is unknown")).at("device")),
         }
     }
 
     fn diagnose(&self) -> Vec<Finding> {
-        assert!(!self.panics_when_listed, "there is nothing to find");
+        assert!(!self.panics_when_listed, "listing findings panics");
         let finding = |subject: &str, present, detail: &str| Finding {
             subject: subject.into(),
             present,
@@ -135,7 +135,7 @@ impl Device for TinyDevice {
         if bytes > 1 << 20 {
             return Err(Error::new(
                 Code::OutOfMemory,
-                format!("{bytes} bytes asked for, {} are there", 1 << 20),
+                format!("{bytes} bytes requested, {} are free", 1 << 20),
             ));
         }
         self.used.fetch_add(bytes as u64, Ordering::SeqCst);
@@ -196,7 +196,7 @@ impl Buffer for Heap {
 
 fn heap(slice: &BufferSlice) -> Result<&Heap> {
     let any: &dyn Any = &*slice.buffer;
-    any.downcast_ref().ok_or_else(|| Error::invalid("is another backend's").field("buffer"))
+    any.downcast_ref().ok_or_else(|| Error::invalid("belongs to another backend").field("buffer"))
 }
 
 fn read(slice: &BufferSlice) -> Result<Vec<u8>> {
@@ -255,7 +255,7 @@ impl Stream for TinyStream {
     fn record(&mut self, event: &dyn Event) -> Result<()> {
         let any: &dyn Any = event;
         let event: &TinyEvent =
-            any.downcast_ref().ok_or_else(|| Error::invalid("is another's").at("event"))?;
+            any.downcast_ref().ok_or_else(|| Error::invalid("belongs to another backend").at("event"))?;
         self.clock += 5;
         *event.0.lock().unwrap() = Some(self.clock);
         Ok(())
@@ -290,7 +290,8 @@ impl Event for TinyEvent {
 
     fn elapsed_since(&self, earlier: &dyn Event) -> Result<Option<Duration>> {
         let any: &dyn Any = earlier;
-        let earlier: &Self = any.downcast_ref().ok_or_else(|| Error::invalid("is another's").at("event"))?;
+        let earlier: &Self =
+            any.downcast_ref().ok_or_else(|| Error::invalid("belongs to another backend").at("event"))?;
         let (Some(late), Some(early)) = (*self.0.lock().unwrap(), *earlier.0.lock().unwrap()) else {
             return Ok(None);
         };
@@ -318,7 +319,7 @@ impl PackedWeight for Packed {
 impl Kernels for TinyDevice {
     fn query(&self, call: &ValidCall) -> Result<Support> {
         Ok(match &call.op {
-            Op::Argmax(_) => panic!("asked about argmax"),
+            Op::Argmax(_) => panic!("argmax panics when queried"),
             Op::Region(region) => Support::no(region.encoding()),
             Op::AttentionPrepare(_) => Support { work_words: 33, persistent_bytes: 44, ..Support::native() },
             Op::LayerNorm(_) => Support { workspace_bytes: 16, batch_invariant: false, ..Support::native() },
@@ -346,7 +347,7 @@ impl Kernels for TinyDevice {
     ) -> Result<Arc<dyn PackedWeight>> {
         let (all, columns) = (weight.weight_type.rows(), weight.weight_type.columns());
         let mut values = vec![0.0; all * columns];
-        // From the last row to the first, to show that any order will do.
+        // Read from the last row to the first, to test that any order works.
         for row in (0..all).rev() {
             weight
                 .weight_type
@@ -367,10 +368,10 @@ impl Graphs for TinyDevice {
         Ok(Box::new(TinyGraph { calls: CallList::new(calls), _counted: Counted::new() }))
     }
 
-    /// Builds nothing, and says what it was asked for.
+    /// Compiles nothing, and lists the calls in its error.
     fn prepare(&self, calls: &[ValidCall]) -> Result<()> {
         let names: Vec<&str> = calls.iter().map(|call| call.op.name()).collect();
-        Err(Error::unsupported(format!("nothing is built for {names:?}")))
+        Err(Error::unsupported(format!("nothing is compiled for {names:?}")))
     }
 }
 
@@ -415,7 +416,7 @@ impl TinyCall {
     fn tensor(&self, index: usize) -> Result<&BufferSlice> {
         match &self.arguments.operands[index] {
             Some(Argument::Tensor(binding)) => Ok(&binding.slice),
-            _ => Err(Error::internal("is no tensor")),
+            _ => Err(Error::internal("is not a tensor")),
         }
     }
 }
@@ -423,7 +424,8 @@ impl TinyCall {
 impl BoundCall for TinyCall {
     fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
         let any: &mut dyn Any = stream;
-        any.downcast_mut::<TinyStream>().ok_or_else(|| Error::invalid("is another's").at("stream"))?;
+        any.downcast_mut::<TinyStream>()
+            .ok_or_else(|| Error::invalid("belongs to another backend").at("stream"))?;
         let result = self.arguments.results.first().map(|binding| &binding.slice);
         match (&self.plan.call.op, result) {
             (Op::Cast(_), Some(result)) => {
@@ -435,11 +437,12 @@ impl BoundCall for TinyCall {
             }
             (Op::Linear(_), Some(result)) => {
                 let Some(Argument::Weight(weight)) = &self.arguments.operands[1] else {
-                    return Err(Error::internal("is no weight"));
+                    return Err(Error::internal("is not a weight"));
                 };
                 let any: &dyn Any = &**weight;
-                let weight: &Packed =
-                    any.downcast_ref().ok_or_else(|| Error::invalid("is another's").at("weight"))?;
+                let weight: &Packed = any
+                    .downcast_ref()
+                    .ok_or_else(|| Error::invalid("belongs to another backend").at("weight"))?;
                 let columns = weight.weight_type.columns();
                 let x = floats(&read(self.tensor(0)?)?);
                 let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f32>();
@@ -455,7 +458,7 @@ impl BoundCall for TinyCall {
                 write(result, &bytes)
             }
             (Op::Barrier(_), None) => self.comm()?.barrier(),
-            (op, _) => panic!("nobody has written {op}"),
+            (op, _) => panic!("tiny does not run {op}"),
         }
     }
 }
@@ -464,6 +467,6 @@ impl TinyCall {
     fn comm(&self) -> Result<&HostComm> {
         let comm: &dyn Comm = self.plan.call.comm.as_deref().ok_or_else(|| Error::internal("no group"))?;
         let any: &dyn Any = comm;
-        any.downcast_ref().ok_or_else(|| Error::invalid("is no group of the host").at("comm"))
+        any.downcast_ref().ok_or_else(|| Error::invalid("is not a group of the host").at("comm"))
     }
 }

@@ -63,7 +63,7 @@ int main() {
                  DSR_CODE_UNSUPPORTED, "no f16", "x");
     expect_error(dsr::guard(host, [] { throw std::runtime_error("a bug"); }), DSR_CODE_PANIC, "a bug", "");
     expect_error(dsr::guard(host, [] { throw 3; }), DSR_CODE_PANIC, "an exception without a message", "");
-    expect_error(dsr::guard(host, [] { throw std::bad_alloc(); }), DSR_CODE_OUT_OF_MEMORY, "the host's memory ran out", "");
+    expect_error(dsr::guard(host, [] { throw std::bad_alloc(); }), DSR_CODE_OUT_OF_MEMORY, "host memory is exhausted", "");
     expect_error(dsr::guard(host,
                             [&] {
                                 dsr::check(host, nullptr);

@@ -6,14 +6,14 @@
 #define DSR_EXPORT
 #endif
 
-/* Whether a struct of somebody else's, given by a pointer, is long enough to have a field. */
+/* Whether a struct of the other side is long enough to have a field. */
 #define DSR_HAS(pointer, type, field) \
     ((pointer)->struct_size >= offsetof(type, field) + sizeof((pointer)->field))
 
-/* A field of a struct of somebody else's: 0 if the struct is too short to have it. */
+/* A field of a struct of the other side; 0 if the struct is too short to have it. */
 #define DSR_GET(pointer, type, field) (DSR_HAS(pointer, type, field) ? (pointer)->field : 0)
 
-/* Sets a field of a struct that somebody else wants filled in, if the struct is long enough to have it. */
+/* Sets a field of a struct that the other side has allocated, if the struct is long enough to have it. */
 #define DSR_SET(pointer, type, field, value) \
     do { \
         if (DSR_HAS(pointer, type, field)) { \
@@ -25,14 +25,14 @@
 extern "C" {
 #endif
 
-/* What a plugin exports. `host` is valid for ever. Sets `plugin` to a table that is valid for ever. Called once for every load,
- * before anything else. */
+/* The symbol that a plugin exports. The host calls it once for each load, before any other function. `host` is valid forever.
+ * Sets `plugin` to a table that is valid forever. */
 DSR_EXPORT dsr_status *dsrun_plugin_entry_v0(const dsr_host_api *host, const dsr_plugin_api **plugin);
 
-/* The text of a string literal, for a table that is initialised with it. */
+/* The initialiser of a dsr_str from a string literal. */
 #define DSR_TEXT(literal) {literal, sizeof(literal) - 1}
 
-/* A text that ends with a zero. */
+/* The dsr_str of a text that ends with a zero. */
 static inline dsr_str dsr_text_of(const char *text) {
     dsr_str result = {text, 0};
     while (text != NULL && text[result.length] != '\0') {
@@ -41,7 +41,7 @@ static inline dsr_str dsr_text_of(const char *text) {
     return result;
 }
 
-/* An error about nothing in particular. */
+/* An error that names no argument. */
 static inline dsr_status *dsr_fail(const dsr_host_api *host, uint32_t code, const char *message) {
     dsr_str none = {NULL, 0};
     dsr_error error;
