@@ -1,8 +1,7 @@
-//! The fused op: a small program of primitives whose meaning is its body.
+//! The fused op, which a body of primitives defines.
 //!
-//! Because the body defines the result, a region needs no formula of its own and can always be lowered: a backend that has
-//! a kernel for a body answers that it runs it natively, any other device runs the primitives. Regions with the same
-//! body are equal, whatever they are called.
+//! Because the body defines the result, a region needs no formula and can always be lowered: a device with a kernel for the
+//! body runs the region natively, any other runs the primitives. Regions with the same body are equal, whatever their names.
 
 mod lowered;
 pub mod well_known;
@@ -18,8 +17,8 @@ use std::fmt;
 
 /// A fused op.
 ///
-/// Values of the body are numbered: first the operands, then the results of each call in turn. This numbering and the
-/// order of calls are the canonical form; [`Region::encoding`] writes it as text.
+/// Values of the body are numbered: the operands first, then the results of each call in order. This numbering and the order of
+/// calls are the canonical form, which [`Region::encoding`] writes as text.
 #[derive(Clone, Debug)]
 pub struct Region {
     name: String,
@@ -30,23 +29,23 @@ pub struct Region {
 
 impl PartialEq for Region {
     fn eq(&self, other: &Self) -> bool {
-        // By the canonical text, not by fields: it also tells 0 from -0, and a NaN attribute equals itself.
+        // The canonical text, unlike the fields, distinguishes 0 from -0, and makes a NaN attribute equal to itself.
         self.encoding() == other.encoding()
     }
 }
 
 impl Region {
-    /// The most operands a region may have: enough for all weights of a model of a hundred layers.
+    /// The maximum number of operands of a region, enough for all weights of a model of a hundred layers.
     pub const MAX_OPERANDS: usize = 4096;
 
-    /// A region of `operands` operands, the body `calls` and the body's values `results`.
+    /// A region with `operands` operands and the body `calls`, whose results are the values `results` of the body.
     ///
-    /// The name is for people: it has no part in what the region is.
+    /// The name is for messages; it does not affect what the region computes.
     ///
     /// # Errors
-    /// If the body is empty, holds a region or a call of the wrong form, is not numbered canonically, uses a value before
-    /// it is there or after it was updated, leaves an operand unused, updates one without giving its new value, or names
-    /// a result that is none or stands twice.
+    /// If the body is empty, has a region or a call with the wrong number of operands or results, is not numbered canonically,
+    /// uses a value before its definition or after its update, does not use an operand, updates an operand without returning
+    /// its new value, or has a result that it does not define or that is listed twice.
     pub fn new(
         name: impl Into<String>,
         operands: usize,
@@ -74,9 +73,9 @@ impl Region {
         let mut defined = self.operands;
         for (index, call) in self.calls.iter().enumerate() {
             let Some(signature) = call.op.signature() else {
-                return Err(Error::invalid(format!("call {index} of the body is a region itself")));
+                return Err(Error::invalid(format!("call {index} of the body is a region")));
             };
-            // Everything below, and inference, counts on these numbers.
+            // The checks below and inference rely on these numbers.
             let (operands, results) = (signature.operands.len(), signature.results.len());
             if (call.operands.len(), call.results.len()) != (operands, results) {
                 let found = format!("{} operands and {} results", call.operands.len(), call.results.len());
@@ -86,7 +85,7 @@ impl Region {
             }
             for value in call.operands.iter().flatten() {
                 if value.index() >= defined {
-                    return Err(Error::invalid(format!("call {index} uses {value} before it is there")));
+                    return Err(Error::invalid(format!("call {index} uses {value} before it is defined")));
                 }
                 if gone[value.index()] {
                     return Err(Error::invalid(format!("call {index} uses {value} after it was updated")));
@@ -108,7 +107,7 @@ impl Region {
             for value in updated {
                 if call.operands.iter().filter(|operand| **operand == Some(value)).count() > 1 {
                     let message =
-                        format!("call {index} updates {value}, which is also another operand of it");
+                        format!("call {index} updates {value}, which is also another operand of the call");
                     return Err(Error::invalid(message));
                 }
                 gone[value.index()] = true;
@@ -117,11 +116,11 @@ impl Region {
         if let Some(outside) =
             self.results.iter().find(|value| !(self.operands..defined).contains(&value.index()))
         {
-            return Err(Error::invalid(format!("result {outside} is not made by the body")));
+            return Err(Error::invalid(format!("result {outside} is not defined by the body")));
         }
         for (index, result) in self.results.iter().enumerate() {
             if gone[result.index()] || self.results[..index].contains(result) {
-                return Err(Error::invalid(format!("result {result} was updated, or stands twice")));
+                return Err(Error::invalid(format!("result {result} was updated, or is listed twice")));
             }
         }
         let kept: Vec<_> = (0..self.results.len()).map(|index| self.updates(index)).collect();
@@ -129,7 +128,7 @@ impl Region {
             (0..self.operands).find(|operand| gone[*operand] && !kept.contains(&Some(*operand)))
         {
             return Err(Error::invalid(format!(
-                "operand %{lost} is updated, but its new value is no result"
+                "operand %{lost} is updated, but its new value is not a result"
             )));
         }
         if let Some(unused) = used.iter().position(|used| !used) {
@@ -138,12 +137,12 @@ impl Region {
         Ok(())
     }
 
-    /// The name for people.
+    /// The name, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many operands it has.
+    /// The number of operands.
     pub fn operands(&self) -> usize {
         self.operands
     }
@@ -153,15 +152,15 @@ impl Region {
         &self.calls
     }
 
-    /// The body's values that are results.
+    /// The values of the body that are results.
     pub fn results(&self) -> &[ValueId] {
         &self.results
     }
 
-    /// The types of all values of the body, operands first; `None` where an operand's type does not matter.
+    /// The types of all values of the body, operands first; `None` where `operands` has `None`.
     ///
     /// # Errors
-    /// As [`infer`](crate::op::Op::infer) of the body's calls.
+    /// As [`infer`](crate::op::Op::infer) of the calls of the body.
     pub fn value_types(&self, operands: &[Option<OperandType>]) -> Result<Vec<Option<OperandType>>> {
         if operands.len() != self.operands {
             let message = format!("has {} operands, needs {}", operands.len(), self.operands);
@@ -200,7 +199,7 @@ impl Region {
         Ok(IndexMaps::opaque(operands.iter().map(rank), &results))
     }
 
-    /// The operand that result `index` updates in place, through however many calls of the body.
+    /// The operand that result `index` updates in place, through any number of calls of the body.
     pub fn updates(&self, index: usize) -> Option<usize> {
         let mut value = *self.results.get(index)?;
         while value.index() >= self.operands {
@@ -213,7 +212,7 @@ impl Region {
         Some(value.index())
     }
 
-    /// The canonical text of the body, without the name: equal for equal regions.
+    /// The canonical text of the body without the name, which is equal for equal regions.
     pub fn encoding(&self) -> String {
         let results: Vec<String> = self.results.iter().map(ToString::to_string).collect();
         let calls: Vec<String> = self.calls.iter().map(|call| format!("{call}; ")).collect();

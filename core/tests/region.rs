@@ -1,4 +1,4 @@
-//! Fused ops: what they infer, that they lower to their body, and which bodies are refused.
+//! Regions: inference, lowering to the body, and refusal of invalid bodies.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -39,7 +39,7 @@ fn gated(layout: GateLayout) -> GatedActivation {
 }
 
 const CAST: Cast = Cast { dtype: DType::F16 };
-/// Updates its one operand in place.
+/// An op that updates its one operand in place.
 const UPDATE: Broadcast = Broadcast { axis: MeshAxis::Tensor, root: 0 };
 
 /// The types of a call's results, as texts.
@@ -73,13 +73,13 @@ fn region_op(region: Region) -> Op {
 }
 
 #[test]
-fn add_rms_norm_gives_sum_and_norm() {
+fn add_rms_norm_has_the_sum_and_the_norm() {
     let op = region_op(well_known::add_rms_norm(ADD, NORM).unwrap());
     assert_eq!(op.name(), "add_rms_norm");
     let right = types(["bf16[?t, 64]", "bf16[?t, 64]", "f32[64]"]);
     assert_eq!(infer(&op, &right).unwrap(), ["bf16[?t, 64]", "bf16[?t, 64]"]);
     let error = infer(&op, &types(["bf16[?t, 64]", "f16[?t, 64]", "f32[64]"])).unwrap_err();
-    // The deepest op that knows what is wrong is named.
+    // The error names the innermost op.
     assert_eq!((error.op(), error.argument(), error.field_name()), (Some("add"), Some("b"), Some("dtype")));
     let error = infer(&op, &right[..2]).unwrap_err();
     assert_eq!((error.op(), error.field_name()), (Some("add_rms_norm"), Some("operands")));
@@ -88,7 +88,7 @@ fn add_rms_norm_gives_sum_and_norm() {
 #[rstest]
 #[case(false, &["f16[?t, 64]", "f32[64]", "weight q4_0[96, 64]"])]
 #[case(true, &["f16[?t, 64]", "f32[64]", "weight q4_0[96, 64]", "f32[96]"])]
-fn norm_linear_gives_the_layer(#[case] bias: bool, #[case] operands: &[&str]) {
+fn norm_linear_has_the_result_of_the_layer(#[case] bias: bool, #[case] operands: &[&str]) {
     let op = region_op(well_known::norm_linear(NORM, DType::BF16, bias).unwrap());
     let mut operands: Vec<_> = operands.iter().map(|text| operand(text)).collect();
     assert_eq!(infer(&op, &operands).unwrap(), ["bf16[?t, 96]"]);
@@ -157,7 +157,7 @@ fn norm_linear_gives_the_layer(#[case] bias: bool, #[case] operands: &[&str]) {
     &["f16[?t, 64]", "f32[64]", "f32[64]", "weight q4_1[64, 64]",
       "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]", "i32[?t]"],
     &["f16[?t, 32]", "f16[$p, 2, 16, 8]", "f16[$p, 2, 16, 8]"], &[None, Some(4), Some(5)])]
-fn regions_of_a_layer(
+fn regions_of_a_layer_infer_their_results(
     #[case] region: dsrun_core::Result<Region>,
     #[case] operands: &[&str],
     #[case] results: &[&str],
@@ -171,7 +171,7 @@ fn regions_of_a_layer(
     assert_eq!(infer(&op, &types).unwrap(), results);
     let found: Vec<_> = (0..results.len()).map(|result| op.updates(result)).collect();
     assert_eq!(found, updates);
-    // Every operand is needed, in its place.
+    // No operand may be absent.
     for index in 0..types.len() {
         let mut fewer = types.clone();
         fewer.remove(index);
@@ -180,7 +180,7 @@ fn regions_of_a_layer(
 }
 
 #[test]
-fn a_body_that_differs_has_no_name() {
+fn a_different_body_is_not_well_known() {
     let named = |calls: Vec<Call>, results: Vec<ValueId>| {
         well_known::named(&Region::new("linear_add", 3, calls, results).unwrap()).is_some()
     };
@@ -190,12 +190,15 @@ fn a_body_that_differs_has_no_name() {
         ids([3]),
     );
     assert!(named(vec![linear.clone(), add([2, 3], 4)], ids([4])));
-    assert!(!named(vec![linear.clone(), add([3, 2], 4)], ids([4])), "the residual is the other operand");
-    assert!(!named(vec![linear, add([2, 3], 4)], ids([3, 4])), "the product is a result too");
+    assert!(!named(vec![linear.clone(), add([3, 2], 4)], ids([4])), "the operands of the sum are swapped");
+    assert!(
+        !named(vec![linear, add([2, 3], 4)], ids([3, 4])),
+        "the result of the linear layer is a result of the region"
+    );
 }
 
 #[test]
-fn attributes_that_do_not_go_together_make_no_region() {
+fn incompatible_attributes_are_refused() {
     let error = well_known::mlp_input(NORM, DType::F32, false, gated(GateLayout::Separate)).unwrap_err();
     assert_eq!((error.op(), error.argument()), (Some("mlp_input"), Some("layout")), "{error}");
     let separate = well_known::linear_w8a8_activation(DType::F32, false, gated(GateLayout::Separate));
@@ -208,7 +211,7 @@ fn attributes_that_do_not_go_together_make_no_region() {
     assert_eq!((error.op(), error.argument()), (Some("linear_w8a8_heads"), Some("columns")), "{error}");
 }
 
-/// Two regions and a primitive; with `fused` false the same as primitives, made by hand.
+/// A program of two regions and a primitive; with `fused` false the same program of primitives only.
 fn program(fused: bool) -> Program {
     let mut program = ProgramBuilder::new("layer");
     program.bounded("t");
@@ -245,7 +248,7 @@ fn types_of(program: &Program, ids: &[ValueId]) -> Vec<OperandType> {
 }
 
 #[test]
-fn lowering_gives_the_primitives() {
+fn lowering_replaces_regions_by_primitives() {
     let (fused, primitive) = (program(true), program(false));
     assert_eq!((fused.nodes.len(), primitive.nodes.len()), (3, 5));
     let lowered = fused.lower_regions(&mut |_| Ok(false)).unwrap();
@@ -257,7 +260,7 @@ fn lowering_gives_the_primitives() {
         assert_eq!(found, types_of(&primitive, &node.call.results));
         assert_eq!(lowered_node.call.operands.len(), node.call.operands.len());
     }
-    // What was a value before keeps its number, so outputs and whoever holds an id still mean the same.
+    // Values keep their numbers, so that ids from before lowering stay valid.
     assert_eq!(lowered.outputs, fused.outputs);
     for (value, before) in lowered.values.iter().zip(&fused.values) {
         assert_eq!(
@@ -265,12 +268,12 @@ fn lowering_gives_the_primitives() {
             (&before.name, &before.value_type, before.placements)
         );
     }
-    assert_eq!(lowered.values.len(), fused.values.len() + 1, "one value is inside a region only");
+    assert_eq!(lowered.values.len(), fused.values.len() + 1, "lowering adds the one value inside a region");
     assert_eq!(lowered.to_string().parse::<Program>().unwrap(), lowered);
 }
 
 #[test]
-fn lowering_keeps_what_it_is_told_to() {
+fn lowering_keeps_selected_regions() {
     let fused = program(true);
     let mut is_norm_linear = |node: &Node| Ok(node.call.op.name() == "norm_linear");
     let lowered = fused.lower_regions(&mut is_norm_linear).unwrap();
@@ -282,7 +285,7 @@ fn lowering_keeps_what_it_is_told_to() {
 }
 
 #[test]
-fn what_a_region_is_does_not_depend_on_its_name() {
+fn equality_ignores_names() {
     let calls = vec![add([0, 1], 2), call(CAST, [2], [3])];
     let region = |name: &str| Region::new(name, 2, calls.clone(), ids([3])).unwrap();
     assert_eq!(region("one"), region("two"));
@@ -292,7 +295,7 @@ fn what_a_region_is_does_not_depend_on_its_name() {
     assert_eq!(region("one").to_string(), format!("region \"one\" {encoding}"));
 }
 
-/// Every pair of different bodies differs, and equality and encoding agree on it.
+/// Different bodies have different encodings, and equality agrees with the encoding.
 #[test]
 fn different_bodies_are_different() {
     let signed = |alpha: f32| {
@@ -322,14 +325,14 @@ fn different_bodies_are_different() {
 #[case::empty(2, vec![], vec![0], "needs a body")]
 #[case::no_result(2, vec![add([0, 1], 2)], vec![], "needs a body and a result")]
 #[case::nested(2, vec![Call::new(region_op(well_known::add_rms_norm(ADD, NORM).unwrap()), vec![], vec![])], vec![2],
-    "is a region itself")]
-#[case::before_it_is_there(2, vec![add([0, 3], 2), add([1, 0], 3)], vec![3], "call 0 uses %3 before it is there")]
-#[case::of_itself(2, vec![add([0, 1], 2), add([3, 1], 3)], vec![3], "call 1 uses %3 before it is there")]
+    "call 0 of the body is a region")]
+#[case::use_before_definition(2, vec![add([0, 3], 2), add([1, 0], 3)], vec![3], "call 0 uses %3 before it is defined")]
+#[case::use_of_own_result(2, vec![add([0, 1], 2), add([3, 1], 3)], vec![3], "call 1 uses %3 before it is defined")]
 #[case::not_numbered_in_order(2, vec![add([0, 1], 3)], vec![3], "defines %3 where %2 is next")]
 #[case::defined_twice(2, vec![add([0, 1], 2), add([0, 1], 2)], vec![2], "defines %2 where %3 is next")]
-#[case::result_is_an_operand(2, vec![add([0, 1], 2)], vec![1], "result %1 is not made by the body")]
-#[case::result_is_nothing(2, vec![add([0, 1], 2)], vec![3], "result %3 is not made by the body")]
-#[case::result_twice(2, vec![add([0, 1], 2)], vec![2, 2], "result %2 was updated, or stands twice")]
+#[case::result_is_an_operand(2, vec![add([0, 1], 2)], vec![1], "result %1 is not defined by the body")]
+#[case::undefined_result(2, vec![add([0, 1], 2)], vec![3], "result %3 is not defined by the body")]
+#[case::result_twice(2, vec![add([0, 1], 2)], vec![2, 2], "result %2 was updated, or is listed twice")]
 #[case::unused(3, vec![add([0, 1], 3)], vec![3], "operand %2 is not used")]
 #[case::too_many(4097, vec![add([0, 1], 4097)], vec![4097], "4097 operands, at most 4096")]
 #[case::absurdly_many(usize::MAX, vec![add([0, 1], 2)], vec![2], "at most 4096")]
@@ -340,8 +343,8 @@ fn different_bodies_are_different() {
     "call 1 uses %0 after it was updated")]
 #[case::result_was_updated(2, vec![add([0, 1], 2), call(UPDATE, [2], [3])], vec![2, 3], "result %2 was updated")]
 #[case::update_is_lost(2, vec![call(UPDATE, [0], [2]), add([1, 2], 3)], vec![3],
-    "operand %0 is updated, but its new value is no result")]
-fn bad_bodies_are_refused(
+    "operand %0 is updated, but its new value is not a result")]
+fn invalid_bodies_are_refused(
     #[case] operands: usize,
     #[case] calls: Vec<Call>,
     #[case] results: Vec<usize>,
@@ -354,7 +357,7 @@ fn bad_bodies_are_refused(
 }
 
 #[test]
-fn an_operand_updated_in_the_body_stands_alone_in_its_call() {
+fn an_updated_operand_occurs_once_in_its_call() {
     let write = call(dsrun_core::op::KvWrite {}, [0, 0, 1, 1, 2], [3, 4]);
     let error = Region::new("twice", 3, vec![write], ids([3, 4])).unwrap_err();
     assert!(error.message().contains("updates %0, which is also another operand"), "{error}");
@@ -362,7 +365,7 @@ fn an_operand_updated_in_the_body_stands_alone_in_its_call() {
 
 #[test]
 fn updates_are_followed_through_the_body() {
-    // %0 cache, %1 rows, %2 pages, %3 a, %4 b; the cache is updated twice, the sum is storage of the region's own.
+    // %0 cache, %1 rows, %2 pages, %3 a, %4 b; the cache is updated twice, the sum has its own storage.
     let calls = vec![
         call(PageScatter {}, [0, 1, 2], [5]),
         add([3, 4], 6),
@@ -385,7 +388,7 @@ fn updates_are_followed_through_the_body() {
     let lowered = fused.lower_regions(&mut |_| Ok(false)).unwrap();
     assert_eq!(lowered.outputs, results);
 
-    // The region takes the cache over as its body does: neither program may name the old one afterwards.
+    // The region updates the cache as its body does, so neither program may use the old value afterwards.
     for mut program in [fused, lowered] {
         program.outputs.push(cache);
         let error = program.validate().unwrap_err();

@@ -142,13 +142,13 @@ impl Operation for Columns {
         let x = operands.tensor("x")?;
         let [rows, _] = x.sizes()?;
         let (features, start, count) = (x.known(1)?, self.start as usize, self.count as usize);
-        let Some(behind) = features.checked_sub(start) else {
+        let Some(available) = features.checked_sub(start) else {
             let message = format!("is {start}, must be at most {features} (features of x)");
             return Err(Error::invalid(message).at("start"));
         };
-        if count > behind {
+        if count > available {
             let message =
-                format!("is {count}, must be at most {behind} (features of x from column {start} on)");
+                format!("is {count}, must be at most {available} (features of x from column {start} on)");
             return Err(Error::invalid(message).at("count"));
         }
         Ok(vec![TensorType { dtype: x.dtype(), shape: vec![rows.clone(), count.into()] }])

@@ -1,7 +1,7 @@
-//! Regions with names for people, as passes make them and backends know them.
+//! Named regions, which passes make and backends have kernels for.
 //!
-//! Operands that are absent are left out, and those behind them move up. A constructor only fails if the attributes it is
-//! given do not go together; types are checked when the region is called.
+//! Absent operands are omitted, and later ones move up. A constructor fails only if its attributes are incompatible; types are
+//! checked when the region is called.
 
 use super::Region;
 use crate::{
@@ -13,12 +13,12 @@ use crate::{
     program::{Call, ValueId},
 };
 
-/// The norm at the head of a region.
+/// The norm at the beginning of a region.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Norm {
-    /// Has a weight.
+    /// A root-mean-square norm, with a weight.
     Rms(RmsNorm),
-    /// Has a weight and a bias.
+    /// A layer norm, with a weight and a bias.
     Layer(LayerNorm),
 }
 
@@ -35,7 +35,7 @@ impl From<LayerNorm> for Norm {
 }
 
 impl Norm {
-    /// The norm that an op is, if it is one.
+    /// The norm of an op, if the op is one.
     pub fn of(op: &Op) -> Option<Self> {
         match op {
             Op::RmsNorm(norm) => Some(Self::Rms(*norm)),
@@ -44,7 +44,7 @@ impl Norm {
         }
     }
 
-    /// How many operands it has behind `x`.
+    /// The number of operands after `x`.
     pub fn vectors(self) -> usize {
         match self {
             Self::Rms(_) => 1,
@@ -53,12 +53,12 @@ impl Norm {
     }
 }
 
-/// What an MLP does to the product of its first projection.
+/// The activation between the two projections of an MLP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MlpActivation {
-    /// A function of each feature.
+    /// A plain activation of each feature.
     Plain(Activation),
-    /// Gate and other half in one product; the layout is not `separate`.
+    /// A gated activation whose halves are in one product; the layout is not `separate`.
     Gated(GatedActivation),
 }
 
@@ -74,7 +74,7 @@ impl From<GatedActivation> for MlpActivation {
     }
 }
 
-/// A body under construction: operands are numbered first, then the results of each call.
+/// A builder of bodies, which numbers the operands first, then the results of each call.
 struct Body {
     operands: usize,
     next: usize,
@@ -82,12 +82,12 @@ struct Body {
 }
 
 impl Body {
-    /// A body of so many operands, which are numbers `0 .. operands`.
+    /// An empty body with operands `0 .. operands`.
     fn new(operands: usize) -> Self {
         Self { operands, next: operands, calls: Vec::new() }
     }
 
-    /// Adds a call, and gives the number of its first result.
+    /// Adds a call, and returns the number of its first result.
     fn call<const N: usize>(&mut self, op: impl Into<Op>, operands: [Option<usize>; N]) -> usize {
         let op = op.into();
         let results = op.signature().map_or(1, |signature| signature.results.len());
@@ -98,7 +98,7 @@ impl Body {
         first
     }
 
-    /// The norm of operand 0, whose vectors are the operands behind it.
+    /// Adds the norm of operand 0, whose weight and bias are the operands after it.
     fn norm(&mut self, norm: Norm) -> usize {
         match norm {
             Norm::Rms(norm) => self.call(norm, [Some(0), Some(1)]),
@@ -106,33 +106,37 @@ impl Body {
         }
     }
 
-    /// The linear layer of `x`, whose weight and bias are the operands from `weight` on.
+    /// Adds the linear layer of `x`, whose weight and bias are the operands from `weight` on.
     fn linear(&mut self, dtype: DType, x: usize, weight: usize, bias: bool) -> usize {
         self.call(Linear { dtype }, [Some(x), Some(weight), bias.then_some(weight + 1)])
     }
 
-    /// The linear layer of quantised `x`, whose scales stand behind it; weight and bias are the operands from `x + 2` on.
+    /// Adds the linear layer of quantised `x`, whose scales are the value after it, and whose weight and bias are the operands
+    /// from `x + 2` on.
     fn linear_w8a8(&mut self, dtype: DType, x: usize, bias: bool) -> usize {
         self.call(LinearW8A8 { dtype }, [Some(x), Some(x + 1), Some(x + 2), bias.then_some(x + 3)])
     }
 
-    /// The activation of an MLP's first product.
+    /// Adds the activation after the first projection of an MLP.
     fn activated(&mut self, activation: MlpActivation, product: usize, region: &str) -> Result<usize> {
         match activation {
             MlpActivation::Plain(activation) => Ok(self.call(activation, [Some(product), None])),
             MlpActivation::Gated(activation) if activation.layout == GateLayout::Separate => {
-                Err(Error::invalid("is separate, must be in one product").at("layout").in_op(region))
+                Err(Error::invalid("is separate, but the halves must be in one product")
+                    .at("layout")
+                    .in_op(region))
             }
             MlpActivation::Gated(activation) => Ok(self.call(activation, [Some(product), None, None])),
         }
     }
 
-    /// `x` quantised; its scales are the value behind it.
+    /// Adds the quantisation of `x`, whose scales are the value after the result.
     fn quantised(&mut self, x: usize) -> usize {
         self.call(QuantPerToken {}, [Some(x)])
     }
 
-    /// What becomes of a product for queries, keys and values, whose operands are those from `first` on: the query and the caches.
+    /// Adds the calls after the projection of queries, keys and values, whose operands are those from `first` on. Returns the query
+    /// and the caches.
     fn heads(&mut self, heads: Heads, product: usize, first: usize, region: &str) -> Result<[usize; 3]> {
         let positions = first + if heads.head_norms.is_some() { 2 } else { 0 };
         let caches = positions + if heads.ropes.is_some() { 2 } else { 0 };
@@ -142,7 +146,7 @@ impl Body {
             *part = self.call(Columns { start, count }, [Some(product)]);
             start = start
                 .checked_add(count)
-                .ok_or_else(|| Error::invalid("are more than a u32 counts").at("columns").in_op(region))?;
+                .ok_or_else(|| Error::invalid("exceed 32 bits").at("columns").in_op(region))?;
         }
         let [mut query, mut key, value] = parts;
         if let Some([query_norm, key_norm]) = heads.head_norms {
@@ -162,12 +166,12 @@ impl Body {
     }
 }
 
-/// Residual add and norm: operands `a, b, weight`; results `r = add(a, b)`, `y = rms_norm(r, weight)`.
+/// Residual sum and norm: operands `a, b, weight`; results `r = add(a, b)`, `y = rms_norm(r, weight)`.
 ///
 /// The norm may read the sum before it is rounded.
 ///
 /// # Errors
-/// Never; the body is well formed.
+/// Never, because the body is valid.
 pub fn add_rms_norm(add: Add, norm: RmsNorm) -> Result<Region> {
     let mut body = Body::new(3);
     let sum = body.call(add, [Some(0), Some(1), None, None]);
@@ -175,10 +179,10 @@ pub fn add_rms_norm(add: Add, norm: RmsNorm) -> Result<Region> {
     body.finish("add_rms_norm", [sum, normed])
 }
 
-/// Norm in front of a linear layer: operands `x, norm_weight, norm_bias?, weight, bias?`; result `y`.
+/// Norm and linear layer: operands `x, norm_weight, norm_bias?, weight, bias?`; result `y`.
 ///
 /// # Errors
-/// Never; the body is well formed.
+/// Never, because the body is valid.
 pub fn norm_linear(norm: impl Into<Norm>, dtype: DType, bias: bool) -> Result<Region> {
     let norm = norm.into();
     let weight = 1 + norm.vectors();
@@ -188,10 +192,10 @@ pub fn norm_linear(norm: impl Into<Norm>, dtype: DType, bias: bool) -> Result<Re
     body.finish("norm_linear", [y])
 }
 
-/// Linear layer and residual: operands `x, weight, bias?, residual`; result `add(residual, linear(x, weight, bias))`.
+/// Linear layer and residual sum: operands `x, weight, bias?, residual`; result `add(residual, linear(x, weight, bias))`.
 ///
 /// # Errors
-/// Never; the body is well formed.
+/// Never, because the body is valid.
 pub fn linear_add(dtype: DType, bias: bool, add: Add) -> Result<Region> {
     let residual = 2 + usize::from(bias);
     let mut body = Body::new(residual + 1);
@@ -200,8 +204,8 @@ pub fn linear_add(dtype: DType, bias: bool, add: Add) -> Result<Region> {
     body.finish("linear_add", [sum])
 }
 
-/// The first half of an MLP: operands `x, norm_weight, norm_bias?, weight, bias?`; result `activated`. A gated activation
-/// takes gate and other half out of one product.
+/// The first half of an MLP: operands `x, norm_weight, norm_bias?, weight, bias?`; result `activated`. The halves of a gated
+/// activation are in one product.
 ///
 /// # Errors
 /// If the layout of a gated activation is `separate`.
@@ -220,10 +224,10 @@ pub fn mlp_input(
     body.finish("mlp_input", [activated])
 }
 
-/// Norm, then quantised activations for the products behind it: operands `x, norm_weight, norm_bias?`; results `y, scales`.
+/// Norm and quantisation for the linear layers after it: operands `x, norm_weight, norm_bias?`; results `y, scales`.
 ///
 /// # Errors
-/// Never; the body is well formed.
+/// Never, because the body is valid.
 pub fn norm_quant(norm: impl Into<Norm>) -> Result<Region> {
     let norm = norm.into();
     let mut body = Body::new(1 + norm.vectors());
@@ -232,11 +236,11 @@ pub fn norm_quant(norm: impl Into<Norm>) -> Result<Region> {
     body.finish("norm_quant", [quantised, quantised + 1])
 }
 
-/// The activation of an MLP, quantised for the product behind it: operands `x`, or `gate, up` if they are separate; results
+/// The activation of an MLP, quantised for the linear layer after it: operands `x`, or `gate, up` if they are separate; results
 /// `y, scales`.
 ///
 /// # Errors
-/// Never; the body is well formed.
+/// Never, because the body is valid.
 pub fn activation_quant(activation: impl Into<MlpActivation>) -> Result<Region> {
     let activation = activation.into();
     let separate = matches!(activation, MlpActivation::Gated(gated) if gated.layout == GateLayout::Separate);
@@ -255,7 +259,7 @@ pub fn activation_quant(activation: impl Into<MlpActivation>) -> Result<Region> 
 /// linear_w8a8(x, scales, weight, bias))`.
 ///
 /// # Errors
-/// Never; the body is well formed.
+/// Never, because the body is valid.
 pub fn linear_w8a8_add(dtype: DType, bias: bool, add: Add) -> Result<Region> {
     let residual = 3 + usize::from(bias);
     let mut body = Body::new(residual + 1);
@@ -264,8 +268,8 @@ pub fn linear_w8a8_add(dtype: DType, bias: bool, add: Add) -> Result<Region> {
     body.finish("linear_w8a8_add", [sum])
 }
 
-/// The first product of an MLP over quantised activations, and its activation: operands `x, scales, weight, bias?`; result
-/// `activated`. A gated activation takes gate and other half out of one product.
+/// The first projection of an MLP over quantised activations, and its activation: operands `x, scales, weight, bias?`; result
+/// `activated`. The halves of a gated activation are in one product.
 ///
 /// # Errors
 /// If the layout of a gated activation is `separate`.
@@ -280,19 +284,19 @@ pub fn linear_w8a8_activation(
     body.finish("linear_w8a8_activation", [activated])
 }
 
-/// Queries, keys and values of a product.
+/// The queries, keys and values in the result of one projection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heads {
-    /// Columns of queries, keys and values: heads times head size. They stand in this order in the product.
+    /// The columns of queries, keys and values, in this order: heads times head size.
     pub columns: [u32; 3],
-    /// Norms of every head of queries and keys.
+    /// The norm of each head of queries and keys.
     pub head_norms: Option<[RmsNorm; 2]>,
-    /// How queries and keys are rotated.
+    /// The rotary embedding of queries and keys.
     pub ropes: Option<[Rope; 2]>,
 }
 
 impl Heads {
-    /// How many operands they have: `(query_norm, key_norm)?, (positions, inverse_frequencies)?, key_cache, value_cache, slots`.
+    /// The number of their operands: `(query_norm, key_norm)?, (positions, inverse_frequencies)?, key_cache, value_cache, slots`.
     fn operands(&self) -> usize {
         3 + [self.head_norms.is_some(), self.ropes.is_some()]
             .map(|pair| 2 * usize::from(pair))
@@ -300,7 +304,7 @@ impl Heads {
             .sum::<usize>()
     }
 
-    /// Reads those that a product is made into.
+    /// Recognises the ops that [`Body::heads`] adds.
     fn of(ops: &[&Op]) -> Option<Self> {
         let [Op::Columns(query), Op::Columns(key), Op::Columns(value), between @ .., Op::KvWrite(_)] = ops
         else {
@@ -319,27 +323,27 @@ impl Heads {
     }
 }
 
-/// What stands between a layer's input and its attention.
+/// The calls between the input of a decoder layer and its attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionInput {
-    /// The norm of the layer's input.
+    /// The norm of the layer input.
     pub norm: Norm,
-    /// Element type of the projections.
+    /// The element type of the projections.
     pub dtype: DType,
     /// Whether the projections have biases.
     pub bias: bool,
-    /// What becomes of the product.
+    /// The queries, keys and values of the projections.
     pub heads: Heads,
 }
 
-/// What stands between a layer's input and its attention: norm, one product for queries, keys and values, norms of heads,
-/// rotation, and the write into the cache.
+/// The calls between the input of a decoder layer and its attention: norm, one projection of queries, keys and values, norms of
+/// heads, rotary embedding, and the cache write.
 ///
 /// Operands `x, norm_weight, norm_bias?, weight, bias?, (query_norm, key_norm)?, (positions, inverse_frequencies)?,
 /// key_cache, value_cache, slots`; results `query, key_cache, value_cache`, the caches updated in place.
 ///
 /// # Errors
-/// If the columns are more than a `u32` counts.
+/// If the number of columns exceeds 32 bits.
 pub fn attention_input(input: AttentionInput) -> Result<Region> {
     let weight = 1 + input.norm.vectors();
     let own = weight + 1 + usize::from(input.bias);
@@ -350,13 +354,13 @@ pub fn attention_input(input: AttentionInput) -> Result<Region> {
     body.finish("attention_input", results)
 }
 
-/// Queries, keys and values over quantised activations: one product, norms of heads, rotation, and the write into the cache.
+/// Queries, keys and values over quantised activations: one projection, norms of heads, rotary embedding, and the cache write.
 ///
 /// Operands `x, scales, weight, bias?, (query_norm, key_norm)?, (positions, inverse_frequencies)?, key_cache, value_cache, slots`;
 /// results `query, key_cache, value_cache`, the caches updated in place.
 ///
 /// # Errors
-/// If the columns are more than a `u32` counts.
+/// If the number of columns exceeds 32 bits.
 pub fn linear_w8a8_heads(dtype: DType, bias: bool, heads: Heads) -> Result<Region> {
     let own = 3 + usize::from(bias);
     let mut body = Body::new(own + heads.operands());
@@ -365,7 +369,7 @@ pub fn linear_w8a8_heads(dtype: DType, bias: bool, heads: Heads) -> Result<Regio
     body.finish("linear_w8a8_heads", results)
 }
 
-/// The region with a name whose body is that of `region`, if there is one.
+/// The named region with the body of `region`, if there is one.
 pub fn named(region: &Region) -> Option<Region> {
     let ops: Vec<&Op> = region.calls().iter().map(|call| &call.op).collect();
     let has =

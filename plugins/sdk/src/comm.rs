@@ -159,11 +159,11 @@ unsafe extern "C" fn all_gather(
             let parts = comm.all_gather(prefix::bytes(source.cast(), length, "source")?)?;
             let mut rest = prefix::bytes_mut(destination.cast(), all, "destination")?;
             for part in parts {
-                let (share, behind) = rest
+                let (share, next) = rest
                     .split_at_mut_checked(part.len())
                     .ok_or_else(|| Error::invalid("differs between ranks").at("length"))?;
                 share.copy_from_slice(&part);
-                rest = behind;
+                rest = next;
             }
             Ok(())
         })
