@@ -1,6 +1,6 @@
 //! Capturing a sequence of bound calls once and replaying it.
 
-use crate::{Result, checked::ValidCall, device::Stream, kernels::BoundCall};
+use crate::{Result, device::Stream, kernels::BoundCall};
 use std::fmt::Debug;
 
 /// Captured work that can be launched again and again. Whatever changes from step to step is in device memory.
@@ -19,16 +19,6 @@ pub trait Graphs: Send + Sync {
     /// # Errors
     /// If a call is not safe to capture, or the device cannot hold the graph.
     fn capture(&self, stream: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>>;
-
-    /// Compiles ahead of time the kernels that a graph of these calls, in this order, needs beyond those of their plans. A
-    /// device that adds kernels of its own to graphs implements it; the backend caches the kernels.
-    ///
-    /// # Errors
-    /// The errors of compilation.
-    fn prepare(&self, calls: &[ValidCall]) -> Result<()> {
-        let _ = calls;
-        Ok(())
-    }
 }
 
 /// The replacement for a graph on devices without capture: a list of bound calls.

@@ -115,6 +115,8 @@ impl Kernels for OfflineDevice {
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let plan = ops::plan(call, &self.device)?;
+        // Every step copies its inputs with this kernel, which no plan names.
+        self.build(&copy_kernel())?;
         plan.kernels.iter().try_for_each(|spec| self.build(spec))?;
         Ok(Arc::new(OfflinePlan { workspace: plan.workspace, absent: self.absent() }))
     }
@@ -123,10 +125,6 @@ impl Kernels for OfflineDevice {
 impl Graphs for OfflineDevice {
     fn capture(&self, _: &mut dyn Stream, _: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
         Err(self.absent())
-    }
-
-    fn prepare(&self, _: &[ValidCall]) -> Result<()> {
-        self.build(&copy_kernel())
     }
 }
 

@@ -1005,8 +1005,8 @@ typedef struct dsr_diagnose_api {
                                   struct dsr_finding *finding);
 } dsr_diagnose_api;
 
-// The extension "prepare" of a plugin: it compiles kernels ahead of the first request, also on a machine without the device.
-// Any thread may call the functions at any time.
+// The extension "prepare" of a plugin: it compiles kernels ahead of the first request, on a machine without the device. Any
+// thread may call the function at any time.
 typedef struct dsr_prepare_api {
     // sizeof(dsr_prepare_api) of the plugin.
     uint32_t struct_size;
@@ -1018,10 +1018,6 @@ typedef struct dsr_prepare_api {
     struct dsr_status *(*device_describe)(struct dsr_backend *backend,
                                           struct dsr_str name,
                                           struct dsr_device **device);
-    // Compiles the kernels that a graph of these calls, in this order, needs beyond those of their plans.
-    struct dsr_status *(*graph_prepare)(struct dsr_device *device,
-                                        const struct dsr_call_desc *const *calls,
-                                        size_t count);
 } dsr_prepare_api;
 
 // The type of `dsrun_plugin_entry_v0`, the one symbol that a plugin exports. The host calls it once for each load, before any

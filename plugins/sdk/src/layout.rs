@@ -90,5 +90,5 @@ layout! {
     dsr_graph_api { struct_size, reserved, capture, launch, free }
     dsr_comm_api { struct_size, reserved, group_id, join, free, status, abort }
     dsr_diagnose_api { struct_size, reserved, finding_count, finding }
-    dsr_prepare_api { struct_size, reserved, device_describe, graph_prepare }
+    dsr_prepare_api { struct_size, reserved, device_describe }
 }

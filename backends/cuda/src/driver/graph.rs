@@ -7,12 +7,11 @@ pub(crate) use replay::{FewWords, Replay};
 use crate::driver::{
     context::Context,
     launch::{LaunchOp, Launches},
-    stream::{CudaStream, copy_kernel},
+    stream::CudaStream,
 };
 use cudarc::driver::sys::{self, CUgraph, CUresult};
 use dsrun_core::{
     Result,
-    checked::ValidCall,
     device::Stream,
     graph::{Graph, Graphs},
     kernels::BoundCall,
@@ -44,10 +43,6 @@ impl Graphs for CudaGraphs {
             tracing::debug!(calls = contents._calls.len(), "captured a graph, launches in order: {launches}");
         }
         Ok(Box::new(CudaGraph(Arc::new(Replay::new(contents, &captured)?))))
-    }
-
-    fn prepare(&self, _: &[ValidCall]) -> Result<()> {
-        self.context.function(&copy_kernel()).map(drop)
     }
 }
 

@@ -30,7 +30,7 @@ impl Object for Arc<dyn Comm> {
 }
 
 /// The maximum number of calls in a graph.
-pub(super) const MAX_CALLS: usize = 1 << 20;
+const MAX_CALLS: usize = 1 << 20;
 
 pub(super) const GRAPH: dsr_graph_api = {
     use graphs::*;

@@ -1,17 +1,12 @@
-//! Shims of the extension `prepare`, which compiles kernels ahead of time.
+//! The shim of the extension `prepare`, which opens offline devices.
 
 use super::{
     device::{backend, table},
-    group::MAX_CALLS,
-    hand_out, object,
-    op::call_desc,
-    returned,
+    hand_out, returned,
 };
 use crate::{prefix, raw::*};
-use dsrun_core::{Result, device::Device};
-use std::sync::Arc;
 
-pub(super) const PREPARE: dsr_prepare_api = table!(dsr_prepare_api { device_describe, graph_prepare });
+pub(super) const PREPARE: dsr_prepare_api = table!(dsr_prepare_api { device_describe });
 
 unsafe extern "C" fn device_describe(
     raw: *mut dsr_backend,
@@ -25,19 +20,5 @@ unsafe extern "C" fn device_describe(
             let described = backend(raw)?.describe(&prefix::text(name))?;
             prefix::put(device, "device", hand_out(described))
         }
-    })
-}
-
-unsafe extern "C" fn graph_prepare(
-    device: *mut dsr_device,
-    calls: *const *const dsr_call_desc,
-    count: usize,
-) -> *mut dsr_status {
-    // SAFETY: the caller passes our device, and readable descriptions.
-    returned(|| unsafe {
-        let device = object::<Arc<dyn Device>>(device)?;
-        let calls = prefix::array(calls, count, MAX_CALLS, "calls")?;
-        let calls = calls.iter().map(|call| call_desc(*call)).collect::<Result<Vec<_>>>()?;
-        device.graphs().map_or(Ok(()), |graphs| graphs.prepare(&calls))
     })
 }

@@ -5,13 +5,12 @@ use super::{
     device::{OpenDevice, PluginDevice},
     free,
     kernels::PluginCall,
-    missing, prepare,
+    missing,
     stream::PluginStream,
 };
 use crate::{encode, prefix, raw::*};
 use dsrun_core::{
     Error, Result,
-    checked::ValidCall,
     collective::{Collective, Comm, GroupId},
     device::Stream,
     graph::{Graph, Graphs},
@@ -52,10 +51,6 @@ impl Graphs for PluginDevice {
             _calls: calls,
             open: self.open.clone(),
         }))
-    }
-
-    fn prepare(&self, calls: &[ValidCall]) -> Result<()> {
-        prepare::graph(self, calls)
     }
 }
 

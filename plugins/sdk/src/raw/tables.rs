@@ -400,8 +400,8 @@ pub struct dsr_diagnose_api {
     >,
 }
 
-/// The extension "prepare" of a plugin: it compiles kernels ahead of the first request, also on a machine without the device.
-/// Any thread may call the functions at any time.
+/// The extension "prepare" of a plugin: it compiles kernels ahead of the first request, on a machine without the device. Any
+/// thread may call the function at any time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct dsr_prepare_api {
@@ -417,14 +417,6 @@ pub struct dsr_prepare_api {
             backend: *mut dsr_backend,
             name: dsr_str,
             device: *mut *mut dsr_device,
-        ) -> *mut dsr_status,
-    >,
-    /// Compiles the kernels that a graph of these calls, in this order, needs beyond those of their plans.
-    pub graph_prepare: Option<
-        unsafe extern "C" fn(
-            device: *mut dsr_device,
-            calls: *const *const dsr_call_desc,
-            count: usize,
         ) -> *mut dsr_status,
     >,
 }

@@ -367,12 +367,6 @@ impl Graphs for TinyDevice {
     fn capture(&self, _: &mut dyn Stream, calls: Vec<Box<dyn BoundCall>>) -> Result<Box<dyn Graph>> {
         Ok(Box::new(TinyGraph { calls: CallList::new(calls), _counted: Counted::new() }))
     }
-
-    /// Compiles nothing, and lists the calls in its error.
-    fn prepare(&self, calls: &[ValidCall]) -> Result<()> {
-        let names: Vec<&str> = calls.iter().map(|call| call.op.name()).collect();
-        Err(Error::unsupported(format!("nothing is compiled for {names:?}")))
-    }
 }
 
 #[derive(Debug)]
