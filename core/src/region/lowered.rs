@@ -1,4 +1,4 @@
-//! Running a region as its body, call by call: for a device that has no kernel for it, or as the reference for one that has.
+//! Running a region as its body, call by call: for a device without a kernel for it, or as the reference for one with a kernel.
 
 use super::Region;
 use crate::{
@@ -17,15 +17,15 @@ pub struct LoweredPlan {
     call: ValidCall,
     region: Arc<Region>,
     plans: Vec<CheckedPlan>,
-    /// What the calls of the body make, in order.
+    /// The results of the body's calls, in order.
     values: Vec<Value>,
-    /// Bytes of the values in the workspace; what calls of the body need as workspace comes after them.
+    /// Bytes of the values in the workspace. The workspace of the body's calls follows them.
     values_bytes: usize,
     /// Bytes of the workspace that the calls of the body share.
     shared_bytes: usize,
 }
 
-/// A value that a call of the body makes.
+/// A result of a call of the body.
 #[derive(Clone, Debug)]
 struct Value {
     desc: TensorDesc,
@@ -34,11 +34,11 @@ struct Value {
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// That of another value, which the call updates.
+    /// The storage of another value, which the call updates.
     Updates(usize),
-    /// That of a result of the region.
+    /// The storage of a result of the region.
     Result(usize),
-    /// Where the value begins in the workspace.
+    /// The byte of the workspace at which the value begins.
     Workspace(usize),
 }
 
@@ -46,14 +46,14 @@ impl LoweredPlan {
     /// Plans the body of a region. `plan` plans each call; values begin at multiples of `alignment` bytes in the workspace.
     ///
     /// # Errors
-    /// [`crate::Code::Invalid`] if the call is no region; [`crate::Code::Unsupported`] if operands of one call of the body are
-    /// bounded differently; if a call of the body is not valid; the errors of `plan`.
+    /// [`crate::Code::InvalidArgument`] if the call is not a region; [`crate::Code::Unsupported`] if operands of one call of the
+    /// body are bounded differently; if a call of the body is not valid; the errors of `plan`.
     pub fn new(
         call: &ValidCall,
         alignment: usize,
         plan: &mut dyn FnMut(ValidCall) -> Result<CheckedPlan>,
     ) -> Result<Self> {
-        let Op::Region(region) = &call.op else { return Err(Error::invalid("is no region")) };
+        let Op::Region(region) = &call.op else { return Err(Error::invalid("must be a region")) };
         // Until extents are bound, bounded sizes of the same length count as the same.
         let types = value_types(region, call, |_, desc| desc.bounded.then(|| first_size(desc)))?;
         let mut descs = call.operands.clone();
@@ -65,7 +65,7 @@ impl LoweredPlan {
                 let outer = region.results().iter().position(|result| result == id);
                 let value = if let Some(updated) = updated {
                     let Some(Some(OperandDesc::Tensor(desc))) = descs.get(updated.index()) else {
-                        return Err(Error::internal(format!("{updated} is updated, but is no tensor")));
+                        return Err(Error::internal(format!("{updated} is updated, but is not a tensor")));
                     };
                     Value { desc: desc.clone(), place: Place::Updates(updated.index()) }
                 } else if let Some((outer, desc)) = outer.zip(outer.and_then(|outer| call.results.get(outer)))
@@ -139,7 +139,9 @@ impl Plan for LoweredPlan {
                 let binding = match *place {
                     Place::Updates(value) => match bound.get(value) {
                         Some(Some(Argument::Tensor(binding))) => binding.clone(),
-                        _ => return Err(Error::internal(format!("%{value} is updated, but is no tensor"))),
+                        _ => {
+                            return Err(Error::internal(format!("%{value} is updated, but is not a tensor")));
+                        }
                     },
                     Place::Result(index) => arguments
                         .results
@@ -201,7 +203,7 @@ fn value_types(
 /// A value of the body as a description, from its type with lengths as the names of bounded sizes.
 fn described(value: Option<&Option<OperandType>>) -> Result<TensorDesc> {
     let Some(Some(OperandType::Tensor(tensor))) = value else {
-        return Err(Error::internal("a value of the body is no tensor"));
+        return Err(Error::internal("a value of the body is not a tensor"));
     };
     let shape = tensor.resolve(&|name| name.parse().ok())?;
     let desc = TensorDesc::dense(tensor.dtype, &shape);
