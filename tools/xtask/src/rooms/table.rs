@@ -74,8 +74,8 @@ pub(super) const LONG_FILES: &[&str] = &[
 
 /// Packages in which more files than usual import each other in a circle, with their number; all for a time.
 pub(super) const LARGE_CIRCLES: &[(&str, usize)] = &[
-    // The move of the C ABI to plugins/sdk mends this.
-    ("core", 16),
+    // Export tables and objects of their own, below the shims of export/ and the loader, mend this.
+    ("plugins/sdk", 16),
 ];
 
 /// Folders whose rooms are not in order yet.
