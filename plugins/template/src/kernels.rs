@@ -72,7 +72,7 @@ impl Plan for HostPlan {
         };
         let operands = arguments.operands().map(tensor).collect::<Result<Vec<_>>>()?;
         let result = arguments.results().next();
-        let (desc, binding) = result.ok_or_else(|| Error::internal("every op of this backend has a result"))?;
+        let (desc, binding) = result.ok_or_else(|| Error::internal("every op has a result"))?;
         let result = Tensor::new(desc, binding)?;
         let widest = operands.iter().flatten().chain([&result]).map(Tensor::width).max().unwrap_or(0);
         // Enqueueing must not allocate, so binding allocates the row buffer.

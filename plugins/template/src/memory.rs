@@ -93,9 +93,8 @@ fn with_range<T>(slice: &BufferSlice, name: &str, work: impl FnOnce(&mut [u8]) -
     let buffer = HostBuffer::of(slice).map_err(|error| error.at(name))?;
     let mut bytes = buffer.lock();
     let range = slice.offset..slice.offset.saturating_add(slice.bytes);
-    let range = bytes
-        .get_mut(range)
-        .ok_or_else(|| Error::invalid("exceeds its buffer").at(name).field("offset"))?;
+    let exceeds = || Error::invalid("exceeds its buffer").at(name).field("offset");
+    let range = bytes.get_mut(range).ok_or_else(exceeds)?;
     Ok(work(range))
 }
 
