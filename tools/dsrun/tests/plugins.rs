@@ -7,6 +7,7 @@
 #[path = "../../../conformance-tests/tests/support/example_c.rs"]
 mod example_c;
 
+use dsrun_plugin_sdk::raw::{DSR_ABI_MAJOR, DSR_ABI_MINOR};
 use dsrun_test_support::{Missing, Requirement, TestResult, compile_c_library, model, test_main};
 use snapbox::cmd::{Command, cargo_bin};
 use std::{
@@ -61,7 +62,7 @@ fn compile(folder: &Path, name: &str, definitions: &[&str]) {
 
 fn manifest(folder: &Path, name: &str, minor: u32) {
     let text = format!(
-        "manifest_version = 1\nname = \"{name}\"\nversion = \"0.0.1\"\n[abi]\nmajor = 0\nminor = {minor}\n[library]\n\
+        "manifest_version = 1\nname = \"{name}\"\nversion = \"0.0.1\"\n[abi]\nmajor = {DSR_ABI_MAJOR}\nminor = {minor}\n[library]\n\
          linux_amd64 = \"lib{name}.so\"\nlinux_arm64 = \"lib{name}.so\"\n"
     );
     fs::write(folder.join(format!("{name}.dsrun.toml")), text).unwrap();
@@ -80,7 +81,7 @@ fn every_broken_plugin_is_named_and_the_others_work() {
     compile(path, "aborts", &["ABORTS_WHEN_LISTED"]);
     fs::write(path.join("libtext.so"), "this is no library").unwrap();
     for name in ["aborts", "flagged", "good", "liar", "panics", "plain", "text"] {
-        manifest(path, name, 1);
+        manifest(path, name, DSR_ABI_MINOR.into());
     }
     manifest(path, "newer", 9);
 
