@@ -17,10 +17,8 @@ use dsrun_core::{
     kernels::{Argument, Arguments, Binding, PackedWeight},
     op::{Add, Linear},
 };
+use dsrun_plugin_sdk::NO_MESSAGE;
 use std::{sync::Arc, time::Duration};
-
-/// What the host puts in place of a message that is not there.
-pub(super) const NO_REASON: &str = "no reason given";
 
 /// Fails unless something was refused with one of these codes and a reason.
 pub(super) fn refused<T>(what: &str, result: Result<T>, codes: &[Code]) -> Outcome {
@@ -31,7 +29,7 @@ pub(super) fn refused<T>(what: &str, result: Result<T>, codes: &[Code]) -> Outco
     ensure(codes.is_empty() || codes.contains(&error.code()), || {
         format!("{what} is refused as {}, which is not what it is: {error}", error.code().name())
     })?;
-    ensure(!error.message().is_empty() && error.message() != NO_REASON, || {
+    ensure(!error.message().is_empty() && error.message() != NO_MESSAGE, || {
         format!("{what} is refused without a reason")
     })
 }

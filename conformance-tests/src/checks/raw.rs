@@ -6,13 +6,10 @@
 //! handles are live ones of the right kind is the caller's part, so these calls keep to it, but for handles of another
 //! device of the plugin, which are live.
 
-use super::{
-    bench::{Outcome, Stop, ensure, fail},
-    faults::NO_REASON,
-};
+use super::bench::{Outcome, Stop, ensure, fail};
 use crate::subject::Subject;
 use dsrun_core::{Code, DType, Error, op::Op};
-use dsrun_plugin_sdk::{raw::*, take_status};
+use dsrun_plugin_sdk::{NO_MESSAGE, raw::*, take_status};
 use std::{mem, ptr};
 
 /// Calls a function of a table and takes its status.
@@ -267,7 +264,7 @@ fn refused<T>(what: &str, result: Result<T, Error>, argument: Option<&str>) -> O
         Ok(_) => return fail(format!("{what} was accepted")),
         Err(error) => error,
     };
-    ensure(!error.message().is_empty() && error.message() != NO_REASON, || {
+    ensure(!error.message().is_empty() && error.message() != NO_MESSAGE, || {
         format!("{what} is refused without a reason")
     })?;
     let codes = [Code::InvalidArgument, Code::Unsupported, Code::OutOfMemory];

@@ -56,3 +56,4 @@ pub(crate) const PREPARE_EXTENSION: &str = "prepare";
 pub use export::Export;
 pub(crate) use loader::find_library;
 pub use loader::{PluginBackend, take_status};
+pub use status::NO_MESSAGE;

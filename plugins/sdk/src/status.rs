@@ -10,6 +10,9 @@ use std::{
     ptr,
 };
 
+/// The message of an error whose maker gave none.
+pub const NO_MESSAGE: &str = "no message was given";
+
 /// Converts an error to a status, which the other side owns.
 pub(super) fn into_raw(error: Error) -> *mut dsr_status {
     Box::into_raw(Box::new(error)).cast()
@@ -56,7 +59,7 @@ pub(super) unsafe fn from_description(description: &dsr_error) -> Error {
         Some(code) => (code, message.into_owned()),
         None => (Code::Internal, format!("{message} (with unknown code {})", description.code)),
     };
-    let message = if message.is_empty() { "no message was given".to_owned() } else { message };
+    let message = if message.is_empty() { NO_MESSAGE.to_owned() } else { message };
     let mut error = Error::new(code, message);
     if !op.is_empty() {
         error = error.in_op(&op);
