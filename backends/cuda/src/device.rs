@@ -190,7 +190,7 @@ impl CudaDevice {
         let sm_count = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1);
         let spec = DeviceSpec::new(taken_for, sm_count as usize);
         let account = Account::new(options.memory_limit.unwrap_or_else(|| reserved(total)));
-        let context = Context::open(index, taken_for, taken_for != capability, account)?;
+        let context = Context::open(index, &name, taken_for, taken_for != capability, account)?;
         tracing::debug!(%name, ?spec, total, "opened a GPU");
         let properties = properties(name, total);
         let (kernels, graphs) =

@@ -38,6 +38,8 @@ type KernelSlot = Arc<Mutex<Option<Arc<Function>>>>;
 /// The CUDA context of a device handle, and what was made in it. Lives until the last object of the handle is dropped.
 pub(crate) struct Context {
     device: CUdevice,
+    /// The card's name: what was measured on one kind of card says nothing of another of the same architecture.
+    name: String,
     /// The driver's version, as it counts: 13000 is 13.0.
     pub(crate) driver: i32,
     raw: RawContext,
@@ -67,6 +69,7 @@ impl Context {
     /// the device's own where the device is to act as an older one.
     pub(crate) fn open(
         index: usize,
+        name: &str,
         capability: u32,
         older: bool,
         account: Arc<Account>,
@@ -100,6 +103,7 @@ impl Context {
         let waits = WaitRecord::new()?;
         Ok(Arc::new(Self {
             device,
+            name: name.to_owned(),
             driver,
             raw: Raw(raw),
             capability,
@@ -287,16 +291,20 @@ impl Context {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// What was found out before about the kernels of a unit on such a device.
+    /// What was measured before of the kernels of a unit on a card of this name.
     pub(crate) fn recall(&self, unit: &str, question: &str) -> Option<String> {
-        self.compiler().ok()?.recall(unit, question)
+        self.compiler().ok()?.recall(unit, &self.asked_of_card(question))
     }
 
-    /// Keeps what was found out about the kernels of a unit.
+    /// Keeps what was measured of the kernels of a unit on this card.
     pub(crate) fn remember(&self, unit: &str, question: &str, answer: &str) {
         if let Ok(compiler) = self.compiler() {
-            compiler.remember(unit, question, answer);
+            compiler.remember(unit, &self.asked_of_card(question), answer);
         }
+    }
+
+    fn asked_of_card(&self, question: &str) -> String {
+        format!("{}: {question}", self.name)
     }
 
     /// Copies structs to memory of this context, and waits until they are there.

@@ -20,6 +20,8 @@ const IN_FLIGHT: [u32; 3] = [2, 1, 3];
 const CATCH_UP: u32 = 2000;
 /// Keys that the measured token attends to.
 const KEYS: i32 = 256;
+/// Entries of its block table, enough for pages of 8 keys and more. None names a page, so that no key is read.
+const PAGES: usize = 32;
 
 fn paced(in_flight: u32, bytes_in_ten_clocks: u32) -> Pacing {
     let clocks_per_byte = (10u32 << 16).checked_div(bytes_in_ten_clocks).unwrap_or(0);
@@ -37,14 +39,14 @@ pub(super) fn candidates() -> Vec<Pacing> {
 }
 
 kernel_struct! {
-    /// The token that is measured: alone in a sequence, whose keys and slot are nowhere.
+    /// The token that is measured: alone in a sequence, whose keys and slot are skipped.
     struct MeasuredToken {
         start: i32 = "int",
         length: i32 = "int",
         total: i32 = "int",
         position: i32 = "int",
         slot: i32 = "int",
-        page: [i32; 3] = "int",
+        block_table: [i32; PAGES] = "int",
     }
 }
 
@@ -62,9 +64,14 @@ pub(super) fn tuned(
         let token = hidden_bytes.next_multiple_of(256);
         let memory = context.allocate(2 * token + size_of::<MeasuredToken>())?;
         let at = |offset: usize| memory + (2 * token + offset) as u64;
-        let measured =
-            MeasuredToken { start: 0, length: 1, total: KEYS, position: 0, slot: -1, page: [-1; 3] };
-        context.write(at(0), &[measured])?;
+        let measured = MeasuredToken {
+            start: 0,
+            length: 1,
+            total: KEYS,
+            position: 0,
+            slot: -1,
+            block_table: [-1; PAGES],
+        };
         let model = Model {
             x: memory,
             y: memory + token as u64,
@@ -74,7 +81,7 @@ pub(super) fn tuned(
             positions: at(12),
             slots: at(16),
             block_table: at(20),
-            block_table_columns: 1,
+            block_table_columns: PAGES as i64,
             embedding: params::Embedding::default(),
             ..*model
         };
@@ -85,9 +92,11 @@ pub(super) fn tuned(
                 _ => Err(Error::internal("layers without a launch")),
             }
         };
-        let best = tuner::fastest(context, device, super::UNIT, question, candidates.len(), &run);
+        let best = context
+            .write(at(0), &[measured])
+            .map(|()| tuner::fastest(context, device, super::UNIT, question, candidates.len(), &run));
         context.release(memory);
-        Ok::<_, Error>(best)
+        best
     })();
     let best = best.unwrap_or_else(|error| {
         tracing::debug!(%error, "the pacing of layers cannot be measured");

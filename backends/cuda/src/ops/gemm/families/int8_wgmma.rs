@@ -5,11 +5,11 @@
 //! and the answer is kept beside the kernels on disk.
 
 use crate::{
-    arch::DeviceSpec,
+    arch::{DeviceSpec, tuner},
     driver::{
-        context::Context,
         kernel_spec::KernelSpec,
         launch::{LaunchOp, Parameters},
+        raw::RawStream,
         tensor_map::TensorMap,
     },
     ops::{
@@ -23,7 +23,7 @@ use crate::{
         weight::UNIT as ROW_UNIT,
     },
 };
-use dsrun_core::{DType, Result, TensorDesc};
+use dsrun_core::{DType, Error, Result, TensorDesc};
 use std::{fmt::Display, sync::OnceLock};
 
 /// The source of the kernel.
@@ -38,8 +38,6 @@ const ALIGNMENT: usize = 1024;
 const STAGES: usize = 16;
 /// Tiles that are measured.
 const MEASURED: usize = 4;
-/// Times that each is measured.
-const REPEATS: usize = 5;
 
 /// The rows and outputs of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +146,7 @@ impl Family for Int8Wgmma {
         let gate = gate(problem);
         let kernels = tiles.iter().map(|tile| spec(problem, *tile, gate)).collect::<Result<Vec<_>>>()?;
         let question = format!("{rows} x {outputs} x {inputs} of {kernels:?}");
-        let product = Product { rows, outputs, inputs, gate, tiles, sm_count: device.sm_count };
+        let product = Product { rows, outputs, inputs, gate, tiles, device: *device };
         let chosen = OnceLock::new();
         Ok(ProductPlan {
             kernels,
@@ -191,7 +189,7 @@ struct Product {
     inputs: usize,
     gate: Option<(u32, f32)>,
     tiles: Vec<Tile>,
-    sm_count: usize,
+    device: DeviceSpec,
 }
 
 impl Product {
@@ -226,61 +224,41 @@ impl Product {
             .words(results)
             .words(x_map.words())
             .words(weight_map.words());
-        let blocks = tile.count(rows, self.outputs).min(self.sm_count);
+        let blocks = tile.count(rows, self.outputs).min(self.device.sm_count);
         let threads = (tile.groups + 1) * 128;
         Ok(LaunchOp::kernel(args.function(index)?, [blocks, 1, 1], threads, parameters))
     }
 
-    /// The fastest tile: as remembered, or as measured. The model decides where nothing can be measured.
+    /// The fastest tile. It is measured with the weights at hand, on activations and results of its own.
     fn choose(&self, args: &Args<'_>, question: &str) -> usize {
         let context = args.context;
-        let remembered = context.recall(SOURCE, question).and_then(|answer| answer.parse().ok());
-        if let Some(answer) = remembered.filter(|answer| *answer < self.tiles.len()) {
-            return answer;
-        }
-        match self.measure(args, context) {
-            Ok(best) => {
-                context.remember(SOURCE, question, &best.to_string());
-                best
-            }
-            Err(error) => {
-                tracing::debug!(%error, "tiles cannot be measured: the model decides");
-                0
-            }
-        }
-    }
-
-    fn measure(&self, args: &Args<'_>, context: &Context) -> Result<usize> {
         let (rows, columns) = (args.x.size(0), args.y.size(1));
-        let sizes = [rows * args.x.stride(0), rows * columns * args.y.desc.dtype.bytes(), rows * 4];
-        let starts = [
-            0,
-            sizes[0].next_multiple_of(256),
-            (sizes[0].next_multiple_of(256) + sizes[1]).next_multiple_of(256),
-        ];
-        let memory = context.allocate(starts[2] + sizes[2])?;
-        let measured = (|| {
-            // Tensor cores are faster on zeros.
-            context.fill(memory, sizes[0], 0x35)?;
-            let (y, scales) = (memory + starts[1] as u64, memory + starts[2] as u64);
+        let x_bytes = (rows * args.x.stride(0)).next_multiple_of(256);
+        let y_bytes = (rows * columns * args.y.desc.dtype.bytes()).next_multiple_of(256);
+        let best = (|| {
+            let memory = context.allocate(x_bytes + y_bytes + rows * size_of::<f32>())?;
+            let (y, scales) = (memory + x_bytes as u64, memory + (x_bytes + y_bytes) as u64);
             let mut results = results(args, self.limit());
             (results[0], results[3], results[5]) = (scales, y, y);
             (results[4], results[6]) = (columns as u64, columns as u64);
-            let mut best = (0, f32::INFINITY);
-            for index in 0..self.tiles.len() {
+            let run = |index: usize, stream: RawStream| {
                 // All rows, whatever the extents hold now.
-                let launch = self.launch(args, index, memory, &[], results)?;
-                let Some(LaunchOp::Kernel(launch)) = launch else { continue };
-                let time = context.time(REPEATS, |stream| launch.enqueue_on(context, stream))?;
-                tracing::debug!(index, time, function = launch.function.name, "a tile is measured");
-                if time < best.1 {
-                    best = (index, time);
+                match &self.launch(args, index, memory, &[], results)? {
+                    Some(LaunchOp::Kernel(launch)) => launch.enqueue_on(context, stream),
+                    _ => Err(Error::internal("a product without a launch")),
                 }
-            }
-            Ok(best.0)
+            };
+            // Tensor cores are faster on zeros.
+            let best = context
+                .fill(memory, x_bytes, 0x35)
+                .map(|()| tuner::fastest(context, &self.device, SOURCE, question, self.tiles.len(), &run));
+            context.release(memory);
+            best
         })();
-        context.release(memory);
-        measured
+        best.unwrap_or_else(|error| {
+            tracing::debug!(%error, "tiles cannot be measured: the first is taken");
+            0
+        })
     }
 }
 
