@@ -21,6 +21,8 @@ use std::{
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long to wait for the remaining output of a process that has exited.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long to wait for the end of a process that was killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of lines of a child's other output that are kept.
 const TAIL_LINES: usize = 10;
 /// The number of characters of each of them.
@@ -153,9 +155,12 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // The process may have exited already; after the wait it certainly has.
+        // The process may have exited already. One that waits for a driver may not end even now: it is left behind.
         let _ = self.process.kill();
-        let _ = self.process.wait();
+        let deadline = Instant::now() + KILL_TIMEOUT;
+        while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(POLL_INTERVAL);
+        }
     }
 }
 

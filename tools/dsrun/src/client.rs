@@ -13,6 +13,11 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use serde_json::Value;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// The time limit for answers that take a server no work: its models, its metrics.
+const TEXT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client of one server. Clones share connections.
 #[derive(Clone, Debug)]
@@ -62,11 +67,14 @@ impl Client {
         self.http.request(request).await.with_context(|| format!("{url} cannot be reached"))
     }
 
-    /// Gets the text at a path.
+    /// Gets the text at a path, within [`TEXT_TIMEOUT`].
     pub(crate) async fn text(&self, path: &str) -> Result<String> {
-        let response = self.send(Method::GET, path, None).await?;
-        let status = response.status();
-        let text = read(response).await?;
+        let response = async {
+            let response = self.send(Method::GET, path, None).await?;
+            Ok::<_, anyhow::Error>((response.status(), read(response).await?))
+        };
+        let late = || format!("{}{path} did not answer within {} s", self.base, TEXT_TIMEOUT.as_secs());
+        let (status, text) = timeout(TEXT_TIMEOUT, response).await.with_context(late)??;
         if status.is_success() { Ok(text) } else { bail!("{path}: {}", failure(status, &text)) }
     }
 

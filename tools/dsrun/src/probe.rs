@@ -19,6 +19,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const MARK: &str = "dsrun-probe: ";
 /// The time limit for the output of a process after its end.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time limit for a process to end once it is killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval at which the process is polled for its end.
 const INTERVAL: Duration = Duration::from_millis(5);
 /// The maximum output of a plugin that is kept.
@@ -84,11 +86,19 @@ fn wait(child: &mut Child, timeout: Duration) -> Result<ExitStatus> {
             return Ok(status);
         }
         if Instant::now() >= end {
-            // Killing fails if the process has just ended by itself.
-            let _ = child.kill();
-            child.wait()?;
+            kill(child);
             bail!("the process did not answer within {} s", timeout.as_secs());
         }
+        thread::sleep(INTERVAL);
+    }
+}
+
+/// Kills a process and waits for its end, but no longer than [`KILL_TIMEOUT`]: one that waits for a driver may not end.
+fn kill(child: &mut Child) {
+    // Killing fails if the process has just ended by itself.
+    let _ = child.kill();
+    let end = Instant::now() + KILL_TIMEOUT;
+    while matches!(child.try_wait(), Ok(None)) && Instant::now() < end {
         thread::sleep(INTERVAL);
     }
 }
