@@ -24,7 +24,8 @@ pub(crate) enum BenchCommand {
     Prefill(Prefill),
     /// Measure the tokens per second of many requests at once.
     Throughput(Throughput),
-    /// Measure each kind of call of a decode step, and how close it is to the memory bandwidth.
+    /// Measure each kind of call of a decode step, and how close it is to the memory bandwidth. Larger regions that a device
+    /// merges for small batches are measured in their parts.
     Kernels(BenchKernels),
     /// Measure the latency of an OpenAI-compatible server under load.
     Serve(BenchServe),
@@ -209,7 +210,7 @@ pub(crate) struct Soak {
     #[arg(long, default_value_t = 64, value_name = "COUNT", value_parser = positive)]
     pub(crate) clients: usize,
     /// Seconds that they ask.
-    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 120, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub(crate) seconds: u64,
     /// Different questions; each is first asked once, alone.
     #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = positive)]

@@ -2,7 +2,7 @@
 
 use crate::arguments::{Dtype, Weights};
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, builder::RangedU64ValueParser};
 use dsrun_engine::Speculation;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -13,6 +13,9 @@ use std::{
 
 /// The largest step that is timed by default. Beyond it, prompts get no faster on common GPUs, and activations take memory.
 const TUNED_STEP: usize = 2048;
+
+/// The longest timeout in seconds, a year: far longer ones overflow the clock.
+const LONGEST_TIMEOUT: u64 = 365 * 24 * 3600;
 
 /// Headings of the help.
 const ENGINE: &str = "Device and engine";
@@ -143,19 +146,19 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = LIMITS, long, value_name = "COUNT")]
     pub(crate) connections: Option<usize>,
     /// Seconds to wait for the head of a request, also on an idle connection; 30 if not given.
-    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS", value_parser = timeout())]
     pub(crate) header_timeout: Option<u64>,
     /// Seconds to wait for the body of a request; 30 if not given.
-    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS", value_parser = timeout())]
     pub(crate) body_timeout: Option<u64>,
     /// Seconds that a client may take to read a piece of its answer; 30 if not given.
-    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS", value_parser = timeout())]
     pub(crate) write_timeout: Option<u64>,
     /// Seconds from a request to the end of its answer; 600 if not given.
-    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS", value_parser = timeout())]
     pub(crate) request_timeout: Option<u64>,
     /// Seconds that answers may continue after the server was asked to end (SIGTERM, Ctrl-C); 60 if not given.
-    #[arg(help_heading = LIMITS, long, value_name = "SECONDS")]
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS", value_parser = timeout())]
     pub(crate) drain_timeout: Option<u64>,
 }
 
@@ -174,10 +177,35 @@ impl ServeSettings {
         let mut both = toml::Table::try_from(from_file)?;
         both.extend(toml::Table::try_from(flags)?);
         let both: Self = both.try_into()?;
-        if both.tls_cert.is_some() != both.tls_key.is_some() {
+        both.check()?;
+        Ok(both)
+    }
+
+    /// Checks what the flags' parsers check of flags, for keys of a file.
+    fn check(&self) -> Result<()> {
+        let counts = [
+            ("threads", self.threads.map(u64::from), u64::from(u16::MAX)),
+            ("replicas", self.replicas.map(u64::from), 64),
+            ("requests-per-minute", self.requests_per_minute.map(u64::from), u64::from(u32::MAX)),
+        ];
+        let timeouts = [
+            ("header-timeout", self.header_timeout),
+            ("body-timeout", self.body_timeout),
+            ("write-timeout", self.write_timeout),
+            ("request-timeout", self.request_timeout),
+            ("drain-timeout", self.drain_timeout),
+        ];
+        let counts = counts.map(|(key, value, most)| (key, value, 1, most));
+        let timeouts = timeouts.map(|(key, value)| (key, value, 0, LONGEST_TIMEOUT));
+        for (key, value, least, most) in counts.into_iter().chain(timeouts) {
+            if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
+                bail!("{key} is {value}, but must be from {least} to {most}");
+            }
+        }
+        if self.tls_cert.is_some() != self.tls_key.is_some() {
             bail!("tls-cert and tls-key belong together: give both or none");
         }
-        Ok(both)
+        Ok(())
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -227,6 +255,11 @@ impl ServeSettings {
     pub(crate) fn drain_timeout(&self) -> Duration {
         seconds(self.drain_timeout, 60)
     }
+}
+
+/// A flag's parser of seconds.
+fn timeout() -> RangedU64ValueParser {
+    RangedU64ValueParser::new().range(..=LONGEST_TIMEOUT)
 }
 
 fn seconds(given: Option<u64>, default: u64) -> Duration {
@@ -285,6 +318,21 @@ mod tests {
         assert_eq!(step(Some(false), None), (false, None));
         let many = ServeSettings { max_requests: Some(4096), ..ServeSettings::default() };
         assert_eq!(many.step(), (true, Some(8192)));
+    }
+
+    #[test]
+    fn values_outside_their_range_are_refused_in_a_file() {
+        for (line, key) in [
+            ("threads = 0", "threads is 0"),
+            ("replicas = 65", "replicas is 65"),
+            ("requests-per-minute = 0", "requests-per-minute is 0"),
+            ("request-timeout = 9223372036854775807", "request-timeout is 9223372036854775807"),
+            ("drain-timeout = 31536001", "drain-timeout is 31536001"),
+        ] {
+            let (_folder, path) = file(line);
+            let error = ServeSettings::load(Some(&path), &ServeSettings::default()).expect_err(line);
+            assert!(error.to_string().contains(key), "{line}: {error}");
+        }
     }
 
     #[test]
