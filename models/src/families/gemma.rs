@@ -126,7 +126,7 @@ fn config(fields: &Fields<'_>, architecture: &'static str) -> Result<DecoderConf
 fn config_with_images(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let missing = || ConfigError::Missing { field: "text_config".into() };
     let text = fields.object("text_config")?.ok_or_else(missing)?;
-    text.text("model_type")?;
+    expect(&text, "model_type", "gemma3_text".into(), "the text model must be Gemma 3's (gemma3_text)")?;
     let mut config = config(&text, "gemma3")?;
     hugging_face::refuse_unread(&text, "gemma3", TEXT.harmless)?;
     config.tied = fields.flag("tie_word_embeddings")?.unwrap_or(config.tied);

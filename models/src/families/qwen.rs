@@ -57,7 +57,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
                 class: "Qwen2ForCausalLM",
                 fields: |config| match config.biases {
                     QWEN2_BIASES => Ok(Map::new()),
-                    _ => Err("some projections of its attention or MLP have biases, others do not"),
+                    _ => Err("it has other biases than those of queries, keys and values"),
                 },
             }),
         }),
