@@ -1,4 +1,7 @@
 //! Times each kind of call of a decode step, one kind at a time.
+//!
+//! The calls are those of the fused program. What a device merges into larger regions for a bucket, such as all layers at batch 1, is
+//! timed in its parts, which show where the time goes.
 
 use crate::{
     engine::Engine,

@@ -48,7 +48,7 @@ pub(crate) struct Inspect {
     /// Print the program of a step of this many tokens: every call is one that the device runs in this step.
     #[arg(long, requires = "program", conflicts_with = "fused", value_name = "TOKENS", value_parser = positive)]
     pub(crate) step: Option<usize>,
-    /// The number of requests in the step, each of which samples a token.
+    /// The number of requests in the step, each of which samples a token; memory is planned for as many.
     #[arg(long, requires = "step", value_name = "COUNT", default_value_t = 1, value_parser = positive)]
     pub(crate) requests: usize,
     /// Print JSON.
