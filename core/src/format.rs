@@ -9,7 +9,7 @@ mod quantise;
 use crate::{DType, Error, Result};
 pub use block::BlockFormat;
 pub use group::{GroupBits, GroupFormat, GroupOffset, GroupRow, GroupSize, ScaleType};
-use std::fmt;
+use std::{fmt, ops::Range};
 
 /// The affine map from the integers of a group to their values: `scale * (q - zero) + minimum`. Zero or minimum is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -133,6 +133,48 @@ impl WeightFormat {
         }
     }
 
+    /// Whether these columns of a row of `columns` can be stored in this format without decoding: they begin and end at blocks or
+    /// groups.
+    pub fn holds_columns(self, columns: usize, part: Range<usize>) -> bool {
+        let unit = self.granularity();
+        part.start.is_multiple_of(unit)
+            && part.end.is_multiple_of(unit)
+            && part.start <= part.end
+            && part.end <= columns
+    }
+
+    /// Appends the columns `part` of a row of `columns` as a row of their own, in the same format and without decoding.
+    ///
+    /// # Errors
+    /// If the format does not [hold](Self::holds_columns) the columns, or `row` is not exactly the bytes of the row.
+    pub fn copy_columns(
+        self,
+        row: &[u8],
+        columns: usize,
+        part: Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let Range { start, end } = part;
+        let refused = || {
+            let bytes = row.len();
+            Error::invalid(format!(
+                "columns {start}..{end} of {bytes} bytes of {columns} {self} elements cannot be copied"
+            ))
+        };
+        if self.row_bytes(columns) != Some(row.len()) || !self.holds_columns(columns, start..end) {
+            return Err(refused());
+        }
+        match self {
+            Self::Dense(_) | Self::Block(_) => {
+                let range = self.row_bytes(start).zip(self.row_bytes(end));
+                let bytes = range.and_then(|(start, end)| row.get(start..end));
+                out.extend_from_slice(bytes.ok_or_else(refused)?);
+            }
+            Self::Group(format) => format.copy_columns(row, columns, start..end, out).ok_or_else(refused)?,
+        }
+        Ok(())
+    }
+
     /// Unpacks a row of a quantised format to the integer of each element and the map of each [group](Self::group).
     ///
     /// # Errors
@@ -215,6 +257,35 @@ mod tests {
         assert_eq!(q4_1.row_bytes(33), None);
         assert_eq!(WeightFormat::Block(BlockFormat::Q6_K).row_bytes(512), Some(420));
         assert_eq!(WeightFormat::Dense(DType::F32).row_bytes(usize::MAX), None);
+    }
+
+    #[test]
+    fn copied_columns_have_the_values_of_the_row() {
+        let groups = ["int8", "int4_f16", "int8g32z", "int4g32m_bf16", "int4g64z_f16", "int8g64_f16"];
+        let formats = groups.map(|name| GroupFormat::from_name(name).unwrap());
+        let columns = 256;
+        let values: Vec<f32> = (0..columns).map(|index| ((index * 37 % 101) as f32 - 40.0) / 9.0).collect();
+        for format in formats {
+            let mut row = vec![0; format.row(columns).unwrap().bytes];
+            format.quantise_row(&values, false, &mut row).unwrap();
+            let whole = WeightFormat::Group(format);
+            let mut decoded = vec![0.0; columns];
+            whole.decode_row(&row, &mut decoded).unwrap();
+            for part in [0..64, 64..256, 128..192, 64..64] {
+                let mut copied = Vec::new();
+                whole.copy_columns(&row, columns, part.clone(), &mut copied).unwrap();
+                let mut out = vec![f32::NAN; part.len()];
+                whole.decode_row(&copied, &mut out).unwrap();
+                assert_eq!(out, decoded[part], "{format}");
+            }
+        }
+        let q8_0 = WeightFormat::Block(BlockFormat::Q8_0);
+        let row: Vec<u8> = (0..q8_0.row_bytes(96).unwrap()).map(|byte| byte as u8).collect();
+        let mut copied = Vec::new();
+        q8_0.copy_columns(&row, 96, 32..96, &mut copied).unwrap();
+        assert_eq!(copied, row[q8_0.row_bytes(32).unwrap()..]);
+        assert!(q8_0.copy_columns(&row, 96, 16..96, &mut copied).is_err());
+        assert!(q8_0.copy_columns(&row[1..], 96, 32..96, &mut copied).is_err());
     }
 
     #[test]

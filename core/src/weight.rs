@@ -177,8 +177,9 @@ impl WeightExpr {
 
     /// The type of the expression's value, given the types of the file's tensors.
     ///
-    /// Row-wise expressions (slices, concatenations, permutations of rows) keep the storage format. Those that split rows or
-    /// change values yield dense f32, except that part of a row of a dense weight keeps its element type.
+    /// Row-wise expressions (slices, concatenations, permutations of rows) keep the storage format, and so do slices of columns
+    /// that are whole blocks or groups. Those that split a block or group or change values yield dense f32, except that part of a
+    /// row of a dense weight keeps its element type.
     ///
     /// # Errors
     /// If a tensor is unknown, shapes do not fit, or an index is out of range.
@@ -196,7 +197,7 @@ impl WeightExpr {
                         "slice {start}..{end} exceeds a dimension of {size}"
                     )));
                 }
-                if *dimension + 1 == inner.shape.len() {
+                if *dimension + 1 == inner.shape.len() && !inner.format.holds_columns(size, *start..*end) {
                     inner.format = cut_format(inner.format);
                 }
                 inner.shape[*dimension] = end - start;
@@ -312,7 +313,7 @@ fn matrix_rows(weight: &WeightType, what: &str) -> Result<usize> {
     }
 }
 
-/// The format of part of a row. Blocks and groups cannot be split, so they are decoded.
+/// The format of a part of a row that splits blocks or groups: these are decoded.
 fn cut_format(format: WeightFormat) -> WeightFormat {
     match format {
         WeightFormat::Dense(dtype) => WeightFormat::Dense(dtype),
@@ -412,6 +413,18 @@ mod tests {
             let expected = WeightType { format: WeightFormat::Dense(format), shape: vec![8, 2] };
             assert_eq!(expr.infer(&file).unwrap(), expected);
         }
+    }
+
+    #[test]
+    fn slices_of_whole_blocks_keep_the_format() {
+        let format = |start, end| {
+            let expr = WeightExpr::Slice { of: boxed("blocks"), dimension: 1, start, end };
+            expr.infer(&file).unwrap().format
+        };
+        let (blocks, decoded) =
+            (WeightFormat::Block(BlockFormat::Q4_1), WeightFormat::Dense(DType::F32));
+        assert_eq!([format(0, 32), format(32, 64), format(0, 64)], [blocks; 3]);
+        assert_eq!([format(0, 31), format(16, 64), format(1, 33)], [decoded; 3]);
     }
 
     #[test]

@@ -258,6 +258,34 @@ impl GroupFormat {
         })
     }
 
+    /// Appends the columns `part` of a row as a row of their own; `None` if they are not whole groups or bytes of the row.
+    pub(super) fn copy_columns(
+        self,
+        row: &[u8],
+        columns: usize,
+        part: Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
+        let (from, to) = (self.row(columns)?, self.row(part.len())?);
+        let group = self.group.columns();
+        let groups = group.map_or(0..1, |group| part.start / group..part.end / group);
+        let first = out.len();
+        out.resize(first + to.bytes, 0);
+        let copied = out.get_mut(first..)?;
+        let width = self.scale.dtype().bytes();
+        let offset = if self.offset == GroupOffset::ZeroPoint { 1 } else { width };
+        let mut copy = |target: &Range<usize>, source: &Range<usize>, skipped: usize| -> Option<()> {
+            let source = row.get(source.clone())?.get(skipped..skipped.checked_add(target.len())?)?;
+            copied.get_mut(target.clone())?.copy_from_slice(source);
+            Some(())
+        };
+        copy(&to.scales, &from.scales, groups.start * width)?;
+        if self.offset != GroupOffset::Symmetric {
+            copy(&to.offsets, &from.offsets, groups.start * offset)?;
+        }
+        copy(&to.integers, &from.integers, part.start * self.bits.bits() / 8)
+    }
+
     /// Unpacks a row whose length fits `integers`; `scales` has an item for each group. The integers are unsigned: those of
     /// symmetric formats are larger by 8 or 128, which is their zero point.
     pub(super) fn unpack(self, row: &[u8], integers: &mut [u8], scales: &mut [Affine]) {

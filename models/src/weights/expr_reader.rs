@@ -119,7 +119,8 @@ enum Node {
     Permute { of: Box<Part>, rows: Vec<usize> },
     /// Rows are the columns of the part.
     Transpose(Box<Part>),
-    /// Each row is made of these columns of the same row of each part, in `format`.
+    /// Each row is made of these columns of the same row of each part. Parts of the format of the result are copied, which keeps
+    /// blocks and groups; others are decoded.
     Columns(Vec<(Part, Range<usize>)>),
     /// Every element times the factor, rounded.
     Convert { of: Box<Part>, factor: Option<f32>, dtype: DType },
@@ -338,19 +339,17 @@ impl Part {
         first: usize,
         count: usize,
     ) -> Result<Cow<'s, [u8]>> {
-        let element = match self.weight_type.format {
-            WeightFormat::Dense(dtype) => dtype.bytes(),
-            other => return Err(Error::internal(format!("a cut through rows cannot be {other}"))),
-        };
+        let format = self.weight_type.format;
         let lost = || Error::internal("a cut through rows is outside its part");
         let of_part =
             parts.iter().map(|(part, columns)| Ok((part, columns, part.read(source, first, count)?)));
         let of_part = of_part.collect::<Result<Vec<_>>>()?;
         // One row of one part is one piece of the file.
-        if let ([(part, columns, Cow::Borrowed(bytes))], 1) = (of_part.as_slice(), count)
-            && part.weight_type.format == self.weight_type.format
+        if let ([(part, columns, Cow::Borrowed(bytes))], 1, WeightFormat::Dense(dtype)) =
+            (of_part.as_slice(), count, format)
+            && part.weight_type.format == format
         {
-            let piece = bytes.get(columns.start * element..columns.end * element);
+            let piece = bytes.get(columns.start * dtype.bytes()..columns.end * dtype.bytes());
             return piece.map(Cow::Borrowed).ok_or_else(lost);
         }
         let mut out = Vec::with_capacity(count * self.row_bytes);
@@ -358,9 +357,8 @@ impl Part {
         for row in 0..count {
             for (part, columns, bytes) in &of_part {
                 let row = bytes.get(row * part.row_bytes..(row + 1) * part.row_bytes).ok_or_else(lost)?;
-                if part.weight_type.format == self.weight_type.format {
-                    let piece = row.get(columns.start * element..columns.end * element);
-                    out.extend_from_slice(piece.ok_or_else(lost)?);
+                if part.weight_type.format == format {
+                    format.copy_columns(row, part.weight_type.columns(), Range::clone(columns), &mut out)?;
                 } else {
                     let (start, end, row) = covering(&part.weight_type, columns, row).ok_or_else(lost)?;
                     let values = converter.decode(part.weight_type.format, row, end - start)?;
