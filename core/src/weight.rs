@@ -421,8 +421,7 @@ mod tests {
             let expr = WeightExpr::Slice { of: boxed("blocks"), dimension: 1, start, end };
             expr.infer(&file).unwrap().format
         };
-        let (blocks, decoded) =
-            (WeightFormat::Block(BlockFormat::Q4_1), WeightFormat::Dense(DType::F32));
+        let (blocks, decoded) = (WeightFormat::Block(BlockFormat::Q4_1), WeightFormat::Dense(DType::F32));
         assert_eq!([format(0, 32), format(32, 64), format(0, 64)], [blocks; 3]);
         assert_eq!([format(0, 31), format(16, 64), format(1, 33)], [decoded; 3]);
     }

@@ -1,4 +1,5 @@
-//! Passes rewrite a program: [`quantize`] its weights, [`fuse`] its calls, [`prune_unused_rows`] of its last layer.
+//! Passes rewrite a program: [`quantize`] its weights, [`shard`](mod@shard) it over ranks, [`fuse`] its calls, [`prune_unused_rows`]
+//! of its last layer.
 //!
 //! A pass takes a program and gives a program. It knows a device only by the answers of [`Native`] and of the kernel query.
 
@@ -7,6 +8,7 @@ mod fuse;
 mod prune_unused_rows;
 pub mod quantize;
 mod rewrite;
+pub mod shard;
 mod work_lists;
 
 pub use fuse::{Native, fuse, merge};

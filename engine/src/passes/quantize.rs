@@ -23,6 +23,7 @@ use dsrun_core::{
     program::{Call, Node, Origin, Program, Value, ValueId},
 };
 pub use format_choice::{Candidate, Choice, choose};
+pub(crate) use policy::matches_name;
 pub use policy::{Offset, Policy, Scheme};
 pub use smooth::{ReadWeight, smooth};
 use std::collections::{BTreeSet, HashMap, HashSet};

@@ -226,8 +226,9 @@ impl Policy {
         weight: &ProductWeight,
         used: &mut BTreeSet<&'a str>,
     ) -> Option<Scheme> {
-        let matches_weight =
-            |pattern: &&String| matches(pattern, &weight.name) || weight.head && pattern.as_str() == HEAD;
+        let matches_weight = |pattern: &&String| {
+            matches_name(pattern, &weight.name) || weight.head && pattern.as_str() == HEAD
+        };
         let wildcards = |pattern: &str| pattern.split('.').filter(|part| *part == "*").count();
         let length = |pattern: &str| pattern.split('.').count();
         let all: Vec<&String> = self.weights.keys().filter(matches_weight).collect();
@@ -273,7 +274,7 @@ impl Policy {
 }
 
 /// Whether a pattern matches a name, or the first parts of it.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(crate) fn matches_name(pattern: &str, name: &str) -> bool {
     let mut parts = name.split('.');
     pattern.split('.').all(|wanted| parts.next().is_some_and(|part| wanted == "*" || wanted == part))
 }

@@ -1,0 +1,157 @@
+//! What a step costs on a mesh: bytes that each rank reads, and bytes that ranks exchange.
+
+use dsrun_core::{
+    DType, Size, TensorType,
+    op::{Op, OperandType},
+};
+
+/// The speeds of a mesh, and the step that a strategy is chosen for.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct MeshCosts {
+    /// Bytes per second that a rank reads from its memory.
+    pub memory_bandwidth: f64,
+    /// Bytes per second that a rank exchanges with the others.
+    pub link_bandwidth: f64,
+    /// Microseconds of an all-reduce, besides its bytes. Small ones usually have a faster path than other collectives.
+    pub latency_us: f64,
+    /// Microseconds of an all-gather or a reduce-scatter, besides its bytes.
+    pub gather_latency_us: f64,
+    /// Tokens of the step.
+    pub tokens: usize,
+    /// Tokens of each sequence in the KV cache.
+    pub context: usize,
+    /// How often a byte of weights or KV cache that a rank holds counts as read, besides the reads of the step: memory that is
+    /// held twice has no room for more requests, which is what ranks are for.
+    pub memory_price: f64,
+}
+
+impl Default for MeshCosts {
+    fn default() -> Self {
+        Self::ACCELERATORS
+    }
+}
+
+/// Picoseconds of a second.
+const SECOND: f64 = 1e12;
+
+impl MeshCosts {
+    /// Accelerators with their own memory and fast links between them.
+    pub const ACCELERATORS: Self = Self {
+        memory_bandwidth: 3e12,
+        link_bandwidth: 2e11,
+        latency_us: 4.0,
+        gather_latency_us: 10.0,
+        tokens: 16,
+        context: 1024,
+        memory_price: 8.0,
+    };
+
+    /// Ranks that share the processors and the memory of a host.
+    pub const HOST: Self = Self {
+        memory_bandwidth: 1e10,
+        link_bandwidth: 4e9,
+        latency_us: 20.0,
+        gather_latency_us: 20.0,
+        ..Self::ACCELERATORS
+    };
+
+    /// Checks that every number is usable.
+    ///
+    /// # Errors
+    /// Names the field at fault.
+    pub(super) fn check(&self) -> dsrun_core::Result<()> {
+        let positive = [("memory-bandwidth", self.memory_bandwidth), ("link-bandwidth", self.link_bandwidth)];
+        let not_negative = [
+            ("latency-us", self.latency_us),
+            ("gather-latency-us", self.gather_latency_us),
+            ("memory-price", self.memory_price),
+        ];
+        let wrong = |(field, value): (&str, f64), rule: &str| {
+            dsrun_core::Error::invalid(format!("is {value}, must be {rule}")).at("costs").field(field)
+        };
+        if let Some(found) = positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+            return Err(wrong(found, "positive"));
+        }
+        match not_negative.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
+            Some(found) => Err(wrong(found, "0 or more")),
+            None => Ok(()),
+        }
+    }
+
+    /// Picoseconds of reading bytes.
+    pub(super) fn read(&self, bytes: f64) -> u64 {
+        (bytes / self.memory_bandwidth * SECOND) as u64
+    }
+
+    /// Picoseconds that holding bytes counts for.
+    pub(super) fn hold(&self, bytes: u64) -> u64 {
+        self.read(bytes as f64 * self.memory_price)
+    }
+
+    /// Picoseconds of an all-gather or a reduce-scatter of a tensor that is this large when whole.
+    pub(super) fn gather(&self, bytes: f64, ranks: usize) -> u64 {
+        let share = (ranks - 1) as f64 / ranks as f64;
+        ((bytes * share / self.link_bandwidth + self.gather_latency_us * 1e-6) * SECOND) as u64
+    }
+
+    /// Picoseconds of an all-reduce of a tensor.
+    pub(super) fn all_reduce(&self, bytes: f64, ranks: usize) -> u64 {
+        let share = 2.0 * (ranks - 1) as f64 / ranks as f64;
+        ((bytes * share / self.link_bandwidth + self.latency_us * 1e-6) * SECOND) as u64
+    }
+
+    /// The bytes of a tensor in the step. Columns of the request table do not count: a step reads few of their rows.
+    pub(super) fn bytes(&self, tensor: &TensorType) -> f64 {
+        let size = |size: &Size| match size {
+            Size::Static(size) => *size as f64,
+            Size::Bounded(_) => self.tokens as f64,
+            Size::Bucket(_) => 0.0,
+        };
+        tensor.shape.iter().map(size).product::<f64>() * tensor.dtype.bytes() as f64
+    }
+
+    /// Picoseconds of a call: of the bytes that it reads and writes.
+    pub(super) fn call(&self, op: &Op, operands: &[Option<OperandType>], results: &[TensorType]) -> u64 {
+        let tensors = operands.iter().flatten().filter_map(|operand| match operand {
+            OperandType::Tensor(tensor) => Some(tensor),
+            OperandType::Weight(_) => None,
+        });
+        let activations: f64 = tensors.chain(results).map(|tensor| self.bytes(tensor)).sum();
+        let weights: f64 = match op {
+            // Few rows of a table are looked up, and they are counted as the result.
+            Op::Embed(_) => 0.0,
+            _ => operands.iter().flatten().map(weight_bytes).sum(),
+        };
+        let caches: f64 = match op {
+            Op::PagedAttention(_) => operands.iter().flatten().map(|operand| self.cache_bytes(operand)).sum(),
+            _ => 0.0,
+        };
+        self.read(activations + weights + caches)
+    }
+
+    /// The bytes of a KV cache that attention reads.
+    fn cache_bytes(&self, operand: &OperandType) -> f64 {
+        match operand {
+            OperandType::Tensor(TensorType { dtype, shape }) => match &shape[..] {
+                [_, heads, _, width] => {
+                    slot_bytes(*dtype, heads, width) * (self.tokens * self.context) as f64
+                }
+                _ => 0.0,
+            },
+            OperandType::Weight(_) => 0.0,
+        }
+    }
+}
+
+fn slot_bytes(dtype: DType, heads: &Size, width: &Size) -> f64 {
+    let known = |size: &Size| size.known().unwrap_or(0) as f64;
+    known(heads) * known(width) * dtype.bytes() as f64
+}
+
+fn weight_bytes(operand: &OperandType) -> f64 {
+    match operand {
+        OperandType::Weight(weight) => weight.bytes().unwrap_or(usize::MAX) as f64,
+        OperandType::Tensor(_) => 0.0,
+    }
+}

@@ -1,0 +1,141 @@
+//! The dimensions of an op's iteration space that can be split over ranks, from its index maps.
+//!
+//! A dimension can be split if it is the outermost part of every tensor dimension it runs along, so that a part of it is a range of
+//! each tensor. Parallel dimensions split the results; a dimension that a matrix product sums over leaves partial sums. Index maps
+//! do not describe lookups, so there are rules for two of them: the rows of an embedding, and the KV heads of attention.
+
+use crate::passes::rewrite::weight_operand;
+use dsrun_core::{
+    Result,
+    op::{Axis, DimensionKind, IndexMaps, Op},
+    program::{Call, Program, ValueId},
+};
+
+/// A dimension of an iteration space that can be split.
+#[derive(Clone, Debug)]
+pub(super) struct IterationSplit {
+    /// For each operand, the tensor dimension that is split, if any.
+    pub(super) operands: Vec<Option<SplitDimension>>,
+    /// For each result, the tensor dimension that is split, if any.
+    pub(super) results: Vec<Option<SplitDimension>>,
+    /// Whether the results are partial sums.
+    pub(super) sums: bool,
+    /// Operands that the first rank alone has, because they are added to the sum.
+    pub(super) first_rank_only: Vec<usize>,
+}
+
+/// A tensor dimension that is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SplitDimension {
+    /// The dimension.
+    pub(super) dimension: usize,
+    /// The number of indivisible blocks.
+    pub(super) blocks: usize,
+    /// Whether several ranks may hold the same block: KV heads that several query heads read.
+    pub(super) shared: bool,
+}
+
+/// A dimension of a value that is split.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) value: ValueId,
+    pub(super) dimension: usize,
+    pub(super) blocks: usize,
+    pub(super) shared: bool,
+}
+
+impl IterationSplit {
+    /// The dimensions of the values of a call that are split.
+    pub(super) fn places<'a>(&'a self, call: &'a Call) -> impl Iterator<Item = Place> + 'a {
+        let operands = self.operands.iter().zip(call.operands.iter().copied());
+        let results = self.results.iter().zip(call.results.iter().copied().map(Some));
+        operands.chain(results).filter_map(|(split, value)| {
+            let SplitDimension { dimension, blocks, shared } = (*split)?;
+            Some(Place { value: value?, dimension, blocks, shared })
+        })
+    }
+}
+
+/// The dimensions of a call's iteration space that can be split.
+///
+/// # Errors
+/// If the call is not valid.
+pub(super) fn iteration_splits(program: &Program, call: &Call) -> Result<Vec<IterationSplit>> {
+    let types = program.operand_types(&call.operands)?;
+    let maps = call.op.index_maps(&types)?;
+    let bias = weight_operand(&call.op).map(|weight| weight + 1);
+    let mut splits = Vec::new();
+    for (index, dimension) in maps.dimensions.iter().enumerate() {
+        let sums = match dimension.kind {
+            DimensionKind::Parallel => false,
+            // Only products are linear in what they sum over.
+            DimensionKind::Reduced if bias.is_some() => true,
+            DimensionKind::Reduced | DimensionKind::Whole => continue,
+        };
+        let along = |axes: &Vec<Axis>| along(&call.op, &maps, axes, index);
+        let (Some(operands), Some(results)) = (
+            maps.operands.iter().map(along).collect::<Option<Vec<_>>>(),
+            maps.results.iter().map(along).collect::<Option<Vec<_>>>(),
+        ) else {
+            continue;
+        };
+        let splits_results = results.iter().all(Option::is_some);
+        if operands.iter().any(Option::is_some) && splits_results != sums {
+            let first_rank_only = bias.filter(|_| sums).into_iter().collect();
+            splits.push(IterationSplit { operands, results, sums, first_rank_only });
+        }
+    }
+    splits.extend(vocabulary(program, call));
+    Ok(splits)
+}
+
+/// The tensor dimension that a dimension of the iteration space splits: `Some(None)` if it does not run along the tensor, `None`
+/// if its parts are no ranges of the tensor.
+fn along(op: &Op, maps: &IndexMaps, axes: &[Axis], index: usize) -> Option<Option<SplitDimension>> {
+    let size = |dimension: usize| maps.dimensions.get(dimension)?.size.known();
+    let mut found = None;
+    for (dimension, axis) in axes.iter().enumerate() {
+        let list = match axis {
+            Axis::Gathered => continue,
+            Axis::From { dimension, .. } if *dimension == index => return None,
+            Axis::From { .. } => continue,
+            Axis::Of(list) if !list.contains(&index) => continue,
+            Axis::Of(list) => list,
+        };
+        let outermost = list.iter().copied().find(|dimension| size(*dimension) != Some(1))?;
+        if outermost != index || found.is_some() {
+            return None;
+        }
+        let mut split = SplitDimension { dimension, blocks: size(index)?, shared: false };
+        if let (Op::PagedAttention(_) | Op::Attention(_), Some(group)) = (op, group_of_heads(maps, index)) {
+            if list.contains(&group) {
+                split.blocks *= size(group)?;
+            } else {
+                split.shared = true;
+            }
+        }
+        found = Some(split);
+    }
+    Some(found)
+}
+
+/// The dimension of the query heads that read one KV head, if `index` is the dimension of KV heads of an attention op.
+fn group_of_heads(maps: &IndexMaps, index: usize) -> Option<usize> {
+    let place = |name: &str| maps.dimensions.iter().position(|dimension| dimension.name == name);
+    place("group").filter(|_| place("kv_heads") == Some(index))
+}
+
+/// The rows of an embedding. Ids outside a rank's rows give zeros, so the results of all ranks add up; positions are added once.
+fn vocabulary(program: &Program, call: &Call) -> Option<IterationSplit> {
+    let Op::Embed(_) = call.op else { return None };
+    let table = program.value((*call.operands.get(1)?)?).ok()?.weight_type()?;
+    let rows = SplitDimension { dimension: 0, blocks: table.rows(), shared: false };
+    let mut operands = vec![None; call.operands.len()];
+    operands[1] = Some(rows);
+    Some(IterationSplit {
+        operands,
+        results: vec![None; call.results.len()],
+        sums: true,
+        first_rank_only: vec![2, 3],
+    })
+}
