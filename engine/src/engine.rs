@@ -38,6 +38,11 @@ impl EnginePlan {
         if let Some(missing) = self.memory().missing() {
             return Err(EngineError::DoesNotFit { missing, plan: Box::new(self.memory().clone()) });
         }
+        for plan in self.followers.iter().map(|follower| &follower.plan) {
+            if let Some(missing) = plan.memory().missing() {
+                return Err(EngineError::DoesNotFit { missing, plan: Box::new(plan.memory().clone()) });
+            }
+        }
         let (own, all) = (self.memory().weights, self.memory().all_weights());
         let (speculation, draft) = (self.options.speculation, self.draft.take());
         let runner = Runner::load(self, model, device.clone(), &mut |loaded| progress(loaded, all))?;

@@ -4,7 +4,10 @@ mod speculation;
 
 use crate::{
     error::{EngineError, Result},
-    passes::quantize::{Calibration, Policy},
+    passes::{
+        quantize::{Calibration, Policy},
+        shard::ShardPolicy,
+    },
 };
 use dsrun_core::DType;
 pub use speculation::Speculation;
@@ -86,6 +89,8 @@ pub struct EngineOptions {
     /// Statistics of the activations, for policies that [smooth](Policy::smooth); see [`calibrate`](crate::calibrate).
     #[serde(skip)]
     pub calibration: Option<Arc<Calibration>>,
+    /// How weights are split over several devices; by default a search decides.
+    pub shard: ShardPolicy,
     /// Whether answers continue past the model's end tokens, for measurements.
     pub ignore_end: bool,
 }
@@ -114,6 +119,7 @@ impl Default for EngineOptions {
             speculation: None,
             quantize: None,
             calibration: None,
+            shard: ShardPolicy::default(),
             ignore_end: false,
         }
     }

@@ -12,6 +12,7 @@
 //! | `memory`, `traffic` | bytes that are allocated, bytes and products of a step |
 //! | `draft_plan`, `draft_vocabulary` | the memory and compatibility of a draft model |
 //! | `execution_context`, `compiled_step`, `plan_cache` | a step bound to device memory |
+//! | `mesh` | a model that is split over several devices |
 //! | `compile_ahead` | builds the kernels of every step before the first request |
 
 mod bucket;
@@ -23,6 +24,7 @@ mod draft_vocabulary;
 mod execution_context;
 mod layout;
 mod memory;
+mod mesh;
 mod plan_cache;
 mod programs;
 mod step_interface;
@@ -37,11 +39,12 @@ pub(crate) use bucket::{Bucket, FixedSizes};
 pub(crate) use calls::{is_cache, state_bytes, weight_desc};
 pub(crate) use compiled_step::CompiledStep;
 pub(crate) use draft_plan::DraftPlan;
-use dsrun_core::{device::Device, program::Program};
+use dsrun_core::{collective::Comm, device::Device, program::Program};
 use dsrun_models::model::Model;
 pub(crate) use execution_context::{ExecutionContext, Resident, SharedMemory, ValueStorage};
 pub(crate) use layout::{InputLayout, Layout, SharedSizes};
 pub(crate) use memory::{cache_desc, page_bytes};
+pub(crate) use mesh::FollowerPlan;
 pub(crate) use plan_cache::{PlanCache, plan_key};
 use programs::StepPrograms;
 use std::sync::Arc;
@@ -64,6 +67,8 @@ pub struct EnginePlan {
     pub(crate) shared: SharedSizes,
     memory: MemoryPlan,
     pub(crate) draft: Option<DraftPlan>,
+    /// The plans of the other ranks, if the model is split over several devices: this is the plan of rank 0.
+    pub(crate) followers: Vec<FollowerPlan>,
 }
 
 impl EnginePlan {
@@ -82,7 +87,50 @@ impl EnginePlan {
 
     /// Plans everything but the memory, with as many pages of KV cache as the options ask for.
     fn without_memory(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Self> {
-        let context = options.context(model.config().context)?;
+        let program = StepPrograms::quantized(model, device, options)?;
+        Self::of_program(program, model.config().context, device, options, None)
+    }
+
+    /// Plans everything but the memory for a quantised program, or for that of a rank whose collectives run over `comm`.
+    fn of_program(
+        program: Program,
+        longest: usize,
+        device: &dyn Device,
+        options: &EngineOptions,
+        comm: Option<Arc<dyn Comm>>,
+    ) -> Result<Self> {
+        let (context, fixed, limits) = Self::sizes(longest, options)?;
+        let programs = StepPrograms::build(program, device, options, limits, fixed, comm)?;
+        let layout = |bucket: Bucket| {
+            let program = programs.merged(device, bucket, fixed)?;
+            Layout::new(&program, device, bucket, fixed, programs.comm())
+        };
+        let mut shared = layout(limits)?.shared;
+        // With fewer rows a small result may take a place in the arena where a large one would fit, so the layout of the limits
+        // alone is not an upper bound.
+        let is_large = |bucket: &Bucket| {
+            bucket.sequences == limits.sequences && (bucket.all_rows || bucket.tokens == limits.tokens)
+        };
+        for bucket in Bucket::all(limits, options.rows_per_request()).into_iter().filter(is_large) {
+            shared = shared.max(layout(bucket)?.shared);
+        }
+        let (options, memory) = (options.clone(), MemoryPlan::default());
+        Ok(Self {
+            programs,
+            options,
+            context,
+            fixed,
+            limits,
+            shared,
+            memory,
+            draft: None,
+            followers: Vec::new(),
+        })
+    }
+
+    /// The context, the sizes that all steps share, and the largest step.
+    fn sizes(longest: usize, options: &EngineOptions) -> Result<(usize, FixedSizes, Bucket)> {
+        let context = options.context(longest)?;
         let blocks = context.div_ceil(options.block_size);
         let pages = match options.kv_tokens {
             Some(kv_tokens) if kv_tokens < options.block_size => {
@@ -99,19 +147,7 @@ impl EnginePlan {
             rows: (options.max_requests * options.rows_per_request()).min(options.step_tokens),
             all_rows: false,
         };
-        let programs = StepPrograms::build(model, device, options, limits, fixed)?;
-        let mut shared = Layout::new(&programs.merged(device, limits, fixed)?, device, limits, fixed)?.shared;
-        // With fewer rows a small result may take a place in the arena where a large one would fit, so the layout of the limits
-        // alone is not an upper bound.
-        let is_large = |bucket: &Bucket| {
-            bucket.sequences == limits.sequences && (bucket.all_rows || bucket.tokens == limits.tokens)
-        };
-        for bucket in Bucket::all(limits, options.rows_per_request()).into_iter().filter(is_large) {
-            let program = programs.merged(device, bucket, fixed)?;
-            shared = shared.max(Layout::new(&program, device, bucket, fixed)?.shared);
-        }
-        let (options, memory) = (options.clone(), MemoryPlan::default());
-        Ok(Self { programs, options, context, fixed, limits, shared, memory, draft: None })
+        Ok((context, fixed, limits))
     }
 
     /// Counts the memory, and plans fewer pages of KV cache if the model fits that way.

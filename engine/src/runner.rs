@@ -5,6 +5,7 @@
 //! | [`Runner`] | a loaded model with the requests that it serves |
 //! | `requests`, `active_request` | requests that have not ended |
 //! | `executor` | the device side: weights, states, compiled steps |
+//! | `followers` | the other ranks of a model that is split over several devices |
 //! | `load` | brings the weights to the device |
 //! | `step` | the run loop: launch a step, complete a step |
 //! | `inputs`, `request_table` | data that the host sends before a step |
@@ -17,6 +18,7 @@ mod active_request;
 mod call_by_call;
 mod exclusive;
 mod executor;
+mod followers;
 mod hidden_states;
 mod inputs;
 mod load;

@@ -8,12 +8,14 @@ use crate::error::Result;
 use dsrun_core::{
     Error, Size, TensorDesc, WeightType,
     checked::ValidCall,
+    collective::Comm,
     kernels::{CallDesc, OperandDesc, WeightDesc},
     op::OperandType,
     program::{Call, Program, Value, ValueId},
 };
+use std::sync::Arc;
 
-/// Describes a call of a program at the sizes of a bucket.
+/// Describes a call of a program at the sizes of a bucket. Collectives run over `comm`.
 ///
 /// # Errors
 /// If a size has no value or the call is not valid.
@@ -21,6 +23,7 @@ pub(crate) fn describe_call(
     program: &Program,
     call: &Call,
     sizes: &dyn Fn(&str) -> Option<usize>,
+    comm: Option<&Arc<dyn Comm>>,
 ) -> Result<ValidCall, Error> {
     let tensor = |id: ValueId| {
         let value = program.value(id)?;
@@ -37,7 +40,8 @@ pub(crate) fn describe_call(
     };
     let operands = call.operands.iter().map(|id| id.map(operand).transpose()).collect::<Result<_, _>>()?;
     let results = call.results.iter().map(|id| tensor(*id)).collect::<Result<_, Error>>()?;
-    CallDesc { op: call.op.clone(), operands, results, comm: None }.validate()
+    let comm = comm.filter(|_| call.op.mesh_axis().is_some()).cloned();
+    CallDesc { op: call.op.clone(), operands, results, comm }.validate()
 }
 
 /// Describes every call of a program at the sizes of a bucket.
@@ -47,8 +51,9 @@ pub(crate) fn describe_call(
 pub(crate) fn describe(
     program: &Program,
     sizes: &dyn Fn(&str) -> Option<usize>,
+    comm: Option<&Arc<dyn Comm>>,
 ) -> Result<Vec<ValidCall>, Error> {
-    program.nodes.iter().map(|node| describe_call(program, &node.call, sizes)).collect()
+    program.nodes.iter().map(|node| describe_call(program, &node.call, sizes, comm)).collect()
 }
 
 /// Describes a weight of a model, which never changes once it is packed.

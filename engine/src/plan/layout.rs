@@ -9,6 +9,7 @@ use crate::error::Result;
 use dsrun_core::{
     DType, Error, Size,
     checked::ValidCall,
+    collective::Comm,
     device::Device,
     op::{Op, OperandType},
     program::{Call, Node, Origin, Program, ValueId},
@@ -64,7 +65,7 @@ impl SharedSizes {
 }
 
 impl Layout {
-    /// Plans the storage of `program` for a bucket. Results share memory as their lifetimes allow.
+    /// Plans the storage of `program` for a bucket. Results share memory as their lifetimes allow. Collectives run over `comm`.
     ///
     /// # Errors
     /// If a size has no value, or the device does not support a call.
@@ -73,8 +74,9 @@ impl Layout {
         device: &dyn Device,
         bucket: Bucket,
         fixed: FixedSizes,
+        comm: Option<&Arc<dyn Comm>>,
     ) -> Result<Self> {
-        Self::with_lifetimes(program, device, bucket, fixed, |owners| last_uses(program, owners))
+        Self::with_lifetimes(program, device, bucket, fixed, comm, |owners| last_uses(program, owners))
     }
 
     /// Plans the storage of `program` so that every result is kept: calls can then be run again in any order.
@@ -88,7 +90,7 @@ impl Layout {
         fixed: FixedSizes,
     ) -> Result<Self> {
         let forever = (0..program.values.len()).map(|index| (ValueId::new(index), usize::MAX)).collect();
-        Self::with_lifetimes(program, device, bucket, fixed, |_| forever)
+        Self::with_lifetimes(program, device, bucket, fixed, None, |_| forever)
     }
 
     fn with_lifetimes(
@@ -96,11 +98,12 @@ impl Layout {
         device: &dyn Device,
         bucket: Bucket,
         fixed: FixedSizes,
+        comm: Option<&Arc<dyn Comm>>,
         last_uses: impl FnOnce(&[ValueId]) -> HashMap<ValueId, usize>,
     ) -> Result<Self> {
         let sizes = bucket.sizes(fixed);
         let alignment = device.properties().alignment.max(4);
-        let calls = describe(program, &sizes)?;
+        let calls = describe(program, &sizes, comm)?;
         let mut workspace = 0;
         for call in &calls {
             let support = device.kernels().query(call)?;

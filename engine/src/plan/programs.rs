@@ -15,6 +15,7 @@ use crate::{
 };
 use dsrun_core::{
     DType, Error, WeightExpr, WeightReader,
+    collective::Comm,
     device::Device,
     program::{Call, Program},
 };
@@ -34,20 +35,16 @@ pub(crate) struct StepPrograms {
     pruned: Arc<Program>,
     /// Whether the calls of a step may become larger regions.
     fuse: bool,
+    /// The group that collectives run over, if the programs are those of a rank.
+    comm: Option<Arc<dyn Comm>>,
 }
 
 impl StepPrograms {
-    /// Builds a model's program and applies the passes that the options ask for.
+    /// Builds a model's program and quantises it as the options ask.
     ///
     /// # Errors
-    /// If the model cannot be built, a weight does not fit its format, or the device refuses a query.
-    pub(crate) fn build(
-        model: &Model,
-        device: &dyn Device,
-        options: &EngineOptions,
-        limits: Bucket,
-        fixed: FixedSizes,
-    ) -> Result<Self> {
+    /// If the model cannot be built, or a weight does not fit its format.
+    pub(crate) fn quantized(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Program> {
         // The first type of the list is the one that the device computes best in.
         let preferred = device.properties().dtypes.first().copied().unwrap_or(DType::F32);
         let activation = options.precision.dtype().unwrap_or(preferred);
@@ -58,13 +55,27 @@ impl StepPrograms {
             block_size: options.block_size as u32,
             context: Some(options.context(model.config().context)?),
         })?;
-        let mut program = quantized(&program, model, options)?;
+        quantized(&program, model, options)
+    }
+
+    /// Applies the passes for a device to a quantised program, or to that of a rank whose collectives run over `comm`.
+    ///
+    /// # Errors
+    /// If the device refuses a query.
+    pub(crate) fn build(
+        mut program: Program,
+        device: &dyn Device,
+        options: &EngineOptions,
+        limits: Bucket,
+        fixed: FixedSizes,
+        comm: Option<Arc<dyn Comm>>,
+    ) -> Result<Self> {
         size_work_lists(&mut program, device, &limits.sizes(fixed))?;
         if options.fuse {
-            program = fuse_for_device(&program, device, limits, fixed)?;
+            program = fuse_for_device(&program, device, limits, fixed, comm.as_ref())?;
         }
         let pruned = Arc::new(prune_unused_rows(&program)?);
-        Ok(Self { all_rows: Arc::new(program), pruned, fuse: options.fuse })
+        Ok(Self { all_rows: Arc::new(program), pruned, fuse: options.fuse, comm })
     }
 
     /// The program that a device runs for the steps of a bucket: that of [`Self::of`], with neighbouring calls
@@ -84,7 +95,7 @@ impl StepPrograms {
         }
         let sizes = bucket.sizes(fixed);
         let mut native = |program: &Program, call: &Call| {
-            Ok(device.kernels().query(&describe_call(program, call, &sizes)?)?.native)
+            Ok(device.kernels().query(&describe_call(program, call, &sizes, self.comm())?)?.native)
         };
         Ok(Arc::new(merge(program, &mut native)?))
     }
@@ -92,6 +103,11 @@ impl StepPrograms {
     /// The program of the steps of a bucket, whose regions are the same at all sizes.
     pub(crate) fn of(&self, bucket: Bucket) -> &Arc<Program> {
         if bucket.all_rows { &self.all_rows } else { &self.pruned }
+    }
+
+    /// The group that collectives run over.
+    pub(crate) fn comm(&self) -> Option<&Arc<dyn Comm>> {
+        self.comm.as_ref()
     }
 
     /// The program of steps in which every row is an output row.
@@ -126,11 +142,12 @@ fn fuse_for_device(
     device: &dyn Device,
     limits: Bucket,
     fixed: FixedSizes,
+    comm: Option<&Arc<dyn Comm>>,
 ) -> Result<Program> {
     let smallest = Bucket { tokens: 1, sequences: 1, rows: 1, ..limits };
     let mut native = |program: &Program, call: &Call| {
         for bucket in [limits, smallest] {
-            let desc = describe_call(program, call, &bucket.sizes(fixed))?;
+            let desc = describe_call(program, call, &bucket.sizes(fixed), comm)?;
             if !device.kernels().query(&desc)?.native {
                 return Ok(false);
             }

@@ -31,6 +31,10 @@ impl CallByCall {
         bucket: Bucket,
         workspace: usize,
     ) -> Result<Self> {
+        if executor.is_split() {
+            let message = "calls run one at a time on one device only: leave --tp out";
+            return Err(dsrun_core::Error::unsupported(message).into());
+        }
         let device = &**executor.device();
         let layout = Layout::keeping_all(program, device, bucket, executor.plan().fixed)?;
         let mut sizes = layout.shared;

@@ -48,6 +48,6 @@ impl Runner {
     /// If the device failed.
     pub(crate) fn place_alone(&mut self, slot: usize, length: usize, pages: &[i32]) -> Result<()> {
         self.table.place(slot, TableRow { length, pages, sampling: &SamplingOptions::default() });
-        self.table.upload(self.executor.stream())
+        self.table.upload(&mut self.executor)
     }
 }

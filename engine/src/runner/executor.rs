@@ -1,6 +1,9 @@
 //! The device side of a runner: weights and states, and the steps that are compiled so far.
 
-use super::inputs::StepInputs;
+use super::{
+    followers::{Command, Followers},
+    inputs::StepInputs,
+};
 use crate::{
     error::Result,
     plan::{
@@ -10,7 +13,7 @@ use crate::{
 };
 use dsrun_core::{
     Error,
-    device::{Device, Stream},
+    device::{BufferSlice, Device, Stream},
 };
 use std::{
     collections::HashMap,
@@ -40,6 +43,8 @@ const LAUNCHES: [SegmentSet; 5] = [
 /// A model on a device.
 #[derive(Debug)]
 pub(crate) struct Executor {
+    /// The other ranks, if this is rank 0 of several.
+    followers: Option<Followers>,
     // Dropped first: bound calls hold buffers and weights.
     steps: HashMap<Bucket, CompiledStep>,
     plans: PlanCache,
@@ -65,6 +70,7 @@ impl Executor {
         shared: SharedMemory,
     ) -> Self {
         Self {
+            followers: None,
             steps: HashMap::new(),
             plans: PlanCache::default(),
             stream,
@@ -75,6 +81,29 @@ impl Executor {
             compiled_steps: 0,
             staging: Vec::new(),
             uploaded: Vec::new(),
+        }
+    }
+
+    /// Makes this rank 0 of several.
+    pub(super) fn lead(&mut self, followers: Followers) {
+        self.followers = Some(followers);
+    }
+
+    /// Whether the model is split over several devices.
+    pub(crate) fn is_split(&self) -> bool {
+        self.followers.is_some()
+    }
+
+    /// Has the other ranks do what this one does next.
+    fn tell(&self, command: impl FnOnce() -> Command) -> Result<()> {
+        self.followers.as_ref().map_or(Ok(()), |followers| followers.send(&command()))
+    }
+
+    /// The error of the rank that failed first; the other ranks end.
+    fn explained<T>(&self, result: Result<T>) -> Result<T> {
+        match &self.followers {
+            Some(followers) => result.map_err(|error| followers.explained(error)),
+            None => result,
         }
     }
 
@@ -121,6 +150,7 @@ impl Executor {
     /// # Errors
     /// If the device failed.
     pub(crate) fn upload_state_row(&mut self, state: StepState, row: usize, bytes: &[u8]) -> Result<()> {
+        self.tell(|| Command::StateRow(state, row, bytes.to_vec()))?;
         let slice = self.resident.state(state)?.slice(row * bytes.len(), bytes.len())?;
         Ok(self.stream.upload(bytes, &slice)?)
     }
@@ -130,8 +160,18 @@ impl Executor {
     /// # Errors
     /// If the device failed.
     pub(super) fn clear_state_row(&mut self, state: StepState, row: usize, bytes: usize) -> Result<()> {
+        self.tell(|| Command::ClearRow(state, row, bytes))?;
         let slice = self.resident.state(state)?.slice(row * bytes, bytes)?;
         Ok(self.stream.fill(&slice, 0)?)
+    }
+
+    /// Uploads bytes of the request table, from `offset` on. `table` is the memory of the table on this device.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(super) fn upload_table(&mut self, table: &BufferSlice, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.tell(|| Command::Table(offset, bytes.to_vec()))?;
+        Ok(self.stream.upload(bytes, &table.slice(offset, bytes.len())?)?)
     }
 
     /// Runs the layers of a step with these inputs, up to the logits. Returns the step's bucket.
@@ -150,7 +190,9 @@ impl Executor {
     /// # Errors
     /// If the device failed, or refuses the step.
     pub(super) fn begin(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
-        self.compile(bucket)?;
+        self.tell(|| Command::Begin(bucket, inputs.clone()))?;
+        let compiled = self.compile(bucket);
+        self.explained(compiled)?;
         let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
         // The mask is the last input, and is uploaded where it is read.
         let bytes = step.inputs().range(StepInput::Mask)?.start;
@@ -172,9 +214,11 @@ impl Executor {
     /// # Errors
     /// If the device failed, or refuses the segments the first time.
     pub(super) fn launch(&mut self, bucket: Bucket, segments: SegmentSet) -> Result<()> {
+        self.tell(|| Command::Launch(bucket, segments))?;
         let step = self.steps.get_mut(&bucket).ok_or_else(not_compiled)?;
         let context = ExecutionContext { resident: &self.resident, shared: &self.shared };
-        step.enqueue(segments, context, &*self.device, &mut *self.stream)
+        let launched = step.enqueue(segments, context, &*self.device, &mut *self.stream);
+        self.explained(launched)
     }
 
     /// A compiled step, with the device and the stream to read its outputs.
@@ -191,6 +235,7 @@ impl Executor {
     /// # Errors
     /// If the device failed.
     pub(super) fn upload_mask(&mut self, bucket: Bucket, mask: &[u32]) -> Result<()> {
+        self.tell(|| Command::Mask(bucket, mask.to_vec()))?;
         let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
         let start = step.inputs().range(StepInput::Mask)?.start;
         let bytes: &[u8] = bytemuck::cast_slice(mask);
@@ -218,7 +263,10 @@ impl Executor {
             return Ok(());
         }
         let program = self.plan.programs.merged(&*self.device, bucket, self.plan.fixed)?;
-        let layout = Layout::new(&program, &*self.device, bucket, self.plan.fixed)?;
+        let layout = {
+            let (fixed, comm) = (self.plan.fixed, self.plan.programs.comm());
+            Layout::new(&program, &*self.device, bucket, fixed, comm)?
+        };
         let allocated = self.shared.sizes();
         if !allocated.covers(layout.shared) {
             // Compiled steps are bound to the memory they share, so they are dropped with it, once none is in flight.

@@ -1,21 +1,21 @@
 //! Loads a model: allocates what was planned, and brings the weights to the device.
 
 use super::{
-    Runner, executor::Executor, hidden_states::HiddenStates, inputs::StepInputs, readback::Readback,
-    request_table::RequestTable, requests::Requests, token_limits::TokenLimits,
+    Runner, executor::Executor, followers::Followers, hidden_states::HiddenStates, inputs::StepInputs,
+    readback::Readback, request_table::RequestTable, requests::Requests, token_limits::TokenLimits,
 };
 use crate::{
-    error::Result,
+    error::{EngineError, Result},
     kv_cache::SwapSpace,
     plan::{
-        EnginePlan, PlanCache, Resident, SharedMemory, StepState, cache_desc, is_cache, state_bytes,
-        weight_desc,
+        EnginePlan, FollowerPlan, PlanCache, Resident, SharedMemory, StepState, cache_desc, is_cache,
+        state_bytes, weight_desc,
     },
     schedule::{Capacity, ScheduledStep, Scheduler},
     statistics::Statistics,
 };
 use dsrun_core::{
-    Error, WeightFormat, WeightReader,
+    Code, Error, WeightFormat, WeightReader,
     device::{BufferSlice, Device, MemoryKind, Stream},
     op::OperandType,
     program::Origin,
@@ -24,7 +24,7 @@ use dsrun_models::{
     model::Model,
     weights::{ExprReader, TensorSource},
 };
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
 /// The time after which loading the weights counts as hung.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
@@ -35,29 +35,40 @@ impl Runner {
     /// # Errors
     /// Those of reading the model and of the device.
     pub(crate) fn load(
-        plan: EnginePlan,
+        mut plan: EnginePlan,
         model: &Model,
         device: Arc<dyn Device>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
-        let mut stream = device.stream()?;
-        let shared = SharedMemory::allocate(&*device, plan.shared)?;
-        let mut resident = Resident::default();
-        let table = RequestTable::new(&*device, plan.fixed)?;
-        for (_, value) in plan.program().values_from(|origin| *origin == Origin::State) {
-            let bytes = state_bytes(value, plan.limits, plan.fixed)?;
-            let memory = match table.state(&value.name, bytes)? {
-                Some(memory) => memory,
-                None => BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?),
+        let followers = std::mem::take(&mut plan.followers);
+        let comm = plan.programs.comm().cloned();
+        let (own, others) = thread::scope(|scope| {
+            let load = |follower: FollowerPlan| {
+                scope.spawn(|| load_rank(follower.plan, model, follower.device, &mut |_| {}))
             };
-            resident.tensors.insert(value.name.clone(), memory);
+            let threads: Vec<_> = followers.into_iter().map(load).collect();
+            let own = load_rank(plan, model, device.clone(), progress);
+            let panicked = || Err(Error::internal("a rank panicked while it loaded its weights").into());
+            let others: Vec<_> =
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect();
+            (own, others)
+        });
+        let (mut executor, table) = own?;
+        let mut loaded = Vec::with_capacity(others.len());
+        for (index, other) in others.into_iter().enumerate() {
+            let in_rank = |error: EngineError| {
+                let message = format!("rank {} cannot load its weights: {error}", index + 1);
+                Error::new(Code::Communication, message)
+            };
+            let (executor, table) = other.map_err(in_rank)?;
+            loaded.push((executor, table.memory().clone()));
         }
-        load_weights(&plan, &**model.weights(), &*device, &mut *stream, &mut resident, progress)?;
-        stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
+        if let (Some(comm), false) = (comm, loaded.is_empty()) {
+            executor.lead(Followers::start(comm, loaded)?);
+        }
+        let plan = executor.plan();
         let stop_ids = if plan.options.ignore_end { Vec::new() } else { model.eos().to_vec() };
         let vocabulary = model.config().vocabulary;
-        // Requests differ in the tokens that end them, so the host decides, a step later than the device could.
-        stream.upload(&(-1i32).to_le_bytes(), resident.state(StepState::StopIds)?)?;
 
         let capacity = Capacity {
             tokens: plan.limits.tokens,
@@ -69,7 +80,7 @@ impl Runner {
             prompts_first: !plan.options.split_prompts,
         };
         let mut runner = Self {
-            swap: allocate_swap(&plan, &*device, &resident)?,
+            swap: allocate_swap(plan, &*device, executor.resident())?,
             requests: Requests::new(Scheduler::new(capacity), stop_ids, vocabulary),
             table,
             token_limits: TokenLimits::new(plan.fixed.requests, vocabulary),
@@ -80,13 +91,39 @@ impl Runner {
             statistics: Statistics { pages_total: plan.fixed.pages, ..Statistics::default() },
             scheduled: ScheduledStep::default(),
             inputs: StepInputs::default(),
-            executor: Executor::new(plan, device, stream, resident, shared),
+            executor,
         };
         if runner.plan().options.tune_step {
             runner.tune_step()?;
         }
         Ok(runner)
     }
+}
+
+/// Allocates what was planned for a rank, and brings its weights to its device.
+fn load_rank(
+    plan: EnginePlan,
+    model: &Model,
+    device: Arc<dyn Device>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(Executor, RequestTable)> {
+    let mut stream = device.stream()?;
+    let shared = SharedMemory::allocate(&*device, plan.shared)?;
+    let mut resident = Resident::default();
+    let table = RequestTable::new(&*device, plan.fixed)?;
+    for (_, value) in plan.program().values_from(|origin| *origin == Origin::State) {
+        let bytes = state_bytes(value, plan.limits, plan.fixed)?;
+        let memory = match table.state(&value.name, bytes)? {
+            Some(memory) => memory,
+            None => BufferSlice::whole(device.allocate(bytes.max(1), MemoryKind::Device)?),
+        };
+        resident.tensors.insert(value.name.clone(), memory);
+    }
+    load_weights(&plan, &**model.weights(), &*device, &mut *stream, &mut resident, progress)?;
+    stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
+    // Requests differ in the tokens that end them, so the host decides, a step later than the device could.
+    stream.upload(&(-1i32).to_le_bytes(), resident.state(StepState::StopIds)?)?;
+    Ok((Executor::new(plan, device, stream, resident, shared), table))
 }
 
 /// Allocates host memory for the pages of pre-empted requests, if the options ask for it.

@@ -4,13 +4,14 @@
 //! copy of these columns in the device's layout and uploads the changes before a step, in one piece if that is cheaper than piece
 //! by piece.
 
+use super::executor::Executor;
 use crate::{
     error::Result,
     plan::{FixedSizes, StepState},
     sampling::SamplingOptions,
 };
 use dsrun_core::{
-    device::{BufferSlice, Device, MemoryKind, Stream},
+    device::{BufferSlice, Device, MemoryKind},
     op::SAMPLING_COLUMNS,
 };
 use std::ops::Range;
@@ -104,6 +105,11 @@ impl RequestTable {
         Ok(Some(self.memory.slice(self.columns[column as usize].0 * ELEMENT, bytes)?))
     }
 
+    /// The memory of the table on the device.
+    pub(super) fn memory(&self) -> &BufferSlice {
+        &self.memory
+    }
+
     /// The elements of a row in a column.
     fn range(&self, column: Column, slot: usize) -> Range<usize> {
         let (start, width) = self.columns[column as usize];
@@ -152,7 +158,7 @@ impl RequestTable {
     ///
     /// # Errors
     /// If the device failed.
-    pub(crate) fn upload(&mut self, stream: &mut dyn Stream) -> Result<()> {
+    pub(super) fn upload(&mut self, executor: &mut Executor) -> Result<()> {
         let start = self.changed.iter().map(|range| range.start).min().unwrap_or(0);
         let end = self.changed.iter().map(|range| range.end).max().unwrap_or(0);
         if (end - start) * ELEMENT <= self.changed.len() * UPLOAD_BYTES {
@@ -161,7 +167,7 @@ impl RequestTable {
         }
         for range in self.changed.drain(..) {
             let bytes: &[u8] = bytemuck::cast_slice(&self.copy[range.clone()]);
-            stream.upload(bytes, &self.memory.slice(range.start * ELEMENT, bytes.len())?)?;
+            executor.upload_table(&self.memory, range.start * ELEMENT, bytes)?;
         }
         Ok(())
     }

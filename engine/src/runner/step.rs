@@ -194,7 +194,7 @@ impl Runner {
                 self.table.rewind(sequence.slot, from);
             }
         }
-        self.table.upload(self.executor.stream())
+        self.table.upload(&mut self.executor)
     }
 
     /// Collects the inputs of a scheduled step. Returns the sequence of each output row, and the hidden states to send.

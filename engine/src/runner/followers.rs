@@ -1,0 +1,171 @@
+//! The other ranks of a model that is split over several devices.
+//!
+//! Rank 0 schedules, and has each follower do on its device what it does on its own: upload the same inputs, launch the same
+//! segments. A follower is a thread with an executor of its own. It decides nothing, so ranks cannot disagree; results are read
+//! from rank 0, whose sampled tokens are those of every rank, because logits, seeds and positions are.
+//!
+//! A follower that fails or panics aborts the group: every collective ends at once with an error that names the rank.
+
+use super::{executor::Executor, inputs::StepInputs};
+use crate::{
+    error::{EngineError, Result},
+    plan::{Bucket, SegmentSet, StepState},
+};
+use dsrun_core::{Code, Error, collective::Comm, device::BufferSlice};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::{self, JoinHandle},
+};
+
+/// What rank 0 has a follower do.
+#[derive(Clone, Debug)]
+pub(super) enum Command {
+    /// Compile the step of a bucket if need be, and upload its inputs.
+    Begin(Bucket, StepInputs),
+    /// Launch segments of a step.
+    Launch(Bucket, SegmentSet),
+    /// Upload a row of a state.
+    StateRow(StepState, usize, Vec<u8>),
+    /// Zero a row of a state.
+    ClearRow(StepState, usize, usize),
+    /// Upload the mask of a step.
+    Mask(Bucket, Vec<u32>),
+    /// Upload bytes of the request table, from this offset on.
+    Table(usize, Vec<u8>),
+}
+
+/// The other ranks, as rank 0 has them.
+#[derive(Debug)]
+pub(super) struct Followers {
+    comm: Arc<dyn Comm>,
+    ranks: Vec<Follower>,
+    failure: Arc<Failure>,
+}
+
+#[derive(Debug)]
+struct Follower {
+    commands: Option<Sender<Command>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The first failure of a follower.
+#[derive(Debug, Default)]
+struct Failure(Mutex<Option<Error>>);
+
+impl Failure {
+    fn set(&self, error: Error) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    fn get(&self) -> Option<Error> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A rank that is loaded: its executor, and the memory of its request table.
+pub(super) type LoadedRank = (Executor, BufferSlice);
+
+impl Followers {
+    /// Starts a thread for each follower. `comm` is the membership of rank 0.
+    ///
+    /// # Errors
+    /// If a thread cannot be started, or a follower has no group.
+    pub(super) fn start(comm: Arc<dyn Comm>, loaded: Vec<LoadedRank>) -> Result<Self> {
+        let mut followers = Self { comm, ranks: Vec::new(), failure: Arc::default() };
+        for (executor, table) in loaded {
+            let comm = executor.plan().programs.comm().cloned();
+            let comm = comm.ok_or_else(|| Error::internal("a rank has no group"))?;
+            let (sender, commands) = channel();
+            let (failure, rank) = (followers.failure.clone(), comm.rank());
+            let work = move || follow(executor, &table, &commands, &*comm, &failure);
+            let thread = thread::Builder::new().name(format!("dsrun-rank-{rank}")).spawn(work);
+            let thread = thread.map_err(|error| {
+                Error::new(Code::Unavailable, format!("cannot start a thread for rank {rank}: {error}"))
+            })?;
+            followers.ranks.push(Follower { commands: Some(sender), thread: Some(thread) });
+        }
+        Ok(followers)
+    }
+
+    /// Has every follower run a command.
+    ///
+    /// # Errors
+    /// If a follower has failed.
+    pub(super) fn send(&self, command: &Command) -> Result<()> {
+        for follower in &self.ranks {
+            let commands = follower.commands.as_ref();
+            if commands.is_none_or(|commands| commands.send(command.clone()).is_err()) {
+                return Err(self.explained(Error::new(Code::Communication, "a rank has ended").into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the group because rank 0 failed. Returns the error of the rank that failed first.
+    pub(super) fn explained(&self, error: EngineError) -> EngineError {
+        self.comm.abort(&error.to_string());
+        self.failure.get().map_or(error, EngineError::from)
+    }
+}
+
+impl Drop for Followers {
+    fn drop(&mut self) {
+        if thread::panicking() || self.failure.get().is_some() {
+            self.comm.abort("the engine has ended");
+        }
+        for follower in &mut self.ranks {
+            follower.commands.take();
+        }
+        for thread in self.ranks.iter_mut().filter_map(|follower| follower.thread.take()) {
+            // A follower catches its own panics and has reported them.
+            drop(thread.join());
+        }
+    }
+}
+
+/// Runs commands until rank 0 has no more, or one fails.
+fn follow(
+    mut executor: Executor,
+    table: &BufferSlice,
+    commands: &Receiver<Command>,
+    comm: &dyn Comm,
+    failure: &Failure,
+) {
+    while let Ok(command) = commands.recv() {
+        let done = catch_unwind(AssertUnwindSafe(|| run(&mut executor, table, &command)));
+        let reason = match done {
+            Ok(Ok(())) => continue,
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => format!("it panicked: {}", panic_message(&*panic)),
+        };
+        tracing::error!(rank = comm.rank(), %reason, "a rank failed");
+        // If another rank failed before, its abort is the reason of this failure.
+        if comm.status().is_ok() {
+            failure.set(Error::new(Code::Communication, format!("rank {} failed: {reason}", comm.rank())));
+        }
+        comm.abort(&reason);
+        return;
+    }
+}
+
+fn run(executor: &mut Executor, table: &BufferSlice, command: &Command) -> Result<()> {
+    match command {
+        Command::Begin(bucket, inputs) => executor.begin(*bucket, inputs),
+        Command::Launch(bucket, segments) => executor.launch(*bucket, *segments),
+        Command::StateRow(state, row, bytes) => executor.upload_state_row(*state, *row, bytes),
+        Command::ClearRow(state, row, bytes) => executor.clear_state_row(*state, *row, *bytes),
+        Command::Mask(bucket, mask) => executor.upload_mask(*bucket, mask),
+        Command::Table(offset, bytes) => executor.upload_table(table, *offset, bytes),
+    }
+}
+
+/// The message of a panic.
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}
