@@ -1,10 +1,10 @@
 //! Tensor parallelism: a program becomes one program for each rank, with collectives where ranks need each other's results.
 //!
-//! There is no table of models. The index maps of the ops say how each call can be split ([`iteration`]), dimensions that run
-//! along each other are split alike ([`splits`]), and an exact search ([`search`]) takes, of all combinations of
-//! [`choices`], the one of least [cost](costs) within the memory of a rank. The split of Megatron-LM comes out of it: query, key,
-//! value, gate and up projections by outputs, output and down projections by inputs, two all-reduces in each layer, embedding and
-//! logits by rows of the vocabulary.
+//! There is no table of models. The index maps of the ops say how each call can be split (`iteration`), dimensions that
+//! correspond to each other are split alike (`splits`), and an exact search (`search`) takes, of all combinations of `choices`, the
+//! one of least cost ([`MeshCosts`]) within the memory of a rank. The split of Megatron-LM comes out of it: query, key, value, gate
+//! and up projections by outputs, output and down projections by inputs, two all-reduces in each layer, embedding and logits by rows
+//! of the vocabulary.
 //!
 //! Weights stay expressions over the file, now of slices, so a rank reads only its own. Pins ([`ShardPolicy`]) restrict the search,
 //! down to a strategy that the user writes in full.
