@@ -213,6 +213,8 @@ fn sigterm_under_load_lets_every_stream_finish() {
     let mut server = Server::start(&["--max-requests", "4"]);
     // More requests than the server runs at once: some still wait when the signal comes.
     let streams: Vec<_> = (0..8).map(|_| thread::spawn(server.stream(600))).collect();
+    // A request that arrives behind the signal is refused, so all of them have to be there.
+    wait_for_metric(&server, "dsrun_submitted_total", 8.0);
     wait_for_tokens(&server);
     server.signal("TERM");
     for stream in streams {
@@ -255,6 +257,15 @@ fn wait_for_tokens(server: &Server) {
     let end = Instant::now() + PATIENCE;
     while metrics(server, "/metrics").contains("\ndsrun_generated_tokens_total 0\n") {
         assert!(Instant::now() < end, "no token comes");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until a metric has at least the value `least`.
+fn wait_for_metric(server: &Server, name: &str, least: f64) {
+    let end = Instant::now() + PATIENCE;
+    while metric(server, name) < least {
+        assert!(Instant::now() < end, "{name} does not reach {least}");
         thread::sleep(Duration::from_millis(1));
     }
 }
