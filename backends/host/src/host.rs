@@ -59,7 +59,8 @@ fn threads(options: &DeviceOptions) -> Result<usize> {
     if !(share > 0.0 && share <= 1.0) {
         return Err(Error::invalid(format!("is {share}, must be above 0 and up to 1")).at("compute_share"));
     }
-    Ok(((threads as f32 * share).ceil() as usize).clamp(1, threads))
+    // Rounded down, so that handles that share the device never have more threads than it.
+    Ok(((threads as f32 * share) as usize).clamp(1, threads))
 }
 
 /// The processors that this process may use.

@@ -6,6 +6,7 @@
 mod arguments;
 mod client;
 mod commands;
+mod devices;
 mod find_backend;
 mod input;
 mod interrupt;

@@ -5,15 +5,12 @@ use crate::{
         DeviceArguments, Dtype, EngineArguments, ModelArguments, SamplingArguments, SpeculationArguments,
         Weights,
     },
+    devices::Devices,
     find_backend::find_backend,
     terminal::{FetchBar, Terminal},
 };
 use anyhow::{Context, Result, anyhow, bail};
-use dsrun_core::{
-    Code, DType, WeightFormat,
-    device::{Device, DeviceOptions},
-    registry::Registry,
-};
+use dsrun_core::{Code, DType, WeightFormat, device::Device, registry::Registry};
 use dsrun_engine::{
     Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, Speculation, calibrate,
     calibration_sequences, passes::quantize::Calibration,
@@ -33,16 +30,6 @@ pub(crate) fn registry() -> Result<Registry> {
     let mut registry = Registry::new();
     registry.register(Arc::new(dsrun_cpu::CpuBackend::new()))?;
     Ok(registry)
-}
-
-/// Opens the device that the arguments name.
-pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>> {
-    let backend = find_backend(arguments.backend.as_deref())?;
-    let options = DeviceOptions { threads: arguments.threads.map(usize::from), ..DeviceOptions::default() };
-    let device = backend.open(arguments.device, &options);
-    device.with_context(|| {
-        format!("cannot open device {} of backend {}", arguments.device, backend.info().name)
-    })
 }
 
 /// An offline device: the backend compiles kernels for a device that this machine does not have.
@@ -82,14 +69,22 @@ pub(crate) fn find_files(name: &str, offline: bool, hint: &str, terminal: &Termi
     })
 }
 
-/// Opens the draft model if speculation uses one. Its weights have the same source as those of the target model.
+/// Opens the draft model if speculation uses one. Its weights have the same source as those of the target model, which may not be
+/// split over devices.
 pub(crate) fn open_draft(
     arguments: &SpeculationArguments,
     model: &ModelArguments,
     dtype: Dtype,
+    devices: &Devices,
     terminal: &Terminal,
 ) -> Result<Option<Arc<Model>>> {
     let drafts = matches!(arguments.speculation(), Some(Speculation::Draft { .. }));
+    if let (true, ranks @ 2..) = (drafts, devices.ranks().len()) {
+        bail!(
+            "--speculate draft is not possible while the model is split over {ranks} ranks\nhint: use --speculate ngram, or leave \
+             --tp and --devices out"
+        );
+    }
     let Some(name) = &arguments.draft else {
         if drafts {
             bail!(
@@ -112,12 +107,15 @@ pub(crate) fn open_draft(
 pub(crate) fn plan_engine(
     model: &Model,
     draft: Option<&Arc<Model>>,
-    device: &dyn Device,
+    devices: &Devices,
     options: &EngineOptions,
 ) -> Result<EnginePlan> {
     Ok(match draft {
-        Some(draft) => EnginePlan::with_draft(model, draft, device, options)?,
-        None => EnginePlan::new(model, device, options)?,
+        Some(draft) => EnginePlan::with_draft(model, draft, &**devices.first(), options)?,
+        None => {
+            let options = EngineOptions { shard: devices.shard().clone(), ..options.clone() };
+            EnginePlan::on_devices(model, devices.ranks(), &options)?
+        }
     })
 }
 
@@ -142,11 +140,11 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
 pub(crate) fn load(
     model: Model,
     draft: Option<&Arc<Model>>,
-    device: Arc<dyn Device>,
+    devices: &Devices,
     options: &EngineOptions,
     terminal: &Terminal,
 ) -> Result<Pipeline> {
-    let engine = load_engine(&model, draft, device, options, terminal)?;
+    let engine = load_engine(&model, draft, devices, options, terminal)?;
     Ok(Pipeline::with_engine(model, engine))
 }
 
@@ -154,40 +152,40 @@ pub(crate) fn load(
 pub(crate) fn load_engine(
     model: &Model,
     draft: Option<&Arc<Model>>,
-    device: Arc<dyn Device>,
+    devices: &Devices,
     options: &EngineOptions,
     terminal: &Terminal,
 ) -> Result<Engine> {
-    let options = &calibrated(model, &device, options, terminal)?;
-    load_plan(plan_engine(model, draft, &*device, options)?, model, device, terminal)
+    let options = &calibrated(model, devices.first(), options, terminal)?;
+    load_plan(plan_engine(model, draft, devices, options)?, model, devices, terminal)
 }
 
 /// Shows the memory plan of an engine and loads it.
 pub(crate) fn load_plan(
     plan: EnginePlan,
     model: &Model,
-    device: Arc<dyn Device>,
+    devices: &Devices,
     terminal: &Terminal,
 ) -> Result<Engine> {
-    show_memory(&plan, &*device, terminal);
-    load_weights(plan, model, device, terminal)
+    terminal.note(&devices.memory(&plan));
+    load_weights(plan, model, devices, terminal)
 }
 
 /// Does as [`load_plan`] does, and compiles the steps of all sizes.
 pub(crate) fn load_warm(
     plan: EnginePlan,
     model: &Model,
-    device: Arc<dyn Device>,
+    devices: &Devices,
     terminal: &Terminal,
 ) -> Result<Engine> {
-    show_memory(&plan, &*device, terminal);
+    terminal.note(&devices.memory(&plan));
     let start = Instant::now();
     // A plan that does not fit is refused by loading: no kernels are built for it.
-    if plan.memory().missing().is_none() {
-        build_kernels(&plan, &*device, None, terminal)?;
+    if plan.memory_of_ranks().all(|memory| memory.missing().is_none()) {
+        build_kernels(&plan, &**devices.first(), None, terminal)?;
     }
     let built = start.elapsed();
-    let mut engine = load_weights(plan, model, device, terminal)?;
+    let mut engine = load_weights(plan, model, devices, terminal)?;
     let start = Instant::now();
     let bar = terminal.counter("warming up");
     let steps = engine.warm_up(&mut |done, total| {
@@ -221,19 +219,10 @@ pub(crate) fn build_kernels(
     Ok(calls?)
 }
 
-fn show_memory(plan: &EnginePlan, device: &dyn Device, terminal: &Terminal) {
-    terminal.note(&format!("memory on {}:\n{}", device.properties().name, plan.memory()));
-}
-
-/// Loads the weights of a model to its device.
-fn load_weights(
-    plan: EnginePlan,
-    model: &Model,
-    device: Arc<dyn Device>,
-    terminal: &Terminal,
-) -> Result<Engine> {
+/// Loads the weights of a model to its devices.
+fn load_weights(plan: EnginePlan, model: &Model, devices: &Devices, terminal: &Terminal) -> Result<Engine> {
     let bar = terminal.bar("loading", Some(plan.memory().all_weights()));
-    let engine = plan.load(model, device, &mut |loaded, _| bar.set_position(loaded));
+    let engine = plan.load(model, devices.first().clone(), &mut |loaded, _| bar.set_position(loaded));
     bar.finish_and_clear();
     Ok(engine?)
 }

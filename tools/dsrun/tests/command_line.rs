@@ -2,48 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use snapbox::cmd::{Command, cargo_bin};
+#[path = "support/command.rs"]
+mod command;
+
+use command::{dsrun, json, run, tiny, with_tiny};
 use std::{
     fs,
     path::{Path, PathBuf},
 };
-
-/// A tiny GGUF model with a tokenizer.
-fn tiny() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/fixtures/gguf/smollm2_q4_1/model.gguf")
-}
-
-/// `dsrun` without network access and without the user's files.
-fn dsrun(arguments: &[&str]) -> Command {
-    let nowhere = std::env::temp_dir().join("dsrun-tests-no-cache");
-    Command::new(cargo_bin!("dsrun"))
-        .args(arguments)
-        .env("HF_HUB_OFFLINE", "1")
-        .env("DSRUN_CACHE", nowhere.join("cache"))
-        .env("HF_HOME", nowhere.join("hub"))
-        .env("NO_COLOR", "1")
-        .env_remove("DSRUN_LOG")
-}
-
-fn with_tiny(command: &str, arguments: &[&str]) -> Command {
-    dsrun(&[command]).arg("--model").arg(tiny()).args(arguments)
-}
-
-struct Ran {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-fn run(command: Command) -> Ran {
-    let output = command.output().expect("dsrun starts");
-    let text = |bytes| String::from_utf8(bytes).expect("output is UTF-8");
-    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
-}
-
-fn json(text: &str) -> serde_json::Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
-}
 
 #[test]
 fn help_names_every_command_and_fits_a_terminal() {

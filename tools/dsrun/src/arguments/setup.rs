@@ -4,11 +4,14 @@ use super::values::positive;
 use clap::{Args, ValueEnum};
 use dsrun_engine::{
     Precision, Speculation,
-    passes::quantize::{Policy, Scheme},
+    passes::{
+        quantize::{Policy, Scheme},
+        shard::ShardPolicy,
+    },
 };
 use serde::{Deserialize, Serialize};
 
-/// The model, the engine and the device, for all commands that run a model.
+/// The model, the engine and the devices, for all commands that run a model.
 #[derive(Debug, Args)]
 pub(crate) struct SetupArguments {
     #[command(flatten)]
@@ -16,7 +19,7 @@ pub(crate) struct SetupArguments {
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
-    pub(crate) device: DeviceArguments,
+    pub(crate) devices: DevicesArguments,
 }
 
 /// The model, and the source of its weights.
@@ -55,6 +58,23 @@ pub(crate) struct DeviceArguments {
     /// Threads a CPU device may use; all cores if not given.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
+}
+
+/// One device, or several that a model is split over.
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArguments {
+    #[command(flatten)]
+    pub(crate) device: DeviceArguments,
+    /// Split the model over this many ranks by tensor parallelism: consecutive devices from --device on. Ranks on the CPU share its
+    /// threads and its memory.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) tp: Option<u16>,
+    /// Split the model over these devices, such as `0,1`: one rank on each.
+    #[arg(long, value_delimiter = ',', value_name = "INDICES", conflicts_with = "device")]
+    pub(crate) devices: Vec<usize>,
+    /// A TOML file that pins how weights are split over ranks; a search decides about all others.
+    #[arg(long, value_name = "PATH", value_parser = shard_policy)]
+    pub(crate) shard: Option<ShardPolicy>,
 }
 
 /// Options of the engine.
@@ -122,6 +142,12 @@ pub(crate) fn policy(text: &str) -> Result<Policy, String> {
         }
         Err(error) => Err(format!("{error}; and there is no such file")),
     }
+}
+
+/// Reads the file of --shard.
+pub(crate) fn shard_policy(path: &str) -> Result<ShardPolicy, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
+    ShardPolicy::from_toml(&text).map_err(|error| error.to_string())
 }
 
 /// Options of speculation, for commands that generate tokens.

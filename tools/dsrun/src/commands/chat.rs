@@ -3,8 +3,9 @@
 use super::{generate::figures, speculation_line};
 use crate::{
     arguments::Chat,
+    devices::open_devices,
     interrupt,
-    session::{engine_options, generate_options, load, open_device, open_draft, open_model},
+    session::{engine_options, generate_options, load, open_draft, open_model},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -14,18 +15,24 @@ use rustyline::{DefaultEditor, error::ReadlineError};
 use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
-    let device = open_device(&command.setup.device)?;
+    let devices = open_devices(&command.setup.devices)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     if model.chat_template().is_err() {
         bail!(
             "the model has no chat template, so it cannot hold a conversation\nhint: use dsrun generate --raw"
         );
     }
-    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
+    let draft = open_draft(
+        &command.speculation,
+        &command.setup.model,
+        command.setup.engine.dtype,
+        &devices,
+        terminal,
+    )?;
     let options = generate_options(&model, &command.sampling)?;
     let speculation = command.speculation.speculation();
     let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
-    let mut pipeline = load(model, draft.as_ref(), device, &engine, terminal)?;
+    let mut pipeline = load(model, draft.as_ref(), &devices, &engine, terminal)?;
 
     interrupt::listen()?;
     let mut editor = DefaultEditor::new()?;

@@ -3,8 +3,9 @@
 use super::{print_json, speculation_line};
 use crate::{
     arguments::Generate,
+    devices::open_devices,
     input, interrupt,
-    session::{engine_options, generate_options, load, open_device, open_draft, open_model},
+    session::{engine_options, generate_options, load, open_draft, open_model},
     terminal::Terminal,
 };
 use anyhow::Result;
@@ -14,15 +15,21 @@ use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let text = input::prompt(command.prompt.as_deref(), command.file.as_deref())?;
-    // The device comes first, so that a missing backend does not cost a download.
-    let device = open_device(&command.setup.device)?;
+    // The devices come first, so that a missing backend does not cost a download.
+    let devices = open_devices(&command.setup.devices)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
-    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
+    let draft = open_draft(
+        &command.speculation,
+        &command.setup.model,
+        command.setup.engine.dtype,
+        &devices,
+        terminal,
+    )?;
     let options = generate_options(&model, &command.sampling)?;
     let prompt = as_prompt(text, command, &model);
     let speculation = command.speculation.speculation();
     let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
-    let mut pipeline = load(model, draft.as_ref(), device, &engine, terminal)?;
+    let mut pipeline = load(model, draft.as_ref(), &devices, &engine, terminal)?;
 
     interrupt::listen()?;
     let mut writer = (!command.json).then(|| terminal.stream());

@@ -3,7 +3,8 @@
 use super::{print, print_json};
 use crate::{
     arguments::{Inspect, SamplingArguments},
-    session::{engine_options, generate_options, open_device, open_draft, open_model, plan_engine},
+    devices::open_devices,
+    session::{engine_options, generate_options, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::Result;
@@ -16,19 +17,27 @@ use dsrun_models::{
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
-    let device = open_device(&command.setup.device)?;
+    let devices = open_devices(&command.setup.devices)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
-    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
+    let draft = open_draft(
+        &command.speculation,
+        &command.setup.model,
+        command.setup.engine.dtype,
+        &devices,
+        terminal,
+    )?;
     let speculation = command.speculation.speculation();
     let options = EngineOptions { speculation, ..engine_options(&command.setup.engine, command.requests) };
-    let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
+    let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
     let program = match (command.program, command.fused, command.step) {
         (false, ..) => None,
-        (true, _, Some(tokens)) => Some(plan.step_program(&*device, tokens, command.requests)?.to_string()),
+        (true, _, Some(tokens)) => {
+            Some(plan.step_program(&**devices.first(), tokens, command.requests)?.to_string())
+        }
         (true, true, _) => Some(plan.program().to_string()),
         (true, false, _) => {
             let options = EngineOptions { fuse: false, ..options };
-            Some(plan_engine(&model, draft.as_ref(), &*device, &options)?.program().to_string())
+            Some(plan_engine(&model, draft.as_ref(), &devices, &options)?.program().to_string())
         }
     };
     let tensors = tensors(&model);
@@ -49,7 +58,7 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
     for (field, value) in &model.generation().unused {
         print(&format!("           {field} = {value} is not used"))?;
     }
-    print(&format!("memory on {}:\n{}", device.properties().name, plan.memory()))?;
+    print(&devices.memory(&plan))?;
     if command.tensors {
         let width = tensors.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, tensor) in &tensors {
@@ -189,6 +198,7 @@ fn as_json(
         "sampling": defaults.sampling,
         "max_tokens": defaults.max_tokens,
         "memory": plan.memory(),
+        "memory_of_ranks": plan.memory_of_ranks().collect::<Vec<_>>(),
     });
     if command.tensors {
         let tensor = |(name, tensor): &(String, WeightType)| json!({ "name": name, "format": tensor.format.name(), "shape": tensor.shape });

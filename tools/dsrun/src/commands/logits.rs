@@ -3,8 +3,9 @@
 use super::{print, print_json};
 use crate::{
     arguments::Logits,
+    devices::open_devices,
     input,
-    session::{engine_options, load, open_device, open_model},
+    session::{engine_options, load, open_model},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -16,9 +17,9 @@ pub(crate) fn run(command: &Logits, terminal: &Terminal) -> Result<()> {
         Some(text) => Prompt::Text(input::prompt(Some(text), None)?),
         None => Prompt::Tokens(command.tokens.clone()),
     };
-    let device = open_device(&command.setup.device)?;
+    let devices = open_devices(&command.setup.devices)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
-    let mut pipeline = load(model, None, device, &engine_options(&command.setup.engine, 1), terminal)?;
+    let mut pipeline = load(model, None, &devices, &engine_options(&command.setup.engine, 1), terminal)?;
     let tokens = pipeline.encode(&prompt)?;
     if let Some(outside) = command.at.iter().find(|at| **at >= tokens.len()) {
         bail!("there is no position {outside}: the text has {} tokens, counted from 0", tokens.len());

@@ -3,8 +3,9 @@
 use super::{print, print_json};
 use crate::{
     arguments::Quantize,
+    devices::open_device,
     interrupt,
-    session::{calibrated, calibration, find_files, open_device},
+    session::{calibrated, calibration, find_files},
     terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};

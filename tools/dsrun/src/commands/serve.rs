@@ -4,18 +4,16 @@ mod signals;
 
 use crate::{
     arguments::{
-        DeviceArguments, Dtype, EngineArguments, ModelArguments, Serve, SpeculationArguments, Weights, policy,
+        DeviceArguments, DevicesArguments, Dtype, EngineArguments, ModelArguments, Serve,
+        SpeculationArguments, Weights, policy, shard_policy,
     },
     commands::print,
-    find_backend::find_backend,
+    devices::{Devices, open_replicas},
     serve::{App, Loaded, Replicas, ServeSettings, Server, app},
-    session::{
-        calibrated, engine_options, load_plan, load_warm, open_device, open_draft, open_model, plan_engine,
-    },
+    session::{calibrated, engine_options, load_plan, load_warm, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::{Context, Result, anyhow, bail};
-use dsrun_core::device::Device;
 use dsrun_engine::{
     EngineOptions,
     service::{Service, ServiceError, ServiceOptions},
@@ -100,7 +98,8 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     let dtype = settings.dtype.unwrap_or(Dtype::Keep);
     let replicas = usize::from(settings.replicas.unwrap_or(1));
     // The devices come first, so that a missing backend does not cost a download.
-    let devices = (0..replicas).map(|replica| device(settings, replica)).collect::<Result<Vec<_>>>()?;
+    let devices = open_replicas(&devices(settings)?, replicas)?;
+    let first = devices.first().context("there is no device")?;
     let named = ModelArguments {
         model,
         weights: settings.weights.unwrap_or(Weights::File),
@@ -108,7 +107,7 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     };
     let model = Arc::new(open_model(&named, dtype, terminal)?);
     let speculation = SpeculationArguments { speculate: settings.speculate, draft: settings.draft.clone() };
-    let draft = open_draft(&speculation, &named, dtype, terminal)?;
+    let draft = open_draft(&speculation, &named, dtype, first, terminal)?;
     let template = settings.chat_template.as_deref().map(|path| read_template(path, &model)).transpose()?;
     let (tune_step, step_tokens) = settings.step();
     let engine = EngineArguments {
@@ -136,28 +135,35 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     };
     let service = ServiceOptions { queue: settings.queue() };
     let warm = !settings.no_warm_up.unwrap_or(false);
-    let start = |device: Arc<dyn Device>| {
-        let options = calibrated(&model, &device, &options, terminal)?;
-        let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
+    let start = |devices: &Devices| {
+        let options = calibrated(&model, devices.first(), &options, terminal)?;
+        let plan = plan_engine(&model, draft.as_ref(), devices, &options)?;
         let engine = if warm {
-            load_warm(plan, &model, device, terminal)?
+            load_warm(plan, &model, devices, terminal)?
         } else {
-            load_plan(plan, &model, device, terminal)?
+            load_plan(plan, &model, devices, terminal)?
         };
         Ok(Service::start(engine, &service)?)
     };
-    let services = devices.into_iter().map(start).collect::<Result<Vec<_>>>()?;
+    let services = devices.iter().map(start).collect::<Result<Vec<_>>>()?;
     let replicas =
         Replicas::new(services.iter().map(Service::handle).collect()).context("there is no engine")?;
     Ok((services, Loaded::new(model, replicas, template)))
 }
 
-/// The device of a replica: replicas take the devices in turn, starting from that of the settings.
-fn device(settings: &ServeSettings, replica: usize) -> Result<Arc<dyn Device>> {
-    let first = settings.device.unwrap_or(0);
-    let count = find_backend(settings.backend.as_deref())?.devices()?.len().max(1);
-    let device = if replica == 0 { first } else { (first + replica) % count };
-    open_device(&DeviceArguments { backend: settings.backend.clone(), device, threads: settings.threads })
+/// The settings of the devices, as the other commands have them.
+fn devices(settings: &ServeSettings) -> Result<DevicesArguments> {
+    let shard = settings.shard.as_deref().map(shard_policy).transpose();
+    Ok(DevicesArguments {
+        device: DeviceArguments {
+            backend: settings.backend.clone(),
+            device: settings.device.unwrap_or(0),
+            threads: settings.threads,
+        },
+        tp: settings.tp,
+        devices: settings.devices.clone().unwrap_or_default(),
+        shard: shard.map_err(|error| anyhow!("--shard: {error}"))?,
+    })
 }
 
 fn read_template(path: &Path, model: &dsrun_models::model::Model) -> Result<ChatTemplate> {

@@ -48,6 +48,16 @@ pub(crate) struct ServeSettings {
     /// The device of the backend; 0 if not given.
     #[arg(help_heading = ENGINE, long, value_name = "INDEX")]
     pub(crate) device: Option<usize>,
+    /// Split the model over this many ranks by tensor parallelism: consecutive devices from --device on. Ranks on the CPU share its
+    /// threads and its memory.
+    #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) tp: Option<u16>,
+    /// Split the model over these devices, such as `0,1`: one rank on each. With --replicas, each engine takes the next of them.
+    #[arg(help_heading = ENGINE, long, value_delimiter = ',', value_name = "INDICES", conflicts_with = "device")]
+    pub(crate) devices: Option<Vec<usize>>,
+    /// A TOML file that pins how weights are split over ranks; a search decides about all others.
+    #[arg(help_heading = ENGINE, long, value_name = "PATH")]
+    pub(crate) shard: Option<String>,
     /// Threads a CPU device may use; all cores if not given.
     #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
@@ -97,7 +107,8 @@ pub(crate) struct ServeSettings {
     /// A draft model: a second, much smaller model with the same tokenizer that proposes tokens (--speculate draft).
     #[arg(help_heading = ENGINE, long, value_name = "MODEL")]
     pub(crate) draft: Option<String>,
-    /// The number of engines, each with the whole model, on consecutive devices; 1 if not given.
+    /// The number of engines, each with the whole model, on consecutive devices; 1 if not given. With --tp each takes as many
+    /// devices as it has ranks.
     #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) replicas: Option<u16>,
     /// Run every primitive separately instead of fused, for comparison.
@@ -185,6 +196,7 @@ impl ServeSettings {
     fn check(&self) -> Result<()> {
         let counts = [
             ("threads", self.threads.map(u64::from), u64::from(u16::MAX)),
+            ("tp", self.tp.map(u64::from), 64),
             ("replicas", self.replicas.map(u64::from), 64),
             ("requests-per-minute", self.requests_per_minute.map(u64::from), u64::from(u32::MAX)),
         ];
@@ -201,6 +213,12 @@ impl ServeSettings {
             if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
                 bail!("{key} is {value}, but must be from {least} to {most}");
             }
+        }
+        if self.device.is_some() && self.devices.is_some() {
+            bail!("device and devices are both given: leave one of them out");
+        }
+        if self.devices.as_ref().is_some_and(Vec::is_empty) {
+            bail!("devices is empty, but must name at least one device");
         }
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             bail!("tls-cert and tls-key belong together: give both or none");
@@ -324,6 +342,9 @@ mod tests {
     fn values_outside_their_range_are_refused_in_a_file() {
         for (line, key) in [
             ("threads = 0", "threads is 0"),
+            ("tp = 0", "tp is 0"),
+            ("devices = []", "devices is empty"),
+            ("device = 1\ndevices = [0, 1]", "device and devices are both given"),
             ("replicas = 65", "replicas is 65"),
             ("requests-per-minute = 0", "requests-per-minute is 0"),
             ("request-timeout = 9223372036854775807", "request-timeout is 9223372036854775807"),

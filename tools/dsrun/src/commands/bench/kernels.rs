@@ -4,7 +4,8 @@ use super::bandwidth::read_bandwidth;
 use crate::{
     arguments::BenchKernels,
     commands::{print, print_json},
-    session::{engine_options, load_plan, open_device, open_model},
+    devices::open_only_device,
+    session::{engine_options, load_plan, open_model},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -40,8 +41,9 @@ struct Kernel {
 }
 
 pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
+    let devices = open_only_device(&command.setup.devices, "bench kernels")?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
-    let device = open_device(&command.setup.device)?;
+    let device = devices.first().clone();
     let mut options = engine_options(&command.setup.engine, command.batch);
     options.ignore_end = true;
     options.context = Some(options.context.unwrap_or(command.past + 1));
@@ -51,7 +53,7 @@ pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
     terminal.note("measuring the device's read bandwidth");
     let bandwidth = read_bandwidth(&*device)?;
     let plan = EnginePlan::new(&model, &*device, &options)?;
-    let mut engine = load_plan(plan, &model, device.clone(), terminal)?;
+    let mut engine = load_plan(plan, &model, &devices, terminal)?;
     let kernel = |call: CallFigures| {
         let floor_seconds = call.bytes as f64 / bandwidth;
         Kernel { floor_seconds, share_of_floor: floor_seconds / call.seconds, call }

@@ -4,7 +4,8 @@ use super::{bandwidth::read_bandwidth, median::median, prompts::prompt};
 use crate::{
     arguments::Latency,
     commands::{print, print_json, speculation_line},
-    session::{engine_options, load_plan, open_device, open_draft, open_model, plan_engine},
+    devices::open_devices,
+    session::{engine_options, load_plan, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -17,6 +18,8 @@ use std::{collections::HashSet, time::Instant};
 struct Figures {
     model: String,
     backend_device: String,
+    /// Devices that the model is split over.
+    ranks: usize,
     dtype: String,
     prompt_tokens: usize,
     generated_tokens: usize,
@@ -33,7 +36,7 @@ struct Figures {
     proposed_tokens: u64,
     /// Accepted tokens of all runs.
     accepted_tokens: u64,
-    /// Bytes of weights and KV cache that a step reads.
+    /// Bytes of weights and KV cache that a step reads; with several ranks, those of rank 0 and its device.
     bytes_per_step: u64,
     read_bandwidth_bytes_per_second: f64,
     /// Bytes read per second of decoding, over the bandwidth.
@@ -41,9 +44,15 @@ struct Figures {
 }
 
 pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
-    let device = open_device(&command.setup.device)?;
+    let devices = open_devices(&command.setup.devices)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
-    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
+    let draft = open_draft(
+        &command.speculation,
+        &command.setup.model,
+        command.setup.engine.dtype,
+        &devices,
+        terminal,
+    )?;
     let mut options = engine_options(&command.setup.engine, command.batch);
     options.speculation = command.speculation.speculation();
     options.ignore_end = true;
@@ -55,10 +64,10 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         bail!("--prompt and --gen together are {tokens} tokens, more than --context");
     }
     terminal.note("measuring the device's read bandwidth");
-    let bandwidth = read_bandwidth(&*device)?;
-    let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
-    let traffic = plan.step_traffic(&*device)?;
-    let mut engine = load_plan(plan, &model, device.clone(), terminal)?;
+    let bandwidth = read_bandwidth(&**devices.first())?;
+    let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
+    let traffic = plan.step_traffic(&**devices.first())?;
+    let mut engine = load_plan(plan, &model, &devices, terminal)?;
 
     // The first run compiles the steps.
     run_once(&mut engine, command, model.config().vocabulary)?;
@@ -75,7 +84,8 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let bytes = traffic.weights + traffic.kv_per_token * context * command.batch as u64;
     let figures = Figures {
         model: model.name().to_owned(),
-        backend_device: device.properties().name.clone(),
+        backend_device: devices.name(),
+        ranks: devices.ranks().len(),
         dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         prompt_tokens: command.prompt,
         generated_tokens: command.generate,
@@ -172,8 +182,9 @@ fn show(figures: &Figures) -> Result<()> {
         "per token    {:.3} ms ({:.1} tokens/s in all)",
         figures.ms_per_token, figures.decode_tokens_per_second
     ))?;
+    let reader = if figures.ranks == 1 { "" } else { " by rank 0" };
     print(&format!(
-        "memory       {} read per step: {:.0}% of the {bandwidth:.1} GB/s the device reads",
+        "memory       {} read per step{reader}: {:.0}% of the {bandwidth:.1} GB/s the device reads",
         Bytes(figures.bytes_per_step),
         figures.share_of_bandwidth * 100.0
     ))

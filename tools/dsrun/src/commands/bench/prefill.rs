@@ -4,11 +4,12 @@ use super::{median::median, prompts::prompt};
 use crate::{
     arguments::Prefill,
     commands::{print, print_json},
-    session::{engine_options, load_plan, open_device, open_model},
+    devices::open_devices,
+    session::{engine_options, load_plan, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
-use dsrun_engine::{Engine, EnginePlan, Request, SamplingOptions};
+use dsrun_engine::{Engine, Request, SamplingOptions};
 use serde::Serialize;
 use std::{
     thread,
@@ -20,6 +21,8 @@ use std::{
 struct Figures {
     model: String,
     backend_device: String,
+    /// Devices that the model is split over.
+    ranks: usize,
     dtype: String,
     batch: usize,
     repeats: usize,
@@ -37,13 +40,13 @@ struct Prompt {
     /// Seconds from the first request until all requests have their first token.
     seconds: f64,
     tokens_per_second: f64,
-    /// Operations of matrix products per second, attention included.
+    /// Operations of matrix products per second, attention included; with several ranks, those of rank 0.
     operations_per_second: f64,
 }
 
 pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
+    let devices = open_devices(&command.setup.devices)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
-    let device = open_device(&command.setup.device)?;
     let longest = command.prompt.iter().copied().max().unwrap_or(1);
     let mut options = engine_options(&command.setup.engine, command.batch);
     options.ignore_end = true;
@@ -55,9 +58,9 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     if options.context < Some(longest) {
         bail!("--prompt has {longest} tokens, more than --context");
     }
-    let plan = EnginePlan::new(&model, &*device, &options)?;
+    let plan = plan_engine(&model, None, &devices, &options)?;
     let products: Vec<u64> = command.prompt.iter().map(|tokens| plan.prompt_products(*tokens)).collect();
-    let mut engine = load_plan(plan, &model, device.clone(), terminal)?;
+    let mut engine = load_plan(plan, &model, &devices, terminal)?;
     let vocabulary = model.config().vocabulary;
     let mut prompts = Vec::new();
     for (tokens, products) in command.prompt.iter().copied().zip(products) {
@@ -78,7 +81,8 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     }
     let figures = Figures {
         model: model.name().to_owned(),
-        backend_device: device.properties().name.clone(),
+        backend_device: devices.name(),
+        ranks: devices.ranks().len(),
         dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         batch: command.batch,
         repeats: command.measure.repeat,

@@ -4,7 +4,8 @@ use super::prompts::prompt;
 use crate::{
     arguments::Throughput,
     commands::{print, print_json, speculation_line},
-    session::{engine_options, load_plan, open_device, open_draft, open_model, plan_engine},
+    devices::open_devices,
+    session::{engine_options, load_plan, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 struct Figures {
     model: String,
     backend_device: String,
+    /// Devices that the model is split over.
+    ranks: usize,
     dtype: String,
     requests: usize,
     /// Requests that run side by side.
@@ -45,10 +48,16 @@ struct Figures {
 }
 
 pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
-    let device = open_device(&command.setup.device)?;
+    let devices = open_devices(&command.setup.devices)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let batch = command.batch.unwrap_or(command.requests);
-    let draft = open_draft(&command.speculation, &command.setup.model, command.setup.engine.dtype, terminal)?;
+    let draft = open_draft(
+        &command.speculation,
+        &command.setup.model,
+        command.setup.engine.dtype,
+        &devices,
+        terminal,
+    )?;
     let mut options = engine_options(&command.setup.engine, batch);
     options.speculation = command.speculation.speculation();
     options.ignore_end = true;
@@ -60,8 +69,8 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     if options.context < Some(tokens) {
         bail!("--prompt and --gen together are {tokens} tokens, more than --context");
     }
-    let plan = plan_engine(&model, draft.as_ref(), &*device, &options)?;
-    let mut engine = load_plan(plan, &model, device.clone(), terminal)?;
+    let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
+    let mut engine = load_plan(plan, &model, &devices, terminal)?;
     let vocabulary = model.config().vocabulary;
     terminal.note("a first run, which compiles the steps");
     // Until the last prompts are there every request generates, as later: the same kinds of step come up, but fewer of each.
@@ -79,7 +88,8 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     let output = (command.requests * command.generate) as f64;
     let figures = Figures {
         model: model.name().to_owned(),
-        backend_device: device.properties().name.clone(),
+        backend_device: devices.name(),
+        ranks: devices.ranks().len(),
         dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         requests: command.requests,
         batch,

@@ -15,8 +15,9 @@
 use crate::{
     arguments::Perplexity,
     commands::{print, print_json},
+    devices::open_devices,
     input,
-    session::{engine_options, load, open_device, open_model},
+    session::{engine_options, load, open_model},
     terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};
@@ -48,7 +49,7 @@ struct Figures {
 pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     let path = (command.file.as_path() != Path::new("-")).then_some(command.file.as_path());
     let text = input::prompt(path.is_none().then_some("-"), path)?;
-    let device = open_device(&command.setup.device)?;
+    let devices = open_devices(&command.setup.devices)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let context = command.setup.engine.context.unwrap_or_else(|| CONTEXT.min(model.config().context));
     let tokenizer =
@@ -60,7 +61,7 @@ pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     let mut options = engine_options(&command.setup.engine, 1);
     options.context = Some(context);
     let name = model.name().to_owned();
-    let mut pipeline = load(model, None, device.clone(), &options, terminal)?;
+    let mut pipeline = load(model, None, &devices, &options, terminal)?;
     let bar = terminal.counter("predicting");
     bar.set_length(windows.len() as u64);
     let mut losses = Losses::default();
@@ -80,7 +81,7 @@ pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     bar.finish_and_clear();
     let figures = Figures {
         model: name,
-        backend_device: device.properties().name.clone(),
+        backend_device: devices.name(),
         dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         context,
         stride: command.stride.unwrap_or(context),

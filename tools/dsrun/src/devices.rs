@@ -1,0 +1,295 @@
+//! The devices that run a model: one, or several as the ranks of tensor parallelism.
+
+use crate::{
+    arguments::{DeviceArguments, DevicesArguments},
+    find_backend::find_backend,
+};
+use anyhow::{Context, Result, bail};
+use dsrun_core::device::{Backend, Device, DeviceOptions};
+use dsrun_engine::{EnginePlan, passes::shard::ShardPolicy};
+use std::{collections::HashSet, sync::Arc};
+
+/// The open devices of one engine, in the order of their ranks; at least one.
+#[derive(Clone, Debug)]
+pub(crate) struct Devices {
+    ranks: Vec<Arc<dyn Device>>,
+    /// How the user pins the split of weights.
+    shard: ShardPolicy,
+}
+
+impl Devices {
+    /// One device, which holds the whole model.
+    pub(crate) fn one(device: Arc<dyn Device>) -> Self {
+        Self { ranks: vec![device], shard: ShardPolicy::default() }
+    }
+
+    /// The device of rank 0.
+    pub(crate) fn first(&self) -> &Arc<dyn Device> {
+        &self.ranks[0]
+    }
+
+    /// The devices in the order of their ranks.
+    pub(crate) fn ranks(&self) -> &[Arc<dyn Device>] {
+        &self.ranks
+    }
+
+    /// How weights are split over the devices.
+    pub(crate) fn shard(&self) -> &ShardPolicy {
+        &self.shard
+    }
+
+    /// Describes the devices in a line of results.
+    pub(crate) fn name(&self) -> String {
+        let name = &self.first().properties().name;
+        match self.ranks.len() {
+            1 => name.clone(),
+            ranks => format!("{ranks} ranks of {name}"),
+        }
+    }
+
+    /// The memory plan of each rank as text. Neighbouring ranks with equal plans are described once.
+    pub(crate) fn memory(&self, plan: &EnginePlan) -> String {
+        let memory: Vec<_> = plan.memory_of_ranks().collect();
+        let name = |rank: usize| self.ranks.get(rank).map_or("", |device| device.properties().name.as_str());
+        let mut sections = Vec::new();
+        let mut start = 0;
+        while start < memory.len() {
+            let alike = |rank: &usize| memory[*rank] == memory[start] && name(*rank) == name(start);
+            let end = start + (start..memory.len()).take_while(alike).count();
+            let ranks = match end - start {
+                _ if memory.len() == 1 => String::new(),
+                1 => format!("rank {start}, "),
+                _ => format!("each of the ranks {start} to {}, ", end - 1),
+            };
+            sections.push(format!("memory on {ranks}{}:\n{}", name(start), memory[start]));
+            start = end;
+        }
+        sections.join("\n")
+    }
+}
+
+/// Opens one device.
+pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>> {
+    let backend = find_backend(arguments.backend.as_deref())?;
+    let options = DeviceOptions { threads: arguments.threads.map(usize::from), ..DeviceOptions::default() };
+    open(&*backend, arguments.device, &options)
+}
+
+/// Opens the device of a command that runs on one device only.
+pub(crate) fn open_only_device(arguments: &DevicesArguments, command: &str) -> Result<Devices> {
+    if arguments.tp.unwrap_or(1) > 1 || arguments.devices.len() > 1 {
+        bail!("{command} runs on one device\nhint: leave --tp out, and choose the device with --device");
+    }
+    open_devices(arguments)
+}
+
+/// Opens the devices that the arguments name.
+pub(crate) fn open_devices(arguments: &DevicesArguments) -> Result<Devices> {
+    let mut opened = open_replicas(arguments, 1)?;
+    opened.pop().context("there is no device")
+}
+
+/// Opens the devices of several engines with the same model. Each takes the devices that follow those of the engine before it.
+pub(crate) fn open_replicas(arguments: &DevicesArguments, replicas: usize) -> Result<Vec<Devices>> {
+    let backend = find_backend(arguments.device.backend.as_deref())?;
+    let first = arguments.device.device;
+    let wanted = Wanted { first, listed: &arguments.devices, ranks: arguments.tp.map(usize::from), replicas };
+    let present: Vec<usize> = backend.devices()?.iter().map(|device| device.index).collect();
+    let name = &backend.info().name;
+    let groups = match wanted.distinct(&present, name)? {
+        Some(groups) => groups,
+        // A device whose memory is that of the host is a share of the host, and may be opened by every rank.
+        None if open(&*backend, first, &DeviceOptions::default())?.properties().unified_memory => {
+            vec![vec![first; wanted.ranks()]; replicas]
+        }
+        None => return Err(wanted.too_few(&present, name)),
+    };
+    if wanted.ranks() == 1 && arguments.shard.is_some() {
+        bail!(
+            "--shard decides how weights are split, but the model runs on one device\nhint: add --tp COUNT, or leave \
+             --shard out"
+        );
+    }
+    let open_group = |group: Vec<usize>| {
+        let open_rank = |index: &usize| {
+            let sharing = group.iter().filter(|other| *other == index).count();
+            open(&*backend, *index, &share(&*backend, *index, arguments, sharing)?)
+        };
+        let ranks = group.iter().map(open_rank).collect::<Result<Vec<_>>>()?;
+        Ok(Devices { ranks, shard: arguments.shard.clone().unwrap_or_default() })
+    };
+    groups.into_iter().map(open_group).collect()
+}
+
+/// The options of one of `sharing` ranks on the same device: they divide its threads and its memory.
+fn share(
+    backend: &dyn Backend,
+    index: usize,
+    arguments: &DevicesArguments,
+    sharing: usize,
+) -> Result<DeviceOptions> {
+    let threads = arguments.device.threads.map(usize::from);
+    if sharing == 1 {
+        return Ok(DeviceOptions { threads, ..DeviceOptions::default() });
+    }
+    let memory = backend.devices()?.into_iter().find(|device| device.index == index);
+    let memory = memory.and_then(|device| device.memory_bytes);
+    Ok(DeviceOptions {
+        threads: threads.map(|threads| (threads / sharing).max(1)),
+        memory_limit: memory.map(|bytes| bytes / sharing as u64),
+        compute_share: threads.is_none().then_some(1.0 / sharing as f32),
+    })
+}
+
+fn open(backend: &dyn Backend, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>> {
+    let device = backend.open(index, options);
+    device.with_context(|| format!("cannot open device {index} of backend {}", backend.info().name))
+}
+
+/// The devices that the user asks for.
+#[derive(Clone, Copy, Debug)]
+struct Wanted<'a> {
+    /// The first device, if none are listed.
+    first: usize,
+    /// The indices of --devices.
+    listed: &'a [usize],
+    /// The ranks of --tp.
+    ranks: Option<usize>,
+    /// Engines with the same model.
+    replicas: usize,
+}
+
+impl Wanted<'_> {
+    /// The ranks of an engine.
+    fn ranks(&self) -> usize {
+        self.ranks.unwrap_or_else(|| (self.listed.len() / self.replicas).max(1))
+    }
+
+    /// The device of each rank of each replica, all ranks of a replica on different devices. `None` if there are too few devices
+    /// from the first one on.
+    fn distinct(&self, present: &[usize], backend: &str) -> Result<Option<Vec<Vec<usize>>>> {
+        let (ranks, replicas) = (self.ranks(), self.replicas);
+        if self.listed.is_empty() {
+            let start = present.iter().position(|index| *index == self.first);
+            let start = match start {
+                Some(start) if start + ranks <= present.len() => start,
+                None if ranks * replicas == 1 => return Ok(Some(vec![vec![self.first]])),
+                _ => return Ok(None),
+            };
+            let device = |place: usize| present[(start + place) % present.len()];
+            let group = |replica: usize| (0..ranks).map(|rank| device(replica * ranks + rank)).collect();
+            return Ok(Some((0..replicas).map(group).collect()));
+        }
+        let mut seen = HashSet::new();
+        if let Some(twice) = self.listed.iter().find(|index| !seen.insert(**index)) {
+            bail!(
+                "--devices names device {twice} twice, but every rank needs a device of its own\nhint: name each device once; \
+                 --tp without --devices lets ranks share the host where the backend can"
+            );
+        }
+        if let Some(absent) = self.listed.iter().find(|index| !present.contains(index)) {
+            bail!("--devices names device {absent}, but backend {backend} has {}", list(present));
+        }
+        if ranks * replicas != self.listed.len() {
+            let wanted = match (self.ranks, replicas) {
+                (Some(ranks), 1) => format!("--tp {ranks} needs {ranks}"),
+                (Some(ranks), _) => {
+                    format!("--tp {ranks} with --replicas {replicas} needs {}", ranks * replicas)
+                }
+                (None, _) => format!("--replicas {replicas} needs a multiple of {replicas}"),
+            };
+            bail!(
+                "--devices names {}, but {wanted}\nhint: name as many devices as there are ranks",
+                count(self.listed.len())
+            );
+        }
+        Ok(Some(self.listed.chunks(ranks).map(<[usize]>::to_vec).collect()))
+    }
+
+    /// The error for more ranks than there are devices.
+    fn too_few(&self, present: &[usize], backend: &str) -> anyhow::Error {
+        let ranks = self.ranks();
+        let from = if self.first == 0 { String::new() } else { format!(" from device {} on", self.first) };
+        anyhow::anyhow!(
+            "--tp {ranks} needs {}{from}, but backend {backend} has {}\nhint: choose fewer ranks, or name the devices with \
+             --devices",
+            count(ranks),
+            list(present)
+        )
+    }
+}
+
+fn count(devices: usize) -> String {
+    if devices == 1 { "1 device".to_owned() } else { format!("{devices} devices") }
+}
+
+fn list(present: &[usize]) -> String {
+    match present {
+        [] => "no device".to_owned(),
+        [only] => format!("device {only} only"),
+        several => {
+            let indices: Vec<String> = several.iter().map(usize::to_string).collect();
+            format!("the devices {}", indices.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOUR: [usize; 4] = [0, 1, 2, 3];
+
+    fn groups(
+        first: usize,
+        listed: &[usize],
+        ranks: Option<usize>,
+        replicas: usize,
+    ) -> Option<Vec<Vec<usize>>> {
+        Wanted { first, listed, ranks, replicas }.distinct(&FOUR, "cuda").expect("the arguments are valid")
+    }
+
+    #[test]
+    fn ranks_take_consecutive_devices_and_replicas_the_next_ones() {
+        assert_eq!(groups(1, &[], None, 1), Some(vec![vec![1]]));
+        assert_eq!(groups(1, &[], Some(2), 1), Some(vec![vec![1, 2]]));
+        assert_eq!(groups(0, &[], Some(2), 2), Some(vec![vec![0, 1], vec![2, 3]]));
+        // Replicas start again at the first device where there are too few.
+        assert_eq!(groups(3, &[], None, 3), Some(vec![vec![3], vec![0], vec![1]]));
+        assert_eq!(groups(2, &[], Some(2), 2), Some(vec![vec![2, 3], vec![0, 1]]));
+    }
+
+    #[test]
+    fn listed_devices_are_ranks_in_their_order() {
+        assert_eq!(groups(0, &[3, 1], None, 1), Some(vec![vec![3, 1]]));
+        assert_eq!(groups(0, &[3, 1, 0, 2], None, 2), Some(vec![vec![3, 1], vec![0, 2]]));
+        assert_eq!(groups(0, &[2], Some(1), 1), Some(vec![vec![2]]));
+    }
+
+    #[test]
+    fn ranks_that_find_too_few_devices_are_counted() {
+        for (first, ranks) in [(0, 5), (3, 2)] {
+            assert_eq!(groups(first, &[], Some(ranks), 1), None);
+        }
+        let wanted = Wanted { first: 3, listed: &[], ranks: Some(2), replicas: 1 };
+        let message = wanted.too_few(&FOUR, "cuda").to_string();
+        assert!(message.contains("--tp 2 needs 2 devices from device 3 on"), "{message}");
+        assert!(message.contains("backend cuda has the devices 0, 1, 2, 3"), "{message}");
+    }
+
+    #[test]
+    fn lists_that_do_not_fit_are_refused() {
+        for (listed, ranks, replicas, part) in [
+            (&[1, 1][..], None, 1, "names device 1 twice"),
+            (&[0, 4], None, 1, "names device 4, but backend cuda has the devices 0, 1, 2, 3"),
+            (&[0, 1, 2], Some(2), 1, "names 3 devices, but --tp 2 needs 2"),
+            (&[0], Some(2), 1, "names 1 device, but --tp 2 needs 2"),
+            (&[0, 1], Some(2), 2, "--tp 2 with --replicas 2 needs 4"),
+            (&[0, 1, 2], None, 2, "--replicas 2 needs a multiple of 2"),
+        ] {
+            let wanted = Wanted { first: 0, listed, ranks, replicas };
+            let message = wanted.distinct(&FOUR, "cuda").expect_err("it is refused").to_string();
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}
