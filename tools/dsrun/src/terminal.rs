@@ -1,13 +1,15 @@
 //! Output for people: progress bars, the status line, notes and errors.
 
-use crate::interrupt;
-use anyhow::Result;
+mod column;
+mod stream;
+
 use dsrun_models::fetch::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     io::{IsTerminal, Write},
-    time::{Duration, Instant},
+    time::Duration,
 };
+pub(crate) use stream::StreamWriter;
 
 /// The interval at which the status line is redrawn.
 const REDRAW: Duration = Duration::from_millis(100);
@@ -84,17 +86,11 @@ impl Terminal {
     /// A writer for streamed text.
     pub(crate) fn stream(&self) -> StreamWriter {
         let live = self.rich && !self.quiet;
-        let mode = match (live, std::io::stdout().is_terminal()) {
-            (true, true) => StatusLine::reserve().map_or(Live::No, Live::Bottom),
-            (true, false) => Live::Spinner(self.bar("", None)),
-            (false, _) => Live::No,
-        };
-        if let Live::Spinner(spinner) = &mode
-            && let Ok(style) = ProgressStyle::with_template("{spinner} {msg}")
-        {
-            spinner.set_style(style);
+        match (live, std::io::stdout().is_terminal()) {
+            (true, true) => StreamWriter::with_status_line(self.colour),
+            (true, false) => StreamWriter::with_spinner(self.bar("", None)),
+            (false, _) => StreamWriter::plain(),
         }
-        StreamWriter { mode, colour: self.colour, drawn: None, started: Instant::now(), tokens: 0 }
     }
 }
 
@@ -127,115 +123,6 @@ impl Progress for FetchBar<'_> {
     fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
-        }
-    }
-}
-
-/// The bottom line of the terminal, which is excluded from scrolling.
-struct StatusLine {
-    row: u16,
-}
-
-impl StatusLine {
-    /// Reserves the bottom line, if the height of the terminal is known.
-    fn reserve() -> Option<Self> {
-        let (_, terminal_size::Height(row)) = terminal_size::terminal_size_of(std::io::stderr())?;
-        if row < 4 {
-            return None;
-        }
-        interrupt::on_exit(RELEASE);
-        // A line break and one line up make sure that the cursor is not in the bottom line. Then the scroll region is set to
-        // the lines above. Setting it moves the cursor, so the cursor is saved and restored around it.
-        write_escapes(&format!("\n\x1b[A\x1b7\x1b[1;{}r\x1b8", row - 1));
-        Some(Self { row })
-    }
-
-    fn draw(&self, text: &str) {
-        write_escapes(&format!("\x1b7\x1b[{};1H\x1b[2K{text}\x1b8", self.row));
-    }
-}
-
-/// The escape sequence that lets the whole terminal scroll again.
-const RELEASE: &str = "\x1b7\x1b[r\x1b8";
-
-impl Drop for StatusLine {
-    fn drop(&mut self) {
-        self.draw("");
-        write_escapes(RELEASE);
-        interrupt::on_exit("");
-    }
-}
-
-fn write_escapes(text: &str) {
-    let mut stream = std::io::stderr().lock();
-    // A failure to write to standard error cannot be reported.
-    let _ = stream.write_all(text.as_bytes()).and_then(|()| stream.flush());
-}
-
-/// The place of the live statistics.
-enum Live {
-    /// They are not shown.
-    No,
-    /// Text and statistics share a terminal: the statistics have its bottom line.
-    Bottom(StatusLine),
-    /// The text does not go to the terminal: the statistics are the message of a spinner.
-    Spinner(ProgressBar),
-}
-
-/// Writes streamed text, with a line of live statistics.
-pub(crate) struct StreamWriter {
-    mode: Live,
-    colour: bool,
-    drawn: Option<Instant>,
-    started: Instant,
-    tokens: usize,
-}
-
-impl StreamWriter {
-    /// Writes the text of one more token.
-    pub(crate) fn token(&mut self, text: &str) -> Result<()> {
-        if self.tokens == 0 {
-            // The rate is that of decoding: the clock starts with the first token.
-            self.started = Instant::now();
-        }
-        self.tokens += 1;
-        if !text.is_empty() {
-            let mut output = std::io::stdout().lock();
-            output.write_all(text.as_bytes())?;
-            output.flush()?;
-        }
-        if self.tokens > 1 && self.drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW) {
-            self.draw();
-        }
-        Ok(())
-    }
-
-    fn draw(&mut self) {
-        let rate = (self.tokens - 1) as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
-        let figures = format!("{} tokens, {rate:.1} tokens/s", self.tokens);
-        match &self.mode {
-            Live::No => {}
-            Live::Spinner(spinner) => spinner.set_message(figures),
-            Live::Bottom(line) if self.colour => line.draw(&format!("\x1b[2m{figures}\x1b[0m")),
-            Live::Bottom(line) => line.draw(&figures),
-        }
-        self.drawn = Some(Instant::now());
-    }
-
-    /// Ends the text with a line break and removes the statistics.
-    pub(crate) fn finish(self) -> Result<()> {
-        drop(self);
-        let mut output = std::io::stdout().lock();
-        output.write_all(b"\n")?;
-        output.flush()?;
-        Ok(())
-    }
-}
-
-impl Drop for StreamWriter {
-    fn drop(&mut self) {
-        if let Live::Spinner(spinner) = &self.mode {
-            spinner.finish_and_clear();
         }
     }
 }
