@@ -4,9 +4,10 @@
 //! written for Python, so this renders them as Hugging Face's `apply_chat_template` does: same variables and functions,
 //! same treatment of blanks around tags, Python's methods on values and its way to write them.
 //!
-//! Templates come with models, from strangers: they can call nothing but what is defined here, and their running time
-//! is bounded.
+//! Templates come with models, from strangers: they can call nothing but what is defined here, and their nesting and their
+//! running time are bounded.
 
+mod bounds;
 mod guard;
 mod json;
 mod methods;
@@ -140,6 +141,9 @@ impl ChatTemplate {
     ) -> Result<Self, ChatError> {
         let mut environment = environment().map_err(|error| failure(DEFAULT, &error))?;
         for NamedTemplate { name, source } in templates {
+            bounds::check(source, environment.syntax()).map_err(|bounds::Exceeded { line, message }| {
+                ChatError::Template { template: name.clone(), line, message }
+            })?;
             guarded(name, || environment.add_template_owned(name.clone(), without_generation_tags(source)))?;
         }
         let names = templates.iter().map(|template| template.name.clone()).collect();
@@ -149,6 +153,11 @@ impl ChatTemplate {
     /// The names of the templates, in the order given.
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// Whether the model defines this variable for its templates, such as `bos_token`.
+    pub fn defines(&self, variable: &str) -> bool {
+        self.special_tokens.iter().any(|(name, _)| name == variable)
     }
 
     /// Whether a text stands anywhere in the source of a template: `tools`, in those that know tools.
@@ -230,9 +239,22 @@ impl ChatPrompt {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-        let options = EncodeOptions { add_special: false, parse_special: true };
-        tokenizer.encode_with(&self.text, options, &self.stand_ins)
+        tokenizer.encode_with(&self.text, Self::OPTIONS, &self.stand_ins)
     }
+
+    /// As [`Self::encode`], but `None` if the prompt certainly has more than `most` tokens.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_within(
+        &self,
+        tokenizer: &Tokenizer,
+        most: usize,
+    ) -> Result<Option<Vec<u32>>, TokenizerError> {
+        tokenizer.encode_within_with(&self.text, Self::OPTIONS, &self.stand_ins, most)
+    }
+
+    const OPTIONS: EncodeOptions = EncodeOptions { add_special: false, parse_special: true };
 }
 
 /// The language that Hugging Face gives to chat templates.

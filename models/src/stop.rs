@@ -1,5 +1,7 @@
 //! Stop strings: ends a generated text where one of them appears, even across tokens.
 
+use std::sync::Arc;
+
 /// Looks for stop strings in a text that comes in pieces.
 ///
 /// Text that may still turn out to be the start of a stop string is held back, so what [`Self::push`] gives out never
@@ -13,9 +15,13 @@
 /// let output = matcher.push("er: and");
 /// assert_eq!((output.text.as_str(), output.matched), ("", Some(0)));
 /// ```
+///
+/// Clones share the stop strings.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
-    stops: Vec<Stop>,
+    stops: Arc<[Stop]>,
+    /// How much of each stop string the text ends with, in bytes.
+    seen: Vec<usize>,
     /// The end of the text that was not given out: the longest that begins a stop string.
     held: String,
     matched: Option<usize>,
@@ -30,20 +36,20 @@ pub struct StopOutput {
     pub matched: Option<usize>,
 }
 
-/// One stop string and how much of it the text ends with (Knuth, Morris and Pratt, 1977).
+/// One stop string (Knuth, Morris and Pratt, 1977).
 #[derive(Clone, Debug)]
 struct Stop {
     bytes: Vec<u8>,
     /// For each prefix length, the length of the longest shorter prefix that the prefix ends with.
     fallback: Vec<usize>,
-    seen: usize,
 }
 
 impl StopMatcher {
     /// A matcher for `stops`. Empty strings are never found; positions count them all the same.
     pub fn new(stops: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let stops = stops.into_iter().map(|stop| Stop::new(stop.into().into_bytes())).collect();
-        Self { stops, held: String::new(), matched: None }
+        let stops: Arc<[Stop]> = stops.into_iter().map(|stop| Stop::new(stop.into().into_bytes())).collect();
+        let seen = vec![0; stops.len()];
+        Self { stops, seen, held: String::new(), matched: None }
     }
 
     /// Takes the next piece of text.
@@ -56,9 +62,9 @@ impl StopMatcher {
         for (offset, byte) in text.bytes().enumerate() {
             // The index and length of the longest stop string that this byte completes.
             let mut complete: Option<(usize, usize)> = None;
-            for (index, stop) in self.stops.iter_mut().enumerate() {
+            for (index, (stop, seen)) in self.stops.iter().zip(&mut self.seen).enumerate() {
                 let length = stop.bytes.len();
-                if stop.advance(byte) && complete.is_none_or(|(_, longest)| longest < length) {
+                if stop.advance(seen, byte) && complete.is_none_or(|(_, longest)| longest < length) {
                     complete = Some((index, length));
                 }
             }
@@ -68,16 +74,14 @@ impl StopMatcher {
                 return StopOutput { text: std::mem::take(&mut self.held), matched: self.matched };
             }
         }
-        let keep = self.stops.iter().map(|stop| stop.seen).max().unwrap_or(0);
+        let keep = self.seen.iter().copied().max().unwrap_or(0);
         let held = self.held.split_off(self.held.len() - keep);
         StopOutput { text: std::mem::replace(&mut self.held, held), matched: None }
     }
 
     /// The text that was held back, once no more comes.
     pub fn finish(&mut self) -> String {
-        for stop in &mut self.stops {
-            stop.seen = 0;
-        }
+        self.seen.fill(0);
         std::mem::take(&mut self.held)
     }
 }
@@ -95,21 +99,21 @@ impl Stop {
             }
             fallback[end + 1] = length;
         }
-        Self { bytes, fallback, seen: 0 }
+        Self { bytes, fallback }
     }
 
-    /// Takes one more byte of the text; whether the stop string is complete with it.
-    fn advance(&mut self, byte: u8) -> bool {
+    /// Takes one more byte of a text that ends with `seen` bytes of the stop string; whether the stop string is complete with it.
+    fn advance(&self, seen: &mut usize, byte: u8) -> bool {
         if self.bytes.is_empty() {
             return false;
         }
-        while self.seen > 0 && self.bytes[self.seen] != byte {
-            self.seen = self.fallback[self.seen];
+        while *seen > 0 && self.bytes[*seen] != byte {
+            *seen = self.fallback[*seen];
         }
-        if self.bytes[self.seen] == byte {
-            self.seen += 1;
+        if self.bytes[*seen] == byte {
+            *seen += 1;
         }
-        self.seen == self.bytes.len()
+        *seen == self.bytes.len()
     }
 }
 

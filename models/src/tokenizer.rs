@@ -67,6 +67,13 @@ struct Inner {
     control: ControlTokens,
 }
 
+/// Bytes for each token that may be, of the beginning that [`Tokenizer::encode_within`] tries first.
+const PROBED_BYTES_PER_TOKEN: usize = 8;
+/// The fewest bytes of that beginning.
+const LEAST_PROBED_BYTES: usize = 16 << 10;
+/// Tokens that cutting a text may add.
+const CUT_TOKENS: usize = 64;
+
 /// Characters of a text that stand for others: the first of each pair for the second. What they stand for is put back when
 /// control tokens have been found.
 pub(crate) type StandIns = [(char, char)];
@@ -154,6 +161,36 @@ impl Tokenizer {
             Encoder::Json(encoder) => encoder.encode(text, options, stand_ins),
             Encoder::Gguf(encoder) => encoder.encode(text, options, stand_ins),
         }
+    }
+
+    /// As [`Self::encode`], but gives up on a text that certainly has more than `most` tokens, before all of it is encoded. Returns
+    /// `None` then; a text that is only slightly longer is encoded as a whole.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_within(&self, text: &str, options: EncodeOptions, most: usize) -> Result<Option<Vec<u32>>> {
+        self.encode_within_with(text, options, &[], most)
+    }
+
+    /// As [`Self::encode_within`], of a text some of whose characters stand for others.
+    pub(crate) fn encode_within_with(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+        stand_ins: &StandIns,
+        most: usize,
+    ) -> Result<Option<Vec<u32>>> {
+        // Few texts have more bytes per token than this, so the beginning of most is not encoded twice.
+        let mut end = most.saturating_mul(PROBED_BYTES_PER_TOKEN).max(LEAST_PROBED_BYTES);
+        while end < text.len() {
+            let beginning = &text[..text.floor_char_boundary(end)];
+            // Where the text is cut, a few tokens may be more than without the cut.
+            if self.encode_with(beginning, options, stand_ins)?.len() > most.saturating_add(CUT_TOKENS) {
+                return Ok(None);
+            }
+            end = end.saturating_mul(4);
+        }
+        self.encode_with(text, options, stand_ins).map(Some)
     }
 
     /// The texts of the control tokens.

@@ -208,6 +208,48 @@ fn errors_name_the_template_and_say_what_is_wrong(#[case] source: &str, #[case] 
 }
 
 #[test]
+fn deep_templates_are_refused_and_do_not_end_the_process() {
+    let cases = [
+        ("{{ ", "-", "1 }}"),
+        ("{{ ", "not ", "1 }}"),
+        ("{{ ", "1+", "1 }}"),
+        ("{{ ", "1**", "1 }}"),
+        ("{{ ", "1~", "1 }}"),
+        ("{{ ", "1 and ", "1 }}"),
+        ("{{ ", "1<", "1 }}"),
+        ("{{ 'a'", "|trim", " }}"),
+        ("{{ 1", " is defined", " }}"),
+        ("{{ a", ".b", " }}"),
+        ("{{ a", "[0]", " }}"),
+        ("{{ a", "()", " }}"),
+        ("{{ ", "(", "1 }}"),
+        ("{{ ", "[", "1 }}"),
+        ("{{ ", "{1:", "1 }}"),
+        ("{{ 1", " if 1 else 1", " }}"),
+        ("{% set x = ", "-", "1 %}"),
+        ("{% if a %}", "{% elif b %}", "{% endif %}"),
+        ("", "{% if a %}", ""),
+        ("", "{% for a in b %}", ""),
+    ];
+    for (before, piece, after) in cases {
+        for count in [200, 900, 50_000] {
+            let source = format!("{before}{}{after}", piece.repeat(count));
+            match ChatTemplate::new(&source, &[]) {
+                // What is accepted may fail when it is rendered, but must not overflow the stack either.
+                Ok(template) => {
+                    assert!(count < 50_000, "{piece:?} is accepted {count} times");
+                    drop(template.render(&[], &RenderOptions::default()));
+                }
+                Err(error) => assert!(matches!(error, ChatError::Template { .. }), "{error}"),
+            }
+        }
+    }
+    let error = ChatTemplate::new(&format!("a\n{{{{ {}1 }}}}", "-".repeat(5000)), &[]).unwrap_err();
+    assert!(error.to_string().contains("line 2: this tag has more than 1000 tokens"), "{error}");
+    assert!(ChatTemplate::new(&"a".repeat(2 << 20), &[]).is_err());
+}
+
+#[test]
 fn a_failure_of_the_engine_is_an_error() {
     let template = ChatTemplate::new("{% for m in messages[::-1] %}{{ m.role }}{% endfor %}", &[]).unwrap();
     let result = template.render(&[], &RenderOptions::default());
