@@ -4,6 +4,7 @@
 //! poll and a plain thread can block on. Dropping the stream cancels the request. When the engine fails, or its thread panics,
 //! every stream ends with an error, so that no caller waits forever.
 
+mod admission;
 mod embedding;
 mod engine_thread;
 mod error;
@@ -14,6 +15,7 @@ use crate::{
     request::{EmbeddingRequest, Request, RequestId, RequestIds, RequestLimits},
     statistics::Statistics,
 };
+pub use admission::Admission;
 pub use embedding::PendingEmbedding;
 use engine_thread::EngineThread;
 pub use error::ServiceError;
@@ -64,6 +66,8 @@ enum Command {
     Submit(RequestId, Box<Request>, stream::Sender),
     Embed(RequestId, EmbeddingRequest, embedding::Sender),
     Cancel(RequestId),
+    /// An admission ended, so that the engine may have drained.
+    Released,
     Drain,
     Stop,
 }
@@ -73,6 +77,8 @@ enum Command {
 struct Shared {
     /// Requests that were submitted and have not started.
     waiting: AtomicUsize,
+    /// Admissions that have not ended.
+    admissions: AtomicUsize,
     statistics: Mutex<Statistics>,
     phase: watch::Sender<ServicePhase>,
     /// The reason why streams end early, once they do.
@@ -121,6 +127,7 @@ impl Service {
         let (done_sender, done) = mpsc::channel();
         let shared = Arc::new(Shared {
             waiting: AtomicUsize::new(0),
+            admissions: AtomicUsize::new(0),
             statistics: Mutex::new(engine.statistics().clone()),
             phase: watch::Sender::new(ServicePhase::Running),
             ended: Mutex::new(None),
@@ -207,6 +214,24 @@ impl Handle {
     /// As [`Self::submit`].
     pub fn embed(&self, request: EmbeddingRequest) -> Result<PendingEmbedding, ServiceError> {
         let id = self.enqueue(self.limits.check_embedding(&request))?;
+        self.deliver_embedding(id, request)
+    }
+
+    /// Admits a request that consists of several embeddings: they can be submitted from here on, one after the other, although the
+    /// queue fills or the service starts to drain. The admission takes one place in the queue until it is dropped.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub fn admit(&self) -> Result<Admission, ServiceError> {
+        self.enqueue(Ok(()))?;
+        Ok(Admission::new(self.clone()))
+    }
+
+    fn deliver_embedding(
+        &self,
+        id: RequestId,
+        request: EmbeddingRequest,
+    ) -> Result<PendingEmbedding, ServiceError> {
         let (sender, receiver) = oneshot::channel();
         let pending = PendingEmbedding::new(id, receiver, self.clone());
         self.deliver(Command::Embed(id, request, sender))?;

@@ -28,11 +28,13 @@ pub struct TextPiece {
 impl TextStream {
     /// The text of an answer that ends before each of the `stop` strings.
     pub fn new(tokenizer: Option<&Tokenizer>, stop: &[String]) -> Self {
+        Self::with_stops(tokenizer, StopMatcher::new(stop))
+    }
+
+    /// The text of an answer that ends before each of the stop strings of a matcher, whose clones share them.
+    pub fn with_stops(tokenizer: Option<&Tokenizer>, stops: StopMatcher) -> Self {
         let options = StreamOptions { skip_special: true, continues_text: true };
-        Self {
-            decoder: tokenizer.map(|tokenizer| StreamDecoder::new(tokenizer, options)),
-            stops: StopMatcher::new(stop),
-        }
+        Self { decoder: tokenizer.map(|tokenizer| StreamDecoder::new(tokenizer, options)), stops }
     }
 
     /// Adds a token. After a piece with a finish reason, no more tokens may be added.

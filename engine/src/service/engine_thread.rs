@@ -83,7 +83,7 @@ impl EngineThread {
     /// Executes the commands that have arrived; waits for one if the engine is idle.
     fn take_commands(&mut self) -> ControlFlow<()> {
         if self.engine.is_idle() {
-            if self.draining {
+            if self.draining && self.shared.admissions.load(Ordering::SeqCst) == 0 {
                 self.shared.advance(ServicePhase::Drained);
             }
             match self.inbox.recv() {
@@ -118,6 +118,7 @@ impl EngineThread {
                 self.streams.remove(&id);
                 self.embeddings.remove(&id);
             }
+            Command::Released => {}
             Command::Drain => self.draining = true,
             Command::Stop => return ControlFlow::Break(()),
         }
