@@ -7,7 +7,8 @@
 //! | `connections` | accepting connections, and time limits on slow clients |
 //! | `routes` | paths and their handlers |
 //! | `app` | state that requests share |
-//! | `access`, `body`, `error` | API keys and rate limits, reading requests, error responses |
+//! | `access`, `origins` | API keys and rate limits; the hosts and origins that are served |
+//! | `intake`, `body`, `error` | bounds on work for requests before they are accepted, reading requests, error responses |
 //! | `endpoint`, `generation` | the path of a completion from its request to its answer, which both kinds share |
 //! | `chat`, `completions` | the two kinds of completion: how a request is read and an answer written |
 //! | `embeddings` | `/v1/embeddings` |
@@ -29,8 +30,10 @@ mod error;
 mod events;
 mod generation;
 mod grammar;
+mod intake;
 mod metrics;
 mod openapi;
+mod origins;
 mod page;
 mod prompts;
 mod replicas;

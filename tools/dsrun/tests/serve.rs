@@ -84,7 +84,7 @@ impl Server {
             connection.set_read_timeout(Some(PATIENCE)).unwrap();
             write!(
                 connection,
-                "POST /v1/completions HTTP/1.1\r\nhost: h\r\nconnection: close\r\nauthorization: Bearer {KEY}\r\n\
+                "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {KEY}\r\n\
                  content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
                 body.len()
             )
@@ -275,7 +275,7 @@ fn metrics(server: &Server, path: &str) -> String {
     connection.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(
         connection,
-        "GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\nauthorization: Bearer {KEY}\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {KEY}\r\n\r\n"
     )
     .unwrap();
     let mut text = String::new();

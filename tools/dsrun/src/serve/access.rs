@@ -69,6 +69,11 @@ impl ApiKeys {
         Ok(Self::new(keys.iter().map(String::as_str)))
     }
 
+    /// Whether access is open.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+
     /// Identifies the client of a request.
     ///
     /// # Errors

@@ -2,10 +2,11 @@
 
 use super::{
     access::{ApiKeys, RateLimit},
-    body::BodyLimits,
     error::ApiError,
     grammar::Grammars,
+    intake::{Intake, Turn, Work},
     metrics::Metrics,
+    origins::Origins,
     replicas::Replicas,
     tools::ToolFormat,
 };
@@ -19,20 +20,15 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// The limits of a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RequestLimits {
-    pub(crate) body: BodyLimits,
-    /// The longest time from a request to the end of its answer.
-    pub(crate) answer: Duration,
-}
-
 /// The state that all requests share.
 #[derive(Debug)]
 pub(crate) struct App {
     /// The model's name, for clients.
     pub(crate) name: String,
-    pub(crate) limits: RequestLimits,
+    /// The longest time from a request to the end of its answer.
+    pub(crate) answer_timeout: Duration,
+    pub(crate) intake: Intake,
+    pub(crate) origins: Origins,
     pub(crate) keys: ApiKeys,
     pub(crate) rate: Option<RateLimit>,
     pub(crate) metrics: Arc<Metrics>,
@@ -53,10 +49,19 @@ pub(crate) struct Loaded {
 }
 
 impl App {
-    pub(crate) fn new(name: String, limits: RequestLimits, keys: ApiKeys, rate: Option<RateLimit>) -> Self {
+    /// The state of a server before its model is loaded.
+    pub(crate) fn new(
+        name: String,
+        intake: Intake,
+        answer_timeout: Duration,
+        keys: ApiKeys,
+        rate: Option<RateLimit>,
+    ) -> Self {
         Self {
             name,
-            limits,
+            answer_timeout,
+            intake,
+            origins: Origins::default(),
             keys,
             rate,
             metrics: Arc::default(),
@@ -120,11 +125,19 @@ impl App {
         }
     }
 
-    /// Runs work on a thread that may block.
-    pub(crate) async fn blocking<T: Send + 'static>(
+    /// Prepares a request on a thread that may block. The turn lasts until the work ends, also if the client leaves before.
+    pub(crate) async fn prepare<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+        turn: Turn,
+        prepare: impl FnOnce(&Work) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
+        let work = Work::default();
+        let _client = work.client();
+        let work = move || {
+            let _turn = turn;
+            work.check()?;
+            prepare(&work)
+        };
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
             self.metrics.panics.add(1);
             tracing::error!(%error, "a request failed");

@@ -1,38 +1,50 @@
 //! Reads the bodies of requests: bounded in size and time, strict about fields.
 
-use super::error::ApiError;
+use super::{
+    error::ApiError,
+    intake::{Held, Intake, Turn},
+};
 use axum::{
     body::Body,
-    http::{Request, header},
+    http::{HeaderMap, Request, header},
 };
-use bytes::Bytes;
+use bytes::BytesMut;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
-use std::time::Duration;
 
-/// The limits of reading a body.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BodyLimits {
-    /// The most bytes.
-    pub(crate) bytes: usize,
-    /// The longest time from the first byte to the last.
-    pub(crate) time: Duration,
-}
-
-/// Reads the JSON body of a request.
+/// Reads the JSON body of a request, and waits for the request's turn to be prepared.
 ///
 /// # Errors
 /// If it is not JSON, is too large or too slow, lacks a field of `T`, or has one that `T` does not have; the error names the field.
 pub(crate) async fn read_json<T: DeserializeOwned>(
     request: Request<Body>,
-    limits: BodyLimits,
-) -> Result<T, ApiError> {
+    intake: &Intake,
+) -> Result<(T, Turn), ApiError> {
     let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     // This also keeps out web pages of other origins: browsers send this type only if the server allows it.
     if !content_type.is_some_and(is_json) {
         return Err(ApiError::not_json());
     }
-    parse(&read(request.into_body(), limits).await?)
+    check_head(request.headers(), intake.limits.bytes)?;
+    let (body, held) = read(request.into_body(), intake).await?;
+    let turn = intake.turn(held).await?;
+    Ok((parse(&body)?, turn))
+}
+
+/// Refuses a body that its headers declare as too large, or as compressed, before any of it is read.
+fn check_head(headers: &HeaderMap, limit: usize) -> Result<(), ApiError> {
+    if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
+        && !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity")
+    {
+        return Err(ApiError::encoded());
+    }
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    // A length that is no number was refused with the head.
+    if length.and_then(|length| length.trim().parse::<u64>().ok()).is_some_and(|length| length > limit as u64)
+    {
+        return Err(ApiError::too_large(limit));
+    }
+    Ok(())
 }
 
 fn is_json(content_type: &str) -> bool {
@@ -40,14 +52,26 @@ fn is_json(content_type: &str) -> bool {
     essence.eq_ignore_ascii_case("application/json")
 }
 
-async fn read(body: Body, limits: BodyLimits) -> Result<Bytes, ApiError> {
-    let read = tokio::time::timeout(limits.time, Limited::new(body, limits.bytes).collect());
-    match read.await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limits.bytes)),
-        Ok(Err(error)) => Err(ApiError::malformed(format!("the body ends early: {error}"))),
-        Err(_) => Err(ApiError::slow_request(limits.time)),
-    }
+async fn read(body: Body, intake: &Intake) -> Result<(BytesMut, Held), ApiError> {
+    let limits = intake.limits;
+    let mut held = intake.hold()?;
+    let mut body = Limited::new(body, limits.bytes);
+    let read = async {
+        let mut bytes = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => ApiError::too_large(limits.bytes),
+                false => ApiError::malformed(format!("the body ends early: {error}")),
+            })?;
+            if let Ok(data) = frame.into_data() {
+                held.add(data.len())?;
+                bytes.extend_from_slice(&data);
+            }
+        }
+        Ok(bytes)
+    };
+    let bytes = tokio::time::timeout(limits.time, read).await;
+    Ok((bytes.map_err(|_| ApiError::slow_request(limits.time))??, held))
 }
 
 /// Parses a body; the error names the field.

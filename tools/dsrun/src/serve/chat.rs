@@ -17,6 +17,7 @@ use super::{
     events,
     generation::{Job, MAX_TOP, Piece},
     grammar::Grammar,
+    intake::Work,
     text::Token,
     tools::{Part, ToolParser},
 };
@@ -100,7 +101,7 @@ impl Completion for Chat {
         &request.model
     }
 
-    fn prepare(request: &ChatRequest, loaded: &Loaded) -> Result<(Job, Self), ApiError> {
+    fn prepare(request: &ChatRequest, loaded: &Loaded, work: &Work) -> Result<(Job, Self), ApiError> {
         let generation = request.generation();
         generation.check()?;
         let (max_tokens, logprobs) = (max_tokens(request)?, logprobs(request)?);
@@ -117,7 +118,8 @@ impl Completion for Chat {
             (None, None) => None,
         };
         let variables = request.chat_template_kwargs.clone().unwrap_or_default();
-        let prompt = encode(&request.messages, tools.as_ref().map(RequestedTools::all), variables, loaded)?;
+        let prompt =
+            encode(&request.messages, tools.as_ref().map(RequestedTools::all), variables, loaded, work)?;
         let reader = || Reader { parser: tools.as_ref().map(RequestedTools::parser), ..Reader::default() };
         let readers = (0..generation.n).map(|_| reader()).collect();
         Ok((Job { prompts: vec![prompt], generation, max_tokens, logprobs, grammar }, Self { readers }))

@@ -10,8 +10,9 @@ use super::{
     app::{App, Loaded},
     endpoint::{Completion, Header, complete},
     error::ApiError,
-    generation::{Job, MAX_TOP, Piece},
+    generation::{Job, MAX_CHOICES, MAX_TOP, Piece},
     grammar::Grammar,
+    intake::Work,
     prompts::encode,
     text::Token,
 };
@@ -52,7 +53,7 @@ impl Completion for TextCompletion {
         &request.model
     }
 
-    fn prepare(request: &CompletionRequest, loaded: &Loaded) -> Result<(Job, Self), ApiError> {
+    fn prepare(request: &CompletionRequest, loaded: &Loaded, work: &Work) -> Result<(Job, Self), ApiError> {
         let generation = request.generation();
         generation.check()?;
         let echo = request.echo.unwrap_or(false);
@@ -65,7 +66,7 @@ impl Completion for TextCompletion {
                 "not together with logprobs: prompts have no probabilities here",
             ));
         }
-        let prompts = encode(&request.prompt, loaded, "prompt", true)?;
+        let prompts = encode(&request.prompt, loaded, "prompt", true, MAX_CHOICES, work)?;
         // An empty list has no prompts to check one by one.
         if prompts.iter().all(Vec::is_empty) {
             return Err(ApiError::field("prompt", "is empty: there is nothing to continue"));

@@ -7,6 +7,7 @@ use super::{
     app::App,
     body::read_json,
     error::ApiError,
+    intake::Work,
     metrics::OpenAnswer,
     prompts::encode,
 };
@@ -26,13 +27,14 @@ pub(crate) async fn embeddings(
     request: Request<Body>,
 ) -> Result<Json<EmbeddingList>, ApiError> {
     let loaded = app.ready()?;
-    let request: EmbeddingRequest = read_json(request, app.limits.body).await?;
+    let (request, turn): (EmbeddingRequest, _) = read_json(request, &app.intake).await?;
     app.check_model(&request.model)?;
     let started = Instant::now();
     let EmbeddingRequest { input, encoding_format, pooling, priority, .. } = request;
     let tokenizer = loaded.clone();
     // Texts to embed are data: control tokens in them are plain text.
-    let inputs = app.blocking(move || encode(&input, &tokenizer, "input", false)).await?;
+    let prepare = move |work: &Work| encode(&input, &tokenizer, "input", false, MAX_INPUTS, work);
+    let inputs = app.prepare(turn, prepare).await?;
     if inputs.is_empty() {
         return Err(ApiError::field("input", "is empty: there is nothing to embed"));
     }
@@ -47,15 +49,23 @@ pub(crate) async fn embeddings(
         Pooling::Last => dsrun_engine::Pooling::Last,
     };
     let prompt_tokens = inputs.iter().map(Vec::len).sum();
+    let request =
+        |tokens| dsrun_engine::EmbeddingRequest { tokens, pooling, priority: priority.unwrap_or(0) };
+    // What is wrong with one text is found before any of them is processed, and they are admitted together.
+    let inputs: Vec<_> = inputs.into_iter().map(request).collect();
+    let limits = loaded.engine.limits();
+    for input in &inputs {
+        limits.check_embedding(input).map_err(|error| ApiError::from_engine(&error))?;
+    }
+    let admission = loaded.engine.admit().map_err(|error| app.refused(&error))?;
     // Dropped before its end if the client disconnects; the pending embeddings are then cancelled.
     let mut answer = OpenAnswer::new(app.metrics.clone());
-    let vector = |tokens| {
-        let request = dsrun_engine::EmbeddingRequest { tokens, pooling, priority: priority.unwrap_or(0) };
-        let loaded = loaded.clone();
-        async move { loaded.engine.embed(request)?.await }
+    let vector = |request| {
+        let pending = admission.embed(&loaded.engine, request);
+        async move { pending?.await }
     };
     let vectors = stream::iter(inputs.into_iter().map(vector)).buffered(SIDE_BY_SIDE).try_collect::<Vec<_>>();
-    let limit = app.limits.answer;
+    let limit = app.answer_timeout;
     let vectors = timeout_at((started + limit).into(), vectors).await;
     answer.end();
     let vectors = vectors.map_err(|_| ApiError::too_slow(limit))?.map_err(|error| app.refused(&error))?;

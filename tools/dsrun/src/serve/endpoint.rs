@@ -8,6 +8,7 @@ use super::{
     error::ApiError,
     events,
     generation::{Answers, Job, Piece},
+    intake::Work,
 };
 use axum::{
     Json,
@@ -39,7 +40,7 @@ pub(super) trait Completion: Send + Sized + 'static {
     ///
     /// # Errors
     /// Names the field that is wrong.
-    fn prepare(request: &Self::Request, loaded: &Loaded) -> Result<(Job, Self), ApiError>;
+    fn prepare(request: &Self::Request, loaded: &Loaded, work: &Work) -> Result<(Job, Self), ApiError>;
 
     /// A choice of a complete answer before its first piece.
     fn choice(&self, index: usize) -> Self::Choice;
@@ -72,10 +73,10 @@ pub(super) async fn complete<C: Completion>(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let loaded = app.ready()?;
-    let request: C::Request = read_json(request, app.limits.body).await?;
+    let (request, turn): (C::Request, _) = read_json(request, &app.intake).await?;
     app.check_model(C::model(&request))?;
     let for_job = loaded.clone();
-    let (job, completion) = app.blocking(move || C::prepare(&request, &for_job)).await?;
+    let (job, completion) = app.prepare(turn, move |work| C::prepare(&request, &for_job, work)).await?;
     let header = Header { id: events::id(C::ID_PREFIX), created: events::now(), model: app.name.clone() };
     let (choices, generation) = (job.choices(), &job.generation);
     let stream = generation.stream.then_some(generation.include_usage);

@@ -82,6 +82,15 @@ impl ApiError {
         )
     }
 
+    /// The body is compressed.
+    pub(crate) fn encoded() -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Some("unsupported_content_encoding"),
+            "the body must not be compressed: send it without the header content-encoding",
+        )
+    }
+
     /// The client did not send its request in time.
     pub(crate) fn slow_request(limit: Duration) -> Self {
         Self::new(
@@ -130,6 +139,30 @@ impl ApiError {
     pub(crate) fn too_often(wait: Duration) -> Self {
         let message = "too many requests of this client within a minute";
         Self::new(StatusCode::TOO_MANY_REQUESTS, Some("rate_limit_exceeded"), message).after(wait)
+    }
+
+    /// The requests that are being prepared have too many bytes.
+    pub(crate) fn too_much_pending() -> Self {
+        let message = "too much is being read and prepared: try again later";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message).after(Duration::from_secs(1))
+    }
+
+    /// A prompt is longer than the context.
+    pub(crate) fn too_long(field: &str, context: usize) -> Self {
+        Self::field(
+            field,
+            format!("has more than {context} tokens, the most of a prompt and its answer together"),
+        )
+        .code("context_length_exceeded")
+    }
+
+    /// The `Host` or the `Origin` of a request is not one that the server answers.
+    pub(crate) fn foreign(header: &str, value: &str) -> Self {
+        let message = format!(
+            "{header} {value:?} is not served: start the server with API keys, or allow the name with --allow-host \
+             or the origin with --cors-origin"
+        );
+        Self::new(StatusCode::FORBIDDEN, Some("forbidden_origin"), message)
     }
 
     /// Too many requests are waiting.

@@ -9,7 +9,7 @@ use super::{
     text::{AnswerText, Token},
 };
 use dsrun_engine::{EngineError, FinishReason, Request, SamplingOptions, service::TokenStream};
-use dsrun_models::generation::GenerationDefaults;
+use dsrun_models::{generation::GenerationDefaults, stop::StopMatcher};
 use futures_util::{
     StreamExt,
     stream::{self, BoxStream, SelectAll},
@@ -18,9 +18,11 @@ use std::{sync::Arc, time::Instant};
 use tokio::time::timeout_at;
 
 /// The most answers to one request.
-const MAX_CHOICES: usize = 128;
+pub(crate) const MAX_CHOICES: usize = 128;
 /// The most stop strings.
 const MAX_STOPS: usize = 16;
+/// The most bytes of a stop string.
+const MAX_STOP_BYTES: usize = 1024;
 /// The most top tokens that are reported with each token.
 pub(crate) const MAX_TOP: usize = 20;
 /// The largest bias of a token's logit.
@@ -53,6 +55,10 @@ impl Generation {
         }
         if self.stop.iter().any(String::is_empty) {
             return Err(ApiError::field("stop", "a stop text must not be empty"));
+        }
+        if let Some(long) = self.stop.iter().map(String::len).find(|bytes| *bytes > MAX_STOP_BYTES) {
+            let message = format!("a stop text has {long} bytes, but may have at most {MAX_STOP_BYTES}");
+            return Err(ApiError::field("stop", message));
         }
         Ok(())
     }
@@ -130,6 +136,11 @@ impl Job {
                 ..Request::default()
             })
         };
+        // Whatever is wrong with a prompt is found before the prompt is copied for every choice.
+        for prompt in &self.prompts {
+            let request = choice(prompt, 0)?;
+            loaded.engine.limits().check(&request).map_err(|error| ApiError::from_engine(&error))?;
+        }
         let choices =
             self.prompts.iter().flat_map(|prompt| (0..generation.n).map(move |index| (prompt, index)));
         choices.map(|(prompt, index)| choice(prompt, index)).collect()
@@ -143,10 +154,11 @@ impl Job {
         let started = Instant::now();
         let requests = self.requests(loaded)?;
         let tokenizer = loaded.model.tokenizer();
+        let stops = StopMatcher::new(&self.generation.stop);
         let mut choices = Vec::new();
         for (index, request) in requests.into_iter().enumerate() {
             let tokens = loaded.engine.submit(request).map_err(|error| app.refused(&error))?;
-            let text = AnswerText::new(tokenizer, &self.generation.stop, self.logprobs.is_some());
+            let text = AnswerText::new(tokenizer, stops.clone(), self.logprobs.is_some());
             choices.push(Choice {
                 index,
                 tokens,
@@ -257,7 +269,7 @@ impl Answers {
         if self.answer.has_ended() {
             return None;
         }
-        let limit = self.app.limits.answer;
+        let limit = self.app.answer_timeout;
         let piece = match timeout_at((self.started + limit).into(), self.open.next()).await {
             Ok(piece) => piece,
             Err(_) => Some(Err(ApiError::too_slow(limit))),

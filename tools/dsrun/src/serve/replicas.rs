@@ -5,7 +5,7 @@
 
 use dsrun_engine::{
     EmbeddingRequest, Request, RequestLimits, Statistics,
-    service::{Handle, PendingEmbedding, ServiceError, ServicePhase, TokenStream},
+    service::{Admission, Handle, PendingEmbedding, ServiceError, ServicePhase, TokenStream},
 };
 use futures_util::future::{join_all, select_all};
 use std::{
@@ -42,22 +42,30 @@ impl Replicas {
         self.choose(&request.prompt).submit(request)
     }
 
-    /// Submits an embedding request to one of the engines.
+    /// Admits a request of several embeddings to every engine that has room.
     ///
     /// # Errors
-    /// As [`Handle::embed`].
-    pub(crate) fn embed(&self, request: EmbeddingRequest) -> Result<PendingEmbedding, ServiceError> {
-        self.choose(&request.tokens).embed(request)
+    /// As [`Handle::admit`], if no engine has room.
+    pub(crate) fn admit(&self) -> Result<Admissions, ServiceError> {
+        let admitted: Vec<_> = self.engines.iter().map(Handle::admit).collect();
+        if admitted.iter().all(Result::is_err) {
+            // There is at least one engine.
+            return Err(admitted.into_iter().find_map(Result::err).unwrap_or(ServiceError::Stopped));
+        }
+        Ok(Admissions { engines: admitted.into_iter().map(Result::ok).collect() })
     }
 
     /// Chooses the engine for a prompt.
     fn choose(&self, prompt: &[u32]) -> &Handle {
-        let [engine] = self.engines.as_slice() else {
-            let loads: Vec<usize> = self.engines.iter().map(load).collect();
-            let chosen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).choose(prompt, &loads);
-            return &self.engines[chosen];
-        };
-        engine
+        &self.engines[self.chosen(prompt)]
+    }
+
+    fn chosen(&self, prompt: &[u32]) -> usize {
+        if self.engines.len() == 1 {
+            return 0;
+        }
+        let loads: Vec<usize> = self.engines.iter().map(load).collect();
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).choose(prompt, &loads)
     }
 
     /// The limits that a request has to keep to.
@@ -96,6 +104,28 @@ impl Replicas {
     pub(crate) async fn ended(&self) -> ServiceError {
         let (_, index, _) = select_all(self.engines.iter().map(|engine| Box::pin(engine.stopped()))).await;
         self.engines[index].failure().unwrap_or(ServiceError::Stopped)
+    }
+}
+
+/// The admission of a request of several embeddings, by engine.
+#[derive(Debug)]
+pub(crate) struct Admissions {
+    engines: Vec<Option<Admission>>,
+}
+
+impl Admissions {
+    /// Submits one of the embeddings to one of the engines.
+    ///
+    /// # Errors
+    /// As [`Admission::embed`].
+    pub(crate) fn embed(
+        &self,
+        replicas: &Replicas,
+        request: EmbeddingRequest,
+    ) -> Result<PendingEmbedding, ServiceError> {
+        let chosen = self.engines.get(replicas.chosen(&request.tokens)).and_then(Option::as_ref);
+        let admission = chosen.or_else(|| self.engines.iter().flatten().next());
+        admission.ok_or(ServiceError::Stopped)?.embed(request)
     }
 }
 

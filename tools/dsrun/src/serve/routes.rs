@@ -12,14 +12,15 @@ use super::{
     connections::Peer,
     embeddings::embeddings,
     error::ApiError,
+    intake::Work,
     openapi::openapi,
-    page,
+    origins, page,
 };
 use axum::{
     Extension, Json, Router,
     body::Body,
     extract::{MatchedPath, Path, State},
-    http::{Request, header},
+    http::{Method, Request, header},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -45,6 +46,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     let open = Router::new()
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
+        .route("/health", get(ready))
         .route("/openapi.json", get(openapi))
         .route("/", get(page::html))
         .route("/page.css", get(page::style))
@@ -69,6 +71,7 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
         .fallback(|request: Request<Body>| async move { ApiError::no_such_path(request.uri().path()) })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(app.clone(), origins::guard))
         .layer(from_fn_with_state(app.clone(), count))
         .with_state(app)
 }
@@ -81,7 +84,8 @@ async fn guard(
     next: Next,
 ) -> Result<Response, ApiError> {
     let client = app.keys.identify(request.headers(), peer.ip())?;
-    if let Some(rate) = &app.rate {
+    // The page and monitoring read often, which costs little: only work is limited.
+    if let Some(rate) = app.rate.as_ref().filter(|_| request.method() == Method::POST) {
         rate.count(client, Instant::now())?;
     }
     Ok(next.run(request).await)
@@ -133,9 +137,9 @@ async fn tokenize(
     request: Request<Body>,
 ) -> Result<Json<TokenizeResponse>, ApiError> {
     let loaded = app.ready()?;
-    let request: TokenizeRequest = read_json(request, app.limits.body).await?;
+    let (request, turn): (TokenizeRequest, _) = read_json(request, &app.intake).await?;
     request.model.as_deref().map_or(Ok(()), |model| app.check_model(model))?;
-    let work = move || {
+    let prepare = move |work: &Work| {
         let tokens = match (&request.prompt, &request.messages) {
             (Some(text), None) => {
                 let add_special = request.add_special_tokens.unwrap_or(true);
@@ -147,13 +151,13 @@ async fn tokenize(
                 let message = "the chat template decides for messages: give it only together with prompt";
                 return Err(ApiError::field("add_special_tokens", message));
             }
-            (None, Some(messages)) => chat::encode(messages, None, Map::new(), &loaded)?,
+            (None, Some(messages)) => chat::encode(messages, None, Map::new(), &loaded, work)?,
             _ => return Err(ApiError::field("prompt", "give either prompt or messages")),
         };
         let max_model_len = loaded.engine.limits().context;
         Ok(TokenizeResponse { count: tokens.len(), tokens, max_model_len })
     };
-    app.blocking(work).await.map(Json)
+    app.prepare(turn, prepare).await.map(Json)
 }
 
 async fn detokenize(
@@ -161,12 +165,12 @@ async fn detokenize(
     request: Request<Body>,
 ) -> Result<Json<DetokenizeResponse>, ApiError> {
     let loaded = app.ready()?;
-    let request: DetokenizeRequest = read_json(request, app.limits.body).await?;
+    let (request, turn): (DetokenizeRequest, _) = read_json(request, &app.intake).await?;
     request.model.as_deref().map_or(Ok(()), |model| app.check_model(model))?;
-    let work = move || {
+    let prepare = move |_: &Work| {
         let text = loaded.tokenizer()?.decode(&request.tokens, false);
         let prompt = text.map_err(|error| ApiError::field("tokens", error.to_string()))?;
         Ok(DetokenizeResponse { prompt })
     };
-    app.blocking(work).await.map(Json)
+    app.prepare(turn, prepare).await.map(Json)
 }

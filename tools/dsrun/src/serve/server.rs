@@ -3,9 +3,10 @@
 use super::{
     ServeSettings,
     access::{ApiKeys, RateLimit},
-    app::{App, RequestLimits},
-    body::BodyLimits,
+    app::App,
     connections::{self, ConnectionLimits},
+    intake::{BodyLimits, Intake},
+    origins::Origins,
     routes::router,
 };
 use anyhow::{Context, Result, anyhow};
@@ -37,10 +38,28 @@ pub(crate) fn app(settings: &ServeSettings, name: String) -> Result<App> {
         Err(std::env::VarError::NotPresent) => None,
         Err(error) => return Err(error).context(KEYS),
     };
-    let keys = ApiKeys::load(settings.api_key_file.as_deref(), list.as_deref())?;
-    let body = BodyLimits { bytes: settings.body_limit(), time: settings.body_timeout() };
-    let limits = RequestLimits { body, answer: settings.request_timeout() };
-    Ok(App::new(name, limits, keys, settings.requests_per_minute.map(RateLimit::new)))
+    app_with_keys(settings, name, ApiKeys::load(settings.api_key_file.as_deref(), list.as_deref())?)
+}
+
+/// As [`app`], with these API keys.
+///
+/// # Errors
+/// If a host or an origin of the settings is not one.
+pub(super) fn app_with_keys(settings: &ServeSettings, name: String, keys: ApiKeys) -> Result<App> {
+    let bodies = BodyLimits {
+        bytes: settings.body_limit(),
+        pending: settings.pending_limit(),
+        time: settings.body_timeout(),
+    };
+    let answer_timeout = settings.request_timeout();
+    let intake = Intake::new(bodies, answer_timeout);
+    let open = keys.is_empty() && settings.address().ip().is_loopback();
+    let origins =
+        Origins::new(open, settings.allow_host.iter().flatten(), settings.cors_origin.iter().flatten())?;
+    let rate = settings.requests_per_minute.map(RateLimit::new);
+    let mut app = App::new(name, intake, answer_timeout, keys, rate);
+    app.origins = origins;
+    Ok(app)
 }
 
 /// A listening server.

@@ -137,6 +137,13 @@ pub(crate) struct ServeSettings {
     /// A file with API keys, one per line. DSRUN_API_KEYS may have more, separated by commas. Without keys, access is open.
     #[arg(help_heading = ADDRESS, long, value_name = "PATH")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// A name that requests may have in their header `Host`, such as that of a proxy; may be given several times. Without API keys,
+    /// a server at a loopback address answers loopback names only, so that no web page can reach it under a name of its own.
+    #[arg(help_heading = ADDRESS, long, value_name = "NAME")]
+    pub(crate) allow_host: Option<Vec<String>>,
+    /// An origin such as https://example.org whose web pages may use the server, or `*` for all; may be given several times.
+    #[arg(help_heading = ADDRESS, long, value_name = "ORIGIN")]
+    pub(crate) cors_origin: Option<Vec<String>>,
     /// A file with the server's certificate and the intermediate ones, as PEM.
     #[arg(help_heading = ADDRESS, long, requires = "tls_key", value_name = "PATH")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -153,6 +160,10 @@ pub(crate) struct ServeSettings {
     /// The most bytes of a request's body; 4194304 if not given.
     #[arg(help_heading = LIMITS, long, value_name = "BYTES")]
     pub(crate) body_limit: Option<usize>,
+    /// The most bytes of all bodies together that are being read or wait to be prepared; more are answered with 429. 67108864 if not
+    /// given, or four times --body-limit if that is more.
+    #[arg(help_heading = LIMITS, long, value_name = "BYTES")]
+    pub(crate) pending_limit: Option<usize>,
     /// The most connections at a time; 4096 if not given.
     #[arg(help_heading = LIMITS, long, value_name = "COUNT")]
     pub(crate) connections: Option<usize>,
@@ -248,6 +259,10 @@ impl ServeSettings {
 
     pub(crate) fn body_limit(&self) -> usize {
         self.body_limit.unwrap_or(4 << 20)
+    }
+
+    pub(crate) fn pending_limit(&self) -> usize {
+        self.pending_limit.unwrap_or_else(|| self.body_limit().saturating_mul(4).max(64 << 20))
     }
 
     pub(crate) fn connections(&self) -> usize {

@@ -2,8 +2,11 @@
 
 use super::api::TokenLogprob;
 use dsrun_engine::{FinishReason, TextStream, TokenEvent};
-use dsrun_models::tokenizer::Tokenizer;
+use dsrun_models::{stop::StopMatcher, tokenizer::Tokenizer};
 use std::collections::VecDeque;
+
+/// The logarithm that is reported for a token that cannot be chosen; that of OpenAI and vLLM.
+const LEAST_LOGPROB: f32 = -9999.0;
 
 /// A token of an answer, with its most likely alternatives.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,10 +45,10 @@ pub(crate) struct AnswerText {
 }
 
 impl AnswerText {
-    /// The text of an answer that ends before each of the `stop` strings. `keep_tokens` asks for its tokens.
-    pub(crate) fn new(tokenizer: Option<&Tokenizer>, stop: &[String], keep_tokens: bool) -> Self {
+    /// The text of an answer that ends before each of the stop strings. `keep_tokens` asks for its tokens.
+    pub(crate) fn new(tokenizer: Option<&Tokenizer>, stops: StopMatcher, keep_tokens: bool) -> Self {
         Self {
-            stream: TextStream::new(tokenizer, stop),
+            stream: TextStream::with_stops(tokenizer, stops),
             tokenizer: tokenizer.cloned(),
             keep_tokens,
             held: VecDeque::new(),
@@ -85,6 +88,8 @@ impl AnswerText {
 
     fn token(&self, event: &TokenEvent) -> Token {
         let describe = |token: u32, logprob: f32| {
+            // A grammar or a bias can exclude a token, and JSON has no infinity.
+            let logprob = logprob.max(LEAST_LOGPROB);
             let bytes =
                 self.tokenizer.as_ref().map_or_else(Vec::new, |tokenizer| tokenizer.token_bytes(token));
             TokenLogprob { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }

@@ -4,9 +4,13 @@ use crate::serve::{
     api::chat::{ChatMessage, Content, Role, Tool, ToolCall},
     app::Loaded,
     error::ApiError,
+    intake::Work,
 };
 use dsrun_models::chat::{Message, RenderOptions};
 use serde_json::{Map, Value, json};
+
+/// The most messages of a request.
+const MAX_MESSAGES: usize = 16_384;
 
 /// Encodes a conversation with the model's chat template.
 ///
@@ -17,9 +21,26 @@ pub(crate) fn encode(
     tools: Option<&[Tool]>,
     variables: Map<String, Value>,
     loaded: &Loaded,
+    work: &Work,
 ) -> Result<Vec<u32>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::field("messages", "there must be at least one"));
+    }
+    let context = loaded.engine.limits().context;
+    // Every message takes at least one token.
+    if messages.len() > context.min(MAX_MESSAGES) {
+        return Err(match messages.len() > context {
+            true => ApiError::too_long("messages", context),
+            false => ApiError::field("messages", format!("at most {MAX_MESSAGES}")),
+        });
+    }
+    let names =
+        ["messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"];
+    let template = loaded.template()?;
+    let reserved = |name: &&String| names.contains(&name.as_str()) || template.defines(name);
+    if let Some(name) = variables.keys().find(reserved) {
+        let message = "the server sets this variable of the chat template";
+        return Err(ApiError::field(format!("chat_template_kwargs.{name}"), message));
     }
     let written = messages.iter().enumerate().map(|(index, message)| as_message(index, message));
     let options = RenderOptions {
@@ -30,11 +51,13 @@ pub(crate) fn encode(
         ..RenderOptions::default()
     };
     let tokenizer = loaded.tokenizer()?;
-    let prompt = loaded
-        .template()?
+    let prompt = template
         .prompt(tokenizer, &written.collect::<Result<Vec<_>, _>>()?, &options)
         .map_err(|error| ApiError::field("messages", error.to_string()))?;
-    prompt.encode(tokenizer).map_err(|error| ApiError::field("messages", error.to_string()))
+    work.check()?;
+    let tokens = prompt.encode_within(tokenizer, context);
+    let tokens = tokens.map_err(|error| ApiError::field("messages", error.to_string()))?;
+    tokens.ok_or_else(|| ApiError::too_long("messages", context))
 }
 
 /// A message in the form that chat templates read.

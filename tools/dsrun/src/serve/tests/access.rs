@@ -1,6 +1,6 @@
 //! Tests of keys, rate limits and TLS.
 
-use super::support::{PATIENCE, Setup, completion, start_with};
+use super::support::{PATIENCE, Running, Setup, completion, start, start_with};
 use crate::client::Client;
 use hyper::Method;
 use std::sync::Arc;
@@ -41,6 +41,11 @@ async fn a_rate_limited_request_has_a_retry_after_header() {
     let response =
         server.client.send(Method::POST, "/v1/completions", Some(&request)).await.expect("an answer");
     assert_eq!(response.status(), 429);
+    // Reading, which the page and monitoring do often, is not limited.
+    for path in ["/metrics", "/v1/models"] {
+        let response = server.client.send(Method::GET, path, None).await.expect("an answer");
+        assert_eq!(response.status(), 200);
+    }
     let wait: u64 = response.headers()["retry-after"].to_str().expect("text").parse().expect("a number");
     assert!((1..=30).contains(&wait), "{wait}");
 }
@@ -85,4 +90,68 @@ async fn a_certificate_enables_tls() {
         assert!(!answer.starts_with(b"HTTP"));
     };
     tokio::time::timeout(PATIENCE, talk).await.expect("both connections end");
+}
+
+/// Sends a request with these headers, and returns the head of the answer.
+async fn head(server: &Running, method: &str, headers: &str) -> String {
+    let address = server.url.strip_prefix("http://").expect("a URL");
+    let request = format!("{method} /v1/models HTTP/1.1\r\n{headers}\r\nconnection: close\r\n\r\n");
+    let talk = async {
+        let mut stream = TcpStream::connect(address).await.expect("a connection");
+        stream.write_all(request.as_bytes()).await.expect("it is sent");
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer).await;
+        answer.split("\r\n\r\n").next().unwrap_or_default().to_ascii_lowercase()
+    };
+    tokio::time::timeout(PATIENCE, talk).await.expect("the connection ends")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_keys_only_loopback_names_are_served() {
+    let server = start().await;
+    for (headers, status) in [
+        ("host: localhost:8000", "200"),
+        ("host: 127.0.0.1", "200"),
+        ("host: [::1]:8000\r\norigin: http://localhost:3000", "200"),
+        ("host: evil.example:8000", "403"),
+        ("host: localhost\r\norigin: http://evil.example", "403"),
+        ("host: localhost\r\norigin: null", "403"),
+    ] {
+        let answer = head(&server, "GET", headers).await;
+        assert!(answer.starts_with(&format!("http/1.1 {status}")), "{headers}: {answer}");
+        assert!(!answer.contains("access-control"), "{answer}");
+    }
+    let with_keys = start_with(Setup { keys: vec!["secret"], ..Setup::default() }).await;
+    let answer = head(&with_keys, "GET", "host: example.org\r\nauthorization: Bearer secret").await;
+    assert!(answer.starts_with("http/1.1 200"), "{answer}");
+    let mut setup = Setup::default();
+    setup.settings.allow_host = Some(vec!["Proxy.example".into()]);
+    let behind_proxy = start_with(setup).await;
+    assert!(head(&behind_proxy, "GET", "host: proxy.example:80").await.starts_with("http/1.1 200"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn web_pages_of_allowed_origins_may_use_the_server() {
+    let mut setup = Setup { keys: vec!["secret"], ..Setup::default() };
+    setup.settings.cors_origin = Some(vec!["https://pages.example".into()]);
+    let server = start_with(setup).await;
+    let ask = "access-control-request-method: POST\r\naccess-control-request-headers: authorization, x-stainless-os";
+    let answer =
+        head(&server, "OPTIONS", &format!("host: h\r\norigin: https://pages.example\r\n{ask}")).await;
+    assert!(answer.starts_with("http/1.1 204"), "{answer}");
+    for line in [
+        "access-control-allow-origin: https://pages.example",
+        "access-control-allow-methods: get, post",
+        "access-control-allow-headers: authorization, x-stainless-os",
+        "vary: origin",
+    ] {
+        assert!(answer.contains(line), "{line} is missing in {answer}");
+    }
+    let answer =
+        head(&server, "OPTIONS", &format!("host: h\r\norigin: https://other.example\r\n{ask}")).await;
+    assert!(answer.starts_with("http/1.1 4") && !answer.contains("access-control-allow"), "{answer}");
+    let get = "host: h\r\norigin: https://pages.example\r\nauthorization: Bearer secret";
+    let answer = head(&server, "GET", get).await;
+    assert!(answer.starts_with("http/1.1 200"), "{answer}");
+    assert!(answer.contains("access-control-allow-origin: https://pages.example"), "{answer}");
 }

@@ -34,7 +34,7 @@ async fn rest(stream: &mut TcpStream) -> String {
 
 fn post(path: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     [head.as_bytes(), body].concat()
@@ -75,6 +75,7 @@ async fn errors_name_the_invalid_field() {
         (json!({"stop": [""]}), "stop"),
         (json!({"stop": 7}), "stop"),
         (json!({"stop": vec!["x"; 17]}), "stop"),
+        (json!({"stop": "x".repeat(1025)}), "stop"),
         (json!({"logit_bias": {"cat": 1}}), "logit_bias.cat"),
         (json!({"logit_bias": {"7": 1000}}), "logit_bias.7"),
         (json!({"model": "other"}), "model"),
@@ -125,6 +126,12 @@ async fn errors_name_the_invalid_field_of_a_chat() {
             "tool_choice",
         ),
         (json!({"tools": tool("f"), "tool_choice": "some"}), "tool_choice"),
+        (json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),
+        (
+            json!({"chat_template_kwargs": {"add_generation_prompt": false}}),
+            "chat_template_kwargs.add_generation_prompt",
+        ),
+        (json!({"chat_template_kwargs": {"x": 1, "bos_token": "x"}}), "chat_template_kwargs.bos_token"),
         (json!({"tools": tool("f"), "response_format": {"type": "json_object"}}), "response_format"),
     ];
     for (fields, expected) in &cases {
@@ -185,10 +192,10 @@ async fn control_tokens_in_a_message_are_text() {
 async fn wrong_paths_methods_and_types_have_their_status() {
     let server = start().await;
     for (request, status) in [
-        ("GET /nothing HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n", "404"),
-        ("GET /v1/completions HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n", "405"),
+        ("GET /nothing HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", "404"),
+        ("GET /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", "405"),
         (
-            "POST /v1/completions HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
             "415",
         ),
         ("NONSENSE\r\n\r\n", "400"),
@@ -210,7 +217,7 @@ async fn a_body_above_the_limit_is_refused() {
     // A body without a length that never ends.
     let mut stream = connect(&server).await;
     let head = format!(
-        "POST {COMPLETIONS} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await.expect("it is sent");
     let chunk = format!("400\r\n{}\r\n", " ".repeat(0x400));
@@ -223,6 +230,90 @@ async fn a_body_above_the_limit_is_refused() {
         .expect("an answer")
         .expect("an answer");
     assert_eq!(answer, b"HTTP/1.1 413");
+}
+
+#[rstest]
+#[case::far_too_large("content-length: 99999999999", "413")]
+#[case::compressed("content-encoding: gzip\r\ncontent-length: 20", "415")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_will_be_refused_is_refused_before_it_arrives(
+    #[case] header: &str,
+    #[case] status: &str,
+) {
+    let server = start().await;
+    let mut stream = connect(&server).await;
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{header}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.expect("it is sent");
+    let mut answer = vec![0; 12];
+    let read = stream.read_exact(&mut answer);
+    tokio::time::timeout(Duration::from_secs(10), read).await.expect("at once").expect("an answer");
+    assert_eq!(String::from_utf8_lossy(&answer), format!("HTTP/1.1 {status}"));
+}
+
+/// Bodies that arrive slowly are counted by what has arrived, and others are refused only when that is too much.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bytes_of_unprepared_requests_are_bounded() {
+    let mut setup = Setup::default();
+    setup.settings.body_limit = Some(1 << 20);
+    setup.settings.pending_limit = Some(2 << 20);
+    let server = start_with(setup).await;
+    let mut unfinished = Vec::new();
+    for _ in 0..2 {
+        let mut stream = connect(&server).await;
+        let whole = post(COMPLETIONS, &vec![b' '; 1 << 20]);
+        let sent = stream.write_all(&whole[..whole.len() - (8 << 10)]);
+        let _ = tokio::time::timeout(PATIENCE, sent).await.expect("it is read");
+        unfinished.push(stream);
+    }
+    let refused = async {
+        loop {
+            let (status, body) = server.post(COMPLETIONS, &completion(&"a".repeat(100_000), 1)).await;
+            if status == 429 {
+                return body;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let body = tokio::time::timeout(PATIENCE, refused).await.expect("the budget is spent");
+    assert_eq!(body["error"]["code"], "queue_full");
+    drop(unfinished);
+    let served = async {
+        while server.post(COMPLETIONS, &completion("a", 1)).await.0 != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, served).await.expect("clients that leave free the budget");
+}
+
+/// Tokenising the whole text would take many seconds; the beginning is enough to refuse it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_far_above_the_context_is_refused_without_tokenising_all_of_it() {
+    let server = start().await;
+    let text = "a b ".repeat(1 << 20);
+    let text = &text[..(4 << 20) - 1000];
+    let refused = server.refused(COMPLETIONS, &completion(text, 1)).await;
+    assert_eq!(refused.0, "prompt");
+    assert!(refused.1.contains("more than 4096 tokens"), "{}", refused.1);
+    assert_eq!(server.refused(CHAT, &question(text, 1)).await.0, "messages");
+    let embed = json!({"model": MODEL, "input": text});
+    assert_eq!(server.refused("/v1/embeddings", &embed).await.0, "input");
+    let tokens = server.served("/tokenize", &json!({"prompt": "a".repeat(20_000)})).await;
+    assert_eq!(tokens["count"], 20_000, "/tokenize counts any text");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn choices_share_a_large_stop_string_and_a_wrong_prompt_is_not_copied() {
+    let server = start().await;
+    let stops = vec!["never".repeat(200); 16];
+    let request = with(completion("ab", 1), json!({"stop": stops, "n": 128}));
+    let answer = server.served(COMPLETIONS, &request).await;
+    assert_eq!(answer["choices"].as_array().map(Vec::len), Some(128));
+    let long = with(completion("", 1), json!({"prompt": vec![97; 500_000], "n": 128}));
+    let (_, message) = server.refused(COMPLETIONS, &long).await;
+    assert!(message.contains("500000"), "{message}");
+    assert_eq!(server.metric("dsrun_submitted_total").await, 128.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

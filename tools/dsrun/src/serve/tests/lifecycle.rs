@@ -110,6 +110,32 @@ async fn draining_finishes_running_requests_and_accepts_no_more() {
     assert!(server.end().await, "all finished");
 }
 
+/// A request of many texts is admitted as a whole: neither a queue that fills nor draining breaks it in the middle.
+#[tokio::test(flavor = "multi_thread")]
+async fn embeddings_of_many_texts_are_admitted_as_a_whole() {
+    let mut setup = Setup::default();
+    setup.engine.max_requests = 2;
+    setup.settings.queue = Some(4);
+    let mut server = start_with(setup).await;
+    let texts: Vec<String> = (0..200).map(|index| format!("{index}{}", "a".repeat(200))).collect();
+    let request = json!({"model": MODEL, "input": texts});
+    let client = server.client.clone();
+    let asked = tokio::spawn(async move {
+        let response = client.send(Method::POST, "/v1/embeddings", Some(&request)).await.expect("an answer");
+        let status = response.status().as_u16();
+        let body = axum::body::to_bytes(axum::body::Body::new(response.into_body()), usize::MAX).await;
+        (status, serde_json::from_slice::<Value>(&body.expect("a body")).expect("JSON"))
+    });
+    server.reaches("dsrun_answers_open", 1.0).await;
+    let (status, body) = server.post("/v1/completions", &completion("a", 1)).await;
+    assert!(status == 200 || (status, &body["error"]["code"]) == (429, &json!("queue_full")), "{body}");
+    drop(server.stop.take());
+    let (status, body) = tokio::time::timeout(PATIENCE, asked).await.expect("it ends").expect("no panic");
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(body["data"].as_array().map(Vec::len), Some(200));
+    assert!(server.end().await, "all finished");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn draining_aborts_requests_at_its_time_limit() {
     let mut setup = Setup::default();
@@ -161,7 +187,9 @@ async fn a_panic_ends_only_its_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_of_blocking_work_ends_only_its_request() {
     let server = start().await;
-    let failed: Result<(), _> = server.app.blocking(|| panic!("on purpose")).await;
+    let intake = &server.app.intake;
+    let turn = intake.turn(intake.hold().expect("there is room")).await.expect("nobody else waits");
+    let failed: Result<(), _> = server.app.prepare(turn, |_| panic!("on purpose")).await;
     assert_eq!(failed.expect_err("it panicked").status(), 500);
     server.served("/v1/completions", &completion("a", 1)).await;
 }

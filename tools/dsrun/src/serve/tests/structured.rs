@@ -48,6 +48,19 @@ async fn answers_follow_a_schema_whole_and_streamed() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_probability_of_an_excluded_token_is_a_number() {
+    let server = start().await;
+    let format = json!({"type": "grammar", "syntax": "regex", "definition": "[ab]{6}"});
+    let fields = with(drawn(1, &format), json!({"logprobs": true, "top_logprobs": 20}));
+    let answer = server.served(CHAT, &with(question("x", 1), fields)).await;
+    let tokens = answer["choices"][0]["logprobs"]["content"].as_array().expect("tokens").clone();
+    let tops = tokens.iter().flat_map(|token| token["top_logprobs"].as_array().expect("a list"));
+    let values: Vec<f64> =
+        tops.map(|top| top["logprob"].as_f64().unwrap_or_else(|| panic!("{top} has no number"))).collect();
+    assert!(values.iter().any(|value| *value == -9999.0), "{values:?}");
+}
+
 #[rstest]
 #[case::regex("regex", "[a-f]{4}-[0-9]{2}", |text: &str| {
     text.len() == 7 && text[..4].bytes().all(|byte| (b'a'..=b'f').contains(&byte)) && text[5..].parse::<u8>().is_ok()

@@ -74,8 +74,8 @@ pub(super) async fn start() -> Running {
 }
 
 pub(super) async fn start_with(setup: Setup) -> Running {
-    let mut app = server::app(&setup.settings, MODEL.to_owned()).expect("there are no keys to read");
-    app.keys = ApiKeys::new(setup.keys.iter().copied());
+    let keys = ApiKeys::new(setup.keys.iter().copied());
+    let app = server::app_with_keys(&setup.settings, MODEL.to_owned(), keys).expect("the settings are valid");
     let app = Arc::new(app);
     let services: Vec<Service> = (0..setup.replicas).map(|_| load(&setup)).collect();
     let replicas = Replicas::new(services.iter().map(Service::handle).collect()).expect("there is an engine");
