@@ -119,8 +119,9 @@ fn judge(case: &Case, result: Result<Vec<CallRun>, Stop>) -> Report {
 /// Runs every rank in a thread of its own. If one of them fails, it aborts the group, so that the others do not wait.
 fn run_ranks(case: &Case, devices: &[Arc<dyn Device>]) -> Result<Vec<CallRun>, Stop> {
     let collective = devices.first().and_then(|device| device.collective());
-    let id =
-        collective.ok_or_else(|| Stop::Unsupported("the device has no collectives".into()))?.group_id()?;
+    let id = collective
+        .ok_or_else(|| Stop::Unsupported("the device has no collectives".into()))?
+        .group_id(None)?;
     let ranks = case.calls.len();
     let results: Vec<Result<CallRun, Stop>> = thread::scope(|scope| {
         let run = |rank: usize| {

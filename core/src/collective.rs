@@ -6,7 +6,7 @@
 pub mod host;
 
 use crate::Result;
-use std::{any::Any, fmt::Debug, sync::Arc, time::Duration};
+use std::{any::Any, fmt::Debug, net::IpAddr, sync::Arc, time::Duration};
 
 /// Identifies a group while its ranks join. One rank makes it and passes it to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,11 +14,14 @@ pub struct GroupId(pub [u8; 128]);
 
 /// The collective library of a device.
 pub trait Collective: Send + Sync {
-    /// Makes the id of a new group.
+    /// Makes the id of a new group, in a process that at least one of its ranks runs in.
+    ///
+    /// `host` is the address at which the processes of the other ranks reach this one, or `None` if all ranks run in this process.
+    /// A collective library that finds its own way between processes need not use it.
     ///
     /// # Errors
-    /// If the collective library fails.
-    fn group_id(&self) -> Result<GroupId>;
+    /// If the collective library fails, or nothing can listen at `host`.
+    fn group_id(&self, host: Option<IpAddr>) -> Result<GroupId>;
 
     /// Joins a group of `ranks` ranks as rank `rank`, and waits until all ranks have joined.
     ///

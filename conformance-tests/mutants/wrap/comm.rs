@@ -8,7 +8,7 @@ use dsrun_core::{
     collective::{Collective, Comm, GroupId},
     kernels::CallDesc,
 };
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{any::Any, net::IpAddr, sync::Arc, time::Duration};
 
 /// The collectives of a device, with its fault.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ impl MutantCollective {
 }
 
 impl Collective for MutantCollective {
-    fn group_id(&self) -> Result<GroupId> {
-        self.inner()?.group_id()
+    fn group_id(&self, host: Option<IpAddr>) -> Result<GroupId> {
+        self.inner()?.group_id(host)
     }
 
     fn join(&self, id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Arc<dyn Comm>> {

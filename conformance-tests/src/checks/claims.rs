@@ -213,7 +213,7 @@ fn collectives(subject: &Subject) -> Result<Vec<String>, Stop> {
     let Some(collective) = devices[0].collective() else {
         return Ok(vec!["the device has no collectives".into()]);
     };
-    let id = collective.group_id()?;
+    let id = collective.group_id(None)?;
     let second = devices[1].clone();
     let other = std::thread::spawn(move || -> Result<Option<Arc<dyn Comm>>, Stop> {
         let Some(collective) = second.collective() else { return Ok(None) };

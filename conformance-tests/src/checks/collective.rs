@@ -34,7 +34,7 @@ fn collective(device: &dyn Device) -> Result<&dyn Collective, Stop> {
 /// Devices for ranks, and the name of a group for them.
 fn group(subject: &Subject, ranks: usize) -> Result<(Vec<Arc<dyn Device>>, GroupId), Stop> {
     let devices = subject.ranks(ranks)?;
-    let id = collective(&*devices[0])?.group_id()?;
+    let id = collective(&*devices[0])?.group_id(None)?;
     Ok((devices, id))
 }
 

@@ -1,11 +1,13 @@
 //! Collectives over host memory, for backends without a collective library.
 //!
-//! The ranks are threads of this process, or reached through a [`HostTransport`]. Reductions combine the ranks in order, in f32
+//! The ranks are threads of this process, processes that are connected by TCP, or reached through a [`HostTransport`]. Reductions combine the ranks in order, in f32
 //! for floats, so every rank gets the same bits. A rank that runs another collective, times out or aborts fails the whole
 //! group, with a message that names the rank.
 
 mod local;
+mod monitor;
 mod reduce;
+pub mod tcp;
 #[cfg(test)]
 mod tests;
 
@@ -14,22 +16,33 @@ use crate::{DType, Error, Result, op::Reduction};
 use local::LocalRank;
 use std::{
     fmt::Debug,
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
+use tcp::TcpRank;
 
-/// Collectives over the threads of this process.
+/// The time a collective waits for the other ranks, unless set otherwise.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Collectives over the threads of this process, or over processes that are connected by TCP.
+///
+/// The messages between processes are neither encrypted nor signed: their network must be a trusted one.
 #[derive(Debug, Default)]
 pub struct HostCollective;
 
 impl Collective for HostCollective {
-    fn group_id(&self) -> Result<GroupId> {
+    fn group_id(&self, host: Option<IpAddr>) -> Result<GroupId> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        if let Some(host) = host {
+            return tcp::group_id(host);
+        }
+        // The first byte tells the ids of threads from those of processes.
         let mut id = [0; 128];
-        id[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+        id[1..9].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
         Ok(GroupId(id))
     }
 
@@ -76,6 +89,8 @@ pub struct HostComm {
 enum Connection {
     /// To the other threads of this process.
     Local(LocalRank),
+    /// To other processes.
+    Tcp(Box<TcpRank>),
     Transport(Box<dyn HostTransport>),
 }
 
@@ -92,13 +107,18 @@ impl HostComm {
         Ok(members.map(|(rank, member)| Self::local(member, rank, ranks)).collect())
     }
 
-    /// Joins a group of threads, as [`Collective::join`] does.
+    /// Joins a group of threads or processes, as [`Collective::join`] does.
     ///
     /// # Errors
     /// As [`Collective::join`].
     pub fn join(id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Self> {
         check_rank(rank, ranks)?;
-        Ok(Self::local(LocalRank::join(id, rank, ranks, timeout)?, rank, ranks))
+        let connection = if tcp::is_over_tcp(id) {
+            Connection::Tcp(Box::new(TcpRank::join(id, rank, ranks, timeout)?))
+        } else {
+            Connection::Local(LocalRank::join(id, rank, ranks, timeout)?)
+        };
+        Ok(Self { rank, ranks, connection })
     }
 
     /// A rank of a group that a transport connects. The transport decides how long its collectives wait.
@@ -114,11 +134,13 @@ impl HostComm {
         Self { rank, ranks, connection: Connection::Local(member) }
     }
 
-    /// Changes how long collectives over threads wait. A transport is not affected.
+    /// Changes how long collectives over threads or processes wait. A transport is not affected.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        if let Connection::Local(member) = &mut self.connection {
-            member.set_timeout(timeout);
+        match &mut self.connection {
+            Connection::Local(member) => member.set_timeout(timeout),
+            Connection::Tcp(member) => member.set_timeout(timeout),
+            Connection::Transport(_) => {}
         }
         self
     }
@@ -126,6 +148,7 @@ impl HostComm {
     fn transport(&self) -> &dyn HostTransport {
         match &self.connection {
             Connection::Local(member) => member,
+            Connection::Tcp(member) => &**member,
             Connection::Transport(transport) => &**transport,
         }
     }
@@ -164,6 +187,7 @@ impl HostComm {
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
         match &self.connection {
             Connection::Local(member) => member.gather(bytes),
+            Connection::Tcp(member) => member.gather(bytes),
             Connection::Transport(transport) => {
                 let length = bytes.len().checked_mul(self.ranks);
                 let mut all =
@@ -232,6 +256,13 @@ impl HostComm {
         let message = format!("is {peer}, must be another rank than {} below {}", self.rank, self.ranks);
         Err(Error::invalid(message).at("peer"))
     }
+}
+
+/// Names the members that are not present.
+fn missing_ranks(noun: &str, present: impl Iterator<Item = bool>) -> String {
+    let missing: Vec<String> =
+        present.enumerate().filter(|(_, present)| !present).map(|(rank, _)| rank.to_string()).collect();
+    format!("{noun} {}", missing.join(", "))
 }
 
 fn check_rank(rank: usize, ranks: usize) -> Result<()> {

@@ -102,7 +102,7 @@ fn join(devices: &[Arc<dyn Device>]) -> Result<Vec<Arc<dyn Comm>>> {
             ))
         })
     };
-    let id = collective(0)?.group_id()?;
+    let id = collective(0)?.group_id(None)?;
     let joined: Vec<Result<Arc<dyn Comm>, Error>> = thread::scope(|scope| {
         let join = |rank: usize| scope.spawn(move || collective(rank)?.join(&id, rank, ranks, JOIN_TIMEOUT));
         let threads: Vec<_> = (0..ranks).map(join).collect();

@@ -920,8 +920,12 @@ typedef struct dsr_comm_api {
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // Makes the id of a new group. One rank calls it, and the host passes the id to the others.
-    struct dsr_status *(*group_id)(struct dsr_device *device, struct dsr_group_id *id);
+    // Makes the id of a new group. One rank calls it, and the host passes the id to the others. If some ranks run in other
+    // processes, `address` is the IP address at which these reach this process, else it is empty. A library that finds its own
+    // way between processes need not use it; one that cannot reach other processes returns DSR_CODE_UNSUPPORTED.
+    struct dsr_status *(*group_id)(struct dsr_device *device,
+                                   struct dsr_str address,
+                                   struct dsr_group_id *id);
     // Joins a group, and waits until all ranks have joined. The host owns the membership and frees it once, after all plans that
     // use it. DSR_CODE_TIMEOUT names the missing ranks.
     struct dsr_status *(*join)(struct dsr_device *device,

@@ -466,7 +466,8 @@ fn all_reduce(device: &dyn Device, comm: Arc<dyn Comm>) -> Result<Vec<f32>> {
 #[case::the_plugins_own_group(true)]
 fn collectives_run_over(#[case] own: bool) {
     let backend = loopback();
-    let id = backend.open(0, &DeviceOptions::default()).unwrap().collective().unwrap().group_id().unwrap();
+    let id =
+        backend.open(0, &DeviceOptions::default()).unwrap().collective().unwrap().group_id(None).unwrap();
     let host: Vec<HostComm> = HostComm::group(3).unwrap();
     let results: Vec<Vec<f32>> = std::thread::scope(|scope| {
         let threads: Vec<_> = host
@@ -508,7 +509,7 @@ fn a_failed_group_fails_the_call_with_the_reason_of_the_host() {
 fn a_group_of_the_plugin_times_out_with_the_missing_ranks() {
     let device = device();
     let collective = device.collective().unwrap();
-    let id = collective.group_id().unwrap();
+    let id = collective.group_id(None).unwrap();
     let error = collective.join(&id, 1, 3, Duration::from_millis(20)).unwrap_err();
     assert_eq!(error.code(), Code::Timeout);
     assert!(error.message().contains("0, 2"), "{error}");

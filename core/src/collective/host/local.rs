@@ -3,16 +3,13 @@
 //! Every collective is one exchange: each rank deposits its bytes, labelled with the collective it runs, waits until all ranks
 //! have, and reads the deposits it needs.
 
-use super::{super::GroupId, HostTransport, reduce::reduce};
+use super::{super::GroupId, HostTransport, missing_ranks, monitor::Monitor, reduce::reduce};
 use crate::{Code, DType, Error, Result, op::Reduction};
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+    time::Duration,
 };
-
-/// The time a collective waits for the other ranks, unless set otherwise.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The groups that ranks are still joining.
 static JOINING: LazyLock<Mutex<HashMap<GroupId, Arc<Group>>>> = LazyLock::new(Mutex::default);
@@ -20,14 +17,19 @@ static JOINING: LazyLock<Mutex<HashMap<GroupId, Arc<Group>>>> = LazyLock::new(Mu
 #[derive(Debug)]
 struct Group {
     ranks: usize,
-    state: Mutex<State>,
-    changed: Condvar,
+    state: Monitor<State>,
+}
+
+impl Group {
+    fn new(ranks: usize) -> Self {
+        let state = State { joined: vec![false; ranks], deposits: vec![None; ranks], ..State::default() };
+        Self { ranks, state: Monitor::new(state) }
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
     joined: Vec<bool>,
-    failure: Option<Error>,
     /// The number of completed exchanges. A rank may begin one only when all ranks have left the previous one.
     round: u64,
     deposits: Vec<Option<Deposit>>,
@@ -42,62 +44,6 @@ struct State {
 struct Deposit {
     label: String,
     bytes: Arc<[u8]>,
-}
-
-impl Group {
-    fn new(ranks: usize) -> Self {
-        let state = State { joined: vec![false; ranks], deposits: vec![None; ranks], ..State::default() };
-        Self { ranks, state: Mutex::new(state), changed: Condvar::new() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A rank that panicked while it held the lock has failed, and the timeouts of the others report it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until `ready`, the group fails, or the wait times out.
-    fn wait<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        timeout: Duration,
-        what: &str,
-        ready: impl Fn(&State) -> bool,
-        missing: impl Fn(&State) -> String,
-    ) -> Result<MutexGuard<'a, State>> {
-        // None if the deadline is beyond the range of the clock.
-        let deadline = Instant::now().checked_add(timeout);
-        loop {
-            if let Some(failure) = &state.failure {
-                return Err(failure.clone());
-            }
-            if ready(&state) {
-                return Ok(state);
-            }
-            let left =
-                deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                let message = format!("{what} waited {timeout:?} for {}", missing(&state));
-                return Err(self.fail(state, Error::new(Code::Timeout, message)));
-            }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
-        }
-    }
-
-    /// Fails all later waits of the group with this error.
-    fn fail(&self, mut state: MutexGuard<'_, State>, error: Error) -> Error {
-        state.failure = Some(error.clone());
-        self.changed.notify_all();
-        error
-    }
-}
-
-fn missing_ranks(present: impl Iterator<Item = bool>) -> String {
-    let missing: Vec<String> =
-        present.enumerate().filter(|(_, present)| !present).map(|(rank, _)| rank.to_string()).collect();
-    format!("rank {}", missing.join(", "))
 }
 
 /// A rank of a group of threads.
@@ -116,7 +62,7 @@ impl LocalRank {
     }
 
     fn new(group: &Arc<Group>, rank: usize) -> Self {
-        Self { group: group.clone(), rank, timeout: DEFAULT_TIMEOUT }
+        Self { group: group.clone(), rank, timeout: super::DEFAULT_TIMEOUT }
     }
 
     pub(super) fn join(id: &GroupId, rank: usize, ranks: usize, timeout: Duration) -> Result<Self> {
@@ -126,7 +72,7 @@ impl LocalRank {
             let message = format!("is {ranks}, but other ranks joined a group of {}", group.ranks);
             return Err(Error::invalid(message).at("ranks"));
         }
-        let mut state = group.lock();
+        let mut state = group.state.lock();
         if std::mem::replace(&mut state.joined[rank], true) {
             return Err(Error::invalid(format!("is {rank}, which has already joined")).at("rank"));
         }
@@ -134,10 +80,10 @@ impl LocalRank {
             joining.remove(id);
         }
         drop(joining);
-        group.changed.notify_all();
-        let all = |state: &State| state.joined.iter().all(|joined| *joined);
-        let missing = |state: &State| missing_ranks(state.joined.iter().copied());
-        let waited = group.wait(state, timeout, "joining a group", all, missing).map(drop);
+        group.state.notify();
+        let all = |state: &mut State| Ok(state.joined.iter().all(|joined| *joined).then_some(()));
+        let missing = |state: &State| missing_ranks("rank", state.joined.iter().copied());
+        let waited = group.state.wait(state, timeout, "joining a group", all, missing).map(drop);
         if let Err(error) = waited {
             JOINING.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
             return Err(error);
@@ -156,29 +102,30 @@ impl LocalRank {
 
     /// Deposits `bytes`, and returns the deposits of all ranks in the order of ranks.
     fn exchange(&self, label: String, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
-        let group = &*self.group;
-        let state = group.lock();
+        let shared = &self.group.state;
         // The slot is occupied while slower ranks read the deposits of the previous exchange.
-        let free = |state: &State| state.deposits[self.rank].is_none();
+        let free = |state: &mut State| Ok(state.deposits[self.rank].is_none().then_some(()));
         let busy = |_: &State| "the ranks of the previous collective".to_owned();
-        let mut state = group.wait(state, self.timeout, &label, free, busy)?;
+        let (mut state, ()) = shared.wait(shared.lock(), self.timeout, &label, free, busy)?;
         let round = state.round;
         state.deposits[self.rank] = Some(Deposit { label: label.clone(), bytes: bytes.into() });
-        group.changed.notify_all();
-        let all = |state: &State| state.round != round || state.deposits.iter().all(Option::is_some);
-        let missing = |state: &State| missing_ranks(state.deposits.iter().map(Option::is_some));
-        let mut state = group.wait(state, self.timeout, &label, all, missing)?;
+        shared.notify();
+        let all = |state: &mut State| {
+            Ok((state.round != round || state.deposits.iter().all(Option::is_some)).then_some(()))
+        };
+        let missing = |state: &State| missing_ranks("rank", state.deposits.iter().map(Option::is_some));
+        let (mut state, ()) = shared.wait(state, self.timeout, &label, all, missing)?;
         let deposits: Vec<Deposit> = state.deposits.iter().flatten().cloned().collect();
         if let Some((rank, other)) = deposits.iter().enumerate().find(|(_, deposit)| deposit.label != label) {
             let message = format!("rank {} runs {label}, but rank {rank} runs {}", self.rank, other.label);
-            return Err(group.fail(state, Error::new(Code::Communication, message)));
+            return Err(shared.fail(state, Error::new(Code::Communication, message)));
         }
         state.left += 1;
-        if state.left == group.ranks {
+        if state.left == self.group.ranks {
             state.left = 0;
             state.round += 1;
             state.deposits.fill(None);
-            group.changed.notify_all();
+            shared.notify();
         }
         Ok(deposits.into_iter().map(|deposit| deposit.bytes).collect())
     }
@@ -235,22 +182,20 @@ impl HostTransport for LocalRank {
     }
 
     fn send(&self, bytes: &[u8], peer: usize) -> Result<()> {
-        let mut state = self.group.lock();
-        if let Some(failure) = &state.failure {
+        let mut state = self.group.state.lock();
+        if let Some(failure) = state.failure() {
             return Err(failure.clone());
         }
         state.messages.entry((self.rank, peer)).or_default().push_back(bytes.into());
-        self.group.changed.notify_all();
+        self.group.state.notify();
         Ok(())
     }
 
     fn receive(&self, bytes: &mut [u8], peer: usize) -> Result<()> {
         let key = (peer, self.rank);
-        let arrived = |state: &State| state.messages.get(&key).is_some_and(|queue| !queue.is_empty());
+        let arrived = |state: &mut State| Ok(state.messages.get_mut(&key).and_then(VecDeque::pop_front));
         let missing = |_: &State| format!("a message of rank {peer}");
-        let mut state = self.group.wait(self.group.lock(), self.timeout, "receive", arrived, missing)?;
-        let message = state.messages.get_mut(&key).and_then(VecDeque::pop_front);
-        let message = message.ok_or_else(|| Error::internal("a message disappeared from its queue"))?;
+        let message = self.group.state.take(self.timeout, "receive", arrived, missing)?;
         if message.len() != bytes.len() {
             let text = format!("rank {peer} sent {} bytes, expected {}", message.len(), bytes.len());
             return Err(Error::new(Code::Communication, text));
@@ -260,13 +205,12 @@ impl HostTransport for LocalRank {
     }
 
     fn status(&self) -> Result<()> {
-        self.group.lock().failure.clone().map_or(Ok(()), Err)
+        self.group.state.lock().failure().cloned().map_or(Ok(()), Err)
     }
 
     fn abort(&self, reason: &str) {
-        let mut state = self.group.lock();
         let message = format!("rank {} aborted: {reason}", self.rank);
-        state.failure.get_or_insert_with(|| Error::new(Code::Communication, message));
-        self.group.changed.notify_all();
+        let shared = &self.group.state;
+        drop(shared.fail(shared.lock(), Error::new(Code::Communication, message)));
     }
 }

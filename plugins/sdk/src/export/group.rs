@@ -106,12 +106,19 @@ mod comms {
 
     pub(super) unsafe extern "C" fn group_id(
         device: *mut dsr_device,
+        address: dsr_str,
         id: *mut dsr_group_id,
     ) -> *mut dsr_status {
         // SAFETY: the caller passes our device and a place for the id.
         returned(|| unsafe {
             prefix::check_out(id, "id")?;
-            let GroupId(bytes) = collective(object::<Arc<dyn Device>>(device)?)?.group_id()?;
+            let address = match &*prefix::text(address) {
+                "" => None,
+                text => Some(text.parse().map_err(|_| {
+                    Error::invalid(format!("is `{text}`, must be an IP address")).at("address")
+                })?),
+            };
+            let GroupId(bytes) = collective(object::<Arc<dyn Device>>(device)?)?.group_id(address)?;
             prefix::put(id, "id", dsr_group_id { bytes })
         })
     }

@@ -16,7 +16,7 @@ use dsrun_core::{
     graph::{Graph, Graphs},
     kernels::BoundCall,
 };
-use std::{any::Any, ptr, sync::Arc, time::Duration};
+use std::{any::Any, net::IpAddr, ptr, sync::Arc, time::Duration};
 
 impl OpenDevice {
     fn graph_table(&self) -> Result<&dsr_graph_api> {
@@ -87,11 +87,13 @@ impl Graph for PluginGraph {
 }
 
 impl Collective for PluginDevice {
-    fn group_id(&self) -> Result<GroupId> {
+    fn group_id(&self, host: Option<IpAddr>) -> Result<GroupId> {
         let table = self.open.comm_table()?;
         let mut id = dsr_group_id { bytes: [0; 128] };
         let handle = self.open.handle.get();
-        self.open.health.call("device", || Ok(call!(table, group_id(handle, &raw mut id))))?;
+        let address = host.map(|host| host.to_string()).unwrap_or_default();
+        let address = prefix::str_of(&address);
+        self.open.health.call("device", || Ok(call!(table, group_id(handle, address, &raw mut id))))?;
         Ok(GroupId(id.bytes))
     }
 

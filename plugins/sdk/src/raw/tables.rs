@@ -356,9 +356,16 @@ pub struct dsr_comm_api {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// Makes the id of a new group. One rank calls it, and the host passes the id to the others.
-    pub group_id:
-        Option<unsafe extern "C" fn(device: *mut dsr_device, id: *mut dsr_group_id) -> *mut dsr_status>,
+    /// Makes the id of a new group. One rank calls it, and the host passes the id to the others. If some ranks run in other
+    /// processes, `address` is the IP address at which these reach this process, else it is empty. A library that finds its own
+    /// way between processes need not use it; one that cannot reach other processes returns DSR_CODE_UNSUPPORTED.
+    pub group_id: Option<
+        unsafe extern "C" fn(
+            device: *mut dsr_device,
+            address: dsr_str,
+            id: *mut dsr_group_id,
+        ) -> *mut dsr_status,
+    >,
     /// Joins a group, and waits until all ranks have joined. The host owns the membership and frees it once, after all plans that
     /// use it. DSR_CODE_TIMEOUT names the missing ranks.
     pub join: Option<
