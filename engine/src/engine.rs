@@ -35,14 +35,7 @@ impl EnginePlan {
         device: Arc<dyn Device>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Engine> {
-        if let Some(missing) = self.memory().missing() {
-            return Err(EngineError::DoesNotFit { missing, plan: Box::new(self.memory().clone()) });
-        }
-        for plan in self.followers.iter().map(|follower| &follower.plan) {
-            if let Some(missing) = plan.memory().missing() {
-                return Err(EngineError::DoesNotFit { missing, plan: Box::new(plan.memory().clone()) });
-            }
-        }
+        self.check_memory()?;
         let (own, all) = (self.memory().weights, self.memory().all_weights());
         let (speculation, draft) = (self.options.speculation, self.draft.take());
         let runner = Runner::load(self, model, device.clone(), &mut |loaded| progress(loaded, all))?;
@@ -56,12 +49,55 @@ impl EnginePlan {
         let speculator = speculation.map(|speculation| Speculator::new(speculation, draft));
         Ok(Engine { runner, speculator })
     }
+
+    /// Does with the ranks of this process what process 0 asks for, until that ends its engine. The plan is one
+    /// [over processes](Self::on_processes), and this process is not number 0. `progress` is that of [`Self::load`].
+    ///
+    /// # Errors
+    /// As [`Self::load`]; if a rank or a process fails, on all processes.
+    pub fn follow(
+        self,
+        model: &Model,
+        device: Arc<dyn Device>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        self.check_memory()?;
+        let all = self.memory().all_weights();
+        Runner::follow(self, model, device, &mut |loaded| progress(loaded, all))
+    }
+
+    /// # Errors
+    /// [`EngineError::DoesNotFit`] if a rank has too little memory; the other processes get the error too.
+    fn check_memory(&self) -> Result<()> {
+        let lacking = self.memory_of_ranks().find_map(|memory| Some((memory.missing()?, memory)));
+        let fits = match lacking {
+            None => Ok(()),
+            Some((missing, plan)) => Err(EngineError::DoesNotFit { missing, plan: Box::new(plan.clone()) }),
+        };
+        match &self.processes {
+            Some(processes) => processes.checked(fits),
+            None => fits,
+        }
+    }
 }
 
 impl Engine {
     /// The memory that was allocated.
     pub fn memory(&self) -> &MemoryPlan {
         self.runner.plan().memory()
+    }
+
+    /// The number of ranks that the model is split over.
+    pub fn ranks(&self) -> usize {
+        self.runner.plan().ranks()
+    }
+
+    /// Looks whether the other ranks still run, without waiting for them.
+    ///
+    /// # Errors
+    /// That of the rank that failed first.
+    pub(crate) fn check_ranks(&self) -> Result<()> {
+        self.runner.executor().check_ranks()
     }
 
     /// The program of steps that only generate, after all passes.

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`passes`] | rewriting programs for a device: quantisation, fusion, pruning |
 //! | `error`, `memory`, `options`, `request`, `sampling`, `statistics` | the types of the public API |
+//! | `processes` | several processes that run a model together, each with some of its ranks |
 //! | `plan` | what is decided before anything is allocated: programs, buckets, layouts, memory; compiled steps |
 //! | `kv_cache` | pages of the KV cache, the prefixes they keep, swapping to host memory |
 //! | `schedule` | which sequences take part in a step; knows no device |
@@ -27,6 +28,7 @@ mod options;
 pub mod passes;
 mod pipeline;
 mod plan;
+mod processes;
 mod request;
 mod runner;
 mod sampling;
@@ -47,6 +49,7 @@ pub use offline::{
 pub use options::{EngineOptions, Precision, Speculation};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
 pub use plan::{EnginePlan, StepTraffic};
+pub use processes::{Launch, LaunchError, Launcher, Processes};
 pub use request::{
     Constraint, EmbeddingRequest, FinishReason, Pooling, Request, RequestId, RequestLimits, TokenEvent,
 };

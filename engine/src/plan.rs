@@ -34,6 +34,7 @@ use crate::{
     error::{EngineError, Result},
     memory::MemoryPlan,
     options::{EngineOptions, Speculation},
+    processes::Processes,
 };
 pub(crate) use bucket::{Bucket, FixedSizes};
 pub(crate) use calls::{is_cache, state_bytes, weight_desc};
@@ -67,8 +68,10 @@ pub struct EnginePlan {
     pub(crate) shared: SharedSizes,
     memory: MemoryPlan,
     pub(crate) draft: Option<DraftPlan>,
-    /// The plans of the other ranks, if the model is split over several devices: this is the plan of rank 0.
+    /// The plans of the other ranks of this process, if the model is split over several devices: this is the plan of the first.
     pub(crate) followers: Vec<FollowerPlan>,
+    /// The processes that have the ranks, if they are several.
+    pub(crate) processes: Option<Arc<Processes>>,
 }
 
 impl EnginePlan {
@@ -125,6 +128,7 @@ impl EnginePlan {
             memory,
             draft: None,
             followers: Vec::new(),
+            processes: None,
         })
     }
 

@@ -3,7 +3,7 @@
 use super::step_interface::StepSize;
 
 /// The sizes that one compiled step has room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Bucket {
     /// The most tokens.
     pub(crate) tokens: usize,

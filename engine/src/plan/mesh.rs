@@ -1,14 +1,15 @@
-//! Plans an engine whose model is split over several devices: one rank for each.
+//! Plans an engine whose model is split over several devices, in one process or in several: one rank for each.
 
 use super::{EnginePlan, bucket::FixedSizes, programs::StepPrograms};
 use crate::{
     error::{EngineError, Result},
     options::{EngineOptions, Speculation},
     passes::shard::{MeshCosts, shard},
+    processes::{Processes, facts},
 };
 use dsrun_core::{
     Error,
-    collective::{Collective, Comm},
+    collective::{Collective, Comm, GroupId},
     device::Device,
 };
 use dsrun_models::model::Model;
@@ -35,12 +36,39 @@ impl EnginePlan {
     /// # Errors
     /// As [`Self::new`]; if a device has no collectives, or no split of the model fits into the memory of a rank.
     pub fn on_devices(model: &Model, devices: &[Arc<dyn Device>], options: &EngineOptions) -> Result<Self> {
-        let Some((first, others)) = devices.split_first() else {
+        match devices {
+            [only] => Self::new(model, &**only, options),
+            _ => Self::on_ranks(model, devices, None, options),
+        }
+    }
+
+    /// Plans an engine for a model that is split over the devices of several processes, each of which calls this with its own
+    /// devices. Ranks are numbered from the first device of process 0 on. Process 0 [loads](Self::load) its plan, the others
+    /// [follow](Self::follow).
+    ///
+    /// # Errors
+    /// As [`Self::on_devices`]; if the processes differ in their version, their options or their model. All processes get an error.
+    pub fn on_processes(
+        model: &Model,
+        devices: &[Arc<dyn Device>],
+        processes: &Arc<Processes>,
+        options: &EngineOptions,
+    ) -> Result<Self> {
+        let compared = facts(model, options).and_then(|facts| processes.agree(&facts));
+        let plan = compared.and_then(|()| Self::on_ranks(model, devices, Some(processes), options));
+        processes.checked(plan)
+    }
+
+    /// Plans the ranks of this process.
+    fn on_ranks(
+        model: &Model,
+        devices: &[Arc<dyn Device>],
+        processes: Option<&Arc<Processes>>,
+        options: &EngineOptions,
+    ) -> Result<Self> {
+        let Some((_, others)) = devices.split_first() else {
             return Err(Error::invalid("is empty, must name at least one device").at("devices").into());
         };
-        if others.is_empty() {
-            return Self::new(model, &**first, options);
-        }
         options.validate()?;
         if let Some(speculation @ Speculation::Draft { .. }) = options.speculation {
             let rule = "is not possible while the model is split over several devices";
@@ -50,62 +78,114 @@ impl EnginePlan {
             let rule = "must be 0 while the model is split over several devices";
             return Err(EngineError::option("swap-tokens", options.swap_tokens, rule));
         }
-        let comms = join(devices)?;
+        let own = RanksOfProcess {
+            ranks: devices.len(),
+            host: devices.iter().any(|device| device.properties().unified_memory),
+            free: devices.iter().filter_map(|device| device.memory().free).min(),
+        };
+        let all = match processes {
+            Some(processes) => processes.gather("comparing devices", &own)?,
+            None => vec![own],
+        };
+        let ranks = all.iter().map(|process| process.ranks).sum();
+        let first = all.iter().take(processes.map_or(0, |processes| processes.process()));
+        let first = first.map(|process| process.ranks).sum();
+        let comms = join(devices, first, ranks, processes)?;
         let longest = model.config().context;
         let (_, fixed, limits) = Self::sizes(longest, options)?;
-        let program = StepPrograms::quantized(model, &**first, options)?;
-        let host = devices.iter().any(|device| device.properties().unified_memory);
+        let program = StepPrograms::quantized(model, &*devices[0], options)?;
+        let host = all.iter().any(|process| process.host);
+        let free = all.iter().filter_map(|process| process.free).min();
         let costs = if host { MeshCosts::HOST } else { MeshCosts::ACCELERATORS };
-        let free = devices.iter().filter_map(|device| device.memory().free).min();
         // Fewer pages are planned if they do not fit, but one request has its whole context.
         let smallest = FixedSizes { pages: fixed.pages.min(fixed.blocks), ..fixed };
-        let sharded = shard(&program, devices.len(), &options.shard, &costs, &limits.sizes(smallest), free)?;
+        let sharded = shard(&program, ranks, &options.shard, &costs, &limits.sizes(smallest), free)?;
         tracing::info!(
-            ranks = devices.len(),
+            ranks,
             bytes = sharded.memory,
             ?free,
             microseconds = sharded.cost_us,
             "split the model"
         );
         let mut plans = Vec::with_capacity(devices.len());
-        for ((program, comm), device) in sharded.programs.into_iter().zip(comms).zip(devices) {
+        let programs = sharded.programs.into_iter().skip(first);
+        for ((program, comm), device) in programs.zip(comms).zip(devices) {
             let plan = Self::of_program(program, longest, &**device, options, Some(comm))?;
             plans.push(plan.fit_to_memory(&**device)?);
         }
         // Ranks share one block table, so the rank with the fewest pages decides.
-        let pages = plans.iter().map(|plan| plan.fixed.pages).min().unwrap_or(fixed.pages);
+        let mut pages = plans.iter().map(|plan| plan.fixed.pages).min().unwrap_or(fixed.pages);
+        if let Some(processes) = processes {
+            pages = processes.gather("comparing memory", &pages)?.into_iter().min().unwrap_or(pages);
+        }
         for (plan, device) in plans.iter_mut().zip(devices) {
             plan.fixed.pages = pages;
             plan.count_memory(&**device)?;
         }
         let mut plans = plans.into_iter();
-        let mut own = plans.next().ok_or_else(|| Error::internal("rank 0 has no plan"))?;
+        let mut own = plans.next().ok_or_else(|| Error::internal("the first rank has no plan"))?;
         let device = |(plan, device): (Self, &Arc<dyn Device>)| FollowerPlan { device: device.clone(), plan };
         own.followers = plans.zip(others).map(device).collect();
+        own.processes = processes.cloned();
         Ok(own)
     }
 
-    /// The memory of each rank that will be allocated.
+    /// The number of ranks that the model is split over, those of other processes included.
+    pub fn ranks(&self) -> usize {
+        self.programs.comm().map_or(1, |comm| comm.ranks())
+    }
+
+    /// The first rank of this process.
+    pub fn first_rank(&self) -> usize {
+        self.programs.comm().map_or(0, |comm| comm.rank())
+    }
+
+    /// The memory of each rank of this process that will be allocated.
     pub fn memory_of_ranks(&self) -> impl Iterator<Item = &crate::MemoryPlan> {
         std::iter::once(&self.memory).chain(self.followers.iter().map(|follower| &follower.plan.memory))
     }
 }
 
-/// Joins the devices to a group, each as the rank of its place.
-fn join(devices: &[Arc<dyn Device>]) -> Result<Vec<Arc<dyn Comm>>> {
-    let ranks = devices.len();
-    let collective = |rank: usize| -> Result<&dyn Collective, Error> {
-        devices[rank].collective().ok_or_else(|| {
+/// What processes have to know about each other's ranks.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+struct RanksOfProcess {
+    ranks: usize,
+    /// Whether a rank computes in the memory of the host.
+    host: bool,
+    /// The bytes that are free on the rank that has the fewest.
+    free: Option<u64>,
+}
+
+/// Joins the devices to a group of `ranks` ranks, from rank `first` on.
+fn join(
+    devices: &[Arc<dyn Device>],
+    first: usize,
+    ranks: usize,
+    processes: Option<&Arc<Processes>>,
+) -> Result<Vec<Arc<dyn Comm>>> {
+    let collective = |device: usize| -> Result<&dyn Collective, Error> {
+        devices[device].collective().ok_or_else(|| {
             Error::unsupported(format!(
                 "{} runs no collectives, which a model split over {ranks} devices needs",
-                devices[rank].properties().name
+                devices[device].properties().name
             ))
         })
     };
-    let id = collective(0)?.group_id(None)?;
+    let id = match processes {
+        None => collective(0)?.group_id(None)?,
+        Some(processes) => {
+            // Process 0 has rank 0 and makes the id.
+            let made = processes.leads().then(|| collective(0)?.group_id(Some(processes.address())));
+            let made = made.transpose()?.map_or_else(Vec::new, |id| id.0.to_vec());
+            let all = processes.gather("joining the ranks", &made)?;
+            let id = all.first().and_then(|id| id.first_chunk());
+            GroupId(*id.ok_or_else(|| Error::internal("process 0 has made no group"))?)
+        }
+    };
     let joined: Vec<Result<Arc<dyn Comm>, Error>> = thread::scope(|scope| {
-        let join = |rank: usize| scope.spawn(move || collective(rank)?.join(&id, rank, ranks, JOIN_TIMEOUT));
-        let threads: Vec<_> = (0..ranks).map(join).collect();
+        let join =
+            |device| scope.spawn(move || collective(device)?.join(&id, first + device, ranks, JOIN_TIMEOUT));
+        let threads: Vec<_> = (0..devices.len()).map(join).collect();
         let panicked = || Err(Error::internal("a rank panicked while it joined its group"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
     });

@@ -13,7 +13,7 @@ use dsrun_models::step::OUTPUTS;
 macro_rules! names {
     ($(#[$attribute:meta])* enum $type:ident { $($(#[$documentation:meta])* $variant:ident = $name:literal,)* }) => {
         $(#[$attribute])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         pub(crate) enum $type {
             $($(#[$documentation])* $variant,)*
         }
@@ -79,7 +79,7 @@ names! {
 }
 
 /// Segments that are launched together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct SegmentSet(u8);
 
 impl SegmentSet {

@@ -10,6 +10,7 @@ use crate::{
         Bucket, CompiledStep, EnginePlan, ExecutionContext, Layout, PlanCache, Resident, SegmentSet,
         SharedMemory, StepInput, StepSegment, StepState,
     },
+    processes::Processes,
 };
 use dsrun_core::{
     Error,
@@ -84,9 +85,38 @@ impl Executor {
         }
     }
 
-    /// Makes this rank 0 of several.
+    /// Has other ranks of this process do what this one does.
     pub(super) fn lead(&mut self, followers: Followers) {
         self.followers = Some(followers);
+    }
+
+    /// Has the ranks of other processes do what this one does.
+    ///
+    /// # Errors
+    /// If the rank has no group, or a thread cannot be started.
+    pub(super) fn lead_processes(&mut self, processes: Arc<Processes>) -> Result<()> {
+        let followers = match self.followers.take() {
+            Some(followers) => followers,
+            None => {
+                let comm = self.plan.programs.comm().cloned();
+                let comm = comm.ok_or_else(|| Error::internal("a rank has no group"))?;
+                Followers::start(comm, Vec::new())?
+            }
+        };
+        self.followers.insert(followers).add_processes(processes)
+    }
+
+    /// # Errors
+    /// That of the rank that failed first.
+    pub(crate) fn check_ranks(&self) -> Result<()> {
+        self.followers.as_ref().map_or(Ok(()), Followers::check)
+    }
+
+    /// Ends every wait for another rank.
+    pub(super) fn abort(&self, reason: &str) {
+        if let Some(comm) = self.plan.programs.comm() {
+            comm.abort(reason);
+        }
     }
 
     /// Whether the model is split over several devices.

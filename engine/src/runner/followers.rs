@@ -5,15 +5,19 @@
 //! from rank 0, whose sampled tokens are those of every rank, because logits, seeds and positions are.
 //!
 //! A follower that fails or panics aborts the group: every collective ends at once with an error that names the rank.
+//!
+//! In each other process the first rank hears the commands of rank 0, and has the ranks beside it do what it does.
 
 use super::{executor::Executor, inputs::StepInputs};
 use crate::{
     error::{EngineError, Result},
     plan::{Bucket, SegmentSet, StepState},
+    processes::{Processes, reason},
 };
 use dsrun_core::{Code, Error, collective::Comm, device::BufferSlice};
 use std::{
     any::Any,
+    borrow::Cow,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
@@ -23,7 +27,7 @@ use std::{
 };
 
 /// What rank 0 has a follower do.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) enum Command {
     /// Compile the step of a bucket if need be, and upload its inputs.
     Begin(Bucket, StepInputs),
@@ -39,12 +43,25 @@ pub(super) enum Command {
     Table(usize, Vec<u8>),
 }
 
-/// The other ranks, as rank 0 has them.
+/// The ranks that follow one of this process, which is rank 0 or follows it.
 #[derive(Debug)]
 pub(super) struct Followers {
     comm: Arc<dyn Comm>,
     ranks: Vec<Follower>,
     failure: Arc<Failure>,
+    /// The other processes, if this is rank 0.
+    workers: Option<Workers>,
+}
+
+/// What process 0 sends another: a command, or `None` when its engine ends.
+type Order<'a> = Option<Cow<'a, Command>>;
+
+/// The other processes, as process 0 has them.
+#[derive(Debug)]
+struct Workers {
+    processes: Arc<Processes>,
+    /// Threads that wait for each process to end.
+    watchers: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -76,7 +93,7 @@ impl Followers {
     /// # Errors
     /// If a thread cannot be started, or a follower has no group.
     pub(super) fn start(comm: Arc<dyn Comm>, loaded: Vec<LoadedRank>) -> Result<Self> {
-        let mut followers = Self { comm, ranks: Vec::new(), failure: Arc::default() };
+        let mut followers = Self { comm, ranks: Vec::new(), failure: Arc::default(), workers: None };
         for (executor, table) in loaded {
             let comm = executor.plan().programs.comm().cloned();
             let comm = comm.ok_or_else(|| Error::internal("a rank has no group"))?;
@@ -92,6 +109,30 @@ impl Followers {
         Ok(followers)
     }
 
+    /// Makes the other processes follow as well.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub(super) fn add_processes(&mut self, processes: Arc<Processes>) -> Result<()> {
+        let mut watchers = Vec::new();
+        for process in 1..processes.count() {
+            let (group, comm, failure) = (processes.clone(), self.comm.clone(), self.failure.clone());
+            let work = move || watch(process, &group, &*comm, &failure);
+            let thread = thread::Builder::new().name(format!("dsrun-process-{process}")).spawn(work);
+            watchers.push(thread.map_err(|error| {
+                Error::new(Code::Unavailable, format!("cannot start a thread for process {process}: {error}"))
+            })?);
+        }
+        self.workers = Some(Workers { processes, watchers });
+        Ok(())
+    }
+
+    /// # Errors
+    /// That of the rank that failed first.
+    pub(super) fn check(&self) -> Result<()> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
     /// Has every follower run a command.
     ///
     /// # Errors
@@ -103,20 +144,33 @@ impl Followers {
                 return Err(self.explained(Error::new(Code::Communication, "a rank has ended").into()));
             }
         }
-        Ok(())
+        match &self.workers {
+            Some(workers) => {
+                workers.tell(&Some(Cow::Borrowed(command))).map_err(|error| self.explained(error))
+            }
+            None => Ok(()),
+        }
     }
 
-    /// Ends the group because rank 0 failed. Returns the error of the rank that failed first.
+    /// Ends the group because the rank that is followed failed. Returns the error of the rank that failed first.
     pub(super) fn explained(&self, error: EngineError) -> EngineError {
-        self.comm.abort(&error.to_string());
+        let reason = reason(&error);
+        self.comm.abort(&reason);
+        if let Some(workers) = &self.workers {
+            workers.processes.abort(&reason);
+        }
         self.failure.get().map_or(error, EngineError::from)
     }
 }
 
 impl Drop for Followers {
     fn drop(&mut self) {
-        if thread::panicking() || self.failure.get().is_some() {
+        let failed = thread::panicking() || self.failure.get().is_some();
+        if failed {
             self.comm.abort("the engine has ended");
+        }
+        if let Some(workers) = self.workers.take() {
+            workers.end(failed);
         }
         for follower in &mut self.ranks {
             follower.commands.take();
@@ -126,6 +180,62 @@ impl Drop for Followers {
             drop(thread.join());
         }
     }
+}
+
+impl Workers {
+    fn tell(&self, order: &Order<'_>) -> Result<()> {
+        (1..self.processes.count()).try_for_each(|process| self.processes.tell(process, order))
+    }
+
+    /// Ends the processes, and waits until they have.
+    fn end(self, failed: bool) {
+        if failed || self.tell(&None).is_err() {
+            self.processes.abort("the engine has ended");
+        }
+        for watcher in self.watchers {
+            // A watcher has noted what it saw.
+            drop(watcher.join());
+        }
+    }
+}
+
+/// Waits for a process to end. If it does so unasked, the ranks of this process end with an error that names it.
+fn watch(process: usize, processes: &Processes, comm: &dyn Comm, failure: &Failure) {
+    // A process says that it ends when it is asked to; else its connection does.
+    if let Err(error) = processes.hear::<()>(process) {
+        let error = match error {
+            EngineError::Hal(error) => error,
+            error => Error::new(Code::Communication, error.to_string()),
+        };
+        tracing::info!(process, %error, "a process has failed");
+        failure.set(error.clone());
+        comm.abort(error.message());
+    }
+}
+
+/// Runs the commands of process 0 until its engine ends. `table` is the memory of the request table of the first rank.
+///
+/// # Errors
+/// If a rank of this process fails, which ends all others, or another process has.
+pub(super) fn follow_leader(
+    mut executor: Executor,
+    table: &BufferSlice,
+    processes: &Processes,
+) -> Result<()> {
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        while let Some(command) = processes.hear::<Order<'_>>(0)? {
+            run(&mut executor, table, &command)?;
+        }
+        executor.synchronize("the last step")?;
+        processes.tell(0, &())
+    }));
+    let done = done.unwrap_or_else(|panic| {
+        Err(Error::new(Code::Panic, format!("it panicked: {}", panic_message(&*panic))).into())
+    });
+    if let Err(error) = &done {
+        executor.abort(&reason(error));
+    }
+    processes.checked(done)
 }
 
 /// Runs commands until rank 0 has no more, or one fails.
@@ -140,7 +250,7 @@ fn follow(
         let done = catch_unwind(AssertUnwindSafe(|| run(&mut executor, table, &command)));
         let reason = match done {
             Ok(Ok(())) => continue,
-            Ok(Err(error)) => error.to_string(),
+            Ok(Err(error)) => reason(&error),
             Err(panic) => format!("it panicked: {}", panic_message(&*panic)),
         };
         tracing::error!(rank = comm.rank(), %reason, "a rank failed");

@@ -7,7 +7,7 @@ use crate::{
 use dsrun_core::Error;
 
 /// The inputs of a step. Kept from step to step for its memory.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct StepInputs {
     requests: Vec<i32>,
     lengths: Vec<i32>,

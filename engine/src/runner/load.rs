@@ -1,8 +1,15 @@
 //! Loads a model: allocates what was planned, and brings the weights to the device.
 
 use super::{
-    Runner, executor::Executor, followers::Followers, hidden_states::HiddenStates, inputs::StepInputs,
-    readback::Readback, request_table::RequestTable, requests::Requests, token_limits::TokenLimits,
+    Runner,
+    executor::Executor,
+    followers::{Followers, follow_leader},
+    hidden_states::HiddenStates,
+    inputs::StepInputs,
+    readback::Readback,
+    request_table::RequestTable,
+    requests::Requests,
+    token_limits::TokenLimits,
 };
 use crate::{
     error::{EngineError, Result},
@@ -11,6 +18,7 @@ use crate::{
         EnginePlan, FollowerPlan, PlanCache, Resident, SharedMemory, StepState, cache_desc, is_cache,
         state_bytes, weight_desc,
     },
+    processes::Processes,
     schedule::{Capacity, ScheduledStep, Scheduler},
     statistics::Statistics,
 };
@@ -30,6 +38,22 @@ use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl Runner {
+    /// Loads the ranks of this process, and has them do what process 0 asks for, until that ends its engine.
+    ///
+    /// # Errors
+    /// Those of reading the model and of the devices, and those of the other processes.
+    pub(crate) fn follow(
+        mut plan: EnginePlan,
+        model: &Model,
+        device: Arc<dyn Device>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let processes = plan.processes.take();
+        let processes = processes.ok_or_else(|| Error::internal("the plan is that of the only process"))?;
+        let (executor, table) = load_ranks(plan, model, device, Some(&processes), progress)?;
+        follow_leader(executor, table.memory(), &processes)
+    }
+
     /// Allocates what was planned and brings the weights to the device. `progress` receives the bytes of weights loaded so far.
     ///
     /// # Errors
@@ -40,31 +64,11 @@ impl Runner {
         device: Arc<dyn Device>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
-        let followers = std::mem::take(&mut plan.followers);
-        let comm = plan.programs.comm().cloned();
-        let (own, others) = thread::scope(|scope| {
-            let load = |follower: FollowerPlan| {
-                scope.spawn(|| load_rank(follower.plan, model, follower.device, &mut |_| {}))
-            };
-            let threads: Vec<_> = followers.into_iter().map(load).collect();
-            let own = load_rank(plan, model, device.clone(), progress);
-            let panicked = || Err(Error::internal("a rank panicked while it loaded its weights").into());
-            let others: Vec<_> =
-                threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect();
-            (own, others)
-        });
-        let (mut executor, table) = own?;
-        let mut loaded = Vec::with_capacity(others.len());
-        for (index, other) in others.into_iter().enumerate() {
-            let in_rank = |error: EngineError| {
-                let message = format!("rank {} cannot load its weights: {error}", index + 1);
-                Error::new(Code::Communication, message)
-            };
-            let (executor, table) = other.map_err(in_rank)?;
-            loaded.push((executor, table.memory().clone()));
-        }
-        if let (Some(comm), false) = (comm, loaded.is_empty()) {
-            executor.lead(Followers::start(comm, loaded)?);
+        let processes = plan.processes.take();
+        let loaded = load_ranks(plan, model, device.clone(), processes.as_ref(), progress)?;
+        let (mut executor, table) = loaded;
+        if let Some(processes) = processes {
+            executor.lead_processes(processes)?;
         }
         let plan = executor.plan();
         let stop_ids = if plan.options.ignore_end { Vec::new() } else { model.eos().to_vec() };
@@ -98,6 +102,53 @@ impl Runner {
         }
         Ok(runner)
     }
+}
+
+/// Loads the ranks of this process, and waits until all processes have loaded theirs. Returns the executor of the first rank, which
+/// has the others do what it does.
+fn load_ranks(
+    mut plan: EnginePlan,
+    model: &Model,
+    device: Arc<dyn Device>,
+    processes: Option<&Arc<Processes>>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(Executor, RequestTable)> {
+    let followers = std::mem::take(&mut plan.followers);
+    let comm = plan.programs.comm().cloned();
+    let (own, others) = thread::scope(|scope| {
+        let load = |follower: FollowerPlan| {
+            scope.spawn(|| load_rank(follower.plan, model, follower.device, &mut |_| {}))
+        };
+        let threads: Vec<_> = followers.into_iter().map(load).collect();
+        let own = load_rank(plan, model, device, progress);
+        let panicked = || Err(Error::internal("a rank panicked while it loaded its weights").into());
+        let others: Vec<_> =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect();
+        (own, others)
+    });
+    let first = comm.as_ref().map_or(0, |comm| comm.rank());
+    let loaded = own.and_then(|own| {
+        let in_rank = |(index, other): (usize, Result<_>)| {
+            other.map_err(|error: EngineError| {
+                let message = format!("rank {} cannot load its weights: {error}", first + 1 + index);
+                EngineError::from(Error::new(Code::Communication, message))
+            })
+        };
+        Ok((own, others.into_iter().enumerate().map(in_rank).collect::<Result<Vec<_>>>()?))
+    });
+    let ((mut executor, table), others) = match processes {
+        None => loaded?,
+        Some(processes) => {
+            let loaded = processes.checked(loaded)?;
+            processes.gather("loading the weights", &())?;
+            loaded
+        }
+    };
+    if let (Some(comm), false) = (comm, others.is_empty()) {
+        let others = others.into_iter().map(|(executor, table)| (executor, table.memory().clone()));
+        executor.lead(Followers::start(comm, others.collect())?);
+    }
+    Ok((executor, table))
 }
 
 /// Allocates what was planned for a rank, and brings its weights to its device.

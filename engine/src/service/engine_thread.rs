@@ -7,8 +7,16 @@ use std::{
     collections::HashMap,
     ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, PoisonError, atomic::Ordering, mpsc::Receiver},
+    sync::{
+        Arc, PoisonError,
+        atomic::Ordering,
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::Duration,
 };
+
+/// The time between looks at the other ranks of an idle engine.
+const RANKS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of the thread.
 pub(super) struct EngineThread {
@@ -51,7 +59,7 @@ impl EngineThread {
 
     fn serve(&mut self) -> Result<()> {
         loop {
-            if self.take_commands().is_break() {
+            if self.take_commands()?.is_break() {
                 return Ok(());
             }
             let events = if self.engine.is_idle() { Vec::new() } else { self.engine.step()? };
@@ -81,20 +89,39 @@ impl EngineThread {
     }
 
     /// Executes the commands that have arrived; waits for one if the engine is idle.
-    fn take_commands(&mut self) -> ControlFlow<()> {
+    ///
+    /// # Errors
+    /// If a rank of an idle engine has failed.
+    fn take_commands(&mut self) -> Result<ControlFlow<()>> {
         if self.engine.is_idle() {
             if self.draining && self.shared.admissions.load(Ordering::SeqCst) == 0 {
                 self.shared.advance(ServicePhase::Drained);
             }
-            match self.inbox.recv() {
-                Ok(command) => self.execute(command)?,
-                Err(_) => return ControlFlow::Break(()),
+            let Some(command) = self.next_command()? else { return Ok(ControlFlow::Break(())) };
+            if self.execute(command).is_break() {
+                return Ok(ControlFlow::Break(()));
             }
         }
         while let Ok(command) = self.inbox.try_recv() {
-            self.execute(command)?;
+            if self.execute(command).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
         }
-        ControlFlow::Continue(())
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Waits for a command; `None` if all handles are dropped. Of several ranks one may fail meanwhile.
+    fn next_command(&mut self) -> Result<Option<Command>> {
+        if self.engine.ranks() == 1 {
+            return Ok(self.inbox.recv().ok());
+        }
+        loop {
+            match self.inbox.recv_timeout(RANKS_INTERVAL) {
+                Ok(command) => return Ok(Some(command)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => self.engine.check_ranks()?,
+            }
+        }
     }
 
     fn execute(&mut self, command: Command) -> ControlFlow<()> {

@@ -21,8 +21,8 @@ pub(crate) use models::{Inspect, Logits, Models, ModelsCommand, Pull};
 pub(crate) use quantize::Quantize;
 pub(crate) use serve::Serve;
 pub(crate) use setup::{
-    DeviceArguments, DevicesArguments, Dtype, EngineArguments, ModelArguments, SamplingArguments,
-    SpeculationArguments, Weights, policy, shard_policy,
+    DeviceArguments, DevicesArguments, Dtype, EngineArguments, LauncherName, ModelArguments,
+    SamplingArguments, SpeculationArguments, Weights, policy, shard_policy,
 };
 
 /// Generate text with transformer models.

@@ -1,13 +1,14 @@
-//! The devices that run a model: one, or several as the ranks of tensor parallelism.
+//! The devices that run a model: one, or several as the ranks of tensor parallelism, in one process or in several.
 
 use crate::{
     arguments::{DeviceArguments, DevicesArguments},
     find_backend::find_backend,
+    terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};
 use dsrun_core::device::{Backend, Device, DeviceOptions};
-use dsrun_engine::{EnginePlan, passes::shard::ShardPolicy};
-use std::{collections::HashSet, sync::Arc};
+use dsrun_engine::{EnginePlan, Launch, Processes, passes::shard::ShardPolicy};
+use std::{collections::HashSet, error::Error, fmt, sync::Arc};
 
 /// The open devices of one engine, in the order of their ranks; at least one.
 #[derive(Clone, Debug)]
@@ -15,12 +16,36 @@ pub(crate) struct Devices {
     ranks: Vec<Arc<dyn Device>>,
     /// How the user pins the split of weights.
     shard: ShardPolicy,
+    /// The processes that have devices of the model, if they are several.
+    processes: Option<Arc<Processes>>,
 }
+
+/// This process has followed another, which has ended. No error, but there is nothing left to do.
+#[derive(Debug)]
+pub(crate) struct Followed;
+
+impl fmt::Display for Followed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the leading process has ended")
+    }
+}
+
+impl Error for Followed {}
 
 impl Devices {
     /// One device, which holds the whole model.
     pub(crate) fn one(device: Arc<dyn Device>) -> Self {
-        Self { ranks: vec![device], shard: ShardPolicy::default() }
+        Self { ranks: vec![device], shard: ShardPolicy::default(), processes: None }
+    }
+
+    /// The processes that have devices of the model, if they are several.
+    pub(crate) fn processes(&self) -> Option<&Arc<Processes>> {
+        self.processes.as_ref()
+    }
+
+    /// Whether another process has the results.
+    pub(crate) fn follow(&self) -> bool {
+        self.processes.as_ref().is_some_and(|processes| !processes.leads())
     }
 
     /// The device of rank 0.
@@ -28,7 +53,7 @@ impl Devices {
         &self.ranks[0]
     }
 
-    /// The devices in the order of their ranks.
+    /// The devices of this process in the order of their ranks.
     pub(crate) fn ranks(&self) -> &[Arc<dyn Device>] {
         &self.ranks
     }
@@ -38,16 +63,16 @@ impl Devices {
         &self.shard
     }
 
-    /// Describes the devices in a line of results.
-    pub(crate) fn name(&self) -> String {
+    /// Describes the devices of a model with this many ranks in a line of results.
+    pub(crate) fn name(&self, ranks: usize) -> String {
         let name = &self.first().properties().name;
-        match self.ranks.len() {
+        match ranks {
             1 => name.clone(),
             ranks => format!("{ranks} ranks of {name}"),
         }
     }
 
-    /// The memory plan of each rank as text. Neighbouring ranks with equal plans are described once.
+    /// The memory plan of each rank of this process as text. Neighbouring ranks with equal plans are described once.
     pub(crate) fn memory(&self, plan: &EnginePlan) -> String {
         let memory: Vec<_> = plan.memory_of_ranks().collect();
         let name = |rank: usize| self.ranks.get(rank).map_or("", |device| device.properties().name.as_str());
@@ -56,10 +81,11 @@ impl Devices {
         while start < memory.len() {
             let alike = |rank: &usize| memory[*rank] == memory[start] && name(*rank) == name(start);
             let end = start + (start..memory.len()).take_while(alike).count();
+            let (first, last) = (plan.first_rank() + start, plan.first_rank() + end - 1);
             let ranks = match end - start {
-                _ if memory.len() == 1 => String::new(),
-                1 => format!("rank {start}, "),
-                _ => format!("each of the ranks {start} to {}, ", end - 1),
+                _ if plan.ranks() == 1 => String::new(),
+                1 => format!("rank {first}, "),
+                _ => format!("each of the ranks {first} to {last}, "),
             };
             sections.push(format!("memory on {ranks}{}:\n{}", name(start), memory[start]));
             start = end;
@@ -76,47 +102,108 @@ pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>
 }
 
 /// Opens the device of a command that runs on one device only.
-pub(crate) fn open_only_device(arguments: &DevicesArguments, command: &str) -> Result<Devices> {
+pub(crate) fn open_only_device(
+    arguments: &DevicesArguments,
+    command: &str,
+    terminal: &Terminal,
+) -> Result<Devices> {
     if arguments.tp.unwrap_or(1) > 1 || arguments.devices.len() > 1 {
         bail!("{command} runs on one device\nhint: leave --tp out, and choose the device with --device");
     }
-    open_devices(arguments)
+    open_devices(arguments, terminal)
 }
 
 /// Opens the devices that the arguments name.
-pub(crate) fn open_devices(arguments: &DevicesArguments) -> Result<Devices> {
-    let mut opened = open_replicas(arguments, 1)?;
+pub(crate) fn open_devices(arguments: &DevicesArguments, terminal: &Terminal) -> Result<Devices> {
+    let mut opened = open_replicas(arguments, 1, terminal)?;
     opened.pop().context("there is no device")
 }
 
+/// Which of several processes this is, if a launcher has started several.
+pub(crate) fn launch(arguments: &DevicesArguments) -> Result<Option<Launch>> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let launch = Launch::detect(arguments.launcher.into(), arguments.rendezvous.as_deref(), &variable)?;
+    if let (None, Some(rendezvous)) = (&launch, &arguments.rendezvous) {
+        bail!(
+            "--rendezvous {rendezvous} is where several processes meet, but this is the only one\nhint: start the processes with a \
+             launcher, or leave --rendezvous out"
+        );
+    }
+    Ok(launch)
+}
+
 /// Opens the devices of several engines with the same model. Each takes the devices that follow those of the engine before it.
-pub(crate) fn open_replicas(arguments: &DevicesArguments, replicas: usize) -> Result<Vec<Devices>> {
-    let backend = find_backend(arguments.device.backend.as_deref())?;
-    let first = arguments.device.device;
-    let wanted = Wanted { first, listed: &arguments.devices, ranks: arguments.tp.map(usize::from), replicas };
-    let present: Vec<usize> = backend.devices()?.iter().map(|device| device.index).collect();
-    let name = &backend.info().name;
-    let groups = match wanted.distinct(&present, name)? {
-        Some(groups) => groups,
-        // A device whose memory is that of the host is a share of the host, and may be opened by every rank.
-        None if open(&*backend, first, &DeviceOptions::default())?.properties().unified_memory => {
-            vec![vec![first; wanted.ranks()]; replicas]
-        }
-        None => return Err(wanted.too_few(&present, name)),
+///
+/// If a launcher has started several processes, this waits until all have come.
+pub(crate) fn open_replicas(
+    arguments: &DevicesArguments,
+    replicas: usize,
+    terminal: &Terminal,
+) -> Result<Vec<Devices>> {
+    let launch = launch(arguments)?;
+    if let (Some(launch), 2..) = (&launch, replicas) {
+        bail!(
+            "--replicas {replicas} runs every engine in one process, but this is {launch}\nhint: leave --replicas out, or start \
+             one process with --launcher none"
+        );
+    }
+    let groups = open_groups(arguments, replicas, launch.as_ref())?;
+    let ranks: usize = groups.iter().map(Vec::len).sum();
+    let join = |launch: &Launch| {
+        terminal.note(&format!("waiting for the other processes: this is {launch}"));
+        Processes::join(launch)
     };
-    if wanted.ranks() == 1 && arguments.shard.is_some() {
+    let processes = launch.as_ref().map(join).transpose()?;
+    if ranks == 1 && processes.is_none() && arguments.shard.is_some() {
         bail!(
             "--shard decides how weights are split, but the model runs on one device\nhint: add --tp COUNT, or leave \
              --shard out"
         );
     }
+    let shard = arguments.shard.clone().unwrap_or_default();
+    let devices = |ranks| Devices { ranks, shard: shard.clone(), processes: processes.clone() };
+    Ok(groups.into_iter().map(devices).collect())
+}
+
+/// Opens the devices of each engine in this process.
+fn open_groups(
+    arguments: &DevicesArguments,
+    replicas: usize,
+    launch: Option<&Launch>,
+) -> Result<Vec<Vec<Arc<dyn Device>>>> {
+    let backend = find_backend(arguments.device.backend.as_deref())?;
+    let (processes, place, local_processes) =
+        launch.map_or((1, 0, 1), |launch| (launch.processes, launch.local_process, launch.local_processes));
+    let tp = arguments.tp.map(usize::from);
+    if let Some(ranks) = tp.filter(|ranks| ranks % processes != 0) {
+        bail!(
+            "--tp {ranks} cannot be divided among {processes} processes\nhint: choose a multiple of {processes}, or leave --tp \
+             out and name the devices of each process with --devices"
+        );
+    }
+    let own = tp.map(|ranks| ranks / processes);
+    let start = arguments.device.device;
+    let first = start + place * own.unwrap_or(1);
+    let wanted = Wanted { first, listed: &arguments.devices, ranks: own, replicas };
+    let present: Vec<usize> = backend.devices()?.iter().map(|device| device.index).collect();
+    let name = &backend.info().name;
+    let distinct = wanted.distinct(&present, name)?;
+    // A device whose memory is that of the host is a share of the host, and may be opened by every rank.
+    let is_host = || -> Result<bool> {
+        Ok(open(&*backend, start, &DeviceOptions::default())?.properties().unified_memory)
+    };
+    let processes_share = local_processes > 1 && arguments.devices.is_empty() && is_host()?;
+    let (groups, processes_sharing) = match distinct {
+        Some(groups) if !processes_share => (groups, 1),
+        _ if processes_share || is_host()? => (vec![vec![start; wanted.ranks()]; replicas], local_processes),
+        _ => return Err(wanted.too_few(&present, name)),
+    };
     let open_group = |group: Vec<usize>| {
         let open_rank = |index: &usize| {
-            let sharing = group.iter().filter(|other| *other == index).count();
+            let sharing = processes_sharing * group.iter().filter(|other| *other == index).count();
             open(&*backend, *index, &share(&*backend, *index, arguments, sharing)?)
         };
-        let ranks = group.iter().map(open_rank).collect::<Result<Vec<_>>>()?;
-        Ok(Devices { ranks, shard: arguments.shard.clone().unwrap_or_default() })
+        group.iter().map(open_rank).collect()
     };
     groups.into_iter().map(open_group).collect()
 }

@@ -9,6 +9,11 @@ use std::{
     },
 };
 
+/// Makes Ctrl-C do nothing: the terminal sends it to the leading process too, which ends this one.
+pub(crate) fn leave_to_leader() -> Result<()> {
+    ctrlc::set_handler(|| {}).context("cannot catch Ctrl-C")
+}
+
 /// Whether Ctrl-C was pressed since the last [`take`].
 static PRESSED: AtomicBool = AtomicBool::new(false);
 

@@ -43,6 +43,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of the output has ended (`dsrun .. | head`), which is not a failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<devices::Followed>() => ExitCode::SUCCESS,
         Err(error) => {
             terminal.error(&error);
             ExitCode::FAILURE

@@ -5,8 +5,9 @@ use crate::{
         DeviceArguments, Dtype, EngineArguments, ModelArguments, SamplingArguments, SpeculationArguments,
         Weights,
     },
-    devices::Devices,
+    devices::{Devices, Followed},
     find_backend::find_backend,
+    interrupt,
     terminal::{FetchBar, Terminal},
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -79,9 +80,9 @@ pub(crate) fn open_draft(
     terminal: &Terminal,
 ) -> Result<Option<Arc<Model>>> {
     let drafts = matches!(arguments.speculation(), Some(Speculation::Draft { .. }));
-    if let (true, ranks @ 2..) = (drafts, devices.ranks().len()) {
+    if drafts && (devices.ranks().len() > 1 || devices.processes().is_some()) {
         bail!(
-            "--speculate draft is not possible while the model is split over {ranks} ranks\nhint: use --speculate ngram, or leave \
+            "--speculate draft is not possible while the model is split over several ranks\nhint: use --speculate ngram, or leave \
              --tp and --devices out"
         );
     }
@@ -114,7 +115,10 @@ pub(crate) fn plan_engine(
         Some(draft) => EnginePlan::with_draft(model, draft, &**devices.first(), options)?,
         None => {
             let options = EngineOptions { shard: devices.shard().clone(), ..options.clone() };
-            EnginePlan::on_devices(model, devices.ranks(), &options)?
+            match devices.processes() {
+                Some(processes) => EnginePlan::on_processes(model, devices.ranks(), processes, &options)?,
+                None => EnginePlan::on_devices(model, devices.ranks(), &options)?,
+            }
         }
     })
 }
@@ -219,9 +223,21 @@ pub(crate) fn build_kernels(
     Ok(calls?)
 }
 
-/// Loads the weights of a model to its devices.
+/// Loads the weights of a model to its devices. A process that follows another does not return before that has ended, and then with
+/// the error [`Followed`].
 fn load_weights(plan: EnginePlan, model: &Model, devices: &Devices, terminal: &Terminal) -> Result<Engine> {
     let bar = terminal.bar("loading", Some(plan.memory().all_weights()));
+    if devices.follow() {
+        interrupt::leave_to_leader()?;
+        let device = devices.first().clone();
+        plan.follow(model, device, &mut |loaded, all| {
+            bar.set_position(loaded);
+            if loaded == all {
+                bar.finish_and_clear();
+            }
+        })?;
+        return Err(Followed.into());
+    }
     let engine = plan.load(model, devices.first().clone(), &mut |loaded, _| bar.set_position(loaded));
     bar.finish_and_clear();
     Ok(engine?)

@@ -155,7 +155,12 @@ impl TcpRank {
             // A peer that ended has said why, or its reader knows.
             let state = self.inboxes.lock();
             let known = state.failure().cloned();
-            let unsent = || format!("{label} cannot be sent to {} {peer}: {error}", self.noun);
+            let unsent = || match error.kind() {
+                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                    format!("{} {peer} has ended", self.noun)
+                }
+                _ => format!("{label} cannot be sent to {} {peer}: {error}", self.noun),
+            };
             let message = state[peer].end.clone().unwrap_or_else(unsent);
             self.inboxes.fail(state, known.unwrap_or_else(|| Error::new(Code::Communication, message)))
         })
@@ -443,7 +448,9 @@ fn read(stream: &mut TcpStream, peer: usize, name: &str, inboxes: &Monitor<Vec<I
             }
             Err(error) => {
                 state[peer].end = Some(match error.kind() {
-                    ErrorKind::UnexpectedEof => format!("{name} has ended"),
+                    ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                        format!("{name} has ended")
+                    }
                     ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                         format!("{name} has sent nothing for {SILENCE:?}")
                     }

@@ -3,7 +3,7 @@
 use super::values::positive;
 use clap::{Args, ValueEnum};
 use dsrun_engine::{
-    Precision, Speculation,
+    Launcher, Precision, Speculation,
     passes::{
         quantize::{Policy, Scheme},
         shard::ShardPolicy,
@@ -75,6 +75,43 @@ pub(crate) struct DevicesArguments {
     /// A TOML file that pins how weights are split over ranks; a search decides about all others.
     #[arg(long, value_name = "PATH", value_parser = shard_policy)]
     pub(crate) shard: Option<ShardPolicy>,
+    /// The launcher that has started several processes of this command, each with some of the ranks.
+    #[arg(long, value_enum, default_value_t = LauncherName::Auto, value_name = "NAME")]
+    pub(crate) launcher: LauncherName,
+    /// The host and port where the processes meet; that of the launcher if not given.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) rendezvous: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LauncherName {
+    /// The one whose variables are set.
+    #[default]
+    Auto,
+    /// None: this is the only process.
+    None,
+    /// torchrun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    Torchrun,
+    /// Slurm's srun.
+    Slurm,
+    /// Open MPI's mpirun.
+    OpenMpi,
+    /// Kubernetes' LeaderWorkerSet.
+    LeaderWorkerSet,
+}
+
+impl From<LauncherName> for Launcher {
+    fn from(name: LauncherName) -> Self {
+        match name {
+            LauncherName::Auto => Self::Auto,
+            LauncherName::None => Self::None,
+            LauncherName::Torchrun => Self::Torchrun,
+            LauncherName::Slurm => Self::Slurm,
+            LauncherName::OpenMpi => Self::OpenMpi,
+            LauncherName::LeaderWorkerSet => Self::LeaderWorkerSet,
+        }
+    }
 }
 
 /// Options of the engine.

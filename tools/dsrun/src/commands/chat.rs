@@ -15,7 +15,7 @@ use rustyline::{DefaultEditor, error::ReadlineError};
 use std::ops::ControlFlow;
 
 pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
-    let devices = open_devices(&command.setup.devices)?;
+    let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     if model.chat_template().is_err() {
         bail!(

@@ -16,7 +16,7 @@ use std::ops::ControlFlow;
 pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let text = input::prompt(command.prompt.as_deref(), command.file.as_deref())?;
     // The devices come first, so that a missing backend does not cost a download.
-    let devices = open_devices(&command.setup.devices)?;
+    let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(
         &command.speculation,

@@ -17,7 +17,7 @@ use dsrun_models::{
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
-    let devices = open_devices(&command.setup.devices)?;
+    let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(
         &command.speculation,

@@ -19,7 +19,7 @@ pub(crate) fn run(command: &Kernels, terminal: &Terminal) -> Result<()> {
 fn build(command: &KernelsBuild, terminal: &Terminal) -> Result<()> {
     let devices = match &command.absent {
         Some(name) => Devices::one(describe_device(&command.setup.devices.device, name)?),
-        None => open_only_device(&command.setup.devices, "kernels build")?,
+        None => open_only_device(&command.setup.devices, "kernels build", terminal)?,
     };
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(
@@ -34,7 +34,7 @@ fn build(command: &KernelsBuild, terminal: &Terminal) -> Result<()> {
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
     let started = Instant::now();
     let calls = build_kernels(&plan, &**devices.first(), command.jobs, terminal)?;
-    let (seconds, device) = (started.elapsed().as_secs_f64(), devices.name());
+    let (seconds, device) = (started.elapsed().as_secs_f64(), devices.name(1));
     let ready = if command.absent.is_some() { "built for" } else { "ready on" };
     terminal
         .note(&format!("the kernels of {calls} distinct calls are {ready} {device} after {seconds:.1} s"));

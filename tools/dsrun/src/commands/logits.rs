@@ -17,7 +17,7 @@ pub(crate) fn run(command: &Logits, terminal: &Terminal) -> Result<()> {
         Some(text) => Prompt::Text(input::prompt(Some(text), None)?),
         None => Prompt::Tokens(command.tokens.clone()),
     };
-    let devices = open_devices(&command.setup.devices)?;
+    let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let mut pipeline = load(model, None, &devices, &engine_options(&command.setup.engine, 1), terminal)?;
     let tokens = pipeline.encode(&prompt)?;

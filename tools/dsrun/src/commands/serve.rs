@@ -8,7 +8,7 @@ use crate::{
         SpeculationArguments, Weights, policy, shard_policy,
     },
     commands::print,
-    devices::{Devices, open_replicas},
+    devices::{Devices, launch, open_replicas},
     serve::{App, Loaded, Replicas, ServeSettings, Server, app},
     session::{calibrated, engine_options, load_plan, load_warm, open_draft, open_model, plan_engine},
     terminal::Terminal,
@@ -40,6 +40,9 @@ async fn serve(settings: ServeSettings, terminal: Terminal) -> Result<()> {
     let name = settings.served_model_name.clone().unwrap_or_else(|| served_name(&model));
     let app = Arc::new(app(&settings, name)?);
     let mut signals = Signals::listen()?;
+    if launch(&devices(&settings)?)?.is_some_and(|launch| launch.process > 0) {
+        return follow(settings, model, terminal, signals).await;
+    }
     let server = Server::bind(app.clone(), &settings).await?;
     let url = server.url();
     terminal.note(&format!("listening at {url}, loading {model}"));
@@ -77,6 +80,21 @@ async fn serve(settings: ServeSettings, terminal: Terminal) -> Result<()> {
     Ok(())
 }
 
+/// Runs the ranks of this process until the leading one, which has the server, ends.
+async fn follow(
+    settings: ServeSettings,
+    model: String,
+    terminal: Terminal,
+    mut signals: Signals,
+) -> Result<()> {
+    let following = tokio::task::spawn_blocking(move || load(&settings, model, &terminal));
+    tokio::select! {
+        followed = following => followed.context("following the leading process failed")?.map(drop),
+        // The first is for the leading process, which finishes the running requests.
+        () = async { signals.received().await; signals.received().await } => quit(),
+    }
+}
+
 /// The name of a model for clients; that of a file is its name without the folder.
 fn served_name(model: &str) -> String {
     let path = Path::new(model);
@@ -98,7 +116,7 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     let dtype = settings.dtype.unwrap_or(Dtype::Keep);
     let replicas = usize::from(settings.replicas.unwrap_or(1));
     // The devices come first, so that a missing backend does not cost a download.
-    let devices = open_replicas(&devices(settings)?, replicas)?;
+    let devices = open_replicas(&devices(settings)?, replicas, terminal)?;
     let first = devices.first().context("there is no device")?;
     let named = ModelArguments {
         model,
@@ -163,6 +181,8 @@ fn devices(settings: &ServeSettings) -> Result<DevicesArguments> {
         tp: settings.tp,
         devices: settings.devices.clone().unwrap_or_default(),
         shard: shard.map_err(|error| anyhow!("--shard: {error}"))?,
+        launcher: settings.launcher.unwrap_or_default(),
+        rendezvous: settings.rendezvous.clone(),
     })
 }
 

@@ -1,6 +1,6 @@
 //! The settings of a server: flags, and a file with the same keys.
 
-use crate::arguments::{Dtype, Weights};
+use crate::arguments::{Dtype, LauncherName, Weights};
 use anyhow::{Context, Result, bail};
 use clap::{Args, builder::RangedU64ValueParser};
 use dsrun_engine::Speculation;
@@ -58,6 +58,13 @@ pub(crate) struct ServeSettings {
     /// A TOML file that pins how weights are split over ranks; a search decides about all others.
     #[arg(help_heading = ENGINE, long, value_name = "PATH")]
     pub(crate) shard: Option<String>,
+    /// The launcher that has started several processes of this command, each with some of the ranks; the one whose variables are set
+    /// if not given.
+    #[arg(help_heading = ENGINE, long, value_enum, value_name = "NAME")]
+    pub(crate) launcher: Option<LauncherName>,
+    /// The host and port where the processes meet; that of the launcher if not given.
+    #[arg(help_heading = ENGINE, long, value_name = "HOST:PORT")]
+    pub(crate) rendezvous: Option<String>,
     /// Threads a CPU device may use; all cores if not given.
     #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,

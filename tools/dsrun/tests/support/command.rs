@@ -1,5 +1,7 @@
 //! Runs `dsrun` as a user does, apart from the network and the user's files.
 
+#![allow(dead_code, reason = "every test file uses some of it")]
+
 use snapbox::cmd::{Command, cargo_bin};
 use std::path::PathBuf;
 

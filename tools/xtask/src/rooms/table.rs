@@ -18,6 +18,7 @@ pub(super) const FOLDERS: &[Folder] = &[
         order: &[
             &["passes"],
             &["error", "memory", "options", "request", "sampling", "statistics"],
+            &["processes"],
             &["plan"],
             &["kv_cache"],
             &["schedule"],

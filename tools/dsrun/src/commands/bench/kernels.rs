@@ -41,7 +41,7 @@ struct Kernel {
 }
 
 pub(crate) fn run(command: &BenchKernels, terminal: &Terminal) -> Result<()> {
-    let devices = open_only_device(&command.setup.devices, "bench kernels")?;
+    let devices = open_only_device(&command.setup.devices, "bench kernels", terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let device = devices.first().clone();
     let mut options = engine_options(&command.setup.engine, command.batch);

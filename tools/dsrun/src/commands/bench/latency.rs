@@ -44,7 +44,7 @@ struct Figures {
 }
 
 pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
-    let devices = open_devices(&command.setup.devices)?;
+    let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(
         &command.speculation,
@@ -67,6 +67,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let bandwidth = read_bandwidth(&**devices.first())?;
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
     let traffic = plan.step_traffic(&**devices.first())?;
+    let ranks = plan.ranks();
     let mut engine = load_plan(plan, &model, &devices, terminal)?;
 
     // The first run compiles the steps.
@@ -84,8 +85,8 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let bytes = traffic.weights + traffic.kv_per_token * context * command.batch as u64;
     let figures = Figures {
         model: model.name().to_owned(),
-        backend_device: devices.name(),
-        ranks: devices.ranks().len(),
+        backend_device: devices.name(ranks),
+        ranks,
         dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         prompt_tokens: command.prompt,
         generated_tokens: command.generate,

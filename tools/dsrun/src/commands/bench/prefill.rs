@@ -45,7 +45,7 @@ struct Prompt {
 }
 
 pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
-    let devices = open_devices(&command.setup.devices)?;
+    let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let longest = command.prompt.iter().copied().max().unwrap_or(1);
     let mut options = engine_options(&command.setup.engine, command.batch);
@@ -60,6 +60,7 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     }
     let plan = plan_engine(&model, None, &devices, &options)?;
     let products: Vec<u64> = command.prompt.iter().map(|tokens| plan.prompt_products(*tokens)).collect();
+    let ranks = plan.ranks();
     let mut engine = load_plan(plan, &model, &devices, terminal)?;
     let vocabulary = model.config().vocabulary;
     let mut prompts = Vec::new();
@@ -81,8 +82,8 @@ pub(crate) fn run(command: &Prefill, terminal: &Terminal) -> Result<()> {
     }
     let figures = Figures {
         model: model.name().to_owned(),
-        backend_device: devices.name(),
-        ranks: devices.ranks().len(),
+        backend_device: devices.name(ranks),
+        ranks,
         dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         batch: command.batch,
         repeats: command.measure.repeat,

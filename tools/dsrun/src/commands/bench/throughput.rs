@@ -48,7 +48,7 @@ struct Figures {
 }
 
 pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
-    let devices = open_devices(&command.setup.devices)?;
+    let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let batch = command.batch.unwrap_or(command.requests);
     let draft = open_draft(
@@ -70,6 +70,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
         bail!("--prompt and --gen together are {tokens} tokens, more than --context");
     }
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
+    let ranks = plan.ranks();
     let mut engine = load_plan(plan, &model, &devices, terminal)?;
     let vocabulary = model.config().vocabulary;
     terminal.note("a first run, which compiles the steps");
@@ -88,8 +89,8 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     let output = (command.requests * command.generate) as f64;
     let figures = Figures {
         model: model.name().to_owned(),
-        backend_device: devices.name(),
-        ranks: devices.ranks().len(),
+        backend_device: devices.name(ranks),
+        ranks,
         dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         requests: command.requests,
         batch,

@@ -49,7 +49,7 @@ struct Figures {
 pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     let path = (command.file.as_path() != Path::new("-")).then_some(command.file.as_path());
     let text = input::prompt(path.is_none().then_some("-"), path)?;
-    let devices = open_devices(&command.setup.devices)?;
+    let devices = open_devices(&command.setup.devices, terminal)?;
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let context = command.setup.engine.context.unwrap_or_else(|| CONTEXT.min(model.config().context));
     let tokenizer =
@@ -81,7 +81,7 @@ pub(crate) fn run(command: &Perplexity, terminal: &Terminal) -> Result<()> {
     bar.finish_and_clear();
     let figures = Figures {
         model: name,
-        backend_device: devices.name(),
+        backend_device: devices.name(pipeline.engine().ranks()),
         dtype: format!("{:?}", command.setup.engine.dtype).to_lowercase(),
         context,
         stride: command.stride.unwrap_or(context),

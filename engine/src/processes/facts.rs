@@ -1,0 +1,92 @@
+//! What processes compare before they run a model together.
+
+use crate::{
+    error::{EngineError, Result},
+    options::EngineOptions,
+};
+use dsrun_core::Error;
+use dsrun_models::model::Model;
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+/// What a process is about to run, each fact by its name.
+pub(crate) type Facts = BTreeMap<String, String>;
+
+/// Bytes of each tensor that are compared.
+const SAMPLE_BYTES: usize = 4096;
+
+/// The facts of this process.
+///
+/// # Errors
+/// If a tensor cannot be read.
+pub(crate) fn facts(model: &Model, options: &EngineOptions) -> Result<Facts> {
+    let table = toml::Table::try_from(options).map_err(|error| {
+        EngineError::from(Error::internal(format!("the options cannot be compared: {error}")))
+    })?;
+    let option = |(name, value): (String, toml::Value)| (format!("option {name}"), value.to_string());
+    let mut facts: Facts = table.into_iter().map(option).collect();
+    facts.insert("the version".into(), env!("CARGO_PKG_VERSION").into());
+    facts.insert("the model".into(), model_mark(model)?);
+    Ok(facts)
+}
+
+/// A mark that differs where the models differ: in their configuration, the names and types of their tensors, or the beginning
+/// of a tensor's data.
+fn model_mark(model: &Model) -> Result<String> {
+    let source = model.weights();
+    let mut names = source.names();
+    names.sort_unstable();
+    // Its keys are fixed, and all processes have the same version.
+    let mut hasher = DefaultHasher::new();
+    format!("{:?}", model.config()).hash(&mut hasher);
+    for name in names {
+        name.hash(&mut hasher);
+        // A tensor that weights cannot have is not read by anyone.
+        let Ok(weight) = source.tensor_type(name) else { continue };
+        format!("{weight:?}").hash(&mut hasher);
+        if weight.rows() > 0 {
+            let bytes = source.rows(name, 0, 1).map_err(|error| error.at(name))?;
+            bytes[..bytes.len().min(SAMPLE_BYTES)].hash(&mut hasher);
+        }
+    }
+    Ok(format!("{} with mark {:016x}", model.name(), hasher.finish()))
+}
+
+/// Describes the first fact in which a process differs from process 0.
+pub(super) fn difference(all: &[Facts]) -> Option<String> {
+    let (first, others) = all.split_first()?;
+    let shown = |facts: &Facts, name: &str| facts.get(name).cloned().unwrap_or_else(|| "none".into());
+    others.iter().enumerate().find_map(|(index, other)| {
+        let names = first.keys().chain(other.keys());
+        let name = names.into_iter().find(|name| first.get(*name) != other.get(*name))?;
+        let (one, two) = (shown(first, name), shown(other, name));
+        Some(format!(
+            "the processes would run different things: {name} is {one} on process 0, but {two} on process {}",
+            index + 1
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fact_that_differs_is_named() {
+        let facts = |context: &str| -> Facts {
+            [("option context".to_owned(), context.to_owned()), ("the version".into(), "1".into())].into()
+        };
+        assert_eq!(difference(&[facts("64"), facts("64")]), None);
+        let mut other = facts("64");
+        other.insert("option swap-tokens".into(), "8".into());
+        assert_eq!(
+            difference(&[facts("64"), facts("64"), other]).unwrap(),
+            "the processes would run different things: option swap-tokens is none on process 0, but 8 on process 2"
+        );
+        assert!(
+            difference(&[facts("64"), facts("32")]).unwrap().contains("option context is 64 on process 0")
+        );
+    }
+}
