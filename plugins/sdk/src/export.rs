@@ -7,17 +7,22 @@
 mod device;
 mod diagnose;
 mod group;
+pub(super) mod host_table;
 mod log;
+mod objects;
 mod op;
 mod prepare;
 mod stream;
+mod table;
 
-use super::{prefix, raw::*, status};
+use super::{prefix, raw::*};
 use dsrun_core::{Code, Error, Result, device::Backend};
+use host_table::{HOST, HostTable, returned};
 use std::{
     ptr,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, TryLockError},
+    sync::{Arc, LazyLock, Mutex},
 };
+use table::Made;
 
 /// Exports a backend from a dynamic library as the symbol of a plugin.
 ///
@@ -81,10 +86,6 @@ macro_rules! backend_entry {
     }};
 }
 
-/// The host of this copy of the crate. Every plugin has its own copy; a program that uses its own backends through the tables is
-/// its own host.
-static HOST: OnceLock<HostTable> = OnceLock::new();
-
 /// The table for a host of another version, which has only the version of this crate.
 struct VersionOnly(dsr_plugin_api);
 
@@ -97,80 +98,6 @@ static VERSION_ONLY: LazyLock<VersionOnly> = LazyLock::new(|| {
     VersionOnly(dsr_plugin_api { abi_major: DSR_ABI_MAJOR, abi_minor: DSR_ABI_MINOR, ..prefix::zeroed() })
 });
 
-/// The functions of the host.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HostTable {
-    host: *mut dsr_host,
-    status_new: unsafe extern "C" fn(*mut dsr_host, *const dsr_error) -> *mut dsr_status,
-    status_get: unsafe extern "C" fn(*mut dsr_host, *const dsr_status, *mut dsr_error),
-    status_free: unsafe extern "C" fn(*mut dsr_host, *mut dsr_status),
-    text_set: unsafe extern "C" fn(*mut dsr_host, *mut dsr_text, dsr_str),
-    log: unsafe extern "C" fn(*mut dsr_host, u32, dsr_str),
-}
-
-// SAFETY: the functions are valid forever, and any thread may call them with the pointer beside them.
-unsafe impl Send for HostTable {}
-// SAFETY: as above.
-unsafe impl Sync for HostTable {}
-
-impl HostTable {
-    /// The functions of a host of this version; `None` if the host has another version.
-    ///
-    /// # Safety
-    /// The pointer is null or to a host's table.
-    unsafe fn read(pointer: *const dsr_host_api) -> Option<Self> {
-        // SAFETY: as the caller says.
-        let table = unsafe { prefix::read(pointer) }.ok()?;
-        if (table.abi_major, table.abi_minor) != (DSR_ABI_MAJOR, DSR_ABI_MINOR) {
-            return None;
-        }
-        Some(Self {
-            host: table.host,
-            status_new: table.status_new?,
-            status_get: table.status_get?,
-            status_free: table.status_free?,
-            text_set: table.text_set?,
-            log: table.log?,
-        })
-    }
-
-    /// Makes a status of the host from an error.
-    fn error(&self, error: &Error) -> *mut dsr_status {
-        let description = status::describe(error);
-        // SAFETY: a function of the host, and a description that lives during the call.
-        unsafe { (self.status_new)(self.host, &raw const description) }
-    }
-
-    /// Converts a status of the host and frees it.
-    ///
-    /// # Errors
-    /// The error of the status.
-    pub(super) fn take(&self, raw: *mut dsr_status) -> Result<()> {
-        if raw.is_null() {
-            return Ok(());
-        }
-        let mut description: dsr_error = prefix::zeroed();
-        // SAFETY: functions of the host, its status, which is not used afterwards, and a description whose texts live until the
-        // status is freed.
-        Err(unsafe {
-            (self.status_get)(self.host, raw, &raw mut description);
-            let error = status::from_description(&description);
-            (self.status_free)(self.host, raw);
-            error
-        })
-    }
-
-    fn set_text(&self, text: *mut dsr_text, value: &str) {
-        // SAFETY: a function of the host, its receiver, and a text that lives during the call.
-        unsafe { (self.text_set)(self.host, text, prefix::str_of(value)) };
-    }
-
-    fn log(&self, level: u32, message: &str) {
-        // SAFETY: a function of the host, and a text that lives during the call.
-        unsafe { (self.log)(self.host, level, prefix::str_of(message)) };
-    }
-}
-
 /// A backend to export, which [`export_backend!`](crate::export_backend) and [`backend_entry!`](crate::backend_entry) define.
 #[derive(Debug)]
 pub struct Export {
@@ -178,18 +105,6 @@ pub struct Export {
     aborts_on_panic: bool,
     made: Mutex<Option<&'static Made>>,
 }
-
-/// An exported backend, which is made once and never dropped.
-#[derive(Debug)]
-struct Made {
-    backend: Arc<dyn Backend>,
-    api: dsr_plugin_api,
-}
-
-// SAFETY: the targets of the pointers never change and are never freed.
-unsafe impl Send for Made {}
-// SAFETY: as above.
-unsafe impl Sync for Made {}
 
 impl Export {
     /// A backend that `make` makes on first use. `aborts_on_panic` is whether the library is built with `panic = "abort"`.
@@ -275,117 +190,4 @@ impl Export {
         *slot = Some(made);
         Ok(made)
     }
-}
-
-/// Runs a shim and converts its result to the status that the shim returns.
-fn returned(run: impl FnOnce() -> Result<()>) -> *mut dsr_status {
-    match (status::catch(run), HOST.get()) {
-        (Ok(()), _) => ptr::null_mut(),
-        (Err(error), Some(host)) => host.error(&error),
-        // Only a known host gets a table with functions.
-        (Err(_), None) => unreachable!("a function of a plugin is called before its entry"),
-    }
-}
-
-/// The host, for shims, which run only after the entry.
-fn host() -> Result<HostTable> {
-    HOST.get().copied().ok_or_else(|| Error::internal("no host has entered this plugin"))
-}
-
-/// Runs a shim that returns a value; an error is logged, and `fallback` returned.
-fn value_or<T>(fallback: T, run: impl FnOnce() -> Result<T>) -> T {
-    status::catch(run).unwrap_or_else(|error| {
-        if let Ok(host) = host() {
-            host.log(DSR_LOG_ERROR, &error.to_string());
-        }
-        fallback
-    })
-}
-
-/// A type of objects with handles.
-trait Object: Sized {
-    /// The C type that the handle points to.
-    type Raw;
-    /// Distinguishes the types.
-    const KIND: usize;
-    /// The name in errors.
-    const NAME: &'static str;
-}
-
-/// The target of a handle.
-#[repr(C)]
-struct Handle<T> {
-    tag: usize,
-    object: T,
-}
-
-/// Its address differs between copies of the crate, so that handles of other plugins are detected.
-static TAG: [u8; 32] = [0; 32];
-
-fn tag<T: Object>() -> usize {
-    (&raw const TAG as usize).wrapping_add(T::KIND)
-}
-
-/// Makes the handle of an object.
-fn hand_out<T: Object>(object: T) -> *mut T::Raw {
-    Box::into_raw(Box::new(Handle { tag: tag::<T>(), object })).cast()
-}
-
-/// The object behind a handle.
-///
-/// # Errors
-/// If the handle is null, or has the tag of another type or another copy of the crate.
-///
-/// # Safety
-/// A pointer that is not null is readable for a word; if that word is our tag, it came from [`hand_out`], and is not freed
-/// during `'a`.
-unsafe fn object<'a, T: Object>(handle: *const T::Raw) -> Result<&'a T> {
-    let handle = handle.cast::<Handle<T>>();
-    if handle.is_null() {
-        return Err(Error::invalid("is null").at(T::NAME));
-    }
-    // SAFETY: readable for a word, as the caller says.
-    if !handle.is_aligned() || unsafe { handle.cast::<usize>().read() } != tag::<T>() {
-        return Err(Error::invalid(format!("is not a {} of this backend", T::NAME)).at(T::NAME));
-    }
-    // SAFETY: it has our tag, so the caller says that it is ours and lives.
-    Ok(unsafe { &(*handle).object })
-}
-
-/// Drops the object behind a handle. Null and foreign handles are ignored.
-///
-/// # Safety
-/// As [`object`], and the handle is not used afterwards.
-unsafe fn give_back<T: Object>(raw: *mut T::Raw) {
-    if raw.is_null() {
-        return;
-    }
-    value_or((), || {
-        // SAFETY: the caller's obligations are the same.
-        unsafe { object::<T>(raw) }?;
-        let handle = raw.cast::<Handle<T>>();
-        // SAFETY: it has our tag and is not used afterwards. Clearing the tag detects a second free if the memory is not reused;
-        // the write is volatile so that it is not optimised away.
-        let owned = unsafe {
-            handle.cast::<usize>().write_volatile(0);
-            Box::from_raw(handle)
-        };
-        drop(owned);
-        Ok(())
-    });
-}
-
-/// Exclusive access to an object that one thread at a time may use.
-///
-/// # Errors
-/// If another thread uses it at the same time, or a call on it has panicked.
-fn exclusive<'a, T>(object: &'a Mutex<T>, name: &str) -> Result<MutexGuard<'a, T>> {
-    object.try_lock().map_err(|error| match error {
-        TryLockError::Poisoned(_) => {
-            Error::new(Code::Panic, "cannot be used, because a call on it has panicked").at(name)
-        }
-        TryLockError::WouldBlock => {
-            Error::new(Code::FailedPrecondition, "is in use by another thread").at(name)
-        }
-    })
 }

@@ -38,6 +38,7 @@ mod decode;
 pub mod discovery;
 mod encode;
 mod export;
+mod extension;
 mod host;
 pub mod layout;
 mod loader;
@@ -47,11 +48,6 @@ mod status;
 
 #[doc(hidden)]
 pub use dsrun_core;
-
-/// The name of the extension that reports what a plugin finds on the machine: a [`raw::dsr_diagnose_api`].
-pub(crate) const DIAGNOSE_EXTENSION: &str = "diagnose";
-/// The name of the extension that compiles kernels ahead of time: a [`raw::dsr_prepare_api`].
-pub(crate) const PREPARE_EXTENSION: &str = "prepare";
 
 pub use export::Export;
 pub(crate) use loader::find_library;

@@ -1,30 +1,18 @@
 //! Shims of the plugin table itself, and of memory.
 
 use super::{
-    Made, Object, exclusive, give_back, group, hand_out, host, object, op, returned, stream, value_or,
+    diagnose, group,
+    host_table::{host, returned, value_or},
+    objects::{give_back, hand_out, object},
+    op, stream,
+    table::{backend, table},
 };
 use crate::{decode, prefix, raw::*};
 use dsrun_core::{
-    Error, Result,
+    Error,
     device::{Backend, Buffer, Device, DeviceInfo, DeviceProperties},
 };
-use std::{
-    ffi::c_void,
-    ptr,
-    sync::{Arc, Mutex},
-};
-
-impl Object for Arc<dyn Device> {
-    type Raw = dsr_device;
-    const KIND: usize = 1;
-    const NAME: &'static str = "device";
-}
-
-impl Object for Arc<dyn Buffer> {
-    type Raw = dsr_buffer;
-    const KIND: usize = 2;
-    const NAME: &'static str = "buffer";
-}
+use std::{ffi::c_void, ptr, sync::Arc};
 
 /// The table of a backend without the pointer `backend`. Its texts belong to the backend, which is never dropped.
 pub(super) fn plugin_api(backend: &Arc<dyn Backend>, aborts_on_panic: bool) -> dsr_plugin_api {
@@ -47,32 +35,12 @@ pub(super) fn plugin_api(backend: &Arc<dyn Backend>, aborts_on_panic: bool) -> d
         op: const { &op::OP },
         graph: const { &group::GRAPH },
         comm: const { &group::COMM },
-        get_extension: Some(super::diagnose::get_extension),
+        get_extension: Some(diagnose::get_extension),
         ..prefix::zeroed()
     }
 }
 
-/// A table with its size, whose reserved fields are 0.
-macro_rules! table {
-    ($type:ident { $($function:ident),* $(,)? }) => {
-        $type {
-            struct_size: size_of::<$type>() as u32,
-            reserved: 0,
-            $($function: Some($function),)*
-        }
-    };
-}
-pub(super) use table;
-
 const MEMORY: dsr_memory_api = table!(dsr_memory_api { allocate, free, host_pointer, memory_use });
-
-/// # Safety
-/// `backend` is null or that of our table.
-pub(super) unsafe fn backend<'a>(backend: *mut dsr_backend) -> Result<&'a Arc<dyn Backend>> {
-    // SAFETY: as the caller says; it is never freed.
-    let made = unsafe { backend.cast::<Made>().as_ref() };
-    Ok(&made.ok_or_else(|| Error::invalid("is null").at("backend"))?.backend)
-}
 
 unsafe extern "C" fn device_count(raw: *mut dsr_backend, count: *mut u32) -> *mut dsr_status {
     returned(|| {
@@ -205,33 +173,4 @@ unsafe extern "C" fn memory_use(device: *mut dsr_device, memory_use: *mut dsr_me
         unsafe { prefix::write(memory_use, &filled) };
         Ok(())
     })
-}
-
-/// The buffers and weights of this backend.
-pub(super) struct Ours;
-
-impl decode::Objects for Ours {
-    fn buffer(&mut self, handle: *mut dsr_buffer) -> Result<Arc<dyn Buffer>> {
-        // SAFETY: the handle is in what the caller of a shim passes, so it is null or our buffer.
-        unsafe { object::<Arc<dyn Buffer>>(handle) }.cloned()
-    }
-
-    fn weight(&mut self, handle: *mut dsr_weight) -> Result<Arc<dyn dsrun_core::kernels::PackedWeight>> {
-        // SAFETY: as above, for a weight.
-        unsafe { object::<Arc<dyn dsrun_core::kernels::PackedWeight>>(handle) }.cloned()
-    }
-}
-
-/// Runs with exclusive access to a stream.
-///
-/// # Safety
-/// `raw` is null or our stream.
-pub(super) unsafe fn with_stream<T>(
-    raw: *mut dsr_stream,
-    run: impl FnOnce(&mut dyn dsrun_core::device::Stream) -> Result<T>,
-) -> Result<T> {
-    // SAFETY: as the caller says.
-    let stream = unsafe { object::<Mutex<Box<dyn dsrun_core::device::Stream>>>(raw) }?;
-    let mut stream = exclusive(stream, "stream")?;
-    run(&mut **stream)
 }

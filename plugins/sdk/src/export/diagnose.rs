@@ -1,12 +1,11 @@
 //! The lookup of extensions, and the shims of the extension `diagnose`.
 
 use super::{
-    device::{backend, table},
-    host,
+    host_table::{host, returned},
     prepare::PREPARE,
-    returned,
+    table::{backend, table},
 };
-use crate::{DIAGNOSE_EXTENSION, PREPARE_EXTENSION, prefix, raw::*};
+use crate::{extension, prefix, raw::*};
 use dsrun_core::Error;
 use std::{ffi::c_void, ptr};
 
@@ -16,8 +15,8 @@ const DIAGNOSE: dsr_diagnose_api = table!(dsr_diagnose_api { finding_count, find
 pub(super) unsafe extern "C" fn get_extension(_: *mut dsr_backend, name: dsr_str) -> *const c_void {
     // SAFETY: the caller passes a readable text.
     match &*unsafe { prefix::text(name) } {
-        DIAGNOSE_EXTENSION => ptr::from_ref(const { &DIAGNOSE }).cast(),
-        PREPARE_EXTENSION => ptr::from_ref(const { &PREPARE }).cast(),
+        extension::DIAGNOSE => ptr::from_ref(const { &DIAGNOSE }).cast(),
+        extension::PREPARE => ptr::from_ref(const { &PREPARE }).cast(),
         _ => ptr::null(),
     }
 }

@@ -1,11 +1,10 @@
 //! Shims of graphs and collectives.
 
 use super::{
-    Object,
-    device::{table, with_stream},
-    exclusive, give_back, hand_out, object,
+    host_table::{returned, value_or},
+    objects::{Object, exclusive, give_back, hand_out, object, with_stream},
     op::SharedCall,
-    returned, value_or,
+    table::table,
 };
 use crate::{decode, prefix, raw::*};
 use dsrun_core::{

@@ -2,7 +2,7 @@
 //!
 //! A library has its own copy of `tracing` without a subscriber, so its events would be lost.
 
-use super::HostTable;
+use super::host_table::HostTable;
 use crate::raw::{DSR_LOG_DEBUG, DSR_LOG_ERROR, DSR_LOG_INFO, DSR_LOG_WARN};
 use std::fmt::{Debug, Write};
 use tracing::{

@@ -1,9 +1,9 @@
 //! Shims of ops: weights, plans and bound calls.
 
 use super::{
-    HostTable, Object,
-    device::{Ours, table, with_stream},
-    exclusive, give_back, hand_out, host, object, returned, value_or,
+    host_table::{HostTable, host, returned, value_or},
+    objects::{Object, Ours, exclusive, give_back, hand_out, object, with_stream},
+    table::table,
 };
 use crate::{comm::GivenTransport, decode, prefix, raw::*};
 use dsrun_core::{
@@ -19,12 +19,6 @@ use std::{
     ptr,
     sync::{Arc, Mutex},
 };
-
-impl Object for Arc<dyn PackedWeight> {
-    type Raw = dsr_weight;
-    const KIND: usize = 5;
-    const NAME: &'static str = "weight";
-}
 
 impl Object for CheckedPlan {
     type Raw = dsr_plan;

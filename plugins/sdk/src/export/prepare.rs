@@ -1,8 +1,9 @@
 //! The shim of the extension `prepare`, which opens offline devices.
 
 use super::{
-    device::{backend, table},
-    hand_out, returned,
+    host_table::returned,
+    objects::hand_out,
+    table::{backend, table},
 };
 use crate::{prefix, raw::*};
 

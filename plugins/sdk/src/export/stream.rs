@@ -1,9 +1,9 @@
 //! Shims of streams and events.
 
 use super::{
-    Object,
-    device::{Ours, table, with_stream},
-    give_back, hand_out, object, returned,
+    host_table::returned,
+    objects::{Object, Ours, give_back, hand_out, object, with_stream},
+    table::table,
 };
 use crate::{decode, prefix, raw::*};
 use dsrun_core::{
@@ -14,12 +14,6 @@ use std::{
     ffi::c_void,
     sync::{Arc, Mutex},
 };
-
-impl Object for Mutex<Box<dyn Stream>> {
-    type Raw = dsr_stream;
-    const KIND: usize = 3;
-    const NAME: &'static str = "stream";
-}
 
 impl Object for Arc<dyn Event> {
     type Raw = dsr_event;

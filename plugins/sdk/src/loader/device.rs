@@ -1,34 +1,23 @@
-//! Devices and memory of a plugin.
+//! Devices of a plugin.
 
-use super::{Health, Plugin, Raw, call, free};
-use crate::{encode, host::TextSink, prefix, raw::*};
+use super::{
+    open_device::{OpenDevice, PluginBuffer},
+    plugin::{Health, Plugin, Raw, call},
+    stream::{PluginEvent, PluginStream},
+};
+use crate::{host::TextSink, prefix, raw::*};
 use dsrun_core::{
     DType, Error, Result,
     collective::Collective,
-    device::{Buffer, BufferSlice, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
+    device::{Buffer, Device, DeviceProperties, Event, MemoryKind, MemoryUse, Stream},
     graph::Graphs,
     kernels::Kernels,
     op::Profile,
 };
 use std::{
-    any::Any,
     ptr::{self, NonNull},
     sync::Arc,
 };
-
-/// An open device, which all objects made from it hold.
-#[derive(Debug)]
-pub(super) struct OpenDevice {
-    pub(super) plugin: Arc<Plugin>,
-    pub(super) handle: Raw<dsr_device>,
-    pub(super) health: Health,
-}
-
-impl Drop for OpenDevice {
-    fn drop(&mut self) {
-        free!(self.plugin.tables.api, device_close, self.handle);
-    }
-}
 
 /// A device of a plugin.
 #[derive(Debug)]
@@ -112,11 +101,11 @@ impl Device for PluginDevice {
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>> {
-        Ok(Box::new(super::stream::PluginStream::create(&self.open)?))
+        Ok(Box::new(PluginStream::create(&self.open)?))
     }
 
     fn event(&self) -> Result<Arc<dyn Event>> {
-        Ok(Arc::new(super::stream::PluginEvent::create(&self.open)?))
+        Ok(Arc::new(PluginEvent::create(&self.open)?))
     }
 
     fn kernels(&self) -> &dyn Kernels {
@@ -131,49 +120,5 @@ impl Device for PluginDevice {
     fn collective(&self) -> Option<&dyn Collective> {
         let there = self.flags & DSR_DEVICE_COLLECTIVES != 0 && self.open.plugin.tables.comm.is_some();
         there.then_some(self)
-    }
-}
-
-/// Memory of a plugin.
-#[derive(Debug)]
-pub(super) struct PluginBuffer {
-    handle: Raw<dsr_buffer>,
-    bytes: usize,
-    kind: MemoryKind,
-    host_pointer: Option<Raw<u8>>,
-    open: Arc<OpenDevice>,
-}
-
-impl Drop for PluginBuffer {
-    fn drop(&mut self) {
-        free!(self.open.plugin.tables.memory, free, self.handle);
-    }
-}
-
-impl Buffer for PluginBuffer {
-    fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn kind(&self) -> MemoryKind {
-        self.kind
-    }
-
-    fn host_pointer(&self) -> Option<NonNull<u8>> {
-        self.host_pointer.as_ref().map(|pointer| pointer.0)
-    }
-}
-
-/// Encodes a range of a buffer of this plugin.
-///
-/// # Errors
-/// If the buffer belongs to another backend.
-pub(super) fn slice(plugin: &Arc<Plugin>, slice: &BufferSlice) -> Result<dsr_slice> {
-    let any: &dyn Any = &*slice.buffer;
-    match any.downcast_ref::<PluginBuffer>() {
-        Some(buffer) if Arc::ptr_eq(&buffer.open.plugin, plugin) => {
-            Ok(encode::slice(buffer.handle.get(), slice))
-        }
-        _ => Err(Error::invalid("is a buffer of another backend").field("buffer")),
     }
 }

@@ -1,13 +1,13 @@
 //! The extension `diagnose` of a plugin.
 
-use super::{Plugin, call};
-use crate::{DIAGNOSE_EXTENSION, host, prefix, raw::*};
+use super::plugin::{Plugin, call};
+use crate::{extension, host, prefix, raw::*};
 use dsrun_core::{Result, device::Finding};
 
 /// The findings of a plugin; empty if it does not have the extension.
 pub(super) fn findings(plugin: &Plugin) -> Result<Vec<Finding>> {
     let Plugin { tables, health } = plugin;
-    let Some(table) = plugin.extension::<dsr_diagnose_api>(DIAGNOSE_EXTENSION)? else {
+    let Some(table) = plugin.extension::<dsr_diagnose_api>(extension::DIAGNOSE)? else {
         return Ok(Vec::new());
     };
     let mut count = 0;

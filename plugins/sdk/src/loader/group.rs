@@ -1,11 +1,10 @@
 //! Graphs and collectives of a plugin.
 
 use super::{
-    Health, Plugin, Raw, call,
-    device::{OpenDevice, PluginDevice},
-    free,
+    device::PluginDevice,
     kernels::PluginCall,
-    missing,
+    open_device::OpenDevice,
+    plugin::{Health, Plugin, Raw, call, free, missing},
     stream::PluginStream,
 };
 use crate::{encode, prefix, raw::*};

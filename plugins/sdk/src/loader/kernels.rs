@@ -1,10 +1,10 @@
 //! Ops of a plugin: weights, plans and bound calls.
 
 use super::{
-    Health, Plugin, Raw, call,
-    device::{OpenDevice, PluginDevice, slice},
-    free,
+    device::PluginDevice,
     group::PluginComm,
+    open_device::{OpenDevice, slice},
+    plugin::{Health, Plugin, Raw, call, free},
     stream::PluginStream,
 };
 use crate::{

@@ -1,13 +1,16 @@
 //! The extension `prepare` of a plugin.
 
-use super::{Plugin, Raw, call, device::PluginDevice};
-use crate::{PREPARE_EXTENSION, prefix, raw::*};
+use super::{
+    device::PluginDevice,
+    plugin::{Plugin, Raw, call},
+};
+use crate::{extension, prefix, raw::*};
 use dsrun_core::{Error, Result};
 use std::{ptr, sync::Arc};
 
 /// Opens an offline device.
 pub(super) fn describe(plugin: &Arc<Plugin>, name: &str) -> Result<PluginDevice> {
-    let Some(table) = plugin.extension::<dsr_prepare_api>(PREPARE_EXTENSION)? else {
+    let Some(table) = plugin.extension::<dsr_prepare_api>(extension::PREPARE)? else {
         let message = format!("the backend cannot compile ahead of time for {name:?} or any other device");
         return Err(Error::unsupported(message));
     };

@@ -1,9 +1,8 @@
 //! Streams and events of a plugin.
 
 use super::{
-    Health, Plugin, Raw, call,
-    device::{OpenDevice, slice},
-    free,
+    open_device::{OpenDevice, slice},
+    plugin::{Health, Plugin, Raw, call, free},
 };
 use crate::{encode, prefix, raw::*};
 use dsrun_core::{

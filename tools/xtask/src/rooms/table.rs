@@ -74,10 +74,7 @@ pub(super) const LONG_FILES: &[&str] = &[
 ];
 
 /// Packages in which more files than usual import each other in a circle, with their number; all for a time.
-pub(super) const LARGE_CIRCLES: &[(&str, usize)] = &[
-    // Export tables and objects of their own, below the shims of export/ and the loader, mend this.
-    ("plugins/sdk", 16),
-];
+pub(super) const LARGE_CIRCLES: &[(&str, usize)] = &[];
 
 /// Folders whose rooms are not in order yet.
 pub(super) const MIXED_FOLDERS: &[&str] = &[];
