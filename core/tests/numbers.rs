@@ -91,8 +91,8 @@ fn other_numbers_are_stable() {
 #[case(AllGather { axis: MeshAxis::Tensor, ranks: 4, rows: true }, &[2, 4, 1])]
 #[case(Add { alpha: -0.0 }, &[0x8000_0000])]
 #[case(
-    GatedActivation { function: Nonlinearity::GeluTanh, layout: GateLayout::Interleaved, limit: 1.0 },
-    &[4, 3, 0x3F80_0000]
+    GatedActivation { function: Nonlinearity::GeluTanh, layout: GateLayout::Interleaved, limit: 1.0, up_offset: 1.0 },
+    &[4, 3, 0x3F80_0000, 0x3F80_0000]
 )]
 #[case(Rope { heads: 9, pairing: RopePairing::Neighbours, scale: 2.0 }, &[9, 2, 0x4000_0000])]
 #[case(AllReduce { axis: MeshAxis::Data, reduction: Reduction::Mean }, &[0, 4])]

@@ -372,6 +372,9 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
         add("limit", Activation { limit, ..ACTIVATION }.into());
         add("limit", GatedActivation { limit, ..GATED }.into());
     }
+    for up_offset in [f32::NAN, f32::INFINITY] {
+        add("up_offset", GatedActivation { up_offset, ..GATED }.into());
+    }
     for heads in [0, 5, u32::MAX] {
         add("heads", Rope { heads, ..ROPE }.into());
         add("query_heads", PagedAttention { query_heads: heads, ..PAGED }.into());

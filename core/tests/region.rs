@@ -35,7 +35,7 @@ const HEADS: Heads = Heads {
 };
 
 fn gated(layout: GateLayout) -> GatedActivation {
-    GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0 }
+    GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0, up_offset: 0.0 }
 }
 
 const CAST: Cast = Cast { dtype: DType::F16 };

@@ -96,8 +96,12 @@ fn integer_formats(dtype: DType) -> impl Iterator<Item = WeightFormat> {
 fn quantised_calls(dtype: DType) -> Vec<ValidCall> {
     let mut calls = Vec::new();
     let norm = RmsNorm { eps: 1e-5, weight_offset: 0.0 };
-    let gated =
-        GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
+    let gated = GatedActivation {
+        function: Nonlinearity::Silu,
+        layout: GateLayout::Concatenated,
+        limit: 0.0,
+        up_offset: 0.0,
+    };
     let plain = Activation { function: Nonlinearity::GeluErf, limit: 1.0 };
     let region = |region: dsrun_core::Result<Region>| Op::Region(region.unwrap().into());
     let vector = |size: usize| tensor(dtype, &[size]);
@@ -225,8 +229,12 @@ fn linear_calls(dtype: DType) -> Vec<ValidCall> {
 /// Batches: one tile for a block or two, whole and in parts, and tiles of every width.
 fn batch_calls(dtype: DType) -> Vec<ValidCall> {
     let mut calls = Vec::new();
-    let gated =
-        GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
+    let gated = GatedActivation {
+        function: Nonlinearity::Silu,
+        layout: GateLayout::Concatenated,
+        limit: 0.0,
+        up_offset: 0.0,
+    };
     let sizes = [
         (17, 272),
         (48, 1104),
@@ -281,7 +289,7 @@ fn region_calls(dtype: DType) -> Vec<ValidCall> {
                 (Nonlinearity::Silu, GateLayout::Concatenated),
                 (Nonlinearity::GeluErf, GateLayout::Interleaved),
             ] {
-                let gated = GatedActivation { function, layout, limit: 0.0 };
+                let gated = GatedActivation { function, layout, limit: 0.0, up_offset: 0.0 };
                 region(well_known::mlp_input(norm, dtype, biased, gated), with_norm(product(64)));
             }
             for (pairing, head_norm, turned) in [
@@ -357,17 +365,30 @@ fn plane_calls(dtype: DType) -> Vec<ValidCall> {
     let many = tensor(dtype, &[32, 64]);
     calls.push(call(norm, vec![many.clone(), vector.clone()]));
     calls.push(call(add, vec![many.clone(), many.clone(), None, vector.clone()]));
-    let gated =
-        GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Concatenated, limit: 0.0 };
+    let gated = GatedActivation {
+        function: Nonlinearity::Silu,
+        layout: GateLayout::Concatenated,
+        limit: 0.0,
+        up_offset: 0.0,
+    };
     calls.push(call(gated, vec![many, None, None]));
     for to in FLOATS {
         calls.push(call(Cast { dtype: to }, vec![plane.clone()]));
     }
-    for function in [Nonlinearity::Relu, Nonlinearity::Silu, Nonlinearity::GeluErf, Nonlinearity::GeluTanh] {
+    for function in [
+        Nonlinearity::Relu,
+        Nonlinearity::Silu,
+        Nonlinearity::GeluErf,
+        Nonlinearity::GeluTanh,
+        Nonlinearity::QuickGelu,
+    ] {
         calls.push(call(Activation { function, limit: 0.0 }, vec![plane.clone(), vector.clone()]));
         for layout in [GateLayout::Separate, GateLayout::Concatenated, GateLayout::Interleaved] {
             let up = if layout == GateLayout::Separate { plane.clone() } else { None };
-            calls.push(call(GatedActivation { function, layout, limit: 0.0 }, vec![plane.clone(), up, None]));
+            calls.push(call(
+                GatedActivation { function, layout, limit: 0.0, up_offset: 0.0 },
+                vec![plane.clone(), up, None],
+            ));
         }
     }
     for pairing in [RopePairing::Halves, RopePairing::Neighbours] {

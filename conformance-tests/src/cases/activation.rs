@@ -69,6 +69,7 @@ fn gated_case(dtype: DType, layout: GateLayout, plane: Plane) -> Case {
     let (mut random, columns) = (plane.random.clone(), plane.features);
     let function = Nonlinearity::ALL[plane.number % Nonlinearity::ALL.len()];
     let limit = random.pick(&[0.0f32, 0.5, 7.0]);
+    let up_offset = random.pick(&[0.0f32, 1.0, -0.75]);
     let separate = layout == GateLayout::Separate;
     let width = if separate { columns } else { 2 * columns };
     let gates = random.tensor(dtype, &[plane.rows, width], plane.values);
@@ -87,7 +88,8 @@ fn gated_case(dtype: DType, layout: GateLayout, plane: Plane) -> Case {
             Some(other) => (packed[index], other[index]),
             None => (packed[row + gate], packed[row + up]),
         };
-        activation::gated(function, f64::from(limit), [g, biases[gate]], [u, biases[up]])
+        let (limit, up_offset) = (f64::from(limit), f64::from(up_offset));
+        activation::gated(function, limit, up_offset, [g, biases[gate]], [u, biases[up]])
     };
     let expected = Expected::reals((0..plane.rows * columns).map(element));
     let expected = expected.gated(gate(function)).laid(plane.other(5), columns);
@@ -96,6 +98,6 @@ fn gated_case(dtype: DType, layout: GateLayout, plane: Plane) -> Case {
         ups.and_then(|ups| Operand::laid(ups, plane.other(3))),
         bias.and_then(Operand::tensor),
     ];
-    let op = GatedActivation { function, layout, limit };
+    let op = GatedActivation { function, layout, limit, up_offset };
     Case::new(plane.id, CallCase::new(op, operands, vec![expected]))
 }

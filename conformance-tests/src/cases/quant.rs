@@ -303,7 +303,7 @@ fn activation_quant_case(dtype: DType, gate: Option<GateLayout>, plane: Plane) -
                     (_, Some(ups)) => (x[column], ups[row * n + column]),
                     (_, None) => (x[column], x[n + column]),
                 };
-                activation::gated(function, limits, [first, 0.0], [second, 0.0])
+                activation::gated(function, limits, 0.0, [first, 0.0], [second, 0.0])
             }
         };
         chain::stored(real)
@@ -314,7 +314,7 @@ fn activation_quant_case(dtype: DType, gate: Option<GateLayout>, plane: Plane) -
     let results = quantised(&rows, tolerance, plane.layout, 5);
     let activation: MlpActivation = match gate {
         None => Activation { function, limit }.into(),
-        Some(layout) => GatedActivation { function, layout, limit }.into(),
+        Some(layout) => GatedActivation { function, layout, limit, up_offset: 0.0 }.into(),
     };
     let operands = [Operand::laid(x, plane.layout)].into_iter();
     let operands = operands.chain(up.map(|up| Operand::laid(up, plane.other(3)))).collect();
@@ -440,9 +440,11 @@ fn product_activation_case(dtype: DType, plane: Plane, results: Option<usize>) -
     let bias = layer.bias.is_some();
     let region = match gate {
         None => well_known::linear_w8a8_activation(dtype, bias, Activation { function, limit }),
-        Some(layout) => {
-            well_known::linear_w8a8_activation(dtype, bias, GatedActivation { function, layout, limit })
-        }
+        Some(layout) => well_known::linear_w8a8_activation(
+            dtype,
+            bias,
+            GatedActivation { function, layout, limit, up_offset: 0.0 },
+        ),
     };
     let operands = layer.present(plane.layout);
     Case::new(plane.id, CallCase::new(op(region), operands, vec![expected]))

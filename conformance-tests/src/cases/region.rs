@@ -264,7 +264,7 @@ fn mlp_input_case(dtype: DType, gate: Option<GateLayout>, plane: Plane, kind: Op
     let limit = random.pick(&[0.0f32, 0.0, 7.0]);
     let activation: MlpActivation = match gate {
         None => Activation { function, limit }.into(),
-        Some(layout) => GatedActivation { function, layout, limit }.into(),
+        Some(layout) => GatedActivation { function, layout, limit, up_offset: 0.0 }.into(),
     };
     let activate = |product: &[Real], column: usize| {
         let limit = f64::from(limit);

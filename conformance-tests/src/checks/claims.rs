@@ -63,7 +63,12 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
         window: 0,
         mask: AttentionMask::Bidirectional,
     };
-    let gated = GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Separate, limit: 0.0 };
+    let gated = GatedActivation {
+        function: Nonlinearity::Silu,
+        layout: GateLayout::Separate,
+        limit: 0.0,
+        up_offset: 0.0,
+    };
     let embed = Embed { dtype, first_row: 0, position_offset: 0 };
     let sum = Reduction::Sum;
     let wide = plane[1] * ranks as usize;

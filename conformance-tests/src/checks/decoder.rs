@@ -338,7 +338,8 @@ impl Layers {
             let activated = match llama {
                 true => {
                     let layout = GateLayout::Concatenated;
-                    let gated = GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0 };
+                    let gated =
+                        GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0, up_offset: 0.0 };
                     one(tape.call(gated, [product, None, None]))
                 }
                 false => {

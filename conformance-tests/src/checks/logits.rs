@@ -134,7 +134,9 @@ impl Model {
             let gated: Vec<f64> = gate
                 .iter()
                 .zip(&up)
-                .map(|(gate, up)| activation::gated(Nonlinearity::Silu, 0.0, [*gate, 0.0], [*up, 0.0]).value)
+                .map(|(gate, up)| {
+                    activation::gated(Nonlinearity::Silu, 0.0, 0.0, [*gate, 0.0], [*up, 0.0]).value
+                })
                 .collect();
             x.iter_mut().zip(layer.mlp[2].times(&gated)).for_each(|(x, back)| *x += back);
         }
@@ -224,6 +226,7 @@ impl Model {
                     function: Nonlinearity::Silu,
                     layout: GateLayout::Separate,
                     limit: 0.0,
+                    up_offset: 0.0,
                 };
                 let gated = bench.one(gated, &[gate.into(), up.into(), Given::Absent])?;
                 let back = project(bench, &gated, 6)?;

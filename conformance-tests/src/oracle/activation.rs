@@ -31,6 +31,7 @@ pub fn apply(function: Nonlinearity, x: f64) -> f64 {
         Nonlinearity::GeluTanh => {
             x / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
         }
+        Nonlinearity::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
     }
 }
 
@@ -47,12 +48,13 @@ pub fn activation(function: Nonlinearity, limit: f64, x: f64, bias: f64) -> Real
     Real::new(apply(function, at_most(x + bias, limit)), x.abs() + bias.abs())
 }
 
-/// `f(min(gate + gate_bias, limit)) * clamp(up + up_bias, -limit, limit)`.
-pub fn gated(function: Nonlinearity, limit: f64, gate: [f64; 2], up: [f64; 2]) -> Real {
+/// `f(min(gate + gate_bias, limit)) * (clamp(up + up_bias, -limit, limit) + up_offset)`.
+pub fn gated(function: Nonlinearity, limit: f64, up_offset: f64, gate: [f64; 2], up: [f64; 2]) -> Real {
     let other = at_most(up[0] + up[1], limit);
     let other = if limit == 0.0 || other.is_nan() { other } else { other.max(-limit) };
     let gated = activation(function, limit, gate[0], gate[1]);
-    Real::new(gated.value * other, gated.magnitude * (up[0].abs() + up[1].abs()))
+    let magnitude = gated.magnitude * (up[0].abs() + up[1].abs() + up_offset.abs());
+    Real::new(gated.value * (other + up_offset), magnitude)
 }
 
 #[cfg(test)]
@@ -80,6 +82,7 @@ mod tests {
     #[case(Nonlinearity::GeluErf, 1.0, 0.841_344_746_068_542_9)] // the normal distribution at 1
     #[case(Nonlinearity::GeluErf, -1.0, -0.158_655_253_931_457_1)]
     #[case(Nonlinearity::GeluTanh, 1.0, 0.841_191_990_608_276_6)]
+    #[case(Nonlinearity::QuickGelu, 1.0, 0.845_795_765_742_6)] // 1 / (1 + exp(-1.702))
     fn functions_at_known_points(#[case] function: Nonlinearity, #[case] x: f64, #[case] expected: f64) {
         assert!((apply(function, x) - expected).abs() < 1e-9, "{}", apply(function, x));
     }
@@ -88,8 +91,10 @@ mod tests {
     fn limits_bound_the_gate_above_and_the_other_half_on_both_sides() {
         assert_eq!(activation(Nonlinearity::Relu, 3.0, 5.0, 1.0).value, 3.0);
         assert_eq!(activation(Nonlinearity::Relu, 0.0, 5.0, 1.0).value, 6.0);
-        assert_eq!(gated(Nonlinearity::Relu, 3.0, [5.0, 0.0], [-9.0, 1.0]).value, -9.0);
-        assert_eq!(gated(Nonlinearity::Relu, 0.0, [5.0, 0.0], [-9.0, 1.0]).value, -40.0);
-        assert!(gated(Nonlinearity::Silu, 1.0, [f64::NAN, 0.0], [1.0, 0.0]).value.is_nan());
+        assert_eq!(gated(Nonlinearity::Relu, 3.0, 0.0, [5.0, 0.0], [-9.0, 1.0]).value, -9.0);
+        assert_eq!(gated(Nonlinearity::Relu, 0.0, 0.0, [5.0, 0.0], [-9.0, 1.0]).value, -40.0);
+        // The offset is added after the bound.
+        assert_eq!(gated(Nonlinearity::Relu, 3.0, 1.0, [5.0, 0.0], [9.0, 1.0]).value, 12.0);
+        assert!(gated(Nonlinearity::Silu, 1.0, 0.0, [f64::NAN, 0.0], [1.0, 0.0]).value.is_nan());
     }
 }

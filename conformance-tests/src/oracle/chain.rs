@@ -99,7 +99,7 @@ pub fn activation(function: Nonlinearity, limit: f64, x: Real) -> Real {
 /// `gated_activation` without a bias.
 pub fn gated(function: Nonlinearity, limit: f64, gate: Real, up: Real) -> Real {
     let activated = activation(function, limit, gate);
-    let product = activation::gated(function, limit, [gate.value, 0.0], [up.value, 0.0]);
+    let product = activation::gated(function, limit, 0.0, [gate.value, 0.0], [up.value, 0.0]);
     let (by_gate, by_up) = (scaled(activated, up.value.abs()), scaled(up, activated.value.abs()));
     Real {
         value: product.value,
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(values(rope(&reals, 7, &[0.3], RopePairing::Neighbours, 2.0)), expected);
         assert_eq!(add(1.0, real(3.0), -0.5).value, -0.5);
         let product = gated(Nonlinearity::Silu, 0.0, real(1.5), real(-2.0)).value;
-        assert_eq!(product, activation::gated(Nonlinearity::Silu, 0.0, [1.5, 0.0], [-2.0, 0.0]).value);
+        assert_eq!(product, activation::gated(Nonlinearity::Silu, 0.0, 0.0, [1.5, 0.0], [-2.0, 0.0]).value);
     }
 
     /// Changing every operand by its error changes the result by no more than the propagated error.

@@ -24,6 +24,8 @@ choice! {
         GeluErf = 3 "gelu_erf",
         /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
         GeluTanh = 4 "gelu_tanh",
+        /// `x / (1 + exp(-1.702 x))`.
+        QuickGelu = 5 "quick_gelu",
     }
 }
 
@@ -61,7 +63,7 @@ impl Operation for Activation {
     const SIGNATURE: &'static Signature = &Signature {
         name: "activation",
         profile: Profile::LlmCore1,
-        summary: "`y = f(x + bias)`: relu, silu, gelu_erf, gelu_tanh",
+        summary: "`y = f(x + bias)`: relu, silu, gelu_erf, gelu_tanh, quick_gelu",
         operands: &[operand("x", OperandKind::Float), optional("bias", OperandKind::Float)],
         results: &[result("y")],
     };
@@ -88,7 +90,7 @@ impl Operation for Activation {
 }
 
 attributes! {
-    /// Gated activation: `y = f(min(g + bias_g, limit)) * clamp(u + bias_u, -limit, limit)`.
+    /// Gated activation: `y = f(min(g + bias_g, limit)) * (clamp(u + bias_u, -limit, limit) + up_offset)`.
     ///
     /// | operand | type | |
     /// |---|---|---|
@@ -106,6 +108,8 @@ attributes! {
         layout: GateLayout,
         /// The upper bound on the gate and on the magnitude of the up half; 0 means no bound.
         limit: f32,
+        /// The number added to the up half.
+        up_offset: f32,
     }
 }
 
@@ -113,7 +117,7 @@ impl Operation for GatedActivation {
     const SIGNATURE: &'static Signature = &Signature {
         name: "gated_activation",
         profile: Profile::LlmCore1,
-        summary: "`y = f(gate) * up`, the two halves separate, concatenated or interleaved",
+        summary: "`y = f(gate) * (up + up_offset)`, the two halves separate, concatenated or interleaved",
         operands: &[
             operand("gate", OperandKind::Float),
             optional("up", OperandKind::Float),
@@ -126,6 +130,9 @@ impl Operation for GatedActivation {
         let (gate, up) = (operands.tensor("gate")?, operands.optional("up"));
         let [rows, features] = gate.sizes()?;
         check_limit(self.limit)?;
+        if !self.up_offset.is_finite() {
+            return Err(Error::invalid(format!("is {}, must be finite", self.up_offset)).at("up_offset"));
+        }
         let size = gate.known(1)?;
         let out = match (self.layout, up) {
             (GateLayout::Separate, Some(up)) => {

@@ -16,8 +16,12 @@ pub(crate) const AXIS: MeshAxis = MeshAxis::Tensor;
 pub(crate) const EMBED: Embed = Embed { dtype: DType::F16, first_row: 7, position_offset: 2 };
 pub(crate) const RMS_NORM: RmsNorm = RmsNorm { eps: 1e-5, weight_offset: 1.0 };
 pub(crate) const ACTIVATION: Activation = Activation { function: Nonlinearity::Silu, limit: 0.0 };
-pub(crate) const GATED: GatedActivation =
-    GatedActivation { function: Nonlinearity::Silu, layout: GateLayout::Separate, limit: 7.0 };
+pub(crate) const GATED: GatedActivation = GatedActivation {
+    function: Nonlinearity::Silu,
+    layout: GateLayout::Separate,
+    limit: 7.0,
+    up_offset: 1.0,
+};
 pub(crate) const ROPE: Rope = Rope { heads: 4, pairing: RopePairing::Halves, scale: 1.0 };
 pub(crate) const COLUMNS: Columns = Columns { start: 52, count: 12 };
 pub(crate) const PAGED: PagedAttention = PagedAttention {

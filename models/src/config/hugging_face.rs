@@ -308,8 +308,9 @@ fn activation(fields: &Fields<'_>, field: &str, default: Nonlinearity) -> Result
         Some("gelu") => Ok(Nonlinearity::GeluErf),
         Some("gelu_new" | "gelu_pytorch_tanh") => Ok(Nonlinearity::GeluTanh),
         Some("relu") => Ok(Nonlinearity::Relu),
+        Some("quick_gelu") => Ok(Nonlinearity::QuickGelu),
         Some(other) => {
-            let reason = "supported: silu, gelu, gelu_pytorch_tanh, gelu_new, relu";
+            let reason = "supported: silu, gelu, gelu_pytorch_tanh, gelu_new, quick_gelu, relu";
             Err(ConfigError::unsupported(fields.path(field), shortened(&other.into()), reason))
         }
     }

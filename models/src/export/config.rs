@@ -50,6 +50,7 @@ fn of_decoder(config: &DecoderConfig, dense: DType) -> Result<Map<String, Value>
         Nonlinearity::GeluErf => "gelu",
         Nonlinearity::GeluTanh => "gelu_pytorch_tanh",
         Nonlinearity::Relu => "relu",
+        Nonlinearity::QuickGelu => "quick_gelu",
     };
     let dtype = match dense {
         DType::F32 => "float32",

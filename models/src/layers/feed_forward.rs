@@ -22,7 +22,7 @@ impl Builder<'_> {
         let gate = self.linear(x, Part::Gate)?;
         let up = self.linear(x, Part::Up)?;
         let function = self.config.activation;
-        let gated = GatedActivation { function, layout: GateLayout::Separate, limit: 0.0 };
+        let gated = GatedActivation { function, layout: GateLayout::Separate, limit: 0.0, up_offset: 0.0 };
         let gated = self.step.program.call(gated, [Some(gate), Some(up), None])?;
         self.linear(gated, Part::Down)
     }

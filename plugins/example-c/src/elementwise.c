@@ -48,6 +48,7 @@ static double nonlinearity(uint32_t function, double x) {
     case DSR_NONLINEARITY_RELU: return x < 0.0 ? 0.0 : x;
     case DSR_NONLINEARITY_SILU: return x / (1.0 + exp(-x));
     case DSR_NONLINEARITY_GELU_ERF: return x / 2.0 * (1.0 + erf(x / sqrt(2.0)));
+    case DSR_NONLINEARITY_QUICK_GELU: return x / (1.0 + exp(-1.702 * x));
     default: return x / 2.0 * (1.0 + tanh(0.79788456080286536 /* sqrt(2 / pi) */ * (x + 0.044715 * x * x * x)));
     }
 }
@@ -71,7 +72,7 @@ void run_activation(const dsr_call *call) {
     }
 }
 
-/* y = f(min(gate + bias, limit)) * clamp(up + bias, -limit, limit) */
+/* y = f(min(gate + bias, limit)) * (clamp(up + bias, -limit, limit) + up_offset) */
 void run_gated_activation(const dsr_call *call) {
     const tensor *gate = &call->operands[0], *up = &call->operands[1], *bias = &call->operands[2];
     const tensor *y = &call->results[0];
@@ -92,7 +93,7 @@ void run_gated_activation(const dsr_call *call) {
                 g += added[place];
                 u += added[alternate ? place + 1 : place + width];
             }
-            u = -bounded(-bounded(u, attributes.limit), attributes.limit);
+            u = -bounded(-bounded(u, attributes.limit), attributes.limit) + attributes.up_offset;
             out[i] = (float)(nonlinearity(attributes.function, bounded(g, attributes.limit)) * u);
         }
     }

@@ -160,8 +160,8 @@
 #define DSR_OP_RMS_NORM 2 // y = x * rsqrt(mean(x^2) + eps) * (weight + weight_offset) over groups of W features
 #define DSR_OP_LAYER_NORM 3 // y = (x - mean) * rsqrt(var + eps) * weight + bias, biased variance
 #define DSR_OP_LINEAR 4 // y[m, n] = sum_k x[m, k] * weight[n, k] (+ bias[n])
-#define DSR_OP_ACTIVATION 6 // y = f(x + bias): relu, silu, gelu_erf, gelu_tanh
-#define DSR_OP_GATED_ACTIVATION 7 // y = f(gate) * up, the two halves separate, concatenated or interleaved
+#define DSR_OP_ACTIVATION 6 // y = f(x + bias): relu, silu, gelu_erf, gelu_tanh, quick_gelu
+#define DSR_OP_GATED_ACTIVATION 7 // y = f(gate) * (up + up_offset), the two halves separate, concatenated or interleaved
 #define DSR_OP_ROPE 8 // rotates pairs of each head by positions[t] * inverse_frequencies[i]
 #define DSR_OP_KV_WRITE 9 // cache[slots[t]] = key[t], value[t]; -1 skips
 #define DSR_OP_PAGE_GATHER 11 // y[i] = cache[pages[i]]; -1 skips
@@ -196,6 +196,7 @@
 #define DSR_NONLINEARITY_SILU 2 // x / (1 + exp(-x)).
 #define DSR_NONLINEARITY_GELU_ERF 3 // x / 2 * (1 + erf(x / sqrt(2))).
 #define DSR_NONLINEARITY_GELU_TANH 4 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+#define DSR_NONLINEARITY_QUICK_GELU 5 // x / (1 + exp(-1.702 x)).
 #define DSR_GATE_LAYOUT_SEPARATE 1 // Two operands: gate[T, F] and up[T, F].
 #define DSR_GATE_LAYOUT_CONCATENATED 2 // One operand gate[T, 2 F]: the gate half, then the up half.
 #define DSR_GATE_LAYOUT_INTERLEAVED 3 // One operand gate[T, 2 F]: gate and up elements alternate.
@@ -1120,7 +1121,7 @@ typedef struct dsr_activation_attributes {
 
 // gated_activation(gate: float, up?: float, bias?: float) -> y
 //
-// Gated activation: y = f(min(g + bias_g, limit)) * clamp(u + bias_u, -limit, limit).
+// Gated activation: y = f(min(g + bias_g, limit)) * (clamp(u + bias_u, -limit, limit) + up_offset).
 //
 //   gate: float [T, F], or [T, 2 F] if the layout packs both
 //   up: as gate, [T, F]; only with layout separate
@@ -1136,6 +1137,8 @@ typedef struct dsr_gated_activation_attributes {
     uint32_t layout;
     // The upper bound on the gate and on the magnitude of the up half; 0 means no bound.
     float limit;
+    // The number added to the up half.
+    float up_offset;
 } dsr_gated_activation_attributes;
 
 // rope(x: float, positions: i32, inverse_frequencies: f32) -> y

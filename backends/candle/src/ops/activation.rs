@@ -23,6 +23,8 @@ fn apply(function: Nonlinearity, x: &Tensor) -> Result<Tensor> {
             let cubic = (x + ((x.sqr()? * x)? * 0.044_715)?)?;
             ((x / 2.0)? * ((cubic * FRAC_2_PI.sqrt())?.tanh()? + 1.0)?)?
         }
+        // x / (1 + exp(-1.702 x))
+        Nonlinearity::QuickGelu => (x / ((x * -1.702)?.exp()? + 1.0)?)?,
     })
 }
 
@@ -70,8 +72,9 @@ impl Kernel for GatedActivation {
                 (pairs.narrow(2, 0, 1)?.squeeze(2)?, pairs.narrow(2, 1, 1)?.squeeze(2)?)
             }
         };
-        // y = f(min(g + bias_g, limit)) * clamp(u + bias_u, -limit, limit)
+        // y = f(min(g + bias_g, limit)) * (clamp(u + bias_u, -limit, limit) + up_offset)
         let gate = apply(self.function, &limited_above(gate, self.limit)?)?;
-        store(frame, 0, &(gate * limited(up, self.limit)?)?)
+        let up = (limited(up, self.limit)? + f64::from(self.up_offset))?;
+        store(frame, 0, &(gate * up)?)
     }
 }

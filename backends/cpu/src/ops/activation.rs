@@ -28,6 +28,7 @@ fn apply(function: Nonlinearity, x: &[f32], out: &mut [f32]) {
         Nonlinearity::GeluTanh => {
             each(out, &|x| 0.5 * x * (1.0 + (FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x)).tanh()))
         }
+        Nonlinearity::QuickGelu => each(out, &|x| x / (1.0 + (-1.702 * x).exp())),
     }
 }
 
@@ -99,7 +100,7 @@ impl Kernel for GatedActivation {
             limit_above(ups, self.limit);
             limit_below(ups, self.limit);
             apply(self.function, gates, out);
-            out.iter_mut().zip(ups).for_each(|(out, up)| *out *= *up);
+            out.iter_mut().zip(ups).for_each(|(out, up)| *out *= *up + self.up_offset);
         });
         Ok(())
     }

@@ -44,10 +44,14 @@ __device__ inline float apply(float x) {
     return __fdividef(x, 1.0f + __expf(-x));
 #elif FUNCTION == 3
     return 0.5f * x * (x < -1.0f ? erfcf(x * -0.70710678118654752f) : 1.0f + erff(x * 0.70710678118654752f));
-#else
+#elif FUNCTION == 5
+    return __fdividef(x, 1.0f + __expf(-1.702f * x));
+#elif FUNCTION == 4
     /* (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)): no cancellation for large negative x. */
     float z = 0.79788456080286536f * (x + 0.044715f * x * x * x);
     return __fdividef(x, 1.0f + __expf(-2.0f * z));
+#else
+#error FUNCTION is not the number of an activation
 #endif
 }
 

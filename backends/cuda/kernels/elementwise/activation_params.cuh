@@ -35,6 +35,8 @@ struct GatedActivationParams {
     i64 columns;
     /* The largest gate and the largest magnitude of up; 0 for no limit. */
     float limit;
+    /* Added to up. */
+    float up_offset;
 };
 static_assert(sizeof(GatedActivationParams) == 144, "GatedActivationParams as in Rust");
 static_assert(sizeof(GatedActivationParams::extent) == 72 && alignof(decltype(GatedActivationParams::extent)) == 8, "GatedActivationParams as in Rust");
@@ -44,3 +46,4 @@ static_assert(sizeof(GatedActivationParams::bias) == 8 && alignof(decltype(Gated
 static_assert(sizeof(GatedActivationParams::y) == 16 && alignof(decltype(GatedActivationParams::y)) == 8, "GatedActivationParams as in Rust");
 static_assert(sizeof(GatedActivationParams::columns) == 8 && alignof(decltype(GatedActivationParams::columns)) == 8, "GatedActivationParams as in Rust");
 static_assert(sizeof(GatedActivationParams::limit) == 4 && alignof(decltype(GatedActivationParams::limit)) == 4, "GatedActivationParams as in Rust");
+static_assert(sizeof(GatedActivationParams::up_offset) == 4 && alignof(decltype(GatedActivationParams::up_offset)) == 4, "GatedActivationParams as in Rust");

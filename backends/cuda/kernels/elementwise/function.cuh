@@ -1,5 +1,5 @@
 /*
- * The function of an activation. FUNCTION is 1 relu, 2 silu, 3 gelu with erf, 4 gelu with tanh. Comparisons are written so that
+ * The function of an activation. FUNCTION is 1 relu, 2 silu, 3 gelu with erf, 4 gelu with tanh, 5 x / (1 + exp(-1.702 x)). Comparisons are written so that
  * NaN goes through.
  */
 __device__ inline float apply(float x) {
@@ -9,10 +9,14 @@ __device__ inline float apply(float x) {
     return x / (1.0f + expf(-x));
 #elif FUNCTION == 3
     return 0.5f * x * (x < -1.0f ? erfcf(x * -0.70710678118654752f) : 1.0f + erff(x * 0.70710678118654752f));
-#else
+#elif FUNCTION == 5
+    return x / (1.0f + expf(-1.702f * x));
+#elif FUNCTION == 4
     /* (1 + tanh z) / 2 = 1 / (1 + exp(-2 z)): no cancellation for large negative x. */
     float z = 0.79788456080286536f * (x + 0.044715f * x * x * x);
     return x / (1.0f + expf(-2.0f * z));
+#else
+#error FUNCTION is not the number of an activation
 #endif
 }
 

@@ -94,7 +94,7 @@ pub(super) fn region(region: &Region, call: &CallDesc) -> Result<Option<KernelPl
         },
         Op::LayerNorm(op) => Front::Norm(Norm::Layer(*op, outside(1), outside(2))),
         Op::Activation(op) if absent(1) => Front::Activation(*op),
-        Op::GatedActivation(op) if absent(2) => Front::Gate(*op, outside(1)),
+        Op::GatedActivation(op) if absent(2) && op.up_offset == 0.0 => Front::Gate(*op, outside(1)),
         _ => return Ok(None),
     };
     recipe(front, call).map(Some)

@@ -130,7 +130,7 @@ impl Layers {
             let (function, layout) = (self.function, GateLayout::Concatenated);
             let activated = match llama {
                 true => {
-                    let gated = GatedActivation { function, layout, limit: 0.0 };
+                    let gated = GatedActivation { function, layout, limit: 0.0, up_offset: 0.0 };
                     program.call(gated, [Some(product), None, None]).unwrap()
                 }
                 false => program.call(Activation { function, limit: 0.0 }, [Some(product), None]).unwrap(),

@@ -268,7 +268,7 @@ fn layer() -> Norm {
 }
 
 fn gate(layout: GateLayout, limit: f32) -> MlpActivation {
-    GatedActivation { function: Nonlinearity::Silu, layout, limit }.into()
+    GatedActivation { function: Nonlinearity::Silu, layout, limit, up_offset: 0.0 }.into()
 }
 
 fn activation(limit: f32) -> MlpActivation {

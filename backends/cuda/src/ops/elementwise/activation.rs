@@ -47,6 +47,8 @@ kernel_struct! {
         columns: i64 = "i64",
         /// The largest gate and the largest magnitude of up; 0 for no limit.
         limit: f32 = "float",
+        /// Added to up.
+        up_offset: f32 = "float",
     }
 }
 
@@ -77,7 +79,7 @@ pub(in crate::ops) fn activation(op: &Activation, call: &CallDesc) -> Result<Ker
 }
 
 pub(in crate::ops) fn gated_activation(op: &GatedActivation, call: &CallDesc) -> Result<KernelPlan> {
-    let (function, limit) = (op.function as u32, op.limit);
+    let (function, limit, up_offset) = (op.function as u32, op.limit, op.up_offset);
     let layout = match op.layout {
         GateLayout::Separate => 1,
         GateLayout::Concatenated => 2,
@@ -107,6 +109,7 @@ pub(in crate::ops) fn gated_activation(op: &GatedActivation, call: &CallDesc) ->
             y: MatrixParams::of(y),
             columns: columns as i64,
             limit,
+            up_offset,
         };
         let items = if wide { columns / WIDE } else { columns };
         Ok(LaunchOp::kernel(function, plane(rows, items), THREADS, &params))

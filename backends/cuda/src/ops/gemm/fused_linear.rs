@@ -81,6 +81,7 @@ impl Epilogue {
             Op::GatedActivation(op)
                 if value(call, 0) == Some(product)
                     && absent(call, 1..3)
+                    && op.up_offset == 0.0
                     && op.layout != GateLayout::Separate =>
             {
                 Some(Self::Gate(*op))
