@@ -35,6 +35,13 @@ pub(crate) fn random_weight(
 
 /// A block of random bytes, with scales that make its elements of the order of `size`.
 fn random_block(random: &mut Random, format: BlockFormat, size: f64) -> Vec<u8> {
+    if format == BlockFormat::Mxfp4 {
+        let mut bytes: Vec<u8> = (0..format.bytes()).map(|_| random.bits() as u8).collect();
+        // The root mean square of the 4-bit floats is about 3.
+        let exponent = (size / 3.0).log2().round() as i32 + random.below(3) as i32 - 1;
+        bytes[0] = (127 + exponent).clamp(0, 254) as u8;
+        return bytes;
+    }
     // The offset of the scales, the largest factor of the first, and that of the second, if there is one.
     let (first, levels, minimum) = match format {
         BlockFormat::Q4_0 => (0, 6.0, None),

@@ -82,6 +82,12 @@ fn block(format: BlockFormat, bytes: &[u8]) -> Vec<f64> {
         BlockFormat::Q8_0 => half(bytes, 0) * f64::from(bytes[2 + index] as i8),
         BlockFormat::Q5_0 => half(bytes, 0) * (nibble(6, index) + fifth(2, index) - 16.0),
         BlockFormat::Q5_1 => half(bytes, 0) * (nibble(8, index) + fifth(4, index)) + half(bytes, 2),
+        BlockFormat::Mxfp4 => {
+            let bits = nibble(1, index) as u8;
+            let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+            let sign = if bits < 8 { 1.0 } else { -1.0 };
+            sign * values[usize::from(bits % 8)] * 2f64.powi(i32::from(bytes[0]) - 127)
+        }
         _ => large(format, bytes, index),
     };
     (0..format.elements()).map(element).collect()
@@ -188,6 +194,7 @@ mod tests {
             (BlockFormat::Q4_K, 2, 22047.5),
             (BlockFormat::Q5_K, 2, 47105.5),
             (BlockFormat::Q6_K, 1, -25880.5),
+            (BlockFormat::Mxfp4, 0, -40.0),
         ];
         for (format, scales, sum) in known {
             let mut state = 1u32;
@@ -205,6 +212,9 @@ mod tests {
             };
             // f16: 0x3800 is 0.5, 0x3400 is 0.25.
             bytes[first..first + 2 * scales].copy_from_slice(&[0x00, 0x38, 0x00, 0x34][..2 * scales]);
+            if format == BlockFormat::Mxfp4 {
+                bytes[0] = 130;
+            }
             let weight_type =
                 WeightType { format: WeightFormat::Block(format), shape: vec![1, format.elements()] };
             assert_eq!(decode(&weight_type, &bytes).iter().sum::<f64>(), sum, "{}", format.name());

@@ -28,6 +28,8 @@ pub enum BlockFormat {
     Q5_K = 9,
     /// 6 bits, with a scale for 16 elements.
     Q6_K = 10,
+    /// 4-bit floats with a power of two for 32 elements.
+    Mxfp4 = 11,
 }
 
 impl BlockFormat {
@@ -35,7 +37,7 @@ impl BlockFormat {
     pub const DOCUMENTATION: &'static str = include_str!("block.md");
 
     /// Every block format, in the order of its number.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q8_0,
@@ -46,12 +48,13 @@ impl BlockFormat {
         Self::Q4_K,
         Self::Q5_K,
         Self::Q6_K,
+        Self::Mxfp4,
     ];
 
     /// The number of elements of a block.
     pub const fn elements(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Q5_0 | Self::Q5_1 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Q5_0 | Self::Q5_1 | Self::Mxfp4 => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
         }
     }
@@ -69,6 +72,7 @@ impl BlockFormat {
             Self::Q4_K => 144,
             Self::Q5_K => 176,
             Self::Q6_K => 210,
+            Self::Mxfp4 => 17,
         }
     }
 
@@ -85,6 +89,7 @@ impl BlockFormat {
             Self::Q4_K => "q4_k",
             Self::Q5_K => "q5_k",
             Self::Q6_K => "q6_k",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -157,6 +162,11 @@ impl BlockFormat {
                     low | fifth.map_or(0, |bits| (bits[l] >> g & 1) << 4)
                 });
             }
+            Self::Mxfp4 => {
+                set(0, half_power_of_two(block[0]), 12.0, 0.0);
+                nibbles(&block[1..], 0, integers);
+                integers.iter_mut().for_each(|q| *q = E2M1[usize::from(*q & 15)]);
+            }
             Self::Q6_K => {
                 for (index, scale) in block[192..208].iter().enumerate() {
                     set(index, half(208) * f32::from(*scale as i8), 32.0, 0.0);
@@ -168,6 +178,19 @@ impl BlockFormat {
                 });
             }
         }
+    }
+}
+
+/// Twice the value of each 4-bit float, plus 12.
+const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// Half the power of two that an 8-bit exponent stands for, exactly; NaN for 255.
+fn half_power_of_two(exponent: u8) -> f32 {
+    match exponent {
+        255 => f32::NAN,
+        // Below the smallest normal number.
+        0 | 1 => f32::from_bits(1 << (21 + exponent)),
+        _ => f32::from_bits(u32::from(exponent - 1) << 23),
     }
 }
 
@@ -251,9 +274,27 @@ mod tests {
         assert_eq!((out[1], out[17], out[31], out[0]), (1.0, -5.5, 0.0, -8.0));
     }
 
+    #[test]
+    fn every_exponent_of_mxfp4_is_a_power_of_two() {
+        for exponent in 0..=255u8 {
+            // The nibbles of 1 and of -6.
+            let mut block = vec![0xF2; 17];
+            block[0] = exponent;
+            let out = decoded(BlockFormat::Mxfp4, &block);
+            let expected = 2f64.powi(i32::from(exponent) - 127);
+            match exponent {
+                255 => assert!(out.iter().all(|element| element.is_nan())),
+                _ => assert_eq!(
+                    (f64::from(out[0]), f64::from(out[16])),
+                    (expected, (-6.0 * expected) as f32 as f64)
+                ),
+            }
+        }
+    }
+
     /// The elements 0, 100 (modulo 32 in small blocks) and last, and the sum of all, of a random block of each format, as
     /// `dequantize` of the Python package `gguf` 0.19 computes them.
-    const BY_GGUF: [(BlockFormat, f32, f32, f32, f32); 10] = [
+    const BY_GGUF: [(BlockFormat, f32, f32, f32, f32); 11] = [
         (BlockFormat::Q4_0, -3.5, -1.0, -1.5, -6.5),
         (BlockFormat::Q4_1, 6.25, 2.25, 4.25, 137.5),
         (BlockFormat::Q8_0, -63.5, -29.0, -2.5, -97.5),
@@ -264,6 +305,7 @@ mod tests {
         (BlockFormat::Q4_K, 71.0, 94.0, 185.75, 22047.5),
         (BlockFormat::Q5_K, 41.0, 31.0, 99.75, 47105.5),
         (BlockFormat::Q6_K, -574.0, 1312.5, -0.0, -25880.5),
+        (BlockFormat::Mxfp4, -32.0, -32.0, -24.0, -40.0),
     ];
 
     #[test]
@@ -281,10 +323,14 @@ mod tests {
                 BlockFormat::Q3_K => &[108],
                 BlockFormat::Q6_K => &[208],
                 BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 => &[0],
+                BlockFormat::Mxfp4 => &[],
                 _ => &[0, 2],
             };
             for (at, scale) in scales.iter().zip([0.5, 0.25]) {
                 bytes[*at..at + 2].copy_from_slice(&f16(scale));
+            }
+            if format == BlockFormat::Mxfp4 {
+                bytes[0] = 130;
             }
             let out = decoded(format, &bytes);
             let last = format.elements() - 1;

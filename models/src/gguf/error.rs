@@ -282,7 +282,7 @@ impl fmt::Display for GgufProblem {
             Self::MissingTensor(name) => write!(f, "has no tensor {}", Quoted(name)),
             Self::UnsupportedType { tensor, tensor_type } => {
                 write!(f, "tensor {} has type {tensor_type}, which cannot be used; ", Quoted(tensor))?;
-                write!(f, "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K can")
+                write!(f, "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K and MXFP4 can")
             }
             Self::MissingKey(key) => write!(f, "has no metadata key {}", Quoted(key)),
             Self::WrongType { key, expected, found } => {

@@ -86,6 +86,7 @@ impl TensorType {
             13 => Some(WeightFormat::Block(BlockFormat::Q5_K)),
             14 => Some(WeightFormat::Block(BlockFormat::Q6_K)),
             30 => Some(WeightFormat::Dense(DType::BF16)),
+            39 => Some(WeightFormat::Block(BlockFormat::Mxfp4)),
             _ => None,
         }
     }
@@ -113,7 +114,7 @@ mod tests {
             assert_eq!(format.row_bytes(elements), Some(bytes));
             usable += 1;
         }
-        assert_eq!(usable, 13);
+        assert_eq!(usable, 14);
     }
 
     #[test]

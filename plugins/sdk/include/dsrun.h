@@ -80,9 +80,13 @@
 //   q4_k: 256; 144; d, e, 12 bytes of scales and minima, 128 bytes of nibbles; d * s * q - e * t
 //   q5_k: 256; 176; d, e, 12 bytes of scales and minima, 32 bytes of fifth bits, 128 of nibbles; d * s * q - e * t
 //   q6_k: 256; 210; 128 bytes of nibbles, 64 bytes of upper pairs, 16 signed scales, d; d * s * (q - 32)
+//   mxfp4: 32; 17; an exponent x, 16 bytes of nibbles; 2^(x - 127) * f
 //
 // In blocks of 32, nibble i of the low halves belongs to element i, of the high halves to element i + 16; bit i of
 // the fifth bits, read as one little-endian number, to element i.
+//
+// In mxfp4, the MXFP4 of the Open Compute Project, x is a byte, 255 standing for NaN. A nibble stands for the 4-bit float f:
+// 0, 0.5, 1, 1.5, 2, 3, 4 and 6 for 0 to 7, and the same with a minus sign for 8 to 15.
 //
 // In blocks of 256, let element 128 h + 32 j + l (h below 2, j below 4, l below 32), and g = 4 h + j.
 // - q2_k, q3_k: the lower two bits of q are bits 2 j of byte 32 h + l of the pairs; the third bit of q3_k is bit
@@ -135,6 +139,7 @@
 #define DSR_FORMAT_Q4_K 264
 #define DSR_FORMAT_Q5_K 265
 #define DSR_FORMAT_Q6_K 266
+#define DSR_FORMAT_MXFP4 267
 #define DSR_FORMAT_GROUP 512
 #define DSR_GROUP_BITS_4 0 // integers of 4 bits
 #define DSR_GROUP_BITS_8 64 // integers of 8 bits

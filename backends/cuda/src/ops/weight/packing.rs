@@ -73,6 +73,10 @@ impl Packing {
             WeightFormat::Block(BlockFormat::Q4_K) => large(4, 32, Offset::Minimum),
             WeightFormat::Block(BlockFormat::Q5_K) => large(8, 32, Offset::Minimum),
             WeightFormat::Block(BlockFormat::Q6_K) => large(8, 16, Offset::Fixed(32)),
+            // Twice the value of a 4-bit float is a small integer; powers of two are exact in bf16.
+            WeightFormat::Block(BlockFormat::Mxfp4) => {
+                Self { bits: 8, group: 32, offset: Offset::Fixed(12), scale: DType::BF16 }
+            }
             _ => return None,
         })
     }
