@@ -10,6 +10,7 @@ mod collective;
 mod elementwise;
 mod embed;
 mod linear;
+mod moe;
 mod norm;
 mod plane;
 mod quant;
@@ -89,6 +90,10 @@ pub const TABLES: &[Table] = &[
     table("columns", FLOATS, elementwise::columns, elementwise::drawn_columns),
     table("quant_per_token", FLOATS, quant::quant_per_token, quant::drawn_quant_per_token),
     table("linear_w8a8", FLOATS, quant::linear_w8a8, quant::drawn_linear_w8a8),
+    table("moe_route", FLOATS, moe::route, moe::drawn_route),
+    table("moe_group", INTEGERS, moe::group, moe::drawn_group),
+    table("grouped_linear", FLOATS, moe::grouped_linear, moe::drawn_grouped_linear),
+    table("moe_combine", FLOATS, moe::combine, moe::drawn_combine),
     table("all_reduce", ALL, collective::all_reduce, collective::drawn_all_reduce),
     table("all_gather", ALL, collective::all_gather, collective::drawn_all_gather),
     table("reduce_scatter", ALL, collective::reduce_scatter, collective::drawn_reduce_scatter),

@@ -13,6 +13,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod float;
 pub mod linear;
+pub mod moe;
 pub mod norm;
 pub mod philox;
 pub mod quant;

@@ -24,6 +24,7 @@ mod elementwise;
 mod embed;
 mod index_map;
 mod linear;
+mod moe;
 mod norm;
 mod quant;
 mod rope;
@@ -44,6 +45,7 @@ pub use elementwise::{Add, Cast, Columns};
 pub use embed::{Embed, GatherRows};
 pub use index_map::{Axis, DimensionKind, IndexMaps, IterationDimension};
 pub use linear::Linear;
+pub use moe::{GroupScore, GroupedLinear, MoeCombine, MoeGroup, MoeRoute, RouterNorm, RouterScore};
 pub use norm::{LayerNorm, RmsNorm};
 pub use quant::{LinearW8A8, QuantPerToken};
 pub use rope::{Rope, RopePairing};
@@ -231,6 +233,10 @@ primitives! {
     Columns = 25,
     QuantPerToken = 26,
     LinearW8A8 = 27,
+    MoeRoute = 28,
+    MoeGroup = 29,
+    GroupedLinear = 30,
+    MoeCombine = 31,
     AllReduce = 64,
     AllGather = 65,
     ReduceScatter = 66,

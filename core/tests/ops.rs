@@ -5,22 +5,25 @@
 
 #[path = "support/calls.rs"]
 mod calls;
+#[path = "support/misfits.rs"]
+mod misfits;
 #[path = "support/types.rs"]
 mod types;
 
 use calls::{
-    ACTIVATION, ALL_REDUCE, ATTENTION, AXIS, COLUMNS, Case, EMBED, GATED, GATHER, PAGED, RMS_NORM, ROPE,
-    SCATTER, valid,
+    ACTIVATION, ALL_REDUCE, ATTENTION, AXIS, COLUMNS, COMBINE, Case, EMBED, GATED, GATHER, GROUP, GROUPED,
+    PAGED, RMS_NORM, ROPE, ROUTE, SCATTER, valid,
 };
 use dsrun_core::{
     Code, DType, Error, Size,
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttributeValue,
-        Axis, Cast, Columns, DimensionKind, Embed, GateLayout, GatedActivation, LayerNorm, Linear,
-        LinearW8A8, Op, OperandKind, OperandType, PageGather, PagedAttention, PrepareStep, ReduceScatter,
-        Reduction, RmsNorm, Rope,
+        Axis, Cast, Columns, DimensionKind, Embed, GateLayout, GatedActivation, GroupedLinear, LayerNorm,
+        Linear, LinearW8A8, MoeCombine, MoeGroup, MoeRoute, Op, OperandKind, OperandType, PageGather,
+        PagedAttention, PrepareStep, ReduceScatter, Reduction, RmsNorm, Rope, RouterScore,
     },
 };
+use misfits::MISFITS;
 use rstest::rstest;
 use std::collections::HashSet;
 use types::operand;
@@ -33,6 +36,16 @@ fn infer(op: &Op, operands: &[Option<OperandType>]) -> dsrun_core::Result<Vec<St
 /// The first valid call of an op.
 fn case_of(name: &str) -> Case {
     valid().into_iter().find(|case| case.name() == name).unwrap()
+}
+
+/// The first valid call of an op that has this operand, and the index of the operand.
+fn case_with(name: &str, operand: &str) -> (Case, usize) {
+    let with = |case: Case| {
+        let specs = case.op.signature().unwrap().operands;
+        let index = specs.iter().position(|spec| spec.name == operand).unwrap();
+        case.operands[index].is_some().then_some((case, index))
+    };
+    valid().into_iter().filter(|case| case.name() == name).find_map(with).unwrap()
 }
 
 /// Asserts that an error names op, argument and field.
@@ -52,7 +65,8 @@ fn the_table_has_every_primitive_and_every_operand() {
     for signature in Op::PRIMITIVES {
         assert!(names.contains(signature.name), "{} has no valid call", signature.name);
         let first = case_of(signature.name);
-        let full = first.operands.iter().all(Option::is_some) || signature.name == "gated_activation";
+        let exclusive = ["gated_activation", "moe_route"].contains(&signature.name);
+        let full = first.operands.iter().all(Option::is_some) || exclusive;
         assert!(full, "the first call of {} does not have all operands", signature.name);
     }
 }
@@ -170,131 +184,10 @@ fn operands_of_the_wrong_rank_are_named() {
     assert_names(&error, "argmax", "x", None);
 }
 
-/// Operands that do not fit the others: the op, the operand, its type instead of the table's, and what the error names.
-const MISFITS: &[(&str, &str, &str, &str, &str)] = &[
-    ("embed", "ids", "i32[?u]", "positions", "shape[0]"),
-    ("embed", "table", "weight q4_1[100, 32]", "position_table", "shape[1]"),
-    ("embed", "positions", "i32[$t]", "positions", "shape[0]"),
-    ("embed", "position_table", "weight f32[50, 63]", "position_table", "shape[1]"),
-    ("rms_norm", "x", "f32[?t, 63]", "weight", "shape[0]"),
-    ("rms_norm", "x", "f32[?t, $h]", "x", "shape[1]"),
-    ("rms_norm", "weight", "f32[0]", "weight", "shape[0]"),
-    ("rms_norm", "weight", "f32[$h]", "weight", "shape[0]"),
-    ("layer_norm", "x", "f32[?t, 63]", "weight", "shape[0]"),
-    ("layer_norm", "x", "f32[?t, $h]", "x", "shape[1]"),
-    ("layer_norm", "weight", "f32[63]", "weight", "shape[0]"),
-    ("layer_norm", "bias", "f32[1]", "bias", "shape[0]"),
-    ("linear", "x", "f16[?t, 63]", "x", "shape[1]"),
-    ("linear", "weight", "weight q8_0[96, 32]", "x", "shape[1]"),
-    ("linear", "weight", "weight q8_0[95, 64]", "bias", "shape[0]"),
-    ("linear", "bias", "f32[64]", "bias", "shape[0]"),
-    ("linear_w8a8", "x", "i8[?t, 63]", "x", "shape[1]"),
-    ("linear_w8a8", "x", "i8[?u, 64]", "scales", "shape[0]"),
-    ("linear_w8a8", "scales", "f32[?u]", "scales", "shape[0]"),
-    ("linear_w8a8", "weight", "weight int8[96, 32]", "x", "shape[1]"),
-    ("linear_w8a8", "weight", "weight int8[95, 64]", "bias", "shape[0]"),
-    ("linear_w8a8", "weight", "weight int8g32[96, 64]", "weight", "format"),
-    ("linear_w8a8", "weight", "weight int8z[96, 64]", "weight", "format"),
-    ("linear_w8a8", "weight", "weight int4[96, 64]", "weight", "format"),
-    ("linear_w8a8", "weight", "weight i8[96, 64]", "weight", "format"),
-    ("linear_w8a8", "bias", "f32[64]", "bias", "shape[0]"),
-    ("activation", "x", "f16[?t, 9]", "bias", "shape[0]"),
-    ("activation", "bias", "f32[9]", "bias", "shape[0]"),
-    ("gated_activation", "gate", "f32[?t, $f]", "gate", "shape[1]"),
-    ("gated_activation", "gate", "f32[?t, 9]", "up", "shape[1]"),
-    ("gated_activation", "up", "f16[?t, 8]", "up", "dtype"),
-    ("gated_activation", "up", "f32[?u, 8]", "up", "shape[0]"),
-    ("gated_activation", "bias", "f32[8]", "bias", "shape[0]"),
-    ("rope", "x", "f16[?u, 64]", "positions", "shape[0]"),
-    ("rope", "x", "f16[?t, $h]", "x", "shape[1]"),
-    ("rope", "positions", "i32[?u]", "positions", "shape[0]"),
-    ("rope", "inverse_frequencies", "f32[9]", "inverse_frequencies", "shape[0]"),
-    ("rope", "inverse_frequencies", "f32[$r]", "inverse_frequencies", "shape[0]"),
-    ("kv_write", "key_cache", "f16[$p, 2, 15, 8]", "value_cache", "shape[2]"),
-    ("kv_write", "key_cache", "f16[$p, $h, 16, 8]", "value_cache", "shape[1]"),
-    ("kv_write", "value_cache", "f16[$q, 2, 16, 4]", "value_cache", "shape[0]"),
-    ("kv_write", "value_cache", "bf16[$p, 2, 16, 4]", "value_cache", "dtype"),
-    ("kv_write", "key", "f32[?t, 8]", "key", "shape[1]"),
-    ("kv_write", "value", "f32[?t, 16]", "value", "shape[1]"),
-    ("kv_write", "value", "f32[?u, 8]", "value", "shape[0]"),
-    ("kv_write", "slots", "i32[?u]", "slots", "shape[0]"),
-    ("page_gather", "cache", "f16[$p, $h, 16, 8]", "cache", "shape[1]"),
-    ("page_scatter", "cache", "f16[$p, 2, 16, 4]", "x", "shape[1]"),
-    ("page_scatter", "cache", "f16[$p, 2, 16, $d]", "cache", "shape[3]"),
-    ("page_scatter", "x", "f32[?n, 256]", "x", "dtype"),
-    ("page_scatter", "x", "f16[?n, 255]", "x", "shape[1]"),
-    ("page_scatter", "pages", "i32[?m]", "x", "shape[0]"),
-    ("attention_prepare", "query_start", "i32[?u]", "query_length", "shape[0]"),
-    ("attention_prepare", "query_length", "i32[?u]", "query_length", "shape[0]"),
-    ("attention_prepare", "kv_length", "i32[?u]", "kv_length", "shape[0]"),
-    ("paged_attention", "query", "f32[?t, 31]", "query", "shape[1]"),
-    ("paged_attention", "query", "f32[?u, 32]", "mask_bits", "shape[0]"),
-    ("paged_attention", "key_cache", "f16[$p, 4, 16, 8]", "key_cache", "shape[1]"),
-    ("paged_attention", "key_cache", "f16[$p, 2, 15, 8]", "key_cache", "shape[2]"),
-    ("paged_attention", "key_cache", "f16[$p, 2, 16, 4]", "query", "shape[1]"),
-    ("paged_attention", "key_cache", "bf16[$p, 2, 16, 8]", "value_cache", "dtype"),
-    ("paged_attention", "value_cache", "f16[$q, 2, 16, 4]", "key_cache", "shape[0]"),
-    ("paged_attention", "value_cache", "f16[$p, 2, 16, $d]", "value_cache", "shape[3]"),
-    ("paged_attention", "query_start", "i32[?u]", "query_length", "shape[0]"),
-    ("paged_attention", "query_length", "i32[?u]", "query_length", "shape[0]"),
-    ("paged_attention", "kv_length", "i32[?u]", "kv_length", "shape[0]"),
-    ("paged_attention", "block_table", "i32[?u, $n]", "block_table", "shape[0]"),
-    ("paged_attention", "alibi", "f32[2]", "alibi", "shape[0]"),
-    ("paged_attention", "sinks", "f32[5]", "sinks", "shape[0]"),
-    ("paged_attention", "mask_bits", "u32[?u, 3]", "mask_bits", "shape[0]"),
-    ("attention", "query", "f32[?t, 31]", "query", "shape[1]"),
-    ("attention", "query", "f16[?t, 32]", "key", "dtype"),
-    ("attention", "key", "f32[?t, 15]", "key", "shape[1]"),
-    ("attention", "key", "f32[?t, 8]", "query", "shape[1]"),
-    ("attention", "value", "f32[?t, 9]", "value", "shape[1]"),
-    ("attention", "value", "f32[?u, 8]", "value", "shape[0]"),
-    ("attention", "start", "i32[?u]", "length", "shape[0]"),
-    ("attention", "length", "i32[?u]", "length", "shape[0]"),
-    ("attention", "alibi", "f32[2]", "alibi", "shape[0]"),
-    ("add", "a", "f16[?t, 9]", "b", "shape[1]"),
-    ("add", "b", "f32[?t, 8]", "b", "dtype"),
-    ("add", "b", "f16[?u, 8]", "b", "shape[0]"),
-    ("add", "c", "f16[?t, 1]", "c", "shape[1]"),
-    ("add", "bias", "f32[1]", "bias", "shape[0]"),
-    ("columns", "x", "f32[?t, $h]", "x", "shape[1]"),
-    ("prepare_step", "step_request", "i32[?u]", "step_length", "shape[0]"),
-    ("prepare_step", "step_length", "i32[?u]", "step_length", "shape[0]"),
-    ("prepare_step", "step_source", "i32[?u]", "step_source", "shape[0]"),
-    ("prepare_step", "block_table", "i32[63, 10]", "last_token", "shape[0]"),
-    ("prepare_step", "last_token", "i32[63]", "last_token", "shape[0]"),
-    ("prepare_step", "finished", "i32[63]", "finished", "shape[0]"),
-    ("prepare_step", "length", "i32[63]", "length", "shape[0]"),
-    ("prepare_step", "counts", "i32[63, 100]", "counts", "shape[0]"),
-    ("logit_process", "logits", "f16[?r, 101]", "counts", "shape[1]"),
-    ("logit_process", "logits", "f16[?u, 100]", "requests", "shape[0]"),
-    ("logit_process", "requests", "i32[?u]", "requests", "shape[0]"),
-    ("logit_process", "parameters", "f32[64, 7]", "parameters", "shape[1]"),
-    ("logit_process", "parameters", "f32[63, 8]", "counts", "shape[0]"),
-    ("logit_process", "counts", "i32[64, 101]", "counts", "shape[1]"),
-    ("logit_process", "bias", "f32[64, 1]", "bias", "shape[1]"),
-    ("logit_process", "mask", "u32[?r, 3]", "mask", "shape[1]"),
-    ("sample", "logits", "f32[?u, 100]", "requests", "shape[0]"),
-    ("sample", "requests", "i32[?u]", "requests", "shape[0]"),
-    ("sample", "positions", "i32[?u]", "positions", "shape[0]"),
-    ("sample", "parameters", "f32[64, 9]", "parameters", "shape[1]"),
-    ("sample", "seeds", "u32[63, 2]", "seeds", "shape[0]"),
-    ("sample", "seeds", "u32[64, 3]", "seeds", "shape[1]"),
-    ("commit_tokens", "requests", "i32[?u]", "ids", "shape[0]"),
-    ("commit_tokens", "ids", "i32[?u]", "ids", "shape[0]"),
-    ("commit_tokens", "last_token", "i32[63]", "finished", "shape[0]"),
-    ("commit_tokens", "finished", "i32[63]", "finished", "shape[0]"),
-    ("commit_tokens", "counts", "i32[63, 100]", "counts", "shape[0]"),
-    ("all_gather", "x", "i8[?t, $h]", "x", "shape[1]"),
-    ("reduce_scatter", "x", "f32[?t, 9]", "x", "shape[1]"),
-    ("all_to_all", "x", "u8[9, 3]", "x", "shape[0]"),
-    ("all_to_all", "x", "u8[?t, 3]", "x", "shape[0]"),
-];
-
 #[test]
 fn operands_that_do_not_fit_are_named() {
     for (op, name, instead, argument, field) in MISFITS {
-        let case = case_of(op);
-        let index = case.op.signature().unwrap().operands.iter().position(|spec| spec.name == *name).unwrap();
+        let (case, index) = case_with(op, name);
         let Err(error) = infer(&case.op, &case.with(index, operand(instead))) else {
             panic!("{op} takes {instead} as {name}");
         };
@@ -375,6 +268,32 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     for up_offset in [f32::NAN, f32::INFINITY] {
         add("up_offset", GatedActivation { up_offset, ..GATED }.into());
     }
+    for top_k in [0, 9] {
+        add("top_k", MoeRoute { top_k, ..ROUTE }.into());
+    }
+    for groups in [0, 3] {
+        add("groups", MoeRoute { groups, ..ROUTE }.into());
+    }
+    for top_groups in [0, 5] {
+        add("top_groups", MoeRoute { top_groups, ..ROUTE }.into());
+    }
+    // The experts of one group are too few.
+    add("top_groups", MoeRoute { top_k: 3, top_groups: 1, ..ROUTE }.into());
+    for bad in [-1.0, f32::NAN, f32::INFINITY] {
+        add("eps", MoeRoute { eps: bad, ..ROUTE }.into());
+        add("threshold", MoeRoute { threshold: bad, ..ROUTE }.into());
+    }
+    add("scale", MoeRoute { scale: f32::NAN, ..ROUTE }.into());
+    for count in [0, u32::MAX] {
+        add("count", MoeGroup { count, ..GROUP }.into());
+        add("count", GroupedLinear { count, ..GROUPED }.into());
+        add("count", MoeCombine { count, ..COMBINE }.into());
+    }
+    let first_expert = i32::MAX as u32;
+    add("first_expert", MoeGroup { first_expert, ..GROUP }.into());
+    add("first_expert", GroupedLinear { first_expert, ..GROUPED }.into());
+    add("first_expert", MoeCombine { first_expert, ..COMBINE }.into());
+    add("dtype", GroupedLinear { dtype: DType::I8, ..GROUPED }.into());
     for heads in [0, 5, u32::MAX] {
         add("heads", Rope { heads, ..ROPE }.into());
         add("query_heads", PagedAttention { query_heads: heads, ..PAGED }.into());
@@ -411,6 +330,9 @@ fn refused_attributes() -> Vec<(&'static str, Op, &'static str, Option<&'static 
     let packed = |layout| GatedActivation { layout, ..GATED };
     add("layout", packed(GateLayout::Concatenated).into(), "up", None);
     add("layout", packed(GateLayout::Interleaved).into(), "up", None);
+    for score in [RouterScore::SoftmaxOfSelected, RouterScore::SparseMixer] {
+        add("score", MoeRoute { score, ..ROUTE }.into(), "selection_bias", None);
+    }
     add("rows", AllGather { rows: true, ..GATHER }.into(), "x", Some("shape[0]"));
     add("rows", ReduceScatter { rows: true, ..SCATTER }.into(), "x", Some("shape[0]"));
     add("ranks", ReduceScatter { ranks: 3, ..SCATTER }.into(), "x", Some("shape[1]"));
@@ -459,6 +381,8 @@ fn every_attribute_with_wrong_values_has_one() {
 #[case::positions_alone(EMBED, &["i32[3]", "weight f32[9, 8]", "i32[3]", "_"], "position_table")]
 #[case::position_table_alone(EMBED, &["i32[3]", "weight f32[9, 8]", "_", "weight f32[9, 8]"], "positions")]
 #[case::no_up_half(GATED, &["f32[3, 8]", "_", "_"], "up")]
+#[case::order_alone(GROUPED, &["f32[3, 8]", "weight f32[16, 8]", "i32[3, 2]", "_", "i32[3, 2]", "_"], "starts")]
+#[case::starts_alone(GROUPED, &["f32[3, 8]", "weight f32[16, 8]", "i32[3, 2]", "_", "_", "i32[9]"], "order")]
 #[case::no_mask(PAGED, &["f32[3, 8]", "f32[9, 2, 4, 2]", "f32[9, 2, 4, 2]", "i32[1]", "i32[1]", "i32[1]", "i32[1, 1]", "i32[0]", "_", "_", "_"], "mask_bits")]
 fn optional_operands_that_need_each_other_are_missed(
     #[case] op: impl Into<Op>,
@@ -556,8 +480,7 @@ fn index_maps_fit_the_shapes() {
 #[test]
 fn index_maps_refuse_what_inference_refuses() {
     for (op, name, instead, ..) in MISFITS {
-        let case = case_of(op);
-        let index = case.op.signature().unwrap().operands.iter().position(|spec| spec.name == *name).unwrap();
+        let (case, index) = case_with(op, name);
         let operands = case.with(index, operand(instead));
         assert_eq!(case.op.index_maps(&operands).unwrap_err(), case.op.infer(&operands).unwrap_err());
     }

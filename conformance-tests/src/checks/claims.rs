@@ -14,9 +14,10 @@ use dsrun_core::{
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
         Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, GateLayout, GatedActivation, GatherRows,
-        KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, MeshAxis, Nonlinearity, Op, PageGather,
-        PageScatter, PagedAttention, PrepareStep, Profile, QuantPerToken, Receive, ReduceScatter, Reduction,
-        RmsNorm, Rope, RopePairing, Sample, Send,
+        GroupScore, GroupedLinear, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, MeshAxis,
+        MoeCombine, MoeGroup, MoeRoute, Nonlinearity, Op, PageGather, PageScatter, PagedAttention,
+        PrepareStep, Profile, QuantPerToken, Receive, ReduceScatter, Reduction, RmsNorm, Rope, RopePairing,
+        RouterNorm, RouterScore, Sample, Send,
     },
 };
 use std::sync::Arc;
@@ -69,6 +70,18 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
         limit: 0.0,
         up_offset: 0.0,
     };
+    let route = MoeRoute {
+        top_k: 2,
+        score: RouterScore::Softmax,
+        groups: 1,
+        top_groups: 1,
+        group_score: GroupScore::Max,
+        norm: RouterNorm::Sum,
+        eps: 0.0,
+        scale: 1.0,
+        threshold: 0.0,
+    };
+    let (count, first_expert) = (8, 0);
     let embed = Embed { dtype, first_row: 0, position_offset: 0 };
     let sum = Reduction::Sum;
     let wide = plane[1] * ranks as usize;
@@ -157,6 +170,16 @@ fn plain(dtype: DType, words: u32, ranks: u32) -> Vec<(Op, Vec<Slot>)> {
                 integers(&[5]),
                 integers(&[5, 100]),
             ],
+        ),
+        (route.into(), vec![float(&[6, 8]), None, None, None, None]),
+        (MoeGroup { count, first_expert }.into(), vec![integers(&[6, 2])]),
+        (
+            GroupedLinear { dtype, count, first_expert }.into(),
+            vec![float(&plane), weight(dtype, [8 * 48, 64]), integers(&[6, 2]), None, None, None],
+        ),
+        (
+            MoeCombine { count, first_expert }.into(),
+            vec![float(&[6, 128]), singles(&[6, 2]), integers(&[6, 2])],
         ),
         (AllReduce { axis, reduction: sum }.into(), vec![float(&plane)]),
         (AllGather { axis, ranks, rows: false }.into(), vec![float(&plane)]),

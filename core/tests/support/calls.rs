@@ -6,9 +6,10 @@ use dsrun_core::{
     op::{
         Activation, Add, AllGather, AllReduce, AllToAll, Argmax, Attention, AttentionMask, AttentionPrepare,
         Barrier, Broadcast, Cast, Columns, CommitTokens, Embed, GateLayout, GatedActivation, GatherRows,
-        KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, MeshAxis, Nonlinearity, Op, OperandType,
-        PageGather, PageScatter, PagedAttention, PrepareStep, QuantPerToken, Receive, ReduceScatter,
-        Reduction, RmsNorm, Rope, RopePairing, Sample, Send,
+        GroupScore, GroupedLinear, KvWrite, LayerNorm, Linear, LinearW8A8, LogitProcess, MeshAxis,
+        MoeCombine, MoeGroup, MoeRoute, Nonlinearity, Op, OperandType, PageGather, PageScatter,
+        PagedAttention, PrepareStep, QuantPerToken, Receive, ReduceScatter, Reduction, RmsNorm, Rope,
+        RopePairing, RouterNorm, RouterScore, Sample, Send,
     },
 };
 
@@ -40,6 +41,20 @@ pub(crate) const ATTENTION: Attention = Attention {
     window: 9,
     mask: AttentionMask::Bidirectional,
 };
+pub(crate) const ROUTE: MoeRoute = MoeRoute {
+    top_k: 2,
+    score: RouterScore::Sigmoid,
+    groups: 4,
+    top_groups: 2,
+    group_score: GroupScore::TopTwoSum,
+    norm: RouterNorm::Sum,
+    eps: 1e-20,
+    scale: 2.5,
+    threshold: 0.0,
+};
+pub(crate) const GROUP: MoeGroup = MoeGroup { count: 8, first_expert: 16 };
+pub(crate) const GROUPED: GroupedLinear = GroupedLinear { dtype: DType::F32, count: 8, first_expert: 16 };
+pub(crate) const COMBINE: MoeCombine = MoeCombine { count: 8, first_expert: 16 };
 pub(crate) const GATHER: AllGather = AllGather { axis: AXIS, ranks: 4, rows: false };
 pub(crate) const SCATTER: ReduceScatter =
     ReduceScatter { axis: AXIS, ranks: 4, rows: false, reduction: Reduction::Sum };
@@ -151,6 +166,18 @@ pub(crate) fn valid() -> Vec<Case> {
     add(Sample {}.into(), &sampled, &["i32[?r]", "f32[?r]"]);
     let committed = ["i32[?r]", "i32[?r]", "i32[3]", request, request, counts];
     add(CommitTokens {}.into(), &committed, &[request, request, counts]);
+    let routed = ["i32[?t, 2]", "f32[?t, 2]"];
+    add(ROUTE.into(), &["bf16[?t, 8]", "f32[8]", "f32[8]", "f32[8]", "_"], &routed);
+    let ungrouped = MoeRoute { groups: 1, top_groups: 1, ..ROUTE };
+    add(ungrouped.into(), &["f32[?t, 8]", "_", "_", "_", "i32[?t, 2]"], &routed);
+    let mixer = MoeRoute { score: RouterScore::SparseMixer, ..ungrouped };
+    add(mixer.into(), &["f32[?t, 8]", "_", "_", "_", "_"], &routed);
+    add(GROUP.into(), &["i32[?t, 2]"], &["i32[?t, 2]", "i32[9]"]);
+    let experts = ["weight q8_0[96, 64]", "i32[?t, 2]"];
+    let tables = ["f16[96]", "i32[?t, 2]", "i32[9]"];
+    add(GROUPED.into(), &[&["f16[?t, 128]"], &experts[..], &tables].concat(), &["f32[?t, 24]"]);
+    add(GROUPED.into(), &[&["f16[?t, 64]"], &experts[..], &["_"; 3]].concat(), &["f32[?t, 24]"]);
+    add(COMBINE.into(), &["bf16[?t, 48]", "f32[?t, 2]", "i32[?t, 2]"], &["bf16[?t, 24]"]);
     let rows = AllGather { rows: true, ..GATHER };
     add(ALL_REDUCE.into(), &["f16[?t, 8]"], &["f16[?t, 8]"]);
     add(GATHER.into(), &["i8[?t, 8]"], &["i8[?t, 32]"]);

@@ -185,6 +185,10 @@
 #define DSR_OP_COLUMNS 25 // y = x[:, start .. start + count]
 #define DSR_OP_QUANT_PER_TOKEN 26 // scales[m] = max_k |x[m, k]| / 127, y[m, k] = round(x[m, k] / scales[m])
 #define DSR_OP_LINEAR_W8A8 27 // y[m, n] = scales[m] * s[n] * sum_k x[m, k] * q[n, k] (+ bias[n]), the sum exact
+#define DSR_OP_MOE_ROUTE 28 // chooses the experts of each token and their weights
+#define DSR_OP_MOE_GROUP 29 // groups the assignments of tokens by expert
+#define DSR_OP_GROUPED_LINEAR 30 // y[t, j] = x[t] . weight[experts[t, j]] (+ bias): the linear layers of experts
+#define DSR_OP_MOE_COMBINE 31 // y[t] = sum_j weights[t, j] * x[t, j]: the weighted sum of a token's experts
 #define DSR_OP_ALL_REDUCE 64 // reduces x over the ranks of a mesh axis; every rank gets the result
 #define DSR_OP_ALL_GATHER 65 // concatenates x of all ranks, along features or rows
 #define DSR_OP_REDUCE_SCATTER 66 // reduces x over the ranks; each keeps its share of features or rows
@@ -210,6 +214,15 @@
 #define DSR_ATTENTION_MASK_CAUSAL 1 // Those at its own position and before it.
 #define DSR_ATTENTION_MASK_BIDIRECTIONAL 2 // All keys of its sequence.
 #define DSR_ATTENTION_MASK_EXPLICIT 3 // All keys before this step's tokens, and those of this step whose bit is set in mask_bits, for token trees.
+#define DSR_ROUTER_SCORE_SOFTMAX 1 // The softmax of all logits.
+#define DSR_ROUTER_SCORE_SIGMOID 2 // 1 / (1 + exp(-z)).
+#define DSR_ROUTER_SCORE_SOFTMAX_OF_SELECTED 3 // The softmax of the logits of the chosen experts.
+#define DSR_ROUTER_SCORE_SPARSE_MIXER 4 // The softmax of the logits near the chosen one, again for each slot.
+#define DSR_GROUP_SCORE_MAX 1 // The largest score of an expert of the group.
+#define DSR_GROUP_SCORE_TOP_TWO_SUM 2 // The sum of the two largest scores of experts of the group.
+#define DSR_ROUTER_NORM_NONE 1 // 1.
+#define DSR_ROUTER_NORM_SUM 2 // s + eps.
+#define DSR_ROUTER_NORM_CLAMPED_SUM 3 // max(s, eps).
 #define DSR_MESH_AXIS_DATA 0 // Data parallelism: replicas with different batches.
 #define DSR_MESH_AXIS_PIPELINE 1 // Pipeline parallelism: ranks with different layers.
 #define DSR_MESH_AXIS_TENSOR 2 // Tensor parallelism: ranks with slices of every layer.
@@ -1482,6 +1495,125 @@ typedef struct dsr_linear_w8a8_attributes {
     // The element type of the result; a float.
     uint32_t dtype;
 } dsr_linear_w8a8_attributes;
+
+// moe_route(logits: float, bias?: f32, selection_bias?: f32, expert_scale?: f32, ids?: i32) ->
+//     experts, weights
+//
+// Router of a mixture of experts: chooses k experts for each token, and their weights.
+//
+// With z = logits + bias, for each token:
+//
+// 1. The scores s, by score: the softmax of z over all experts, or the sigmoid of each z. With
+// softmax_of_selected and sparse_mixer experts are chosen by z itself, which stands for s in steps 2 and 3.
+// 2. Groups: expert e is in group e / (E / groups). Only the experts of the top_groups best groups can be chosen. The
+// score of a group is the largest of its s + selection_bias, or the sum of the two largest.
+// 3. The k experts with the largest s + selection_bias, in descending order. The lower index wins ties, of experts
+// and of groups. With the operand ids these are the experts instead, and -1 skips a slot.
+// 4. The weights w: the scores s of the chosen experts, without the selection bias. With softmax_of_selected it is the
+// softmax of z over the chosen experts. With sparse_mixer the weight of a slot is the softmax of z at the chosen
+// expert, over the experts e that no slot before it has and for which
+// z_max - z_e <= threshold * max(|z_e|, z_max); z_max is the logit of the chosen expert.
+// 5. w / divisor * scale * expert_scale, with the divisor that norm says.
+//
+//   logits: float [T, E]
+//   bias: f32 [E], optional; part of the logit
+//   selection_bias: f32 [E], optional; counts when experts are chosen, not in weights; score softmax or sigmoid
+//   expert_scale: f32 [E], optional; a factor of the weights of each expert
+//   ids: i32 [T, k], optional; experts chosen in advance; not with a selection bias, groups, or sparse_mixer
+//   -> experts: i32 [T, k]
+//   -> weights: f32 [T, k]; 0 in skipped slots
+//
+// Scores are compared exactly, so without a selection bias and groups the order is that of z also where scores round to
+// equal numbers. With them, either of two experts or groups may be chosen whose values differ by no more than the
+// rounding of f32. If a token's z has a NaN or plus infinity, or is minus infinity throughout, no choice is sound: its
+// experts are 0 to k - 1, or those of ids, and all their weights are NaN, so that the fault shows in the result.
+//
+// Computed in f32, rounded once.
+// Sources: Fedus et al., "Switch Transformers" (2021); DeepSeek-AI, "DeepSeek-V3" (2024), for groups and the selection
+// bias; Liu et al., "GRIN" (2024), for sparse_mixer.
+typedef struct dsr_moe_route_attributes {
+    // The number k of experts of a token.
+    uint32_t top_k;
+    // The score of an expert. DSR_ROUTER_SCORE_*.
+    uint32_t score;
+    // The number of groups, which divides the number of experts; 1 for no groups.
+    uint32_t groups;
+    // The number of groups of which experts are chosen.
+    uint32_t top_groups;
+    // The score of a group. DSR_GROUP_SCORE_*.
+    uint32_t group_score;
+    // The divisor of the weights. DSR_ROUTER_NORM_*.
+    uint32_t norm;
+    // What norm adds to the sum, or its least value.
+    float eps;
+    // A factor of all weights.
+    float scale;
+    // The largest distance that sparse_mixer allows; other scores do not read it.
+    float threshold;
+} dsr_moe_route_attributes;
+
+// moe_group(experts: i32) -> order, starts
+//
+// Groups the assignments of a step by expert: the tables that the linear layers of all experts share.
+//
+// Assignment t * k + j is slot j of token t. Read row by row, order holds the assignments to expert first_expert
+// in ascending order, then those to the next expert, and so on; starts[i] .. starts[i + 1] are the places of those to
+// expert first_expert + i.
+//
+//   experts: i32 [T, k]; -1 and experts outside of first_expert .. first_expert + count are skipped
+//   -> order: i32 [T, k]; -1 after the last assignment
+//   -> starts: i32 [count + 1]
+//
+// Exact.
+typedef struct dsr_moe_group_attributes {
+    // The number of experts.
+    uint32_t count;
+    // The index of the first expert.
+    uint32_t first_expert;
+} dsr_moe_group_attributes;
+
+// grouped_linear(x: float, weight: weight, experts: i32, bias?: float, order?: i32, starts?: i32)
+//     -> y
+//
+// Linear layers of experts: y[t, j, n] = sum_k x[t, j, k] * weight[e, n, k] (+ bias[e, n]), with
+// e = experts[t, j] - first_expert.
+//
+//   x: float [T, K], or [T, slots * K]; one row for all slots of a token, or one for each
+//   weight: weight [count * N, K]; the matrices of all experts, one after the other, in any format
+//   experts: i32 [T, slots]; -1 and experts outside of first_expert .. first_expert + count are skipped
+//   bias: float [count * N], optional
+//   order: i32 [T, slots], optional; a result of moe_group for these experts
+//   starts: i32 [count + 1], with order; the other result
+//   -> y: dtype [T, slots * N]; skipped slots are not written
+//
+// order and starts say nothing that experts does not; they save backends that run expert by expert the search. With
+// other tables than those of experts the result is undefined, but no memory outside of operands and result is accessed.
+// Rounding is that of linear.
+typedef struct dsr_grouped_linear_attributes {
+    // The element type of the result; a float.
+    uint32_t dtype;
+    // The number of experts.
+    uint32_t count;
+    // The index of the first expert.
+    uint32_t first_expert;
+} dsr_grouped_linear_attributes;
+
+// moe_combine(x: float, weights: f32, experts: i32) -> y
+//
+// Weighted sum of the slots of each token: y[t, h] = sum_j weights[t, j] * x[t, j, h].
+//
+//   x: float [T, slots * H]; skipped slots are not read
+//   weights: f32 [T, slots]
+//   experts: i32 [T, slots]; -1 and experts outside of first_expert .. first_expert + count are skipped
+//   -> y: as x, [T, H]; zeros for a token without slots
+//
+// Summed in f32 in the order of slots, rounded once.
+typedef struct dsr_moe_combine_attributes {
+    // The number of experts.
+    uint32_t count;
+    // The index of the first expert.
+    uint32_t first_expert;
+} dsr_moe_combine_attributes;
 
 // all_reduce(x: any) -> y = x
 //
