@@ -71,6 +71,10 @@ impl Compute for CandleKernels {
             Op::Sample(op) => Box::new(*op),
             Op::QuantPerToken(op) => Box::new(*op),
             Op::LinearW8A8(op) => Box::new(*op),
+            Op::MoeRoute(op) => Box::new(*op),
+            Op::MoeGroup(op) => Box::new(*op),
+            Op::GroupedLinear(op) => Box::new(*op),
+            Op::MoeCombine(op) => Box::new(*op),
             // The engine runs a region's body op by op instead, which is what the region means.
             Op::Region(region) => {
                 let name = region.name();
@@ -84,7 +88,7 @@ impl Compute for CandleKernels {
 
     fn is_batch_invariant(&self, op: &Op) -> bool {
         // The order of a matrix product's sums may depend on the number of rows.
-        !matches!(op, Op::Linear(_))
+        !matches!(op, Op::Linear(_) | Op::GroupedLinear(_))
     }
 
     fn run(&self, kernel: &Self::Kernel, frame: &Frame<'_>, host: &Host) -> Result<()> {

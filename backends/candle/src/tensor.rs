@@ -78,6 +78,26 @@ pub(crate) fn store_rows(frame: &Frame<'_>, index: usize, rows: &[usize], y: &Te
     Ok(())
 }
 
+/// Row `i` of the tensor, rounded to the type of result `index`, goes to the row and first column `places[i]` of the result, a
+/// matrix. Other elements keep what they hold.
+pub(crate) fn store_slots(
+    frame: &Frame<'_>,
+    index: usize,
+    places: &[(usize, usize)],
+    y: &Tensor,
+) -> Result<()> {
+    if y.elem_count() == 0 {
+        return Ok(());
+    }
+    let (bytes, width) = (rounded_bytes(y, frame.result_dtype(index)?)?, y.dim(1)?);
+    let mut result = frame.bytes_mut(index)?;
+    for ((row, column), bytes) in places.iter().zip(bytes.chunks_exact(bytes.len() / places.len())) {
+        let start = result.row_start(*row) + column;
+        result.data.range_mut(start, width).copy_from_slice(bytes);
+    }
+    Ok(())
+}
+
 /// The contiguous runs of elements in the first `rows` rows: the start and length of each.
 fn runs(shape: &[usize], strides: &[usize], rows: usize) -> Vec<(usize, usize)> {
     let Some((&length, outer)) = shape.split_last() else { return vec![(0, 1)] };

@@ -61,6 +61,10 @@ impl Compute for CpuKernels {
             Op::Sample(op) => Box::new(*op),
             Op::QuantPerToken(op) => Box::new(*op),
             Op::LinearW8A8(op) => Box::new(*op),
+            Op::MoeRoute(op) => Box::new(*op),
+            Op::MoeGroup(op) => Box::new(*op),
+            Op::GroupedLinear(op) => Box::new(*op),
+            Op::MoeCombine(op) => Box::new(*op),
             Op::Region(region) => ops::region::kernel(region)?,
             other => {
                 return Err(Error::unsupported(format!(

@@ -6,6 +6,7 @@ mod cache;
 mod elementwise;
 mod embed;
 mod linear;
+mod moe;
 mod norm;
 mod quant;
 pub(crate) mod region;

@@ -26,9 +26,9 @@ use dsrun_core::{
 pub(crate) use integers::Quantised;
 use lanes::WIDTH;
 use panel::{BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q8_0};
-use product::{InstructionSet, Product};
+use product::{InstructionSet, Job, Output, Product};
 use rayon::prelude::*;
-use std::fmt;
+use std::{fmt, ops::Range};
 
 /// Bytes that are read from a weight at a time, unless a panel has more.
 const PIECE_BYTES: usize = 4 << 20;
@@ -41,6 +41,15 @@ pub(crate) struct PackedMatrix {
     lines: Vec<Line>,
     /// The scale of each row, if blocks hold no scales.
     scales: Vec<f32>,
+}
+
+/// Rows of a matrix, the activations that they are multiplied with, and the results.
+pub(crate) struct RowRange<'a> {
+    pub(crate) rows: Range<usize>,
+    /// Rows of [`PackedMatrix::padded_inputs`] elements, zeros behind the last input.
+    pub(crate) x: &'a [f32],
+    /// As many rows as `x`, with a column for every row of [`PackedMatrix::covered`].
+    pub(crate) out: &'a mut [f32],
 }
 
 /// The unit of storage: a cache line, so that vectors are never split between two.
@@ -267,7 +276,7 @@ impl PackedMatrix {
         out: &mut [f32],
         pool: &rayon::ThreadPool,
     ) -> Result<()> {
-        let PanelShape { format, outputs, inputs, .. } = self.shape;
+        let PanelShape { outputs, inputs, .. } = self.shape;
         if rows.checked_mul(inputs) != Some(x.len()) || rows.checked_mul(outputs) != Some(out.len()) {
             let message = format!(
                 "{rows} rows of {inputs} inputs and {outputs} outputs are not {} and {} elements",
@@ -276,27 +285,84 @@ impl PackedMatrix {
             );
             return Err(Error::invalid(message).in_op("linear"));
         }
-        if x.is_empty() || out.is_empty() {
-            out.fill(0.0);
-            return Ok(());
+        let rows = 0..outputs;
+        if x.is_empty() || self.padded_inputs() == inputs {
+            return self.multiply_ranges_with(instructions, vec![RowRange { rows, x, out }], pool);
         }
-        with_block!(format, B => {
-            let (blocks, length) = (self.blocks::<B>(), B::LENGTH);
-            if inputs.is_multiple_of(length) {
-                Product { blocks, outputs, inputs, x, rows }.run(instructions, out, pool);
-            } else {
-                // Only the last block of a row can be short. It is filled up with zeros, and so are the activations.
-                let padded = inputs.next_multiple_of(length);
-                let mut wide = vec![0.0; rows * padded];
-                for (wide, x) in wide.chunks_exact_mut(padded).zip(x.chunks_exact(inputs)) {
-                    wide[..inputs].copy_from_slice(x);
-                }
-                Product { blocks, outputs, inputs: padded, x: &wide, rows }.run(instructions, out, pool);
+        // Only the last block of a row can be short. It is filled up with zeros, and so are the activations.
+        let padded = self.padded_inputs();
+        let mut wide = vec![0.0; x.len() / inputs * padded];
+        for (wide, x) in wide.chunks_exact_mut(padded).zip(x.chunks_exact(inputs)) {
+            wide[..inputs].copy_from_slice(x);
+        }
+        self.multiply_ranges_with(instructions, vec![RowRange { rows, x: &wide, out }], pool)
+    }
+
+    /// The inputs of whole blocks: the length of a row of activations of [`Self::multiply_ranges`].
+    pub(crate) fn padded_inputs(&self) -> usize {
+        self.shape.inputs.next_multiple_of(with_block!(self.shape.format, B => B::LENGTH))
+    }
+
+    /// The rows of all panels that hold some of these rows of the matrix.
+    pub(crate) fn covered(&self, rows: &Range<usize>) -> Range<usize> {
+        rows.start / WIDTH * WIDTH..rows.end.next_multiple_of(WIDTH).min(self.shape.outputs)
+    }
+
+    /// Multiplies ranges of rows of the matrix, each with activations of its own. Ranges share the threads of the pool.
+    ///
+    /// # Errors
+    /// If a range is outside, or its activations or results have another length.
+    pub(crate) fn multiply_ranges(&self, ranges: Vec<RowRange<'_>>, pool: &rayon::ThreadPool) -> Result<()> {
+        self.multiply_ranges_with(InstructionSet::best(), ranges, pool)
+    }
+
+    fn multiply_ranges_with(
+        &self,
+        instructions: InstructionSet,
+        mut ranges: Vec<RowRange<'_>>,
+        pool: &rayon::ThreadPool,
+    ) -> Result<()> {
+        let PanelShape { format, outputs, .. } = self.shape;
+        let inputs = self.padded_inputs();
+        for RowRange { rows, x, out } in &ranges {
+            let covered = self.covered(rows).len();
+            let fits = rows.start <= rows.end
+                && rows.end <= outputs
+                && x.len().is_multiple_of(inputs.max(1))
+                && (inputs == 0 || x.len() / inputs * covered == out.len());
+            if !fits {
+                let message = format!(
+                    "rows {rows:?} of {outputs} with {inputs} inputs do not fit {} activations and {} results",
+                    x.len(),
+                    out.len()
+                );
+                return Err(Error::invalid(message).in_op("linear"));
             }
+        }
+        ranges.retain_mut(|range| {
+            let empty = range.x.is_empty() || range.out.is_empty();
+            if empty {
+                range.out.fill(0.0);
+            }
+            !empty
+        });
+        with_block!(format, B => {
+            let (blocks, per_panel) = (self.blocks::<B>(), inputs / B::LENGTH);
+            let jobs = ranges.iter_mut().map(|RowRange { rows, x, out }| {
+                let covered = self.covered(rows);
+                let (first, outputs) = (covered.start / WIDTH * per_panel, covered.len());
+                let rows = x.len() / inputs;
+                let product = Product { blocks: &blocks[first..], outputs, inputs, x, rows };
+                Job { product, out: Output::new(out, outputs) }
+            });
+            product::run_all(&jobs.collect::<Vec<_>>(), instructions, pool);
         });
         if !self.scales.is_empty() {
-            for row in out.chunks_exact_mut(outputs) {
-                row.iter_mut().zip(&self.scales).for_each(|(sum, scale)| *sum *= scale);
+            for RowRange { rows, out, .. } in &mut ranges {
+                let scales = &self.scales[self.covered(rows)];
+                for row in out.chunks_exact_mut(scales.len()) {
+                    row.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
+                }
             }
         }
         Ok(())

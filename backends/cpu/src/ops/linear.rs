@@ -10,7 +10,7 @@ use dsrun_core::{Result, kernels::PackedWeight, op::Linear};
 use dsrun_host::{Frame, Tensor};
 
 /// Elements of widened activations and unrounded results that are held at a time.
-const HELD: usize = 8 << 20;
+pub(super) const HELD: usize = 8 << 20;
 
 impl Kernel for Linear {
     fn run(&self, frame: &Frame<'_>, worker: &mut Worker<'_>) -> Result<()> {
@@ -105,7 +105,7 @@ pub(super) fn finish_rows(
     }
 }
 
-fn grow(scratch: &mut Vec<f32>, length: usize) {
+pub(super) fn grow(scratch: &mut Vec<f32>, length: usize) {
     if scratch.len() < length {
         scratch.resize(length, 0.0);
     }

@@ -57,31 +57,52 @@ pub(super) struct Product<'a, B> {
     pub(super) rows: usize,
 }
 
-impl<B: Block> Product<'_, B> {
-    /// Computes `out`, which is `[rows, outputs]`.
-    pub(super) fn run(&self, instructions: InstructionSet, out: &mut [f32], pool: &rayon::ThreadPool) {
-        let panels = self.outputs.div_ceil(WIDTH);
-        let out = Output::new(out, self.outputs);
-        // Two tasks for every thread even out what else the machine is doing, and cost little.
-        let work = self.outputs.saturating_mul(self.inputs).saturating_mul(self.rows);
-        let tasks = (work / SMALLEST_TASK).clamp(1, pool.current_num_threads() * 2).min(panels);
-        let task = |index: usize| {
-            let range = panels * index / tasks..panels * (index + 1) / tasks;
-            match instructions {
-                InstructionSet::Portable => self.panels(Portable, range, &out),
-                #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx2(lanes) => self.panels(lanes, range, &out),
-                #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx512(lanes) => self.panels(lanes, range, &out),
-            }
-        };
-        if tasks == 1 {
-            task(0);
-        } else {
-            pool.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each(task));
+/// A product and the memory of its result, `[rows, outputs]`.
+pub(super) struct Job<'a, B> {
+    pub(super) product: Product<'a, B>,
+    pub(super) out: Output<'a>,
+}
+
+impl<B: Block> Job<'_, B> {
+    fn run(&self, instructions: InstructionSet, panels: Range<usize>) {
+        match instructions {
+            InstructionSet::Portable => self.product.panels(Portable, panels, &self.out),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2(lanes) => self.product.panels(lanes, panels, &self.out),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512(lanes) => self.product.panels(lanes, panels, &self.out),
         }
     }
+}
 
+/// Computes all results. The jobs share the threads of the pool.
+pub(super) fn run_all<B: Block>(jobs: &[Job<'_, B>], instructions: InstructionSet, pool: &rayon::ThreadPool) {
+    let work = |job: &Job<'_, B>| {
+        let Product { outputs, inputs, rows, .. } = job.product;
+        outputs.saturating_mul(inputs).saturating_mul(rows)
+    };
+    let all = jobs.iter().map(work).fold(0, usize::saturating_add);
+    // Two tasks for every thread even out what else the machine is doing, and cost little.
+    let task_work = (all / (pool.current_num_threads() * 2)).max(SMALLEST_TASK);
+    let tasks_of = |job| {
+        let panels = job_panels(job);
+        let tasks = (work(job) / task_work).clamp(1, panels);
+        (0..tasks).map(move |index| (job, panels * index / tasks..panels * (index + 1) / tasks))
+    };
+    let tasks: Vec<(&Job<'_, B>, Range<usize>)> = jobs.iter().flat_map(tasks_of).collect();
+    let run = |(job, panels): (&Job<'_, B>, Range<usize>)| job.run(instructions, panels);
+    if tasks.len() < 2 {
+        tasks.into_iter().for_each(run);
+    } else {
+        pool.install(|| tasks.into_par_iter().with_max_len(1).for_each(run));
+    }
+}
+
+fn job_panels<B>(job: &Job<'_, B>) -> usize {
+    job.product.outputs.div_ceil(WIDTH)
+}
+
+impl<B: Block> Product<'_, B> {
     /// Computes the outputs of a range of panels.
     fn panels<L: Lanes>(&self, lanes: L, panels: Range<usize>, out: &Output<'_>) {
         if self.rows == 1 {
