@@ -7,6 +7,7 @@ use crate::{
         has_long_rows, mask_missing, region_flushes_weights, shared_scratch, slot_count, slot_unchecked,
         truncating_cast,
     },
+    faulty_experts::{bias_of_expert_0, selection_bias_weighs, skipped_to_expert_0, ties_to_the_last},
     raw::{self, Query},
     tensor::{Copied, bytes},
     wrap::{Run, in_region},
@@ -15,7 +16,7 @@ use dsrun_core::{
     Code, DType, Error, Result, WeightFormat,
     device::{BufferSlice, Stream},
     kernels::{Argument, CallDesc, OperandDesc, Support},
-    op::{AttentionMask, Op, RopePairing, SamplingColumn},
+    op::{AttentionMask, GroupScore, MoeRoute, Op, RopePairing, RouterNorm, SamplingColumn},
 };
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -102,6 +103,17 @@ const fn run(name: &'static str, run: RunCall) -> Fault {
 /// Another call in place of the right one.
 const fn instead(name: &'static str, variant: fn(&mut CallDesc) -> bool) -> Fault {
     Fault { name, run: Some(Run::other), variant: Some(variant), ..NONE }
+}
+
+/// Changes the attributes of a router.
+fn router(call: &mut CallDesc, change: impl FnOnce(&mut MoeRoute)) -> bool {
+    match &mut call.op {
+        Op::MoeRoute(op) => {
+            change(op);
+            true
+        }
+        _ => false,
+    }
 }
 
 /// The fault of this name.
@@ -255,6 +267,43 @@ static FAULTS: &[Fault] = &[
     run("row_in_the_draw", |run, stream| {
         operand(run, stream, "sample", 2, |_, positions| {
             positions.map(|row, position| position.wrapping_add(row as i32));
+        })
+    }),
+    instead("not_renormalised", |call| router(call, |op| op.norm = RouterNorm::None)),
+    instead("router_scale_ignored", |call| router(call, |op| op.scale = 1.0)),
+    instead("router_eps_ignored", |call| router(call, |op| op.eps = 0.0)),
+    instead("groups_ignored", |call| router(call, |op| (op.groups, op.top_groups) = (1, 1))),
+    instead("groups_by_their_best", |call| router(call, |op| op.group_score = GroupScore::Max)),
+    instead("sparse_mixer_drops_all", |call| router(call, |op| op.threshold = 0.0)),
+    instead("router_bias_dropped", |call| {
+        matches!(call.op, Op::MoeRoute(_)) && call.operands[1].take().is_some()
+    }),
+    instead("expert_scale_dropped", |call| {
+        matches!(call.op, Op::MoeRoute(_)) && call.operands[3].take().is_some()
+    }),
+    run("selection_bias_weighs", selection_bias_weighs),
+    run("ties_to_the_last", ties_to_the_last),
+    run("skipped_slot_written", |run, stream| skipped_to_expert_0(run, stream, "grouped_linear")),
+    run("skipped_slot_summed", |run, stream| skipped_to_expert_0(run, stream, "moe_combine")),
+    run("bias_of_expert_0", bias_of_expert_0),
+    instead("expert_bias_dropped", |call| {
+        matches!(call.op, Op::GroupedLinear(_)) && call.operands[3].take().is_some()
+    }),
+    instead("first_expert_ignored", |call| match &mut call.op {
+        Op::MoeGroup(op) => {
+            op.first_expert = 0;
+            true
+        }
+        _ => false,
+    }),
+    run("routes_past_extent", |run, stream| {
+        let bounded = run.arguments.results.first().is_some_and(|experts| experts.extent.is_some());
+        if !bounded {
+            return run.right(stream);
+        }
+        result(run, stream, "moe_route", 0, |_, experts| {
+            let (count, width) = (experts.count(), experts.width());
+            (count.saturating_sub(width)..count).for_each(|index| experts.set_bits(index, 0));
         })
     }),
     run("unwritten_row", |run, stream| {

@@ -6,6 +6,7 @@
 mod change;
 mod faults;
 mod faulty_calls;
+mod faulty_experts;
 mod raw;
 mod table;
 mod tensor;

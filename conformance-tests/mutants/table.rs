@@ -68,6 +68,67 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("top_p_stops_early", "top-p leaves a token out too early", "sample_distribution/f32/top_p"),
     mutant("mask_ignored", "masked tokens stay", "check/sampling_masked"),
     mutant("row_in_the_draw", "a draw depends on its row", "check/sampling_order"),
+    // Mixtures of experts.
+    mutant(
+        "not_renormalised",
+        "the weights of a token's experts are not divided by their sum",
+        "moe_route_renormalised/f32/one_row",
+    ),
+    mutant(
+        "router_scale_ignored",
+        "the weights of experts are not scaled",
+        "moe_route_groups_max/f32/one_row",
+    ),
+    mutant(
+        "router_eps_ignored",
+        "the sum of weights has no least value",
+        "moe_route_clamped/f32/many_experts",
+    ),
+    mutant("groups_ignored", "experts are chosen from all groups", "moe_route_groups_max/f32/many_experts"),
+    mutant(
+        "groups_by_their_best",
+        "groups are ranked by their best expert, not by the two best",
+        "moe_route_groups_sum/f32/many_experts",
+    ),
+    mutant(
+        "sparse_mixer_drops_all",
+        "no expert is near the chosen one",
+        "moe_route_sparse_mixer/f32/many_experts",
+    ),
+    mutant("router_bias_dropped", "the router forgets its bias", "moe_route_selected/f32/one_row"),
+    mutant(
+        "expert_scale_dropped",
+        "the router forgets the factors of experts",
+        "moe_route_sigmoid/f32/one_row",
+    ),
+    mutant(
+        "selection_bias_weighs",
+        "the bias that experts are chosen by is in their weights",
+        "moe_route_groups_sum/f32/many_experts",
+    ),
+    mutant("ties_to_the_last", "of equal experts the last is chosen", "moe_route_softmax/f32/many_experts"),
+    mutant(
+        "skipped_slot_written",
+        "a skipped slot is computed by expert 0",
+        "grouped_linear_f32/f32/many_experts",
+    ),
+    mutant("skipped_slot_summed", "a skipped slot is in the weighted sum", "moe_combine/f32/many_experts"),
+    mutant(
+        "bias_of_expert_0",
+        "all experts have the bias of the first",
+        "grouped_linear_f32/f32/many_experts",
+    ),
+    mutant(
+        "expert_bias_dropped",
+        "the linear layers of experts forget their bias",
+        "grouped_linear_f32/f32/many_experts",
+    ),
+    mutant(
+        "first_expert_ignored",
+        "a device with some of the experts takes them for the first",
+        "moe_group/i32/extent",
+    ),
+    mutant("routes_past_extent", "a row past the extent is routed", "moe_route_softmax/f32/extent"),
     // Memory.
     mutant("unwritten_row", "the last row of a result is not written", "add/f32/prime"),
     mutant("writes_behind", "one element behind the result is written", "add/f32/prime"),
