@@ -107,6 +107,15 @@ pub enum WeightExpr {
         /// The operand.
         of: Box<Self>,
     },
+    /// The same elements in the same order in another shape, whose rows are whole numbers of rows of the operand.
+    ///
+    /// It makes a matrix of a tensor with more dimensions, and rows of several rows.
+    Reshape {
+        /// The operand.
+        of: Box<Self>,
+        /// The shape of the result, of one or two dimensions.
+        shape: Vec<usize>,
+    },
     /// Every element times `factor`; the result is dense f32.
     Scale {
         /// The operand.
@@ -167,6 +176,7 @@ impl WeightExpr {
             Self::Slice { of, .. }
             | Self::Permute { of, .. }
             | Self::Transpose { of }
+            | Self::Reshape { of, .. }
             | Self::Scale { of, .. }
             | Self::Cast { of, .. }
             | Self::Factors { of, .. }
@@ -256,6 +266,26 @@ impl WeightExpr {
                 inner.format = cut_format(inner.format);
                 inner.shape.reverse();
                 Ok(inner)
+            }
+            Self::Reshape { of, shape } => {
+                let inner = of.infer(tensor)?;
+                let reshaped = WeightType { format: inner.format, shape: shape.clone() };
+                let (columns, inner_columns) = (reshaped.columns(), inner.columns());
+                let joined = inner_columns > 0 && columns.is_multiple_of(inner_columns);
+                // A row of a group format has its scales in one place, so two rows are not one.
+                let joins_groups = columns != inner_columns && matches!(inner.format, WeightFormat::Group(_));
+                if !(1..=2).contains(&shape.len())
+                    || !joined
+                    || joins_groups
+                    || reshaped.elements()? != inner.elements()?
+                {
+                    let message = format!(
+                        "reshape of {:?} {} elements to {shape:?}: rows must be whole rows",
+                        inner.shape, inner.format
+                    );
+                    return Err(Error::invalid(message));
+                }
+                Ok(reshaped)
             }
             Self::Scale { of, .. } => {
                 Ok(WeightType { format: WeightFormat::Dense(DType::F32), ..of.infer(tensor)? })

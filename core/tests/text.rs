@@ -253,6 +253,8 @@ fn weight_expr() -> impl Strategy<Value = WeightExpr> {
             (boxed.clone(), proptest::collection::vec(number(), 0..4))
                 .prop_map(|(of, rows)| WeightExpr::Permute { of, rows }),
             boxed.clone().prop_map(|of| WeightExpr::Transpose { of }),
+            (boxed.clone(), proptest::collection::vec(number(), 0..4))
+                .prop_map(|(of, shape)| WeightExpr::Reshape { of, shape }),
             (boxed.clone(), factor()).prop_map(|(of, factor)| WeightExpr::Scale { of, factor }),
             (boxed.clone(), prop::sample::select(DType::ALL.as_slice()))
                 .prop_map(|(of, dtype)| WeightExpr::Cast { of, dtype }),

@@ -343,11 +343,11 @@ impl<'a> Parser<'a> {
             }
             "permute" => {
                 let of = Box::new(self.weight_expr(depth + 1)?);
-                let mut rows = Vec::new();
-                while self.eat(",") {
-                    rows.push(self.parsed("a row")?);
-                }
-                WeightExpr::Permute { of, rows }
+                WeightExpr::Permute { of, rows: self.trailing("a row")? }
+            }
+            "reshape" => {
+                let of = Box::new(self.weight_expr(depth + 1)?);
+                WeightExpr::Reshape { of, shape: self.trailing("a size")? }
             }
             "transpose" => WeightExpr::Transpose { of: Box::new(self.weight_expr(depth + 1)?) },
             "scale" => {
@@ -362,11 +362,7 @@ impl<'a> Parser<'a> {
             "factors" => {
                 let rows = self.either("columns", "rows")?;
                 let of = Box::new(self.weight_expr(depth + 1)?);
-                let mut factors = Vec::new();
-                while self.eat(",") {
-                    factors.push(self.parsed("a factor")?);
-                }
-                WeightExpr::Factors { of, factors, rows }
+                WeightExpr::Factors { of, factors: self.trailing("a factor")?, rows }
             }
             "quantise" => {
                 let format = self.named("a group format", GroupFormat::from_name)?;
@@ -390,6 +386,15 @@ impl<'a> Parser<'a> {
         let index = self.named(&format!("`{first}` or `{second}`"), choice)?;
         self.expect(",")?;
         Ok(index == 1)
+    }
+
+    /// Eats a comma and a number as often as there are some.
+    fn trailing<T: FromStr>(&mut self, what: &str) -> Result<Vec<T>> {
+        let mut numbers = Vec::new();
+        while self.eat(",") {
+            numbers.push(self.parsed(what)?);
+        }
+        Ok(numbers)
     }
 
     /// Eats a number and a comma.

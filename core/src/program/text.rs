@@ -87,6 +87,11 @@ impl Display for WeightExpr {
                 f.write_char(')')
             }
             Self::Transpose { of } => write!(f, "transpose({of})"),
+            Self::Reshape { of, shape } => {
+                write!(f, "reshape({of}")?;
+                shape.iter().try_for_each(|size| write!(f, ", {size}"))?;
+                f.write_char(')')
+            }
             Self::Scale { of, factor } => write!(f, "scale({factor:?}, {of})"),
             Self::Cast { of, dtype } => write!(f, "cast({dtype}, {of})"),
             Self::Factors { of, factors, rows } => {

@@ -122,6 +122,8 @@ enum Node {
     /// Each row is made of these columns of the same row of each part. Parts of the format of the result are copied, which keeps
     /// blocks and groups; others are decoded.
     Columns(Vec<(Part, Range<usize>)>),
+    /// Each row is so many rows of the part.
+    Reshape { of: Box<Part>, joined: usize },
     /// Every element times the factor, rounded.
     Convert { of: Box<Part>, factor: Option<f32>, dtype: DType },
     /// Every column or every row times a factor of its own.
@@ -194,6 +196,11 @@ impl Part {
             }
             WeightExpr::Permute { of, rows } => Node::Permute { of: Box::new(part(of)?), rows: rows.clone() },
             WeightExpr::Transpose { of } => Node::Transpose(Box::new(part(of)?)),
+            WeightExpr::Reshape { of, .. } => {
+                let of = part(of)?;
+                let joined = weight_type.columns() / of.weight_type.columns().max(1);
+                Node::Reshape { of: Box::new(of), joined }
+            }
             WeightExpr::Pad { of, before, after } => {
                 let of = part(of)?;
                 let rows = of.weight_type.rows();
@@ -249,6 +256,7 @@ impl Part {
             }
             Node::Transpose(of) => self.transpose(source, of, first, count),
             Node::Columns(parts) => self.join_columns(source, parts, first, count),
+            Node::Reshape { of, joined } => of.read(source, first * joined, count * joined),
             Node::Convert { of, factor, dtype } => {
                 let (format, columns) = (of.weight_type.format, self.weight_type.columns());
                 let bytes = of.read(source, first, count)?;

@@ -176,6 +176,7 @@ fn evaluate(source: &Memory, expr: &WeightExpr) -> Matrix {
             let of = evaluate(source, of);
             Matrix::from_fn(vec![of.shape[1], of.shape[0]], |index| of.at(&[index[1], index[0]]))
         }
+        WeightExpr::Reshape { of, shape } => Matrix { shape: shape.clone(), ..evaluate(source, of) },
         WeightExpr::Scale { of, factor } => {
             let of = evaluate(source, of);
             Matrix { values: of.values.iter().map(|value| value * factor).collect(), ..of }
@@ -222,6 +223,10 @@ fn permute(of: WeightExpr, rows: &[usize]) -> WeightExpr {
 
 fn transpose(of: WeightExpr) -> WeightExpr {
     WeightExpr::Transpose { of: Box::new(of) }
+}
+
+fn reshape(of: WeightExpr, shape: &[usize]) -> WeightExpr {
+    WeightExpr::Reshape { of: Box::new(of), shape: shape.to_vec() }
 }
 
 fn cast(of: WeightExpr, dtype: DType) -> WeightExpr {
@@ -284,6 +289,9 @@ fn check(source: &Memory, expr: &WeightExpr) {
 #[case::transpose_of_blocks(transpose(tensor("q")))]
 #[case::transpose_of_many_rows(transpose(pad(tensor("h"), 60, 70)))]
 #[case::slice_of_a_transpose(slice(transpose(tensor("f")), 0, 17, 40))]
+#[case::reshape_of_rows_to_pairs(reshape(tensor("q"), &[4, 128]))]
+#[case::second_rows_of_pairs(slice(reshape(tensor("q"), &[4, 128]), 1, 64, 128))]
+#[case::reshape_to_a_vector(reshape(tensor("a"), &[8 * 64]))]
 #[case::scale(scale(tensor("q"), 0.125))]
 #[case::cast_of_blocks(cast(tensor("q"), DType::F16))]
 #[case::cast_of_floats(cast(tensor("f"), DType::BF16))]
