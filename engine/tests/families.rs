@@ -105,14 +105,15 @@ fn unfused_programs_have_the_reference_logits() {
 
 #[test]
 fn quantised_matrices_are_multiplied_in_their_stored_format() {
-    for folder in
-        folders().iter().filter(|folder| folder.parent().is_some_and(|all| all.ends_with("quantised")))
-    {
+    let is_quantised = |folder: &&PathBuf| {
+        folder.parent().is_some_and(|all| all.ends_with("quantised")) || folder.ends_with("gpt_oss_mxfp4")
+    };
+    for folder in folders().iter().filter(is_quantised) {
         let model = open(folder);
         let (expected, reference) = expected(folder);
         let mut engine = engine(&model, &EngineOptions { precision: Precision::Keep, ..exact(64, 1) });
         let stored = engine.program().to_string();
-        let integers = ["int4g", "int8", "q2_k"].iter().any(|format| stored.contains(format));
+        let integers = ["int4g", "int8", "q2_k", "mxfp4"].iter().any(|format| stored.contains(format));
         assert_eq!(integers, !folder.ends_with("gptq_act_order"), "{}", folder.display());
         for (sequence, reference) in expected.sequences.iter().zip(&reference) {
             let error = difference(&logits(&mut engine, &sequence.tokens), reference);

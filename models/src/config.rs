@@ -12,14 +12,18 @@ mod error;
 pub(crate) mod fields;
 pub(crate) mod gguf;
 pub(crate) mod hugging_face;
+pub(crate) mod mixture;
+pub(crate) mod mixture_fields;
 mod quantisation;
 pub(crate) mod rope;
 
 use dsrun_core::op::Nonlinearity;
+use mixture::MixtureNames;
 use rope::RopesByKind;
 use std::sync::Arc;
 
 pub use error::ConfigError;
+pub use mixture::{Mixture, SharedExpert};
 pub use quantisation::{Gptq, Quantisation, Scheme};
 pub use rope::{Rope, RopeScaling};
 
@@ -99,6 +103,8 @@ pub struct DecoderConfig {
     pub hidden: usize,
     /// Number of layers.
     pub layers: usize,
+    /// Number of layers behind the last that files may have besides, which predict further tokens and are not read.
+    pub unread_layers: usize,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
@@ -123,10 +129,22 @@ pub struct DecoderConfig {
     pub final_norm: bool,
     /// The attention settings of each layer.
     pub attention: Vec<LayerAttention>,
+    /// Whether query and key heads are normalised, in families whose files say so.
+    pub head_norms: bool,
+    /// Whether each head has one more score in its softmax, which belongs to no key.
+    pub sinks: bool,
     /// Which projections have a bias.
     pub biases: Biases,
     /// Whether the embedding also turns hidden states into logits.
     pub tied: bool,
+    /// The experts that take the place of the MLP in some layers.
+    pub mixture: Option<Mixture>,
+    /// The factor that multiplies embeddings.
+    pub embedding_scale: f32,
+    /// The factor that multiplies what attention and MLP add to the residual.
+    pub residual_scale: f32,
+    /// The factor that multiplies logits.
+    pub logit_scale: f32,
     /// The function in the MLP.
     pub activation: Nonlinearity,
     /// How many tokens the model was made for, prompt and answer together.
@@ -166,6 +184,9 @@ impl DecoderConfig {
     }
 
     fn validate_as(&self, names: &FieldNames) -> Result<()> {
+        let (of_expert, of_shared) = self.mixture.as_ref().map_or((1, 1), |mixture| {
+            (mixture.intermediate, mixture.shared.map_or(1, |shared| shared.intermediate))
+        });
         let sizes = [
             (names.hidden, self.hidden, limits::HIDDEN),
             (names.layers, self.layers, limits::LAYERS),
@@ -176,6 +197,8 @@ impl DecoderConfig {
             (names.vocabulary, self.vocabulary, limits::VOCABULARY),
             (names.embedding, self.embedding, limits::HIDDEN),
             (names.context, self.context, limits::CONTEXT),
+            (names.mixture.intermediate, of_expert, limits::INTERMEDIATE),
+            (names.mixture.shared, of_shared, limits::INTERMEDIATE),
         ];
         for (field, size, most) in sizes {
             if size == 0 || size > most {
@@ -200,6 +223,14 @@ impl DecoderConfig {
         if let Some(scale) = self.attention.iter().map(|layer| layer.scale).find(|scale| !scale.is_finite()) {
             return Err(ConfigError::value("the scale of attention scores", scale, "a finite number"));
         }
+        for scale in [self.embedding_scale, self.residual_scale, self.logit_scale] {
+            if !scale.is_finite() || scale == 0.0 {
+                return Err(ConfigError::value("a factor of the model", scale, "a number other than 0"));
+            }
+        }
+        if let Some(mixture) = &self.mixture {
+            mixture.validate(&names.mixture, self.layers)?;
+        }
         self.ropes().into_iter().try_for_each(|rope| rope.validate(names.head_dim, self.head_dim))
     }
 
@@ -212,6 +243,11 @@ impl DecoderConfig {
             }
         }
         found
+    }
+
+    /// Returns the mixture of experts of a layer; `None` in layers with an MLP.
+    pub fn mixture_of(&self, layer: usize) -> Option<&Mixture> {
+        self.mixture.as_ref().filter(|mixture| mixture.layers.get(layer) == Some(&true))
     }
 
     /// Gives every layer this rotary embedding.
@@ -260,6 +296,7 @@ pub(crate) struct FieldNames {
     pub(crate) eps: Option<&'static str>,
     pub(crate) activation: &'static str,
     pub(crate) window: &'static str,
+    pub(crate) mixture: MixtureNames,
 }
 
 impl FieldNames {
@@ -276,6 +313,14 @@ impl FieldNames {
         eps: Some("eps"),
         activation: "activation",
         window: "window",
+        mixture: MixtureNames {
+            experts: "mixture.experts",
+            top_k: "mixture.route.top_k",
+            intermediate: "mixture.intermediate",
+            shared: "mixture.shared.intermediate",
+            groups: "mixture.route.groups",
+            top_groups: "mixture.route.top_groups",
+        },
     };
 
     /// The names that Llama has in `config.json`, which most families share.
@@ -292,6 +337,7 @@ impl FieldNames {
         eps: Some("rms_norm_eps"),
         activation: "hidden_act",
         window: "sliding_window",
+        mixture: MixtureNames::MIXTRAL,
     };
 
     /// The keys of GGUF metadata, without the prefix of the architecture.
@@ -308,5 +354,6 @@ impl FieldNames {
         eps: Some("attention.layer_norm_rms_epsilon"),
         activation: "",
         window: "attention.sliding_window",
+        mixture: MixtureNames::GGUF,
     };
 }

@@ -3,16 +3,17 @@
 use crate::{
     config::DecoderConfig,
     step::Storage,
-    tensor_names::{Naming, Part},
+    tensor_names::{Naming, Part, Place, numbered},
 };
 use dsrun_core::{
     DType, Error, Result, TensorType, WeightExpr, WeightFormat, WeightType,
     program::{ProgramBuilder, ValueId},
 };
+use std::collections::HashMap;
 
 /// What is known of the tensors that a program is made of.
 pub(crate) trait TensorTypes {
-    /// The type of a tensor, which must have this shape.
+    /// The type of a tensor, which must have this shape; a matrix of one row may be a vector.
     fn tensor_type(&mut self, name: &str, shape: &[usize]) -> Result<WeightType>;
 }
 
@@ -22,10 +23,12 @@ pub(crate) struct Declare<'a> {
     pub(crate) naming: Naming,
     pub(crate) storage: Storage,
     pub(crate) types: &'a mut dyn TensorTypes,
+    /// The types of the tensors that were asked for.
+    pub(crate) stored: HashMap<String, WeightType>,
 }
 
 impl Declare<'_> {
-    /// A matrix `[outputs, inputs]`.
+    /// A matrix `[outputs, inputs]`; of experts, their matrices one after the other: `[experts * outputs, inputs]`.
     pub(crate) fn matrix(
         &mut self,
         program: &mut ProgramBuilder,
@@ -33,15 +36,21 @@ impl Declare<'_> {
         layer: usize,
     ) -> Result<ValueId> {
         let place = self.naming.place(part, layer, self.config);
-        let [outputs, inputs] = part.shape(self.config);
-        let all = place.before + outputs + place.after;
-        let stored = if place.transposed { [inputs, all] } else { [all, inputs] };
-        let (mut expr, stored) = self.tensor(format!("{}.weight", place.tensor), &stored)?;
-        if place.transposed {
-            expr = WeightExpr::Transpose { of: Box::new(expr) };
-        }
-        let expr = rows(expr, place.before, outputs, all);
-        let read = expr.infer(&|_| Ok(stored.clone()))?;
+        let shape = part.shape(self.config);
+        let expr = match self.config.mixture_of(layer).filter(|_| part.is_of_experts()) {
+            None => self.one_matrix(&place, place.weight(), shape)?,
+            Some(mixture) if matches!(self.naming, Naming::Plain) => {
+                let [outputs, inputs] = shape;
+                self.tensor(place.weight(), &[mixture.experts * outputs, inputs])?
+            }
+            Some(mixture) if place.is_per_expert() => {
+                let matrices = (0..mixture.experts)
+                    .map(|expert| self.one_matrix(&place, numbered(&place.weight(), expert), shape));
+                stack(matrices.collect::<Result<_>>()?)
+            }
+            Some(mixture) => self.stacked_matrices(&place, mixture.experts, shape)?,
+        };
+        let read = self.infer(&expr)?;
         let (expr, format) = match self.storage {
             Storage::Cast(dtype) if read.format != WeightFormat::Dense(dtype) => {
                 (WeightExpr::Cast { of: Box::new(expr), dtype }, WeightFormat::Dense(dtype))
@@ -51,7 +60,48 @@ impl Declare<'_> {
         program.weight(part.value_name(layer), expr, WeightType { format, shape: read.shape })
     }
 
-    /// The factors of a norm, in f32.
+    /// The rows of a part in a tensor that is one matrix.
+    fn one_matrix(
+        &mut self,
+        place: &Place,
+        tensor: String,
+        [outputs, inputs]: [usize; 2],
+    ) -> Result<WeightExpr> {
+        let all = place.all(outputs);
+        let stored = if place.transposed { [inputs, all] } else { [all, inputs] };
+        let mut expr = self.tensor(tensor, &stored)?;
+        if place.transposed {
+            expr = transpose(expr);
+        }
+        Ok(own_rows(expr, place, [outputs, inputs]))
+    }
+
+    /// The rows of a part in a tensor of three dimensions, the first of which is that of experts.
+    fn stacked_matrices(
+        &mut self,
+        place: &Place,
+        experts: usize,
+        [outputs, inputs]: [usize; 2],
+    ) -> Result<WeightExpr> {
+        let all = place.all(outputs);
+        let [rows, columns] = if place.transposed { [inputs, all] } else { [all, inputs] };
+        let tensor = self.tensor(place.weight(), &[experts, rows, columns])?;
+        let flat = reshape(tensor, vec![experts * rows, columns]);
+        if !place.transposed && all == outputs {
+            return Ok(flat);
+        }
+        if !place.transposed && place.interleaved.is_some() {
+            return Ok(own_rows(flat, place, [experts * outputs, inputs]));
+        }
+        let matrix = |expert: usize| {
+            let own = slice(flat.clone(), 0, expert * rows, rows, experts * rows);
+            let own = if place.transposed { transpose(own) } else { own };
+            own_rows(own, place, [outputs, inputs])
+        };
+        Ok(stack((0..experts).map(matrix).collect()))
+    }
+
+    /// The factors of a norm and other vectors, in f32.
     pub(crate) fn vector(
         &mut self,
         program: &mut ProgramBuilder,
@@ -59,12 +109,12 @@ impl Declare<'_> {
         layer: usize,
         size: usize,
     ) -> Result<ValueId> {
-        let tensor = format!("{}.weight", self.naming.place(part, layer, self.config).tensor);
-        let (expr, stored) = self.tensor(tensor, &[size])?;
-        f32_vector(program, part.value_name(layer), expr, &stored)
+        let tensor = self.naming.place(part, layer, self.config).weight();
+        let expr = self.tensor(tensor, &[size])?;
+        self.f32_vector(program, part.value_name(layer), expr)
     }
 
-    /// The bias of a matrix or norm, in f32.
+    /// The bias of a matrix or norm, in f32; of experts, their biases one after the other.
     pub(crate) fn bias(
         &mut self,
         program: &mut ProgramBuilder,
@@ -73,10 +123,32 @@ impl Declare<'_> {
         size: usize,
     ) -> Result<ValueId> {
         let place = self.naming.place(part, layer, self.config);
-        let all = place.before + size + place.after;
-        let (expr, stored) = self.tensor(format!("{}.bias", place.tensor), &[all])?;
-        let expr = rows(expr, place.before, size, all);
-        f32_vector(program, format!("{}.bias", part.value_name(layer)), expr, &stored)
+        let all = place.all(size);
+        let expr = match self.config.mixture_of(layer).filter(|_| part.is_of_experts()) {
+            None => own_elements(self.tensor(place.bias(), &[all])?, &place, size),
+            Some(mixture) if matches!(self.naming, Naming::Plain) => {
+                self.tensor(place.bias(), &[mixture.experts * size])?
+            }
+            Some(mixture) if place.is_per_expert() => {
+                let bias = |expert| {
+                    let tensor = self.tensor(numbered(&place.bias(), expert), &[all])?;
+                    Ok(own_elements(tensor, &place, size))
+                };
+                stack((0..mixture.experts).map(bias).collect::<Result<_>>()?)
+            }
+            Some(mixture) => {
+                let tensor = self.tensor(place.bias(), &[mixture.experts, all])?;
+                let own = match place.interleaved {
+                    Some(_) => {
+                        let turned = transpose(tensor);
+                        transpose(own_rows(turned, &place, [size, mixture.experts]))
+                    }
+                    None => slice(tensor, 1, place.before, size, all),
+                };
+                reshape(own, vec![mixture.experts * size])
+            }
+        };
+        self.f32_vector(program, format!("{}.bias", part.value_name(layer)), expr)
     }
 
     /// A vector that the model computed.
@@ -90,32 +162,73 @@ impl Declare<'_> {
         program.vector(name, WeightExpr::Constant(values), tensor_type)
     }
 
-    fn tensor(&mut self, name: String, shape: &[usize]) -> Result<(WeightExpr, WeightType)> {
+    fn tensor(&mut self, name: String, shape: &[usize]) -> Result<WeightExpr> {
         let stored = self.types.tensor_type(&name, shape)?;
-        Ok((WeightExpr::Tensor(name), stored))
+        let tensor = WeightExpr::tensor(&name);
+        let tensor = if stored.shape == shape { tensor } else { reshape(tensor, shape.to_vec()) };
+        self.stored.insert(name, stored);
+        Ok(tensor)
+    }
+
+    /// The type of an expression over tensors that were asked for.
+    fn infer(&self, expr: &WeightExpr) -> Result<WeightType> {
+        expr.infer(&|name| {
+            let stored = self.stored.get(name).cloned();
+            stored.ok_or_else(|| Error::internal(format!("tensor {name} is not declared")))
+        })
+    }
+
+    fn f32_vector(
+        &mut self,
+        program: &mut ProgramBuilder,
+        name: String,
+        mut expr: WeightExpr,
+    ) -> Result<ValueId> {
+        let read = self.infer(&expr)?;
+        let [size] = read.shape[..] else {
+            return Err(Error::internal(format!("{name} is no vector but {:?}", read.shape)));
+        };
+        if read.format != WeightFormat::Dense(DType::F32) {
+            expr = WeightExpr::Cast { of: Box::new(expr), dtype: DType::F32 };
+        }
+        program.vector(name, expr, TensorType::new(DType::F32, [size]))
     }
 }
 
-/// Some of `all` rows of a matrix, or elements of a vector.
-fn rows(of: WeightExpr, start: usize, count: usize, all: usize) -> WeightExpr {
+/// The rows of a part among those of all parts of a tensor. The part has `rows` rows, of `columns` elements.
+fn own_rows(of: WeightExpr, place: &Place, [rows, columns]: [usize; 2]) -> WeightExpr {
+    match place.interleaved {
+        // Rows that take turns stand side by side in rows of as many columns.
+        Some((parts, part)) => {
+            let joined = reshape(of, vec![rows, parts * columns]);
+            slice(joined, 1, part * columns, columns, parts * columns)
+        }
+        None => own_elements(of, place, rows),
+    }
+}
+
+/// The rows, or elements of a vector, of a part that follows others.
+fn own_elements(of: WeightExpr, place: &Place, count: usize) -> WeightExpr {
+    slice(of, 0, place.before, count, place.all(count))
+}
+
+/// Some of `all` elements along a dimension.
+fn slice(of: WeightExpr, dimension: usize, start: usize, count: usize, all: usize) -> WeightExpr {
     if count == all {
         return of;
     }
-    WeightExpr::Slice { of: Box::new(of), dimension: 0, start, end: start + count }
+    WeightExpr::Slice { of: Box::new(of), dimension, start, end: start + count }
 }
 
-fn f32_vector(
-    program: &mut ProgramBuilder,
-    name: String,
-    mut expr: WeightExpr,
-    stored: &WeightType,
-) -> Result<ValueId> {
-    let read = expr.infer(&|_| Ok(stored.clone()))?;
-    let [size] = read.shape[..] else {
-        return Err(Error::internal(format!("{name} is no vector but {:?}", read.shape)));
-    };
-    if read.format != WeightFormat::Dense(DType::F32) {
-        expr = WeightExpr::Cast { of: Box::new(expr), dtype: DType::F32 };
-    }
-    program.vector(name, expr, TensorType::new(DType::F32, [size]))
+fn transpose(of: WeightExpr) -> WeightExpr {
+    WeightExpr::Transpose { of: Box::new(of) }
+}
+
+fn reshape(of: WeightExpr, shape: Vec<usize>) -> WeightExpr {
+    WeightExpr::Reshape { of: Box::new(of), shape }
+}
+
+/// Matrices or vectors one after the other.
+fn stack(parts: Vec<WeightExpr>) -> WeightExpr {
+    WeightExpr::Concat { parts, dimension: 0 }
 }

@@ -6,12 +6,18 @@
 
 mod architecture;
 mod gemma;
+mod glm;
 mod gpt2;
+mod gpt_oss;
+mod granite_moe;
 mod llama;
+mod mixtral;
 mod olmo;
+mod olmoe;
 mod opt;
 mod phi;
 mod qwen;
+mod qwen_moe;
 mod smollm3;
 
 use crate::{
@@ -41,6 +47,12 @@ const FAMILIES: &[&[Architecture]] = &[
     smollm3::ARCHITECTURES,
     gpt2::ARCHITECTURES,
     opt::ARCHITECTURES,
+    mixtral::ARCHITECTURES,
+    qwen_moe::ARCHITECTURES,
+    olmoe::ARCHITECTURES,
+    gpt_oss::ARCHITECTURES,
+    granite_moe::ARCHITECTURES,
+    glm::ARCHITECTURES,
 ];
 
 /// Iterates over every architecture.

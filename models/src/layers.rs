@@ -19,7 +19,7 @@ use crate::{
     tensor_names::Part,
 };
 use dsrun_core::{
-    Result,
+    DType, Result,
     op::{Add, Linear},
     program::{Program, ValueId},
 };
@@ -59,7 +59,7 @@ pub(crate) fn program(blocks: Blocks, options: ProgramOptions, mut weights: Decl
     let head = if config.tied { embedding } else { build.matrix(Part::Head)? };
     let wanted = build.step.wanted(x)?;
     let wanted = build.finish(wanted, weights)?;
-    let logits = build.step.logits(wanted, head)?;
+    let logits = build.step.logits(wanted, head, config.logit_scale)?;
     let hidden = build.finish(x, weights)?;
     build.step.finish(logits, hidden)
 }
@@ -95,23 +95,37 @@ impl Builder<'_> {
 
     /// Multiplies `x` by a matrix and adds the bias if the configuration has one.
     pub(crate) fn linear(&mut self, x: ValueId, part: Part) -> Result<ValueId> {
-        let weight = self.matrix(part)?;
-        let (program, [outputs, _]) = (&mut self.step.program, part.shape(self.config));
-        let bias = part
-            .has_bias(self.config)
-            .then(|| self.weights.bias(program, part, self.layer, outputs))
-            .transpose()?;
-        program.call(Linear { dtype: self.options.activation }, [Some(x), Some(weight), bias])
+        self.linear_to(x, part, self.options.activation)
     }
 
-    /// Computes the residual sum `x + branch(x)`.
+    /// As [`Self::linear`], with results of this type.
+    pub(crate) fn linear_to(&mut self, x: ValueId, part: Part, dtype: DType) -> Result<ValueId> {
+        let (weight, bias) = (self.matrix(part)?, self.bias(part)?);
+        self.step.program.call(Linear { dtype }, [Some(x), Some(weight), bias])
+    }
+
+    /// Declares the bias of a matrix, if the configuration has one.
+    pub(crate) fn bias(&mut self, part: Part) -> Result<Option<ValueId>> {
+        let [outputs, _] = part.shape(self.config);
+        let has_bias = part.has_bias(self.config);
+        let program = &mut self.step.program;
+        has_bias.then(|| self.weights.bias(program, part, self.layer, outputs)).transpose()
+    }
+
+    /// Declares a vector of the current layer.
+    pub(crate) fn vector(&mut self, part: Part) -> Result<ValueId> {
+        let [size, _] = part.shape(self.config);
+        self.weights.vector(&mut self.step.program, part, self.layer, size)
+    }
+
+    /// Computes the residual sum `x + scale * branch(x)`, with the scale of the configuration.
     pub(crate) fn residual(
         &mut self,
         x: ValueId,
         branch: impl FnOnce(&mut Self, ValueId) -> Result<ValueId>,
     ) -> Result<ValueId> {
         let y = branch(self, x)?;
-        self.add(x, y, 1.0)
+        self.add(x, y, self.config.residual_scale)
     }
 
     /// Computes `a + alpha * b`.

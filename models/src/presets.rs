@@ -262,4 +262,47 @@ const PRESETS: &[Preset] = &[
             "do_layer_norm_before": true, "word_embed_proj_dim": 5120, "vocab_size": 50272,
             "bos_token_id": 2, "eos_token_id": 2}"#,
     },
+    Preset {
+        name: "mixtral-8x7b",
+        repository: "mistralai/Mixtral-8x7B-Instruct-v0.1",
+        json: r#"{
+            "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-05, "vocab_size": 32000, "max_position_embeddings": 32768,
+            "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false, "bos_token_id": 1,
+            "eos_token_id": 2}"#,
+    },
+    Preset {
+        name: "qwen3-30b-a3b",
+        repository: "Qwen/Qwen3-30B-A3B",
+        json: r#"{
+            "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "rms_norm_eps": 1e-06, "vocab_size": 151936, "max_position_embeddings": 40960,
+            "rope_theta": 1000000.0, "use_sliding_window": false, "tie_word_embeddings": false,
+            "bos_token_id": 151643, "eos_token_id": 151645}"#,
+    },
+    Preset {
+        name: "olmoe-1b-7b",
+        repository: "allenai/OLMoE-1B-7B-0125-Instruct",
+        json: r#"{
+            "model_type": "olmoe", "hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 16,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
+            "norm_topk_prob": false, "rms_norm_eps": 1e-05, "vocab_size": 50304,
+            "max_position_embeddings": 4096, "rope_theta": 10000.0, "clip_qkv": null,
+            "tie_word_embeddings": false, "eos_token_id": 50279}"#,
+    },
+    Preset {
+        name: "gpt-oss-20b",
+        repository: "openai/gpt-oss-20b",
+        json: r#"{
+            "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,
+            "num_experts_per_tok": 4, "rms_norm_eps": 1e-05, "vocab_size": 201088,
+            "max_position_embeddings": 131072, "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0,
+            "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                "original_max_position_embeddings": 4096, "truncate": false},
+            "attention_bias": true, "tie_word_embeddings": false, "eos_token_id": 200002}"#,
+    },
 ];

@@ -11,6 +11,8 @@
 //! | AWQ | `qweight` i32 `[K, N / 8]`, outputs along a word, in the order 0 2 4 6 1 3 5 7 | `scales` `[G, N]` | `qzeros` i32 `[G, N / 8]`, the same order |
 //! | compressed-tensors | `weight_packed` i32 `[N, K / 8]`, inputs along a word, or `weight` i8 `[N, K]` | `weight_scale` `[N, G]` | `weight_zero_point` i32 `[N / 8, G]`, outputs along a word, or i8 `[N, G]` |
 //!
+//! The files of gpt-oss hold the matrices of experts as MXFP4; they are `<module>.mxfp4` `[experts, outputs, inputs]` here.
+//!
 //! (`N` outputs, `K` inputs, `G` groups of inputs; the words are those of 4 bits. The lowest bits of a word come first.)
 //!
 //! GPTQ may assign inputs to groups in another order (`g_idx`, "act-order"). No format here can say that, so such a matrix is
@@ -20,6 +22,7 @@ mod awq;
 mod compressed_tensors;
 mod gptq;
 mod matrix;
+mod mxfp4;
 
 use crate::{
     config::Quantisation,
@@ -29,6 +32,7 @@ use crate::{
 };
 use dsrun_core::{GroupSize, ScaleType, WeightType};
 use matrix::Matrix;
+use mxfp4::Mxfp4;
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashSet},
@@ -43,6 +47,8 @@ pub struct QuantisedFiles {
     files: SafetensorsFiles,
     /// By the name of the matrix, `<module>.weight`.
     matrices: BTreeMap<String, Matrix>,
+    /// The matrices of experts, by `<module>.mxfp4`.
+    experts: BTreeMap<String, Mxfp4>,
     /// The tensors that matrices are made of.
     parts: HashSet<String>,
 }
@@ -56,12 +62,24 @@ impl QuantisedFiles {
         files: SafetensorsFiles,
         quantisation: &Quantisation,
     ) -> std::result::Result<Self, ModelError> {
-        let mut opened = Self { matrices: BTreeMap::new(), parts: HashSet::new(), files };
+        let mut opened =
+            Self { matrices: BTreeMap::new(), experts: BTreeMap::new(), parts: HashSet::new(), files };
         let mut decoded = 0;
         for tensor in opened.files.tensors() {
             let Some(module) = module_of(&tensor, quantisation) else { continue };
+            let wrong = |problem| ModelError::Quantised {
+                path: tensor.file.to_owned(),
+                module: module.to_owned(),
+                problem,
+            };
             let parts = Parts { files: &opened.files, module };
             let matrix = match quantisation {
+                Quantisation::Mxfp4 => {
+                    let experts = Mxfp4::new(&opened.files, module).map_err(wrong)?;
+                    opened.parts.extend([experts.blocks.clone(), experts.scales.clone()]);
+                    opened.experts.insert(format!("{module}.mxfp4"), experts);
+                    continue;
+                }
                 Quantisation::Gptq(gptq) => gptq::matrix(parts, gptq),
                 Quantisation::Awq(group) => awq::matrix(parts, *group),
                 Quantisation::CompressedTensors(_) => {
@@ -69,11 +87,7 @@ impl QuantisedFiles {
                     inputs.and_then(|inputs| compressed_tensors::matrix(parts, inputs))
                 }
             };
-            let matrix = matrix.map_err(|problem| ModelError::Quantised {
-                path: tensor.file.to_owned(),
-                module: module.to_owned(),
-                problem,
-            })?;
+            let matrix = matrix.map_err(wrong)?;
             decoded += usize::from(matrix.is_decoded());
             opened.parts.extend(matrix.tensors().map(str::to_owned));
             opened.matrices.insert(format!("{module}.weight"), matrix);
@@ -98,6 +112,7 @@ fn module_of<'a>(tensor: &SafetensorsTensor<'a>, quantisation: &Quantisation) ->
             Some(module) => (tensor.dtype == "I8").then_some(module),
             None => tensor.name.strip_suffix(".weight_packed"),
         },
+        Quantisation::Mxfp4 => tensor.name.strip_suffix("_blocks"),
     }
 }
 
@@ -108,23 +123,25 @@ impl TensorSource for QuantisedFiles {
 
     fn names(&self) -> Vec<&str> {
         let others = self.files.names().into_iter().filter(|name| !self.parts.contains(*name));
-        others.chain(self.matrices.keys().map(String::as_str)).collect()
+        let matrices = self.matrices.keys().chain(self.experts.keys());
+        others.chain(matrices.map(String::as_str)).collect()
     }
 
     fn tensor_type(&self, name: &str) -> dsrun_core::Result<WeightType> {
-        match self.matrices.get(name) {
-            Some(matrix) => Ok(matrix.weight_type().clone()),
-            None => self.files.tensor_type(name),
+        match (self.matrices.get(name), self.experts.get(name)) {
+            (Some(matrix), _) => Ok(matrix.weight_type().clone()),
+            (None, Some(experts)) => Ok(experts.weight_type.clone()),
+            (None, None) => self.files.tensor_type(name),
         }
     }
 
     fn rows(&self, name: &str, first: usize, count: usize) -> dsrun_core::Result<Cow<'_, [u8]>> {
-        match self.matrices.get(name) {
-            Some(matrix) => {
-                matrix.rows(&self.files, first, count).map(Cow::Owned).map_err(|error| error.at(name))
-            }
-            None => self.files.rows(name, first, count),
-        }
+        let rows = match (self.matrices.get(name), self.experts.get(name)) {
+            (Some(matrix), _) => matrix.rows(&self.files, first, count),
+            (None, Some(experts)) => experts.rows(&self.files, first, count),
+            (None, None) => return self.files.rows(name, first, count),
+        };
+        rows.map(Cow::Owned).map_err(|error| error.at(name))
     }
 
     fn quantises_inputs(&self, name: &str) -> bool {
@@ -134,7 +151,12 @@ impl TensorSource for QuantisedFiles {
     fn release(&self, name: &str) {
         match self.matrices.get(name) {
             Some(matrix) => matrix.tensors().for_each(|part| self.files.release(part)),
-            None => self.files.release(name),
+            None => match self.experts.get(name) {
+                Some(experts) => {
+                    [&experts.blocks, &experts.scales].into_iter().for_each(|part| self.files.release(part))
+                }
+                None => self.files.release(name),
+            },
         }
     }
 }

@@ -51,7 +51,7 @@
 use dsrun_core::{
     DType, Result, Size, TensorType,
     op::{
-        AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite, Linear, LogitProcess,
+        Add, AttentionMask, AttentionPrepare, CommitTokens, Embed, GatherRows, KvWrite, Linear, LogitProcess,
         PagedAttention, PrepareStep, SAMPLING_COLUMNS, Sample,
     },
     program::{Program, ProgramBuilder, SegmentKind, ValueId},
@@ -135,6 +135,8 @@ pub struct Heads {
     pub scale: f32,
     /// How many keys a query sees, its own included; `None` for all before it.
     pub window: Option<u32>,
+    /// One more score of each head, without a key: f32 `[heads]`.
+    pub sinks: Option<ValueId>,
 }
 
 /// A decoder program under construction. Make one, embed, add layers, turn the [wanted](Self::wanted) rows into
@@ -318,7 +320,7 @@ impl DecoderStep {
             self.tables,
             self.work,
         ];
-        let optional = [None; 3];
+        let optional = [None, heads.sinks, None];
         self.program.call(attention, operands.map(Some).into_iter().chain(optional))
     }
 
@@ -331,13 +333,17 @@ impl DecoderStep {
         self.program.call(GatherRows {}, [hidden, self.rows].map(Some))
     }
 
-    /// Turns the hidden states of the [wanted](Self::wanted) rows into logits. `head` is the matrix `[vocabulary, hidden]`. What
-    /// is called from here on belongs to the segment `embed`.
+    /// Turns the hidden states of the [wanted](Self::wanted) rows into logits times `scale`. `head` is the matrix
+    /// `[vocabulary, hidden]`. What is called from here on belongs to the segment `embed`.
     ///
     /// # Errors
     /// If the sizes do not fit.
-    pub fn logits(&mut self, wanted: ValueId, head: ValueId) -> Result<ValueId> {
-        let logits = self.program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(head), None])?;
+    pub fn logits(&mut self, wanted: ValueId, head: ValueId, scale: f32) -> Result<ValueId> {
+        let mut logits = self.program.call(Linear { dtype: DType::F32 }, [Some(wanted), Some(head), None])?;
+        if scale != 1.0 {
+            let operands = [Some(logits), Some(logits), None, None];
+            logits = self.program.call(Add { alpha: scale - 1.0 }, operands)?;
+        }
         self.program.segment("embed", SegmentKind::Graph);
         Ok(logits)
     }

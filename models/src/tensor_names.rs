@@ -1,6 +1,6 @@
 //! The matrices and vectors of a decoder: their shapes and names, and their places in files.
 
-use crate::config::{DecoderConfig, gguf::CONFIG_TENSORS};
+use crate::config::{DecoderConfig, Mixture, gguf::CONFIG_TENSORS};
 
 /// A matrix of a decoder, or a vector such as the weight of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,11 +24,21 @@ pub(crate) enum Part {
     Up,
     Down,
     MlpPostNorm,
+    Sinks,
+    Router,
+    SelectionBias,
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
+    SharedRouter,
+    SharedGate,
+    SharedUp,
+    SharedDown,
 }
 
 impl Part {
     /// Every part.
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 29] = [
         Self::Embedding,
         Self::Positions,
         Self::ProjectIn,
@@ -48,6 +58,16 @@ impl Part {
         Self::Up,
         Self::Down,
         Self::MlpPostNorm,
+        Self::Sinks,
+        Self::Router,
+        Self::SelectionBias,
+        Self::ExpertGate,
+        Self::ExpertUp,
+        Self::ExpertDown,
+        Self::SharedRouter,
+        Self::SharedGate,
+        Self::SharedUp,
+        Self::SharedDown,
     ];
 
     /// Finds the part and its layer by the name in programs.
@@ -82,6 +102,16 @@ impl Part {
             Self::Up => "layers.{}.up",
             Self::Down => "layers.{}.down",
             Self::MlpPostNorm => "layers.{}.mlp_post_norm",
+            Self::Sinks => "layers.{}.sinks",
+            Self::Router => "layers.{}.router",
+            Self::SelectionBias => "layers.{}.selection_bias",
+            Self::ExpertGate => "layers.{}.expert_gate",
+            Self::ExpertUp => "layers.{}.expert_up",
+            Self::ExpertDown => "layers.{}.expert_down",
+            Self::SharedRouter => "layers.{}.shared_router",
+            Self::SharedGate => "layers.{}.shared_gate",
+            Self::SharedUp => "layers.{}.shared_up",
+            Self::SharedDown => "layers.{}.shared_down",
         }
     }
 
@@ -90,9 +120,17 @@ impl Part {
         numbered(self.plain(), layer)
     }
 
-    /// Returns the shape of a matrix, `[outputs, inputs]`; for the norm of a whole row, `[features, 1]`.
+    /// Returns the shape of a matrix, `[outputs, inputs]`, for matrices of experts that of one of them; for the norm of a
+    /// whole row and other vectors, `[features, 1]`.
     pub(crate) const fn shape(self, config: &DecoderConfig) -> [usize; 2] {
         let DecoderConfig { hidden, intermediate, embedding, .. } = *config;
+        let (experts, of_expert, of_shared) = match &config.mixture {
+            Some(Mixture { experts, intermediate, shared: Some(shared), .. }) => {
+                (*experts, *intermediate, shared.intermediate)
+            }
+            Some(Mixture { experts, intermediate, .. }) => (*experts, *intermediate, 0),
+            None => (0, 0, 0),
+        };
         let (width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         match self {
             Self::Embedding | Self::Head => [config.vocabulary, embedding],
@@ -111,7 +149,20 @@ impl Part {
             | Self::AttentionPostNorm
             | Self::MlpNorm
             | Self::MlpPostNorm => [hidden, 1],
+            Self::Sinks => [config.heads, 1],
+            Self::Router => [experts, hidden],
+            Self::SelectionBias => [experts, 1],
+            Self::ExpertGate | Self::ExpertUp => [of_expert, hidden],
+            Self::ExpertDown => [hidden, of_expert],
+            Self::SharedRouter => [1, hidden],
+            Self::SharedGate | Self::SharedUp => [of_shared, hidden],
+            Self::SharedDown => [hidden, of_shared],
         }
+    }
+
+    /// Whether each expert has a matrix of its own.
+    pub(crate) const fn is_of_experts(self) -> bool {
+        matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertDown)
     }
 
     /// Whether a matrix has a bias.
@@ -125,6 +176,10 @@ impl Part {
             Self::Gate => biases.gate,
             Self::Up => biases.up,
             Self::Down => biases.down,
+            Self::Router => matches!(&config.mixture, Some(mixture) if mixture.router_bias),
+            Self::ExpertGate | Self::ExpertUp | Self::ExpertDown => {
+                matches!(&config.mixture, Some(mixture) if mixture.biases)
+            }
             _ => false,
         }
     }
@@ -135,9 +190,13 @@ impl Part {
 pub(crate) struct TensorName {
     /// The parts, concatenated along the outputs.
     parts: &'static [Part],
-    /// The name without `.weight` or `.bias`; `{}` stands for the index of the layer.
+    /// The name without suffix; the first `{}` stands for the index of the layer, a second one for that of the expert.
     name: &'static str,
+    /// The suffixes of a matrix or vector, and of the bias of a matrix.
+    suffixes: [&'static str; 2],
     transposed: bool,
+    /// Whether outputs of all parts take turns, instead of those of one part after those of another.
+    interleaved: bool,
     /// The number of unused rows before the first part.
     skipped: usize,
 }
@@ -145,7 +204,18 @@ pub(crate) struct TensorName {
 impl TensorName {
     /// Names a tensor that holds these parts.
     pub(crate) const fn of(parts: &'static [Part], name: &'static str) -> Self {
-        Self { parts, name, transposed: false, skipped: 0 }
+        let suffixes = [".weight", ".bias"];
+        Self { parts, name, suffixes, transposed: false, interleaved: false, skipped: 0 }
+    }
+
+    /// Says that the names end with these suffixes instead of `.weight` and `.bias`.
+    pub(crate) const fn with_suffixes(self, suffixes: [&'static str; 2]) -> Self {
+        Self { suffixes, ..self }
+    }
+
+    /// Says that the outputs of the parts take turns.
+    pub(crate) const fn interleaved(self) -> Self {
+        Self { interleaved: true, ..self }
     }
 
     /// Says that the tensor is stored as `[inputs, outputs]`.
@@ -170,6 +240,8 @@ pub(crate) struct Names {
     pub(crate) shared: &'static [TensorName],
     /// Substrings of the names of tensors that are not weights of the decoder.
     pub(crate) no_weights: &'static [&'static str],
+    /// The names of files that hold experts in another form. A file that has these experts in any layer has these names.
+    pub(crate) other_experts: Option<&'static Self>,
 }
 
 impl Names {
@@ -192,9 +264,14 @@ impl Names {
             TensorName::of(&[Part::Gate], "layers.{}.mlp.gate_proj"),
             TensorName::of(&[Part::Up], "layers.{}.mlp.up_proj"),
             TensorName::of(&[Part::Down], "layers.{}.mlp.down_proj"),
+            TensorName::of(&[Part::Router], "layers.{}.mlp.gate"),
+            TensorName::of(&[Part::ExpertGate], "layers.{}.mlp.experts.{}.gate_proj"),
+            TensorName::of(&[Part::ExpertUp], "layers.{}.mlp.experts.{}.up_proj"),
+            TensorName::of(&[Part::ExpertDown], "layers.{}.mlp.experts.{}.down_proj"),
         ],
         // Tables of rotary embeddings follow from the configuration.
         no_weights: &["rotary_emb.inv_freq"],
+        other_experts: None,
     };
 
     /// The names that llama.cpp uses.
@@ -219,8 +296,19 @@ impl Names {
             TensorName::of(&[Part::Up], "blk.{}.ffn_up"),
             TensorName::of(&[Part::Down], "blk.{}.ffn_down"),
             TensorName::of(&[Part::MlpPostNorm], "blk.{}.post_ffw_norm"),
+            TensorName::of(&[Part::Sinks], "blk.{}.attn_sinks"),
+            TensorName::of(&[Part::Router], "blk.{}.ffn_gate_inp"),
+            TensorName::of(&[Part::SelectionBias], "blk.{}.exp_probs_b").with_suffixes([".bias", ""]),
+            TensorName::of(&[Part::ExpertGate], "blk.{}.ffn_gate_exps"),
+            TensorName::of(&[Part::ExpertUp], "blk.{}.ffn_up_exps"),
+            TensorName::of(&[Part::ExpertDown], "blk.{}.ffn_down_exps"),
+            TensorName::of(&[Part::SharedRouter], "blk.{}.ffn_gate_inp_shexp"),
+            TensorName::of(&[Part::SharedGate], "blk.{}.ffn_gate_shexp"),
+            TensorName::of(&[Part::SharedUp], "blk.{}.ffn_up_shexp"),
+            TensorName::of(&[Part::SharedDown], "blk.{}.ffn_down_shexp"),
         ],
         no_weights: CONFIG_TENSORS,
+        other_experts: None,
     };
 
     /// Finds out which prefix a file uses; `has` tells whether it contains a tensor.
@@ -230,7 +318,17 @@ impl Names {
             format!("{prefix}{tensor}.weight")
         };
         let found = self.prefixes.iter().find(|prefix| has(&embedding(**prefix)));
-        Naming::File { names: self, prefix: found.copied().unwrap_or(self.prefixes[0]) }
+        let prefix = found.copied().unwrap_or(self.prefixes[0]);
+        let has_experts = |names: &&'static Self| {
+            let tensor = names.find(Part::ExpertDown);
+            tensor.is_some_and(|tensor| {
+                has(&format!("{prefix}{}{}", numbered(tensor.name, 0), tensor.suffixes[0]))
+            })
+        };
+        if let Some(names) = self.other_experts.filter(has_experts) {
+            return Naming::File { names, prefix };
+        }
+        Naming::File { names: self, prefix }
     }
 
     fn find(&self, part: Part) -> Option<&TensorName> {
@@ -255,20 +353,54 @@ pub(crate) enum Naming {
 /// The place of a part in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The name of the tensor without `.weight` or `.bias`.
+    /// The name of the tensor without its suffix. In matrices of experts that are tensors of their own, `{}` stands for the
+    /// index of the expert; without it, the tensor holds all experts, its first dimension.
     pub(crate) tensor: String,
+    /// The suffixes of the tensor, and of the bias.
+    suffixes: [&'static str; 2],
     /// The number of outputs of the tensor before those of the part.
     pub(crate) before: usize,
     /// The number of outputs of the tensor after those of the part.
     pub(crate) after: usize,
     /// Whether its matrix is stored as `[inputs, outputs]`.
     pub(crate) transposed: bool,
+    /// If outputs of several parts take turns: how many parts there are, and which of them this one is.
+    pub(crate) interleaved: Option<(usize, usize)>,
+}
+
+impl Place {
+    /// Returns the name of the tensor.
+    pub(crate) fn weight(&self) -> String {
+        format!("{}{}", self.tensor, self.suffixes[0])
+    }
+
+    /// Returns the name of the bias.
+    pub(crate) fn bias(&self) -> String {
+        format!("{}{}", self.tensor, self.suffixes[1])
+    }
+
+    /// Returns the number of outputs of the tensor, of which the part has `own`.
+    pub(crate) fn all(&self, own: usize) -> usize {
+        self.before + own + self.after
+    }
+
+    /// Whether each expert is a tensor of its own.
+    pub(crate) fn is_per_expert(&self) -> bool {
+        self.tensor.contains("{}")
+    }
 }
 
 impl Naming {
     /// Returns the place of a part in the source. Parts outside of the layers ignore `layer`.
     pub(crate) fn place(self, part: Part, layer: usize, config: &DecoderConfig) -> Place {
-        let plain = Place { tensor: part.value_name(layer), before: 0, after: 0, transposed: false };
+        let plain = Place {
+            tensor: part.value_name(layer),
+            suffixes: [".weight", ".bias"],
+            before: 0,
+            after: 0,
+            transposed: false,
+            interleaved: None,
+        };
         let Self::File { names, prefix } = self else { return plain };
         let Some(tensor) = names.find(part) else { return plain };
         let prefix = if part == Part::Head { "" } else { prefix };
@@ -276,6 +408,8 @@ impl Naming {
         let index = tensor.parts.iter().position(|other| *other == part).unwrap_or_default();
         Place {
             tensor: format!("{prefix}{}", numbered(tensor.name, layer)),
+            suffixes: tensor.suffixes,
+            interleaved: tensor.interleaved.then_some((tensor.parts.len(), index)),
             before: tensor.skipped + outputs(&tensor.parts[..index]),
             after: outputs(&tensor.parts[index + 1..]),
             transposed: tensor.transposed,
@@ -294,6 +428,7 @@ impl Naming {
     }
 }
 
-fn numbered(pattern: &str, layer: usize) -> String {
+/// Puts the index of a layer or expert in the place of the first `{}`.
+pub(crate) fn numbered(pattern: &str, layer: usize) -> String {
     pattern.replacen("{}", &layer.to_string(), 1)
 }

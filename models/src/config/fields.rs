@@ -136,6 +136,18 @@ impl<'a> Fields<'a> {
         flags.map(Some).ok_or_else(|| self.wrong(field, value, "a list of ones and zeros"))
     }
 
+    /// A list of whole numbers below `end`, such as indices of layers.
+    pub(crate) fn indices(&self, field: &str, end: usize) -> Result<Option<Vec<usize>>> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let index = |value: &Value| {
+            let index = value.as_u64().and_then(|index| usize::try_from(index).ok());
+            index.filter(|index| *index < end)
+        };
+        let indices = value.as_array().and_then(|list| list.iter().map(index).collect());
+        let expected = || format!("a list of whole numbers below {end}");
+        indices.map(Some).ok_or_else(|| self.wrong(field, value, expected()))
+    }
+
     /// A text.
     pub(crate) fn text(&self, field: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.get(field) else { return Ok(None) };

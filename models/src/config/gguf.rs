@@ -74,7 +74,7 @@ impl<'a> Keys<'a> {
         whole_key(self.file, &self.path(key))
     }
 
-    fn size(&self, key: &str, most: usize) -> Result<Option<usize>> {
+    pub(crate) fn size(&self, key: &str, most: usize) -> Result<Option<usize>> {
         let size: Option<usize> = self.get(key)?;
         match size {
             Some(size) if size == 0 || size > most => {
@@ -84,7 +84,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn required_size(&self, key: &str, most: usize) -> Result<usize> {
+    pub(crate) fn required_size(&self, key: &str, most: usize) -> Result<usize> {
         self.size(key, most)?.ok_or_else(|| ConfigError::Missing { field: self.path(key) })
     }
 
@@ -113,7 +113,7 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    fn has(&self, tensor: &str) -> bool {
+    pub(crate) fn has(&self, tensor: &str) -> bool {
         self.file.tensor(tensor).is_some()
     }
 
@@ -172,6 +172,7 @@ pub(crate) fn decoder(
         architecture,
         hidden,
         layers,
+        unread_layers: 0,
         heads,
         kv_heads: keys.size(names.kv_heads, limits::HEADS)?.unwrap_or(heads),
         head_dim,
@@ -183,6 +184,8 @@ pub(crate) fn decoder(
         norm_after: false,
         final_norm: true,
         attention: vec![attention; layers],
+        head_norms: false,
+        sinks: false,
         biases: Biases {
             query: bias("attn_q"),
             key: bias("attn_k"),
@@ -192,6 +195,10 @@ pub(crate) fn decoder(
             up: bias("ffn_up"),
             down: bias("ffn_down"),
         },
+        mixture: None,
+        embedding_scale: 1.0,
+        residual_scale: 1.0,
+        logit_scale: 1.0,
         tied: !keys.has("output.weight"),
         activation,
         context: keys.required_size(names.context, limits::CONTEXT)?,
@@ -299,6 +306,7 @@ pub(crate) fn rope(
                 factor,
                 beta_fast: number("rope.scaling.yarn_beta_fast")?.unwrap_or(BETA_FAST),
                 beta_slow: number("rope.scaling.yarn_beta_slow")?.unwrap_or(BETA_SLOW),
+                truncate: true,
                 original_context,
             }
         }

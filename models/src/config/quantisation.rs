@@ -20,6 +20,8 @@ pub enum Quantisation {
     Awq(Option<usize>),
     /// compressed-tensors, as llm-compressor and `dsrun quantize` write it.
     CompressedTensors(Vec<Scheme>),
+    /// 4-bit floats with a power of two for 32 inputs, as the experts of gpt-oss are.
+    Mxfp4,
 }
 
 /// What GPTQ's layout leaves open.
@@ -97,9 +99,18 @@ impl Quantisation {
             Some("gptq") => gptq(&fields).map(Some),
             Some("awq") => awq(&fields).map(Some),
             Some("compressed-tensors") => compressed_tensors(&fields).map(Some),
+            Some("mxfp4") => {
+                refuse_unknown(
+                    &fields,
+                    "mxfp4",
+                    &[&["dequantize", "modules_to_not_convert", "quant_method"]],
+                )?;
+                Ok(Some(Self::Mxfp4))
+            }
             None => Err(ConfigError::Missing { field: fields.path("quant_method") }),
             Some(other) => {
-                let reason = "supported: gptq, awq, compressed-tensors; or use a GGUF file of the model";
+                let reason =
+                    "supported: gptq, awq, compressed-tensors, mxfp4; or use a GGUF file of the model";
                 Err(ConfigError::unsupported(fields.path("quant_method"), shortened(&other.into()), reason))
             }
         }

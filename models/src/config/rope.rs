@@ -50,6 +50,8 @@ pub enum RopeScaling {
         beta_fast: f64,
         /// Pairs that rotate at most this often within the original context are divided.
         beta_slow: f64,
+        /// Whether the blend begins and ends at whole pairs.
+        truncate: bool,
         /// The context length of the pre-training, in tokens.
         original_context: usize,
     },
@@ -111,14 +113,15 @@ impl Rope {
                 let kept = ((turns - low_frequency_factor) / band).clamp(0.0, 1.0);
                 frequency * (kept + (1.0 - kept) / factor)
             }
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context } => {
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_context } => {
                 // The fractional index of the pair that rotates this often within the original context.
                 let pair_of = |rotations: f64| {
                     dimensions * (*original_context as f64 / (rotations * 2.0 * PI)).ln()
                         / (2.0 * self.theta.ln())
                 };
-                let low = pair_of(*beta_fast).floor().max(0.0);
-                let high = pair_of(*beta_slow).ceil().min(dimensions - 1.0);
+                let (low, high) = (pair_of(*beta_fast), pair_of(*beta_slow));
+                let (low, high) = if *truncate { (low.floor(), high.ceil()) } else { (low, high) };
+                let (low, high) = (low.max(0.0), high.min(dimensions - 1.0));
                 let band = if high == low { 0.001 } else { high - low };
                 let divided = ((pair as f64 - low) / band).clamp(0.0, 1.0);
                 frequency * (1.0 - divided + divided / factor)
@@ -179,7 +182,7 @@ impl Rope {
                 }
                 context(*original_context)?;
             }
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context } => {
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, .. } => {
                 positive("rope factor", *factor)?;
                 positive("beta_fast", *beta_fast)?;
                 positive("beta_slow", *beta_slow)?;

@@ -94,11 +94,15 @@ fn of_decoder(config: &DecoderConfig, dense: DType) -> Result<Map<String, Value>
                     "high_freq_factor": high_frequency_factor, "original_max_position_embeddings": original_context,
                 })
             }
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context } => {
-                json!({
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_context } => {
+                let mut yarn = json!({
                     "rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow,
                     "original_max_position_embeddings": original_context, "attention_factor": short(rope.scale),
-                })
+                });
+                if !truncate {
+                    yarn["truncate"] = false.into();
+                }
+                yarn
             }
             RopeScaling::Long { .. } => {
                 return Err(wrong("its rotary embeddings are scaled as LongRoPE does"));

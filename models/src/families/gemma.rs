@@ -71,7 +71,7 @@ const TEXT: Architecture = Architecture {
         ],
         ..Names::HUGGING_FACE
     },
-    blocks: Blocks { embed: |build, table| build.embed_scaled(table), layer },
+    blocks: Blocks { embed: |build, table| build.embed_by_width(table), layer },
     gguf: Some(Gguf { name: "gemma3", config: from_gguf, tensors: Names::GGUF, export: None }),
     ..LLAMA
 };

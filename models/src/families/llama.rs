@@ -10,9 +10,12 @@
 //!
 //! GGUF files of architecture `llama`, which include Mistral's, order the rows of query and key matrices so that the two
 //! elements of a rotated pair are neighbours. The rotary embedding pairs neighbours instead of reordering the rows, so
-//! quantised blocks are read unchanged.
+//! quantised blocks are read unchanged. A file of this architecture that has experts is Mixtral's.
 
-use super::architecture::{Architecture, Export, Gguf};
+use super::{
+    architecture::{Architecture, Export, Gguf},
+    mixtral,
+};
 use crate::{
     config::{
         Biases, DecoderConfig, FieldNames, Result,
@@ -60,7 +63,7 @@ const MISTRAL: Architecture = Architecture {
     ..LLAMA
 };
 
-/// Computes `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+/// Computes `x + attention(norm(x))`, then `x + mlp(norm(x))`, or experts where the configuration has some.
 pub(super) fn layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
     let x = build.residual(x, |build, x| {
         let x = build.norm(x, Part::AttentionNorm)?;
@@ -70,7 +73,7 @@ pub(super) fn layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> 
     })?;
     build.residual(x, |build, x| {
         let x = build.norm(x, Part::MlpNorm)?;
-        build.gated_mlp(x)
+        build.experts_or_mlp(x)
     })
 }
 
@@ -104,6 +107,9 @@ pub(super) fn biases(fields: &Fields<'_>) -> Result<Biases> {
 }
 
 fn from_gguf(keys: &Keys<'_>) -> Result<DecoderConfig> {
+    if keys.get::<u32>(FieldNames::GGUF.mixture.experts)?.is_some_and(|experts| experts > 0) {
+        return mixtral::from_gguf(keys);
+    }
     let mut config = gguf::decoder(keys, "llama", &FieldNames::GGUF, Nonlinearity::Silu)?;
     config.rotate_all(gguf::rope(keys, &config, RopePairing::Neighbours, false)?);
     gguf::no_window(keys, config.context)?;

@@ -59,7 +59,7 @@ fn config(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let mut config = hugging_face::decoder(fields, "phi3", &NAMES, &defaults)?;
     let original = fields.size("original_max_position_embeddings", 1, limits::CONTEXT)?.unwrap_or(4096);
     let defaults =
-        RopeDefaults { original_context: Some(original), partial: true, ..RopeDefaults::of(&config) };
+        RopeDefaults { original_context: Some(original), partial: Some(1.0), ..RopeDefaults::of(&config) };
     config.rotate_all(rope::read(fields, defaults)?);
     let window = hugging_face::sliding_window(fields, None)?;
     config.set_windows(vec![window; config.layers]);

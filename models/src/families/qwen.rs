@@ -84,8 +84,8 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
 
 const DEFAULTS: Defaults = Defaults { kv_heads: Some(32), context: 32_768, ..Defaults::LLAMA };
 
-/// Computes Llama's layer with normalised query and key heads.
-fn normed_heads_layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
+/// Computes Llama's layer with normalised query and key heads, and experts where the configuration has some.
+pub(super) fn normed_heads_layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId> {
     let x = build.residual(x, |build, x| {
         let x = build.norm(x, Part::AttentionNorm)?;
         let heads = build.heads(x)?;
@@ -95,7 +95,7 @@ fn normed_heads_layer(build: &mut Builder<'_>, x: ValueId) -> CoreResult<ValueId
     })?;
     build.residual(x, |build, x| {
         let x = build.norm(x, Part::MlpNorm)?;
-        build.gated_mlp(x)
+        build.experts_or_mlp(x)
     })
 }
 

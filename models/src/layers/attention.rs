@@ -59,6 +59,7 @@ impl Builder<'_> {
         let config = self.config;
         let layer = config.attention.get(self.layer);
         let layer = layer.ok_or_else(|| Error::internal("a layer has no attention"))?;
+        let sinks = config.sinks.then(|| self.vector(Part::Sinks)).transpose()?;
         let attended = self.step.attention(step::Heads {
             query,
             key,
@@ -68,6 +69,7 @@ impl Builder<'_> {
             head_dim: config.head_dim,
             scale: layer.scale,
             window: layer.window,
+            sinks,
         })?;
         self.linear(attended, Part::Output)
     }

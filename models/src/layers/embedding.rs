@@ -12,10 +12,17 @@ impl Builder<'_> {
     }
 
     /// Looks up the embeddings of the step's tokens, multiplied by the square root of the hidden size.
-    ///
-    /// The factor is rounded to the type of activations, as it was in training and as transformers does.
+    pub(crate) fn embed_by_width(&mut self, table: ValueId) -> Result<ValueId> {
+        self.embed_times(table, (self.config.hidden as f64).sqrt() as f32)
+    }
+
+    /// Looks up the embeddings of the step's tokens, multiplied by the factor of the configuration.
     pub(crate) fn embed_scaled(&mut self, table: ValueId) -> Result<ValueId> {
-        let factor = (self.config.hidden as f64).sqrt() as f32;
+        self.embed_times(table, self.config.embedding_scale)
+    }
+
+    /// The factor is rounded to the type of activations, as it was in training and as transformers does.
+    fn embed_times(&mut self, table: ValueId, factor: f32) -> Result<ValueId> {
         let factor = match self.options.activation {
             DType::BF16 => bf16::from_f32(factor).to_f32(),
             DType::F16 => f16::from_f32(factor).to_f32(),

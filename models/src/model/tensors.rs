@@ -10,7 +10,7 @@ use crate::{
     weights::{Distribution, RandomTensor, TensorSource},
 };
 use dsrun_core::{DType, Error, WeightFormat, WeightType, program::Program};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// How many problems are listed. With more there is little sense in looking on.
 const MOST_PROBLEMS: usize = 32;
@@ -26,7 +26,8 @@ pub(super) fn program(
 ) -> Result<(Program, HashSet<String>)> {
     let names = source.names().into_iter().collect();
     let mut types = FileTypes { source, names, wanted: HashSet::new(), problems: Vec::new() };
-    let declare = Declare { config, naming, storage: options.storage, types: &mut types };
+    let declare =
+        Declare { config, naming, storage: options.storage, types: &mut types, stored: HashMap::new() };
     let built = families::program(options, declare);
     let FileTypes { wanted, problems, .. } = types;
     if !problems.is_empty() {
@@ -42,11 +43,13 @@ pub(super) fn refuse_others(
     source: &dyn TensorSource,
     wanted: &HashSet<String>,
 ) -> Result<()> {
-    let head = format!("{}.weight", naming.place(Part::Head, 0, config).tensor);
-    let embedding = format!("{}.weight", naming.place(Part::Embedding, 0, config).tensor);
+    let head = naming.place(Part::Head, 0, config).weight();
+    let embedding = naming.place(Part::Embedding, 0, config).weight();
     let mut problems = Vec::new();
     for name in source.names() {
-        if wanted.contains(name) || naming.is_no_weight(name) {
+        let unread = (config.layers..config.layers + config.unread_layers)
+            .any(|layer| name.contains(&format!("layers.{layer}.")));
+        if wanted.contains(name) || unread || naming.is_no_weight(name) {
             continue;
         }
         if config.tied && name == head {
@@ -119,6 +122,10 @@ impl TensorTypes for FileTypes<'_> {
         let problem = if self.names.contains(name) {
             match self.source.tensor_type(name) {
                 Ok(weight_type) if weight_type.shape == shape => return Ok(weight_type),
+                // A matrix of one row may be stored as a vector.
+                Ok(weight_type) if shape.first() == Some(&1) && weight_type.shape == shape[1..] => {
+                    return Ok(weight_type);
+                }
                 Ok(weight_type) => {
                     format!("{name} has shape {:?}, but should have {shape:?}", weight_type.shape)
                 }
@@ -140,7 +147,13 @@ impl TensorTypes for FileTypes<'_> {
 pub(super) fn random(config: &DecoderConfig, format: WeightFormat) -> Result<Vec<RandomTensor>> {
     let mut types = RandomTypes { format, tensors: Vec::new() };
     let options = ProgramOptions::default();
-    let declare = Declare { config, naming: Naming::Plain, storage: options.storage, types: &mut types };
+    let declare = Declare {
+        config,
+        naming: Naming::Plain,
+        storage: options.storage,
+        types: &mut types,
+        stored: HashMap::new(),
+    };
     families::program(options, declare)?;
     Ok(types.tensors)
 }

@@ -27,7 +27,7 @@ fn parameters(model: &Model, program: &Program) -> u64 {
 }
 
 /// As the hub shows them for the published files. For Gemma 3 that is 419,816,304 more, for the part that sees images.
-const PUBLISHED: [(&str, u64); 22] = [
+const PUBLISHED: [(&str, u64); 26] = [
     ("smollm2-135m", 134_515_008),
     ("smollm2-360m", 361_821_120),
     ("smollm2-1.7b", 1_711_376_384),
@@ -50,6 +50,10 @@ const PUBLISHED: [(&str, u64); 22] = [
     ("opt-125m", 125_239_296),
     ("opt-1.3b", 1_315_758_080),
     ("opt-13b", 12_853_473_280),
+    ("mixtral-8x7b", 46_702_792_704),
+    ("qwen3-30b-a3b", 30_532_122_624),
+    ("olmoe-1b-7b", 6_919_161_856),
+    ("gpt-oss-20b", 20_914_757_184),
 ];
 
 #[test]

@@ -11,7 +11,7 @@ use super::{
 use dsrun_core::op::RopePairing;
 
 /// The fields that a table may have; each kind of scaling reads some of them.
-const KNOWN: [&str; 13] = [
+const KNOWN: [&str; 14] = [
     "rope_type",
     "type",
     "rope_theta",
@@ -25,10 +25,11 @@ const KNOWN: [&str; 13] = [
     "long_factor",
     "original_max_position_embeddings",
     "partial_rotary_factor",
+    "truncate",
 ];
 
 /// The facts about a model that reading its rotary embedding depends on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RopeDefaults {
     pub(crate) architecture: &'static str,
     pub(crate) head_dim: usize,
@@ -37,15 +38,25 @@ pub(crate) struct RopeDefaults {
     pub(crate) theta: f64,
     /// The context length of the pre-training, in families that have a separate field for it.
     pub(crate) original_context: Option<usize>,
-    /// Whether the family supports rotating only a part of each head.
-    pub(crate) partial: bool,
+    /// The part of each head that is rotated if no field says; `None` in families that rotate whole heads only.
+    pub(crate) partial: Option<f64>,
+    /// The scaling if there is no table.
+    pub(crate) scaling: Option<RopeScaling>,
 }
 
 impl RopeDefaults {
     /// Returns the defaults of most families: whole heads, a base of 10000.
     pub(crate) fn of(config: &DecoderConfig) -> Self {
         let DecoderConfig { architecture, head_dim, context, .. } = *config;
-        Self { architecture, head_dim, context, theta: 10_000.0, original_context: None, partial: false }
+        Self {
+            architecture,
+            head_dim,
+            context,
+            theta: 10_000.0,
+            original_context: None,
+            partial: None,
+            scaling: None,
+        }
     }
 }
 
@@ -56,10 +67,10 @@ impl RopeDefaults {
 /// beside it.
 pub(crate) fn read(fields: &Fields<'_>, defaults: RopeDefaults) -> Result<Rope> {
     let theta = fields.positive("rope_theta")?.unwrap_or(defaults.theta);
-    let part = rotated_part(fields, defaults)?.unwrap_or(1.0);
+    let part = rotated_part(fields, &defaults)?.or(defaults.partial).unwrap_or(1.0);
     let scaling = fields.object("rope_scaling")?;
     let parameters = fields.object("rope_parameters")?;
-    of_table(scaling.or(parameters), theta, part, defaults)
+    of_table(scaling.or(parameters), theta, part, &defaults)
 }
 
 impl RopesByKind {
@@ -86,17 +97,23 @@ impl RopesByKind {
             }
             (scaling, None) => [scaling, None],
         };
-        let full = of_table(full, theta, 1.0, defaults)?;
-        let sliding = of_table(sliding, sliding_theta.unwrap_or(theta), 1.0, defaults)?;
+        let full = of_table(full, theta, 1.0, &defaults)?;
+        let sliding = of_table(sliding, sliding_theta.unwrap_or(theta), 1.0, &defaults)?;
         Ok(Self { full, sliding })
     }
 }
 
 /// Reads a table; `theta` and `part` are the values of the fields beside it.
-fn of_table(table: Option<Fields<'_>>, theta: f64, part: f64, defaults: RopeDefaults) -> Result<Rope> {
+fn of_table(table: Option<Fields<'_>>, theta: f64, part: f64, defaults: &RopeDefaults) -> Result<Rope> {
     let rotated = |part: f64| (defaults.head_dim as f64 * part) as usize;
     let Some(table) = table else {
-        return Ok(Rope { dimensions: rotated(part), ..Rope::plain(theta, defaults.head_dim) });
+        let scale = match &defaults.scaling {
+            Some(RopeScaling::Yarn { factor, .. }) => yarn_attention_factor(*factor) as f32,
+            _ => 1.0,
+        };
+        let scaling = defaults.scaling.clone().unwrap_or(RopeScaling::None);
+        let plain = Rope::plain(theta, defaults.head_dim);
+        return Ok(Rope { dimensions: rotated(part), scaling, scale, ..plain });
     };
     let kind = kind(&table)?;
     table.refuse_unread(defaults.architecture, |field, _| KNOWN.contains(&field))?;
@@ -129,6 +146,7 @@ fn of_table(table: Option<Fields<'_>>, theta: f64, part: f64, defaults: RopeDefa
                 factor,
                 beta_fast: table.positive("beta_fast")?.unwrap_or(BETA_FAST),
                 beta_slow: table.positive("beta_slow")?.unwrap_or(BETA_SLOW),
+                truncate: table.flag("truncate")?.unwrap_or(true),
                 original_context: original_context()?,
             };
             (scaling, attention_factor(yarn_attention_factor(factor))?)
@@ -185,10 +203,10 @@ fn kind(table: &Fields<'_>) -> Result<Kind> {
 }
 
 /// Reads which part of each head is rotated.
-fn rotated_part(fields: &Fields<'_>, defaults: RopeDefaults) -> Result<Option<f64>> {
+fn rotated_part(fields: &Fields<'_>, defaults: &RopeDefaults) -> Result<Option<f64>> {
     let part = fields.positive("partial_rotary_factor")?;
     match part {
-        Some(factor) if factor != 1.0 && !defaults.partial => {
+        Some(factor) if factor != 1.0 && defaults.partial.is_none() => {
             let reason = format!("{} rotates whole heads (1)", defaults.architecture);
             Err(ConfigError::unsupported(fields.path("partial_rotary_factor"), factor, reason))
         }
