@@ -104,6 +104,36 @@ fn llama_is_split_as_by_megatron(
     }
 }
 
+/// A part of every expert: ranks read equally much whatever tokens choose, and exchange two sums in a layer.
+#[rstest]
+fn experts_are_sliced(#[values("mixtral-8x7b", "qwen3-30b-a3b")] preset: &str, #[values(2, 4)] ranks: usize) {
+    let program = bf16(preset);
+    let layers = count(&program, |op| matches!(op, Op::PagedAttention(_)));
+    let sharded = sharded(&program, ranks, &ShardPolicy::default());
+    for own in &sharded.programs {
+        assert_eq!(collectives(own), [2 * layers + 1, 1, 2 * layers + 2]);
+        for (name, dimension) in [("expert_gate", 0), ("expert_up", 0), ("expert_down", 1)] {
+            let name = format!("layers.0.{name}");
+            let mut expected = shape(weight(&program, &name));
+            expected[dimension] /= ranks;
+            assert_eq!(shape(weight(own, &name)), expected, "{name}");
+        }
+    }
+}
+
+/// Whole experts where the blocks of their format do not divide, so that some ranks would have larger parts of each.
+#[test]
+fn experts_are_split_by_experts_where_parts_would_be_uneven() {
+    // 768 inputs are 24 blocks of 32.
+    let program = program("qwen3-30b-a3b", WeightFormat::Block(BlockFormat::Q8_0));
+    let sharded = sharded(&program, 16, &ShardPolicy::default());
+    for (rank, own) in sharded.programs.iter().enumerate() {
+        let is_own = |op: &Op| matches!(op, Op::GroupedLinear(op) if op.first_expert as usize == 8 * rank);
+        assert_eq!(count(own, is_own), 3 * 48);
+        assert_eq!(shape(weight(own, "layers.0.expert_down")), [8 * 2048, 768]);
+    }
+}
+
 #[rstest]
 fn gpt2_is_split_as_by_megatron_and_its_vocabulary_is_padded(#[values(2, 4)] ranks: usize) {
     let program = bf16("gpt2-xl");

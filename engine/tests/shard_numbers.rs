@@ -10,7 +10,7 @@ use dsrun_core::{
     collective::{Comm, host::HostComm},
     device::{Backend, BufferSlice, Device, DeviceOptions, MemoryKind},
     kernels::{Argument, Arguments, Binding, CallDesc, OperandDesc, PackedWeight, WeightDesc},
-    op::OperandType,
+    op::{Op, OperandType},
     program::{Origin, Program, ValueId},
 };
 use dsrun_engine::passes::{
@@ -168,10 +168,22 @@ fn logits(program: &Program, model: &Model, comm: Option<Arc<dyn Comm>>) -> Vec<
 
 /// Compares the logits of every rank with those of the whole program. Returns whether ranks exchange anything.
 fn compare(name: &str, program: &Program, model: &Model, ranks: usize) -> bool {
+    let programs = compare_with(&ShardPolicy::default(), name, program, model, ranks);
+    programs[0].nodes.iter().any(|node| node.call.op.mesh_axis().is_some())
+}
+
+/// As [`compare`], with pins. Returns the programs of the ranks.
+fn compare_with(
+    policy: &ShardPolicy,
+    name: &str,
+    program: &Program,
+    model: &Model,
+    ranks: usize,
+) -> Vec<Program> {
     // Exchanges are free, so that even layers as small as these are split.
     let costs =
         MeshCosts { latency_us: 0.0, gather_latency_us: 0.0, link_bandwidth: 1e15, ..MeshCosts::HOST };
-    let sharded = shard(program, ranks, &ShardPolicy::default(), &costs, &sizes, None).unwrap();
+    let sharded = shard(program, ranks, policy, &costs, &sizes, None).unwrap();
     let whole = logits(program, model, None);
     assert!(whole.iter().any(|logit| *logit != whole[0]), "{name}: the logits are all the same");
     let found: Vec<Vec<f32>> = thread::scope(|scope| {
@@ -186,7 +198,7 @@ fn compare(name: &str, program: &Program, model: &Model, ranks: usize) -> bool {
         let error = difference(std::slice::from_ref(own), std::slice::from_ref(&whole));
         assert!(error <= TOLERANCE, "{name} on {ranks} ranks: rank {rank} is off by {error}");
     }
-    sharded.programs[0].nodes.iter().any(|node| node.call.op.mesh_axis().is_some())
+    sharded.programs
 }
 
 /// The fixtures in a folder.
@@ -241,6 +253,46 @@ fn policies_of_quantisation_have_the_logits_of_one_device(
         compared += 1;
     }
     assert!(compared > 0, "{format} fits none of the models");
+}
+
+/// Mixtures of experts, of which each rank has a part of every expert, or some of the experts.
+#[rstest]
+fn experts_have_the_logits_of_one_device(
+    #[values(2, 3, 4)] ranks: usize,
+    #[values(
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "gpt_oss",
+        "granitemoeshared",
+        "glm4_moe",
+        "gguf/gpt_oss_mxfp4_bf16"
+    )]
+    name: &str,
+    #[values(false, true)] whole_experts: bool,
+) {
+    let model = open(&fixtures().join(name));
+    let program = model.program(&ProgramOptions::default()).unwrap();
+    let pin = |weight: &str, of_parts: &str| {
+        let pin = if whole_experts { "experts" } else { of_parts };
+        format!("\"layers.*.{weight}\" = \"{pin}\"\n")
+    };
+    let mut policy = String::from("[weights]\n");
+    for (weight, of_parts) in [("expert_gate", "rows"), ("expert_up", "rows"), ("expert_down", "columns")] {
+        policy += &pin(weight, of_parts);
+    }
+    if program.to_string().contains("expert_down.bias") {
+        policy += &pin("expert_down.bias", "replicated");
+    }
+    let policy = ShardPolicy::from_toml(&policy).unwrap();
+    let programs = compare_with(&policy, name, &program, &model, ranks);
+    for (rank, own) in programs.iter().enumerate() {
+        let first = own.nodes.iter().find_map(|node| match &node.call.op {
+            Op::GroupedLinear(op) => Some(op.first_expert),
+            _ => None,
+        });
+        assert_eq!(first.unwrap() > 0, whole_experts && rank > 0, "{name}: rank {rank}");
+    }
 }
 
 /// SmolLM2's shapes, whose 9 query heads and 3 KV heads divide by no even number.

@@ -6,6 +6,9 @@
 //! and up projections by outputs, output and down projections by inputs, two all-reduces in each layer, embedding and logits by rows
 //! of the vocabulary.
 //!
+//! Mixtures of experts are split within each expert (expert slicing) or by experts (expert parallelism), whichever costs less: a
+//! rank reads a part of every expert that tokens chose, or all of its own. Either way the weighted sum over slots is a sum over ranks.
+//!
 //! Weights stay expressions over the file, now of slices, so a rank reads only its own. Pins ([`ShardPolicy`]) restrict the search,
 //! down to a strategy that the user writes in full.
 //!
@@ -14,6 +17,7 @@
 
 mod choices;
 mod costs;
+mod experts;
 mod iteration;
 mod policy;
 mod rank_program;

@@ -2,8 +2,8 @@
 
 use super::{
     costs::MeshCosts,
-    iteration::{IterationSplit, SplitDimension, iteration_splits},
-    splits::{Splits, is_partition},
+    iteration::{IterationSplit, Place, SplitDimension, iteration_splits},
+    splits::{Along, Splits, is_partition},
 };
 use dsrun_core::{
     Result, Size, TensorType, WeightType,
@@ -20,9 +20,13 @@ pub(super) enum Form {
     Split {
         /// The dimension.
         dimension: usize,
+        /// How often what is split is repeated along the dimension: for each expert or slot, if not once.
+        repeats: usize,
         /// The candidate split of the dimension.
         candidate: usize,
     },
+    /// Each rank holds the matrices of some of the experts, or what is in the slots of these.
+    Experts,
     /// Each rank holds a summand.
     Partial,
 }
@@ -41,6 +45,11 @@ pub(super) struct Choice {
 }
 
 impl Choice {
+    /// Whether each rank runs the call for some of the experts.
+    fn is_of_experts(&self) -> bool {
+        self.needs.iter().chain(&self.makes).any(|form| *form == Form::Experts)
+    }
+
     /// Whether a rank has an operand.
     pub(super) fn has_operand(&self, operand: usize, rank: usize) -> bool {
         rank == 0 || !self.first_rank_only.contains(&operand)
@@ -55,6 +64,12 @@ pub(super) struct Mesh<'a> {
     pub(super) costs: &'a MeshCosts,
 }
 
+/// The dimension of a place.
+fn along(place: Place) -> Along {
+    let Place { value, dimension, repeats, .. } = place;
+    Along { value, dimension, repeats }
+}
+
 impl Mesh<'_> {
     /// All ways to run a call; the first runs it whole on every rank.
     ///
@@ -64,19 +79,20 @@ impl Mesh<'_> {
         let whole = |count: usize| vec![Form::Whole; count];
         let mut choices = Vec::new();
         self.add(&mut choices, call, whole(call.operands.len()), whole(call.results.len()), Vec::new())?;
-        if let Op::GatherRows(_) = call.op {
-            let needs = vec![Form::Partial, Form::Whole];
-            self.add(&mut choices, call, needs, vec![Form::Partial], Vec::new())?;
+        for (needs, makes) in self.sums(call).into_iter().chain(self.experts(call)) {
+            self.add(&mut choices, call, needs, makes, Vec::new())?;
         }
         for split in iteration_splits(self.program, call)? {
             let first = split.places(call).next();
-            let count = first.map_or(0, |place| self.splits.count(place.value, place.dimension));
+            let count = first.map_or(0, |place| self.splits.count(along(place)));
             for candidate in 0..count {
                 if split.sums && !self.sums_each_once(&split, call, candidate) {
                     continue;
                 }
                 let form = |split: &Option<SplitDimension>| match split {
-                    Some(split) => Form::Split { dimension: split.dimension, candidate },
+                    Some(SplitDimension { dimension, repeats, .. }) => {
+                        Form::Split { dimension: *dimension, repeats: *repeats, candidate }
+                    }
                     None => Form::Whole,
                 };
                 let needs = split.operands.iter().map(form).collect();
@@ -94,8 +110,8 @@ impl Mesh<'_> {
     fn sums_each_once(&self, split: &IterationSplit, call: &Call, candidate: usize) -> bool {
         split.places(call).all(|place| {
             let size = self.sizes(place.value).get(place.dimension).copied().flatten();
-            let parts = size.map(|size| self.splits.parts((place.value, place.dimension), candidate, size));
-            parts.zip(size).is_some_and(|(parts, size)| is_partition(&parts, size))
+            let parts = size.map(|size| self.splits.parts(along(place), candidate, size));
+            parts.zip(size).is_some_and(|(parts, size)| is_partition(&parts, size / place.repeats))
         })
     }
 
@@ -111,7 +127,8 @@ impl Mesh<'_> {
         let mut choice = Choice { needs, makes, first_rank_only, time: 0 };
         for rank in 0..self.splits.ranks() {
             let Some(local) = self.local_types(call, &choice, rank)? else { return Ok(()) };
-            choice.time = choice.time.max(self.costs.call(&local.op, &local.operands, &local.results));
+            let time = self.costs.call(&local.op, &call.op, &local.operands, &local.results);
+            choice.time = choice.time.max(time);
         }
         choices.push(choice);
         Ok(())
@@ -139,15 +156,19 @@ impl Mesh<'_> {
     /// # Errors
     /// If there is no such value.
     pub(super) fn local_type(&self, id: ValueId, form: Form, rank: usize) -> Result<OperandType> {
-        let value_type = self.program.value(id)?.value_type.clone();
-        let Form::Split { dimension, candidate } = form else { return Ok(value_type) };
-        let part = |size: usize| self.splits.part((id, dimension), candidate, rank, size);
+        let mut value_type = self.program.value(id)?.value_type.clone();
+        if form == Form::Experts {
+            self.keep_experts(id, rank, &mut value_type);
+        }
+        let Form::Split { dimension, repeats, candidate } = form else { return Ok(value_type) };
+        let along = Along { value: id, dimension, repeats };
+        let part = |size: usize| self.splits.part(along, candidate, rank, size);
         Ok(match value_type {
             OperandType::Tensor(mut tensor) => {
                 if let Some(size) = tensor.shape.get_mut(dimension)
                     && let Some(known) = size.known()
                 {
-                    *size = part(known).length.into();
+                    *size = (part(known).length * repeats).into();
                 }
                 OperandType::Tensor(tensor)
             }
@@ -156,7 +177,7 @@ impl Mesh<'_> {
                 let columns = weight.columns();
                 if let Some(size) = weight.shape.get_mut(dimension) {
                     let part = part(*size);
-                    *size = part.length;
+                    *size = part.length * repeats;
                     if last && !weight.format.holds_columns(columns, part.range) {
                         weight.format = dsrun_core::WeightFormat::Dense(self.reader_dtype(id));
                     }
@@ -183,11 +204,13 @@ impl Mesh<'_> {
     /// If a value of the call does not exist.
     pub(super) fn local_op(&self, call: &Call, choice: &Choice, rank: usize) -> Result<Op> {
         let scaled = |count: u32, place: Option<ValueId>, form: Form, dimension: usize| -> u32 {
-            let (Some(id), Form::Split { candidate, .. }) = (place, form) else { return count };
+            let (Some(id), Form::Split { repeats: 1, candidate, .. }) = (place, form) else {
+                return count;
+            };
             let Some(size) = self.sizes(id).get(dimension).copied().flatten().filter(|size| *size > 0) else {
                 return count;
             };
-            let length = self.splits.part((id, dimension), candidate, rank, size).length;
+            let length = self.splits.part(Along::once(id, dimension), candidate, rank, size).length;
             u32::try_from(count as usize * length / size).unwrap_or(count)
         };
         let operand = |index: usize| call.operands.get(index).copied().flatten();
@@ -208,11 +231,25 @@ impl Mesh<'_> {
                 op.into()
             }
             Op::Embed(mut op) => {
-                if let (Some(table), Form::Split { dimension: 0, candidate }) = (operand(1), form(1)) {
+                if let (Some(table), Form::Split { dimension: 0, repeats: 1, candidate }) =
+                    (operand(1), form(1))
+                {
                     let rows = self.program.value(table)?.weight_type().map_or(0, WeightType::rows);
-                    let first = self.splits.part((table, 0), candidate, rank, rows).range.start;
+                    let first = self.splits.part(Along::once(table, 0), candidate, rank, rows).range.start;
                     op.first_row = op.first_row.saturating_add(u32::try_from(first).unwrap_or(u32::MAX));
                 }
+                op.into()
+            }
+            Op::MoeGroup(mut op) if choice.is_of_experts() => {
+                (op.count, op.first_expert) = self.own_experts(op.count, op.first_expert, rank)?;
+                op.into()
+            }
+            Op::GroupedLinear(mut op) if choice.is_of_experts() => {
+                (op.count, op.first_expert) = self.own_experts(op.count, op.first_expert, rank)?;
+                op.into()
+            }
+            Op::MoeCombine(mut op) if choice.is_of_experts() => {
+                (op.count, op.first_expert) = self.own_experts(op.count, op.first_expert, rank)?;
                 op.into()
             }
             other => other,

@@ -111,8 +111,14 @@ impl MeshCosts {
         tensor.shape.iter().map(size).product::<f64>() * tensor.dtype.bytes() as f64
     }
 
-    /// Picoseconds of a call: of the bytes that it reads and writes.
-    pub(super) fn call(&self, op: &Op, operands: &[Option<OperandType>], results: &[TensorType]) -> u64 {
+    /// Picoseconds of a call on a rank: of the bytes that it reads and writes. `whole` is the op before it was split.
+    pub(super) fn call(
+        &self,
+        op: &Op,
+        whole: &Op,
+        operands: &[Option<OperandType>],
+        results: &[TensorType],
+    ) -> u64 {
         let tensors = operands.iter().flatten().filter_map(|operand| match operand {
             OperandType::Tensor(tensor) => Some(tensor),
             OperandType::Weight(_) => None,
@@ -121,6 +127,15 @@ impl MeshCosts {
         let weights: f64 = match op {
             // Few rows of a table are looked up, and they are counted as the result.
             Op::Embed(_) => 0.0,
+            Op::GroupedLinear(own) => {
+                let all = if let Op::GroupedLinear(all) = whole { all.count } else { own.count };
+                let slots = operands.get(2).and_then(|experts| match experts {
+                    Some(OperandType::Tensor(tensor)) => tensor.shape.get(1)?.known(),
+                    _ => None,
+                });
+                let read = self.read_experts(own.count, all, slots.unwrap_or(1));
+                operands.iter().flatten().map(weight_bytes).sum::<f64>() * read
+            }
             _ => operands.iter().flatten().map(weight_bytes).sum(),
         };
         let caches: f64 = match op {
@@ -128,6 +143,15 @@ impl MeshCosts {
             _ => 0.0,
         };
         self.read(activations + weights + caches)
+    }
+
+    /// The share of its experts that the slowest rank reads, if `own` of `all` are on it and tokens choose experts at random.
+    fn read_experts(&self, own: u32, all: u32, slots: usize) -> f64 {
+        let (own, all, chosen) = (f64::from(own), f64::from(all), (self.tokens * slots) as f64);
+        let mean = chosen * own / all;
+        // The largest of so many sums of independent choices, about.
+        let most = (mean + (2.0 * mean * (all / own).ln()).sqrt()).min(chosen);
+        1.0 - (1.0 - 1.0 / own).powf(most)
     }
 
     /// The bytes of a KV cache that attention reads.

@@ -7,8 +7,8 @@
 use crate::passes::rewrite::weight_operand;
 use dsrun_core::{
     Result,
-    op::{Axis, DimensionKind, IndexMaps, Op},
-    program::{Call, Program, ValueId},
+    op::{Axis, DimensionKind, GateLayout, IndexMaps, Op},
+    program::{Call, Origin, Program, ValueId},
 };
 
 /// A dimension of an iteration space that can be split.
@@ -29,7 +29,9 @@ pub(super) struct IterationSplit {
 pub(super) struct SplitDimension {
     /// The dimension.
     pub(super) dimension: usize,
-    /// The number of indivisible blocks.
+    /// How often the part that is split is repeated along the dimension: once, or for each expert or slot.
+    pub(super) repeats: usize,
+    /// The number of indivisible blocks of each repetition.
     pub(super) blocks: usize,
     /// Whether several ranks may hold the same block: KV heads that several query heads read.
     pub(super) shared: bool,
@@ -40,6 +42,7 @@ pub(super) struct SplitDimension {
 pub(super) struct Place {
     pub(super) value: ValueId,
     pub(super) dimension: usize,
+    pub(super) repeats: usize,
     pub(super) blocks: usize,
     pub(super) shared: bool,
 }
@@ -50,10 +53,40 @@ impl IterationSplit {
         let operands = self.operands.iter().zip(call.operands.iter().copied());
         let results = self.results.iter().zip(call.results.iter().copied().map(Some));
         operands.chain(results).filter_map(|(split, value)| {
-            let SplitDimension { dimension, blocks, shared } = (*split)?;
-            Some(Place { value: value?, dimension, blocks, shared })
+            let SplitDimension { dimension, repeats, blocks, shared } = (*split)?;
+            Some(Place { value: value?, dimension, repeats, blocks, shared })
         })
     }
+}
+
+/// Whether the tensors of an op hold something for each expert, or for each slot of a token, side by side. A part of a dimension
+/// within each of them is a range for each.
+fn is_of_experts(op: &Op) -> bool {
+    matches!(op, Op::GroupedLinear(_) | Op::MoeCombine(_))
+}
+
+/// The number of slots of a token, if a value holds the results of experts for each of them.
+pub(super) fn slots_of(program: &Program, value: ValueId) -> Option<usize> {
+    let Origin::Node(node) = program.values.get(value.index())?.origin else { return None };
+    let call = &program.nodes.get(node)?.call;
+    match call.op {
+        Op::GroupedLinear(_) => {
+            let experts = (*call.operands.get(2)?)?;
+            program.value(experts).ok()?.tensor_type()?.shape.get(1)?.known()
+        }
+        _ => elementwise_slots(program, call),
+    }
+}
+
+/// As [`slots_of`], for the operands of an op that computes each element by itself.
+pub(super) fn elementwise_slots(program: &Program, call: &Call) -> Option<usize> {
+    let is_elementwise = match &call.op {
+        Op::GatedActivation(op) => op.layout == GateLayout::Separate,
+        Op::Activation(_) | Op::Cast(_) => true,
+        _ => false,
+    };
+    let x = call.operands.first().copied().flatten().filter(|_| is_elementwise)?;
+    slots_of(program, x)
 }
 
 /// The dimensions of a call's iteration space that can be split.
@@ -63,9 +96,17 @@ impl IterationSplit {
 pub(super) fn iteration_splits(program: &Program, call: &Call) -> Result<Vec<IterationSplit>> {
     let types = program.operand_types(&call.operands)?;
     let maps = call.op.index_maps(&types)?;
-    let bias = weight_operand(&call.op).map(|weight| weight + 1);
+    let bias = match call.op {
+        Op::GroupedLinear(_) => Some(3),
+        _ => weight_operand(&call.op).map(|weight| weight + 1),
+    };
     let mut splits = Vec::new();
+    // Experts are not split here: a rank has the slots of its own experts, which are no range of a tensor (`experts`).
+    let of_experts = ["experts", "slots"];
     for (index, dimension) in maps.dimensions.iter().enumerate() {
+        if is_of_experts(&call.op) && of_experts.contains(&dimension.name) {
+            continue;
+        }
         let sums = match dimension.kind {
             DimensionKind::Parallel => false,
             // Only products are linear in what they sum over.
@@ -85,6 +126,14 @@ pub(super) fn iteration_splits(program: &Program, call: &Call) -> Result<Vec<Ite
             splits.push(IterationSplit { operands, results, sums, first_rank_only });
         }
     }
+    if let Some(slots) = elementwise_slots(program, call).filter(|slots| *slots > 1) {
+        let columns = |split: &mut IterationSplit| {
+            for side in split.operands.iter_mut().chain(&mut split.results).flatten() {
+                (side.repeats, side.blocks) = (slots, side.blocks / slots);
+            }
+        };
+        splits.iter_mut().for_each(columns);
+    }
     splits.extend(vocabulary(program, call));
     Ok(splits)
 }
@@ -102,11 +151,12 @@ fn along(op: &Op, maps: &IndexMaps, axes: &[Axis], index: usize) -> Option<Optio
             Axis::Of(list) if !list.contains(&index) => continue,
             Axis::Of(list) => list,
         };
-        let outermost = list.iter().copied().find(|dimension| size(*dimension) != Some(1))?;
-        if outermost != index || found.is_some() {
+        let before = list.iter().copied().take_while(|dimension| *dimension != index);
+        let repeats = before.map(size).product::<Option<usize>>()?;
+        if (repeats != 1 && !is_of_experts(op)) || found.is_some() {
             return None;
         }
-        let mut split = SplitDimension { dimension, blocks: size(index)?, shared: false };
+        let mut split = SplitDimension { dimension, repeats, blocks: size(index)?, shared: false };
         if let (Op::PagedAttention(_) | Op::Attention(_), Some(group)) = (op, group_of_heads(maps, index)) {
             if list.contains(&group) {
                 split.blocks *= size(group)?;
@@ -129,7 +179,7 @@ fn group_of_heads(maps: &IndexMaps, index: usize) -> Option<usize> {
 fn vocabulary(program: &Program, call: &Call) -> Option<IterationSplit> {
     let Op::Embed(_) = call.op else { return None };
     let table = program.value((*call.operands.get(1)?)?).ok()?.weight_type()?;
-    let rows = SplitDimension { dimension: 0, blocks: table.rows(), shared: false };
+    let rows = SplitDimension { dimension: 0, repeats: 1, blocks: table.rows(), shared: false };
     let mut operands = vec![None; call.operands.len()];
     operands[1] = Some(rows);
     Some(IterationSplit {

@@ -17,10 +17,12 @@ use std::{
 pub enum Pin {
     /// Whole on every rank.
     Replicated,
-    /// Each rank has a part of the rows: the outputs of a projection, tokens of the vocabulary, elements of a vector.
+    /// Each rank has a part of the rows: the outputs of a projection, of every expert if it has several, tokens of the vocabulary, elements of a vector.
     Rows,
     /// Each rank has a part of the columns: the inputs of a projection.
     Columns,
+    /// Each rank has the matrices of some of the experts.
+    Experts,
 }
 
 impl Pin {
@@ -30,6 +32,7 @@ impl Pin {
             Form::Whole => self == Self::Replicated,
             Form::Split { dimension: 0, .. } => self == Self::Rows,
             Form::Split { .. } => self == Self::Columns,
+            Form::Experts => self == Self::Experts,
             Form::Partial => false,
         }
     }

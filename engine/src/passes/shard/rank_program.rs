@@ -3,6 +3,7 @@
 use super::{
     choices::{Choice, Form, Mesh},
     search::{Conversion, Live, Search},
+    splits::Along,
 };
 use dsrun_core::{
     DType, Error, Result, TensorType, WeightExpr,
@@ -96,7 +97,7 @@ impl Writer<'_> {
     fn insert(&mut self, id: ValueId, form: Form, own: ValueId) {
         self.values.insert((id, form), own);
         match form {
-            Form::Whole => {}
+            Form::Whole | Form::Experts => {}
             Form::Split { dimension, .. } => self.placed.push((own, Placement::Sharded(dimension))),
             Form::Partial => self.placed.push((own, Placement::Partial)),
         }
@@ -165,7 +166,7 @@ impl Writer<'_> {
                 let Form::Split { candidate, .. } = to else {
                     return Err(Error::internal("a slice has no split"));
                 };
-                let range = self.mesh.splits.part((id, 1), candidate, self.rank, width).range;
+                let range = self.mesh.splits.part(Along::once(id, 1), candidate, self.rank, width).range;
                 Columns { start: count(range.start)?, count: count(range.len())? }.into()
             }
         };
@@ -194,14 +195,29 @@ impl Writer<'_> {
         let name = if copies == 0 { value.name.clone() } else { format!("{}.form{copies}", value.name) };
         let local = self.mesh.local_type(id, form, self.rank)?;
         let mut own = expr.clone();
-        if let Form::Split { dimension, candidate } = form {
-            let size = self.mesh.sizes(id).get(dimension).copied().flatten();
-            let size =
-                size.ok_or_else(|| Error::internal("a weight has no such dimension").at(&value.name))?;
-            let part = self.mesh.splits.part((id, dimension), candidate, self.rank, size);
+        let lost = || Error::internal("a weight has no such dimension").at(&value.name);
+        if form == Form::Experts {
+            let size = self.mesh.sizes(id).first().copied().flatten().ok_or_else(lost)?;
+            let (count, experts) = self.mesh.experts_of_value(id, self.rank).ok_or_else(lost)?;
+            let rows = size / count;
+            let (start, end) = (experts.start * rows, experts.end * rows);
+            own = WeightExpr::Slice { of: Box::new(own), dimension: 0, start, end };
+        }
+        if let Form::Split { dimension, repeats, candidate } = form {
+            let size = self.mesh.sizes(id).get(dimension).copied().flatten().ok_or_else(lost)?;
+            let along = Along { value: id, dimension, repeats };
+            let part = self.mesh.splits.part(along, candidate, self.rank, size);
             let (start, end) = (part.range.start, part.range.end);
-            if (start, end) != (0, size) {
-                own = WeightExpr::Slice { of: Box::new(own), dimension, start, end };
+            let each = size / repeats.max(1);
+            if (start, end) != (0, each) {
+                let slice = |repeat: usize| {
+                    let (start, end) = (repeat * each + start, repeat * each + end);
+                    WeightExpr::Slice { of: Box::new(own.clone()), dimension, start, end }
+                };
+                own = match repeats {
+                    1 => slice(0),
+                    _ => WeightExpr::Concat { parts: (0..repeats).map(slice).collect(), dimension },
+                };
             }
             let padding = part.length - part.range.len();
             if padding > 0 {

@@ -6,7 +6,7 @@
 
 use super::{
     choices::{Choice, Form, Mesh},
-    splits::{is_even, is_partition},
+    splits::{Along, is_even, is_partition},
 };
 use dsrun_core::{
     Code, Error, Result,
@@ -266,19 +266,19 @@ impl<'a> Search<'a> {
         let (true, Some(width)) = (tensor.dtype.is_float(), tensor.shape.get(1)?.known()) else {
             return None;
         };
-        let parts = |candidate: usize| self.mesh.splits.parts((id, 1), candidate, width);
+        let parts = |candidate: usize| self.mesh.splits.parts(Along::once(id, 1), candidate, width);
         match (from, to, tensor.shape.len()) {
             (Form::Partial, Form::Whole, 2) => Some(Conversion::AllReduce),
-            (Form::Partial, Form::Split { dimension: 1, candidate }, 2) => {
+            (Form::Partial, Form::Split { dimension: 1, repeats: 1, candidate }, 2) => {
                 let parts = parts(candidate);
                 let fits = is_partition(&parts, width) && is_even(&parts) && is_unpadded(&parts);
                 fits.then_some(Conversion::ReduceScatter)
             }
-            (Form::Split { dimension: 1, candidate }, Form::Whole, 2) => {
+            (Form::Split { dimension: 1, repeats: 1, candidate }, Form::Whole, 2) => {
                 let parts = parts(candidate);
                 (is_partition(&parts, width) && is_even(&parts)).then_some(Conversion::AllGather)
             }
-            (Form::Whole, Form::Split { dimension: 1, candidate }, 2) => {
+            (Form::Whole, Form::Split { dimension: 1, repeats: 1, candidate }, 2) => {
                 is_unpadded(&parts(candidate)).then_some(Conversion::Slice)
             }
             _ => None,

@@ -38,6 +38,21 @@ pub(super) struct Part {
     pub(super) length: usize,
 }
 
+/// A dimension of a value, and how often what is split is repeated along it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Along {
+    pub(super) value: ValueId,
+    pub(super) dimension: usize,
+    pub(super) repeats: usize,
+}
+
+impl Along {
+    /// A dimension without repetitions.
+    pub(super) fn once(value: ValueId, dimension: usize) -> Self {
+        Self { value, dimension, repeats: 1 }
+    }
+}
+
 /// Dimensions of values that are split alike.
 #[derive(Clone, Debug)]
 struct Group {
@@ -45,8 +60,8 @@ struct Group {
     blocks: usize,
     /// The number of blocks whose columns of every quantised weight are whole quantisation groups; `None` if these do not fit.
     aligned: Option<usize>,
-    /// Whether it runs along the columns of a weight, which cannot be padded.
-    columns: bool,
+    /// Whether it cannot be padded: it runs along the columns of a weight, or is repeated.
+    unpadded: bool,
     axis: usize,
 }
 
@@ -54,7 +69,7 @@ struct Group {
 #[derive(Debug)]
 pub(super) struct Splits {
     ranks: usize,
-    group_of: HashMap<(ValueId, usize), usize>,
+    group_of: HashMap<Along, usize>,
     groups: Vec<Group>,
     candidates: Vec<Vec<Split>>,
 }
@@ -94,8 +109,9 @@ impl Splits {
         for node in &program.nodes {
             for split in iteration_splits(program, &node.call)? {
                 let mut sides: [Option<usize>; 2] = [None; 2];
-                for Place { value, dimension, blocks, shared } in split.places(&node.call) {
-                    let number = *numbers.entry((value, dimension)).or_insert_with(|| sets.add());
+                for Place { value, dimension, repeats, blocks, shared } in split.places(&node.call) {
+                    let along = Along { value, dimension, repeats };
+                    let number = *numbers.entry(along).or_insert_with(|| sets.add());
                     bounds.push((number, blocks));
                     match &mut sides[usize::from(shared)] {
                         Some(first) => sets.unite(*first, number),
@@ -116,7 +132,7 @@ impl Splits {
         let mut axes = Unions((0..dense.len()).collect());
         joined.iter().for_each(|[a, b]| axes.unite(group(*a), group(*b)));
         let mut groups: Vec<Group> = (0..dense.len())
-            .map(|index| Group { blocks: 0, aligned: Some(0), columns: false, axis: axes.root(index) })
+            .map(|index| Group { blocks: 0, aligned: Some(0), unpadded: false, axis: axes.root(index) })
             .collect();
         for (number, blocks) in bounds {
             let group = &mut groups[group(number)];
@@ -124,12 +140,13 @@ impl Splits {
         }
         let group_of: HashMap<_, _> =
             numbers.iter().map(|(place, number)| (*place, group(*number))).collect();
-        for ((value, dimension), group) in &group_of {
+        for (Along { value, dimension, repeats }, group) in &group_of {
+            groups[*group].unpadded |= *repeats > 1;
             let OperandType::Weight(weight) = &program.value(*value)?.value_type else { continue };
             if *dimension + 1 == weight.shape.len() {
                 let (group, unit) = (&mut groups[*group], weight.format.granularity());
                 let whole = weight.columns().is_multiple_of(unit).then(|| weight.columns() / unit);
-                group.columns = true;
+                group.unpadded = true;
                 group.aligned = group.aligned.zip(whole).map(|(aligned, whole)| gcd(aligned, whole));
             }
         }
@@ -143,24 +160,20 @@ impl Splits {
     }
 
     /// The number of candidate splits of a dimension of a value.
-    pub(super) fn count(&self, value: ValueId, dimension: usize) -> usize {
-        self.group(value, dimension).map_or(0, |group| self.candidates[group.axis].len())
+    pub(super) fn count(&self, along: Along) -> usize {
+        self.group(along).map_or(0, |group| self.candidates[group.axis].len())
     }
 
-    fn group(&self, value: ValueId, dimension: usize) -> Option<&Group> {
-        self.groups.get(*self.group_of.get(&(value, dimension))?)
+    fn group(&self, along: Along) -> Option<&Group> {
+        self.groups.get(*self.group_of.get(&along)?)
     }
 
-    /// The part of a dimension of `size` elements that a rank holds; all of it if the dimension cannot be split.
-    pub(super) fn part(
-        &self,
-        (value, dimension): (ValueId, usize),
-        candidate: usize,
-        rank: usize,
-        size: usize,
-    ) -> Part {
+    /// The part of a dimension of `size` elements that a rank holds, of each repetition; all of it if the dimension cannot be
+    /// split.
+    pub(super) fn part(&self, along: Along, candidate: usize, rank: usize, size: usize) -> Part {
+        let size = size / along.repeats.max(1);
         let whole = Part { range: 0..size, length: size };
-        let Some(group) = self.group(value, dimension) else { return whole };
+        let Some(group) = self.group(along) else { return whole };
         let Some(split) = self.candidates[group.axis].get(candidate) else { return whole };
         let part = |rank: usize| {
             let Range { start, end } = split.ranges[rank];
@@ -177,8 +190,8 @@ impl Splits {
     }
 
     /// The parts of all ranks, as [`Self::part`].
-    pub(super) fn parts(&self, place: (ValueId, usize), candidate: usize, size: usize) -> Vec<Part> {
-        (0..self.ranks).map(|rank| self.part(place, candidate, rank, size)).collect()
+    pub(super) fn parts(&self, along: Along, candidate: usize, size: usize) -> Vec<Part> {
+        (0..self.ranks).map(|rank| self.part(along, candidate, rank, size)).collect()
     }
 }
 
@@ -216,9 +229,14 @@ fn candidates(groups: &[Group], axis: usize, ranks: usize) -> Vec<Split> {
         add(shared(least, most, ranks));
     }
     if let ([group], false) = (&own[..], units.is_multiple_of(ranks)) {
-        add(padded(units, ranks).filter(|_| !group.columns));
+        add(padded(units, ranks).filter(|_| !group.unpadded));
     }
     found
+}
+
+/// The experts of a rank, of `count`; `None` if there are fewer than ranks.
+pub(super) fn experts_of(count: usize, ranks: usize, rank: usize) -> Option<Range<usize>> {
+    even(count, ranks)?.ranges.get(rank).cloned()
 }
 
 /// Splits units as evenly as possible, larger parts first.
