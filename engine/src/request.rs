@@ -130,6 +130,8 @@ pub struct TokenEvent {
     pub top: Vec<(u32, f32)>,
     /// The reason why the request ended, set on its last token.
     pub finish: Option<FinishReason>,
+    /// The number of prompt tokens that were found in the cache of prefixes.
+    pub cached: usize,
 }
 
 /// The limits of an engine, which requests are checked against before they are queued.

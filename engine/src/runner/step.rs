@@ -295,6 +295,7 @@ impl Runner {
             let (scheduler, model_ends) = self.requests.scheduler_and_stop_ids();
             let Some(sequence) = scheduler.get_mut(key) else { break };
             let generated = sequence.generated() - accepted + offset + 1;
+            let cached = sequence.reused.min(sequence.prompt);
             let item = &mut sequence.item;
             let (request, top) = (item.id, item.top);
             let Ok(token) = u32::try_from(id) else {
@@ -320,7 +321,7 @@ impl Runner {
                 let logits = self.readback.logits(&step.readback, place, bytes, stream, STEP_TIMEOUT)?;
                 likely = top_tokens(&logits, top, (token, log_probability));
             }
-            events.push(TokenEvent { request, token, log_probability, top: likely, finish });
+            events.push(TokenEvent { request, token, log_probability, top: likely, finish, cached });
             if finish.is_some() {
                 break;
             }

@@ -60,6 +60,7 @@ impl<T> Scheduler<T> {
             sequence.was_started = true;
             self.counts.prompt_tokens += sequence.tokens.len() as u64;
             self.counts.prefix_hit_tokens += sequence.computed as u64;
+            sequence.reused = sequence.computed;
         }
         for host_page in sequence.host_pages.drain(..) {
             // `has_room` has counted these pages, so there is one.

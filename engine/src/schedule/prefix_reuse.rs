@@ -29,6 +29,7 @@ impl<T> Scheduler<T> {
         let found = sequence.pages.len() - begin;
         sequence.shares_pages |= found > 0;
         if sequence.runs() {
+            sequence.reused += found * block;
             self.counts.prefix_hit_tokens += (found * block) as u64;
         }
         found

@@ -56,6 +56,8 @@ pub(crate) struct Sequence<T> {
     pub(crate) slot: usize,
     /// Whether it shares pages with tokens that it did not compute itself.
     pub(crate) shares_pages: bool,
+    /// The number of prompt tokens whose keys and values it found when it started.
+    pub(crate) reused: usize,
     /// Its priority.
     pub(crate) priority: i32,
     pub(super) limit: usize,
@@ -93,6 +95,7 @@ impl<T> Sequence<T> {
             pages: Vec::new(),
             slot: 0,
             shares_pages: false,
+            reused: 0,
             priority,
             limit,
             arrival,

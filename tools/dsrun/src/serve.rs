@@ -14,7 +14,7 @@
 //! | `embeddings` | `/v1/embeddings` |
 //! | `prompts`, `text`, `events` | text to tokens, tokens to text, text to server-sent events |
 //! | `replicas` | several engines with the same model |
-//! | `grammar`, `tools` | structured output, tool calls |
+//! | `forms`, `grammar`, `tools` | the form of an answer, structured output, tool calls |
 //! | `metrics`, `openapi`, `page` | `/metrics`, `/openapi.json`, the web page |
 
 mod access;
@@ -28,6 +28,7 @@ mod embeddings;
 mod endpoint;
 mod error;
 mod events;
+mod forms;
 mod generation;
 mod grammar;
 mod intake;

@@ -36,6 +36,12 @@ pub(crate) struct StreamOptions {
     /// Whether the last event has the usage.
     #[serde(default)]
     pub(crate) include_usage: Option<bool>,
+    /// It has no effect: every event is sent as it is.
+    #[serde(default)]
+    pub(crate) include_obfuscation: Option<bool>,
+    /// It has no effect: only the last event has the usage.
+    #[serde(default)]
+    pub(crate) continuous_usage_stats: Option<bool>,
 }
 
 /// The tokens that a request used.
@@ -45,11 +51,21 @@ pub(crate) struct Usage {
     /// Tokens of all choices, end tokens included.
     pub(crate) completion_tokens: usize,
     pub(crate) total_tokens: usize,
+    pub(crate) prompt_tokens_details: PromptTokensDetails,
+}
+
+/// More about the tokens of prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct PromptTokensDetails {
+    /// Tokens that were found in the cache, since an earlier prompt started with them.
+    pub(crate) cached_tokens: usize,
 }
 
 impl Usage {
-    pub(crate) fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    pub(crate) fn new(prompt_tokens: usize, cached_tokens: usize, completion_tokens: usize) -> Self {
+        let prompt_tokens_details = PromptTokensDetails { cached_tokens };
+        let total_tokens = prompt_tokens + completion_tokens;
+        Self { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details }
     }
 }
 
@@ -114,6 +130,27 @@ pub(crate) enum Syntax {
     Regex,
 }
 
+/// What an answer has to follow, in the form of vLLM: one of these fields.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StructuredOutputs {
+    /// A JSON schema, as an object or as a text.
+    #[serde(default)]
+    pub(crate) json: Option<serde_json::Value>,
+    /// A regular expression.
+    #[serde(default)]
+    pub(crate) regex: Option<String>,
+    /// Texts, one of which is the answer.
+    #[serde(default)]
+    pub(crate) choice: Option<Vec<String>>,
+    /// A grammar in Lark, in the dialect of llguidance.
+    #[serde(default)]
+    pub(crate) grammar: Option<String>,
+    /// Whether the answer is a JSON object.
+    #[serde(default)]
+    pub(crate) json_object: Option<bool>,
+}
+
 /// A token and its probability.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct TokenLogprob {
@@ -145,6 +182,7 @@ pub(crate) struct Generation {
     pub(crate) min_tokens: usize,
     pub(crate) priority: i32,
     pub(crate) response_format: Option<ResponseFormat>,
+    pub(crate) stop_token_ids: Vec<u32>,
 }
 
 /// Declares a request with the fields that both kinds of completion have.
@@ -209,17 +247,90 @@ macro_rules! generation_request {
             /// The format of the answer.
             #[serde(default)]
             pub(crate) response_format: Option<super::ResponseFormat>,
+            /// Tokens that end an answer, besides the model's own. They are not part of it.
+            #[serde(default)]
+            pub(crate) stop_token_ids: Option<Vec<u32>>,
+            /// What an answer has to follow, instead of `response_format`.
+            #[serde(default)]
+            pub(crate) structured_outputs: Option<super::StructuredOutputs>,
+            /// The same as `structured_outputs.json`.
+            #[serde(default)]
+            pub(crate) guided_json: Option<serde_json::Value>,
+            /// The same as `structured_outputs.regex`.
+            #[serde(default)]
+            pub(crate) guided_regex: Option<String>,
+            /// The same as `structured_outputs.choice`.
+            #[serde(default)]
+            pub(crate) guided_choice: Option<Vec<String>>,
+            /// The same as `structured_outputs.grammar`.
+            #[serde(default)]
+            pub(crate) guided_grammar: Option<String>,
+            /// The number of answers of which the best is returned: 1.
+            #[serde(default)]
+            pub(crate) best_of: Option<usize>,
+            /// It has no effect.
+            #[serde(default)]
+            pub(crate) guided_decoding_backend: Option<serde_json::Value>,
+            /// It has no effect.
+            #[serde(default)]
+            pub(crate) metadata: Option<serde_json::Value>,
+            /// It has no effect.
+            #[serde(default)]
+            pub(crate) prompt_cache_key: Option<serde_json::Value>,
+            /// It has no effect.
+            #[serde(default)]
+            pub(crate) safety_identifier: Option<serde_json::Value>,
+            /// It has no effect.
+            #[serde(default)]
+            pub(crate) service_tier: Option<serde_json::Value>,
+            /// It has no effect: nothing is stored.
+            #[serde(default)]
+            pub(crate) store: Option<serde_json::Value>,
             /// The user. It has no effect.
             #[serde(default)]
-            #[expect(dead_code, reason = "clients send it, and it has no effect")]
-            pub(crate) user: Option<String>,
+            pub(crate) user: Option<serde_json::Value>,
         }
 
         impl $name {
-            /// The fields that both kinds of completion have.
-            pub(crate) fn generation(&self) -> super::Generation {
+            /// The given fields, of those that both kinds of completion have, that have no effect.
+            fn common_without_effect(&self) -> Vec<&'static str> {
                 let options = self.stream_options.unwrap_or_default();
-                super::Generation {
+                let given = [
+                    ("best_of", self.best_of.is_some()),
+                    ("guided_decoding_backend", self.guided_decoding_backend.is_some()),
+                    ("metadata", self.metadata.is_some()),
+                    ("prompt_cache_key", self.prompt_cache_key.is_some()),
+                    ("safety_identifier", self.safety_identifier.is_some()),
+                    ("service_tier", self.service_tier.is_some()),
+                    ("store", self.store.is_some()),
+                    ("stream_options.continuous_usage_stats", options.continuous_usage_stats.is_some()),
+                    ("stream_options.include_obfuscation", options.include_obfuscation.is_some()),
+                    ("user", self.user.is_some()),
+                ];
+                given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+            }
+
+            /// The fields that both kinds of completion have.
+            ///
+            /// # Errors
+            /// If the form of the answer is given in several ways.
+            pub(crate) fn generation(&self) -> Result<super::Generation, crate::serve::error::ApiError> {
+                let options = self.stream_options.unwrap_or_default();
+                if self.best_of.is_some_and(|best_of| best_of != 1) {
+                    return Err(crate::serve::error::ApiError::field("best_of", "must be 1: every answer is returned"));
+                }
+                let response_format = crate::serve::forms::form(
+                    self.response_format.as_ref(),
+                    self.structured_outputs.as_ref(),
+                    &super::StructuredOutputs {
+                        json: self.guided_json.clone(),
+                        regex: self.guided_regex.clone(),
+                        choice: self.guided_choice.clone(),
+                        grammar: self.guided_grammar.clone(),
+                        json_object: None,
+                    },
+                )?;
+                Ok(super::Generation {
                     stream: self.stream.unwrap_or(false),
                     include_usage: options.include_usage.unwrap_or(false),
                     n: self.n.unwrap_or(1),
@@ -236,8 +347,9 @@ macro_rules! generation_request {
                     ignore_eos: self.ignore_eos.unwrap_or(false),
                     min_tokens: self.min_tokens.unwrap_or(0),
                     priority: self.priority.unwrap_or(0),
-                    response_format: self.response_format.clone(),
-                }
+                    response_format,
+                    stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
+                })
             }
         }
     };

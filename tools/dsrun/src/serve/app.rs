@@ -12,6 +12,7 @@ use super::{
 };
 use dsrun_engine::service::ServiceError;
 use dsrun_models::{chat::ChatTemplate, model::Model, tokenizer::Tokenizer};
+use sha2::{Digest, Sha256};
 use std::{
     sync::{
         Arc, OnceLock,
@@ -29,6 +30,8 @@ pub(crate) struct App {
     pub(crate) answer_timeout: Duration,
     pub(crate) intake: Intake,
     pub(crate) origins: Origins,
+    /// Whether fields without effect are refused.
+    pub(crate) strict_fields: bool,
     pub(crate) keys: ApiKeys,
     pub(crate) rate: Option<RateLimit>,
     pub(crate) metrics: Arc<Metrics>,
@@ -46,6 +49,8 @@ pub(crate) struct Loaded {
     pub(crate) template: Option<ChatTemplate>,
     /// The time of loading, in seconds since 1970.
     pub(crate) created: u64,
+    /// Equal for servers of equal version and configuration.
+    pub(crate) fingerprint: Arc<str>,
 }
 
 impl App {
@@ -62,6 +67,7 @@ impl App {
             answer_timeout,
             intake,
             origins: Origins::default(),
+            strict_fields: false,
             keys,
             rate,
             metrics: Arc::default(),
@@ -146,11 +152,20 @@ impl App {
     }
 }
 
+/// The fingerprint of a version of the server with a model and limits.
+fn fingerprint(model: &Model, engine: &Replicas) -> Arc<str> {
+    let text = format!("{} {} {:?}", env!("CARGO_PKG_VERSION"), model.name(), engine.limits());
+    let digest = Sha256::digest(text.as_bytes());
+    let hex: String = digest.iter().take(5).map(|byte| format!("{byte:02x}")).collect();
+    format!("fp_{hex}").into()
+}
+
 impl Loaded {
     /// A model that is loaded now.
     pub(crate) fn new(model: Arc<Model>, engine: Replicas, template: Option<ChatTemplate>) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Self { model, engine, grammars: Grammars::default(), template, created }
+        let fingerprint = fingerprint(&model, &engine);
+        Self { model, engine, grammars: Grammars::default(), template, created, fingerprint }
     }
 
     /// The tokenizer.

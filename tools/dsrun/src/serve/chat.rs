@@ -73,7 +73,8 @@ impl Reader {
                                 index: Some(self.calls),
                                 id: events::id("call"),
                                 r#type: CallType::Function,
-                                function: FunctionCall { name, arguments },
+                                function: FunctionCall { name, arguments, parsed_arguments: None },
+                                provider_specific_fields: None,
                             });
                             self.calls += 1;
                         }
@@ -101,8 +102,12 @@ impl Completion for Chat {
         &request.model
     }
 
+    fn without_effect(request: &ChatRequest) -> Vec<&'static str> {
+        request.without_effect()
+    }
+
     fn prepare(request: &ChatRequest, loaded: &Loaded, work: &Work) -> Result<(Job, Self), ApiError> {
-        let generation = request.generation();
+        let generation = request.generation()?;
         generation.check()?;
         let (max_tokens, logprobs) = (max_tokens(request)?, logprobs(request)?);
         let tools = RequestedTools::of(request, loaded)?;
@@ -117,7 +122,18 @@ impl Completion for Chat {
             }
             (None, None) => None,
         };
-        let variables = request.chat_template_kwargs.clone().unwrap_or_default();
+        if request.modalities.as_ref().is_some_and(|kinds| kinds.iter().any(|kind| kind != "text")) {
+            return Err(ApiError::field("modalities", "answers are text: only [\"text\"]"));
+        }
+        let mut variables = request.chat_template_kwargs.clone().unwrap_or_default();
+        if let Some(effort) = &request.reasoning_effort {
+            match loaded.template()?.mentions("reasoning_effort") {
+                true => drop(variables.entry("reasoning_effort").or_insert_with(|| effort.as_str().into())),
+                false => {
+                    tracing::info!("the chat template has no reasoning_effort, which has no effect then")
+                }
+            }
+        }
         let prompt =
             encode(&request.messages, tools.as_ref().map(RequestedTools::all), variables, loaded, work)?;
         let reader = || Reader { parser: tools.as_ref().map(RequestedTools::parser), ..Reader::default() };
@@ -146,8 +162,9 @@ impl Completion for Chat {
     }
 
     fn answer(header: Header, choices: Vec<ChatChoice>, usage: Usage) -> ChatCompletion {
-        let Header { id, created, model } = header;
-        ChatCompletion { id, object: "chat.completion", created, model, choices, usage }
+        let Header { id, created, model, fingerprint } = header;
+        let system_fingerprint = fingerprint;
+        ChatCompletion { id, object: "chat.completion", created, model, choices, usage, system_fingerprint }
     }
 
     fn events(&mut self, header: &Header, piece: Piece) -> Vec<ChatChunk> {
@@ -207,8 +224,8 @@ fn logprobs(request: &ChatRequest) -> Result<Option<usize>, ApiError> {
 }
 
 fn chunk(header: &Header, choices: Vec<ChatChunkChoice>, usage: Option<Usage>) -> ChatChunk {
-    let Header { id, created, model } = header.clone();
-    ChatChunk { id, object: "chat.completion.chunk", created, model, choices, usage }
+    let Header { id, created, model, fingerprint: system_fingerprint } = header.clone();
+    ChatChunk { id, object: "chat.completion.chunk", created, model, choices, usage, system_fingerprint }
 }
 
 fn logprob(token: Token) -> ChatTokenLogprob {

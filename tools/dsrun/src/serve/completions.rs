@@ -53,8 +53,12 @@ impl Completion for TextCompletion {
         &request.model
     }
 
+    fn without_effect(request: &CompletionRequest) -> Vec<&'static str> {
+        request.without_effect()
+    }
+
     fn prepare(request: &CompletionRequest, loaded: &Loaded, work: &Work) -> Result<(Job, Self), ApiError> {
-        let generation = request.generation();
+        let generation = request.generation()?;
         generation.check()?;
         let echo = request.echo.unwrap_or(false);
         if request.logprobs > Some(MAX_TOP) {
@@ -132,8 +136,8 @@ impl Completion for TextCompletion {
 }
 
 fn body(header: Header, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> CompletionBody {
-    let Header { id, created, model } = header;
-    CompletionBody { id, object: "text_completion", created, model, choices, usage }
+    let Header { id, created, model, fingerprint: system_fingerprint } = header;
+    CompletionBody { id, object: "text_completion", created, model, choices, usage, system_fingerprint }
 }
 
 impl CompletionChoice {

@@ -30,6 +30,9 @@ pub(crate) async fn embeddings(
     let (request, turn): (EmbeddingRequest, _) = read_json(request, &app.intake).await?;
     app.check_model(&request.model)?;
     let started = Instant::now();
+    if app.strict_fields && request.user.is_some() {
+        return Err(ApiError::field("user", "has no effect here, which --strict-fields refuses"));
+    }
     let EmbeddingRequest { input, encoding_format, pooling, priority, .. } = request;
     let tokenizer = loaded.clone();
     // Texts to embed are data: control tokens in them are plain text.

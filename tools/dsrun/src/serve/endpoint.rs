@@ -36,6 +36,9 @@ pub(super) trait Completion: Send + Sized + 'static {
     /// The model that a request asks for.
     fn model(request: &Self::Request) -> &str;
 
+    /// The given fields of a request that have no effect.
+    fn without_effect(request: &Self::Request) -> Vec<&'static str>;
+
     /// Checks a request, and turns it into a job.
     ///
     /// # Errors
@@ -65,6 +68,8 @@ pub(super) struct Header {
     /// In seconds since 1970.
     pub(super) created: u64,
     pub(super) model: String,
+    /// Equal for servers of equal version and configuration.
+    pub(super) fingerprint: Arc<str>,
 }
 
 /// Serves a completion.
@@ -75,9 +80,21 @@ pub(super) async fn complete<C: Completion>(
     let loaded = app.ready()?;
     let (request, turn): (C::Request, _) = read_json(request, &app.intake).await?;
     app.check_model(C::model(&request))?;
+    let without_effect = C::without_effect(&request);
+    if let Some(field) = without_effect.first() {
+        if app.strict_fields {
+            return Err(ApiError::field(*field, "has no effect here, which --strict-fields refuses"));
+        }
+        tracing::info!(fields = ?without_effect, "a request has fields without effect");
+    }
     let for_job = loaded.clone();
     let (job, completion) = app.prepare(turn, move |work| C::prepare(&request, &for_job, work)).await?;
-    let header = Header { id: events::id(C::ID_PREFIX), created: events::now(), model: app.name.clone() };
+    let header = Header {
+        id: events::id(C::ID_PREFIX),
+        created: events::now(),
+        model: app.name.clone(),
+        fingerprint: loaded.fingerprint.clone(),
+    };
     let (choices, generation) = (job.choices(), &job.generation);
     let stream = generation.stream.then_some(generation.include_usage);
     let answers = job.submit(&app, &loaded)?;

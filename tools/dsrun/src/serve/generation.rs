@@ -21,6 +21,8 @@ use tokio::time::timeout_at;
 pub(crate) const MAX_CHOICES: usize = 128;
 /// The most stop strings.
 const MAX_STOPS: usize = 16;
+/// The most tokens that end an answer.
+const MAX_STOP_TOKENS: usize = 128;
 /// The most bytes of a stop string.
 const MAX_STOP_BYTES: usize = 1024;
 /// The most top tokens that are reported with each token.
@@ -55,6 +57,9 @@ impl Generation {
         }
         if self.stop.iter().any(String::is_empty) {
             return Err(ApiError::field("stop", "a stop text must not be empty"));
+        }
+        if self.stop_token_ids.len() > MAX_STOP_TOKENS {
+            return Err(ApiError::field("stop_token_ids", format!("at most {MAX_STOP_TOKENS} tokens")));
         }
         if let Some(long) = self.stop.iter().map(String::len).find(|bytes| *bytes > MAX_STOP_BYTES) {
             let message = format!("a stop text has {long} bytes, but may have at most {MAX_STOP_BYTES}");
@@ -122,18 +127,23 @@ impl Job {
         // The sign does not matter: every number is a seed.
         let seed = generation.seed.map_or_else(rand::random, i64::cast_unsigned);
         let logit_bias = generation.logit_bias()?;
+        let vocabulary = loaded.engine.limits().vocabulary;
+        if let Some(token) = generation.stop_token_ids.iter().find(|token| **token as usize >= vocabulary) {
+            let message = format!("there is no token {token}: the model has {vocabulary}");
+            return Err(ApiError::field("stop_token_ids", message));
+        }
         let choice = |prompt: &Vec<u32>, choice: usize| {
             Ok(Request {
                 prompt: prompt.clone(),
                 sampling: generation.sampling(loaded.model.generation(), seed.wrapping_add(choice as u64))?,
                 max_tokens: self.max_tokens,
                 min_tokens: generation.min_tokens,
+                stop_ids: generation.stop_token_ids.clone(),
                 ignore_end: generation.ignore_eos,
                 logit_bias: logit_bias.clone(),
                 top_log_probabilities: self.logprobs.unwrap_or(0),
                 priority: generation.priority,
                 constraint: self.grammar.as_ref().map(Grammar::constraint),
-                ..Request::default()
             })
         };
         // Whatever is wrong with a prompt is found before the prompt is copied for every choice.
@@ -155,18 +165,13 @@ impl Job {
         let requests = self.requests(loaded)?;
         let tokenizer = loaded.model.tokenizer();
         let stops = StopMatcher::new(&self.generation.stop);
+        let ends = [loaded.engine.stop_ids(), &self.generation.stop_token_ids].concat();
+        let ends: Arc<[u32]> = ends.into();
         let mut choices = Vec::new();
         for (index, request) in requests.into_iter().enumerate() {
             let tokens = loaded.engine.submit(request).map_err(|error| app.refused(&error))?;
             let text = AnswerText::new(tokenizer, stops.clone(), self.logprobs.is_some());
-            choices.push(Choice {
-                index,
-                tokens,
-                text,
-                ends: loaded.engine.stop_ids().into(),
-                last: None,
-                ended: false,
-            });
+            choices.push(Choice { index, tokens, text, ends: ends.clone(), last: None, ended: false });
         }
         let answer = OpenAnswer::new(app.metrics.clone());
         let shared = app.clone();
@@ -181,6 +186,8 @@ impl Job {
         Ok(Answers {
             open: stream::select_all(pieces),
             prompt_tokens: self.prompts.iter().map(Vec::len).sum(),
+            choices_per_prompt: self.generation.n,
+            cached_tokens: 0,
             tokens: 0,
             started,
             answer,
@@ -208,6 +215,8 @@ pub(crate) struct Piece {
     pub(crate) index: usize,
     /// The token, unless it is an end token.
     pub(crate) id: Option<u32>,
+    /// The number of prompt tokens that were found in the cache; 0 but for the first piece of a choice.
+    pub(crate) cached: usize,
     pub(crate) text: String,
     /// The tokens of the text, if they were asked for.
     pub(crate) tokens: Vec<Token>,
@@ -228,6 +237,7 @@ impl Choice {
             }
         };
         let now = Instant::now();
+        let cached = if self.last.is_none() { event.cached } else { 0 };
         match self.last.replace(now) {
             None => app.metrics.first_token.record(now - started),
             Some(last) => app.metrics.per_token.record(now - last),
@@ -246,7 +256,7 @@ impl Choice {
         };
         self.ended = finish.is_some();
         let id = (!ends).then_some(event.token);
-        Some(Ok(Piece { index: self.index, id, text: output.text, tokens: output.tokens, finish }))
+        Some(Ok(Piece { index: self.index, id, cached, text: output.text, tokens: output.tokens, finish }))
     }
 }
 
@@ -254,6 +264,9 @@ impl Choice {
 pub(crate) struct Answers {
     open: SelectAll<BoxStream<'static, Result<Piece, ApiError>>>,
     prompt_tokens: usize,
+    choices_per_prompt: usize,
+    /// Prompt tokens that were found in the cache, once for each prompt.
+    cached_tokens: usize,
     tokens: usize,
     started: Instant,
     answer: OpenAnswer,
@@ -275,7 +288,12 @@ impl Answers {
             Err(_) => Some(Err(ApiError::too_slow(limit))),
         };
         match &piece {
-            Some(Ok(_)) => self.tokens += 1,
+            Some(Ok(piece)) => {
+                self.tokens += 1;
+                if piece.index % self.choices_per_prompt == 0 {
+                    self.cached_tokens += piece.cached;
+                }
+            }
             Some(Err(_)) => {
                 self.answer.end();
                 self.open.clear();
@@ -290,7 +308,7 @@ impl Answers {
 
     /// The tokens used so far.
     pub(crate) fn usage(&self) -> Usage {
-        Usage::new(self.prompt_tokens, self.tokens)
+        Usage::new(self.prompt_tokens, self.cached_tokens, self.tokens)
     }
 }
 

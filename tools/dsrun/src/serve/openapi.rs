@@ -125,6 +125,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
         ("/v1/models", "Lists the model.", json, reference::<ModelList>(schemas), true),
         ("/v1/models/{model}", "Describes the model.", json, reference::<ModelCard>(schemas), true),
         ("/metrics", "Metrics for Prometheus.", "text/plain", text(), true),
+        ("/health", "The same as `/health/ready`.", json, status.clone(), false),
         ("/health/live", "Whether the process is alive.", json, status.clone(), false),
         ("/health/ready", "Whether requests are served.", json, status, false),
         ("/openapi.json", "This document.", json, json!({"type": "object"}), false),

@@ -59,6 +59,7 @@ pub(super) fn app_with_keys(settings: &ServeSettings, name: String, keys: ApiKey
     let rate = settings.requests_per_minute.map(RateLimit::new);
     let mut app = App::new(name, intake, answer_timeout, keys, rate);
     app.origins = origins;
+    app.strict_fields = settings.strict_fields.unwrap_or(false);
     Ok(app)
 }
 

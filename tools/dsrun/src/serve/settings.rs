@@ -158,6 +158,10 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = ADDRESS, long, requires = "tls_cert", value_name = "PATH")]
     pub(crate) tls_key: Option<PathBuf>,
 
+    /// Refuse fields of requests that have no effect here, such as `store`, instead of logging them.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    #[arg(help_heading = LIMITS)]
+    pub(crate) strict_fields: Option<bool>,
     /// The most requests that may wait to start; more are answered with 429. 512 if not given.
     #[arg(help_heading = LIMITS, long, value_name = "COUNT")]
     pub(crate) queue: Option<usize>,

@@ -3,6 +3,7 @@
 mod access;
 mod answers;
 mod async_openai;
+mod fields;
 mod hostile;
 mod lifecycle;
 mod model;

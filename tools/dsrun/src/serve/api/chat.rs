@@ -2,8 +2,9 @@
 
 use super::{Finish, TokenLogprob, Usage, generation_request};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 generation_request! {
     /// A conversation to continue.
@@ -31,6 +32,15 @@ generation_request! {
         /// Whether the model may call several tools in an answer.
         #[serde(default)]
         pub(crate) parallel_tool_calls: Option<bool>,
+        /// How much the model reasons, for chat templates that ask for it.
+        #[serde(default)]
+        pub(crate) reasoning_effort: Option<String>,
+        /// The kinds of output: `["text"]`.
+        #[serde(default)]
+        pub(crate) modalities: Option<Vec<String>>,
+        /// It has no effect.
+        #[serde(default)]
+        pub(crate) verbosity: Option<Value>,
         /// Further variables of the chat template, such as `enable_thinking`.
         #[serde(default)]
         pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
@@ -57,9 +67,36 @@ pub(crate) struct ChatMessage {
     /// The assistant's reasoning before the message.
     #[serde(default)]
     pub(crate) reasoning_content: Option<String>,
+    /// Another name of `reasoning_content`.
+    #[serde(default)]
+    pub(crate) reasoning: Option<String>,
     /// The assistant's reason for refusing; answers of this server have none.
     #[serde(default)]
     pub(crate) refusal: Option<String>,
+    /// Sound: only `null`.
+    #[serde(default)]
+    pub(crate) audio: Option<Value>,
+    /// The former form of `tool_calls`: only `null`.
+    #[serde(default)]
+    pub(crate) function_call: Option<Value>,
+    /// Clients send it back with an answer. It has no effect.
+    #[serde(default)]
+    pub(crate) annotations: Option<Value>,
+    /// Clients add it to an answer. It has no effect.
+    #[serde(default)]
+    pub(crate) provider_specific_fields: Option<Value>,
+    /// Clients add it to an answer. It has no effect.
+    #[serde(default)]
+    pub(crate) reasoning_details: Option<Value>,
+    /// Clients add it to an answer. It has no effect.
+    #[serde(default)]
+    pub(crate) thinking_blocks: Option<Value>,
+    /// The parsed answer, which clients add to it. It has no effect.
+    #[serde(default)]
+    pub(crate) parsed: Option<Value>,
+    /// It has no effect: prompts are cached always.
+    #[serde(default)]
+    pub(crate) cache_control: Option<Value>,
 }
 
 /// The author of a message.
@@ -101,7 +138,17 @@ pub(crate) enum Content {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Part {
-    Text { text: String },
+    Text {
+        text: String,
+        /// Clients send it back with an answer. It has no effect.
+        #[serde(default)]
+        annotations: Option<Value>,
+        /// It has no effect: prompts are cached always.
+        #[serde(default)]
+        cache_control: Option<Value>,
+    },
+    /// The assistant's reason for refusing.
+    Refusal { refusal: String },
 }
 
 impl Content {
@@ -109,7 +156,13 @@ impl Content {
     pub(crate) fn text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
-            Self::Parts(parts) => parts.iter().map(|Part::Text { text }| text.as_str()).collect(),
+            Self::Parts(parts) => parts
+                .iter()
+                .map(|part| match part {
+                    Part::Text { text, .. } => text.as_str(),
+                    Part::Refusal { refusal } => refusal,
+                })
+                .collect(),
         }
     }
 }
@@ -181,13 +234,19 @@ pub(crate) struct ToolCall {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) index: Option<usize>,
     pub(crate) id: String,
+    /// `function` if not given.
+    #[serde(default)]
     pub(crate) r#type: CallType,
     pub(crate) function: FunctionCall,
+    /// Clients add it to a call. It has no effect.
+    #[serde(default, skip_serializing)]
+    pub(crate) provider_specific_fields: Option<Value>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CallType {
+    #[default]
     Function,
 }
 
@@ -197,7 +256,18 @@ pub(crate) enum CallType {
 pub(crate) struct FunctionCall {
     pub(crate) name: String,
     /// The arguments as JSON in a string.
+    #[serde(default, deserialize_with = "or_default")]
     pub(crate) arguments: String,
+    /// The parsed arguments, which clients add to a call. They have no effect.
+    #[serde(default, skip_serializing)]
+    pub(crate) parsed_arguments: Option<Value>,
+}
+
+/// Reads `null` as the default value.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// A complete answer.
@@ -211,6 +281,18 @@ pub(crate) struct ChatCompletion {
     pub(crate) model: String,
     pub(crate) choices: Vec<ChatChoice>,
     pub(crate) usage: Usage,
+    /// Equal for answers of servers of equal version and configuration.
+    pub(crate) system_fingerprint: Arc<str>,
+}
+
+impl ChatRequest {
+    /// The given fields that have no effect.
+    pub(crate) fn without_effect(&self) -> Vec<&'static str> {
+        let mut fields = self.common_without_effect();
+        fields.extend(self.modalities.as_ref().map(|_| "modalities"));
+        fields.extend(self.verbosity.as_ref().map(|_| "verbosity"));
+        fields
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -258,6 +340,7 @@ pub(crate) struct ChatChunk {
     pub(crate) choices: Vec<ChatChunkChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<Usage>,
+    pub(crate) system_fingerprint: Arc<str>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]

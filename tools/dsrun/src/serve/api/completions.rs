@@ -3,7 +3,7 @@
 use super::{Finish, Usage, generation_request};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 generation_request! {
     /// A text to continue.
@@ -51,6 +51,15 @@ pub(crate) struct Completion {
     pub(crate) choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<Usage>,
+    /// Equal for answers of servers of equal version and configuration.
+    pub(crate) system_fingerprint: Arc<str>,
+}
+
+impl CompletionRequest {
+    /// The given fields that have no effect.
+    pub(crate) fn without_effect(&self) -> Vec<&'static str> {
+        self.common_without_effect()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]

@@ -23,8 +23,7 @@ pub(crate) struct EmbeddingRequest {
     pub(crate) priority: Option<i32>,
     /// The user. It has no effect.
     #[serde(default)]
-    #[expect(dead_code, reason = "clients send it, and it has no effect")]
-    pub(crate) user: Option<String>,
+    pub(crate) user: Option<serde_json::Value>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]

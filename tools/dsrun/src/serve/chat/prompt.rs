@@ -63,11 +63,22 @@ pub(crate) fn encode(
 /// A message in the form that chat templates read.
 fn as_message(index: usize, message: &ChatMessage) -> Result<Message, ApiError> {
     let field = |name: &str| format!("messages[{index}].{name}");
+    let unsupported = [
+        ("audio", &message.audio, "sound is not supported"),
+        ("function_call", &message.function_call, "use tool_calls instead"),
+    ];
+    // `null` is read as absent.
+    if let Some((name, _, why)) = unsupported.into_iter().find(|(_, value, _)| value.is_some()) {
+        return Err(ApiError::field(field(name), why));
+    }
     let mut other = Map::new();
     let texts = [
         ("name", &message.name),
         ("tool_call_id", &message.tool_call_id),
-        ("reasoning_content", &message.reasoning_content),
+        (
+            "reasoning_content",
+            if message.reasoning_content.is_some() { &message.reasoning_content } else { &message.reasoning },
+        ),
     ];
     for (key, text) in texts {
         if let Some(text) = text {

@@ -25,7 +25,7 @@ async fn a_chat_answer_has_the_fields_of_openai() {
     assert!(!choice["message"]["content"].as_str().expect("a text").is_empty());
     assert_eq!(choice["message"].get("tool_calls"), None);
     // `<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n`: one token for each byte, three control tokens.
-    assert_eq!(answer["usage"], json!({"prompt_tokens": 24, "completion_tokens": 12, "total_tokens": 36}));
+    assert_eq!(answer["usage"], usage(24, 12));
     let again = server.served(CHAT, &question("Hello", 12)).await;
     assert_ne!(answer["id"], again["id"]);
     assert_eq!(answer["choices"], again["choices"]);
@@ -39,7 +39,11 @@ async fn streamed_pieces_join_to_the_whole_and_end_with_the_usage() {
     let events = server.events(CHAT, &with(question("Hello", 20), stream)).await;
     let (last, pieces) = events.split_last().expect("there are events");
     assert_eq!(last["choices"], json!([]));
-    assert_eq!(last["usage"], whole["usage"]);
+    for count in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        assert_eq!(last["usage"][count], whole["usage"][count]);
+    }
+    // The first whole block of the prompt is in the cache now.
+    assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 16);
     assert!(
         pieces.iter().all(|piece| piece["object"] == "chat.completion.chunk" && piece.get("usage").is_none())
     );
@@ -61,7 +65,7 @@ async fn completions_accept_texts_and_tokens() {
     let many = server.served(COMPLETIONS, &with(completion("", 8), json!({"prompt": ["ab", "xyz"]}))).await;
     assert_eq!(many["choices"][0]["text"], text["choices"][0]["text"]);
     assert_eq!(many["choices"][1]["index"], 1);
-    assert_eq!(many["usage"], json!({"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}));
+    assert_eq!(many["usage"], usage(5, 16));
     let many =
         server.served(COMPLETIONS, &with(completion("", 8), json!({"prompt": [[97, 98], [97]]}))).await;
     assert_eq!(many["choices"][0]["text"], text["choices"][0]["text"]);
@@ -123,7 +127,7 @@ async fn equal_seeds_repeat_answers_and_choices_differ() {
     assert_eq!(first["choices"], again["choices"]);
     let texts: Vec<&Value> = (0..3).map(|index| &first["choices"][index]["text"]).collect();
     assert!(texts[0] != texts[1] && texts[1] != texts[2] && texts[0] != texts[2], "{texts:?}");
-    assert_eq!(first["usage"], json!({"prompt_tokens": 2, "completion_tokens": 48, "total_tokens": 50}));
+    assert_eq!(first["usage"], usage(2, 48));
     let unseeded = with(completion("ab", 16), json!({"temperature": 1.5}));
     let (a, b) = (server.served(COMPLETIONS, &unseeded).await, server.served(COMPLETIONS, &unseeded).await);
     assert_ne!(a["choices"], b["choices"]);
@@ -236,4 +240,14 @@ async fn every_described_path_exists() {
             assert_eq!(answer.status(), if method == Method::POST { 400 } else { 200 }, "{method} {path}");
         }
     }
+}
+
+/// The usage of a request none of whose prompt tokens was cached.
+fn usage(prompt: usize, completion: usize) -> Value {
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    })
 }

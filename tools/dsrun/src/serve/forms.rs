@@ -1,0 +1,78 @@
+//! The form that an answer has to follow, from the several fields that name one.
+
+use super::{
+    api::{NamedSchema, ResponseFormat, StructuredOutputs, Syntax},
+    error::ApiError,
+};
+use serde_json::Value;
+
+/// The form that a request asks for, by `response_format`, `structured_outputs` or the `guided_` fields.
+///
+/// # Errors
+/// If more than one is given, or one is not valid.
+pub(super) fn form(
+    response_format: Option<&ResponseFormat>,
+    structured: Option<&StructuredOutputs>,
+    guided: &StructuredOutputs,
+) -> Result<Option<ResponseFormat>, ApiError> {
+    let named = |name: &'static str, outputs: &StructuredOutputs, prefix: &str| {
+        forms(outputs, prefix)
+            .map(|forms| forms.into_iter().map(move |form| (name, form)).collect::<Vec<_>>())
+    };
+    let mut all = Vec::new();
+    if let Some(outputs) = structured {
+        let forms = named("structured_outputs", outputs, "structured_outputs.")?;
+        if forms.is_empty() {
+            let message = "give one of json, regex, choice, grammar and json_object";
+            return Err(ApiError::field("structured_outputs", message));
+        }
+        all.extend(forms);
+    }
+    all.extend(named("guided_json, guided_regex, guided_choice, guided_grammar", guided, "guided_")?);
+    // Plain text is what an answer is without any of the others.
+    let given = response_format.filter(|format| **format != ResponseFormat::Text || all.is_empty());
+    all.extend(given.map(|format| ("response_format", format.clone())));
+    if all.len() > 1 {
+        let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+        return Err(ApiError::field(
+            names[0],
+            format!("an answer has one form, but several are given: {}", names.join(", ")),
+        ));
+    }
+    Ok(all.pop().map(|(_, form)| form))
+}
+
+/// The forms that are given, of which there should be at most one. Errors name a field with the prefix.
+fn forms(outputs: &StructuredOutputs, prefix: &str) -> Result<Vec<ResponseFormat>, ApiError> {
+    let StructuredOutputs { json, regex, choice, grammar, json_object } = outputs;
+    let mut forms = Vec::new();
+    if let Some(schema) = json {
+        let schema = match schema {
+            Value::String(text) => serde_json::from_str(text).map_err(|error| {
+                ApiError::field(format!("{prefix}json"), format!("the schema is not JSON: {error}"))
+            })?,
+            schema => schema.clone(),
+        };
+        let json_schema =
+            NamedSchema { name: "answer".to_owned(), description: None, schema: Some(schema), strict: None };
+        forms.push(ResponseFormat::JsonSchema { json_schema });
+    }
+    let syntax =
+        |syntax, definition: &String| ResponseFormat::Grammar { syntax, definition: definition.clone() };
+    forms.extend(regex.iter().map(|regex| syntax(Syntax::Regex, regex)));
+    forms.extend(grammar.iter().map(|grammar| syntax(Syntax::Lark, grammar)));
+    if let Some(texts) = choice {
+        if texts.is_empty() || texts.iter().any(String::is_empty) {
+            let message = "there must be at least one text, and none may be empty";
+            return Err(ApiError::field(format!("{prefix}choice"), message));
+        }
+        // A text as JSON is a text of Lark.
+        let texts: Vec<String> = texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
+        let definition = format!("start: {}\n", texts.join(" | "));
+        forms.push(ResponseFormat::Grammar { syntax: Syntax::Lark, definition });
+    }
+    if *json_object == Some(true) {
+        forms.push(ResponseFormat::JsonObject);
+    }
+    Ok(forms)
+}
