@@ -234,6 +234,11 @@ pub struct ChatPrompt {
 }
 
 impl ChatPrompt {
+    /// Whether the prompt ends with a text, not counting blanks after it.
+    pub fn ends_with(&self, text: &str) -> bool {
+        self.text.trim_end().ends_with(text)
+    }
+
     /// The tokens of the prompt, for the tokenizer it was written for. The template has written all of its special tokens.
     ///
     /// # Errors

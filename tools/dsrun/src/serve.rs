@@ -14,7 +14,7 @@
 //! | `embeddings` | `/v1/embeddings` |
 //! | `prompts`, `text`, `events` | text to tokens, tokens to text, text to server-sent events |
 //! | `replicas` | several engines with the same model |
-//! | `forms`, `grammar`, `tools` | the form of an answer, structured output, tool calls |
+//! | `forms`, `grammar`, `tools`, `reasoning` | the form of an answer, structured output, tool calls, reasoning |
 //! | `metrics`, `openapi`, `page` | `/metrics`, `/openapi.json`, the web page |
 
 mod access;
@@ -37,6 +37,7 @@ mod openapi;
 mod origins;
 mod page;
 mod prompts;
+mod reasoning;
 mod replicas;
 mod routes;
 mod server;

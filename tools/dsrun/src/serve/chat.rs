@@ -1,11 +1,12 @@
 //! `/v1/chat/completions`.
 
+mod described_tools;
 mod prompt;
 mod requested_tools;
 
 use super::{
     api::{
-        Finish, ResponseFormat, Usage,
+        Finish, Usage,
         chat::{
             AnswerMessage, CallType, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs,
             ChatRequest, ChatTokenLogprob, Delta, FunctionCall, Role, ToolCall,
@@ -18,11 +19,12 @@ use super::{
     generation::{Job, MAX_TOP, Piece},
     grammar::Grammar,
     intake::Work,
+    reasoning::{Marks, ReasoningSplitter},
     text::Token,
     tools::{Part, ToolParser},
 };
 use axum::{body::Body, extract::State, http::Request, response::Response};
-pub(crate) use prompt::encode;
+pub(crate) use prompt::{Encoded, encode};
 use requested_tools::RequestedTools;
 use std::sync::Arc;
 
@@ -39,6 +41,8 @@ struct Chat {
 /// Reads one choice piece by piece, and tells text and tool calls apart.
 #[derive(Default)]
 struct Reader {
+    /// Finds reasoning, if the chat template has marks for it.
+    splitter: Option<ReasoningSplitter>,
     /// Finds tool calls, if the request has tools.
     parser: Option<ToolParser>,
     /// Tool calls so far.
@@ -50,6 +54,7 @@ struct Reader {
 /// The content of a piece.
 #[derive(Default)]
 struct Content {
+    reasoning: String,
     text: String,
     calls: Vec<ToolCall>,
     finish: Option<Finish>,
@@ -58,10 +63,20 @@ struct Content {
 impl Reader {
     fn read(&mut self, piece: &Piece) -> Content {
         let mut content = Content::default();
+        let mut piece_text = piece.text.clone();
+        if let Some(splitter) = &mut self.splitter {
+            let mut split = splitter.push(&piece.text);
+            if piece.finish.is_some() {
+                let rest = splitter.finish();
+                split.reasoning.push_str(&rest.reasoning);
+                split.text.push_str(&rest.text);
+            }
+            (content.reasoning, piece_text) = (split.reasoning, split.text);
+        }
         match &mut self.parser {
-            None => content.text.clone_from(&piece.text),
+            None => content.text = piece_text,
             Some(parser) => {
-                let mut parts = parser.push(&piece.text);
+                let mut parts = parser.push(&piece_text);
                 if piece.finish.is_some() {
                     parts.extend(parser.finish());
                 }
@@ -112,14 +127,8 @@ impl Completion for Chat {
         let (max_tokens, logprobs) = (max_tokens(request)?, logprobs(request)?);
         let tools = RequestedTools::of(request, loaded)?;
         let grammar = match (&generation.response_format, &tools) {
+            (format, Some(tools)) => tools.grammar(format.as_ref(), loaded)?,
             (Some(format), None) => Grammar::of(format, loaded)?,
-            (None | Some(ResponseFormat::Text), Some(tools)) => tools.grammar(loaded)?,
-            (Some(_), Some(_)) => {
-                return Err(ApiError::field(
-                    "response_format",
-                    "not together with tools, unless tool_choice is none",
-                ));
-            }
             (None, None) => None,
         };
         if request.modalities.as_ref().is_some_and(|kinds| kinds.iter().any(|kind| kind != "text")) {
@@ -134,16 +143,27 @@ impl Completion for Chat {
                 }
             }
         }
-        let prompt =
-            encode(&request.messages, tools.as_ref().map(RequestedTools::all), variables, loaded, work)?;
-        let reader = || Reader { parser: tools.as_ref().map(RequestedTools::parser), ..Reader::default() };
+        let Encoded { tokens: prompt, reasons } =
+            encode(&request.messages, tools.as_ref(), variables, loaded, work)?;
+        // An answer that a grammar restricts from its start on does not reason.
+        let marks = Marks::of(loaded.template()?).filter(|_| reasons || grammar.is_none());
+        let reader = || Reader {
+            splitter: marks.map(|marks| ReasoningSplitter::new(marks, reasons)),
+            parser: tools.as_ref().map(RequestedTools::parser),
+            ..Reader::default()
+        };
         let readers = (0..generation.n).map(|_| reader()).collect();
         Ok((Job { prompts: vec![prompt], generation, max_tokens, logprobs, grammar }, Self { readers }))
     }
 
     fn choice(&self, index: usize) -> ChatChoice {
-        let message =
-            AnswerMessage { role: Role::Assistant, content: None, tool_calls: Vec::new(), refusal: None };
+        let message = AnswerMessage {
+            role: Role::Assistant,
+            content: None,
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+            refusal: None,
+        };
         ChatChoice { index, message, logprobs: None, finish_reason: None }
     }
 
@@ -151,6 +171,9 @@ impl Completion for Chat {
         let content = self.readers[piece.index].read(&piece);
         let message = &mut choice.message;
         message.content.get_or_insert_default().push_str(&content.text);
+        if !content.reasoning.is_empty() {
+            message.reasoning_content.get_or_insert_default().push_str(&content.reasoning);
+        }
         message.tool_calls.extend(content.calls.into_iter().map(|call| ToolCall { index: None, ..call }));
         if !piece.tokens.is_empty() {
             choice.logprobs.get_or_insert_default().content.extend(piece.tokens.into_iter().map(logprob));
@@ -177,12 +200,15 @@ impl Completion for Chat {
             chunks.push(chunk(header, vec![choice], None));
         };
         if !std::mem::replace(&mut reader.introduced, true) {
-            let delta =
-                Delta { role: Some(Role::Assistant), content: Some(String::new()), tool_calls: Vec::new() };
+            let content = Some(String::new());
+            let delta = Delta { role: Some(Role::Assistant), content, ..Delta::default() };
             add(delta, None, None);
         }
         let logprobs = (!piece.tokens.is_empty())
             .then(|| ChatLogprobs { content: piece.tokens.into_iter().map(logprob).collect() });
+        if !content.reasoning.is_empty() {
+            add(Delta { reasoning_content: Some(content.reasoning), ..Delta::default() }, None, None);
+        }
         if !content.text.is_empty() || logprobs.is_some() {
             add(Delta { content: Some(content.text), ..Delta::default() }, logprobs, None);
         }

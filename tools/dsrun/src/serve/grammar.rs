@@ -9,7 +9,7 @@ use anyhow::Result;
 use dsrun_engine::{Constraint, ConstraintError};
 use dsrun_models::tokenizer::Tokenizer;
 use llguidance::{Matcher, ParserFactory, api::TopLevelGrammar};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -43,16 +43,7 @@ impl Grammar {
     /// # Errors
     /// If the format cannot be enforced.
     pub(crate) fn of(format: &ResponseFormat, loaded: &Loaded) -> Result<Option<Self>, ApiError> {
-        let json = |schema: &serde_json::Value| {
-            let mut schema = schema.clone();
-            if let Some(object) = schema.as_object_mut() {
-                let guidance = object.entry("x-guidance").or_insert_with(|| json!({}));
-                if let Some(guidance) = guidance.as_object_mut() {
-                    guidance.entry("whitespace_pattern").or_insert_with(|| WHITESPACE.into());
-                }
-            }
-            TopLevelGrammar::from_json_schema(schema)
-        };
+        let json = |schema: &Value| TopLevelGrammar::from_json_schema(with_whitespace(schema));
         let grammar = match format {
             ResponseFormat::Text => return Ok(None),
             ResponseFormat::JsonObject => json(&json!({"type": "object"})),
@@ -95,6 +86,37 @@ impl Grammar {
     /// A constraint that enforces the grammar on one answer.
     pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
         Box::new(GrammarConstraint { matcher: self.matcher.deep_clone() })
+    }
+}
+
+/// A schema that bounds the whitespace between the parts of JSON.
+fn with_whitespace(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Some(object) = schema.as_object_mut() {
+        let guidance = object.entry("x-guidance").or_insert_with(|| json!({}));
+        if let Some(guidance) = guidance.as_object_mut() {
+            guidance.entry("whitespace_pattern").or_insert_with(|| WHITESPACE.into());
+        }
+    }
+    schema
+}
+
+/// The right-hand side of a rule in Lark for a response format; `None` for plain text.
+///
+/// # Errors
+/// If the format is a grammar, which has rules of its own.
+pub(super) fn rule(format: &ResponseFormat) -> Result<Option<String>, ApiError> {
+    let json = |schema: &Value| Ok(Some(format!("%json {}", with_whitespace(schema))));
+    match format {
+        ResponseFormat::Text => Ok(None),
+        ResponseFormat::JsonObject => json(&json!({"type": "object"})),
+        ResponseFormat::JsonSchema { json_schema } => json(json_schema.schema.as_ref().unwrap_or(&json!({}))),
+        ResponseFormat::Grammar { syntax: Syntax::Regex, definition } => {
+            Ok(Some(format!("/{}/", definition.replace('/', "\\/"))))
+        }
+        ResponseFormat::Grammar { syntax: Syntax::Lark, .. } => {
+            Err(ApiError::field("response_format", "a grammar in Lark is not supported together with tools"))
+        }
     }
 }
 

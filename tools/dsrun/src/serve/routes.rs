@@ -151,7 +151,7 @@ async fn tokenize(
                 let message = "the chat template decides for messages: give it only together with prompt";
                 return Err(ApiError::field("add_special_tokens", message));
             }
-            (None, Some(messages)) => chat::encode(messages, None, Map::new(), &loaded, work)?,
+            (None, Some(messages)) => chat::encode(messages, None, Map::new(), &loaded, work)?.tokens,
             _ => return Err(ApiError::field("prompt", "give either prompt or messages")),
         };
         let max_model_len = loaded.engine.limits().context;

@@ -16,6 +16,19 @@ pub(crate) enum ToolFormat {
     Hermes,
     /// The whole answer is `{"name": .., "parameters": {..}}`, several with `;` between them (Llama 3).
     Json,
+    /// The whole answer is a list `[{"name": .., "arguments": {..}}]` (Mistral, Phi-4-mini).
+    List,
+}
+
+/// What an answer may be besides calls.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Otherwise {
+    /// Nothing: a call is required.
+    Nothing,
+    /// Any text, which may also stand around calls where the form has room for it.
+    Text,
+    /// An answer that follows the right-hand side of a rule in Lark.
+    Form(String),
 }
 
 /// A part of an answer.
@@ -34,6 +47,8 @@ impl ToolFormat {
             None
         } else if template.mentions(OPEN) {
             Some(Self::Hermes)
+        } else if template.mentions("[TOOL_CALLS]") || template.mentions("<|tool_call|>") {
+            Some(Self::List)
         } else if template.mentions("\"parameters\"") {
             Some(Self::Json)
         } else {
@@ -41,22 +56,40 @@ impl ToolFormat {
         }
     }
 
-    /// A Lark grammar of answers that call one of the functions, or several of them.
-    pub(crate) fn grammar(self, functions: &[&Function], several: bool) -> String {
-        let mut grammar = match (self, several) {
-            (Self::Hermes, true) => "start: call (\"\\n\" call)*\n".to_owned(),
-            (Self::Json, true) => "start: call (\"; \" call)*\n".to_owned(),
-            (_, false) => "start: call\n".to_owned(),
+    /// A Lark grammar of answers that call one of the functions, or several of them, or are something else.
+    pub(crate) fn grammar(self, functions: &[&Function], several: bool, otherwise: &Otherwise) -> String {
+        let calls = match (self, several) {
+            (Self::Hermes, true) => "call (\"\\n\" call)*",
+            (Self::Json, true) => "call (\"; \" call)*",
+            (Self::Hermes | Self::Json, false) => "call",
+            (Self::List, true) => "\"[\" call (\", \" call)* \"]\"",
+            (Self::List, false) => "\"[\" call \"]\"",
+        };
+        let within_text = self == Self::Hermes && *otherwise == Otherwise::Text;
+        let mut grammar = match (self, otherwise) {
+            (_, Otherwise::Nothing) => format!("start: {calls}\n"),
+            (_, Otherwise::Form(rule)) => format!("start: {calls} | form\nform: {rule}\n"),
+            // From the mark on that begins a call, only a call may follow.
+            (Self::Hermes, Otherwise::Text) => format!(
+                "start: (opening call)* TEXT?\nopening[suffix=\"{OPEN}\"]: /(?s:.*)/\n\
+                 TEXT: /(?s:.+)/ & ~/(?s:.*){OPEN}(?s:.*)/\n"
+            ),
+            (Self::Json, Otherwise::Text) => format!("start: {calls} | TEXT\nTEXT: /[^\\{{](?s:.*)/\n"),
+            (Self::List, Otherwise::Text) => format!("start: {calls} | TEXT\nTEXT: /[^\\[](?s:.*)/\n"),
         };
         let calls: Vec<String> = (0..functions.len()).map(|index| format!("call{index}")).collect();
         grammar.push_str(&format!("call: {}\n", calls.join(" | ")));
         for (call, function) in calls.iter().zip(functions) {
             let name = Value::from(function.name.as_str());
             let (before, after) = match self {
+                Self::Hermes if within_text => {
+                    (format!("\n{{\"name\": {name}, \"arguments\": "), format!("}}\n{CLOSE}"))
+                }
                 Self::Hermes => {
                     (format!("{OPEN}\n{{\"name\": {name}, \"arguments\": "), format!("}}\n{CLOSE}"))
                 }
                 Self::Json => (format!("{{\"name\": {name}, \"parameters\": "), "}".to_owned()),
+                Self::List => (format!("{{\"name\": {name}, \"arguments\": "), "}".to_owned()),
             };
             // Each function has a rule of its own, because references in a schema start at its root.
             let schema = arguments_schema(function);
@@ -118,7 +151,8 @@ impl ToolParser {
         self.held.push_str(text);
         let parts = match self.format {
             ToolFormat::Hermes => self.hermes(),
-            ToolFormat::Json => self.json(),
+            ToolFormat::Json => self.json('{'),
+            ToolFormat::List => self.json('['),
         };
         self.limited(parts)
     }
@@ -143,7 +177,7 @@ impl ToolParser {
         let held = std::mem::take(&mut self.held);
         let calls = match (self.format, self.state) {
             (ToolFormat::Hermes, State::Inside) => parse(&held).map(|call| vec![call]),
-            (ToolFormat::Json, State::Inside) => self.all_calls(&held),
+            (ToolFormat::Json | ToolFormat::List, State::Inside) => self.all_calls(&held),
             (_, State::AfterCall) if held.trim().is_empty() => Some(Vec::new()),
             _ => None,
         };
@@ -195,11 +229,12 @@ impl ToolParser {
         }
     }
 
-    fn json(&mut self) -> Vec<Part> {
+    /// Parses an answer that is calls as a whole if it begins with `first`.
+    fn json(&mut self, first: char) -> Vec<Part> {
         if self.state == State::Start {
             match self.held.trim_start().chars().next() {
                 None => return Vec::new(),
-                Some('{') => self.state = State::Inside,
+                Some(character) if character == first => self.state = State::Inside,
                 Some(_) => self.state = State::Outside,
             }
         }
@@ -216,13 +251,19 @@ impl ToolParser {
         let mut rest = text.trim();
         while !rest.is_empty() {
             let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-            let call = as_call(values.next()?.ok()?)?;
-            let Part::Call { name, .. } = &call else { return None };
-            if !self.names.contains(name) {
-                return None;
+            let values_here = match values.next()?.ok()? {
+                Value::Array(list) => list,
+                value => vec![value],
+            };
+            for value in values_here {
+                let call = as_call(value)?;
+                let Part::Call { name, .. } = &call else { return None };
+                if !self.names.contains(name) {
+                    return None;
+                }
+                calls.push(call);
             }
             rest = rest[values.byte_offset()..].trim_start_matches([';', ' ', '\n', '\r', '\t']);
-            calls.push(call);
         }
         Some(calls)
     }
@@ -310,6 +351,16 @@ mod tests {
     }
 
     #[rstest]
+    #[case("Hello.", vec![text("Hello.")])]
+    #[case(" [{\"name\": \"f\", \"arguments\": {\"x\": 1}}]", vec![call("f", r#"{"x":1}"#)])]
+    #[case("[{\"name\": \"f\"}, {\"name\": \"g\", \"arguments\": {}}]", vec![call("f", "{}"), call("g", "{}")])]
+    #[case("[1] is a list", vec![text("[1] is a list")])]
+    fn list(#[case] answer: &str, #[case] expected: Vec<Part>, #[values(1, 3, 1000)] size: usize) {
+        assert_eq!(parts(ToolFormat::List, answer, size), expected);
+    }
+
+    #[rstest]
+    #[case("{% if tools %}[TOOL_CALLS]{% endif %}", Some(ToolFormat::List))]
     #[case("{% if tools %}<tool_call>{% endif %}", Some(ToolFormat::Hermes))]
     #[case("{% if tools %}{\"name\": f, \"parameters\": p}{% endif %}", Some(ToolFormat::Json))]
     #[case("{{ messages }}", None)]

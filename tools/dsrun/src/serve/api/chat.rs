@@ -185,8 +185,7 @@ pub(crate) struct Function {
     /// A JSON schema of the arguments; the function has no arguments if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) parameters: Option<Value>,
-    /// Whether the arguments have to follow the schema. They always do if a call is required; otherwise `true` is not
-    /// supported.
+    /// Whether the arguments have to follow the schema. They always do if a call is required.
     #[serde(default, skip_serializing)]
     pub(crate) strict: Option<bool>,
 }
@@ -195,7 +194,8 @@ pub(crate) struct Function {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(
     untagged,
-    expecting = "must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}"
+    expecting = "must be \"none\", \"auto\", \"required\", {\"type\": \"function\", \"function\": {\"name\": ..}} or \
+                 {\"type\": \"allowed_tools\", \"allowed_tools\": {\"mode\": .., \"tools\": [..]}}"
 )]
 pub(crate) enum ToolChoice {
     Mode(ToolMode),
@@ -217,6 +217,36 @@ pub(crate) enum ToolMode {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum NamedTool {
+    Function {
+        function: FunctionName,
+    },
+    /// The tools of which the model may, or has to, call one.
+    AllowedTools {
+        allowed_tools: AllowedTools,
+    },
+}
+
+/// Some of the tools.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AllowedTools {
+    pub(crate) mode: AllowedMode,
+    pub(crate) tools: Vec<NamedFunction>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum AllowedMode {
+    /// The model decides.
+    Auto,
+    /// The model calls at least one tool.
+    Required,
+}
+
+/// A tool by its name.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum NamedFunction {
     Function { function: FunctionName },
 }
 
@@ -308,6 +338,9 @@ pub(crate) struct AnswerMessage {
     pub(crate) role: Role,
     /// The text; `null` if the answer consists of tool calls only.
     pub(crate) content: Option<String>,
+    /// The model's reasoning before its answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) tool_calls: Vec<ToolCall>,
     /// Never set.
@@ -358,6 +391,9 @@ pub(crate) struct Delta {
     pub(crate) role: Option<Role>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) content: Option<String>,
+    /// The model's reasoning before its answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) tool_calls: Vec<ToolCall>,
 }

@@ -1,16 +1,28 @@
 //! Conversations as tokens.
 
+use super::{
+    described_tools::{describe, without_system, write_calls},
+    requested_tools::RequestedTools,
+};
 use crate::serve::{
-    api::chat::{ChatMessage, Content, Role, Tool, ToolCall},
+    api::chat::{ChatMessage, Content, Role, ToolCall},
     app::Loaded,
     error::ApiError,
     intake::Work,
+    reasoning::Marks,
 };
-use dsrun_models::chat::{Message, RenderOptions};
+use dsrun_models::chat::{ChatError, Message, RenderOptions};
 use serde_json::{Map, Value, json};
 
 /// The most messages of a request.
 const MAX_MESSAGES: usize = 16_384;
+
+/// A conversation as tokens.
+pub(crate) struct Encoded {
+    pub(crate) tokens: Vec<u32>,
+    /// Whether the prompt ends with the mark that opens reasoning.
+    pub(crate) reasons: bool,
+}
 
 /// Encodes a conversation with the model's chat template.
 ///
@@ -18,11 +30,11 @@ const MAX_MESSAGES: usize = 16_384;
 /// Names the field that is wrong.
 pub(crate) fn encode(
     messages: &[ChatMessage],
-    tools: Option<&[Tool]>,
+    tools: Option<&RequestedTools>,
     variables: Map<String, Value>,
     loaded: &Loaded,
     work: &Work,
-) -> Result<Vec<u32>, ApiError> {
+) -> Result<Encoded, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::field("messages", "there must be at least one"));
     }
@@ -43,21 +55,37 @@ pub(crate) fn encode(
         return Err(ApiError::field(format!("chat_template_kwargs.{name}"), message));
     }
     let written = messages.iter().enumerate().map(|(index, message)| as_message(index, message));
+    let mut written: Vec<Message> = written.collect::<Result<_, _>>()?;
+    if loaded.tool_format()?.is_none() {
+        write_calls(&mut written);
+    }
+    let described = tools.filter(|tools| !tools.are_in_template());
+    if let Some(tools) = described {
+        describe(tools.all(), &mut written);
+    }
+    let in_template = tools.filter(|tools| tools.are_in_template());
     let options = RenderOptions {
         add_generation_prompt: true,
         // Tools consist of strings and JSON, so they can always be serialised.
-        tools: tools.map(|tools| tools.iter().map(|tool| json!(tool)).collect()),
+        tools: in_template.map(|tools| tools.all().iter().map(|tool| json!(tool)).collect()),
         variables,
         ..RenderOptions::default()
     };
     let tokenizer = loaded.tokenizer()?;
-    let prompt = template
-        .prompt(tokenizer, &written.collect::<Result<Vec<_>, _>>()?, &options)
-        .map_err(|error| ApiError::field("messages", error.to_string()))?;
+    let mut prompt = template.prompt(tokenizer, &written, &options);
+    // Some templates refuse system messages.
+    if described.is_some()
+        && matches!(prompt, Err(ChatError::Refused { .. }))
+        && let Some(merged) = without_system(&written)
+    {
+        prompt = template.prompt(tokenizer, &merged, &options);
+    }
+    let prompt = prompt.map_err(|error| ApiError::field("messages", error.to_string()))?;
     work.check()?;
     let tokens = prompt.encode_within(tokenizer, context);
     let tokens = tokens.map_err(|error| ApiError::field("messages", error.to_string()))?;
-    tokens.ok_or_else(|| ApiError::too_long("messages", context))
+    let tokens = tokens.ok_or_else(|| ApiError::too_long("messages", context))?;
+    Ok(Encoded { tokens, reasons: Marks::of(template).is_some_and(|marks| prompt.ends_with(marks.open)) })
 }
 
 /// A message in the form that chat templates read.

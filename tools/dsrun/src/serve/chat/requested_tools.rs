@@ -1,11 +1,14 @@
 //! The tools of a chat request.
 
 use crate::serve::{
-    api::chat::{ChatRequest, Function, NamedTool, Tool, ToolChoice, ToolMode},
+    api::{
+        ResponseFormat,
+        chat::{AllowedMode, ChatRequest, Function, NamedFunction, NamedTool, Tool, ToolChoice, ToolMode},
+    },
     app::Loaded,
     error::ApiError,
-    grammar::Grammar,
-    tools::{ToolFormat, ToolParser},
+    grammar::{self, Grammar},
+    tools::{Otherwise, ToolFormat, ToolParser},
 };
 
 /// The most tools of a request.
@@ -14,9 +17,11 @@ const MAX_TOOLS: usize = 128;
 const MAX_NAME: usize = 64;
 
 /// The tools that the model may call, and whether it has to.
-pub(super) struct RequestedTools {
+pub(crate) struct RequestedTools {
     all: Vec<Tool>,
     format: ToolFormat,
+    /// Whether the chat template knows tools; otherwise the system message describes them.
+    in_template: bool,
     /// The indices of the tools of which one has to be called; `None` if the model decides.
     required: Option<Vec<usize>>,
     /// Whether an answer may call several tools.
@@ -29,11 +34,16 @@ impl RequestedTools {
     /// # Errors
     /// Names the field that is wrong.
     pub(super) fn of(request: &ChatRequest, loaded: &Loaded) -> Result<Option<Self>, ApiError> {
-        let all = request.tools.clone().unwrap_or_default();
+        let mut all = request.tools.clone().unwrap_or_default();
         let choice = request.tool_choice.clone();
         if all.is_empty() {
             return match choice {
                 None | Some(ToolChoice::Mode(ToolMode::None | ToolMode::Auto)) => Ok(None),
+                Some(ToolChoice::Named(NamedTool::AllowedTools { allowed_tools }))
+                    if allowed_tools.mode == AllowedMode::Auto && allowed_tools.tools.is_empty() =>
+                {
+                    Ok(None)
+                }
                 Some(_) => Err(ApiError::field("tool_choice", "there are no tools to call")),
             };
         }
@@ -43,31 +53,51 @@ impl RequestedTools {
         for (index, Tool::Function { function }) in all.iter().enumerate() {
             check_name(index, &function.name)?;
         }
+        let unknown = |name: &str| ApiError::field("tool_choice", format!("there is no tool {name:?}"));
+        // Only the allowed tools are shown to the model.
+        if let Some(ToolChoice::Named(NamedTool::AllowedTools { allowed_tools })) = &choice {
+            let mut allowed = Vec::new();
+            for NamedFunction::Function { function } in &allowed_tools.tools {
+                let known = |tool: &&Tool| matches!(tool, Tool::Function { function: known } if known.name == function.name);
+                allowed.push(all.iter().find(known).ok_or_else(|| unknown(&function.name))?.clone());
+            }
+            if allowed.is_empty() {
+                return match allowed_tools.mode {
+                    AllowedMode::Auto => Ok(None),
+                    AllowedMode::Required => {
+                        Err(ApiError::field("tool_choice", "no tool is allowed, but one is required"))
+                    }
+                };
+            }
+            all = allowed;
+        }
         let named = |name: &str| all.iter().position(|Tool::Function { function }| function.name == name);
         let required = match choice {
             Some(ToolChoice::Mode(ToolMode::None)) => return Ok(None),
             None | Some(ToolChoice::Mode(ToolMode::Auto)) => None,
             Some(ToolChoice::Mode(ToolMode::Required)) => Some((0..all.len()).collect()),
             Some(ToolChoice::Named(NamedTool::Function { function })) => {
-                let unknown =
-                    || ApiError::field("tool_choice", format!("there is no tool {:?}", function.name));
-                Some(vec![named(&function.name).ok_or_else(unknown)?])
+                Some(vec![named(&function.name).ok_or_else(|| unknown(&function.name))?])
             }
+            Some(ToolChoice::Named(NamedTool::AllowedTools { allowed_tools })) => match allowed_tools.mode {
+                AllowedMode::Auto => None,
+                AllowedMode::Required => Some((0..all.len()).collect()),
+            },
         };
-        if required.is_none()
-            && let Some(index) =
-                all.iter().position(|Tool::Function { function }| function.strict == Some(true))
-        {
-            let message = "arguments are held to the schema only where a call is required: set tool_choice";
-            return Err(ApiError::field(format!("tools[{index}].function.strict"), message));
-        }
-        let format = loaded.tool_format()?.ok_or_else(|| {
-            ApiError::field(
-                "tools",
-                "the model's chat template knows no tools; --chat-template gives it another",
-            )
-        })?;
-        Ok(Some(Self { all, format, required, several: request.parallel_tool_calls.unwrap_or(true) }))
+        let known = loaded.tool_format()?;
+        let several = request.parallel_tool_calls.unwrap_or(true);
+        Ok(Some(Self {
+            all,
+            format: known.unwrap_or(ToolFormat::Hermes),
+            in_template: known.is_some(),
+            required,
+            several,
+        }))
+    }
+
+    /// Whether the chat template knows tools.
+    pub(super) fn are_in_template(&self) -> bool {
+        self.in_template
     }
 
     /// All tools, for the chat template.
@@ -75,20 +105,40 @@ impl RequestedTools {
         &self.all
     }
 
-    /// The grammar that restricts answers to tool calls, if a call is required.
+    /// The grammar of answers: calls only, if a call is required; otherwise calls or an answer of the given form. `None` if the
+    /// model may write anything.
     ///
     /// # Errors
-    /// If the schema of a tool cannot be followed.
-    pub(super) fn grammar(&self, loaded: &Loaded) -> Result<Option<Grammar>, ApiError> {
-        let Some(required) = &self.required else { return Ok(None) };
-        let functions: Vec<&Function> = required
-            .iter()
-            .map(|index| &self.all[*index])
-            .map(|Tool::Function { function }| function)
-            .collect();
+    /// If the schema of a tool, or the form, cannot be followed.
+    pub(super) fn grammar(
+        &self,
+        form: Option<&ResponseFormat>,
+        loaded: &Loaded,
+    ) -> Result<Option<Grammar>, ApiError> {
+        let is_strict =
+            |tool: &Tool| matches!(tool, Tool::Function { function } if function.strict == Some(true));
+        let form = form.map(grammar::rule).transpose()?.flatten();
+        let otherwise = match (&self.required, form) {
+            (Some(_), _) => Otherwise::Nothing,
+            (None, Some(rule)) => Otherwise::Form(rule),
+            (None, None) if self.all.iter().any(is_strict) => Otherwise::Text,
+            (None, None) => return Ok(None),
+        };
+        let indices = self.required.clone().unwrap_or_else(|| (0..self.all.len()).collect());
+        let function = |index: usize| {
+            let Tool::Function { function } = &self.all[index];
+            let mut function: Function = function.clone();
+            // Without a required call, and without `strict`, any arguments are accepted.
+            if self.required.is_none() && function.strict != Some(true) {
+                function.parameters = Some(serde_json::json!({"type": "object"}));
+            }
+            function
+        };
+        let functions: Vec<Function> = indices.into_iter().map(function).collect();
+        let functions: Vec<&Function> = functions.iter().collect();
         // A tool that is named is called once.
-        let several = self.several && functions.len() > 1;
-        Grammar::lark(self.format.grammar(&functions, several), loaded, "tools").map(Some)
+        let several = self.several && (self.required.is_none() || functions.len() > 1);
+        Grammar::lark(self.format.grammar(&functions, several, &otherwise), loaded, "tools").map(Some)
     }
 
     /// A parser that finds the calls in one answer.

@@ -148,7 +148,15 @@ async fn errors_name_the_invalid_field_of_a_chat() {
             "chat_template_kwargs.add_generation_prompt",
         ),
         (json!({"chat_template_kwargs": {"x": 1, "bos_token": "x"}}), "chat_template_kwargs.bos_token"),
-        (json!({"tools": tool("f"), "response_format": {"type": "json_object"}}), "response_format"),
+        (
+            json!({"tools": tool("f"), "response_format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}),
+            "response_format",
+        ),
+        (
+            json!({"tools": tool("f"), "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto",
+                "tools": [{"type": "function", "function": {"name": "g"}}]}}}),
+            "tool_choice",
+        ),
     ];
     for (fields, expected) in &cases {
         let (field, message) = server.refused(CHAT, &with(question("x", 1), fields.clone())).await;

@@ -10,7 +10,7 @@ use dsrun_engine::{
     EngineOptions, EnginePlan,
     service::{Service, ServiceOptions},
 };
-use dsrun_models::model::Model;
+use dsrun_models::{chat::ChatTemplate, model::Model};
 use hyper::Method;
 use serde_json::{Value, json};
 use std::{
@@ -45,6 +45,8 @@ pub(super) struct Setup {
     pub(super) engine: EngineOptions,
     pub(super) keys: Vec<&'static str>,
     pub(super) replicas: usize,
+    /// A chat template instead of the model's own.
+    pub(super) template: Option<&'static str>,
 }
 
 impl Default for Setup {
@@ -57,7 +59,7 @@ impl Default for Setup {
             kv_tokens: Some(3 * model::CONTEXT),
             ..EngineOptions::default()
         };
-        Self { settings, engine, keys: Vec::new(), replicas: 1 }
+        Self { settings, engine, keys: Vec::new(), replicas: 1, template: None }
     }
 }
 
@@ -79,7 +81,8 @@ pub(super) async fn start_with(setup: Setup) -> Running {
     let app = Arc::new(app);
     let services: Vec<Service> = (0..setup.replicas).map(|_| load(&setup)).collect();
     let replicas = Replicas::new(services.iter().map(Service::handle).collect()).expect("there is an engine");
-    app.set_loaded(Loaded::new(tiny(), replicas, None));
+    let template = setup.template.map(|source| ChatTemplate::new(source, &[]).expect("a template"));
+    app.set_loaded(Loaded::new(tiny(), replicas, template));
     let server = Server::bind(app.clone(), &setup.settings).await.expect("a port is free");
     let url = server.url();
     let (stop, stopped) = oneshot::channel();

@@ -1,6 +1,11 @@
 //! Tests of required tool calls. The parsing of calls that a model makes by itself is tested in `tools`.
 
-use super::support::{question, start, with};
+use super::support::{Setup, question, start, start_with, with};
+use crate::serve::{
+    api::chat::{Function, Tool},
+    grammar::Grammar,
+    tools::{Otherwise, ToolFormat},
+};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -104,9 +109,132 @@ async fn calls_and_their_results_are_accepted_as_messages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strict_arguments_need_a_required_call() {
+async fn strict_tools_leave_text_free() {
     let server = start().await;
-    let strict = json!([{"type": "function", "function": {"name": "f", "strict": true}}]);
-    let (field, _) = server.refused(CHAT, &with(question("x", 1), json!({"tools": strict}))).await;
-    assert_eq!(field, "tools[0].function.strict");
+    let mut strict = tools();
+    strict[0]["function"]["strict"] = json!(true);
+    let plain = server.served(CHAT, &with(question("x", 20), json!({"tools": tools()}))).await;
+    let answer = server.served(CHAT, &with(question("x", 20), json!({"tools": strict}))).await;
+    assert_eq!(answer["choices"][0]["message"], plain["choices"][0]["message"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn from_the_beginning_of_a_call_on_only_a_call_may_follow() {
+    let server = start().await;
+    let loaded = server.app.ready().expect("it is loaded");
+    let tools: Vec<Tool> = serde_json::from_value(tools()).expect("tools");
+    let functions: Vec<&Function> = tools.iter().map(|Tool::Function { function }| function).collect();
+    let weather = |key: &str, unit: &str| {
+        format!("{{\"name\": \"get_weather\", \"{key}\": {{\"city\":\"x\",\"unit\":\"{unit}\"}}}}")
+    };
+    let hermes = |unit: &str| format!("<tool_call>\n{}\n</tool_call>", weather("arguments", unit));
+    let cases = [
+        (ToolFormat::Hermes, "Hi <b> <tool".to_owned(), true),
+        (ToolFormat::Hermes, format!("Let me see.\n{}", hermes("C")), true),
+        (ToolFormat::Hermes, format!("{}\n{} Done.", hermes("C"), hermes("F")), true),
+        (ToolFormat::Hermes, format!("Let me see.\n{}", hermes("K")), false),
+        (ToolFormat::Hermes, "Hi <tool_call> is a mark".to_owned(), false),
+        (ToolFormat::Json, "Hi {\"answer\": 4}".to_owned(), true),
+        (ToolFormat::Json, weather("parameters", "C"), true),
+        (ToolFormat::Json, "{\"answer\": 4}".to_owned(), false),
+        (ToolFormat::List, "See [1]".to_owned(), true),
+        (ToolFormat::List, format!("[{}]", weather("arguments", "F")), true),
+        (ToolFormat::List, "[1]".to_owned(), false),
+    ];
+    for (format, text, allowed) in cases {
+        let grammar = format.grammar(&functions, true, &Otherwise::Text);
+        let grammar = Grammar::lark(grammar, &loaded, "tools").expect("a grammar");
+        let mut constraint = grammar.constraint();
+        // The model has a token for every byte.
+        let follows = text.bytes().all(|byte| {
+            let mut mask = vec![0; loaded.engine.limits().vocabulary.div_ceil(32)];
+            constraint.allow(&mut mask).expect("the grammar goes on");
+            let fits = mask[usize::from(byte) / 32] >> (byte % 32) & 1 == 1;
+            fits && constraint.accept(byte.into()).is_ok()
+        });
+        assert_eq!(follows, allowed, "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_and_a_response_format_give_calls_or_that_format() {
+    let server = start().await;
+    let schema = json!({"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
+        "additionalProperties": false});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+    let mut strict = tools();
+    strict[0]["function"]["strict"] = json!(true);
+    strict[1]["function"]["strict"] = json!(true);
+    for seed in 0..4 {
+        let fields = json!({"tools": strict, "response_format": format, "temperature": 1, "seed": seed,
+            "max_tokens": 600, "ignore_eos": false, "parallel_tool_calls": false});
+        let answer = server.served(CHAT, &with(question("x", 1), fields)).await;
+        let choice = &answer["choices"][0];
+        if choice["finish_reason"] == "tool_calls" {
+            continue;
+        }
+        let text = choice["message"]["content"].as_str().expect("a text");
+        let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert!(value["x"].is_boolean(), "{value}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_allowed_tools_are_called() {
+    let server = start().await;
+    let only_time = json!([{"type": "function", "function": {"name": "get_time"}}]);
+    let choice = json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": only_time}});
+    for seed in 0..3 {
+        let answer = server.served(CHAT, &required(&choice, seed)).await;
+        let calls = answer["choices"][0]["message"]["tool_calls"].as_array().expect("calls").clone();
+        assert!(!calls.is_empty() && calls.iter().all(|call| check(call) == "get_time"), "{calls:?}");
+    }
+}
+
+/// A template without tools, which refuses system messages and turns that do not alternate.
+const PLAIN: &str = "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
+    {% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}\
+    {{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_without_tools_gets_them_described() {
+    let server = start_with(Setup { template: Some(PLAIN), ..Setup::default() }).await;
+    let answer = server.served(CHAT, &required(&json!("required"), 1)).await;
+    let message = &answer["choices"][0]["message"];
+    let calls = message["tool_calls"].as_array().expect("calls").clone();
+    assert!(!calls.is_empty());
+    calls.iter().map(check).for_each(drop);
+    let plain = server.served(CHAT, &question("What is the weather?", 1)).await;
+    let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().expect("a number");
+    assert!(tokens(&answer) > tokens(&plain) + 300, "the prompt describes the tools");
+    // The calls and their results can be sent back.
+    let mut messages = vec![json!({"role": "user", "content": "What is the weather?"}), message.clone()];
+    messages.extend(
+        calls.iter().map(|call| json!({"role": "tool", "tool_call_id": call["id"], "content": "Rain"})),
+    );
+    let further = with(question("", 4), json!({"messages": messages, "tools": tools()}));
+    server.served(CHAT, &further).await;
+}
+
+/// A template that opens reasoning, as those of some reasoning models do.
+const REASONS: &str = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n{# </think> #}";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reasoning_is_split_from_the_answer() {
+    let server = start_with(Setup { template: Some(REASONS), ..Setup::default() }).await;
+    let answer = server.served(CHAT, &question("x", 30)).await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["content"], "");
+    let reasoning = message["reasoning_content"].as_str().expect("the reasoning has no end");
+    let events = server.events(CHAT, &with(question("x", 30), json!({"stream": true}))).await;
+    let streamed: String = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["reasoning_content"].as_str())
+        .collect();
+    assert_eq!(streamed, reasoning);
+    assert!(
+        start().await.served(CHAT, &question("x", 3)).await["choices"][0]["message"]
+            .get("reasoning_content")
+            .is_none()
+    );
 }
