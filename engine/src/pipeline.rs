@@ -45,17 +45,10 @@ pub struct GenerateOptions {
 }
 
 impl GenerateOptions {
-    /// The defaults that come with the model; greedy if it has none.
+    /// The defaults that come with the model, and what suits its size where it has none ([`SamplingOptions::suggested`]).
     pub fn suggested(model: &Model) -> Self {
         let defaults = model.generation();
-        let mut sampling = SamplingOptions::default();
-        sampling.repetition_penalty = defaults.repetition_penalty.unwrap_or(sampling.repetition_penalty);
-        if !defaults.greedy {
-            sampling.temperature = defaults.temperature.unwrap_or(sampling.temperature);
-            sampling.top_k = defaults.top_k.map_or(sampling.top_k, |top_k| u32::try_from(top_k).unwrap_or(0));
-            sampling.top_p = defaults.top_p.unwrap_or(sampling.top_p);
-            sampling.min_p = defaults.min_p.unwrap_or(sampling.min_p);
-        }
+        let sampling = SamplingOptions::suggested(model, false);
         Self { sampling, max_tokens: defaults.max_new_tokens, stop: defaults.stop_strings.clone() }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{EngineError, Result};
 use dsrun_core::op::{SAMPLING_COLUMNS, SamplingColumn};
+use dsrun_models::model::Model;
 
 /// The options that choose tokens. The default is greedy.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -40,7 +41,39 @@ impl Default for SamplingOptions {
     }
 }
 
+/// The parameters from which on a model is sampled with more freedom: smaller ones soon lose the thread.
+const LARGE: u64 = 4_000_000_000;
+
 impl SamplingOptions {
+    /// The options for a model where the user says nothing: those that the model suggests. If it suggests none, and the user has not
+    /// `chosen` any of temperature, top-k, top-p and min-p either, those that suit its size.
+    pub fn suggested(model: &Model, chosen: bool) -> Self {
+        let defaults = model.generation();
+        let neutral = Self {
+            repetition_penalty: defaults.repetition_penalty.unwrap_or(1.0),
+            temperature: if defaults.greedy { 0.0 } else { 1.0 },
+            ..Self::default()
+        };
+        if defaults.greedy {
+            return neutral;
+        }
+        let silent = defaults.temperature.is_none()
+            && defaults.top_k.is_none()
+            && defaults.top_p.is_none()
+            && defaults.min_p.is_none();
+        if silent && !chosen {
+            let (temperature, min_p) = if parameters(model) < LARGE { (0.6, 0.1) } else { (0.8, 0.05) };
+            return Self { temperature, top_p: 0.95, min_p, ..neutral };
+        }
+        Self {
+            temperature: defaults.temperature.unwrap_or(neutral.temperature),
+            top_k: defaults.top_k.map_or(0, |top_k| u32::try_from(top_k).unwrap_or(0)),
+            top_p: defaults.top_p.unwrap_or(neutral.top_p),
+            min_p: defaults.min_p.unwrap_or(neutral.min_p),
+            ..neutral
+        }
+    }
+
     /// Checks every field's range.
     ///
     /// # Errors
@@ -93,6 +126,13 @@ impl SamplingOptions {
     pub(crate) fn seed_row(&self) -> [u32; 2] {
         [self.seed as u32, (self.seed >> 32) as u32]
     }
+}
+
+/// The number of parameters of a model.
+fn parameters(model: &Model) -> u64 {
+    let weights = model.weights();
+    let elements = |name: &str| Some(weights.tensor_type(name).ok()?.elements().ok()? as u64);
+    weights.names().into_iter().filter_map(elements).sum()
 }
 
 #[cfg(test)]

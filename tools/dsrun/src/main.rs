@@ -15,12 +15,11 @@ mod serve;
 mod session;
 mod terminal;
 
-use arguments::{Arguments, Command};
-use clap::Parser;
+use arguments::Command;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = arguments::parse();
     start_log(arguments.log.as_deref());
     let terminal = terminal::Terminal::new(arguments.quiet);
     let run = match &arguments.command {

@@ -7,7 +7,7 @@
 //! | `connections` | accepting connections, and time limits on slow clients |
 //! | `routes` | paths and their handlers |
 //! | `app` | state that requests share |
-//! | `access`, `origins` | API keys and rate limits; the hosts and origins that are served |
+//! | `access`, `origins`, `access_log` | API keys and rate limits; hosts and origins that are served; ids and log of requests |
 //! | `intake`, `body`, `error` | bounds on work for requests before they are accepted, reading requests, error responses |
 //! | `endpoint`, `generation` | the path of a completion from its request to its answer, which both kinds share |
 //! | `chat`, `completions` | the two kinds of completion: how a request is read and an answer written |
@@ -18,6 +18,7 @@
 //! | `metrics`, `openapi`, `page` | `/metrics`, `/openapi.json`, the web page |
 
 mod access;
+mod access_log;
 mod api;
 mod app;
 mod body;

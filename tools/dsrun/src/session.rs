@@ -13,8 +13,8 @@ use crate::{
 use anyhow::{Context, Result, anyhow, bail};
 use dsrun_core::{Code, DType, WeightFormat, device::Device, registry::Registry};
 use dsrun_engine::{
-    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, Speculation, calibrate,
-    calibration_sequences, passes::quantize::Calibration,
+    Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, SamplingOptions, Speculation,
+    calibrate, calibration_sequences, passes::quantize::Calibration,
 };
 use dsrun_models::{
     fetch::{FetchError, FetchOptions, ModelFiles, resolve},
@@ -275,6 +275,11 @@ pub(crate) fn calibration(
 /// The generation options: those that the model suggests, overridden by the arguments.
 pub(crate) fn generate_options(model: &Model, arguments: &SamplingArguments) -> Result<GenerateOptions> {
     let mut options = GenerateOptions::suggested(model);
+    let chosen = arguments.temperature.is_some()
+        || arguments.top_k.is_some()
+        || arguments.top_p.is_some()
+        || arguments.min_p.is_some();
+    options.sampling = SamplingOptions::suggested(model, chosen);
     let sampling = &mut options.sampling;
     sampling.temperature = arguments.temperature.unwrap_or(sampling.temperature);
     sampling.top_k = arguments.top_k.unwrap_or(sampling.top_k);

@@ -27,6 +27,8 @@ pub(crate) struct Models {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelsCommand {
+    /// List the fetched models, as without a command.
+    List,
     /// Remove a fetched model from the cache.
     Remove {
         /// The name that `dsrun models` shows.
@@ -43,10 +45,10 @@ pub(crate) struct Inspect {
     #[arg(long)]
     pub(crate) program: bool,
     /// Print the program with the fused ops that steps of every size share on the device.
-    #[arg(long, requires = "program", conflicts_with = "no_fuse")]
+    #[arg(long, conflicts_with = "no_fuse")]
     pub(crate) fused: bool,
     /// Print the program of a step of this many tokens: every call is one that the device runs in this step.
-    #[arg(long, requires = "program", conflicts_with = "fused", value_name = "TOKENS", value_parser = positive)]
+    #[arg(long, conflicts_with = "fused", value_name = "TOKENS", value_parser = positive)]
     pub(crate) step: Option<usize>,
     /// The number of requests in the step, each of which samples a token; memory is planned for as many.
     #[arg(long, requires = "step", value_name = "COUNT", default_value_t = 1, value_parser = positive)]

@@ -122,7 +122,7 @@ pub(crate) struct EngineArguments {
     pub(crate) dtype: Dtype,
     /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given. For `eval
     /// perplexity` the tokens of a window, 512 if not given.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, short = 'c', visible_alias = "ctx-size", alias = "max-model-len", value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
     /// The most tokens of a step: longer prompts are split into chunks. 256 if not given; `bench prefill` takes whole prompts.
     #[arg(long, value_name = "TOKENS")]
@@ -210,11 +210,11 @@ impl SpeculationArguments {
     }
 }
 
-/// Sampling options. The defaults are the model's own; greedy if it has none.
+/// Sampling options. The defaults are the model's own; if it has none, those that suit its size.
 #[derive(Debug, Default, Args)]
 pub(crate) struct SamplingArguments {
     /// Temperature: 0 takes the most likely token; 1 samples from the model's own distribution.
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, alias = "temp", value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Keep this many of the most likely tokens; 0 keeps all.
     #[arg(long, value_name = "COUNT")]
@@ -238,7 +238,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     pub(crate) seed: u64,
     /// The most tokens of an answer.
-    #[arg(long, short = 'n', value_name = "COUNT", value_parser = positive)]
+    #[arg(long, short = 'n', alias = "n-predict", value_name = "COUNT", value_parser = positive)]
     pub(crate) max_tokens: Option<usize>,
     /// A text that ends the answer; may be given several times.
     #[arg(long, value_name = "TEXT")]

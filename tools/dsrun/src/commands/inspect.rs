@@ -29,7 +29,8 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
     let speculation = command.speculation.speculation();
     let options = EngineOptions { speculation, ..engine_options(&command.setup.engine, command.requests) };
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
-    let program = match (command.program, command.fused, command.step) {
+    let program = command.program || command.fused || command.step.is_some();
+    let program = match (program, command.fused, command.step) {
         (false, ..) => None,
         (true, _, Some(tokens)) => {
             Some(plan.step_program(&**devices.first(), tokens, command.requests)?.to_string())

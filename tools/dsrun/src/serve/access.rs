@@ -45,12 +45,15 @@ impl ApiKeys {
         Self { hashes: keys.into_iter().map(|key| Sha256::digest(key.as_bytes()).into()).collect() }
     }
 
-    /// The keys of a file, one per line, and of a list separated by commas. Empty lines and lines that start with `#` are skipped.
+    /// The given keys, those of a file, one per line, and those of a list separated by commas. Empty lines and lines that start with `#` are skipped.
     ///
     /// # Errors
     /// If the file cannot be read, or a source of keys has no key.
-    pub(crate) fn load(file: Option<&Path>, list: Option<&str>) -> Result<Self> {
-        let mut keys = Vec::new();
+    pub(crate) fn load(file: Option<&Path>, list: Option<&str>, given: &[String]) -> Result<Self> {
+        let mut keys = given.to_vec();
+        if keys.iter().any(|key| key.trim().is_empty()) {
+            bail!("--api-key is empty: give a key, or leave it out for open access");
+        }
         if let Some(path) = file {
             let text = std::fs::read_to_string(path)
                 .with_context(|| format!("the API keys in {} cannot be read", path.display()))?;
@@ -196,12 +199,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys");
         std::fs::write(&path, "# ours\n\n one \ntwo\n").expect("it is written");
-        let keys = ApiKeys::load(Some(&path), Some("three, four")).expect("there are keys");
-        assert_eq!(keys.hashes.len(), 4);
+        let keys =
+            ApiKeys::load(Some(&path), Some("three, four"), &["five".to_owned()]).expect("there are keys");
+        assert_eq!(keys.hashes.len(), 5);
+        assert!(keys.identify(&shown("Bearer five"), HERE).is_ok());
         assert!(keys.identify(&shown("Bearer one"), HERE).is_ok());
         std::fs::write(&path, "# none\n").expect("it is written");
-        assert!(ApiKeys::load(Some(&path), None).is_err());
-        assert!(ApiKeys::load(None, Some("")).is_err());
+        assert!(ApiKeys::load(Some(&path), None, &[]).is_err());
+        assert!(ApiKeys::load(None, Some(""), &[]).is_err());
     }
 
     #[test]

@@ -211,7 +211,7 @@ macro_rules! generation_request {
             #[serde(default)]
             pub(crate) seed: Option<i64>,
             /// Temperature: 0 takes the most likely token; 1 samples from the model's own distribution. The model's default if
-            /// not given, else 1.
+            /// not given; if it has none, 1 where another of these options is given, else what suits the size of the model.
             #[serde(default)]
             pub(crate) temperature: Option<f32>,
             /// Keep the most likely tokens until their probabilities sum to this.

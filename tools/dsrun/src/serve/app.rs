@@ -2,6 +2,7 @@
 
 use super::{
     access::{ApiKeys, RateLimit},
+    access_log::AccessLog,
     error::ApiError,
     grammar::Grammars,
     intake::{Intake, Turn, Work},
@@ -10,7 +11,7 @@ use super::{
     replicas::Replicas,
     tools::ToolFormat,
 };
-use dsrun_engine::service::ServiceError;
+use dsrun_engine::{SamplingOptions, service::ServiceError};
 use dsrun_models::{chat::ChatTemplate, model::Model, tokenizer::Tokenizer};
 use sha2::{Digest, Sha256};
 use std::{
@@ -32,11 +33,21 @@ pub(crate) struct App {
     pub(crate) origins: Origins,
     /// Whether fields without effect are refused.
     pub(crate) strict_fields: bool,
+    pub(crate) access_log: AccessLog,
     pub(crate) keys: ApiKeys,
     pub(crate) rate: Option<RateLimit>,
     pub(crate) metrics: Arc<Metrics>,
     loaded: OnceLock<Arc<Loaded>>,
     draining: AtomicBool,
+}
+
+/// The sampling options of requests that leave some out.
+#[derive(Debug)]
+pub(crate) struct SamplingDefaults {
+    /// For requests that choose one of temperature, top-k, top-p and min-p.
+    pub(crate) chosen: SamplingOptions,
+    /// For requests that choose none of them.
+    pub(crate) unchosen: SamplingOptions,
 }
 
 /// A loaded model with its engines.
@@ -49,6 +60,7 @@ pub(crate) struct Loaded {
     pub(crate) template: Option<ChatTemplate>,
     /// The time of loading, in seconds since 1970.
     pub(crate) created: u64,
+    pub(crate) sampling: SamplingDefaults,
     /// Equal for servers of equal version and configuration.
     pub(crate) fingerprint: Arc<str>,
 }
@@ -68,6 +80,7 @@ impl App {
             intake,
             origins: Origins::default(),
             strict_fields: false,
+            access_log: AccessLog::Off,
             keys,
             rate,
             metrics: Arc::default(),
@@ -165,7 +178,11 @@ impl Loaded {
     pub(crate) fn new(model: Arc<Model>, engine: Replicas, template: Option<ChatTemplate>) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let fingerprint = fingerprint(&model, &engine);
-        Self { model, engine, grammars: Grammars::default(), template, created, fingerprint }
+        let sampling = SamplingDefaults {
+            chosen: SamplingOptions::suggested(&model, true),
+            unchosen: SamplingOptions::suggested(&model, false),
+        };
+        Self { model, engine, grammars: Grammars::default(), template, created, sampling, fingerprint }
     }
 
     /// The tokenizer.

@@ -9,7 +9,7 @@ use super::{
     text::{AnswerText, Token},
 };
 use dsrun_engine::{EngineError, FinishReason, Request, SamplingOptions, service::TokenStream};
-use dsrun_models::{generation::GenerationDefaults, stop::StopMatcher};
+use dsrun_models::stop::StopMatcher;
 use futures_util::{
     StreamExt,
     stream::{self, BoxStream, SelectAll},
@@ -68,22 +68,26 @@ impl Generation {
         Ok(())
     }
 
-    /// The sampling options: those of the request, else the model's defaults, else the model's own distribution.
-    fn sampling(&self, defaults: &GenerationDefaults, seed: u64) -> Result<SamplingOptions, ApiError> {
-        let temperature = if defaults.greedy { 0.0 } else { defaults.temperature.unwrap_or(1.0) };
+    /// The sampling options: those of the request, else the defaults of the model.
+    fn sampling(&self, loaded: &Loaded, seed: u64) -> Result<SamplingOptions, ApiError> {
+        let chosen = self.temperature.is_some()
+            || self.top_k.is_some()
+            || self.top_p.is_some()
+            || self.min_p.is_some();
+        let defaults = if chosen { &loaded.sampling.chosen } else { &loaded.sampling.unchosen };
         let top_k = match self.top_k {
-            None => u32::try_from(defaults.top_k.unwrap_or(0)).unwrap_or(0),
+            None => defaults.top_k,
             Some(-1) => 0,
             Some(top_k) => {
                 u32::try_from(top_k).map_err(|_| ApiError::field("top_k", "must be -1, 0 or more"))?
             }
         };
         let sampling = SamplingOptions {
-            temperature: self.temperature.unwrap_or(temperature),
+            temperature: self.temperature.unwrap_or(defaults.temperature),
             top_k,
-            top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
-            min_p: self.min_p.or(defaults.min_p).unwrap_or(0.0),
-            repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed,
@@ -135,7 +139,7 @@ impl Job {
         let choice = |prompt: &Vec<u32>, choice: usize| {
             Ok(Request {
                 prompt: prompt.clone(),
-                sampling: generation.sampling(loaded.model.generation(), seed.wrapping_add(choice as u64))?,
+                sampling: generation.sampling(loaded, seed.wrapping_add(choice as u64))?,
                 max_tokens: self.max_tokens,
                 min_tokens: generation.min_tokens,
                 stop_ids: generation.stop_token_ids.clone(),

@@ -1,6 +1,7 @@
 //! Paths with their handlers, and the layers around every request.
 
 use super::{
+    access_log,
     api::{
         models::{ModelCard, ModelList},
         tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse},
@@ -73,6 +74,7 @@ pub(super) fn around(app: Arc<App>, routes: Router<Arc<App>>) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(app.clone(), origins::guard))
         .layer(from_fn_with_state(app.clone(), count))
+        .layer(from_fn_with_state(app.clone(), access_log::identify))
         .with_state(app)
 }
 

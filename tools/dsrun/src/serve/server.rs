@@ -38,7 +38,8 @@ pub(crate) fn app(settings: &ServeSettings, name: String) -> Result<App> {
         Err(std::env::VarError::NotPresent) => None,
         Err(error) => return Err(error).context(KEYS),
     };
-    app_with_keys(settings, name, ApiKeys::load(settings.api_key_file.as_deref(), list.as_deref())?)
+    let given = settings.api_key.as_deref().unwrap_or_default();
+    app_with_keys(settings, name, ApiKeys::load(settings.api_key_file.as_deref(), list.as_deref(), given)?)
 }
 
 /// As [`app`], with these API keys.
@@ -59,6 +60,7 @@ pub(super) fn app_with_keys(settings: &ServeSettings, name: String, keys: ApiKey
     let rate = settings.requests_per_minute.map(RateLimit::new);
     let mut app = App::new(name, intake, answer_timeout, keys, rate);
     app.origins = origins;
+    app.access_log = settings.access_log.unwrap_or_default();
     app.strict_fields = settings.strict_fields.unwrap_or(false);
     Ok(app)
 }

@@ -1,5 +1,6 @@
 //! The settings of a server: flags, and a file with the same keys.
 
+use super::access_log::AccessLog;
 use crate::arguments::{Dtype, LauncherName, Weights};
 use anyhow::{Context, Result, bail};
 use clap::{Args, builder::RangedU64ValueParser};
@@ -29,6 +30,10 @@ pub(crate) struct ServeSettings {
     /// The model: a name, a path or a Hugging Face id, as for --model elsewhere.
     #[arg(value_name = "MODEL")]
     pub(crate) model: Option<String>,
+    /// The same as MODEL, which takes precedence.
+    #[serde(skip)]
+    #[arg(long = "model", short = 'm', value_name = "MODEL")]
+    pub(crate) model_flag: Option<String>,
     /// Where weights come from: the model's file, or random numbers in the shapes of its configuration.
     #[arg(long, value_enum)]
     pub(crate) weights: Option<Weights>,
@@ -76,11 +81,11 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = ENGINE, long, value_name = "POLICY")]
     pub(crate) quantize: Option<String>,
     /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given.
-    #[arg(help_heading = ENGINE, long, value_name = "TOKENS")]
+    #[arg(help_heading = ENGINE, long, short, visible_alias = "ctx-size", alias = "max-model-len", value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
     /// The most tokens of a step. If not given, steps of growing size, up to 2048, are timed when the model is loaded, and the
     /// smallest size is chosen that processes prompts nearly as fast as any: a larger one would only delay other answers.
-    #[arg(help_heading = ENGINE, long, value_name = "TOKENS")]
+    #[arg(help_heading = ENGINE, long, alias = "max-num-batched-tokens", value_name = "TOKENS")]
     pub(crate) step_tokens: Option<usize>,
     /// Whether to time steps when the model is loaded: up to --step-tokens, if both are given. With `false` and no --step-tokens,
     /// a step has 256 tokens.
@@ -92,7 +97,7 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = ENGINE)]
     pub(crate) no_warm_up: Option<bool>,
     /// Answers that are generated at the same time; 16 if not given.
-    #[arg(help_heading = ENGINE, long, value_name = "COUNT")]
+    #[arg(help_heading = ENGINE, long, aliases = ["max-num-seqs", "parallel"], value_name = "COUNT")]
     pub(crate) max_requests: Option<usize>,
     /// Tokens the KV cache holds over all answers; enough for each one's whole context if not given.
     #[arg(help_heading = ENGINE, long, value_name = "TOKENS")]
@@ -144,6 +149,9 @@ pub(crate) struct ServeSettings {
     /// A file with API keys, one per line. DSRUN_API_KEYS may have more, separated by commas. Without keys, access is open.
     #[arg(help_heading = ADDRESS, long, value_name = "PATH")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// An API key; may be given several times. Other users of this machine can see it, so that a file is safer.
+    #[arg(help_heading = ADDRESS, long, value_name = "KEY")]
+    pub(crate) api_key: Option<Vec<String>>,
     /// A name that requests may have in their header `Host`, such as that of a proxy; may be given several times. Without API keys,
     /// a server at a loopback address answers loopback names only, so that no web page can reach it under a name of its own.
     #[arg(help_heading = ADDRESS, long, value_name = "NAME")]
@@ -158,6 +166,9 @@ pub(crate) struct ServeSettings {
     #[arg(help_heading = ADDRESS, long, requires = "tls_cert", value_name = "PATH")]
     pub(crate) tls_key: Option<PathBuf>,
 
+    /// Write a line to standard error for each request: as text, as JSON, or not, which is the default.
+    #[arg(help_heading = LIMITS, long, value_enum, value_name = "FORM")]
+    pub(crate) access_log: Option<AccessLog>,
     /// Refuse fields of requests that have no effect here, such as `store`, instead of logging them.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     #[arg(help_heading = LIMITS)]
@@ -201,6 +212,8 @@ impl ServeSettings {
     /// # Errors
     /// If the file cannot be read, is not TOML, or has unknown keys.
     pub(crate) fn load(file: Option<&Path>, flags: &Self) -> Result<Self> {
+        let model = flags.model.clone().or_else(|| flags.model_flag.clone());
+        let flags = &Self { model, model_flag: None, ..flags.clone() };
         let Some(path) = file else { return Ok(flags.clone()) };
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("the configuration {} cannot be read", path.display()))?;

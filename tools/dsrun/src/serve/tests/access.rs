@@ -155,3 +155,14 @@ async fn web_pages_of_allowed_origins_may_use_the_server() {
     assert!(answer.starts_with("http/1.1 200"), "{answer}");
     assert!(answer.contains("access-control-allow-origin: https://pages.example"), "{answer}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_response_has_the_id_of_its_request() {
+    let server = start().await;
+    let answer = head(&server, "GET", "host: localhost\r\nx-request-id: mine-1").await;
+    assert!(answer.contains("\r\nx-request-id: mine-1"), "{answer}");
+    for headers in ["host: localhost", "host: evil.example", "host: localhost\r\nx-request-id: not valid"] {
+        let answer = head(&server, "GET", headers).await;
+        assert!(answer.contains("\r\nx-request-id: req_"), "{answer}");
+    }
+}

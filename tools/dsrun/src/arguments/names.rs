@@ -1,0 +1,99 @@
+//! The command line with an environment variable for every flag, and with the help that fits each command.
+
+use super::Arguments;
+use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
+
+/// Flags for comparing techniques, which the commands for users accept without listing them.
+const FOR_COMPARISON: [&str; 4] = ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs"];
+
+/// The commands for users.
+const FOR_USERS: [&str; 2] = ["generate", "chat"];
+
+/// Parses the command line of the process. Exits after help and errors, as clap does.
+pub(crate) fn parse() -> Arguments {
+    let matches = command().get_matches();
+    Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+/// The command line.
+pub(super) fn command() -> Command {
+    let mut command = with_variables(Arguments::command());
+    for name in FOR_USERS {
+        command = command.mut_subcommand(name, |command| {
+            command.mut_args(|arg| match FOR_COMPARISON.contains(&arg.get_id().as_str()) {
+                true => arg.hide(true),
+                false => arg,
+            })
+        });
+    }
+    command
+}
+
+/// Gives every flag of a command and of its subcommands its environment variable.
+fn with_variables(command: Command) -> Command {
+    let names: Vec<String> = command.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let command = command.mut_args(with_variable);
+    names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_variables))
+}
+
+fn with_variable(arg: Arg) -> Arg {
+    let help = matches!(
+        arg.get_action(),
+        ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version
+    );
+    match arg.get_long() {
+        Some(long) if !help && arg.get_env().is_none() => {
+            let variable = variable(long);
+            arg.env(variable).hide_env(true)
+        }
+        _ => arg,
+    }
+}
+
+/// The environment variable of a flag.
+fn variable(flag: &str) -> String {
+    format!("DSRUN_{}", flag.to_ascii_uppercase().replace('-', "_"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_have_the_names_of_other_programs_too() {
+        for line in [
+            "dsrun generate -c 512 x",
+            "dsrun generate --ctx-size 512 --temp 0 --n-predict 3 x",
+            "dsrun generate --max-model-len 512 x",
+            "dsrun serve -m a/b -c 512 --max-num-seqs 8 --api-key secret",
+            "dsrun serve --model a/b --max-num-batched-tokens 256 --parallel 2",
+            "dsrun models list",
+            "dsrun inspect --fused",
+            "dsrun inspect --step 4",
+        ] {
+            let parsed = command().try_get_matches_from(line.split(' '));
+            assert!(parsed.is_ok(), "{line}: {}", parsed.expect_err("it is refused"));
+        }
+    }
+
+    #[test]
+    fn the_help_for_users_does_not_list_what_is_for_comparison() {
+        for name in FOR_USERS {
+            let mut command = command();
+            let help = command.find_subcommand_mut(name).expect("a command").render_long_help().to_string();
+            assert!(!help.contains("comparison") && help.contains("--temperature"), "{help}");
+        }
+    }
+
+    #[test]
+    fn every_flag_has_a_variable() {
+        let command = command();
+        let serve = command.find_subcommand("serve").expect("a command");
+        let variable = |id: &str| {
+            let arg = serve.get_arguments().find(|arg| arg.get_id() == id).expect("a flag");
+            arg.get_env().map(|name| name.to_string_lossy().into_owned())
+        };
+        assert_eq!(variable("max_requests").as_deref(), Some("DSRUN_MAX_REQUESTS"));
+        assert_eq!(variable("port").as_deref(), Some("DSRUN_PORT"));
+    }
+}
