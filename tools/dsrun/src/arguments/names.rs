@@ -1,7 +1,7 @@
 //! The command line with an environment variable for every flag, and with the help that fits each command.
 
 use super::Arguments;
-use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, builder::FalseyValueParser};
 
 /// Flags for comparing techniques, which the commands for users accept without listing them.
 const FOR_COMPARISON: [&str; 4] = ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs"];
@@ -44,10 +44,23 @@ fn with_variable(arg: Arg) -> Arg {
     match arg.get_long() {
         Some(long) if !help && arg.get_env().is_none() => {
             let variable = variable(long);
-            arg.env(variable).hide_env(true)
+            if std::env::var(&variable).is_ok_and(|value| is_service_link(&value)) {
+                return arg;
+            }
+            let arg = arg.env(variable).hide_env(true);
+            // A flag without a value is set by any value of its variable but 0, false, no, off and the empty one.
+            match arg.get_action() {
+                ArgAction::SetTrue => arg.value_parser(FalseyValueParser::new()),
+                _ => arg,
+            }
         }
         _ => arg,
     }
+}
+
+/// Whether Kubernetes set a variable: for a service called `dsrun`, every container gets `DSRUN_PORT=tcp://ADDRESS:PORT`.
+fn is_service_link(value: &str) -> bool {
+    ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme))
 }
 
 /// The environment variable of a flag.
@@ -83,6 +96,12 @@ mod tests {
             let help = command.find_subcommand_mut(name).expect("a command").render_long_help().to_string();
             assert!(!help.contains("comparison") && help.contains("--temperature"), "{help}");
         }
+    }
+
+    #[test]
+    fn variables_of_kubernetes_are_told_from_those_of_flags() {
+        assert!(is_service_link("tcp://10.0.0.7:8000"));
+        assert!(!is_service_link("8000") && !is_service_link("") && !is_service_link("owner/name"));
     }
 
     #[test]

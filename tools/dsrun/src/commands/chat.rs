@@ -1,5 +1,7 @@
 //! `dsrun chat`: talk with a model.
 
+mod input;
+
 use super::{generate::figures, speculation_line};
 use crate::{
     arguments::Chat,
@@ -11,6 +13,7 @@ use crate::{
 use anyhow::{Result, bail};
 use dsrun_engine::{EngineError, EngineOptions, FinishReason, Prompt};
 use dsrun_models::chat::Message;
+use input::{HELP, History, Input};
 use rustyline::{DefaultEditor, error::ReadlineError};
 use std::ops::ControlFlow;
 
@@ -38,7 +41,11 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
     let mut editor = DefaultEditor::new()?;
     let system: Vec<Message> = command.system.iter().map(|system| Message::new("system", system)).collect();
     let mut messages = system.clone();
-    terminal.note("Ctrl-C stops an answer. /reset clears the conversation, /exit or Ctrl-D ends it.");
+    let history = History::open()?;
+    for line in history.lines() {
+        editor.add_history_entry(line)?;
+    }
+    terminal.note(HELP);
     loop {
         interrupt::take();
         let line = match editor.readline("> ") {
@@ -50,17 +57,26 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
             Err(ReadlineError::Eof) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        match line.trim() {
-            "" => continue,
-            "/exit" => return Ok(()),
-            "/reset" => {
+        match Input::of(&line) {
+            Input::Empty => continue,
+            Input::Exit => return Ok(()),
+            Input::Reset => {
                 messages.clone_from(&system);
                 terminal.note("the conversation is cleared");
                 continue;
             }
-            _ => {}
+            Input::Help => {
+                terminal.note(HELP);
+                continue;
+            }
+            Input::Unknown(command) => {
+                terminal.note(&format!("there is no command /{command}\n{HELP}"));
+                continue;
+            }
+            Input::Message => {}
         }
         editor.add_history_entry(&line)?;
+        history.add(&line);
         messages.push(Message::new("user", line));
 
         let mut writer = terminal.stream();
@@ -74,6 +90,7 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
                 ControlFlow::Continue(())
             }
         });
+        discard_typed();
         let answers = match answers {
             Ok(answers) => answers,
             Err(error @ EngineError::PromptTooLong { .. }) => {
@@ -94,5 +111,14 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
             messages.push(Message::new("assistant", answer.text));
         }
         speculation_line(pipeline.engine().statistics()).iter().for_each(|line| terminal.note(line));
+    }
+}
+
+/// Discards what was typed while an answer was written, so that it does not become a part of the next message.
+fn discard_typed() {
+    #[cfg(unix)]
+    if std::io::IsTerminal::is_terminal(&std::io::stdin()) {
+        // Without effect, the keys only appear in the next line.
+        let _ = rustix::termios::tcflush(std::io::stdin(), rustix::termios::QueueSelector::IFlush);
     }
 }
