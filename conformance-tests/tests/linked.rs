@@ -17,6 +17,7 @@ use dsrun_core::{
 use dsrun_cpu::CpuBackend;
 use dsrun_cuda::CudaBackend;
 use dsrun_test_support::Requirement;
+use dsrun_wgpu::WgpuBackend;
 use libtest_mimic::{Completion, Failed, Trial};
 use std::{process::ExitCode, sync::Arc};
 
@@ -27,15 +28,20 @@ const SHOWN: usize = 12;
 const TRIES: usize = 200;
 
 fn main() -> ExitCode {
-    let backends: [Arc<dyn Backend>; 3] =
-        [Arc::new(CpuBackend::new()), Arc::new(CandleBackend::new()), Arc::new(CudaBackend::new())];
+    let backends: [Arc<dyn Backend>; 4] = [
+        Arc::new(CpuBackend::new()),
+        Arc::new(CandleBackend::new()),
+        Arc::new(CudaBackend::new()),
+        Arc::new(WgpuBackend::new()),
+    ];
     dsrun_test_support::run(backends.into_iter().flat_map(trials).collect())
 }
 
 /// The tests of a backend.
 fn trials(backend: Arc<dyn Backend>) -> Vec<Trial> {
     let name = backend.info().name.clone();
-    let no_device = Requirement::Gpu.missing(format!("{name} finds no device"));
+    let requirement = if name == "wgpu" { Requirement::Adapter } else { Requirement::Gpu };
+    let no_device = requirement.missing(format!("{name} finds no device"));
     let missing = match backend.devices() {
         Ok(devices) if devices.is_empty() => Some(no_device),
         Ok(_) => None,
@@ -57,9 +63,10 @@ fn hold(backend: Arc<dyn Backend>, group: Group) -> Result<(), Failed> {
     // One thread each: the tests already run side by side.
     let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
     let subject = Subject::linked(backend, 0, options)?;
-    // These backends keep weights in blocks, whatever profiles they claim.
+    // These backends keep weights in blocks, whatever profiles they claim beside the first.
+    let quantised = subject.claims(Profile::LlmCore1).then_some(Profile::LlmQuant1);
     let claimed = Profile::ALL.into_iter().filter(|profile| subject.claims(*profile));
-    let profiles: Vec<Profile> = claimed.chain([Profile::LlmQuant1]).collect();
+    let profiles: Vec<Profile> = claimed.chain(quantised).collect();
     let items = group.items(SEED, DRAWN);
     let count = items.len();
     let mut wrong = Vec::new();

@@ -13,6 +13,8 @@ pub type TestResult = Result<(), Missing>;
 pub enum Requirement {
     /// A device of a GPU backend.
     Gpu,
+    /// An adapter of Vulkan, Metal or Direct3D 12; one that computes on the CPU will do.
+    Adapter,
     /// The default model's weights.
     Model,
     /// NVRTC, which compiles CUDA kernels without a GPU.
@@ -25,12 +27,14 @@ pub enum Requirement {
 
 impl Requirement {
     /// All requirements, in the order in which messages list them.
-    pub const ALL: [Self; 5] = [Self::Gpu, Self::Model, Self::Nvrtc, Self::Browser, Self::Python];
+    pub const ALL: [Self; 6] =
+        [Self::Gpu, Self::Adapter, Self::Model, Self::Nvrtc, Self::Browser, Self::Python];
 
     /// The word that `DSRUN_REQUIRE` has for it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gpu => "gpu",
+            Self::Adapter => "adapter",
             Self::Model => "model",
             Self::Nvrtc => "nvrtc",
             Self::Browser => "browser",
@@ -42,6 +46,9 @@ impl Requirement {
     fn remedy(self) -> &'static str {
         match self {
             Self::Gpu => "run the tests on a machine with a supported GPU and its driver",
+            Self::Adapter => {
+                "install a Vulkan driver; Debian's `mesa-vulkan-drivers` has one that needs no GPU"
+            }
             Self::Model => {
                 "set DSRUN_TEST_MODEL to the path that `cargo run -p dsrun -- pull smollm2` prints"
             }
@@ -130,7 +137,7 @@ mod tests {
     #[rstest]
     #[case("", &[])]
     #[case("gpu", &[Requirement::Gpu])]
-    #[case("model,nvrtc,browser,python", &Requirement::ALL[1..])]
+    #[case("adapter,model,nvrtc,browser,python", &Requirement::ALL[1..])]
     #[case(" python , model,", &[Requirement::Python, Requirement::Model])]
     fn a_list_is_read(#[case] list: &str, #[case] expected: &[Requirement]) {
         assert_eq!(parse(list).unwrap(), expected);
@@ -143,7 +150,10 @@ mod tests {
     #[case("model;nvrtc")]
     fn an_unknown_word_is_refused_with_the_words_there_are(#[case] list: &str) {
         let error = parse(list).unwrap_err();
-        assert!(error.contains(&format!("`{list}`")) && error.contains("gpu, model, nvrtc"), "{error}");
+        assert!(
+            error.contains(&format!("`{list}`")) && error.contains("gpu, adapter, model, nvrtc"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,0 +1,143 @@
+//! The backend, its adapters as devices, and open devices.
+
+use crate::{
+    driver::{
+        adapter::{self, ADAPTER, DeviceSpec},
+        context::Context,
+        memory::{Account, WgpuBuffer},
+        stream::{WgpuEvent, WgpuStream},
+    },
+    kernels::WgpuKernels,
+};
+use dsrun_core::{
+    DType, Error, Result,
+    device::{
+        Backend, BackendInfo, Buffer, Device, DeviceInfo, DeviceOptions, DeviceProperties, Event, Finding,
+        MemoryKind, MemoryUse, Stream,
+    },
+    kernels::Kernels,
+};
+use std::sync::Arc;
+
+/// The backend for GPUs of any vendor.
+#[derive(Debug)]
+pub struct WgpuBackend {
+    info: BackendInfo,
+}
+
+impl WgpuBackend {
+    /// The backend. It needs nothing: a missing driver shows when devices are listed.
+    pub fn new() -> Self {
+        let info = BackendInfo {
+            name: "wgpu".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            description: "GPUs through Vulkan, Metal or Direct3D 12".into(),
+        };
+        Self { info }
+    }
+}
+
+impl Default for WgpuBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Backend for WgpuBackend {
+    fn info(&self) -> &BackendInfo {
+        &self.info
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let adapters = adapter::offered()?;
+        let one = |(index, adapter): (usize, &wgpu::Adapter)| DeviceInfo {
+            index,
+            name: adapter::display_name(&adapter.get_info()),
+            memory_bytes: None,
+        };
+        Ok(adapters.iter().enumerate().map(one).collect())
+    }
+
+    fn open(&self, index: usize, options: &DeviceOptions) -> Result<Arc<dyn Device>> {
+        let adapters = adapter::offered()?;
+        let Some(adapter) = adapters.get(index) else {
+            return Err(Error::invalid(format!("is {index}, there are {}", adapters.len())).at("device"));
+        };
+        if options.compute_share.is_some_and(|share| share != 1.0) {
+            let message = "cannot be shared by compute units; leave it out";
+            return Err(Error::unsupported(message).at("compute_share"));
+        }
+        let context = Context::open(adapter, Account::new(options.memory_limit))?;
+        if context.spec.software {
+            tracing::warn!(adapter = %context.spec.name, "this adapter computes on the CPU, slower than the CPU backend");
+        }
+        Ok(Arc::new(WgpuDevice::new(context)))
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        let finding = |adapter: &wgpu::Adapter| Finding {
+            subject: adapter::display_name(&adapter.get_info()),
+            present: true,
+            detail: DeviceSpec::new(adapter, DeviceSpec::features(adapter)).to_string(),
+        };
+        let found: Vec<Finding> = adapter::all().iter().map(finding).collect();
+        if !found.is_empty() {
+            return found;
+        }
+        let detail = format!("no adapter is present; install a driver ({ADAPTER} selects adapters by name)");
+        vec![Finding { subject: "Vulkan, Metal or Direct3D 12".into(), present: false, detail }]
+    }
+}
+
+/// An open device.
+#[derive(Debug)]
+struct WgpuDevice {
+    context: Arc<Context>,
+    properties: DeviceProperties,
+    kernels: WgpuKernels,
+}
+
+impl WgpuDevice {
+    fn new(context: Arc<Context>) -> Self {
+        let spec = &context.spec;
+        let mut dtypes = vec![DType::F32];
+        dtypes.extend(spec.f16.then_some(DType::F16));
+        dtypes.extend(spec.i16.then_some(DType::BF16));
+        let properties = DeviceProperties {
+            name: spec.name.clone(),
+            memory_bytes: 0,
+            alignment: spec.alignment,
+            dtypes,
+            profiles: Vec::new(),
+            strict_nan: false,
+            unified_memory: false,
+        };
+        Self { kernels: WgpuKernels::new(context.clone()), context, properties }
+    }
+}
+
+impl Device for WgpuDevice {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn memory(&self) -> MemoryUse {
+        MemoryUse { used: self.context.account.used(), free: self.context.account.free() }
+    }
+
+    fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Arc<dyn Buffer>> {
+        Ok(Arc::new(WgpuBuffer::new(self.context.clone(), bytes, kind)?))
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(WgpuStream::new(self.context.clone())))
+    }
+
+    fn event(&self) -> Result<Arc<dyn Event>> {
+        Ok(Arc::new(WgpuEvent::new(self.context.clone())))
+    }
+
+    fn kernels(&self) -> &dyn Kernels {
+        &self.kernels
+    }
+}

@@ -1,0 +1,209 @@
+//! What a device handle, its buffers, streams and plans share.
+
+use super::{adapter::DeviceSpec, memory::Account, pipeline::Pipelines};
+use dsrun_core::{Code, Error, Result};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use wgpu::{
+    Adapter, Buffer, BufferDescriptor, BufferUsages, Device, DeviceDescriptor, ErrorFilter,
+    ExperimentalFeatures, MemoryHints, PollError, PollType, Queue, SubmissionIndex, Trace,
+    util::{BufferInitDescriptor, DeviceExt},
+};
+
+/// Bytes of the buffer that stands in where a tensor has no bytes.
+const STAND_IN_BYTES: u64 = 256;
+
+/// The first fault of a device, after which it is of no more use.
+#[derive(Debug, Default)]
+struct Faults(Mutex<Option<Error>>);
+
+impl Faults {
+    fn set(&self, error: Error) {
+        tracing::error!(%error, "a wgpu device failed");
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    fn check(&self) -> Result<()> {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a device handle, its buffers, streams and plans share.
+pub(crate) struct Context {
+    pub(crate) device: Device,
+    pub(crate) queue: Queue,
+    pub(crate) spec: DeviceSpec,
+    pub(crate) account: Arc<Account>,
+    pub(crate) pipelines: Pipelines,
+    /// Bound where a tensor has no bytes.
+    pub(crate) stand_in: Buffer,
+    faults: Arc<Faults>,
+}
+
+impl Context {
+    /// Opens a device on an adapter.
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`] if the driver refuses.
+    pub(crate) fn open(adapter: &Adapter, account: Arc<Account>) -> Result<Arc<Self>> {
+        let features = DeviceSpec::features(adapter);
+        let spec = DeviceSpec::new(adapter, features);
+        let descriptor = DeviceDescriptor {
+            label: Some("dsrun"),
+            required_features: features,
+            required_limits: adapter.limits(),
+            experimental_features: ExperimentalFeatures::disabled(),
+            memory_hints: MemoryHints::Performance,
+            trace: Trace::Off,
+        };
+        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| {
+            Error::new(Code::Unavailable, format!("{} cannot be opened: {error}", spec.name))
+        })?;
+        let faults = Arc::new(Faults::default());
+        let (lost, failed) = (faults.clone(), faults.clone());
+        let name = spec.name.clone();
+        device.set_device_lost_callback(move |reason, message| {
+            if reason != wgpu::DeviceLostReason::Destroyed {
+                let message = format!(
+                    "{name} was lost ({message}); close it and open it again, or restart the process if that fails"
+                );
+                lost.set(Error::new(Code::DeviceLost, message));
+            }
+        });
+        device.on_uncaptured_error(Arc::new(move |error| failed.set(converted(&error, "running a command"))));
+        let stand_in = device.create_buffer(&BufferDescriptor {
+            label: Some("stand-in"),
+            size: STAND_IN_BYTES,
+            usage: BufferUsages::STORAGE,
+            mapped_at_creation: false,
+        });
+        let pipelines = Pipelines::open(&device, adapter, features);
+        tracing::debug!(name = %spec.name, %spec, "opened an adapter");
+        Ok(Arc::new(Self { device, queue, spec, account, pipelines, stand_in, faults }))
+    }
+
+    /// Reports the fault of the device, if it has failed.
+    ///
+    /// # Errors
+    /// The first fault.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.faults.check()
+    }
+
+    /// Runs `make`, which creates objects, and turns what wgpu reports of it into an error.
+    ///
+    /// # Errors
+    /// [`Code::OutOfMemory`] if memory ran out; [`Code::Internal`] if wgpu refuses the object.
+    pub(crate) fn scoped<T>(&self, what: &str, make: impl FnOnce() -> T) -> Result<T> {
+        let memory = self.device.push_error_scope(ErrorFilter::OutOfMemory);
+        let validation = self.device.push_error_scope(ErrorFilter::Validation);
+        let internal = self.device.push_error_scope(ErrorFilter::Internal);
+        let made = make();
+        // Scopes are popped innermost first.
+        let errors = [internal.pop(), validation.pop()]
+            .map(pollster::block_on)
+            .into_iter()
+            .chain([pollster::block_on(memory.pop())]);
+        match errors.flatten().next() {
+            Some(error) => Err(converted(&error, what)),
+            None => Ok(made),
+        }
+    }
+
+    /// A uniform buffer of these words.
+    ///
+    /// # Errors
+    /// [`Code::OutOfMemory`].
+    pub(crate) fn uniform(&self, words: &[u32]) -> Result<Buffer> {
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        bytes.resize(bytes.len().next_multiple_of(16).max(16), 0);
+        self.scoped("making a uniform buffer", || {
+            let descriptor =
+                BufferInitDescriptor { label: None, contents: &bytes, usage: BufferUsages::UNIFORM };
+            self.device.create_buffer_init(&descriptor)
+        })
+    }
+
+    /// A grid of at least this many workgroups.
+    ///
+    /// # Errors
+    /// [`Code::Unsupported`] if the adapter has no such grid.
+    pub(crate) fn grid(&self, groups: u64) -> Result<[u32; 3]> {
+        grid(groups, self.spec.limits.max_compute_workgroups_per_dimension)
+    }
+
+    /// Waits until a submission is done, which runs the callbacks of what was mapped after it.
+    ///
+    /// # Errors
+    /// [`Code::Timeout`] with the name of the wait; the fault of the device.
+    pub(crate) fn wait(&self, submission: &SubmissionIndex, what: &str, timeout: Duration) -> Result<()> {
+        let poll = PollType::Wait { submission_index: Some(submission.clone()), timeout: Some(timeout) };
+        let polled = self.device.poll(poll);
+        self.check()?;
+        match polled {
+            Ok(_) => Ok(()),
+            Err(PollError::Timeout) => {
+                let message = format!("waiting for {what} took longer than {timeout:?}");
+                Err(Error::new(Code::Timeout, message))
+            }
+            Err(error) => Err(Error::internal(format!("waiting for {what}: {error}"))),
+        }
+    }
+}
+
+fn converted(error: &wgpu::Error, what: &str) -> Error {
+    match error {
+        wgpu::Error::OutOfMemory { .. } => {
+            Error::new(Code::OutOfMemory, format!("{what}: the adapter has no memory left"))
+        }
+        error => Error::internal(format!("{what}: {error}")),
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("name", &self.spec.name).finish_non_exhaustive()
+    }
+}
+
+/// A grid of at least `groups` workgroups, with at most `longest` in each dimension.
+fn grid(groups: u64, longest: u32) -> Result<[u32; 3]> {
+    let limit = u64::from(longest.max(1));
+    let x = groups.min(limit);
+    let y = groups.div_ceil(x.max(1)).min(limit);
+    let z = groups.div_ceil((x * y).max(1));
+    match [x, y, z].map(u32::try_from) {
+        [Ok(x), Ok(y), Ok(z)] if u64::from(z) <= limit && groups <= u64::from(u32::MAX / 2) => Ok([x, y, z]),
+        _ => {
+            Err(Error::unsupported(format!("needs {groups} workgroups, more than the adapter runs at once")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(0, [0, 0, 0])]
+    #[case(1, [1, 1, 1])]
+    #[case(7, [7, 1, 1])]
+    #[case(8, [7, 2, 1])]
+    #[case(50, [7, 7, 2])]
+    fn grids_have_room_for_all_workgroups(#[case] groups: u64, #[case] expected: [u32; 3]) {
+        assert_eq!(grid(groups, 7).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_grid_beyond_the_limits_is_refused() {
+        assert_eq!(grid(7 * 7 * 7 + 1, 7).unwrap_err().code(), Code::Unsupported);
+        assert_eq!(grid(1 << 40, 65_535).unwrap_err().code(), Code::Unsupported);
+    }
+}

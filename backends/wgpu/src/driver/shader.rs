@@ -1,0 +1,270 @@
+//! Shader sources, put together from WGSL files and declarations that follow from a dispatch.
+//!
+//! WGSL has no generics and no preprocessor. This module is the one place that makes up for both:
+//!
+//! - every tensor of a dispatch gets a binding, and functions that read and write its elements as f32 (or i32, u32) whatever
+//!   type they are stored in;
+//! - parameters of a call become a uniform struct `P`, numbers that select a pipeline become `override` constants, and
+//!   numbers that size arrays of a function become `const`;
+//! - lines between `#if NAME` and `#endif` (with an optional `#else`) are kept only if the flag `NAME` is set, or, for
+//!   `#if !NAME`, is not set.
+
+use dsrun_core::DType;
+use std::fmt::Write;
+
+/// The functions that all shaders share.
+const PRELUDE: &str = include_str!("../../kernels/prelude.wgsl");
+
+/// The element type of a binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Element {
+    /// f32, read and written as such.
+    F32,
+    /// f16, converted to f32 and back.
+    F16,
+    /// bf16, converted to f32 and back.
+    BF16,
+    /// Signed integers.
+    I32,
+    /// Unsigned integers and raw words.
+    U32,
+    /// Words of four bytes each, of which threads may write parts at the same time.
+    Bytes,
+}
+
+impl Element {
+    /// The element for a tensor of a type.
+    pub(crate) fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => Self::F16,
+            DType::BF16 => Self::BF16,
+            DType::I32 => Self::I32,
+            DType::U32 => Self::U32,
+            DType::I8 | DType::U8 => Self::Bytes,
+            _ => Self::F32,
+        }
+    }
+
+    /// The WGSL type of the array that is bound; `vectors` makes each item four elements.
+    fn array(self, vectors: bool) -> &'static str {
+        match (self, vectors) {
+            (Self::F32, false) => "array<f32>",
+            (Self::F32, true) => "array<vec4<f32>>",
+            (Self::F16, false) => "array<f16>",
+            (Self::F16, true) => "array<vec4<f16>>",
+            (Self::BF16, false) => "array<u16>",
+            (Self::BF16, true) => "array<vec2<u32>>",
+            (Self::I32, _) => "array<i32>",
+            (Self::U32, _) => "array<u32>",
+            (Self::Bytes, _) => "array<atomic<u32>>",
+        }
+    }
+
+    /// Functions that read and write elements of the array `name_data`.
+    fn accessors(self, name: &str, vectors: bool, read_only: bool) -> String {
+        let n = name;
+        let mut text = match (self, vectors) {
+            (Self::F32, false) => format!("fn {n}_get(i: u32) -> f32 {{ return {n}_data[i]; }}\n"),
+            (Self::F16, false) => format!("fn {n}_get(i: u32) -> f32 {{ return f32({n}_data[i]); }}\n"),
+            (Self::BF16, false) => {
+                format!("fn {n}_get(i: u32) -> f32 {{ return bitcast<f32>(u32({n}_data[i]) << 16u); }}\n")
+            }
+            (Self::I32, _) => format!("fn {n}_get(i: u32) -> i32 {{ return {n}_data[i]; }}\n"),
+            (Self::U32, _) => format!("fn {n}_get(i: u32) -> u32 {{ return {n}_data[i]; }}\n"),
+            (Self::F32, true) => format!("fn {n}_get4(i: u32) -> vec4<f32> {{ return {n}_data[i]; }}\n"),
+            (Self::F16, true) => {
+                format!("fn {n}_get4(i: u32) -> vec4<f32> {{ return vec4<f32>({n}_data[i]); }}\n")
+            }
+            (Self::BF16, true) => {
+                format!("fn {n}_get4(i: u32) -> vec4<f32> {{ return widen_bf16({n}_data[i]); }}\n")
+            }
+            (Self::Bytes, _) => String::new(),
+        };
+        if read_only {
+            return text;
+        }
+        text.push_str(&match (self, vectors) {
+            (Self::F32, false) => format!("fn {n}_set(i: u32, v: f32) {{ {n}_data[i] = v; }}\n"),
+            (Self::F16, false) => format!("fn {n}_set(i: u32, v: f32) {{ {n}_data[i] = f16(v); }}\n"),
+            (Self::BF16, false) => {
+                format!("fn {n}_set(i: u32, v: f32) {{ {n}_data[i] = u16(round_bf16(v)); }}\n")
+            }
+            (Self::I32, _) => format!("fn {n}_set(i: u32, v: i32) {{ {n}_data[i] = v; }}\n"),
+            (Self::U32, _) => format!("fn {n}_set(i: u32, v: u32) {{ {n}_data[i] = v; }}\n"),
+            // Other threads may write the other bytes of the word at the same time.
+            (Self::Bytes, _) => format!(
+                "fn {n}_set(i: u32, v: u32) {{ let shift = 8u * (i % 4u); \
+                 atomicAnd(&{n}_data[i / 4u], ~(0xffu << shift)); \
+                 atomicOr(&{n}_data[i / 4u], (v & 0xffu) << shift); }}\n"
+            ),
+            _ => String::new(),
+        });
+        text
+    }
+}
+
+/// A tensor that a shader reads or writes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tensor {
+    /// The name in the shader.
+    pub(crate) name: &'static str,
+    /// The element type.
+    pub(crate) element: Element,
+    /// Whether four elements are read at a time.
+    pub(crate) vectors: bool,
+    /// Whether it lies in a buffer that no dispatch writes.
+    pub(crate) read_only: bool,
+    /// Whether it is bound; one that is not reads as zeros.
+    pub(crate) present: bool,
+    /// Whether its number of rows may be in device memory.
+    pub(crate) bounded: bool,
+}
+
+/// The type of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ParamType {
+    /// An unsigned integer.
+    U32,
+    /// A float.
+    F32,
+}
+
+/// A shader without the values of its `override` constants.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shader {
+    /// The WGSL files that it consists of.
+    pub(crate) parts: Vec<&'static str>,
+    /// The entry point.
+    pub(crate) entry: &'static str,
+    /// The tensors, in the order of their bindings.
+    pub(crate) tensors: Vec<Tensor>,
+    /// The fields of the uniform struct.
+    pub(crate) params: Vec<(String, ParamType)>,
+    /// The names of the `override` constants.
+    pub(crate) overrides: Vec<&'static str>,
+    /// The `const` numbers.
+    pub(crate) constants: Vec<(&'static str, u32)>,
+    /// The flags that are set.
+    pub(crate) flags: Vec<&'static str>,
+}
+
+impl Shader {
+    /// Whether there is a binding with the row counts of bounded tensors, after the tensors.
+    pub(crate) fn has_extents(&self) -> bool {
+        self.tensors.iter().any(|tensor| tensor.bounded)
+    }
+
+    /// The tensors that have a binding.
+    pub(crate) fn bound(&self) -> impl Iterator<Item = &Tensor> {
+        self.tensors.iter().filter(|tensor| tensor.present)
+    }
+
+    /// The WGSL text.
+    pub(crate) fn source(&self) -> String {
+        let mut text = String::new();
+        let uses = |element| self.bound().any(|tensor| tensor.element == element);
+        if uses(Element::F16) {
+            text.push_str("enable f16;\n");
+        }
+        if uses(Element::BF16) {
+            text.push_str("enable wgpu_int16;\n");
+        }
+        for name in &self.overrides {
+            let _ = writeln!(text, "override {name}: u32;");
+        }
+        for (name, value) in &self.constants {
+            let _ = writeln!(text, "const {name}: u32 = {value}u;");
+        }
+        text.push_str("struct Params {\n");
+        for (name, kind) in &self.params {
+            let kind = match kind {
+                ParamType::U32 => "u32",
+                ParamType::F32 => "f32",
+            };
+            let _ = writeln!(text, "    {name}: {kind},");
+        }
+        text.push_str("}\n");
+        let mut binding = 0;
+        for tensor in self.bound() {
+            let (name, array) = (tensor.name, tensor.element.array(tensor.vectors));
+            // One buffer may not be both a read-only and a writable binding of a dispatch, and all tensors of a call may lie in
+            // one: so only what lies in a buffer of its own is read-only.
+            let access = if tensor.read_only { "read" } else { "read_write" };
+            let _ =
+                writeln!(text, "@group(0) @binding({binding}) var<storage, {access}> {name}_data: {array};");
+            text.push_str(&tensor.element.accessors(name, tensor.vectors, tensor.read_only));
+            binding += 1;
+        }
+        if self.has_extents() {
+            let _ =
+                writeln!(text, "@group(0) @binding({binding}) var<storage, read_write> extents: array<i32>;");
+            binding += 1;
+        }
+        let _ = writeln!(text, "@group(0) @binding({binding}) var<uniform> P: Params;");
+        for tensor in &self.tensors {
+            let (name, present) = (tensor.name, tensor.present);
+            let _ = writeln!(text, "const {name}_here: bool = {present};");
+            if !present {
+                let zero = match tensor.element {
+                    Element::I32 => "fn NAME_get(i: u32) -> i32 { return 0; }",
+                    Element::U32 | Element::Bytes => "fn NAME_get(i: u32) -> u32 { return 0u; }",
+                    _ if tensor.vectors => "fn NAME_get4(i: u32) -> vec4<f32> { return vec4<f32>(); }",
+                    _ => "fn NAME_get(i: u32) -> f32 { return 0.0; }",
+                };
+                text.push_str(&zero.replace("NAME", name));
+                text.push('\n');
+            }
+            let _ = if tensor.bounded {
+                writeln!(
+                    text,
+                    "fn {name}_live() -> u32 {{ if (P.{name}_extent == 0xffffffffu) {{ return P.{name}_rows; }} return min(u32(max(extents[P.{name}_extent], 0)), P.{name}_rows); }}"
+                )
+            } else {
+                writeln!(text, "fn {name}_live() -> u32 {{ return P.{name}_rows; }}")
+            };
+        }
+        for part in std::iter::once(PRELUDE).chain(self.parts.iter().copied()) {
+            text.push_str(&selected(part, &self.flags));
+        }
+        text
+    }
+}
+
+/// The lines of a source that its flags select.
+fn selected(source: &str, flags: &[&str]) -> String {
+    let mut text = String::with_capacity(source.len());
+    let mut kept: Vec<bool> = Vec::new();
+    for line in source.lines() {
+        let trimmed = line.trim_start();
+        if let Some(name) = trimmed.strip_prefix("#if ") {
+            let name = name.trim();
+            kept.push(match name.strip_prefix('!') {
+                Some(name) => !flags.contains(&name),
+                None => flags.contains(&name),
+            });
+        } else if trimmed.starts_with("#else") {
+            if let Some(last) = kept.last_mut() {
+                *last = !*last;
+            }
+        } else if trimmed.starts_with("#endif") {
+            kept.pop();
+        } else if kept.iter().all(|kept| *kept) {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_select_lines() {
+        let source = "a\n#if X\nb\n#if !Y\nc\n#else\nd\n#endif\n#else\ne\n#endif\nf\n";
+        assert_eq!(selected(source, &[]), "a\ne\nf\n");
+        assert_eq!(selected(source, &["X"]), "a\nb\nc\nf\n");
+        assert_eq!(selected(source, &["X", "Y"]), "a\nb\nd\nf\n");
+    }
+}

@@ -1,0 +1,459 @@
+//! Streams and events over the one queue of a device.
+//!
+//! A stream encodes work into a command buffer and submits it when it holds many dispatches, or when an event is recorded or
+//! something waits. All streams of a device share its queue, which runs submissions in order: work behind an event on another
+//! stream is therefore in order as soon as the event's submission precedes it.
+
+use super::{
+    context::Context,
+    memory::{Storage, WgpuBuffer},
+    pinned::Arrival,
+    pipeline::Pipeline,
+    transfer,
+};
+use dsrun_core::{
+    Error, Result,
+    device::{BufferSlice, Event, Stream},
+};
+use std::{
+    any::Any,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use wgpu::{
+    BindGroup, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, ComputePass,
+    ComputePassDescriptor, MapMode, SubmissionIndex,
+};
+
+/// The number of dispatches in a command buffer after which it is submitted, so that the device starts while the host encodes.
+const SUBMIT_AFTER: usize = 64;
+/// The longest wait for a copy into pinned memory that a later copy reads.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longer timeouts are this long.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
+/// One dispatch of a bound call.
+#[derive(Debug)]
+pub(crate) struct Dispatch {
+    pub(crate) pipeline: Arc<Pipeline>,
+    pub(crate) bindings: BindGroup,
+    pub(crate) groups: [u32; 3],
+}
+
+/// A copy into host memory that starts with the next submission.
+struct Delivery {
+    staging: wgpu::Buffer,
+    /// The bytes of the staging buffer that were asked for.
+    skip: usize,
+    bytes: usize,
+    arrival: Arrival,
+    offset: usize,
+}
+
+/// A stream of a device handle.
+pub(crate) struct WgpuStream {
+    context: Arc<Context>,
+    /// Dropped before the encoder, which it locks.
+    pass: Option<ComputePass<'static>>,
+    encoder: Option<CommandEncoder>,
+    dispatches: usize,
+    /// Whether wgpu holds writes that go out with the next submission.
+    writes: bool,
+    deliveries: Vec<Delivery>,
+    last: Option<SubmissionIndex>,
+}
+
+impl WgpuStream {
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        Self {
+            context,
+            pass: None,
+            encoder: None,
+            dispatches: 0,
+            writes: false,
+            deliveries: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// The stream as one of this device handle.
+    ///
+    /// # Errors
+    /// If it belongs to another backend or handle.
+    pub(crate) fn own<'a>(stream: &'a mut dyn Stream, context: &Arc<Context>) -> Result<&'a mut Self> {
+        match (stream as &mut dyn Any).downcast_mut::<Self>() {
+            Some(own) if Arc::ptr_eq(&own.context, context) => Ok(own),
+            Some(_) => Err(Error::invalid("belongs to another handle of the device").at("stream")),
+            None => Err(Error::invalid("belongs to another backend").at("stream")),
+        }
+    }
+
+    /// The command buffer under construction.
+    fn encoder(&mut self) -> &mut CommandEncoder {
+        // Commands outside of a pass cannot be encoded while one is open.
+        self.pass = None;
+        let device = &self.context.device;
+        self.encoder.get_or_insert_with(|| {
+            device.create_command_encoder(&CommandEncoderDescriptor { label: Some("dsrun") })
+        })
+    }
+
+    /// Encodes dispatches.
+    pub(crate) fn dispatch(&mut self, dispatches: &[Dispatch]) {
+        for Dispatch { pipeline, bindings, groups } in dispatches {
+            let pass = match &mut self.pass {
+                Some(pass) => pass,
+                None => {
+                    let descriptor = ComputePassDescriptor { label: None, timestamp_writes: None };
+                    let pass = self.encoder().begin_compute_pass(&descriptor).forget_lifetime();
+                    self.pass.insert(pass)
+                }
+            };
+            pass.set_pipeline(&pipeline.pipeline);
+            pass.set_bind_group(0, bindings, &[]);
+            pass.dispatch_workgroups(groups[0], groups[1], groups[2]);
+            self.dispatches += 1;
+        }
+        if self.dispatches >= SUBMIT_AFTER {
+            self.submit();
+        }
+    }
+
+    /// Encodes a copy between device buffers, of whole words.
+    pub(crate) fn copy_words(&mut self, from: (&wgpu::Buffer, u64), to: (&wgpu::Buffer, u64), bytes: u64) {
+        self.encoder().copy_buffer_to_buffer(from.0, from.1, to.0, to.1, bytes);
+    }
+
+    /// Submits what is encoded.
+    fn submit(&mut self) {
+        self.pass = None;
+        let encoder = self.encoder.take();
+        if encoder.is_none() && !self.writes {
+            return;
+        }
+        self.last = Some(self.context.queue.submit(encoder.map(CommandEncoder::finish)));
+        (self.dispatches, self.writes) = (0, false);
+        for delivery in self.deliveries.drain(..) {
+            deliver(delivery);
+        }
+    }
+
+    /// Writes bytes to a device buffer after all work encoded so far. Offset and length are whole words.
+    pub(crate) fn write_words(&mut self, buffer: &wgpu::Buffer, offset: u64, bytes: &[u8]) {
+        // wgpu puts writes in front of the command buffers of the next submission.
+        if self.encoder.is_some() {
+            self.submit();
+        }
+        self.context.queue.write_buffer(buffer, offset, bytes);
+        self.writes = true;
+    }
+
+    /// Submits, and waits until all submitted work is done.
+    fn finish(&mut self, what: &str, timeout: Duration) -> Result<()> {
+        self.submit();
+        match &self.last {
+            Some(last) => self.context.wait(last, what, timeout.min(LONGEST_TIMEOUT)),
+            None => self.context.check(),
+        }
+    }
+
+    /// Waits for copies into pinned memory that this stream is about to read or replace.
+    fn settle(&mut self, buffer: &WgpuBuffer) -> Result<()> {
+        match &buffer.storage {
+            Storage::Host(memory) if memory.is_arriving() => {
+                self.finish("a copy into pinned memory", ARRIVAL_TIMEOUT)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn locate(&self, slice: &BufferSlice, name: &str) -> Result<Arc<WgpuBuffer>> {
+        WgpuBuffer::locate(slice, &self.context).map_err(|error| error.at(name))
+    }
+
+    /// A new buffer that the host can map, with a copy of the words around a range. Returns the bytes in front of the range.
+    fn stage(&mut self, buffer: &wgpu::Buffer, offset: usize, bytes: usize) -> Result<(wgpu::Buffer, usize)> {
+        let skip = offset % 4;
+        let length = (skip + bytes).next_multiple_of(4) as u64;
+        let descriptor = BufferDescriptor {
+            label: Some("staging"),
+            size: length,
+            usage: BufferUsages::COPY_DST | BufferUsages::MAP_READ,
+            mapped_at_creation: false,
+        };
+        let what = format!("allocating {length} bytes to copy to the host");
+        let staging = self.context.scoped(&what, || self.context.device.create_buffer(&descriptor))?;
+        self.copy_words((buffer, (offset - skip) as u64), (&staging, 0), length);
+        Ok((staging, skip))
+    }
+
+    /// Uploads to device memory.
+    fn write_device(&mut self, source: &[u8], buffer: &wgpu::Buffer, slice: &BufferSlice) -> Result<()> {
+        if source.is_empty() {
+            return Ok(());
+        }
+        let whole = source.len() / 4 * 4;
+        let rest = source.len() - whole;
+        // Behind the end of a buffer is padding, which may be written.
+        let at_end = slice.offset + slice.bytes == slice.buffer.bytes();
+        if slice.offset.is_multiple_of(4) && (rest == 0 || at_end) {
+            let at = slice.offset as u64;
+            if whole > 0 {
+                self.write_words(buffer, at, &source[..whole]);
+            }
+            if rest > 0 {
+                let mut word = [0; 4];
+                word[..rest].copy_from_slice(&source[whole..]);
+                self.write_words(buffer, at + whole as u64, &word);
+            }
+            return Ok(());
+        }
+        let staged = transfer::words_of(&self.context, source)?;
+        self.write_words(&staged.0, 0, &staged.1);
+        transfer::copy_bytes(
+            &self.context.clone(),
+            self,
+            (&staged.0, 0),
+            (buffer, slice.offset),
+            source.len(),
+        )
+    }
+}
+
+/// Maps a staging buffer once the device has filled it, and moves its content on.
+fn deliver(delivery: Delivery) {
+    let Delivery { staging, skip, bytes, arrival, offset } = delivery;
+    let buffer = staging.clone();
+    staging.map_async(MapMode::Read, .., move |mapped| {
+        // Failing to map means that the device is lost, which the context reports.
+        if mapped.is_ok()
+            && let Ok(view) = buffer.get_mapped_range(..)
+            && let Some(source) = view.get(skip..skip + bytes)
+        {
+            arrival.write(offset, source);
+        }
+        buffer.unmap();
+        drop(arrival);
+    });
+}
+
+fn equal_lengths(source: usize, destination: usize) -> Result<()> {
+    if source == destination {
+        return Ok(());
+    }
+    let message = format!("is {destination} bytes, but the source is {source}");
+    Err(Error::invalid(message).at("destination").field("bytes"))
+}
+
+impl Stream for WgpuStream {
+    fn upload(&mut self, source: &[u8], destination: &BufferSlice) -> Result<()> {
+        equal_lengths(source.len(), destination.bytes)?;
+        let buffer = self.locate(destination, "destination")?;
+        self.context.check()?;
+        self.settle(&buffer)?;
+        match &buffer.storage {
+            Storage::Host(memory) => {
+                memory.write(destination.offset, source);
+                Ok(())
+            }
+            Storage::Device(memory) => self.write_device(source, memory, destination),
+        }
+    }
+
+    fn download(
+        &mut self,
+        source: &BufferSlice,
+        destination: &mut [u8],
+        what: &str,
+        timeout: Duration,
+    ) -> Result<()> {
+        equal_lengths(source.bytes, destination.len())?;
+        let buffer = self.locate(source, "source")?;
+        self.context.check()?;
+        let Storage::Device(memory) = &buffer.storage else {
+            self.finish(what, timeout)?;
+            if let Storage::Host(memory) = &buffer.storage {
+                destination.copy_from_slice(&memory.read(source.offset, source.bytes));
+            }
+            return Ok(());
+        };
+        if source.bytes == 0 {
+            return self.finish(what, timeout);
+        }
+        let (staging, skip) = self.stage(memory, source.offset, source.bytes)?;
+        self.submit();
+        let failed = Arc::new(Mutex::new(None));
+        let note = failed.clone();
+        staging.map_async(MapMode::Read, .., move |mapped| {
+            *note.lock().unwrap_or_else(PoisonError::into_inner) = Some(mapped.is_ok());
+        });
+        self.finish(what, timeout)?;
+        let mapped = *failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if mapped != Some(true) {
+            return Err(Error::internal(format!("{what}: the device did not map what was copied")));
+        }
+        let view = staging
+            .get_mapped_range(..)
+            .map_err(|error| Error::internal(format!("{what}: reading what was mapped: {error}")))?;
+        let bytes = view.get(skip..skip + source.bytes);
+        destination.copy_from_slice(bytes.ok_or_else(|| Error::internal("a staging buffer is too short"))?);
+        Ok(())
+    }
+
+    fn copy(&mut self, source: &BufferSlice, destination: &BufferSlice) -> Result<()> {
+        equal_lengths(source.bytes, destination.bytes)?;
+        let (from, to) = (self.locate(source, "source")?, self.locate(destination, "destination")?);
+        if source.overlaps(destination) {
+            return Err(Error::invalid("overlaps the source").at("destination"));
+        }
+        self.context.check()?;
+        if source.bytes == 0 {
+            return Ok(());
+        }
+        match (&from.storage, &to.storage) {
+            (Storage::Host(memory), _) => {
+                self.settle(&from)?;
+                let bytes = memory.read(source.offset, source.bytes);
+                self.upload(&bytes, destination)
+            }
+            (Storage::Device(memory), Storage::Host(host)) => {
+                let (staging, skip) = self.stage(memory, source.offset, source.bytes)?;
+                let (arrival, offset) = (host.expect(), destination.offset);
+                self.deliveries.push(Delivery { staging, skip, bytes: source.bytes, arrival, offset });
+                Ok(())
+            }
+            (Storage::Device(from), Storage::Device(to)) => {
+                let words =
+                    [source.offset, destination.offset, source.bytes].iter().all(|at| at.is_multiple_of(4));
+                // wgpu copies between different buffers only.
+                if words && !Arc::ptr_eq(&source.buffer, &destination.buffer) {
+                    let (offset, at) = (source.offset as u64, destination.offset as u64);
+                    self.copy_words((from, offset), (to, at), source.bytes as u64);
+                    return Ok(());
+                }
+                let (from, to) = ((from, source.offset), (to, destination.offset));
+                transfer::copy_bytes(&self.context.clone(), self, from, to, source.bytes)
+            }
+        }
+    }
+
+    fn fill(&mut self, destination: &BufferSlice, byte: u8) -> Result<()> {
+        let buffer = self.locate(destination, "destination")?;
+        self.context.check()?;
+        self.settle(&buffer)?;
+        match &buffer.storage {
+            Storage::Host(memory) => memory.fill(destination.offset, destination.bytes, byte),
+            Storage::Device(memory) => {
+                let words = destination.offset.is_multiple_of(4) && destination.bytes.is_multiple_of(4);
+                if destination.bytes == 0 {
+                    return Ok(());
+                }
+                if words && byte == 0 {
+                    let (offset, bytes) = (destination.offset as u64, destination.bytes as u64);
+                    self.encoder().clear_buffer(memory, offset, Some(bytes));
+                    return Ok(());
+                }
+                let to = (memory, destination.offset);
+                transfer::fill_bytes(&self.context.clone(), self, to, destination.bytes, byte)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, event: &dyn Event) -> Result<()> {
+        let event = WgpuEvent::own(event, &self.context)?;
+        self.context.check()?;
+        self.submit();
+        *event.lock() = Some(self.last.clone());
+        Ok(())
+    }
+
+    fn wait(&mut self, event: &dyn Event) -> Result<()> {
+        // The one queue runs the event's work, which is submitted, before what this stream submits later.
+        WgpuEvent::own(event, &self.context).map(drop)
+    }
+
+    fn synchronize(&mut self, what: &str, timeout: Duration) -> Result<()> {
+        self.finish(what, timeout)
+    }
+}
+
+impl Drop for WgpuStream {
+    fn drop(&mut self) {
+        // Work that was enqueued runs, whether anything waits for it or not.
+        self.submit();
+    }
+}
+
+impl fmt::Debug for WgpuStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WgpuStream").field("dispatches", &self.dispatches).finish_non_exhaustive()
+    }
+}
+
+/// An event: the last submission of a stream when it was recorded.
+pub(crate) struct WgpuEvent {
+    context: Arc<Context>,
+    /// `None` if never recorded; no submission if the stream had no work.
+    recorded: Mutex<Option<Option<SubmissionIndex>>>,
+}
+
+impl WgpuEvent {
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        Self { context, recorded: Mutex::new(None) }
+    }
+
+    fn own<'a>(event: &'a dyn Event, context: &Arc<Context>) -> Result<&'a Self> {
+        match (event as &dyn Any).downcast_ref::<Self>() {
+            Some(own) if Arc::ptr_eq(&own.context, context) => Ok(own),
+            Some(_) => Err(Error::invalid("belongs to another handle of the device").at("event")),
+            None => Err(Error::invalid("belongs to another backend").at("event")),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Option<SubmissionIndex>>> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn submission(&self) -> Option<SubmissionIndex> {
+        self.lock().clone().flatten()
+    }
+}
+
+impl Event for WgpuEvent {
+    fn reached(&self) -> Result<bool> {
+        let Some(submission) = self.submission() else {
+            self.context.check()?;
+            return Ok(true);
+        };
+        match self.context.wait(&submission, "an event", Duration::ZERO) {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == dsrun_core::Code::Timeout => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn synchronize(&self, what: &str, timeout: Duration) -> Result<()> {
+        match self.submission() {
+            Some(submission) => self.context.wait(&submission, what, timeout.min(LONGEST_TIMEOUT)),
+            None => self.context.check(),
+        }
+    }
+
+    fn elapsed_since(&self, earlier: &dyn Event) -> Result<Option<Duration>> {
+        let earlier = Self::own(earlier, &self.context)?;
+        for event in [self, earlier] {
+            if event.lock().is_none() {
+                return Err(Error::invalid("was never recorded").at("event"));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl fmt::Debug for WgpuEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WgpuEvent").finish_non_exhaustive()
+    }
+}

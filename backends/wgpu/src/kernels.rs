@@ -1,0 +1,227 @@
+//! Query, plan, bind and enqueue: the kernel traits of core.
+
+use crate::{
+    driver::{
+        context::Context,
+        memory::WgpuBuffer,
+        pipeline::Pipeline,
+        stream::{Dispatch, WgpuStream},
+    },
+    ops::{
+        self, CallPlan,
+        launch::{Launch, Source},
+    },
+};
+use dsrun_core::{
+    Error, Result, WeightReader,
+    checked::{ValidArguments, ValidCall},
+    device::{BufferSlice, MemoryKind, Stream},
+    kernels::{
+        Argument, Arguments, Binding, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support,
+        WeightDesc,
+    },
+};
+use std::sync::Arc;
+use wgpu::{BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, BufferSize};
+
+/// The kernels of a device handle.
+#[derive(Debug)]
+pub(crate) struct WgpuKernels {
+    context: Arc<Context>,
+}
+
+impl WgpuKernels {
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        Self { context }
+    }
+
+    fn planned(&self, call: &ValidCall) -> Result<CallPlan> {
+        let plan = ops::plan(call, &self.context.spec)?;
+        let buffers = self.context.spec.limits.max_storage_buffers_per_shader_stage as usize;
+        for launch in &plan.launches {
+            self.context.grid(launch.groups)?;
+            let needed = launch.slots.len() + usize::from(launch.shader.has_extents());
+            if needed > buffers {
+                return Err(Error::unsupported(format!(
+                    "needs {needed} buffers, the adapter binds {buffers}"
+                )));
+            }
+        }
+        Ok(plan)
+    }
+}
+
+impl Kernels for WgpuKernels {
+    fn query(&self, call: &ValidCall) -> Result<Support> {
+        self.context.check()?;
+        // Without graphs there is nothing that could capture a call.
+        Ok(match self.planned(call) {
+            Ok(_) => Support { capture_safe: false, ..Support::native() },
+            Err(error) => Support::no(error.to_string()),
+        })
+    }
+
+    fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
+        let message = format!("this backend has no layout for weights of {} yet", weight.weight_type.format);
+        Err(Error::unsupported(message).field("format"))
+    }
+
+    fn prepack(
+        &self,
+        _: &mut dyn Stream,
+        weight: &WeightDesc,
+        _: &mut dyn WeightReader,
+    ) -> Result<Arc<dyn PackedWeight>> {
+        let refused = self.prepack_query(weight);
+        Err(refused.err().unwrap_or_else(|| Error::internal("a layout without a way to pack it")))
+    }
+
+    fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
+        let plan = self.planned(call)?;
+        let mut parts = Vec::new();
+        for launch in plan.launches {
+            if launch.groups == 0 {
+                continue;
+            }
+            let pipeline = self.context.pipelines.get(&self.context, &launch.shader, &launch.overrides)?;
+            parts.push((launch, pipeline));
+        }
+        Ok(Arc::new(WgpuPlan { context: self.context.clone(), call: call.clone(), parts }))
+    }
+}
+
+/// A planned call: its dispatches with their pipelines.
+#[derive(Debug)]
+struct WgpuPlan {
+    context: Arc<Context>,
+    call: ValidCall,
+    parts: Vec<(Launch, Arc<Pipeline>)>,
+}
+
+impl Plan for WgpuPlan {
+    fn bind(self: Arc<Self>, arguments: ValidArguments<'_>) -> Result<Box<dyn BoundCall>> {
+        let arguments = arguments.arguments();
+        let mut call = WgpuCall {
+            context: self.context.clone(),
+            name: self.call.op.name().to_owned(),
+            gathers: Vec::new(),
+            dispatches: Vec::new(),
+            _keep: Vec::new(),
+        };
+        for (launch, pipeline) in &self.parts {
+            call.bind(launch, pipeline.clone(), arguments)?;
+        }
+        Ok(Box::new(call))
+    }
+}
+
+/// A copy of a row count to where the shader of a call reads it.
+#[derive(Debug)]
+struct Gather {
+    from: Arc<WgpuBuffer>,
+    offset: u64,
+    to: wgpu::Buffer,
+    at: u64,
+}
+
+/// A bound call: its dispatches with their bindings.
+#[derive(Debug)]
+struct WgpuCall {
+    context: Arc<Context>,
+    name: String,
+    gathers: Vec<Gather>,
+    dispatches: Vec<Dispatch>,
+    _keep: Vec<Arc<WgpuBuffer>>,
+}
+
+fn binding_of(arguments: &Arguments, source: Source) -> Result<&Binding> {
+    let found = match source {
+        Source::Operand(index) => match arguments.operands.get(index) {
+            Some(Some(Argument::Tensor(binding))) => Some(binding),
+            _ => None,
+        },
+        Source::Result(index) => arguments.results.get(index),
+    };
+    found.ok_or_else(|| Error::internal(format!("{source:?} is not bound to a tensor")))
+}
+
+impl WgpuCall {
+    fn bind(&mut self, launch: &Launch, pipeline: Arc<Pipeline>, arguments: &Arguments) -> Result<()> {
+        let context = self.context.clone();
+        let mut words = launch.words.clone();
+        let mut extents: Vec<&BufferSlice> = Vec::new();
+        let mut tensors = Vec::new();
+        for slot in &launch.slots {
+            let binding = binding_of(arguments, slot.source)?;
+            let buffer = WgpuBuffer::locate(&binding.slice, &context)?;
+            buffer.device_memory()?;
+            if let (Some(word), Some(extent)) = (slot.extent, &binding.extent) {
+                let known = extents.iter().position(|known| known.same(extent));
+                let index = known.unwrap_or_else(|| {
+                    extents.push(extent);
+                    extents.len() - 1
+                });
+                if let Some(word) = words.get_mut(word) {
+                    *word = index as u32;
+                }
+            }
+            tensors.push((buffer, binding.slice.offset, slot.bytes));
+        }
+        let mut entries: Vec<BindingResource<'_>> = Vec::new();
+        for (buffer, offset, bytes) in &tensors {
+            let memory = buffer.device_memory()?;
+            entries.push(match bytes {
+                0 => context.stand_in.as_entire_binding(),
+                bytes => BindingResource::Buffer(BufferBinding {
+                    buffer: memory,
+                    offset: *offset as u64,
+                    size: BufferSize::new(bytes.next_multiple_of(16) as u64),
+                }),
+            });
+        }
+        let counts = match extents.len() {
+            0 => None,
+            count => {
+                let buffer = WgpuBuffer::new(context.clone(), 4 * count, MemoryKind::Device)?;
+                let memory = buffer.device_memory()?.clone();
+                self._keep.push(Arc::new(buffer));
+                for (index, extent) in extents.iter().enumerate() {
+                    let from = WgpuBuffer::locate(extent, &context).map_err(|error| error.field("extent"))?;
+                    from.device_memory()?;
+                    let (offset, at) = (extent.offset as u64, 4 * index as u64);
+                    self.gathers.push(Gather { from, offset, to: memory.clone(), at });
+                }
+                Some(memory)
+            }
+        };
+        if launch.shader.has_extents() {
+            entries.push(counts.as_ref().unwrap_or(&context.stand_in).as_entire_binding());
+        }
+        let uniform = context.uniform(&words)?;
+        entries.push(uniform.as_entire_binding());
+        let entries: Vec<BindGroupEntry<'_>> = entries
+            .into_iter()
+            .zip(0..)
+            .map(|(resource, binding)| BindGroupEntry { binding, resource })
+            .collect();
+        let descriptor = BindGroupDescriptor { label: None, layout: &pipeline.layout, entries: &entries };
+        let bindings = context.scoped("binding a call", || context.device.create_bind_group(&descriptor))?;
+        self._keep.extend(tensors.into_iter().map(|(buffer, ..)| buffer));
+        let groups = context.grid(launch.groups)?;
+        self.dispatches.push(Dispatch { pipeline, bindings, groups });
+        Ok(())
+    }
+}
+
+impl BoundCall for WgpuCall {
+    fn enqueue(&self, stream: &mut dyn Stream) -> Result<()> {
+        let in_op = |error: Error| error.in_op(&self.name);
+        let stream = WgpuStream::own(stream, &self.context).map_err(in_op)?;
+        self.context.check().map_err(in_op)?;
+        for Gather { from, offset, to, at } in &self.gathers {
+            stream.copy_words((from.device_memory()?, *offset), (to, *at), 4);
+        }
+        stream.dispatch(&self.dispatches);
+        Ok(())
+    }
+}

@@ -1,0 +1,20 @@
+//! The portable GPU backend of dsrun: kernels in WGSL on Vulkan, Metal and Direct3D 12, through wgpu.
+//!
+//! A call is planned as a list of dispatches, each with its shader, its constants and its grid; all of this follows from the
+//! description of the call. Binding makes the bind groups and uniforms. Enqueueing encodes the dispatches into a command buffer,
+//! which a stream submits when it holds many, or when something waits.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `backend` | the backend, its adapters, and open devices |
+//! | `driver` | context, memory, streams, transfers, shaders and pipelines |
+//! | `kernels` | query, prepack, plan, bind, enqueue |
+//! | `ops` | from a call to its dispatches, one file per op family |
+//! | `kernels/*.wgsl` | the shaders, one file per family |
+
+mod backend;
+mod driver;
+mod kernels;
+mod ops;
+
+pub use backend::WgpuBackend;

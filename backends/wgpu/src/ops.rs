@@ -1,0 +1,65 @@
+//! From a call to its dispatches: one file per op family, as in [`dsrun_core::op`].
+
+mod elementwise;
+pub(crate) mod launch;
+mod norm;
+
+use crate::driver::adapter::DeviceSpec;
+use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc, op::Op};
+use launch::Launch;
+
+/// How a call is run.
+#[derive(Debug, Default)]
+pub(crate) struct CallPlan {
+    pub(crate) launches: Vec<Launch>,
+}
+
+impl From<Launch> for CallPlan {
+    fn from(launch: Launch) -> Self {
+        Self { launches: vec![launch] }
+    }
+}
+
+/// Plans a call.
+///
+/// # Errors
+/// [`dsrun_core::Code::Unsupported`] with the reason if the device does not run it.
+pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
+    check(call, spec)?;
+    match &call.op {
+        Op::Add(op) => elementwise::add(op, call),
+        Op::Cast(_) => elementwise::cast(call),
+        Op::Columns(op) => elementwise::columns(op, call),
+        Op::GatherRows(_) => elementwise::gather_rows(call),
+        Op::RmsNorm(op) => norm::rms_norm(op, call),
+        Op::LayerNorm(op) => norm::layer_norm(op, call),
+        other => Err(Error::unsupported(format!("this backend has no kernel for {} yet", other.name()))),
+    }
+}
+
+/// Refuses tensors of types that the adapter has no instructions for, or longer than a binding.
+fn check(call: &CallDesc, spec: &DeviceSpec) -> Result<()> {
+    let one = |tensor: &TensorDesc, name: &str| -> Result<()> {
+        let feature = match tensor.dtype {
+            DType::F16 if !spec.f16 => Some("SHADER_F16"),
+            DType::BF16 if !spec.i16 => Some("SHADER_I16"),
+            _ => None,
+        };
+        if let Some(feature) = feature {
+            let message = format!("is {}, which needs {feature}, and the adapter lacks it", tensor.dtype);
+            return Err(Error::unsupported(message).at(name).field("dtype"));
+        }
+        let (bytes, limit) = (tensor.bytes()?, spec.binding_bytes());
+        if bytes > limit {
+            let message = format!("is {bytes} bytes, but the adapter binds at most {limit}");
+            return Err(Error::unsupported(message).at(name).field("shape"));
+        }
+        Ok(())
+    };
+    for index in 0..call.operands.len() {
+        if let Some(tensor) = call.tensor(index) {
+            one(tensor, &call.operand_name(index))?;
+        }
+    }
+    call.results.iter().enumerate().try_for_each(|(index, result)| one(result, &call.result_name(index)))
+}

@@ -1,0 +1,145 @@
+//! A dispatch as it follows from the description of a call, before buffers are bound.
+
+use crate::driver::shader::{Element, ParamType, Shader, Tensor};
+use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
+
+/// The tensor of a call that a binding of a shader is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// An operand.
+    Operand(usize),
+    /// A result.
+    Result(usize),
+}
+
+/// A parameter of a shader whose value is known when the call is planned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Value {
+    /// An unsigned integer.
+    U32(u32),
+    /// A float.
+    F32(f32),
+}
+
+impl Value {
+    fn word(self) -> u32 {
+        match self {
+            Self::U32(value) => value,
+            Self::F32(value) => value.to_bits(),
+        }
+    }
+
+    fn kind(self) -> ParamType {
+        match self {
+            Self::U32(_) => ParamType::U32,
+            Self::F32(_) => ParamType::F32,
+        }
+    }
+}
+
+/// A tensor to bind, in the order of the bindings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) source: Source,
+    /// Bytes from its first element to the end of its last.
+    pub(crate) bytes: usize,
+    /// The word of the uniform that says where in the extents its number of rows is, if the tensor is bounded.
+    pub(crate) extent: Option<usize>,
+}
+
+/// A dispatch as it follows from the description of a call.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) shader: Shader,
+    pub(crate) slots: Vec<Slot>,
+    /// The words of the uniform.
+    pub(crate) words: Vec<u32>,
+    /// The values of the `override` constants.
+    pub(crate) overrides: Vec<u32>,
+    /// The number of workgroups.
+    pub(crate) groups: u64,
+}
+
+impl Launch {
+    /// A dispatch of entry point `entry` of a WGSL file.
+    pub(crate) fn new(part: &'static str, entry: &'static str) -> Self {
+        let shader = Shader {
+            parts: vec![part],
+            entry,
+            tensors: Vec::new(),
+            params: Vec::new(),
+            overrides: Vec::new(),
+            constants: Vec::new(),
+            flags: Vec::new(),
+        };
+        Self { shader, slots: Vec::new(), words: Vec::new(), overrides: Vec::new(), groups: 0 }
+    }
+
+    /// Adds an operand; one that is absent reads as zeros.
+    ///
+    /// # Errors
+    /// If its size exceeds 32 bits.
+    pub(crate) fn operand(self, name: &'static str, call: &CallDesc, index: usize) -> Result<Self> {
+        self.tensor(name, call.tensor(index), Source::Operand(index))
+    }
+
+    /// Adds a result.
+    ///
+    /// # Errors
+    /// If there is no such result, or its size exceeds 32 bits.
+    pub(crate) fn result(self, name: &'static str, call: &CallDesc, index: usize) -> Result<Self> {
+        let desc =
+            call.results.get(index).ok_or_else(|| Error::internal(format!("there is no result {index}")))?;
+        self.tensor(name, Some(desc), Source::Result(index))
+    }
+
+    fn tensor(mut self, name: &'static str, desc: Option<&TensorDesc>, source: Source) -> Result<Self> {
+        let element = desc.map_or(Element::F32, |desc| Element::of(desc.dtype));
+        let bounded = desc.is_some_and(|desc| desc.bounded);
+        let (present, vectors, read_only) = (desc.is_some(), false, false);
+        self.shader.tensors.push(Tensor { name, element, vectors, read_only, present, bounded });
+        let sizes = |desc: &TensorDesc| {
+            let rows = desc.shape.first().copied().unwrap_or(1);
+            [rows, desc.strides.first().copied().unwrap_or(1)]
+        };
+        let [rows, stride] = desc.map_or([0; 2], sizes);
+        self = self.size(format!("{name}_rows"), rows)?.size(format!("{name}_stride"), stride)?;
+        if bounded {
+            self = self.param(format!("{name}_extent"), Value::U32(u32::MAX));
+        }
+        if let Some(desc) = desc {
+            let extent = bounded.then(|| self.words.len() - 1);
+            self.slots.push(Slot { source, bytes: desc.bytes()?, extent });
+        }
+        Ok(self)
+    }
+
+    /// Adds a parameter.
+    pub(crate) fn param(mut self, name: impl Into<String>, value: Value) -> Self {
+        self.shader.params.push((name.into(), value.kind()));
+        self.words.push(value.word());
+        self
+    }
+
+    /// Adds a size as a parameter.
+    ///
+    /// # Errors
+    /// If it exceeds 32 bits.
+    pub(crate) fn size(self, name: impl Into<String>, size: usize) -> Result<Self> {
+        let value = u32::try_from(size)
+            .map_err(|_| Error::unsupported(format!("a size of {size} is more than shaders count to")))?;
+        Ok(self.param(name, Value::U32(value)))
+    }
+
+    /// Sets the number of workgroups.
+    pub(crate) fn groups(mut self, groups: usize) -> Self {
+        self.groups = groups as u64;
+        self
+    }
+
+    /// Sets a flag of the source.
+    pub(crate) fn flag(mut self, flag: &'static str, set: bool) -> Self {
+        self.shader.flags.extend(set.then_some(flag));
+        self
+    }
+}

@@ -1,0 +1,3 @@
+//! The wgpu backend as a plugin.
+
+dsrun_plugin_sdk::export_backend!(dsrun_wgpu::WgpuBackend::new());
