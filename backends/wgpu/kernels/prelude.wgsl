@@ -110,3 +110,11 @@ fn tanh_of(x: f32) -> f32 {
     let t = 1.0 - 2.0 / (exp_of(2.0 * a) + 1.0);
     return select(t, -t, x < 0.0);
 }
+
+// The upper 32 bits of the product of two numbers.
+fn multiply_high(a: u32, b: u32) -> u32 {
+    let low = (a & 0xffffu) * (b & 0xffffu);
+    let middle_a = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
+    let middle_b = (a & 0xffffu) * (b >> 16u) + (middle_a & 0xffffu);
+    return (a >> 16u) * (b >> 16u) + (middle_a >> 16u) + (middle_b >> 16u);
+}

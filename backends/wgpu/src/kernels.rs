@@ -10,6 +10,7 @@ use crate::{
     ops::{
         self, CallPlan,
         launch::{Launch, Source},
+        weight::{self, WgpuWeight},
     },
 };
 use dsrun_core::{
@@ -20,8 +21,9 @@ use dsrun_core::{
         Argument, Arguments, Binding, BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support,
         WeightDesc,
     },
+    op::Op,
 };
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 use wgpu::{BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, BufferSize};
 
 /// The kernels of a device handle.
@@ -56,24 +58,29 @@ impl Kernels for WgpuKernels {
         self.context.check()?;
         // Without graphs there is nothing that could capture a call.
         Ok(match self.planned(call) {
-            Ok(_) => Support { capture_safe: false, ..Support::native() },
+            // The number of rows of a linear layer decides in which order its sums are made.
+            Ok(_) => Support {
+                capture_safe: false,
+                batch_invariant: !matches!(call.op, Op::Linear(_)),
+                ..Support::native()
+            },
             Err(error) => Support::no(error.to_string()),
         })
     }
 
     fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
-        let message = format!("this backend has no layout for weights of {} yet", weight.weight_type.format);
-        Err(Error::unsupported(message).field("format"))
+        weight::packed_layout(weight, &self.context.spec)
     }
 
     fn prepack(
         &self,
-        _: &mut dyn Stream,
+        stream: &mut dyn Stream,
         weight: &WeightDesc,
-        _: &mut dyn WeightReader,
+        rows: &mut dyn WeightReader,
     ) -> Result<Arc<dyn PackedWeight>> {
-        let refused = self.prepack_query(weight);
-        Err(refused.err().unwrap_or_else(|| Error::internal("a layout without a way to pack it")))
+        self.context.check()?;
+        let stream = WgpuStream::own(stream, &self.context)?;
+        Ok(Arc::new(WgpuWeight::pack(&self.context, stream, weight, rows)?))
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
@@ -134,15 +141,33 @@ struct WgpuCall {
     _keep: Vec<Arc<WgpuBuffer>>,
 }
 
-fn binding_of(arguments: &Arguments, source: Source) -> Result<&Binding> {
-    let found = match source {
-        Source::Operand(index) => match arguments.operands.get(index) {
-            Some(Some(Argument::Tensor(binding))) => Some(binding),
-            _ => None,
-        },
-        Source::Result(index) => arguments.results.get(index),
+/// The storage of a slot of a launch: its buffer, the offset of its first byte, and its extent.
+fn storage_of<'a>(
+    arguments: &'a Arguments,
+    source: Source,
+    context: &Arc<Context>,
+) -> Result<(Arc<WgpuBuffer>, usize, Option<&'a BufferSlice>)> {
+    let binding = match (source, arguments) {
+        (Source::Operand(index) | Source::Weight(index), Arguments { operands, .. }) => {
+            match operands.get(index) {
+                Some(Some(Argument::Tensor(binding))) => Some(binding),
+                Some(Some(Argument::Weight(weight))) => {
+                    let any: Arc<dyn Any + Send + Sync> = weight.clone();
+                    let weight = any
+                        .downcast::<WgpuWeight>()
+                        .map_err(|_| Error::invalid("belongs to another backend").field("weight"))?;
+                    let whole = BufferSlice::new(weight.buffer.clone(), 0, weight.bytes())?;
+                    return Ok((WgpuBuffer::locate(&whole, context)?, 0, None));
+                }
+                _ => None,
+            }
+        }
+        (Source::Result(index), Arguments { results, .. }) => results.get(index),
     };
-    found.ok_or_else(|| Error::internal(format!("{source:?} is not bound to a tensor")))
+    let binding: &Binding =
+        binding.ok_or_else(|| Error::internal(format!("{source:?} is not bound to a tensor")))?;
+    let buffer = WgpuBuffer::locate(&binding.slice, context)?;
+    Ok((buffer, binding.slice.offset, binding.extent.as_ref()))
 }
 
 impl WgpuCall {
@@ -152,10 +177,9 @@ impl WgpuCall {
         let mut extents: Vec<&BufferSlice> = Vec::new();
         let mut tensors = Vec::new();
         for slot in &launch.slots {
-            let binding = binding_of(arguments, slot.source)?;
-            let buffer = WgpuBuffer::locate(&binding.slice, &context)?;
+            let (buffer, offset, extent) = storage_of(arguments, slot.source, &context)?;
             buffer.device_memory()?;
-            if let (Some(word), Some(extent)) = (slot.extent, &binding.extent) {
+            if let (Some(word), Some(extent)) = (slot.extent, extent) {
                 let known = extents.iter().position(|known| known.same(extent));
                 let index = known.unwrap_or_else(|| {
                     extents.push(extent);
@@ -165,7 +189,7 @@ impl WgpuCall {
                     *word = index as u32;
                 }
             }
-            tensors.push((buffer, binding.slice.offset, slot.bytes));
+            tensors.push((buffer, offset, slot.bytes));
         }
         let mut entries: Vec<BindingResource<'_>> = Vec::new();
         for (buffer, offset, bytes) in &tensors {

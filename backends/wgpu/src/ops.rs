@@ -1,8 +1,16 @@
 //! From a call to its dispatches: one file per op family, as in [`dsrun_core::op`].
 
+mod activation;
+mod cache;
 mod elementwise;
+mod embed;
 pub(crate) mod launch;
+mod linear;
 mod norm;
+mod rope;
+mod sampling;
+mod step;
+pub(crate) mod weight;
 
 use crate::driver::adapter::DeviceSpec;
 use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc, op::Op};
@@ -33,6 +41,21 @@ pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
         Op::GatherRows(_) => elementwise::gather_rows(call),
         Op::RmsNorm(op) => norm::rms_norm(op, call),
         Op::LayerNorm(op) => norm::layer_norm(op, call),
+        Op::Embed(op) => embed::embed(op, call),
+        Op::Linear(_) => linear::linear(call),
+        Op::Activation(op) => activation::activation(op, call),
+        Op::GatedActivation(op) => activation::gated_activation(op, call),
+        Op::Rope(op) => rope::rope(op, call),
+        Op::KvWrite(_) => cache::kv_write(call),
+        Op::PageGather(_) => cache::page_gather(call),
+        Op::PageScatter(_) => cache::page_scatter(call),
+        // Attention needs no work list. One that is there all the same holds nothing.
+        Op::AttentionPrepare(_) => Ok(CallPlan::default()),
+        Op::LogitProcess(_) => sampling::logit_process(call),
+        Op::Argmax(_) => sampling::argmax(call),
+        Op::Sample(_) => sampling::sample(call),
+        Op::PrepareStep(op) => step::prepare_step(op, call),
+        Op::CommitTokens(_) => step::commit_tokens(call),
         other => Err(Error::unsupported(format!("this backend has no kernel for {} yet", other.name()))),
     }
 }

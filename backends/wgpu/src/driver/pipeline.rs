@@ -108,7 +108,7 @@ impl Pipelines {
                 return context.device.create_shader_module(descriptor);
             }
             // SAFETY: the shaders are those of this crate. Each bounds its indices by the sizes of its tensors, which binding
-            // has checked against the buffers, and its loops by sizes; the conformance suite runs them with checks as well.
+            // has checked against the buffers, and its loops by sizes. `DSRUN_WGPU_CHECKED=1` keeps the checks, to find faults.
             unsafe {
                 context.device.create_shader_module_trusted(descriptor, ShaderRuntimeChecks::unchecked())
             }

@@ -14,6 +14,42 @@ use std::fmt::Write;
 
 /// The functions that all shaders share.
 const PRELUDE: &str = include_str!("../../kernels/prelude.wgsl");
+/// The function that reads a weight.
+const WEIGHT: &str = include_str!("../../kernels/weight.wgsl");
+
+/// The stored form of the elements of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum WeightElement {
+    /// f32.
+    F32,
+    /// f16, two to a word.
+    F16,
+    /// bf16, two to a word.
+    BF16,
+    /// Unsigned integers with two f32 for each group: the scale, and the zero point or the minimum.
+    Integers {
+        /// Bits of an integer, 4 or 8.
+        bits: u32,
+        /// Whether the second number is the minimum.
+        minimum: bool,
+    },
+}
+
+impl WeightElement {
+    fn flags(self) -> Vec<&'static str> {
+        match self {
+            Self::F32 => vec!["F32"],
+            Self::F16 => vec!["F16"],
+            Self::BF16 => vec!["BF16"],
+            Self::Integers { bits, minimum } => {
+                let mut flags = vec!["QUANTISED"];
+                flags.extend((bits == 4).then_some("INT4"));
+                flags.extend(minimum.then_some("MINIMUM"));
+                flags
+            }
+        }
+    }
+}
 
 /// The element type of a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +66,8 @@ pub(crate) enum Element {
     U32,
     /// Words of four bytes each, of which threads may write parts at the same time.
     Bytes,
+    /// Words of a weight, read four elements at a time.
+    Weight(WeightElement),
 }
 
 impl Element {
@@ -55,7 +93,7 @@ impl Element {
             (Self::BF16, false) => "array<u16>",
             (Self::BF16, true) => "array<vec2<u32>>",
             (Self::I32, _) => "array<i32>",
-            (Self::U32, _) => "array<u32>",
+            (Self::U32 | Self::Weight(_), _) => "array<u32>",
             (Self::Bytes, _) => "array<atomic<u32>>",
         }
     }
@@ -78,6 +116,7 @@ impl Element {
             (Self::BF16, true) => {
                 format!("fn {n}_get4(i: u32) -> vec4<f32> {{ return widen_bf16({n}_data[i]); }}\n")
             }
+            (Self::Weight(element), _) => selected(WEIGHT, &element.flags()).replace("NAME", n),
             (Self::Bytes, _) => String::new(),
         };
         if read_only {
@@ -206,6 +245,9 @@ impl Shader {
             let _ = writeln!(text, "const {name}_here: bool = {present};");
             if !present {
                 let zero = match tensor.element {
+                    Element::Weight(_) => {
+                        "fn NAME_get4(row: u32, k: u32) -> vec4<f32> { return vec4<f32>(); }"
+                    }
                     Element::I32 => "fn NAME_get(i: u32) -> i32 { return 0; }",
                     Element::U32 | Element::Bytes => "fn NAME_get(i: u32) -> u32 { return 0u; }",
                     _ if tensor.vectors => "fn NAME_get4(i: u32) -> vec4<f32> { return vec4<f32>(); }",

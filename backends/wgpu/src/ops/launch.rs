@@ -1,13 +1,22 @@
 //! A dispatch as it follows from the description of a call, before buffers are bound.
 
-use crate::driver::shader::{Element, ParamType, Shader, Tensor};
-use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
+use super::weight;
+use crate::driver::shader::{Element, ParamType, Shader, Tensor, WeightElement};
+use dsrun_core::{
+    Error, Result, TensorDesc,
+    kernels::{CallDesc, OperandDesc},
+};
+
+/// Threads of a workgroup of shaders with a thread for each element.
+pub(crate) const THREADS: usize = 64;
 
 /// The tensor of a call that a binding of a shader is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// An operand.
     Operand(usize),
+    /// An operand that is a weight.
+    Weight(usize),
     /// A result.
     Result(usize),
 }
@@ -75,12 +84,56 @@ impl Launch {
         Self { shader, slots: Vec::new(), words: Vec::new(), overrides: Vec::new(), groups: 0 }
     }
 
+    /// A dispatch with a thread for each element of result 0, the matrix `y` of `columns` columns.
+    ///
+    /// # Errors
+    /// If the result is not a matrix, or its size exceeds 32 bits.
+    pub(crate) fn of_elements(part: &'static str, entry: &'static str, call: &CallDesc) -> Result<Self> {
+        let shape = call.results.first().map(|result| result.shape.as_slice());
+        let Some(&[rows, columns]) = shape else { return Err(Error::internal("the result is not a matrix")) };
+        let elements = rows.checked_mul(columns).ok_or_else(|| Error::unsupported("too many elements"))?;
+        Self::new(part, entry).elements(elements).result("y", call, 0)?.size("columns", columns)
+    }
+
     /// Adds an operand; one that is absent reads as zeros.
     ///
     /// # Errors
     /// If its size exceeds 32 bits.
     pub(crate) fn operand(self, name: &'static str, call: &CallDesc, index: usize) -> Result<Self> {
-        self.tensor(name, call.tensor(index), Source::Operand(index))
+        self.tensor(name, call.tensor(index), Source::Operand(index), false)
+    }
+
+    /// Adds an operand that is read four elements at a time; its rows begin at multiples of four elements.
+    ///
+    /// # Errors
+    /// If its size exceeds 32 bits.
+    pub(crate) fn vectors(self, name: &'static str, call: &CallDesc, index: usize) -> Result<Self> {
+        self.tensor(name, call.tensor(index), Source::Operand(index), true)
+    }
+
+    /// Adds an operand that is a weight; one that is absent reads as zeros.
+    ///
+    /// # Errors
+    /// If no kernel reads its format, or its size exceeds 32 bits.
+    pub(crate) fn weight(mut self, name: &'static str, call: &CallDesc, index: usize) -> Result<Self> {
+        let layout = match call.operands.get(index) {
+            Some(Some(OperandDesc::Weight(weight))) => Some(weight::layout(weight)?),
+            _ => None,
+        };
+        let element = Element::Weight(layout.map_or(WeightElement::F32, |layout| layout.element));
+        let (present, vectors, bounded) = (layout.is_some(), false, false);
+        // A weight is a buffer of its own, which no dispatch writes.
+        self.shader.tensors.push(Tensor { name, element, vectors, read_only: true, present, bounded });
+        let sizes = layout.map_or([0; 5], |layout| {
+            [layout.rows, layout.row_words, layout.scales, layout.groups, layout.group]
+        });
+        for (field, size) in ["rows", "row_words", "scales", "groups", "group"].into_iter().zip(sizes) {
+            self = self.size(format!("{name}_{field}"), size)?;
+        }
+        if let Some(layout) = layout {
+            self.slots.push(Slot { source: Source::Weight(index), bytes: layout.bytes, extent: None });
+        }
+        Ok(self)
     }
 
     /// Adds a result.
@@ -90,13 +143,19 @@ impl Launch {
     pub(crate) fn result(self, name: &'static str, call: &CallDesc, index: usize) -> Result<Self> {
         let desc =
             call.results.get(index).ok_or_else(|| Error::internal(format!("there is no result {index}")))?;
-        self.tensor(name, Some(desc), Source::Result(index))
+        self.tensor(name, Some(desc), Source::Result(index), false)
     }
 
-    fn tensor(mut self, name: &'static str, desc: Option<&TensorDesc>, source: Source) -> Result<Self> {
+    fn tensor(
+        mut self,
+        name: &'static str,
+        desc: Option<&TensorDesc>,
+        source: Source,
+        vectors: bool,
+    ) -> Result<Self> {
         let element = desc.map_or(Element::F32, |desc| Element::of(desc.dtype));
         let bounded = desc.is_some_and(|desc| desc.bounded);
-        let (present, vectors, read_only) = (desc.is_some(), false, false);
+        let (present, read_only) = (desc.is_some(), false);
         self.shader.tensors.push(Tensor { name, element, vectors, read_only, present, bounded });
         let sizes = |desc: &TensorDesc| {
             let rows = desc.shape.first().copied().unwrap_or(1);
@@ -129,6 +188,11 @@ impl Launch {
         let value = u32::try_from(size)
             .map_err(|_| Error::unsupported(format!("a size of {size} is more than shaders count to")))?;
         Ok(self.param(name, Value::U32(value)))
+    }
+
+    /// Sets the number of workgroups so that each of these elements has a thread of a workgroup of [`THREADS`].
+    pub(crate) fn elements(self, elements: usize) -> Self {
+        self.groups(elements.div_ceil(THREADS))
     }
 
     /// Sets the number of workgroups.

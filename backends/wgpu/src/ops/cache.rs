@@ -1,0 +1,54 @@
+//! Writing keys and values into the paged KV cache, and moving pages.
+
+use super::{CallPlan, launch::Launch};
+use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
+
+const SOURCE: &str = include_str!("../../kernels/cache.wgsl");
+
+/// A dispatch with a thread for each element of the matrix `x`, and the layout of `cache`.
+fn of_matrix(entry: &'static str, x: &TensorDesc, cache: &TensorDesc) -> Result<Launch> {
+    let (&[rows, columns], &[_, _, block, head], &[_, head_stride, slot_stride, _]) =
+        (x.shape.as_slice(), cache.shape.as_slice(), cache.strides.as_slice())
+    else {
+        return Err(Error::internal("a cache has four dimensions, and what it holds two"));
+    };
+    let elements = rows.checked_mul(columns).ok_or_else(|| Error::unsupported("too many elements"))?;
+    Launch::new(SOURCE, entry)
+        .elements(elements)
+        .size("columns", columns)?
+        .size("block", block)?
+        .size("head", head)?
+        .size("head_stride", head_stride)?
+        .size("slot_stride", slot_stride)
+}
+
+fn operand(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
+    call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+}
+
+fn result(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
+    call.results.get(index).ok_or_else(|| Error::internal(format!("there is no result {index}")))
+}
+
+pub(super) fn kv_write(call: &CallDesc) -> Result<CallPlan> {
+    let mut plan = CallPlan::default();
+    for index in 0..2 {
+        let (x, cache) = (operand(call, 2 + index)?, result(call, index)?);
+        let launch = of_matrix("kv_write", x, cache)?.result("cache", call, index)?;
+        let launch = launch.operand("x", call, 2 + index)?.operand("slots", call, 4)?;
+        plan.launches.push(launch.flag("WRITE", true).flag("SAME", x.dtype == cache.dtype));
+    }
+    Ok(plan)
+}
+
+pub(super) fn page_gather(call: &CallDesc) -> Result<CallPlan> {
+    let launch = of_matrix("move_pages", result(call, 0)?, operand(call, 0)?)?;
+    let launch = launch.operand("cache", call, 0)?.result("x", call, 0)?;
+    Ok(launch.operand("pages", call, 1)?.flag("PAGES", true).flag("GATHER", true).into())
+}
+
+pub(super) fn page_scatter(call: &CallDesc) -> Result<CallPlan> {
+    let launch = of_matrix("move_pages", operand(call, 1)?, result(call, 0)?)?;
+    let launch = launch.result("cache", call, 0)?.operand("x", call, 1)?;
+    Ok(launch.operand("pages", call, 2)?.flag("PAGES", true).into())
+}
