@@ -1,6 +1,7 @@
 //! From a call to its dispatches: one file per op family, as in [`dsrun_core::op`].
 
 mod activation;
+mod attention;
 mod cache;
 mod elementwise;
 mod embed;
@@ -51,6 +52,10 @@ pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
         Op::PageScatter(_) => cache::page_scatter(call),
         // Attention needs no work list. One that is there all the same holds nothing.
         Op::AttentionPrepare(_) => Ok(CallPlan::default()),
+        Op::PagedAttention(op) => {
+            attention::paged_attention(op, call, spec.limits.max_compute_workgroup_storage_size)
+        }
+        Op::Attention(op) => attention::attention(op, call, spec.limits.max_compute_workgroup_storage_size),
         Op::LogitProcess(_) => sampling::logit_process(call),
         Op::Argmax(_) => sampling::argmax(call),
         Op::Sample(_) => sampling::sample(call),

@@ -1,0 +1,122 @@
+//! Attention over the paged KV cache and within sequences.
+
+use super::{
+    CallPlan,
+    launch::{Launch, Value},
+};
+use dsrun_core::{
+    Error, Result, TensorDesc,
+    kernels::CallDesc,
+    op::{Attention, AttentionMask, PagedAttention},
+};
+
+const SOURCE: &str = include_str!("../../kernels/attention.wgsl");
+
+/// The words of workgroup memory that a workgroup uses beside those of a query head.
+const SHARED_WORDS: usize = 3 * 64 + 8;
+
+/// The attributes that both ops have.
+struct Attributes {
+    heads: u32,
+    kv_heads: u32,
+    scale: f32,
+    softcap: f32,
+    window: u32,
+    mask: AttentionMask,
+}
+
+fn tensor(call: &CallDesc, index: usize) -> Result<&TensorDesc> {
+    call.tensor(index).ok_or_else(|| Error::internal(format!("operand {index} is no tensor")))
+}
+
+/// A dispatch with a workgroup for each head of each row of the query.
+fn of_heads(
+    call: &CallDesc,
+    op: &Attributes,
+    key_size: usize,
+    value_size: usize,
+    shared_bytes: u32,
+) -> Result<Launch> {
+    let rows = tensor(call, 0)?.shape.first().copied().unwrap_or(0);
+    let needed = 4 * (key_size.saturating_add(SHARED_WORDS));
+    if needed > shared_bytes as usize {
+        let message = format!(
+            "heads of {key_size} elements need {needed} bytes of workgroup memory, the adapter has {shared_bytes}"
+        );
+        return Err(Error::unsupported(message).at("query").field("shape[1]"));
+    }
+    let constant = |size: usize| u32::try_from(size.max(1)).unwrap_or(u32::MAX);
+    let mut launch = Launch::new(SOURCE, "attention").groups(rows.saturating_mul(op.heads as usize));
+    launch.shader.constants.push(("KEY_SIZE", constant(key_size)));
+    launch.shader.constants.push(("VALUES", constant(value_size.div_ceil(64))));
+    let launch = launch
+        .param("heads", Value::U32(op.heads))
+        .param("group", Value::U32(op.heads / op.kv_heads.max(1)))
+        .size("key_size", key_size)?
+        .size("value_size", value_size)?
+        .param("scale", Value::F32(op.scale))
+        .param("softcap", Value::F32(op.softcap))
+        .param("window", Value::U32(op.window));
+    Ok(launch
+        .flag("CAUSAL", op.mask == AttentionMask::Causal)
+        .flag("BIDIRECTIONAL", op.mask == AttentionMask::Bidirectional)
+        .flag("EXPLICIT", op.mask == AttentionMask::Explicit))
+}
+
+pub(super) fn paged_attention(op: &PagedAttention, call: &CallDesc, shared_bytes: u32) -> Result<CallPlan> {
+    let (keys, values, tables) = (tensor(call, 1)?, tensor(call, 2)?, tensor(call, 6)?);
+    let (&[_, _, block, key_size], &[_, _, _, value_size], &[_, blocks]) =
+        (keys.shape.as_slice(), values.shape.as_slice(), tables.shape.as_slice())
+    else {
+        return Err(Error::internal("caches have four dimensions and a block table two"));
+    };
+    let attributes = Attributes {
+        heads: op.query_heads,
+        kv_heads: op.kv_heads,
+        scale: op.scale,
+        softcap: op.softcap,
+        window: op.window,
+        mask: op.mask,
+    };
+    let mut launch = of_heads(call, &attributes, key_size, value_size, shared_bytes)?;
+    let operands = ["query", "key", "value", "start", "queries", "lengths", "tables"];
+    for (index, name) in operands.into_iter().enumerate() {
+        launch = launch.operand(name, call, index)?;
+    }
+    for (index, name) in [(8, "alibi"), (9, "sinks"), (10, "mask")] {
+        launch = launch.operand(name, call, index)?;
+    }
+    for (name, cache) in [("key", keys), ("value", values)] {
+        if let &[_, head, slot, _] = cache.strides.as_slice() {
+            launch = launch
+                .size(format!("{name}_head_stride"), head)?
+                .size(format!("{name}_slot_stride"), slot)?;
+        }
+    }
+    let words = call.tensor(10).and_then(|mask| mask.shape.get(1).copied()).unwrap_or(0);
+    let launch = launch.size("block", block)?.size("blocks", blocks)?.size("mask_words", words)?;
+    let launch = launch.result("y", call, 0)?.result("log_sum_exp", call, 1)?;
+    Ok(launch.flag("PAGED", true).into())
+}
+
+pub(super) fn attention(op: &Attention, call: &CallDesc, shared_bytes: u32) -> Result<CallPlan> {
+    let attributes = Attributes {
+        heads: op.query_heads,
+        kv_heads: op.kv_heads,
+        scale: op.scale,
+        softcap: op.softcap,
+        window: op.window,
+        mask: op.mask,
+    };
+    let size = |index| -> Result<usize> {
+        let width = tensor(call, index)?.shape.get(1).copied().unwrap_or(0);
+        Ok(width / (op.kv_heads as usize).max(1))
+    };
+    let mut launch = of_heads(call, &attributes, size(1)?, size(2)?, shared_bytes)?;
+    for (index, name) in ["query", "key", "value", "start", "queries", "alibi"].into_iter().enumerate() {
+        launch = launch.operand(name, call, index)?;
+    }
+    // There is no tensor of sinks; the shader takes an absent one.
+    let absent = launch.operand("sinks", call, usize::MAX)?;
+    Ok(absent.result("y", call, 0)?.into())
+}
