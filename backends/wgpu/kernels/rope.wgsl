@@ -62,7 +62,7 @@ fn rope(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec
     let second = element % 2u == 1u;
     let partner = select(x + 1u, x - 1u, second);
 #endif
-    let turned = sine_and_cosine(f32(position) * frequencies_get(pair));
-    let across = select(-turned.x, turned.x, second);
-    y_set(y, P.scale * (x_get(x) * turned.y + x_get(partner) * across));
+    let rotation = sine_and_cosine(f32(position) * frequencies_get(pair));
+    let across = select(-rotation.x, rotation.x, second);
+    y_set(y, P.scale * (x_get(x) * rotation.y + x_get(partner) * across));
 }

@@ -1,4 +1,4 @@
-// From logits to tokens. A workgroup of 256 threads takes a row, but for the penalties, which are elementwise.
+// From logits to tokens. A workgroup of THREADS threads takes a row, but for the penalties, which are elementwise.
 
 #if PENALTIES
 @compute @workgroup_size(64)
@@ -33,9 +33,9 @@ fn logit_process(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups)
 #endif
 
 #if ROWS
-var<workgroup> best_value: array<f32, 256>;
-var<workgroup> best_token: array<u32, 256>;
-var<workgroup> sums: array<f32, 256>;
+var<workgroup> best_value: array<f32, THREADS>;
+var<workgroup> best_token: array<u32, THREADS>;
+var<workgroup> sums: array<f32, THREADS>;
 var<workgroup> row_count: u32;
 
 struct Best { value: f32, token: u32 }
@@ -46,7 +46,7 @@ fn best_of_group(value: f32, token: u32, lid: u32) -> Best {
     best_value[lid] = value;
     best_token[lid] = token;
     workgroupBarrier();
-    for (var half = 128u; half > 0u; half /= 2u) {
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
         if (lid < half) {
             let other = best_token[lid + half];
             let mine = best_token[lid];
@@ -64,14 +64,14 @@ fn best_of_group(value: f32, token: u32, lid: u32) -> Best {
 #endif
 
 #if ARGMAX
-@compute @workgroup_size(256)
+@compute @workgroup_size(THREADS)
 fn argmax(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let row = flat_group(wid, nwg);
     if (lid == 0u) { row_count = min(x_live(), ids_live()); }
     if (row >= workgroupUniformLoad(&row_count)) { return; }
     var value = 0.0;
     var token = NONE;
-    for (var i = lid; i < P.columns; i += 256u) {
+    for (var i = lid; i < P.columns; i += THREADS) {
         let x = x_get(row * P.x_stride + i);
         if (!is_nan(x) && (token == NONE || x > value)) {
             value = x;
@@ -84,9 +84,15 @@ fn argmax(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: v
 #endif
 
 #if SAMPLE
-var<workgroup> counted: atomic<u32>;
-var<workgroup> total: u32;
+// The weights of the tokens by a digit, the lower and the upper word of each.
+var<workgroup> low_bins: array<atomic<u32>, 256>;
+var<workgroup> high_bins: array<atomic<u32>, 256>;
+var<workgroup> bin_sums: array<vec2<u32>, THREADS>;
+var<workgroup> chosen: Bin;
 var<workgroup> greedy_shared: u32;
+
+// The digit at which the weights reach what is wanted, the weight of higher digits, and that of its own.
+struct Bin { digit: u32, before: vec2<u32>, weight: vec2<u32> }
 
 // Tokens are ordered by their logit, largest first, and of equal logits by their id. The filters keep the first of this order:
 // those whose key is above `key`, and those with this key and an id of at most `token`.
@@ -112,27 +118,11 @@ fn sum_of_group(value: f32, lid: u32) -> f32 {
     workgroupBarrier();
     sums[lid] = value;
     workgroupBarrier();
-    for (var half = 128u; half > 0u; half /= 2u) {
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
         if (lid < half) { sums[lid] += sums[lid + half]; }
         workgroupBarrier();
     }
     return workgroupUniformLoad(&sums[0]);
-}
-
-// The number of candidates that both cuts keep.
-fn count_kept(row: u32, cut: Cut, lid: u32) -> u32 {
-    workgroupBarrier();
-    if (lid == 0u) { atomicStore(&counted, 0u); }
-    workgroupBarrier();
-    var count = 0u;
-    for (var i = lid; i < P.columns; i += 256u) {
-        let x = logits_get(row + i);
-        if (is_candidate(x) && keeps(cut, key_of(x), i)) { count += 1u; }
-    }
-    atomicAdd(&counted, count);
-    workgroupBarrier();
-    if (lid == 0u) { total = atomicLoad(&counted); }
-    return workgroupUniformLoad(&total);
 }
 
 fn relative(x: f32, largest: f32, temperature: f32) -> f32 {
@@ -140,51 +130,117 @@ fn relative(x: f32, largest: f32, temperature: f32) -> f32 {
     return (x - largest) / temperature;
 }
 
-// The sum of e^x over the candidates that both cuts keep.
-fn mass_kept(row: u32, first: Cut, second: Cut, largest: f32, temperature: f32, lid: u32) -> f32 {
-    var sum = 0.0;
-    for (var i = lid; i < P.columns; i += 256u) {
-        let x = logits_get(row + i);
-        let key = key_of(x);
-        if (is_candidate(x) && keeps(first, key, i) && keeps(second, key, i)) {
-            sum += exp_of(relative(x, largest, temperature));
+// The weight of a token in a selection, a number of 64 bits with the lower word first: 1, or its probability relative to the
+// largest with 40 fractional bits. Sums of integers do not depend on their order.
+fn weight_of(x: f32, by_mass: bool, largest: f32, temperature: f32) -> vec2<u32> {
+    if (!by_mass) { return vec2<u32>(1u, 0u); }
+    let mass = exp_of(relative(x, largest, temperature)) * 256.0;
+    let whole = floor(mass);
+    return vec2<u32>(u32((mass - whole) * 4294967296.0), u32(whole));
+}
+
+fn add_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    let low = a.x + b.x;
+    return vec2<u32>(low, a.y + b.y + select(0u, 1u, low < a.x));
+}
+
+fn subtract_64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+    return vec2<u32>(a.x - b.x, a.y - b.y - select(0u, 1u, a.x < b.x));
+}
+
+fn is_less_64(a: vec2<u32>, b: vec2<u32>) -> bool {
+    return a.y < b.y || (a.y == b.y && a.x < b.x);
+}
+
+fn from_float_64(value: f32) -> vec2<u32> {
+    let high = floor(value / 4294967296.0);
+    return vec2<u32>(u32(value - high * 4294967296.0), u32(high));
+}
+
+fn to_float_64(value: vec2<u32>) -> f32 {
+    return f32(value.y) * 4294967296.0 + f32(value.x);
+}
+
+// The weights of the bin of a number, counted from the highest.
+fn bin_of(i: u32) -> vec2<u32> {
+    return vec2<u32>(atomicLoad(&low_bins[255u - i]), atomicLoad(&high_bins[255u - i]));
+}
+
+// The cut behind the first candidates of `kept` whose weights reach `amount`: a number of tokens, or a share of the mass.
+//
+// Radix selection: a histogram of the weights by the digit of 8 bits at hand, of the tokens that have the digits found so far,
+// tells the next digit. The first four digits are those of the key. If the cut falls between tokens of equal keys, four digits
+// of the id follow, inverted because low ids come first.
+fn cut_of(row: u32, kept: Cut, by_mass: bool, amount: f32, largest: f32, temperature: f32, lid: u32) -> Cut {
+    var wanted = vec2<u32>();
+    var key_found = 0u;
+    var found = 0u;
+    var mask = 0u;
+    for (var digit = 0u; digit < 8u; digit += 1u) {
+        let shift = 24u - 8u * (digit % 4u);
+        workgroupBarrier();
+        for (var bin = lid; bin < 256u; bin += THREADS) {
+            atomicStore(&low_bins[bin], 0u);
+            atomicStore(&high_bins[bin], 0u);
+        }
+        workgroupBarrier();
+        for (var i = lid; i < P.columns; i += THREADS) {
+            let x = logits_get(row + i);
+            let key = key_of(x);
+            let number = select(~i, key, digit < 4u);
+            if (!is_candidate(x) || (number & mask) != found || !keeps(kept, key, i)) { continue; }
+            if (digit >= 4u && key != key_found) { continue; }
+            let weight = weight_of(x, by_mass, largest, temperature);
+            let bin = (number >> shift) & 255u;
+            let before = atomicAdd(&low_bins[bin], weight.x);
+            let high = weight.y + select(0u, 1u, before + weight.x < before);
+            if (high > 0u) { atomicAdd(&high_bins[bin], high); }
+        }
+        workgroupBarrier();
+        // The thread has BINS bins, counted from the highest, and makes the sum of those and all before them.
+        let first_bin = lid * BINS;
+        var sum = vec2<u32>();
+        for (var i = first_bin; i < min(first_bin + BINS, 256u); i += 1u) { sum = add_64(sum, bin_of(i)); }
+        let own = sum;
+        bin_sums[lid] = sum;
+        workgroupBarrier();
+        for (var distance = 1u; distance < min(THREADS, 256u); distance *= 2u) {
+            if (lid >= distance) { sum = add_64(sum, bin_sums[lid - distance]); }
+            workgroupBarrier();
+            bin_sums[lid] = sum;
+            workgroupBarrier();
+        }
+        if (digit == 0u) {
+            let all = bin_sums[min(THREADS, 256u) - 1u];
+            wanted = from_float_64(select(amount, to_float_64(all) * amount, by_mass));
+            if (is_less_64(all, wanted)) { wanted = all; }
+            // At least the first token is kept.
+            if (wanted.x == 0u && wanted.y == 0u) { wanted.x = 1u; }
+        }
+        var before = subtract_64(sum, own);
+        if (is_less_64(before, wanted) && !is_less_64(sum, wanted)) {
+            var i = first_bin;
+            for (; i < first_bin + BINS - 1u; i += 1u) {
+                let up_to = add_64(before, bin_of(i));
+                if (!is_less_64(up_to, wanted)) { break; }
+                before = up_to;
+            }
+            chosen = Bin(255u - i, before, bin_of(i));
+        }
+        let next = workgroupUniformLoad(&chosen);
+        wanted = subtract_64(wanted, next.before);
+        found |= next.digit << shift;
+        mask |= 255u << shift;
+        if (digit == 3u) {
+            key_found = found;
+            // Digits that are zero in all ids are known.
+            digit += min(countLeadingZeros(P.columns - 1u) / 8u, 3u);
+            mask = ~(0xffffffffu >> (8u * (digit - 3u)));
+            found = mask;
+            if (all(next.weight == wanted)) { return Cut(key_found, NONE); }
         }
     }
-    return sum_of_group(sum, lid);
-}
-
-// The cut behind the first `count` candidates.
-fn cut_of_count(row: u32, count: u32, lid: u32) -> Cut {
-    // The largest key that still keeps enough, and then, among equal keys, the lowest id that does.
-    var cut = Cut(0u, NONE);
-    for (var bit = 0x80000000u; bit > 0u; bit >>= 1u) {
-        if (count_kept(row, Cut(cut.key | bit, NONE), lid) >= count) { cut.key |= bit; }
-    }
-    if (count_kept(row, cut, lid) <= count) { return cut; }
-    var low = 0u;
-    var high = P.columns - 1u;
-    while (low < high) {
-        let middle = low + (high - low) / 2u;
-        if (count_kept(row, Cut(cut.key, middle), lid) >= count) { high = middle; } else { low = middle + 1u; }
-    }
-    return Cut(cut.key, low);
-}
-
-// The cut behind the first candidates of `kept` whose mass reaches `wanted`.
-fn cut_of_mass(row: u32, kept: Cut, wanted: f32, largest: f32, temperature: f32, lid: u32) -> Cut {
-    var cut = Cut(0u, NONE);
-    for (var bit = 0x80000000u; bit > 0u; bit >>= 1u) {
-        // Keys above that of the largest logit keep nothing, which must not pass for enough when nothing is wanted.
-        let tried = Cut(cut.key | bit, NONE);
-        if (tried.key <= key_of(largest) && mass_kept(row, kept, tried, largest, temperature, lid) >= wanted) { cut.key |= bit; }
-    }
-    var low = 0u;
-    var high = P.columns - 1u;
-    while (low < high) {
-        let middle = low + (high - low) / 2u;
-        if (mass_kept(row, kept, Cut(cut.key, middle), largest, temperature, lid) >= wanted) { high = middle; } else { low = middle + 1u; }
-    }
-    return Cut(cut.key, low);
+    return Cut(key_found, ~found);
 }
 
 // The first word of Philox4x32-10 (Salmon et al., 2011).
@@ -209,7 +265,7 @@ fn gumbel(word: u32) -> f32 {
     return -ln_of(-ln_of((f32(~word) + 0.5) * scale));
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(THREADS)
 fn sample(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let number = flat_group(wid, nwg);
     if (lid == 0u) {
@@ -224,7 +280,7 @@ fn sample(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: v
     // The largest logit that is a candidate.
     var value = 0.0;
     var token = NONE;
-    for (var i = lid; i < P.columns; i += 256u) {
+    for (var i = lid; i < P.columns; i += THREADS) {
         let x = logits_get(row + i);
         if (is_candidate(x) && (token == NONE || x > value)) {
             value = x;
@@ -261,18 +317,17 @@ fn sample(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: v
         var by_count = Cut(0u, NONE);
         var by_mass = Cut(0u, NONE);
         if ((mode & 4u) != 0u) {
-            by_count = cut_of_count(row, u32(min(parameters_get(parameters + 1u), 4294967040.0)), lid);
+            by_count = cut_of(row, by_mass, false, parameters_get(parameters + 1u), largest, temperature, lid);
         }
         if ((mode & 8u) != 0u) {
-            let all = mass_kept(row, by_count, by_mass, largest, temperature, lid);
-            by_mass = cut_of_mass(row, by_count, parameters_get(parameters + 2u) * all, largest, temperature, lid);
+            by_mass = cut_of(row, by_count, true, parameters_get(parameters + 2u), largest, temperature, lid);
         }
         let least = parameters_get(parameters + 3u);
         let seed = vec2<u32>(seeds_get(c * P.seeds_stride), seeds_get(c * P.seeds_stride + 1u));
         let position = bitcast<u32>(positions_get(number * P.positions_stride));
         var score = 0.0;
         var scored = NONE;
-        for (var i = lid; i < P.columns; i += 256u) {
+        for (var i = lid; i < P.columns; i += THREADS) {
             let logit = logits_get(row + i);
             let key = key_of(logit);
             if (!is_candidate(logit) || !keeps(by_count, key, i) || !keeps(by_mass, key, i)) { continue; }
@@ -287,7 +342,7 @@ fn sample(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: v
         drawn = best_of_group(score, scored, lid).token;
     }
     var sum = 0.0;
-    for (var i = lid; i < P.columns; i += 256u) {
+    for (var i = lid; i < P.columns; i += THREADS) {
         let x = logits_get(row + i);
         if (!is_nan(x)) { sum += exp_of(x - largest); }
     }

@@ -16,6 +16,7 @@ use dsrun_core::{
         MemoryKind, MemoryUse, Stream,
     },
     kernels::Kernels,
+    op::Profile,
 };
 use std::sync::Arc;
 
@@ -108,7 +109,7 @@ impl WgpuDevice {
             memory_bytes: 0,
             alignment: spec.alignment,
             dtypes,
-            profiles: Vec::new(),
+            profiles: vec![Profile::LlmCore1],
             strict_nan: false,
             unified_memory: false,
         };

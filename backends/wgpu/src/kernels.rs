@@ -245,7 +245,6 @@ impl BoundCall for WgpuCall {
         for Gather { from, offset, to, at } in &self.gathers {
             stream.copy_words((from.device_memory()?, *offset), (to, *at), 4);
         }
-        stream.dispatch(&self.dispatches);
-        Ok(())
+        stream.dispatch(&self.dispatches).map_err(in_op)
     }
 }

@@ -57,8 +57,8 @@ pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
         }
         Op::Attention(op) => attention::attention(op, call, spec.limits.max_compute_workgroup_storage_size),
         Op::LogitProcess(_) => sampling::logit_process(call),
-        Op::Argmax(_) => sampling::argmax(call),
-        Op::Sample(_) => sampling::sample(call),
+        Op::Argmax(_) => sampling::argmax(call, &spec.limits),
+        Op::Sample(_) => sampling::sample(call, &spec.limits),
         Op::PrepareStep(op) => step::prepare_step(op, call),
         Op::CommitTokens(_) => step::commit_tokens(call),
         other => Err(Error::unsupported(format!("this backend has no kernel for {} yet", other.name()))),

@@ -17,6 +17,7 @@ use dsrun_core::{
 };
 use std::{
     any::Any,
+    collections::VecDeque,
     fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -26,8 +27,20 @@ use wgpu::{
     ComputePassDescriptor, MapMode, SubmissionIndex,
 };
 
-/// The number of dispatches in a command buffer after which it is submitted, so that the device starts while the host encodes.
-const SUBMIT_AFTER: usize = 64;
+/// The dispatches of a command buffer, and the submissions of a stream that are not done.
+#[derive(Clone, Copy, Debug)]
+struct Depth {
+    /// The number of dispatches after which a command buffer is submitted, so that the device starts while the host encodes.
+    dispatches: usize,
+    /// The number of submissions beyond which enqueueing waits for the oldest, so that what is in flight stays bounded.
+    submissions: usize,
+}
+
+const DEPTH: Depth = Depth { dispatches: 64, submissions: 8 };
+/// The depth for an adapter that computes on the CPU: encoding ahead gains nothing there, and every dispatch takes long.
+const SOFTWARE_DEPTH: Depth = Depth { dispatches: 8, submissions: 1 };
+/// The longest wait for a submission when too many are in flight.
+const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(600);
 /// The longest wait for a copy into pinned memory that a later copy reads.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longer timeouts are this long.
@@ -62,11 +75,16 @@ pub(crate) struct WgpuStream {
     writes: bool,
     deliveries: Vec<Delivery>,
     last: Option<SubmissionIndex>,
+    depth: Depth,
+    /// The submissions of dispatches that may not be done, the oldest first.
+    in_flight: VecDeque<SubmissionIndex>,
 }
 
 impl WgpuStream {
     pub(crate) fn new(context: Arc<Context>) -> Self {
         Self {
+            depth: if context.spec.software { SOFTWARE_DEPTH } else { DEPTH },
+            in_flight: VecDeque::new(),
             context,
             pass: None,
             encoder: None,
@@ -99,8 +117,11 @@ impl WgpuStream {
         })
     }
 
-    /// Encodes dispatches.
-    pub(crate) fn dispatch(&mut self, dispatches: &[Dispatch]) {
+    /// Encodes dispatches. Waits if the device is too far behind.
+    ///
+    /// # Errors
+    /// [`dsrun_core::Code::Timeout`] after such a wait; the fault of the device.
+    pub(crate) fn dispatch(&mut self, dispatches: &[Dispatch]) -> Result<()> {
         for Dispatch { pipeline, bindings, groups } in dispatches {
             let pass = match &mut self.pass {
                 Some(pass) => pass,
@@ -115,9 +136,17 @@ impl WgpuStream {
             pass.dispatch_workgroups(groups[0], groups[1], groups[2]);
             self.dispatches += 1;
         }
-        if self.dispatches >= SUBMIT_AFTER {
-            self.submit();
+        if self.dispatches < self.depth.dispatches {
+            return Ok(());
         }
+        self.submit();
+        self.in_flight.extend(self.last.clone());
+        while self.in_flight.len() > self.depth.submissions
+            && let Some(oldest) = self.in_flight.pop_front()
+        {
+            self.context.wait(&oldest, "earlier work of the stream", IN_FLIGHT_TIMEOUT)?;
+        }
+        Ok(())
     }
 
     /// Encodes a copy between device buffers, of whole words.

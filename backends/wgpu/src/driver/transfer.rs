@@ -121,6 +121,5 @@ fn move_bytes(
     let bindings = context.scoped("binding a copy", || context.device.create_bind_group(&descriptor))?;
     let words = (start % 4 + bytes).div_ceil(4);
     let groups = context.grid(words.div_ceil(THREADS) as u64)?;
-    stream.dispatch(&[Dispatch { pipeline, bindings, groups }]);
-    Ok(())
+    stream.dispatch(&[Dispatch { pipeline, bindings, groups }])
 }

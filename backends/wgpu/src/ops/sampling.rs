@@ -14,20 +14,36 @@ pub(super) fn logit_process(call: &CallDesc) -> Result<CallPlan> {
     Ok(launch.flag("PENALTIES", true).flag("MASK", call.tensor(5).is_some()).into())
 }
 
-/// A dispatch with a workgroup for each row of operand 0, a matrix of `columns` columns.
-fn of_rows(entry: &'static str, call: &CallDesc) -> Result<Launch> {
-    let shape = call.tensor(0).map(|logits| logits.shape.as_slice());
-    let Some(&[rows, columns]) = shape else { return Err(Error::internal("the logits are not a matrix")) };
-    Launch::new(SOURCE, entry).groups(rows).flag("ROWS", true).size("columns", columns)
+/// Threads of a workgroup that takes a row of so many columns.
+fn threads(columns: usize, limits: &wgpu::Limits) -> u32 {
+    let wanted = match columns {
+        0..=128 => 32,
+        129..=8192 => 256,
+        _ => 1024,
+    };
+    if wanted > limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x) {
+        return 256;
+    }
+    wanted
 }
 
-pub(super) fn argmax(call: &CallDesc) -> Result<CallPlan> {
-    let launch = of_rows("argmax", call)?.operand("x", call, 0)?.result("ids", call, 0)?;
+/// A dispatch with a workgroup for each row of operand 0, a matrix of `columns` columns.
+fn of_rows(entry: &'static str, call: &CallDesc, limits: &wgpu::Limits) -> Result<Launch> {
+    let shape = call.tensor(0).map(|logits| logits.shape.as_slice());
+    let Some(&[rows, columns]) = shape else { return Err(Error::internal("the logits are not a matrix")) };
+    let mut launch = Launch::new(SOURCE, entry).groups(rows).flag("ROWS", true);
+    let threads = threads(columns, limits);
+    launch.shader.constants.extend([("THREADS", threads), ("BINS", 256 / threads.min(256))]);
+    launch.size("columns", columns)
+}
+
+pub(super) fn argmax(call: &CallDesc, limits: &wgpu::Limits) -> Result<CallPlan> {
+    let launch = of_rows("argmax", call, limits)?.operand("x", call, 0)?.result("ids", call, 0)?;
     Ok(launch.flag("ARGMAX", true).into())
 }
 
-pub(super) fn sample(call: &CallDesc) -> Result<CallPlan> {
-    let mut launch = of_rows("sample", call)?;
+pub(super) fn sample(call: &CallDesc, limits: &wgpu::Limits) -> Result<CallPlan> {
+    let mut launch = of_rows("sample", call, limits)?;
     let operands = ["logits", "requests", "positions", "parameters", "seeds"];
     for (index, name) in operands.into_iter().enumerate() {
         launch = launch.operand(name, call, index)?;
