@@ -5,7 +5,7 @@ use dsrun_core::{Code, Error, Result};
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use wgpu::{
     Adapter, Buffer, BufferDescriptor, BufferUsages, Device, DeviceDescriptor, ErrorFilter,
@@ -15,6 +15,9 @@ use wgpu::{
 
 /// Bytes of the buffer that stands in where a tensor has no bytes.
 const STAND_IN_BYTES: u64 = 256;
+
+/// The pause between two looks whether another thread has run a callback.
+const CALLBACK_PAUSE: Duration = Duration::from_micros(20);
 
 /// The first fault of a device, after which it is of no more use.
 #[derive(Debug, Default)]
@@ -154,6 +157,26 @@ impl Context {
             }
             Err(error) => Err(Error::internal(format!("waiting for {what}: {error}"))),
         }
+    }
+
+    /// Waits until `done`, which a callback of wgpu brings about. The device has done its part before, but the thread whose poll
+    /// found that may be at the callback still.
+    ///
+    /// # Errors
+    /// [`Code::Timeout`] with the name of the wait; the fault of the device.
+    pub(crate) fn wait_until(&self, done: impl Fn() -> bool, what: &str, timeout: Duration) -> Result<()> {
+        let start = Instant::now();
+        while !done() {
+            self.check()?;
+            if start.elapsed() > timeout {
+                let message = format!("waiting for {what} took longer than {timeout:?}");
+                return Err(Error::new(Code::Timeout, message));
+            }
+            // Errors of a poll reach the context as faults.
+            let _ = self.device.poll(PollType::Poll);
+            std::thread::sleep(CALLBACK_PAUSE);
+        }
+        Ok(())
     }
 }
 

@@ -19,7 +19,10 @@ use std::{
     any::Any,
     collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use wgpu::{
@@ -64,6 +67,13 @@ struct Delivery {
     offset: usize,
 }
 
+/// Whether a copy into host memory has arrived.
+type Delivered = Arc<AtomicBool>;
+
+fn all_delivered(deliveries: &[Delivered]) -> bool {
+    deliveries.iter().all(|delivered| delivered.load(Ordering::Acquire))
+}
+
 /// A stream of a device handle.
 pub(crate) struct WgpuStream {
     context: Arc<Context>,
@@ -74,6 +84,8 @@ pub(crate) struct WgpuStream {
     /// Whether wgpu holds writes that go out with the next submission.
     writes: bool,
     deliveries: Vec<Delivery>,
+    /// The submitted deliveries that may not be done.
+    undelivered: Vec<Delivered>,
     last: Option<SubmissionIndex>,
     depth: Depth,
     /// The submissions of dispatches that may not be done, the oldest first.
@@ -91,6 +103,7 @@ impl WgpuStream {
             dispatches: 0,
             writes: false,
             deliveries: Vec::new(),
+            undelivered: Vec::new(),
             last: None,
         }
     }
@@ -163,9 +176,8 @@ impl WgpuStream {
         }
         self.last = Some(self.context.queue.submit(encoder.map(CommandEncoder::finish)));
         (self.dispatches, self.writes) = (0, false);
-        for delivery in self.deliveries.drain(..) {
-            deliver(delivery);
-        }
+        self.undelivered.retain(|delivered| !delivered.load(Ordering::Acquire));
+        self.undelivered.extend(self.deliveries.drain(..).map(deliver));
     }
 
     /// Writes bytes to a device buffer after all work encoded so far. Offset and length are whole words.
@@ -181,10 +193,12 @@ impl WgpuStream {
     /// Submits, and waits until all submitted work is done.
     fn finish(&mut self, what: &str, timeout: Duration) -> Result<()> {
         self.submit();
+        let timeout = timeout.min(LONGEST_TIMEOUT);
         match &self.last {
-            Some(last) => self.context.wait(last, what, timeout.min(LONGEST_TIMEOUT)),
-            None => self.context.check(),
+            Some(last) => self.context.wait(last, what, timeout)?,
+            None => self.context.check()?,
         }
+        self.context.wait_until(|| all_delivered(&self.undelivered), what, timeout)
     }
 
     /// Waits for copies into pinned memory that this stream is about to read or replace.
@@ -251,7 +265,9 @@ impl WgpuStream {
 }
 
 /// Maps a staging buffer once the device has filled it, and moves its content on.
-fn deliver(delivery: Delivery) {
+fn deliver(delivery: Delivery) -> Delivered {
+    let delivered = Delivered::default();
+    let note = delivered.clone();
     let Delivery { staging, skip, bytes, arrival, offset } = delivery;
     let buffer = staging.clone();
     staging.map_async(MapMode::Read, .., move |mapped| {
@@ -264,7 +280,9 @@ fn deliver(delivery: Delivery) {
         }
         buffer.unmap();
         drop(arrival);
+        note.store(true, Ordering::Release);
     });
+    delivered
 }
 
 fn equal_lengths(source: usize, destination: usize) -> Result<()> {
@@ -318,6 +336,8 @@ impl Stream for WgpuStream {
             *note.lock().unwrap_or_else(PoisonError::into_inner) = Some(mapped.is_ok());
         });
         self.finish(what, timeout)?;
+        let called = || failed.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        self.context.wait_until(called, what, timeout.min(LONGEST_TIMEOUT))?;
         let mapped = *failed.lock().unwrap_or_else(PoisonError::into_inner);
         if mapped != Some(true) {
             return Err(Error::internal(format!("{what}: the device did not map what was copied")));
@@ -394,7 +414,8 @@ impl Stream for WgpuStream {
         let event = WgpuEvent::own(event, &self.context)?;
         self.context.check()?;
         self.submit();
-        *event.lock() = Some(self.last.clone());
+        *event.lock() =
+            Some(Recorded { submission: self.last.clone(), undelivered: self.undelivered.clone() });
         Ok(())
     }
 
@@ -421,11 +442,19 @@ impl fmt::Debug for WgpuStream {
     }
 }
 
-/// An event: the last submission of a stream when it was recorded.
+/// What a stream had submitted when an event was recorded.
+#[derive(Clone, Default)]
+struct Recorded {
+    /// The last submission, if there was any.
+    submission: Option<SubmissionIndex>,
+    undelivered: Vec<Delivered>,
+}
+
+/// An event: what a stream had submitted when it was recorded.
 pub(crate) struct WgpuEvent {
     context: Arc<Context>,
-    /// `None` if never recorded; no submission if the stream had no work.
-    recorded: Mutex<Option<Option<SubmissionIndex>>>,
+    /// `None` if never recorded.
+    recorded: Mutex<Option<Recorded>>,
 }
 
 impl WgpuEvent {
@@ -441,33 +470,36 @@ impl WgpuEvent {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Option<SubmissionIndex>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Recorded>> {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn submission(&self) -> Option<SubmissionIndex> {
-        self.lock().clone().flatten()
+    fn recorded(&self) -> Recorded {
+        self.lock().clone().unwrap_or_default()
     }
 }
 
 impl Event for WgpuEvent {
     fn reached(&self) -> Result<bool> {
-        let Some(submission) = self.submission() else {
+        let recorded = self.recorded();
+        let Some(submission) = recorded.submission else {
             self.context.check()?;
             return Ok(true);
         };
         match self.context.wait(&submission, "an event", Duration::ZERO) {
-            Ok(()) => Ok(true),
+            Ok(()) => Ok(all_delivered(&recorded.undelivered)),
             Err(error) if error.code() == dsrun_core::Code::Timeout => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     fn synchronize(&self, what: &str, timeout: Duration) -> Result<()> {
-        match self.submission() {
-            Some(submission) => self.context.wait(&submission, what, timeout.min(LONGEST_TIMEOUT)),
-            None => self.context.check(),
+        let (recorded, timeout) = (self.recorded(), timeout.min(LONGEST_TIMEOUT));
+        match recorded.submission {
+            Some(submission) => self.context.wait(&submission, what, timeout)?,
+            None => self.context.check()?,
         }
+        self.context.wait_until(|| all_delivered(&recorded.undelivered), what, timeout)
     }
 
     fn elapsed_since(&self, earlier: &dyn Event) -> Result<Option<Duration>> {
