@@ -1,4 +1,4 @@
-// Rotary position embedding. A thread makes one element of the result: it reads the pair that the element belongs to.
+// Rotary position embedding.
 
 // The sine and cosine of an angle, to f32 accuracy for angles up to 2^31. The built-in functions are accurate only near 0.
 fn sine_and_cosine(angle: f32) -> vec2<f32> {
@@ -38,6 +38,8 @@ fn sine_and_cosine(angle: f32) -> vec2<f32> {
     return both;
 }
 
+#if ROPE
+// A thread makes one element of the result: it reads the pair that the element belongs to.
 @compute @workgroup_size(64)
 fn rope(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let index = flat_group(wid, nwg) * 64u + lid;
@@ -66,3 +68,4 @@ fn rope(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec
     let across = select(-rotation.x, rotation.x, second);
     y_set(y, P.scale * (x_get(x) * rotation.y + x_get(partner) * across));
 }
+#endif

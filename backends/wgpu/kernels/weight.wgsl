@@ -1,32 +1,61 @@
-// Four consecutive elements of a row of the weight NAME, from a column that is a multiple of 4.
-fn NAME_get4(row: u32, column: u32) -> vec4<f32> {
+// Access to the weight NAME. A vector is 16 bytes of a row: one quad of four elements, or as many as NAME_QUADS says.
 #if F32
-    let at = row * P.NAME_row_words + column;
-    return bitcast<vec4<f32>>(vec4<u32>(NAME_data[at], NAME_data[at + 1u], NAME_data[at + 2u], NAME_data[at + 3u]));
+const NAME_QUADS: u32 = 1u;
+#endif
+#if HALF
+const NAME_QUADS: u32 = 2u;
+#endif
+#if INT8
+const NAME_QUADS: u32 = 4u;
+#endif
+#if INT4
+const NAME_QUADS: u32 = 8u;
+#endif
+
+fn NAME_vector(row: u32, index: u32) -> vec4<u32> {
+    return NAME_data[row * (P.NAME_row_words / 4u) + index];
+}
+
+// Scale and zero point or minimum of the group that a column of a row belongs to. Both lie in one vector.
+fn NAME_affine(row: u32, column: u32) -> vec2<f32> {
+#if QUANTISED
+    let at = P.NAME_scales + 2u * (row * P.NAME_groups + column / P.NAME_group);
+    let vector = bitcast<vec4<f32>>(NAME_data[at / 4u]);
+    return select(vector.xy, vector.zw, (at & 2u) != 0u);
+#else
+    return vec2<f32>(1.0, 0.0);
+#endif
+}
+
+// The elements of a quad of a vector.
+fn NAME_quad(vector: vec4<u32>, quad: u32, affine: vec2<f32>) -> vec4<f32> {
+#if F32
+    return bitcast<vec4<f32>>(vector);
 #endif
 #if F16
-    let at = row * P.NAME_row_words + column / 2u;
-    return vec4<f32>(unpack2x16float(NAME_data[at]), unpack2x16float(NAME_data[at + 1u]));
+    let words = select(vector.xy, vector.zw, quad == 1u);
+    return vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
 #endif
 #if BF16
-    let at = row * P.NAME_row_words + column / 2u;
-    return widen_bf16(vec2<u32>(NAME_data[at], NAME_data[at + 1u]));
+    return widen_bf16(select(vector.xy, vector.zw, quad == 1u));
 #endif
 #if QUANTISED
 #if INT4
-    let word = NAME_data[row * P.NAME_row_words + column / 8u] >> (4u * (column % 8u));
+    let word = vector[quad / 2u] >> (16u * (quad % 2u));
     let q = vec4<f32>((vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u));
 #else
-    let word = NAME_data[row * P.NAME_row_words + column / 4u];
-    let q = vec4<f32>((vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u));
+    let q = vec4<f32>((vec4<u32>(vector[quad]) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u));
 #endif
-    let group = P.NAME_scales + 2u * (row * P.NAME_groups + column / P.NAME_group);
-    let scale = bitcast<f32>(NAME_data[group]);
-    let offset = bitcast<f32>(NAME_data[group + 1u]);
 #if MINIMUM
-    return scale * q + offset;
+    return affine.x * q + affine.y;
 #else
-    return scale * (q - offset);
+    return affine.x * (q - affine.y);
 #endif
 #endif
+}
+
+// Four consecutive elements of a row, from a column that is a multiple of 4.
+fn NAME_get4(row: u32, column: u32) -> vec4<f32> {
+    let quad = column / 4u;
+    return NAME_quad(NAME_vector(row, quad / NAME_QUADS), quad % NAME_QUADS, NAME_affine(row, column));
 }

@@ -61,7 +61,7 @@ impl Kernels for WgpuKernels {
             // The number of rows of a linear layer decides in which order its sums are made.
             Ok(_) => Support {
                 capture_safe: false,
-                batch_invariant: !matches!(call.op, Op::Linear(_)),
+                batch_invariant: !matches!(call.op, Op::Linear(_) | Op::Region(_)),
                 ..Support::native()
             },
             Err(error) => Support::no(error.to_string()),

@@ -8,6 +8,7 @@ mod embed;
 pub(crate) mod launch;
 mod linear;
 mod norm;
+mod region;
 mod rope;
 mod sampling;
 mod step;
@@ -61,6 +62,7 @@ pub(crate) fn plan(call: &CallDesc, spec: &DeviceSpec) -> Result<CallPlan> {
         Op::Sample(_) => sampling::sample(call, &spec.limits),
         Op::PrepareStep(op) => step::prepare_step(op, call),
         Op::CommitTokens(_) => step::commit_tokens(call),
+        Op::Region(body) => region::region(body, call),
         other => Err(Error::unsupported(format!("this backend has no kernel for {} yet", other.name()))),
     }
 }

@@ -39,11 +39,11 @@ impl WeightElement {
     fn flags(self) -> Vec<&'static str> {
         match self {
             Self::F32 => vec!["F32"],
-            Self::F16 => vec!["F16"],
-            Self::BF16 => vec!["BF16"],
+            Self::F16 => vec!["F16", "HALF"],
+            Self::BF16 => vec!["BF16", "HALF"],
             Self::Integers { bits, minimum } => {
                 let mut flags = vec!["QUANTISED"];
-                flags.extend((bits == 4).then_some("INT4"));
+                flags.push(if bits == 4 { "INT4" } else { "INT8" });
                 flags.extend(minimum.then_some("MINIMUM"));
                 flags
             }
@@ -66,7 +66,7 @@ pub(crate) enum Element {
     U32,
     /// Words of four bytes each, of which threads may write parts at the same time.
     Bytes,
-    /// Words of a weight, read four elements at a time.
+    /// Words of a weight, read as vectors of four.
     Weight(WeightElement),
 }
 
@@ -93,7 +93,8 @@ impl Element {
             (Self::BF16, false) => "array<u16>",
             (Self::BF16, true) => "array<vec2<u32>>",
             (Self::I32, _) => "array<i32>",
-            (Self::U32 | Self::Weight(_), _) => "array<u32>",
+            (Self::U32, _) => "array<u32>",
+            (Self::Weight(_), _) => "array<vec4<u32>>",
             (Self::Bytes, _) => "array<atomic<u32>>",
         }
     }

@@ -10,9 +10,9 @@ use dsrun_core::{
     op::{Activation, GateLayout, GatedActivation, Nonlinearity},
 };
 
-const SOURCE: &str = include_str!("../../kernels/activation.wgsl");
+pub(super) const SOURCE: &str = include_str!("../../kernels/activation.wgsl");
 
-fn flag(function: Nonlinearity) -> &'static str {
+pub(super) fn flag(function: Nonlinearity) -> &'static str {
     match function {
         Nonlinearity::Relu => "RELU",
         Nonlinearity::Silu => "SILU",

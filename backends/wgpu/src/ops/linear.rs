@@ -1,31 +1,199 @@
-//! Linear layers over dense and quantised weights.
+//! Linear layers over dense and quantised weights, with what comes before and after them in a layer.
 
-use super::{CallPlan, launch::Launch};
-use dsrun_core::{Error, Result, kernels::CallDesc};
+use super::{
+    CallPlan, activation,
+    launch::{Launch, Value},
+    rope, weight,
+};
+use dsrun_core::{
+    Error, Result,
+    kernels::{CallDesc, OperandDesc},
+    op::{GateLayout, RmsNorm, Rope, RopePairing},
+    region::well_known::{Heads, MlpActivation},
+};
 
 const SOURCE: &str = include_str!("../../kernels/linear.wgsl");
 
-/// The largest number of rows for which the weight is read once for each 4 rows instead of once for each tile of 64.
+/// The largest number of rows for which the weight is read once for each [`ROWS_AT_ONCE`] rows instead of once for each 64.
 const FEW_ROWS: usize = 8;
+/// Rows of a workgroup of the kernel for few rows.
+const ROWS_AT_ONCE: usize = 4;
+/// Outputs of a unit, which a thread makes together.
+const UNIT: usize = 4;
+
+/// What a kernel makes of the outputs of a linear layer. Operands are given by their index in the call.
+pub(super) enum Epilogue {
+    /// Result 0 holds them.
+    Store,
+    /// Result 0 is `residual + alpha * output`.
+    Add { residual: usize, alpha: f32 },
+    /// Result 0 holds the activated outputs.
+    Activate(MlpActivation),
+    /// Queries go to result 0, keys and values to the caches, which are results 1 and 2. The operands from `first` on are positions
+    /// and frequencies, if there are ropes, the two caches, and the slots.
+    Heads { heads: Heads, first: usize },
+}
+
+/// A linear layer of operand 0 and what is run with it. Operands are given by their index in the call.
+pub(super) struct FusedLinear {
+    /// The norm of operand 0, whose weight is operand 1.
+    pub(super) norm: Option<RmsNorm>,
+    pub(super) weight: usize,
+    pub(super) bias: Option<usize>,
+    pub(super) epilogue: Epilogue,
+}
 
 pub(super) fn linear(call: &CallDesc) -> Result<CallPlan> {
-    let Some((x, y)) = call.tensor(0).zip(call.results.first()) else {
-        return Err(Error::internal("linear has no x or no result"));
+    let bias = call.tensor(2).map(|_| 2);
+    plan(&FusedLinear { norm: None, weight: 1, bias, epilogue: Epilogue::Store }, call)
+}
+
+/// The dispatch of a fused linear layer.
+pub(super) fn plan(fused: &FusedLinear, call: &CallDesc) -> Result<CallPlan> {
+    let Some((x, Some(Some(OperandDesc::Weight(weight_type))))) =
+        call.tensor(0).zip(Some(call.operands.get(fused.weight)))
+    else {
+        return Err(Error::internal("linear has no x or no weight"));
     };
-    let (&[rows, outputs], Some(&inputs)) = (y.shape.as_slice(), x.shape.get(1)) else {
-        return Err(Error::internal("x and the result of linear are not matrices"));
+    let &[rows, inputs] = x.shape.as_slice() else {
+        return Err(Error::internal("x of linear is not a matrix"));
+    };
+    let layout = weight::layout(weight_type)?;
+    let outputs = layout.rows;
+    let units = match &fused.epilogue {
+        Epilogue::Activate(MlpActivation::Gated(_)) => (outputs / 2).div_ceil(UNIT / 2),
+        _ => outputs.div_ceil(UNIT),
     };
     let few = rows <= FEW_ROWS;
+    let at_once = rows.clamp(1, ROWS_AT_ONCE);
     let (entry, groups) = if few {
-        ("linear_few", outputs.saturating_mul(rows.div_ceil(4)))
+        ("linear_few", units.saturating_mul(rows.div_ceil(at_once)))
     } else {
-        ("linear_many", outputs.div_ceil(64).saturating_mul(rows.div_ceil(64)))
+        ("linear_many", units.div_ceil(16).saturating_mul(rows.div_ceil(64)))
     };
     let vectors =
         inputs.is_multiple_of(4) && x.strides.first().is_some_and(|stride| stride.is_multiple_of(4));
-    let launch = Launch::new(SOURCE, entry).groups(groups);
-    let launch = if vectors { launch.vectors("x", call, 0)? } else { launch.operand("x", call, 0)? };
-    let launch = launch.weight("w", call, 1)?.operand("bias", call, 2)?.result("y", call, 0)?;
-    let launch = launch.size("inputs", inputs)?.size("outputs", outputs)?;
-    Ok(launch.flag("VECTORS", vectors).flag("FEW", few).flag("MANY", !few).into())
+    let mut launch = Launch::new(SOURCE, entry).groups(if inputs == 0 && few { 0 } else { groups });
+    if few {
+        // Each thread reads two vectors of a row or more, unless a row is long.
+        let threads = (layout.row_words / 4).div_ceil(2).next_power_of_two().clamp(32, 128);
+        launch.shader.constants.push(("THREADS", threads as u32));
+        launch.shader.constants.push(("ROWS", at_once as u32));
+    }
+    launch = if vectors { launch.vectors("x", call, 0)? } else { launch.operand("x", call, 0)? };
+    launch = launch.weight("w", call, fused.weight)?;
+    launch = launch.operand("bias", call, fused.bias.unwrap_or(usize::MAX))?;
+    if let Some(norm) = &fused.norm {
+        let width = call.tensor(1).and_then(|weight| weight.shape.first().copied());
+        if width != Some(inputs) {
+            return Err(Error::unsupported("the norm is of parts of a row"));
+        }
+        launch = if vectors {
+            launch.vectors("norm_weight", call, 1)?
+        } else {
+            launch.operand("norm_weight", call, 1)?
+        };
+        launch = launch.param("eps", Value::F32(norm.eps));
+        launch = launch.param("weight_offset", Value::F32(norm.weight_offset)).flag("NORM", true);
+    }
+    launch = launch.size("inputs", inputs)?.size("outputs", outputs)?.size("units", units)?;
+    let quads = layout.quads();
+    let small_groups = layout.groups > 1 && !layout.group.is_multiple_of(UNIT * quads);
+    launch = launch.flag("SMALL_GROUPS", small_groups).flag("VECTORS", vectors);
+    launch = epilogue(launch, fused, call, outputs)?;
+    Ok(launch.flag("FEW", few).flag("MANY", !few).into())
+}
+
+fn epilogue(launch: Launch, fused: &FusedLinear, call: &CallDesc, outputs: usize) -> Result<Launch> {
+    match &fused.epilogue {
+        Epilogue::Store => {
+            Ok(launch.operand("residual", call, usize::MAX)?.result("y", call, 0)?.flag("STORED", true))
+        }
+        Epilogue::Add { residual, alpha } => {
+            let launch = launch.operand("residual", call, *residual)?.param("alpha", Value::F32(*alpha));
+            Ok(launch.result("y", call, 0)?.flag("STORED", true).flag("ADD", true))
+        }
+        Epilogue::Activate(function) => {
+            let mut launch = launch.operand("residual", call, usize::MAX)?.result("y", call, 0)?;
+            launch.shader.parts.insert(0, activation::SOURCE);
+            let (function, limit, flag) = match function {
+                MlpActivation::Plain(plain) => {
+                    launch = launch.flag("STORED", true);
+                    (plain.function, plain.limit, "ACTIVATED")
+                }
+                MlpActivation::Gated(gated) => {
+                    if !outputs.is_multiple_of(2) {
+                        return Err(Error::internal("the halves of a gated activation differ"));
+                    }
+                    launch = launch.flag("CONCATENATED", gated.layout == GateLayout::Concatenated);
+                    launch = launch.param("up_offset", Value::F32(gated.up_offset));
+                    (gated.function, gated.limit, "GATED_PRODUCT")
+                }
+            };
+            Ok(launch
+                .param("limit", Value::F32(limit))
+                .flag(flag, true)
+                .flag(activation::flag(function), true))
+        }
+        Epilogue::Heads { heads, first } => head_results(launch, heads, *first, call),
+    }
+}
+
+/// The columns of a head, if the two ropes can run in the epilogue: the halves of pairs must come in one unit.
+fn rotated_head(ropes: &[Rope; 2], columns: [u32; 3], pairs: usize) -> Result<u32> {
+    let [query, key] = ropes;
+    let head = columns[0] / query.heads.max(1);
+    let same = query.pairing == key.pairing && columns[1] / key.heads.max(1) == head;
+    if !same || !head.is_multiple_of(UNIT as u32) || head as usize != 2 * pairs {
+        return Err(Error::unsupported(
+            "ropes of queries and keys differ, turn a part of a head, or heads are no multiple of 4",
+        ));
+    }
+    Ok(head)
+}
+
+fn head_results(launch: Launch, heads: &Heads, first: usize, call: &CallDesc) -> Result<Launch> {
+    if heads.columns.iter().any(|columns| !columns.is_multiple_of(UNIT as u32)) {
+        return Err(Error::unsupported("columns of queries, keys or values are no multiple of 4"));
+    }
+    let [query_columns, key_columns, _] = heads.columns;
+    let mut launch = launch.flag("HEADS", true);
+    let mut caches = first;
+    if let Some(ropes) = &heads.ropes {
+        let pairs = call.tensor(first + 1).and_then(|frequencies| frequencies.shape.first().copied());
+        let head = rotated_head(ropes, heads.columns, pairs.unwrap_or(0))?;
+        launch = launch.operand("positions", call, first)?.operand("frequencies", call, first + 1)?;
+        launch = launch.param("head", Value::U32(head));
+        for (name, rope) in ["query_scale", "key_scale"].into_iter().zip(ropes) {
+            launch = launch.param(name, Value::F32(rope.scale));
+        }
+        launch.shader.parts.insert(0, rope::SOURCE);
+        launch = launch.flag("ROTATED", true).flag("ROTATED_HALVES", ropes[0].pairing == RopePairing::Halves);
+        caches += 2;
+    }
+    launch = launch.param("query_columns", Value::U32(query_columns));
+    launch = launch.param("key_columns", Value::U32(key_columns));
+    launch = launch.operand("slots", call, caches + 2)?.result("query", call, 0)?;
+    launch = launch.result("key_cache", call, 1)?.result("value_cache", call, 2)?;
+    let names = [
+        ["key_head", "key_head_stride", "key_slot_stride"],
+        ["value_head", "value_head_stride", "value_slot_stride"],
+    ];
+    for (index, [head_name, head_stride_name, slot_stride_name]) in names.into_iter().enumerate() {
+        let cache = call.results.get(1 + index);
+        let Some((&[_, _, block, head], &[_, head_stride, slot_stride, _])) = cache
+            .map(|cache| (cache.shape.as_slice(), cache.strides.as_slice()))
+            .and_then(|(shape, strides)| {
+                Some((<&[usize; 4]>::try_from(shape).ok()?, <&[usize; 4]>::try_from(strides).ok()?))
+            })
+        else {
+            return Err(Error::internal("a cache has four dimensions"));
+        };
+        if index == 0 {
+            launch = launch.size("block", block)?;
+        }
+        launch = launch.size(head_name, head)?.size(head_stride_name, head_stride)?;
+        launch = launch.size(slot_stride_name, slot_stride)?;
+    }
+    Ok(launch)
 }

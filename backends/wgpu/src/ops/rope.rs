@@ -10,7 +10,7 @@ use dsrun_core::{
     op::{Rope, RopePairing},
 };
 
-const SOURCE: &str = include_str!("../../kernels/rope.wgsl");
+pub(super) const SOURCE: &str = include_str!("../../kernels/rope.wgsl");
 
 pub(super) fn rope(op: &Rope, call: &CallDesc) -> Result<CallPlan> {
     let features = call.results.first().and_then(|y| y.shape.get(1).copied());
@@ -22,5 +22,5 @@ pub(super) fn rope(op: &Rope, call: &CallDesc) -> Result<CallPlan> {
     let launch = launch.operand("positions", call, 1)?.operand("frequencies", call, 2)?;
     let launch = launch.size("head", features / (op.heads as usize).max(1))?.size("pairs", pairs)?;
     let launch = launch.param("scale", Value::F32(op.scale));
-    Ok(launch.flag("HALVES", op.pairing == RopePairing::Halves).into())
+    Ok(launch.flag("ROPE", true).flag("HALVES", op.pairing == RopePairing::Halves).into())
 }

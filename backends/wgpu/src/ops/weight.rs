@@ -35,6 +35,17 @@ pub(crate) struct Layout {
     pub(crate) bytes: usize,
 }
 
+impl Layout {
+    /// The quads of columns in 16 bytes of a row.
+    pub(crate) fn quads(&self) -> usize {
+        match self.element {
+            WeightElement::F32 => 1,
+            WeightElement::F16 | WeightElement::BF16 => 2,
+            WeightElement::Integers { bits, .. } => 32 / bits as usize,
+        }
+    }
+}
+
 fn element(format: WeightFormat) -> Option<WeightElement> {
     let integers = |bits, minimum| Some(WeightElement::Integers { bits, minimum });
     match format {
