@@ -156,7 +156,7 @@ pub(crate) struct ServeSettings {
     /// a server at a loopback address answers loopback names only, so that no web page can reach it under a name of its own.
     #[arg(help_heading = ADDRESS, long, value_name = "NAME")]
     pub(crate) allow_host: Option<Vec<String>>,
-    /// An origin such as https://example.org whose web pages may use the server, or `*` for all; may be given several times.
+    /// An origin such as `https://example.org` whose web pages may use the server, or `*` for all; may be given several times.
     #[arg(help_heading = ADDRESS, long, value_name = "ORIGIN")]
     pub(crate) cors_origin: Option<Vec<String>>,
     /// A file with the server's certificate and the intermediate ones, as PEM.
