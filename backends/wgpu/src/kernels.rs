@@ -8,8 +8,8 @@ use crate::{
         stream::{Dispatch, WgpuStream},
     },
     ops::{
-        self, CallPlan,
-        launch::{Launch, Source},
+        self,
+        launch::{CallPlan, Launch, Source},
         weight::{self, WgpuWeight},
     },
 };

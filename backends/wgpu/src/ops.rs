@@ -16,19 +16,7 @@ pub(crate) mod weight;
 
 use crate::driver::adapter::DeviceSpec;
 use dsrun_core::{DType, Error, Result, TensorDesc, kernels::CallDesc, op::Op};
-use launch::Launch;
-
-/// How a call is run.
-#[derive(Debug, Default)]
-pub(crate) struct CallPlan {
-    pub(crate) launches: Vec<Launch>,
-}
-
-impl From<Launch> for CallPlan {
-    fn from(launch: Launch) -> Self {
-        Self { launches: vec![launch] }
-    }
-}
+use launch::CallPlan;
 
 /// Plans a call.
 ///

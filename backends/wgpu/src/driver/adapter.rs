@@ -91,7 +91,7 @@ pub(crate) struct DeviceSpec {
     pub(crate) f16: bool,
     /// Whether shaders can load and store 16-bit integers, as which bf16 is stored.
     pub(crate) i16: bool,
-    /// The number of lanes of every subgroup, if all have the same and reductions over them give right results.
+    /// The number of lanes of every subgroup, if the adapter has subgroups and all are equal. It is reported; no kernel uses it.
     pub(crate) subgroup: Option<u32>,
     /// Whether the adapter computes on the CPU.
     pub(crate) software: bool,

@@ -1,9 +1,6 @@
 //! Pointwise non-linearities, plain and gated.
 
-use super::{
-    CallPlan,
-    launch::{Launch, Value},
-};
+use super::launch::{CallPlan, Launch, Value};
 use dsrun_core::{
     Result,
     kernels::CallDesc,

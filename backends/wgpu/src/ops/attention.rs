@@ -1,9 +1,6 @@
 //! Attention over the paged KV cache and within sequences.
 
-use super::{
-    CallPlan,
-    launch::{Launch, Value},
-};
+use super::launch::{CallPlan, Launch, Value};
 use dsrun_core::{
     Error, Result, TensorDesc,
     kernels::CallDesc,

@@ -1,6 +1,6 @@
 //! Writing keys and values into the paged KV cache, and moving pages.
 
-use super::{CallPlan, launch::Launch};
+use super::launch::{CallPlan, Launch};
 use dsrun_core::{Error, Result, TensorDesc, kernels::CallDesc};
 
 const SOURCE: &str = include_str!("../../kernels/cache.wgsl");

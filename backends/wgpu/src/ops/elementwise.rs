@@ -1,9 +1,6 @@
 //! Sums, casts, slices of columns, gathered rows.
 
-use super::{
-    CallPlan,
-    launch::{Launch, Value},
-};
+use super::launch::{CallPlan, Launch, Value};
 use dsrun_core::{
     Result,
     kernels::CallDesc,

@@ -1,9 +1,6 @@
 //! Token embedding.
 
-use super::{
-    CallPlan,
-    launch::{Launch, Value},
-};
+use super::launch::{CallPlan, Launch, Value};
 use dsrun_core::{Result, kernels::CallDesc, op::Embed};
 
 const SOURCE: &str = include_str!("../../kernels/embed.wgsl");

@@ -7,6 +7,18 @@ use dsrun_core::{
     kernels::{CallDesc, OperandDesc},
 };
 
+/// How a call is run.
+#[derive(Debug, Default)]
+pub(crate) struct CallPlan {
+    pub(crate) launches: Vec<Launch>,
+}
+
+impl From<Launch> for CallPlan {
+    fn from(launch: Launch) -> Self {
+        Self { launches: vec![launch] }
+    }
+}
+
 /// Threads of a workgroup of shaders with a thread for each element.
 pub(crate) const THREADS: usize = 64;
 

@@ -1,8 +1,8 @@
 //! Linear layers over dense and quantised weights, with what comes before and after them in a layer.
 
 use super::{
-    CallPlan, activation,
-    launch::{Launch, Value},
+    activation,
+    launch::{CallPlan, Launch, Value},
     rope, weight,
 };
 use dsrun_core::{

@@ -1,9 +1,6 @@
 //! Root-mean-square and layer norms.
 
-use super::{
-    CallPlan,
-    launch::{Launch, Value},
-};
+use super::launch::{CallPlan, Launch, Value};
 use dsrun_core::{
     Error, Result,
     kernels::CallDesc,

@@ -1,7 +1,7 @@
 //! Regions that one dispatch runs: linear layers with what comes before and after them. Core lowers every other region.
 
 use super::{
-    CallPlan,
+    launch::CallPlan,
     linear::{self, Epilogue, FusedLinear},
 };
 use dsrun_core::{

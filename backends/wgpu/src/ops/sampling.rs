@@ -1,6 +1,6 @@
 //! Penalties on logits, the largest element of a row, and drawing tokens.
 
-use super::{CallPlan, launch::Launch};
+use super::launch::{CallPlan, Launch};
 use dsrun_core::{Error, Result, kernels::CallDesc};
 
 const SOURCE: &str = include_str!("../../kernels/sampling.wgsl");

@@ -1,9 +1,6 @@
 //! The request table: deriving a step's inputs, recording its tokens.
 
-use super::{
-    CallPlan,
-    launch::{Launch, Value},
-};
+use super::launch::{CallPlan, Launch, Value};
 use dsrun_core::{Error, Result, kernels::CallDesc, op::PrepareStep};
 
 const SOURCE: &str = include_str!("../../kernels/step.wgsl");
