@@ -58,7 +58,10 @@ fn a_right_backend_passes() {
     assert_eq!((&results["schema"], &results["passed"]), (&1.into(), &true.into()));
     assert_eq!(results["backend"]["name"], "cpu");
     assert_eq!(results["backend"]["library"], Value::Null);
-    assert_eq!(results["profiles"], serde_json::json!(["llm-core-1", "llm-quant-1", "llm-dist-1"]));
+    assert_eq!(
+        results["profiles"],
+        serde_json::json!(["llm-core-1", "llm-quant-1", "llm-moe-1", "llm-dist-1"])
+    );
     let cases = results["cases"].as_array().unwrap();
     assert_eq!(results["counts"]["pass"], cases.len());
     assert!(cases.iter().any(|case| case["id"].as_str().unwrap().starts_with("add/bf16/property-")));

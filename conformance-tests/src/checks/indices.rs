@@ -15,8 +15,9 @@ use crate::{
 use dsrun_core::{
     DType, WeightFormat,
     op::{
-        AttentionMask, CommitTokens, Embed, GatherRows, KvWrite, LogitProcess, Op, PageGather, PageScatter,
-        PagedAttention, PrepareStep, Rope, RopePairing, SAMPLING_COLUMNS, Sample,
+        AttentionMask, CommitTokens, Embed, GatherRows, GroupScore, GroupedLinear, KvWrite, LogitProcess,
+        MoeCombine, MoeGroup, MoeRoute, Op, PageGather, PageScatter, PagedAttention, PrepareStep, Rope,
+        RopePairing, RouterNorm, RouterScore, SAMPLING_COLUMNS, Sample,
     },
 };
 
@@ -174,6 +175,58 @@ fn calls(dtype: DType) -> Vec<(&'static str, CallCase)> {
             counts(0),
         ],
     );
+    calls.extend(expert_calls(dtype));
+    calls
+}
+
+/// Calls of the ops of mixtures of experts, of which experts 1 to 3 of 5 are those of the device.
+fn expert_calls(dtype: DType) -> Vec<(&'static str, CallCase)> {
+    let mut random = Random::named(&format!("indices/experts/{dtype}"));
+    let random = &mut random;
+    let anything = || Expected { layout: Layout::strided(3, 1), ..Expected::new(Vec::new()) };
+    let (count, first_expert, slots) = (3, 1, 2);
+    let chosen = |random: &mut Random| {
+        let values: Vec<i32> = hostile(random, 5).into_iter().chain(hostile(random, 4)).collect();
+        Operand::tensor(Tensor::integers(&[COUNT, slots], &values))
+    };
+    let plane = |random: &mut Random, dtype: DType, columns: usize| {
+        laid(random.tensor(dtype, &[COUNT, columns], Values::Uniform))
+    };
+    let (weight, _) = random_weight(random, WeightFormat::Dense(dtype), [3 * 8, 24], 1.0);
+    let route = MoeRoute {
+        top_k: slots as u32,
+        score: RouterScore::Softmax,
+        groups: 1,
+        top_groups: 1,
+        group_score: GroupScore::Max,
+        norm: RouterNorm::Sum,
+        eps: 1e-6,
+        scale: 1.0,
+        threshold: 0.0,
+    };
+    let logits = plane(random, dtype, 5);
+    let ids = chosen(random);
+    let mut calls = vec![(
+        "moe_route",
+        CallCase::new(route, vec![logits, None, None, None, ids], vec![anything(), anything()]),
+    )];
+    let group = MoeGroup { count, first_expert };
+    let tables = vec![anything(), Expected::new(Vec::new())];
+    calls.push(("moe_group", CallCase::new(group, vec![chosen(random)], tables)));
+    // Tables of other experts, or of none.
+    let starts = [i32::MIN, i32::MAX, -1, 26];
+    for starts in [&starts[..], &[0, 1 << 20, 3, 2]] {
+        let tables = [chosen(random), chosen(random), Operand::tensor(Tensor::vector(starts))];
+        let [experts, order, starts] = tables;
+        let operands =
+            vec![plane(random, dtype, 24), Operand::weight(weight.clone()), experts, None, order, starts];
+        let op = GroupedLinear { dtype, count, first_expert };
+        calls.push(("grouped_linear", CallCase::new(op, operands, vec![anything()])));
+    }
+    let weights = plane(random, DType::F32, slots);
+    let operands = vec![plane(random, dtype, slots * 8), weights, chosen(random)];
+    let combine = MoeCombine { count, first_expert };
+    calls.push(("moe_combine", CallCase::new(combine, operands, vec![anything()])));
     calls
 }
 

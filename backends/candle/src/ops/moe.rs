@@ -103,7 +103,7 @@ impl Kernel for MoeRoute {
                         None => chosen(self, &keys).into_iter().map(|expert| expert as i32).collect(),
                     };
                     let scores = scores.get(row)?.to_vec1::<f32>()?;
-                    let not_skipped = experts.iter().filter_map(|expert| usize::try_from(*expert).ok());
+                    let not_skipped = experts.iter().filter_map(|id| place(*id, z.len() as u32, 0));
                     let own: Vec<f32> = not_skipped.map(|expert| scores[expert]).collect();
                     let own = match self.score {
                         RouterScore::SoftmaxOfSelected if !own.is_empty() => {
@@ -112,7 +112,7 @@ impl Kernel for MoeRoute {
                         _ => own,
                     };
                     let mut own = own.into_iter();
-                    let weight = |expert: &i32| if *expert < 0 { None } else { own.next() };
+                    let weight = |id: &i32| place(*id, z.len() as u32, 0).and_then(|_| own.next());
                     let weights = experts.iter().map(weight).map(Option::unwrap_or_default).collect();
                     (experts, weights)
                 }
@@ -124,11 +124,11 @@ impl Kernel for MoeRoute {
                 RouterNorm::ClampedSum => sum.max(self.eps),
             };
             // w / divisor * scale * expert_scale
-            let finished = |(expert, weight): (&i32, f32)| match usize::try_from(*expert) {
-                Ok(expert) => {
+            let finished = |(id, weight): (&i32, f32)| match place(*id, z.len() as u32, 0) {
+                Some(expert) => {
                     weight / divisor * self.scale * expert_scale.as_ref().map_or(1.0, |scale| scale[expert])
                 }
-                Err(_) => 0.0,
+                None => 0.0,
             };
             all_weights.extend(experts.iter().zip(weights).map(finished));
             all_experts.extend(experts.into_iter().map(i64::from));

@@ -99,7 +99,9 @@ impl Routed<'_> {
                 }
             }
         }
-        let expert_of = |slot: &f32| usize::try_from(slot.to_bits() as i32).ok();
+        let count = self.logit.len();
+        let expert_of =
+            |slot: &f32| usize::try_from(slot.to_bits() as i32).ok().filter(|expert| *expert < count);
         if unsound {
             for (slot, weight) in experts.iter().zip(weights) {
                 *weight = if expert_of(slot).is_some() { f32::NAN } else { 0.0 };
