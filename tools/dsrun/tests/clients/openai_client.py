@@ -146,8 +146,8 @@ def errors(client, model):
     ask = dict(model=model, messages=QUESTION)
     error = fails(openai.BadRequestError, lambda: client.chat.completions.create(**ask, temperature=-1))
     assert error.param == "temperature" and error.type == "invalid_request_error", error
-    error = fails(openai.BadRequestError, lambda: client.chat.completions.create(**ask, store=True))
-    assert error.param == "store", error
+    error = fails(openai.BadRequestError, lambda: client.chat.completions.create(**ask, extra_body={"stores": True}))
+    assert error.param == "stores", error
     error = fails(openai.NotFoundError, lambda: client.chat.completions.create(**{**ask, "model": "other"}))
     assert error.code == "model_not_found", error
     stranger = client.with_options(api_key="wrong")
