@@ -120,7 +120,7 @@ fn as_experts(dense: &Tensors, config: &Value, experts: usize, chosen: usize) ->
                 "down_proj.weight" => {
                     ("w2", columns(tensor, start, part, if splits { experts as f32 } else { 1.0 }))
                 }
-                other => panic!("{other} is no matrix of an MLP"),
+                other => panic!("expected gate, up or down, found {other}"),
             };
             tensors.insert(format!("{layer}.block_sparse_moe.experts.{expert}.{own}.weight"), values);
         }

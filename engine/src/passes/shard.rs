@@ -1,10 +1,10 @@
 //! Tensor parallelism: a program becomes one program for each rank, with collectives where ranks need each other's results.
 //!
-//! There is no table of models. The index maps of the ops say how each call can be split (`iteration`), dimensions that
-//! correspond to each other are split alike (`splits`), and an exact search (`search`) takes, of all combinations of `choices`, the
-//! one of least cost ([`MeshCosts`]) within the memory of a rank. The split of Megatron-LM comes out of it: query, key, value, gate
-//! and up projections by outputs, output and down projections by inputs, two all-reduces in each layer, embedding and logits by rows
-//! of the vocabulary.
+//! The split is computed, not listed model by model. The index maps of the ops say how each call can be split (`iteration`).
+//! Dimensions that correspond to each other are split alike (`splits`). An exact search (`search`) over all combinations of
+//! `choices` finds the one with the least cost ([`MeshCosts`]) that fits into the memory of a rank. For Llama and GPT-2 this is the
+//! split of Megatron-LM: query, key, value, gate and up projections by outputs, output and down projections by inputs, two
+//! all-reduces in each layer, embedding and logits by rows of the vocabulary.
 //!
 //! Mixtures of experts are split within each expert (expert slicing) or by experts (expert parallelism), whichever costs less: a
 //! rank reads a part of every expert that tokens chose, or all of its own. Either way the weighted sum over slots is a sum over ranks.

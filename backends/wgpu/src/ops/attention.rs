@@ -113,7 +113,7 @@ pub(super) fn attention(op: &Attention, call: &CallDesc, shared_bytes: u32) -> R
     for (index, name) in ["query", "key", "value", "start", "queries", "alibi"].into_iter().enumerate() {
         launch = launch.operand(name, call, index)?;
     }
-    // There is no tensor of sinks; the shader takes an absent one.
-    let absent = launch.operand("sinks", call, usize::MAX)?;
-    Ok(absent.result("y", call, 0)?.into())
+    // The shader is shared with `paged_attention`, which has sinks. This op has none, and no operand has this index.
+    let launch = launch.operand("sinks", call, usize::MAX)?;
+    Ok(launch.result("y", call, 0)?.into())
 }
