@@ -258,6 +258,14 @@ impl HostComm {
     }
 }
 
+/// Writes parts of equal length to `destination`, one after the other.
+fn concatenate(parts: &[Arc<[u8]>], destination: &mut [u8]) {
+    let length = destination.len() / parts.len().max(1);
+    for (part, out) in parts.iter().zip(destination.chunks_exact_mut(length.max(1))) {
+        out.copy_from_slice(part);
+    }
+}
+
 /// Names the members that are not present.
 fn missing_ranks(noun: &str, present: impl Iterator<Item = bool>) -> String {
     let missing: Vec<String> =

@@ -3,7 +3,7 @@
 //! Every collective is one exchange: each rank deposits its bytes, labelled with the collective it runs, waits until all ranks
 //! have, and reads the deposits it needs.
 
-use super::{super::GroupId, HostTransport, missing_ranks, monitor::Monitor, reduce::reduce};
+use super::{super::GroupId, HostTransport, concatenate, missing_ranks, monitor::Monitor, reduce::reduce};
 use crate::{Code, DType, Error, Result, op::Reduction};
 use std::{
     collections::{HashMap, VecDeque},
@@ -150,12 +150,7 @@ impl HostTransport for LocalRank {
     }
 
     fn all_gather(&self, source: &[u8], destination: &mut [u8]) -> Result<()> {
-        let parts = self.gather(source)?;
-        if !source.is_empty() {
-            for (part, out) in parts.iter().zip(destination.chunks_exact_mut(source.len())) {
-                out.copy_from_slice(part);
-            }
-        }
+        concatenate(&self.gather(source)?, destination);
         Ok(())
     }
 

@@ -10,7 +10,8 @@ mod frame;
 mod rendezvous;
 
 use super::{
-    super::GroupId, DEFAULT_TIMEOUT, HostTransport, missing_ranks, monitor::Monitor, reduce::reduce,
+    super::GroupId, DEFAULT_TIMEOUT, HostTransport, concatenate, missing_ranks, monitor::Monitor,
+    reduce::reduce,
 };
 use crate::{Code, DType, Error, Result, op::Reduction};
 use frame::{Frame, Kind};
@@ -291,12 +292,7 @@ impl HostTransport for TcpRank {
     }
 
     fn all_gather(&self, source: &[u8], destination: &mut [u8]) -> Result<()> {
-        let parts = self.gather(source)?;
-        if !source.is_empty() {
-            for (part, out) in parts.iter().zip(destination.chunks_exact_mut(source.len())) {
-                out.copy_from_slice(part);
-            }
-        }
+        concatenate(&self.gather(source)?, destination);
         Ok(())
     }
 
@@ -304,11 +300,7 @@ impl HostTransport for TcpRank {
         let block = source.len() / self.ranks();
         let part = |rank: usize| &source[rank * block..][..block];
         let parts = self.exchange(&format!("all_to_all of {} bytes", source.len()), part(self.rank), part)?;
-        if block > 0 {
-            for (part, out) in parts.iter().zip(destination.chunks_exact_mut(block)) {
-                out.copy_from_slice(part);
-            }
-        }
+        concatenate(&parts, destination);
         Ok(())
     }
 

@@ -268,6 +268,25 @@ fn processes_meet_at_an_address_in_any_order() {
 }
 
 #[test]
+fn a_stranger_that_claims_many_members_is_ignored() {
+    let meeting = format!("127.0.0.1:{}", free_port());
+    let join = |rank| TcpRank::meet("process", &meeting, rank, 2, Duration::from_secs(20)).unwrap();
+    thread::scope(|scope| {
+        let own = scope.spawn(|| join(0));
+        let mut stranger = loop {
+            if let Ok(stream) = TcpStream::connect(&meeting) {
+                break stream;
+            }
+        };
+        let mut hello = b"dsrun processes\n".to_vec();
+        hello.extend([0xFF; 18]);
+        stranger.write_all(&hello).unwrap();
+        assert_eq!(join(1).ranks(), 2);
+        assert_eq!(own.join().unwrap().ranks(), 2);
+    });
+}
+
+#[test]
 fn processes_that_cannot_meet_say_why() {
     let limit = Duration::from_millis(150);
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -31,6 +31,9 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time after which nobody is expected to join a group any more.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(3600);
 
+/// The most members of a group. A stranger that claims more must not make this process allocate a place for each.
+const MOST_MEMBERS: u32 = 1 << 16;
+
 /// A value that only the ranks of a group know.
 type Secret = [u8; 16];
 
@@ -57,7 +60,7 @@ impl Hello {
         bytes
     }
 
-    /// Reads who connects. `None` if it does not say so in time, or does not know the secret.
+    /// Reads who connects. `None` if it does not say so in time, does not know the secret, or names an impossible number of members.
     fn read(stream: &mut TcpStream, secret: &Secret) -> Option<Self> {
         let mut bytes = [0; Self::BYTES];
         stream.set_nonblocking(false).ok()?;
@@ -73,7 +76,7 @@ impl Hello {
             port: u16::from_le_bytes([bytes[24], bytes[25]]),
             timeout_ms: u64::from_le_bytes(timeout),
         };
-        (hello.secret == *secret).then_some(hello)
+        (hello.secret == *secret && (1..=MOST_MEMBERS).contains(&hello.ranks)).then_some(hello)
     }
 }
 
