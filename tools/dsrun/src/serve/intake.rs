@@ -43,6 +43,7 @@ pub(crate) struct Intake {
     /// The longest time to wait for a turn.
     patience: Duration,
     pending: Arc<Semaphore>,
+    pending_units: usize,
     turns: Arc<Semaphore>,
     prepared: Arc<Semaphore>,
     prepared_units: usize,
@@ -72,15 +73,22 @@ impl Intake {
     pub(crate) fn new(limits: BodyLimits, patience: Duration) -> Self {
         let cores = available_parallelism().map_or(1, usize::from);
         let prepared_units = units(limits.bytes.max(LEAST_PREPARED_BYTES)).min(Semaphore::MAX_PERMITS);
-        let semaphore = |permits: usize| Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS)));
+        let pending_units = units(limits.pending).min(Semaphore::MAX_PERMITS);
+        let semaphore = |permits: usize| Arc::new(Semaphore::new(permits));
         Self {
             limits,
             patience,
-            pending: semaphore(units(limits.pending)),
+            pending: semaphore(pending_units),
+            pending_units,
             turns: semaphore((cores / 2).clamp(1, MOST_TURNS)),
             prepared: semaphore(prepared_units),
             prepared_units,
         }
+    }
+
+    /// The bytes of bodies whose requests are not prepared yet, in whole units.
+    pub(super) fn pending_bytes(&self) -> usize {
+        (self.pending_units - self.pending.available_permits()) * UNIT
     }
 
     /// Starts to count a body.

@@ -94,9 +94,16 @@ impl Metrics {
         *requests.entry((path.to_owned(), status)).or_insert(0) += 1;
     }
 
-    /// All metrics as text, those of the engines included once there are any.
-    pub(crate) fn text(&self, engine: Option<&Replicas>) -> String {
+    /// All metrics as text, those of the engines included once there are any. `pending_bytes` are the bytes of bodies whose
+    /// requests are not prepared yet.
+    pub(crate) fn text(&self, pending_bytes: usize, engine: Option<&Replicas>) -> String {
         let mut page = Page::default();
+        page.single(
+            "dsrun_pending_body_bytes",
+            "gauge",
+            "Bytes of bodies whose requests are not prepared yet.",
+            pending_bytes,
+        );
         page.head("dsrun_requests_total", "counter", "HTTP requests, by path and status.");
         for ((path, status), count) in self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             page.line("dsrun_requests_total", &format!("path=\"{path}\",status=\"{status}\""), count);
@@ -292,7 +299,7 @@ mod tests {
         metrics.first_token.record(Duration::from_millis(3));
         metrics.first_token.record(Duration::from_secs(400));
         let open = metrics.answers_open.hold();
-        let text = metrics.text(None);
+        let text = metrics.text(0, None);
         for line in [
             "dsrun_requests_total{path=\"/v1/models\",status=\"200\"} 2",
             "dsrun_answers_open 1",
@@ -307,6 +314,6 @@ mod tests {
             assert!(text.lines().any(|written| written == line), "{line} is missing in\n{text}");
         }
         drop(open);
-        assert!(metrics.text(None).contains("\ndsrun_answers_open 0\n"));
+        assert!(metrics.text(0, None).contains("\ndsrun_answers_open 0\n"));
     }
 }

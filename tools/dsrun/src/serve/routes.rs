@@ -111,7 +111,8 @@ async fn ready(State(app): State<Arc<App>>) -> Result<Json<serde_json::Value>, A
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.text(app.engine()))
+    let text = app.metrics.text(app.intake.pending_bytes(), app.engine());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
 fn card(app: &App) -> Result<ModelCard, ApiError> {

@@ -279,36 +279,27 @@ async fn a_body_that_will_be_refused_is_refused_before_it_arrives(
 /// Bodies that arrive slowly are counted by what has arrived, and others are refused only when that is too much.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bytes_of_unprepared_requests_are_bounded() {
+    const BODY: usize = 1 << 20;
+    const UNSENT: usize = 8 << 10;
     let mut setup = Setup::default();
-    setup.settings.body_limit = Some(1 << 20);
-    setup.settings.pending_limit = Some(2 << 20);
+    setup.settings.body_limit = Some(BODY);
+    setup.settings.pending_limit = Some(2 * BODY);
     let server = start_with(setup).await;
     let mut unfinished = Vec::new();
     for _ in 0..2 {
         let mut stream = connect(&server).await;
-        let whole = post(COMPLETIONS, &vec![b' '; 1 << 20]);
-        let sent = stream.write_all(&whole[..whole.len() - (8 << 10)]);
-        let _ = tokio::time::timeout(PATIENCE, sent).await.expect("it is read");
+        let whole = post(COMPLETIONS, &vec![b' '; BODY]);
+        let sent = stream.write_all(&whole[..whole.len() - UNSENT]);
+        tokio::time::timeout(PATIENCE, sent).await.expect("it is read").expect("it is not refused");
         unfinished.push(stream);
     }
-    let refused = async {
-        loop {
-            let (status, body) = server.post(COMPLETIONS, &completion(&"a".repeat(100_000), 1)).await;
-            if status == 429 {
-                return body;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let body = tokio::time::timeout(PATIENCE, refused).await.expect("the budget is spent");
-    assert_eq!(body["error"]["code"], "queue_full");
+    // A request before all of them has arrived could take the bytes that they need.
+    server.reaches("dsrun_pending_body_bytes", (2 * (BODY - UNSENT)) as f64).await;
+    let (status, body) = server.post(COMPLETIONS, &completion(&"a".repeat(100_000), 1)).await;
+    assert_eq!((status, &body["error"]["code"]), (429, &"queue_full".into()));
     drop(unfinished);
-    let served = async {
-        while server.post(COMPLETIONS, &completion("a", 1)).await.0 != 200 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, served).await.expect("clients that leave free the budget");
+    server.reaches("dsrun_pending_body_bytes", 0.0).await;
+    assert_eq!(server.post(COMPLETIONS, &completion("a", 1)).await.0, 200);
 }
 
 /// Tokenising the whole text would take many seconds; the beginning is enough to refuse it.
@@ -430,7 +421,7 @@ async fn idle_connections_are_limited_and_use_little_memory() {
     idle.truncate(200);
     // Read without a connection, because one could be refused.
     let closed = async {
-        while !server.app.metrics.text(None).contains("\ndsrun_connections_open 200\n") {
+        while !server.app.metrics.text(0, None).contains("\ndsrun_connections_open 200\n") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
