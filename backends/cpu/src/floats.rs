@@ -147,7 +147,7 @@ impl<'a> FloatsMut<'a> {
     }
 
     /// The same elements, to be written by several threads.
-    fn share(self) -> SharedFloats<'a> {
+    pub(crate) fn share(self) -> SharedFloats<'a> {
         fn parts<T>(data: &mut [T]) -> (NonNull<u8>, usize) {
             (NonNull::from(&mut *data).cast(), data.len())
         }

@@ -17,6 +17,7 @@ mod device;
 mod floats;
 mod kernel;
 mod kernels;
+mod lanes;
 mod ops;
 mod packed;
 mod parallel;

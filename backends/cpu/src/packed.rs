@@ -2,7 +2,7 @@
 //!
 //! Weights stay quantised, interleaved ([`panel`]), and are decoded to f32 in registers as they are used ([`tile`]);
 //! activations are f32 and exact. Products of quantised activations are sums of integers ([`integers`]). Kernels are written once
-//! over a handful of vector operations ([`lanes`]), for AVX2, AVX-512 and plain Rust, chosen when the program runs.
+//! over a handful of vector operations ([`crate::lanes`]), for AVX2, AVX-512 and plain Rust, chosen when the program runs.
 //!
 //! All sizes of batch run on these kernels, so that sums do not depend on the batch; the book's design record 8 compares them
 //! with a general matrix product. For one row the product is as fast as memory, or as decoding where that takes longer: on two
@@ -12,21 +12,21 @@
 //! in the last bits between processors with and without fused multiply-add.
 
 mod integers;
-mod lanes;
 mod panel;
 mod product;
+pub(crate) mod temporary;
 #[cfg(test)]
 mod tests;
 mod tile;
 
+use crate::lanes::{InstructionSet, WIDTH};
 use dsrun_core::{
     Affine, BlockFormat, Code, DType, Error, GroupBits, Result, WeightFormat, WeightReader, WeightType,
     kernels::{PackedLayout, PackedWeight, WeightDesc},
 };
 pub(crate) use integers::Quantised;
-use lanes::WIDTH;
 use panel::{BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q8_0};
-use product::{InstructionSet, Job, Output, Product};
+use product::{Job, Output, Product};
 use rayon::prelude::*;
 use std::{fmt, ops::Range};
 

@@ -21,6 +21,8 @@ pub(crate) struct Scratch {
     pub(crate) owners: Vec<u32>,
     /// Runs of rows that attention works on at a time.
     pub(crate) tiles: Vec<crate::ops::attention::Tile>,
+    /// What attention computed for segments of keys.
+    pub(crate) partials: Vec<f32>,
 }
 
 impl Scratch {
@@ -108,6 +110,11 @@ impl Team<'_> {
         });
     }
 
+    /// The number of threads.
+    pub(crate) fn threads(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// The scratch memory of the calling thread.
     pub(crate) fn lane(&mut self) -> &mut Lane {
         &mut self.lanes[0]
@@ -122,12 +129,13 @@ pub(crate) struct Worker<'a> {
     pub(crate) outputs: &'a mut Vec<f32>,
     pub(crate) owners: &'a mut Vec<u32>,
     pub(crate) tiles: &'a mut Vec<crate::ops::attention::Tile>,
+    pub(crate) partials: &'a mut Vec<f32>,
 }
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(pool: &'a rayon::ThreadPool, scratch: &'a mut Scratch) -> Self {
-        let Scratch { lanes, vectors, inputs, outputs, owners, tiles } = scratch;
-        Self { team: Team { pool, lanes }, vectors, inputs, outputs, owners, tiles }
+        let Scratch { lanes, vectors, inputs, outputs, owners, tiles, partials } = scratch;
+        Self { team: Team { pool, lanes }, vectors, inputs, outputs, owners, tiles, partials }
     }
 }
 

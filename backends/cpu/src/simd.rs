@@ -39,8 +39,8 @@ macro_rules! dispatched {
 dispatched! {
     /// The sum of all elements.
     fn sum(values: &[f32]) -> f32 = sum_body;
-    /// `out[j] += sum_i weights[i] * rows[i * stride + j]`.
-    fn add_weighted_rows(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) = add_weighted_rows_body;
+    /// The largest element but for NaN; minus infinity if there is none.
+    fn largest(values: &[f32]) -> f32 = largest_body;
     /// `values[i] = exp(values[i] - shift)`; gives their sum.
     fn exp_shifted(values: &mut [f32], shift: f32) -> f32 = exp_shifted_body;
     /// `sum_i exp(values[i] - shift)`, leaving NaN out.
@@ -109,7 +109,22 @@ fn sum_body<const FMA: bool>(values: &[f32]) -> f32 {
     total(sums) + rest.iter().sum::<f32>()
 }
 
+#[inline(always)]
+fn largest_body<const FMA: bool>(values: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (groups, rest) = values.as_chunks::<GROUP>();
+    let mut found = [f32::NEG_INFINITY; GROUP];
+    for group in groups {
+        for lane in 0..GROUP {
+            found[lane] = larger(found[lane], group[lane]);
+        }
+    }
+    found.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| larger(a, *b))
+}
+
 /// `sum_i a[i] * b[i]`.
+///
+/// Dot products are the loops that compilers do not find a good form for, so x86-64 has them by hand.
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -117,62 +132,6 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
         return unsafe { x86::dot(a, b) };
     }
     dot_body::<PORTABLE_FMA>(a, b)
-}
-
-/// `out[i] = vector . rows[i * stride ..]` for every `i`.
-///
-/// Dot products are the loops that compilers do not find a good form for, so x86-64 has them by hand.
-pub(crate) fn dot_rows(vector: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
-    if vector.is_empty() {
-        return out.fill(0.0);
-    }
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: the processor has both features.
-        return unsafe { x86::dot_rows(vector, rows, stride, out) };
-    }
-    for (index, out) in out.iter_mut().enumerate() {
-        *out = dot_body::<PORTABLE_FMA>(vector, &rows[index * stride..][..vector.len()]);
-    }
-}
-
-#[inline(always)]
-fn add_weighted_rows_body<const FMA: bool>(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
-    // A block of columns stays in registers while all rows pass by.
-    const BLOCK: usize = 64;
-    let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
-    let columns_done = blocks.len() * BLOCK;
-    for (index, block) in blocks.iter_mut().enumerate() {
-        weighted_block::<FMA, BLOCK>(weights, rows, stride, index * BLOCK, block);
-    }
-    let (blocks, rest) = rest.as_chunks_mut::<GROUP>();
-    let rest_start = columns_done + blocks.len() * GROUP;
-    for (index, block) in blocks.iter_mut().enumerate() {
-        weighted_block::<FMA, GROUP>(weights, rows, stride, columns_done + index * GROUP, block);
-    }
-    for (column, out) in rest.iter_mut().enumerate() {
-        for (row, weight) in weights.iter().enumerate() {
-            *out = multiply_add::<FMA>(*weight, rows[row * stride + rest_start + column], *out);
-        }
-    }
-}
-
-#[inline(always)]
-fn weighted_block<const FMA: bool, const BLOCK: usize>(
-    weights: &[f32],
-    rows: &[f32],
-    stride: usize,
-    column: usize,
-    out: &mut [f32; BLOCK],
-) {
-    let mut sums = *out;
-    for (row, weight) in weights.iter().enumerate() {
-        let Some(values) = rows[row * stride + column..].first_chunk::<BLOCK>() else { return };
-        for lane in 0..BLOCK {
-            sums[lane] = multiply_add::<FMA>(*weight, values[lane], sums[lane]);
-        }
-    }
-    *out = sums;
 }
 
 /// The exponential function, to about one unit in the last place.
@@ -277,41 +236,10 @@ mod tests {
         assert!((f64::from(sum(&a)) - exact).abs() < 1e-5);
     }
 
-    #[rstest]
-    fn weighted_rows_agree_with_the_formula(#[values(1, 16, 20, 64, 85)] width: usize) {
-        let (rows, stride) = (5, width + 3);
-        let (values, weights) = (numbers(rows * stride, 1), numbers(rows, 2));
-        let mut out = vec![1.0; width];
-        add_weighted_rows(&weights, &values, stride, &mut out);
-        for (column, out) in out.iter().enumerate() {
-            let sum: f32 = (0..rows).map(|row| weights[row] * values[row * stride + column]).sum();
-            assert!((out - 1.0 - sum).abs() < 1e-5);
-        }
-    }
-
-    #[rstest]
-    fn dots_with_rows_agree_with_f64(
-        #[values(1, 8, 13, 64, 100)] width: usize,
-        #[values(1, 4, 7)] rows: usize,
-    ) {
-        let (stride, vector) = (width + 3, numbers(width, 2));
-        let values = numbers((rows - 1) * stride + width, 1);
-        let mut out = vec![0.0; rows];
-        dot_rows(&vector, &values, stride, &mut out);
-        for (row, out) in out.iter().enumerate() {
-            let values = &values[row * stride..];
-            let exact: f64 = vector.iter().zip(values).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-            assert!((f64::from(*out) - exact).abs() < 1e-5);
-            // The result does not depend on which rows are next to it.
-            let mut alone = [0.0];
-            dot_rows(&vector, values, stride, &mut alone);
-            assert_eq!(alone[0], *out);
-        }
-    }
-
     #[test]
     fn nan_is_kept_or_left_out_as_documented() {
         let mut values = [0.0, f32::NAN, 1.0];
+        assert_eq!((largest(&values), largest(&[f32::NAN; 20])), (1.0, f32::NEG_INFINITY));
         assert_eq!(sum_exp_shifted(&values, 1.0), sum_exp_shifted(&[0.0, 1.0], 1.0));
         assert!(exp_shifted(&mut values, 1.0).is_nan());
         let mut out = [0.0; 3];

@@ -1,25 +1,31 @@
 //! Attention, over the paged cache and without it.
 //!
-//! The unit of work is a tile, a few query rows of one sequence, and a KV head. It walks over the keys in runs that lie
-//! side by side in memory, and keeps for every query head a running maximum, sum and weighted sum of values ([`softmax`]).
-//! Where runs end depends on the positions of keys alone, so a row's result does not depend on the rows around it.
+//! The unit of work is a tile, a few query rows of one sequence, and a KV head. It walks over the keys in runs, whose keys and
+//! values are widened and laid out in panels for all rows and query heads of the tile, and keeps for every query head a running
+//! maximum, sum and weighted sum of values ([`softmax`]). Segments of many runs are computed on their own and added up, so that
+//! several threads can share the keys of a tile. Where runs and segments end depends on the positions of keys alone, and so a
+//! row's result does not depend on the rows around it, nor on the number of threads.
 
+mod problem;
+mod run;
 mod softmax;
 
 use crate::{
-    floats::{FloatFrame, FloatOutput, Floats, SharedFloats},
+    floats::{FloatFrame, FloatOutput},
     kernel::Kernel,
-    parallel::{Lane, Team, Worker},
+    lanes::InstructionSet,
+    parallel::Worker,
 };
 use dsrun_core::{
     Result,
     op::{Attention, AttentionMask, AttentionPrepare, PagedAttention},
 };
 use dsrun_host::{Frame, Tensor};
-use softmax::{RUN, Scores, State};
+use problem::{Operand, Problem};
+use softmax::Scores;
 
-/// Query rows of a tile: enough to use keys more than once while they are in the cache.
-const TILE_ROWS: usize = 16;
+/// Query rows of a tile: enough that laying out a run of keys costs little beside the products with them.
+const TILE_ROWS: usize = 32;
 
 /// The owner of rows that belong to no sequence.
 const NO_SEQUENCE: u32 = u32::MAX;
@@ -43,6 +49,13 @@ struct Sequence {
     first_position: i64,
     /// Keys that can be read.
     keys: usize,
+}
+
+impl Sequence {
+    /// The position of a row of a tile of this sequence.
+    fn position(&self, tile: Tile, row: usize) -> i64 {
+        self.first_position + (tile.first_row + row - self.first_row) as i64
+    }
 }
 
 /// The place of the keys of a sequence.
@@ -143,14 +156,15 @@ impl Kernel for PagedAttention {
             alibi: alibi.as_ref().map(|alibi| alibi.row(0)),
             sinks: sinks.as_ref().map(|sinks| sinks.row(0)),
             bits,
+            instructions: InstructionSet::best(),
         };
-        problem.run(worker.tiles, &mut worker.team);
+        problem.run(worker.tiles, &mut worker.team, worker.partials);
         Ok(())
     }
 }
 
 /// Keys in the rows of the same step.
-struct Rows<'a> {
+struct Unpaged<'a> {
     start: Tensor<'a, &'a [i32]>,
     length: Tensor<'a, &'a [i32]>,
     rows: usize,
@@ -160,7 +174,7 @@ struct Rows<'a> {
     value_size: usize,
 }
 
-impl KeySource for Rows<'_> {
+impl KeySource for Unpaged<'_> {
     fn sequence(&self, index: usize) -> Option<Sequence> {
         let first_row = usize::try_from(self.start.at(index)).ok()?;
         let queries = usize::try_from(self.length.at(index)).ok()?;
@@ -169,7 +183,7 @@ impl KeySource for Rows<'_> {
     }
 
     fn run(&self, sequence: usize, head: usize, key: usize) -> (usize, Option<(usize, usize)>) {
-        let Some(sequence) = self.sequence(sequence) else { return (RUN, None) };
+        let Some(sequence) = self.sequence(sequence) else { return (usize::MAX, None) };
         let row = sequence.first_row + key;
         let place =
             (row * self.key_stride + head * self.key_size, row * self.value_stride + head * self.value_size);
@@ -182,7 +196,7 @@ impl Kernel for Attention {
         let (query, keys, values) = (frame.floats(0)?, frame.floats(1)?, frame.floats(2)?);
         let kv_heads = (self.kv_heads as usize).max(1);
         let (key_size, value_size) = (keys.width() / kv_heads, values.width() / kv_heads);
-        let source = Rows {
+        let source = Unpaged {
             start: frame.input(3)?,
             length: frame.input(4)?,
             rows: keys.rows.min(values.rows),
@@ -212,8 +226,9 @@ impl Kernel for Attention {
             alibi: alibi.as_ref().map(|alibi| alibi.row(0)),
             sinks: None,
             bits: None,
+            instructions: InstructionSet::best(),
         };
-        problem.run(worker.tiles, &mut worker.team);
+        problem.run(worker.tiles, &mut worker.team, worker.partials);
         Ok(())
     }
 }
@@ -244,220 +259,5 @@ fn make_tiles(
             }
         }
         first_row += run.len();
-    }
-}
-
-/// Keys or values.
-struct Operand<'a> {
-    data: Floats<'a>,
-    /// From one key to the next, in elements.
-    stride: usize,
-    /// Elements of a head.
-    size: usize,
-}
-
-impl<'a> Operand<'a> {
-    /// `count` keys from `start` on, and the stride from one to the next: in place if they are f32, else widened into
-    /// `scratch`.
-    fn load<'s>(&self, start: usize, count: usize, scratch: &'s mut [f32]) -> (&'s [f32], usize)
-    where
-        'a: 's,
-    {
-        if self.size == 0 || count == 0 {
-            return (&[], 0);
-        }
-        if let Floats::F32(data) = self.data {
-            return (&data[start..][..(count - 1) * self.stride + self.size], self.stride);
-        }
-        for (index, out) in scratch.chunks_exact_mut(self.size).take(count).enumerate() {
-            self.data.widen(start + index * self.stride, out);
-        }
-        (scratch, self.size)
-    }
-
-    fn scratch(&self) -> usize {
-        self.data.scratch(RUN * self.size)
-    }
-}
-
-/// The parts of a call that do not depend on the tile.
-struct Problem<'a, S> {
-    source: S,
-    query: Tensor<'a, Floats<'a>>,
-    key: Operand<'a>,
-    value: Operand<'a>,
-    y: Tensor<'a, SharedFloats<'a>>,
-    log_sum_exp: Option<Tensor<'a, SharedFloats<'a>>>,
-    kv_heads: usize,
-    /// Query heads of a KV head.
-    group: usize,
-    scores: Scores,
-    window: u32,
-    /// Whether the window also ends ahead of the query.
-    window_ahead: bool,
-    mask: AttentionMask,
-    alibi: Option<&'a [f32]>,
-    sinks: Option<&'a [f32]>,
-    bits: Option<Tensor<'a, &'a [u32]>>,
-}
-
-impl<S: KeySource> Problem<'_, S> {
-    fn run(&self, tiles: &[Tile], team: &mut Team<'_>) {
-        let work =
-            |tile: &Tile| tile.rows * self.source.sequence(tile.sequence).map_or(0, |sequence| sequence.keys);
-        let pairs: usize = tiles.iter().map(work).sum();
-        let per_pair = 2 * self.group * (self.key.size + self.value.size + 8);
-        let cost = pairs.saturating_mul(per_pair) / tiles.len().max(1);
-        team.for_each(tiles.len() * self.kv_heads, cost, |item, lane| {
-            // Tiles with the most keys come last; starting with them keeps threads from waiting for one at the end.
-            let index = tiles.len() * self.kv_heads - 1 - item;
-            self.tile(tiles[index / self.kv_heads], index % self.kv_heads, lane);
-        });
-    }
-
-    /// The keys a query at `position` may see, before the mask of explicit bits.
-    fn visible(&self, position: i64, keys: usize) -> std::ops::Range<usize> {
-        let window = i64::from(self.window);
-        let mut end = if self.mask == AttentionMask::Causal { position.saturating_add(1) } else { i64::MAX };
-        let mut start = 0;
-        if window > 0 {
-            start = position.saturating_sub(window - 1).max(0);
-            if self.window_ahead {
-                end = end.min(position.saturating_add(window));
-            }
-        }
-        let end = usize::try_from(end).unwrap_or(0).min(keys);
-        usize::try_from(start).unwrap_or(end).min(end)..end
-    }
-
-    /// All query heads of one KV head, for the rows of a tile.
-    fn tile(&self, tile: Tile, kv_head: usize, lane: &mut Lane) {
-        let Some(sequence) = self.source.sequence(tile.sequence) else { return };
-        let (group, key_size, value_size) = (self.group, self.key.size, self.value.size);
-        let heads = tile.rows * group;
-        let sizes = [
-            heads * key_size,
-            heads * value_size,
-            heads * State::FLOATS,
-            RUN,
-            self.key.scratch(),
-            self.value.scratch(),
-        ];
-        lane.with_split(sizes, |[queries, sums, states, weights, key_scratch, value_scratch], lane| {
-            let position =
-                |row: usize| sequence.first_position + (tile.first_row + row - sequence.first_row) as i64;
-            let range = |row: usize| self.visible(position(row), sequence.keys);
-            sums.fill(0.0);
-            for row in 0..tile.rows {
-                let start = self.query.row_start(tile.first_row + row) + kv_head * group * key_size;
-                let queries = &mut queries[row * group * key_size..][..group * key_size];
-                if key_size > 0 {
-                    self.query.data.widen(start, queries);
-                }
-                for head in 0..group {
-                    let sink = self.sinks.map(|sinks| sinks[kv_head * group + head]);
-                    State::new(sink).store(states, row * group + head);
-                }
-            }
-            // Visible ranges grow and shrink with the position, so first and last row span them all.
-            let (first, last) = (range(0), range(tile.rows - 1));
-            let (mut key, end) = (first.start.min(last.start), first.end.max(last.end));
-            // Runs start where they would if the tile saw all keys.
-            key -= key % RUN;
-            while key < end {
-                let (length, place) = self.source.run(tile.sequence, kv_head, key);
-                let count = length.min(RUN - key % RUN).min(end - key).max(1);
-                if let Some((key_start, value_start)) = place {
-                    let (keys, key_stride) = self.key.load(key_start, count, key_scratch);
-                    let (values, value_stride) = self.value.load(value_start, count, value_scratch);
-                    for row in 0..tile.rows {
-                        let range = range(row);
-                        let (start, end) = (range.start.max(key), range.end.min(key + count));
-                        let visible =
-                            |index: usize| self.has_bit(tile.first_row + row, index, sequence.first_position);
-                        for_each_run(start, end, visible, |start, end| {
-                            let (skipped, count) = (start - key, end - start);
-                            let keys = &keys[(skipped * key_stride).min(keys.len())..];
-                            let values = &values[(skipped * value_stride).min(values.len())..];
-                            let ahead = position(row) - start as i64;
-                            for head in 0..group {
-                                let index = row * group + head;
-                                let slope = self.alibi.map(|slopes| slopes[kv_head * group + head]);
-                                let weights = &mut weights[..count];
-                                let query = &queries[index * key_size..][..key_size];
-                                self.scores.compute(query, keys, key_stride, slope, ahead, weights);
-                                let sums = &mut sums[index * value_size..][..value_size];
-                                let mut state = State::load(states, index);
-                                state.absorb(weights, values, value_stride, sums);
-                                state.store(states, index);
-                            }
-                        });
-                    }
-                }
-                key += count;
-            }
-            for row in 0..tile.rows {
-                self.finish(tile.first_row + row, kv_head, (row, sums, states), lane);
-            }
-        });
-    }
-
-    /// Whether explicit bits, if there are any, let a row see a key.
-    fn has_bit(&self, row: usize, key: usize, step_start: i64) -> bool {
-        let Some(bits) = &self.bits else { return true };
-        let Ok(index) = usize::try_from(key as i64 - step_start) else { return true };
-        bits.row(row).get(index / 32).is_some_and(|word| word >> (index % 32) & 1 == 1)
-    }
-
-    /// Divides by the sum of weights and writes the results.
-    fn finish(
-        &self,
-        row: usize,
-        kv_head: usize,
-        (tile_row, sums, states): (usize, &[f32], &[f32]),
-        lane: &mut Lane,
-    ) {
-        let (group, size) = (self.group, self.value.size);
-        let first = tile_row * group;
-        if size > 0 {
-            let start = self.y.row_start(row) + kv_head * group * size;
-            // SAFETY: every row is in one tile, and every tile meets each KV head once, so this range of this row is
-            // written here only.
-            unsafe {
-                self.y.data.write(start, group * size, lane, |out, _| {
-                    for (head, out) in out.chunks_exact_mut(size).enumerate() {
-                        let state = State::load(states, first + head);
-                        let sums = &sums[(first + head) * size..][..size];
-                        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = state.weigh(*sum));
-                    }
-                });
-            }
-        }
-        if let Some(log_sum_exp) = &self.log_sum_exp {
-            let start = log_sum_exp.row_start(row) + kv_head * group;
-            // SAFETY: as above.
-            unsafe {
-                log_sum_exp.data.write(start, group, lane, |out, _| {
-                    for (head, out) in out.iter_mut().enumerate() {
-                        *out = State::load(states, first + head).log_sum_exp();
-                    }
-                });
-            }
-        }
-    }
-}
-
-/// Calls `work` with each longest part of `start..end` that is visible.
-fn for_each_run(
-    start: usize,
-    end: usize,
-    visible: impl Fn(usize) -> bool,
-    mut work: impl FnMut(usize, usize),
-) {
-    let mut next = start;
-    while next < end {
-        let Some(first) = (next..end).find(|index| visible(*index)) else { return };
-        next = (first..end).find(|index| !visible(*index)).unwrap_or(end);
-        work(first, next);
     }
 }

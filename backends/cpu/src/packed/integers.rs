@@ -8,7 +8,8 @@
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::{lanes::WIDTH, panel::Int8, product::Output};
+use super::{panel::Int8, product::Output};
+use crate::lanes::WIDTH;
 use rayon::prelude::*;
 use std::ops::Range;
 

@@ -22,7 +22,7 @@
 //! scales only once. An element is taken out of its word by a mask alone, which leaves `q * 2^s`; that converts exactly, and
 //! the scale includes the factor `2^-s`. Only the topmost element, which would touch the sign, is shifted down.
 
-use super::lanes::{Lanes, WIDTH};
+use crate::lanes::{Lanes, WIDTH};
 use bytemuck::{Pod, Zeroable};
 use dsrun_core::Affine;
 use half::{bf16, f16};

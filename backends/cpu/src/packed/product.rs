@@ -1,12 +1,10 @@
 //! The product of a packed matrix with activations: the order of its tiles, and their threads.
 
-#[cfg(target_arch = "x86_64")]
-use super::lanes::x86::{Avx2, Avx512};
 use super::{
-    lanes::{Lanes, Portable, WIDTH},
     panel::{Block, F32},
     tile::{Decode, STRIP, Source, Tile},
 };
+use crate::lanes::{InstructionSet, Lanes, Task, WIDTH};
 use bytemuck::Zeroable;
 use rayon::prelude::*;
 use std::{marker::PhantomData, ops::Range};
@@ -19,32 +17,6 @@ const SLAB_ROWS: usize = 96;
 
 /// Inputs of such a slab, a whole number of strips: 384 KiB in all.
 const SLAB_INPUTS: usize = 4 * STRIP;
-
-/// Instruction sets that have kernels.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum InstructionSet {
-    Portable,
-    #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
-    #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
-}
-
-impl InstructionSet {
-    /// Every set that this processor has, the best last.
-    pub(super) fn available() -> impl Iterator<Item = Self> {
-        #[cfg(target_arch = "x86_64")]
-        let more = [Avx2::detect().map(Self::Avx2), Avx512::detect().map(Self::Avx512)];
-        #[cfg(not(target_arch = "x86_64"))]
-        let more = [];
-        [Some(Self::Portable)].into_iter().chain(more).flatten()
-    }
-
-    /// The fastest set that this processor has.
-    pub(super) fn best() -> Self {
-        Self::available().last().unwrap_or(Self::Portable)
-    }
-}
 
 /// A packed matrix and the activations it is multiplied with. Neither is empty.
 pub(super) struct Product<'a, B> {
@@ -65,13 +37,22 @@ pub(super) struct Job<'a, B> {
 
 impl<B: Block> Job<'_, B> {
     fn run(&self, instructions: InstructionSet, panels: Range<usize>) {
-        match instructions {
-            InstructionSet::Portable => self.product.panels(Portable, panels, &self.out),
-            #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx2(lanes) => self.product.panels(lanes, panels, &self.out),
-            #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512(lanes) => self.product.panels(lanes, panels, &self.out),
-        }
+        instructions.run(Panels { job: self, panels });
+    }
+}
+
+/// A range of panels of a job.
+struct Panels<'a, 'j, B> {
+    job: &'a Job<'j, B>,
+    panels: Range<usize>,
+}
+
+impl<B: Block> Task for Panels<'_, '_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        self.job.product.panels(lanes, self.panels, &self.job.out);
     }
 }
 

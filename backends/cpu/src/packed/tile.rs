@@ -8,10 +8,8 @@
 //! Every output is the sum over strips of the sums within a strip, each in one fixed order of the inputs. The number of
 //! rows decides only which sums are computed next to each other, so a row's result does not depend on the batch.
 
-use super::{
-    lanes::{Lanes, Task, WIDTH},
-    panel::{Block, F32},
-};
+use super::panel::{Block, F32};
+use crate::lanes::{Lanes, Task, WIDTH};
 
 /// Inputs that are summed up before they are added to the output. A multiple of every block's length. Short strips keep
 /// rounding errors of long sums down (they grow with the strip plus the number of strips, not with the inputs) and a

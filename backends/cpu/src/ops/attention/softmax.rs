@@ -5,9 +5,6 @@
 
 use crate::simd;
 
-/// The most keys of a run.
-pub(super) const RUN: usize = 64;
-
 /// The parameters that turn dot products into scores.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scores {
@@ -18,17 +15,9 @@ pub(super) struct Scores {
 }
 
 impl Scores {
-    /// Scores of a query and each of `out.len()` keys. `ahead` is how far the query is ahead of the first key.
-    pub(super) fn compute(
-        &self,
-        query: &[f32],
-        keys: &[f32],
-        stride: usize,
-        slope: Option<f32>,
-        ahead: i64,
-        out: &mut [f32],
-    ) {
-        simd::dot_rows(query, keys, stride, out);
+    /// Turns the dot products of a query and successive keys into scores. `ahead` is how far the query is ahead of the first
+    /// key.
+    pub(super) fn adjust(&self, slope: Option<f32>, ahead: i64, out: &mut [f32]) {
         simd::scale(out, self.scale);
         if self.softcap > 0.0 {
             out.iter_mut().for_each(|score| *score = self.softcap * (*score / self.softcap).tanh());
@@ -75,25 +64,45 @@ impl State {
         states.as_chunks_mut::<{ Self::FLOATS }>().0[index] = [self.largest, self.weights, self.seen];
     }
 
-    /// Adds a run of keys: their scores, which are overwritten, and their values. `sums` is the weighted sum of values.
-    pub(super) fn absorb(&mut self, scores: &mut [f32], values: &[f32], stride: usize, sums: &mut [f32]) {
-        // `max` passes NaN over; it comes back with the weights below.
-        let largest = scores.iter().copied().fold(self.largest, f32::max);
+    /// Adds a run of keys: turns their scores into weights, and scales `sums`, the weighted sum of values, so that the values
+    /// of the run can be added to it.
+    pub(super) fn absorb(&mut self, scores: &mut [f32], sums: &mut [f32]) {
+        // The maximum passes NaN over; it comes back with the weights below.
+        let largest = self.largest.max(simd::largest(scores));
         self.seen = 1.0;
         if largest == f32::NEG_INFINITY {
             // Weights relative to minus infinity would be NaN; a later, larger score gives these keys a weight of 0.
             scores.iter_mut().for_each(|score| *score = if score.is_nan() { f32::NAN } else { 0.0 });
             self.weights += scores.iter().sum::<f32>();
         } else {
-            if largest > self.largest && self.largest > f32::NEG_INFINITY {
-                let factor = (self.largest - largest).exp();
-                self.weights *= factor;
-                simd::scale(sums, factor);
-            }
-            self.largest = largest;
+            self.raise(largest, sums);
             self.weights += simd::exp_shifted(scores, largest);
         }
-        simd::add_weighted_rows(scores, values, stride, sums);
+    }
+
+    /// Adds another state, with its weighted sum of values.
+    pub(super) fn merge(&mut self, mut other: Self, sums: &mut [f32], other_sums: &mut [f32]) {
+        if other.seen == 0.0 {
+            return;
+        }
+        let largest = self.largest.max(other.largest);
+        if largest > f32::NEG_INFINITY {
+            self.raise(largest, sums);
+            other.raise(largest, other_sums);
+        }
+        self.seen = 1.0;
+        self.weights += other.weights;
+        sums.iter_mut().zip(other_sums).for_each(|(sum, other)| *sum += *other);
+    }
+
+    /// Makes weights and sums relative to a larger score.
+    fn raise(&mut self, largest: f32, sums: &mut [f32]) {
+        if largest > self.largest && self.largest > f32::NEG_INFINITY {
+            let factor = (self.largest - largest).exp();
+            self.weights *= factor;
+            simd::scale(sums, factor);
+        }
+        self.largest = largest;
     }
 
     /// The result, from the weighted sum of one element of the values.
@@ -111,6 +120,49 @@ impl State {
 mod tests {
     use super::*;
 
+    fn add(state: &mut State, scores: &[f32], values: &[f32], sums: &mut [f32; 1]) {
+        let mut weights = scores.to_vec();
+        state.absorb(&mut weights, sums);
+        sums[0] += weights.iter().zip(values).map(|(weight, value)| weight * value).sum::<f32>();
+    }
+
+    #[test]
+    fn merging_states_is_adding_their_keys() {
+        let infinity = f32::INFINITY;
+        let runs: [&[f32]; 7] =
+            [&[], &[1.0, 5.0], &[-2.0], &[8.0, 3.0], &[-infinity], &[-infinity, 2.0], &[f32::NAN]];
+        for sink in [None, Some(2.0)] {
+            for a in runs {
+                for b in runs {
+                    let states = [(a, 1.0, sink), (b, 10.0, None)].map(|(scores, value, sink)| {
+                        let (mut state, mut sums) = (State::new(sink), [0.0]);
+                        if !scores.is_empty() {
+                            add(&mut state, scores, &vec![value; scores.len()], &mut sums);
+                        }
+                        (state, sums)
+                    });
+                    let [(mut merged, mut sums), (other, mut other_sums)] = states;
+                    merged.merge(other, &mut sums, &mut other_sums);
+                    let (mut state, mut expected) = (State::new(sink), [0.0]);
+                    for (scores, value) in [(a, 1.0), (b, 10.0)] {
+                        if !scores.is_empty() {
+                            add(&mut state, scores, &vec![value; scores.len()], &mut expected);
+                        }
+                    }
+                    let found = [merged.weigh(sums[0]), merged.log_sum_exp()];
+                    let expected = [state.weigh(expected[0]), state.log_sum_exp()];
+                    for (found, expected) in found.into_iter().zip(expected) {
+                        let same = found == expected || (found - expected).abs() < 1e-5;
+                        assert!(
+                            same || found.is_nan() && expected.is_nan(),
+                            "{a:?} {b:?}: {found} {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
     /// Runs of scores for keys with values 1, 2, 3, ..: the weighted mean and the logarithm of the sum.
     fn attend(sink: Option<f32>, runs: &[&[f32]]) -> (f32, f32) {
         let (mut state, mut sums, mut value) = (State::new(sink), [0.0], 0.0);
@@ -122,7 +174,7 @@ mod tests {
                     value
                 })
                 .collect();
-            state.absorb(&mut run.to_vec(), &values, 1, &mut sums);
+            add(&mut state, run, &values, &mut sums);
         }
         (state.weigh(sums[0]), state.log_sum_exp())
     }

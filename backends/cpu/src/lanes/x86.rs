@@ -5,11 +5,11 @@ use std::arch::x86_64::*;
 
 /// AVX2 with FMA and F16C: every x86-64 processor since 2013 (Intel) and 2015 (AMD) but a few small ones.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::packed) struct Avx2(());
+pub(crate) struct Avx2(());
 
 impl Avx2 {
     /// Proof that this processor has the instructions, if it has.
-    pub(in crate::packed) fn detect() -> Option<Self> {
+    pub(crate) fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
@@ -19,11 +19,11 @@ impl Avx2 {
 
 /// AVX-512 F (foundation), with all of [`Avx2`].
 #[derive(Clone, Copy, Debug)]
-pub(in crate::packed) struct Avx512(());
+pub(crate) struct Avx512(());
 
 impl Avx512 {
     /// Proof that this processor has the instructions, if it has.
-    pub(in crate::packed) fn detect() -> Option<Self> {
+    pub(crate) fn detect() -> Option<Self> {
         (Avx2::detect().is_some() && is_x86_feature_detected!("avx512f")).then_some(Self(()))
     }
 }
@@ -140,6 +140,26 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn transpose(self, vectors: [Self::Float; WIDTH]) -> [Self::Float; WIDTH] {
+        // Four squares of eight: those off the diagonal change places.
+        let mut out = vectors;
+        for row in [0, 8] {
+            for column in [0, 1] {
+                let mut square = [vectors[row][column]; 8];
+                for (index, register) in square.iter_mut().enumerate() {
+                    *register = vectors[row + index][column];
+                }
+                // SAFETY: `self` exists, see above.
+                let square = unsafe { transpose_8(square) };
+                for (index, register) in square.into_iter().enumerate() {
+                    out[8 * column + index][row / 8] = register;
+                }
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
@@ -228,8 +248,71 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn transpose(self, vectors: [Self::Float; WIDTH]) -> [Self::Float; WIDTH] {
+        // Within the quarters of registers: pairs of rows, then fours.
+        let (mut pairs, mut fours, mut halves, mut out) = (vectors, vectors, vectors, vectors);
+        // SAFETY: `self` exists, see above.
+        unsafe {
+            for row in (0..WIDTH).step_by(2) {
+                pairs[row] = _mm512_unpacklo_ps(vectors[row], vectors[row + 1]);
+                pairs[row + 1] = _mm512_unpackhi_ps(vectors[row], vectors[row + 1]);
+            }
+            for row in (0..WIDTH).step_by(4) {
+                for high in 0..2 {
+                    let (a, b) = (pairs[row + high], pairs[row + 2 + high]);
+                    fours[row + 2 * high] = _mm512_shuffle_ps::<0b01_00_01_00>(a, b);
+                    fours[row + 2 * high + 1] = _mm512_shuffle_ps::<0b11_10_11_10>(a, b);
+                }
+            }
+            // Now quarter `q` of `fours[4 * r + c]` is column `4 * q + c` of rows `4 * r ..`: quarters are transposed.
+            for column in 0..4 {
+                for row in [0, 8] {
+                    let (a, b) = (fours[row + column], fours[row + 4 + column]);
+                    halves[row + column] = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+                    halves[row + 4 + column] = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+                }
+                for odd in 0..2 {
+                    let (a, b) = (halves[4 * odd + column], halves[8 + 4 * odd + column]);
+                    out[4 * odd + column] = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+                    out[8 + 4 * odd + column] = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+                }
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
+}
+
+/// Transposes a square of eight by eight.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn transpose_8(rows: [__m256; 8]) -> [__m256; 8] {
+    let (mut pairs, mut fours, mut out) = (rows, rows, rows);
+    // SAFETY: by the caller's promise.
+    unsafe {
+        for row in (0..8).step_by(2) {
+            pairs[row] = _mm256_unpacklo_ps(rows[row], rows[row + 1]);
+            pairs[row + 1] = _mm256_unpackhi_ps(rows[row], rows[row + 1]);
+        }
+        for row in [0, 4] {
+            for high in 0..2 {
+                let (a, b) = (pairs[row + high], pairs[row + 2 + high]);
+                fours[row + 2 * high] = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+                fours[row + 2 * high + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
+            }
+        }
+        for column in 0..4 {
+            let (a, b) = (fours[column], fours[4 + column]);
+            out[column] = _mm256_permute2f128_ps::<0x20>(a, b);
+            out[4 + column] = _mm256_permute2f128_ps::<0x31>(a, b);
+        }
+    }
+    out
 }

@@ -5,13 +5,16 @@
 //! those instructions switched on.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod x86;
+mod x86;
+
+#[cfg(target_arch = "x86_64")]
+use x86::{Avx2, Avx512};
 
 /// Lanes of a vector, and rows of a panel.
-pub(super) const WIDTH: usize = 16;
+pub(crate) const WIDTH: usize = 16;
 
 /// A task that can be compiled for any instruction set. `run` must be `#[inline(always)]`.
-pub(super) trait Task {
+pub(crate) trait Task {
     /// The result of the task.
     type Output;
 
@@ -19,7 +22,7 @@ pub(super) trait Task {
 }
 
 /// An instruction set.
-pub(super) trait Lanes: Copy {
+pub(crate) trait Lanes: Copy {
     /// Sixteen f32.
     type Float: Copy;
     /// Sixteen u32.
@@ -46,13 +49,52 @@ pub(super) trait Lanes: Copy {
     fn masked(self, bits: Self::Bits, mask: u32) -> Self::Float;
     /// `bits >> SHIFT` as a number. `SHIFT` is not 0, for the same reason.
     fn shifted<const SHIFT: u32>(self, bits: Self::Bits) -> Self::Float;
+    /// Sixteen vectors whose lane `i` of vector `j` is lane `j` of vector `i`.
+    fn transpose(self, vectors: [Self::Float; WIDTH]) -> [Self::Float; WIDTH];
     /// Prefetches a cache line; any address is allowed.
     fn prefetch(self, address: *const u8);
 }
 
+/// The instruction sets that kernels are compiled for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum InstructionSet {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl InstructionSet {
+    /// Every set that this processor has, the best last.
+    pub(crate) fn available() -> impl Iterator<Item = Self> {
+        #[cfg(target_arch = "x86_64")]
+        let more = [Avx2::detect().map(Self::Avx2), Avx512::detect().map(Self::Avx512)];
+        #[cfg(not(target_arch = "x86_64"))]
+        let more = [];
+        [Some(Self::Portable)].into_iter().chain(more).flatten()
+    }
+
+    /// The fastest set that this processor has.
+    pub(crate) fn best() -> Self {
+        Self::available().last().unwrap_or(Self::Portable)
+    }
+
+    /// Runs a task compiled for this set.
+    pub(crate) fn run<T: Task>(self, task: T) -> T::Output {
+        match self {
+            Self::Portable => Portable.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(lanes) => lanes.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(lanes) => lanes.run(task),
+        }
+    }
+}
+
 /// Plain Rust, for every processor; the compiler vectorises it for the target's baseline (SSE2, NEON).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Portable;
+pub(crate) struct Portable;
 
 /// Whether the baseline has a fused multiply-add; where it has not, `f32::mul_add` is a slow library call.
 const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
@@ -127,6 +169,17 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn transpose(self, vectors: [[f32; WIDTH]; WIDTH]) -> [[f32; WIDTH]; WIDTH] {
+        let mut out = [[0.0; WIDTH]; WIDTH];
+        for (i, vector) in vectors.iter().enumerate() {
+            for (j, value) in vector.iter().enumerate() {
+                out[j][i] = *value;
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
     fn prefetch(self, _: *const u8) {}
 }
 
@@ -144,6 +197,38 @@ fn widen_f16(bits: u16) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    struct Transpose([[f32; WIDTH]; WIDTH]);
+
+    impl Task for Transpose {
+        type Output = [[f32; WIDTH]; WIDTH];
+
+        #[inline(always)]
+        fn run<L: Lanes>(self, lanes: L) -> Self::Output {
+            let mut vectors = [lanes.splat(0.0); WIDTH];
+            for (vector, numbers) in vectors.iter_mut().zip(&self.0) {
+                *vector = lanes.load(numbers);
+            }
+            let mut out = [[0.0; WIDTH]; WIDTH];
+            for (out, vector) in out.iter_mut().zip(lanes.transpose(vectors)) {
+                lanes.store(vector, out);
+            }
+            out
+        }
+    }
+
+    #[test]
+    fn every_set_transposes() {
+        let numbers = std::array::from_fn(|i| std::array::from_fn(|j| (i * WIDTH + j) as f32));
+        for instructions in InstructionSet::available() {
+            let found = instructions.run(Transpose(numbers));
+            for (i, vector) in found.iter().enumerate() {
+                for (j, value) in vector.iter().enumerate() {
+                    assert_eq!(*value, numbers[j][i], "{instructions:?}, lane {j} of vector {i}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_f16_widens_to_its_value() {

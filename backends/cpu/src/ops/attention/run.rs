@@ -1,0 +1,242 @@
+//! Runs of keys: scores, weights and weighted values of all rows of a tile.
+
+use super::{
+    KeySource, Sequence, Tile,
+    problem::{Partial, Problem},
+    softmax::State,
+};
+use crate::{
+    lanes::WIDTH,
+    packed::temporary::{
+        NOWHERE, PanelProduct, Rows, copied_floats, copy_rows, transpose_rows, transposed_floats,
+    },
+    parallel::Lane,
+};
+use std::ops::Range;
+
+/// The most keys of a run: their panels, and the scores of a tile, stay in the nearest caches.
+const RUN: usize = 64;
+
+/// Memory for a run of keys.
+struct RunScratch<'a> {
+    /// Scores of every head, then weights.
+    scores: &'a mut [f32],
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+}
+
+/// Where the keys of a run and their values start; [`NOWHERE`] for keys that have no page.
+struct Places {
+    keys: [usize; RUN],
+    values: [usize; RUN],
+}
+
+/// Keys that a tile works on together.
+struct Run<'a> {
+    keys: Range<usize>,
+    places: &'a Places,
+    /// The places of the keys of the next run.
+    ahead: &'a Places,
+}
+
+/// Rows of a tile, and keys of a run that all of them see.
+struct Part {
+    rows: Range<usize>,
+    keys: Range<usize>,
+    /// Keys of the run.
+    count: usize,
+}
+
+impl<S: KeySource> Problem<'_, S> {
+    /// All query heads of one KV head, for the rows of a tile and a segment of keys.
+    pub(super) fn tile_segment(
+        &self,
+        tile: Tile,
+        kv_head: usize,
+        keys: Range<usize>,
+        out: &mut Partial<'_>,
+        lane: &mut Lane,
+    ) {
+        let Some(sequence) = self.source.sequence(tile.sequence) else { return };
+        let (group, size) = (self.group, self.key.size);
+        let heads = tile.rows * group;
+        let sizes =
+            [heads * size, heads * RUN, transposed_floats(RUN, size), copied_floats(RUN, self.value.size)];
+        out.sums.fill(0.0);
+        (0..heads).for_each(|head| State::new(None).store(out.states, head));
+        let [queries, scores, key_panels, value_panels] = lane.split(sizes);
+        for row in 0..tile.rows {
+            let start = self.query.row_start(tile.first_row + row) + kv_head * group * size;
+            if size > 0 {
+                self.query.data.widen(start, &mut queries[row * group * size..][..group * size]);
+            }
+        }
+        let mut scratch = RunScratch { scores, keys: key_panels, values: value_panels };
+        // Runs start where they would if the tile saw all keys.
+        let first = keys.start - keys.start % RUN;
+        let places = |start: usize| self.places(tile.sequence, kv_head, start..(start + RUN).min(keys.end));
+        let mut next = places(first);
+        for start in (first..keys.end).step_by(RUN) {
+            let here = std::mem::replace(&mut next, places((start + RUN).min(keys.end)));
+            let run = Run { keys: start..(start + RUN).min(keys.end), places: &here, ahead: &next };
+            self.tile_run(&sequence, tile, kv_head, &run, queries, out, &mut scratch);
+        }
+    }
+
+    /// The places of the keys of a run.
+    fn places(&self, sequence: usize, kv_head: usize, run: Range<usize>) -> Places {
+        let mut places = Places { keys: [NOWHERE; RUN], values: [NOWHERE; RUN] };
+        let mut key = run.start;
+        while key < run.end {
+            let (length, place) = self.source.run(sequence, kv_head, key);
+            let count = length.min(run.end - key).max(1);
+            if let Some((first_key, first_value)) = place {
+                for index in 0..count {
+                    places.keys[key - run.start + index] = first_key + index * self.key.stride;
+                    places.values[key - run.start + index] = first_value + index * self.value.stride;
+                }
+            }
+            key += count;
+        }
+        places
+    }
+
+    /// As [`Self::tile_segment`], for one run of keys.
+    #[expect(clippy::too_many_arguments, reason = "a run has as many coordinates")]
+    fn tile_run(
+        &self,
+        sequence: &Sequence,
+        tile: Tile,
+        kv_head: usize,
+        run: &Run<'_>,
+        queries: &[f32],
+        out: &mut Partial<'_>,
+        scratch: &mut RunScratch<'_>,
+    ) {
+        let Run { keys: run, places, ahead } = run;
+        let count = run.len();
+        let all_there = !places.keys[..count].contains(&NOWHERE);
+        let keys = Rows {
+            data: self.key.data,
+            starts: &places.keys[..count],
+            ahead: &ahead.keys,
+            size: self.key.size,
+        };
+        let values = Rows {
+            data: self.value.data,
+            starts: &places.values[..count],
+            ahead: &ahead.values,
+            size: self.value.size,
+        };
+        let key_panels = &mut scratch.keys[..transposed_floats(count, self.key.size)];
+        let value_panels = &mut scratch.values[..copied_floats(count, self.value.size)];
+        transpose_rows(self.instructions, &keys, key_panels);
+        copy_rows(self.instructions, &values, value_panels);
+
+        let range = |row: usize| {
+            let range = self.visible(sequence.position(tile, row), sequence.keys);
+            range.start.max(run.start)..range.end.min(run.end)
+        };
+        let mut row = 0;
+        while row < tile.rows {
+            // Rows that see the same keys go together.
+            let seen = range(row);
+            let mut rows = 1;
+            while self.bits.is_none() && row + rows < tile.rows && range(row + rows) == seen {
+                rows += 1;
+            }
+            let is_seen = |key: usize| {
+                places.keys[key - run.start] != NOWHERE
+                    && self.has_bit(tile.first_row + row, key, sequence.first_position)
+            };
+            let mut part = |start: usize, end: usize| {
+                let part = Part { rows: row..row + rows, keys: start - run.start..end - run.start, count };
+                let ahead = sequence.position(tile, row) - start as i64;
+                self.absorb(kv_head, &part, ahead, (queries, key_panels, value_panels), scratch.scores, out);
+            };
+            if all_there && self.bits.is_none() {
+                if !seen.is_empty() {
+                    part(seen.start, seen.end);
+                }
+            } else {
+                for_each_run(seen.start, seen.end, is_seen, part);
+            }
+            row += rows;
+        }
+    }
+
+    /// Adds keys that several rows see to their softmax. `ahead` is how far the first row is ahead of the first key.
+    fn absorb(
+        &self,
+        kv_head: usize,
+        part: &Part,
+        ahead: i64,
+        (queries, keys, values): (&[f32], &[f32], &[f32]),
+        scores: &mut [f32],
+        out: &mut Partial<'_>,
+    ) {
+        let (group, size, sum_size) = (self.group, self.key.size, self.sum_floats());
+        let heads = part.rows.start * group..part.rows.end * group;
+        // Whole panels; the scores of keys beside the part are not read.
+        let panels = part.keys.start / WIDTH..part.keys.end.div_ceil(WIDTH);
+        PanelProduct {
+            panels: &keys[panels.start * WIDTH * size..panels.end * WIDTH * size],
+            panel_count: panels.len(),
+            stride: size,
+            first: 0,
+            inputs: size,
+            x: &queries[heads.start * size..heads.end * size],
+            x_stride: size,
+            rows: heads.len(),
+            out: &mut *scores,
+            out_stride: RUN,
+            add: false,
+        }
+        .run(self.instructions);
+        let first = part.keys.start - panels.start * WIDTH;
+        for (index, head) in heads.clone().enumerate() {
+            let scores = &mut scores[index * RUN + first..][..part.keys.len()];
+            let slope = self.alibi.map(|slopes| slopes[kv_head * group + head % group]);
+            self.scores.adjust(slope, ahead + (index / group) as i64, scores);
+            let mut state = State::load(out.states, head);
+            state.absorb(scores, &mut out.sums[head * sum_size..][..sum_size]);
+            state.store(out.states, head);
+        }
+        PanelProduct {
+            panels: values,
+            panel_count: sum_size / WIDTH,
+            stride: part.count,
+            first: part.keys.start,
+            inputs: part.keys.len(),
+            x: &scores[first..],
+            x_stride: RUN,
+            rows: heads.len(),
+            out: &mut out.sums[heads.start * sum_size..heads.end * sum_size],
+            out_stride: sum_size,
+            add: true,
+        }
+        .run(self.instructions);
+    }
+
+    /// Whether explicit bits, if there are any, let a row see a key.
+    fn has_bit(&self, row: usize, key: usize, step_start: i64) -> bool {
+        let Some(bits) = &self.bits else { return true };
+        let Ok(index) = usize::try_from(key as i64 - step_start) else { return true };
+        bits.row(row).get(index / 32).is_some_and(|word| word >> (index % 32) & 1 == 1)
+    }
+}
+
+/// Calls `work` with each longest part of `start..end` that is visible.
+fn for_each_run(
+    start: usize,
+    end: usize,
+    visible: impl Fn(usize) -> bool,
+    mut work: impl FnMut(usize, usize),
+) {
+    let mut next = start;
+    while next < end {
+        let Some(first) = (next..end).find(|index| visible(*index)) else { return };
+        next = (first..end).find(|index| !visible(*index)).unwrap_or(end);
+        work(first, next);
+    }
+}

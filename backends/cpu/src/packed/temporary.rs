@@ -1,0 +1,355 @@
+//! Panels that live for one call: the keys and values of attention.
+//!
+//! A panel is sixteen lanes wide, as those of weights are. Keys are transposed, so that a lane is a key; of values a lane is
+//! a column. They are widened to f32 once, for all the rows that are multiplied with them.
+
+use super::{
+    panel::F32,
+    tile::{Source, Tile},
+};
+use crate::{
+    floats::Floats,
+    lanes::{InstructionSet, Lanes, Task, WIDTH},
+};
+use half::{bf16, f16};
+
+/// The start of a row that stands nowhere; it reads as zeros.
+pub(crate) const NOWHERE: usize = usize::MAX;
+
+/// A type of numbers, sixteen of which are loaded at a time.
+trait Number: Copy {
+    fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float {
+        lanes.load(from)
+    }
+}
+
+impl Number for f16 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float {
+        lanes.load_f16(&from.map(Self::to_bits))
+    }
+}
+
+impl Number for bf16 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, from: &[Self; WIDTH]) -> L::Float {
+        lanes.load_bf16(&from.map(Self::to_bits))
+    }
+}
+
+/// Rows of a tensor.
+pub(crate) struct Rows<'a> {
+    pub(crate) data: Floats<'a>,
+    /// Where each row starts, or [`NOWHERE`].
+    pub(crate) starts: &'a [usize],
+    /// Where rows start that are packed next; they are prefetched.
+    pub(crate) ahead: &'a [usize],
+    /// Elements of a row.
+    pub(crate) size: usize,
+}
+
+/// Floats of the panels that [`transpose_rows`] makes of `rows` rows.
+pub(crate) fn transposed_floats(rows: usize, size: usize) -> usize {
+    rows.next_multiple_of(WIDTH) * size
+}
+
+/// Floats of the panels that [`copy_rows`] makes of `rows` rows.
+pub(crate) fn copied_floats(rows: usize, size: usize) -> usize {
+    rows * size.next_multiple_of(WIDTH)
+}
+
+/// Makes panels whose lanes are the rows: panel `p` has a vector for each element of rows `16 p ..`.
+pub(crate) fn transpose_rows(instructions: InstructionSet, rows: &Rows<'_>, panels: &mut [f32]) {
+    pack::<true>(instructions, rows, panels);
+}
+
+/// Makes panels whose lanes are columns: panel `p` has a vector for each row, of its elements `16 p ..`.
+pub(crate) fn copy_rows(instructions: InstructionSet, rows: &Rows<'_>, panels: &mut [f32]) {
+    pack::<false>(instructions, rows, panels);
+}
+
+fn pack<const TRANSPOSE: bool>(instructions: InstructionSet, rows: &Rows<'_>, panels: &mut [f32]) {
+    let panels = panels.as_chunks_mut::<WIDTH>().0;
+    match rows.data {
+        Floats::F32(data) => instructions.run(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels }),
+        Floats::F16(data) => instructions.run(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels }),
+        Floats::BF16(data) => instructions.run(Pack::<_, TRANSPOSE> { from: Reader { rows, data }, panels }),
+    }
+}
+
+struct Pack<'a, N, const TRANSPOSE: bool> {
+    from: Reader<'a, N>,
+    panels: &'a mut [[f32; WIDTH]],
+}
+
+struct Reader<'a, N> {
+    rows: &'a Rows<'a>,
+    /// The elements of their tensor.
+    data: &'a [N],
+}
+
+impl<'a, N: Number> Reader<'a, N> {
+    /// A row, which is empty if it stands nowhere, and the address of a row to prefetch.
+    #[inline(always)]
+    fn row(&self, index: usize) -> (&'a [N], *const N) {
+        let start = *self.rows.starts.get(index).unwrap_or(&NOWHERE);
+        let row = if start == NOWHERE { &[] } else { &self.data[start..][..self.rows.size] };
+        // Any address may be prefetched.
+        (row, self.data.as_ptr().wrapping_add(*self.rows.ahead.get(index).unwrap_or(&0)))
+    }
+
+    /// The last elements of a row, fewer than a vector, with zeros after them.
+    #[inline(always)]
+    fn tail<L: Lanes>(&self, lanes: L, index: usize) -> L::Float {
+        let (start, count) = (self.rows.starts.get(index).unwrap_or(&NOWHERE), self.rows.size % WIDTH);
+        let mut last = [0.0; WIDTH];
+        if *start != NOWHERE {
+            self.rows.data.widen(start + self.rows.size - count, &mut last[..count]);
+        }
+        lanes.load(&last)
+    }
+}
+
+impl<N: Number, const TRANSPOSE: bool> Task for Pack<'_, N, TRANSPOSE> {
+    type Output = ();
+
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "plain loops over arrays end up in registers")]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Self { from, panels } = self;
+        let (count, size) = (from.rows.starts.len(), from.rows.size);
+        let (whole, rest) = (size / WIDTH, size % WIDTH);
+        if TRANSPOSE {
+            for (panel, first) in (0..count).step_by(WIDTH).enumerate() {
+                let out = &mut panels[panel * size..][..size];
+                let (out, last) = out.split_at_mut(size - rest);
+                let mut rows = [from.row(first); WIDTH];
+                for index in 1..WIDTH {
+                    rows[index] = from.row(first + index);
+                }
+                for (column, out) in out.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
+                    let mut vectors = [lanes.splat(0.0); WIDTH];
+                    for index in 0..WIDTH {
+                        let (row, ahead) = rows[index];
+                        lanes.prefetch(ahead.wrapping_add(column * WIDTH).cast());
+                        if let Some(numbers) = row.as_chunks::<WIDTH>().0.get(column) {
+                            vectors[index] = N::load(lanes, numbers);
+                        }
+                    }
+                    let vectors = lanes.transpose(vectors);
+                    for index in 0..WIDTH {
+                        lanes.store(vectors[index], &mut out[index]);
+                    }
+                }
+                if !last.is_empty() {
+                    let mut vectors = [lanes.splat(0.0); WIDTH];
+                    for index in 0..WIDTH {
+                        vectors[index] = from.tail(lanes, first + index);
+                    }
+                    for (out, vector) in last.iter_mut().zip(lanes.transpose(vectors)) {
+                        lanes.store(vector, out);
+                    }
+                }
+            }
+        } else {
+            for index in 0..count {
+                let (row, ahead) = from.row(index);
+                let numbers = row.as_chunks::<WIDTH>().0;
+                for column in 0..whole {
+                    lanes.prefetch(ahead.wrapping_add(column * WIDTH).cast());
+                    let vector = match numbers.get(column) {
+                        Some(numbers) => N::load(lanes, numbers),
+                        None => lanes.splat(0.0),
+                    };
+                    lanes.store(vector, &mut panels[column * count + index]);
+                }
+                if rest > 0 {
+                    lanes.store(from.tail(lanes, index), &mut panels[whole * count + index]);
+                }
+            }
+        }
+    }
+}
+
+/// Rows times panels: `out[r][16 p + lane] = sum_i x[r][i] panels[p][first + i][lane]`.
+pub(crate) struct PanelProduct<'a> {
+    /// Vectors of sixteen, panel after panel.
+    pub(crate) panels: &'a [f32],
+    pub(crate) panel_count: usize,
+    /// Vectors of a panel.
+    pub(crate) stride: usize,
+    /// The first vector of a panel that takes part.
+    pub(crate) first: usize,
+    /// Vectors of a panel that take part.
+    pub(crate) inputs: usize,
+    pub(crate) x: &'a [f32],
+    pub(crate) x_stride: usize,
+    pub(crate) rows: usize,
+    /// Written in whole vectors.
+    pub(crate) out: &'a mut [f32],
+    pub(crate) out_stride: usize,
+    /// Whether the sums are added to `out`.
+    pub(crate) add: bool,
+}
+
+impl PanelProduct<'_> {
+    /// Computes the product. The result of a row does not depend on the rows beside it.
+    pub(crate) fn run(self, instructions: InstructionSet) {
+        instructions.run(self);
+    }
+
+    #[inline(always)]
+    fn rows<L: Lanes, const M: usize>(&mut self, lanes: L, row: usize) -> usize {
+        let panels = self.panel_count;
+        let mut panel = 0;
+        // As many sums as fit the registers.
+        while L::ROWS / M >= 4 && panel + 4 <= panels {
+            self.tile::<L, M, 4>(lanes, row, panel);
+            panel += 4;
+        }
+        while L::ROWS / M >= 2 && panel + 2 <= panels {
+            self.tile::<L, M, 2>(lanes, row, panel);
+            panel += 2;
+        }
+        while panel < panels {
+            self.tile::<L, M, 1>(lanes, row, panel);
+            panel += 1;
+        }
+        M
+    }
+
+    #[inline(always)]
+    fn tile<L: Lanes, const M: usize, const P: usize>(&mut self, lanes: L, row: usize, panel: usize) {
+        let blocks: &[F32] = bytemuck::cast_slice(&self.panels[..self.panels.len() / WIDTH * WIDTH]);
+        let panels: [&[F32]; P] =
+            std::array::from_fn(|index| &blocks[(panel + index) * self.stride + self.first..][..self.inputs]);
+        let x: [&[f32]; M] =
+            std::array::from_fn(|index| &self.x[(row + index) * self.x_stride..][..self.inputs]);
+        let sums = Tile { panels, x, source: Source::Decoded }.run(lanes);
+        for (index, sums) in sums.iter().enumerate() {
+            for (m, sums) in sums.iter().enumerate() {
+                let start = (row + m) * self.out_stride + (panel + index) * WIDTH;
+                let out = &mut self.out[start..][..WIDTH];
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = if self.add { *out + *sum } else { *sum };
+                }
+            }
+        }
+    }
+}
+
+impl Task for PanelProduct<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self, lanes: L) {
+        let mut row = 0;
+        while row < self.rows {
+            row += match (self.rows - row).min(L::ROWS) {
+                1 => self.rows::<L, 1>(lanes, row),
+                2 => self.rows::<L, 2>(lanes, row),
+                3 => self.rows::<L, 3>(lanes, row),
+                4 | 5 => self.rows::<L, 4>(lanes, row),
+                6 | 7 => self.rows::<L, 6>(lanes, row),
+                8..12 => self.rows::<L, 8>(lanes, row),
+                _ => self.rows::<L, 12>(lanes, row),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn number(index: usize) -> f32 {
+        ((index * 37) % 64) as f32 / 32.0 - 1.0
+    }
+
+    /// Products of transposed and of copied rows, some of which have no place, for every set of instructions and type.
+    #[rstest]
+    fn products_are_those_of_the_formula(
+        #[values(1, 16, 40)] count: usize,
+        #[values(1, 16, 80, 100)] size: usize,
+        #[values(1, 3, 17)] rows: usize,
+    ) {
+        let data: Vec<f32> = (0..count * (size + 3)).map(number).collect();
+        let starts: Vec<_> =
+            (0..count).map(|row| if row % 7 == 5 { NOWHERE } else { row * (size + 3) }).collect();
+        let value = |row: usize, column: usize| match starts[row] {
+            NOWHERE => 0.0,
+            start => data[start + column],
+        };
+        let halves: Vec<f16> = data.iter().map(|value| f16::from_f32(*value)).collect();
+        let brains: Vec<bf16> = data.iter().map(|value| bf16::from_f32(*value)).collect();
+        // The numbers are exact in all three types.
+        for data in [Floats::F32(&data), Floats::F16(&halves), Floats::BF16(&brains)] {
+            for instructions in InstructionSet::available() {
+                let packed = Rows { data, starts: &starts, ahead: &starts, size };
+                let x: Vec<f32> = (0..rows * size).map(|index| number(index + 5)).collect();
+                let mut panels = vec![f32::NAN; transposed_floats(count, size)];
+                transpose_rows(instructions, &packed, &mut panels);
+                let out_stride = count.next_multiple_of(WIDTH);
+                let mut out = vec![f32::NAN; rows * out_stride];
+                let (stride, panels) = (size, &panels[..]);
+                PanelProduct {
+                    panels,
+                    panel_count: count.div_ceil(WIDTH),
+                    stride,
+                    first: 0,
+                    inputs: size,
+                    x: &x,
+                    x_stride: size,
+                    rows,
+                    out: &mut out,
+                    out_stride,
+                    add: false,
+                }
+                .run(instructions);
+                for row in 0..rows {
+                    for key in 0..count {
+                        let exact: f32 = (0..size).map(|i| x[row * size + i] * value(key, i)).sum();
+                        assert!((out[row * out_stride + key] - exact).abs() < 1e-4, "{row} {key}");
+                    }
+                }
+
+                let x: Vec<f32> = (0..rows * count).map(|index| number(index + 9)).collect();
+                let mut panels = vec![f32::NAN; copied_floats(count, size)];
+                copy_rows(instructions, &packed, &mut panels);
+                let out_stride = size.next_multiple_of(WIDTH);
+                let mut out = vec![1.0; rows * out_stride];
+                // All rows but the first.
+                let (panels, x) = (&panels[..], &x[..]);
+                PanelProduct {
+                    panels,
+                    panel_count: size.div_ceil(WIDTH),
+                    stride: count,
+                    first: 1,
+                    inputs: count - 1,
+                    x: &x[1..],
+                    x_stride: count,
+                    rows,
+                    out: &mut out,
+                    out_stride,
+                    add: true,
+                }
+                .run(instructions);
+                for row in 0..rows {
+                    for column in 0..size {
+                        let exact: f32 = (1..count).map(|i| x[row * count + i] * value(i, column)).sum();
+                        assert!(
+                            (out[row * out_stride + column] - 1.0 - exact).abs() < 1e-4,
+                            "{row} {column}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
