@@ -44,8 +44,10 @@ impl Precision {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct EngineOptions {
-    /// The element type of weights, activations and KV cache.
+    /// The element type of weights and activations, and of the KV cache unless `kv_precision` says otherwise.
     pub precision: Precision,
+    /// The element type of the KV cache; [`Precision::Keep`] is that of the activations.
+    pub kv_precision: Precision,
     /// Tokens a request may have, prompt and answer together. The default is the model's own limit, at most
     /// [`EngineOptions::DEFAULT_CONTEXT`].
     pub context: Option<usize>,
@@ -104,6 +106,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             precision: Precision::Keep,
+            kv_precision: Precision::Keep,
             context: None,
             max_requests: 1,
             step_tokens: 256,

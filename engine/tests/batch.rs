@@ -82,6 +82,21 @@ fn bf16_and_f16_stay_near_f32() {
 }
 
 #[test]
+fn a_cache_of_16_bits_takes_half_the_memory_and_stays_near_f32() {
+    let model = model();
+    let mut reference = engine(&model, &exact(64, 1));
+    let expected = logits(&mut reference, &prompts()[5]);
+    // Each of the three layers rounds its keys and its values, of up to about ten, once.
+    for (kv_precision, unit) in [(Precision::F16, 2f32.powi(-11)), (Precision::Bf16, 2f32.powi(-8))] {
+        let options = EngineOptions { kv_precision, ..exact(64, 1) };
+        let mut engine = engine(&model, &options);
+        assert_eq!(engine.memory().kv_cache * 2, reference.memory().kv_cache);
+        let error = difference(&logits(&mut engine, &prompts()[5]), &expected);
+        assert!(error > 0.0 && error < 3.0 * 2.0 * unit * 10.0, "{kv_precision:?} is off by {error}");
+    }
+}
+
+#[test]
 fn invalid_requests_are_refused_with_the_reason() {
     let model = model();
     let options = EngineOptions { context: Some(16), kv_tokens: Some(12), ..exact(8, 1) };

@@ -51,7 +51,7 @@ impl StepPrograms {
         let program = model.program(&ProgramOptions {
             activation,
             storage: options.precision.dtype().map_or(Storage::Keep, Storage::Cast),
-            cache: activation,
+            cache: options.kv_precision.dtype().unwrap_or(activation),
             block_size: options.block_size as u32,
             context: Some(options.context(model.config().context)?),
         })?;

@@ -120,6 +120,9 @@ pub(crate) struct EngineArguments {
     /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.
     #[arg(long, value_enum, default_value_t = Dtype::Keep)]
     pub(crate) dtype: Dtype,
+    /// Element type of the KV cache, which 16 bits halve beside f32; `keep` is that of the activations.
+    #[arg(long, value_enum, default_value_t = Dtype::Keep, hide_possible_values = true, value_name = "keep|f32|bf16|f16")]
+    pub(crate) kv_dtype: Dtype,
     /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given. For `eval
     /// perplexity` the tokens of a window, 512 if not given.
     #[arg(long, short = 'c', visible_alias = "ctx-size", alias = "max-model-len", value_name = "TOKENS")]

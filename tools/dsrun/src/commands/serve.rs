@@ -130,6 +130,7 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     let (tune_step, step_tokens) = settings.step();
     let engine = EngineArguments {
         dtype,
+        kv_dtype: settings.kv_dtype.unwrap_or(Dtype::Keep),
         context: settings.context,
         step_tokens,
         no_fuse: settings.no_fuse.unwrap_or(false),

@@ -76,6 +76,9 @@ pub(crate) struct ServeSettings {
     /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.
     #[arg(help_heading = ENGINE, long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
+    /// Element type of the KV cache, which 16 bits halve beside f32; `keep`, the default, is that of the activations.
+    #[arg(help_heading = ENGINE, long, value_enum, hide_possible_values = true, value_name = "keep|f32|bf16|f16")]
+    pub(crate) kv_dtype: Option<Dtype>,
     /// Quantise weights when they are loaded: `w8a16`, `w4a16`, `w8a8` (activations too), the name of a format such as
     /// `int4g64z_f16`, or a TOML file with a policy for each weight.
     #[arg(help_heading = ENGINE, long, value_name = "POLICY")]
