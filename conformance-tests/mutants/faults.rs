@@ -63,6 +63,10 @@ pub(crate) struct Fault {
     /// Keeps the elements of packed weights for [`Run::weight`].
     pub(crate) weights_kept: bool,
     pub(crate) weights_leak: bool,
+    /// The last byte of a packed weight is not copied.
+    pub(crate) packed_short: bool,
+    /// An adopted weight is read at the start of its buffer.
+    pub(crate) adopted_early: bool,
 }
 
 /// No fault.
@@ -93,6 +97,8 @@ pub(crate) const NONE: Fault = Fault {
     timeout_misnamed: false,
     weights_kept: false,
     weights_leak: false,
+    packed_short: false,
+    adopted_early: false,
 };
 
 /// A call that runs otherwise.
@@ -375,6 +381,8 @@ static FAULTS: &[Fault] = &[
         run.right(stream)
     }),
     Fault { name: "weights_leak", weights_leak: true, ..NONE },
+    Fault { name: "packed_short", packed_short: true, ..NONE },
+    Fault { name: "adopted_early", adopted_early: true, ..NONE },
     Fault { name: "memory_not_zeroed", memory_not_zeroed: true, ..NONE },
     Fault { name: "limit_ignored", limit_ignored: true, ..NONE },
     run("wavers", |run, stream| match run.count() % 2 {

@@ -250,6 +250,25 @@ impl Kernels for MutantKernels {
         Ok(packed)
     }
 
+    fn copy_packed(
+        &self,
+        stream: &mut dyn Stream,
+        weight: &Arc<dyn PackedWeight>,
+        destination: &BufferSlice,
+    ) -> Result<()> {
+        let (stream, _) = inner_stream(stream);
+        self.0.inner.kernels().copy_packed(stream, weight, destination)?;
+        if self.0.fault.packed_short && destination.bytes > 0 {
+            stream.fill(&destination.slice(destination.bytes - 1, 1)?, 0x5A)?;
+        }
+        Ok(())
+    }
+
+    fn adopt(&self, weight: &WeightDesc, memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
+        let early = BufferSlice { offset: 0, ..memory.clone() };
+        self.0.inner.kernels().adopt(weight, if self.0.fault.adopted_early { &early } else { memory })
+    }
+
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
         let (fault, call) = (self.0.fault, unwrapped(call)?);
         if let Some(refusal) = fault.plan.and_then(|plan| plan(&call)) {

@@ -16,6 +16,7 @@ mod jobs;
 mod logits;
 mod memory;
 mod metamorphic;
+mod packed;
 mod paged;
 mod quantised;
 mod raw;
@@ -231,6 +232,12 @@ pub const CHECKS: &[Check] = &[
         "a layer sharded over ranks gives the results of the layer",
         DISTRIBUTED,
         collective::sharded
+    ),
+    check!(
+        "packed_moved",
+        "a packed weight gives the same bits where it was packed and in memory that another stream copies it to",
+        None,
+        packed::moved
     ),
     check!("sampling_masked", "a masked token is never drawn", CORE, sampling::masked),
     check!(

@@ -10,7 +10,7 @@
 //! | [`BoundCall::enqueue`] | puts the call on a stream; neither allocates nor waits |
 
 use crate::{
-    Result, WeightReader, WeightType,
+    Error, Result, WeightReader, WeightType,
     checked::{ValidArguments, ValidCall},
     collective::Comm,
     device::{BufferSlice, Stream},
@@ -119,6 +119,8 @@ pub struct PackedLayout {
     pub bytes: usize,
     /// The name of the layout, private to the backend and its version. Packed bytes may be cached under it.
     pub name: String,
+    /// Whether packed bytes can be moved: whether [`Kernels::copy_packed`] and [`Kernels::adopt`] take weights of this layout.
+    pub relocatable: bool,
 }
 
 /// A weight in a device's layout. It is freed when the last handle is dropped and all work that uses it is done.
@@ -193,11 +195,58 @@ pub trait Kernels: Send + Sync {
         rows: &mut dyn WeightReader,
     ) -> Result<Arc<dyn PackedWeight>>;
 
+    /// Enqueues a copy of a weight's packed bytes to a range as long as the [layout](PackedLayout), in device or pinned memory.
+    ///
+    /// # Errors
+    /// [`crate::Code::Unsupported`] if the layout is not relocatable; if the stream, the weight or the range belongs to another
+    /// backend, or the range has another length.
+    fn copy_packed(
+        &self,
+        _stream: &mut dyn Stream,
+        _weight: &Arc<dyn PackedWeight>,
+        _destination: &BufferSlice,
+    ) -> Result<()> {
+        Err(not_relocatable())
+    }
+
+    /// Makes a packed weight of a range of device memory that holds packed bytes of the same description whenever a call uses the
+    /// weight. It enqueues and allocates nothing. The range is as long as the [layout](PackedLayout) and starts at a multiple of
+    /// [`crate::device::DeviceProperties::alignment`]; the weight keeps its buffer alive.
+    ///
+    /// The bytes may be replaced between calls that use the weight, so the description is usually not immutable.
+    ///
+    /// # Errors
+    /// [`crate::Code::Unsupported`] if the layout is not relocatable; if the range is not device memory of this backend, is
+    /// misaligned or has another length.
+    fn adopt(&self, _weight: &WeightDesc, _memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
+        Err(not_relocatable())
+    }
+
     /// Compiles, tunes and allocates for a call that [`Self::query`] calls native. This may take long.
     ///
     /// # Errors
     /// [`crate::Code::Unsupported`] if the call is not native; the errors of compilation and allocation.
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>>;
+}
+
+fn not_relocatable() -> Error {
+    Error::unsupported("the backend cannot move packed weights; keep all weights on the device")
+}
+
+/// Checks a range that packed bytes of a weight are copied to, or adopted from.
+///
+/// # Errors
+/// If it is not as long as the layout, or does not start at a multiple of `alignment`.
+pub fn check_packed_range(layout: &PackedLayout, range: &BufferSlice, alignment: usize) -> Result<()> {
+    if range.bytes != layout.bytes {
+        let message = format!("is {} bytes, but the packed weight has {}", range.bytes, layout.bytes);
+        return Err(Error::invalid(message).at("range").field("bytes"));
+    }
+    if !range.offset.is_multiple_of(alignment.max(1)) {
+        let message = format!("is {}, must be a multiple of {alignment}", range.offset);
+        return Err(Error::invalid(message).at("range").field("offset"));
+    }
+    Ok(())
 }
 
 /// A planned call, shared by all layers with equal descriptions. It is immutable.

@@ -11,7 +11,7 @@ use dsrun_core::{
     kernels::{PackedLayout, WeightDesc},
     op::Op,
 };
-use dsrun_host::{Compute, Frame, Host};
+use dsrun_host::{Compute, Frame, Host, PackedMemory};
 use std::sync::{Mutex, PoisonError};
 
 /// The kernels of a device handle, with the scratch memory they share.
@@ -37,6 +37,14 @@ impl Compute for CpuKernels {
 
     fn pack(&self, weight: &WeightDesc, rows: &mut dyn WeightReader, host: &Host) -> Result<PackedMatrix> {
         PackedMatrix::pack(weight, rows, &host.pool)
+    }
+
+    fn image(&self, weight: &PackedMatrix, out: &mut [u8]) -> Result<()> {
+        weight.image(out)
+    }
+
+    fn adopt(&self, weight: &WeightDesc, memory: PackedMemory) -> Result<PackedMatrix> {
+        PackedMatrix::adopt(weight, memory)
     }
 
     fn kernel(&self, op: &Op) -> Result<Box<dyn Kernel>> {

@@ -24,6 +24,7 @@ use dsrun_core::{
     Affine, BlockFormat, Code, DType, Error, GroupBits, Result, WeightFormat, WeightReader, WeightType,
     kernels::{PackedLayout, PackedWeight, WeightDesc},
 };
+use dsrun_host::PackedMemory;
 pub(crate) use integers::Quantised;
 use panel::{BF16, Block, Bytes, F16, F32, FromBytes, FromIntegers, Int8, Nibbles, Q4_0, Q4_1, Q8_0};
 use product::{Job, Output, Product};
@@ -37,10 +38,17 @@ const PIECE_BYTES: usize = 4 << 20;
 pub(crate) struct PackedMatrix {
     weight_type: WeightType,
     shape: PanelShape,
-    /// The panels, back to back.
-    lines: Vec<Line>,
-    /// The scale of each row, if blocks hold no scales.
-    scales: Vec<f32>,
+    storage: Storage,
+}
+
+/// The memory of a packed matrix: its panels, back to back, and the scale of each row if blocks hold no scales.
+enum Storage {
+    Own {
+        lines: Vec<Line>,
+        scales: Vec<f32>,
+    },
+    /// Memory that others write to between calls, with the scales behind the panels.
+    Adopted(PackedMemory),
 }
 
 /// Rows of a matrix, the activations that they are multiplied with, and the results.
@@ -197,7 +205,8 @@ impl PanelShape {
 /// [`Code::Unsupported`] if its format cannot be packed; if its size overflows.
 pub(crate) fn layout(desc: &WeightDesc) -> Result<PackedLayout> {
     let shape = PanelShape::new(&desc.weight_type)?;
-    Ok(PackedLayout { bytes: shape.bytes, name: format!("panel16-{}-2", desc.weight_type.format) })
+    let name = format!("panel16-{}-2", desc.weight_type.format);
+    Ok(PackedLayout { bytes: shape.bytes, name, relocatable: true })
 }
 
 impl PackedMatrix {
@@ -249,7 +258,57 @@ impl PackedMatrix {
         if shape.format != PanelFormat::Int8 {
             scales = Vec::new();
         }
-        Ok(Self { weight_type: desc.weight_type.clone(), shape, lines, scales })
+        Ok(Self { weight_type: desc.weight_type.clone(), shape, storage: Storage::Own { lines, scales } })
+    }
+
+    /// A matrix whose packed bytes are in memory that is as long as its layout.
+    ///
+    /// # Errors
+    /// As [`layout`].
+    pub(crate) fn adopt(desc: &WeightDesc, memory: PackedMemory) -> Result<Self> {
+        let shape = PanelShape::new(&desc.weight_type)?;
+        Ok(Self { weight_type: desc.weight_type.clone(), shape, storage: Storage::Adopted(memory) })
+    }
+
+    /// Writes the packed bytes to `out`.
+    ///
+    /// # Errors
+    /// If `out` is not as long as the layout.
+    pub(crate) fn image(&self, out: &mut [u8]) -> Result<()> {
+        if out.len() != self.shape.bytes {
+            let message = format!("{} packed bytes do not fit {}", self.shape.bytes, out.len());
+            return Err(Error::internal(message).at("weight"));
+        }
+        let (panels, scales) = out.split_at_mut(self.shape.panel_bytes);
+        panels.copy_from_slice(self.panels());
+        scales.copy_from_slice(bytemuck::cast_slice(self.scales()));
+        Ok(())
+    }
+
+    /// The bytes of adopted memory.
+    fn adopted(memory: &PackedMemory) -> &[u8] {
+        // SAFETY: every method that reads elements runs in `Compute::run` or `Compute::image`, which hold the device's lock, and
+        // keeps no reference beyond.
+        unsafe { memory.bytes() }
+    }
+
+    fn panels(&self) -> &[u8] {
+        let bytes = match &self.storage {
+            Storage::Own { lines, .. } => bytemuck::cast_slice(lines),
+            Storage::Adopted(memory) => Self::adopted(memory),
+        };
+        &bytes[..self.shape.panel_bytes]
+    }
+
+    /// The scale of each row; empty if blocks hold the scales.
+    fn scales(&self) -> &[f32] {
+        match &self.storage {
+            Storage::Own { scales, .. } => scales,
+            // Panels are a multiple of 16 bytes.
+            Storage::Adopted(memory) => {
+                bytemuck::cast_slice(&Self::adopted(memory)[self.shape.panel_bytes..])
+            }
+        }
     }
 
     /// `out[m, n] = sum_k x[m, k] * weight[n, k]` for dense `x` of `[rows, inputs]` and `out` of `[rows, outputs]`.
@@ -357,9 +416,9 @@ impl PackedMatrix {
             });
             product::run_all(&jobs.collect::<Vec<_>>(), instructions, pool);
         });
-        if !self.scales.is_empty() {
+        if !self.scales().is_empty() {
             for RowRange { rows, out, .. } in &mut ranges {
-                let scales = &self.scales[self.covered(rows)];
+                let scales = &self.scales()[self.covered(rows)];
                 for row in out.chunks_exact_mut(scales.len()) {
                     row.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
                 }
@@ -394,7 +453,7 @@ impl PackedMatrix {
             );
             return Err(Error::invalid(message).in_op("linear_w8a8"));
         }
-        integers::multiply(self.blocks::<Int8>(), &self.scales, x, out, pool);
+        integers::multiply(self.blocks::<Int8>(), self.scales(), x, out, pool);
         Ok(())
     }
 
@@ -413,14 +472,14 @@ impl PackedMatrix {
                     }
                 }
             });
-            if let Some(scale) = self.scales.get(index) {
+            if let Some(scale) = self.scales().get(index) {
                 out.iter_mut().for_each(|element| *element *= scale);
             }
         }
     }
 
     fn blocks<B: Block>(&self) -> &[B] {
-        bytemuck::cast_slice(&bytemuck::cast_slice::<Line, u8>(&self.lines)[..self.shape.panel_bytes])
+        bytemuck::cast_slice(self.panels())
     }
 }
 

@@ -15,12 +15,12 @@ use crate::{
     },
 };
 use dsrun_core::{
-    Result, WeightReader,
+    Error, Result, WeightReader,
     checked::{ValidArguments, ValidCall},
-    device::{MemoryKind, Stream},
+    device::{BufferSlice, MemoryKind, Stream},
     kernels::{BoundCall, Kernels, PackedLayout, PackedWeight, Plan, Support, WeightDesc},
 };
-use std::{fmt, sync::Arc};
+use std::{any::Any, fmt, sync::Arc};
 
 /// Whether and how a device runs a call.
 pub(crate) fn support(call: &ValidCall, device: &DeviceSpec) -> Support {
@@ -59,6 +59,21 @@ impl Kernels for CudaKernels {
     ) -> Result<Arc<dyn PackedWeight>> {
         let stream = CudaStream::own(stream, &self.context)?;
         Ok(Arc::new(CudaWeight::pack(&self.context, stream, weight, rows)?))
+    }
+
+    fn copy_packed(
+        &self,
+        stream: &mut dyn Stream,
+        weight: &Arc<dyn PackedWeight>,
+        destination: &BufferSlice,
+    ) -> Result<()> {
+        let own = (&**weight as &dyn Any).downcast_ref::<CudaWeight>();
+        let own = own.ok_or_else(|| Error::invalid("belongs to another backend").at("weight"))?;
+        own.copy_to(CudaStream::own(stream, &self.context)?, destination)
+    }
+
+    fn adopt(&self, weight: &WeightDesc, memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
+        Ok(Arc::new(CudaWeight::adopt(&self.context, weight, memory)?))
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {

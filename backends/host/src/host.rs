@@ -14,6 +14,8 @@ const MAX_THREADS: usize = 1024;
 /// What a device handle, its buffers and its calls share.
 pub struct Host {
     pub(crate) account: Arc<Account>,
+    /// Counts pinned memory, which the limit of the handle does not: on other devices it is not device memory either.
+    pub(crate) pinned: Arc<Account>,
     /// The threads that kernels may use.
     pub pool: rayon::ThreadPool,
     /// Holding it is the right to touch the memory of this handle's buffers.
@@ -33,7 +35,7 @@ impl Host {
             })?;
         let account = Account::new(options.memory_limit.or_else(host_memory));
         tracing::debug!(threads, memory = ?account.free(), "opened the CPU");
-        Ok(Self { account, pool, turn: Mutex::new(()) })
+        Ok(Self { account, pinned: Account::new(host_memory()), pool, turn: Mutex::new(()) })
     }
 
     /// Waits for this handle's turn: see the [crate documentation](crate).

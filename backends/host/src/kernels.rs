@@ -3,17 +3,18 @@
 use crate::{
     collective::{self, Exchange, Staging},
     host::Host,
-    memory::Reservation,
-    stream::HostStream,
+    memory::{ALIGNMENT, PackedMemory, Reservation},
+    stream::{HostStream, locate},
     view::{Frame, Views},
 };
 use dsrun_core::{
     Error, Result, WeightReader, WeightType,
     checked::{ValidArguments, ValidCall},
     collective::host::HostComm,
-    device::Stream,
+    device::{BufferSlice, MemoryKind, Stream},
     kernels::{
         BoundCall, CallDesc, Kernels, OperandDesc, PackedLayout, PackedWeight, Plan, Support, WeightDesc,
+        check_packed_range,
     },
     op::Op,
 };
@@ -40,6 +41,22 @@ pub trait Compute: Debug + Send + Sync + 'static {
     /// # Errors
     /// As [`Self::layout`]; those of the reader; [`dsrun_core::Code::OutOfMemory`].
     fn pack(&self, weight: &WeightDesc, rows: &mut dyn WeightReader, host: &Host) -> Result<Self::Weight>;
+
+    /// Writes the packed bytes of a weight to `out`, which is as long as the layout says.
+    ///
+    /// # Errors
+    /// [`dsrun_core::Code::Unsupported`] if its layout is not relocatable.
+    fn image(&self, _weight: &Self::Weight, _out: &mut [u8]) -> Result<()> {
+        Err(Error::unsupported("the backend cannot copy packed weights"))
+    }
+
+    /// Makes a weight of memory that holds its packed bytes whenever a kernel runs with it.
+    ///
+    /// # Errors
+    /// As [`Self::image`].
+    fn adopt(&self, _weight: &WeightDesc, _memory: PackedMemory) -> Result<Self::Weight> {
+        Err(Error::unsupported("the backend cannot adopt packed weights"))
+    }
 
     /// Prepares an op. Collectives, page moves and the ops of the request table never get here.
     ///
@@ -149,7 +166,43 @@ impl<C: Compute> Kernels for HostKernels<C> {
         HostStream::check(stream, host)?;
         let reservation = host.account.reserve(compute.layout(weight)?.bytes)?;
         let packed = compute.pack(weight, rows, host)?;
-        Ok(Arc::new(HostWeight { packed, _reservation: reservation }))
+        Ok(Arc::new(HostWeight { packed, memory: None, _reservation: Some(reservation) }))
+    }
+
+    fn copy_packed(
+        &self,
+        stream: &mut dyn Stream,
+        weight: &Arc<dyn PackedWeight>,
+        destination: &BufferSlice,
+    ) -> Result<()> {
+        let Shared { host, compute } = &*self.0;
+        HostStream::check(stream, host)?;
+        let own = (&**weight as &dyn Any).downcast_ref::<HostWeight<C::Weight>>();
+        let own = own.ok_or_else(|| Error::invalid("belongs to another backend").at("weight"))?;
+        if destination.bytes != own.bytes() {
+            let message =
+                format!("is {} bytes, but the packed weight has {}", destination.bytes, own.bytes());
+            return Err(Error::invalid(message).at("destination").field("bytes"));
+        }
+        if own.memory.as_ref().is_some_and(|memory| memory.overlaps(destination)) {
+            return Err(Error::invalid("overlaps the weight").at("destination"));
+        }
+        let (_buffer, pointer) = locate(destination, host).map_err(|error| error.at("destination"))?;
+        let _turn = host.lock();
+        // SAFETY: the range was just found in a live buffer of this device, whose lock is held, and it is not the memory of the
+        // weight.
+        let out = unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), destination.bytes) };
+        compute.image(&own.packed, out)
+    }
+
+    fn adopt(&self, weight: &WeightDesc, memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
+        let Shared { host, compute } = &*self.0;
+        check_packed_range(&compute.layout(weight)?, memory, ALIGNMENT)?;
+        if memory.buffer.kind() != MemoryKind::Device {
+            return Err(Error::invalid("is not device memory").at("memory"));
+        }
+        let packed = compute.adopt(weight, PackedMemory::new(memory, host)?)?;
+        Ok(Arc::new(HostWeight { packed, memory: Some(memory.clone()), _reservation: None }))
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
@@ -162,7 +215,9 @@ impl<C: Compute> Kernels for HostKernels<C> {
 #[derive(Debug)]
 pub(crate) struct HostWeight<W> {
     packed: W,
-    _reservation: Reservation,
+    /// The memory of an adopted weight, which is counted as that of its buffer.
+    memory: Option<BufferSlice>,
+    _reservation: Option<Reservation>,
 }
 
 impl<W> HostWeight<W> {

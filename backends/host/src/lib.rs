@@ -43,5 +43,6 @@ mod view;
 pub use device::{device_info, open};
 pub use host::Host;
 pub use kernels::Compute;
+pub use memory::PackedMemory;
 pub use philox::uniform;
 pub use view::{Bytes, Element, Frame, Tensor};

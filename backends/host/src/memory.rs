@@ -1,9 +1,9 @@
 //! Host memory: the account of a device handle, and buffers.
 
-use crate::host::Host;
+use crate::{host::Host, stream::locate};
 use dsrun_core::{
     Code, Error, Result,
-    device::{Buffer, MemoryKind},
+    device::{Buffer, BufferSlice, MemoryKind},
 };
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -97,12 +97,16 @@ unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
     pub(crate) fn new(device: Arc<Host>, bytes: usize, kind: MemoryKind) -> Result<Self> {
-        let reservation = device.account.reserve(bytes)?;
+        let account = match kind {
+            MemoryKind::Device => &device.account,
+            MemoryKind::Pinned => &device.pinned,
+        };
+        let reservation = account.reserve(bytes)?;
         if bytes == 0 {
             let pointer = NonNull::<AlignedByte>::dangling().cast();
             return Ok(Self { allocation: None, pointer, bytes, kind, device, _reservation: reservation });
         }
-        let exhausted = || device.account.exhausted(bytes);
+        let exhausted = || account.exhausted(bytes);
         // The allocator clears memory page by page as it is touched, but only at its natural alignment: so this asks for
         // a little more and aligns by hand, rather than have gigabytes cleared up front.
         let layout = bytes.checked_add(ALIGNMENT).and_then(|bytes| Layout::from_size_align(bytes, 16).ok());
@@ -130,6 +134,42 @@ impl HostBuffer {
     /// The device handle that allocated the buffer.
     pub(crate) fn device(&self) -> &Arc<Host> {
         &self.device
+    }
+}
+
+/// Device memory that holds the packed bytes of a weight. It starts at a multiple of 64 bytes.
+#[derive(Debug)]
+pub struct PackedMemory {
+    pointer: NonNull<u8>,
+    bytes: usize,
+    _buffer: Arc<HostBuffer>,
+}
+
+// SAFETY: it points into a buffer that it keeps alive and that may be used from any thread; its bytes are read under the contract of
+// `bytes` only.
+unsafe impl Send for PackedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PackedMemory {}
+
+impl PackedMemory {
+    /// The memory of a range of a buffer of this device handle.
+    ///
+    /// # Errors
+    /// If the range is not in such a buffer.
+    pub(crate) fn new(range: &BufferSlice, host: &Arc<Host>) -> Result<Self> {
+        let (buffer, pointer) = locate(range, host).map_err(|error| error.at("memory"))?;
+        Ok(Self { pointer, bytes: range.bytes, _buffer: buffer })
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// The lock of the device is held as long as they are used: as it is in [`crate::Compute::run`] and
+    /// [`crate::Compute::image`].
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the range lies in a live buffer, whose memory was zeroed when it was allocated, and by the caller's promise
+        // nothing writes to it meanwhile.
+        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.bytes) }
     }
 }
 

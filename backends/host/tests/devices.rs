@@ -74,7 +74,11 @@ fn memory_is_counted_limited_and_given_back() {
     let device = open(DeviceOptions { memory_limit: Some(4096), ..DeviceOptions::default() }).unwrap();
     let first = device.allocate(3000, MemoryKind::Device).unwrap();
     assert_eq!((device.memory().used, device.memory().free), (3000, Some(1096)));
-    assert_eq!(device.allocate(1097, MemoryKind::Pinned).unwrap_err().code(), Code::OutOfMemory);
+    assert_eq!(device.allocate(1097, MemoryKind::Device).unwrap_err().code(), Code::OutOfMemory);
+    // Pinned memory is not device memory.
+    let pinned = device.allocate(1 << 20, MemoryKind::Pinned).unwrap();
+    assert_eq!(device.memory().used, 3000);
+    drop(pinned);
 
     // Weights count too.
     let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![32, 16] };

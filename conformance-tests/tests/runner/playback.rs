@@ -180,7 +180,7 @@ impl Kernels for PlaybackDevice {
     }
 
     fn prepack_query(&self, _: &WeightDesc) -> Result<PackedLayout> {
-        Ok(PackedLayout { bytes: 0, name: "nothing".into() })
+        Ok(PackedLayout { bytes: 0, name: "nothing".into(), relocatable: false })
     }
 
     fn prepack(

@@ -183,7 +183,7 @@ impl Kernels for Fake {
     }
 
     fn prepack_query(&self, weight: &WeightDesc) -> Result<PackedLayout> {
-        Ok(PackedLayout { bytes: weight.weight_type.bytes()?, name: "rows".into() })
+        Ok(PackedLayout { bytes: weight.weight_type.bytes()?, name: "rows".into(), relocatable: false })
     }
 
     fn prepack(

@@ -317,6 +317,9 @@
 // Each row's result is bit-identical whatever other rows are in the batch.
 #define DSR_SUPPORT_BATCH_INVARIANT 4
 
+// In dsr_packed_layout.flags: packed bytes can be moved with copy_packed and adopt.
+#define DSR_PACKED_RELOCATABLE 1
+
 // In dsr_weight_desc.flags: the weight is never written again once it is packed.
 #define DSR_WEIGHT_IMMUTABLE 1
 
@@ -646,8 +649,8 @@ typedef struct dsr_weight_desc {
 typedef struct dsr_packed_layout {
     // sizeof(dsr_packed_layout) of the host.
     uint32_t struct_size;
-    // 0.
-    uint32_t reserved;
+    // DSR_PACKED_* flags.
+    uint32_t flags;
     // The number of bytes on the device.
     uint64_t bytes;
     // Receives the name of the layout, private to the plugin and its version.
@@ -912,6 +915,19 @@ typedef struct dsr_op_api {
     struct dsr_status *(*enqueue)(struct dsr_call *call, struct dsr_stream *stream);
     // Frees a bound call.
     void (*call_free)(struct dsr_call *call);
+    // Enqueues a copy of the packed bytes of a weight to a range as long as its layout, in device or pinned memory. May be NULL
+    // if no layout is DSR_PACKED_RELOCATABLE.
+    struct dsr_status *(*copy_packed)(struct dsr_device *device,
+                                      struct dsr_stream *stream,
+                                      struct dsr_weight *weight,
+                                      const struct dsr_slice *destination);
+    // Makes a packed weight of a range of device memory that holds packed bytes of the same description whenever a call uses the
+    // weight. The host owns the result, frees it once, and keeps the buffer until then; it may replace the bytes between calls
+    // that use the weight. May be NULL if no layout is DSR_PACKED_RELOCATABLE.
+    struct dsr_status *(*adopt)(struct dsr_device *device,
+                                const struct dsr_weight_desc *weight,
+                                const struct dsr_slice *memory,
+                                struct dsr_weight **packed);
 } dsr_op_api;
 
 // Graphs. One thread at a time uses a graph or stream.

@@ -62,7 +62,7 @@ layout! {
     }
     dsr_support { struct_size, flags, workspace_bytes, persistent_bytes, work_words, reason }
     dsr_weight_desc { struct_size, flags, weight_type }
-    dsr_packed_layout { struct_size, reserved, bytes, name }
+    dsr_packed_layout { struct_size, flags, bytes, name }
     dsr_row_reader { struct_size, reserved, context, rows }
     dsr_slice { buffer, offset, bytes }
     dsr_argument { kind, reserved, slice, extent, weight }
@@ -85,7 +85,7 @@ layout! {
     dsr_event_api { struct_size, reserved, create, free, reached, synchronize, elapsed }
     dsr_op_api {
         struct_size, reserved, query, prepack_query, prepack, weight_bytes, weight_free, plan, plan_free, plan_workspace, bind,
-        enqueue, call_free
+        enqueue, call_free, copy_packed, adopt
     }
     dsr_graph_api { struct_size, reserved, capture, launch, free }
     dsr_comm_api { struct_size, reserved, group_id, join, free, status, abort }

@@ -369,8 +369,8 @@ pub struct dsr_weight_desc {
 pub struct dsr_packed_layout {
     /// sizeof(dsr_packed_layout) of the host.
     pub struct_size: u32,
-    /// 0.
-    pub reserved: u32,
+    /// DSR_PACKED_* flags.
+    pub flags: u32,
     /// The number of bytes on the device.
     pub bytes: u64,
     /// Receives the name of the layout, private to the plugin and its version.

@@ -211,13 +211,13 @@ fn sums_of_integers_are_exact() {
             all.iter().for_each(|(row, scale)| x.push(row, *scale));
             for instructions in integers::Instructions::available() {
                 let mut out = vec![f32::NAN; rows * outputs];
-                let (panels, scales) = (case.packed.blocks::<Int8>(), &case.packed.scales);
+                let (panels, scales) = (case.packed.blocks::<Int8>(), case.packed.scales());
                 integers::multiply_with(instructions, panels, scales, &x, &mut out, &pool(2));
                 for (index, found) in out.iter().enumerate() {
                     let ((row, scale), output) = (&all[index / outputs], index % outputs);
                     let q = &bytes[output * row_bytes + 16..][..inputs];
                     let sum: i64 = row.iter().zip(q).map(|(x, q)| i64::from(*x) * i64::from(*q as i8)).sum();
-                    let expected = sum as i32 as f32 * scale * case.packed.scales[output];
+                    let expected = sum as i32 as f32 * scale * case.packed.scales()[output];
                     assert_eq!(*found, expected, "{instructions:?} {outputs} x {inputs}, {rows} rows");
                 }
             }

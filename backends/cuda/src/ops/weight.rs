@@ -8,11 +8,15 @@ mod packing;
 
 pub(crate) use packing::{Offset, Packing, UNIT};
 
-use crate::driver::{context::Context, memory::CudaBuffer, stream::CudaStream};
+use crate::driver::{
+    context::Context,
+    memory::{ALIGNMENT, CudaBuffer},
+    stream::CudaStream,
+};
 use dsrun_core::{
     DType, Error, Result, WeightFormat, WeightReader, WeightType,
-    device::{BufferSlice, MemoryKind, Stream},
-    kernels::{PackedLayout, PackedWeight, WeightDesc},
+    device::{Buffer, BufferSlice, MemoryKind, Stream},
+    kernels::{PackedLayout, PackedWeight, WeightDesc, check_packed_range},
 };
 use std::sync::Arc;
 
@@ -69,7 +73,7 @@ pub(crate) fn packed_layout(weight: &WeightDesc) -> Result<PackedLayout> {
         WeightFormat::Dense(dtype) => format!("rows16-{dtype}"),
         format => format!("units8-{format}"),
     };
-    Ok(PackedLayout { bytes: layout(&weight.weight_type)?.bytes, name })
+    Ok(PackedLayout { bytes: layout(&weight.weight_type)?.bytes, name, relocatable: true })
 }
 
 /// An element type or format in the kernels: `FORMAT` of `linear/weight.cuh`.
@@ -91,6 +95,8 @@ pub(crate) struct CudaWeight {
     /// Whether it never changes again: only then may a kernel read it before its turn.
     pub(crate) immutable: bool,
     buffer: Arc<CudaBuffer>,
+    /// Where it begins in the buffer.
+    offset: usize,
 }
 
 impl CudaWeight {
@@ -137,17 +143,36 @@ impl CudaWeight {
             first += count;
         }
         let immutable = weight.immutable;
-        Ok(Self { weight_type: weight.weight_type.clone(), layout, immutable, buffer })
+        Ok(Self { weight_type: weight.weight_type.clone(), layout, immutable, buffer, offset: 0 })
+    }
+
+    /// A weight whose packed bytes are in a range of device memory.
+    pub(crate) fn adopt(context: &Arc<Context>, weight: &WeightDesc, memory: &BufferSlice) -> Result<Self> {
+        check_packed_range(&packed_layout(weight)?, memory, ALIGNMENT)?;
+        let (buffer, _) = CudaBuffer::locate(memory, context).map_err(|error| error.at("memory"))?;
+        if buffer.kind() != MemoryKind::Device {
+            return Err(Error::invalid("is not device memory").at("memory"));
+        }
+        let (layout, immutable) = (layout(&weight.weight_type)?, weight.immutable);
+        let weight_type = weight.weight_type.clone();
+        Ok(Self { weight_type, layout, immutable, buffer, offset: memory.offset })
+    }
+
+    /// Enqueues a copy of the packed bytes.
+    pub(crate) fn copy_to(&self, stream: &mut CudaStream, destination: &BufferSlice) -> Result<()> {
+        let source =
+            BufferSlice { buffer: self.buffer.clone(), offset: self.offset, bytes: self.layout.bytes };
+        stream.copy(&source, destination)
     }
 
     /// Where its elements, or integers, are.
     pub(crate) fn address(&self) -> u64 {
-        self.buffer.pointer
+        self.buffer.pointer + self.offset as u64
     }
 
     /// Where its scales are.
     pub(crate) fn scales(&self) -> u64 {
-        self.buffer.pointer + self.layout.scales as u64
+        self.address() + self.layout.scales as u64
     }
 }
 

@@ -111,7 +111,7 @@ pub(crate) fn packed_layout(weight: &WeightDesc, spec: &DeviceSpec) -> Result<Pa
         let message = format!("takes {bytes} bytes, but the adapter binds at most {limit}");
         return Err(Error::unsupported(message).field("shape"));
     }
-    Ok(PackedLayout { bytes, name: format!("words-{}", weight.weight_type.format) })
+    Ok(PackedLayout { bytes, name: format!("words-{}", weight.weight_type.format), relocatable: false })
 }
 
 /// A weight in device memory.

@@ -3,6 +3,7 @@
 use super::{
     host_table::{HostTable, host, returned, value_or},
     objects::{Object, Ours, exclusive, give_back, hand_out, object, with_stream},
+    stream::range,
     table::table,
 };
 use crate::{comm::GivenTransport, decode, prefix, raw::*};
@@ -47,6 +48,8 @@ pub(super) const OP: dsr_op_api = table!(dsr_op_api {
     bind,
     enqueue,
     call_free,
+    copy_packed,
+    adopt,
 });
 
 /// Decodes and validates a call.
@@ -107,6 +110,7 @@ unsafe extern "C" fn prepack_query(
             unsafe { (object::<Arc<dyn Device>>(device)?, decode::weight(weight)?, prefix::read(layout)?) };
         let answer = device.kernels().prepack_query(&weight)?;
         filled.bytes = answer.bytes as u64;
+        filled.flags = if answer.relocatable { DSR_PACKED_RELOCATABLE } else { 0 };
         host()?.set_text(filled.name, &answer.name);
         // SAFETY: read above.
         unsafe { prefix::write(layout, &filled) };
@@ -158,6 +162,35 @@ unsafe extern "C" fn prepack(
         let row_bytes = weight_type.row_bytes()?;
         let mut rows = Rows { raw: prefix::read(rows)?, host: host()?, weight_type, row_bytes };
         let made = with_stream(stream, |stream| device.kernels().prepack(stream, &weight, &mut rows))?;
+        prefix::put(packed, "packed", hand_out(made))
+    })
+}
+
+unsafe extern "C" fn copy_packed(
+    device: *mut dsr_device,
+    stream: *mut dsr_stream,
+    weight: *mut dsr_weight,
+    destination: *const dsr_slice,
+) -> *mut dsr_status {
+    // SAFETY: the caller passes our device, stream and weight, and a range of our buffer.
+    returned(|| unsafe {
+        let (device, weight) = (object::<Arc<dyn Device>>(device)?, object::<Arc<dyn PackedWeight>>(weight)?);
+        let destination = range(destination, "destination")?;
+        with_stream(stream, |stream| device.kernels().copy_packed(stream, weight, &destination))
+    })
+}
+
+unsafe extern "C" fn adopt(
+    device: *mut dsr_device,
+    weight: *const dsr_weight_desc,
+    memory: *const dsr_slice,
+    packed: *mut *mut dsr_weight,
+) -> *mut dsr_status {
+    // SAFETY: the caller passes our device, a description, a range of our buffer, and a place for the weight.
+    returned(|| unsafe {
+        prefix::check_out(packed, "packed")?;
+        let (device, weight) = (object::<Arc<dyn Device>>(device)?, decode::weight(weight)?);
+        let made = device.kernels().adopt(&weight, &range(memory, "memory")?)?;
         prefix::put(packed, "packed", hand_out(made))
     })
 }

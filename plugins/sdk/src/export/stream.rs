@@ -33,7 +33,7 @@ pub(super) const EVENT: dsr_event_api = {
 ///
 /// # Safety
 /// The pointer is null or to a range whose buffer is ours.
-unsafe fn range(raw: *const dsr_slice, name: &str) -> Result<BufferSlice> {
+pub(super) unsafe fn range(raw: *const dsr_slice, name: &str) -> Result<BufferSlice> {
     prefix::check_out(raw.cast_mut(), name)?;
     // SAFETY: not null and readable, as the caller says.
     let slice = decode::slice(&unsafe { raw.read() }, &mut Ours).map_err(|error| error.at(name))?;

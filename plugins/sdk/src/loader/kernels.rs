@@ -19,7 +19,7 @@ use dsrun_core::{
     Error, Result, WeightReader, WeightType,
     checked::{ValidArguments, ValidCall, ValidOperand},
     collective::Comm,
-    device::Stream,
+    device::{BufferSlice, Stream},
     kernels::{
         Arguments, Binding, BoundCall, CallDesc, Kernels, PackedLayout, PackedWeight, Plan, Support,
         WeightDesc,
@@ -55,6 +55,25 @@ impl PluginDevice {
     fn call(&self, run: impl FnOnce(&dsr_op_api, *mut dsr_device) -> Result<*mut dsr_status>) -> Result<()> {
         self.open.health.call("device", || run(&self.open.plugin.tables.op, self.open.handle.get()))
     }
+
+    /// A weight that the plugin has returned.
+    fn packed(
+        &self,
+        handle: *mut dsr_weight,
+        weight: &WeightDesc,
+        memory: Option<BufferSlice>,
+    ) -> Result<Arc<dyn PackedWeight>> {
+        let mut packed = PluginWeight {
+            handle: Raw::new(handle, "weight")?,
+            weight_type: weight.weight_type.clone(),
+            bytes: 0,
+            open: self.open.clone(),
+            _memory: memory,
+        };
+        let table = &self.open.plugin.tables.op;
+        packed.bytes = prefix::size(call!(table, weight_bytes(packed.handle.get())), "bytes")?;
+        Ok(Arc::new(packed))
+    }
 }
 
 impl Kernels for PluginDevice {
@@ -83,7 +102,11 @@ impl Kernels for PluginDevice {
         let mut raw = dsr_packed_layout { name: name.as_raw(), ..prefix::zeroed() };
         let layout = &raw mut raw;
         self.call(|table, device| Ok(call!(table, prepack_query(device, &raw const desc, layout))))?;
-        Ok(PackedLayout { bytes: prefix::size(raw.bytes, "bytes")?, name: name.into_text() })
+        Ok(PackedLayout {
+            bytes: prefix::size(raw.bytes, "bytes")?,
+            name: name.into_text(),
+            relocatable: raw.flags & DSR_PACKED_RELOCATABLE != 0,
+        })
     }
 
     fn prepack(
@@ -107,15 +130,40 @@ impl Kernels for PluginDevice {
         self.call(|table, device| {
             Ok(call!(table, prepack(device, stream, desc, &raw const reader, &raw mut handle)))
         })?;
-        let mut packed = PluginWeight {
-            handle: Raw::new(handle, "weight")?,
-            weight_type: weight.weight_type.clone(),
-            bytes: 0,
-            open: self.open.clone(),
-        };
-        let table = &self.open.plugin.tables.op;
-        packed.bytes = prefix::size(call!(table, weight_bytes(packed.handle.get())), "bytes")?;
-        Ok(Arc::new(packed))
+        self.packed(handle, weight, None)
+    }
+
+    fn copy_packed(
+        &self,
+        stream: &mut dyn Stream,
+        weight: &Arc<dyn PackedWeight>,
+        destination: &BufferSlice,
+    ) -> Result<()> {
+        if self.open.plugin.tables.op.copy_packed.is_none() {
+            return Err(Error::unsupported("the plugin cannot copy packed weights"));
+        }
+        let any: &dyn Any = &**weight;
+        let weight = any.downcast_ref::<PluginWeight>();
+        let weight = weight.filter(|weight| Arc::ptr_eq(&weight.open.plugin, &self.open.plugin));
+        let weight = weight.ok_or_else(|| Error::invalid("belongs to another backend").at("weight"))?;
+        let stream = PluginStream::of(stream, &self.open.plugin)?;
+        stream.health.check("stream")?;
+        let destination = slice(&self.open.plugin, destination).map_err(|error| error.at("destination"))?;
+        let (stream, weight, destination) =
+            (stream.handle.get(), weight.handle.get(), &raw const destination);
+        self.call(|table, device| Ok(call!(table, copy_packed(device, stream, weight, destination))))
+    }
+
+    fn adopt(&self, weight: &WeightDesc, memory: &BufferSlice) -> Result<Arc<dyn PackedWeight>> {
+        if self.open.plugin.tables.op.adopt.is_none() {
+            return Err(Error::unsupported("the plugin cannot adopt packed weights"));
+        }
+        let desc = encode::weight_desc(weight)?;
+        let range = slice(&self.open.plugin, memory).map_err(|error| error.at("memory"))?;
+        let (desc, range) = (&raw const desc, &raw const range);
+        let mut handle = ptr::null_mut();
+        self.call(|table, device| Ok(call!(table, adopt(device, desc, range, &raw mut handle))))?;
+        self.packed(handle, weight, Some(memory.clone()))
     }
 
     fn plan(&self, call: &ValidCall) -> Result<Arc<dyn Plan>> {
@@ -181,6 +229,8 @@ struct PluginWeight {
     weight_type: WeightType,
     bytes: usize,
     open: Arc<OpenDevice>,
+    /// The memory of an adopted weight, kept alive.
+    _memory: Option<BufferSlice>,
 }
 
 impl Drop for PluginWeight {

@@ -57,5 +57,8 @@ pub const DSR_SUPPORT_CAPTURE_SAFE: u32 = 2;
 /// Each row's result is bit-identical whatever other rows are in the batch.
 pub const DSR_SUPPORT_BATCH_INVARIANT: u32 = 4;
 
+/// In dsr_packed_layout.flags: packed bytes can be moved with copy_packed and adopt.
+pub const DSR_PACKED_RELOCATABLE: u32 = 1;
+
 /// In dsr_weight_desc.flags: the weight is never written again once it is packed.
 pub const DSR_WEIGHT_IMMUTABLE: u32 = 1;

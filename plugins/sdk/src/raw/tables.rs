@@ -320,6 +320,27 @@ pub struct dsr_op_api {
         Option<unsafe extern "C" fn(call: *mut dsr_call, stream: *mut dsr_stream) -> *mut dsr_status>,
     /// Frees a bound call.
     pub call_free: Option<unsafe extern "C" fn(call: *mut dsr_call)>,
+    /// Enqueues a copy of the packed bytes of a weight to a range as long as its layout, in device or pinned memory. May be NULL
+    /// if no layout is DSR_PACKED_RELOCATABLE.
+    pub copy_packed: Option<
+        unsafe extern "C" fn(
+            device: *mut dsr_device,
+            stream: *mut dsr_stream,
+            weight: *mut dsr_weight,
+            destination: *const dsr_slice,
+        ) -> *mut dsr_status,
+    >,
+    /// Makes a packed weight of a range of device memory that holds packed bytes of the same description whenever a call uses the
+    /// weight. The host owns the result, frees it once, and keeps the buffer until then; it may replace the bytes between calls
+    /// that use the weight. May be NULL if no layout is DSR_PACKED_RELOCATABLE.
+    pub adopt: Option<
+        unsafe extern "C" fn(
+            device: *mut dsr_device,
+            weight: *const dsr_weight_desc,
+            memory: *const dsr_slice,
+            packed: *mut *mut dsr_weight,
+        ) -> *mut dsr_status,
+    >,
 }
 
 /// Graphs. One thread at a time uses a graph or stream.
