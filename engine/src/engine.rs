@@ -2,7 +2,7 @@
 
 use crate::{
     error::{EngineError, Result},
-    memory::MemoryPlan,
+    memory::{MemoryPlan, available_host_memory},
     plan::{DraftPlan, EnginePlan},
     request::{EmbeddingRequest, Request, RequestId, RequestIds, RequestLimits, TokenEvent},
     runner::Runner,
@@ -36,7 +36,7 @@ impl EnginePlan {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Engine> {
         self.check_memory()?;
-        let (own, all) = (self.memory().weights, self.memory().all_weights());
+        let (own, all) = (self.memory().own_weights(), self.memory().all_weights());
         let (speculation, draft) = (self.options.speculation, self.draft.take());
         let runner = Runner::load(self, model, device.clone(), &mut |loaded| progress(loaded, all))?;
         let draft = match draft {
@@ -69,11 +69,16 @@ impl EnginePlan {
     /// # Errors
     /// [`EngineError::DoesNotFit`] if a rank has too little memory; the other processes get the error too.
     fn check_memory(&self) -> Result<()> {
+        let needed: u64 = self.memory_of_ranks().map(|memory| memory.streamed).sum();
+        let available = available_host_memory().filter(|available| needed > *available);
         let lacking = self.memory_of_ranks().find_map(|memory| Some((memory.missing()?, memory)));
         let fits = match lacking {
             None => Ok(()),
             Some((missing, plan)) => Err(EngineError::DoesNotFit { missing, plan: Box::new(plan.clone()) }),
         };
+        let in_host =
+            available.map_or(Ok(()), |available| Err(EngineError::HostMemory { needed, available }));
+        let fits = fits.and(in_host);
         match &self.processes {
             Some(processes) => processes.checked(fits),
             None => fits,

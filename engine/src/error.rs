@@ -47,6 +47,20 @@ pub enum EngineError {
         plan: Box<MemoryPlan>,
     },
 
+    /// The weights of streamed layers do not fit into the memory of the host.
+    #[error(
+        "streamed weights do not fit into host memory: {} are needed, {} are available\nhint: --quantize w8a16 or w4a16, a larger \
+         --gpu-memory, or a machine with more memory",
+        Bytes(*needed),
+        Bytes(*available)
+    )]
+    HostMemory {
+        /// Bytes of the weights in host memory.
+        needed: u64,
+        /// Bytes that the host can give.
+        available: u64,
+    },
+
     /// A prompt is longer than the context.
     #[error(
         "the prompt has {tokens} tokens, but the context holds {context}: shorten it, or raise --context"

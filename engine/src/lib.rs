@@ -46,9 +46,9 @@ pub use offline::{
     Sensitivity, calibrate, calibration_sequences, check_budget, log_probability, mixed_precision,
     sensitivity,
 };
-pub use options::{EngineOptions, Precision, Speculation};
+pub use options::{EngineOptions, Precision, Speculation, WeightsIn};
 pub use pipeline::{Answer, GenerateOptions, Pipeline, Progress, Prompt, Timings};
-pub use plan::{EnginePlan, StepTraffic};
+pub use plan::{EnginePlan, LinkRates, StepTraffic, StreamForecast};
 pub use processes::{Launch, LaunchError, Launcher, Processes};
 pub use request::{
     Constraint, EmbeddingRequest, FinishReason, Pooling, Request, RequestId, RequestLimits, TokenEvent,

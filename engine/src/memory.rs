@@ -5,8 +5,10 @@ use std::fmt;
 /// The bytes that an engine will allocate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MemoryPlan {
-    /// Packed weights and vectors, in the device's layouts.
+    /// Packed weights and vectors that stay on the device, in its layouts.
     pub weights: u64,
+    /// The slots that streamed weights pass through.
+    pub ring: u64,
     /// The KV cache.
     pub kv_cache: u64,
     /// Tokens the KV cache holds, over all requests.
@@ -21,6 +23,8 @@ pub struct MemoryPlan {
     pub draft: Option<Box<Self>>,
     /// Host memory for the pages of requests that are pre-empted. Not part of the total.
     pub swap: u64,
+    /// Host memory for the packed weights of streamed layers. Not part of the total.
+    pub streamed: u64,
     /// Free memory of the device, if the device reports it.
     pub available: Option<u64>,
 }
@@ -29,13 +33,19 @@ impl MemoryPlan {
     /// All bytes.
     pub fn total(&self) -> u64 {
         let draft = self.draft.as_ref().map_or(0, |draft| draft.total());
-        let parts = [self.weights, self.kv_cache, self.requests, self.activations, self.workspace, draft];
+        let parts =
+            [self.weights, self.ring, self.kv_cache, self.requests, self.activations, self.workspace, draft];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Packed weights of all models.
+    /// Packed weights of the model, those in host memory included.
+    pub fn own_weights(&self) -> u64 {
+        self.weights.saturating_add(self.streamed)
+    }
+
+    /// Packed weights of all models, those in host memory included.
     pub fn all_weights(&self) -> u64 {
-        self.draft.as_ref().map_or(0, |draft| draft.weights).saturating_add(self.weights)
+        self.draft.as_ref().map_or(0, |draft| draft.weights).saturating_add(self.own_weights())
     }
 
     /// The bytes that are missing, if the plan does not fit.
@@ -47,8 +57,12 @@ impl MemoryPlan {
     /// Options that reduce the largest part of the plan.
     pub(crate) fn remedy(&self) -> &'static str {
         let beside_weights = self.total() - self.weights;
+        if self.ring > 0 && self.kv_cache <= beside_weights / 2 {
+            return "layers are streamed already: a larger --gpu-memory, --quantize w8a16 or w4a16, a smaller --context, or fewer requests \
+                    side by side";
+        }
         if self.available.is_some_and(|available| self.weights > available) || self.weights > beside_weights {
-            "--dtype bf16, --quantize w8a16 or w4a16, a quantised file, or a smaller model need less memory for weights"
+            "--dtype bf16, --quantize w8a16 or w4a16, a quantised file, or a smaller model need less memory for weights; --weights-in host streams them"
         } else if self.kv_cache > beside_weights / 2 {
             "a smaller --context, fewer --kv-tokens, or fewer requests side by side need less KV cache"
         } else {
@@ -62,6 +76,7 @@ impl fmt::Display for MemoryPlan {
         let kv = format!("KV cache ({} tokens)", self.kv_tokens);
         let mut rows = vec![
             ("weights".to_owned(), self.weights),
+            ("ring of streamed layers".to_owned(), self.ring),
             (kv, self.kv_cache),
             ("request table".to_owned(), self.requests),
             ("activations".to_owned(), self.activations),
@@ -73,9 +88,13 @@ impl fmt::Display for MemoryPlan {
             rows.push(("draft model, all else".to_owned(), draft.total().saturating_sub(draft.kv_cache)));
         }
         rows.push(("total".to_owned(), self.total()));
+        rows.retain(|(name, bytes)| *bytes > 0 || !name.starts_with("ring"));
         let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, bytes) in rows {
             writeln!(f, "  {name:width$} {:>10}", Bytes(bytes).to_string())?;
+        }
+        if self.streamed > 0 {
+            writeln!(f, "  {:width$} {:>10}", "host, for weights", Bytes(self.streamed).to_string())?;
         }
         if self.swap > 0 {
             writeln!(f, "  {:width$} {:>10}", "host, for swapping", Bytes(self.swap).to_string())?;
@@ -87,6 +106,19 @@ impl fmt::Display for MemoryPlan {
             None => write!(f, "  the device does not report its free memory"),
         }
     }
+}
+
+/// The bytes of memory that the host can give this process, as far as the system says.
+pub(crate) fn available_host_memory() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = available.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    // A container may have less than the machine.
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let granted = number("/sys/fs/cgroup/memory.max");
+    let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
+    let free = granted.map_or(u64::MAX, |granted| granted.saturating_sub(used));
+    Some(kibibytes.saturating_mul(1024).min(free))
 }
 
 /// A number of bytes, displayed in binary units.

@@ -1,6 +1,7 @@
 //! The options of an engine.
 
 mod speculation;
+mod weights_in;
 
 use crate::{
     error::{EngineError, Result},
@@ -12,6 +13,7 @@ use crate::{
 use dsrun_core::DType;
 pub use speculation::Speculation;
 use std::sync::Arc;
+pub use weights_in::WeightsIn;
 
 /// The element type of weights, activations and KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -86,6 +88,10 @@ pub struct EngineOptions {
     /// penalties or a constraint do not speculate, and no request does before it has its
     /// [fewest tokens](crate::Request::min_tokens).
     pub speculation: Option<Speculation>,
+    /// Where the weights of layers are kept. In host memory, they are copied to the device for every step.
+    pub weights_in: WeightsIn,
+    /// If layers are streamed, the most that stay on the device; as many as fit if absent.
+    pub resident_layers: Option<usize>,
     /// How weights are quantised when they are loaded, and activations in each step; by default they are not.
     pub quantize: Option<Policy>,
     /// Statistics of the activations, for policies that [smooth](Policy::smooth); see [`calibrate`](crate::calibrate).
@@ -120,6 +126,8 @@ impl Default for EngineOptions {
             split_prompts: true,
             graphs: true,
             speculation: None,
+            weights_in: WeightsIn::default(),
+            resident_layers: None,
             quantize: None,
             calibration: None,
             shard: ShardPolicy::default(),

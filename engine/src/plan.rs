@@ -10,6 +10,7 @@
 //! | `calls` | descriptions of calls and weights for a device |
 //! | `layout` | the storage plan of a step |
 //! | `memory`, `traffic` | bytes that are allocated, bytes and products of a step |
+//! | `stream` | layers whose weights stay in host memory and are copied to the device for each step |
 //! | `draft_plan`, `draft_vocabulary` | the memory and compatibility of a draft model |
 //! | `execution_context`, `compiled_step`, `plan_cache` | a step bound to device memory |
 //! | `mesh` | a model that is split over several devices |
@@ -28,12 +29,13 @@ mod mesh;
 mod plan_cache;
 mod programs;
 mod step_interface;
+mod stream;
 mod traffic;
 
 use crate::{
     error::{EngineError, Result},
     memory::MemoryPlan,
-    options::{EngineOptions, Speculation},
+    options::{EngineOptions, Speculation, WeightsIn},
     processes::Processes,
 };
 pub(crate) use bucket::{Bucket, FixedSizes};
@@ -50,6 +52,9 @@ pub(crate) use plan_cache::{PlanCache, plan_key};
 use programs::StepPrograms;
 use std::sync::Arc;
 pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, StepSize, StepState};
+use stream::StreamableLayers;
+pub use stream::{LinkRates, StreamForecast};
+pub(crate) use stream::{StreamPlan, WeightImages, WeightRing};
 pub use traffic::StepTraffic;
 
 /// The share of the device's free memory that is left free if the KV cache takes the rest: one part in this many.
@@ -67,6 +72,8 @@ pub struct EnginePlan {
     /// Memory with room for every step within the limits.
     pub(crate) shared: SharedSizes,
     memory: MemoryPlan,
+    /// The layers whose weights are streamed from host memory.
+    pub(crate) stream: Option<StreamPlan>,
     pub(crate) draft: Option<DraftPlan>,
     /// The plans of the other ranks of this process, if the model is split over several devices: this is the plan of the first.
     pub(crate) followers: Vec<FollowerPlan>,
@@ -104,9 +111,30 @@ impl EnginePlan {
     ) -> Result<Self> {
         let (context, fixed, limits) = Self::sizes(longest, options)?;
         let programs = StepPrograms::build(program, device, options, limits, fixed, comm)?;
+        let (options, memory) = (options.clone(), MemoryPlan::default());
+        let mut plan = Self {
+            programs,
+            options,
+            context,
+            fixed,
+            limits,
+            shared: SharedSizes::default(),
+            memory,
+            stream: None,
+            draft: None,
+            followers: Vec::new(),
+            processes: None,
+        };
+        plan.size_shared_memory(device)?;
+        Ok(plan)
+    }
+
+    /// Plans shared memory with room for every step.
+    fn size_shared_memory(&mut self, device: &dyn Device) -> Result<()> {
+        let (limits, fixed) = (self.limits, self.fixed);
         let layout = |bucket: Bucket| {
-            let program = programs.merged(device, bucket, fixed)?;
-            Layout::new(&program, device, bucket, fixed, programs.comm())
+            let program = self.programs.merged(device, bucket, fixed)?;
+            Layout::new(&program, device, bucket, fixed, self.programs.comm())
         };
         let mut shared = layout(limits)?.shared;
         // With fewer rows a small result may take a place in the arena where a large one would fit, so the layout of the limits
@@ -114,22 +142,11 @@ impl EnginePlan {
         let is_large = |bucket: &Bucket| {
             bucket.sequences == limits.sequences && (bucket.all_rows || bucket.tokens == limits.tokens)
         };
-        for bucket in Bucket::all(limits, options.rows_per_request()).into_iter().filter(is_large) {
+        for bucket in Bucket::all(limits, self.options.rows_per_request()).into_iter().filter(is_large) {
             shared = shared.max(layout(bucket)?.shared);
         }
-        let (options, memory) = (options.clone(), MemoryPlan::default());
-        Ok(Self {
-            programs,
-            options,
-            context,
-            fixed,
-            limits,
-            shared,
-            memory,
-            draft: None,
-            followers: Vec::new(),
-            processes: None,
-        })
+        self.shared = shared;
+        Ok(())
     }
 
     /// The context, the sizes that all steps share, and the largest step.
@@ -154,18 +171,71 @@ impl EnginePlan {
         Ok((context, fixed, limits))
     }
 
-    /// Counts the memory, and plans fewer pages of KV cache if the model fits that way.
+    /// Counts the memory, and plans fewer pages of KV cache if the model fits that way, or streamed layers if it does not fit.
     fn fit_to_memory(mut self, device: &dyn Device) -> Result<Self> {
+        let pages = self.fixed.pages;
         self.count_memory(device)?;
         if let (Some(missing), None) = (self.memory.missing(), self.options.kv_tokens) {
-            // Requests then share fewer pages, and yield them to each other when none is left.
-            let page = self.page_bytes().max(1);
             let spare = self.memory.available.unwrap_or(0) / SPARE;
-            let fewer = usize::try_from((missing + spare).div_ceil(page)).unwrap_or(usize::MAX);
-            self.fixed.pages = self.fixed.pages.saturating_sub(fewer).max(self.fixed.blocks);
+            self.plan_fewer_pages(missing + spare);
             self.count_memory(device)?;
         }
+        let streams = match self.options.weights_in {
+            WeightsIn::Device => false,
+            WeightsIn::Host => true,
+            WeightsIn::Auto => self.memory.missing().is_some() && !device.properties().unified_memory,
+        };
+        if streams {
+            let kept = self.fixed.pages;
+            match StreamableLayers::new(self.programs.all_rows(), device) {
+                Ok(layers) => {
+                    self.fixed.pages = pages;
+                    self.plan_streaming(device, &layers)?;
+                }
+                Err(error) if self.options.weights_in == WeightsIn::Host => {
+                    return Err(EngineError::option(
+                        "weights-in",
+                        "host",
+                        format!("is not possible: {error}"),
+                    ));
+                }
+                // It does not fit, and loading says so.
+                Err(_) => self.fixed.pages = kept,
+            }
+        }
         Ok(self)
+    }
+
+    /// Plans fewer pages of KV cache, to save bytes: requests then share them, and yield them to each other when none is left.
+    fn plan_fewer_pages(&mut self, bytes: u64) {
+        let page = self.page_bytes().max(1);
+        let fewer = usize::try_from(bytes.div_ceil(page)).unwrap_or(usize::MAX);
+        self.fixed.pages = self.fixed.pages.saturating_sub(fewer).max(self.fixed.blocks);
+    }
+
+    /// Plans the KV cache first, then the ring of slots, and as many layers on the device as there is room for beside them.
+    fn plan_streaming(&mut self, device: &dyn Device, layers: &StreamableLayers) -> Result<()> {
+        self.programs.keep_layers_apart(layers.numbers());
+        self.size_shared_memory(device)?;
+        self.count_memory(device)?;
+        let counts = layers.slot_counts();
+        let best = counts.first().copied().unwrap_or(1);
+        let budget = self.memory.available.map(|available| available - available / SPARE);
+        let beside = |plan: &Self| plan.memory.total().saturating_sub(layers.bytes());
+        // Two slots let copies and layers overlap. More are worth less than KV cache for the requests that are asked for.
+        let least = layers.all(best.min(2)).device_bytes();
+        let lacking = budget.map_or(0, |budget| (beside(self) + least).saturating_sub(budget));
+        if lacking > 0 && self.options.kv_tokens.is_none() {
+            self.plan_fewer_pages(lacking);
+            self.count_memory(device)?;
+        }
+        // Without a count of free memory nothing is known to fit but what is needed in any case.
+        let room = budget.map_or(least, |budget| budget.saturating_sub(beside(self)));
+        let most_resident = self.options.resident_layers.unwrap_or(usize::MAX);
+        let chosen = counts.iter().find_map(|slots| layers.choose(*slots, room, most_resident));
+        // The least that can be planned does not fit either, and loading says so.
+        self.stream = Some(chosen.unwrap_or_else(|| layers.all(1)));
+        self.count_memory(device)
     }
 
     /// Counts the memory, that of a draft model included.
@@ -173,6 +243,10 @@ impl EnginePlan {
         let Self { limits, fixed, shared, .. } = *self;
         let program = self.programs.all_rows();
         self.memory = memory::count_memory(program, device, shared, limits, fixed, &self.options)?;
+        if let Some(stream) = &self.stream {
+            self.memory.weights = self.memory.weights.saturating_sub(stream.packed_bytes());
+            (self.memory.ring, self.memory.streamed) = (stream.ring_bytes(), stream.streamed_bytes());
+        }
         if let Some(DraftPlan { plan, .. }) = &mut self.draft {
             let most = plan.fixed.blocks.saturating_mul(plan.fixed.requests);
             plan.fixed.pages = self.fixed.pages.min(most);

@@ -219,6 +219,7 @@ impl Runner {
         statistics.prompt_tokens = counts.prompt_tokens;
         statistics.prefix_hit_tokens = counts.prefix_hit_tokens;
         statistics.compiled_steps = self.executor.compiled_steps();
+        statistics.streamed_bytes = self.executor.streamed_bytes();
     }
 
     /// Records the time of a phase since `start`. Returns the time now.

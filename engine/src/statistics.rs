@@ -37,6 +37,8 @@ pub struct Statistics {
     pub proposed_tokens: u64,
     /// Proposed tokens that were accepted.
     pub accepted_tokens: u64,
+    /// Bytes of weights that were copied from host memory, or are about to be.
+    pub streamed_bytes: u64,
     /// The time that each phase of a step took on the host, in the order of [`Phase::ALL`].
     pub phases: [Histogram; Phase::ALL.len()],
 }
@@ -62,6 +64,7 @@ impl Statistics {
             preemptions,
             proposed_tokens,
             accepted_tokens,
+            streamed_bytes,
             phases,
         } = other;
         self.waiting += waiting;
@@ -80,6 +83,7 @@ impl Statistics {
         self.preemptions += preemptions;
         self.proposed_tokens += proposed_tokens;
         self.accepted_tokens += accepted_tokens;
+        self.streamed_bytes += streamed_bytes;
         self.phases.iter_mut().zip(phases).for_each(|(own, other)| own.add(other));
     }
 }

@@ -9,6 +9,7 @@ use super::{
     layout::{InputLayout, Layout},
     plan_cache::PlanCache,
     step_interface::{SegmentSet, StepOutput, StepSegment},
+    stream::{Reads, WeightRing, parts},
 };
 use crate::error::Result;
 use dsrun_core::{
@@ -16,7 +17,7 @@ use dsrun_core::{
     checked::CheckedPlan,
     device::{BufferSlice, Device, Stream},
     graph::{CallList, Graph},
-    program::SegmentKind,
+    program::{Call, Program, SegmentKind},
 };
 
 /// A step that is ready to run.
@@ -28,8 +29,16 @@ pub(crate) struct CompiledStep {
     /// Whether segments are captured as graphs where their kind allows it.
     capture: bool,
     /// The bound calls of the segments that ran so far, by the set that was launched together.
-    graphs: Vec<(SegmentSet, Box<dyn Graph>)>,
+    graphs: Vec<(SegmentSet, Vec<BoundPart>)>,
     outputs: [Option<BufferSlice>; StepOutput::ALL.len()],
+}
+
+/// Bound calls that are launched as one.
+#[derive(Debug)]
+struct BoundPart {
+    /// The streamed layer whose weights they read.
+    layer: Option<usize>,
+    graph: Box<dyn Graph>,
 }
 
 impl CompiledStep {
@@ -71,7 +80,7 @@ impl CompiledStep {
     }
 
     /// Enqueues segments in the order of the step. They are captured as one graph if all of them may be: each graph costs the
-    /// device its beginning and its end.
+    /// device its beginning and its end. Each streamed layer is a graph of its own, which waits until the ring has its weights.
     ///
     /// # Errors
     /// The first time, if the device refuses to bind or to capture a call; later, if the device failed.
@@ -81,9 +90,10 @@ impl CompiledStep {
         context: ExecutionContext<'_>,
         device: &dyn Device,
         stream: &mut dyn Stream,
+        mut ring: Option<&mut WeightRing>,
     ) -> Result<()> {
-        if let Some((_, graph)) = self.graphs.iter().find(|(known, _)| *known == segments) {
-            return Ok(graph.launch(stream)?);
+        if let Some((_, parts)) = self.graphs.iter().find(|(known, _)| *known == segments) {
+            return launch(parts, stream, ring);
         }
         let program = &self.layout.program;
         let may_be_captured = |segment: StepSegment| {
@@ -93,22 +103,66 @@ impl CompiledStep {
         let together = segments.iter().all(may_be_captured);
         if !together && segments.iter().count() > 1 {
             let mut single = segments.iter().map(|segment| SegmentSet::new(&[segment]));
-            return single.try_for_each(|segment| self.enqueue(segment, context, device, stream));
+            return single
+                .try_for_each(|segment| self.enqueue(segment, context, device, stream, ring.as_deref_mut()));
         }
         let storage = context.storage(&self.layout);
-        let mut calls = Vec::new();
+        let (mut calls, mut reads) = (Vec::new(), Vec::new());
         for (node, plan) in program.nodes.iter().zip(&self.plans) {
             let Some(plan) = plan else { continue };
             if segments.contains(self.layout.segment(node.segment)?) {
-                calls.push(plan.bind(&storage.arguments(&node.call)?)?);
+                calls.push(Some(plan.bind(&storage.arguments(&node.call)?)?));
+                reads.push(reads_of(program, &node.call, ring.as_deref())?);
             }
         }
-        let graph = match device.graphs().filter(|_| together) {
-            Some(graphs) if !calls.is_empty() => graphs.capture(stream, calls)?,
-            _ => Box::new(CallList::new(calls)),
-        };
-        graph.launch(stream)?;
-        self.graphs.push((segments, graph));
+        let mut bound = Vec::new();
+        for part in parts(reads) {
+            let calls: Vec<_> = part.calls.iter().filter_map(|call| calls[*call].take()).collect();
+            let graph = match device.graphs().filter(|_| together) {
+                Some(graphs) => graphs.capture(stream, calls)?,
+                None => Box::new(CallList::new(calls)),
+            };
+            bound.push(BoundPart { layer: part.layer, graph });
+        }
+        launch(&bound, stream, ring)?;
+        self.graphs.push((segments, bound));
         Ok(())
     }
+}
+
+/// Launches parts of a step in order, each streamed layer when its weights are there.
+fn launch(parts: &[BoundPart], stream: &mut dyn Stream, mut ring: Option<&mut WeightRing>) -> Result<()> {
+    for part in parts {
+        match (part.layer, ring.as_deref_mut()) {
+            (Some(layer), Some(ring)) => {
+                ring.acquire(layer, stream)?;
+                part.graph.launch(stream)?;
+                ring.release(layer, stream)?;
+            }
+            _ => part.graph.launch(stream)?,
+        }
+    }
+    Ok(())
+}
+
+/// The weights that a call reads.
+fn reads_of(program: &Program, call: &Call, ring: Option<&WeightRing>) -> Result<Reads> {
+    let mut reads = Reads::NoWeights;
+    for id in call.operands.iter().flatten() {
+        let value = program.value(*id)?;
+        if value.weight_type().is_none() {
+            continue;
+        }
+        let layer = ring.and_then(|ring| ring.layer_of(&value.name));
+        reads = match (reads, layer) {
+            (Reads::Streamed(one), Some(other)) if one != other => {
+                let message = format!("reads weights of the streamed layers {one} and {other}");
+                return Err(Error::internal(message).in_op(call.op.name()).into());
+            }
+            (_, Some(layer)) => Reads::Streamed(layer),
+            (Reads::NoWeights, None) => Reads::Resident,
+            (known, None) => known,
+        };
+    }
+    Ok(reads)
 }

@@ -3,7 +3,7 @@
 use super::{EnginePlan, draft_vocabulary::check_vocabulary};
 use crate::{
     error::{EngineError, Result},
-    options::{EngineOptions, Speculation},
+    options::{EngineOptions, Speculation, WeightsIn},
 };
 use dsrun_core::device::Device;
 use dsrun_models::model::Model;
@@ -48,6 +48,7 @@ impl EnginePlan {
             tune_step: false,
             kv_tokens: None,
             swap_tokens: 0,
+            weights_in: WeightsIn::Device,
             ..options.clone()
         };
         let own = Box::new(Self::without_memory(draft, device, &own)?);

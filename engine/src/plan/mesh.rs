@@ -3,7 +3,7 @@
 use super::{EnginePlan, bucket::FixedSizes, programs::StepPrograms};
 use crate::{
     error::{EngineError, Result},
-    options::{EngineOptions, Speculation},
+    options::{EngineOptions, Speculation, WeightsIn},
     passes::shard::{MeshCosts, shard},
     processes::{Processes, facts},
 };
@@ -96,6 +96,8 @@ impl EnginePlan {
         let program = StepPrograms::quantized(model, &*devices[0], options)?;
         let host = all.iter().any(|process| process.host);
         let free = all.iter().filter_map(|process| process.free).min();
+        // Layers that do not fit are streamed, each rank's from its own share of the host's memory.
+        let free = free.filter(|_| options.weights_in != WeightsIn::Host);
         let costs = if host { MeshCosts::HOST } else { MeshCosts::ACCELERATORS };
         // Fewer pages are planned if they do not fit, but one request has its whole context.
         let smallest = FixedSizes { pages: fixed.pages.min(fixed.blocks), ..fixed };

@@ -24,7 +24,7 @@ use dsrun_models::{
     step::{ProgramOptions, Storage},
     weights::ExprReader,
 };
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 /// The programs of an engine's steps, after all passes. They have the same weights and states.
 #[derive(Debug)]
@@ -37,6 +37,8 @@ pub(crate) struct StepPrograms {
     fuse: bool,
     /// The group that collectives run over, if the programs are those of a rank.
     comm: Option<Arc<dyn Comm>>,
+    /// The layer of each weight that may be streamed, by the name of the weight; empty if none is.
+    layers: HashMap<String, usize>,
 }
 
 impl StepPrograms {
@@ -75,7 +77,8 @@ impl StepPrograms {
             program = fuse_for_device(&program, device, limits, fixed, comm.as_ref())?;
         }
         let pruned = Arc::new(prune_unused_rows(&program)?);
-        Ok(Self { all_rows: Arc::new(program), pruned, fuse: options.fuse, comm })
+        let (all_rows, layers) = (Arc::new(program), HashMap::new());
+        Ok(Self { all_rows, pruned, fuse: options.fuse, comm, layers })
     }
 
     /// The program that a device runs for the steps of a bucket: that of [`Self::of`], with neighbouring calls
@@ -95,9 +98,28 @@ impl StepPrograms {
         }
         let sizes = bucket.sizes(fixed);
         let mut native = |program: &Program, call: &Call| {
-            Ok(device.kernels().query(&describe_call(program, call, &sizes, self.comm())?)?.native)
+            Ok(self.is_in_one_layer(program, call)?
+                && device.kernels().query(&describe_call(program, call, &sizes, self.comm())?)?.native)
         };
         Ok(Arc::new(merge(program, &mut native)?))
+    }
+
+    /// Keeps regions from reading the weights of several layers, whose numbers are given by the names of their weights: those of
+    /// streamed layers are not on the device at the same time.
+    pub(super) fn keep_layers_apart(&mut self, layers: HashMap<String, usize>) {
+        self.layers = layers;
+    }
+
+    /// Whether a call reads streamable weights of one layer at most.
+    fn is_in_one_layer(&self, program: &Program, call: &Call) -> Result<bool, Error> {
+        let mut first = None;
+        for id in call.operands.iter().flatten() {
+            let Some(layer) = self.layers.get(&program.value(*id)?.name) else { continue };
+            if *first.get_or_insert(layer) != layer {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The program of the steps of a bucket, whose regions are the same at all sizes.

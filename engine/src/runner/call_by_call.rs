@@ -35,6 +35,10 @@ impl CallByCall {
             let message = "calls run one at a time on one device only: leave --tp out";
             return Err(dsrun_core::Error::unsupported(message).into());
         }
+        if executor.plan().stream.is_some() {
+            let message = "calls run one at a time only while all weights are on the device: choose --weights-in device";
+            return Err(dsrun_core::Error::unsupported(message).into());
+        }
         let device = &**executor.device();
         let layout = Layout::keeping_all(program, device, bucket, executor.plan().fixed)?;
         let mut sizes = layout.shared;

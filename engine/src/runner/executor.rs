@@ -8,7 +8,7 @@ use crate::{
     error::Result,
     plan::{
         Bucket, CompiledStep, EnginePlan, ExecutionContext, Layout, PlanCache, Resident, SegmentSet,
-        SharedMemory, StepInput, StepSegment, StepState,
+        SharedMemory, StepInput, StepSegment, StepState, WeightRing,
     },
     processes::Processes,
 };
@@ -51,6 +51,8 @@ pub(crate) struct Executor {
     plans: PlanCache,
     stream: Box<dyn Stream>,
     resident: Resident,
+    /// The slots that streamed layers pass through, if there are any.
+    ring: Option<WeightRing>,
     shared: SharedMemory,
     device: Arc<dyn Device>,
     plan: EnginePlan,
@@ -68,6 +70,7 @@ impl Executor {
         device: Arc<dyn Device>,
         stream: Box<dyn Stream>,
         resident: Resident,
+        ring: Option<WeightRing>,
         shared: SharedMemory,
     ) -> Self {
         Self {
@@ -76,6 +79,7 @@ impl Executor {
             plans: PlanCache::default(),
             stream,
             resident,
+            ring,
             shared,
             device,
             plan,
@@ -160,6 +164,11 @@ impl Executor {
     /// Weights and states on the device.
     pub(crate) fn resident(&self) -> &Resident {
         &self.resident
+    }
+
+    /// Bytes of weights that were copied from host memory so far, or are about to be.
+    pub(crate) fn streamed_bytes(&self) -> u64 {
+        self.ring.as_ref().map_or(0, WeightRing::copied)
     }
 
     /// The number of steps that were compiled so far.
@@ -247,7 +256,7 @@ impl Executor {
         self.tell(|| Command::Launch(bucket, segments))?;
         let step = self.steps.get_mut(&bucket).ok_or_else(not_compiled)?;
         let context = ExecutionContext { resident: &self.resident, shared: &self.shared };
-        let launched = step.enqueue(segments, context, &*self.device, &mut *self.stream);
+        let launched = step.enqueue(segments, context, &*self.device, &mut *self.stream, self.ring.as_mut());
         self.explained(launched)
     }
 

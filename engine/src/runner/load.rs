@@ -15,8 +15,8 @@ use crate::{
     error::{EngineError, Result},
     kv_cache::SwapSpace,
     plan::{
-        EnginePlan, FollowerPlan, PlanCache, Resident, SharedMemory, StepState, cache_desc, is_cache,
-        state_bytes, weight_desc,
+        EnginePlan, FollowerPlan, PlanCache, Resident, SharedMemory, StepState, WeightImages, WeightRing,
+        cache_desc, is_cache, state_bytes, weight_desc,
     },
     processes::Processes,
     schedule::{Capacity, ScheduledStep, Scheduler},
@@ -170,11 +170,19 @@ fn load_rank(
         };
         resident.tensors.insert(value.name.clone(), memory);
     }
-    load_weights(&plan, &**model.weights(), &*device, &mut *stream, &mut resident, progress)?;
+    let mut images = plan.stream.as_ref().map(WeightImages::new);
+    let source = &**model.weights();
+    load_weights(&plan, source, &*device, &mut *stream, &mut resident, images.as_mut(), progress)?;
     stream.synchronize("loading the weights", LOAD_TIMEOUT)?;
+    let mut ring = None;
+    if let (Some(stream), Some(images)) = (&plan.stream, images) {
+        let (made, adopted) = WeightRing::new(stream, images, &*device)?;
+        resident.weights.extend(adopted);
+        ring = Some(made);
+    }
     // Requests differ in the tokens that end them, so the host decides, a step later than the device could.
     stream.upload(&(-1i32).to_le_bytes(), resident.state(StepState::StopIds)?)?;
-    Ok((Executor::new(plan, device, stream, resident, shared), table))
+    Ok((Executor::new(plan, device, stream, resident, ring, shared), table))
 }
 
 /// Allocates host memory for the pages of pre-empted requests, if the options ask for it.
@@ -198,6 +206,7 @@ fn load_weights(
     device: &dyn Device,
     stream: &mut dyn Stream,
     resident: &mut Resident,
+    mut images: Option<&mut WeightImages>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let program = plan.program();
@@ -213,7 +222,10 @@ fn load_weights(
                 let desc = weight_desc(weight);
                 let packed = device.kernels().prepack(stream, &desc, &mut reader).map_err(in_weight)?;
                 loaded += packed.bytes() as u64;
-                resident.weights.insert(value.name.clone(), packed);
+                match images.as_deref_mut().filter(|images| images.has(&value.name)) {
+                    Some(images) => images.store(&value.name, &packed, device, stream)?,
+                    None => drop(resident.weights.insert(value.name.clone(), packed)),
+                }
                 reader.release();
             }
             OperandType::Tensor(tensor) => {

@@ -97,7 +97,11 @@ impl Devices {
 /// Opens one device.
 pub(crate) fn open_device(arguments: &DeviceArguments) -> Result<Arc<dyn Device>> {
     let backend = find_backend(arguments.backend.as_deref())?;
-    let options = DeviceOptions { threads: arguments.threads.map(usize::from), ..DeviceOptions::default() };
+    let options = DeviceOptions {
+        threads: arguments.threads.map(usize::from),
+        memory_limit: arguments.gpu_memory.map(|size| size.0),
+        ..DeviceOptions::default()
+    };
     open(&*backend, arguments.device, &options)
 }
 
@@ -216,14 +220,15 @@ fn share(
     sharing: usize,
 ) -> Result<DeviceOptions> {
     let threads = arguments.device.threads.map(usize::from);
+    let budget = arguments.device.gpu_memory.map(|size| size.0);
     if sharing == 1 {
-        return Ok(DeviceOptions { threads, ..DeviceOptions::default() });
+        return Ok(DeviceOptions { threads, memory_limit: budget, ..DeviceOptions::default() });
     }
     let memory = backend.devices()?.into_iter().find(|device| device.index == index);
     let memory = memory.and_then(|device| device.memory_bytes);
     Ok(DeviceOptions {
         threads: threads.map(|threads| (threads / sharing).max(1)),
-        memory_limit: memory.map(|bytes| bytes / sharing as u64),
+        memory_limit: memory.map(|bytes| bytes / sharing as u64).into_iter().chain(budget).min(),
         compute_share: threads.is_none().then_some(1.0 / sharing as f32),
     })
 }

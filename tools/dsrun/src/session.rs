@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use dsrun_core::{Code, DType, WeightFormat, device::Device, registry::Registry};
 use dsrun_engine::{
     Engine, EngineOptions, EnginePlan, GenerateOptions, Pipeline, Precision, SamplingOptions, Speculation,
-    calibrate, calibration_sequences, passes::quantize::Calibration,
+    StreamForecast, calibrate, calibration_sequences, passes::quantize::Calibration,
 };
 use dsrun_models::{
     fetch::{FetchError, FetchOptions, ModelFiles, resolve},
@@ -137,6 +137,8 @@ pub(crate) fn engine_options(arguments: &EngineArguments, requests: usize) -> En
         split_prompts: !arguments.prompts_first,
         graphs: !arguments.no_graphs,
         quantize: arguments.quantize.clone(),
+        weights_in: arguments.weights_in.into(),
+        resident_layers: arguments.resident_layers,
         ..default
     }
 }
@@ -172,8 +174,26 @@ pub(crate) fn load_plan(
     devices: &Devices,
     terminal: &Terminal,
 ) -> Result<Engine> {
-    terminal.note(&devices.memory(&plan));
+    show_plan(&plan, devices, terminal)?;
     load_weights(plan, model, devices, terminal)
+}
+
+/// Shows the memory plan of an engine, and what is expected of steps that stream weights.
+pub(crate) fn show_plan(
+    plan: &EnginePlan,
+    devices: &Devices,
+    terminal: &Terminal,
+) -> Result<Option<StreamForecast>> {
+    terminal.note(&devices.memory(plan));
+    // A plan that does not fit is refused by loading.
+    if plan.memory_of_ranks().any(|memory| memory.missing().is_some()) {
+        return Ok(None);
+    }
+    let forecast = plan.forecast_streaming(&**devices.first())?;
+    if let Some(forecast) = &forecast {
+        terminal.note(&forecast.to_string());
+    }
+    Ok(forecast)
 }
 
 /// Does as [`load_plan`] does, and compiles the steps of all sizes.
@@ -183,7 +203,7 @@ pub(crate) fn load_warm(
     devices: &Devices,
     terminal: &Terminal,
 ) -> Result<Engine> {
-    terminal.note(&devices.memory(&plan));
+    show_plan(&plan, devices, terminal)?;
     let start = Instant::now();
     // A plan that does not fit is refused by loading: no kernels are built for it.
     if plan.memory_of_ranks().all(|memory| memory.missing().is_none()) {
@@ -226,7 +246,12 @@ pub(crate) fn build_kernels(
 
 /// Loads the weights of a model to its devices. A process that follows another does not return before that has ended, and then with
 /// the error [`Followed`].
-fn load_weights(plan: EnginePlan, model: &Model, devices: &Devices, terminal: &Terminal) -> Result<Engine> {
+pub(crate) fn load_weights(
+    plan: EnginePlan,
+    model: &Model,
+    devices: &Devices,
+    terminal: &Terminal,
+) -> Result<Engine> {
     let bar = terminal.bar("loading", Some(plan.memory().all_weights()));
     if devices.follow() {
         interrupt::leave_to_leader()?;

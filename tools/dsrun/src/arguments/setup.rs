@@ -1,9 +1,9 @@
 //! Arguments that several commands share: which model, on which device, and how it runs.
 
-use super::values::positive;
+use super::values::{MemorySize, positive};
 use clap::{Args, ValueEnum};
 use dsrun_engine::{
-    Launcher, Precision, Speculation,
+    Launcher, Precision, Speculation, WeightsIn,
     passes::{
         quantize::{Policy, Scheme},
         shard::ShardPolicy,
@@ -58,6 +58,9 @@ pub(crate) struct DeviceArguments {
     /// Threads a CPU device may use; all cores if not given.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
+    /// Memory of the device that may be used, such as `20GB` or `8GiB`; all that is free if not given. On several devices, of each.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) gpu_memory: Option<MemorySize>,
 }
 
 /// One device, or several that a model is split over.
@@ -146,6 +149,35 @@ pub(crate) struct EngineArguments {
     /// `int4g64z_f16`, or a TOML file with a policy for each weight.
     #[arg(long, value_name = "POLICY", value_parser = policy)]
     pub(crate) quantize: Option<Policy>,
+    /// Where the weights of layers are kept. Those in host memory are copied to the device for every step; as many layers as fit stay
+    /// on the device.
+    #[arg(long, value_enum, default_value_t = WeightsPlace::Auto, value_name = "PLACE")]
+    pub(crate) weights_in: WeightsPlace,
+    /// If weights are in host memory, the most layers that stay on the device; as many as fit if not given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) resident_layers: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum WeightsPlace {
+    /// On the device if they fit, else in host memory if the device has memory of its own.
+    #[default]
+    Auto,
+    /// On the device.
+    Device,
+    /// In host memory.
+    Host,
+}
+
+impl From<WeightsPlace> for WeightsIn {
+    fn from(place: WeightsPlace) -> Self {
+        match place {
+            WeightsPlace::Auto => Self::Auto,
+            WeightsPlace::Device => Self::Device,
+            WeightsPlace::Host => Self::Host,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

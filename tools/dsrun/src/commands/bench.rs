@@ -10,6 +10,7 @@ mod prefill;
 mod prompts;
 mod serve;
 mod soak;
+mod streaming;
 mod throughput;
 
 use crate::{

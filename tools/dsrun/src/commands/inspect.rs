@@ -29,6 +29,8 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
     let speculation = command.speculation.speculation();
     let options = EngineOptions { speculation, ..engine_options(&command.setup.engine, command.requests) };
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
+    let fits = plan.memory_of_ranks().all(|memory| memory.missing().is_none());
+    let forecast = if fits { plan.forecast_streaming(&**devices.first())? } else { None };
     let program = command.program || command.fused || command.step.is_some();
     let program = match (program, command.fused, command.step) {
         (false, ..) => None,
@@ -60,6 +62,9 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
         print(&format!("           {field} = {value} is not used"))?;
     }
     print(&devices.memory(&plan))?;
+    if let Some(forecast) = &forecast {
+        print(&forecast.to_string())?;
+    }
     if command.tensors {
         let width = tensors.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, tensor) in &tensors {

@@ -143,6 +143,8 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
             .map(policy)
             .transpose()
             .map_err(|error| anyhow!("--quantize: {error}"))?,
+        weights_in: settings.weights_in.unwrap_or_default(),
+        resident_layers: settings.resident_layers,
     };
     let options = EngineOptions {
         kv_tokens: settings.kv_tokens,
@@ -178,6 +180,7 @@ fn devices(settings: &ServeSettings) -> Result<DevicesArguments> {
             backend: settings.backend.clone(),
             device: settings.device.unwrap_or(0),
             threads: settings.threads,
+            gpu_memory: settings.gpu_memory,
         },
         tp: settings.tp,
         devices: settings.devices.clone().unwrap_or_default(),

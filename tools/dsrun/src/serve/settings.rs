@@ -1,7 +1,7 @@
 //! The settings of a server: flags, and a file with the same keys.
 
 use super::access_log::AccessLog;
-use crate::arguments::{Dtype, LauncherName, Weights};
+use crate::arguments::{Dtype, LauncherName, MemorySize, Weights, WeightsPlace};
 use anyhow::{Context, Result, bail};
 use clap::{Args, builder::RangedU64ValueParser};
 use dsrun_engine::Speculation;
@@ -73,6 +73,16 @@ pub(crate) struct ServeSettings {
     /// Threads a CPU device may use; all cores if not given.
     #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
+    /// Memory of the device that may be used, such as `20GB` or `8GiB`; all that is free if not given. On several devices, of each.
+    #[arg(help_heading = ENGINE, long, value_name = "SIZE")]
+    pub(crate) gpu_memory: Option<MemorySize>,
+    /// Where the weights of layers are kept; `auto` if not given. Those in host memory are copied to the device for every step; as
+    /// many layers as fit stay on the device.
+    #[arg(help_heading = ENGINE, long, value_enum, value_name = "PLACE")]
+    pub(crate) weights_in: Option<WeightsPlace>,
+    /// If weights are in host memory, the most layers that stay on the device; as many as fit if not given.
+    #[arg(help_heading = ENGINE, long, value_name = "COUNT")]
+    pub(crate) resident_layers: Option<usize>,
     /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.
     #[arg(help_heading = ENGINE, long, value_enum)]
     pub(crate) dtype: Option<Dtype>,

@@ -22,6 +22,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) fn read_bandwidth(device: &dyn Device) -> Result<f64> {
     // Memory of discrete devices is fast and their caches are large: 1 GiB there, 256 MiB for unified memory.
     let bytes: usize = if device.properties().unified_memory { 256 << 20 } else { 1 << 30 };
+    // A device whose memory is limited may have no room for that.
+    let room = device.memory().free.map_or(bytes, |free| usize::try_from(free / 2).unwrap_or(bytes));
+    let bytes = bytes.min(room).max(4 * COLUMNS);
     let rows = bytes / 4 / COLUMNS;
     let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![rows, COLUMNS] };
     let desc = WeightDesc { weight_type: weight_type.clone(), immutable: true };

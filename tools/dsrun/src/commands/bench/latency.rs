@@ -1,11 +1,11 @@
 //! `dsrun bench latency`: measures the time to the first token and per token, and the share of the memory bandwidth.
 
-use super::{bandwidth::read_bandwidth, median::median, prompts::prompt};
+use super::{bandwidth::read_bandwidth, median::median, prompts::prompt, streaming::Streaming};
 use crate::{
     arguments::Latency,
     commands::{print, print_json, speculation_line},
     devices::open_devices,
-    session::{engine_options, load_plan, open_draft, open_model, plan_engine},
+    session::{engine_options, load_weights, open_draft, open_model, plan_engine, show_plan},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -41,6 +41,8 @@ struct Figures {
     read_bandwidth_bytes_per_second: f64,
     /// Bytes read per second of decoding, over the bandwidth.
     share_of_bandwidth: f64,
+    /// The streaming of weights from host memory, if there is any.
+    streaming: Option<Streaming>,
 }
 
 pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
@@ -68,7 +70,8 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
     let traffic = plan.step_traffic(&**devices.first())?;
     let ranks = plan.ranks();
-    let mut engine = load_plan(plan, &model, &devices, terminal)?;
+    let forecast = show_plan(&plan, &devices, terminal)?;
+    let mut engine = load_weights(plan, &model, &devices, terminal)?;
 
     // The first run compiles the steps.
     run_once(&mut engine, command, model.config().vocabulary)?;
@@ -101,6 +104,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
         bytes_per_step: bytes,
         read_bandwidth_bytes_per_second: bandwidth,
         share_of_bandwidth: bytes as f64 / step / bandwidth,
+        streaming: forecast.map(|forecast| Streaming::new(forecast.streamed_bytes, step, &forecast)),
     };
     if command.measure.json {
         return print_json(&figures);
@@ -188,5 +192,6 @@ fn show(figures: &Figures) -> Result<()> {
         "memory       {} read per step{reader}: {:.0}% of the {bandwidth:.1} GB/s the device reads",
         Bytes(figures.bytes_per_step),
         figures.share_of_bandwidth * 100.0
-    ))
+    ))?;
+    figures.streaming.as_ref().map_or(Ok(()), |streaming| print(&format!("streaming    {streaming}")))
 }

@@ -1,11 +1,11 @@
 //! `dsrun bench throughput`: tokens per second of many requests at once, and what of a step is the host's work.
 
-use super::prompts::prompt;
+use super::{prompts::prompt, streaming::Streaming};
 use crate::{
     arguments::Throughput,
     commands::{print, print_json, speculation_line},
     devices::open_devices,
-    session::{engine_options, load_plan, open_draft, open_model, plan_engine},
+    session::{engine_options, load_weights, open_draft, open_model, plan_engine, show_plan},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -45,6 +45,8 @@ struct Figures {
     host_ms_per_step: Vec<(&'static str, f64)>,
     /// The share of the time in which the host did not just wait; a second model's steps count as waiting.
     host_share: f64,
+    /// The streaming of weights from host memory, if there is any.
+    streaming: Option<Streaming>,
 }
 
 pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
@@ -71,7 +73,8 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     }
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
     let ranks = plan.ranks();
-    let mut engine = load_plan(plan, &model, &devices, terminal)?;
+    let forecast = show_plan(&plan, &devices, terminal)?;
+    let mut engine = load_weights(plan, &model, &devices, terminal)?;
     let vocabulary = model.config().vocabulary;
     terminal.note("a first run, which compiles the steps");
     // Until the last prompts are there every request generates, as later: the same kinds of step come up, but fewer of each.
@@ -82,6 +85,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
     let seconds = run_once(&mut engine, command, vocabulary, command.generate)?.as_secs_f64();
     let after = engine.statistics();
     let steps = after.steps - before.steps;
+    let streamed = after.streamed_bytes - before.streamed_bytes;
     let phases =
         Phase::ALL.map(|phase| (phase.name(), phase_seconds(after, phase) - phase_seconds(&before, phase)));
     let waits = [Phase::Wait, Phase::Draft].map(Phase::name);
@@ -108,6 +112,7 @@ pub(crate) fn run(command: &Throughput, terminal: &Terminal) -> Result<()> {
         accepted_tokens: after.accepted_tokens - before.accepted_tokens,
         host_ms_per_step: phases.map(|(name, time)| (name, time * 1e3 / steps.max(1) as f64)).into(),
         host_share: host / seconds,
+        streaming: forecast.map(|forecast| Streaming::new(streamed, seconds, &forecast)),
     };
     if command.json {
         return print_json(&figures);
@@ -166,5 +171,6 @@ fn show(figures: &Figures) -> Result<()> {
         "host         {:.1}% of the time; ms per step: {}",
         figures.host_share * 100.0,
         phases.join(", ")
-    ))
+    ))?;
+    figures.streaming.as_ref().map_or(Ok(()), |streaming| print(&format!("streaming    {streaming}")))
 }

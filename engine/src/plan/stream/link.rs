@@ -1,0 +1,248 @@
+//! The rate of copies from the host, and the prediction of a step's time.
+
+use crate::{error::Result, memory::Bytes, plan::EnginePlan};
+use dsrun_core::device::{BufferSlice, Device, MemoryKind, Stream};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+/// Bytes of the buffers that are copied, if the device has them to spare.
+const BUFFER: usize = 64 << 20;
+/// Bytes that a measurement copies, and those of a device whose memory is the host's, whose copies are slower.
+const MEASURED: [usize; 2] = [512 << 20, 64 << 20];
+/// Bytes of a copy.
+const PIECE: usize = 16 << 20;
+/// Measurements, of which the fastest counts.
+const REPEATS: usize = 3;
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Rates of copies in bytes per second, measured.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct LinkRates {
+    /// From pinned host memory to the device.
+    pub to_device: f64,
+    /// Reads and writes of copies inside the device's memory.
+    pub inside_device: f64,
+}
+
+impl LinkRates {
+    /// Measures the rates, for which a quarter of the device's free memory is used at most.
+    ///
+    /// # Errors
+    /// If memory cannot be allocated, or the device failed.
+    pub fn measure(device: &dyn Device) -> Result<Self> {
+        let spare = device.memory().free.map_or(BUFFER, |free| usize::try_from(free / 8).unwrap_or(BUFFER));
+        let bytes = spare.clamp(1 << 12, BUFFER);
+        let allocate = |kind| device.allocate(bytes, kind).map(BufferSlice::whole);
+        let (host, one) = (allocate(MemoryKind::Pinned)?, allocate(MemoryKind::Device)?);
+        let two = allocate(MemoryKind::Device)?;
+        let mut stream = device.stream()?;
+        let rounds = MEASURED[usize::from(device.properties().unified_memory)] / bytes;
+        let to_device = rate(&mut *stream, &host, &one, rounds)?;
+        let inside_device = 2.0 * rate(&mut *stream, &one, &two, rounds)?;
+        Ok(Self { to_device, inside_device })
+    }
+}
+
+/// Bytes per second of copies from one range to another of the same length.
+fn rate(
+    stream: &mut dyn Stream,
+    source: &BufferSlice,
+    destination: &BufferSlice,
+    rounds: usize,
+) -> Result<f64> {
+    let rounds = rounds.clamp(1, 256);
+    let mut best = f64::INFINITY;
+    // The first time is not counted.
+    for repeat in 0..=REPEATS {
+        let start = Instant::now();
+        for _ in 0..rounds {
+            for at in (0..source.bytes).step_by(PIECE) {
+                let bytes = PIECE.min(source.bytes - at);
+                stream.copy(&source.slice(at, bytes)?, &destination.slice(at, bytes)?)?;
+            }
+        }
+        stream.synchronize("measuring the rate of copies", TIMEOUT)?;
+        if repeat > 0 {
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+    }
+    Ok((rounds * source.bytes) as f64 / best.max(1e-9))
+}
+
+/// The predicted time of a step that streams weights. A step takes as long as the longer of its copies and its reads of device
+/// memory; arithmetic, which binds large batches, is left out.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct StreamForecast {
+    /// Layers whose weights are copied to the device in every step.
+    pub streamed_layers: usize,
+    /// Layers whose weights stay on the device.
+    pub resident_layers: usize,
+    /// Slots of the ring.
+    pub slots: usize,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+    /// Bytes that a step copies to the device, and that host memory holds.
+    pub streamed_bytes: u64,
+    /// The measured rates.
+    pub rates: LinkRates,
+    /// Requests that run side by side.
+    pub requests: usize,
+    /// Requests whose whole context the KV cache holds, if those are fewer.
+    pub kv_requests: usize,
+    /// The seconds of a step's copies.
+    pub link_seconds: f64,
+    /// The seconds in which a step of one request reads its weights and KV cache from device memory.
+    pub memory_seconds_alone: f64,
+    /// The same with all requests, in the middle of their contexts.
+    pub memory_seconds: f64,
+    /// The number of requests above which a byte of device memory is worth more as a resident weight than as KV cache.
+    pub threshold: f64,
+    /// Whether the weights have 16 bits or more, on the mean.
+    wide: bool,
+}
+
+impl EnginePlan {
+    /// Measures the rates of copies, and predicts the time of a step; `None` if all weights stay on the device.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn forecast_streaming(&self, device: &dyn Device) -> Result<Option<StreamForecast>> {
+        let Some(stream) = &self.stream else { return Ok(None) };
+        let traffic = self.step_traffic(device)?;
+        let rates = LinkRates::measure(device)?;
+        let requests = self.options.max_requests;
+        let kv_requests = (self.fixed.pages / self.fixed.blocks.max(1)).min(requests);
+        let kv = |requests: usize| (traffic.kv_per_token * (requests * self.context / 2) as u64) as f64;
+        let memory_seconds = |requests| (traffic.weights as f64 + kv(requests)) / rates.inside_device;
+        let streamable = stream.packed_bytes() + stream.device_bytes() - stream.ring_bytes();
+        let elements: usize = stream.layers.iter().flat_map(|layer| &layer.weights).map(elements).sum();
+        Ok(Some(StreamForecast {
+            streamed_layers: stream.layers.len(),
+            resident_layers: stream.resident_layers,
+            slots: stream.slots,
+            slot_bytes: stream.slot_bytes as u64,
+            streamed_bytes: stream.streamed_bytes(),
+            rates,
+            requests,
+            kv_requests,
+            link_seconds: stream.streamed_bytes() as f64 / rates.to_device,
+            memory_seconds_alone: memory_seconds(1),
+            memory_seconds: memory_seconds(kv_requests.max(1)),
+            threshold: streamable as f64 / (self.context as f64 * traffic.kv_per_token as f64).max(1.0),
+            wide: stream.packed_bytes() >= 2 * elements as u64,
+        }))
+    }
+}
+
+fn elements(weight: &super::PlacedWeight) -> usize {
+    weight.desc.weight_type.elements().unwrap_or(usize::MAX)
+}
+
+impl StreamForecast {
+    /// The predicted seconds of a step with one request.
+    pub fn seconds_alone(&self) -> f64 {
+        self.link_seconds.max(self.memory_seconds_alone)
+    }
+
+    /// The predicted seconds of a step with all requests.
+    pub fn seconds(&self) -> f64 {
+        self.link_seconds.max(self.memory_seconds)
+    }
+
+    fn advice(&self) -> Vec<String> {
+        let mut advice = Vec::new();
+        if self.link_seconds < self.memory_seconds {
+            return advice;
+        }
+        if self.wide {
+            advice.push("--quantize w4a16 moves a quarter of the bytes of bf16".to_owned());
+        }
+        if (self.requests as f64) < self.threshold {
+            advice.push(format!(
+                "more requests side by side share the copies of a step: below about {:.0} requests memory is worth more as KV cache \
+                 than as resident layers",
+                self.threshold
+            ));
+        }
+        if self.requests == 1 {
+            advice.push("--speculate checks several tokens for the copies of one".to_owned());
+        }
+        advice.push("a larger --gpu-memory keeps more layers on the device".to_owned());
+        advice
+    }
+}
+
+impl fmt::Display for StreamForecast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "streaming: {} of {} layers stay in host memory, {} a step through a ring of {} slots of {}",
+            self.streamed_layers,
+            self.streamed_layers + self.resident_layers,
+            Bytes(self.streamed_bytes),
+            self.slots,
+            Bytes(self.slot_bytes)
+        )?;
+        let binds = if self.link_seconds >= self.memory_seconds { "the link" } else { "device memory" };
+        writeln!(
+            f,
+            "  link {:.1} GB/s measured: {:.1} ms of copies a step; device memory: {:.1} ms; {binds} binds",
+            self.rates.to_device / 1e9,
+            self.link_seconds * 1e3,
+            self.memory_seconds * 1e3
+        )?;
+        write!(f, "  expected: at most {:.2} tokens/s for one request", 1.0 / self.seconds_alone())?;
+        if self.requests > 1 {
+            let together = self.kv_requests.max(1);
+            write!(f, ", {:.1} for {together} side by side", together as f64 / self.seconds())?;
+        }
+        if self.kv_requests < self.requests {
+            write!(
+                f,
+                "\n  the KV cache binds: it holds the whole context of {} of {} requests",
+                self.kv_requests, self.requests
+            )?;
+        }
+        for advice in self.advice() {
+            write!(f, "\n  hint: {advice}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_forecast_names_what_binds() {
+        let forecast = StreamForecast {
+            streamed_layers: 6,
+            resident_layers: 2,
+            slots: 2,
+            slot_bytes: 1 << 30,
+            streamed_bytes: 6 << 30,
+            rates: LinkRates { to_device: 50e9, inside_device: 4e12 },
+            requests: 4,
+            kv_requests: 4,
+            link_seconds: 0.125,
+            memory_seconds_alone: 0.01,
+            memory_seconds: 0.02,
+            threshold: 100.0,
+            wide: true,
+        };
+        let shown = forecast.to_string();
+        assert!(shown.contains("6 of 8 layers stay in host memory, 6.0 GiB a step"), "{shown}");
+        assert!(
+            shown.contains("the link binds") && shown.contains("8.00 tokens/s for one request, 32.0 for 4"),
+            "{shown}"
+        );
+        assert!(shown.contains("w4a16") && shown.contains("below about 100 requests"), "{shown}");
+        let other = StreamForecast { memory_seconds: 0.5, kv_requests: 2, ..forecast };
+        let shown = other.to_string();
+        assert!(shown.contains("device memory binds") && shown.contains("of 2 of 4 requests"), "{shown}");
+        assert!(!shown.contains("hint"), "{shown}");
+    }
+}

@@ -1,0 +1,50 @@
+//! What a measurement says about weights that are streamed from host memory.
+
+use dsrun_engine::{Bytes, StreamForecast};
+use serde::Serialize;
+use std::fmt;
+
+/// Bytes of weights that were copied to the device, and the share of the link that this took.
+#[derive(Debug, Serialize)]
+pub(super) struct Streaming {
+    bytes: u64,
+    seconds: f64,
+    bytes_per_second: f64,
+    /// The rate of copies alone, measured before the model was loaded.
+    link_bytes_per_second: f64,
+    share_of_link: f64,
+    layers: usize,
+    resident_layers: usize,
+}
+
+impl Streaming {
+    /// The figures of copies of `bytes` in `seconds`.
+    pub(super) fn new(bytes: u64, seconds: f64, forecast: &StreamForecast) -> Self {
+        let bytes_per_second = bytes as f64 / seconds;
+        Self {
+            bytes,
+            seconds,
+            bytes_per_second,
+            link_bytes_per_second: forecast.rates.to_device,
+            share_of_link: bytes_per_second / forecast.rates.to_device,
+            layers: forecast.streamed_layers,
+            resident_layers: forecast.resident_layers,
+        }
+    }
+}
+
+impl fmt::Display for Streaming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of weights in {:.3} s, {} of {} layers: {:.1} GB/s, {:.1}% of the {:.1} GB/s that copies alone reach",
+            Bytes(self.bytes),
+            self.seconds,
+            self.layers,
+            self.layers + self.resident_layers,
+            self.bytes_per_second / 1e9,
+            self.share_of_link * 100.0,
+            self.link_bytes_per_second / 1e9
+        )
+    }
+}
