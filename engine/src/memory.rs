@@ -57,7 +57,7 @@ impl MemoryPlan {
     /// Options that reduce the largest part of the plan.
     pub(crate) fn remedy(&self) -> &'static str {
         let beside_weights = self.total() - self.weights;
-        if self.ring > 0 && self.kv_cache <= beside_weights / 2 {
+        if self.ring > 0 && self.kv_cache <= self.total() / 2 {
             return "layers are streamed already: a larger --gpu-memory, --quantize w8a16 or w4a16, a smaller --context, or fewer requests \
                     side by side";
         }
