@@ -8,6 +8,7 @@ mod body;
 mod cache;
 mod decoder;
 mod elementwise;
+mod experts;
 pub(crate) mod frame;
 mod gemm;
 mod grid;
@@ -63,6 +64,10 @@ pub(crate) fn plan(call: &CallDesc, device: &DeviceSpec) -> Result<KernelPlan> {
         Op::Argmax(_) => sampling::argmax(call, device),
         Op::Sample(_) => sampling::sample(call),
         Op::CommitTokens(_) => step::commit_tokens(call),
+        Op::MoeRoute(op) => experts::moe_route(op, call),
+        Op::MoeGroup(op) => experts::moe_group(op, call),
+        Op::GroupedLinear(op) => experts::grouped_linear(op, call, device),
+        Op::MoeCombine(op) => experts::moe_combine(op, call),
         Op::Region(region) => region::plan(region, call, device),
         other => Err(Error::unsupported(format!("CUDA has no kernel for {} yet", other.name()))),
     }
@@ -85,6 +90,7 @@ pub fn generated_headers() -> Vec<(String, String)> {
         elementwise::params_headers(),
         attention::params_headers(),
         step::params_headers(),
+        experts::params_headers(),
         sampling::params_headers(),
     ]
     .concat()

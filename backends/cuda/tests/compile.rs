@@ -6,6 +6,8 @@
 
 #[path = "compile/decoder.rs"]
 mod decoder;
+#[path = "compile/experts.rs"]
+mod experts;
 
 use decoder::decoder_calls;
 use dsrun_core::{
@@ -31,6 +33,7 @@ use dsrun_cuda::{
     library::Library,
 };
 use dsrun_test_support::{Missing, Requirement, TestResult, test_main};
+use experts::expert_calls;
 use std::{collections::HashSet, path::Path};
 
 test_main![
@@ -429,6 +432,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
         calls.extend(batch_calls(dtype));
         calls.extend(quantised_calls(dtype));
         calls.extend(attention_calls(dtype));
+        calls.extend(expert_calls(dtype));
     }
     calls.extend(token_calls());
     if capability >= 80 {

@@ -35,6 +35,34 @@ const UNITS: &[Unit] = &[
     unit!("elementwise/activation.cu", "elementwise/function.cuh", "elementwise/activation_params.cuh"),
     unit!("elementwise/embed.cu", "linear/weight.cuh", "elementwise/embed_params.cuh"),
     unit!("elementwise/rope.cu", "elementwise/rope_params.cuh"),
+    unit!("experts/route.cu", "experts/route_params.cuh"),
+    unit!("experts/group.cu", "experts/group_params.cuh"),
+    unit!("experts/combine.cu", "experts/combine_params.cuh"),
+    unit!(
+        "experts/plain.cu",
+        "linear/weight.cuh",
+        "linear/dense.cuh",
+        "experts/params.cuh",
+        "experts/items.cuh"
+    ),
+    unit!(
+        "experts/dense.cu",
+        "mma.cuh",
+        "linear/weight.cuh",
+        "experts/params.cuh",
+        "experts/items.cuh",
+        "experts/tile.cuh"
+    ),
+    unit!(
+        "experts/packed.cu",
+        "mma.cuh",
+        "linear/weight.cuh",
+        "linear/pieces.cuh",
+        "linear/pairs.cuh",
+        "experts/params.cuh",
+        "experts/items.cuh",
+        "experts/tile.cuh"
+    ),
     unit!("norm/norm.cu", "norm/norm_params.cuh"),
     unit!("cache/cache.cu", "cache/cache_params.cuh"),
     unit!("copy/copy.cu"),
@@ -123,6 +151,7 @@ const UNITS: &[Unit] = &[
         "linear/pieces.cuh",
         "linear/digits.cuh",
         "linear/bytes.cuh",
+        "linear/pairs.cuh",
         "linear/halves.cuh"
     ),
     unit!("linear/packed_wgmma.cu", "hopper.cuh", "wgmma.cuh", "linear/narrow_wgmma.cuh"),

@@ -1,0 +1,84 @@
+/*
+ * What a block of grouped_linear computes: an expert, and up to TOKENS of its assignments.
+ *
+ * With DIRECT an item is one assignment, whose expert is read from `experts`: right for so few assignments that hardly two share an
+ * expert. Otherwise items are counted along the tables of moe_group: every warp adds up, 32 experts at a time, how many items each
+ * expert has, until it comes to the one with the item's number. No block waits for another, and no expert without assignments is visited.
+ *
+ * The tables may say anything: places are kept within them, and an assignment counts only if `experts` says that it is the expert's. So
+ * each slot is written by blocks that compute the same, or not at all.
+ */
+struct Item {
+    /* The expert's place among those of the device; negative if there is none. */
+    int expert;
+    /* The first place in `order`, and the number of assignments. */
+    int begin, count;
+};
+
+/* The place of an assignment's expert, or -1. */
+__device__ inline int expert_of(const GroupedLinearParams& p, int assignment) {
+    int expert = p.experts.row(assignment / SLOTS)[assignment % SLOTS];
+    u32 place = (u32)expert - (u32)p.first_expert;
+    return expert >= 0 && place < (u32)p.count ? (int)place : -1;
+}
+
+/* Item `number` of a step with `all` assignments. Whole warps must call. */
+__device__ inline Item find_item(const GroupedLinearParams& p, int number, int all) {
+#if DIRECT
+    return {number < all ? expert_of(p, number) : -1, number, 1};
+#else
+    const int lane = threadIdx.x % 32, count = (int)p.count;
+    int before = 0;
+#pragma unroll 4
+    for (int base = 0; base < count; base += 32) {
+        int expert = base + lane, begin = 0, end = 0;
+        if (expert < count) {
+            begin = p.starts[expert];
+            end = p.starts[expert + 1];
+            begin = begin < 0 ? 0 : begin;
+            end = end > all ? all : end;
+        }
+        int items = end > begin ? (end - begin + TOKENS - 1) / TOKENS : 0, up_to = items;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            int other = __shfl_up_sync(0xffffffffu, up_to, distance);
+            /* Tables that overlap may claim any number of items. */
+            if (lane >= distance) up_to = up_to + other < 1 << 24 ? up_to + other : 1 << 24;
+        }
+        u32 behind = __ballot_sync(0xffffffffu, before + up_to > number);
+        if (behind) {
+            int owner = __ffs(behind) - 1;
+            begin += (number - (before + up_to - items)) * TOKENS;
+            int left = end - begin;
+            return {base + owner, __shfl_sync(0xffffffffu, begin, owner),
+                    __shfl_sync(0xffffffffu, left < TOKENS ? left : TOKENS, owner)};
+        }
+        before += __shfl_sync(0xffffffffu, up_to, 31);
+        before = before < 1 << 24 ? before : 1 << 24;
+    }
+    return {-1, 0, 0};
+#endif
+}
+
+/* Assignment `i` of an item, or -1 if it is not one of the expert's. */
+__device__ inline int assignment_of(const GroupedLinearParams& p, const Item& item, int i, int all) {
+    if (i >= item.count) return -1;
+#if DIRECT
+    return item.begin;
+#else
+    int at = item.begin + i;
+    int assignment = p.order.row(at / SLOTS)[at % SLOTS];
+    if (assignment < 0 || assignment >= all) return -1;
+    return expert_of(p, assignment) == item.expert ? assignment : -1;
+#endif
+}
+
+/* The inputs of an assignment: its token's, or its own. */
+__device__ inline const X* inputs_of(const GroupedLinearParams& p, int assignment) {
+    return p.x.row(assignment / SLOTS) + (PER_SLOT ? assignment % SLOTS * p.inputs : 0);
+}
+
+/* Where the outputs of an assignment go. */
+__device__ inline Y* outputs_of(const GroupedLinearParams& p, int assignment) {
+    return p.y.row(assignment / SLOTS) + assignment % SLOTS * p.outputs;
+}

@@ -1,0 +1,40 @@
+/*
+ * Parameters of the linear layers of experts.
+ *
+ * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
+ */
+/* Parameters of the kernels for linear layers of experts. */
+struct GroupedLinearParams {
+    Extent extent;
+    Matrix<const X> x;
+    Weight weight;
+    Matrix<const int> experts;
+    /* Of the rows of the weight; may be null. */
+    const BIAS* bias;
+    /* The tables of `moe_group`; absent where each assignment is an item. */
+    Matrix<const int> order;
+    const int* starts;
+    Matrix<Y> y;
+    /* Of an expert. */
+    i64 inputs;
+    i64 outputs;
+    /* Experts of the device, and the index of the first. */
+    i64 count;
+    i64 first_expert;
+    /* The most items there may be. */
+    i64 items;
+};
+static_assert(sizeof(GroupedLinearParams) == 224, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::extent) == 72 && alignof(decltype(GroupedLinearParams::extent)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::x) == 16 && alignof(decltype(GroupedLinearParams::x)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::weight) == 32 && alignof(decltype(GroupedLinearParams::weight)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::experts) == 16 && alignof(decltype(GroupedLinearParams::experts)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::bias) == 8 && alignof(decltype(GroupedLinearParams::bias)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::order) == 16 && alignof(decltype(GroupedLinearParams::order)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::starts) == 8 && alignof(decltype(GroupedLinearParams::starts)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::y) == 16 && alignof(decltype(GroupedLinearParams::y)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::inputs) == 8 && alignof(decltype(GroupedLinearParams::inputs)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::outputs) == 8 && alignof(decltype(GroupedLinearParams::outputs)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::count) == 8 && alignof(decltype(GroupedLinearParams::count)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::first_expert) == 8 && alignof(decltype(GroupedLinearParams::first_expert)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::items) == 8 && alignof(decltype(GroupedLinearParams::items)) == 8, "GroupedLinearParams as in Rust");

@@ -1,0 +1,284 @@
+//! The linear layers of experts: which kernel runs a call, and how its work is divided.
+//!
+//! | kernel | operands |
+//! |---|---|
+//! | `grouped_linear_dense` | activations and dense weights of one type, f16 or bf16, on tensor cores |
+//! | `grouped_linear_packed` | activations of f16 or bf16, packed integers, on tensor cores |
+//! | `grouped_linear_plain` | any |
+//!
+//! Work is divided into items: an expert and up to so many of its assignments. Kernels find them along the tables of `moe_group`, which
+//! a launch makes in scratch memory if the call does not bring them; or, where there are few assignments, each is an item.
+
+use super::{GROUP_THREADS, MoeGroupParams, assignments, group_spec};
+use crate::{
+    arch::DeviceSpec,
+    driver::{
+        kernel_spec::KernelSpec,
+        kernel_struct::{Pointer, declaration, header, kernel_struct},
+        launch::{LaunchOp, MAX_GRID},
+    },
+    ops::{
+        KernelPlan,
+        frame::Frame,
+        operand,
+        params::{ExtentParams, MatrixParams, WeightParams},
+        result, type_name,
+        weight::{Packing, UNIT, format_name},
+        weight_type,
+    },
+};
+use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, op::GroupedLinear};
+use std::fmt::Display;
+
+kernel_struct! {
+    /// Parameters of the kernels for linear layers of experts.
+    struct GroupedLinearParams {
+        extent: ExtentParams = "Extent",
+        x: MatrixParams = "Matrix<const X>",
+        weight: WeightParams = "Weight",
+        experts: MatrixParams = "Matrix<const int>",
+        /// Of the rows of the weight; may be null.
+        bias: Pointer = "const BIAS*",
+        /// The tables of `moe_group`; absent where each assignment is an item.
+        order: MatrixParams = "Matrix<const int>",
+        starts: Pointer = "const int*",
+        y: MatrixParams = "Matrix<Y>",
+        /// Of an expert.
+        inputs: i64 = "i64",
+        outputs: i64 = "i64",
+        /// Experts of the device, and the index of the first.
+        count: i64 = "i64",
+        first_expert: i64 = "i64",
+        /// The most items there may be.
+        items: i64 = "i64",
+    }
+}
+
+/// The generated header of the kernels' parameters.
+pub(super) fn params_header() -> (String, String) {
+    let text = header("Parameters of the linear layers of experts.", &[declaration::<GroupedLinearParams>()]);
+    ("experts/params.cuh".to_owned(), text)
+}
+
+/// Warps of a block on tensor cores, and outputs of its tiles.
+const WARPS: usize = 8;
+const TILE: usize = 16;
+/// Assignments of a tile of a product on tensor cores, and the most tiles of an item.
+const TILE_ROWS: usize = 8;
+const MAX_TILES: usize = 8;
+/// Warps of a block on plain arithmetic, and the most assignments of its items.
+const PLAIN_WARPS: usize = 4;
+const PLAIN_ROWS: usize = 4;
+/// Steps of a weight that a warp has under way.
+const UNROLL: usize = 4;
+
+/// A call as its kernel is chosen.
+struct Shape {
+    rows: usize,
+    slots: usize,
+    /// Experts of the device.
+    count: usize,
+    /// Outputs and inputs of an expert.
+    outputs: usize,
+    inputs: usize,
+    x: DType,
+    format: WeightFormat,
+    /// Elements from row to row of the activations.
+    x_stride: usize,
+}
+
+/// How a call's work is divided.
+struct Division {
+    entry: &'static str,
+    unit: &'static str,
+    /// Assignments of an item.
+    rows: usize,
+    threads: usize,
+    /// Outputs of a block.
+    outputs: usize,
+    /// Warps that share a tile, and steps they load ahead; 0 for plain arithmetic.
+    split: usize,
+    unroll: usize,
+}
+
+impl Shape {
+    fn packing(&self) -> Option<Packing> {
+        Packing::of(self.format)
+    }
+
+    /// Whether tensor cores multiply such activations and weights.
+    fn multiplies(&self, device: &DeviceSpec) -> bool {
+        let half = matches!(self.x, DType::F16 | DType::BF16);
+        let weight = match self.packing() {
+            // Words of 4 bits are 32 columns of one group.
+            Some(packing) => packing.bits == 8 || packing.group == 0 || packing.group >= 32,
+            None => self.format == WeightFormat::Dense(self.x),
+        };
+        device.capability >= 80
+            && half
+            && weight
+            && self.inputs > 0
+            && self.inputs.is_multiple_of(8)
+            && self.x_stride.is_multiple_of(8)
+            && self.outputs.max(self.inputs) < 1 << 28
+    }
+
+    /// Whether each assignment is an item: hardly two of them share an expert.
+    fn is_direct(&self) -> bool {
+        self.rows <= 1 || self.rows * self.slots * 8 <= self.count
+    }
+
+    /// Columns of a step of a warp on tensor cores.
+    fn step(&self) -> usize {
+        self.packing().map_or(32, Packing::span)
+    }
+
+    /// Outputs of an expert, with those of its neighbours that are in the same units of packed rows.
+    fn covered_outputs(&self) -> usize {
+        let whole = self.packing().is_none() || self.outputs.is_multiple_of(UNIT);
+        if whole { self.outputs } else { self.outputs + UNIT - 1 }
+    }
+
+    fn division(&self, device: &DeviceSpec) -> Division {
+        let all = self.rows * self.slots;
+        // Twice as many as an expert has on average, so that few experts have several items.
+        let wanted = if self.is_direct() { 1 } else { (2 * all).div_ceil(self.count).max(1) };
+        if !self.multiplies(device) {
+            let rows = wanted.next_power_of_two().min(PLAIN_ROWS);
+            return Division {
+                entry: "grouped_linear_plain",
+                unit: "experts/plain.cu",
+                rows,
+                threads: PLAIN_WARPS * 32,
+                outputs: PLAIN_WARPS * UNIT,
+                split: 0,
+                unroll: 0,
+            };
+        }
+        let tiles = wanted.div_ceil(TILE_ROWS).next_power_of_two().min(MAX_TILES);
+        let steps = self.inputs.div_ceil(self.step());
+        // As many warps as have a whole turn of loads each. It depends on nothing but the weight, so rows do not depend on their number.
+        let unroll = if self.packing().is_some() { UNROLL / 2 } else { UNROLL };
+        let split = steps.div_ceil(unroll).next_power_of_two().clamp(1, WARPS);
+        let (entry, unit) = match self.packing() {
+            Some(_) => ("grouped_linear_packed", "experts/packed.cu"),
+            None => ("grouped_linear_dense", "experts/dense.cu"),
+        };
+        let outputs = WARPS / split * TILE;
+        Division { entry, unit, rows: tiles * TILE_ROWS, threads: WARPS * 32, outputs, split, unroll }
+    }
+}
+
+pub(in crate::ops) fn grouped_linear(
+    op: &GroupedLinear,
+    call: &CallDesc,
+    device: &DeviceSpec,
+) -> Result<KernelPlan> {
+    let (x, weight, y) = (operand(call, 0)?, weight_type(call, 1)?, result(call, 0)?);
+    let [rows, slots] = operand(call, 2)?.shape[..] else {
+        return Err(Error::internal("experts are not a table"));
+    };
+    let all = assignments(rows, slots)?;
+    let (count, inputs) = (op.count as usize, weight.columns());
+    let outputs = weight.rows() / count.max(1);
+    let shape = Shape {
+        rows,
+        slots,
+        count,
+        outputs,
+        inputs,
+        x: x.dtype,
+        format: weight.format,
+        x_stride: x.strides[0],
+    };
+    let per_slot = x.shape[1] != inputs;
+    let (division, direct) = (shape.division(device), shape.is_direct());
+    // Each expert has at most one item that is not full.
+    let items = if direct { all } else { all.min(all / division.rows + count) };
+    let vector = match weight.format {
+        WeightFormat::Dense(dtype) => (16 / dtype.bytes()).max(16 / x.dtype.bytes()),
+        _ => 1,
+    };
+    let bias = call.tensor(3).map_or(Ok("f32"), |bias| type_name(bias.dtype))?;
+    let defines: [(_, &dyn Display); 11] = [
+        ("X", &type_name(x.dtype)?),
+        ("Y", &type_name(y.dtype)?),
+        ("BIAS", &bias),
+        ("FORMAT", &format_name(weight.format)?),
+        ("SLOTS", &slots),
+        ("PER_SLOT", &i32::from(per_slot)),
+        ("DIRECT", &i32::from(direct)),
+        ("TOKENS", &division.rows),
+        ("HALF", &i32::from(x.dtype == DType::F16)),
+        ("X_VECTORS", &i32::from(x.strides[0].is_multiple_of(vector) && inputs.is_multiple_of(vector))),
+        ("WHOLE", &i32::from(inputs.is_multiple_of(shape.step()))),
+    ];
+    let mut spec = KernelSpec::new(division.unit, division.entry, defines);
+    if division.split > 0 {
+        spec.defines.extend([
+            ("TILES", (division.rows / TILE_ROWS).to_string()),
+            ("SPLIT", division.split.to_string()),
+            ("UNROLL", division.unroll.to_string()),
+        ]);
+        spec.defines.extend(shape.packing().map(Packing::defines).into_iter().flatten());
+    }
+    let grouped = direct || call.tensor(4).is_some();
+    let kernels = [spec].into_iter().chain((!grouped).then(|| group_spec(slots))).collect();
+    let tables = if grouped { 0 } else { (all + count + 1) * size_of::<i32>() };
+    let blocks = shape.covered_outputs().div_ceil(division.outputs);
+    let op = *op;
+    Ok(KernelPlan {
+        kernels,
+        workspace: tables,
+        persistent: 0,
+        batch_invariant: true,
+        launches: Box::new(move |frame: &Frame, functions, _| {
+            let (x, experts, y) = (frame.tensor(0)?, frame.tensor(2)?, frame.result(0)?);
+            let [order, starts] = [frame.optional(4), frame.optional(5)];
+            let mut bounds = vec![x, experts, y];
+            bounds.extend(order);
+            let extent = ExtentParams::of(rows, &bounds);
+            let [function, grouping @ ..] = functions else {
+                return Err(Error::internal("grouped_linear without a kernel"));
+            };
+            let mut tables = (MatrixParams::optional(order), starts.map_or(0, |starts| starts.address));
+            let mut launches = Vec::new();
+            if let [grouping] = grouping {
+                let order = MatrixParams { first: frame.workspace, stride: slots as i64 };
+                tables = (order, frame.workspace + (all * size_of::<i32>()) as u64);
+                let params = MoeGroupParams {
+                    extent,
+                    experts: MatrixParams::of(experts),
+                    order,
+                    starts: tables.1,
+                    count: i64::from(op.count),
+                    first_expert: i64::from(op.first_expert),
+                };
+                launches.extend(LaunchOp::kernel(
+                    grouping,
+                    [count.min(MAX_GRID), 1, 1],
+                    GROUP_THREADS,
+                    &params,
+                ));
+            }
+            let params = GroupedLinearParams {
+                extent,
+                x: MatrixParams::of(x),
+                weight: WeightParams::of(frame.weight(1)?),
+                experts: MatrixParams::of(experts),
+                bias: frame.address(3),
+                order: tables.0,
+                starts: tables.1,
+                y: MatrixParams::of(y),
+                inputs: inputs as i64,
+                outputs: outputs as i64,
+                count: i64::from(op.count),
+                first_expert: i64::from(op.first_expert),
+                items: items as i64,
+            };
+            let grid = [blocks, items.min(MAX_GRID), 1];
+            launches.extend(LaunchOp::kernel(function, grid, division.threads, &params));
+            Ok(launches)
+        }),
+    })
+}
