@@ -33,7 +33,7 @@ use dsrun_cuda::{
     library::Library,
 };
 use dsrun_test_support::{Missing, Requirement, TestResult, test_main};
-use experts::expert_calls;
+use experts::{expert_calls, mixture_calls};
 use std::{collections::HashSet, path::Path};
 
 test_main![
@@ -437,6 +437,7 @@ fn specs(capability: u32) -> HashSet<KernelSpec> {
     calls.extend(token_calls());
     if capability >= 80 {
         calls.extend(attention_and_quantisation());
+        calls.extend(mixture_calls());
     }
     if capability >= 90 {
         calls.extend(decoder_calls());

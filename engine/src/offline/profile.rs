@@ -10,7 +10,7 @@ use crate::{
     runner::{CallByCall, Executor, Runner, STEP_TIMEOUT, StepInputs},
 };
 use dsrun_core::{
-    Size,
+    Error, Size,
     device::{Device, Event, Stream},
     graph::{CallList, Graph},
     kernels::{BoundCall, CallDesc, OperandDesc},
@@ -33,8 +33,8 @@ pub struct CallFigures {
     pub count: usize,
     /// Seconds of one call.
     pub seconds: f64,
-    /// Bytes that one call has to move: weights, activations, and the parts of the cache and the request table that it touches.
-    /// Bytes that a cache of the device holds take less time than memory would.
+    /// Bytes that one call has to move: weights (of experts, those that are expected to be chosen), activations, and the parts of the
+    /// cache and the request table that it touches. Bytes that a cache of the device holds take less time than memory would.
     pub bytes: u64,
 }
 
@@ -167,7 +167,10 @@ fn call_bytes(
                 match packed {
                     None => 0,
                     Some(_) if looks_up => requests.min(weight.rows()) * weight.row_bytes()?,
-                    Some(packed) => packed.bytes(),
+                    Some(packed) => match body[..] {
+                        [Op::GroupedLinear(op)] => chosen_bytes(packed.bytes(), op.count, desc, requests)?,
+                        _ => packed.bytes(),
+                    },
                 }
             }
             (Some(id), Some(OperandDesc::Tensor(tensor))) => {
@@ -184,6 +187,17 @@ fn call_bytes(
         }
     }
     Ok(bytes as u64)
+}
+
+/// The bytes of the experts that some token of a step chooses, of the `bytes` of all: as many experts as are expected where routers choose
+/// all of them equally often.
+fn chosen_bytes(bytes: usize, experts: u32, desc: &CallDesc, requests: usize) -> Result<usize> {
+    let slots = match desc.operands.get(2) {
+        Some(Some(OperandDesc::Tensor(chosen))) => chosen.shape[1],
+        _ => return Err(Error::internal("a linear layer of experts without their table").into()),
+    };
+    let passed_over = 1.0 - slots.min(experts as usize) as f64 / f64::from(experts);
+    Ok((bytes as f64 * (1.0 - passed_over.powf(requests as f64))) as usize)
 }
 
 /// The bytes of a state that a call touches: this many slots of a cache, or the rows of the requests in the request table, of which

@@ -19,16 +19,6 @@ extern "C" __global__ void activation(const __grid_constant__ ActivationParams p
     }
 }
 #else
-/* The function of the gate times the other half plus an offset, both halves clamped if there is a limit. */
-__device__ inline float combine(float gate, float up, float limit, float up_offset) {
-    if (limit > 0.0f) {
-        if (gate > limit) gate = limit;
-        if (up > limit) up = limit;
-        if (up < -limit) up = -limit;
-    }
-    return apply(gate) * (up + up_offset);
-}
-
 extern "C" __global__ void gated_activation(const __grid_constant__ GatedActivationParams p) {
     launch_dependents_and_wait();
     i64 rows = p.extent.count();
@@ -38,7 +28,7 @@ extern "C" __global__ void gated_activation(const __grid_constant__ GatedActivat
             i64 u = LAYOUT == 3 ? 2 * i + 1 : p.columns + i;
             float gate = widen(p.gate.row(row)[g]) + or_else(p.bias, g, 0.0f);
             float up = widen(LAYOUT == 1 ? p.up.row(row)[i] : p.gate.row(row)[u]) + or_else(p.bias, u, 0.0f);
-            p.y.row(row)[i] = narrow<X>(combine(gate, up, p.limit, p.up_offset));
+            p.y.row(row)[i] = narrow<X>(gated(gate, up, p.limit, p.up_offset));
         }
     }
 }
@@ -74,7 +64,7 @@ extern "C" __global__ void gated_activation_wide(const __grid_constant__ GatedAc
                 i64 at = i + k;
                 gate[k] += or_else(p.bias, LAYOUT == 3 ? 2 * at : at, 0.0f);
                 up[k] += or_else(p.bias, LAYOUT == 3 ? 2 * at + 1 : p.columns + at, 0.0f);
-                gate[k] = combine(gate[k], up[k], p.limit, p.up_offset);
+                gate[k] = gated(gate[k], up[k], p.limit, p.up_offset);
             }
             store_eight(p.y.row(row) + i, gate);
         }

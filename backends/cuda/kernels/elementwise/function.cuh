@@ -20,6 +20,16 @@ __device__ inline float apply(float x) {
 #endif
 }
 
+/* The function of a gate times the other half plus an offset, both clamped if there is a limit. */
+__device__ inline float gated(float gate, float up, float limit, float up_offset) {
+    if (limit > 0.0f) {
+        if (gate > limit) gate = limit;
+        if (up > limit) up = limit;
+        if (up < -limit) up = -limit;
+    }
+    return apply(gate) * (up + up_offset);
+}
+
 /*
  * The same for results of 16 bits, to 2^-17 relative: by the hardware's powers of 2 and reciprocals. A power so small that it is
  * flushed makes no difference to a sum with 1.

@@ -18,9 +18,10 @@ struct Dense {
 
     __device__ Dense(const GroupedLinearParams& p, i64 row, i64 end) {
         int lane = threadIdx.x % 32;
-        i64 first = row + lane / 4, second = first + 8;
+        i64 first = row + lane / 4, second = GATED ? first : first + 8;
+        const Weight& other = GATED ? p.other : p.weight;
         low = p.weight.elements + (first < end ? first : row) * p.weight.row_bytes + lane % 4 * 16;
-        high = p.weight.elements + (second < end ? second : row) * p.weight.row_bytes + lane % 4 * 16;
+        high = other.elements + (second < end ? second : row) * other.row_bytes + lane % 4 * 16;
         inputs = (int)p.inputs;
     }
     /* Whether the lane's 8 inputs of a step are there. */

@@ -41,11 +41,12 @@ struct Integers {
 
     __device__ Integers(const GroupedLinearParams& p, i64 row, i64 end) {
         int lane = threadIdx.x % 32;
-        i64 first = row / 8, second = (first + 1) * 8 < end ? first + 1 : first;
+        i64 first = row / 8, second = !GATED && (first + 1) * 8 < end ? first + 1 : first;
+        const Weight& other = GATED ? p.other : p.weight;
         low = p.weight.elements + first * p.weight.row_bytes + lane % 4 * 128 + lane / 4 * 16;
-        high = p.weight.elements + second * p.weight.row_bytes + lane % 4 * 128 + lane / 4 * 16;
+        high = other.elements + second * other.row_bytes + lane % 4 * 128 + lane / 4 * 16;
         low_numbers = p.weight.scales + first * p.weight.scale_bytes + lane / 4 * (NUMBERS * SCALE_BYTES);
-        high_numbers = p.weight.scales + second * p.weight.scale_bytes + lane / 4 * (NUMBERS * SCALE_BYTES);
+        high_numbers = other.scales + second * other.scale_bytes + lane / 4 * (NUMBERS * SCALE_BYTES);
         inputs = (int)p.inputs;
     }
     __device__ void load(int step, Loaded& to) const {

@@ -11,6 +11,9 @@ struct GroupedLinearParams {
     Matrix<const int> experts;
     /* Of the rows of the weight; may be null. */
     const BIAS* bias;
+    /* The weight and the bias of the half that the activated gate is multiplied by; absent without a gate. */
+    Weight other;
+    const BIAS* other_bias;
     /* The tables of `moe_group`; absent where each assignment is an item. */
     Matrix<const int> order;
     const int* starts;
@@ -23,13 +26,19 @@ struct GroupedLinearParams {
     i64 first_expert;
     /* The most items there may be. */
     i64 items;
+    /* The largest gate and the largest magnitude of the other half; 0 for no limit. */
+    float limit;
+    /* Added to the other half. */
+    float up_offset;
 };
-static_assert(sizeof(GroupedLinearParams) == 224, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams) == 272, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::extent) == 72 && alignof(decltype(GroupedLinearParams::extent)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::x) == 16 && alignof(decltype(GroupedLinearParams::x)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::weight) == 32 && alignof(decltype(GroupedLinearParams::weight)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::experts) == 16 && alignof(decltype(GroupedLinearParams::experts)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::bias) == 8 && alignof(decltype(GroupedLinearParams::bias)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::other) == 32 && alignof(decltype(GroupedLinearParams::other)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::other_bias) == 8 && alignof(decltype(GroupedLinearParams::other_bias)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::order) == 16 && alignof(decltype(GroupedLinearParams::order)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::starts) == 8 && alignof(decltype(GroupedLinearParams::starts)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::y) == 16 && alignof(decltype(GroupedLinearParams::y)) == 8, "GroupedLinearParams as in Rust");
@@ -38,3 +47,5 @@ static_assert(sizeof(GroupedLinearParams::outputs) == 8 && alignof(decltype(Grou
 static_assert(sizeof(GroupedLinearParams::count) == 8 && alignof(decltype(GroupedLinearParams::count)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::first_expert) == 8 && alignof(decltype(GroupedLinearParams::first_expert)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::items) == 8 && alignof(decltype(GroupedLinearParams::items)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::limit) == 4 && alignof(decltype(GroupedLinearParams::limit)) == 4, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::up_offset) == 4 && alignof(decltype(GroupedLinearParams::up_offset)) == 4, "GroupedLinearParams as in Rust");

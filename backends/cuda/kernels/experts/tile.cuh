@@ -6,13 +6,19 @@
  * assignments the 8-column one. The warps of a team take turns at steps of the inputs and add their sums in shared memory, in a
  * fixed order. Weights are loaded UNROLL steps ahead, into registers, in the order in which they lie in memory; activations are
  * gathered from the rows of their tokens, from the L2. Grid: (blocks of TEAMS tiles, items).
+ *
+ * With GATED the result is a gated activation of two products: the lower 8 rows of a tile are of the gate's weight, the upper 8 are the same
+ * rows of the other one, and they meet when sums are added up.
  */
 #define WARPS 8
 #define TEAMS (WARPS / SPLIT)
+/* Results of a tile. */
+#define RESULTS (GATED ? 8 : 16)
 
 #if __CUDA_ARCH__ >= 800
 /*
- * `Product` is constructed from the parameters, the first row of a tile and the end of its expert's rows, loads the weights of a step into
+ * `Product` is constructed from the parameters, the first row of a tile and the end of its expert's rows (of a tile that is not there, the
+ * expert's first row), loads the weights of a step into
  * a `Product::Loaded`, and adds the product of a step with the activations of each tile to sums. `x` are the inputs of the lane's
  * assignments, null where there is none.
  */
@@ -29,7 +35,7 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             return;
         }
         const i64 first = item.expert * p.outputs;
-        const i64 row = (Product::aligned ? first / 8 * 8 : first) + ((i64)blockIdx.x * TEAMS + team) * 16;
+        const i64 row = (Product::aligned ? first / 8 * 8 : first) + ((i64)blockIdx.x * TEAMS + team) * RESULTS;
         const bool real = row < first + p.outputs;
         Product product(p, real ? row : first, first + p.outputs);
         float sums[TILES][4] = {};
@@ -64,14 +70,21 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             partial[warp][token + 1][lane / 4 + 8] = sums[tile][3];
         }
         __syncthreads();
-        for (int i = member * 32 + lane; i < item.count * 16; i += SPLIT * 32) {
-            int token = i / 16, at = i % 16, assignment = assignments[token];
+        for (int i = member * 32 + lane; i < item.count * RESULTS; i += SPLIT * 32) {
+            int token = i / RESULTS, at = i % RESULTS, assignment = assignments[token];
             i64 output = row + at - first;
             if (assignment < 0 || output < 0 || output >= p.outputs) continue;
             float sum = 0.0f;
 #pragma unroll
             for (int other = 0; other < SPLIT; ++other) sum += partial[team * SPLIT + other][token][at];
-            outputs_of(p, assignment)[output] = narrow<Y>(sum + or_else(p.bias, first + output, 0.0f));
+            sum += or_else(p.bias, first + output, 0.0f);
+#if GATED
+            float up = 0.0f;
+#pragma unroll
+            for (int other = 0; other < SPLIT; ++other) up += partial[team * SPLIT + other][token][at + 8];
+            sum = gated(sum, up + or_else(p.other_bias, first + output, 0.0f), p.limit, p.up_offset);
+#endif
+            outputs_of(p, assignment)[output] = narrow<Y>(sum);
         }
         __syncthreads();
     }

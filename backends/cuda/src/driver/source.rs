@@ -48,6 +48,7 @@ const UNITS: &[Unit] = &[
     unit!(
         "experts/dense.cu",
         "mma.cuh",
+        "elementwise/function.cuh",
         "linear/weight.cuh",
         "experts/params.cuh",
         "experts/items.cuh",
@@ -56,6 +57,7 @@ const UNITS: &[Unit] = &[
     unit!(
         "experts/packed.cu",
         "mma.cuh",
+        "elementwise/function.cuh",
         "linear/weight.cuh",
         "linear/pieces.cuh",
         "linear/pairs.cuh",

@@ -1,6 +1,7 @@
 //! Mixture of experts: the router, the grouping of assignments, the linear layers of experts and the weighted sum.
 
 mod linear;
+mod mixture;
 
 use crate::{
     driver::{
@@ -22,6 +23,7 @@ use dsrun_core::{
 use std::fmt::Display;
 
 pub(super) use linear::grouped_linear;
+pub(super) use mixture::region;
 
 /// The most experts that a router chooses among: their logits and keys are in the shared memory of a block.
 const MAX_EXPERTS: usize = 2048;

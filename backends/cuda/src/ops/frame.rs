@@ -33,10 +33,19 @@ impl Bound {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Operand {
     Tensor(Bound),
     Weight(Arc<CudaWeight>),
+}
+
+/// An operand of a call in the body of a region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source<'a> {
+    /// The operand of the region with this number.
+    Operand(usize),
+    /// A tensor in scratch memory.
+    Scratch(&'a Bound),
 }
 
 /// The operands and results of a bound call.
@@ -104,6 +113,16 @@ impl Frame {
         keep.extend(persistent);
         keep.retain(|buffer| buffer.bytes() > 0);
         Ok(Self { operands, results, workspace, persistent: own, keep })
+    }
+
+    /// The frame of a call in the body of this region. It keeps nothing alive, and has no memory of its own.
+    pub(crate) fn within(&self, operands: &[Option<Source<'_>>], results: Vec<Bound>) -> Self {
+        let operand = |source: &Option<Source<'_>>| match (*source)? {
+            Source::Operand(index) => self.operands.get(index)?.clone(),
+            Source::Scratch(bound) => Some(Operand::Tensor(bound.clone())),
+        };
+        let operands = operands.iter().map(operand).collect();
+        Self { operands, results, workspace: 0, persistent: 0, keep: Vec::new() }
     }
 
     /// The tensor operand at `index`, if it is there.

@@ -7,12 +7,13 @@
 //! | norm or activation, quantisation | [`super::quantise`] |
 //! | optional norm, linear, then a sum, an activation, or heads | [`super::gemm`] |
 //! | attention, quantisation | [`super::attention`] |
+//! | experts of a layer, from the router's logits to the weighted sum | [`super::experts`] |
 //! | layers of a decoder for one token, optionally with the embedding | [`super::decoder`] |
 //! | logits of one row to its token | [`super::sampling`] |
 
 use crate::{
     arch::DeviceSpec,
-    ops::{KernelPlan, attention, decoder, gemm, norm, quantise, sampling},
+    ops::{KernelPlan, attention, decoder, experts, gemm, norm, quantise, sampling},
 };
 use dsrun_core::{
     Error, Result,
@@ -38,6 +39,9 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
         return Ok(plan);
     }
     if let Some(plan) = sampling::region(region, call)? {
+        return Ok(plan);
+    }
+    if let Some(plan) = experts::region(region, call, device)? {
         return Ok(plan);
     }
     if let Some(plan) = decoder::plan(region, call, device)? {

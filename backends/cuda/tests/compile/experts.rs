@@ -1,10 +1,14 @@
 //! Calls of the ops of mixtures of experts: every router, and the linear layers of experts in every format and division of work.
 
-use super::{Operand, bounded, call, integer_formats, tensor, weight};
+use super::{Operand, bounded, call, integer_formats, outlined, tensor, weight};
 use dsrun_core::{
-    BlockFormat, DType, WeightFormat,
+    BlockFormat, DType, TensorType, WeightExpr, WeightFormat, WeightType,
     checked::ValidCall,
-    op::{GroupScore, GroupedLinear, MoeCombine, MoeGroup, MoeRoute, RouterNorm, RouterScore},
+    op::{
+        GateLayout, GatedActivation, GroupScore, GroupedLinear, MoeCombine, MoeGroup, MoeRoute, Nonlinearity,
+        RouterNorm, RouterScore,
+    },
+    program::ProgramBuilder,
 };
 
 const ROUTE: MoeRoute = MoeRoute {
@@ -76,6 +80,55 @@ fn linears(dtype: DType) -> Vec<ValidCall> {
     calls
 }
 
+/// The experts of a layer as one region, for one token and for many.
+fn mixtures(dtype: DType) -> Vec<ValidCall> {
+    let mut calls = Vec::new();
+    for (rows, biased, name) in
+        [(1, false, ""), (1, true, "mxfp4"), (20, true, ""), (20, false, "int4g128_f16")]
+    {
+        let (count, slots, inputs, hidden) = (16, 4, 256, 128);
+        let format = WeightFormat::from_name(name).unwrap_or(WeightFormat::Dense(dtype));
+        let mut program = ProgramBuilder::new("mixture");
+        let mut input = |name: &str, dtype, shape: &[usize]| {
+            program.input(name, TensorType::new(dtype, shape.iter().copied())).unwrap()
+        };
+        let (logits, x) = (input("logits", DType::F32, &[rows, count]), input("x", dtype, &[rows, inputs]));
+        let mut bias = |name: &str, outputs: usize| biased.then(|| input(name, dtype, &[count * outputs]));
+        let biases = [bias("gate_bias", hidden), bias("up_bias", hidden), bias("down_bias", inputs)];
+        let mut weight = |name: &str, shape: [usize; 2]| {
+            let weight_type = WeightType { format, shape: shape.to_vec() };
+            program.weight(name, WeightExpr::tensor(name), weight_type).unwrap()
+        };
+        let weights = [
+            weight("gate", [count * hidden, inputs]),
+            weight("up", [count * hidden, inputs]),
+            weight("down", [count * inputs, hidden]),
+        ];
+        let routed = program.calls(ROUTE, [Some(logits), None, None, None, None]).unwrap();
+        let (count, first_expert) = (count as u32, 0);
+        let tables = program.calls(MoeGroup { count, first_expert }, [Some(routed[0])]).unwrap();
+        assert_eq!((ROUTE.top_k as usize, tables.len()), (slots, 2));
+        let layer = |program: &mut ProgramBuilder, x, index: usize| {
+            let (weight, experts) = (Some(weights[index]), Some(routed[0]));
+            let operands = [Some(x), weight, experts, biases[index], Some(tables[0]), Some(tables[1])];
+            program.call(GroupedLinear { dtype, count, first_expert }, operands).unwrap()
+        };
+        let (gate, up) = (layer(&mut program, x, 0), layer(&mut program, x, 1));
+        let activation = GatedActivation {
+            function: Nonlinearity::Silu,
+            layout: GateLayout::Separate,
+            limit: if biased { 7.0 } else { 0.0 },
+            up_offset: if biased { 1.0 } else { 0.0 },
+        };
+        let activated = program.call(activation, [Some(gate), Some(up), None]).unwrap();
+        let down = layer(&mut program, activated, 2);
+        let combine = MoeCombine { count, first_expert };
+        let y = program.call(combine, [Some(down), Some(routed[1]), Some(routed[0])]).unwrap();
+        calls.push(outlined(&program.finish(&[y]).unwrap()));
+    }
+    calls
+}
+
 /// Calls of the ops of mixtures of experts.
 pub(super) fn expert_calls(dtype: DType) -> Vec<ValidCall> {
     let (count, first_expert) = (16, 8);
@@ -88,4 +141,9 @@ pub(super) fn expert_calls(dtype: DType) -> Vec<ValidCall> {
     }
     calls.extend(linears(dtype));
     calls
+}
+
+/// Calls of regions of experts, which run on tensor cores.
+pub(super) fn mixture_calls() -> Vec<ValidCall> {
+    [DType::F16, DType::BF16].into_iter().flat_map(mixtures).collect()
 }

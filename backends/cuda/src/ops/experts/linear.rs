@@ -27,7 +27,11 @@ use crate::{
         weight_type,
     },
 };
-use dsrun_core::{DType, Error, Result, WeightFormat, kernels::CallDesc, op::GroupedLinear};
+use dsrun_core::{
+    DType, Error, Result, WeightFormat,
+    kernels::CallDesc,
+    op::{GatedActivation, GroupedLinear, Nonlinearity},
+};
 use std::fmt::Display;
 
 kernel_struct! {
@@ -39,6 +43,9 @@ kernel_struct! {
         experts: MatrixParams = "Matrix<const int>",
         /// Of the rows of the weight; may be null.
         bias: Pointer = "const BIAS*",
+        /// The weight and the bias of the half that the activated gate is multiplied by; absent without a gate.
+        other: WeightParams = "Weight",
+        other_bias: Pointer = "const BIAS*",
         /// The tables of `moe_group`; absent where each assignment is an item.
         order: MatrixParams = "Matrix<const int>",
         starts: Pointer = "const int*",
@@ -51,6 +58,10 @@ kernel_struct! {
         first_expert: i64 = "i64",
         /// The most items there may be.
         items: i64 = "i64",
+        /// The largest gate and the largest magnitude of the other half; 0 for no limit.
+        limit: f32 = "float",
+        /// Added to the other half.
+        up_offset: f32 = "float",
     }
 }
 
@@ -125,7 +136,7 @@ impl Shape {
 
     /// Whether each assignment is an item: hardly two of them share an expert.
     fn is_direct(&self) -> bool {
-        self.rows <= 1 || self.rows * self.slots * 8 <= self.count
+        is_direct(self.rows, self.slots, self.count)
     }
 
     /// Columns of a step of a warp on tensor cores.
@@ -139,7 +150,7 @@ impl Shape {
         if whole { self.outputs } else { self.outputs + UNIT - 1 }
     }
 
-    fn division(&self, device: &DeviceSpec) -> Division {
+    fn division(&self, gated: bool, device: &DeviceSpec) -> Division {
         let all = self.rows * self.slots;
         // Twice as many as an expert has on average, so that few experts have several items.
         let wanted = if self.is_direct() { 1 } else { (2 * all).div_ceil(self.count).max(1) };
@@ -164,7 +175,8 @@ impl Shape {
             Some(_) => ("grouped_linear_packed", "experts/packed.cu"),
             None => ("grouped_linear_dense", "experts/dense.cu"),
         };
-        let outputs = WARPS / split * TILE;
+        // Half of a gated tile's rows are of the other weight.
+        let outputs = WARPS / split * if gated { TILE / 2 } else { TILE };
         Division { entry, unit, rows: tiles * TILE_ROWS, threads: WARPS * 32, outputs, split, unroll }
     }
 }
@@ -174,6 +186,33 @@ pub(in crate::ops) fn grouped_linear(
     call: &CallDesc,
     device: &DeviceSpec,
 ) -> Result<KernelPlan> {
+    let plan = product(op, None, call, device)?;
+    plan.ok_or_else(|| Error::internal("no kernel for a linear layer of experts"))
+}
+
+/// The activation of two linear layers of experts, the gate's and the other one, as one product: the operands of the call are those of
+/// `grouped_linear` for the gate, then the weight and the bias of the other. `None` if no kernel takes it.
+pub(super) fn gated_product(
+    op: &GroupedLinear,
+    gate: GatedActivation,
+    call: &CallDesc,
+    device: &DeviceSpec,
+) -> Result<Option<KernelPlan>> {
+    product(op, Some(gate), call, device)
+}
+
+/// A product of so many tokens with so many slots each, by `count` experts: whether each assignment is an item.
+pub(super) fn is_direct(rows: usize, slots: usize, count: usize) -> bool {
+    // Of so few assignments hardly two have the same expert.
+    rows <= 1 || rows * slots * 8 <= count
+}
+
+fn product(
+    op: &GroupedLinear,
+    gate: Option<GatedActivation>,
+    call: &CallDesc,
+    device: &DeviceSpec,
+) -> Result<Option<KernelPlan>> {
     let (x, weight, y) = (operand(call, 0)?, weight_type(call, 1)?, result(call, 0)?);
     let [rows, slots] = operand(call, 2)?.shape[..] else {
         return Err(Error::internal("experts are not a table"));
@@ -181,37 +220,34 @@ pub(in crate::ops) fn grouped_linear(
     let all = assignments(rows, slots)?;
     let (count, inputs) = (op.count as usize, weight.columns());
     let outputs = weight.rows() / count.max(1);
-    let shape = Shape {
-        rows,
-        slots,
-        count,
-        outputs,
-        inputs,
-        x: x.dtype,
-        format: weight.format,
-        x_stride: x.strides[0],
-    };
+    let (format, x_stride) = (weight.format, x.strides[0]);
+    let shape = Shape { rows, slots, count, outputs, inputs, x: x.dtype, format, x_stride };
     let per_slot = x.shape[1] != inputs;
-    let (division, direct) = (shape.division(device), shape.is_direct());
+    if gate.is_some() && !shape.multiplies(device) {
+        return Ok(None);
+    }
+    let (division, direct) = (shape.division(gate.is_some(), device), shape.is_direct());
     // Each expert has at most one item that is not full.
     let items = if direct { all } else { all.min(all / division.rows + count) };
-    let vector = match weight.format {
+    let vector = match format {
         WeightFormat::Dense(dtype) => (16 / dtype.bytes()).max(16 / x.dtype.bytes()),
         _ => 1,
     };
-    let bias = call.tensor(3).map_or(Ok("f32"), |bias| type_name(bias.dtype))?;
-    let defines: [(_, &dyn Display); 11] = [
+    let bias = call.tensor(3).or_else(|| call.tensor(7)).map_or(Ok("f32"), |bias| type_name(bias.dtype))?;
+    let defines: [(_, &dyn Display); 13] = [
         ("X", &type_name(x.dtype)?),
         ("Y", &type_name(y.dtype)?),
         ("BIAS", &bias),
-        ("FORMAT", &format_name(weight.format)?),
+        ("FORMAT", &format_name(format)?),
         ("SLOTS", &slots),
         ("PER_SLOT", &i32::from(per_slot)),
         ("DIRECT", &i32::from(direct)),
         ("TOKENS", &division.rows),
         ("HALF", &i32::from(x.dtype == DType::F16)),
-        ("X_VECTORS", &i32::from(x.strides[0].is_multiple_of(vector) && inputs.is_multiple_of(vector))),
+        ("X_VECTORS", &i32::from(x_stride.is_multiple_of(vector) && inputs.is_multiple_of(vector))),
         ("WHOLE", &i32::from(inputs.is_multiple_of(shape.step()))),
+        ("GATED", &i32::from(gate.is_some())),
+        ("FUNCTION", &(gate.map_or(Nonlinearity::Relu, |gate| gate.function) as u32)),
     ];
     let mut spec = KernelSpec::new(division.unit, division.entry, defines);
     if division.split > 0 {
@@ -227,7 +263,7 @@ pub(in crate::ops) fn grouped_linear(
     let tables = if grouped { 0 } else { (all + count + 1) * size_of::<i32>() };
     let blocks = shape.covered_outputs().div_ceil(division.outputs);
     let op = *op;
-    Ok(KernelPlan {
+    Ok(Some(KernelPlan {
         kernels,
         workspace: tables,
         persistent: 0,
@@ -254,12 +290,8 @@ pub(in crate::ops) fn grouped_linear(
                     count: i64::from(op.count),
                     first_expert: i64::from(op.first_expert),
                 };
-                launches.extend(LaunchOp::kernel(
-                    grouping,
-                    [count.min(MAX_GRID), 1, 1],
-                    GROUP_THREADS,
-                    &params,
-                ));
+                let grid = [count.min(MAX_GRID), 1, 1];
+                launches.extend(LaunchOp::kernel(grouping, grid, GROUP_THREADS, &params));
             }
             let params = GroupedLinearParams {
                 extent,
@@ -267,6 +299,8 @@ pub(in crate::ops) fn grouped_linear(
                 weight: WeightParams::of(frame.weight(1)?),
                 experts: MatrixParams::of(experts),
                 bias: frame.address(3),
+                other: frame.optional_weight(6).map(|other| WeightParams::of(other)).unwrap_or_default(),
+                other_bias: frame.address(7),
                 order: tables.0,
                 starts: tables.1,
                 y: MatrixParams::of(y),
@@ -275,10 +309,12 @@ pub(in crate::ops) fn grouped_linear(
                 count: i64::from(op.count),
                 first_expert: i64::from(op.first_expert),
                 items: items as i64,
+                limit: gate.map_or(0.0, |gate| gate.limit),
+                up_offset: gate.map_or(0.0, |gate| gate.up_offset),
             };
             let grid = [blocks, items.min(MAX_GRID), 1];
             launches.extend(LaunchOp::kernel(function, grid, division.threads, &params));
             Ok(launches)
         }),
-    })
+    }))
 }

@@ -1,0 +1,282 @@
+//! The experts of a layer, from the logits of the router to the weighted sum, as one region of a few launches.
+//!
+//! The body is `moe_route`, `moe_group`, `grouped_linear` of gate and other half, `gated_activation`, `grouped_linear` and
+//! `moe_combine`. Gate, other half and activation are one launch; `moe_group` is left out where each assignment is an item. What one launch
+//! leaves for the next is in scratch memory. Gates are not rounded before they are activated.
+
+use super::{
+    linear::{self, is_direct},
+    moe_combine, moe_group, moe_route,
+};
+use crate::{
+    arch::DeviceSpec,
+    ops::{
+        KernelPlan,
+        body::{BodyReader, made, value},
+        frame::{Bound, Frame, Source},
+        operand,
+    },
+};
+use dsrun_core::{
+    DType, Error, Result, TensorDesc,
+    kernels::{CallDesc, OperandDesc},
+    op::{GateLayout, GatedActivation, GroupedLinear, MoeCombine, MoeGroup, MoeRoute, Op},
+    program::Call,
+    region::Region,
+};
+
+/// Alignment of tensors in scratch memory.
+const ALIGNMENT: usize = 256;
+
+/// A linear layer of experts: its weight and bias.
+#[derive(Clone, Copy)]
+struct Layer {
+    op: GroupedLinear,
+    weight: usize,
+    bias: Option<usize>,
+}
+
+/// The calls of the body, with the numbers of the region's operands.
+struct Body {
+    route: MoeRoute,
+    /// Logits, bias, selection bias, factors of experts, and experts chosen in advance.
+    router: [Option<usize>; 5],
+    group: MoeGroup,
+    x: usize,
+    gate: Layer,
+    up: Layer,
+    activation: GatedActivation,
+    down: Layer,
+    combine: MoeCombine,
+}
+
+impl Body {
+    fn read(region: &Region) -> Option<Self> {
+        let outside = |index: Option<usize>| index.is_none_or(|index| index < region.operands());
+        let mut reader = BodyReader::new(region);
+        let (route, router) = reader.take(|op| if let Op::MoeRoute(op) = op { Some(*op) } else { None })?;
+        let (group, grouping) = reader.take(|op| if let Op::MoeGroup(op) = op { Some(*op) } else { None })?;
+        let [experts, weights] = [made(router, 0)?, made(router, 1)?];
+        let tables = [made(grouping, 0)?, made(grouping, 1)?];
+        let mut layer = || {
+            let (op, call) =
+                reader.take(|op| if let Op::GroupedLinear(op) = op { Some(*op) } else { None })?;
+            let (weight, bias) = (value(call, 1)?, value(call, 3));
+            let same = (op.count, op.first_expert) == (group.count, group.first_expert)
+                && value(call, 2) == Some(experts)
+                && [value(call, 4), value(call, 5)] == tables.map(Some)
+                && outside(Some(weight))
+                && outside(bias);
+            same.then_some((Layer { op, weight, bias }, call))
+        };
+        let ((gate, gating), (up, other)) = (layer()?, layer()?);
+        let (activation, activated) =
+            reader.take(|op| if let Op::GatedActivation(op) = op { Some(*op) } else { None })?;
+        let mut layer = || {
+            let (op, call) =
+                reader.take(|op| if let Op::GroupedLinear(op) = op { Some(*op) } else { None })?;
+            Some((Layer { op, weight: value(call, 1)?, bias: value(call, 3) }, call))
+        };
+        let (down, last) = layer()?;
+        let (combine, combined) =
+            reader.take(|op| if let Op::MoeCombine(op) = op { Some(*op) } else { None })?;
+        let router_operands = std::array::from_fn(|index| value(router, index));
+        let x = value(gating, 0)?;
+        let flows = Self::is_chain(&[gating, other, activated, last, combined])
+            && value(grouping, 0) == Some(experts)
+            && value(other, 0) == Some(x)
+            && value(activated, 2).is_none()
+            && activation.layout == GateLayout::Separate
+            && value(last, 2) == Some(experts)
+            && [value(last, 4), value(last, 5)] == tables.map(Some)
+            && [value(combined, 1), value(combined, 2)] == [Some(weights), Some(experts)];
+        let counts = [[down.op.count, down.op.first_expert], [combine.count, combine.first_expert]];
+        let alike = counts.iter().all(|counts| *counts == [group.count, group.first_expert]);
+        let mut read = router_operands.into_iter().chain([Some(x), Some(down.weight), down.bias]);
+        let whole = reader.is_done()
+            && region.results().len() == 1
+            && region.results().first().map(|result| result.index()) == made(combined, 0)
+            && read.all(outside);
+        (flows && alike && whole).then_some(Self {
+            route,
+            router: router_operands,
+            group,
+            x,
+            gate,
+            up,
+            activation,
+            down,
+            combine,
+        })
+    }
+
+    /// Whether the activation reads the first two calls, the product after it the activation, and the sum that product.
+    fn is_chain([gate, up, activated, down, combined]: &[&Call; 5]) -> bool {
+        value(activated, 0) == made(gate, 0)
+            && value(activated, 1) == made(up, 0)
+            && value(down, 0) == made(activated, 0)
+            && value(combined, 0) == made(down, 0)
+    }
+}
+
+/// A tensor of a launch: an operand of the region, a tensor in scratch memory, or the region's result.
+#[derive(Clone, Copy)]
+enum Place {
+    Operand(usize),
+    Scratch(usize),
+    Result,
+}
+
+/// A launch, or a few, with the places of its operands and results.
+struct Step {
+    plan: KernelPlan,
+    /// The number of its kernels.
+    kernels: usize,
+    operands: Vec<Option<Place>>,
+    results: Vec<Place>,
+}
+
+/// Tensors in scratch memory that launches leave for each other.
+#[derive(Default)]
+struct Scratch {
+    tensors: Vec<(TensorDesc, usize)>,
+    bytes: usize,
+}
+
+impl Scratch {
+    fn add(&mut self, dtype: DType, shape: &[usize]) -> Result<Place> {
+        let desc = TensorDesc::dense(dtype, shape).with_extent();
+        let end = self.bytes.checked_add(desc.bytes()?);
+        let end = end.and_then(|end| end.checked_next_multiple_of(ALIGNMENT));
+        let end = end.ok_or_else(|| Error::unsupported("the experts' activations are too large"))?;
+        self.tensors.push((desc, self.bytes));
+        self.bytes = end;
+        Ok(Place::Scratch(self.tensors.len() - 1))
+    }
+}
+
+/// How the experts of a layer are run; `None` if the region is something else, or no kernel takes it.
+pub(in crate::ops) fn region(
+    region: &Region,
+    call: &CallDesc,
+    device: &DeviceSpec,
+) -> Result<Option<KernelPlan>> {
+    let Some(body) = Body::read(region) else { return Ok(None) };
+    let Some(logits) = body.router[0] else { return Ok(None) };
+    let (rows, slots) = (operand(call, logits)?.shape[0], body.route.top_k as usize);
+    let count = body.group.count as usize;
+    let weight = |layer: Layer| match call.operands.get(layer.weight) {
+        Some(Some(OperandDesc::Weight(weight))) => Ok(weight),
+        _ => Err(Error::internal("a linear layer of experts without a weight")),
+    };
+    let hidden = weight(body.gate)?.rows() / count.max(1);
+    let biases = [body.gate, body.up].map(|layer| layer.bias.and_then(|bias| call.tensor(bias)));
+    let alike = weight(body.gate)? == weight(body.up)?
+        && body.gate.op.dtype == body.up.op.dtype
+        && (biases[0].is_none()
+            || biases[1].is_none()
+            || biases[0].map(|b| b.dtype) == biases[1].map(|b| b.dtype));
+    if !alike {
+        return Ok(None);
+    }
+    let mut scratch = Scratch::default();
+    let experts = scratch.add(DType::I32, &[rows, slots])?;
+    let weights = scratch.add(DType::F32, &[rows, slots])?;
+    let order = scratch.add(DType::I32, &[rows, slots])?;
+    let starts = scratch.add(DType::I32, &[count + 1])?;
+    let activated = scratch.add(body.gate.op.dtype, &[rows, slots * hidden])?;
+    let outputs = weight(body.down)?.rows() / count.max(1);
+    let product = scratch.add(body.down.op.dtype, &[rows, slots * outputs])?;
+    let describe = |place: Place| match place {
+        Place::Operand(index) => call.operands.get(index).cloned().flatten(),
+        Place::Scratch(index) => {
+            scratch.tensors.get(index).map(|(desc, _)| OperandDesc::Tensor(desc.clone()))
+        }
+        Place::Result => call.results.first().cloned().map(OperandDesc::Tensor),
+    };
+    let inner = |op: Op, operands: &[Option<Place>], results: &[Place]| CallDesc {
+        op,
+        operands: operands.iter().map(|place| place.and_then(describe)).collect(),
+        results: results
+            .iter()
+            .filter_map(|place| match describe(*place) {
+                Some(OperandDesc::Tensor(desc)) => Some(desc),
+                _ => None,
+            })
+            .collect(),
+        comm: None,
+    };
+    let outer = |index: Option<usize>| index.map(Place::Operand);
+    let direct = is_direct(rows, slots, count);
+    let tables = if direct { [None, None] } else { [Some(order), Some(starts)] };
+    let mut steps = Vec::new();
+    let mut add = |plan: KernelPlan, operands: Vec<Option<Place>>, results: Vec<Place>| {
+        steps.push(Step { kernels: plan.kernels.len(), plan, operands, results });
+    };
+
+    let (operands, results) = (body.router.map(outer).to_vec(), vec![experts, weights]);
+    add(moe_route(&body.route, &inner(body.route.into(), &operands, &results))?, operands, results);
+    if !direct {
+        let (operands, results) = (vec![Some(experts)], vec![order, starts]);
+        add(moe_group(&body.group, &inner(body.group.into(), &operands, &results))?, operands, results);
+    }
+    let layer = |x: Place, layer: Layer| {
+        let [order, starts] = tables;
+        vec![Some(x), outer(Some(layer.weight)), Some(experts), outer(layer.bias), order, starts]
+    };
+    let mut operands = layer(Place::Operand(body.x), body.gate);
+    operands.extend([outer(Some(body.up.weight)), outer(body.up.bias)]);
+    let gating = inner(body.gate.op.into(), &operands, &[activated]);
+    let Some(plan) = linear::gated_product(&body.gate.op, body.activation, &gating, device)? else {
+        return Ok(None);
+    };
+    add(plan, operands, vec![activated]);
+    let (operands, results) = (layer(activated, body.down), vec![product]);
+    let down = inner(body.down.op.into(), &operands, &results);
+    add(linear::grouped_linear(&body.down.op, &down, device)?, operands, results);
+    let (operands, results) = (vec![Some(product), Some(weights), Some(experts)], vec![Place::Result]);
+    add(moe_combine(&body.combine, &inner(body.combine.into(), &operands, &results))?, operands, results);
+    Ok(Some(plan_of(steps, scratch, [logits, body.x])))
+}
+
+/// The launches of all steps. The tensors whose rows are tokens are `rows` among the operands, the result, and those in scratch memory.
+fn plan_of(mut steps: Vec<Step>, scratch: Scratch, rows: [usize; 2]) -> KernelPlan {
+    let kernels = steps.iter_mut().flat_map(|step| std::mem::take(&mut step.plan.kernels)).collect();
+    KernelPlan {
+        kernels,
+        workspace: scratch.bytes,
+        persistent: 0,
+        batch_invariant: true,
+        launches: Box::new(move |frame, functions, context| {
+            // Any row count may bound the step. Each is that of some tensor in scratch memory, and the last launch reads those of all.
+            let extents =
+                [frame.tensor(rows[0])?.extent, frame.tensor(rows[1])?.extent, frame.result(0)?.extent];
+            let bound = |(index, (desc, offset)): (usize, &(TensorDesc, usize))| Bound {
+                desc: desc.clone(),
+                address: frame.workspace + *offset as u64,
+                extent: extents[index % extents.len()],
+            };
+            let tensors: Vec<Bound> = scratch.tensors.iter().enumerate().map(bound).collect();
+            let (mut launches, mut functions) = (Vec::new(), functions);
+            for step in &steps {
+                let source = |place: &Option<Place>| match (*place)? {
+                    Place::Operand(index) => Some(Source::Operand(index)),
+                    Place::Scratch(index) => tensors.get(index).map(Source::Scratch),
+                    Place::Result => None,
+                };
+                let operands: Vec<_> = step.operands.iter().map(source).collect();
+                let result = |place: &Place| match place {
+                    Place::Scratch(index) => tensors.get(*index).cloned(),
+                    _ => frame.results.first().cloned(),
+                };
+                let inner: Frame = frame.within(&operands, step.results.iter().filter_map(result).collect());
+                let (own, rest) = functions
+                    .split_at_checked(step.kernels)
+                    .ok_or_else(|| Error::internal("experts with fewer functions than launches"))?;
+                functions = rest;
+                launches.extend((step.plan.launches)(&inner, own, context)?);
+            }
+            Ok(launches)
+        }),
+    }
+}
