@@ -65,6 +65,18 @@ const UNITS: &[Unit] = &[
         "experts/items.cuh",
         "experts/tile.cuh"
     ),
+    unit!(
+        "experts/tiles.cu",
+        "mma.cuh",
+        "matrices.cuh",
+        "copies.cuh",
+        "elementwise/function.cuh",
+        "linear/weight.cuh",
+        "linear/pieces.cuh",
+        "linear/pairs.cuh",
+        "experts/params.cuh",
+        "experts/items.cuh"
+    ),
     unit!("norm/norm.cu", "norm/norm_params.cuh"),
     unit!("cache/cache.cu", "cache/cache_params.cuh"),
     unit!("copy/copy.cu"),

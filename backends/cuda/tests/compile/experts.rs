@@ -60,9 +60,13 @@ fn linears(dtype: DType) -> Vec<ValidCall> {
     let formats = formats.chain(integer_formats(dtype)).chain([WeightFormat::Block(BlockFormat::Mxfp4)]);
     let mut calls = Vec::new();
     for format in formats {
-        for (rows, inputs, per_slot, tables) in
-            [(1, 1024, false, true), (3, 256, true, false), (40, 1024, false, true), (100, 256, true, true)]
-        {
+        for (rows, inputs, per_slot, tables) in [
+            (1, 1024, false, true),
+            (3, 256, true, false),
+            (24, 1024, false, true),
+            (100, 256, false, true),
+            (600, 256, true, true),
+        ] {
             let (count, outputs, slots) = (8, 40, 2);
             let width = if per_slot { slots * inputs } else { inputs };
             let experts = bounded(DType::I32, &[rows, slots]);
@@ -83,9 +87,13 @@ fn linears(dtype: DType) -> Vec<ValidCall> {
 /// The experts of a layer as one region, for one token and for many.
 fn mixtures(dtype: DType) -> Vec<ValidCall> {
     let mut calls = Vec::new();
-    for (rows, biased, name) in
-        [(1, false, ""), (1, true, "mxfp4"), (20, true, ""), (20, false, "int4g128_f16")]
-    {
+    for (rows, biased, name) in [
+        (1, false, ""),
+        (1, true, "mxfp4"),
+        (20, true, ""),
+        (20, false, "int4g128_f16"),
+        (100, true, "mxfp4"),
+    ] {
         let (count, slots, inputs, hidden) = (16, 4, 256, 128);
         let format = WeightFormat::from_name(name).unwrap_or(WeightFormat::Dense(dtype));
         let mut program = ProgramBuilder::new("mixture");

@@ -2,8 +2,9 @@
 //!
 //! | kernel | operands |
 //! |---|---|
-//! | `grouped_linear_dense` | activations and dense weights of one type, f16 or bf16, on tensor cores |
-//! | `grouped_linear_packed` | activations of f16 or bf16, packed integers, on tensor cores |
+//! | `grouped_linear_dense` | activations and dense weights of one type, f16 or bf16, on tensor cores; few assignments an expert |
+//! | `grouped_linear_packed` | activations of f16 or bf16, packed integers, on tensor cores; few assignments an expert |
+//! | `grouped_linear_tiles` | those of either; many assignments an expert |
 //! | `grouped_linear_plain` | any |
 //!
 //! Work is divided into items: an expert and up to so many of its assignments. Kernels find them along the tables of `moe_group`, which
@@ -23,7 +24,7 @@ use crate::{
         operand,
         params::{ExtentParams, MatrixParams, WeightParams},
         result, type_name,
-        weight::{Packing, UNIT, format_name},
+        weight::{Offset, Packing, UNIT, format_name},
         weight_type,
     },
 };
@@ -76,7 +77,13 @@ const WARPS: usize = 8;
 const TILE: usize = 16;
 /// Assignments of a tile of a product on tensor cores, and the most tiles of an item.
 const TILE_ROWS: usize = 8;
-const MAX_TILES: usize = 8;
+const MAX_TILES: usize = 2;
+/// Rows of weights of a tile for many assignments, the fewest and the most of those, and buffers of 64 inputs.
+const LARGE_TILE: usize = 128;
+const LARGE_TILE_ROWS: [usize; 2] = [64, 128];
+const STAGES: usize = 3;
+/// Bytes of a row of a buffer.
+const STAGE_ROW: usize = 128;
 /// Warps of a block on plain arithmetic, and the most assignments of its items.
 const PLAIN_WARPS: usize = 4;
 const PLAIN_ROWS: usize = 4;
@@ -107,9 +114,44 @@ struct Division {
     threads: usize,
     /// Outputs of a block.
     outputs: usize,
-    /// Warps that share a tile, and steps they load ahead; 0 for plain arithmetic.
-    split: usize,
-    unroll: usize,
+    kind: Kind,
+}
+
+/// How the warps of a block divide its work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    /// `split` warps share a tile, and load `unroll` steps ahead.
+    Streamed {
+        split: usize,
+        unroll: usize,
+    },
+    /// Activations and weights meet in shared memory.
+    Tiled,
+}
+
+impl Division {
+    /// Bytes of dynamic shared memory.
+    fn shared(&self) -> usize {
+        if self.kind == Kind::Tiled { STAGES * (self.rows + LARGE_TILE) * STAGE_ROW } else { 0 }
+    }
+
+    /// The constants of the kernel.
+    fn defines(&self, packing: Option<Packing>) -> Vec<(&'static str, String)> {
+        let mut defines = match self.kind {
+            Kind::Plain => return Vec::new(),
+            Kind::Streamed { split, unroll } => vec![
+                ("TILES", (self.rows / TILE_ROWS).to_string()),
+                ("SPLIT", split.to_string()),
+                ("UNROLL", unroll.to_string()),
+            ],
+            Kind::Tiled => vec![("STAGES", STAGES.to_string())],
+        };
+        // Kernels with dense weights do not read these.
+        let dense = Packing { bits: 8, group: 0, offset: Offset::Fixed(128), scale: DType::F32 };
+        defines.extend(packing.unwrap_or(dense).defines());
+        defines
+    }
 }
 
 impl Shape {
@@ -162,22 +204,39 @@ impl Shape {
                 rows,
                 threads: PLAIN_WARPS * 32,
                 outputs: PLAIN_WARPS * UNIT,
-                split: 0,
-                unroll: 0,
+                kind: Kind::Plain,
+            };
+        }
+        if wanted > TILE_ROWS * MAX_TILES {
+            let [few, many] = LARGE_TILE_ROWS;
+            return Division {
+                entry: "grouped_linear_tiles",
+                unit: "experts/tiles.cu",
+                rows: if wanted <= 2 * few { few } else { many },
+                threads: WARPS * 32,
+                // Half of a gated tile's rows are of the other weight.
+                outputs: if gated { LARGE_TILE / 2 } else { LARGE_TILE },
+                kind: Kind::Tiled,
             };
         }
         let tiles = wanted.div_ceil(TILE_ROWS).next_power_of_two().min(MAX_TILES);
         let steps = self.inputs.div_ceil(self.step());
-        // As many warps as have a whole turn of loads each. It depends on nothing but the weight, so rows do not depend on their number.
+        // As many warps as have a whole turn of loads each.
         let unroll = if self.packing().is_some() { UNROLL / 2 } else { UNROLL };
         let split = steps.div_ceil(unroll).next_power_of_two().clamp(1, WARPS);
         let (entry, unit) = match self.packing() {
             Some(_) => ("grouped_linear_packed", "experts/packed.cu"),
             None => ("grouped_linear_dense", "experts/dense.cu"),
         };
-        // Half of a gated tile's rows are of the other weight.
         let outputs = WARPS / split * if gated { TILE / 2 } else { TILE };
-        Division { entry, unit, rows: tiles * TILE_ROWS, threads: WARPS * 32, outputs, split, unroll }
+        Division {
+            entry,
+            unit,
+            rows: tiles * TILE_ROWS,
+            threads: WARPS * 32,
+            outputs,
+            kind: Kind::Streamed { split, unroll },
+        }
     }
 }
 
@@ -249,15 +308,8 @@ fn product(
         ("GATED", &i32::from(gate.is_some())),
         ("FUNCTION", &(gate.map_or(Nonlinearity::Relu, |gate| gate.function) as u32)),
     ];
-    let mut spec = KernelSpec::new(division.unit, division.entry, defines);
-    if division.split > 0 {
-        spec.defines.extend([
-            ("TILES", (division.rows / TILE_ROWS).to_string()),
-            ("SPLIT", division.split.to_string()),
-            ("UNROLL", division.unroll.to_string()),
-        ]);
-        spec.defines.extend(shape.packing().map(Packing::defines).into_iter().flatten());
-    }
+    let mut spec = KernelSpec::new(division.unit, division.entry, defines).with_shared(division.shared());
+    spec.defines.extend(division.defines(shape.packing()));
     let grouped = direct || call.tensor(4).is_some();
     let kernels = [spec].into_iter().chain((!grouped).then(|| group_spec(slots))).collect();
     let tables = if grouped { 0 } else { (all + count + 1) * size_of::<i32>() };
@@ -267,7 +319,8 @@ fn product(
         kernels,
         workspace: tables,
         persistent: 0,
-        batch_invariant: true,
+        // On tensor cores the order of a sum depends on the kernel, and that on the number of rows.
+        batch_invariant: division.kind == Kind::Plain,
         launches: Box::new(move |frame: &Frame, functions, _| {
             let (x, experts, y) = (frame.tensor(0)?, frame.tensor(2)?, frame.result(0)?);
             let [order, starts] = [frame.optional(4), frame.optional(5)];

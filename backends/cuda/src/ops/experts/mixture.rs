@@ -241,12 +241,13 @@ pub(in crate::ops) fn region(
 
 /// The launches of all steps. The tensors whose rows are tokens are `rows` among the operands, the result, and those in scratch memory.
 fn plan_of(mut steps: Vec<Step>, scratch: Scratch, rows: [usize; 2]) -> KernelPlan {
+    let batch_invariant = steps.iter().all(|step| step.plan.batch_invariant);
     let kernels = steps.iter_mut().flat_map(|step| std::mem::take(&mut step.plan.kernels)).collect();
     KernelPlan {
         kernels,
         workspace: scratch.bytes,
         persistent: 0,
-        batch_invariant: true,
+        batch_invariant,
         launches: Box::new(move |frame, functions, context| {
             // Any row count may bound the step. Each is that of some tensor in scratch memory, and the last launch reads those of all.
             let extents =
