@@ -77,6 +77,8 @@ pub struct Plugin {
     pub version: Option<String>,
     /// The description, if its manifest has one.
     pub description: Option<String>,
+    /// The rank as the default backend that its manifest gives; 0 for never.
+    pub default_rank: i32,
     /// The file of the manifest, if it has one.
     pub manifest: Option<PathBuf>,
     /// The file of the library, if known.
@@ -302,6 +304,7 @@ fn examine_library(path: &Path, origin: Origin) -> Plugin {
         name: name.trim_start_matches(std::env::consts::DLL_PREFIX).to_owned(),
         version: None,
         description: None,
+        default_rank: 0,
         manifest: None,
         library: Some(path.to_owned()),
         origin,
@@ -316,6 +319,7 @@ fn examine_manifest(path: &Path, origin: Origin) -> (i32, Plugin) {
         name: file_name.trim_end_matches(MANIFEST_SUFFIX).to_owned(),
         version: None,
         description: None,
+        default_rank: 0,
         manifest: Some(path.to_owned()),
         library: None,
         origin,
@@ -331,6 +335,7 @@ fn examine_manifest(path: &Path, origin: Origin) -> (i32, Plugin) {
     plugin.name.clone_from(&manifest.name);
     plugin.version = Some(manifest.version.clone());
     plugin.description.clone_from(&manifest.description);
+    plugin.default_rank = manifest.default_rank;
     let checked = manifest.library(path).and_then(|library| {
         // Set even if the plugin is broken, so that the library is not examined as a plugin without a manifest.
         plugin.library = Some(library.clone());

@@ -3,6 +3,7 @@
 use crate::{
     arguments::{DeviceArguments, DevicesArguments},
     find_backend::find_backend,
+    session::registry,
     terminal::Terminal,
 };
 use anyhow::{Context, Result, bail};
@@ -151,7 +152,7 @@ pub(crate) fn open_replicas(
              one process with --launcher none"
         );
     }
-    let groups = open_groups(arguments, replicas, launch.as_ref())?;
+    let groups = open_groups(arguments, replicas, launch.as_ref(), terminal)?;
     let ranks: usize = groups.iter().map(Vec::len).sum();
     let join = |launch: &Launch| {
         terminal.note(&format!("waiting for the other processes: this is {launch}"));
@@ -174,8 +175,10 @@ fn open_groups(
     arguments: &DevicesArguments,
     replicas: usize,
     launch: Option<&Launch>,
+    terminal: &Terminal,
 ) -> Result<Vec<Vec<Arc<dyn Device>>>> {
     let backend = find_backend(arguments.device.backend.as_deref())?;
+    note_default(arguments, &*backend, terminal)?;
     let (processes, place, local_processes) =
         launch.map_or((1, 0, 1), |launch| (launch.processes, launch.local_process, launch.local_processes));
     let tp = arguments.tp.map(usize::from);
@@ -210,6 +213,18 @@ fn open_groups(
         group.iter().map(open_rank).collect()
     };
     groups.into_iter().map(open_group).collect()
+}
+
+/// Says which backend was chosen where none is named, unless it is the one of a machine without accelerators.
+fn note_default(arguments: &DevicesArguments, backend: &dyn Backend, terminal: &Terminal) -> Result<()> {
+    let linked = registry()?;
+    let plain = &linked.backend(None)?.info().name;
+    let name = &backend.info().name;
+    if arguments.device.backend.is_none() && name != plain {
+        terminal
+            .note(&format!("backend {name}, because it finds a device; --backend {plain} runs on the CPU"));
+    }
+    Ok(())
 }
 
 /// The options of one of `sharing` ranks on the same device: they divide its threads and its memory.

@@ -6,20 +6,21 @@ use anyhow::{Context, Result, anyhow};
 use dsrun_core::device::Backend;
 use dsrun_plugin_sdk::discovery::{Origin, PlaceOutcome, Places, Report, discover};
 use std::{
+    cmp::Reverse,
     path::{Path, PathBuf},
     sync::Arc,
 };
+use tracing::info;
 
 /// The source folder that this program was built from. It need not exist where the program runs.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// Finds a backend by name, or the default without a name. A path names the manifest or the library of a plugin.
+/// Finds a backend by name, or [the default](default_backend) without a name. A path names the manifest or the library of a plugin.
 pub(crate) fn find_backend(name: Option<&str>) -> Result<Arc<dyn Backend>> {
-    let registry = registry()?;
-    let (name, missing) = match (name, registry.backend(name)) {
-        (_, Ok(backend)) => return Ok(backend.clone()),
-        (None, Err(missing)) => return Err(missing.into()),
-        (Some(name), Err(missing)) => (name, missing),
+    let Some(name) = name else { return default_backend() };
+    let missing = match registry()?.backend(Some(name)) {
+        Ok(backend) => return Ok(backend.clone()),
+        Err(missing) => missing,
     };
     if name.contains(std::path::is_separator) {
         return load_path(name);
@@ -31,6 +32,24 @@ pub(crate) fn find_backend(name: Option<&str>) -> Result<Arc<dyn Backend>> {
     }
     let sources = Path::new(SOURCES).canonicalize().ok();
     Err(anyhow!("{}\n{}", missing.message(), advice(name, &report, sources.as_deref())))
+}
+
+/// The backend that is used if none is named: of the plugins that rank as a default and find a device, the one of the highest
+/// rank; the first one that is linked in, if there is no such plugin.
+fn default_backend() -> Result<Arc<dyn Backend>> {
+    let report = discover(&Places::of_process([]));
+    let mut ranked: Vec<_> = report.ready().filter(|plugin| plugin.default_rank > 0).collect();
+    // The sort is stable: of equal ranks the plugin that was found first is tried first.
+    ranked.sort_by_key(|plugin| Reverse(plugin.default_rank));
+    for plugin in ranked {
+        let backend = plugin.load().and_then(|backend| Ok((backend.devices()?.is_empty(), backend)));
+        match backend {
+            Ok((false, backend)) => return Ok(Arc::new(backend)),
+            Ok((true, _)) => info!("{} is not the default backend: it finds no device", plugin.name),
+            Err(error) => info!("{} is not the default backend: {error}", plugin.name),
+        }
+    }
+    Ok(registry()?.backend(None)?.clone())
 }
 
 fn load_path(name: &str) -> Result<Arc<dyn Backend>> {

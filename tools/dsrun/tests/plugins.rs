@@ -19,6 +19,7 @@ use std::{
 test_main![
     every_broken_plugin_is_named_and_the_others_work,
     the_error_for_a_missing_backend_lists_the_searched_places,
+    the_plugin_of_the_highest_rank_that_finds_a_device_is_the_default,
     the_backend_in_c_generates,
     the_backend_in_c_generates_from_the_real_model,
     wgpu_generates_the_tokens_of_the_reference,
@@ -126,6 +127,42 @@ fn every_broken_plugin_is_named_and_the_others_work() {
     let (code, text, _) = run(dsrun(path, &["backends"]));
     assert_eq!(code, Some(0));
     assert!(text.contains("aborts 0.0.1 (plugin): ") && !text.contains("signal"), "{text}");
+}
+
+fn the_plugin_of_the_highest_rank_that_finds_a_device_is_the_default() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let model = root().join("models/tests/fixtures/gguf/smollm2_q4_1/model.gguf");
+    let generate = |more: &[&str]| {
+        let command = dsrun(path, &["generate", "--temperature", "0", "-n", "4", "--raw", "--model"]);
+        run(command.arg(&model).args(more).arg("x"))
+    };
+    let (code, expected, errors) = generate(&[]);
+    assert!(code == Some(0) && !errors.contains("because it finds"), "{errors}");
+
+    // Two plugins come before it, but the first cannot list its devices, and the second has no rank.
+    example_c::build(path);
+    compile(path, "panics", &["PANICS_WHEN_LISTED"]);
+    compile(path, "unranked", &[]);
+    manifest(path, "panics", DSR_ABI_MINOR.into());
+    manifest(path, "unranked", DSR_ABI_MINOR.into());
+    let rank = |name: &str, text: &str, rank: u32| {
+        let ranked = text.replacen("[abi]", &format!("default_rank = {rank}\n[abi]"), 1);
+        fs::write(path.join(format!("{name}.dsrun.toml")), ranked).unwrap();
+    };
+    rank("panics", &fs::read_to_string(path.join("panics.dsrun.toml")).unwrap(), 2);
+    let example = fs::read_to_string(root().join("plugins/example-c/example-c.dsrun.toml")).unwrap();
+    rank("example-c", &example, 1);
+    let (code, text, errors) = generate(&[]);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains("backend example-c, because it finds a device"), "{errors}");
+    assert_eq!(text, expected);
+    let (_, text, _) = run(dsrun(path, &["backends"]));
+    assert!(text.contains("example-c 0.1.0 (plugin, the default where it finds a device)"), "{text}");
+
+    // A backend that is named is the one that runs.
+    let (code, _, errors) = generate(&["--backend", "cpu"]);
+    assert!(code == Some(0) && !errors.contains("because it finds"), "{errors}");
 }
 
 fn the_error_for_a_missing_backend_lists_the_searched_places() {

@@ -23,6 +23,7 @@ const MAX_BYTES: u64 = 64 * 1024;
 /// vendor = "Example"                # optional
 /// description = "An example."       # optional
 /// priority = 100                    # optional: in a folder, higher ones precede
+/// default_rank = 100                # optional: the default backend where it finds a device
 ///
 /// [abi]                             # the version it was built for
 /// major = 0
@@ -55,6 +56,10 @@ pub struct Manifest {
     /// The priority: in a folder, plugins of higher priority precede.
     #[serde(default)]
     pub priority: i32,
+    /// The rank as the default: of the plugins with ranks above 0 that find a device, the one of the highest rank is the backend
+    /// that is used if none is named.
+    #[serde(default)]
+    pub default_rank: i32,
     /// The version of the ABI that it was built for.
     pub abi: AbiVersion,
     /// The library of each platform, relative to the manifest.
@@ -214,10 +219,11 @@ mod tests {
 
     #[test]
     fn a_whole_manifest_reads() {
-        let whole = text("vendor = \"v\"\ndescription = \"d\"\npriority = 7")
+        let whole = text("vendor = \"v\"\ndescription = \"d\"\npriority = 7\ndefault_rank = 3")
             + "[requires]\nany_of = [\"liba.so\"]\n[conformance]\nreport = \"r.json\"\n";
         let manifest = Manifest::parse(&whole).unwrap();
         assert_eq!((manifest.name.as_str(), manifest.priority), ("example", 7));
+        assert_eq!((manifest.default_rank, Manifest::parse(&text("")).unwrap().default_rank), (3, 0));
         let library = manifest.library(Path::new("/plugins/example.dsrun.toml")).unwrap();
         assert_eq!(library, Path::new("/plugins/libexample.so"));
         assert_eq!(Manifest::parse(&text("")).unwrap().priority, 0);

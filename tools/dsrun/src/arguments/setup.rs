@@ -49,7 +49,8 @@ pub(crate) enum Weights {
 /// The device, and how much of it is used.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceArguments {
-    /// The backend: a name that `dsrun backends` lists, or the path of a plugin's library or manifest.
+    /// The backend: a name that `dsrun backends` lists, or the path of a plugin's library or manifest. If not given, an accelerator
+    /// whose plugin is installed, or else the CPU.
     #[arg(long, value_name = "NAME")]
     pub(crate) backend: Option<String>,
     /// The device of the backend.

@@ -52,7 +52,9 @@ fn plugin_line(plugin: &Plugin) -> String {
         State::Shadowed(_) | State::Broken(_) => plugin.problem().unwrap_or_default(),
     };
     let version = plugin.version.as_deref().unwrap_or_default();
-    format!("{} {version} (plugin): {state}", plugin.name)
+    let ranks = plugin.state == State::Ready && plugin.default_rank > 0;
+    let default = if ranks { ", the default where it finds a device" } else { "" };
+    format!("{} {version} (plugin{default}): {state}", plugin.name)
 }
 
 fn loaded_lines(plugin: &Plugin) -> String {
