@@ -19,7 +19,7 @@ use crate::{
         launch::{LaunchOp, MAX_GRID},
     },
     ops::{
-        KernelPlan,
+        KernelPlan, evenly,
         frame::Frame,
         operand,
         params::{ExtentParams, MatrixParams, WeightParams},
@@ -54,6 +54,8 @@ kernel_struct! {
         /// Of an expert.
         inputs: i64 = "i64",
         outputs: i64 = "i64",
+        /// Outputs, with those of its neighbours that are in the same units of packed rows.
+        covered: i64 = "i64",
         /// Experts of the device, and the index of the first.
         count: i64 = "i64",
         first_expert: i64 = "i64",
@@ -87,8 +89,14 @@ const STAGE_ROW: usize = 128;
 /// Warps of a block on plain arithmetic, and the most assignments of its items.
 const PLAIN_WARPS: usize = 4;
 const PLAIN_ROWS: usize = 4;
-/// Steps of a weight that a warp has under way.
-const UNROLL: usize = 4;
+/// The most steps of a ring, the fewest with which several blocks share an SM, and the most blocks that do.
+const MAX_STAGES: usize = 8;
+const FEW_STAGES: usize = 5;
+const MAX_BLOCKS: usize = 3;
+/// Steps of a warp for each tile that are worth the end of a tile.
+const STEPS: usize = 6;
+/// Bytes of shared memory that the driver takes of each block.
+const RESERVED: usize = 1024;
 
 /// A call as its kernel is chosen.
 struct Shape {
@@ -121,10 +129,11 @@ struct Division {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Plain,
-    /// `split` warps share a tile, and load `unroll` steps ahead.
+    /// `split` warps share a tile, with rings of `stages` steps; so many blocks share an SM.
     Streamed {
         split: usize,
-        unroll: usize,
+        stages: usize,
+        blocks: usize,
     },
     /// Activations and weights meet in shared memory.
     Tiled,
@@ -132,18 +141,32 @@ enum Kind {
 
 impl Division {
     /// Bytes of dynamic shared memory.
-    fn shared(&self) -> usize {
-        if self.kind == Kind::Tiled { STAGES * (self.rows + LARGE_TILE) * STAGE_ROW } else { 0 }
+    fn shared(&self, stage: usize) -> usize {
+        match self.kind {
+            Kind::Plain => 0,
+            Kind::Streamed { stages, .. } => WARPS * stages * stage + sums(self.rows / TILE_ROWS),
+            Kind::Tiled => STAGES * (self.rows + LARGE_TILE) * STAGE_ROW,
+        }
+    }
+
+    /// The grid, for so many items of tiles that cover so many outputs.
+    fn grid(&self, items: usize, outputs: usize, device: &DeviceSpec) -> [usize; 3] {
+        let tiles = outputs.div_ceil(self.outputs);
+        match self.kind {
+            Kind::Streamed { blocks, .. } => [evenly(items * tiles, blocks * device.sm_count), 1, 1],
+            _ => [tiles, items.min(MAX_GRID), 1],
+        }
     }
 
     /// The constants of the kernel.
     fn defines(&self, packing: Option<Packing>) -> Vec<(&'static str, String)> {
         let mut defines = match self.kind {
             Kind::Plain => return Vec::new(),
-            Kind::Streamed { split, unroll } => vec![
+            Kind::Streamed { split, stages, blocks } => vec![
+                ("BLOCKS", blocks.to_string()),
                 ("TILES", (self.rows / TILE_ROWS).to_string()),
                 ("SPLIT", split.to_string()),
-                ("UNROLL", unroll.to_string()),
+                ("STAGES", stages.to_string()),
             ],
             Kind::Tiled => vec![("STAGES", STAGES.to_string())],
         };
@@ -220,24 +243,67 @@ impl Shape {
             };
         }
         let tiles = wanted.div_ceil(TILE_ROWS).next_power_of_two().min(MAX_TILES);
-        let steps = self.inputs.div_ceil(self.step());
-        // As many warps as have a whole turn of loads each.
-        let unroll = if self.packing().is_some() { UNROLL / 2 } else { UNROLL };
-        let split = steps.div_ceil(unroll).next_power_of_two().clamp(1, WARPS);
         let (entry, unit) = match self.packing() {
             Some(_) => ("grouped_linear_packed", "experts/packed.cu"),
             None => ("grouped_linear_dense", "experts/dense.cu"),
         };
-        let outputs = WARPS / split * if gated { TILE / 2 } else { TILE };
-        Division {
-            entry,
-            unit,
-            rows: tiles * TILE_ROWS,
-            threads: WARPS * 32,
-            outputs,
-            kind: Kind::Streamed { split, unroll },
+        // Half of a gated tile's rows are of the other weight.
+        let outputs = |split: usize| WARPS / split * if gated { TILE / 2 } else { TILE };
+        let steps = self.inputs.div_ceil(self.step());
+        let units =
+            |split: usize| self.items(tiles * TILE_ROWS) * self.covered_outputs().div_ceil(outputs(split));
+        let mut split = 1;
+        while split < WARPS
+            && (steps >= 2 * split * STEPS
+                || steps >= 2 * split && units(split) < self.most_blocks() * device.sm_count)
+        {
+            split *= 2;
         }
+        let (stages, blocks) = self.ring(tiles, device);
+        let kind = Kind::Streamed { split, stages, blocks };
+        Division { entry, unit, rows: tiles * TILE_ROWS, threads: WARPS * 32, outputs: outputs(split), kind }
     }
+
+    /// The most items there may be of so many assignments each.
+    fn items(&self, rows: usize) -> usize {
+        let all = self.rows * self.slots;
+        // Each expert has at most one item that is not full.
+        if self.is_direct() { all } else { all.min(all / rows + self.count) }
+    }
+
+    /// Bytes of a step of a ring.
+    fn stage(&self) -> usize {
+        // 16 rows by 64 bytes, and the numbers of their groups.
+        let numbers = |packing: Packing| {
+            let groups = match packing.group {
+                0 => 1,
+                group => (packing.span() / group).max(1),
+            };
+            2 * groups * packing.line()
+        };
+        TILE * 64 + self.packing().map_or(0, numbers)
+    }
+
+    /// The most blocks that share an SM, for their registers: integers take more.
+    fn most_blocks(&self) -> usize {
+        if self.packing().is_some() { MAX_BLOCKS - 1 } else { MAX_BLOCKS }
+    }
+
+    /// Steps of a ring, and blocks that share an SM.
+    fn ring(&self, tiles: usize, device: &DeviceSpec) -> (usize, usize) {
+        let stages = |blocks: usize| {
+            let room = (device.shared_memory() / blocks).saturating_sub(RESERVED + sums(tiles));
+            (room / (WARPS * self.stage())).min(MAX_STAGES)
+        };
+        let fitting = (1..=self.most_blocks()).rev().find(|blocks| stages(*blocks) >= FEW_STAGES);
+        let blocks = fitting.unwrap_or(1);
+        (stages(blocks).max(2), blocks)
+    }
+}
+
+/// Bytes of the sums of the warps of a block, of two tiles each.
+fn sums(tiles: usize) -> usize {
+    2 * WARPS * tiles * TILE_ROWS * (TILE + 1) * size_of::<f32>()
 }
 
 pub(in crate::ops) fn grouped_linear(
@@ -286,8 +352,7 @@ fn product(
         return Ok(None);
     }
     let (division, direct) = (shape.division(gate.is_some(), device), shape.is_direct());
-    // Each expert has at most one item that is not full.
-    let items = if direct { all } else { all.min(all / division.rows + count) };
+    let items = shape.items(division.rows);
     let vector = match format {
         WeightFormat::Dense(dtype) => (16 / dtype.bytes()).max(16 / x.dtype.bytes()),
         _ => 1,
@@ -308,12 +373,14 @@ fn product(
         ("GATED", &i32::from(gate.is_some())),
         ("FUNCTION", &(gate.map_or(Nonlinearity::Relu, |gate| gate.function) as u32)),
     ];
-    let mut spec = KernelSpec::new(division.unit, division.entry, defines).with_shared(division.shared());
+    let mut spec =
+        KernelSpec::new(division.unit, division.entry, defines).with_shared(division.shared(shape.stage()));
     spec.defines.extend(division.defines(shape.packing()));
     let grouped = direct || call.tensor(4).is_some();
     let kernels = [spec].into_iter().chain((!grouped).then(|| group_spec(slots))).collect();
     let tables = if grouped { 0 } else { (all + count + 1) * size_of::<i32>() };
-    let blocks = shape.covered_outputs().div_ceil(division.outputs);
+    let covered = shape.covered_outputs();
+    let grid = division.grid(items, covered, device);
     let op = *op;
     Ok(Some(KernelPlan {
         kernels,
@@ -359,13 +426,13 @@ fn product(
                 y: MatrixParams::of(y),
                 inputs: inputs as i64,
                 outputs: outputs as i64,
+                covered: covered as i64,
                 count: i64::from(op.count),
                 first_expert: i64::from(op.first_expert),
                 items: items as i64,
                 limit: gate.map_or(0.0, |gate| gate.limit),
                 up_offset: gate.map_or(0.0, |gate| gate.up_offset),
             };
-            let grid = [blocks, items.min(MAX_GRID), 1];
             launches.extend(LaunchOp::kernel(function, grid, division.threads, &params));
             Ok(launches)
         }),
