@@ -55,6 +55,7 @@ pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, 
 use stream::StreamableLayers;
 pub use stream::{LinkRates, StreamForecast};
 pub(crate) use stream::{StreamPlan, WeightImages, WeightRing};
+pub(crate) use traffic::Experts;
 pub use traffic::StepTraffic;
 
 /// The share of the device's free memory that is left free if the KV cache takes the rest: one part in this many.

@@ -6,7 +6,7 @@
 use crate::{
     engine::Engine,
     error::{EngineError, Result},
-    plan::{Bucket, Resident, StepSegment, StepSize, StepState, is_cache, plan_key},
+    plan::{Bucket, Experts, Resident, StepSegment, StepSize, StepState, is_cache, plan_key},
     runner::{CallByCall, Executor, Runner, STEP_TIMEOUT, StepInputs},
 };
 use dsrun_core::{
@@ -196,8 +196,8 @@ fn chosen_bytes(bytes: usize, experts: u32, desc: &CallDesc, requests: usize) ->
         Some(Some(OperandDesc::Tensor(chosen))) => chosen.shape[1],
         _ => return Err(Error::internal("a linear layer of experts without their table").into()),
     };
-    let passed_over = 1.0 - slots.min(experts as usize) as f64 / f64::from(experts);
-    Ok((bytes as f64 * (1.0 - passed_over.powf(requests as f64))) as usize)
+    let experts = Experts { count: experts as usize, slots };
+    Ok((bytes as f64 * experts.expected_share(requests)) as usize)
 }
 
 /// The bytes of a state that a call touches: this many slots of a cache, or the rows of the requests in the request table, of which

@@ -7,28 +7,29 @@ use super::{
 };
 use crate::error::Result;
 use dsrun_core::{
-    WeightType,
+    Size, WeightType,
     device::Device,
     op::{Op, OperandType},
-    program::{Call, Origin, Value, ValueId},
+    program::{Call, Origin, Program, Value, ValueId},
 };
 
 /// Bytes that a step of generation reads from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepTraffic {
-    /// Bytes of weights, read once per step whatever the batch.
+    /// Bytes of weights, read once per step whatever the batch; of experts, those that are expected to be chosen.
     pub weights: u64,
     /// Bytes of KV cache, read for each token of a request's context.
     pub kv_per_token: u64,
 }
 
 impl EnginePlan {
-    /// Counts the bytes that a step of generation has to read: every matrix of a product, and the caches. An embedding that is
-    /// only looked up, vectors and activations are left out as too small to matter.
+    /// Counts the bytes that a step of generation for `requests` requests has to read: every matrix of a product, and the caches. Of the
+    /// matrices of experts these are the ones that some token is expected to choose. An embedding that is only looked up, vectors and
+    /// activations are left out as too small to matter.
     ///
     /// # Errors
     /// If the device cannot say how large a packed weight is.
-    pub fn step_traffic(&self, device: &dyn Device) -> Result<StepTraffic> {
+    pub fn step_traffic(&self, device: &dyn Device, requests: usize) -> Result<StepTraffic> {
         let program = self.programs.all_rows();
         let mut traffic = StepTraffic { weights: 0, kv_per_token: 0 };
         for (id, value) in program.values_from(|origin| *origin != Origin::Input) {
@@ -37,7 +38,9 @@ impl EnginePlan {
                     if program.nodes.iter().any(|node| multiplies(&node.call, id)) =>
                 {
                     let layout = device.kernels().prepack_query(&weight_desc(weight))?;
-                    traffic.weights += layout.bytes as u64;
+                    let experts = program.nodes.iter().find_map(|node| experts_of(program, &node.call, id));
+                    let share = experts.map_or(1.0, |experts| experts.expected_share(requests));
+                    traffic.weights += (layout.bytes as f64 * share) as u64;
                 }
                 (Origin::State, _) if is_cache(value) => {
                     let slots = self.fixed.pages * self.options.block_size;
@@ -64,9 +67,13 @@ impl EnginePlan {
                 for id in node.call.operands.iter().flatten() {
                     let weight = program.values[id.index()].weight_type();
                     let elements = weight.filter(|_| multiplies(&node.call, *id)).map(WeightType::elements);
-                    products += elements
+                    let all = elements
                         .map_or(0, |elements| rows.saturating_mul(elements.unwrap_or(usize::MAX)))
                         as u64;
+                    products += match experts_of(program, &node.call, *id) {
+                        Some(Experts { count, slots }) => all / count.max(1) as u64 * slots as u64,
+                        None => all,
+                    };
                 }
                 continue;
             };
@@ -79,6 +86,48 @@ impl EnginePlan {
             products += 2 * (rows * keys) as u64 * features as u64;
         }
         products
+    }
+}
+
+/// The experts whose matrices are one weight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Experts {
+    pub(crate) count: usize,
+    /// The number of experts of a token.
+    pub(crate) slots: usize,
+}
+
+impl Experts {
+    /// The share of the experts that at least one of so many tokens chooses, if routers choose all experts equally often.
+    pub(crate) fn expected_share(self, tokens: usize) -> f64 {
+        let count = self.count.max(1) as f64;
+        1.0 - (1.0 - (self.slots as f64 / count).min(1.0)).powf(tokens as f64)
+    }
+}
+
+/// The experts whose matrices a call, or a primitive in its region, multiplies with; `None` if the weight is no expert's.
+fn experts_of(program: &Program, call: &Call, weight: ValueId) -> Option<Experts> {
+    let index = call.operands.iter().position(|operand| *operand == Some(weight))?;
+    let slots_of = |value_type: &OperandType| match value_type {
+        OperandType::Tensor(tensor) => tensor.shape.get(1).and_then(Size::known),
+        OperandType::Weight(_) => None,
+    };
+    match &call.op {
+        Op::GroupedLinear(op) => {
+            let slots = slots_of(&program.value((*call.operands.get(2)?)?).ok()?.value_type)?;
+            Some(Experts { count: op.count as usize, slots })
+        }
+        Op::Region(region) => {
+            let types = region.value_types(&program.operand_types(&call.operands).ok()?).ok()?;
+            region.calls().iter().find_map(|inner| match inner.op {
+                Op::GroupedLinear(op) if inner.operands.contains(&Some(ValueId::new(index))) => {
+                    let slots = slots_of(types.get((*inner.operands.get(2)?)?.index())?.as_ref()?)?;
+                    Some(Experts { count: op.count as usize, slots })
+                }
+                _ => None,
+            })
+        }
+        _ => None,
     }
 }
 

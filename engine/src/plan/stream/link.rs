@@ -110,12 +110,15 @@ impl EnginePlan {
     /// Those of the device.
     pub fn forecast_streaming(&self, device: &dyn Device) -> Result<Option<StreamForecast>> {
         let Some(stream) = &self.stream else { return Ok(None) };
-        let traffic = self.step_traffic(device)?;
+        let traffic = |requests: usize| self.step_traffic(device, requests);
+        let kv_per_token = traffic(1)?.kv_per_token;
         let rates = LinkRates::measure(device)?;
         let requests = self.options.max_requests;
         let kv_requests = (self.fixed.pages / self.fixed.blocks.max(1)).min(requests);
-        let kv = |requests: usize| (traffic.kv_per_token * (requests * self.context / 2) as u64) as f64;
-        let memory_seconds = |requests| (traffic.weights as f64 + kv(requests)) / rates.inside_device;
+        let kv = |requests: usize| (kv_per_token * (requests * self.context / 2) as u64) as f64;
+        let memory_seconds = |requests| -> Result<f64> {
+            Ok((traffic(requests)?.weights as f64 + kv(requests)) / rates.inside_device)
+        };
         let streamable = stream.packed_bytes() + stream.device_bytes() - stream.ring_bytes();
         let elements: usize = stream.layers.iter().flat_map(|layer| &layer.weights).map(elements).sum();
         Ok(Some(StreamForecast {
@@ -128,9 +131,9 @@ impl EnginePlan {
             requests,
             kv_requests,
             link_seconds: stream.streamed_bytes() as f64 / rates.to_device,
-            memory_seconds_alone: memory_seconds(1),
-            memory_seconds: memory_seconds(kv_requests.max(1)),
-            threshold: streamable as f64 / (self.context as f64 * traffic.kv_per_token as f64).max(1.0),
+            memory_seconds_alone: memory_seconds(1)?,
+            memory_seconds: memory_seconds(kv_requests.max(1))?,
+            threshold: streamable as f64 / (self.context as f64 * kv_per_token as f64).max(1.0),
             wide: stream.packed_bytes() >= 2 * elements as u64,
         }))
     }

@@ -68,7 +68,7 @@ pub(crate) fn run(command: &Latency, terminal: &Terminal) -> Result<()> {
     terminal.note("measuring the device's read bandwidth");
     let bandwidth = read_bandwidth(&**devices.first())?;
     let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
-    let traffic = plan.step_traffic(&**devices.first())?;
+    let traffic = plan.step_traffic(&**devices.first(), command.batch)?;
     let ranks = plan.ranks();
     let forecast = show_plan(&plan, &devices, terminal)?;
     let mut engine = load_weights(plan, &model, &devices, terminal)?;
