@@ -14,6 +14,8 @@ struct GroupedLinearParams {
     /* The weight and the bias of the half that the activated gate is multiplied by; absent without a gate. */
     Weight other;
     const BIAS* other_bias;
+    /* The weights of slots whose products are summed; absent where they are not. */
+    Matrix<const float> factors;
     /* The tables of `moe_group`; absent where each assignment is an item. */
     Matrix<const int> order;
     const int* starts;
@@ -33,7 +35,7 @@ struct GroupedLinearParams {
     /* Added to the other half. */
     float up_offset;
 };
-static_assert(sizeof(GroupedLinearParams) == 280, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams) == 296, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::extent) == 72 && alignof(decltype(GroupedLinearParams::extent)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::x) == 16 && alignof(decltype(GroupedLinearParams::x)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::weight) == 32 && alignof(decltype(GroupedLinearParams::weight)) == 8, "GroupedLinearParams as in Rust");
@@ -41,6 +43,7 @@ static_assert(sizeof(GroupedLinearParams::experts) == 16 && alignof(decltype(Gro
 static_assert(sizeof(GroupedLinearParams::bias) == 8 && alignof(decltype(GroupedLinearParams::bias)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::other) == 32 && alignof(decltype(GroupedLinearParams::other)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::other_bias) == 8 && alignof(decltype(GroupedLinearParams::other_bias)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::factors) == 16 && alignof(decltype(GroupedLinearParams::factors)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::order) == 16 && alignof(decltype(GroupedLinearParams::order)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::starts) == 8 && alignof(decltype(GroupedLinearParams::starts)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::y) == 16 && alignof(decltype(GroupedLinearParams::y)) == 8, "GroupedLinearParams as in Rust");

@@ -11,11 +11,16 @@
  *
  * With GATED the result is a gated activation of two products: the lower 8 rows of a tile are of the gate's weight, the upper 8 are the same
  * rows of the other one, and they meet when sums are added up.
+ *
+ * With SUMMED there is one token, and the result is the weighted sum of the products of its slots: a tile is 16 rows of each slot's weight, one
+ * slot after the other, whose sums are multiplied by the weights of the slots in f32.
  */
 #define WARPS 8
 #define TEAMS (WARPS / SPLIT)
 /* Results of a tile. */
 #define RESULTS (GATED ? 8 : 16)
+/* Weights that a tile is multiplied with, one after the other. */
+#define SEGMENTS (SUMMED ? SLOTS : 1)
 
 extern __shared__ __align__(128) u8 memory[];
 
@@ -38,7 +43,14 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
     u8* const ring = memory + warp * STAGES * Product::stage;
 
     const Extent::Loaded loaded = p.extent.load();
-#if DIRECT
+#if SUMMED
+    /* Lane `i` has the expert of slot `i`, and its weight. */
+    const int expert = lane < SLOTS ? expert_of(p, lane) : -1, items = 1;
+    const float factor = lane < SLOTS ? p.factors.row(0)[lane] : 0.0f;
+    const int all = (int)p.extent.count(loaded) * SLOTS;
+    if (all == 0) return;
+    auto expert_at = [&](int segment) { return __shfl_sync(0xffffffffu, expert, segment); };
+#elif DIRECT
     const int items = (int)p.items, first_item = (int)((i64)blockIdx.x * items / gridDim.x);
     /* Read beside the extent. */
     const int early = expert_of(p, first_item);
@@ -53,10 +65,12 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
     /* What is copied next: tile, its item, step and stage. */
     Product product(p);
     i64 next_unit = member < steps ? begin : end;
-    int next_item = -1, next_step = member, next_stage = 0;
+    int next_item = -1, next_step = member, next_stage = 0, next_segment = 0;
     Item ahead = {-1, 0, 0};
     auto find = [&](int number) {
-#if DIRECT
+#if SUMMED
+        return Item{0, 0, 1};
+#elif DIRECT
         if (number == first_item) return Item{number < all ? early : -1, number, 1};
 #endif
         return find_item(p, number, all);
@@ -68,17 +82,23 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
     auto aim = [&]() {
         while (next_unit < end) {
             int number = (int)(next_unit / tiles);
+#if SUMMED
+            ahead.expert = -1;
+            while (next_segment < SEGMENTS && (ahead.expert = expert_at(next_segment)) < 0) ++next_segment;
+#else
             if (number != next_item) {
                 next_item = number;
                 ahead = find(number);
             }
+#endif
             if (ahead.expert >= 0) {
                 const i64 row = first_row(ahead.expert, next_unit), first = ahead.expert * p.outputs, stop = first + p.outputs;
                 /* A team without a tile copies another's, for nothing. */
                 product.aim(p, row < stop ? row : first, stop);
                 return;
             }
-            next_unit = (i64)(number + 1) * tiles;
+            next_segment = 0;
+            next_unit = SUMMED ? next_unit + 1 : (i64)(number + 1) * tiles;
         }
     };
     auto fetch = [&]() {
@@ -87,7 +107,10 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             next_step += SPLIT;
             if (next_step >= steps) {
                 next_step = member;
-                ++next_unit;
+                if (++next_segment >= SEGMENTS) {
+                    next_segment = 0;
+                    ++next_unit;
+                }
                 aim();
             }
         }
@@ -118,19 +141,36 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
         }
         if (item.expert < 0) continue;
         float sums[TILES][4] = {};
-        typename Product::Inputs own;
-        if (member < steps) product.load(x, member, own);
+        for (int segment = 0; segment < SEGMENTS; ++segment) {
+#if SUMMED
+            if (expert_at(segment) < 0) continue;
+            float before[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                before[i] = sums[0][i];
+                sums[0][i] = 0.0f;
+            }
+            x[0] = lane < 4 ? inputs_of(p, segment) : nullptr;
+#endif
+            typename Product::Inputs own;
+            if (member < steps) product.load(x, member, own);
 #pragma unroll 1
-        for (int step = member; step < steps; step += SPLIT) {
-            const typename Product::Inputs here = own;
-            if (step + SPLIT < steps) product.load(x, step + SPLIT, own);
-            await_copies<STAGES - 2>();
-            __syncwarp();
-            const typename Product::Weights weights(ring + stage * Product::stage);
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-            /* Into the stage that was read a step ago. */
-            fetch();
-            product.add(weights, here, sums);
+            for (int step = member; step < steps; step += SPLIT) {
+                const typename Product::Inputs here = own;
+                if (step + SPLIT < steps) product.load(x, step + SPLIT, own);
+                await_copies<STAGES - 2>();
+                __syncwarp();
+                const typename Product::Weights weights(ring + stage * Product::stage);
+                stage = stage + 1 == STAGES ? 0 : stage + 1;
+                /* Into the stage that was read a step ago. */
+                fetch();
+                product.add(weights, here, sums);
+            }
+#if SUMMED
+            const float own_factor = __shfl_sync(0xffffffffu, factor, segment);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[0][i] = before[i] + own_factor * sums[0][i];
+#endif
         }
         float(*sum_of)[TOKENS][17] = partial[turn++ % 2] + team * SPLIT;
 #pragma unroll
@@ -159,7 +199,14 @@ template <typename Product> __device__ inline void multiply_items(const GroupedL
             float sum = 0.0f;
 #pragma unroll
             for (int other = 0; other < SPLIT; ++other) sum += sum_of[other][token][at];
+#if SUMMED
+            for (int slot = 0; slot < SLOTS && p.bias; ++slot) {
+                const int other = expert_of(p, slot);
+                if (other >= 0) sum += p.factors.row(0)[slot] * widen(p.bias[other * p.outputs + output]);
+            }
+#else
             sum += or_else(p.bias, first + output, 0.0f);
+#endif
 #if GATED
             float up = 0.0f;
 #pragma unroll

@@ -47,6 +47,8 @@ kernel_struct! {
         /// The weight and the bias of the half that the activated gate is multiplied by; absent without a gate.
         other: WeightParams = "Weight",
         other_bias: Pointer = "const BIAS*",
+        /// The weights of slots whose products are summed; absent where they are not.
+        factors: MatrixParams = "Matrix<const float>",
         /// The tables of `moe_group`; absent where each assignment is an item.
         order: MatrixParams = "Matrix<const int>",
         starts: Pointer = "const int*",
@@ -215,7 +217,8 @@ impl Shape {
         if whole { self.outputs } else { self.outputs + UNIT - 1 }
     }
 
-    fn division(&self, gated: bool, device: &DeviceSpec) -> Division {
+    fn division(&self, form: Form, device: &DeviceSpec) -> Division {
+        let gated = form.gate().is_some();
         let all = self.rows * self.slots;
         // Twice as many as an expert has on average, so that few experts have several items.
         let wanted = if self.is_direct() { 1 } else { (2 * all).div_ceil(self.count).max(1) };
@@ -250,12 +253,16 @@ impl Shape {
         // Half of a gated tile's rows are of the other weight.
         let outputs = |split: usize| WARPS / split * if gated { TILE / 2 } else { TILE };
         let steps = self.inputs.div_ceil(self.step());
-        let units =
-            |split: usize| self.items(tiles * TILE_ROWS) * self.covered_outputs().div_ceil(outputs(split));
+        // A sum takes all slots for each tile.
+        let (items, turns) = match form {
+            Form::Summed => (1, self.slots),
+            _ => (self.items(tiles * TILE_ROWS), 1),
+        };
+        let units = |split: usize| items * self.covered_outputs().div_ceil(outputs(split));
         let mut split = 1;
         while split < WARPS
-            && (steps >= 2 * split * STEPS
-                || steps >= 2 * split && units(split) < self.most_blocks() * device.sm_count)
+            && steps >= 2 * split
+            && (steps * turns >= 2 * split * STEPS || units(split) < self.most_blocks() * device.sm_count)
         {
             split *= 2;
         }
@@ -311,7 +318,7 @@ pub(in crate::ops) fn grouped_linear(
     call: &CallDesc,
     device: &DeviceSpec,
 ) -> Result<KernelPlan> {
-    let plan = product(op, None, call, device)?;
+    let plan = product(op, Form::Plain, call, device)?;
     plan.ok_or_else(|| Error::internal("no kernel for a linear layer of experts"))
 }
 
@@ -323,8 +330,37 @@ pub(super) fn gated_product(
     call: &CallDesc,
     device: &DeviceSpec,
 ) -> Result<Option<KernelPlan>> {
-    product(op, Some(gate), call, device)
+    product(op, Form::Gated(gate), call, device)
 }
+
+/// The weighted sum of the products of one token's slots: the operands of the call are those of `grouped_linear`, two that are absent, and the
+/// weights. `None` if no kernel takes it.
+pub(super) fn summed_product(
+    op: &GroupedLinear,
+    call: &CallDesc,
+    device: &DeviceSpec,
+) -> Result<Option<KernelPlan>> {
+    product(op, Form::Summed, call, device)
+}
+
+/// What a launch makes of its products.
+#[derive(Clone, Copy)]
+enum Form {
+    Plain,
+    /// Two of them become an activation.
+    Gated(GatedActivation),
+    /// Those of the slots of one token become their weighted sum.
+    Summed,
+}
+
+impl Form {
+    fn gate(self) -> Option<GatedActivation> {
+        if let Self::Gated(gate) = self { Some(gate) } else { None }
+    }
+}
+
+/// The most slots of a sum: a lane each.
+const MAX_SUMMED: usize = 32;
 
 /// A product of so many tokens with so many slots each, by `count` experts: whether each assignment is an item.
 pub(super) fn is_direct(rows: usize, slots: usize, count: usize) -> bool {
@@ -334,10 +370,11 @@ pub(super) fn is_direct(rows: usize, slots: usize, count: usize) -> bool {
 
 fn product(
     op: &GroupedLinear,
-    gate: Option<GatedActivation>,
+    form: Form,
     call: &CallDesc,
     device: &DeviceSpec,
 ) -> Result<Option<KernelPlan>> {
+    let gate = form.gate();
     let (x, weight, y) = (operand(call, 0)?, weight_type(call, 1)?, result(call, 0)?);
     let [rows, slots] = operand(call, 2)?.shape[..] else {
         return Err(Error::internal("experts are not a table"));
@@ -348,17 +385,27 @@ fn product(
     let (format, x_stride) = (weight.format, x.strides[0]);
     let shape = Shape { rows, slots, count, outputs, inputs, x: x.dtype, format, x_stride };
     let per_slot = x.shape[1] != inputs;
-    if gate.is_some() && !shape.multiplies(device) {
+    let takes = match form {
+        Form::Plain => true,
+        Form::Gated(_) => shape.multiplies(device),
+        // The rows of all slots are in units alike.
+        Form::Summed => {
+            let whole = shape.covered_outputs() == outputs && per_slot | (slots == 1);
+            shape.multiplies(device) && rows == 1 && slots <= MAX_SUMMED && whole
+        }
+    };
+    if !takes {
         return Ok(None);
     }
-    let (division, direct) = (shape.division(gate.is_some(), device), shape.is_direct());
-    let items = shape.items(division.rows);
+    let summed = matches!(form, Form::Summed);
+    let (division, direct) = (shape.division(form, device), shape.is_direct());
+    let items = if summed { 1 } else { shape.items(division.rows) };
     let vector = match format {
         WeightFormat::Dense(dtype) => (16 / dtype.bytes()).max(16 / x.dtype.bytes()),
         _ => 1,
     };
     let bias = call.tensor(3).or_else(|| call.tensor(7)).map_or(Ok("f32"), |bias| type_name(bias.dtype))?;
-    let defines: [(_, &dyn Display); 13] = [
+    let defines: [(_, &dyn Display); 14] = [
         ("X", &type_name(x.dtype)?),
         ("Y", &type_name(y.dtype)?),
         ("BIAS", &bias),
@@ -371,6 +418,7 @@ fn product(
         ("X_VECTORS", &i32::from(x_stride.is_multiple_of(vector) && inputs.is_multiple_of(vector))),
         ("WHOLE", &i32::from(inputs.is_multiple_of(shape.step()))),
         ("GATED", &i32::from(gate.is_some())),
+        ("SUMMED", &i32::from(summed)),
         ("FUNCTION", &(gate.map_or(Nonlinearity::Relu, |gate| gate.function) as u32)),
     ];
     let mut spec =
@@ -393,6 +441,7 @@ fn product(
             let [order, starts] = [frame.optional(4), frame.optional(5)];
             let mut bounds = vec![x, experts, y];
             bounds.extend(order);
+            bounds.extend(frame.optional(8));
             let extent = ExtentParams::of(rows, &bounds);
             let [function, grouping @ ..] = functions else {
                 return Err(Error::internal("grouped_linear without a kernel"));
@@ -421,6 +470,7 @@ fn product(
                 bias: frame.address(3),
                 other: frame.optional_weight(6).map(|other| WeightParams::of(other)).unwrap_or_default(),
                 other_bias: frame.address(7),
+                factors: MatrixParams::optional(frame.optional(8)),
                 order: tables.0,
                 starts: tables.1,
                 y: MatrixParams::of(y),
