@@ -10,6 +10,7 @@ mod collective;
 mod elementwise;
 mod embed;
 mod linear;
+mod mixture;
 mod moe;
 mod norm;
 mod plane;
@@ -124,6 +125,7 @@ pub const TABLES: &[Table] = &[
         quant::linear_w8a8_activation,
         quant::drawn_linear_w8a8_activation,
     ),
+    table("mixture", FLOATS, mixture::mixture, mixture::drawn_mixture),
 ];
 
 const EXPONENTIAL: Gate = Gate { inner: None, exponential: true };
@@ -146,6 +148,7 @@ mod tests {
         "linear_w8a8_add",
         "linear_w8a8_heads",
         "linear_w8a8_activation",
+        "mixture",
     ];
 
     #[test]

@@ -19,7 +19,7 @@ use dsrun_core::{
 };
 
 /// Label, rows, experts, slots and layout.
-type Shape = (&'static str, usize, usize, usize, Layout);
+pub(super) type Shape = (&'static str, usize, usize, usize, Layout);
 
 const fn layout(gap: usize, bounded: bool, extent: Option<usize>) -> Layout {
     Layout { gap, offset: 0, bounded, extent }
@@ -27,7 +27,7 @@ const fn layout(gap: usize, bounded: bool, extent: Option<usize>) -> Layout {
 
 const PLAIN: Layout = layout(0, false, None);
 
-const SHAPES: &[Shape] = &[
+pub(super) const SHAPES: &[Shape] = &[
     ("no_rows", 0, 8, 2, PLAIN),
     ("one_expert", 3, 1, 1, PLAIN),
     ("one_row", 1, 8, 2, PLAIN),
@@ -41,7 +41,7 @@ const SHAPES: &[Shape] = &[
 ];
 
 /// A shape of a random case: rows, experts, slots and layout.
-fn drawn_shape(draw: &mut Draw) -> (usize, usize, usize, Layout) {
+pub(super) fn drawn_shape(draw: &mut Draw) -> (usize, usize, usize, Layout) {
     let rows = draw.pick(&[1, 0, 2, 7, 16, 33, 61, 129]);
     let experts = draw.pick(&[8, 1, 2, 12, 16, 60, 64, 128]);
     let slots = draw.pick(&[2, 1, 3, 4, 8]).min(experts);
@@ -49,7 +49,7 @@ fn drawn_shape(draw: &mut Draw) -> (usize, usize, usize, Layout) {
 }
 
 /// The layout of a further tensor: the same extent, at another offset.
-fn other(layout: Layout, gap: usize) -> Layout {
+pub(super) fn other(layout: Layout, gap: usize) -> Layout {
     Layout { gap: if layout.gap > 0 { gap } else { 0 }, offset: layout.offset + 1, ..layout }
 }
 
@@ -293,7 +293,7 @@ fn group_case(id: String, assignments: &Assignments) -> Case {
 }
 
 /// The formats of expert weights, and the part of a name that stands for each.
-fn formats(dtype: DType) -> Vec<WeightFormat> {
+pub(super) fn formats(dtype: DType) -> Vec<WeightFormat> {
     let blocks = [BlockFormat::Q4_0, BlockFormat::Q8_0, BlockFormat::Q4_K, BlockFormat::Mxfp4];
     let groups = ["int8", "int4g32_f16", "int4g128z_f16"].into_iter().filter_map(WeightFormat::from_name);
     [WeightFormat::Dense(dtype)].into_iter().chain(blocks.map(WeightFormat::Block)).chain(groups).collect()
