@@ -116,7 +116,10 @@ pub(crate) fn available_host_memory() -> Option<u64> {
     // A container may have less than the machine.
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let granted = number("/sys/fs/cgroup/memory.max");
-    let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
+    // What it has of files is given up when memory is short.
+    let statistics = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
+    let files = statistics.lines().find_map(|line| line.strip_prefix("file ")?.parse::<u64>().ok());
+    let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0).saturating_sub(files.unwrap_or(0));
     let free = granted.map_or(u64::MAX, |granted| granted.saturating_sub(used));
     Some(kibibytes.saturating_mul(1024).min(free))
 }

@@ -94,6 +94,9 @@ fn cannot_pin(error: &Error, layer: usize, layers: usize, bytes: usize) -> Error
     Error::new(Code::OutOfMemory, message)
 }
 
+/// Packed weights, each with its name.
+type NamedWeights = Vec<(String, Arc<dyn PackedWeight>)>;
+
 /// The slots on the device, and the stream that fills them.
 #[derive(Debug)]
 pub(crate) struct WeightRing {
@@ -129,7 +132,7 @@ impl WeightRing {
         plan: &StreamPlan,
         images: WeightImages,
         device: &dyn Device,
-    ) -> Result<(Self, Vec<(String, Arc<dyn PackedWeight>)>)> {
+    ) -> Result<(Self, NamedWeights)> {
         let mut slots = Vec::with_capacity(plan.slots);
         for _ in 0..plan.slots {
             let memory = BufferSlice::whole(device.allocate(plan.slot_bytes.max(1), MemoryKind::Device)?);
