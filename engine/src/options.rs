@@ -6,6 +6,7 @@ mod weights_in;
 use crate::{
     error::{EngineError, Result},
     passes::{
+        partition::PipelineOptions,
         quantize::{Calibration, Policy},
         shard::ShardPolicy,
     },
@@ -99,6 +100,8 @@ pub struct EngineOptions {
     pub calibration: Option<Arc<Calibration>>,
     /// How weights are split over several devices; by default a search decides.
     pub shard: ShardPolicy,
+    /// How layers are divided into stages, on devices of their own; by default they are not.
+    pub pipeline: PipelineOptions,
     /// Whether answers continue past the model's end tokens, for measurements.
     pub ignore_end: bool,
 }
@@ -131,6 +134,7 @@ impl Default for EngineOptions {
             quantize: None,
             calibration: None,
             shard: ShardPolicy::default(),
+            pipeline: PipelineOptions::default(),
             ignore_end: false,
         }
     }
@@ -187,6 +191,7 @@ impl EngineOptions {
         if let Some(speculation) = self.speculation {
             speculation.validate()?;
         }
+        self.pipeline.check()?;
         if let Some(policy) = &self.quantize {
             policy.check().map_err(|error| error.in_op("quantize"))?;
         }

@@ -13,7 +13,7 @@
 //! | `stream` | layers whose weights stay in host memory and are copied to the device for each step |
 //! | `draft_plan`, `draft_vocabulary` | the memory and compatibility of a draft model |
 //! | `execution_context`, `compiled_step`, `plan_cache` | a step bound to device memory |
-//! | `mesh` | a model that is split over several devices |
+//! | `mesh`, `mesh_rank` | a model that is split over several devices, and the place of each in their mesh |
 //! | `compile_ahead` | builds the kernels of every step before the first request |
 
 mod bucket;
@@ -26,6 +26,7 @@ mod execution_context;
 mod layout;
 mod memory;
 mod mesh;
+mod mesh_rank;
 mod plan_cache;
 mod programs;
 mod step_interface;
@@ -42,12 +43,13 @@ pub(crate) use bucket::{Bucket, FixedSizes};
 pub(crate) use calls::{is_cache, state_bytes, weight_desc};
 pub(crate) use compiled_step::CompiledStep;
 pub(crate) use draft_plan::DraftPlan;
-use dsrun_core::{collective::Comm, device::Device, program::Program};
+use dsrun_core::{device::Device, program::Program};
 use dsrun_models::model::Model;
 pub(crate) use execution_context::{ExecutionContext, Resident, SharedMemory, ValueStorage};
 pub(crate) use layout::{InputLayout, Layout, SharedSizes};
 pub(crate) use memory::{cache_desc, page_bytes};
 pub(crate) use mesh::FollowerPlan;
+pub(crate) use mesh_rank::MeshRank;
 pub(crate) use plan_cache::{PlanCache, plan_key};
 use programs::StepPrograms;
 use std::sync::Arc;
@@ -102,16 +104,17 @@ impl EnginePlan {
         Self::of_program(program, model.config().context, device, options, None)
     }
 
-    /// Plans everything but the memory for a quantised program, or for that of a rank whose collectives run over `comm`.
+    /// Plans everything but the memory for a quantised program, or for that of a rank whose collectives run over the
+    /// groups of `mesh`.
     fn of_program(
         program: Program,
         longest: usize,
         device: &dyn Device,
         options: &EngineOptions,
-        comm: Option<Arc<dyn Comm>>,
+        mesh: Option<MeshRank>,
     ) -> Result<Self> {
         let (context, fixed, limits) = Self::sizes(longest, options)?;
-        let programs = StepPrograms::build(program, device, options, limits, fixed, comm)?;
+        let programs = StepPrograms::build(program, device, options, limits, fixed, mesh)?;
         let (options, memory) = (options.clone(), MemoryPlan::default());
         let mut plan = Self {
             programs,
@@ -135,7 +138,7 @@ impl EnginePlan {
         let (limits, fixed) = (self.limits, self.fixed);
         let layout = |bucket: Bucket| {
             let program = self.programs.merged(device, bucket, fixed)?;
-            Layout::new(&program, device, bucket, fixed, self.programs.comm())
+            Layout::new(&program, device, bucket, fixed, self.programs.mesh())
         };
         let mut shared = layout(limits)?.shared;
         // With fewer rows a small result may take a place in the arena where a large one would fit, so the layout of the limits

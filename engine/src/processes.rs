@@ -8,17 +8,29 @@ mod facts;
 mod launch;
 
 use crate::error::{EngineError, Result};
-use dsrun_core::{Code, Error, collective::host::tcp::TcpRank};
+use dsrun_core::{
+    Code, Error,
+    collective::host::{HostTransport, tcp::TcpRank},
+};
 pub(crate) use facts::{Facts, facts};
 pub use launch::{Launch, LaunchError, Launcher};
 use serde::{Serialize, de::DeserializeOwned};
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 /// The time in which all processes have to come.
 const MEETING_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The time that processes wait for each other while they plan and load. A process that has ended is noticed long before.
 const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// The time in which a process learns why a wait for a rank of another has failed, and the time between looks for it.
+const CAUSE_TIMEOUT: Duration = Duration::from_secs(3);
+const CAUSE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The processes that run a model together, as one of them sees them.
 #[derive(Debug)]
@@ -82,7 +94,26 @@ impl Processes {
 
     /// Ends all other processes if this one has failed: they wait for it, and get its error.
     pub(crate) fn checked<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| self.abort(&reason(error)))
+        result.map_err(|error| {
+            let error = self.cause(error);
+            self.abort(&reason(&error));
+            error
+        })
+    }
+
+    /// The error of the process that has failed, if one has, in place of the error of a wait for one of its ranks. Members of a group
+    /// of ranks have numbers of their own, and processes notice a failure about when the groups of their ranks do.
+    pub(crate) fn cause(&self, error: EngineError) -> EngineError {
+        let is_wait = matches!(&error, EngineError::Hal(error) if error.code() == Code::Communication);
+        let end = Instant::now() + CAUSE_TIMEOUT;
+        while is_wait {
+            match self.group.status() {
+                Err(cause) => return cause.into(),
+                Ok(()) if Instant::now() >= end => break,
+                Ok(()) => thread::sleep(CAUSE_INTERVAL),
+            }
+        }
+        error
     }
 
     /// Sends another process something to do.

@@ -2,20 +2,18 @@
 
 use super::{
     bucket::{Bucket, FixedSizes},
+    mesh_rank::MeshRank,
     step_interface::StepSize,
 };
 use crate::error::Result;
 use dsrun_core::{
     Error, Size, TensorDesc, WeightType,
     checked::ValidCall,
-    collective::Comm,
     kernels::{CallDesc, OperandDesc, WeightDesc},
     op::OperandType,
     program::{Call, Program, Value, ValueId},
 };
-use std::sync::Arc;
-
-/// Describes a call of a program at the sizes of a bucket. Collectives run over `comm`.
+/// Describes a call of a program at the sizes of a bucket. Collectives run over the groups of `mesh`.
 ///
 /// # Errors
 /// If a size has no value or the call is not valid.
@@ -23,7 +21,7 @@ pub(crate) fn describe_call(
     program: &Program,
     call: &Call,
     sizes: &dyn Fn(&str) -> Option<usize>,
-    comm: Option<&Arc<dyn Comm>>,
+    mesh: Option<&MeshRank>,
 ) -> Result<ValidCall, Error> {
     let tensor = |id: ValueId| {
         let value = program.value(id)?;
@@ -40,7 +38,7 @@ pub(crate) fn describe_call(
     };
     let operands = call.operands.iter().map(|id| id.map(operand).transpose()).collect::<Result<_, _>>()?;
     let results = call.results.iter().map(|id| tensor(*id)).collect::<Result<_, Error>>()?;
-    let comm = comm.filter(|_| call.op.mesh_axis().is_some()).cloned();
+    let comm = call.op.mesh_axis().and_then(|axis| mesh?.comm(axis)).cloned();
     CallDesc { op: call.op.clone(), operands, results, comm }.validate()
 }
 
@@ -51,9 +49,9 @@ pub(crate) fn describe_call(
 pub(crate) fn describe(
     program: &Program,
     sizes: &dyn Fn(&str) -> Option<usize>,
-    comm: Option<&Arc<dyn Comm>>,
+    mesh: Option<&MeshRank>,
 ) -> Result<Vec<ValidCall>, Error> {
-    program.nodes.iter().map(|node| describe_call(program, &node.call, sizes, comm)).collect()
+    program.nodes.iter().map(|node| describe_call(program, &node.call, sizes, mesh)).collect()
 }
 
 /// Describes a weight of a model, which never changes once it is packed.
@@ -77,4 +75,9 @@ pub(crate) fn state_bytes(value: &Value, limits: Bucket, fixed: FixedSizes) -> R
 /// Whether a state is a key or value cache: these have a row for each page.
 pub(crate) fn is_cache(value: &Value) -> bool {
     StepSize::of_rows(value) == Some(StepSize::Pages)
+}
+
+/// Whether a state holds activations of a step: what a stage of a pipeline has received has a row for each token.
+pub(super) fn is_activation(value: &Value) -> bool {
+    StepSize::of_rows(value) == Some(StepSize::Tokens)
 }

@@ -60,7 +60,7 @@ impl EnginePlan {
         for plan in [Some(self), self.draft.as_ref().map(|draft| &*draft.plan)].into_iter().flatten() {
             for bucket in Bucket::all(plan.limits, plan.options.rows_per_request()) {
                 let program = plan.programs.merged(device, bucket, plan.fixed)?;
-                for call in describe(&program, &bucket.sizes(plan.fixed), plan.programs.comm())? {
+                for call in describe(&program, &bucket.sizes(plan.fixed), plan.programs.mesh())? {
                     let place = distinct.len();
                     distinct.entry(plan_key(&call)).or_insert((place, call));
                 }

@@ -3,13 +3,13 @@
 use super::{
     bucket::{Bucket, FixedSizes},
     calls::describe,
+    mesh_rank::MeshRank,
     step_interface::{StepInput, StepOutput, StepSegment, StepSize},
 };
 use crate::error::Result;
 use dsrun_core::{
     DType, Error, Size,
     checked::ValidCall,
-    collective::Comm,
     device::Device,
     op::{Op, OperandType},
     program::{Call, Node, Origin, Program, ValueId},
@@ -65,7 +65,8 @@ impl SharedSizes {
 }
 
 impl Layout {
-    /// Plans the storage of `program` for a bucket. Results share memory as their lifetimes allow. Collectives run over `comm`.
+    /// Plans the storage of `program` for a bucket. Results share memory as their lifetimes allow. Collectives run over the
+    /// groups of `mesh`.
     ///
     /// # Errors
     /// If a size has no value, or the device does not support a call.
@@ -74,9 +75,9 @@ impl Layout {
         device: &dyn Device,
         bucket: Bucket,
         fixed: FixedSizes,
-        comm: Option<&Arc<dyn Comm>>,
+        mesh: Option<&MeshRank>,
     ) -> Result<Self> {
-        Self::with_lifetimes(program, device, bucket, fixed, comm, |owners| last_uses(program, owners))
+        Self::with_lifetimes(program, device, bucket, fixed, mesh, |owners| last_uses(program, owners))
     }
 
     /// Plans the storage of `program` so that every result is kept: calls can then be run again in any order.
@@ -98,12 +99,12 @@ impl Layout {
         device: &dyn Device,
         bucket: Bucket,
         fixed: FixedSizes,
-        comm: Option<&Arc<dyn Comm>>,
+        mesh: Option<&MeshRank>,
         last_uses: impl FnOnce(&[ValueId]) -> HashMap<ValueId, usize>,
     ) -> Result<Self> {
         let sizes = bucket.sizes(fixed);
         let alignment = device.properties().alignment.max(4);
-        let calls = describe(program, &sizes, comm)?;
+        let calls = describe(program, &sizes, mesh)?;
         let mut workspace = 0;
         for call in &calls {
             let support = device.kernels().query(call)?;

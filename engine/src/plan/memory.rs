@@ -2,7 +2,7 @@
 
 use super::{
     bucket::{Bucket, FixedSizes},
-    calls::{is_cache, state_bytes, weight_desc},
+    calls::{is_activation, is_cache, state_bytes, weight_desc},
     layout::SharedSizes,
 };
 use crate::{error::Result, memory::MemoryPlan, options::EngineOptions};
@@ -47,6 +47,8 @@ pub(crate) fn count_memory(
                 if is_cache(value) {
                     memory.kv_cache += bytes;
                     memory.swap += (page_bytes(&cache_desc(value, limits, fixed)?)? * host_pages) as u64;
+                } else if is_activation(value) {
+                    memory.activations += bytes;
                 } else {
                     memory.requests += bytes;
                 }

@@ -1,22 +1,40 @@
 //! Plans an engine whose model is split over several devices, in one process or in several: one rank for each.
 
-use super::{EnginePlan, bucket::FixedSizes, programs::StepPrograms};
+use super::{
+    EnginePlan,
+    bucket::FixedSizes,
+    mesh_rank::{MeshRank, MeshShape},
+    programs::StepPrograms,
+};
 use crate::{
     error::{EngineError, Result},
     options::{EngineOptions, Speculation, WeightsIn},
-    passes::shard::{MeshCosts, shard},
+    passes::{
+        partition::partition,
+        shard::{MeshCosts, shard},
+    },
     processes::{Processes, facts},
 };
 use dsrun_core::{
     Error,
-    collective::{Collective, Comm, GroupId},
+    collective::{Collective, GroupId},
     device::Device,
+    op::MeshAxis,
+    program::Program,
 };
 use dsrun_models::model::Model;
 use std::{sync::Arc, thread, time::Duration};
 
 /// The time in which all ranks have to join their group.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The micro-batches for each stage that a prompt of a whole step is processed in. With so many the stages idle for less than a fifth
+/// of the time, by the rule of GPipe (Huang et al., 2019, section 2.3).
+const PROMPT_MICRO_BATCHES: usize = 4;
+
+/// The tokens below which a prompt is not divided further, as long as a step may have so many: each micro-batch reads all weights. The
+/// figure is chosen, not measured.
+const SMALLEST_MICRO_BATCH: usize = 64;
 
 /// The plan of a rank other than 0.
 #[derive(Debug)]
@@ -28,8 +46,9 @@ pub(crate) struct FollowerPlan {
 }
 
 impl EnginePlan {
-    /// Plans an engine for a model that is split over devices, by tensor parallelism. The devices are ranks in this order; the
-    /// plan is that of rank 0 and holds those of the others. With one device this is [`Self::new`].
+    /// Plans an engine for a model that is split over devices: into as many stages as [`EngineOptions::pipeline`] says, and each
+    /// stage by tensor parallelism over its share of the devices. The devices are ranks in this order; the plan is that of rank 0
+    /// and holds those of the others. With one device this is [`Self::new`].
     ///
     /// The ranks join their group, and nothing else is allocated.
     ///
@@ -37,7 +56,7 @@ impl EnginePlan {
     /// As [`Self::new`]; if a device has no collectives, or no split of the model fits into the memory of a rank.
     pub fn on_devices(model: &Model, devices: &[Arc<dyn Device>], options: &EngineOptions) -> Result<Self> {
         match devices {
-            [only] => Self::new(model, &**only, options),
+            [only] if options.pipeline.count() == 1 => Self::new(model, &**only, options),
             _ => Self::on_ranks(model, devices, None, options),
         }
     }
@@ -87,10 +106,9 @@ impl EnginePlan {
             Some(processes) => processes.gather("comparing devices", &own)?,
             None => vec![own],
         };
-        let ranks = all.iter().map(|process| process.ranks).sum();
+        let shape = mesh_shape(all.iter().map(|process| process.ranks).sum(), options)?;
         let first = all.iter().take(processes.map_or(0, |processes| processes.process()));
-        let first = first.map(|process| process.ranks).sum();
-        let comms = join(devices, first, ranks, processes)?;
+        let first: usize = first.map(|process| process.ranks).sum();
         let longest = model.config().context;
         let (_, fixed, limits) = Self::sizes(longest, options)?;
         let program = StepPrograms::quantized(model, &*devices[0], options)?;
@@ -101,18 +119,13 @@ impl EnginePlan {
         let costs = if host { MeshCosts::HOST } else { MeshCosts::ACCELERATORS };
         // Fewer pages are planned if they do not fit, but one request has its whole context.
         let smallest = FixedSizes { pages: fixed.pages.min(fixed.blocks), ..fixed };
-        let sharded = shard(&program, ranks, &options.shard, &costs, &limits.sizes(smallest), free)?;
-        tracing::info!(
-            ranks,
-            bytes = sharded.memory,
-            ?free,
-            microseconds = sharded.cost_us,
-            "split the model"
-        );
+        let mut programs = mesh_programs(&program, shape, options, &costs, &limits.sizes(smallest), free)?;
+        let places: Vec<usize> = all.iter().map(|process| process.ranks).collect();
+        let meshes = join(devices, first, shape, processes, &places)?;
         let mut plans = Vec::with_capacity(devices.len());
-        let programs = sharded.programs.into_iter().skip(first);
-        for ((program, comm), device) in programs.zip(comms).zip(devices) {
-            let plan = Self::of_program(program, longest, &**device, options, Some(comm))?;
+        for (mesh, device) in meshes.into_iter().zip(devices) {
+            let program = std::mem::take(&mut programs[mesh.rank()]);
+            let plan = Self::of_program(program, longest, &**device, options, Some(mesh))?;
             plans.push(plan.fit_to_memory(&**device)?);
         }
         // Ranks share one block table, so the rank with the fewest pages decides.
@@ -134,12 +147,53 @@ impl EnginePlan {
 
     /// The number of ranks that the model is split over, those of other processes included.
     pub fn ranks(&self) -> usize {
-        self.programs.comm().map_or(1, |comm| comm.ranks())
+        self.programs.mesh().map_or(1, MeshRank::ranks)
     }
 
     /// The first rank of this process.
     pub fn first_rank(&self) -> usize {
-        self.programs.comm().map_or(0, |comm| comm.rank())
+        self.programs.mesh().map_or(0, MeshRank::rank)
+    }
+
+    /// The number of stages that the layers are divided into.
+    pub fn stages(&self) -> usize {
+        self.programs.mesh().map_or(1, MeshRank::stages)
+    }
+
+    /// Whether the first rank of the plan has the last stage, which samples.
+    pub(crate) fn is_last_stage(&self) -> bool {
+        self.programs.mesh().is_none_or(|mesh| mesh.stage() + 1 == mesh.stages())
+    }
+
+    /// The number of groups that requests that generate are divided into, which take turns: as many as there are stages.
+    pub(crate) fn micro_batches(&self) -> usize {
+        if self.options.launch_ahead { self.stages() } else { 1 }
+    }
+
+    /// The most steps that are in flight: with several stages one for each, otherwise the one that is read next and the one after it.
+    pub(crate) fn steps_in_flight(&self) -> usize {
+        match (self.options.launch_ahead, self.stages()) {
+            (false, _) => 1,
+            (true, 1) => 2,
+            (true, stages) => stages,
+        }
+    }
+
+    /// The most tokens of a step: with several stages, prompts are processed in many steps that follow each other through the
+    /// stages.
+    pub(crate) fn tokens_of_micro_batch(&self) -> usize {
+        let (tokens, stages) = (self.limits.tokens, self.micro_batches());
+        if stages == 1 {
+            return tokens;
+        }
+        let smallest = tokens.min(SMALLEST_MICRO_BATCH).max(self.fixed.requests);
+        (tokens / (PROMPT_MICRO_BATCHES * stages)).max(smallest)
+    }
+
+    /// The stage of each rank of this process, counted from 0.
+    pub fn stage_of_ranks(&self) -> impl Iterator<Item = usize> {
+        let stage = |plan: &Self| plan.programs.mesh().map_or(0, MeshRank::stage);
+        std::iter::once(stage(self)).chain(self.followers.iter().map(move |follower| stage(&follower.plan)))
     }
 
     /// The memory of each rank of this process that will be allocated.
@@ -158,36 +212,133 @@ struct RanksOfProcess {
     free: Option<u64>,
 }
 
-/// Joins the devices to a group of `ranks` ranks, from rank `first` on.
+/// The mesh of so many ranks.
+///
+/// # Errors
+/// If the ranks are not a multiple of the stages.
+fn mesh_shape(ranks: usize, options: &EngineOptions) -> Result<MeshShape> {
+    let pipeline = options.pipeline.count();
+    if ranks == 0 || ranks % pipeline != 0 {
+        let rule = format!("must divide the number of ranks, which is {ranks}");
+        return Err(EngineError::option("pp", pipeline, rule));
+    }
+    Ok(MeshShape { tensor: ranks / pipeline, pipeline })
+}
+
+/// The program of every rank: that of its stage, sharded over the ranks of the stage.
+fn mesh_programs(
+    program: &Program,
+    shape: MeshShape,
+    options: &EngineOptions,
+    costs: &MeshCosts,
+    sizes: &dyn Fn(&str) -> Option<usize>,
+    free: Option<u64>,
+) -> Result<Vec<Program>> {
+    let policy = &options.shard;
+    let costs = policy.costs.as_ref().unwrap_or(costs);
+    let stages = match shape.pipeline {
+        1 => vec![program.clone()],
+        _ => {
+            // Within a stage the ranks divide most weights evenly.
+            let limit = free.map(|free| free.saturating_mul(shape.tensor as u64));
+            let stages = partition(program, &options.pipeline, costs, sizes, limit)?;
+            for (stage, own) in stages.iter().enumerate() {
+                let (bytes, microseconds) = (own.memory, own.time_us);
+                tracing::info!(stage, bytes, microseconds, "divided the model");
+            }
+            stages.into_iter().map(|stage| stage.program).collect()
+        }
+    };
+    let mut programs = vec![Program::default(); shape.ranks()];
+    for (stage, own) in stages.iter().enumerate() {
+        let policy = policy.for_part(program, own)?;
+        let sharded = shard(own, shape.tensor, &policy, costs, sizes, free)?;
+        let (bytes, microseconds) = (sharded.memory, sharded.cost_us);
+        tracing::info!(stage, ranks = shape.tensor, bytes, ?free, microseconds, "split the model");
+        let ranks = (0..shape.ranks()).filter(|rank| shape.stage(*rank) == stage);
+        for (rank, program) in ranks.zip(sharded.programs) {
+            programs[rank] = program;
+        }
+    }
+    Ok(programs)
+}
+
+/// A group of ranks along an axis of the mesh.
+#[derive(Debug)]
+struct Group {
+    axis: MeshAxis,
+    /// Its members, in the order of the group.
+    ranks: Vec<usize>,
+}
+
+/// All groups of a mesh, in the order in which every rank joins its own.
+fn groups(shape: MeshShape) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for axis in shape.axes() {
+        let of_first = |rank: usize| {
+            let ranks = shape.group(axis, rank);
+            (ranks.first() == Some(&rank)).then_some(Group { axis, ranks })
+        };
+        groups.extend((0..shape.ranks()).filter_map(of_first));
+    }
+    groups
+}
+
+/// Joins the devices to the groups of the mesh, as its ranks from `first` on. `places` has the number of ranks of each process.
 fn join(
     devices: &[Arc<dyn Device>],
     first: usize,
-    ranks: usize,
+    shape: MeshShape,
     processes: Option<&Arc<Processes>>,
-) -> Result<Vec<Arc<dyn Comm>>> {
+    places: &[usize],
+) -> Result<Vec<MeshRank>> {
     let collective = |device: usize| -> Result<&dyn Collective, Error> {
         devices[device].collective().ok_or_else(|| {
             Error::unsupported(format!(
-                "{} runs no collectives, which a model split over {ranks} devices needs",
-                devices[device].properties().name
+                "{} runs no collectives, which a model split over {} devices needs",
+                devices[device].properties().name,
+                shape.ranks()
             ))
         })
     };
-    let id = match processes {
-        None => collective(0)?.group_id(None)?,
-        Some(processes) => {
-            // Process 0 has rank 0 and makes the id.
-            let made = processes.leads().then(|| collective(0)?.group_id(Some(processes.address())));
-            let made = made.transpose()?.map_or_else(Vec::new, |id| id.0.to_vec());
-            let all = processes.gather("joining the ranks", &made)?;
-            let id = all.first().and_then(|id| id.first_chunk());
-            GroupId(*id.ok_or_else(|| Error::internal("process 0 has made no group"))?)
+    let groups = groups(shape);
+    let own = first..first + devices.len();
+    // The process of a group's first rank makes its id.
+    let make = |group: &Group| -> Result<Vec<u8>, Error> {
+        let maker = group.ranks[0];
+        if !own.contains(&maker) {
+            return Ok(Vec::new());
         }
+        let elsewhere = group.ranks.iter().any(|rank| !own.contains(rank));
+        let host = processes.filter(|_| elsewhere).map(|processes| processes.address());
+        Ok(collective(maker - first)?.group_id(host)?.0.to_vec())
     };
-    let joined: Vec<Result<Arc<dyn Comm>, Error>> = thread::scope(|scope| {
-        let join =
-            |device| scope.spawn(move || collective(device)?.join(&id, first + device, ranks, JOIN_TIMEOUT));
-        let threads: Vec<_> = (0..devices.len()).map(join).collect();
+    let made = groups.iter().map(make).collect::<Result<Vec<_>, _>>()?;
+    let all = match processes {
+        None => vec![made],
+        Some(processes) => processes.gather("joining the ranks", &made)?,
+    };
+    let starts = places.iter().scan(0, |start, ranks| Some(std::mem::replace(start, *start + ranks)));
+    let starts: Vec<usize> = starts.collect();
+    let id = |(index, group): (usize, &Group)| {
+        let process = starts.partition_point(|start| *start <= group.ranks[0]).saturating_sub(1);
+        let id = all.get(process).and_then(|ids| ids.get(index)?.first_chunk());
+        let unmade = || Error::internal(format!("process {process} has made no group"));
+        id.copied().map(GroupId).ok_or_else(unmade)
+    };
+    let ids = groups.iter().enumerate().map(id).collect::<Result<Vec<_>, _>>()?;
+    let join = |device: usize| -> Result<MeshRank, Error> {
+        let rank = first + device;
+        let mut mesh = MeshRank::new(rank, shape);
+        for (group, id) in groups.iter().zip(&ids) {
+            let Some(place) = group.ranks.iter().position(|member| *member == rank) else { continue };
+            let comm = collective(device)?.join(id, place, group.ranks.len(), JOIN_TIMEOUT)?;
+            mesh.add(group.axis, comm);
+        }
+        Ok(mesh)
+    };
+    let joined: Vec<Result<MeshRank, Error>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..devices.len()).map(|device| scope.spawn(move || join(device))).collect();
         let panicked = || Err(Error::internal("a rank panicked while it joined its group"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
     });

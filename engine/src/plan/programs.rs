@@ -3,6 +3,7 @@
 use super::{
     bucket::{Bucket, FixedSizes},
     calls::describe_call,
+    mesh_rank::MeshRank,
 };
 use crate::{
     error::Result,
@@ -15,7 +16,6 @@ use crate::{
 };
 use dsrun_core::{
     DType, Error, WeightExpr, WeightReader,
-    collective::Comm,
     device::Device,
     program::{Call, Program},
 };
@@ -35,8 +35,8 @@ pub(crate) struct StepPrograms {
     pruned: Arc<Program>,
     /// Whether the calls of a step may become larger regions.
     fuse: bool,
-    /// The group that collectives run over, if the programs are those of a rank.
-    comm: Option<Arc<dyn Comm>>,
+    /// The groups that collectives run over, if the programs are those of a rank.
+    mesh: Option<MeshRank>,
     /// The layer of each weight that may be streamed, by the name of the weight; empty if none is.
     layers: HashMap<String, usize>,
 }
@@ -60,7 +60,8 @@ impl StepPrograms {
         quantized(&program, model, options)
     }
 
-    /// Applies the passes for a device to a quantised program, or to that of a rank whose collectives run over `comm`.
+    /// Applies the passes for a device to a quantised program, or to that of a rank whose collectives run over the groups of
+    /// `mesh`.
     ///
     /// # Errors
     /// If the device refuses a query.
@@ -70,15 +71,15 @@ impl StepPrograms {
         options: &EngineOptions,
         limits: Bucket,
         fixed: FixedSizes,
-        comm: Option<Arc<dyn Comm>>,
+        mesh: Option<MeshRank>,
     ) -> Result<Self> {
         size_work_lists(&mut program, device, &limits.sizes(fixed))?;
         if options.fuse {
-            program = fuse_for_device(&program, device, limits, fixed, comm.as_ref())?;
+            program = fuse_for_device(&program, device, limits, fixed, mesh.as_ref())?;
         }
         let pruned = Arc::new(prune_unused_rows(&program)?);
         let (all_rows, layers) = (Arc::new(program), HashMap::new());
-        Ok(Self { all_rows, pruned, fuse: options.fuse, comm, layers })
+        Ok(Self { all_rows, pruned, fuse: options.fuse, mesh, layers })
     }
 
     /// The program that a device runs for the steps of a bucket: that of [`Self::of`], with neighbouring calls
@@ -99,7 +100,7 @@ impl StepPrograms {
         let sizes = bucket.sizes(fixed);
         let mut native = |program: &Program, call: &Call| {
             Ok(self.is_in_one_layer(program, call)?
-                && device.kernels().query(&describe_call(program, call, &sizes, self.comm())?)?.native)
+                && device.kernels().query(&describe_call(program, call, &sizes, self.mesh())?)?.native)
         };
         Ok(Arc::new(merge(program, &mut native)?))
     }
@@ -127,9 +128,9 @@ impl StepPrograms {
         if bucket.all_rows { &self.all_rows } else { &self.pruned }
     }
 
-    /// The group that collectives run over.
-    pub(crate) fn comm(&self) -> Option<&Arc<dyn Comm>> {
-        self.comm.as_ref()
+    /// The rank that the programs are for, if the model is split over several.
+    pub(crate) fn mesh(&self) -> Option<&MeshRank> {
+        self.mesh.as_ref()
     }
 
     /// The program of steps in which every row is an output row.
@@ -164,12 +165,12 @@ fn fuse_for_device(
     device: &dyn Device,
     limits: Bucket,
     fixed: FixedSizes,
-    comm: Option<&Arc<dyn Comm>>,
+    mesh: Option<&MeshRank>,
 ) -> Result<Program> {
     let smallest = Bucket { tokens: 1, sequences: 1, rows: 1, ..limits };
     let mut native = |program: &Program, call: &Call| {
         for bucket in [limits, smallest] {
-            let desc = describe_call(program, call, &bucket.sizes(fixed), comm)?;
+            let desc = describe_call(program, call, &bucket.sizes(fixed), mesh)?;
             if !device.kernels().query(&desc)?.native {
                 return Ok(false);
             }

@@ -153,8 +153,9 @@ names! {
 }
 
 impl StepOutput {
-    /// The output's value in a program, if the program has it.
+    /// The output's value in a program, if the program has it: a stage of a pipeline that does not sample has none.
     pub(crate) fn value(self, program: &Program) -> Option<ValueId> {
+        program.segments.iter().find(|segment| segment.name == StepSegment::Sample.name())?;
         let index = OUTPUTS.iter().position(|name| Self::from_name(name) == Some(self))?;
         program.outputs.get(index).copied()
     }

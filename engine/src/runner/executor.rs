@@ -17,7 +17,7 @@ use dsrun_core::{
     device::{BufferSlice, Device, Stream},
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -46,6 +46,10 @@ const LAUNCHES: [SegmentSet; 5] = [
 pub(crate) struct Executor {
     /// The other ranks, if this is rank 0 of several.
     followers: Option<Followers>,
+    /// Commands that other ranks have and this one has yet to run, if it [defers](Self::defer) them.
+    deferred: Option<VecDeque<Command>>,
+    /// The number of commands that were deferred so far.
+    ordered: u64,
     // Dropped first: bound calls hold buffers and weights.
     steps: HashMap<Bucket, CompiledStep>,
     plans: PlanCache,
@@ -54,6 +58,8 @@ pub(crate) struct Executor {
     /// The slots that streamed layers pass through, if there are any.
     ring: Option<WeightRing>,
     shared: SharedMemory,
+    /// The request table.
+    table: BufferSlice,
     device: Arc<dyn Device>,
     plan: EnginePlan,
     compiled_steps: u64,
@@ -64,7 +70,7 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// A model whose weights and states are on the device.
+    /// A model whose weights and states are on the device. `table` is the memory of its request table.
     pub(super) fn new(
         plan: EnginePlan,
         device: Arc<dyn Device>,
@@ -72,15 +78,19 @@ impl Executor {
         resident: Resident,
         ring: Option<WeightRing>,
         shared: SharedMemory,
+        table: BufferSlice,
     ) -> Self {
         Self {
             followers: None,
+            deferred: None,
+            ordered: 0,
             steps: HashMap::new(),
             plans: PlanCache::default(),
             stream,
             resident,
             ring,
             shared,
+            table,
             device,
             plan,
             compiled_steps: 0,
@@ -102,12 +112,44 @@ impl Executor {
         let followers = match self.followers.take() {
             Some(followers) => followers,
             None => {
-                let comm = self.plan.programs.comm().cloned();
-                let comm = comm.ok_or_else(|| Error::internal("a rank has no group"))?;
-                Followers::start(comm, Vec::new())?
+                let mesh = self.plan.programs.mesh().cloned();
+                let mesh = mesh.ok_or_else(|| Error::internal("a rank has no place in the mesh"))?;
+                Followers::start(mesh, Vec::new())?
             }
         };
         self.followers.insert(followers).add_processes(processes)
+    }
+
+    /// Has other ranks start with a command at once, while this one runs it only [when its results are needed](Self::run_until).
+    ///
+    /// The rank that schedules has the last stage of a pipeline. If it computed, or waited for the stage before its own, whenever it
+    /// gives out a command, the other stages would wait for the next one.
+    pub(super) fn defer(&mut self) {
+        self.deferred = Some(VecDeque::new());
+    }
+
+    /// Whether commands are deferred.
+    pub(super) fn defers(&self) -> bool {
+        self.deferred.is_some()
+    }
+
+    /// The number of commands so far, for [`Self::run_until`].
+    pub(super) fn ordered(&self) -> u64 {
+        self.ordered
+    }
+
+    /// Runs deferred commands in their order, up to the first `ordered` of all.
+    ///
+    /// # Errors
+    /// If the device failed, or another rank.
+    pub(super) fn run_until(&mut self, ordered: u64) -> Result<()> {
+        while let Some(deferred) = &mut self.deferred
+            && self.ordered - deferred.len() as u64 != ordered
+            && let Some(command) = deferred.pop_front()
+        {
+            self.run(&command)?;
+        }
+        Ok(())
     }
 
     /// # Errors
@@ -118,8 +160,9 @@ impl Executor {
 
     /// Ends every wait for another rank.
     pub(super) fn abort(&self, reason: &str) {
-        if let Some(comm) = self.plan.programs.comm() {
-            comm.abort(reason);
+        match &self.followers {
+            Some(followers) => followers.abort(reason),
+            None => self.plan.programs.mesh().into_iter().for_each(|mesh| mesh.abort(reason)),
         }
     }
 
@@ -128,9 +171,38 @@ impl Executor {
         self.followers.is_some()
     }
 
-    /// Has the other ranks do what this one does next.
-    fn tell(&self, command: impl FnOnce() -> Command) -> Result<()> {
-        self.followers.as_ref().map_or(Ok(()), |followers| followers.send(&command()))
+    /// Has the other ranks run a command, and runs it.
+    ///
+    /// # Errors
+    /// If a device failed, or refuses a step.
+    pub(super) fn order(&mut self, command: Command) -> Result<()> {
+        if let Some(followers) = &self.followers {
+            followers.send(&command)?;
+        }
+        if let Some(deferred) = &mut self.deferred {
+            deferred.push_back(command);
+            self.ordered += 1;
+            return Ok(());
+        }
+        self.run(&command)
+    }
+
+    /// Runs a command on this rank.
+    fn run(&mut self, command: &Command) -> Result<()> {
+        let done = match command {
+            Command::Begin(bucket, inputs) => self.stage_inputs(*bucket, inputs),
+            Command::Launch(bucket, segments) => self.enqueue(*bucket, *segments),
+            Command::StateRow(state, row, bytes) => self.write_state_row(*state, *row, bytes),
+            Command::ClearRow(state, row, bytes) => self.zero_state_row(*state, *row, *bytes),
+            Command::Mask(bucket, mask) => self.write_mask(*bucket, mask),
+            Command::Table(offset, bytes) => self.write_table(*offset, bytes),
+        };
+        self.explained(done)
+    }
+
+    /// Whether this rank is the only one, which needs no commands.
+    fn is_alone(&self) -> bool {
+        self.followers.is_none()
     }
 
     /// The error of the rank that failed first; the other ranks end.
@@ -176,11 +248,12 @@ impl Executor {
         self.compiled_steps
     }
 
-    /// Waits for all enqueued work. `what` names it in the error of a timeout.
+    /// Waits for all enqueued work, and runs deferred commands before. `what` names it in the error of a timeout.
     ///
     /// # Errors
     /// If the device failed, or does not finish in time.
     pub(crate) fn synchronize(&mut self, what: &str) -> Result<()> {
+        self.run_until(self.ordered)?;
         Ok(self.stream.synchronize(what, STEP_TIMEOUT)?)
     }
 
@@ -189,9 +262,21 @@ impl Executor {
     /// # Errors
     /// If the device failed.
     pub(crate) fn upload_state_row(&mut self, state: StepState, row: usize, bytes: &[u8]) -> Result<()> {
-        self.tell(|| Command::StateRow(state, row, bytes.to_vec()))?;
-        let slice = self.resident.state(state)?.slice(row * bytes.len(), bytes.len())?;
-        Ok(self.stream.upload(bytes, &slice)?)
+        match self.is_alone() {
+            true => self.write_state_row(state, row, bytes),
+            false => self.order(Command::StateRow(state, row, bytes.to_vec())),
+        }
+    }
+
+    fn write_state_row(&mut self, state: StepState, row: usize, bytes: &[u8]) -> Result<()> {
+        let Some(slice) = self.state(state)? else { return Ok(()) };
+        Ok(self.stream.upload(bytes, &slice.slice(row * bytes.len(), bytes.len())?)?)
+    }
+
+    /// The memory of a state; `None` if it is one of another stage of the pipeline.
+    fn state(&self, state: StepState) -> Result<Option<BufferSlice>> {
+        let elsewhere = self.plan.stages() > 1 && !self.resident.tensors.contains_key(state.name());
+        Ok(if elsewhere { None } else { Some(self.resident.state(state)?.clone()) })
     }
 
     /// Zeroes a row of a state of `bytes` bytes a row.
@@ -199,18 +284,27 @@ impl Executor {
     /// # Errors
     /// If the device failed.
     pub(super) fn clear_state_row(&mut self, state: StepState, row: usize, bytes: usize) -> Result<()> {
-        self.tell(|| Command::ClearRow(state, row, bytes))?;
-        let slice = self.resident.state(state)?.slice(row * bytes, bytes)?;
-        Ok(self.stream.fill(&slice, 0)?)
+        self.order(Command::ClearRow(state, row, bytes))
     }
 
-    /// Uploads bytes of the request table, from `offset` on. `table` is the memory of the table on this device.
+    fn zero_state_row(&mut self, state: StepState, row: usize, bytes: usize) -> Result<()> {
+        let Some(slice) = self.state(state)? else { return Ok(()) };
+        Ok(self.stream.fill(&slice.slice(row * bytes, bytes)?, 0)?)
+    }
+
+    /// Uploads bytes of the request table, from `offset` on.
     ///
     /// # Errors
     /// If the device failed.
-    pub(super) fn upload_table(&mut self, table: &BufferSlice, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.tell(|| Command::Table(offset, bytes.to_vec()))?;
-        Ok(self.stream.upload(bytes, &table.slice(offset, bytes.len())?)?)
+    pub(super) fn upload_table(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        match self.is_alone() {
+            true => self.write_table(offset, bytes),
+            false => self.order(Command::Table(offset, bytes.to_vec())),
+        }
+    }
+
+    fn write_table(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        Ok(self.stream.upload(bytes, &self.table.slice(offset, bytes.len())?)?)
     }
 
     /// Runs the layers of a step with these inputs, up to the logits. Returns the step's bucket.
@@ -221,6 +315,7 @@ impl Executor {
         let bucket = inputs.bucket(self.plan.limits);
         self.begin(bucket, inputs)?;
         self.launch(bucket, FORWARD)?;
+        self.run_until(self.ordered)?;
         Ok(bucket)
     }
 
@@ -229,9 +324,14 @@ impl Executor {
     /// # Errors
     /// If the device failed, or refuses the step.
     pub(super) fn begin(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
-        self.tell(|| Command::Begin(bucket, inputs.clone()))?;
-        let compiled = self.compile(bucket);
-        self.explained(compiled)?;
+        match self.is_alone() {
+            true => self.stage_inputs(bucket, inputs),
+            false => self.order(Command::Begin(bucket, inputs.clone())),
+        }
+    }
+
+    fn stage_inputs(&mut self, bucket: Bucket, inputs: &StepInputs) -> Result<()> {
+        self.compile(bucket)?;
         let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
         // The mask is the last input, and is uploaded where it is read.
         let bytes = step.inputs().range(StepInput::Mask)?.start;
@@ -253,11 +353,13 @@ impl Executor {
     /// # Errors
     /// If the device failed, or refuses the segments the first time.
     pub(super) fn launch(&mut self, bucket: Bucket, segments: SegmentSet) -> Result<()> {
-        self.tell(|| Command::Launch(bucket, segments))?;
+        self.order(Command::Launch(bucket, segments))
+    }
+
+    fn enqueue(&mut self, bucket: Bucket, segments: SegmentSet) -> Result<()> {
         let step = self.steps.get_mut(&bucket).ok_or_else(not_compiled)?;
         let context = ExecutionContext { resident: &self.resident, shared: &self.shared };
-        let launched = step.enqueue(segments, context, &*self.device, &mut *self.stream, self.ring.as_mut());
-        self.explained(launched)
+        step.enqueue(segments, context, &*self.device, &mut *self.stream, self.ring.as_mut())
     }
 
     /// A compiled step, with the device and the stream to read its outputs.
@@ -274,7 +376,10 @@ impl Executor {
     /// # Errors
     /// If the device failed.
     pub(super) fn upload_mask(&mut self, bucket: Bucket, mask: &[u32]) -> Result<()> {
-        self.tell(|| Command::Mask(bucket, mask.to_vec()))?;
+        self.order(Command::Mask(bucket, mask.to_vec()))
+    }
+
+    fn write_mask(&mut self, bucket: Bucket, mask: &[u32]) -> Result<()> {
         let step = self.steps.get(&bucket).ok_or_else(not_compiled)?;
         let start = step.inputs().range(StepInput::Mask)?.start;
         let bytes: &[u8] = bytemuck::cast_slice(mask);
@@ -303,8 +408,8 @@ impl Executor {
         }
         let program = self.plan.programs.merged(&*self.device, bucket, self.plan.fixed)?;
         let layout = {
-            let (fixed, comm) = (self.plan.fixed, self.plan.programs.comm());
-            Layout::new(&program, &*self.device, bucket, fixed, comm)?
+            let (fixed, mesh) = (self.plan.fixed, self.plan.programs.mesh());
+            Layout::new(&program, &*self.device, bucket, fixed, mesh)?
         };
         let allocated = self.shared.sizes();
         if !allocated.covers(layout.shared) {

@@ -2,19 +2,20 @@
 //!
 //! Rank 0 schedules, and has each follower do on its device what it does on its own: upload the same inputs, launch the same
 //! segments. A follower is a thread with an executor of its own. It decides nothing, so ranks cannot disagree; results are read
-//! from rank 0, whose sampled tokens are those of every rank, because logits, seeds and positions are.
+//! from rank 0. It samples the tokens that every rank of its stage samples, because their logits, seeds and positions are equal;
+//! ranks of earlier stages sample none, and get the tokens with the inputs of later steps.
 //!
-//! A follower that fails or panics aborts the group: every collective ends at once with an error that names the rank.
+//! A follower that fails or panics aborts its groups: every collective ends at once with an error that names the rank.
 //!
 //! In each other process the first rank hears the commands of rank 0, and has the ranks beside it do what it does.
 
 use super::{executor::Executor, inputs::StepInputs};
 use crate::{
     error::{EngineError, Result},
-    plan::{Bucket, SegmentSet, StepState},
+    plan::{Bucket, MeshRank, SegmentSet, StepState},
     processes::{Processes, reason},
 };
-use dsrun_core::{Code, Error, collective::Comm, device::BufferSlice};
+use dsrun_core::{Code, Error};
 use std::{
     any::Any,
     borrow::Cow,
@@ -46,7 +47,6 @@ pub(super) enum Command {
 /// The ranks that follow one of this process, which is rank 0 or follows it.
 #[derive(Debug)]
 pub(super) struct Followers {
-    comm: Arc<dyn Comm>,
     ranks: Vec<Follower>,
     failure: Arc<Failure>,
     /// The other processes, if this is rank 0.
@@ -70,36 +70,44 @@ struct Follower {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The first failure of a follower.
-#[derive(Debug, Default)]
-struct Failure(Mutex<Option<Error>>);
+/// The first failure of a follower, and the ranks of this process, whose waits it ends.
+#[derive(Debug)]
+struct Failure {
+    first: Mutex<Option<Error>>,
+    ranks: Vec<MeshRank>,
+}
 
 impl Failure {
     fn set(&self, error: Error) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
     fn get(&self) -> Option<Error> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends every wait of the ranks of this process.
+    fn abort(&self, reason: &str) {
+        self.ranks.iter().for_each(|rank| rank.abort(reason));
     }
 }
 
-/// A rank that is loaded: its executor, and the memory of its request table.
-pub(super) type LoadedRank = (Executor, BufferSlice);
-
 impl Followers {
-    /// Starts a thread for each follower. `comm` is the membership of rank 0.
+    /// Starts a thread for each follower. `mesh` is the place of the rank that they follow.
     ///
     /// # Errors
-    /// If a thread cannot be started, or a follower has no group.
-    pub(super) fn start(comm: Arc<dyn Comm>, loaded: Vec<LoadedRank>) -> Result<Self> {
-        let mut followers = Self { comm, ranks: Vec::new(), failure: Arc::default(), workers: None };
-        for (executor, table) in loaded {
-            let comm = executor.plan().programs.comm().cloned();
-            let comm = comm.ok_or_else(|| Error::internal("a rank has no group"))?;
+    /// If a thread cannot be started, or a follower has no place in the mesh.
+    pub(super) fn start(mesh: MeshRank, loaded: Vec<Executor>) -> Result<Self> {
+        let place = |executor: &Executor| executor.plan().programs.mesh().cloned();
+        let places: Option<Vec<MeshRank>> = loaded.iter().map(place).collect();
+        let places = places.ok_or_else(|| Error::internal("a rank has no place in the mesh"))?;
+        let ranks = std::iter::once(mesh).chain(places.iter().cloned()).collect();
+        let failure = Arc::new(Failure { first: Mutex::default(), ranks });
+        let mut followers = Self { ranks: Vec::new(), failure, workers: None };
+        for (executor, place) in loaded.into_iter().zip(places) {
             let (sender, commands) = channel();
-            let (failure, rank) = (followers.failure.clone(), comm.rank());
-            let work = move || follow(executor, &table, &commands, &*comm, &failure);
+            let (failure, rank) = (followers.failure.clone(), place.rank());
+            let work = move || follow(executor, &commands, &place, &failure);
             let thread = thread::Builder::new().name(format!("dsrun-rank-{rank}")).spawn(work);
             let thread = thread.map_err(|error| {
                 Error::new(Code::Unavailable, format!("cannot start a thread for rank {rank}: {error}"))
@@ -116,8 +124,8 @@ impl Followers {
     pub(super) fn add_processes(&mut self, processes: Arc<Processes>) -> Result<()> {
         let mut watchers = Vec::new();
         for process in 1..processes.count() {
-            let (group, comm, failure) = (processes.clone(), self.comm.clone(), self.failure.clone());
-            let work = move || watch(process, &group, &*comm, &failure);
+            let (group, failure) = (processes.clone(), self.failure.clone());
+            let work = move || watch(process, &group, &failure);
             let thread = thread::Builder::new().name(format!("dsrun-process-{process}")).spawn(work);
             watchers.push(thread.map_err(|error| {
                 Error::new(Code::Unavailable, format!("cannot start a thread for process {process}: {error}"))
@@ -152,10 +160,19 @@ impl Followers {
         }
     }
 
-    /// Ends the group because the rank that is followed failed. Returns the error of the rank that failed first.
+    /// Ends every wait of the ranks of this process.
+    pub(super) fn abort(&self, reason: &str) {
+        self.failure.abort(reason);
+    }
+
+    /// Ends all ranks because the one that is followed failed. Returns the error of the rank that failed first.
     pub(super) fn explained(&self, error: EngineError) -> EngineError {
+        let error = match &self.workers {
+            Some(workers) => workers.processes.cause(error),
+            None => error,
+        };
         let reason = reason(&error);
-        self.comm.abort(&reason);
+        self.failure.abort(&reason);
         if let Some(workers) = &self.workers {
             workers.processes.abort(&reason);
         }
@@ -167,7 +184,7 @@ impl Drop for Followers {
     fn drop(&mut self) {
         let failed = thread::panicking() || self.failure.get().is_some();
         if failed {
-            self.comm.abort("the engine has ended");
+            self.failure.abort("the engine has ended");
         }
         if let Some(workers) = self.workers.take() {
             workers.end(failed);
@@ -200,7 +217,7 @@ impl Workers {
 }
 
 /// Waits for a process to end. If it does so unasked, the ranks of this process end with an error that names it.
-fn watch(process: usize, processes: &Processes, comm: &dyn Comm, failure: &Failure) {
+fn watch(process: usize, processes: &Processes, failure: &Failure) {
     // A process says that it ends when it is asked to; else its connection does.
     if let Err(error) = processes.hear::<()>(process) {
         let error = match error {
@@ -209,22 +226,18 @@ fn watch(process: usize, processes: &Processes, comm: &dyn Comm, failure: &Failu
         };
         tracing::info!(process, %error, "a process has failed");
         failure.set(error.clone());
-        comm.abort(error.message());
+        failure.abort(error.message());
     }
 }
 
-/// Runs the commands of process 0 until its engine ends. `table` is the memory of the request table of the first rank.
+/// Runs the commands of process 0 until its engine ends.
 ///
 /// # Errors
 /// If a rank of this process fails, which ends all others, or another process has.
-pub(super) fn follow_leader(
-    mut executor: Executor,
-    table: &BufferSlice,
-    processes: &Processes,
-) -> Result<()> {
+pub(super) fn follow_leader(mut executor: Executor, processes: &Processes) -> Result<()> {
     let done = catch_unwind(AssertUnwindSafe(|| {
         while let Some(command) = processes.hear::<Order<'_>>(0)? {
-            run(&mut executor, table, &command)?;
+            executor.order(command.into_owned())?;
         }
         executor.synchronize("the last step")?;
         processes.tell(0, &())
@@ -239,38 +252,21 @@ pub(super) fn follow_leader(
 }
 
 /// Runs commands until rank 0 has no more, or one fails.
-fn follow(
-    mut executor: Executor,
-    table: &BufferSlice,
-    commands: &Receiver<Command>,
-    comm: &dyn Comm,
-    failure: &Failure,
-) {
+fn follow(mut executor: Executor, commands: &Receiver<Command>, mesh: &MeshRank, failure: &Failure) {
     while let Ok(command) = commands.recv() {
-        let done = catch_unwind(AssertUnwindSafe(|| run(&mut executor, table, &command)));
+        let done = catch_unwind(AssertUnwindSafe(|| executor.order(command)));
         let reason = match done {
             Ok(Ok(())) => continue,
             Ok(Err(error)) => reason(&error),
             Err(panic) => format!("it panicked: {}", panic_message(&*panic)),
         };
-        tracing::error!(rank = comm.rank(), %reason, "a rank failed");
+        tracing::error!(rank = mesh.rank(), %reason, "a rank failed");
         // If another rank failed before, its abort is the reason of this failure.
-        if comm.status().is_ok() {
-            failure.set(Error::new(Code::Communication, format!("rank {} failed: {reason}", comm.rank())));
+        if mesh.status().is_ok() {
+            failure.set(Error::new(Code::Communication, format!("rank {} failed: {reason}", mesh.rank())));
         }
-        comm.abort(&reason);
+        failure.abort(&reason);
         return;
-    }
-}
-
-fn run(executor: &mut Executor, table: &BufferSlice, command: &Command) -> Result<()> {
-    match command {
-        Command::Begin(bucket, inputs) => executor.begin(*bucket, inputs),
-        Command::Launch(bucket, segments) => executor.launch(*bucket, *segments),
-        Command::StateRow(state, row, bytes) => executor.upload_state_row(*state, *row, bytes),
-        Command::ClearRow(state, row, bytes) => executor.clear_state_row(*state, *row, *bytes),
-        Command::Mask(bucket, mask) => executor.upload_mask(*bucket, mask),
-        Command::Table(offset, bytes) => executor.upload_table(table, *offset, bytes),
     }
 }
 

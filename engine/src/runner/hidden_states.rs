@@ -6,7 +6,7 @@ use super::{
     Runner,
     active_request::ActiveRequest,
     executor::{Executor, STEP_TIMEOUT},
-    readback::{IN_FLIGHT, read_pinned},
+    readback::read_pinned,
 };
 use crate::{
     error::Result,
@@ -27,7 +27,7 @@ pub(super) struct HiddenStates {
     /// Features of a token.
     width: usize,
     /// The memory of each step in flight; grows with demand.
-    memory: [Option<BufferSlice>; IN_FLIGHT],
+    memory: Vec<Option<BufferSlice>>,
 }
 
 /// Tokens of one request whose hidden states a step copies to the host.
@@ -51,17 +51,17 @@ impl HiddenChunk {
 }
 
 impl HiddenStates {
-    /// Memory for the hidden states of a program.
+    /// Memory for the hidden states of a program, for `depth` steps in flight.
     ///
     /// # Errors
     /// If the program has no hidden states.
-    pub(super) fn new(program: &Program) -> Result<Self> {
+    pub(super) fn new(program: &Program, depth: usize) -> Result<Self> {
         let id = StepOutput::Hidden.value(program);
         let tensor = id.map(|id| program.value(id)).transpose()?.and_then(|value| value.tensor_type());
         let width =
             tensor.and_then(|tensor| Some((tensor.dtype, tensor.shape.get(1).and_then(Size::known)?)));
         let (dtype, width) = width.ok_or_else(|| Error::internal("the program has no hidden states"))?;
-        Ok(Self { dtype, width, memory: [const { None }; IN_FLIGHT] })
+        Ok(Self { dtype, width, memory: vec![None; depth.max(1)] })
     }
 
     fn row_bytes(&self) -> usize {
@@ -102,6 +102,7 @@ impl HiddenStates {
         let bytes = self.row_bytes();
         let memory = self.reserve(&**executor.device(), slot, count)?;
         executor.launch(bucket, EMBED)?;
+        executor.run_until(executor.ordered())?;
         let (step, _, stream) = executor.step(bucket)?;
         let hidden = step.output(StepOutput::Hidden)?;
         let mut place = 0;

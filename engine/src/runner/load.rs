@@ -15,8 +15,8 @@ use crate::{
     error::{EngineError, Result},
     kv_cache::SwapSpace,
     plan::{
-        EnginePlan, FollowerPlan, PlanCache, Resident, SharedMemory, StepState, WeightImages, WeightRing,
-        cache_desc, is_cache, state_bytes, weight_desc,
+        EnginePlan, FollowerPlan, MeshRank, PlanCache, Resident, SharedMemory, StepState, WeightImages,
+        WeightRing, cache_desc, is_cache, state_bytes, weight_desc,
     },
     processes::Processes,
     schedule::{Capacity, ScheduledStep, Scheduler},
@@ -50,8 +50,8 @@ impl Runner {
     ) -> Result<()> {
         let processes = plan.processes.take();
         let processes = processes.ok_or_else(|| Error::internal("the plan is that of the only process"))?;
-        let (executor, table) = load_ranks(plan, model, device, Some(&processes), progress)?;
-        follow_leader(executor, table.memory(), &processes)
+        let (executor, _) = load_ranks(plan, model, device, Some(&processes), progress)?;
+        follow_leader(executor, &processes)
     }
 
     /// Allocates what was planned and brings the weights to the device. `progress` receives the bytes of weights loaded so far.
@@ -70,26 +70,32 @@ impl Runner {
         if let Some(processes) = processes {
             executor.lead_processes(processes)?;
         }
+        if executor.plan().stages() > 1 {
+            executor.defer();
+        }
         let plan = executor.plan();
         let stop_ids = if plan.options.ignore_end { Vec::new() } else { model.eos().to_vec() };
         let vocabulary = model.config().vocabulary;
 
         let capacity = Capacity {
-            tokens: plan.limits.tokens,
+            tokens: plan.tokens_of_micro_batch(),
             slots: plan.fixed.requests,
             pages: plan.fixed.pages,
             block_size: plan.options.block_size,
             host_pages: plan.options.host_pages(),
             keep_prefixes: plan.options.prefix_cache,
             prompts_first: !plan.options.split_prompts,
+            tokens_from_host: plan.stages() > 1,
+            micro_batches: plan.micro_batches(),
         };
+        let depth = plan.steps_in_flight();
         let mut runner = Self {
             swap: allocate_swap(plan, &*device, executor.resident())?,
             requests: Requests::new(Scheduler::new(capacity), stop_ids, vocabulary),
             table,
             token_limits: TokenLimits::new(plan.fixed.requests, vocabulary),
-            readback: Readback::new(&*device, plan.limits.rows)?,
-            hidden: HiddenStates::new(plan.program())?,
+            readback: Readback::new(&*device, plan.limits.rows, depth)?,
+            hidden: HiddenStates::new(plan.program(), depth)?,
             in_flight: VecDeque::new(),
             draft_outcomes: Vec::new(),
             statistics: Statistics { pages_total: plan.fixed.pages, ..Statistics::default() },
@@ -114,7 +120,7 @@ fn load_ranks(
     progress: &mut dyn FnMut(u64),
 ) -> Result<(Executor, RequestTable)> {
     let followers = std::mem::take(&mut plan.followers);
-    let comm = plan.programs.comm().cloned();
+    let mesh = plan.programs.mesh().cloned();
     let (own, others) = thread::scope(|scope| {
         let load = |follower: FollowerPlan| {
             scope.spawn(|| load_rank(follower.plan, model, follower.device, &mut |_| {}))
@@ -126,7 +132,7 @@ fn load_ranks(
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect();
         (own, others)
     });
-    let first = comm.as_ref().map_or(0, |comm| comm.rank());
+    let first = mesh.as_ref().map_or(0, MeshRank::rank);
     let loaded = own.and_then(|own| {
         let in_rank = |(index, other): (usize, Result<_>)| {
             other.map_err(|error: EngineError| {
@@ -144,9 +150,9 @@ fn load_ranks(
             loaded
         }
     };
-    if let (Some(comm), false) = (comm, others.is_empty()) {
-        let others = others.into_iter().map(|(executor, table)| (executor, table.memory().clone()));
-        executor.lead(Followers::start(comm, others.collect())?);
+    if let (Some(mesh), false) = (mesh, others.is_empty()) {
+        let others = others.into_iter().map(|(executor, _)| executor);
+        executor.lead(Followers::start(mesh, others.collect())?);
     }
     Ok((executor, table))
 }
@@ -181,8 +187,11 @@ fn load_rank(
         ring = Some(made);
     }
     // Requests differ in the tokens that end them, so the host decides, a step later than the device could.
-    stream.upload(&(-1i32).to_le_bytes(), resident.state(StepState::StopIds)?)?;
-    Ok((Executor::new(plan, device, stream, resident, ring, shared), table))
+    if plan.is_last_stage() {
+        stream.upload(&(-1i32).to_le_bytes(), resident.state(StepState::StopIds)?)?;
+    }
+    let memory = table.memory().clone();
+    Ok((Executor::new(plan, device, stream, resident, ring, shared, memory), table))
 }
 
 /// Allocates host memory for the pages of pre-empted requests, if the options ask for it.

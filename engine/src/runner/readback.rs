@@ -10,9 +10,6 @@ use dsrun_core::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// The most steps whose results may be in flight: the one that is read next, and the one after it.
-pub(crate) const IN_FLIGHT: usize = 2;
-
 /// A sampled token as the device returns it (-1 for no token), with the logarithm of its probability.
 pub(crate) type SampledToken = (i32, f32);
 
@@ -44,7 +41,8 @@ pub(crate) struct LogitRows<'a> {
     pub(crate) rows: &'a [usize],
 }
 
-/// The results of a step on their way to the host. They must be received before [`IN_FLIGHT`] more are sent, or not at all.
+/// The results of a step on their way to the host. They must be received before as many more are sent as [`Readback`]
+/// has slots, or not at all.
 #[derive(Debug)]
 pub(crate) struct PendingReadback {
     slot: usize,
@@ -64,22 +62,22 @@ impl PendingReadback {
 }
 
 impl Readback {
-    /// Pinned memory for steps that sample up to `rows` tokens.
+    /// Pinned memory for `depth` steps in flight that sample up to `rows` tokens each.
     ///
     /// # Errors
     /// If there is too little memory.
-    pub(crate) fn new(device: &dyn Device, rows: usize) -> Result<Self> {
+    pub(crate) fn new(device: &dyn Device, rows: usize, depth: usize) -> Result<Self> {
         // Aligned as results are in the arena, so that one copy can take both.
         let half = (ELEMENT * rows.max(1)).next_multiple_of(device.properties().alignment.max(ELEMENT));
         let slot = |_| {
             let memory = device.allocate(2 * half, MemoryKind::Pinned)?;
             Ok(Slot { memory: BufferSlice::whole(memory), logits: None, event: device.event()? })
         };
-        let slots = (0..IN_FLIGHT).map(slot).collect::<Result<_>>()?;
+        let slots = (0..depth.max(1)).map(slot).collect::<Result<_>>()?;
         Ok(Self { slots, next: 0, half })
     }
 
-    /// The slot that the results of the next step go to, below [`IN_FLIGHT`].
+    /// The slot that the results of the next step go to, below the number of slots.
     pub(crate) fn next_slot(&self) -> usize {
         self.next
     }
@@ -97,7 +95,7 @@ impl Readback {
         logits: LogitRows<'_>,
     ) -> Result<PendingReadback> {
         let slot = self.next;
-        self.next = (slot + 1) % IN_FLIGHT;
+        self.next = (slot + 1) % self.slots.len();
         let Slot { memory, logits: pinned, event } = &mut self.slots[slot];
         let bytes = count * ELEMENT;
         let mut log_offset = self.half;

@@ -167,7 +167,7 @@ impl RequestTable {
         }
         for range in self.changed.drain(..) {
             let bytes: &[u8] = bytemuck::cast_slice(&self.copy[range.clone()]);
-            executor.upload_table(&self.memory, range.start * ELEMENT, bytes)?;
+            executor.upload_table(range.start * ELEMENT, bytes)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::{
     RequestSequence, Runner,
     executor::{FORWARD, FORWARD_AND_SAMPLE, STEP_TIMEOUT},
     hidden_states::HiddenChunk,
-    readback::{IN_FLIGHT, LogitRows, PendingReadback, SampledToken},
+    readback::{LogitRows, PendingReadback, SampledToken},
     request_table::TableRow,
     top_tokens::top_tokens,
 };
@@ -21,8 +21,12 @@ use std::time::Instant;
 /// A step that is launched and not yet completed.
 #[derive(Debug)]
 pub(super) struct InFlightStep {
-    /// Its tokens on their way to the host.
-    readback: PendingReadback,
+    /// Its tokens on their way to the host; `None` while this rank has yet to run the step, see [`Runner::send_results`].
+    readback: Option<PendingReadback>,
+    bucket: Bucket,
+    outputs: SamplingOutputs,
+    /// The number of the executor's commands up to the end of the step.
+    ordered: u64,
     /// The sequence that each output row samples for. A sequence that has ended meanwhile gets no token.
     sequences: Vec<SequenceKey>,
     /// The output rows whose logits are sent with the tokens.
@@ -43,6 +47,7 @@ pub(crate) struct DraftOutcome {
 }
 
 /// The outputs of the two ways to sample.
+#[derive(Clone, Copy, Debug)]
 struct SamplingOutputs {
     segment: StepSegment,
     processed: StepOutput,
@@ -76,22 +81,26 @@ impl Runner {
     /// # Errors
     /// If the device failed. The running requests are lost then.
     pub(crate) fn step(&mut self) -> Result<Vec<TokenEvent>> {
-        let in_flight = self.max_in_flight();
-        // Requests that wait for the host would fall into two halves that take turns, and steps would be half as full.
-        let ahead =
-            |runner: &Self| runner.in_flight.is_empty() || !runner.requests.scheduler().most_wait_for_host();
+        let in_flight = self.plan().steps_in_flight();
+        // Requests that wait for the host would fall into two halves that take turns, and steps would be half as full. Over the stages
+        // of a pipeline they shall.
+        let ahead = |runner: &Self| {
+            let takes_turns = runner.plan().stages() > 1;
+            runner.in_flight.is_empty() || takes_turns || !runner.requests.scheduler().most_wait_for_host()
+        };
         while self.in_flight.len() < in_flight && ahead(self) && self.launch()? {
             // If the step is done already (a device that computes while it is told to, or a fast one), launching ahead would only
             // delay the tokens that are there.
-            let last = self.in_flight.back();
-            if last.map(|step| self.readback.is_complete(&step.readback)).transpose()? == Some(true) {
+            let last = self.in_flight.back().and_then(|step| step.readback.as_ref());
+            if last.map(|readback| self.readback.is_complete(readback)).transpose()? == Some(true) {
                 break;
             }
         }
-        let Some(step) = self.in_flight.pop_front() else {
+        let Some(mut step) = self.in_flight.pop_front() else {
             let message = "requests wait, and none of them can run";
             return if self.is_idle() { Ok(Vec::new()) } else { Err(Error::internal(message).into()) };
         };
+        self.send_results(&mut step)?;
         self.complete(&step)
     }
 
@@ -100,13 +109,14 @@ impl Runner {
     /// # Errors
     /// If the device failed.
     pub(crate) fn run_steps(&mut self, most: usize) -> Result<()> {
-        let in_flight = self.max_in_flight();
+        let in_flight = self.plan().steps_in_flight();
         let mut left = most;
         loop {
             while left > 0 && self.in_flight.len() < in_flight && self.launch()? {
                 left -= 1;
             }
-            let Some(step) = self.in_flight.pop_front() else { return Ok(()) };
+            let Some(mut step) = self.in_flight.pop_front() else { return Ok(()) };
+            self.send_results(&mut step)?;
             self.complete(&step)?;
         }
     }
@@ -114,10 +124,6 @@ impl Runner {
     /// Takes what became of the drafts of the steps that were completed since the last call.
     pub(crate) fn take_draft_outcomes(&mut self) -> Vec<DraftOutcome> {
         std::mem::take(&mut self.draft_outcomes)
-    }
-
-    fn max_in_flight(&self) -> usize {
-        if self.plan().options.launch_ahead { IN_FLIGHT } else { 1 }
     }
 
     /// Plans and enqueues the next step. Returns whether there was one.
@@ -136,6 +142,10 @@ impl Runner {
             return Ok(false);
         }
         let (sequences, chunks) = self.collect_inputs(scheduled)?;
+        if !chunks.is_empty() {
+            // Hidden states are copied while the step is launched, so this rank has to have run the steps before it.
+            self.send_all_results()?;
+        }
         let start = self.record_phase(Phase::Schedule, start);
         let bucket = self.inputs.bucket(self.plan().limits);
         self.executor.begin(bucket, &self.inputs)?;
@@ -145,15 +155,40 @@ impl Runner {
         };
         let logit_rows: Vec<usize> = (0..sequences.len()).filter(wants_logits).collect();
         let outputs = self.launch_segments(bucket, &sequences, &chunks)?;
-        let row_bytes = self.requests.vocabulary() * size_of::<f32>();
-        let (step, device, stream) = self.executor.step(bucket)?;
-        let results = [step.output(outputs.ids)?, step.output(outputs.log_probabilities)?];
-        let logits = LogitRows { logits: step.output(outputs.processed)?, row_bytes, rows: &logit_rows };
-        let readback = self.readback.send(device, stream, results, sequences.len(), logits)?;
-        self.in_flight.push_back(InFlightStep { readback, sequences, logit_rows, chunks });
+        let ordered = self.executor.ordered();
+        let mut step =
+            InFlightStep { readback: None, bucket, outputs, ordered, sequences, logit_rows, chunks };
+        if !self.executor.defers() || !step.chunks.is_empty() {
+            self.send_results(&mut step)?;
+        }
+        self.in_flight.push_back(step);
         self.statistics.steps += 1;
         self.record_phase(Phase::Launch, start);
         Ok(true)
+    }
+
+    /// Enqueues the copies of a step's results to the host, unless they are on their way, and before it the commands that this rank
+    /// has deferred up to the end of the step.
+    fn send_results(&mut self, launched: &mut InFlightStep) -> Result<()> {
+        if launched.readback.is_some() {
+            return Ok(());
+        }
+        self.executor.run_until(launched.ordered)?;
+        let InFlightStep { bucket, outputs, sequences, logit_rows, .. } = launched;
+        let row_bytes = self.requests.vocabulary() * size_of::<f32>();
+        let (step, device, stream) = self.executor.step(*bucket)?;
+        let results = [step.output(outputs.ids)?, step.output(outputs.log_probabilities)?];
+        let logits = LogitRows { logits: step.output(outputs.processed)?, row_bytes, rows: logit_rows };
+        launched.readback = Some(self.readback.send(device, stream, results, sequences.len(), logits)?);
+        Ok(())
+    }
+
+    /// Does so for every step in flight.
+    fn send_all_results(&mut self) -> Result<()> {
+        let mut in_flight = std::mem::take(&mut self.in_flight);
+        let sent = in_flight.iter_mut().try_for_each(|step| self.send_results(step));
+        self.in_flight = in_flight;
+        sent
     }
 
     /// Applies the changes before a scheduled step: swaps pages, and updates the request table.
@@ -258,9 +293,10 @@ impl Runner {
     /// Waits for the tokens of a step and hands them to their requests.
     fn complete(&mut self, step: &InFlightStep) -> Result<Vec<TokenEvent>> {
         let start = Instant::now();
-        let sampled = self.readback.receive(&step.readback, self.executor.stream(), STEP_TIMEOUT)?;
+        let readback = step.readback.as_ref().ok_or_else(|| Error::internal("a step has sent no results"))?;
+        let sampled = self.readback.receive(readback, self.executor.stream(), STEP_TIMEOUT)?;
         let start = self.record_phase(Phase::Wait, start);
-        self.pool_hidden_states(step.readback.slot(), &step.chunks)?;
+        self.pool_hidden_states(readback.slot(), &step.chunks)?;
         let mut events = Vec::with_capacity(sampled.len());
         let mut row = 0;
         for rows in step.sequences.chunk_by(|a, b| a == b) {
@@ -316,9 +352,11 @@ impl Runner {
                 break;
             }
             let mut likely = Vec::new();
-            if let (true, Ok(place)) = (top > 0, step.logit_rows.binary_search(&(row + offset))) {
+            if let (true, Ok(place), Some(readback)) =
+                (top > 0, step.logit_rows.binary_search(&(row + offset)), &step.readback)
+            {
                 let (bytes, stream) = (vocabulary * size_of::<f32>(), self.executor.stream());
-                let logits = self.readback.logits(&step.readback, place, bytes, stream, STEP_TIMEOUT)?;
+                let logits = self.readback.logits(readback, place, bytes, stream, STEP_TIMEOUT)?;
                 likely = top_tokens(&logits, top, (token, log_probability));
             }
             events.push(TokenEvent { request, token, log_probability, top: likely, finish, cached });

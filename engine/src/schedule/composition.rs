@@ -7,9 +7,10 @@ use super::{
 };
 
 impl<T> Scheduler<T> {
-    /// Adds a token of every sequence that generates, and collects the prompts.
+    /// Adds a token of every sequence that generates, or of a micro-batch of these, and collects the prompts.
     pub(super) fn plan_generation(&mut self, step: &mut ScheduledStep) {
         self.prompts.clear();
+        let mut left = self.micro_batch();
         let mut index = 0;
         // Pre-emption shortens the list, but only after this index.
         while let Some(key) = self.running.get(index).copied() {
@@ -22,13 +23,30 @@ impl<T> Scheduler<T> {
                 self.prompts.push((key, 0));
                 continue;
             }
+            if left == 0 {
+                continue;
+            }
             // The host sends the last token if the device does not have it.
             let from = (!sequence.is_generating()).then_some(sequence.computed);
             let end = sequence.computed + 1;
             if step.tokens < self.capacity.tokens && self.grow(key, end, step) == end {
                 self.add_to_step(key, 1, from, step);
+                left -= 1;
             }
         }
+    }
+
+    /// The most sequences that generate in a step: an even share of all that do.
+    ///
+    /// A sequence that is left out is not left out for as many steps as there are micro-batches: the steps in flight have room for all,
+    /// and no sequence is in two of them.
+    fn micro_batch(&self) -> usize {
+        if self.capacity.micro_batches <= 1 {
+            return usize::MAX;
+        }
+        let running = self.running.iter().filter_map(|key| self.get(*key));
+        let generates = |sequence: &&Sequence<T>| sequence.waits_for_host() || !sequence.has_prompt_left();
+        running.filter(generates).count().div_ceil(self.capacity.micro_batches)
     }
 
     /// Fills the step with prompts in their order. Only the first is split, if it is longer than a step.
@@ -138,14 +156,14 @@ impl<T> Scheduler<T> {
         from: Option<usize>,
         step: &mut ScheduledStep,
     ) {
-        let number = self.step;
+        let (number, tokens_from_host) = (self.step, self.capacity.tokens_from_host);
         let Some(sequence) = self.get_mut(key) else { return };
         sequence.last_step = number;
         sequence.computed += tokens;
         let samples = from.is_none() || sequence.computed == sequence.tokens.len();
         if samples {
             sequence.unread += 1;
-            sequence.device_has_last_token = true;
+            sequence.device_has_last_token = !tokens_from_host;
         }
         step.tokens += tokens;
         step.sequences.push(ScheduledSequence { key, tokens, from, samples: usize::from(samples) });

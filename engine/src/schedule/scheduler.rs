@@ -24,6 +24,10 @@ pub(crate) struct Capacity {
     pub(crate) keep_prefixes: bool,
     /// Whether prompts are processed whole, in steps of their own, before any request generates.
     pub(crate) prompts_first: bool,
+    /// Whether the host sends every token that was sampled, because the device that needs it does not have it.
+    pub(crate) tokens_from_host: bool,
+    /// The number of groups that take turns in generating: the stages of a pipeline work on one each.
+    pub(crate) micro_batches: usize,
 }
 
 /// A sequence to schedule.
@@ -116,7 +120,8 @@ impl<T> Scheduler<T> {
     pub(crate) fn add(&mut self, new: NewSequence<T>) -> SequenceKey {
         let arrival = self.arrivals;
         self.arrivals += 1;
-        let sequence = Sequence::new(new, arrival);
+        let mut sequence = Sequence::new(new, arrival);
+        sequence.waits_for_host |= self.capacity.tokens_from_host;
         let order = sequence.order();
         let index = match self.vacant.pop() {
             Some(index) => {

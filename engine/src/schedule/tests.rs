@@ -172,7 +172,7 @@ impl Simulation {
             assert_eq!(sampled.len(), part.samples);
             match sampled[..] {
                 [] => continue,
-                [token] => self.table[slot].2 = token,
+                [token] if !capacity.tokens_from_host => self.table[slot].2 = token,
                 _ => self.table[slot].2 = UNKNOWN,
             }
             flight.push((part.key, sampled));
@@ -190,7 +190,8 @@ fn run(capacity: Capacity, requests: &[TestRequest]) -> SchedulerCounts {
     // In every step the first request in the order has at least a token, or waits for one.
     let longest: usize = requests.iter().map(|request| request.prompt.len() + 2 * request.limit + 2).sum();
     let arrivals = requests.iter().map(|request| request.at).max().unwrap_or(0);
-    for step in 0..=2 * (longest + arrivals) {
+    let depth = capacity.micro_batches.max(2);
+    for step in 0..=depth * (longest + arrivals) {
         for (index, request) in requests.iter().enumerate().filter(|(_, request)| request.at == step) {
             keys[index] = Some(simulation.scheduler.add(request.new_sequence(index)));
         }
@@ -205,7 +206,7 @@ fn run(capacity: Capacity, requests: &[TestRequest]) -> SchedulerCounts {
         };
         cancel(&mut simulation, &answers);
         let mut launched = false;
-        while simulation.in_flight.len() < 2 && simulation.launch(requests) {
+        while simulation.in_flight.len() < depth && simulation.launch(requests) {
             launched = true;
         }
         assert!(
@@ -247,7 +248,17 @@ fn run(capacity: Capacity, requests: &[TestRequest]) -> SchedulerCounts {
 }
 
 fn capacity(tokens: usize, slots: usize, pages: usize) -> Capacity {
-    Capacity { tokens, slots, pages, block_size: 4, host_pages: 0, keep_prefixes: true, prompts_first: false }
+    Capacity {
+        tokens,
+        slots,
+        pages,
+        block_size: 4,
+        host_pages: 0,
+        keep_prefixes: true,
+        prompts_first: false,
+        tokens_from_host: false,
+        micro_batches: 1,
+    }
 }
 
 fn request(prompt: usize, limit: usize) -> TestRequest {
@@ -269,6 +280,8 @@ prop_compose! {
         slots in 1usize..5, budget in 0usize..20, extra in 0usize..20, host_pages in prop_oneof![Just(0usize), 0usize..30],
         keep_prefixes in any::<bool>(),
         prompts_first in any::<bool>(),
+        micro_batches in 1usize..4,
+        tokens_from_host in any::<bool>(),
     ) -> (Capacity, Vec<TestRequest>) {
         let requests: Vec<TestRequest> = requests.into_iter().map(|(at, prompt, which, limit, priority, kind)| {
             // Prompts share a prefix, and differ in one token.
@@ -280,7 +293,11 @@ prop_compose! {
         }).collect();
         let most = requests.iter().map(|request| (request.prompt.len() + request.limit - 1).div_ceil(4)).max();
         let pages = most.unwrap_or(0) + extra;
-        (Capacity { tokens: slots + budget, slots, pages, block_size: 4, host_pages, keep_prefixes, prompts_first }, requests)
+        let tokens = slots + budget;
+        // Micro-batches take turns, and the host sends the tokens of each.
+        let tokens_from_host = tokens_from_host || micro_batches > 1;
+        let pipeline = Capacity { tokens_from_host, micro_batches, ..capacity(tokens, slots, pages) };
+        (Capacity { host_pages, keep_prefixes, prompts_first, ..pipeline }, requests)
     }
 }
 
@@ -453,4 +470,33 @@ fn a_draft_takes_no_page_that_another_sequence_needs() {
         scheduler.get_mut(first).unwrap().draft = vec![6, 7];
         assert_eq!(shares(&mut scheduler), [(0, scheduled), (1, 1)], "{pages} pages");
     }
+}
+
+/// As many groups as stages take turns, and they are even.
+#[test]
+fn requests_that_generate_are_divided_into_even_micro_batches() {
+    let requests = vec![request(1, 30); 10];
+    let pipeline = Capacity { tokens_from_host: true, micro_batches: 3, ..capacity(16, 10, 200) };
+    let mut simulation = Simulation::new(pipeline);
+    let keys: Vec<_> = requests
+        .iter()
+        .enumerate()
+        .map(|(index, request)| simulation.scheduler.add(request.new_sequence(index)))
+        .collect();
+    let mut sizes = Vec::new();
+    for round in 0..40 {
+        if round == 20 {
+            keys[..4].iter().for_each(|key| drop(simulation.scheduler.end(*key)));
+        }
+        while simulation.in_flight.len() < 3 && simulation.launch(&requests) {
+            sizes.push(simulation.in_flight.back().unwrap().len());
+        }
+        for (key, sampled) in simulation.in_flight.pop_front().unwrap() {
+            if simulation.scheduler.get(key).is_some() {
+                simulation.scheduler.accept_tokens(key, sampled);
+            }
+        }
+    }
+    assert_eq!(sizes[..6], [4, 4, 2, 4, 4, 2]);
+    assert_eq!(sizes[sizes.len() - 6..], [2; 6]);
 }

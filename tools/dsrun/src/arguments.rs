@@ -24,7 +24,7 @@ pub(crate) use quantize::Quantize;
 pub(crate) use serve::Serve;
 pub(crate) use setup::{
     DeviceArguments, DevicesArguments, Dtype, EngineArguments, LauncherName, ModelArguments,
-    SamplingArguments, SpeculationArguments, Weights, WeightsPlace, policy, shard_policy,
+    SamplingArguments, SpeculationArguments, Weights, WeightsPlace, mesh, policy, shard_policy,
 };
 pub(crate) use values::MemorySize;
 

@@ -1,4 +1,4 @@
-//! The devices that run a model: one, or several as the ranks of tensor parallelism, in one process or in several.
+//! The devices that run a model: one, or several as the ranks of a mesh, in one process or in several.
 
 use crate::{
     arguments::{DeviceArguments, DevicesArguments},
@@ -8,7 +8,10 @@ use crate::{
 };
 use anyhow::{Context, Result, bail};
 use dsrun_core::device::{Backend, Device, DeviceOptions};
-use dsrun_engine::{EnginePlan, Launch, Processes, passes::shard::ShardPolicy};
+use dsrun_engine::{
+    EnginePlan, Launch, Processes,
+    passes::{partition::PipelineOptions, shard::ShardPolicy},
+};
 use std::{collections::HashSet, error::Error, fmt, sync::Arc};
 
 /// The open devices of one engine, in the order of their ranks; at least one.
@@ -17,6 +20,8 @@ pub(crate) struct Devices {
     ranks: Vec<Arc<dyn Device>>,
     /// How the user pins the split of weights.
     shard: ShardPolicy,
+    /// How layers are divided into stages.
+    pipeline: PipelineOptions,
     /// The processes that have devices of the model, if they are several.
     processes: Option<Arc<Processes>>,
 }
@@ -36,7 +41,8 @@ impl Error for Followed {}
 impl Devices {
     /// One device, which holds the whole model.
     pub(crate) fn one(device: Arc<dyn Device>) -> Self {
-        Self { ranks: vec![device], shard: ShardPolicy::default(), processes: None }
+        let (shard, pipeline) = (ShardPolicy::default(), PipelineOptions::default());
+        Self { ranks: vec![device], shard, pipeline, processes: None }
     }
 
     /// The processes that have devices of the model, if they are several.
@@ -64,6 +70,11 @@ impl Devices {
         &self.shard
     }
 
+    /// How layers are divided into stages.
+    pub(crate) fn pipeline(&self) -> &PipelineOptions {
+        &self.pipeline
+    }
+
     /// Describes the devices of a model with this many ranks in a line of results.
     pub(crate) fn name(&self, ranks: usize) -> String {
         let name = &self.first().properties().name;
@@ -75,7 +86,7 @@ impl Devices {
 
     /// The memory plan of each rank of this process as text. Neighbouring ranks with equal plans are described once.
     pub(crate) fn memory(&self, plan: &EnginePlan) -> String {
-        let memory: Vec<_> = plan.memory_of_ranks().collect();
+        let memory: Vec<_> = plan.memory_of_ranks().zip(plan.stage_of_ranks()).collect();
         let name = |rank: usize| self.ranks.get(rank).map_or("", |device| device.properties().name.as_str());
         let mut sections = Vec::new();
         let mut start = 0;
@@ -83,12 +94,17 @@ impl Devices {
             let alike = |rank: &usize| memory[*rank] == memory[start] && name(*rank) == name(start);
             let end = start + (start..memory.len()).take_while(alike).count();
             let (first, last) = (plan.first_rank() + start, plan.first_rank() + end - 1);
+            let (own, stage) = memory[start];
+            let stage = match plan.stages() {
+                1 => String::new(),
+                stages => format!("stage {} of {stages}, ", stage + 1),
+            };
             let ranks = match end - start {
                 _ if plan.ranks() == 1 => String::new(),
-                1 => format!("rank {first}, "),
-                _ => format!("each of the ranks {first} to {last}, "),
+                1 => format!("rank {first}, {stage}"),
+                _ => format!("each of the ranks {first} to {last}, {stage}"),
             };
-            sections.push(format!("memory on {ranks}{}:\n{}", name(start), memory[start]));
+            sections.push(format!("memory on {ranks}{}:\n{own}", name(start)));
             start = end;
         }
         sections.join("\n")
@@ -112,8 +128,11 @@ pub(crate) fn open_only_device(
     command: &str,
     terminal: &Terminal,
 ) -> Result<Devices> {
-    if arguments.tp.unwrap_or(1) > 1 || arguments.devices.len() > 1 {
-        bail!("{command} runs on one device\nhint: leave --tp out, and choose the device with --device");
+    if arguments.tensor_ranks().unwrap_or(1) * arguments.pipeline_stages() > 1 || arguments.devices.len() > 1
+    {
+        bail!(
+            "{command} runs on one device\nhint: leave --tp, --pp and --mesh out, and choose the device with --device"
+        );
     }
     open_devices(arguments, terminal)
 }
@@ -165,8 +184,22 @@ pub(crate) fn open_replicas(
              --shard out"
         );
     }
+    let pipeline = arguments.pipeline();
+    pipeline.check().map_err(|error| anyhow::anyhow!("--stages {}", error.message()))?;
+    if ranks % (pipeline.count() * replicas) != 0 && processes.is_none() {
+        bail!(
+            "{} cannot be divided into {} stages\nhint: name a multiple of the stages with --devices, or choose fewer stages",
+            count(ranks / replicas),
+            pipeline.count()
+        );
+    }
     let shard = arguments.shard.clone().unwrap_or_default();
-    let devices = |ranks| Devices { ranks, shard: shard.clone(), processes: processes.clone() };
+    let devices = |ranks| Devices {
+        ranks,
+        shard: shard.clone(),
+        pipeline: pipeline.clone(),
+        processes: processes.clone(),
+    };
     Ok(groups.into_iter().map(devices).collect())
 }
 
@@ -181,17 +214,19 @@ fn open_groups(
     note_default(arguments, &*backend, terminal)?;
     let (processes, place, local_processes) =
         launch.map_or((1, 0, 1), |launch| (launch.processes, launch.local_process, launch.local_processes));
-    let tp = arguments.tp.map(usize::from);
-    if let Some(ranks) = tp.filter(|ranks| ranks % processes != 0) {
+    let stages = arguments.pipeline_stages();
+    let asked = Asked { tensor: arguments.tensor_ranks(), stages };
+    let all = asked.ranks(!arguments.devices.is_empty() || processes > stages);
+    if all.is_some_and(|ranks| ranks % processes != 0) {
         bail!(
-            "--tp {ranks} cannot be divided among {processes} processes\nhint: choose a multiple of {processes}, or leave --tp \
+            "{asked} cannot be divided among {processes} processes\nhint: choose a multiple of {processes}, or leave --tp \
              out and name the devices of each process with --devices"
         );
     }
-    let own = tp.map(|ranks| ranks / processes);
+    let own = all.map(|ranks| ranks / processes);
     let start = arguments.device.device;
     let first = start + place * own.unwrap_or(1);
-    let wanted = Wanted { first, listed: &arguments.devices, ranks: own, replicas };
+    let wanted = Wanted { first, listed: &arguments.devices, ranks: own, replicas, asked };
     let present: Vec<usize> = backend.devices()?.iter().map(|device| device.index).collect();
     let name = &backend.info().name;
     let distinct = wanted.distinct(&present, name)?;
@@ -253,6 +288,35 @@ fn open(backend: &dyn Backend, index: usize, options: &DeviceOptions) -> Result<
     device.with_context(|| format!("cannot open device {index} of backend {}", backend.info().name))
 }
 
+/// The mesh that the user asks for, displayed as the flags that ask for it.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// The ranks of each stage, if given.
+    tensor: Option<usize>,
+    stages: usize,
+}
+
+impl Asked {
+    /// The number of ranks, unless it is that of the devices or processes, which are counted elsewhere.
+    fn ranks(self, counted: bool) -> Option<usize> {
+        match self.tensor {
+            Some(tensor) => Some(tensor * self.stages),
+            None if self.stages == 1 || counted => None,
+            None => Some(self.stages),
+        }
+    }
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.tensor, self.stages) {
+            (None, stages) => write!(f, "--pp {stages}"),
+            (Some(tensor), 1) => write!(f, "--tp {tensor}"),
+            (Some(tensor), stages) => write!(f, "--tp {tensor} --pp {stages}"),
+        }
+    }
+}
+
 /// The devices that the user asks for.
 #[derive(Clone, Copy, Debug)]
 struct Wanted<'a> {
@@ -260,10 +324,11 @@ struct Wanted<'a> {
     first: usize,
     /// The indices of --devices.
     listed: &'a [usize],
-    /// The ranks of --tp.
+    /// The ranks of an engine in this process, if the mesh says how many.
     ranks: Option<usize>,
     /// Engines with the same model.
     replicas: usize,
+    asked: Asked,
 }
 
 impl Wanted<'_> {
@@ -299,9 +364,9 @@ impl Wanted<'_> {
         }
         if ranks * replicas != self.listed.len() {
             let wanted = match (self.ranks, replicas) {
-                (Some(ranks), 1) => format!("--tp {ranks} needs {ranks}"),
+                (Some(ranks), 1) => format!("{} needs {ranks}", self.asked),
                 (Some(ranks), _) => {
-                    format!("--tp {ranks} with --replicas {replicas} needs {}", ranks * replicas)
+                    format!("{} with --replicas {replicas} needs {}", self.asked, ranks * replicas)
                 }
                 (None, _) => format!("--replicas {replicas} needs a multiple of {replicas}"),
             };
@@ -318,8 +383,8 @@ impl Wanted<'_> {
         let ranks = self.ranks();
         let from = if self.first == 0 { String::new() } else { format!(" from device {} on", self.first) };
         anyhow::anyhow!(
-            "--tp {ranks} needs {}{from}, but backend {backend} has {}\nhint: choose fewer ranks, or name the devices with \
-             --devices",
+            "{} needs {}{from}, but backend {backend} has {}\nhint: choose fewer ranks, or name the devices with --devices",
+            self.asked,
             count(ranks),
             list(present)
         )
@@ -347,13 +412,17 @@ mod tests {
 
     const FOUR: [usize; 4] = [0, 1, 2, 3];
 
+    fn wanted(first: usize, listed: &[usize], ranks: Option<usize>, replicas: usize) -> Wanted<'_> {
+        Wanted { first, listed, ranks, replicas, asked: Asked { tensor: ranks, stages: 1 } }
+    }
+
     fn groups(
         first: usize,
         listed: &[usize],
         ranks: Option<usize>,
         replicas: usize,
     ) -> Option<Vec<Vec<usize>>> {
-        Wanted { first, listed, ranks, replicas }.distinct(&FOUR, "cuda").expect("the arguments are valid")
+        wanted(first, listed, ranks, replicas).distinct(&FOUR, "cuda").expect("the arguments are valid")
     }
 
     #[test]
@@ -378,7 +447,7 @@ mod tests {
         for (first, ranks) in [(0, 5), (3, 2)] {
             assert_eq!(groups(first, &[], Some(ranks), 1), None);
         }
-        let wanted = Wanted { first: 3, listed: &[], ranks: Some(2), replicas: 1 };
+        let wanted = wanted(3, &[], Some(2), 1);
         let message = wanted.too_few(&FOUR, "cuda").to_string();
         assert!(message.contains("--tp 2 needs 2 devices from device 3 on"), "{message}");
         assert!(message.contains("backend cuda has the devices 0, 1, 2, 3"), "{message}");
@@ -394,7 +463,7 @@ mod tests {
             (&[0, 1], Some(2), 2, "--tp 2 with --replicas 2 needs 4"),
             (&[0, 1, 2], None, 2, "--replicas 2 needs a multiple of 2"),
         ] {
-            let wanted = Wanted { first: 0, listed, ranks, replicas };
+            let wanted = wanted(0, listed, ranks, replicas);
             let message = wanted.distinct(&FOUR, "cuda").expect_err("it is refused").to_string();
             assert!(message.contains(part), "{message}");
         }

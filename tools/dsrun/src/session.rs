@@ -114,7 +114,8 @@ pub(crate) fn plan_engine(
     Ok(match draft {
         Some(draft) => EnginePlan::with_draft(model, draft, &**devices.first(), options)?,
         None => {
-            let options = EngineOptions { shard: devices.shard().clone(), ..options.clone() };
+            let (shard, pipeline) = (devices.shard().clone(), devices.pipeline().clone());
+            let options = EngineOptions { shard, pipeline, ..options.clone() };
             match devices.processes() {
                 Some(processes) => EnginePlan::on_processes(model, devices.ranks(), processes, &options)?,
                 None => EnginePlan::on_devices(model, devices.ranks(), &options)?,

@@ -44,15 +44,45 @@ fn ranks_generate_the_text_of_one_device() {
     assert!(inspected["program"].as_str().unwrap().contains("axis=tensor"), "the model is not split");
 }
 
+/// In the type of the file, whose quantised products round alike wherever a stage is.
+#[test]
+fn stages_generate_the_text_of_one_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let shard = free_exchanges(folder.path());
+    for dtype in ["f32", "keep"] {
+        let generate = |flags: &[&str]| {
+            let arguments = ["--raw", "--dtype", dtype, "--temperature", "0", "-n", "24"];
+            with_tiny("generate", &arguments).arg("the sky").args(flags)
+        };
+        let one = run(generate(&[]));
+        for flags in [&["--pp", "2"][..], &["--pp", "3"], &["--pp", "2", "--stages", "1"]] {
+            let several = run(generate(flags));
+            assert_eq!((several.code, &several.out), (Some(0), &one.out), "{flags:?}: {}", several.err);
+            assert!(several.err.contains("stage 1 of"), "the memory plan names the stages: {}", several.err);
+        }
+        if dtype == "f32" {
+            let both = ["--mesh", "tp=2,pp=2", "--threads", "4", "--shard"];
+            let several = run(generate(&both).arg(&shard));
+            assert_eq!((several.code, &several.out), (Some(0), &one.out), "{}", several.err);
+        }
+    }
+    let inspected =
+        with_tiny("inspect", &["--json", "--program", "--mesh", "tp=2,pp=2", "--shard"]).arg(&shard);
+    let inspected = json(&run(inspected).out);
+    assert_eq!(inspected["memory_of_ranks"].as_array().unwrap().len(), 4);
+    let program = inspected["program"].as_str().unwrap();
+    assert!(program.contains("axis=tensor") && program.contains("axis=pipeline"), "{program}");
+}
+
 #[test]
 fn ranks_are_measured_as_one_device_is() {
     let folder = tempfile::tempdir().unwrap();
     let shard = free_exchanges(folder.path());
-    let figures = |command: &[&str]| {
+    let figures_of = |command: &[&str], axis: &str| {
         let ran = run(dsrun(command)
             .arg("--model")
             .arg(tiny())
-            .args(["--dtype", "f32", "--tp", "2", "--json", "--shard"])
+            .args(["--dtype", "f32", axis, "2", "--json", "--shard"])
             .arg(&shard));
         assert_eq!(ran.code, Some(0), "{command:?}: {}", ran.err);
         json(&ran.out)
@@ -62,15 +92,18 @@ fn ranks_are_measured_as_one_device_is() {
         &["bench", "throughput", "--requests", "2", "--prompt", "8", "--gen", "4"],
         &["bench", "prefill", "--prompt", "8", "--repeat", "1"],
     ] {
-        assert_eq!(figures(command)["ranks"], 2, "{command:?}");
+        for axis in ["--tp", "--pp"] {
+            assert_eq!(figures_of(command, axis)["ranks"], 2, "{command:?}");
+        }
     }
     let text = folder.path().join("text");
     fs::write(&text, "the sky is blue today and the sun is warm ".repeat(8)).unwrap();
     let eval = ["eval", "perplexity", text.to_str().unwrap(), "--context", "16"];
-    let split = figures(&eval)["mean_nll"].as_f64().unwrap();
+    let [split, staged] = ["--tp", "--pp"].map(|axis| figures_of(&eval, axis)["mean_nll"].as_f64().unwrap());
     let one = run(dsrun(&eval).arg("--model").arg(tiny()).args(["--dtype", "f32", "--json"]));
     let one = json(&one.out)["mean_nll"].as_f64().unwrap();
     assert!((split - one).abs() < 1e-4, "{split} on two ranks, {one} on one");
+    assert!((staged - one).abs() < 1e-4, "{staged} over two stages, {one} on one");
 }
 
 #[test]
@@ -92,6 +125,15 @@ fn devices_that_cannot_be_ranks_are_refused() {
         (&["--devices", "0", "--tp", "2"], 1, "names 1 device, but --tp 2 needs 2"),
         (&["--device", "7", "--tp", "2"], 1, "device 7"),
         (&["--shard", shard], 1, "--shard decides how weights are split"),
+        (&["--pp", "0"], 2, "0 is not in 1..=64"),
+        (&["--mesh", "tp=2,pp"], 2, "is not an axis with a size"),
+        (&["--mesh", "tp=2,dp=2"], 2, "there is no axis `dp`"),
+        (&["--mesh", "tp=2,tp=2"], 2, "axis tp is named twice"),
+        (&["--mesh", "tp=2", "--pp", "2"], 2, "cannot be used with"),
+        (&["--devices", "0", "--pp", "2"], 1, "1 device cannot be divided into 2 stages"),
+        (&["--pp", "2", "--stages", "1,2"], 1, "names 2 first layers, but 2 stages have 1"),
+        (&["--pp", "2", "--stages", "9"], 1, "layer 9, which the model does not have"),
+        (&["--pp", "40"], 1, "can be divided into at most"),
         (&["--tp", "2", "--draft", tiny], 1, "--speculate draft is not possible"),
     ];
     for (flags, code, part) in cases {

@@ -130,6 +130,10 @@ fn generate(model: &str) -> [&str; 9] {
 #[case(2, &[])]
 #[case(3, &[])]
 #[case(2, &["--tp", "4"])]
+#[case(2, &["--pp", "2"])]
+#[case(3, &["--pp", "3"])]
+#[case(2, &["--mesh", "tp=2,pp=2"])]
+#[case(4, &["--mesh", "tp=2,pp=2"])]
 fn processes_generate_the_text_of_one(#[case] count: usize, #[case] flags: &[&str]) {
     let model = tiny();
     let one = command::run(command::dsrun(&generate(&model)).args(["--dtype", "f32"]));
@@ -138,7 +142,8 @@ fn processes_generate_the_text_of_one(#[case] count: usize, #[case] flags: &[&st
     assert!(ended.iter().all(|process| process.code == Some(0)), "{ended:#?}");
     assert_eq!(ended[0].out, one.out);
     assert!(ended[1..].iter().all(|process| process.out.is_empty()), "only process 0 has results");
-    let last = if flags.is_empty() { format!("rank {}", count - 1) } else { "ranks 2 to 3".into() };
+    let four_in_two = count == 2 && flags.last().is_some_and(|flag| ["4", "tp=2,pp=2"].contains(flag));
+    let last = if four_in_two { "ranks 2 to 3".into() } else { format!("rank {}", count - 1) };
     assert!(ended[count - 1].err.contains(&last), "the plan names the ranks: {}", ended[count - 1].err);
 }
 
@@ -149,19 +154,30 @@ fn endless(model: &str) -> [&str; 10] {
 
 #[cfg(unix)]
 #[rstest]
-#[case("KILL", 1)]
-#[case("KILL", 0)]
-#[case("STOP", 2)]
-fn a_process_that_dies_or_stops_is_named(#[case] signal: &str, #[case] process: usize) {
+#[case("KILL", 1, &[])]
+#[case("KILL", 0, &[])]
+#[case("STOP", 2, &[])]
+#[case("KILL", 1, &["--pp", "3"])]
+#[case("KILL", 2, &["--pp", "3"])]
+#[case("KILL", 0, &["--pp", "3"])]
+#[case("STOP", 1, &["--pp", "3"])]
+#[case("KILL", 3, &["--mesh", "tp=2,pp=2"])]
+#[case("KILL", 1, &["--mesh", "tp=2,pp=2"])]
+fn a_process_that_dies_or_stops_is_named(
+    #[case] signal: &str,
+    #[case] process: usize,
+    #[case] flags: &[&str],
+) {
     let model = tiny();
-    let mut processes = Processes::start(3, &endless(&model), |_| &[]);
+    let count = if flags.contains(&"--mesh") { 4 } else { 3 };
+    let mut processes = Processes::start(count, &endless(&model), |_| flags);
     processes.wait_for("err", "run 3 of");
     processes.signal(process, signal);
     let start = Instant::now();
-    for other in (0..3).filter(|other| *other != process) {
+    for other in (0..count).filter(|other| *other != process) {
         let ended = processes.ended(other);
         assert_eq!(ended.code, Some(1), "{ended:?}");
-        // The devices know a rank, the others the process that has it; here their numbers are equal.
+        // The devices know a rank, and processes the one that has it; here their numbers are equal.
         let named = ["process", "rank"].into_iter().any(|noun| {
             ["has ended", "has sent nothing"]
                 .into_iter()
@@ -264,6 +280,7 @@ fn processes_that_cannot_start_say_why() {
     for (flags, part) in [
         (&[][..], "because another program does"),
         (&["--tp", "3"], "--tp 3 cannot be divided among 2 processes"),
+        (&["--pp", "3"], "--pp 3 cannot be divided among 2 processes"),
     ] {
         let ran = command::run(command::dsrun(&generate(&model)).args(flags).envs(several));
         assert_eq!(ran.code, Some(1), "{flags:?}: {}", ran.err);

@@ -1,4 +1,6 @@
-//! What a step costs on a mesh: bytes that each rank reads, and bytes that ranks exchange.
+//! What a step costs on a mesh: bytes that each rank reads, operations that it computes, and bytes that ranks exchange.
+//!
+//! The passes `shard` and `partition` and the planner use these figures, so that what is predicted is what strategies are chosen by.
 
 use dsrun_core::{
     DType, Size, TensorType,
@@ -11,6 +13,8 @@ use dsrun_core::{
 pub struct MeshCosts {
     /// Bytes per second that a rank reads from its memory.
     pub memory_bandwidth: f64,
+    /// Floating-point operations per second of a rank in matrix products.
+    pub operations: f64,
     /// Bytes per second that a rank exchanges with the others.
     pub link_bandwidth: f64,
     /// Microseconds of an all-reduce, besides its bytes. Small ones usually have a faster path than other collectives.
@@ -36,9 +40,11 @@ impl Default for MeshCosts {
 const SECOND: f64 = 1e12;
 
 impl MeshCosts {
-    /// Accelerators with their own memory and fast links between them.
+    /// Accelerators with their own memory and fast links between them. The figures are chosen, as round numbers of this kind of
+    /// device, and not measured.
     pub const ACCELERATORS: Self = Self {
         memory_bandwidth: 3e12,
+        operations: 4e14,
         link_bandwidth: 2e11,
         latency_us: 4.0,
         gather_latency_us: 10.0,
@@ -47,9 +53,10 @@ impl MeshCosts {
         memory_price: 8.0,
     };
 
-    /// Ranks that share the processors and the memory of a host.
+    /// Ranks that share the processors and the memory of a host. The figures are chosen, not measured.
     pub const HOST: Self = Self {
         memory_bandwidth: 1e10,
+        operations: 1e11,
         link_bandwidth: 4e9,
         latency_us: 20.0,
         gather_latency_us: 20.0,
@@ -60,8 +67,12 @@ impl MeshCosts {
     ///
     /// # Errors
     /// Names the field at fault.
-    pub(super) fn check(&self) -> dsrun_core::Result<()> {
-        let positive = [("memory-bandwidth", self.memory_bandwidth), ("link-bandwidth", self.link_bandwidth)];
+    pub(crate) fn check(&self) -> dsrun_core::Result<()> {
+        let positive = [
+            ("memory-bandwidth", self.memory_bandwidth),
+            ("operations", self.operations),
+            ("link-bandwidth", self.link_bandwidth),
+        ];
         let not_negative = [
             ("latency-us", self.latency_us),
             ("gather-latency-us", self.gather_latency_us),
@@ -101,8 +112,13 @@ impl MeshCosts {
         ((bytes * share / self.link_bandwidth + self.latency_us * 1e-6) * SECOND) as u64
     }
 
+    /// Picoseconds of sending a tensor to the next stage.
+    pub(crate) fn send(&self, bytes: f64) -> u64 {
+        ((bytes / self.link_bandwidth + self.gather_latency_us * 1e-6) * SECOND) as u64
+    }
+
     /// The bytes of a tensor in the step. Columns of the request table do not count: a step reads few of their rows.
-    pub(super) fn bytes(&self, tensor: &TensorType) -> f64 {
+    pub(crate) fn bytes(&self, tensor: &TensorType) -> f64 {
         let size = |size: &Size| match size {
             Size::Static(size) => *size as f64,
             Size::Bounded(_) => self.tokens as f64,
@@ -111,8 +127,9 @@ impl MeshCosts {
         tensor.shape.iter().map(size).product::<f64>() * tensor.dtype.bytes() as f64
     }
 
-    /// Picoseconds of a call on a rank: of the bytes that it reads and writes. `whole` is the op before it was split.
-    pub(super) fn call(
+    /// Picoseconds of a call on a rank: of the bytes that it reads and writes, or of its operations if these take longer. `whole` is
+    /// the op before it was split.
+    pub(crate) fn call(
         &self,
         op: &Op,
         whole: &Op,
@@ -142,7 +159,42 @@ impl MeshCosts {
             Op::PagedAttention(_) => operands.iter().flatten().map(|operand| self.cache_bytes(operand)).sum(),
             _ => 0.0,
         };
-        self.read(activations + weights + caches)
+        let compute = self.operations_of(op, operands, results) / self.operations;
+        self.read(activations + weights + caches).max((compute * SECOND) as u64)
+    }
+
+    /// The floating-point operations of the matrix products of a call: two for each multiply-add.
+    fn operations_of(&self, op: &Op, operands: &[Option<OperandType>], results: &[TensorType]) -> f64 {
+        let elements = || -> f64 {
+            let weights = operands.iter().flatten().filter_map(|operand| match operand {
+                OperandType::Weight(weight) => weight.elements().ok(),
+                OperandType::Tensor(_) => None,
+            });
+            weights.sum::<usize>() as f64
+        };
+        let rows = match results.first().and_then(|result| result.shape.first()) {
+            Some(Size::Static(rows)) => *rows,
+            _ => self.tokens,
+        } as f64;
+        match op {
+            Op::Linear(_) | Op::LinearW8A8(_) => 2.0 * rows * elements(),
+            // A row is multiplied with the matrix of each expert that it is sent to.
+            Op::GroupedLinear(op) => {
+                let slots = operands.get(2).and_then(|experts| match experts {
+                    Some(OperandType::Tensor(tensor)) => tensor.shape.get(1)?.known(),
+                    _ => None,
+                });
+                2.0 * rows * elements() * slots.unwrap_or(1) as f64 / f64::from(op.count.max(1))
+            }
+            // A product for the scores, and one for the values.
+            Op::PagedAttention(op) => {
+                let width =
+                    results.first().and_then(|result| result.shape.get(1)?.known()).unwrap_or(0) as f64;
+                let keys = if op.window > 0 { self.context.min(op.window as usize) } else { self.context };
+                4.0 * rows * keys as f64 * width
+            }
+            _ => 0.0,
+        }
     }
 
     /// The share of its experts that the slowest rank reads, if `own` of `all` are on it and tokens choose experts at random.

@@ -64,6 +64,23 @@ impl ShardPolicy {
         toml::from_str(text).map_err(|error| Error::invalid(error.to_string()).in_op("shard"))
     }
 
+    /// The policy for a part of a program, which has some of its weights.
+    ///
+    /// # Errors
+    /// If a pattern matches no weight of the whole program.
+    pub(crate) fn for_part(&self, whole: &Program, part: &Program) -> Result<Self> {
+        self.resolve(whole).map_err(|error| error.in_op("shard"))?;
+        let matches = |pattern: &str| {
+            let mut weights = part.values_from(|origin| matches!(origin, Origin::Weight(_)));
+            weights.any(|(_, value)| matches_name(pattern, &value.name))
+        };
+        let weights = self.weights.iter().filter(|(pattern, _)| matches(pattern));
+        Ok(Self {
+            weights: weights.map(|(pattern, pin)| (pattern.clone(), *pin)).collect(),
+            costs: self.costs.clone(),
+        })
+    }
+
     /// The pin of each pinned weight of a program.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ pub(crate) struct KernelsBuild {
     pub(crate) batch: usize,
     /// Build for a device of another machine, by a name that the backend knows, such as h200: for example while an image is made on
     /// a machine without a GPU. An unknown name prints the known ones.
-    #[arg(long = "for", visible_alias = "arch", value_name = "DEVICE", conflicts_with_all = ["device", "threads", "tp", "devices"])]
+    #[arg(long = "for", visible_alias = "arch", value_name = "DEVICE", conflicts_with_all = ["device", "threads", "tp", "pp", "mesh", "devices"])]
     pub(crate) absent: Option<String>,
     /// Kernels built at the same time; as many as there are processors if not given.
     #[arg(long, short, value_name = "COUNT", value_parser = positive)]

@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use dsrun_engine::{
     Launcher, Precision, Speculation, WeightsIn,
     passes::{
+        partition::PipelineOptions,
         quantize::{Policy, Scheme},
         shard::ShardPolicy,
     },
@@ -73,6 +74,16 @@ pub(crate) struct DevicesArguments {
     /// threads and its memory.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) tp: Option<u16>,
+    /// Divide the layers into this many stages, each on devices of its own, that work on different requests at the same time
+    /// (pipeline parallelism). With --tp, each stage has that many ranks.
+    #[arg(long, value_name = "STAGES", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) pp: Option<u16>,
+    /// The ranks of each stage and the stages in one flag, such as `tp=2,pp=2`.
+    #[arg(long, value_name = "AXES", value_parser = mesh, conflicts_with_all = ["tp", "pp"])]
+    pub(crate) mesh: Option<Mesh>,
+    /// The first layer of each stage but the first, such as `8,20`; balanced by their costs if not given.
+    #[arg(long, value_delimiter = ',', value_name = "LAYERS")]
+    pub(crate) stages: Vec<usize>,
     /// Split the model over these devices, such as `0,1`: one rank on each.
     #[arg(long, value_delimiter = ',', value_name = "INDICES", conflicts_with = "device")]
     pub(crate) devices: Vec<usize>,
@@ -85,6 +96,52 @@ pub(crate) struct DevicesArguments {
     /// The host and port where the processes meet; that of the launcher if not given.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) rendezvous: Option<String>,
+}
+
+/// The axes of --mesh: ranks that divide each layer, and stages that divide the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mesh {
+    pub(crate) tp: u16,
+    pub(crate) pp: u16,
+}
+
+/// Parses the axes of a mesh.
+pub(crate) fn mesh(text: &str) -> Result<Mesh, String> {
+    let (mut tp, mut pp) = (None, None);
+    for part in text.split(',') {
+        let form = || format!("`{part}` is not an axis with a size, such as tp=2 or pp=2");
+        let (axis, size) = part.trim().split_once('=').ok_or_else(form)?;
+        let size: u16 = size.parse().map_err(|_| form())?;
+        if !(1..=64).contains(&size) {
+            return Err(format!("{axis} is {size}, but must be from 1 to 64"));
+        }
+        let known = match axis {
+            "tp" => &mut tp,
+            "pp" => &mut pp,
+            _ => return Err(format!("there is no axis `{axis}`; the axes are tp and pp")),
+        };
+        if known.replace(size).is_some() {
+            return Err(format!("axis {axis} is named twice"));
+        }
+    }
+    Ok(Mesh { tp: tp.unwrap_or(1), pp: pp.unwrap_or(1) })
+}
+
+impl DevicesArguments {
+    /// The ranks of each stage, if the user says how many.
+    pub(crate) fn tensor_ranks(&self) -> Option<usize> {
+        self.mesh.map(|mesh| mesh.tp).or(self.tp).map(usize::from)
+    }
+
+    /// The number of stages.
+    pub(crate) fn pipeline_stages(&self) -> usize {
+        usize::from(self.mesh.map(|mesh| mesh.pp).or(self.pp).unwrap_or(1))
+    }
+
+    /// How layers are divided into stages.
+    pub(crate) fn pipeline(&self) -> PipelineOptions {
+        PipelineOptions { stages: self.pipeline_stages(), first_layers: self.stages.clone() }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

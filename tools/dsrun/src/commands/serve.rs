@@ -5,7 +5,7 @@ mod signals;
 use crate::{
     arguments::{
         DeviceArguments, DevicesArguments, Dtype, EngineArguments, ModelArguments, Serve,
-        SpeculationArguments, Weights, policy, shard_policy,
+        SpeculationArguments, Weights, mesh, policy, shard_policy,
     },
     commands::print,
     devices::{Devices, launch, open_replicas},
@@ -175,6 +175,12 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
 /// The settings of the devices, as the other commands have them.
 fn devices(settings: &ServeSettings) -> Result<DevicesArguments> {
     let shard = settings.shard.as_deref().map(shard_policy).transpose();
+    let axes = settings.mesh.as_deref().map(mesh).transpose();
+    if settings.mesh.is_some() && (settings.tp.is_some() || settings.pp.is_some()) {
+        bail!(
+            "mesh has tp and pp in one\nhint: leave tp and pp out of the configuration and the flags, or mesh"
+        );
+    }
     Ok(DevicesArguments {
         device: DeviceArguments {
             backend: settings.backend.clone(),
@@ -183,6 +189,9 @@ fn devices(settings: &ServeSettings) -> Result<DevicesArguments> {
             gpu_memory: settings.gpu_memory,
         },
         tp: settings.tp,
+        pp: settings.pp,
+        mesh: axes.map_err(|error| anyhow!("--mesh: {error}"))?,
+        stages: settings.stages.clone().unwrap_or_default(),
         devices: settings.devices.clone().unwrap_or_default(),
         shard: shard.map_err(|error| anyhow!("--shard: {error}"))?,
         launcher: settings.launcher.unwrap_or_default(),

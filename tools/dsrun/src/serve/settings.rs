@@ -57,6 +57,16 @@ pub(crate) struct ServeSettings {
     /// threads and its memory.
     #[arg(help_heading = ENGINE, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) tp: Option<u16>,
+    /// Divide the layers into this many stages, each on devices of its own, that work on different requests at the same time
+    /// (pipeline parallelism). With --tp, each stage has that many ranks.
+    #[arg(help_heading = ENGINE, long, value_name = "STAGES", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) pp: Option<u16>,
+    /// The ranks of each stage and the stages in one flag, such as `tp=2,pp=2`.
+    #[arg(help_heading = ENGINE, long, value_name = "AXES", conflicts_with_all = ["tp", "pp"])]
+    pub(crate) mesh: Option<String>,
+    /// The first layer of each stage but the first, such as `8,20`; balanced by their costs if not given.
+    #[arg(help_heading = ENGINE, long, value_delimiter = ',', value_name = "LAYERS")]
+    pub(crate) stages: Option<Vec<usize>>,
     /// Split the model over these devices, such as `0,1`: one rank on each. With --replicas, each engine takes the next of them.
     #[arg(help_heading = ENGINE, long, value_delimiter = ',', value_name = "INDICES", conflicts_with = "device")]
     pub(crate) devices: Option<Vec<usize>>,
@@ -245,6 +255,7 @@ impl ServeSettings {
         let counts = [
             ("threads", self.threads.map(u64::from), u64::from(u16::MAX)),
             ("tp", self.tp.map(u64::from), 64),
+            ("pp", self.pp.map(u64::from), 64),
             ("replicas", self.replicas.map(u64::from), 64),
             ("requests-per-minute", self.requests_per_minute.map(u64::from), u64::from(u32::MAX)),
         ];
@@ -395,6 +406,7 @@ mod tests {
         for (line, key) in [
             ("threads = 0", "threads is 0"),
             ("tp = 0", "tp is 0"),
+            ("pp = 65", "pp is 65"),
             ("devices = []", "devices is empty"),
             ("device = 1\ndevices = [0, 1]", "device and devices are both given"),
             ("replicas = 65", "replicas is 65"),

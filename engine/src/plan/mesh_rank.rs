@@ -1,0 +1,136 @@
+//! The mesh of devices that a model is split over, and the place of a rank in it.
+
+use crate::passes::partition::stage_of_rank;
+use dsrun_core::{Error, collective::Comm, op::MeshAxis};
+use std::sync::Arc;
+
+/// The number of ranks along each axis of the mesh that a model is split over.
+///
+/// Ranks with consecutive numbers are those of one stage, so that they are near each other: tensor parallelism exchanges most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MeshShape {
+    /// Ranks that divide every layer of a stage.
+    pub(super) tensor: usize,
+    /// Stages.
+    pub(super) pipeline: usize,
+}
+
+impl MeshShape {
+    /// The number of ranks.
+    pub(super) fn ranks(self) -> usize {
+        self.tensor * self.pipeline
+    }
+
+    /// The axes along which there are several ranks.
+    pub(super) fn axes(self) -> impl Iterator<Item = MeshAxis> {
+        let sizes = [(MeshAxis::Tensor, self.tensor), (MeshAxis::Pipeline, self.pipeline)];
+        sizes.into_iter().filter(|(_, size)| *size > 1).map(|(axis, _)| axis)
+    }
+
+    /// The stage of a rank.
+    pub(super) fn stage(self, rank: usize) -> usize {
+        stage_of_rank(rank / self.tensor, self.pipeline)
+    }
+
+    /// The place of a rank among those of its stage.
+    pub(super) fn shard(self, rank: usize) -> usize {
+        rank % self.tensor
+    }
+
+    /// The ranks that exchange data with a rank along an axis, itself included, in the order of their group.
+    pub(super) fn group(self, axis: MeshAxis, rank: usize) -> Vec<usize> {
+        match axis {
+            MeshAxis::Tensor => {
+                let first = rank - self.shard(rank);
+                (first..first + self.tensor).collect()
+            }
+            MeshAxis::Pipeline => (self.shard(rank)..self.ranks()).step_by(self.tensor).collect(),
+            MeshAxis::Data | MeshAxis::Expert => vec![rank],
+        }
+    }
+}
+
+/// A rank of the mesh: its number, and the group that its collectives run over along each axis.
+#[derive(Clone, Debug)]
+pub(crate) struct MeshRank {
+    rank: usize,
+    shape: MeshShape,
+    comms: [Option<Arc<dyn Comm>>; MeshAxis::ALL.len()],
+}
+
+impl MeshRank {
+    /// A rank that has joined no group yet.
+    pub(super) fn new(rank: usize, shape: MeshShape) -> Self {
+        Self { rank, shape, comms: [const { None }; MeshAxis::ALL.len()] }
+    }
+
+    /// Adds the membership in the group of an axis.
+    pub(super) fn add(&mut self, axis: MeshAxis, comm: Arc<dyn Comm>) {
+        self.comms[axis as usize] = Some(comm);
+    }
+
+    /// The number of the rank.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks of the mesh.
+    pub(crate) fn ranks(&self) -> usize {
+        self.shape.ranks()
+    }
+
+    /// The number of stages of the pipeline.
+    pub(crate) fn stages(&self) -> usize {
+        self.shape.pipeline
+    }
+
+    /// The stage of the rank.
+    pub(crate) fn stage(&self) -> usize {
+        self.shape.stage(self.rank)
+    }
+
+    /// The group of an axis, if there are several ranks along it.
+    pub(crate) fn comm(&self, axis: MeshAxis) -> Option<&Arc<dyn Comm>> {
+        self.comms[axis as usize].as_ref()
+    }
+
+    /// Reports whether a group of the rank has failed.
+    ///
+    /// # Errors
+    /// The error of the group. Its members have numbers of their own, so the message says which ranks of the mesh they are.
+    pub(crate) fn status(&self) -> Result<(), Error> {
+        MeshAxis::ALL.iter().try_for_each(|axis| {
+            let Some(comm) = self.comm(*axis) else { return Ok(()) };
+            let group = self.shape.group(*axis, self.rank);
+            comm.status().map_err(|error| match group.iter().copied().eq(0..group.len()) {
+                true => error,
+                false => {
+                    let message = error.message();
+                    let ranks: Vec<String> = group.iter().map(usize::to_string).collect();
+                    let (axis, ranks) = (axis.name(), ranks.join(", "));
+                    Error::new(error.code(), format!("{message} (in the {axis} group of the ranks {ranks})"))
+                }
+            })
+        })
+    }
+
+    /// Makes every wait of the rank, and of those it waits for, fail at once with this reason.
+    pub(crate) fn abort(&self, reason: &str) {
+        self.comms.iter().flatten().for_each(|comm| comm.abort(reason));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_stage_are_neighbours_and_rank_0_has_the_last_stage() {
+        let shape = MeshShape { tensor: 2, pipeline: 3 };
+        assert_eq!((0..6).map(|rank| shape.stage(rank)).collect::<Vec<_>>(), [2, 2, 0, 0, 1, 1]);
+        assert_eq!(shape.group(MeshAxis::Tensor, 3), [2, 3]);
+        assert_eq!(shape.group(MeshAxis::Pipeline, 3), [1, 3, 5]);
+        assert_eq!(shape.axes().count(), 2);
+        assert_eq!(MeshShape { tensor: 1, pipeline: 3 }.group(MeshAxis::Pipeline, 2), [0, 1, 2]);
+    }
+}
