@@ -6,6 +6,7 @@ use crate::{
     plan::{DraftPlan, EnginePlan},
     request::{EmbeddingRequest, Request, RequestId, RequestIds, RequestLimits, TokenEvent},
     runner::Runner,
+    schedule::LaunchedStep,
     speculation::{DraftModel, Speculator},
     statistics::Statistics,
 };
@@ -225,6 +226,21 @@ impl Engine {
         let events = self.runner.step()?;
         speculator.learn(&mut self.runner);
         Ok(events)
+    }
+
+    /// Records the steps that are launched from now on, for a [timeline](crate::planner::timeline::Timeline).
+    ///
+    /// # Errors
+    /// If requests wait or run.
+    pub fn record_steps(&mut self) -> Result<()> {
+        self.runner.check_idle()?;
+        self.runner.record_steps();
+        Ok(())
+    }
+
+    /// Takes the steps that were launched since [`Self::record_steps`], and stops recording.
+    pub fn take_steps(&mut self) -> Vec<LaunchedStep> {
+        self.runner.take_steps()
     }
 
     /// Takes the errors of requests that could not continue since the last call. Other requests are not affected.

@@ -36,7 +36,8 @@ pub enum EngineError {
 
     /// The model and its caches do not fit into the available memory.
     #[error(
-        "the model does not fit: {} are missing\n{plan}\nhint: {}",
+        "the model does not fit: {} are missing\n{plan}\nhint: {}; `dsrun plan` shows what the model needs on several \
+         devices",
         Bytes(*missing),
         plan.remedy()
     )]

@@ -7,12 +7,13 @@
 //!
 //! | room | holds |
 //! |---|---|
-//! | [`passes`] | rewriting programs for a device: quantisation, fusion, pruning |
+//! | [`passes`] | rewriting programs for a device: stages, splits, quantisation, fusion, pruning |
 //! | `error`, `memory`, `options`, `request`, `sampling`, `statistics` | the types of the public API |
 //! | `processes` | several processes that run a model together, each with some of its ranks |
 //! | `plan` | what is decided before anything is allocated: programs, buckets, layouts, memory; compiled steps |
 //! | `kv_cache` | pages of the KV cache, the prefixes they keep, swapping to host memory |
 //! | `schedule` | which sequences take part in a step; knows no device |
+//! | [`planner`] | forecasts for devices that need not be here: memory, time, timelines |
 //! | `runner` | launches steps and reads their tokens back |
 //! | `speculation` | proposes tokens, by prompt lookup or with a draft model |
 //! | `engine` | [`Engine`]: a runner, with speculation |
@@ -28,6 +29,7 @@ mod options;
 pub mod passes;
 mod pipeline;
 mod plan;
+pub mod planner;
 mod processes;
 mod request;
 mod runner;
@@ -54,5 +56,6 @@ pub use request::{
     Constraint, EmbeddingRequest, FinishReason, Pooling, Request, RequestId, RequestLimits, TokenEvent,
 };
 pub use sampling::SamplingOptions;
+pub use schedule::LaunchedStep;
 pub use statistics::{Histogram, Phase, Statistics};
 pub use text::{TextPiece, TextStream};

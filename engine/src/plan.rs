@@ -48,10 +48,11 @@ use dsrun_models::model::Model;
 pub(crate) use execution_context::{ExecutionContext, Resident, SharedMemory, ValueStorage};
 pub(crate) use layout::{InputLayout, Layout, SharedSizes};
 pub(crate) use memory::{cache_desc, page_bytes};
-pub(crate) use mesh::FollowerPlan;
-pub(crate) use mesh_rank::MeshRank;
+pub(crate) use mesh::{FollowerPlan, mesh_programs};
+pub(crate) use mesh_rank::{MeshRank, MeshShape};
 pub(crate) use plan_cache::{PlanCache, plan_key};
-use programs::StepPrograms;
+pub(crate) use programs::StepPrograms;
+use programs::preferred_type;
 use std::sync::Arc;
 pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, StepSize, StepState};
 use stream::StreamableLayers;
@@ -72,6 +73,8 @@ pub struct EnginePlan {
     pub(crate) fixed: FixedSizes,
     /// The largest step.
     pub(crate) limits: Bucket,
+    /// The most tokens of a step with prompts, which may be fewer than the limit.
+    pub(crate) step_tokens: usize,
     /// Memory with room for every step within the limits.
     pub(crate) shared: SharedSizes,
     memory: MemoryPlan,
@@ -100,7 +103,7 @@ impl EnginePlan {
 
     /// Plans everything but the memory, with as many pages of KV cache as the options ask for.
     fn without_memory(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Self> {
-        let program = StepPrograms::quantized(model, device, options)?;
+        let program = StepPrograms::quantized(model, preferred_type(device), options)?;
         Self::of_program(program, model.config().context, device, options, None)
     }
 
@@ -122,6 +125,7 @@ impl EnginePlan {
             context,
             fixed,
             limits,
+            step_tokens: limits.tokens,
             shared: SharedSizes::default(),
             memory,
             stream: None,
@@ -154,7 +158,10 @@ impl EnginePlan {
     }
 
     /// The context, the sizes that all steps share, and the largest step.
-    fn sizes(longest: usize, options: &EngineOptions) -> Result<(usize, FixedSizes, Bucket)> {
+    ///
+    /// # Errors
+    /// If an option is out of range.
+    pub(crate) fn sizes(longest: usize, options: &EngineOptions) -> Result<(usize, FixedSizes, Bucket)> {
         let context = options.context(longest)?;
         let blocks = context.div_ceil(options.block_size);
         let pages = match options.kv_tokens {

@@ -37,7 +37,7 @@ use crate::{
     kv_cache::SwapSpace,
     plan::EnginePlan,
     request::{EmbeddingRequest, Pooling, Request, RequestId, RequestLimits},
-    schedule::{NewSequence, ScheduledStep, Sequence, SequenceKey},
+    schedule::{LaunchedStep, NewSequence, ScheduledStep, Sequence, SequenceKey},
     statistics::{Phase, Statistics},
 };
 pub(crate) use active_request::ActiveRequest;
@@ -69,6 +69,10 @@ pub(crate) struct Runner {
     in_flight: VecDeque<InFlightStep>,
     /// What became of drafts, until [`Self::take_draft_outcomes`].
     draft_outcomes: Vec<DraftOutcome>,
+    /// The steps that were launched, if they are [recorded](Self::record_steps).
+    launched: Option<Vec<LaunchedStep>>,
+    /// The number of completed steps.
+    completed: usize,
     statistics: Statistics,
     // Kept from step to step for their memory.
     scheduled: ScheduledStep,
@@ -204,6 +208,16 @@ impl Runner {
             self.end(id);
             self.count();
         }
+    }
+
+    /// Records the steps that are launched from now on, while none is in flight.
+    pub(crate) fn record_steps(&mut self) {
+        (self.launched, self.completed) = (Some(Vec::new()), 0);
+    }
+
+    /// Takes the steps that were launched since [`Self::record_steps`], and stops recording.
+    pub(crate) fn take_steps(&mut self) -> Vec<LaunchedStep> {
+        self.launched.take().unwrap_or_default()
     }
 
     /// Brings the statistics up to date.

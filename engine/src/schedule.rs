@@ -8,6 +8,7 @@
 //!    priority pre-empts one of lower priority.
 //! 2. **Generation.** Every request that generates adds one token to the step. A request that has to wait until the host has read
 //!    its last token (see [`NewSequence::waits_for_host`]) is left out of a step that is launched before that; the others go on.
+//!    With [`Capacity::micro_batches`] a step has an even share of these requests, so that several steps in flight have all of them.
 //! 3. **Prompts** fill the rest of the step's token budget (Dynamic SplitFuse). The first prompt gets half of it, so that it is
 //!    not starved; the others share the other half, shortest first, so that the first does not starve them.
 //! 4. **Drafts.** Proposed tokens take what is left of the budget and of the pages, which may be nothing. A request with a draft
@@ -25,6 +26,7 @@
 
 mod admission;
 mod composition;
+mod launched_step;
 mod prefix_reuse;
 mod scheduled_step;
 mod scheduler;
@@ -32,6 +34,7 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
+pub use launched_step::LaunchedStep;
 pub(crate) use scheduled_step::{ScheduledSequence, ScheduledStep};
 pub(crate) use scheduler::{Capacity, NewSequence, Scheduler, SequenceKey};
 pub(crate) use sequence::Sequence;

@@ -161,7 +161,7 @@ fn speculation_and_embeddings_run_over_stages() -> TestResult {
     let mut several = split(&model, [1, 2], &EngineOptions { speculation, ..options.clone() });
     assert_eq!(greedy(&mut several, &prompts, 24), expected);
 
-    let mut embedding = |engine: &mut Engine| {
+    let embedding = |engine: &mut Engine| {
         let request = EmbeddingRequest { tokens: repeating.clone(), ..EmbeddingRequest::default() };
         engine.submit_embedding(request).unwrap();
         // Beside requests that generate.

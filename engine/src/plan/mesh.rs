@@ -4,7 +4,7 @@ use super::{
     EnginePlan,
     bucket::FixedSizes,
     mesh_rank::{MeshRank, MeshShape},
-    programs::StepPrograms,
+    programs::{StepPrograms, preferred_type},
 };
 use crate::{
     error::{EngineError, Result},
@@ -31,10 +31,6 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// The micro-batches for each stage that a prompt of a whole step is processed in. With so many the stages idle for less than a fifth
 /// of the time, by the rule of GPipe (Huang et al., 2019, section 2.3).
 const PROMPT_MICRO_BATCHES: usize = 4;
-
-/// The tokens below which a prompt is not divided further, as long as a step may have so many: each micro-batch reads all weights. The
-/// figure is chosen, not measured.
-const SMALLEST_MICRO_BATCH: usize = 64;
 
 /// The plan of a rank other than 0.
 #[derive(Debug)]
@@ -111,7 +107,7 @@ impl EnginePlan {
         let first: usize = first.map(|process| process.ranks).sum();
         let longest = model.config().context;
         let (_, fixed, limits) = Self::sizes(longest, options)?;
-        let program = StepPrograms::quantized(model, &*devices[0], options)?;
+        let program = StepPrograms::quantized(model, preferred_type(&*devices[0]), options)?;
         let host = all.iter().any(|process| process.host);
         let free = all.iter().filter_map(|process| process.free).min();
         // Layers that do not fit are streamed, each rank's from its own share of the host's memory.
@@ -142,6 +138,9 @@ impl EnginePlan {
         let device = |(plan, device): (Self, &Arc<dyn Device>)| FollowerPlan { device: device.clone(), plan };
         own.followers = plans.zip(others).map(device).collect();
         own.processes = processes.cloned();
+        let (tokens, stages, requests) = (own.limits.tokens, own.micro_batches(), own.fixed.requests);
+        let costs = options.shard.costs.as_ref().unwrap_or(&costs);
+        own.step_tokens = Self::micro_batch_tokens(tokens, stages, requests, costs);
         Ok(own)
     }
 
@@ -172,22 +171,31 @@ impl EnginePlan {
 
     /// The most steps that are in flight: with several stages one for each, otherwise the one that is read next and the one after it.
     pub(crate) fn steps_in_flight(&self) -> usize {
-        match (self.options.launch_ahead, self.stages()) {
+        Self::depth(self.options.launch_ahead, self.stages())
+    }
+
+    /// As [`Self::steps_in_flight`].
+    pub(crate) fn depth(launch_ahead: bool, stages: usize) -> usize {
+        match (launch_ahead, stages) {
             (false, _) => 1,
             (true, 1) => 2,
             (true, stages) => stages,
         }
     }
 
-    /// The most tokens of a step: with several stages, prompts are processed in many steps that follow each other through the
-    /// stages.
-    pub(crate) fn tokens_of_micro_batch(&self) -> usize {
-        let (tokens, stages) = (self.limits.tokens, self.micro_batches());
+    /// The most tokens of a step. With several stages, prompts are processed in many steps that follow each other through the stages,
+    /// as long as a step does not take longer to read weights than to compute with them.
+    pub(crate) fn micro_batch_tokens(
+        tokens: usize,
+        stages: usize,
+        requests: usize,
+        costs: &MeshCosts,
+    ) -> usize {
         if stages == 1 {
             return tokens;
         }
-        let smallest = tokens.min(SMALLEST_MICRO_BATCH).max(self.fixed.requests);
-        (tokens / (PROMPT_MICRO_BATCHES * stages)).max(smallest)
+        let least = costs.balanced_tokens().min(tokens).max(requests);
+        (tokens / (PROMPT_MICRO_BATCHES * stages)).max(least)
     }
 
     /// The stage of each rank of this process, counted from 0.
@@ -225,8 +233,12 @@ fn mesh_shape(ranks: usize, options: &EngineOptions) -> Result<MeshShape> {
     Ok(MeshShape { tensor: ranks / pipeline, pipeline })
 }
 
-/// The program of every rank: that of its stage, sharded over the ranks of the stage.
-fn mesh_programs(
+/// The program of every rank: that of its stage, sharded over the ranks of the stage. `sizes` resolves the sizes of states, and
+/// `free` bounds the bytes of weights and states of a rank.
+///
+/// # Errors
+/// As the passes `partition` and `shard`.
+pub(crate) fn mesh_programs(
     program: &Program,
     shape: MeshShape,
     options: &EngineOptions,

@@ -8,37 +8,37 @@ use std::sync::Arc;
 ///
 /// Ranks with consecutive numbers are those of one stage, so that they are near each other: tensor parallelism exchanges most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MeshShape {
+pub(crate) struct MeshShape {
     /// Ranks that divide every layer of a stage.
-    pub(super) tensor: usize,
+    pub(crate) tensor: usize,
     /// Stages.
-    pub(super) pipeline: usize,
+    pub(crate) pipeline: usize,
 }
 
 impl MeshShape {
     /// The number of ranks.
-    pub(super) fn ranks(self) -> usize {
+    pub(crate) fn ranks(self) -> usize {
         self.tensor * self.pipeline
     }
 
     /// The axes along which there are several ranks.
-    pub(super) fn axes(self) -> impl Iterator<Item = MeshAxis> {
+    pub(crate) fn axes(self) -> impl Iterator<Item = MeshAxis> {
         let sizes = [(MeshAxis::Tensor, self.tensor), (MeshAxis::Pipeline, self.pipeline)];
         sizes.into_iter().filter(|(_, size)| *size > 1).map(|(axis, _)| axis)
     }
 
     /// The stage of a rank.
-    pub(super) fn stage(self, rank: usize) -> usize {
+    pub(crate) fn stage(self, rank: usize) -> usize {
         stage_of_rank(rank / self.tensor, self.pipeline)
     }
 
     /// The place of a rank among those of its stage.
-    pub(super) fn shard(self, rank: usize) -> usize {
+    pub(crate) fn shard(self, rank: usize) -> usize {
         rank % self.tensor
     }
 
     /// The ranks that exchange data with a rank along an axis, itself included, in the order of their group.
-    pub(super) fn group(self, axis: MeshAxis, rank: usize) -> Vec<usize> {
+    pub(crate) fn group(self, axis: MeshAxis, rank: usize) -> Vec<usize> {
         match axis {
             MeshAxis::Tensor => {
                 let first = rank - self.shard(rank);

@@ -42,13 +42,12 @@ pub(crate) struct StepPrograms {
 }
 
 impl StepPrograms {
-    /// Builds a model's program and quantises it as the options ask.
+    /// Builds a model's program and quantises it as the options ask. Activations have the `preferred` type unless the options name
+    /// one.
     ///
     /// # Errors
     /// If the model cannot be built, or a weight does not fit its format.
-    pub(crate) fn quantized(model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<Program> {
-        // The first type of the list is the one that the device computes best in.
-        let preferred = device.properties().dtypes.first().copied().unwrap_or(DType::F32);
+    pub(crate) fn quantized(model: &Model, preferred: DType, options: &EngineOptions) -> Result<Program> {
         let activation = options.precision.dtype().unwrap_or(preferred);
         let program = model.program(&ProgramOptions {
             activation,
@@ -142,6 +141,11 @@ impl StepPrograms {
     pub(crate) fn pruned(&self) -> &Arc<Program> {
         &self.pruned
     }
+}
+
+/// The type that a device computes best in: the first of its list.
+pub(super) fn preferred_type(device: &dyn Device) -> DType {
+    device.properties().dtypes.first().copied().unwrap_or(DType::F32)
 }
 
 /// Quantises a program as the policy says, smoothed first if it asks for that, and otherwise as the checkpoint says.

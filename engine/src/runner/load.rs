@@ -78,7 +78,7 @@ impl Runner {
         let vocabulary = model.config().vocabulary;
 
         let capacity = Capacity {
-            tokens: plan.tokens_of_micro_batch(),
+            tokens: plan.step_tokens,
             slots: plan.fixed.requests,
             pages: plan.fixed.pages,
             block_size: plan.options.block_size,
@@ -98,6 +98,8 @@ impl Runner {
             hidden: HiddenStates::new(plan.program(), depth)?,
             in_flight: VecDeque::new(),
             draft_outcomes: Vec::new(),
+            launched: None,
+            completed: 0,
             statistics: Statistics { pages_total: plan.fixed.pages, ..Statistics::default() },
             scheduled: ScheduledStep::default(),
             inputs: StepInputs::default(),

@@ -12,7 +12,7 @@ use crate::{
     error::{EngineError, Result},
     plan::{Bucket, SegmentSet, StepOutput, StepSegment, StepState},
     request::{FinishReason, TokenEvent},
-    schedule::{ScheduledStep, SequenceKey},
+    schedule::{LaunchedStep, ScheduledStep, SequenceKey},
     statistics::Phase,
 };
 use dsrun_core::{Error, op::IN_PROMPT};
@@ -162,6 +162,10 @@ impl Runner {
             self.send_results(&mut step)?;
         }
         self.in_flight.push_back(step);
+        if let Some(launched) = &mut self.launched {
+            let (tokens, sequences) = (scheduled.tokens, scheduled.sequences.len());
+            launched.push(LaunchedStep { tokens, sequences, completed: self.completed });
+        }
         self.statistics.steps += 1;
         self.record_phase(Phase::Launch, start);
         Ok(true)
@@ -296,6 +300,7 @@ impl Runner {
         let readback = step.readback.as_ref().ok_or_else(|| Error::internal("a step has sent no results"))?;
         let sampled = self.readback.receive(readback, self.executor.stream(), STEP_TIMEOUT)?;
         let start = self.record_phase(Phase::Wait, start);
+        self.completed += 1;
         self.pool_hidden_states(readback.slot(), &step.chunks)?;
         let mut events = Vec::with_capacity(sampled.len());
         let mut row = 0;

@@ -486,7 +486,9 @@ fn requests_that_generate_are_divided_into_even_micro_batches() {
     let mut sizes = Vec::new();
     for round in 0..40 {
         if round == 20 {
-            keys[..4].iter().for_each(|key| drop(simulation.scheduler.end(*key)));
+            for key in &keys[..4] {
+                assert!(simulation.scheduler.end(*key).is_some());
+            }
         }
         while simulation.in_flight.len() < 3 && simulation.launch(&requests) {
             sizes.push(simulation.in_flight.back().unwrap().len());

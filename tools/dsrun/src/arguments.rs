@@ -6,6 +6,7 @@ mod eval;
 mod generate;
 mod models;
 mod names;
+mod plan;
 mod quantize;
 mod serve;
 mod setup;
@@ -20,6 +21,7 @@ pub(crate) use eval::{Eval, EvalCommand, Perplexity};
 pub(crate) use generate::{Chat, Generate};
 pub(crate) use models::{Inspect, Logits, Models, ModelsCommand, Pull};
 pub(crate) use names::parse;
+pub(crate) use plan::Plan;
 pub(crate) use quantize::Quantize;
 pub(crate) use serve::Serve;
 pub(crate) use setup::{
@@ -65,6 +67,8 @@ pub(crate) enum Command {
     Models(Models),
     /// Show a model: configuration, memory plan, tensors, program.
     Inspect(Inspect),
+    /// Predict memory and speed of a model on devices that need not be here.
+    Plan(Plan),
     /// Print the logits of a text, position by position.
     Logits(Logits),
     /// List backends and devices.

@@ -10,6 +10,7 @@ pub(crate) mod inspect;
 pub(crate) mod kernels;
 pub(crate) mod logits;
 pub(crate) mod models;
+pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod serve;
 

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         Command::Pull(command) => commands::models::pull(command, &terminal),
         Command::Models(command) => commands::models::run(command, &terminal),
         Command::Inspect(command) => commands::inspect::run(command, &terminal),
+        Command::Plan(command) => commands::plan::run(command, &terminal),
         Command::Logits(command) => commands::logits::run(command, &terminal),
         Command::Backends(command) => commands::backends::run(command),
         Command::Doctor(command) => commands::doctor::run(command),

@@ -23,6 +23,8 @@ pub struct MeshCosts {
     pub gather_latency_us: f64,
     /// Tokens of the step.
     pub tokens: usize,
+    /// Sequences of the step, each of which has a KV cache of its own to read.
+    pub sequences: usize,
     /// Tokens of each sequence in the KV cache.
     pub context: usize,
     /// How often a byte of weights or KV cache that a rank holds counts as read, besides the reads of the step: memory that is
@@ -33,6 +35,30 @@ pub struct MeshCosts {
 impl Default for MeshCosts {
     fn default() -> Self {
         Self::ACCELERATORS
+    }
+}
+
+/// The name of the number of output rows in programs: rows whose logits are needed.
+const OUTPUT_ROWS: &str = "rows";
+
+/// The work of a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Work {
+    /// Bytes that it reads and writes.
+    pub(crate) bytes: f64,
+    /// Floating-point operations of its matrix products.
+    operations: f64,
+}
+
+impl Work {
+    /// Seconds of its bytes.
+    pub(crate) fn read_seconds(self, costs: &MeshCosts) -> f64 {
+        self.bytes / costs.memory_bandwidth
+    }
+
+    /// Seconds of its operations.
+    pub(crate) fn compute_seconds(self, costs: &MeshCosts) -> f64 {
+        self.operations / costs.operations
     }
 }
 
@@ -49,6 +75,7 @@ impl MeshCosts {
         latency_us: 4.0,
         gather_latency_us: 10.0,
         tokens: 16,
+        sequences: 16,
         context: 1024,
         memory_price: 8.0,
     };
@@ -90,6 +117,11 @@ impl MeshCosts {
         }
     }
 
+    /// The tokens with which a step computes for as long as it reads weights of 16 bits: with fewer, reading takes longer.
+    pub(crate) fn balanced_tokens(&self) -> usize {
+        (self.operations / self.memory_bandwidth) as usize
+    }
+
     /// Picoseconds of reading bytes.
     pub(super) fn read(&self, bytes: f64) -> u64 {
         (bytes / self.memory_bandwidth * SECOND) as u64
@@ -101,13 +133,13 @@ impl MeshCosts {
     }
 
     /// Picoseconds of an all-gather or a reduce-scatter of a tensor that is this large when whole.
-    pub(super) fn gather(&self, bytes: f64, ranks: usize) -> u64 {
+    pub(crate) fn gather(&self, bytes: f64, ranks: usize) -> u64 {
         let share = (ranks - 1) as f64 / ranks as f64;
         ((bytes * share / self.link_bandwidth + self.gather_latency_us * 1e-6) * SECOND) as u64
     }
 
     /// Picoseconds of an all-reduce of a tensor.
-    pub(super) fn all_reduce(&self, bytes: f64, ranks: usize) -> u64 {
+    pub(crate) fn all_reduce(&self, bytes: f64, ranks: usize) -> u64 {
         let share = 2.0 * (ranks - 1) as f64 / ranks as f64;
         ((bytes * share / self.link_bandwidth + self.latency_us * 1e-6) * SECOND) as u64
     }
@@ -117,11 +149,20 @@ impl MeshCosts {
         ((bytes / self.link_bandwidth + self.gather_latency_us * 1e-6) * SECOND) as u64
     }
 
+    /// The rows of a tensor in the step. A sequence has one output row.
+    fn rows(&self, size: &Size) -> usize {
+        match size {
+            Size::Static(rows) => *rows,
+            Size::Bounded(name) if &**name == OUTPUT_ROWS => self.sequences,
+            _ => self.tokens,
+        }
+    }
+
     /// The bytes of a tensor in the step. Columns of the request table do not count: a step reads few of their rows.
     pub(crate) fn bytes(&self, tensor: &TensorType) -> f64 {
         let size = |size: &Size| match size {
             Size::Static(size) => *size as f64,
-            Size::Bounded(_) => self.tokens as f64,
+            Size::Bounded(_) => self.rows(size) as f64,
             Size::Bucket(_) => 0.0,
         };
         tensor.shape.iter().map(size).product::<f64>() * tensor.dtype.bytes() as f64
@@ -136,6 +177,18 @@ impl MeshCosts {
         operands: &[Option<OperandType>],
         results: &[TensorType],
     ) -> u64 {
+        let work = self.work(op, whole, operands, results);
+        self.read(work.bytes).max((work.compute_seconds(self) * SECOND) as u64)
+    }
+
+    /// The work of a call on a rank. `whole` is the op before it was split.
+    pub(crate) fn work(
+        &self,
+        op: &Op,
+        whole: &Op,
+        operands: &[Option<OperandType>],
+        results: &[TensorType],
+    ) -> Work {
         let tensors = operands.iter().flatten().filter_map(|operand| match operand {
             OperandType::Tensor(tensor) => Some(tensor),
             OperandType::Weight(_) => None,
@@ -159,8 +212,8 @@ impl MeshCosts {
             Op::PagedAttention(_) => operands.iter().flatten().map(|operand| self.cache_bytes(operand)).sum(),
             _ => 0.0,
         };
-        let compute = self.operations_of(op, operands, results) / self.operations;
-        self.read(activations + weights + caches).max((compute * SECOND) as u64)
+        let operations = self.operations_of(op, operands, results);
+        Work { bytes: activations + weights + caches, operations }
     }
 
     /// The floating-point operations of the matrix products of a call: two for each multiply-add.
@@ -172,10 +225,8 @@ impl MeshCosts {
             });
             weights.sum::<usize>() as f64
         };
-        let rows = match results.first().and_then(|result| result.shape.first()) {
-            Some(Size::Static(rows)) => *rows,
-            _ => self.tokens,
-        } as f64;
+        let rows = results.first().and_then(|result| result.shape.first());
+        let rows = rows.map_or(self.tokens, |rows| self.rows(rows)) as f64;
         match op {
             Op::Linear(_) | Op::LinearW8A8(_) => 2.0 * rows * elements(),
             // A row is multiplied with the matrix of each expert that it is sent to.
@@ -211,7 +262,7 @@ impl MeshCosts {
         match operand {
             OperandType::Tensor(TensorType { dtype, shape }) => match &shape[..] {
                 [_, heads, _, width] => {
-                    slot_bytes(*dtype, heads, width) * (self.tokens * self.context) as f64
+                    slot_bytes(*dtype, heads, width) * (self.sequences * self.context) as f64
                 }
                 _ => 0.0,
             },

@@ -22,6 +22,7 @@ pub(super) const FOLDERS: &[Folder] = &[
             &["plan"],
             &["kv_cache"],
             &["schedule"],
+            &["planner"],
             &["runner"],
             &["speculation"],
             &["engine"],

@@ -1,0 +1,326 @@
+//! Predicts what a model does on devices that need not be here: the memory of each rank, the time of a step, and what bounds it.
+//!
+//! The programs are those that would run: the model's program is divided by [`partition`](crate::passes::partition) and split by
+//! [`shard`](mod@crate::passes::shard), and the calls of each rank are priced by [`MeshCosts`], by which the passes choose. A step takes
+//! at least this long; launches and kernels that are slower than their bytes and operations come on top.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `planner` | the forecast of a mesh, and all meshes of so many devices |
+//! | [`hardware`] | figures of devices |
+//! | `step_cost` | the price of a rank's program |
+//! | [`simulation`] | a pipeline with the engine's scheduler and a virtual clock |
+//! | [`timeline`] | what each stage does when, and its idle share |
+
+pub mod hardware;
+pub mod simulation;
+mod step_cost;
+pub mod timeline;
+
+use crate::{
+    error::{EngineError, Result},
+    options::EngineOptions,
+    passes::{partition::PipelineOptions, shard::MeshCosts},
+    plan::{EnginePlan, FixedSizes, MeshShape, StepPrograms, mesh_programs},
+};
+use dsrun_core::{
+    Code, DType, Error,
+    op::OperandType,
+    program::{Origin, Program},
+};
+use dsrun_models::model::Model;
+use hardware::Hardware;
+use simulation::{SimulatedRequest, simulate};
+use step_cost::StepCost;
+use timeline::Timeline;
+
+/// The most ranks of a stage that meshes are tried with. Larger ones are possible and seldom best; a mesh can be given.
+const MOST_TENSOR_RANKS: usize = 16;
+
+/// The requests that a forecast is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Load {
+    /// Requests that generate side by side.
+    pub requests: usize,
+    /// Tokens of each request in the KV cache.
+    pub context: usize,
+    /// Tokens of a prompt.
+    pub prompt: usize,
+}
+
+/// What takes most of the time of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bound {
+    /// Reading weights and KV cache.
+    Memory,
+    /// The operations of matrix products.
+    Operations,
+    /// The bytes that ranks exchange.
+    LinkBandwidth,
+    /// The latency of exchanges.
+    LinkLatency,
+}
+
+/// What is foreseen for the ranks of a stage.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct StageForecast {
+    /// Bytes of weights of the fullest rank.
+    pub weights: u64,
+    /// Bytes of states of the fullest rank: KV cache, request table and what it receives.
+    pub states: u64,
+    /// Microseconds of a step of generation, its exchanges included.
+    pub step_us: f64,
+    /// Microseconds of reading, computing and exchanging in such a step.
+    pub read_us: f64,
+    /// See `read_us`.
+    pub compute_us: f64,
+    /// See `read_us`.
+    pub exchange_us: f64,
+    /// Bytes that a rank reads in such a step.
+    pub read_bytes: u64,
+    /// Microseconds of a step with a chunk of a prompt.
+    pub chunk_us: f64,
+    /// What takes most of it.
+    pub bound: Bound,
+}
+
+/// What is foreseen for a model on a mesh of devices.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Forecast {
+    /// Ranks of each stage.
+    pub tp: usize,
+    /// Stages.
+    pub pp: usize,
+    /// The stages in their order.
+    pub stages: Vec<StageForecast>,
+    /// Whether weights and states fit into the memory of a device; `None` if that is not known.
+    pub fits: Option<bool>,
+    /// Milliseconds between two tokens of a request.
+    pub token_ms: f64,
+    /// Tokens per second of all requests.
+    pub tokens_per_second: f64,
+    /// Milliseconds to the first token of a prompt that is alone.
+    pub first_token_ms: f64,
+    /// Tokens of a chunk of a prompt.
+    pub chunk: usize,
+    /// Bytes that all ranks read for a token.
+    pub bytes_per_token: u64,
+}
+
+impl Forecast {
+    /// The stage that takes the longest.
+    pub fn slowest(&self) -> usize {
+        let all = self.stages.iter().enumerate();
+        all.max_by(|(_, a), (_, b)| a.step_us.total_cmp(&b.step_us)).map_or(0, |(stage, _)| stage)
+    }
+
+    /// The timeline of the load's requests, which all come at once and have answers of `answer` tokens. `longest` is the model's own
+    /// context, and the other arguments are those of the forecast.
+    ///
+    /// # Errors
+    /// As [`simulation::simulate`].
+    pub fn timeline(
+        &self,
+        longest: usize,
+        hardware: &Hardware,
+        options: &EngineOptions,
+        load: Load,
+        answer: usize,
+    ) -> Result<Timeline> {
+        let options = EngineOptions {
+            pipeline: PipelineOptions { stages: self.pp, first_layers: Vec::new() },
+            ..options_for(options, load)
+        };
+        let requests = vec![SimulatedRequest { prompt: load.prompt, answer }; load.requests];
+        let generating = load.requests.div_ceil(self.pp);
+        simulate(&requests, longest, &options, &hardware.costs, &|stage, step| {
+            let Some(stage) = self.stages.get(stage) else { return 0.0 };
+            let of_prompt = stage.chunk_us * step.tokens as f64 / self.chunk.max(1) as f64;
+            if step.tokens <= generating { stage.step_us } else { of_prompt.max(stage.step_us) }
+        })
+    }
+
+    /// Bytes of weights and states of the fullest rank.
+    pub fn memory(&self) -> u64 {
+        self.stages.iter().map(|stage| stage.weights + stage.states).max().unwrap_or(0)
+    }
+}
+
+/// Forecasts a model on every mesh of `devices` devices, the best first: meshes that fit before others, then by the time between
+/// tokens. `mesh` restricts them to one of so many ranks in a stage and so many stages.
+///
+/// # Errors
+/// If an option is out of range, the mesh does not match the devices, or the model cannot be divided that way.
+pub fn forecast(
+    model: &Model,
+    devices: usize,
+    mesh: Option<(usize, usize)>,
+    hardware: &Hardware,
+    options: &EngineOptions,
+    load: Load,
+) -> Result<Vec<Forecast>> {
+    if devices == 0 {
+        return Err(EngineError::option("devices", devices, "must be at least 1"));
+    }
+    if let Some((tp, pp)) = mesh.filter(|(tp, pp)| tp * pp != devices) {
+        let rule = format!("must be tp times pp, which is {}", tp * pp);
+        return Err(EngineError::option("devices", devices, rule));
+    }
+    let options = options_for(options, load);
+    let program = StepPrograms::quantized(model, hardware.dtype.unwrap_or(DType::BF16), &options)?;
+    let all: Vec<(usize, usize)> = match mesh {
+        Some(mesh) => vec![mesh],
+        None => (1..=devices.min(MOST_TENSOR_RANKS))
+            .filter(|tp| devices.is_multiple_of(*tp))
+            .map(|tp| (tp, devices / tp))
+            .collect(),
+    };
+    let (mut forecasts, mut refused) = (Vec::new(), None);
+    for (tp, pp) in all {
+        let shape = MeshShape { tensor: tp, pipeline: pp };
+        match forecast_mesh(&program, model.config().context, shape, hardware, &options, load) {
+            Ok(forecast) => forecasts.push(forecast),
+            // Of several meshes, those that are not possible are left out.
+            Err(error) if mesh.is_none() => refused = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    forecasts.sort_by(|a, b| {
+        let order = |forecast: &Forecast| (forecast.fits == Some(false), forecast.token_ms);
+        let ((unfit, ms), (other_unfit, other_ms)) = (order(a), order(b));
+        unfit.cmp(&other_unfit).then(ms.total_cmp(&other_ms))
+    });
+    match (forecasts.is_empty(), refused) {
+        (true, Some(error)) => Err(error),
+        _ => Ok(forecasts),
+    }
+}
+
+/// The options of an engine for a load.
+fn options_for(options: &EngineOptions, load: Load) -> EngineOptions {
+    EngineOptions {
+        max_requests: load.requests,
+        step_tokens: options.step_tokens.max(load.requests),
+        context: Some(load.context),
+        ..options.clone()
+    }
+}
+
+/// Forecasts a model on one mesh.
+fn forecast_mesh(
+    program: &Program,
+    longest: usize,
+    shape: MeshShape,
+    hardware: &Hardware,
+    options: &EngineOptions,
+    load: Load,
+) -> Result<Forecast> {
+    let (tp, pp) = (shape.tensor, shape.pipeline);
+    let options = EngineOptions {
+        pipeline: PipelineOptions { stages: pp, ..options.pipeline.clone() },
+        ..options.clone()
+    };
+    let (_, fixed, limits) = EnginePlan::sizes(longest, &options)?;
+    let sizes = limits.sizes(fixed);
+    let micro_batches = pp.min(load.requests).max(1);
+    let generating = load.requests.div_ceil(micro_batches);
+    let costs = MeshCosts {
+        tokens: generating,
+        sequences: generating,
+        context: load.context,
+        ..hardware.costs.clone()
+    };
+    let programs = match mesh_programs(program, shape, &options, &costs, &sizes, hardware.memory) {
+        // What does not fit is shown all the same.
+        Err(EngineError::Hal(error)) if error.code() == Code::OutOfMemory => {
+            mesh_programs(program, shape, &options, &costs, &sizes, None)?
+        }
+        programs => programs?,
+    };
+    // The stages in their order, each with the programs of its ranks.
+    let ranks_of = |stage: usize| (0..shape.ranks()).filter(move |rank| shape.stage(*rank) == stage);
+    let price = |stage: usize, tokens: usize, sequences: usize, context: usize| {
+        let costs = MeshCosts { tokens, sequences, context, ..costs.clone() };
+        let all = ranks_of(stage).map(|rank| StepCost::of(&programs[rank], &costs, tp));
+        let all = all.collect::<Result<Vec<_>, Error>>()?;
+        let slowest = all.into_iter().max_by(|a, b| a.total_us().total_cmp(&b.total_us()));
+        slowest.ok_or_else(|| Error::internal("a stage has no ranks"))
+    };
+    let mut stages = Vec::with_capacity(pp);
+    for stage in 0..pp {
+        let cost = price(stage, generating, generating, load.context)?;
+        let held = ranks_of(stage).map(|rank| held(&programs[rank], &sizes));
+        let held = held.collect::<Result<Vec<_>, Error>>()?;
+        let [weights, states] = held.into_iter().max_by_key(|[a, b]| a + b).unwrap_or_default();
+        stages.push(StageForecast {
+            weights,
+            states,
+            step_us: cost.total_us(),
+            read_us: cost.read_us,
+            compute_us: cost.compute_us,
+            exchange_us: cost.exchange_us(),
+            read_bytes: cost.bytes as u64,
+            chunk_us: 0.0,
+            bound: cost.bound(),
+        });
+    }
+    let through: f64 = stages.iter().map(|stage| stage.step_us).sum();
+    let slowest = stages.iter().map(|stage| stage.step_us).fold(0.0, f64::max);
+    // A request has a token when its micro-batch has been through all stages, and every other one has been through the slowest.
+    let token_us = through.max(slowest * micro_batches as f64);
+    let chunk = chunk_of_prompt(load.prompt, pp, fixed, &options, &costs);
+    let chunks = load.prompt.div_ceil(chunk).max(1);
+    let chunk = load.prompt.div_ceil(chunks).max(1);
+    for (stage, own) in stages.iter_mut().enumerate() {
+        own.chunk_us = price(stage, chunk, 1, load.prompt / 2)?.total_us();
+    }
+    let slowest_chunk = stages.iter().map(|stage| stage.chunk_us).fold(0.0, f64::max);
+    let through_us: f64 = stages.iter().map(|stage| stage.chunk_us).sum();
+    let first_token_us = through_us + slowest_chunk * (chunks - 1) as f64;
+    let bytes: u64 = stages.iter().map(|stage| stage.read_bytes).sum();
+    let mut forecast = Forecast {
+        tp,
+        pp,
+        fits: None,
+        token_ms: token_us / 1e3,
+        tokens_per_second: load.requests as f64 / (token_us / 1e6),
+        first_token_ms: first_token_us / 1e3,
+        chunk,
+        bytes_per_token: bytes * (tp * micro_batches) as u64 / load.requests.max(1) as u64,
+        stages,
+    };
+    forecast.fits = hardware.memory.map(|memory| forecast.memory() <= memory);
+    Ok(forecast)
+}
+
+/// The tokens of a step of a prompt.
+fn chunk_of_prompt(
+    prompt: usize,
+    stages: usize,
+    fixed: FixedSizes,
+    options: &EngineOptions,
+    costs: &MeshCosts,
+) -> usize {
+    EnginePlan::micro_batch_tokens(options.step_tokens, stages, fixed.requests, costs).min(prompt).max(1)
+}
+
+/// The bytes of weights and of states that a rank holds.
+fn held(program: &Program, sizes: &dyn Fn(&str) -> Option<usize>) -> Result<[u64; 2], Error> {
+    let mut held = [0, 0];
+    for value in &program.values {
+        let place = match value.origin {
+            Origin::Weight(_) => 0,
+            Origin::State => 1,
+            Origin::Input | Origin::Node(_) => continue,
+        };
+        held[place] += match &value.value_type {
+            OperandType::Weight(weight) => weight.bytes()?,
+            OperandType::Tensor(tensor) => tensor
+                .resolve(sizes)?
+                .iter()
+                .fold(tensor.dtype.bytes(), |all, size| all.saturating_mul(*size)),
+        } as u64;
+    }
+    Ok(held)
+}

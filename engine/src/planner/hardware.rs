@@ -1,0 +1,52 @@
+//! Figures of devices that forecasts are made for.
+
+use crate::passes::shard::MeshCosts;
+use dsrun_core::DType;
+
+/// A device, and its links to others of its kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hardware {
+    /// The name.
+    pub name: String,
+    /// Bytes of memory, if they are known.
+    pub memory: Option<u64>,
+    /// The type that it computes best in; bf16 if not given.
+    pub dtype: Option<DType>,
+    /// Its speeds.
+    pub costs: MeshCosts,
+}
+
+/// A row of the table of devices: name, bytes of memory, bytes per second of it, dense bf16 operations per second, and bytes per second
+/// and direction of the links to others.
+type Row = (&'static str, f64, f64, f64, f64);
+
+/// Devices with the figures of their makers' data sheets, which steps do not quite reach. Links are NVLink where the device has it,
+/// else PCIe 4.0 or 5.0 with 16 lanes. Latencies of exchanges are those of [`MeshCosts::ACCELERATORS`].
+const DEVICES: [Row; 7] = [
+    ("a100", 80e9, 2.04e12, 3.12e14, 3.0e11),
+    ("h100", 80e9, 3.35e12, 9.89e14, 4.5e11),
+    ("h200", 141e9, 4.8e12, 9.89e14, 4.5e11),
+    ("b200", 180e9, 8.0e12, 2.25e15, 9.0e11),
+    ("l40s", 48e9, 8.64e11, 3.62e14, 3.2e10),
+    ("rtx-4090", 24e9, 1.008e12, 1.65e14, 3.2e10),
+    ("rtx-5090", 32e9, 1.79e12, 2.1e14, 6.4e10),
+];
+
+impl Hardware {
+    /// The names that [`Self::named`] knows.
+    pub fn names() -> Vec<&'static str> {
+        DEVICES.iter().map(|(name, ..)| *name).chain(["host"]).collect()
+    }
+
+    /// A device of the table, or `host`: ranks that share the processors and the memory of a host.
+    pub fn named(name: &str) -> Option<Self> {
+        if name == "host" {
+            let costs = MeshCosts::HOST;
+            return Some(Self { name: name.into(), memory: None, dtype: Some(DType::F32), costs });
+        }
+        let (name, memory, memory_bandwidth, operations, link_bandwidth) =
+            DEVICES.into_iter().find(|(known, ..)| *known == name)?;
+        let costs = MeshCosts { memory_bandwidth, operations, link_bandwidth, ..MeshCosts::ACCELERATORS };
+        Some(Self { name: name.into(), memory: Some(memory as u64), dtype: None, costs })
+    }
+}

@@ -1,0 +1,111 @@
+//! What each stage of a pipeline does when, on a virtual clock.
+
+use crate::schedule::LaunchedStep;
+use std::fmt::Write;
+
+/// A step on a stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The stage.
+    pub stage: usize,
+    /// The number of the step.
+    pub step: usize,
+    /// When the stage begins with the step.
+    pub start: f64,
+    /// When it has ended.
+    pub end: f64,
+    /// Tokens of the step.
+    pub tokens: usize,
+}
+
+/// What every stage of a pipeline does when.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    /// The number of stages.
+    pub stages: usize,
+    /// All steps on all stages.
+    pub spans: Vec<Span>,
+}
+
+impl Timeline {
+    /// The timeline of steps in the order in which they were launched. A stage begins with a step when it has ended the one before,
+    /// the stage before it has ended this one, and the host has read the tokens of all steps that it had read at the launch.
+    /// `time` is that of a step on a stage; the host takes none.
+    pub fn replay(steps: &[LaunchedStep], stages: usize, time: &dyn Fn(usize, &LaunchedStep) -> f64) -> Self {
+        let mut spans = Vec::with_capacity(steps.len() * stages);
+        let (mut free, mut ended) = (vec![0.0f64; stages], Vec::with_capacity(steps.len()));
+        for (number, step) in steps.iter().enumerate() {
+            let mut ready =
+                step.completed.checked_sub(1).and_then(|last| ended.get(last)).copied().unwrap_or(0.0);
+            for (stage, free) in free.iter_mut().enumerate() {
+                let start = free.max(ready);
+                let end = start + time(stage, step);
+                spans.push(Span { stage, step: number, start, end, tokens: step.tokens });
+                (*free, ready) = (end, end);
+            }
+            ended.push(ready);
+        }
+        Self { stages, spans }
+    }
+
+    /// When the last step has ended.
+    pub fn end(&self) -> f64 {
+        self.spans.iter().map(|span| span.end).fold(0.0, f64::max)
+    }
+
+    /// The share of the stages' time, from the first step's beginning to the last one's end, in which they have nothing to do.
+    pub fn bubble(&self) -> f64 {
+        let all = self.end() * self.stages as f64;
+        let busy: f64 = self.spans.iter().map(|span| span.end - span.start).sum();
+        if all > 0.0 { 1.0 - busy / all } else { 0.0 }
+    }
+
+    /// Draws the timeline as SVG: a row for each stage, a box for each step with its tokens. `unit` names the unit of time.
+    pub fn svg(&self, unit: &str) -> String {
+        const ROW: f64 = 28.0;
+        const LEFT: f64 = 70.0;
+        const TOP: f64 = 30.0;
+        const WIDTH: f64 = 960.0;
+        let end = self.end().max(f64::MIN_POSITIVE);
+        let (width, height) = (LEFT + WIDTH + 20.0, TOP + ROW * self.stages as f64 + 24.0);
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+             viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+             <text x=\"{LEFT}\" y=\"18\">{:.1} {unit}, idle {:.1}%</text>\n",
+            self.end(),
+            100.0 * self.bubble()
+        );
+        let mut add = |line: std::fmt::Arguments<'_>| {
+            // Writing to a string cannot fail.
+            let _ = svg.write_fmt(line);
+        };
+        for stage in 0..self.stages {
+            let y = TOP + ROW * stage as f64;
+            add(format_args!("<text x=\"8\" y=\"{}\">stage {}</text>\n", y + 17.0, stage + 1));
+            add(format_args!(
+                "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{WIDTH}\" height=\"{}\" fill=\"#f0f0f0\"/>\n",
+                ROW - 4.0
+            ));
+        }
+        // Prompts and generation differ in colour (Okabe and Ito, 2008), and neighbouring steps in brightness.
+        let most = self.spans.iter().map(|span| span.tokens).max().unwrap_or(0);
+        for span in &self.spans {
+            let colour = if 2 * span.tokens > most { "#0072b2" } else { "#e69f00" };
+            let opacity = if span.step % 2 == 0 { 0.9 } else { 0.65 };
+            let (x, y) = (LEFT + WIDTH * span.start / end, TOP + ROW * span.stage as f64);
+            let wide = WIDTH * (span.end - span.start) / end;
+            add(format_args!(
+                "<rect x=\"{x:.2}\" y=\"{y}\" width=\"{wide:.2}\" height=\"{}\" fill=\"{colour}\" fill-opacity=\"{opacity}\">\
+                 <title>step {} of {} tokens, {:.1} to {:.1} {unit}</title></rect>\n",
+                ROW - 4.0,
+                span.step,
+                span.tokens,
+                span.start,
+                span.end
+            ));
+        }
+        svg.push_str("</svg>\n");
+        svg
+    }
+}

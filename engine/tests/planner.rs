@@ -1,0 +1,188 @@
+//! Forecasts, and the simulator of pipelines: its schedules are those of the engine, and its idle time is that of GPipe's law.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use dsrun_core::{
+    DType, WeightFormat,
+    device::{Backend, Device, DeviceOptions},
+};
+use dsrun_engine::{
+    EngineOptions, EnginePlan, LaunchedStep, Request,
+    passes::{partition::PipelineOptions, shard::MeshCosts},
+    planner::{
+        Bound, Forecast, Load, forecast,
+        hardware::Hardware,
+        simulation::{SimulatedRequest, launched_steps, simulate},
+        timeline::Timeline,
+    },
+};
+use dsrun_models::model::Model;
+use rstest::rstest;
+use std::sync::Arc;
+use support::{exact, fixtures};
+
+/// Every step takes a slot on every stage.
+fn slot(_: usize, _: &LaunchedStep) -> f64 {
+    1.0
+}
+
+fn pipeline(stages: usize, options: EngineOptions) -> EngineOptions {
+    EngineOptions { pipeline: PipelineOptions { stages, ..PipelineOptions::default() }, ..options }
+}
+
+/// The idle share of `steps` equal steps that follow each other through `stages` stages: (K - 1) / (M + K - 1).
+fn gpipe(stages: usize, steps: usize) -> f64 {
+    (stages - 1) as f64 / (steps + stages - 1) as f64
+}
+
+#[rstest]
+fn a_prompt_in_many_micro_batches_idles_by_the_law_of_gpipe(
+    #[values(2, 3, 4, 8)] stages: usize,
+    #[values(1, 2, 7, 16, 64)] chunks: usize,
+) {
+    // A step of these tokens is divided into chunks of 64, four for each stage.
+    let step_tokens = 4 * stages * 64;
+    let context = Some(64 * 64 + 1);
+    let options = pipeline(stages, EngineOptions { step_tokens, context, ..EngineOptions::default() });
+    let request = SimulatedRequest { prompt: 64 * chunks, answer: 1 };
+    let timeline = simulate(&[request], 1 << 16, &options, &MeshCosts::HOST, &slot).unwrap();
+    assert_eq!(timeline.spans.len(), chunks * stages);
+    assert!((timeline.bubble() - gpipe(stages, chunks)).abs() < 1e-9, "{}", timeline.bubble());
+    // By GPipe's rule four micro-batches for each stage are enough.
+    assert!(chunks < 4 * stages || timeline.bubble() < 0.2);
+}
+
+/// The pipeline fills and drains once for all tokens, and not for each.
+#[rstest]
+fn generation_idles_once_and_not_for_every_token(#[values(2, 3, 4)] stages: usize) {
+    let requests = vec![SimulatedRequest { prompt: 1, answer: 50 }; 2 * stages];
+    let options = EngineOptions { max_requests: 2 * stages, ..EngineOptions::default() };
+    let timeline = |launch_ahead: bool, count: usize| {
+        let options = pipeline(stages, EngineOptions { launch_ahead, ..options.clone() });
+        simulate(&requests[..count], 1024, &options, &MeshCosts::HOST, &slot).unwrap().bubble()
+    };
+    let full = timeline(true, 2 * stages);
+    assert!((full - gpipe(stages, 50 * stages)).abs() < 1e-9, "{full}");
+    // With one step in flight, or one request, all stages but one wait.
+    let rest = 1.0 - 1.0 / stages as f64;
+    for idle in [timeline(false, 2 * stages), timeline(true, 1)] {
+        assert!((idle - rest).abs() < 1e-9, "{idle}");
+    }
+}
+
+/// The executor launches the steps of the simulator, in the same order and with as many tokens read before each. So the slots in which
+/// its stages idle are those of the simulator.
+#[rstest]
+fn the_executor_keeps_the_schedule_of_the_simulator(
+    #[values(2, 3)] stages: usize,
+    #[values(true, false)] launch_ahead: bool,
+) {
+    let model = Model::open(fixtures().join("llama3")).unwrap();
+    let lengths = [(9, 12), (1, 20), (30, 5), (4, 4), (2, 16)];
+    let requests = lengths.map(|(prompt, answer)| SimulatedRequest { prompt, answer });
+    let options = EngineOptions {
+        ignore_end: true,
+        prefix_cache: false,
+        launch_ahead,
+        context: Some(64),
+        ..exact(8, 4)
+    };
+    let options = pipeline(stages, options);
+    let device = || -> Arc<dyn Device> {
+        let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
+        dsrun_cpu::CpuBackend::new().open(0, &options).unwrap()
+    };
+    let devices: Vec<_> = (0..stages).map(|_| device()).collect();
+    let plan = EnginePlan::on_devices(&model, &devices, &options).unwrap();
+    let mut engine = plan.load(&model, devices[0].clone(), &mut |_, _| {}).unwrap();
+    engine.record_steps().unwrap();
+    for SimulatedRequest { prompt, answer } in requests {
+        let prompt = (0..prompt as u32).map(|token| token % 7 + 1).collect();
+        engine.submit(Request { prompt, max_tokens: Some(answer), ..Request::default() }).unwrap();
+    }
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    let steps = engine.take_steps();
+    let simulated = launched_steps(&requests, model.config().context, &options, &MeshCosts::HOST).unwrap();
+    assert_eq!(steps, simulated);
+    let idle = |steps: &[LaunchedStep]| Timeline::replay(steps, stages, &slot).bubble();
+    assert!(idle(&steps) == idle(&simulated) && (launch_ahead == (idle(&steps) < 0.45)), "{}", idle(&steps));
+}
+
+#[test]
+fn a_timeline_is_drawn() {
+    let options = pipeline(2, EngineOptions::default());
+    let requests = [SimulatedRequest { prompt: 200, answer: 3 }];
+    let timeline =
+        simulate(&requests, 1024, &options, &MeshCosts::HOST, &|_, step| step.tokens as f64).unwrap();
+    let svg = timeline.svg("ms");
+    assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+    assert_eq!(svg.matches("<title>").count(), timeline.spans.len());
+    assert!(svg.contains("stage 2") && !svg.contains("stage 3"));
+    let error =
+        simulate(&[SimulatedRequest { prompt: 0, answer: 3 }], 1024, &options, &MeshCosts::HOST, &slot)
+            .unwrap_err();
+    assert!(error.to_string().contains("must have a prompt and an answer"), "{error}");
+}
+
+fn model(preset: &str) -> Model {
+    Model::random_named(preset, 0, WeightFormat::Dense(DType::BF16)).unwrap()
+}
+
+fn forecasts(preset: &str, devices: usize, requests: usize) -> Vec<Forecast> {
+    let (hardware, load) = (Hardware::named("h100").unwrap(), Load { requests, context: 1024, prompt: 512 });
+    forecast(&model(preset), devices, None, &hardware, &EngineOptions::default(), load).unwrap()
+}
+
+fn mesh(all: &[Forecast], tp: usize, pp: usize) -> &Forecast {
+    all.iter().find(|forecast| (forecast.tp, forecast.pp) == (tp, pp)).unwrap()
+}
+
+#[test]
+fn forecasts_follow_from_bytes_and_bandwidth() {
+    let one = &forecasts("llama-8b", 1, 1)[0];
+    // All weights but the embedding are read for a token: 15 GB of 16.
+    let weights = one.stages[0].weights;
+    assert!((15.9e9..16.2e9).contains(&(weights as f64)), "{weights}");
+    assert!((14.9e9..15.6e9).contains(&(one.bytes_per_token as f64)), "{}", one.bytes_per_token);
+    let floor = one.bytes_per_token as f64 / 3.35e12 * 1e3;
+    assert!((one.token_ms - floor).abs() < 0.02 * floor, "{} of {floor}", one.token_ms);
+    assert_eq!((one.fits, one.stages[0].bound), (Some(true), Bound::Memory));
+
+    let four = forecasts("llama-8b", 4, 1);
+    assert_eq!(four.len(), 3, "tp 1, 2 and 4");
+    let [tp, both, pp] = [(4, 1), (2, 2), (1, 4)].map(|(tp, pp)| mesh(&four, tp, pp));
+    // One request is faster by tensor parallelism only, and stages add their transfers.
+    assert!(tp.token_ms < both.token_ms && both.token_ms < one.token_ms && one.token_ms < pp.token_ms);
+    assert!(four[0] == *tp && pp.token_ms < 1.02 * one.token_ms);
+    assert!(pp.stages.iter().all(|stage| stage.weights < weights / 3));
+    // A prompt in chunks goes through stages side by side.
+    assert!(pp.first_token_ms < one.first_token_ms);
+
+    // Prompts are bound by operations.
+    let first = one.first_token_ms / 1e3;
+    let operations = 2.0 * 512.0 * 7.0e9 / 9.89e14;
+    assert!(first > operations && first < 2.0 * operations, "{first} for {operations}");
+}
+
+#[test]
+fn a_model_that_does_not_fit_says_so() {
+    let one = &forecasts("llama-70b", 1, 1)[0];
+    assert_eq!((one.fits, one.memory() > 135_000_000_000), (Some(false), true));
+    let two = forecasts("llama-70b", 2, 1);
+    assert!(two.iter().all(|forecast| forecast.fits == Some(true)), "{two:?}");
+    let hardware = Hardware::named("h100").unwrap();
+    let load = Load { requests: 1, context: 1024, prompt: 512 };
+    for (devices, mesh, part) in
+        [(3, Some((2, 2)), "must be tp times pp, which is 4"), (0, None, "must be at least 1")]
+    {
+        let error = forecast(&model("llama-1b"), devices, mesh, &hardware, &EngineOptions::default(), load);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(Hardware::named("h9000").is_none());
+    assert!(Hardware::names().iter().all(|name| Hardware::named(name).is_some()));
+}

@@ -1,0 +1,71 @@
+//! Arguments of `dsrun plan`.
+
+use super::{
+    setup::{Dtype, Mesh, mesh, policy},
+    values::positive,
+};
+use clap::Args;
+use dsrun_engine::passes::quantize::Policy;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct Plan {
+    /// The model, as for --model elsewhere, or a preset such as llama-70b, whose weights are not needed.
+    #[arg(default_value = dsrun_models::fetch::DEFAULT_MODEL)]
+    pub(crate) model: String,
+    /// The number of devices.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = positive)]
+    pub(crate) devices: usize,
+    /// One mesh only, such as `tp=2,pp=2`: ranks of each stage, and stages. If not given, all meshes of the devices are shown, the
+    /// fastest first.
+    #[arg(long, value_name = "AXES", value_parser = mesh)]
+    pub(crate) mesh: Option<Mesh>,
+    /// The kind of device: a100, h100, h200, b200, l40s, rtx-4090, rtx-5090, or host for ranks that share a CPU.
+    #[arg(long, value_name = "NAME", default_value = "h100")]
+    pub(crate) device: String,
+    /// Gigabytes of memory of a device, in place of those of its kind.
+    #[arg(long, value_name = "GB")]
+    pub(crate) memory: Option<f64>,
+    /// Gigabytes per second that a device reads from its memory.
+    #[arg(long, value_name = "GB/S")]
+    pub(crate) memory_bandwidth: Option<f64>,
+    /// Floating-point operations per second of a device, in trillions.
+    #[arg(long, value_name = "TFLOPS")]
+    pub(crate) operations: Option<f64>,
+    /// Gigabytes per second that a device exchanges with others.
+    #[arg(long, value_name = "GB/S")]
+    pub(crate) link_bandwidth: Option<f64>,
+    /// Microseconds of an exchange, besides its bytes.
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub(crate) latency_us: Option<f64>,
+    /// Requests that generate side by side.
+    #[arg(long, short, value_name = "REQUESTS", default_value_t = 1, value_parser = positive)]
+    pub(crate) batch: usize,
+    /// Tokens of each request in the KV cache; the model's limit, at most 2048, if not given.
+    #[arg(long, short = 'c', value_name = "TOKENS", value_parser = positive)]
+    pub(crate) context: Option<usize>,
+    /// Tokens of a prompt; half of the context if not given.
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) prompt: Option<usize>,
+    /// The most tokens of a step.
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    pub(crate) step_tokens: Option<usize>,
+    /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.
+    #[arg(long, value_enum, default_value_t = Dtype::Keep)]
+    pub(crate) dtype: Dtype,
+    /// How weights are quantised when they are loaded: a scheme such as w4a16, or the path of a policy.
+    #[arg(long, value_name = "SCHEME", value_parser = policy)]
+    pub(crate) quantize: Option<Policy>,
+    /// Say what bounds each stage of the first mesh.
+    #[arg(long)]
+    pub(crate) explain: bool,
+    /// Draw what each stage of the first mesh does when as SVG: the prompts of all requests, and answers of 16 tokens.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) timeline: Option<PathBuf>,
+    /// Use only files on this machine.
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

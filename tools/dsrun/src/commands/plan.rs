@@ -1,0 +1,176 @@
+//! `dsrun plan`: predicts memory and speed of a model on devices that need not be here.
+
+use super::{print, print_json};
+use crate::{
+    arguments::{ModelArguments, Plan, Weights},
+    session::open_model,
+    terminal::Terminal,
+};
+use anyhow::{Context, Result, anyhow, bail};
+use dsrun_engine::{
+    Bytes, EngineOptions,
+    planner::{Bound, Forecast, Load, StageForecast, forecast, hardware::Hardware},
+};
+use dsrun_models::presets::Preset;
+use serde_json::json;
+use std::fs;
+
+/// Tokens of an answer in timelines.
+const ANSWER: usize = 16;
+
+pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
+    let hardware = hardware(command)?;
+    // Forecasts need the sizes of weights and not their values.
+    let weights = if Preset::from_name(&command.model).is_some() { Weights::Random } else { Weights::File };
+    let named = ModelArguments { model: command.model.clone(), weights, offline: command.offline };
+    let model = open_model(&named, command.dtype, terminal)?;
+    let longest = model.config().context;
+    let context = command.context.unwrap_or_else(|| longest.min(EngineOptions::DEFAULT_CONTEXT));
+    let prompt = command.prompt.unwrap_or(context / 2).max(1);
+    if prompt > context {
+        bail!(
+            "--prompt {prompt} is longer than the context of {context} tokens\nhint: choose a larger --context"
+        );
+    }
+    let load = Load { requests: command.batch, context, prompt };
+    let default = EngineOptions::default();
+    let options = EngineOptions {
+        precision: command.dtype.into(),
+        step_tokens: command.step_tokens.unwrap_or(default.step_tokens),
+        quantize: command.quantize.clone(),
+        ..default
+    };
+    let mesh = command.mesh.map(|mesh| (usize::from(mesh.tp), usize::from(mesh.pp)));
+    // A mesh says how many devices there are.
+    let devices = mesh.filter(|_| command.devices == 1).map_or(command.devices, |(tp, pp)| tp * pp);
+    let forecasts = forecast(&model, devices, mesh, &hardware, &options, load)?;
+    let best = forecasts.first().context("there is no mesh of these devices")?;
+    let timeline = match &command.timeline {
+        None => None,
+        Some(path) => {
+            let answer = ANSWER.min(context - prompt).max(1);
+            let load = Load { prompt: prompt.min(context - answer).max(1), ..load };
+            let timeline = best.timeline(longest, &hardware, &options, load, answer)?;
+            fs::write(path, timeline.svg("us"))
+                .with_context(|| format!("{} cannot be written", path.display()))?;
+            Some(timeline.bubble())
+        }
+    };
+    if command.json {
+        return print_json(&json!({
+            "model": model.name(),
+            "device": hardware.name,
+            "devices": devices,
+            "load": load,
+            "forecasts": forecasts,
+            "idle": timeline,
+        }));
+    }
+    print(&format!(
+        "{} on {devices} x {}: {} of {context} tokens, predicted from bytes and operations",
+        model.name(),
+        hardware.name,
+        if load.requests == 1 { "1 request".into() } else { format!("{} requests", load.requests) },
+    ))?;
+    print(&format!(
+        "{:12} {:>12} {:>14} {:>10} {:>10} {:>14}",
+        "mesh", "memory/rank", "read/token", "ms/token", "tokens/s", "first token ms"
+    ))?;
+    for forecast in &forecasts {
+        print(&row(forecast))?;
+    }
+    if best.fits == Some(false) {
+        let free = Bytes(hardware.memory.unwrap_or(0));
+        terminal.note(&format!(
+            "no mesh fits into {free} of each device: use more --devices, a smaller --context, fewer requests, or --quantize"
+        ));
+    }
+    if command.explain {
+        print(&explained(best, &hardware))?;
+    }
+    match timeline {
+        Some(idle) => print(&format!("stages idle for {:.1}% of the timeline's time", 100.0 * idle)),
+        None => Ok(()),
+    }
+}
+
+/// The figures of the devices that the arguments describe.
+fn hardware(command: &Plan) -> Result<Hardware> {
+    let mut hardware = Hardware::named(&command.device).ok_or_else(|| {
+        let names = Hardware::names().join(", ");
+        anyhow!(
+            "there are no figures of a device `{}`\nhint: choose one of {names}, and replace its figures with --memory, \
+             --memory-bandwidth, --operations, --link-bandwidth and --latency-us",
+            command.device
+        )
+    })?;
+    let costs = &mut hardware.costs;
+    let mut memory = None;
+    let figures = [
+        ("--memory", command.memory, 1e9, None),
+        ("--memory-bandwidth", command.memory_bandwidth, 1e9, Some(&mut costs.memory_bandwidth)),
+        ("--operations", command.operations, 1e12, Some(&mut costs.operations)),
+        ("--link-bandwidth", command.link_bandwidth, 1e9, Some(&mut costs.link_bandwidth)),
+        ("--latency-us", command.latency_us, 1.0, Some(&mut costs.latency_us)),
+    ];
+    for (flag, value, unit, place) in figures {
+        let Some(value) = value else { continue };
+        if !value.is_finite() || value < 0.0 || (value == 0.0 && flag != "--latency-us") {
+            bail!("{flag} is {value}, but must be positive");
+        }
+        match place {
+            Some(place) => *place = value * unit,
+            None => memory = Some((value * unit) as u64),
+        }
+    }
+    if let Some(latency) = command.latency_us {
+        hardware.costs.gather_latency_us = latency;
+    }
+    hardware.memory = memory.or(hardware.memory);
+    Ok(hardware)
+}
+
+fn row(forecast: &Forecast) -> String {
+    let Forecast { tp, pp, token_ms, tokens_per_second, first_token_ms, .. } = forecast;
+    let fits = if forecast.fits == Some(false) { "  does not fit" } else { "" };
+    format!(
+        "{:12} {:>12} {:>14} {token_ms:>10.3} {tokens_per_second:>10.1} {first_token_ms:>14.1}{fits}",
+        format!("tp={tp},pp={pp}"),
+        Bytes(forecast.memory()).to_string(),
+        Bytes(forecast.bytes_per_token).to_string(),
+    )
+}
+
+/// What bounds each stage of a mesh.
+fn explained(forecast: &Forecast, hardware: &Hardware) -> String {
+    let costs = &hardware.costs;
+    let mut lines = vec![format!(
+        "{}: {:.0} GB/s of memory, {:.0} TFLOPS, {:.0} GB/s and {} us between devices",
+        hardware.name,
+        costs.memory_bandwidth / 1e9,
+        costs.operations / 1e12,
+        costs.link_bandwidth / 1e9,
+        costs.latency_us
+    )];
+    for (stage, own) in forecast.stages.iter().enumerate() {
+        let StageForecast { weights, states, step_us, read_us, compute_us, exchange_us, bound, .. } = own;
+        let bound = match bound {
+            Bound::Memory => "memory bandwidth",
+            Bound::Operations => "operations",
+            Bound::LinkBandwidth => "the bandwidth between devices",
+            Bound::LinkLatency => "the latency between devices",
+        };
+        lines.push(format!(
+            "stage {} of {}: {} of weights and {} of states on each rank; a step takes {step_us:.0} us: {read_us:.0} reading, \
+             {compute_us:.0} computing, {exchange_us:.0} exchanging; bound by {bound}",
+            stage + 1,
+            forecast.pp,
+            Bytes(*weights),
+            Bytes(*states),
+        ));
+    }
+    if forecast.pp > 1 {
+        lines.push(format!("stage {} is the slowest, and the others wait for it", forecast.slowest() + 1));
+    }
+    lines.join("\n")
+}
