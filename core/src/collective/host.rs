@@ -28,6 +28,10 @@ use tcp::TcpRank;
 /// The time a collective waits for the other ranks, unless set otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How many times longer a rank waits for a message than for a collective. Ranks reach a collective at about the same time, but send a
+/// message when they have computed what is in it.
+const MESSAGE_PATIENCE: u32 = 10;
+
 /// Collectives over the threads of this process, or over processes that are connected by TCP.
 ///
 /// The messages between processes are neither encrypted nor signed: their network must be a trusted one.
@@ -240,7 +244,7 @@ impl HostComm {
         self.transport().send(bytes, peer)
     }
 
-    /// Receives a message of rank `peer`. The messages of a rank arrive in order.
+    /// Receives a message of rank `peer`, which may take ten times as long as a collective. The messages of a rank arrive in order.
     ///
     /// # Errors
     /// As [`Self::all_reduce`], or if `peer` is not another rank or its message has another length.

@@ -3,7 +3,10 @@
 //! Every collective is one exchange: each rank deposits its bytes, labelled with the collective it runs, waits until all ranks
 //! have, and reads the deposits it needs.
 
-use super::{super::GroupId, HostTransport, concatenate, missing_ranks, monitor::Monitor, reduce::reduce};
+use super::{
+    super::GroupId, HostTransport, MESSAGE_PATIENCE, concatenate, missing_ranks, monitor::Monitor,
+    reduce::reduce,
+};
 use crate::{Code, DType, Error, Result, op::Reduction};
 use std::{
     collections::{HashMap, VecDeque},
@@ -190,7 +193,12 @@ impl HostTransport for LocalRank {
         let key = (peer, self.rank);
         let arrived = |state: &mut State| Ok(state.messages.get_mut(&key).and_then(VecDeque::pop_front));
         let missing = |_: &State| format!("a message of rank {peer}");
-        let message = self.group.state.take(self.timeout, "receive", arrived, missing)?;
+        let message = self.group.state.take(
+            self.timeout.saturating_mul(MESSAGE_PATIENCE),
+            "receive",
+            arrived,
+            missing,
+        )?;
         if message.len() != bytes.len() {
             let text = format!("rank {peer} sent {} bytes, expected {}", message.len(), bytes.len());
             return Err(Error::new(Code::Communication, text));

@@ -10,8 +10,8 @@ mod frame;
 mod rendezvous;
 
 use super::{
-    super::GroupId, DEFAULT_TIMEOUT, HostTransport, concatenate, missing_ranks, monitor::Monitor,
-    reduce::reduce,
+    super::GroupId, DEFAULT_TIMEOUT, HostTransport, MESSAGE_PATIENCE, concatenate, missing_ranks,
+    monitor::Monitor, reduce::reduce,
 };
 use crate::{Code, DType, Error, Result, op::Reduction};
 use frame::{Frame, Kind};
@@ -321,7 +321,7 @@ impl HostTransport for TcpRank {
     }
 
     fn receive(&self, bytes: &mut [u8], peer: usize) -> Result<()> {
-        let message = self.receive_message(self.timeout, peer)?;
+        let message = self.receive_message(self.timeout.saturating_mul(MESSAGE_PATIENCE), peer)?;
         if message.len() != bytes.len() {
             let text = format!("rank {peer} sent {} bytes, expected {}", message.len(), bytes.len());
             return Err(Error::new(Code::Communication, text));
