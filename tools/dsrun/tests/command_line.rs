@@ -16,8 +16,8 @@ fn help_names_every_command_and_fits_a_terminal() {
     let ran = run(dsrun(&["--help"]));
     assert_eq!(ran.code, Some(0));
     for command in [
-        "generate", "chat", "pull", "models", "inspect", "logits", "backends", "doctor", "kernels", "bench",
-        "eval", "quantize",
+        "generate", "chat", "pull", "models", "inspect", "plan", "logits", "backends", "doctor", "kernels",
+        "bench", "eval", "quantize",
     ] {
         assert!(ran.out.contains(&format!("  {command} ")), "{command} is missing in\n{}", ran.out);
     }
