@@ -104,16 +104,17 @@ impl Processes {
     /// The error of the process that has failed, if one has, in place of the error of a wait for one of its ranks. Members of a group
     /// of ranks have numbers of their own, and processes notice a failure about when the groups of their ranks do.
     pub(crate) fn cause(&self, error: EngineError) -> EngineError {
-        let is_wait = matches!(&error, EngineError::Hal(error) if error.code() == Code::Communication);
+        if !matches!(&error, EngineError::Hal(error) if error.code() == Code::Communication) {
+            return error;
+        }
         let end = Instant::now() + CAUSE_TIMEOUT;
-        while is_wait {
+        loop {
             match self.group.status() {
                 Err(cause) => return cause.into(),
-                Ok(()) if Instant::now() >= end => break,
+                Ok(()) if Instant::now() >= end => return error,
                 Ok(()) => thread::sleep(CAUSE_INTERVAL),
             }
         }
-        error
     }
 
     /// Sends another process something to do.

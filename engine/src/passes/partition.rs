@@ -148,7 +148,7 @@ fn divide(
     let cut_before = |piece: usize| piece.checked_sub(1).map(|cut| cuts.candidates()[cut]);
     let stage = |(stage, range): (usize, &std::ops::Range<usize>)| {
         let own = &pieces[range.clone()];
-        let next = (range.end < pieces.len()).then(|| range.end).and_then(cut_before);
+        let next = (range.end < pieces.len()).then_some(range.end).and_then(cut_before);
         let program = stage_program(&cuts, [cut_before(range.start), next], stage, stages)?;
         let send_bytes = next.map_or(0.0, |cut| cuts.crossing_bytes(cut, costs));
         Ok(Stage {

@@ -226,7 +226,7 @@ struct RanksOfProcess {
 /// If the ranks are not a multiple of the stages.
 fn mesh_shape(ranks: usize, options: &EngineOptions) -> Result<MeshShape> {
     let pipeline = options.pipeline.count();
-    if ranks == 0 || ranks % pipeline != 0 {
+    if ranks == 0 || !ranks.is_multiple_of(pipeline) {
         let rule = format!("must divide the number of ranks, which is {ranks}");
         return Err(EngineError::option("pp", pipeline, rule));
     }

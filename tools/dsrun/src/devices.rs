@@ -186,7 +186,7 @@ pub(crate) fn open_replicas(
     }
     let pipeline = arguments.pipeline();
     pipeline.check().map_err(|error| anyhow::anyhow!("--stages {}", error.message()))?;
-    if ranks % (pipeline.count() * replicas) != 0 && processes.is_none() {
+    if !ranks.is_multiple_of(pipeline.count() * replicas) && processes.is_none() {
         bail!(
             "{} cannot be divided into {} stages\nhint: name a multiple of the stages with --devices, or choose fewer stages",
             count(ranks / replicas),
