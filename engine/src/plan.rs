@@ -13,7 +13,7 @@
 //! | `stream` | layers whose weights stay in host memory and are copied to the device for each step |
 //! | `draft_plan`, `draft_vocabulary` | the memory and compatibility of a draft model |
 //! | `execution_context`, `compiled_step`, `plan_cache` | a step bound to device memory |
-//! | `mesh`, `mesh_rank` | a model that is split over several devices, and the place of each in their mesh |
+//! | `mesh`, `mesh_rank`, `mesh_programs` | a model that is split over several devices, the place of each in their mesh, and its program |
 //! | `compile_ahead` | builds the kernels of every step before the first request |
 
 mod bucket;
@@ -26,6 +26,7 @@ mod execution_context;
 mod layout;
 mod memory;
 mod mesh;
+mod mesh_programs;
 mod mesh_rank;
 mod plan_cache;
 mod programs;
@@ -42,13 +43,12 @@ use crate::{
 pub(crate) use bucket::{Bucket, FixedSizes};
 pub(crate) use calls::{is_cache, state_bytes, weight_desc};
 pub(crate) use compiled_step::CompiledStep;
-pub(crate) use draft_plan::DraftPlan;
 use dsrun_core::{device::Device, program::Program};
 use dsrun_models::model::Model;
 pub(crate) use execution_context::{ExecutionContext, Resident, SharedMemory, ValueStorage};
 pub(crate) use layout::{InputLayout, Layout, SharedSizes};
 pub(crate) use memory::{cache_desc, page_bytes};
-pub(crate) use mesh::{FollowerPlan, mesh_programs};
+pub(crate) use mesh_programs::mesh_programs;
 pub(crate) use mesh_rank::{MeshRank, MeshShape};
 pub(crate) use plan_cache::{PlanCache, plan_key};
 pub(crate) use programs::StepPrograms;
@@ -85,6 +85,26 @@ pub struct EnginePlan {
     pub(crate) followers: Vec<FollowerPlan>,
     /// The processes that have the ranks, if they are several.
     pub(crate) processes: Option<Arc<Processes>>,
+}
+
+/// The plan of a draft model.
+#[derive(Debug)]
+pub(crate) struct DraftPlan {
+    /// The draft model.
+    pub(crate) model: Arc<Model>,
+    /// The plan of its own engine.
+    pub(crate) plan: Box<EnginePlan>,
+    /// The most tokens it proposes at a time.
+    pub(crate) tokens: usize,
+}
+
+/// The plan of a rank other than 0.
+#[derive(Debug)]
+pub(crate) struct FollowerPlan {
+    /// The rank's own device.
+    pub(crate) device: Arc<dyn Device>,
+    /// The rank's own programs and memory.
+    pub(crate) plan: EnginePlan,
 }
 
 impl EnginePlan {

@@ -1,6 +1,6 @@
 //! Plans an engine with a draft model: a second, smaller model that proposes tokens.
 
-use super::{EnginePlan, draft_vocabulary::check_vocabulary};
+use super::{DraftPlan, EnginePlan, draft_vocabulary::check_vocabulary};
 use crate::{
     error::{EngineError, Result},
     options::{EngineOptions, Speculation, WeightsIn},
@@ -8,17 +8,6 @@ use crate::{
 use dsrun_core::device::Device;
 use dsrun_models::model::Model;
 use std::sync::Arc;
-
-/// The plan of a draft model.
-#[derive(Debug)]
-pub(crate) struct DraftPlan {
-    /// The draft model.
-    pub(crate) model: Arc<Model>,
-    /// The plan of its own engine.
-    pub(crate) plan: Box<EnginePlan>,
-    /// The most tokens it proposes at a time.
-    pub(crate) tokens: usize,
-}
 
 impl EnginePlan {
     /// Plans an engine with a draft model that proposes tokens as [`Speculation::Draft`] says. The draft model runs on the same

@@ -1,18 +1,16 @@
 //! Plans an engine whose model is split over several devices, in one process or in several: one rank for each.
 
 use super::{
-    EnginePlan,
+    EnginePlan, FollowerPlan,
     bucket::FixedSizes,
+    mesh_programs::mesh_programs,
     mesh_rank::{MeshRank, MeshShape},
     programs::{StepPrograms, preferred_type},
 };
 use crate::{
     error::{EngineError, Result},
     options::{EngineOptions, Speculation, WeightsIn},
-    passes::{
-        partition::partition,
-        shard::{MeshCosts, shard},
-    },
+    passes::shard::MeshCosts,
     processes::{Processes, facts},
 };
 use dsrun_core::{
@@ -20,7 +18,6 @@ use dsrun_core::{
     collective::{Collective, GroupId},
     device::Device,
     op::MeshAxis,
-    program::Program,
 };
 use dsrun_models::model::Model;
 use std::{sync::Arc, thread, time::Duration};
@@ -31,15 +28,6 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// The micro-batches for each stage that a prompt of a whole step is processed in. With so many the stages idle for less than a fifth
 /// of the time, by the rule of GPipe (Huang et al., 2019, section 2.3).
 const PROMPT_MICRO_BATCHES: usize = 4;
-
-/// The plan of a rank other than 0.
-#[derive(Debug)]
-pub(crate) struct FollowerPlan {
-    /// The rank's own device.
-    pub(crate) device: Arc<dyn Device>,
-    /// The rank's own programs and memory.
-    pub(crate) plan: EnginePlan,
-}
 
 impl EnginePlan {
     /// Plans an engine for a model that is split over devices: into as many stages as [`EngineOptions::pipeline`] says, and each
@@ -231,48 +219,6 @@ fn mesh_shape(ranks: usize, options: &EngineOptions) -> Result<MeshShape> {
         return Err(EngineError::option("pp", pipeline, rule));
     }
     Ok(MeshShape { tensor: ranks / pipeline, pipeline })
-}
-
-/// The program of every rank: that of its stage, sharded over the ranks of the stage. `sizes` resolves the sizes of states, and
-/// `free` bounds the bytes of weights and states of a rank.
-///
-/// # Errors
-/// As the passes `partition` and `shard`.
-pub(crate) fn mesh_programs(
-    program: &Program,
-    shape: MeshShape,
-    options: &EngineOptions,
-    costs: &MeshCosts,
-    sizes: &dyn Fn(&str) -> Option<usize>,
-    free: Option<u64>,
-) -> Result<Vec<Program>> {
-    let policy = &options.shard;
-    let costs = policy.costs.as_ref().unwrap_or(costs);
-    let stages = match shape.pipeline {
-        1 => vec![program.clone()],
-        _ => {
-            // Within a stage the ranks divide most weights evenly.
-            let limit = free.map(|free| free.saturating_mul(shape.tensor as u64));
-            let stages = partition(program, &options.pipeline, costs, sizes, limit)?;
-            for (stage, own) in stages.iter().enumerate() {
-                let (bytes, microseconds) = (own.memory, own.time_us);
-                tracing::info!(stage, bytes, microseconds, "divided the model");
-            }
-            stages.into_iter().map(|stage| stage.program).collect()
-        }
-    };
-    let mut programs = vec![Program::default(); shape.ranks()];
-    for (stage, own) in stages.iter().enumerate() {
-        let policy = policy.for_part(program, own)?;
-        let sharded = shard(own, shape.tensor, &policy, costs, sizes, free)?;
-        let (bytes, microseconds) = (sharded.memory, sharded.cost_us);
-        tracing::info!(stage, ranks = shape.tensor, bytes, ?free, microseconds, "split the model");
-        let ranks = (0..shape.ranks()).filter(|rank| shape.stage(*rank) == stage);
-        for (rank, program) in ranks.zip(sharded.programs) {
-            programs[rank] = program;
-        }
-    }
-    Ok(programs)
 }
 
 /// A group of ranks along an axis of the mesh.
