@@ -174,6 +174,14 @@ fn a_model_that_does_not_fit_says_so() {
     assert_eq!((one.fits, one.memory() > 135_000_000_000), (Some(false), true));
     let two = forecasts("llama-70b", 2, 1);
     assert!(two.iter().all(|forecast| forecast.fits == Some(true)), "{two:?}");
+    // An engine that finds too little memory names the command that says what is needed.
+    let tiny = Model::open(fixtures().join("llama3")).unwrap();
+    let small = DeviceOptions { memory_limit: Some(1 << 16), ..DeviceOptions::default() };
+    let device: Arc<dyn Device> = dsrun_cpu::CpuBackend::new().open(0, &small).unwrap();
+    let plan = EnginePlan::new(&tiny, &*device, &exact(16, 1)).unwrap();
+    let error = plan.load(&tiny, device, &mut |_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("does not fit") && error.contains("`dsrun plan`"), "{error}");
+
     let hardware = Hardware::named("h100").unwrap();
     let load = Load { requests: 1, context: 1024, prompt: 512 };
     for (devices, mesh, part) in

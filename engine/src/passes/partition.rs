@@ -136,7 +136,7 @@ fn divide(
             let (weights, limit) = (pieces.iter().map(|piece| piece.memory).sum::<u64>(), limit.unwrap_or(0));
             let message = format!(
                 "{stages} stages with {limit} free bytes each do not hold the {weights} bytes of weights and KV cache; use \
-                 more stages, a smaller context or smaller weights"
+                 more stages, a smaller context or smaller weights; `dsrun plan` shows what more devices need"
             );
             Error::new(Code::OutOfMemory, message)
         })?,

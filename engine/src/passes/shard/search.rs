@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
                     let ranks = self.mesh.splits.ranks();
                     let message = format!(
                         "each of {ranks} ranks needs at least {least} bytes for weights and KV cache, and {limit} are free; use \
-                         more ranks, a smaller context or smaller weights"
+                         more ranks, a smaller context or smaller weights; `dsrun plan` shows what more devices need"
                     );
                     return Err(Error::new(Code::OutOfMemory, message));
                 }
