@@ -55,9 +55,9 @@ pub(crate) use programs::StepPrograms;
 use programs::preferred_type;
 use std::sync::Arc;
 pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, StepSize, StepState};
-use stream::StreamableLayers;
 pub use stream::{LinkRates, StreamForecast};
 pub(crate) use stream::{StreamPlan, WeightImages, WeightRing};
+use stream::{StreamableLayers, StreamedStep};
 pub(crate) use traffic::Experts;
 pub use traffic::StepTraffic;
 
@@ -293,6 +293,21 @@ impl EnginePlan {
     fn page_bytes(&self) -> u64 {
         let draft = self.draft.as_ref().map_or(0, |draft| draft.plan.page_bytes());
         self.memory.kv_cache / self.fixed.pages.max(1) as u64 + draft
+    }
+
+    /// Measures the rates of copies, and predicts the time of a step; `None` if all weights stay on the device.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn forecast_streaming(&self, device: &dyn Device) -> Result<Option<StreamForecast>> {
+        let Some(stream) = &self.stream else { return Ok(None) };
+        let (context, requests) = (self.context, self.options.max_requests);
+        let kv_requests = (self.fixed.pages / self.fixed.blocks.max(1)).clamp(1, requests.max(1));
+        let (alone, together) = (self.step_traffic(device, 1)?, self.step_traffic(device, kv_requests)?);
+        let kv_per_token = alone.kv_per_token;
+        let weights = [alone.weights, together.weights];
+        let step = StreamedStep { weights, kv_per_token, context, requests, kv_requests };
+        Ok(Some(StreamForecast::new(stream, step, LinkRates::measure(device)?)))
     }
 
     /// The memory that will be allocated.

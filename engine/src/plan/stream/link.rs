@@ -1,6 +1,7 @@
 //! The rate of copies from the host, and the prediction of a step's time.
 
-use crate::{error::Result, memory::Bytes, plan::EnginePlan};
+use super::choice::{PlacedWeight, StreamPlan};
+use crate::{error::Result, memory::Bytes};
 use dsrun_core::device::{BufferSlice, Device, MemoryKind, Stream};
 use std::{
     fmt,
@@ -103,25 +104,30 @@ pub struct StreamForecast {
     wide: bool,
 }
 
-impl EnginePlan {
-    /// Measures the rates of copies, and predicts the time of a step; `None` if all weights stay on the device.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn forecast_streaming(&self, device: &dyn Device) -> Result<Option<StreamForecast>> {
-        let Some(stream) = &self.stream else { return Ok(None) };
-        let traffic = |requests: usize| self.step_traffic(device, requests);
-        let kv_per_token = traffic(1)?.kv_per_token;
-        let rates = LinkRates::measure(device)?;
-        let requests = self.options.max_requests;
-        let kv_requests = (self.fixed.pages / self.fixed.blocks.max(1)).min(requests);
-        let kv = |requests: usize| (kv_per_token * (requests * self.context / 2) as u64) as f64;
-        let memory_seconds = |requests| -> Result<f64> {
-            Ok((traffic(requests)?.weights as f64 + kv(requests)) / rates.inside_device)
-        };
+/// What a step with streamed layers reads and how many requests it serves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamedStep {
+    /// Bytes of weights that a step reads, of one request and of all whose context the KV cache holds.
+    pub(crate) weights: [u64; 2],
+    /// Bytes of KV cache for each token of a request's context.
+    pub(crate) kv_per_token: u64,
+    /// Tokens of a whole context.
+    pub(crate) context: usize,
+    /// Requests that run side by side.
+    pub(crate) requests: usize,
+    /// Requests whose whole context the KV cache holds; at least one.
+    pub(crate) kv_requests: usize,
+}
+
+impl StreamForecast {
+    /// Predicts the time of a step.
+    pub(crate) fn new(stream: &StreamPlan, step: StreamedStep, rates: LinkRates) -> Self {
+        let StreamedStep { weights, kv_per_token, context, requests, kv_requests } = step;
+        let kv = |requests: usize| (kv_per_token * (requests * context / 2) as u64) as f64;
+        let memory_seconds = |weights: u64, requests| (weights as f64 + kv(requests)) / rates.inside_device;
         let streamable = stream.packed_bytes() + stream.device_bytes() - stream.ring_bytes();
         let elements: usize = stream.layers.iter().flat_map(|layer| &layer.weights).map(elements).sum();
-        Ok(Some(StreamForecast {
+        Self {
             streamed_layers: stream.layers.len(),
             resident_layers: stream.resident_layers,
             slots: stream.slots,
@@ -131,19 +137,13 @@ impl EnginePlan {
             requests,
             kv_requests,
             link_seconds: stream.streamed_bytes() as f64 / rates.to_device,
-            memory_seconds_alone: memory_seconds(1)?,
-            memory_seconds: memory_seconds(kv_requests.max(1))?,
-            threshold: streamable as f64 / (self.context as f64 * kv_per_token as f64).max(1.0),
+            memory_seconds_alone: memory_seconds(weights[0], 1),
+            memory_seconds: memory_seconds(weights[1], kv_requests),
+            threshold: streamable as f64 / (context as f64 * kv_per_token as f64).max(1.0),
             wide: stream.packed_bytes() >= 2 * elements as u64,
-        }))
+        }
     }
-}
 
-fn elements(weight: &super::PlacedWeight) -> usize {
-    weight.desc.weight_type.elements().unwrap_or(usize::MAX)
-}
-
-impl StreamForecast {
     /// The predicted seconds of a step with one request.
     pub fn seconds_alone(&self) -> f64 {
         self.link_seconds.max(self.memory_seconds_alone)
@@ -213,6 +213,10 @@ impl fmt::Display for StreamForecast {
         }
         Ok(())
     }
+}
+
+fn elements(weight: &PlacedWeight) -> usize {
+    weight.desc.weight_type.elements().unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! as a layer is launched, the copy of the layer that has its slot next is enqueued, those of the next step behind the last layers of
 //! this one, so copies go on while a step ends and the next one begins.
 
-use super::{PlacedWeight, StreamPlan};
+use super::choice::{PlacedWeight, StreamPlan, StreamedLayer};
 use crate::{error::Result, memory::Bytes};
 use dsrun_core::{
     Code, Error,
@@ -40,7 +40,7 @@ impl WeightImages {
             let weights = layer.weights.iter().enumerate();
             places.extend(weights.map(|(place, weight)| (weight.name.clone(), (number, place))));
         }
-        let image = |layer: &super::StreamedLayer| Image {
+        let image = |layer: &StreamedLayer| Image {
             memory: None,
             bytes: layer.bytes,
             weights: layer.weights.clone(),

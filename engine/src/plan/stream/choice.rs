@@ -1,0 +1,246 @@
+//! Which layers are streamed, and the sizes of the ring of slots that they pass through.
+
+use super::layers::{Layer, layers};
+use crate::error::Result;
+use dsrun_core::{Error, WeightType, device::Device, kernels::WeightDesc, program::Program};
+use std::collections::HashMap;
+
+/// Bytes of a layer from which on the ring has two slots. Copies of smaller layers end often enough that more slots hide more of
+/// what delays a step.
+const LARGE_LAYER: usize = 256 << 20;
+
+/// The repeating layers of a program, and what they take on a device.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamableLayers {
+    layers: Vec<StreamedLayer>,
+}
+
+/// A layer whose weights can be streamed.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamedLayer {
+    /// Its packed weights, side by side.
+    pub(crate) weights: Vec<PlacedWeight>,
+    /// Bytes of all of them with the gaps that alignment takes.
+    pub(crate) bytes: usize,
+}
+
+/// A packed weight's place in its layer.
+#[derive(Clone, Debug)]
+pub(crate) struct PlacedWeight {
+    /// The name of the value.
+    pub(crate) name: String,
+    /// The description that it is adopted by: its memory is written again.
+    pub(crate) desc: WeightDesc,
+    /// Where it begins.
+    pub(crate) offset: usize,
+    /// Its packed bytes.
+    pub(crate) bytes: usize,
+}
+
+impl StreamableLayers {
+    /// Finds the repeating layers of a program, and places their packed weights as the device lays them out.
+    ///
+    /// # Errors
+    /// [`dsrun_core::Code::Unsupported`] if the program has no repeating layers, or the device cannot move their packed weights;
+    /// those of the device.
+    pub(crate) fn new(program: &Program, device: &dyn Device) -> Result<Self> {
+        let kernels = device.kernels();
+        let desc = |weight: &WeightType| WeightDesc { weight_type: weight.clone(), immutable: false };
+        let bytes = |weight: &WeightType| kernels.prepack_query(&desc(weight)).map(|layout| layout.bytes);
+        let alignment = device.properties().alignment.max(256);
+        let place = |layer: Layer| -> Result<StreamedLayer> {
+            let mut placed = StreamedLayer { weights: Vec::new(), bytes: 0 };
+            for id in layer.weights {
+                let value = program.value(id)?;
+                let weight =
+                    value.weight_type().ok_or_else(|| Error::internal("is no weight").at(&value.name))?;
+                let layout = kernels.prepack_query(&desc(weight))?;
+                if !layout.relocatable {
+                    let message = "the backend cannot stream weights: its packed weights cannot be moved";
+                    return Err(Error::unsupported(message).at(&value.name).into());
+                }
+                let weight = PlacedWeight {
+                    name: value.name.clone(),
+                    desc: desc(weight),
+                    offset: placed.bytes,
+                    bytes: layout.bytes,
+                };
+                placed.bytes = (placed.bytes + layout.bytes).next_multiple_of(alignment);
+                placed.weights.push(weight);
+            }
+            Ok(placed)
+        };
+        let layers: Vec<_> = layers(program, &bytes)?.into_iter().map(place).collect::<Result<_>>()?;
+        if layers.is_empty() {
+            let message = "the program has no repeating layers whose weights could be streamed";
+            return Err(Error::unsupported(message).into());
+        }
+        Ok(Self { layers })
+    }
+
+    /// The number of each weight's layer, by the name of the weight.
+    pub(crate) fn numbers(&self) -> HashMap<String, usize> {
+        numbers(&self.layers)
+    }
+
+    /// Packed bytes of all layers.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.layers.iter().map(packed_bytes).sum()
+    }
+
+    /// The numbers of slots that a ring may have, the best first.
+    pub(crate) fn slot_counts(&self) -> Vec<usize> {
+        let best = if self.slot_bytes() >= LARGE_LAYER { 2 } else { 4 };
+        (1..=best.min(self.layers.len())).rev().collect()
+    }
+
+    /// Bytes of a slot: those of the largest layer.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.bytes).max().unwrap_or(0)
+    }
+
+    /// Streams as few layers as the device has no room for, with this many slots. `room` is what the ring and the layers that stay on
+    /// the device may take; at most `most_resident` layers stay. `None` if there is too little room.
+    pub(crate) fn choose(&self, slots: usize, room: u64, most_resident: usize) -> Option<StreamPlan> {
+        let all = self.layers.len();
+        let multiples = (1..=all / slots).map(|rounds| rounds * slots);
+        let mut enough =
+            multiples.filter(|streamed| all - streamed <= most_resident || *streamed + slots > all);
+        enough
+            .find_map(|streamed| Some(self.split(slots, streamed)).filter(|plan| plan.device_bytes() <= room))
+    }
+
+    /// Streams all layers but those that remain if the number of slots does not divide their number.
+    pub(crate) fn all(&self, slots: usize) -> StreamPlan {
+        self.split(slots, self.layers.len() / slots * slots)
+    }
+
+    /// Streams this many layers; those that stay on the device are spread evenly between them, so that their time hides copies.
+    fn split(&self, slots: usize, streamed: usize) -> StreamPlan {
+        let all = self.layers.len();
+        let is_streamed = |index: usize| (index + 1) * streamed / all > index * streamed / all;
+        let (mut layers, mut resident_bytes) = (Vec::with_capacity(streamed), 0);
+        for (index, layer) in self.layers.iter().enumerate() {
+            match is_streamed(index) {
+                true => layers.push(layer.clone()),
+                false => resident_bytes += packed_bytes(layer),
+            }
+        }
+        StreamPlan {
+            resident_layers: all - layers.len(),
+            resident_bytes,
+            slots,
+            slot_bytes: self.slot_bytes(),
+            layers,
+        }
+    }
+}
+
+/// The layers that are streamed, and the ring of slots that they pass through.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamPlan {
+    /// The streamed layers in the order of a step; a multiple of the number of slots.
+    pub(crate) layers: Vec<StreamedLayer>,
+    /// The layers that stay on the device.
+    pub(crate) resident_layers: usize,
+    resident_bytes: u64,
+    /// Slots on the device.
+    pub(crate) slots: usize,
+    /// Bytes of a slot.
+    pub(crate) slot_bytes: usize,
+}
+
+impl StreamPlan {
+    /// Bytes of the ring.
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        self.slots as u64 * self.slot_bytes as u64
+    }
+
+    /// Bytes on the device: those of the ring and of the layers that stay there.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        self.ring_bytes() + self.resident_bytes
+    }
+
+    /// Packed bytes of the streamed layers.
+    pub(crate) fn packed_bytes(&self) -> u64 {
+        self.layers.iter().map(packed_bytes).sum()
+    }
+
+    /// Bytes that a step copies to the device, and that host memory holds.
+    pub(crate) fn streamed_bytes(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.bytes as u64).sum()
+    }
+
+    /// The number of each streamed weight's layer, by the name of the weight.
+    pub(crate) fn numbers(&self) -> HashMap<String, usize> {
+        numbers(&self.layers)
+    }
+}
+
+fn packed_bytes(layer: &StreamedLayer) -> u64 {
+    layer.weights.iter().map(|weight| weight.bytes as u64).sum()
+}
+
+fn numbers(layers: &[StreamedLayer]) -> HashMap<String, usize> {
+    let named = |(number, layer): (usize, &StreamedLayer)| {
+        let weights = layer.weights.iter().map(move |weight| (weight.name.clone(), number));
+        weights.collect::<Vec<_>>()
+    };
+    layers.iter().enumerate().flat_map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dsrun_core::{DType, WeightFormat};
+    use rstest::rstest;
+
+    /// Layers of one weight of 100 bytes each, in slots of 128.
+    fn alike(count: usize) -> StreamableLayers {
+        let weight_type = WeightType { format: WeightFormat::Dense(DType::F32), shape: vec![5, 5] };
+        let weight = |index: usize| PlacedWeight {
+            name: format!("w{index}"),
+            desc: WeightDesc { weight_type: weight_type.clone(), immutable: false },
+            offset: 0,
+            bytes: 100,
+        };
+        let layer = |index| StreamedLayer { weights: vec![weight(index)], bytes: 128 };
+        StreamableLayers { layers: (0..count).map(layer).collect() }
+    }
+
+    fn streamed(plan: &StreamPlan) -> Vec<&str> {
+        plan.layers.iter().map(|layer| layer.weights[0].name.as_str()).collect()
+    }
+
+    #[test]
+    fn resident_layers_are_spread_evenly() {
+        // The ring takes 256 bytes, so three layers of eight fit, and the slots divide the streamed ones with two.
+        let plan = alike(8).choose(2, 256 + 399, usize::MAX).unwrap();
+        assert_eq!((plan.layers.len(), plan.resident_layers), (6, 2));
+        assert_eq!(streamed(&plan), ["w1", "w2", "w3", "w5", "w6", "w7"]);
+        assert_eq!((plan.ring_bytes(), plan.device_bytes(), plan.streamed_bytes()), (256, 456, 768));
+    }
+
+    #[rstest]
+    #[case(8, 2, 256, usize::MAX, Some(8))]
+    #[case(8, 2, 255, usize::MAX, None)]
+    #[case(8, 2, 1 << 20, usize::MAX, Some(2))]
+    #[case(8, 2, 1 << 20, 3, Some(6))]
+    #[case(8, 2, 1 << 20, 0, Some(8))]
+    #[case(8, 4, 512 + 400, usize::MAX, Some(4))]
+    // Of seven layers one has to stay if there are two slots.
+    #[case(7, 2, 256, usize::MAX, None)]
+    #[case(7, 2, 356, 0, Some(6))]
+    #[case(7, 1, 128, 0, Some(7))]
+    fn as_few_layers_are_streamed_as_there_is_no_room_for(
+        #[case] layers: usize,
+        #[case] slots: usize,
+        #[case] room: u64,
+        #[case] most_resident: usize,
+        #[case] expected: Option<usize>,
+    ) {
+        let plan = alike(layers).choose(slots, room, most_resident);
+        assert_eq!(plan.as_ref().map(|plan| plan.layers.len()), expected);
+        assert!(plan.is_none_or(|plan| plan.layers.len() % slots == 0 && plan.device_bytes() <= room));
+    }
+}
