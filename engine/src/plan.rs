@@ -18,6 +18,7 @@
 
 mod bucket;
 mod calls;
+pub(crate) mod chosen_experts;
 mod compile_ahead;
 mod compiled_step;
 mod draft_plan;
@@ -58,7 +59,6 @@ pub(crate) use step_interface::{SegmentSet, StepInput, StepOutput, StepSegment, 
 pub use stream::{LinkRates, StreamForecast};
 pub(crate) use stream::{StreamPlan, WeightImages, WeightRing};
 use stream::{StreamableLayers, StreamedStep};
-pub(crate) use traffic::Experts;
 pub use traffic::StepTraffic;
 
 /// The share of the device's free memory that is left free if the KV cache takes the rest: one part in this many.

@@ -6,7 +6,7 @@
 use crate::{
     engine::Engine,
     error::{EngineError, Result},
-    plan::{Bucket, Experts, Resident, StepSegment, StepSize, StepState, is_cache, plan_key},
+    plan::{Bucket, Resident, StepSegment, StepSize, StepState, chosen_experts::Experts, is_cache, plan_key},
     runner::{CallByCall, Executor, Runner, STEP_TIMEOUT, StepInputs},
 };
 use dsrun_core::{

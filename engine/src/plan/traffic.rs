@@ -3,6 +3,7 @@
 use super::{
     EnginePlan,
     calls::{is_cache, state_bytes, weight_desc},
+    chosen_experts::Experts,
     step_interface::{StepSegment, StepSize},
 };
 use crate::error::Result;
@@ -86,22 +87,6 @@ impl EnginePlan {
             products += 2 * (rows * keys) as u64 * features as u64;
         }
         products
-    }
-}
-
-/// The experts whose matrices are one weight.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Experts {
-    pub(crate) count: usize,
-    /// The number of experts of a token.
-    pub(crate) slots: usize,
-}
-
-impl Experts {
-    /// The share of the experts that at least one of so many tokens chooses, if routers choose all experts equally often.
-    pub(crate) fn expected_share(self, tokens: usize) -> f64 {
-        let count = self.count.max(1) as f64;
-        1.0 - (1.0 - (self.slots as f64 / count).min(1.0)).powf(tokens as f64)
     }
 }
 
