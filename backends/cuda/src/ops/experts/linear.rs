@@ -488,3 +488,57 @@ fn product(
         }),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dsrun_core::op::GateLayout;
+    use rstest::rstest;
+
+    const GATED: Form = Form::Gated(GatedActivation {
+        function: Nonlinearity::Silu,
+        layout: GateLayout::Separate,
+        limit: 0.0,
+        up_offset: 0.0,
+    });
+
+    #[rstest]
+    #[case::one_token(1, "bf16")]
+    #[case::few_tokens(8, "bf16")]
+    #[case::two_tiles(128, "bf16")]
+    #[case::many_tokens(512, "bf16")]
+    #[case::one_token_of_integers(1, "q4_k")]
+    #[case::two_tiles_of_integers(128, "mxfp4")]
+    #[case::many_tokens_of_integers(4096, "int4g128_f16")]
+    fn work_is_divided_into_what_fits(#[case] rows: usize, #[case] format: &str) {
+        let format = WeightFormat::from_name(format).unwrap_or(WeightFormat::Dense(DType::BF16));
+        for (outputs, inputs) in [(768, 2048), (2048, 768), (14_336, 4096), (16, 256)] {
+            let x = DType::BF16;
+            let shape = Shape { rows, slots: 8, count: 128, outputs, inputs, x, format, x_stride: inputs };
+            for (capability, sm_count) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
+                let device = DeviceSpec { capability, sm_count, blas: true, custom_gemm: true };
+                for form in [Form::Plain, GATED, Form::Summed] {
+                    let division = shape.division(form, &device);
+                    // Beside lists of assignments.
+                    let shared = division.shared(shape.stage()) + 512;
+                    assert!(shared <= device.shared_memory(), "{shared} bytes for {outputs} x {inputs}");
+                    match division.kind {
+                        Kind::Plain => panic!("plain arithmetic where tensor cores multiply"),
+                        Kind::Streamed { split, stages, blocks } => {
+                            assert!(WARPS.is_multiple_of(split) && split <= inputs.div_ceil(shape.step()));
+                            assert!(stages >= 2 && division.rows <= TILE_ROWS * MAX_TILES);
+                            let [grid, ..] = division.grid(shape.items(division.rows), outputs, &device);
+                            assert!(grid <= blocks * sm_count, "{grid} blocks");
+                        }
+                        Kind::Tiled => assert!(LARGE_TILE_ROWS.contains(&division.rows)),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn assignments_are_items_where_hardly_two_share_an_expert() {
+        assert!(is_direct(1, 8, 8) && is_direct(2, 8, 128) && !is_direct(4, 8, 128) && !is_direct(2, 2, 8));
+    }
+}
