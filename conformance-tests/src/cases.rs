@@ -136,7 +136,7 @@ mod tests {
     use dsrun_core::op::Op;
     use std::collections::HashSet;
 
-    const REGIONS: [&str; 11] = [
+    const REGIONS: [&str; 12] = [
         "add_rms_norm",
         "norm_linear",
         "linear_add",

@@ -257,7 +257,7 @@ fn note_default(arguments: &DevicesArguments, backend: &dyn Backend, terminal: &
     let name = &backend.info().name;
     if arguments.device.backend.is_none() && name != plain {
         terminal
-            .note(&format!("backend {name}, because it finds a device; --backend {plain} runs on the CPU"));
+            .note(&format!("backend {name}, because it finds a device; --backend {plain} runs without it"));
     }
     Ok(())
 }
