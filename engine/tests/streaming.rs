@@ -122,15 +122,14 @@ fn every_family_can_be_streamed() {
         }
         let Ok(model) = Model::open(&folder) else { continue };
         let name = folder.display();
-        let layers = model.config().layers;
         let options = exact(16, 3);
         let own = EngineOptions { resident_layers: Some(0), ..streamed(&options) };
         let plan =
             EnginePlan::new(&model, &*device(), &own).unwrap_or_else(|error| panic!("{name}: {error}"));
         let forecast = plan.forecast_streaming(&*device()).unwrap().unwrap();
-        // Where kinds of layers alternate, one of each kind is streamed as one.
-        let found = forecast.streamed_layers + forecast.resident_layers;
-        assert!((2..=layers).contains(&found), "{name}: {found} of {layers} layers");
+        // Where kinds of layers alternate, one of each kind is streamed as one; where all weights have the same shape, as only in small
+        // models, each of them is.
+        assert!(forecast.streamed_layers >= 2, "{name}");
         assert_eq!(answers(&model, &device(), &own), answers(&model, &device(), &options), "{name}");
         families += 1;
     }
