@@ -6,6 +6,30 @@ use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, builder::Fal
 /// Flags for comparing techniques, which the commands for users accept without listing them.
 const FOR_COMPARISON: [&str; 4] = ["no_fuse", "no_launch_ahead", "prompts_first", "no_graphs"];
 
+/// Flags that few need, which the commands for users list in `--help` but not in `-h`.
+const FOR_FEW: [&str; 20] = [
+    "log",
+    "kv_dtype",
+    "step_tokens",
+    "weights_in",
+    "resident_layers",
+    "pp",
+    "mesh",
+    "stages",
+    "devices",
+    "shard",
+    "launcher",
+    "rendezvous",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "threads",
+    "weights",
+    "speculate",
+    "draft",
+];
+
 /// The commands for users.
 const FOR_USERS: [&str; 2] = ["generate", "chat"];
 
@@ -20,9 +44,10 @@ pub(super) fn command() -> Command {
     let mut command = with_variables(Arguments::command());
     for name in FOR_USERS {
         command = command.mut_subcommand(name, |command| {
-            command.mut_args(|arg| match FOR_COMPARISON.contains(&arg.get_id().as_str()) {
-                true => arg.hide(true),
-                false => arg,
+            command.mut_args(|arg| {
+                let name = arg.get_id().as_str();
+                let (hidden, rare) = (FOR_COMPARISON.contains(&name), FOR_FEW.contains(&name));
+                arg.hide(hidden).hide_short_help(rare)
             })
         });
     }
@@ -71,6 +96,23 @@ fn variable(flag: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_short_help_of_the_commands_for_users_is_short() {
+        for name in FOR_USERS {
+            let mut commands = command();
+            let command = commands.find_subcommand_mut(name).expect("there is such a command");
+            for flag in FOR_COMPARISON.iter().chain(&FOR_FEW) {
+                let found = command.get_arguments().any(|arg| arg.get_id() == flag) || *flag == "log";
+                assert!(found, "{name} has no flag {flag}");
+            }
+            let text = command.render_help().to_string();
+            assert!(text.lines().count() < 80, "{text}");
+            for heading in ["Model:", "Engine:", "Device:", "Several devices:", "Sampling:"] {
+                assert!(text.lines().any(|line| line == heading), "{heading} is missing in\n{text}");
+            }
+        }
+    }
 
     #[test]
     fn flags_have_the_names_of_other_programs_too() {

@@ -25,6 +25,7 @@ pub(crate) struct SetupArguments {
 
 /// The model, and the source of its weights.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Model")]
 pub(crate) struct ModelArguments {
     /// A name (`smollm2`), a path (GGUF file, safetensors file or folder), or a Hugging Face id (`owner/name`,
     /// `owner/name@revision` or `owner/name:file.gguf`). With --weights random also a preset such as llama-1b.
@@ -49,6 +50,7 @@ pub(crate) enum Weights {
 
 /// The device, and how much of it is used.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Device")]
 pub(crate) struct DeviceArguments {
     /// The backend: a name that `dsrun backends` lists, or the path of a plugin's library or manifest. If not given, an accelerator
     /// whose plugin is installed, or else the CPU.
@@ -65,6 +67,9 @@ pub(crate) struct DeviceArguments {
     pub(crate) gpu_memory: Option<MemorySize>,
 }
 
+/// The heading of the options for several devices in the help.
+const SEVERAL: &str = "Several devices";
+
 /// One device, or several that a model is split over.
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArguments {
@@ -72,29 +77,29 @@ pub(crate) struct DevicesArguments {
     pub(crate) device: DeviceArguments,
     /// Split the model over this many ranks by tensor parallelism: consecutive devices from --device on. Ranks on the CPU share its
     /// threads and its memory.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(help_heading = SEVERAL, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) tp: Option<u16>,
     /// Divide the layers into this many stages, each on devices of its own, that work on different requests at the same time
     /// (pipeline parallelism). With --tp, each stage has that many ranks.
-    #[arg(long, value_name = "STAGES", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(help_heading = SEVERAL, long, value_name = "STAGES", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) pp: Option<u16>,
     /// The ranks of each stage and the stages in one flag, such as `tp=2,pp=2`.
-    #[arg(long, value_name = "AXES", value_parser = mesh, conflicts_with_all = ["tp", "pp"])]
+    #[arg(help_heading = SEVERAL, long, value_name = "AXES", value_parser = mesh, conflicts_with_all = ["tp", "pp"])]
     pub(crate) mesh: Option<Mesh>,
     /// The first layer of each stage but the first, such as `8,20`; balanced by their costs if not given.
-    #[arg(long, value_delimiter = ',', value_name = "LAYERS")]
+    #[arg(help_heading = SEVERAL, long, value_delimiter = ',', value_name = "LAYERS")]
     pub(crate) stages: Vec<usize>,
     /// Split the model over these devices, such as `0,1`: one rank on each.
-    #[arg(long, value_delimiter = ',', value_name = "INDICES", conflicts_with = "device")]
+    #[arg(help_heading = SEVERAL, long, value_delimiter = ',', value_name = "INDICES", conflicts_with = "device")]
     pub(crate) devices: Vec<usize>,
     /// A TOML file that pins how weights are split over ranks; a search decides about all others.
-    #[arg(long, value_name = "PATH", value_parser = shard_policy)]
+    #[arg(help_heading = SEVERAL, long, value_name = "PATH", value_parser = shard_policy)]
     pub(crate) shard: Option<ShardPolicy>,
     /// The launcher that has started several processes of this command, each with some of the ranks.
-    #[arg(long, value_enum, default_value_t = LauncherName::Auto, value_name = "NAME")]
+    #[arg(help_heading = SEVERAL, long, value_enum, default_value_t = LauncherName::Auto, value_name = "NAME")]
     pub(crate) launcher: LauncherName,
     /// The host and port where the processes meet; that of the launcher if not given.
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(help_heading = SEVERAL, long, value_name = "HOST:PORT")]
     pub(crate) rendezvous: Option<String>,
 }
 
@@ -177,6 +182,7 @@ impl From<LauncherName> for Launcher {
 
 /// Options of the engine.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArguments {
     /// Element type of weights, activations and cache; `keep` uses the weights' types in the file.
     #[arg(long, value_enum, default_value_t = Dtype::Keep)]
@@ -282,6 +288,7 @@ pub(crate) fn shard_policy(path: &str) -> Result<ShardPolicy, String> {
 
 /// Options of speculation, for commands that generate tokens.
 #[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Speculation")]
 pub(crate) struct SpeculationArguments {
     /// Propose tokens and let the model check several of them in one step; the answer stays the same. `ngram`, or `ngram:K` for at
     /// most K at a time (7), proposes the tokens that followed the last ones earlier in the text: that pays where answers repeat
@@ -305,6 +312,7 @@ impl SpeculationArguments {
 
 /// Sampling options. The defaults are the model's own; if it has none, those that suit its size.
 #[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArguments {
     /// Temperature: 0 takes the most likely token; 1 samples from the model's own distribution.
     #[arg(long, alias = "temp", value_name = "NUMBER", allow_negative_numbers = true)]
