@@ -48,7 +48,6 @@ const UNITS: &[Unit] = &[
     unit!(
         "experts/dense.cu",
         "mma.cuh",
-        "copies.cuh",
         "elementwise/function.cuh",
         "linear/weight.cuh",
         "experts/params.cuh",
@@ -58,7 +57,6 @@ const UNITS: &[Unit] = &[
     unit!(
         "experts/packed.cu",
         "mma.cuh",
-        "copies.cuh",
         "elementwise/function.cuh",
         "linear/weight.cuh",
         "linear/pieces.cuh",
