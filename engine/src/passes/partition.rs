@@ -1,7 +1,7 @@
 //! Pipeline parallelism: a program becomes one program for each stage, and a stage sends the next what that needs.
 //!
-//! The stages are computed, not listed model by model. The graph says where a program can be cut ([`cuts`]): at the places where the
-//! fewest bytes cross, which is the residual stream alone in every family of models. Of all ways to cut there, [`balance`] takes the
+//! The stages are computed, not listed model by model. The graph says where a program can be cut (`cuts`): at the places where the
+//! fewest bytes cross, which is the residual stream alone in every family of models. Of all ways to cut there, `balance` takes the
 //! one whose slowest stage takes the least time ([`MeshCosts`]) and whose stages fit into memory. This is PipeDream's dynamic
 //! programme in its form for inference: no backward pass, so a transfer counts once, and no weights to synchronise.
 //!
