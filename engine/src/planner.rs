@@ -192,7 +192,10 @@ pub fn forecast(
         unfit.cmp(&other_unfit).then(ms.total_cmp(&other_ms))
     });
     match (forecasts.is_empty(), refused) {
-        (true, Some(error)) => Err(error),
+        (true, Some(error)) => {
+            let rule = format!("must divide the model, but no mesh does; the last one tried: {error}");
+            Err(EngineError::option("devices", devices, rule))
+        }
         _ => Ok(forecasts),
     }
 }

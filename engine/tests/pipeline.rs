@@ -21,7 +21,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use support::{assert_greedy, difference, engine, exact, fixtures, greedy, logits, sampled};
+use support::{assert_greedy, difference, engine, exact, greedy, logits, margins, open, prompts, sampled};
 
 test_main![
     logits_and_greedy_text_are_those_of_one_device,
@@ -62,28 +62,6 @@ fn split(model: &Model, [tp, pp]: [usize; 2], options: &EngineOptions) -> Engine
     assert_eq!(program.contains("axis=tensor"), tp > 1, "{tp} ranks in a stage");
     assert_eq!((plan.stages(), plan.memory_of_ranks().count()), (pp, tp * pp));
     plan.load(model, devices[0].clone(), &mut |_, _| {}).unwrap()
-}
-
-fn open(name: &str) -> Model {
-    let gguf = fixtures().join(name).join("model.gguf");
-    Model::open(if gguf.exists() { gguf } else { fixtures().join(name) }).unwrap()
-}
-
-fn prompts(model: &Model) -> Vec<Vec<u32>> {
-    let vocabulary = model.config().vocabulary as u32;
-    [9, 4, 13].map(|length| (0..length).map(|token| (token * 11 + length) % vocabulary).collect()).into()
-}
-
-/// The margins between the two largest logits after each token of an answer.
-fn margins(engine: &mut Engine, prompt: &[u32], answer: &[u32]) -> Vec<f64> {
-    let whole: Vec<u32> = prompt.iter().chain(answer).copied().collect();
-    let rows = logits(engine, &whole[..whole.len() - 1]);
-    let margin = |row: &Vec<f32>| {
-        let mut sorted = row.clone();
-        sorted.sort_by(|a, b| b.total_cmp(a));
-        f64::from(sorted[0] - sorted[1])
-    };
-    rows[prompt.len() - 1..].iter().map(margin).collect()
 }
 
 /// Compares logits and greedy text of meshes with those of one device.

@@ -41,6 +41,30 @@ pub(crate) fn exact(step_tokens: usize, max_requests: usize) -> EngineOptions {
     }
 }
 
+/// A model of the fixtures: its GGUF file if it has one.
+pub(crate) fn open(name: &str) -> Model {
+    let gguf = fixtures().join(name).join("model.gguf");
+    Model::open(if gguf.exists() { gguf } else { fixtures().join(name) }).expect("the fixture is a model")
+}
+
+/// Prompts of different lengths.
+pub(crate) fn prompts(model: &Model) -> Vec<Vec<u32>> {
+    let vocabulary = model.config().vocabulary as u32;
+    [9, 4, 13].map(|length| (0..length).map(|token| (token * 11 + length) % vocabulary).collect()).into()
+}
+
+/// The margins between the two largest logits after each token of an answer.
+pub(crate) fn margins(engine: &mut Engine, prompt: &[u32], answer: &[u32]) -> Vec<f64> {
+    let whole: Vec<u32> = prompt.iter().chain(answer).copied().collect();
+    let rows = logits(engine, &whole[..whole.len() - 1]);
+    let margin = |row: &Vec<f32>| {
+        let mut sorted = row.clone();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        f64::from(sorted[0] - sorted[1])
+    };
+    rows[prompt.len() - 1..].iter().map(margin).collect()
+}
+
 /// Greedy tokens of several prompts that run side by side.
 pub(crate) fn greedy(engine: &mut Engine, prompts: &[Vec<u32>], count: usize) -> Vec<Vec<u32>> {
     sampled(engine, prompts, count, &SamplingOptions::default())

@@ -44,7 +44,7 @@ pub(crate) fn run(command: &Plan, terminal: &Terminal) -> Result<()> {
     // A mesh says how many devices there are.
     let devices = mesh.filter(|_| command.devices == 1).map_or(command.devices, |(tp, pp)| tp * pp);
     let forecasts = forecast(&model, devices, mesh, &hardware, &options, load)?;
-    let best = forecasts.first().context("there is no mesh of these devices")?;
+    let best = forecasts.first().context("the model cannot be divided over this number of devices")?;
     let timeline = match &command.timeline {
         None => None,
         Some(path) => {

@@ -1,8 +1,8 @@
 //! The experts of a layer, from the logits of the router to the weighted sum, as one region of a few launches.
 //!
 //! The body is `moe_route`, `moe_group`, `grouped_linear` of gate and other half, `gated_activation`, `grouped_linear` and
-//! `moe_combine`. Gate, other half and activation are one launch; `moe_group` is left out where each assignment is an item. What one launch
-//! leaves for the next is in scratch memory. Gates are not rounded before they are activated.
+//! `moe_combine`. Gate, other half and activation are one launch; `moe_group` is left out where each assignment is an item.
+//! Intermediate tensors are in scratch memory. Gates are not rounded before they are activated.
 
 use super::{
     linear::{self, is_direct},
@@ -136,7 +136,7 @@ struct Step {
     results: Vec<Place>,
 }
 
-/// Tensors in scratch memory that launches leave for each other.
+/// Intermediate tensors in scratch memory, which one launch writes and a later one reads.
 #[derive(Default)]
 struct Scratch {
     tensors: Vec<(TensorDesc, usize)>,
