@@ -22,6 +22,32 @@ __device__ inline int expert_of(const GroupedLinearParams& p, int assignment) {
     return expert >= 0 && place < (u32)p.count ? (int)place : -1;
 }
 
+/* The range of an expert's assignments in `order`. */
+struct Range { int begin, end; };
+__device__ inline Range range_of(const GroupedLinearParams& p, int expert, int all) {
+    int begin = p.starts[expert], end = p.starts[expert + 1];
+    return {begin < 0 ? 0 : begin, end > all ? all : end};
+}
+/* The number of an expert's items. */
+__device__ inline int items_of(const GroupedLinearParams& p, int expert, int all) {
+    const Range range = range_of(p, expert, all);
+    return range.end > range.begin ? (range.end - range.begin + TOKENS - 1) / TOKENS : 0;
+}
+
+/* The number of items of a step with `all` assignments. Whole warps must call. */
+__device__ inline int count_items(const GroupedLinearParams& p, int all) {
+#if DIRECT
+    return all;
+#else
+    int items = 0;
+#pragma unroll 4
+    for (int expert = threadIdx.x % 32; expert < (int)p.count; expert += 32) items += items_of(p, expert, all);
+    for (int distance = 16; distance; distance /= 2) items += __shfl_xor_sync(0xffffffffu, items, distance);
+    /* Tables that overlap may claim any number. */
+    return items < 0 || items > (int)p.items ? (int)p.items : items;
+#endif
+}
+
 /* Item `number` of a step with `all` assignments. Whole warps must call. */
 __device__ inline Item find_item(const GroupedLinearParams& p, int number, int all) {
 #if DIRECT
@@ -33,10 +59,9 @@ __device__ inline Item find_item(const GroupedLinearParams& p, int number, int a
     for (int base = 0; base < count; base += 32) {
         int expert = base + lane, begin = 0, end = 0;
         if (expert < count) {
-            begin = p.starts[expert];
-            end = p.starts[expert + 1];
-            begin = begin < 0 ? 0 : begin;
-            end = end > all ? all : end;
+            const Range range = range_of(p, expert, all);
+            begin = range.begin;
+            end = range.end;
         }
         int items = end > begin ? (end - begin + TOKENS - 1) / TOKENS : 0, up_to = items;
 #pragma unroll

@@ -1,8 +1,9 @@
 /*
- * grouped_linear with packed integers on tensor cores, activations f16 or bf16: see tile.cuh.
+ * grouped_linear with packed integers and few assignments of an expert on tensor cores, activations f16 or bf16: see tile.cuh.
  *
- * A step is 16 rows by 64 bytes, two units of 8 rows: 64 inputs of 8 bits or 128 of 4. A lane loads 16 bytes of two rows, so a warp loads
- * lines without gaps, with the numbers of their groups (see weight/packing.rs). Integers become pairs of what activations are (pairs.cuh), less
+ * A step is 16 rows by 64 bytes, two units of 8 rows: 64 inputs of 8 bits or 128 of 4. A lane copies 16 bytes of each unit as they lie in
+ * memory, so a warp copies lines without gaps, and some lanes copy the numbers of their groups (see weight/packing.rs). Rows of a line change
+ * places by which line it is: then 8 lanes meet no bank twice, copying or reading. Integers become pairs of what activations are (pairs.cuh), less
  * what they are counted from, exactly; the sums of a group are scaled in f32. Minima are multiplied by the sums of a group's
  * activations, which are a product with a matrix of ones.
  *
@@ -30,48 +31,90 @@ __device__ inline u32 plus(u32 pair, u32 other) {
 __device__ inline u32 twice(float x) { return narrow<X>(x).bits * 0x10001u; }
 
 struct Integers {
-    struct Loaded {
-        Vector low, high;
-        SCALE numbers[STEP_GROUPS][2][NUMBERS];
-    };
-    static constexpr int columns = SPAN;
+    /* Bytes of the numbers of a unit that a step takes. */
+    static constexpr int numbers = STEP_GROUPS * LINE;
+    static constexpr int columns = SPAN, stage = 1024 + 2 * numbers;
     static constexpr bool aligned = true;
-    const u8 *low, *high, *low_numbers, *high_numbers;
+
+    struct Inputs {
+        u32 of[TILES][4][BITS == 4 ? 4 : 2];
+    };
+    struct Weights {
+        Vector low, high;
+        SCALE number[STEP_GROUPS][2][NUMBERS];
+        __device__ Weights(const u8* stage) {
+            const int lane = threadIdx.x % 32, at = lane % 4 * 8 + (lane / 4 ^ lane % 4 * 2);
+            low = ((const Vector*)stage)[at];
+            high = ((const Vector*)stage)[at + 32];
+#pragma unroll
+            for (int g = 0; g < STEP_GROUPS; ++g) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const SCALE* own = (const SCALE*)(stage + 1024 + i * numbers + g * LINE) + lane / 4 * NUMBERS;
+#pragma unroll
+                    for (int n = 0; n < NUMBERS; ++n) number[g][i][n] = own[n];
+                }
+            }
+        }
+    };
+    const u8 *low, *high, *own_numbers;
     int inputs;
 
-    __device__ Integers(const GroupedLinearParams& p, i64 row, i64 end) {
-        int lane = threadIdx.x % 32;
-        i64 first = row / 8, second = !GATED && (first + 1) * 8 < end ? first + 1 : first;
+    __device__ Integers(const GroupedLinearParams& p)
+        : low(p.weight.elements), high(p.weight.elements), own_numbers(p.weight.scales), inputs((int)p.inputs) {}
+    __device__ void aim(const GroupedLinearParams& p, i64 row, i64 end) {
+        const int lane = threadIdx.x % 32;
+        const i64 first = row / 8, second = !GATED && (first + 1) * 8 < end ? first + 1 : first;
         const Weight& other = GATED ? p.other : p.weight;
-        low = p.weight.elements + first * p.weight.row_bytes + lane % 4 * 128 + lane / 4 * 16;
-        high = other.elements + second * other.row_bytes + lane % 4 * 128 + lane / 4 * 16;
-        low_numbers = p.weight.scales + first * p.weight.scale_bytes + lane / 4 * (NUMBERS * SCALE_BYTES);
-        high_numbers = other.scales + second * other.scale_bytes + lane / 4 * (NUMBERS * SCALE_BYTES);
-        inputs = (int)p.inputs;
+        low = p.weight.elements + first * p.weight.row_bytes + lane * 16;
+        high = other.elements + second * other.row_bytes + lane * 16;
+        own_numbers = lane < 16 ? p.weight.scales + first * p.weight.scale_bytes + lane * 16
+                                : other.scales + second * other.scale_bytes + lane % 16 * 16;
     }
-    __device__ void load(int step, Loaded& to) const {
-        to.low = load_stream(low + (i64)step * 512);
-        to.high = load_stream(high + (i64)step * 512);
+    __device__ void copy(u8* stage, int step) const {
+        const int lane = threadIdx.x % 32, at = lane / 8 * 8 + (lane % 8 ^ lane / 8 * 2);
+        copy_ahead((Vector*)stage + at, low + (i64)step * 512, true);
+        copy_ahead((Vector*)stage + at + 32, high + (i64)step * 512, true);
+        const i64 line = GROUP == 0 ? 0 : GROUP > SPAN ? step * SPAN / (GROUP ? GROUP : 1) : step * STEP_GROUPS;
+        if (lane % 16 * 16 < numbers) {
+            copy_ahead((Vector*)(stage + 1024 + lane / 16 * numbers) + lane % 16, own_numbers + line * LINE, true);
+        }
+    }
+    /* The lane's inputs of a word, four or two pairs. */
+    __device__ int column_of(int step, int w) const {
+        const int part = threadIdx.x % 4;
+        return step * SPAN + (BITS == 4 ? w * 32 + part * 8 : GROUP == 0 ? part * 16 + w * 4 : w * 16 + part * 4);
+    }
+    __device__ void load(const X* const (&x)[TILES], int step, Inputs& to) const {
 #pragma unroll
-        for (int g = 0; g < STEP_GROUPS; ++g) {
-            i64 line = GROUP == 0 ? 0 : (GROUP > SPAN ? step * SPAN / (GROUP ? GROUP : 1) : step * STEP_GROUPS + g) * (i64)LINE;
+        for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
-            for (int n = 0; n < NUMBERS; ++n) {
-                to.numbers[g][0][n] = ((const SCALE*)(low_numbers + line))[n];
-                to.numbers[g][1][n] = ((const SCALE*)(high_numbers + line))[n];
+            for (int w = 0; w < 4; ++w) {
+                const int column = column_of(step, w);
+                const bool real = x[tile] && column < inputs;
+#if BITS == 4
+                Vector v = {};
+                if (real) v = load_vector(x[tile] + column);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) to.of[tile][w][i] = v.word[i];
+#else
+                uint2 v = make_uint2(0, 0);
+                if (real) v = *(const uint2*)(x[tile] + column);
+                to.of[tile][w][0] = v.x;
+                to.of[tile][w][1] = v.y;
+#endif
             }
         }
     }
-    __device__ void add(int step, const Loaded& own, const X* const (&x)[TILES], float (&sums)[TILES][4]) const {
-        const int part = threadIdx.x % 4;
+    __device__ void add(const Weights& own, const Inputs& x, float (&sums)[TILES][4]) const {
 #pragma unroll
         for (int g = 0; g < STEP_GROUPS; ++g) {
             float scale[2], second[2] = {};
             u32 less[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                scale[i] = widen(own.numbers[g][i][0]);
-                if (OFFSET) second[i] = widen(own.numbers[g][i][NUMBERS - 1]);
+                scale[i] = widen(own.number[g][i][0]);
+                if (OFFSET) second[i] = widen(own.number[g][i][NUMBERS - 1]);
                 less[i] = twice(-SHIFTED - (OFFSET == 1 ? second[i] : 0.0f));
             }
             float c[TILES][4] = {};
@@ -93,23 +136,15 @@ struct Integers {
                 }
 #pragma unroll
                 for (int tile = 0; tile < TILES; ++tile) {
+                    const u32(&v)[BITS == 4 ? 4 : 2] = x.of[tile][w];
+                    multiply(c[tile], low[0], high[0], low[1], high[1], v[0], v[1]);
 #if BITS == 4
-                    int column = step * SPAN + w * 32 + part * 8;
-                    Vector v = {};
-                    if (x[tile] && column < inputs) v = load_vector(x[tile] + column);
-                    multiply(c[tile], low[0], high[0], low[1], high[1], v.word[0], v.word[1]);
-                    multiply(c[tile], low[2], high[2], low[3], high[3], v.word[2], v.word[3]);
-#if OFFSET == 2
-                    multiply(around[tile], ONES, ONES, ONES, ONES, v.word[0], v.word[1]);
-                    multiply(around[tile], ONES, ONES, ONES, ONES, v.word[2], v.word[3]);
+                    multiply(c[tile], low[2], high[2], low[3], high[3], v[2], v[3]);
 #endif
-#else
-                    int column = step * SPAN + (GROUP == 0 ? part * 16 + w * 4 : w * 16 + part * 4);
-                    uint2 v = make_uint2(0, 0);
-                    if (x[tile] && column < inputs) v = *(const uint2*)(x[tile] + column);
-                    multiply(c[tile], low[0], high[0], low[1], high[1], v.x, v.y);
 #if OFFSET == 2
-                    multiply(around[tile], ONES, ONES, ONES, ONES, v.x, v.y);
+                    multiply(around[tile], ONES, ONES, ONES, ONES, v[0], v[1]);
+#if BITS == 4
+                    multiply(around[tile], ONES, ONES, ONES, ONES, v[2], v[3]);
 #endif
 #endif
                 }
@@ -129,7 +164,7 @@ struct Integers {
 };
 #endif
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_linear_packed(const __grid_constant__ GroupedLinearParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) grouped_linear_packed(const __grid_constant__ GroupedLinearParams p) {
     launch_dependents_and_wait();
 #if __CUDA_ARCH__ >= 800
     multiply_items<Integers>(p);

@@ -14,6 +14,8 @@ struct GroupedLinearParams {
     /* The weight and the bias of the half that the activated gate is multiplied by; absent without a gate. */
     Weight other;
     const BIAS* other_bias;
+    /* The weights of slots whose products are summed; absent where they are not. */
+    Matrix<const float> factors;
     /* The tables of `moe_group`; absent where each assignment is an item. */
     Matrix<const int> order;
     const int* starts;
@@ -21,6 +23,8 @@ struct GroupedLinearParams {
     /* Of an expert. */
     i64 inputs;
     i64 outputs;
+    /* Outputs, with those of its neighbours that are in the same units of packed rows. */
+    i64 covered;
     /* Experts of the device, and the index of the first. */
     i64 count;
     i64 first_expert;
@@ -31,7 +35,7 @@ struct GroupedLinearParams {
     /* Added to the other half. */
     float up_offset;
 };
-static_assert(sizeof(GroupedLinearParams) == 272, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams) == 296, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::extent) == 72 && alignof(decltype(GroupedLinearParams::extent)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::x) == 16 && alignof(decltype(GroupedLinearParams::x)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::weight) == 32 && alignof(decltype(GroupedLinearParams::weight)) == 8, "GroupedLinearParams as in Rust");
@@ -39,11 +43,13 @@ static_assert(sizeof(GroupedLinearParams::experts) == 16 && alignof(decltype(Gro
 static_assert(sizeof(GroupedLinearParams::bias) == 8 && alignof(decltype(GroupedLinearParams::bias)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::other) == 32 && alignof(decltype(GroupedLinearParams::other)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::other_bias) == 8 && alignof(decltype(GroupedLinearParams::other_bias)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::factors) == 16 && alignof(decltype(GroupedLinearParams::factors)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::order) == 16 && alignof(decltype(GroupedLinearParams::order)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::starts) == 8 && alignof(decltype(GroupedLinearParams::starts)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::y) == 16 && alignof(decltype(GroupedLinearParams::y)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::inputs) == 8 && alignof(decltype(GroupedLinearParams::inputs)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::outputs) == 8 && alignof(decltype(GroupedLinearParams::outputs)) == 8, "GroupedLinearParams as in Rust");
+static_assert(sizeof(GroupedLinearParams::covered) == 8 && alignof(decltype(GroupedLinearParams::covered)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::count) == 8 && alignof(decltype(GroupedLinearParams::count)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::first_expert) == 8 && alignof(decltype(GroupedLinearParams::first_expert)) == 8, "GroupedLinearParams as in Rust");
 static_assert(sizeof(GroupedLinearParams::items) == 8 && alignof(decltype(GroupedLinearParams::items)) == 8, "GroupedLinearParams as in Rust");

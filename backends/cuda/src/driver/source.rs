@@ -48,6 +48,7 @@ const UNITS: &[Unit] = &[
     unit!(
         "experts/dense.cu",
         "mma.cuh",
+        "copies.cuh",
         "elementwise/function.cuh",
         "linear/weight.cuh",
         "experts/params.cuh",
@@ -57,6 +58,7 @@ const UNITS: &[Unit] = &[
     unit!(
         "experts/packed.cu",
         "mma.cuh",
+        "copies.cuh",
         "elementwise/function.cuh",
         "linear/weight.cuh",
         "linear/pieces.cuh",

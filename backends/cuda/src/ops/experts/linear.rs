@@ -19,7 +19,7 @@ use crate::{
         launch::{LaunchOp, MAX_GRID},
     },
     ops::{
-        KernelPlan,
+        KernelPlan, evenly,
         frame::Frame,
         operand,
         params::{ExtentParams, MatrixParams, WeightParams},
@@ -47,6 +47,8 @@ kernel_struct! {
         /// The weight and the bias of the half that the activated gate is multiplied by; absent without a gate.
         other: WeightParams = "Weight",
         other_bias: Pointer = "const BIAS*",
+        /// The weights of slots whose products are summed; absent where they are not.
+        factors: MatrixParams = "Matrix<const float>",
         /// The tables of `moe_group`; absent where each assignment is an item.
         order: MatrixParams = "Matrix<const int>",
         starts: Pointer = "const int*",
@@ -54,6 +56,8 @@ kernel_struct! {
         /// Of an expert.
         inputs: i64 = "i64",
         outputs: i64 = "i64",
+        /// Outputs, with those of its neighbours that are in the same units of packed rows.
+        covered: i64 = "i64",
         /// Experts of the device, and the index of the first.
         count: i64 = "i64",
         first_expert: i64 = "i64",
@@ -87,8 +91,14 @@ const STAGE_ROW: usize = 128;
 /// Warps of a block on plain arithmetic, and the most assignments of its items.
 const PLAIN_WARPS: usize = 4;
 const PLAIN_ROWS: usize = 4;
-/// Steps of a weight that a warp has under way.
-const UNROLL: usize = 4;
+/// The most steps of a ring, the fewest with which several blocks share an SM, and the most blocks that do.
+const MAX_STAGES: usize = 8;
+const FEW_STAGES: usize = 5;
+const MAX_BLOCKS: usize = 3;
+/// Steps of a warp for each tile that are worth the end of a tile.
+const STEPS: usize = 6;
+/// Bytes of shared memory that the driver takes of each block.
+const RESERVED: usize = 1024;
 
 /// A call as its kernel is chosen.
 struct Shape {
@@ -121,10 +131,11 @@ struct Division {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Plain,
-    /// `split` warps share a tile, and load `unroll` steps ahead.
+    /// `split` warps share a tile, with rings of `stages` steps; so many blocks share an SM.
     Streamed {
         split: usize,
-        unroll: usize,
+        stages: usize,
+        blocks: usize,
     },
     /// Activations and weights meet in shared memory.
     Tiled,
@@ -132,18 +143,32 @@ enum Kind {
 
 impl Division {
     /// Bytes of dynamic shared memory.
-    fn shared(&self) -> usize {
-        if self.kind == Kind::Tiled { STAGES * (self.rows + LARGE_TILE) * STAGE_ROW } else { 0 }
+    fn shared(&self, stage: usize) -> usize {
+        match self.kind {
+            Kind::Plain => 0,
+            Kind::Streamed { stages, .. } => WARPS * stages * stage + sums(self.rows / TILE_ROWS),
+            Kind::Tiled => STAGES * (self.rows + LARGE_TILE) * STAGE_ROW,
+        }
+    }
+
+    /// The grid, for so many items of tiles that cover so many outputs.
+    fn grid(&self, items: usize, outputs: usize, device: &DeviceSpec) -> [usize; 3] {
+        let tiles = outputs.div_ceil(self.outputs);
+        match self.kind {
+            Kind::Streamed { blocks, .. } => [evenly(items * tiles, blocks * device.sm_count), 1, 1],
+            _ => [tiles, items.min(MAX_GRID), 1],
+        }
     }
 
     /// The constants of the kernel.
     fn defines(&self, packing: Option<Packing>) -> Vec<(&'static str, String)> {
         let mut defines = match self.kind {
             Kind::Plain => return Vec::new(),
-            Kind::Streamed { split, unroll } => vec![
+            Kind::Streamed { split, stages, blocks } => vec![
+                ("BLOCKS", blocks.to_string()),
                 ("TILES", (self.rows / TILE_ROWS).to_string()),
                 ("SPLIT", split.to_string()),
-                ("UNROLL", unroll.to_string()),
+                ("STAGES", stages.to_string()),
             ],
             Kind::Tiled => vec![("STAGES", STAGES.to_string())],
         };
@@ -192,7 +217,8 @@ impl Shape {
         if whole { self.outputs } else { self.outputs + UNIT - 1 }
     }
 
-    fn division(&self, gated: bool, device: &DeviceSpec) -> Division {
+    fn division(&self, form: Form, device: &DeviceSpec) -> Division {
+        let gated = form.gate().is_some();
         let all = self.rows * self.slots;
         // Twice as many as an expert has on average, so that few experts have several items.
         let wanted = if self.is_direct() { 1 } else { (2 * all).div_ceil(self.count).max(1) };
@@ -220,24 +246,71 @@ impl Shape {
             };
         }
         let tiles = wanted.div_ceil(TILE_ROWS).next_power_of_two().min(MAX_TILES);
-        let steps = self.inputs.div_ceil(self.step());
-        // As many warps as have a whole turn of loads each.
-        let unroll = if self.packing().is_some() { UNROLL / 2 } else { UNROLL };
-        let split = steps.div_ceil(unroll).next_power_of_two().clamp(1, WARPS);
         let (entry, unit) = match self.packing() {
             Some(_) => ("grouped_linear_packed", "experts/packed.cu"),
             None => ("grouped_linear_dense", "experts/dense.cu"),
         };
-        let outputs = WARPS / split * if gated { TILE / 2 } else { TILE };
-        Division {
-            entry,
-            unit,
-            rows: tiles * TILE_ROWS,
-            threads: WARPS * 32,
-            outputs,
-            kind: Kind::Streamed { split, unroll },
+        // Half of a gated tile's rows are of the other weight.
+        let outputs = |split: usize| WARPS / split * if gated { TILE / 2 } else { TILE };
+        let steps = self.inputs.div_ceil(self.step());
+        // A sum takes all slots for each tile.
+        let (items, turns) = match form {
+            Form::Summed => (1, self.slots),
+            _ => (self.items(tiles * TILE_ROWS), 1),
+        };
+        let units = |split: usize| items * self.covered_outputs().div_ceil(outputs(split));
+        let mut split = 1;
+        while split < WARPS
+            && steps >= 2 * split
+            && (steps * turns >= 2 * split * STEPS || units(split) < self.most_blocks() * device.sm_count)
+        {
+            split *= 2;
         }
+        let (stages, blocks) = self.ring(tiles, device);
+        let kind = Kind::Streamed { split, stages, blocks };
+        Division { entry, unit, rows: tiles * TILE_ROWS, threads: WARPS * 32, outputs: outputs(split), kind }
     }
+
+    /// The most items there may be of so many assignments each.
+    fn items(&self, rows: usize) -> usize {
+        let all = self.rows * self.slots;
+        // Each expert has at most one item that is not full.
+        if self.is_direct() { all } else { all.min(all / rows + self.count) }
+    }
+
+    /// Bytes of a step of a ring.
+    fn stage(&self) -> usize {
+        // 16 rows by 64 bytes, and the numbers of their groups.
+        let numbers = |packing: Packing| {
+            let groups = match packing.group {
+                0 => 1,
+                group => (packing.span() / group).max(1),
+            };
+            2 * groups * packing.line()
+        };
+        TILE * 64 + self.packing().map_or(0, numbers)
+    }
+
+    /// The most blocks that share an SM, for their registers: integers take more.
+    fn most_blocks(&self) -> usize {
+        if self.packing().is_some() { MAX_BLOCKS - 1 } else { MAX_BLOCKS }
+    }
+
+    /// Steps of a ring, and blocks that share an SM.
+    fn ring(&self, tiles: usize, device: &DeviceSpec) -> (usize, usize) {
+        let stages = |blocks: usize| {
+            let room = (device.shared_memory() / blocks).saturating_sub(RESERVED + sums(tiles));
+            (room / (WARPS * self.stage())).min(MAX_STAGES)
+        };
+        let fitting = (1..=self.most_blocks()).rev().find(|blocks| stages(*blocks) >= FEW_STAGES);
+        let blocks = fitting.unwrap_or(1);
+        (stages(blocks).max(2), blocks)
+    }
+}
+
+/// Bytes of the sums of the warps of a block, of two tiles each.
+fn sums(tiles: usize) -> usize {
+    2 * WARPS * tiles * TILE_ROWS * (TILE + 1) * size_of::<f32>()
 }
 
 pub(in crate::ops) fn grouped_linear(
@@ -245,7 +318,7 @@ pub(in crate::ops) fn grouped_linear(
     call: &CallDesc,
     device: &DeviceSpec,
 ) -> Result<KernelPlan> {
-    let plan = product(op, None, call, device)?;
+    let plan = product(op, Form::Plain, call, device)?;
     plan.ok_or_else(|| Error::internal("no kernel for a linear layer of experts"))
 }
 
@@ -257,8 +330,37 @@ pub(super) fn gated_product(
     call: &CallDesc,
     device: &DeviceSpec,
 ) -> Result<Option<KernelPlan>> {
-    product(op, Some(gate), call, device)
+    product(op, Form::Gated(gate), call, device)
 }
+
+/// The weighted sum of the products of one token's slots: the operands of the call are those of `grouped_linear`, two that are absent, and the
+/// weights. `None` if no kernel takes it.
+pub(super) fn summed_product(
+    op: &GroupedLinear,
+    call: &CallDesc,
+    device: &DeviceSpec,
+) -> Result<Option<KernelPlan>> {
+    product(op, Form::Summed, call, device)
+}
+
+/// What a launch makes of its products.
+#[derive(Clone, Copy)]
+enum Form {
+    Plain,
+    /// Two of them become an activation.
+    Gated(GatedActivation),
+    /// Those of the slots of one token become their weighted sum.
+    Summed,
+}
+
+impl Form {
+    fn gate(self) -> Option<GatedActivation> {
+        if let Self::Gated(gate) = self { Some(gate) } else { None }
+    }
+}
+
+/// The most slots of a sum: a lane each.
+const MAX_SUMMED: usize = 32;
 
 /// A product of so many tokens with so many slots each, by `count` experts: whether each assignment is an item.
 pub(super) fn is_direct(rows: usize, slots: usize, count: usize) -> bool {
@@ -268,10 +370,11 @@ pub(super) fn is_direct(rows: usize, slots: usize, count: usize) -> bool {
 
 fn product(
     op: &GroupedLinear,
-    gate: Option<GatedActivation>,
+    form: Form,
     call: &CallDesc,
     device: &DeviceSpec,
 ) -> Result<Option<KernelPlan>> {
+    let gate = form.gate();
     let (x, weight, y) = (operand(call, 0)?, weight_type(call, 1)?, result(call, 0)?);
     let [rows, slots] = operand(call, 2)?.shape[..] else {
         return Err(Error::internal("experts are not a table"));
@@ -282,18 +385,27 @@ fn product(
     let (format, x_stride) = (weight.format, x.strides[0]);
     let shape = Shape { rows, slots, count, outputs, inputs, x: x.dtype, format, x_stride };
     let per_slot = x.shape[1] != inputs;
-    if gate.is_some() && !shape.multiplies(device) {
+    let takes = match form {
+        Form::Plain => true,
+        Form::Gated(_) => shape.multiplies(device),
+        // The rows of all slots are in units alike.
+        Form::Summed => {
+            let whole = shape.covered_outputs() == outputs && per_slot | (slots == 1);
+            shape.multiplies(device) && rows == 1 && slots <= MAX_SUMMED && whole
+        }
+    };
+    if !takes {
         return Ok(None);
     }
-    let (division, direct) = (shape.division(gate.is_some(), device), shape.is_direct());
-    // Each expert has at most one item that is not full.
-    let items = if direct { all } else { all.min(all / division.rows + count) };
+    let summed = matches!(form, Form::Summed);
+    let (division, direct) = (shape.division(form, device), shape.is_direct());
+    let items = if summed { 1 } else { shape.items(division.rows) };
     let vector = match format {
         WeightFormat::Dense(dtype) => (16 / dtype.bytes()).max(16 / x.dtype.bytes()),
         _ => 1,
     };
     let bias = call.tensor(3).or_else(|| call.tensor(7)).map_or(Ok("f32"), |bias| type_name(bias.dtype))?;
-    let defines: [(_, &dyn Display); 13] = [
+    let defines: [(_, &dyn Display); 14] = [
         ("X", &type_name(x.dtype)?),
         ("Y", &type_name(y.dtype)?),
         ("BIAS", &bias),
@@ -306,14 +418,17 @@ fn product(
         ("X_VECTORS", &i32::from(x_stride.is_multiple_of(vector) && inputs.is_multiple_of(vector))),
         ("WHOLE", &i32::from(inputs.is_multiple_of(shape.step()))),
         ("GATED", &i32::from(gate.is_some())),
+        ("SUMMED", &i32::from(summed)),
         ("FUNCTION", &(gate.map_or(Nonlinearity::Relu, |gate| gate.function) as u32)),
     ];
-    let mut spec = KernelSpec::new(division.unit, division.entry, defines).with_shared(division.shared());
+    let mut spec =
+        KernelSpec::new(division.unit, division.entry, defines).with_shared(division.shared(shape.stage()));
     spec.defines.extend(division.defines(shape.packing()));
     let grouped = direct || call.tensor(4).is_some();
     let kernels = [spec].into_iter().chain((!grouped).then(|| group_spec(slots))).collect();
     let tables = if grouped { 0 } else { (all + count + 1) * size_of::<i32>() };
-    let blocks = shape.covered_outputs().div_ceil(division.outputs);
+    let covered = shape.covered_outputs();
+    let grid = division.grid(items, covered, device);
     let op = *op;
     Ok(Some(KernelPlan {
         kernels,
@@ -326,6 +441,7 @@ fn product(
             let [order, starts] = [frame.optional(4), frame.optional(5)];
             let mut bounds = vec![x, experts, y];
             bounds.extend(order);
+            bounds.extend(frame.optional(8));
             let extent = ExtentParams::of(rows, &bounds);
             let [function, grouping @ ..] = functions else {
                 return Err(Error::internal("grouped_linear without a kernel"));
@@ -354,20 +470,75 @@ fn product(
                 bias: frame.address(3),
                 other: frame.optional_weight(6).map(|other| WeightParams::of(other)).unwrap_or_default(),
                 other_bias: frame.address(7),
+                factors: MatrixParams::optional(frame.optional(8)),
                 order: tables.0,
                 starts: tables.1,
                 y: MatrixParams::of(y),
                 inputs: inputs as i64,
                 outputs: outputs as i64,
+                covered: covered as i64,
                 count: i64::from(op.count),
                 first_expert: i64::from(op.first_expert),
                 items: items as i64,
                 limit: gate.map_or(0.0, |gate| gate.limit),
                 up_offset: gate.map_or(0.0, |gate| gate.up_offset),
             };
-            let grid = [blocks, items.min(MAX_GRID), 1];
             launches.extend(LaunchOp::kernel(function, grid, division.threads, &params));
             Ok(launches)
         }),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dsrun_core::op::GateLayout;
+    use rstest::rstest;
+
+    const GATED: Form = Form::Gated(GatedActivation {
+        function: Nonlinearity::Silu,
+        layout: GateLayout::Separate,
+        limit: 0.0,
+        up_offset: 0.0,
+    });
+
+    #[rstest]
+    #[case::one_token(1, "bf16")]
+    #[case::few_tokens(8, "bf16")]
+    #[case::two_tiles(128, "bf16")]
+    #[case::many_tokens(512, "bf16")]
+    #[case::one_token_of_integers(1, "q4_k")]
+    #[case::two_tiles_of_integers(128, "mxfp4")]
+    #[case::many_tokens_of_integers(4096, "int4g128_f16")]
+    fn work_is_divided_into_what_fits(#[case] rows: usize, #[case] format: &str) {
+        let format = WeightFormat::from_name(format).unwrap_or(WeightFormat::Dense(DType::BF16));
+        for (outputs, inputs) in [(768, 2048), (2048, 768), (14_336, 4096), (16, 256)] {
+            let x = DType::BF16;
+            let shape = Shape { rows, slots: 8, count: 128, outputs, inputs, x, format, x_stride: inputs };
+            for (capability, sm_count) in [(80, 108), (86, 84), (90, 132), (120, 170)] {
+                let device = DeviceSpec { capability, sm_count, blas: true, custom_gemm: true };
+                for form in [Form::Plain, GATED, Form::Summed] {
+                    let division = shape.division(form, &device);
+                    // Beside lists of assignments.
+                    let shared = division.shared(shape.stage()) + 512;
+                    assert!(shared <= device.shared_memory(), "{shared} bytes for {outputs} x {inputs}");
+                    match division.kind {
+                        Kind::Plain => panic!("plain arithmetic where tensor cores multiply"),
+                        Kind::Streamed { split, stages, blocks } => {
+                            assert!(WARPS.is_multiple_of(split) && split <= inputs.div_ceil(shape.step()));
+                            assert!(stages >= 2 && division.rows <= TILE_ROWS * MAX_TILES);
+                            let [grid, ..] = division.grid(shape.items(division.rows), outputs, &device);
+                            assert!(grid <= blocks * sm_count, "{grid} blocks");
+                        }
+                        Kind::Tiled => assert!(LARGE_TILE_ROWS.contains(&division.rows)),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn assignments_are_items_where_hardly_two_share_an_expert() {
+        assert!(is_direct(1, 8, 8) && is_direct(2, 8, 128) && !is_direct(4, 8, 128) && !is_direct(2, 2, 8));
+    }
 }

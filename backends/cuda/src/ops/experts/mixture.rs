@@ -1,8 +1,9 @@
 //! The experts of a layer, from the logits of the router to the weighted sum, as one region of a few launches.
 //!
 //! The body is `moe_route`, `moe_group`, `grouped_linear` of gate and other half, `gated_activation`, `grouped_linear` and
-//! `moe_combine`. Gate, other half and activation are one launch; `moe_group` is left out where each assignment is an item.
-//! Intermediate tensors are in scratch memory. Gates are not rounded before they are activated.
+//! `moe_combine`. Where tensor cores multiply, gate, other half and activation are one launch, and for one token so are the last product
+//! and the sum. `moe_group` is left out where each assignment is an item. What one launch leaves for the next is in scratch memory; what is
+//! inside a launch is not rounded.
 
 use super::{
     linear::{self, is_direct},
@@ -13,6 +14,7 @@ use crate::{
     ops::{
         KernelPlan,
         body::{BodyReader, made, value},
+        elementwise,
         frame::{Bound, Frame, Source},
         operand,
     },
@@ -136,7 +138,7 @@ struct Step {
     results: Vec<Place>,
 }
 
-/// Intermediate tensors in scratch memory, which one launch writes and a later one reads.
+/// Tensors in scratch memory that launches leave for each other.
 #[derive(Default)]
 struct Scratch {
     tensors: Vec<(TensorDesc, usize)>,
@@ -155,13 +157,39 @@ impl Scratch {
     }
 }
 
-/// How the experts of a layer are run; `None` if the region is something else, or no kernel takes it.
+/// The description of a call in the body.
+fn inner(
+    (call, scratch): (&CallDesc, &Scratch),
+    op: impl Into<Op>,
+    operands: &[Option<Place>],
+    results: &[Place],
+) -> CallDesc {
+    let describe = |place: Place| match place {
+        Place::Operand(index) => call.operands.get(index).cloned().flatten(),
+        Place::Scratch(index) => {
+            scratch.tensors.get(index).map(|(desc, _)| OperandDesc::Tensor(desc.clone()))
+        }
+        Place::Result => call.results.first().cloned().map(OperandDesc::Tensor),
+    };
+    let tensor = |place: &Place| match describe(*place) {
+        Some(OperandDesc::Tensor(desc)) => Some(desc),
+        _ => None,
+    };
+    CallDesc {
+        op: op.into(),
+        operands: operands.iter().map(|place| place.and_then(describe)).collect(),
+        results: results.iter().filter_map(tensor).collect(),
+        comm: None,
+    }
+}
+
+/// How the experts of a layer are run; `None` if the region is something else, or our own kernels for products are switched off.
 pub(in crate::ops) fn region(
     region: &Region,
     call: &CallDesc,
     device: &DeviceSpec,
 ) -> Result<Option<KernelPlan>> {
-    let Some(body) = Body::read(region) else { return Ok(None) };
+    let Some(body) = Body::read(region).filter(|_| device.custom_gemm) else { return Ok(None) };
     let Some(logits) = body.router[0] else { return Ok(None) };
     let (rows, slots) = (operand(call, logits)?.shape[0], body.route.top_k as usize);
     let count = body.group.count as usize;
@@ -176,9 +204,6 @@ pub(in crate::ops) fn region(
         && (biases[0].is_none()
             || biases[1].is_none()
             || biases[0].map(|b| b.dtype) == biases[1].map(|b| b.dtype));
-    if !alike {
-        return Ok(None);
-    }
     let mut scratch = Scratch::default();
     let experts = scratch.add(DType::I32, &[rows, slots])?;
     let weights = scratch.add(DType::F32, &[rows, slots])?;
@@ -187,25 +212,6 @@ pub(in crate::ops) fn region(
     let activated = scratch.add(body.gate.op.dtype, &[rows, slots * hidden])?;
     let outputs = weight(body.down)?.rows() / count.max(1);
     let product = scratch.add(body.down.op.dtype, &[rows, slots * outputs])?;
-    let describe = |place: Place| match place {
-        Place::Operand(index) => call.operands.get(index).cloned().flatten(),
-        Place::Scratch(index) => {
-            scratch.tensors.get(index).map(|(desc, _)| OperandDesc::Tensor(desc.clone()))
-        }
-        Place::Result => call.results.first().cloned().map(OperandDesc::Tensor),
-    };
-    let inner = |op: Op, operands: &[Option<Place>], results: &[Place]| CallDesc {
-        op,
-        operands: operands.iter().map(|place| place.and_then(describe)).collect(),
-        results: results
-            .iter()
-            .filter_map(|place| match describe(*place) {
-                Some(OperandDesc::Tensor(desc)) => Some(desc),
-                _ => None,
-            })
-            .collect(),
-        comm: None,
-    };
     let outer = |index: Option<usize>| index.map(Place::Operand);
     let direct = is_direct(rows, slots, count);
     let tables = if direct { [None, None] } else { [Some(order), Some(starts)] };
@@ -215,10 +221,18 @@ pub(in crate::ops) fn region(
     };
 
     let (operands, results) = (body.router.map(outer).to_vec(), vec![experts, weights]);
-    add(moe_route(&body.route, &inner(body.route.into(), &operands, &results))?, operands, results);
+    add(
+        moe_route(&body.route, &inner((call, &scratch), body.route, &operands, &results))?,
+        operands,
+        results,
+    );
     if !direct {
         let (operands, results) = (vec![Some(experts)], vec![order, starts]);
-        add(moe_group(&body.group, &inner(body.group.into(), &operands, &results))?, operands, results);
+        add(
+            moe_group(&body.group, &inner((call, &scratch), body.group, &operands, &results))?,
+            operands,
+            results,
+        );
     }
     let layer = |x: Place, layer: Layer| {
         let [order, starts] = tables;
@@ -226,16 +240,45 @@ pub(in crate::ops) fn region(
     };
     let mut operands = layer(Place::Operand(body.x), body.gate);
     operands.extend([outer(Some(body.up.weight)), outer(body.up.bias)]);
-    let gating = inner(body.gate.op.into(), &operands, &[activated]);
-    let Some(plan) = linear::gated_product(&body.gate.op, body.activation, &gating, device)? else {
-        return Ok(None);
-    };
-    add(plan, operands, vec![activated]);
-    let (operands, results) = (layer(activated, body.down), vec![product]);
-    let down = inner(body.down.op.into(), &operands, &results);
-    add(linear::grouped_linear(&body.down.op, &down, device)?, operands, results);
-    let (operands, results) = (vec![Some(product), Some(weights), Some(experts)], vec![Place::Result]);
-    add(moe_combine(&body.combine, &inner(body.combine.into(), &operands, &results))?, operands, results);
+    let gating = inner((call, &scratch), body.gate.op, &operands, &[activated]);
+    let fused =
+        if alike { linear::gated_product(&body.gate.op, body.activation, &gating, device)? } else { None };
+    if let Some(plan) = fused {
+        add(plan, operands, vec![activated]);
+    } else {
+        let mut halves = Vec::new();
+        for part in [body.gate, body.up] {
+            let place = scratch.add(part.op.dtype, &[rows, slots * hidden])?;
+            let operands = layer(Place::Operand(body.x), part);
+            let plan = linear::grouped_linear(
+                &part.op,
+                &inner((call, &scratch), part.op, &operands, &[place]),
+                device,
+            )?;
+            add(plan, operands, vec![place]);
+            halves.push(Some(place));
+        }
+        halves.push(None);
+        let activating = inner((call, &scratch), body.activation, &halves, &[activated]);
+        add(elementwise::gated_activation(&body.activation, &activating)?, halves, vec![activated]);
+    }
+    // One token's slots are summed by the launch that multiplies them.
+    let mut operands = layer(activated, body.down);
+    operands.extend([None, None, Some(weights)]);
+    let summed = inner((call, &scratch), body.down.op, &operands, &[Place::Result]);
+    if let Some(plan) = linear::summed_product(&body.down.op, &summed, device)? {
+        add(plan, operands, vec![Place::Result]);
+    } else {
+        let (operands, results) = (layer(activated, body.down), vec![product]);
+        let down = inner((call, &scratch), body.down.op, &operands, &results);
+        add(linear::grouped_linear(&body.down.op, &down, device)?, operands, results);
+        let (operands, results) = (vec![Some(product), Some(weights), Some(experts)], vec![Place::Result]);
+        add(
+            moe_combine(&body.combine, &inner((call, &scratch), body.combine, &operands, &results))?,
+            operands,
+            results,
+        );
+    }
     Ok(Some(plan_of(steps, scratch, [logits, body.x])))
 }
 
