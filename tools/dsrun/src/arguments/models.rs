@@ -53,6 +53,9 @@ pub(crate) struct Inspect {
     /// The number of requests in the step, each of which samples a token; memory is planned for as many.
     #[arg(long, requires = "step", value_name = "COUNT", default_value_t = 1, value_parser = positive)]
     pub(crate) requests: usize,
+    /// Plan for a device of another machine, by a name that the backend knows, such as h200. An unknown name prints the known ones.
+    #[arg(long = "for", value_name = "DEVICE", conflicts_with_all = ["device", "threads", "tp", "pp", "mesh", "devices"])]
+    pub(crate) absent: Option<String>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,8 +3,8 @@
 use super::{print, print_json};
 use crate::{
     arguments::{Inspect, SamplingArguments},
-    devices::open_devices,
-    session::{engine_options, generate_options, open_draft, open_model, plan_engine},
+    devices::{Devices, open_devices},
+    session::{describe_device, engine_options, generate_options, open_draft, open_model, plan_engine},
     terminal::Terminal,
 };
 use anyhow::Result;
@@ -17,7 +17,10 @@ use dsrun_models::{
 use serde_json::{Value, json};
 
 pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
-    let devices = open_devices(&command.setup.devices, terminal)?;
+    let devices = match &command.absent {
+        Some(name) => Devices::one(describe_device(&command.setup.devices.device, name)?),
+        None => open_devices(&command.setup.devices, terminal)?,
+    };
     let model = open_model(&command.setup.model, command.setup.engine.dtype, terminal)?;
     let draft = open_draft(
         &command.speculation,
