@@ -23,8 +23,9 @@ use dsrun_core::{
     device::Device,
     graph::Graphs,
     op::{
-        Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, KvWrite, LayerNorm,
-        Linear, Nonlinearity, PagedAttention, RmsNorm, Rope, RopePairing,
+        Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, GroupScore,
+        GroupedLinear, KvWrite, LayerNorm, Linear, MoeCombine, MoeGroup, MoeRoute, Nonlinearity,
+        PagedAttention, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore,
     },
 };
 use std::iter;
@@ -48,6 +49,8 @@ struct Shape {
     small_weights: bool,
     /// Whether the token comes from a table, where there are biases with what a second one has for its position; else it is there.
     embeds: bool,
+    /// If the MLP is a mixture of experts, how many there are and how many a token has.
+    experts: Option<[usize; 2]>,
 }
 
 const SHAPES: [Shape; 6] = [
@@ -77,6 +80,15 @@ const INTEGERS: [Shape; 4] = [
     shape("grouped heads of 128", true, [2, 4, 128], [256, 4608]).of("int8"),
 ];
 
+/// Mixtures of experts. Which experts a token has must not hang on a rounding: it has all of them, in an order of its own, or a selection
+/// bias decides, and its weights are still its own.
+const EXPERTS: [Shape; 4] = [
+    shape("all of 8 experts", true, [2, 4, 64], [256, 128]).of_experts(8, 8),
+    shape("2 of 16 experts", true, [2, 2, 128], [512, 384]).of_experts(16, 2).embedding(),
+    shape("3 of 40 experts", true, [4, 1, 64], [384, 64]).of_experts(40, 3),
+    shape("one of 8 large experts", true, [1, 2, 64], [128, 14_336]).of_experts(8, 1),
+];
+
 const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize; 2]) -> Shape {
     let ([kv_heads, group, size], [hidden, inner]) = (heads, sizes);
     Shape {
@@ -90,6 +102,7 @@ const fn shape(name: &'static str, llama: bool, heads: [usize; 3], sizes: [usize
         format: None,
         small_weights: false,
         embeds: false,
+        experts: None,
     }
 }
 
@@ -102,6 +115,11 @@ impl Shape {
     /// The same with weights of attention that are small.
     const fn with_small_weights(self) -> Self {
         Self { small_weights: true, ..self }
+    }
+
+    /// The same with so many experts, of which a token has `chosen`.
+    const fn of_experts(self, count: usize, chosen: usize) -> Self {
+        Self { experts: Some([count, chosen]), ..self }
     }
 
     /// The same, whose token comes from a table.
@@ -136,9 +154,10 @@ const FIRST_POSITION: u32 = 2;
 /// How often a launch is repeated, which has to give the same bits.
 const AGAIN: usize = 3;
 
-/// Stored values on the longest way through the layers: in each two norms, a projection, the rotation, the cache, the weighted
-/// values, two projections back, the gate, and two sums.
-const ROUNDINGS: f64 = 11.0 * LAYERS as f64;
+/// Stored values on the longest way through a layer: two norms, a projection, the rotation, the cache, the weighted values, two
+/// projections back, the gate, and two sums; with experts their weighted sum too.
+const ROUNDINGS: f64 = 11.0;
+const ROUNDINGS_OF_EXPERTS: f64 = 12.0;
 
 /// Where the token stands: what changes from launch to launch.
 struct Place {
@@ -207,6 +226,15 @@ impl Layers {
         let cache = [PAGES, shape.kv_heads, BLOCK, shape.size];
         let (mut own, mut caches) = (Vec::new(), Vec::new());
         for _ in 0..LAYERS {
+            let selection_bias = match shape.experts {
+                // Scores are below 1.
+                Some([count, chosen]) if chosen < count => {
+                    let bias: Vec<f64> =
+                        random.shuffled(count).iter().map(|place| 2.0 * *place as f64).collect();
+                    bench.give(&Tensor::floats(DType::F32, &[count], &bias))?
+                }
+                _ => Given::Absent,
+            };
             let mut product = |normed: bool, [rows, columns]: [usize; 2], size: f64, lean: &[f64]| {
                 let mut operands = Vec::new();
                 let mut vector = |length: usize, low: f64, high: f64, lean: &[f64]| {
@@ -240,12 +268,27 @@ impl Layers {
                     (0.05, 30.0, [vec![2.0; heads], vec![key; keys]].concat())
                 }
             };
-            own.push([
+            let (before, behind) = (
                 product(true, [heads + 2 * keys, shape.hidden], input, &lean)?,
                 product(false, [shape.hidden, heads], output, &[])?,
-                product(true, [first, shape.hidden], 1.0, &[])?,
-                product(false, [shape.hidden, shape.inner], 1.0, &[])?,
-            ]);
+            );
+            let halves = match shape.experts {
+                None => [
+                    product(true, [first, shape.hidden], 1.0, &[])?,
+                    product(false, [shape.hidden, shape.inner], 1.0, &[])?,
+                ],
+                Some([count, _]) => {
+                    // The norm and the router, then the halves of the gated activation.
+                    let mut up = product(true, [count, shape.hidden], 4.0, &[])?;
+                    up.push(selection_bias);
+                    for _ in 0..2 {
+                        up.extend(product(false, [count * shape.inner, shape.hidden], 1.5, &[])?);
+                    }
+                    [up, product(false, [count * shape.hidden, shape.inner], 1.5, &[])?]
+                }
+            };
+            let [up, down] = halves;
+            own.push([before, behind, up, down]);
             caches.push(match shape.small_weights {
                 false => [2.0, 1.0].map(|size| random.scaled(dtype, &cache, Values::Uniform, size)),
                 true => [0.0, 60_000.0]
@@ -334,6 +377,11 @@ impl Layers {
             let projected = linear(&mut tape, mixed, &output);
             x = one(tape.call(add, [x, projected, None, None]));
             let normed = norm(&mut tape, x, &up);
+            if let Some(experts) = self.shape.experts {
+                let mixed = mixture(&mut tape, dtype, experts, normed, &up[1..], down[0]);
+                x = one(tape.call(add, [x, mixed, None, None]));
+                continue;
+            }
             let product = linear(&mut tape, normed, &up[vectors..]);
             let activated = match llama {
                 true => {
@@ -355,13 +403,54 @@ impl Layers {
     }
 }
 
+/// The mixture of experts of `x`, given the router, its selection bias, and both weights of the gated activation; and the last weight.
+fn mixture(
+    tape: &mut Tape,
+    dtype: DType,
+    [count, chosen]: [usize; 2],
+    x: Option<Value>,
+    up: &[Option<Value>],
+    down: Option<Value>,
+) -> Option<Value> {
+    let one = |results: Vec<Value>| results.first().copied();
+    let &[router, selection_bias, gate, other] = up else { return None };
+    let route = MoeRoute {
+        top_k: chosen as u32,
+        score: if selection_bias.is_some() { RouterScore::Sigmoid } else { RouterScore::Softmax },
+        groups: 1,
+        top_groups: 1,
+        group_score: GroupScore::Max,
+        norm: RouterNorm::Sum,
+        eps: 0.0,
+        scale: 1.5,
+        threshold: 0.0,
+    };
+    let (count, first_expert) = (count as u32, 0);
+    let logits = one(tape.call(Linear { dtype: DType::F32 }, [x, router, None]));
+    let routed = tape.call(route, [logits, None, selection_bias, None, None]);
+    let (experts, weights) = (routed.first().copied(), routed.get(1).copied());
+    let tables = tape.call(MoeGroup { count, first_expert }, [experts]);
+    let linear = |tape: &mut Tape, x, weight| {
+        let tables = [tables.first().copied(), tables.get(1).copied()];
+        let operands = [x, weight, experts, None, tables[0], tables[1]];
+        one(tape.call(GroupedLinear { dtype, count, first_expert }, operands))
+    };
+    let (gate, other) = (linear(tape, x, gate), linear(tape, x, other));
+    let layout = GateLayout::Separate;
+    let gated = GatedActivation { function: Nonlinearity::Silu, layout, limit: 0.0, up_offset: 0.0 };
+    let activated = one(tape.call(gated, [gate, other, None]));
+    let product = linear(tape, activated, down);
+    one(tape.call(MoeCombine { count, first_expert }, [product, weights, experts]))
+}
+
 /// Fails unless two answers are as near as their roundings make them.
-fn apart(what: &str, found: &Tensor, expected: &Tensor) -> Outcome {
+fn apart(what: &str, shape: &Shape, found: &Tensor, expected: &Tensor) -> Outcome {
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
     let (found, values) = (found.values(), expected.values());
     let size = square(&mut values.iter().copied());
     let error = square(&mut found.iter().zip(&values).map(|(a, b)| a - b));
-    let limit = 4.0 * ROUNDINGS * Gate::default().mean_square_limit(expected.dtype);
+    let roundings = if shape.experts.is_some() { ROUNDINGS_OF_EXPERTS } else { ROUNDINGS };
+    let limit = 4.0 * roundings * LAYERS as f64 * Gate::default().mean_square_limit(expected.dtype);
     ensure(error <= limit * size, || {
         format!("{what}: {:.1e} apart in relative mean square, at most {limit:.1e}", error / size)
     })
@@ -380,6 +469,11 @@ pub(super) fn region_of_other_heads(subject: &Subject) -> Outcome {
 /// The same with weights of 4 and 8 bits.
 pub(super) fn region_of_integers(subject: &Subject) -> Outcome {
     of_shapes(subject, &INTEGERS)
+}
+
+/// The same with mixtures of experts.
+pub(super) fn region_of_experts(subject: &Subject) -> Outcome {
+    of_shapes(subject, &EXPERTS)
 }
 
 /// One check for all would take minutes where a device builds kernels for each. Shapes and types that the device does not run as a
@@ -430,7 +524,7 @@ fn of_shape(bench: &mut Bench, graphs: &dyn Graphs, dtype: DType, shape: &'stati
         }
         let what = format!("{name}, {length} tokens");
         let (first, expected) = (bench.get(&found)?, bench.get(expected)?);
-        apart(&what, &first, &expected)?;
+        apart(&what, shape, &first, &expected)?;
         for again in 0..AGAIN {
             graph.launch(&mut *bench.stream)?;
             same_bits(&format!("{what}, launch {again} behind the first"), &bench.get(&found)?, &first)?;
@@ -438,7 +532,7 @@ fn of_shape(bench: &mut Bench, graphs: &dyn Graphs, dtype: DType, shape: &'stati
     }
     for (found, expected) in caches.iter().zip(&kept) {
         let (found, expected) = (bench.get(found)?, bench.get(expected)?);
-        apart(&format!("{name}, keys or values"), &found, &expected)?;
+        apart(&format!("{name}, keys or values"), shape, &found, &expected)?;
     }
     Ok(())
 }

@@ -33,6 +33,10 @@ __device__ inline void leave(float* to, float a, float b, float c, float d) {
         :: "l"(to), "f"(certain(a)), "f"(certain(b)), "f"(certain(c)), "f"(certain(d)) : "memory");
 }
 
+__device__ inline void leave(float* to, float value) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(to), "f"(certain(value)) : "memory");
+}
+
 /* Whether one of 8 elements, or of 4 or 2 floats, is not there yet. */
 __device__ inline bool lacks(const Vector& v) {
     u32 found = 0;
@@ -48,6 +52,12 @@ __device__ inline u32 largest_word(const Vector& v) {
 __device__ inline X load_fresh_one(const X* from) {
     X value;
     asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(value.bits) : "l"(from));
+    return value;
+}
+
+__device__ inline float load_fresh_float(const float* from) {
+    float value;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
     return value;
 }
 

@@ -3,6 +3,11 @@
  * attention; output with residual; norm with the first half of the MLP; its second half with residual. In front of them, where the
  * program has it there, the token's row of a table.
  *
+ * With EXPERTS the MLP is a mixture: behind the norm comes the router's product, whose logits blocks exchange like all else. The
+ * warp that copies weights waits for them, chooses the experts (choose.cuh), as in every block, and copies theirs. They are one MLP: the
+ * outputs of the first half are those of the chosen experts, one behind the other, multiplied by the weight of their expert, and the
+ * second half reads a row of each expert behind the other.
+ *
  * Blocks stay for all layers, at most one on a multiprocessor, and all must be there at once: the launch is cooperative.
  *
  * Nobody waits at a barrier of the grid, and nothing is fenced. What a block leaves for others (`exchange`) is all ones, which
@@ -65,7 +70,8 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     constexpr int FINISHERS = RUN > 8 ? RUN / 8 : 1;
     /* Lanes of a warp that have the same output of a run in the end. */
     constexpr int SHARERS = Factors<P>::SHARERS;
-    const Product& p = m.products[P];
+    /* The router reads what the first half of the MLP does. */
+    const Product& p = m.products[P == ROUTER ? UP : P];
     int first = first_of(turn);
     turn = turn_after(turn, TILES);
     if (first >= TILES) return;
@@ -76,7 +82,7 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
     const X* before = P == OUTPUT ? l ? (const X*)mine : m.x : (const X*)(mine + MIDDLE_AT);
     i64 after = (i64)l * LAYER_BYTES + (P == INPUT ? QUERIES_AT : P == OUTPUT ? MIDDLE_AT : P == UP ? INNER_AT : LAYER_BYTES);
     bool ended = P == DOWN && l == (int)m.layers - 1, leaves = t.lane % SHARERS == 0;
-    const BIAS* bias = layer.biases[P];
+    const BIAS* bias = P == ROUTER ? nullptr : layer.biases[P == ROUTER ? UP : P];
     /* What is needed to finish a tile, or a part of one: each warp has its own. It is read ahead. */
     bool finishes;
     Rows rows;
@@ -144,7 +150,9 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
         ring.skip(runs);
         factors.take_ahead(t, own_ring, barriers, run < runs);
     }
-    if (P == INPUT || P == UP) {
+    if (P == ROUTER || (EXPERTS && P == UP)) {
+        /* Staged for both of them. */
+    } else if (P == INPUT || P == UP) {
         bool there = P == INPUT && l == 0;
         const X* x = there ? m.x : (const X*)(mine + (P == UP ? MIDDLE_AT : 0));
         stage_normed(p, layer.norm_weights[P / 2], layer.norm_biases[P / 2], x, there, activations, scratch);
@@ -198,6 +206,8 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                 X y = narrow<X>(widen(residual) + p.alpha * (a + add_low));
                 if (!ended && leaves) leave(to, y);
                 if (ended && leaves) m.y[low] = y;
+            } else if (P == ROUTER) {
+                if (leaves) leave((float*)(m.exchange + (i64)l * LAYER_BYTES + LOGITS_AT) + low, ROUNDED_LOGITS ? widen(narrow<X>(a)) : a);
             } else if (P == UP) {
                 a += add_low;
                 b += add_high;
@@ -207,7 +217,12 @@ __device__ inline void run_product(const Model& m, const Layer& layer, const Thr
                     if (MIDDLE == GATED && b < -p.limit) b = -p.limit;
                 }
                 if (MIDDLE == GATED) {
-                    X y = narrow<X>(apply(a) * b);
+                    float inner = apply(a) * b;
+#if EXPERTS
+                    /* The weighted sum of the experts is one product of what is weighted. */
+                    inner *= Choice(m.rule, (u32*)(memory + CHOICE_AT)).weights[low / EXPERT_INNER];
+#endif
+                    X y = narrow<X>(inner);
                     if (leaves) leave(to, y);
                 } else {
                     X y = narrow<X>(apply(a)), other = narrow<X>(apply(b));
@@ -302,6 +317,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
     int count = (int)m.layers;
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * (int)(sizeof(Layer) / 8); i += BLOCK) ((u64*)table)[i] = ((const u64*)m.table)[i];
+#if EXPERTS
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * (int)(sizeof(ExpertLayer) / 8); i += BLOCK) {
+        ((u64*)(memory + EXPERT_TABLE_AT))[i] = ((const u64*)m.expert_table)[i];
+    }
+#endif
 #if ROPE
     if (threadIdx.x < PAIRS) {
         float angle = __fmul_rn((float)position, m.frequencies[threadIdx.x]);
@@ -358,6 +379,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) layers(Extent tokens, Ext
             if (MERGED && share.live > 1) leave_merged(share, partial, merged);
         }
         run_product<OUTPUT>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+#if EXPERTS
+        stage_normed(m.products[UP], layer.norm_weights[1], layer.norm_biases[1], (const X*)(mine + base + MIDDLE_AT), false,
+                     memory + ACTIVATIONS_AT, scratch);
+        meet();
+        run_product<ROUTER>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
+#endif
         run_product<UP>(m, layer, t, share, l, turn, ring, barriers, mine, partial, sines, scratch);
         if (l > 0) {
             /* All blocks are past the layer before: ones again. */

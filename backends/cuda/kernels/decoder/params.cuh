@@ -24,6 +24,17 @@ static_assert(sizeof(Layer::head_norms) == 16 && alignof(decltype(Layer::head_no
 static_assert(sizeof(Layer::keys) == 8 && alignof(decltype(Layer::keys)) == 8, "Layer as in Rust");
 static_assert(sizeof(Layer::values) == 8 && alignof(decltype(Layer::values)) == 8, "Layer as in Rust");
 
+/* What a layer with a mixture of experts has beside: the weights of the router and of the other half of gated activations. */
+struct ExpertLayer {
+    const u8* router;
+    const u8* second;
+    RouterVectors vectors;
+};
+static_assert(sizeof(ExpertLayer) == 40, "ExpertLayer as in Rust");
+static_assert(sizeof(ExpertLayer::router) == 8 && alignof(decltype(ExpertLayer::router)) == 8, "ExpertLayer as in Rust");
+static_assert(sizeof(ExpertLayer::second) == 8 && alignof(decltype(ExpertLayer::second)) == 8, "ExpertLayer as in Rust");
+static_assert(sizeof(ExpertLayer::vectors) == 24 && alignof(decltype(ExpertLayer::vectors)) == 8, "ExpertLayer as in Rust");
+
 /* A product as it is in all layers: the norm in front of it, the scale of the sum and the limit of the activation behind it. */
 struct Product {
     float eps;
@@ -82,6 +93,8 @@ struct Model {
     float head_eps[2];
     float head_offsets[2];
     const Layer* table;
+    /* Of layers with experts. */
+    const ExpertLayer* expert_table;
     i64 layers;
     /* The token in front of the layers and behind them. */
     const X* x;
@@ -110,12 +123,15 @@ struct Model {
     i64 block_table_columns;
     Embedding embedding;
     Pacing pacing;
+    /* How experts are chosen. */
+    RouteRule rule;
 };
-static_assert(sizeof(Model) == 352, "Model as in Rust");
+static_assert(sizeof(Model) == 408, "Model as in Rust");
 static_assert(sizeof(Model::products) == 64 && alignof(decltype(Model::products)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_eps) == 8 && alignof(decltype(Model::head_eps)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::head_offsets) == 8 && alignof(decltype(Model::head_offsets)) == 4, "Model as in Rust");
 static_assert(sizeof(Model::table) == 8 && alignof(decltype(Model::table)) == 8, "Model as in Rust");
+static_assert(sizeof(Model::expert_table) == 8 && alignof(decltype(Model::expert_table)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::layers) == 8 && alignof(decltype(Model::layers)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::x) == 8 && alignof(decltype(Model::x)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::y) == 8 && alignof(decltype(Model::y)) == 8, "Model as in Rust");
@@ -139,3 +155,4 @@ static_assert(sizeof(Model::block_table) == 8 && alignof(decltype(Model::block_t
 static_assert(sizeof(Model::block_table_columns) == 8 && alignof(decltype(Model::block_table_columns)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::embedding) == 64 && alignof(decltype(Model::embedding)) == 8, "Model as in Rust");
 static_assert(sizeof(Model::pacing) == 16 && alignof(decltype(Model::pacing)) == 4, "Model as in Rust");
+static_assert(sizeof(Model::rule) == 48 && alignof(decltype(Model::rule)) == 8, "Model as in Rust");

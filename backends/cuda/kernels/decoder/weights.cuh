@@ -190,20 +190,34 @@ struct Copier {
         turn = turn_after(turn, TILES_OF[P]);
     }
 #else
-    /* Weights of a product that are this block's, slot by slot. Whole runs are neighbours: a few copies. */
-    template <int P> __device__ void copy_product(const u8* weights, int& turn) {
+    /* Weights of a product that are this block's, slot by slot. Whole runs are neighbours: a few copies. With EXPERTS those of the MLP
+     * are of the experts that are `chosen`, and the second run of a tile is of the weight `second`. */
+    template <int P> __device__ void copy_product(const u8* weights, int& turn, const u8* second = nullptr, const int* chosen = nullptr) {
+        constexpr bool OF_EXPERTS = EXPERTS && (P == UP || P == DOWN);
+        /* Inputs of a row in memory. */
+        constexpr int ROW = OF_EXPERTS && P == DOWN ? EXPERT_INNER : INPUTS_OF[P];
         constexpr int INPUTS = INPUTS_OF[P], COLUMNS = COLUMNS_OF[P], RUN = ROWS_OF[P];
-        constexpr bool WHOLE = COLUMNS >= INPUTS;
+        constexpr bool WHOLE = COLUMNS >= ROW;
+        static_assert(!OF_EXPERTS || (ROW % COLUMNS == 0 && EXPERT_INNER % ROWS_OF[UP] == 0), "a slot is of one expert");
         int lane = threadIdx.x % 32;
 #pragma unroll 1
         for (int tile = first_of(turn); tile < TILES_OF[P]; tile += GRID) {
             Rows rows = rows_of<P>(tile);
 #pragma unroll 1
             for (int run = 0; run < RUNS_OF[P]; ++run) {
-                const u8* from = weights + (i64)(run ? rows.high : rows.low) * (INPUTS * 2);
+                const u8* from = weights + (i64)(run ? rows.high : rows.low) * (ROW * 2);
+                if constexpr (OF_EXPERTS && P == UP) {
+                    i64 row = (i64)chosen[rows.low / EXPERT_INNER] * EXPERT_INNER + rows.low % EXPERT_INNER;
+                    from = (run ? second : weights) + row * (ROW * 2);
+                }
 #pragma unroll 1
                 for (int column = 0; column < INPUTS; column += COLUMNS) {
-                    int bytes = (WHOLE ? INPUTS : column + COLUMNS > INPUTS ? INPUTS - column : COLUMNS) * 2;
+                    int bytes = (WHOLE ? ROW : column + COLUMNS > INPUTS ? INPUTS - column : COLUMNS) * 2, at_column = column;
+                    if constexpr (OF_EXPERTS && P == DOWN) {
+                        i64 row = (i64)chosen[column / EXPERT_INNER] * HIDDEN + rows.low;
+                        from = weights + row * (ROW * 2);
+                        at_column = column % EXPERT_INNER;
+                    }
                     u32 full = barriers + ring.slot * 16, slot = to + ring.slot * SLOT_BYTES;
                     await_room(full);
                     if (lane == 0) {
@@ -211,7 +225,7 @@ struct Copier {
                             :: "r"(full), "r"(bytes * RUN) : "memory");
                     }
                     if constexpr (WHOLE) {
-                        constexpr int WHOLE_BYTES = RUN * INPUTS * 2, PART = WHOLE_BYTES / COPIES;
+                        constexpr int WHOLE_BYTES = RUN * ROW * 2, PART = WHOLE_BYTES / COPIES;
                         static_assert(WHOLE_BYTES % (16 * COPIES) == 0, "copies are of 16 bytes");
 #pragma unroll 1
                         for (int at = 0; at < WHOLE_BYTES; at += PART) {
@@ -221,7 +235,7 @@ struct Copier {
                     } else {
                         keep_pace(bytes * RUN);
                         __syncwarp();
-                        if (lane < RUN) copy(slot + lane * bytes, from + column * 2 + lane * (INPUTS * 2), bytes, full);
+                        if (lane < RUN) copy(slot + lane * bytes, from + at_column * 2 + lane * (ROW * 2), bytes, full);
                     }
                     ring.next();
                 }
@@ -231,6 +245,20 @@ struct Copier {
     }
 #endif
 };
+
+#if EXPERTS
+/* The experts of the token in a layer, by one warp. Their weights are in `choice` before any slot with experts' weights is full, and
+ * stay until the logits of the next layer are there, which takes all that this block does with them. */
+__device__ inline void choose(const Model& m, const RouterVectors& vectors, const float* logits, const Choice& choice) {
+    const Team team = {(int)threadIdx.x % 32, nullptr};
+    choose_experts(m.rule, vectors, team, choice, nullptr, [&](int expert) {
+        float logit = load_fresh_float(logits + expert);
+        for (u32 polls = 0; __float_as_uint(logit) == ~0u; count_poll(polls, wait_name("logits"))) logit = load_fresh_float(logits + expert);
+        return logit;
+    });
+    __syncwarp();
+}
+#endif
 
 __device__ inline void copy_weights(const Model& m, const Layer* table, const Share& share, u32 barriers) {
     int lane = threadIdx.x % 32, layers = (int)m.layers;
@@ -245,8 +273,17 @@ __device__ inline void copy_weights(const Model& m, const Layer* table, const Sh
         const u8* const (&weights)[4] = table[l].weights;
         copier.copy_product<INPUT>(weights[INPUT], turn);
         copier.copy_product<OUTPUT>(weights[OUTPUT], turn);
+#if EXPERTS
+        const ExpertLayer& experts = ((const ExpertLayer*)(memory + EXPERT_TABLE_AT))[l];
+        const Choice choice(m.rule, (u32*)(memory + CHOICE_AT));
+        copier.copy_product<ROUTER>(experts.router, turn);
+        choose(m, experts.vectors, (const float*)(m.exchange + (i64)l * LAYER_BYTES + LOGITS_AT), choice);
+        copier.copy_product<UP>(weights[UP], turn, experts.second, choice.chosen);
+        copier.copy_product<DOWN>(weights[DOWN], turn, nullptr, choice.chosen);
+#else
         copier.copy_product<UP>(weights[UP], turn);
         copier.copy_product<DOWN>(weights[DOWN], turn);
+#endif
         if (l + 1 < layers) fetch_layer(m, table, l + 1, share, lane, page);
     }
 }

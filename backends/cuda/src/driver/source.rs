@@ -35,7 +35,7 @@ const UNITS: &[Unit] = &[
     unit!("elementwise/activation.cu", "elementwise/function.cuh", "elementwise/activation_params.cuh"),
     unit!("elementwise/embed.cu", "linear/weight.cuh", "elementwise/embed_params.cuh"),
     unit!("elementwise/rope.cu", "elementwise/rope_params.cuh"),
-    unit!("experts/route.cu", "experts/route_params.cuh"),
+    unit!("experts/route.cu", "experts/rule.cuh", "experts/choose.cuh", "experts/route_params.cuh"),
     unit!("experts/group.cu", "experts/group_params.cuh"),
     unit!("experts/combine.cu", "experts/combine_params.cuh"),
     unit!(
@@ -132,6 +132,8 @@ const UNITS: &[Unit] = &[
         "mma.cuh",
         "waits.cuh",
         "linear/digits.cuh",
+        "experts/rule.cuh",
+        "experts/choose.cuh",
         "decoder/params.cuh",
         "decoder/model.cuh",
         "decoder/exchange.cuh",

@@ -8,6 +8,7 @@
 //! Small models gain most, as their layers take longer as launches of their own than their weights take to be read.
 
 mod body;
+mod experts;
 mod pacing;
 mod params;
 mod product;
@@ -15,6 +16,7 @@ mod shape;
 
 use super::{
     KernelPlan,
+    experts::RouterVectors,
     frame::Frame,
     only, operand,
     params::{EXTENTS, ExtentParams, Strides, distinct},
@@ -66,6 +68,10 @@ pub(super) fn plan(region: &Region, call: &CallDesc, device: &DeviceSpec) -> Res
             let table =
                 body.layers.iter().map(|layer| table_entry(layer, frame)).collect::<Result<Vec<_>>>()?;
             context.write(at(memory.table), &table)?;
+            let experts: Vec<_> = body.layers.iter().map(|layer| expert_entry(layer, frame)).collect();
+            if let Some(experts) = experts.into_iter().collect::<Option<Vec<_>>>() {
+                context.write(at(memory.expert_table), &experts.into_iter().collect::<Result<Vec<_>>>()?)?;
+            }
             let (mut model, function) = (model(&body, &memory, frame)?, only(functions)?);
             let launch = |model: &params::Model, extents: [Vec<u64>; 2]| {
                 let [tokens, sequences] = extents.map(|counts| ExtentParams::new(1, counts));
@@ -93,6 +99,7 @@ struct Memory {
     /// Splits of attention.
     partial: usize,
     table: usize,
+    expert_table: usize,
     /// The counter of blocks that are done.
     done: usize,
     end: usize,
@@ -104,8 +111,10 @@ impl Memory {
         let round = |bytes: usize| bytes.next_multiple_of(256);
         let partial_at = round(exchange * shape.layers);
         let table = partial_at + round(partial * shape.layers);
-        let done = table + round(shape.layers * size_of::<params::Layer>());
-        Self { exchange: 0, partial: partial_at, table, done, end: done + 256 }
+        let expert_table = table + round(shape.layers * size_of::<params::Layer>());
+        let experts = shape.experts.map_or(0, |_| shape.layers * size_of::<params::ExpertLayer>());
+        let done = expert_table + round(experts);
+        Self { exchange: 0, partial: partial_at, table, expert_table, done, end: done + 256 }
     }
 }
 
@@ -144,6 +153,19 @@ fn table_entry(layer: &Layer, frame: &Frame) -> Result<params::Layer> {
     let [keys, values] = layer.heads.caches;
     (entry.keys, entry.values) = (frame.tensor(keys)?.address, frame.tensor(values)?.address);
     Ok(entry)
+}
+
+/// The entry of a layer in the table of those with experts; `None` if it has none.
+fn expert_entry(layer: &Layer, frame: &Frame) -> Option<Result<params::ExpertLayer>> {
+    let experts = layer.experts?;
+    let weight = |index: usize| Ok(frame.weight(index)?.address());
+    let [bias, selection_bias, scale] =
+        experts.vectors.map(|vector| vector.map_or(0, |vector| frame.address(vector)));
+    let vectors = RouterVectors { bias, selection_bias, scale };
+    let entry = || {
+        Ok(params::ExpertLayer { router: weight(experts.router)?, second: weight(experts.second)?, vectors })
+    };
+    Some(entry())
 }
 
 /// What all layers have in common.
@@ -186,6 +208,8 @@ fn model(body: &Body, memory: &Memory, frame: &Frame) -> Result<params::Model> {
         kv_length: frame.address(attention.total),
         block_table: frame.address(attention.table),
         block_table_columns: frame.tensor(attention.table)?.size(1) as i64,
+        expert_table: at(memory.expert_table),
+        rule: first.experts.and_then(|experts| Some(experts.kernel()?.rule)).unwrap_or_default(),
         ..params::Model::default()
     };
     if let Some(embedding) = &body.embedding {

@@ -2,6 +2,7 @@
 
 mod linear;
 mod mixture;
+mod router;
 
 use crate::{
     driver::{
@@ -18,49 +19,18 @@ use crate::{
 use dsrun_core::{
     Error, Result,
     kernels::CallDesc,
-    op::{GroupScore, MoeCombine, MoeGroup, MoeRoute, RouterNorm},
+    op::{MoeCombine, MoeGroup},
 };
 use std::fmt::Display;
 
 pub(super) use linear::grouped_linear;
-pub(super) use mixture::region;
+pub(super) use mixture::{Mixture, region};
+pub(super) use router::{RouteRule, RouterKernel, RouterVectors, moe_route};
 
-/// The most experts that a router chooses among: their logits and keys are in the shared memory of a block.
-const MAX_EXPERTS: usize = 2048;
-/// Experts of a thread of a warp that owns a token; of more, several warps do.
-const OWN_EXPERTS: usize = 16;
-/// Threads of a block of `moe_route` whose tokens have a warp each.
-const ROUTE_THREADS: usize = 128;
 /// Threads of a block of `moe_group`.
 const GROUP_THREADS: usize = 256;
 /// The most assignments of a step.
 const MAX_ASSIGNMENTS: usize = 1 << 30;
-
-kernel_struct! {
-    /// Parameters of `moe_route`.
-    struct MoeRouteParams {
-        extent: ExtentParams = "Extent",
-        logits: MatrixParams = "Matrix<const X>",
-        /// May be null.
-        bias: Pointer = "const float*",
-        /// May be null.
-        selection_bias: Pointer = "const float*",
-        /// May be null.
-        expert_scale: Pointer = "const float*",
-        /// Experts that are chosen in advance; absent if the router chooses.
-        ids: MatrixParams = "Matrix<const int>",
-        experts: MatrixParams = "Matrix<int>",
-        weights: MatrixParams = "Matrix<float>",
-        expert_count: i64 = "i64",
-        /// Experts of a token.
-        slots: i64 = "i64",
-        groups: i64 = "i64",
-        top_groups: i64 = "i64",
-        eps: f32 = "float",
-        scale: f32 = "float",
-        threshold: f32 = "float",
-    }
-}
 
 kernel_struct! {
     /// Parameters of `moe_group`.
@@ -94,11 +64,13 @@ kernel_struct! {
 /// The generated headers of these kernels' parameters.
 pub(super) fn params_headers() -> Vec<(String, String)> {
     vec![
-        params_header("experts/route", &[declaration::<MoeRouteParams>()]),
         params_header("experts/group", &[declaration::<MoeGroupParams>()]),
         params_header("experts/combine", &[declaration::<MoeCombineParams>()]),
         linear::params_header(),
     ]
+    .into_iter()
+    .chain(router::params_headers())
+    .collect()
 }
 
 /// The number of assignments of so many tokens; fails if kernels cannot count them.
@@ -107,67 +79,6 @@ fn assignments(rows: usize, slots: usize) -> Result<usize> {
         let message = format!("{rows} tokens of {slots} experts are more than {MAX_ASSIGNMENTS} assignments");
         Error::unsupported(message).at("experts")
     })
-}
-
-pub(super) fn moe_route(op: &MoeRoute, call: &CallDesc) -> Result<KernelPlan> {
-    let logits = operand(call, 0)?;
-    let (experts, slots, groups) = (logits.shape[1], op.top_k as usize, op.groups as usize);
-    if experts > MAX_EXPERTS {
-        let message = format!("CUDA routes among at most {MAX_EXPERTS} experts, not {experts}");
-        return Err(Error::unsupported(message).at("logits").field("shape[1]"));
-    }
-    let given = call.tensor(4).is_some();
-    let by_logit = op.groups == 1 && call.tensor(2).is_none();
-    let team = if experts <= 32 * OWN_EXPERTS { 32 } else { ROUTE_THREADS };
-    let teams = ROUTE_THREADS / team;
-    let own = experts.div_ceil(team).max(1);
-    // Logits and keys of experts, experts and weights of slots, keys of groups.
-    let words = 2 * experts + 2 * slots + groups;
-    let divisor = match op.norm {
-        RouterNorm::None => 0,
-        RouterNorm::Sum => 1,
-        RouterNorm::ClampedSum => 2,
-    };
-    let defines: [(_, &dyn Display); 9] = [
-        ("X", &type_of(call, 0)?),
-        ("TEAM", &team),
-        ("TEAM_WORDS", &words),
-        ("OWN", &own),
-        ("SCORE", &(op.score as u32)),
-        ("GIVEN", &i32::from(given)),
-        ("BY_LOGIT", &i32::from(by_logit)),
-        ("GROUP_SUM", &i32::from(op.group_score == GroupScore::TopTwoSum)),
-        ("DIVISOR", &divisor),
-    ];
-    let shared = (teams * words + team / 32) * size_of::<u32>();
-    let spec = KernelSpec::new("experts/route.cu", "moe_route", defines).with_shared(shared);
-    let op = *op;
-    Ok(KernelPlan::of_one(spec, move |frame, function| {
-        let (logits, experts, weights) = (frame.tensor(0)?, frame.result(0)?, frame.result(1)?);
-        let ids = frame.optional(4);
-        let rows = logits.size(0);
-        let mut bounds = vec![logits, experts, weights];
-        bounds.extend(ids);
-        let params = MoeRouteParams {
-            extent: ExtentParams::of(rows, &bounds),
-            logits: MatrixParams::of(logits),
-            bias: frame.address(1),
-            selection_bias: frame.address(2),
-            expert_scale: frame.address(3),
-            ids: MatrixParams::optional(ids),
-            experts: MatrixParams::of(experts),
-            weights: MatrixParams::of(weights),
-            expert_count: logits.size(1) as i64,
-            slots: i64::from(op.top_k),
-            groups: i64::from(op.groups),
-            top_groups: i64::from(op.top_groups),
-            eps: op.eps,
-            scale: op.scale,
-            threshold: op.threshold,
-        };
-        let grid = [rows.div_ceil(teams).min(MAX_GRID), 1, 1];
-        Ok(LaunchOp::kernel(function, grid, team * teams, &params))
-    }))
 }
 
 /// The kernel that groups the assignments of `slots` experts a token.

@@ -5,8 +5,9 @@ use dsrun_core::{
     DType, TensorType, WeightExpr, WeightFormat, WeightType,
     checked::ValidCall,
     op::{
-        Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, KvWrite, LayerNorm,
-        Linear, Nonlinearity, PagedAttention, RmsNorm, Rope, RopePairing,
+        Activation, Add, AttentionMask, Columns, Embed, GateLayout, GatedActivation, GroupScore,
+        GroupedLinear, KvWrite, LayerNorm, Linear, MoeCombine, MoeGroup, MoeRoute, Nonlinearity,
+        PagedAttention, RmsNorm, Rope, RopePairing, RouterNorm, RouterScore,
     },
     program::{Program, ProgramBuilder},
 };
@@ -25,6 +26,8 @@ struct Layers {
     llama: bool,
     /// Norms of query and key heads.
     head_norms: bool,
+    /// If the MLP is a mixture, how many experts there are and how many a token has, and how they are scored.
+    experts: Option<([usize; 2], RouterScore)>,
 }
 
 impl Layers {
@@ -125,6 +128,49 @@ impl Layers {
             let projected = linear(&mut program, attended, [hidden, queries]);
             x = add(&mut program, x, projected);
             let normed = norm(&mut program, x, "second");
+            if let Some(([count, chosen], score)) = self.experts {
+                let biased = score == RouterScore::Sigmoid;
+                let route = MoeRoute {
+                    top_k: chosen as u32,
+                    score,
+                    groups: if biased { 4 } else { 1 },
+                    top_groups: if biased { 2 } else { 1 },
+                    group_score: GroupScore::TopTwoSum,
+                    norm: RouterNorm::Sum,
+                    eps: 0.0,
+                    scale: 1.0,
+                    threshold: 0.0,
+                };
+                let mut weight = |program: &mut ProgramBuilder, format, [rows, columns]: [usize; 2]| {
+                    let name = name();
+                    let weight = WeightType { format, shape: vec![rows, columns] };
+                    program.weight(&name, WeightExpr::tensor(&name), weight).unwrap()
+                };
+                let router = weight(&mut program, WeightFormat::Dense(dtype), [count, hidden]);
+                let weights = [[inner, hidden], [inner, hidden], [hidden, inner]]
+                    .map(|[rows, columns]| weight(&mut program, format, [count * rows, columns]));
+                let bias =
+                    biased.then(|| vector(&mut program, format!("layers.{layer}.bias"), DType::F32, count));
+                let logits = program.call(Linear { dtype: DType::F32 }, [Some(normed), Some(router), None]);
+                let routed = program.calls(route, [Some(logits.unwrap()), None, bias, None, None]).unwrap();
+                let (count, first_expert) = (count as u32, 0);
+                let tables = program.calls(MoeGroup { count, first_expert }, [Some(routed[0])]).unwrap();
+                let linear = |program: &mut ProgramBuilder, x, weight| {
+                    let operands = [Some(x), Some(weight), Some(routed[0]), None];
+                    let operands = operands.into_iter().chain([Some(tables[0]), Some(tables[1])]);
+                    program.call(GroupedLinear { dtype, count, first_expert }, operands).unwrap()
+                };
+                let (gate, up) =
+                    (linear(&mut program, normed, weights[0]), linear(&mut program, normed, weights[1]));
+                let (function, layout) = (self.function, GateLayout::Separate);
+                let gated = GatedActivation { function, layout, limit: 0.0, up_offset: 0.0 };
+                let activated = program.call(gated, [Some(gate), Some(up), None]).unwrap();
+                let down = linear(&mut program, activated, weights[2]);
+                let combine = MoeCombine { count, first_expert };
+                let mixed = program.call(combine, [down, routed[1], routed[0]].map(Some)).unwrap();
+                x = add(&mut program, x, mixed);
+                continue;
+            }
             let rows = if llama { 2 * inner } else { inner };
             let product = linear(&mut program, normed, [rows, hidden]);
             let (function, layout) = (self.function, GateLayout::Concatenated);
@@ -179,7 +225,21 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
     ];
     let plain =
         shapes.into_iter().map(|(dtype, format, function, [hidden, inner, kv_heads, group, head], llama)| {
-            Layers { dtype, format, function, hidden, inner, kv_heads, group, head, llama, head_norms: false }
+            let head_norms = false;
+            let experts = None;
+            Layers {
+                dtype,
+                format,
+                function,
+                hidden,
+                inner,
+                kv_heads,
+                group,
+                head,
+                llama,
+                head_norms,
+                experts,
+            }
         });
     let normed =
         with_head_norms.into_iter().map(|(dtype, format, [hidden, inner, kv_heads, group, head])| {
@@ -195,7 +255,33 @@ pub(crate) fn decoder_calls() -> impl Iterator<Item = ValidCall> {
                 head,
                 llama: true,
                 head_norms: true,
+                experts: None,
             }
         });
-    plain.chain(normed).map(|layers| outlined(&layers.program()))
+    let with_experts = [
+        (bf16, [2048, 768, 4, 8, 128], [128, 8], RouterScore::Softmax),
+        (f16, [4096, 14_336, 8, 4, 128], [8, 2], RouterScore::SoftmaxOfSelected),
+        (bf16, [1536, 512, 8, 2, 64], [256, 6], RouterScore::Sigmoid),
+        (f16, [256, 64, 2, 2, 64], [16, 1], RouterScore::SparseMixer),
+    ];
+    let mixtures =
+        with_experts.into_iter().map(|(dtype, [hidden, inner, kv_heads, group, head], sizes, score)| {
+            let format = if dtype == DType::BF16 { "bf16" } else { "f16" };
+            let (function, head_norms) = (Nonlinearity::Silu, head == 128);
+            let experts = Some((sizes, score));
+            Layers {
+                dtype,
+                format,
+                function,
+                hidden,
+                inner,
+                kv_heads,
+                group,
+                head,
+                llama: true,
+                head_norms,
+                experts,
+            }
+        });
+    plain.chain(normed).chain(mixtures).map(|layers| outlined(&layers.program()))
 }

@@ -1,5 +1,6 @@
 //! What a region's body is, if it is layers of a decoder.
 
+use super::experts::Experts;
 use crate::ops::{
     body::{BodyReader, made, value},
     gemm::fused_linear::{Epilogue, FusedLinear, Heads, Norm},
@@ -45,6 +46,8 @@ pub(super) struct Layer {
     pub(super) up: FusedLinear,
     /// The second half, with residual.
     down: FusedLinear,
+    /// If the MLP is a mixture of experts, its router; both halves of the MLP are then those of all experts.
+    pub(super) experts: Option<Experts>,
 }
 
 /// Attention over pages.
@@ -122,6 +125,24 @@ impl Layer {
         };
         let (attention, attended) = Attention::read(reader, [query, keys, values])?;
         let (output, middle) = Self::read_sum(reader, attended, x)?;
+        let mut dense = *reader;
+        let (up, down, experts, y) = match Self::read_mlp(&mut dense, middle) {
+            Some((up, down, y)) => {
+                *reader = dense;
+                (up, down, None, y)
+            }
+            None => Experts::read(reader, middle)?,
+        };
+        let normed = input.norm.is_some() && up.norm.is_some();
+        let rotated = heads.rope.is_none_or(|rope| rope.pairing == RopePairing::Halves);
+        let quantised = [&input, &output, &up, &down].iter().any(|product| product.scales.is_some());
+        let flows = (input.x, up.x) == (x, middle);
+        let taken = normed && rotated && !quantised && flows;
+        taken.then_some((Self { input, heads, attention, output, up, down, experts }, [keys, values], y))
+    }
+
+    /// Both halves of the MLP that the next calls are, of the token `middle`, and the token behind it.
+    fn read_mlp(reader: &mut BodyReader<'_>, middle: usize) -> Option<(FusedLinear, FusedLinear, usize)> {
         let (up, results) = FusedLinear::read(reader)?;
         let (down, y) = Self::read_sum(reader, *results.first()?, middle)?;
         let activated = match up.epilogue {
@@ -129,12 +150,7 @@ impl Layer {
             Epilogue::Activation(_) => true,
             _ => false,
         };
-        let normed = input.norm.is_some() && up.norm.is_some();
-        let rotated = heads.rope.is_none_or(|rope| rope.pairing == RopePairing::Halves);
-        let quantised = [&input, &output, &up, &down].iter().any(|product| product.scales.is_some());
-        let flows = (input.x, up.x) == (x, middle);
-        let taken = activated && normed && rotated && !quantised && flows;
-        taken.then_some((Self { input, heads, attention, output, up, down }, [keys, values], y))
+        activated.then_some((up, down, y))
     }
 
     /// The product of `x` that the next calls are, added to `residual`, and its result.
@@ -161,6 +177,7 @@ impl Layer {
             operands.extend(product.bias);
             operands.extend(product.norm.into_iter().flat_map(|norm| [norm.weight(), norm.bias()]).flatten());
         }
+        operands.extend(self.experts.iter().flat_map(Experts::operands));
         operands
     }
 
@@ -175,6 +192,10 @@ impl Layer {
                 .map(|norms| norms.map(|(norm, _)| [norm.eps, norm.weight_offset].map(f32::to_bits)))
         };
         let heads = |layer: &Self| (layer.heads.columns, layer.heads.slots, norms(layer));
+        let experts = |layer: &Self| {
+            let rule = |experts: Experts| (experts.route, experts.count, experts.logits);
+            layer.experts.map(|experts| (rule(experts), experts.vectors.map(|vector| vector.is_some())))
+        };
         let products = self.products().into_iter().zip(other.products());
         let alike = |(a, b): (&FusedLinear, &FusedLinear)| {
             a.scalars() == b.scalars()
@@ -186,6 +207,7 @@ impl Layer {
         self.attention == other.attention
             && rope(self) == rope(other)
             && heads(self) == heads(other)
+            && experts(self) == experts(other)
             && products.into_iter().all(alike)
     }
 }

@@ -14,8 +14,11 @@ use params::{Model, Pacing};
 
 /// Bytes in ten clocks that a multiprocessor may ask for: no limit, and from below what memory gives to above it. An H200's gives 184.
 const PACES: [u32; 8] = [0, 110, 130, 150, 165, 180, 190, 205];
-/// Ring slots that may be on their way to a multiprocessor.
+/// Ring slots that may be on their way to a multiprocessor: with an odd number of slots, at least five, two fewer than there are (see
+/// [`unlimited`]); with an even number a slot is always the same team's.
 const IN_FLIGHT: [u32; 3] = [2, 1, 3];
+/// The most teams of warps.
+const TEAMS: usize = 2;
 /// For how many clocks a multiprocessor that fell behind may go faster.
 const CATCH_UP: u32 = 2000;
 /// Keys that the measured token attends to.
@@ -28,9 +31,13 @@ fn paced(in_flight: u32, bytes_in_ten_clocks: u32) -> Pacing {
     Pacing { in_flight, clocks_per_byte, catch_up: CATCH_UP, unused: 0 }
 }
 
-/// The pacing of layers whose rings hold them whole: everything is asked for at once.
+/// The pacing of layers whose rings hold them whole: as much is asked for at once as may be.
+///
+/// Two teams of warps take slots in turn. If all slots could be on their way, one team could come round to a slot that has not been filled
+/// for the other one yet, and take the phase of its barrier for the next. A team is at most one slot of its own ahead of what has
+/// landed in order, so two slots fewer are safe.
 pub(super) fn unlimited(slots: usize) -> Pacing {
-    paced(u32::try_from(slots).unwrap_or(u32::MAX), 0)
+    paced(u32::try_from(slots.saturating_sub(TEAMS).max(1)).unwrap_or(u32::MAX), 0)
 }
 
 /// The pacings to choose from for layers that the rings do not hold.
@@ -103,4 +110,20 @@ pub(super) fn tuned(
         0
     });
     candidates[best]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_team_cannot_come_round_to_a_slot_of_the_other_that_is_not_filled() {
+        // The fewest slots of a ring are four.
+        for slots in 4..33_u32 {
+            let limit = slots - TEAMS as u32;
+            assert!(unlimited(slots as usize).in_flight <= limit, "{slots} slots");
+            let odd = slots % 2 == 1;
+            assert!(!odd || candidates().iter().all(|pacing| pacing.in_flight <= limit), "{slots} slots");
+        }
+    }
 }

@@ -2,7 +2,10 @@
 
 use crate::{
     driver::kernel_struct::{Pointer, declaration, header, kernel_struct},
-    ops::params::Strides,
+    ops::{
+        experts::{RouteRule, RouterVectors},
+        params::Strides,
+    },
 };
 
 kernel_struct! {
@@ -17,6 +20,15 @@ kernel_struct! {
         pub(super) head_norms: [Pointer; 2] = "const HEAD_NORM*",
         pub(super) keys: Pointer = "X*",
         pub(super) values: Pointer = "X*",
+    }
+}
+
+kernel_struct! {
+    /// What a layer with a mixture of experts has beside: the weights of the router and of the other half of gated activations.
+    pub(super) struct ExpertLayer {
+        pub(super) router: Pointer = "const u8*",
+        pub(super) second: Pointer = "const u8*",
+        pub(super) vectors: RouterVectors = "RouterVectors",
     }
 }
 
@@ -67,6 +79,8 @@ kernel_struct! {
         pub(super) head_eps: [f32; 2] = "float",
         pub(super) head_offsets: [f32; 2] = "float",
         pub(super) table: Pointer = "const Layer*",
+        /// Of layers with experts.
+        pub(super) expert_table: Pointer = "const ExpertLayer*",
         pub(super) layers: i64 = "i64",
         /// The token in front of the layers and behind them.
         pub(super) x: Pointer = "const X*",
@@ -95,6 +109,8 @@ kernel_struct! {
         pub(super) block_table_columns: i64 = "i64",
         pub(super) embedding: Embedding = "Embedding",
         pub(super) pacing: Pacing = "Pacing",
+        /// How experts are chosen.
+        pub(super) rule: RouteRule = "RouteRule",
     }
 }
 
@@ -104,6 +120,7 @@ pub(crate) fn params_header() -> String {
         "What the kernel for decoder layers is told.",
         &[
             declaration::<Layer>(),
+            declaration::<ExpertLayer>(),
             declaration::<Product>(),
             declaration::<Embedding>(),
             declaration::<Pacing>(),

@@ -3,7 +3,8 @@
 use crate::ops::weight::{Offset, Packing};
 use dsrun_core::{DType, WeightFormat};
 
-/// Products of a layer: query, key and value; output projection; first half of the MLP; second half of the MLP.
+/// Products of a layer: query, key and value; output projection; first half of the MLP; second half of the MLP. With experts the
+/// router's is one more.
 pub(super) const PRODUCTS: usize = 4;
 /// Warps of a block that multiply. One more warp copies weights.
 pub(super) const WARPS: usize = 8;
@@ -42,6 +43,8 @@ pub(super) struct Product {
     pub(super) packing: Option<Packing>,
     /// Every run has to divide this number of neighbouring outputs.
     pub(super) together: usize,
+    /// If inputs come in pieces that lie apart in memory, the length of one: a slot of the ring has inputs of one piece.
+    pub(super) piece: Option<usize>,
 }
 
 /// The outputs of a run, and the number of its inputs that one slot of the ring holds.
@@ -87,13 +90,28 @@ impl Product {
         }
         // The matrix operand of the tensor cores has 16 rows of 32 inputs, which a run of fewer outputs fills with further inputs.
         let unit = |outputs: usize| 16 / outputs * 32;
+        let inputs = self.piece.unwrap_or(self.inputs);
         let possible = |outputs: &usize| {
-            self.inputs.is_multiple_of(unit(*outputs)) && self.outputs.is_multiple_of(self.runs * outputs)
+            inputs.is_multiple_of(unit(*outputs))
+                && self.outputs.is_multiple_of(self.runs * outputs)
+                && self.together.is_multiple_of(*outputs)
         };
-        let whole = |outputs: usize| Run { outputs, inputs: self.inputs };
+        let whole = |outputs: usize| Run { outputs, inputs };
         let mut lengths = [8, 4, 2].into_iter().filter(possible);
         if let Some(run) = lengths.clone().map(whole).find(|run| run.bytes(None) <= slot) {
             return run;
+        }
+        if self.piece.is_some() {
+            // Equal parts of a piece: the longest that fit.
+            let parts = |outputs: usize| {
+                let units = inputs / unit(outputs);
+                let even = (1..=units).filter(move |parts| units.is_multiple_of(*parts));
+                even.map(move |parts| Run { outputs, inputs: inputs / parts })
+            };
+            let fitting = lengths.clone().flat_map(parts).filter(|run| run.bytes(None) <= slot);
+            if let Some(run) = fitting.max_by_key(|run| run.bytes(None)) {
+                return run;
+            }
         }
         let outputs = lengths.next_back().unwrap_or(8);
         let pieces = whole(outputs).bytes(None).div_ceil(slot);

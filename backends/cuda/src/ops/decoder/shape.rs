@@ -2,7 +2,9 @@
 
 use super::{
     body::{Body, Layer},
-    dtype_of, name_of, params,
+    dtype_of,
+    experts::Choice,
+    name_of, params,
     product::{OUTPUTS, PRODUCTS, Product, Run, STEP, WARPS, packing, takes},
     refused,
 };
@@ -42,6 +44,15 @@ const SLOTS: Range<usize> = 4..33;
 /// The most bytes of one bulk copy: shorter ones let a multiprocessor keep an even pace.
 const COPY_BYTES: usize = 8 << 10;
 
+/// The constants of the kernel for each product: outputs and inputs of its runs, and its teams.
+const RUN_CONSTANTS: [[&str; 3]; PRODUCTS + 1] = [
+    ["ROWS_0", "COLUMNS_0", "TEAMS_0"],
+    ["ROWS_1", "COLUMNS_1", "TEAMS_1"],
+    ["ROWS_2", "COLUMNS_2", "TEAMS_2"],
+    ["ROWS_3", "COLUMNS_3", "TEAMS_3"],
+    ["ROWS_4", "COLUMNS_4", "TEAMS_4"],
+];
+
 /// The shape that all layers of a launch share, and their number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
@@ -58,8 +69,9 @@ pub(super) struct Shape {
     pub(super) gated: bool,
     /// Elements of a token.
     pub(super) hidden: usize,
-    /// Elements between the halves of the MLP.
+    /// Elements between the halves of the MLP; with experts, of all that are chosen.
     pub(super) inner: usize,
+    pub(super) experts: Option<Choice>,
     /// KV heads.
     pub(super) kv_heads: usize,
     /// Query heads of each.
@@ -80,9 +92,10 @@ pub(super) struct TileConfig {
     pub(super) blocks: usize,
     slot: usize,
     slots: usize,
-    runs: [Run; PRODUCTS],
+    /// Of each product.
+    runs: Vec<Run>,
     /// Teams of warps that take runs in turn.
-    teams: [usize; PRODUCTS],
+    teams: Vec<usize>,
     tile_heads: usize,
     splits: usize,
     /// Whether the blocks of a head merge its splits of attention for all other blocks.
@@ -110,6 +123,8 @@ impl TileConfig {
 #[derive(PartialEq)]
 struct LayerTypes<'a> {
     weights: [&'a WeightType; PRODUCTS],
+    /// Of the router, and of the other half of gated experts.
+    expert_weights: Option<[&'a WeightType; 2]>,
     vectors: Vec<Option<&'a TensorDesc>>,
     caches: [&'a TensorDesc; 2],
 }
@@ -127,10 +142,17 @@ impl<'a> LayerTypes<'a> {
         for (_, weight) in layer.heads.norms.iter().flatten() {
             vectors.push(Some(operand(call, *weight)?));
         }
+        let experts = layer.experts;
+        for vector in experts.iter().flat_map(|experts| experts.vectors) {
+            vectors.push(optional(vector)?);
+        }
+        let expert_weights = experts
+            .map(|experts| Ok([weight_type(call, experts.router)?, weight_type(call, experts.second)?]));
         let weight = |index: usize| weight_type(call, products[index].weight);
         let [keys, values] = layer.heads.caches;
         Ok(Self {
             weights: [weight(0)?, weight(1)?, weight(2)?, weight(3)?],
+            expert_weights: expert_weights.transpose()?,
             vectors,
             caches: [operand(call, keys)?, operand(call, values)?],
         })
@@ -174,10 +196,12 @@ impl Shape {
             && [input, output, up, down].iter().all(|product| product.product == dtype)
             && [values.dtype, result.dtype] == [dtype; 2]
             && (body.embedding.is_some() || dtype_of(call, body.x)? == dtype);
-        let taken = |weight: &&WeightType| {
-            weight.format == format && takes(format, dtype, weight.rows(), weight.columns())
+        let count = layer.experts.map_or(1, |experts| experts.count.max(1));
+        let copies = [1, 1, count, count];
+        let taken = |(weight, copies): (&&WeightType, usize)| {
+            weight.format == format && takes(format, dtype, weight.rows() / copies, weight.columns())
         };
-        if !one_type || !types.weights.iter().all(taken) {
+        if !one_type || !types.weights.iter().zip(copies).all(taken) {
             return Err(refused(
                 "activations, caches and weights must be f16 or bf16, or weights one integer format",
             ));
@@ -207,11 +231,16 @@ impl Shape {
         }
         let gated = matches!(up.epilogue, Epilogue::Gate(_));
         let (hidden, inner) = (input_weight.columns(), down_weight.columns());
+        let up_rows = match layer.experts {
+            Some(_) => count * inner,
+            None if gated => 2 * inner,
+            None => inner,
+        };
         let expected = [
             ((heads + 2 * kv_heads) * head, hidden),
             (hidden, heads * head),
-            (if gated { 2 * inner } else { inner }, hidden),
-            (hidden, inner),
+            (up_rows, hidden),
+            (count * hidden, inner),
         ];
         let sizes = [input_weight, output_weight, up_weight, down_weight]
             .iter()
@@ -239,7 +268,15 @@ impl Shape {
                 "heads of {head} with {pairs} rotated pairs have norms of their own"
             )));
         }
-        let constants = vec![
+        let router = match layer.experts {
+            Some(experts) => {
+                let weights =
+                    types.expert_weights.ok_or_else(|| Error::internal("experts without a router"))?;
+                Some(Choice::of(&experts, weights, [up_weight, down_weight], dtype)?)
+            }
+            None => None,
+        };
+        let mut constants = vec![
             ("X", type_name(dtype)?.to_owned()),
             ("G", common_type(call, weights)?),
             ("SHIFT", common_type(call, biases)?),
@@ -251,6 +288,10 @@ impl Shape {
             ("HEAD_NORM", common_type(call, head_norms)?),
         ];
         let (layers, causal) = (body.layers.len(), op.mask == AttentionMask::Causal);
+        let experts = router.map(|(choice, router)| {
+            constants.extend(router);
+            choice
+        });
         Ok(Self {
             layers,
             dtype,
@@ -258,7 +299,8 @@ impl Shape {
             format,
             gated,
             hidden,
-            inner,
+            inner: experts.map_or(1, |experts| experts.chosen) * inner,
+            experts,
             kv_heads,
             group,
             head,
@@ -273,7 +315,7 @@ impl Shape {
         self.layers.next_multiple_of(LAYER_STEP)
     }
 
-    fn products(&self) -> [Product; PRODUCTS] {
+    fn products(&self) -> Vec<Product> {
         let query = self.kv_heads * self.group * self.head;
         let up = if self.gated { 2 * self.inner } else { self.inner };
         let (keys, packing) = (self.kv_heads * self.head, packing(self.format));
@@ -282,16 +324,23 @@ impl Shape {
             if self.pairs > 0 && self.head.is_multiple_of(4 * OUTPUTS) { self.pairs } else { self.head / 2 };
         let product = |inputs, outputs, runs| {
             let together = if outputs == query + 2 * keys { turned } else { outputs };
-            Product { inputs, outputs, runs, packing, together }
+            Product { inputs, outputs, runs, packing, together, piece: None }
         };
         // Tiles are of two runs where results come of pairs.
         let pairs = |paired: bool| if paired { 2 } else { 1 };
-        [
+        let mut products = vec![
             product(self.hidden, query + 2 * keys, pairs(self.constants.contains(&("ROPE", "1".to_owned())))),
             product(query, self.hidden, 1),
             product(self.hidden, up, pairs(self.gated)),
             product(self.inner, self.hidden, 1),
-        ]
+        ];
+        if let Some(Choice { count, chosen, .. }) = self.experts {
+            let inner = self.inner / chosen;
+            products[2].together = inner;
+            products[3].piece = Some(inner);
+            products.push(product(self.hidden, count, 1));
+        }
+        products
     }
 
     /// The kernel's tile configuration for a device; `None` if its blocks cannot hold such layers.
@@ -308,7 +357,7 @@ impl Shape {
             false => products.iter().map(|product| product.bytes_in_slots(*slot)).sum::<usize>(),
         };
         let slot = SLOT_BYTES.rev().step_by(SLOT_STEP).min_by_key(used)?;
-        let runs = products.each_ref().map(|product| product.run(slot));
+        let runs: Vec<Run> = products.iter().map(|product| product.run(slot)).collect();
         let slot = runs.iter().map(|run| run.bytes(packing)).max()?.next_multiple_of(128);
         // All blocks have a share of the first half of the MLP: there they see that all others are past what is older.
         let tiles = products[2].tiles(runs[2]);
@@ -322,13 +371,18 @@ impl Shape {
             Some(_) => rounded(3 * (product.inputs + 64) + product.inputs / (STEP / 2) * 4),
         };
         let inputs = products.iter().map(staged).max()?;
-        let teams = [0, 1, 2, 3].map(|index: usize| products[index].teams(runs[index], most));
-        let sums = products.iter().zip(teams).map(|(product, teams)| product.sums(teams)).max()?;
+        let teams = products.iter().zip(&runs).map(|(product, run)| product.teams(*run, most));
+        let teams: Vec<usize> = teams.collect();
+        let sums = products.iter().zip(&teams).map(|(product, teams)| product.sums(*teams)).max()?;
         let heads = staged(&products[1]) + rounded(WARPS * tile_heads * (self.head + 6) * 4);
         let beside = inputs.max(heads)
             + WARPS * sums * 4
             + rounded(SLOTS.end * 16)
-            + rounded(self.table_layers() * size_of::<params::Layer>());
+            + rounded(self.table_layers() * size_of::<params::Layer>())
+            + self.experts.map_or(0, |experts| {
+                let table = self.table_layers() * size_of::<params::ExpertLayer>();
+                rounded(table) + rounded(experts.words * size_of::<u32>())
+            });
         let left = device.shared_memory().checked_sub(beside + (2 << 10))?;
         let slots = (left / slot).min(SLOTS.end - 1);
         let whole = bytes <= slots * slot * most;
@@ -366,6 +420,10 @@ impl Shape {
             ("HEAD", self.head),
             ("PAIRS", self.pairs),
             ("SLOTS", self.slots),
+            ("EXPERTS", self.experts.map_or(0, |experts| experts.count)),
+            ("CHOSEN", self.experts.map_or(1, |experts| experts.chosen)),
+            ("ROUNDED_LOGITS", usize::from(self.experts.is_some_and(|experts| experts.rounded))),
+            ("TABLE_LAYERS", self.table_layers()),
             ("CAUSAL", usize::from(self.causal)),
             ("TILE_HEADS", cut.tile_heads),
             ("PARTS_OF_GROUP", self.group / cut.tile_heads),
@@ -377,20 +435,15 @@ impl Shape {
             ("RING_SLOTS", cut.slots),
             ("SLOT_BYTES", cut.slot),
             ("COPIES", cut.copies),
-            ("ROWS_0", cut.runs[0].outputs),
-            ("ROWS_1", cut.runs[1].outputs),
-            ("ROWS_2", cut.runs[2].outputs),
-            ("ROWS_3", cut.runs[3].outputs),
-            ("COLUMNS_0", cut.runs[0].inputs),
-            ("COLUMNS_1", cut.runs[1].inputs),
-            ("COLUMNS_2", cut.runs[2].inputs),
-            ("COLUMNS_3", cut.runs[3].inputs),
-            ("TEAMS_0", cut.teams[0]),
-            ("TEAMS_1", cut.teams[1]),
-            ("TEAMS_2", cut.teams[2]),
-            ("TEAMS_3", cut.teams[3]),
         ];
         let mut defines = self.constants.clone();
+        // The router's product is there in every kernel, with no outputs where there are no experts.
+        let none = Run { outputs: OUTPUTS, inputs: self.hidden };
+        let runs = cut.runs.iter().chain([&none]).zip(cut.teams.iter().chain([&1]));
+        for (names, (run, teams)) in RUN_CONSTANTS.into_iter().zip(runs) {
+            let values = [run.outputs, run.inputs, *teams];
+            defines.extend(names.into_iter().zip(values.map(|value| value.to_string())));
+        }
         match packing(self.format) {
             None => defines.push(("BITS", "0".to_owned())),
             Some(packing) => defines.extend(packing.defines()),
@@ -403,7 +456,10 @@ impl Shape {
     pub(super) fn exchange(&self, cut: &TileConfig) -> (usize, usize) {
         let query = self.kv_heads * self.group * self.head;
         let merged = if cut.merged { query } else { 0 };
-        let rows = [self.hidden, query + 2 * self.kv_heads * self.head, self.hidden, self.inner, merged];
+        // Logits are as long as two activations.
+        let logits = 2 * self.experts.map_or(0, |experts| experts.count);
+        let keys = 2 * self.kv_heads * self.head;
+        let rows = [self.hidden, query + keys, self.hidden, self.inner, merged, logits];
         let splits = self.kv_heads * self.group * cut.splits * (self.head + 4) * 4;
         (rows.map(|row| (row * 2).next_multiple_of(256)).iter().sum(), splits)
     }
@@ -430,6 +486,7 @@ mod tests {
             gated,
             hidden,
             inner,
+            experts: None,
             kv_heads,
             group,
             head,
@@ -458,10 +515,10 @@ mod tests {
         assert!(cut.shared <= DEVICE.shared_memory(), "{cut:?}");
         assert!(cut.blocks <= DEVICE.sm_count.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
         assert!(shape.kv_heads * cut.splits <= cut.blocks, "{cut:?}");
-        for ((product, run), teams) in shape.products().iter().zip(cut.runs).zip(cut.teams) {
+        for ((product, run), teams) in shape.products().iter().zip(&cut.runs).zip(&cut.teams) {
             assert!(run.bytes(None) <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
             assert!(product.outputs.is_multiple_of(product.runs * run.outputs), "{cut:?}");
-            assert!(teams == 1 || run.inputs == product.inputs, "{cut:?}");
+            assert!(*teams == 1 || run.inputs == product.inputs, "{cut:?}");
             assert!(
                 [run.inputs, product.inputs].iter().all(|inputs| inputs.is_multiple_of(512 / run.outputs)),
                 "{cut:?}"
@@ -484,7 +541,7 @@ mod tests {
         let (cut, packing) = (shape.tiles(&DEVICE).unwrap(), packing(shape.format));
         assert!(packing.is_some() && cut.shared <= DEVICE.shared_memory(), "{cut:?}");
         assert!(cut.blocks <= DEVICE.sm_count.min(shape.products()[2].tiles(cut.runs[2])), "{cut:?}");
-        for (product, run) in shape.products().iter().zip(cut.runs) {
+        for (product, run) in shape.products().iter().zip(&cut.runs) {
             assert!(run.bytes(packing) <= cut.slot && cut.slot <= 33 << 10, "{cut:?}");
             assert!(product.outputs.is_multiple_of(product.runs * run.outputs), "{cut:?}");
             assert!(run.inputs.is_multiple_of(STEP) && product.inputs.is_multiple_of(STEP), "{cut:?}");
@@ -496,6 +553,24 @@ mod tests {
         }
         // What is turned together is in one tile.
         assert!((shape.head / 2).is_multiple_of(cut.runs[0].outputs), "{cut:?}");
+    }
+
+    #[rstest]
+    #[case::qwen3_30b([2048, 768, 4, 8, 128], [128, 8])]
+    #[case::mixtral([4096, 14_336, 8, 4, 128], [8, 2])]
+    #[case::one_large_expert([128, 14_336, 1, 2, 64], [8, 1])]
+    #[case::many_small_experts([1024, 64, 4, 4, 64], [256, 6])]
+    fn slots_hold_inputs_of_one_expert(#[case] sizes: [usize; 5], #[case] counts: [usize; 2]) {
+        let [count, chosen] = counts;
+        let experts = Some(Choice { count, chosen, rounded: false, words: 2 * (count + chosen) + 1 });
+        let inner = sizes[1];
+        let shape = Shape { experts, inner: chosen * inner, ..shape(sizes, true) };
+        let cut = shape.tiles(&DEVICE).unwrap();
+        assert!(cut.shared <= DEVICE.shared_memory() && cut.runs.len() == PRODUCTS + 1, "{cut:?}");
+        assert!(cut.runs.iter().all(|run| run.bytes(None) <= cut.slot), "{cut:?}");
+        let [_, _, up, down, router] = cut.runs[..] else { panic!("{cut:?}") };
+        assert!(inner.is_multiple_of(up.outputs) && inner.is_multiple_of(down.inputs), "{cut:?}");
+        assert!(count.is_multiple_of(router.outputs), "{cut:?}");
     }
 
     #[test]

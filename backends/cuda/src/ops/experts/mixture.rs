@@ -31,31 +31,43 @@ use dsrun_core::{
 const ALIGNMENT: usize = 256;
 
 /// A linear layer of experts: its weight and bias.
-#[derive(Clone, Copy)]
-struct Layer {
-    op: GroupedLinear,
-    weight: usize,
-    bias: Option<usize>,
+#[derive(Clone, Copy, Debug)]
+pub(in crate::ops) struct Layer {
+    pub(in crate::ops) op: GroupedLinear,
+    pub(in crate::ops) weight: usize,
+    pub(in crate::ops) bias: Option<usize>,
 }
 
-/// The calls of the body, with the numbers of the region's operands.
-struct Body {
-    route: MoeRoute,
+/// The calls of a mixture from the router to the sum, with the numbers of the values that they read.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::ops) struct Mixture {
+    pub(in crate::ops) route: MoeRoute,
     /// Logits, bias, selection bias, factors of experts, and experts chosen in advance.
-    router: [Option<usize>; 5],
-    group: MoeGroup,
-    x: usize,
-    gate: Layer,
-    up: Layer,
-    activation: GatedActivation,
-    down: Layer,
+    pub(in crate::ops) router: [Option<usize>; 5],
+    pub(in crate::ops) group: MoeGroup,
+    pub(in crate::ops) x: usize,
+    pub(in crate::ops) gate: Layer,
+    pub(in crate::ops) up: Layer,
+    pub(in crate::ops) activation: GatedActivation,
+    pub(in crate::ops) down: Layer,
     combine: MoeCombine,
+    /// The weighted sum.
+    pub(in crate::ops) result: usize,
 }
 
-impl Body {
-    fn read(region: &Region) -> Option<Self> {
-        let outside = |index: Option<usize>| index.is_none_or(|index| index < region.operands());
+impl Mixture {
+    /// The mixture that is all of a region.
+    fn of(region: &Region) -> Option<Self> {
         let mut reader = BodyReader::new(region);
+        let mixture = Self::read(&mut reader)?;
+        let outside = mixture.operands().all(|index| index < region.operands());
+        let only = region.results().len() == 1
+            && region.results().first().map(|result| result.index()) == Some(mixture.result);
+        (outside && only && reader.is_done()).then_some(mixture)
+    }
+
+    /// Reads a mixture from the next calls of a body.
+    pub(in crate::ops) fn read(reader: &mut BodyReader<'_>) -> Option<Self> {
         let (route, router) = reader.take(|op| if let Op::MoeRoute(op) = op { Some(*op) } else { None })?;
         let (group, grouping) = reader.take(|op| if let Op::MoeGroup(op) = op { Some(*op) } else { None })?;
         let [experts, weights] = [made(router, 0)?, made(router, 1)?];
@@ -66,9 +78,7 @@ impl Body {
             let (weight, bias) = (value(call, 1)?, value(call, 3));
             let same = (op.count, op.first_expert) == (group.count, group.first_expert)
                 && value(call, 2) == Some(experts)
-                && [value(call, 4), value(call, 5)] == tables.map(Some)
-                && outside(Some(weight))
-                && outside(bias);
+                && [value(call, 4), value(call, 5)] == tables.map(Some);
             same.then_some((Layer { op, weight, bias }, call))
         };
         let ((gate, gating), (up, other)) = (layer()?, layer()?);
@@ -94,12 +104,8 @@ impl Body {
             && [value(combined, 1), value(combined, 2)] == [Some(weights), Some(experts)];
         let counts = [[down.op.count, down.op.first_expert], [combine.count, combine.first_expert]];
         let alike = counts.iter().all(|counts| *counts == [group.count, group.first_expert]);
-        let mut read = router_operands.into_iter().chain([Some(x), Some(down.weight), down.bias]);
-        let whole = reader.is_done()
-            && region.results().len() == 1
-            && region.results().first().map(|result| result.index()) == made(combined, 0)
-            && read.all(outside);
-        (flows && alike && whole).then_some(Self {
+        let result = made(combined, 0)?;
+        (flows && alike).then_some(Self {
             route,
             router: router_operands,
             group,
@@ -109,7 +115,15 @@ impl Body {
             activation,
             down,
             combine,
+            result,
         })
+    }
+
+    /// The values that it reads.
+    pub(in crate::ops) fn operands(&self) -> impl Iterator<Item = usize> {
+        let layers = [self.gate, self.up, self.down].into_iter();
+        let layers = layers.flat_map(|layer| [Some(layer.weight), layer.bias]);
+        self.router.into_iter().chain([Some(self.x)]).chain(layers).flatten()
     }
 
     /// Whether the activation reads the first two calls, the product after it the activation, and the sum that product.
@@ -189,7 +203,7 @@ pub(in crate::ops) fn region(
     call: &CallDesc,
     device: &DeviceSpec,
 ) -> Result<Option<KernelPlan>> {
-    let Some(body) = Body::read(region).filter(|_| device.custom_gemm) else { return Ok(None) };
+    let Some(body) = Mixture::of(region).filter(|_| device.custom_gemm) else { return Ok(None) };
     let Some(logits) = body.router[0] else { return Ok(None) };
     let (rows, slots) = (operand(call, logits)?.shape[0], body.route.top_k as usize);
     let count = body.group.count as usize;

@@ -1,0 +1,37 @@
+/*
+ * The rule by which a router chooses.
+ *
+ * Generated from Rust by `cargo run -p dsrun-cuda --example kernel_headers`.
+ */
+/* The rule by which a router chooses; see `moe_route`. */
+struct RouteRule {
+    i64 experts;
+    /* Experts of a token. */
+    i64 slots;
+    i64 groups;
+    i64 top_groups;
+    float eps;
+    float scale;
+    float threshold;
+    float unused;
+};
+static_assert(sizeof(RouteRule) == 48, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::experts) == 8 && alignof(decltype(RouteRule::experts)) == 8, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::slots) == 8 && alignof(decltype(RouteRule::slots)) == 8, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::groups) == 8 && alignof(decltype(RouteRule::groups)) == 8, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::top_groups) == 8 && alignof(decltype(RouteRule::top_groups)) == 8, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::eps) == 4 && alignof(decltype(RouteRule::eps)) == 4, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::scale) == 4 && alignof(decltype(RouteRule::scale)) == 4, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::threshold) == 4 && alignof(decltype(RouteRule::threshold)) == 4, "RouteRule as in Rust");
+static_assert(sizeof(RouteRule::unused) == 4 && alignof(decltype(RouteRule::unused)) == 4, "RouteRule as in Rust");
+
+/* What a router adds to the logits, and to scores when it chooses, and the factors of the weights, for each expert; may be null. */
+struct RouterVectors {
+    const float* bias;
+    const float* selection_bias;
+    const float* scale;
+};
+static_assert(sizeof(RouterVectors) == 24, "RouterVectors as in Rust");
+static_assert(sizeof(RouterVectors::bias) == 8 && alignof(decltype(RouterVectors::bias)) == 8, "RouterVectors as in Rust");
+static_assert(sizeof(RouterVectors::selection_bias) == 8 && alignof(decltype(RouterVectors::selection_bias)) == 8, "RouterVectors as in Rust");
+static_assert(sizeof(RouterVectors::scale) == 8 && alignof(decltype(RouterVectors::scale)) == 8, "RouterVectors as in Rust");

@@ -1,0 +1,129 @@
+//! Layers of a decoder whose MLP is a mixture of experts: what the kernel for layers is told of them.
+
+use super::{product::OUTPUTS, refused};
+use crate::ops::{
+    body::{BodyReader, made, value},
+    experts::{Mixture, RouterKernel},
+    gemm::fused_linear::{Epilogue, FusedLinear, Norm},
+};
+use dsrun_core::{
+    DType, Result, WeightFormat, WeightType,
+    op::{MoeRoute, Op},
+};
+
+/// The router of a mixture of experts, and the half of their gated activations that is not the gate.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Experts {
+    pub(super) route: MoeRoute,
+    /// The number of experts.
+    pub(super) count: usize,
+    /// The weight of the product that makes the logits, and their type.
+    pub(super) router: usize,
+    pub(super) logits: DType,
+    /// Bias, selection bias, and factors of experts.
+    pub(super) vectors: [Option<usize>; 3],
+    /// The weight of the other half of the gated activation.
+    pub(super) second: usize,
+}
+
+impl Experts {
+    /// The mixture of experts that the next calls are, of the token `middle`, with the norm and the router's product in front of it and the
+    /// sum behind it: as both halves of an MLP, the router, and the token behind it.
+    pub(super) fn read(
+        reader: &mut BodyReader<'_>,
+        middle: usize,
+    ) -> Option<(FusedLinear, FusedLinear, Option<Self>, usize)> {
+        let (norm, x, normed) = Norm::read(reader)??;
+        let (linear, product) = reader.take(|op| if let Op::Linear(op) = op { Some(*op) } else { None })?;
+        let mixture = Mixture::read(reader)?;
+        let (add, sum) = reader.take(|op| if let Op::Add(op) = op { Some(*op) } else { None })?;
+        let [logits, bias, selection_bias, scale, chosen] = mixture.router;
+        let layers = [mixture.gate, mixture.up, mixture.down];
+        let flows = (x, mixture.x) == (middle, normed)
+            && value(product, 0) == Some(normed)
+            && logits == made(product, 0)
+            && [value(sum, 0), value(sum, 1)] == [Some(middle), Some(mixture.result)];
+        let absent = [value(product, 2), value(sum, 2), value(sum, 3), chosen];
+        let plain = absent.into_iter().chain(layers.map(|layer| layer.bias)).all(|value| value.is_none());
+        let taken = flows
+            && plain
+            && mixture.group.first_expert == 0
+            && mixture.gate.op == mixture.up.op
+            && mixture.activation.up_offset == 0.0;
+        let half = |norm, x, weight, product, epilogue| FusedLinear {
+            norm,
+            x,
+            scales: None,
+            weight,
+            bias: None,
+            product,
+            epilogue,
+        };
+        let gate = Epilogue::Gate(mixture.activation);
+        let up = half(Some(norm), middle, mixture.gate.weight, mixture.gate.op.dtype, gate);
+        let sum_of = Epilogue::Sum(add, middle);
+        let down = half(None, mixture.x, mixture.down.weight, mixture.down.op.dtype, sum_of);
+        let experts = Self {
+            route: mixture.route,
+            count: mixture.group.count as usize,
+            router: value(product, 1)?,
+            logits: linear.dtype,
+            vectors: [bias, selection_bias, scale],
+            second: mixture.up.weight,
+        };
+        taken.then_some((up, down, Some(experts), made(sum, 0)?))
+    }
+
+    /// The router's kernel; `None` if there are too many experts.
+    pub(super) fn kernel(&self) -> Option<RouterKernel> {
+        RouterKernel::new(&self.route, self.count, self.vectors[1].is_some(), false)
+    }
+
+    /// What it reads beside the token and the weights of the MLP.
+    pub(super) fn operands(&self) -> impl Iterator<Item = usize> {
+        [self.router, self.second].into_iter().chain(self.vectors.into_iter().flatten())
+    }
+}
+
+/// How many experts a layer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) count: usize,
+    /// Those that a token has.
+    pub(super) chosen: usize,
+    /// Whether logits are rounded to the type of activations.
+    pub(super) rounded: bool,
+    /// Words of shared memory in which the router chooses.
+    pub(super) words: usize,
+}
+
+impl Choice {
+    /// How many experts there are, and the constants of the kernel for their router, given the weights of the router and of the other
+    /// half of gated activations, those of both halves of the MLP, and the type of activations.
+    ///
+    /// # Errors
+    /// If the kernel does not take their sizes or types.
+    pub(super) fn of(
+        experts: &Experts,
+        [router, second]: [&WeightType; 2],
+        [gate, down]: [&WeightType; 2],
+        dtype: DType,
+    ) -> Result<(Self, Vec<(&'static str, String)>)> {
+        let format = WeightFormat::Dense(dtype);
+        let alike = second == gate
+            && gate.format == format
+            && *router == WeightType { format, shape: vec![experts.count, gate.columns()] };
+        if !alike || !experts.count.is_multiple_of(OUTPUTS) || !down.columns().is_multiple_of(16) {
+            return Err(refused("experts and their router must have dense weights of one type"));
+        }
+        let logits = [DType::F32, dtype].contains(&experts.logits);
+        let Some(kernel) = experts.kernel().filter(|kernel| logits && kernel.is_one_warp()) else {
+            return Err(refused(format!(
+                "a router of {} experts with logits of {}",
+                experts.count, experts.logits
+            )));
+        };
+        let (chosen, rounded) = (experts.route.top_k as usize, experts.logits != DType::F32);
+        Ok((Self { count: experts.count, chosen, rounded, words: kernel.words }, kernel.constants))
+    }
+}
