@@ -4,16 +4,19 @@
 //! written for Python, so this renders them as Hugging Face's `apply_chat_template` does: same variables and functions,
 //! same treatment of blanks around tags, Python's methods on values and its way to write them.
 //!
-//! Templates come with models, from strangers: they can call nothing but what is defined here, and their nesting and their
-//! running time are bounded.
+//! Templates come with models, from strangers: they can call nothing but what is defined here, and their nesting,
+//! their running time and their memory are bounded.
 
 mod bounds;
+mod budget;
 mod guard;
 mod json;
 mod methods;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
+use minijinja::machinery::{CompiledTemplate, TemplateConfig, eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, Value};
@@ -117,6 +120,7 @@ struct Raised;
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    templates: Vec<NamedTemplate>,
     names: Vec<String>,
     special_tokens: Vec<(String, String)>,
 }
@@ -139,15 +143,19 @@ impl ChatTemplate {
         templates: &[NamedTemplate],
         special_tokens: &[(String, String)],
     ) -> Result<Self, ChatError> {
-        let mut environment = environment().map_err(|error| failure(DEFAULT, &error))?;
+        let environment = environment().map_err(|error| failure(DEFAULT, &error))?;
+        let mut prepared = Vec::new();
         for NamedTemplate { name, source } in templates {
             bounds::check(source, environment.syntax()).map_err(|bounds::Exceeded { line, message }| {
                 ChatError::Template { template: name.clone(), line, message }
             })?;
-            guarded(name, || environment.add_template_owned(name.clone(), without_generation_tags(source)))?;
+            let source = without_generation_tags(source);
+            // Errors of the source show here, before the first conversation.
+            guarded(name, || compile(&environment, name, &source).map(drop))?;
+            prepared.push(NamedTemplate { name: name.clone(), source });
         }
         let names = templates.iter().map(|template| template.name.clone()).collect();
-        Ok(Self { environment, names, special_tokens: special_tokens.to_vec() })
+        Ok(Self { environment, templates: prepared, names, special_tokens: special_tokens.to_vec() })
     }
 
     /// The names of the templates, in the order given.
@@ -162,7 +170,7 @@ impl ChatTemplate {
 
     /// Whether a text stands anywhere in the source of a template: `tools`, in those that know tools.
     pub fn mentions(&self, text: &str) -> bool {
-        self.environment.templates().any(|(_, template)| template.source().contains(text))
+        self.templates.iter().any(|template| template.source.contains(text))
     }
 
     /// Writes a conversation as a prompt for a tokenizer. Control tokens that are written in messages, tools, documents and
@@ -180,9 +188,8 @@ impl ChatTemplate {
         options: &RenderOptions,
     ) -> Result<ChatPrompt, ChatError> {
         let (mut messages, mut options) = (messages.to_vec(), options.clone());
-        let taken = |character: char| {
-            self.environment.templates().any(|(_, template)| template.source().contains(character))
-        };
+        let taken =
+            |character: char| self.templates.iter().any(|template| template.source.contains(character));
         let stand_ins = guard::protect(&mut messages, &mut options, tokenizer.control_tokens(), taken);
         Ok(ChatPrompt { text: self.render(&messages, &options)?, stand_ins })
     }
@@ -221,7 +228,18 @@ impl ChatTemplate {
         let clock = move |format: &str| time_text(format, now);
         context.push(("strftime_now".to_owned(), Value::from_function(clock)));
 
-        guarded(name, || self.environment.get_template(name)?.render(Value::from_pairs(context)))
+        let source = self.templates.iter().find(|template| template.name == name);
+        let source = source.map_or("", |template| template.source.as_str());
+        guarded(name, || {
+            let compiled = compile(&self.environment, name, source)?;
+            let (instructions, blocks) = budget::counted(&compiled);
+            let mut text = String::new();
+            let mut output = make_string_output(&mut text);
+            budget::start();
+            let root = Value::from_pairs(context);
+            eval(&self.environment, &instructions, root, &blocks, &mut output, AutoEscape::None)?;
+            Ok(text)
+        })
     }
 }
 
@@ -262,6 +280,19 @@ impl ChatPrompt {
     const OPTIONS: EncodeOptions = EncodeOptions { add_special: false, parse_special: true };
 }
 
+/// Compiles a template.
+fn compile<'source>(
+    environment: &Environment<'_>,
+    name: &'source str,
+    source: &'source str,
+) -> Result<CompiledTemplate<'source>, minijinja::Error> {
+    let config = TemplateConfig {
+        syntax_config: environment.syntax().clone(),
+        default_auto_escape: Arc::new(|_| AutoEscape::None),
+    };
+    CompiledTemplate::new(name, source, &config)
+}
+
 /// The language that Hugging Face gives to chat templates.
 fn environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
@@ -273,10 +304,14 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     // Only floats are written otherwise than in Python.
     environment
         .add_filter("string", |value: &Value| json::python_float(value).unwrap_or_else(|| value.to_string()));
-    environment.set_formatter(|output, state, value| match json::python_float(value) {
-        Some(text) => output.write_str(&text).map_err(minijinja::Error::from),
-        None => minijinja::escape_formatter(output, state, value),
+    environment.set_formatter(|output, state, value| {
+        budget::spend_written(value)?;
+        match json::python_float(value) {
+            Some(text) => output.write_str(&text).map_err(minijinja::Error::from),
+            None => minijinja::escape_formatter(output, state, value),
+        }
     });
+    budget::prepare(&mut environment);
     environment.add_function("raise_exception", raise_exception);
     // In Jinja a text is a sequence and can be iterated over, and so is a mapping; templates tell texts from lists by
     // the order in which they ask.

@@ -3,6 +3,9 @@
 //! The parser and the compiler of the template engine recurse into an expression for every operator, filter and attribute, and
 //! into a condition for every `elif`. A template from a stranger could overflow the stack that way, which ends the process. The
 //! number of tokens of a tag bounds the depth of its expressions; the engine itself bounds the depth of parentheses and blocks.
+//!
+//! The compiler computes products of constants, such as `'a' * 100000000`, and keeps their results. What they can take is estimated
+//! from the constants of their tags.
 
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
@@ -13,6 +16,11 @@ const MAX_BYTES: usize = 1 << 20;
 const MAX_TAG_TOKENS: usize = 1000;
 /// The most `elif` of a template.
 const MAX_BRANCHES: usize = 250;
+
+/// The most bytes that all products of constants may take, by an estimate that is too high rather than too low.
+const MAX_PRODUCTS: u64 = 32 << 20;
+/// The bytes that are counted for an item of a list.
+const ITEM: u64 = 32;
 
 /// A bound that a template exceeds.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,10 +35,16 @@ pub(super) fn check(source: &str, syntax: &SyntaxConfig) -> Result<(), Exceeded>
         let message = format!("it has {} bytes, but a template may have at most {MAX_BYTES}", source.len());
         return Err(Exceeded { line: None, message });
     }
-    let (mut in_tag, mut branches) = (0, 0);
+    let (mut in_tag, mut branches, mut products) = (0, 0, 0);
+    let mut constants = Constants::default();
     for token in tokenize(source, false, syntax.clone()) {
         let Ok((token, span)) = token else { return Ok(()) };
         let line = Some(usize::from(span.start_line));
+        products = constants.add(&token).saturating_add(products);
+        if products > MAX_PRODUCTS {
+            let message = "it multiplies constants to too large a text or list".to_owned();
+            return Err(Exceeded { line, message });
+        }
         match token {
             Token::VariableStart | Token::BlockStart | Token::TemplateData(_) => in_tag = 0,
             Token::Ident("elif") if in_tag == 0 => branches += 1,
@@ -46,4 +60,51 @@ pub(super) fn check(source: &str, syntax: &SyntaxConfig) -> Result<(), Exceeded>
         }
     }
     Ok(())
+}
+
+/// The constants of a tag, which bound the size of its products.
+#[derive(Debug, Default)]
+struct Constants {
+    /// The product of all numbers.
+    factor: u64,
+    /// The bytes of texts and lists.
+    bytes: u64,
+    multiplies: bool,
+    /// The number before a power.
+    last: Option<u64>,
+    raises: bool,
+}
+
+impl Constants {
+    /// Adds a token. At the end of a tag, returns the bytes that its products may take.
+    fn add(&mut self, token: &Token<'_>) -> u64 {
+        let mut number = None;
+        match token {
+            Token::VariableStart | Token::BlockStart | Token::TemplateData(_) => *self = Self::default(),
+            Token::VariableEnd | Token::BlockEnd => {
+                let made = std::mem::take(self);
+                let factor = if made.multiplies { made.factor.max(1) } else { 0 };
+                return factor.saturating_mul(made.bytes);
+            }
+            Token::Str(text) => self.bytes = self.bytes.saturating_add(text.len() as u64),
+            Token::String(text) => self.bytes = self.bytes.saturating_add(text.len() as u64),
+            Token::Comma | Token::BracketOpen => self.bytes = self.bytes.saturating_add(ITEM),
+            Token::Int(value) => number = Some(*value),
+            Token::Int128(value) => number = Some(u64::try_from(**value).unwrap_or(u64::MAX)),
+            // A conversion of a float to an integer saturates.
+            Token::Float(value) => number = Some(value.abs().ceil() as u64),
+            Token::Mul => self.multiplies = true,
+            Token::Pow => self.raises = true,
+            _ => {}
+        }
+        if let Some(number) = number {
+            // A sum is never larger than the product of its terms if none of these is below 2.
+            let number = number.max(2);
+            let base = self.last.replace(number).filter(|_| std::mem::take(&mut self.raises));
+            let exponent = u32::try_from(number).unwrap_or(u32::MAX);
+            let factor = base.map_or(number, |base| base.saturating_pow(exponent));
+            self.factor = self.factor.max(1).saturating_mul(factor);
+        }
+        0
+    }
 }

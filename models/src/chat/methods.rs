@@ -12,6 +12,10 @@ pub(super) fn call(
     method: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
+    if matches!(method, "replace" | "join" | "format") {
+        let all: Vec<Value> = std::iter::once(value).chain(arguments).cloned().collect();
+        super::budget::estimate(method, &all)?;
+    }
     let result = match value.as_str() {
         Some(text) => text_method(text, method, arguments)?,
         None if value.kind() == ValueKind::Map => map_method(value, method, arguments)?,

@@ -249,6 +249,90 @@ fn deep_templates_are_refused_and_do_not_end_the_process() {
     assert!(ChatTemplate::new(&"a".repeat(2 << 20), &[]).is_err());
 }
 
+#[rstest]
+#[case(
+    "{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}"
+)]
+#[case(
+    "{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
+)]
+#[case("{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s * 2 %}{% endfor %}{{ n.s }}")]
+#[case(
+    "{% set n = namespace(s=[1]) %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s | length }}"
+)]
+#[case(
+    "{% set n = namespace(s=[1]) %}{% for i in range(40) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}"
+)]
+#[case(
+    "{% set n = namespace(s={}) %}{% for i in range(40) %}{% set n.s = {1: n.s, 2: n.s} %}{% endfor %}{{ n.s }}"
+)]
+#[case(
+    "{% set n = namespace(s='a') %}{% for i in range(40) %}{% set n.s %}{{ n.s }}{{ n.s }}{% endset %}{% endfor %}"
+)]
+#[case(
+    "{% set n = namespace(s='a') %}{% for i in range(9) %}{% set n.s = n.s.replace('a', n.s + 'a') %}{% endfor %}"
+)]
+#[case(
+    "{% set n = namespace(s='a') %}{% for i in range(9) %}{% set n.s = n.s | replace('a', n.s + 'a') %}{% endfor %}"
+)]
+#[case("{% set s = 'a' * 10000 %}{{ (s * 100) | list | join(s) }}")]
+#[case("{{ (s * 100).join(s | list) if s else ('a' * 100000).join(range(10000)) }}")]
+#[case("{{ ('a\\n' * 1000) | indent(1000000) }}")]
+#[case("{{ ('a\\n' * 1000) | indent(width=1000000) }}")]
+#[case("{{ '%1000000000d' | format(1) }}")]
+#[case("{{ '{:1000000000}'.format(1) }}")]
+#[case(
+    "{% for a in range(9999) %}{% for b in range(999) %}0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789{% endfor %}{% endfor %}"
+)]
+#[case(
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}0123456789012345678901234567890123456789012345678901234567890123456789{% endmacro %}{{ m(24) }}"
+)]
+#[case("{% set n = namespace() %}{% set n.x = n %}{{ n }}")]
+#[case("{% set n = 50000000 %}{{ ((1, 2) * n) | length }}")]
+#[case("{% set n = 50000000 %}{{ ([1, 2] * n) | list | length }}")]
+#[case("{% set n = 50000000 %}{{ (n * 'ab') | length }}")]
+#[case("{% if a %}{{ 'a' * 10 ** 8 }}{% endif %}")]
+#[case("{% if a %}{{ ['a' * (9999999 + 1), 'a' * 1e7] }}{% endif %}")]
+#[case("{{ ((1, 2) * 50000000) | length }}")]
+#[case("{{ ([1, 2] * 50000000) | list | length }}")]
+#[case("{{ (50000000 * 'ab') | length }}")]
+#[case(
+    "{% set n = namespace(l=[], s='a' * 30000000) %}{% for i in range(99) %}{% set n.l = n.l + [n.s[1:]] %}{% endfor %}"
+)]
+#[case(
+    "{% set n = namespace(l=[]) %}{% for i in range(99999) %}{% set n.l = n.l + [range(99999) | list] %}{% endfor %}"
+)]
+#[case(
+    "{% set n = namespace(s=[1]) %}{% for i in range(30) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s | list | length }}"
+)]
+fn memory_is_bounded(#[case] source: &str) {
+    let error = render(source, &RenderOptions::default()).unwrap_err().to_string();
+    let bounds = ["too large a text or list", "too much memory", "nested too deeply", "takes too long"];
+    assert!(bounds.iter().any(|bound| error.contains(bound)), "{error}");
+}
+
+#[test]
+fn products_keep_the_order_of_their_factors() {
+    let source = "{{ 'ab' * 2 }} {{ 2 * 'ab' }} {{ ([1] * 2) | list }} {{ 3 * 4 }} {{ 1.5 * 2 }} {{ 'x' * (2 if true else 3) }}";
+    let text = render(source, &RenderOptions::default()).unwrap();
+    assert_eq!(text, "abab abab [1, 1] 12 3.0 xx");
+    let text = render(
+        "{{ '-' * 8 }}{{ 'a\nb' | indent(width=2) }}{{ [{'a': 1}, {'a': 2}] | join('+', attribute='a') }}",
+        &RenderOptions::default(),
+    );
+    assert_eq!(text.unwrap(), "--------a\n  b1+2");
+}
+
+#[test]
+fn long_conversations_are_within_the_bounds() {
+    let source = "{% set n = namespace(all=[], text='') %}{% for m in messages %}{% set n.all = n.all + [m] %}\
+        {% set n.text = n.text ~ m.content %}{% if m.role == 'user' %}<user>{% else %}<other>{% endif %}\
+        {{ m.content | trim }}\\n{% endfor %}{{ n.all | length }}{{ n.text | length }}";
+    let messages: Vec<Message> = (0..1000).map(|_| Message::new("user", "x".repeat(500))).collect();
+    let text = ChatTemplate::new(source, &[]).unwrap().render(&messages, &RenderOptions::default()).unwrap();
+    assert!(text.ends_with("1000500000") && text.len() > 507_000, "{}", text.len());
+}
+
 #[test]
 fn a_failure_of_the_engine_is_an_error() {
     let template = ChatTemplate::new("{% for m in messages[::-1] %}{{ m.role }}{% endfor %}", &[]).unwrap();
