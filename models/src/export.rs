@@ -295,7 +295,7 @@ impl Export<'_> {
     /// The GGUF file that the model comes from, if it does.
     fn gguf_path(&self) -> Option<&Path> {
         match &self.files.weights {
-            WeightFiles::Gguf(path) => Some(path),
+            WeightFiles::Gguf(paths) => paths.first().map(PathBuf::as_path),
             WeightFiles::Safetensors(_) => None,
         }
     }

@@ -54,7 +54,8 @@ use name::{HubName, MAIN, ModelName};
 
 /// Finds the files of a model, fetching them if need be. The module's page has the order of the search.
 ///
-/// `name` is a path, [`DEFAULT_MODEL`], `owner/name`, `owner/name@revision` or `owner/name:file.gguf`.
+/// `name` is a path, [`DEFAULT_MODEL`], `owner/name`, `owner/name@revision`, `owner/name:file.gguf` or
+/// `owner/name:Q4_K_M`, the type of the weights of a GGUF file.
 ///
 /// # Errors
 /// [`FetchError::Unavailable`] lists every place that was tried, why it did not serve, and what to do.

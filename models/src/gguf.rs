@@ -10,6 +10,7 @@ mod cursor;
 mod error;
 mod header;
 mod metadata;
+pub(crate) mod parts;
 mod tensor_type;
 mod vocabulary;
 

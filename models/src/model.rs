@@ -13,7 +13,10 @@ use crate::{
     families,
     fetch::{self, ModelFiles, WeightFiles},
     generation::GenerationDefaults,
-    gguf::GgufFile,
+    gguf::{
+        GgufFile,
+        parts::{GgufParts, split_field},
+    },
     presets::Preset,
     quantised::QuantisedFiles,
     safetensors_file::{INDEX_FILE, SafetensorsFiles},
@@ -71,16 +74,21 @@ impl Model {
     /// As [`Self::open`].
     pub fn from_files(files: &ModelFiles) -> Result<Self> {
         let model = match &files.weights {
-            WeightFiles::Gguf(path) => Self::from_gguf(files, path)?,
+            WeightFiles::Gguf(paths) => Self::from_gguf(files, paths)?,
             WeightFiles::Safetensors(paths) => Self::from_safetensors(files, paths)?,
         };
         model.check()?;
         Ok(model)
     }
 
-    fn from_gguf(files: &ModelFiles, path: &Path) -> Result<Self> {
+    fn from_gguf(files: &ModelFiles, paths: &[PathBuf]) -> Result<Self> {
+        let (path, others) = match paths {
+            [path, others @ ..] => (path.as_path(), others),
+            [] => return Err(ModelError::NoConfig { path: files.directory.clone() }),
+        };
         let file = GgufFile::open(path)?;
-        if let Some(parts) = file.metadata().get::<u32>("split.count")?.filter(|parts| *parts > 1) {
+        let parts = split_field(&file, "split.count")?.unwrap_or(1);
+        if parts > 1 && others.is_empty() {
             return Err(ModelError::Split { path: path.to_owned(), parts });
         }
         let config = DecoderConfig::from_gguf(&file)
@@ -98,7 +106,11 @@ impl Model {
             (None, Some(path)) => Chat::new(path, &[default_template(read_text(path)?)], &specials),
             (None, None) => Chat::None,
         };
-        let (generation, weights) = (generation(files)?, Arc::new(file));
+        let generation = generation(files)?;
+        let weights: Arc<dyn TensorSource> = match others {
+            [] => Arc::new(file),
+            _ => Arc::new(GgufParts::open(file, others)?),
+        };
         let tensors = families::of(&config)?.gguf.as_ref().map(|gguf| &gguf.tensors);
         let naming = tensors.map_or(Naming::Plain, |names| names.of_file(|_| true));
         Ok(Self::assemble(files.name.clone(), config, weights, naming, tokenizer, chat, generation))

@@ -7,6 +7,8 @@ mod configs;
 mod fixtures;
 #[path = "architectures/gguf.rs"]
 mod gguf;
+#[path = "architectures/gguf_parts.rs"]
+mod gguf_parts;
 #[path = "architectures/presets.rs"]
 mod presets;
 #[path = "architectures/programs.rs"]

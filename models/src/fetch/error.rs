@@ -16,7 +16,7 @@ pub enum FetchError {
     /// The text is neither an existing path nor a well-formed model name.
     #[error(
         "`{name}` is not a model name: {reason}\nhint: give a path, `smollm2`, or `owner/name`, \
-         `owner/name@revision`, `owner/name:file.gguf` of a model on the Hugging Face hub"
+         `owner/name@revision`, `owner/name:file.gguf`, `owner/name:Q4_K_M` of a model on the Hugging Face hub"
     )]
     Name {
         /// The text as given, shortened when very long.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::name::{check_path, has_extension};
+use crate::gguf::parts::PartName;
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
@@ -55,8 +56,8 @@ pub struct ModelFiles {
 /// The files that hold a model's tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WeightFiles {
-    /// One GGUF file, which carries configuration and tokenizer too.
-    Gguf(PathBuf),
+    /// A GGUF file, or the parts of one in their order. The first carries configuration and tokenizer too.
+    Gguf(Vec<PathBuf>),
     /// One or more safetensors files, sorted by name.
     Safetensors(Vec<PathBuf>),
 }
@@ -88,7 +89,7 @@ pub(crate) fn from_file(name: &str, path: &Path, source: Source) -> Result<Model
         return Err("the file is empty".into());
     }
     if has_extension(&file, "gguf") {
-        return Ok(assemble(name, directory, WeightFiles::Gguf(path.to_owned()), source));
+        return Ok(assemble(name, directory, WeightFiles::Gguf(parts_on_disk(path)?), source));
     }
     if !has_extension(&file, "safetensors") {
         return Err("only .gguf and .safetensors files, and folders that hold them, are models".into());
@@ -111,7 +112,7 @@ pub(crate) fn from_directory(name: &str, directory: &Path, source: Source) -> Re
     } else if let Some(file) = only_one(directory, "safetensors")? {
         WeightFiles::Safetensors(vec![file])
     } else if let Some(file) = only_one(directory, "gguf")? {
-        WeightFiles::Gguf(file)
+        WeightFiles::Gguf(parts_on_disk(&file)?)
     } else {
         return Err(format!("the folder holds neither {SINGLE}, {INDEX} nor a .gguf file"));
     };
@@ -158,6 +159,30 @@ fn shards_on_disk(directory: &Path) -> Result<Vec<PathBuf>, String> {
     }
 }
 
+/// The files of a GGUF model of which one is named: that one, or all of the parts that it belongs to.
+fn parts_on_disk(path: &Path) -> Result<Vec<PathBuf>, String> {
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    let Some(part) = PartName::parse(&file) else { return Ok(vec![path.to_owned()]) };
+    let parts: Vec<PathBuf> = part.all().map(|part| path.with_file_name(part)).collect();
+    let missing: Vec<String> = parts
+        .iter()
+        .filter(|part| !part.is_file())
+        .filter_map(|part| Some(part.file_name()?.to_string_lossy().into_owned()))
+        .collect();
+    match missing.as_slice() {
+        [] => Ok(parts),
+        [missing] => Err(format!("part {missing} is missing, out of {}", part.count)),
+        [first, ..] => {
+            Err(format!("{} of {} parts are missing, the first of them {first}", missing.len(), part.count))
+        }
+    }
+}
+
+/// Whether a file is a part of a GGUF model other than its first.
+fn is_later_part(file: &str) -> bool {
+    PartName::parse(file).is_some_and(|part| part.number > 1)
+}
+
 fn only_one(directory: &Path, extension: &str) -> Result<Option<PathBuf>, String> {
     let unreadable = |error| format!("the folder cannot be read: {error}");
     let mut found = Vec::new();
@@ -169,6 +194,14 @@ fn only_one(directory: &Path, extension: &str) -> Result<Option<PathBuf>, String
         }
     }
     found.sort();
+    // The first part stands for all; without it, any part does, and says what is missing.
+    if found.len() > 1 {
+        let first = found.first().cloned();
+        found.retain(|path| !is_later_part(&path.file_name().unwrap_or_default().to_string_lossy()));
+        if found.is_empty() {
+            found.extend(first);
+        }
+    }
     match found.as_slice() {
         [] => Ok(None),
         [file] => Ok(Some(file.clone())),
@@ -233,7 +266,31 @@ mod tests {
     fn a_folder_with_one_gguf() {
         let folder = folder(&[("m.Q4_1.gguf", "x"), ("README.md", "")]);
         let model = from_directory("m", folder.path(), Source::Path).unwrap();
-        assert_eq!(model.weights, WeightFiles::Gguf(folder.path().join("m.Q4_1.gguf")));
+        assert_eq!(model.weights, WeightFiles::Gguf(vec![folder.path().join("m.Q4_1.gguf")]));
+    }
+
+    #[rstest]
+    #[case("m-00001-of-00002.gguf")]
+    #[case("m-00002-of-00002.gguf")]
+    fn a_part_stands_for_all_parts(#[case] named: &str) {
+        let folder = folder(&[("m-00001-of-00002.gguf", "x"), ("m-00002-of-00002.gguf", "x")]);
+        let both = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"].map(|file| folder.path().join(file));
+        let of_file = from_file("m", &folder.path().join(named), Source::Path).unwrap();
+        assert_eq!(of_file.weights, WeightFiles::Gguf(both.to_vec()));
+        let of_folder = from_directory("m", folder.path(), Source::Path).unwrap();
+        assert_eq!(of_folder.weights, WeightFiles::Gguf(both.to_vec()));
+    }
+
+    #[test]
+    fn a_missing_part_is_named() {
+        let folder = folder(&[("m-00002-of-00003.gguf", "x"), ("m-00003-of-00003.gguf", "x")]);
+        for found in [
+            from_file("m", &folder.path().join("m-00003-of-00003.gguf"), Source::Path),
+            from_directory("m", folder.path(), Source::Path),
+        ] {
+            let reason = found.unwrap_err();
+            assert!(reason.contains("m-00001-of-00003.gguf is missing"), "{reason}");
+        }
     }
 
     #[rstest]

@@ -22,10 +22,11 @@ use super::cache::{Entry, Manifest};
 use super::error::{Failure, Stop};
 use super::files::{self, COMPANIONS, CONFIG, INDEX, ModelFiles, SINGLE, Source};
 use super::http::{Client, Reply, encode, is_sha256, protocol};
-use super::name::{HubName, ModelName, has_extension};
+use super::name::{HubName, ModelName, has_extension, has_weight_type, is_weight_type};
 use super::options::FetchOptions;
 use super::progress::{Progress, during};
 use super::staging::{CHUNK, Expected, Staged};
+use crate::gguf::parts::PartName;
 
 const MAX_LISTING_BYTES: u64 = 64 << 20;
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -106,6 +107,11 @@ pub(crate) fn in_python_cache(repository: &HubName, name: &str, cache: &Path) ->
     }
     let snapshot = folder.join("snapshots").join(&commit);
     match &repository.file {
+        Some(wanted) if is_weight_type(wanted) => {
+            let paths = ggufs_below(&snapshot);
+            let names: Vec<&str> = paths.iter().map(String::as_str).collect();
+            files::from_file(name, &snapshot.join(of_type(&names, wanted)?), Source::HubCache)
+        }
         Some(file) if snapshot.join(file).is_file() => {
             files::from_file(name, &snapshot.join(file), Source::HubCache)
         }
@@ -113,6 +119,24 @@ pub(crate) fn in_python_cache(repository: &HubName, name: &str, cache: &Path) ->
         None if snapshot.is_dir() => files::from_directory(name, &snapshot, Source::HubCache),
         None => Err(format!("revision {} is not there", repository.revision)),
     }
+}
+
+/// The GGUF files of a folder and of the folders in it, as relative paths.
+fn ggufs_below(folder: &Path) -> Vec<String> {
+    let list = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let outer = list(folder);
+    let inner: Vec<PathBuf> = outer.iter().filter(|path| path.is_dir()).flat_map(|path| list(path)).collect();
+    let mut found: Vec<String> = outer
+        .iter()
+        .chain(&inner)
+        .filter_map(|path| Some(path.strip_prefix(folder).ok()?.to_str()?.to_owned()))
+        .filter(|path| has_extension(path, "gguf"))
+        .collect();
+    found.sort();
+    found
 }
 
 struct Hub<'a> {
@@ -356,8 +380,13 @@ fn choose(listing: &Listing, repository: &HubName) -> Result<Vec<Sibling>, Failu
         format!("{}{more}", ggufs.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", "))
     };
     if let Some(file) = &repository.file {
+        let file = &match is_weight_type(file) {
+            true => of_type(&ggufs, file)
+                .map_err(|reason| Failure::Absent(format!("{reason}; it has {}", choices())))?,
+            false => file.clone(),
+        };
         return match find(listing, file) {
-            Some(file) => Ok(vec![file.clone()]),
+            Some(file) => all_parts(listing, file),
             None if ggufs.is_empty() => Err(Failure::Absent(format!(
                 "{file} is not in the repository, and neither is any other .gguf file"
             ))),
@@ -373,7 +402,8 @@ fn choose(listing: &Listing, repository: &HubName) -> Result<Vec<Sibling>, Failu
                 )
             } else {
                 format!(
-                    "the repository has GGUF files only: name one as {repository}:FILE, out of {}",
+                    "the repository has GGUF files only: name one as {repository}:FILE or {repository}:TYPE (such as Q4_K_M), \
+                     out of {}",
                     choices()
                 )
             }));
@@ -387,6 +417,41 @@ fn choose(listing: &Listing, repository: &HubName) -> Result<Vec<Sibling>, Failu
     chosen.extend(COMPANIONS.iter().filter_map(|file| find(listing, file)).cloned());
     chosen.push(weights);
     Ok(chosen)
+}
+
+/// The GGUF file whose name has this type of weights; of several parts, the first.
+fn of_type(ggufs: &[&str], wanted: &str) -> Result<String, String> {
+    let is_first = |path: &&&str| {
+        let file = path.rsplit('/').next().unwrap_or(path);
+        // Projectors of images are files of their own beside the model.
+        !file.starts_with("mmproj") && PartName::parse(file).is_none_or(|part| part.number == 1)
+    };
+    let found: Vec<&str> =
+        ggufs.iter().filter(|file| has_weight_type(file, wanted)).filter(is_first).copied().collect();
+    match found.as_slice() {
+        [file] => Ok((*file).to_owned()),
+        [] => Err(format!("no .gguf file of the repository has weights of type {wanted}")),
+        [..] => Err(format!(
+            "{} files have weights of type {wanted}: name one of them, out of {}",
+            found.len(),
+            found.join(", ")
+        )),
+    }
+}
+
+/// A file, or all parts that belong to it.
+fn all_parts(listing: &Listing, file: &Sibling) -> Result<Vec<Sibling>, Failure> {
+    let (folder, name) = match file.rfilename.rsplit_once('/') {
+        Some((folder, name)) => (format!("{folder}/"), name),
+        None => (String::new(), file.rfilename.as_str()),
+    };
+    let Some(part) = PartName::parse(name) else { return Ok(vec![file.clone()]) };
+    let find_part = |part: String| {
+        let path = format!("{folder}{part}");
+        let missing = || Failure::Absent(format!("{path}, a part of the model, is not in the repository"));
+        find(listing, &path).cloned().ok_or_else(missing)
+    };
+    part.all().map(find_part).collect()
 }
 
 fn find<'a>(listing: &'a Listing, file: &str) -> Option<&'a Sibling> {

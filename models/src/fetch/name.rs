@@ -5,6 +5,7 @@
 //! owner/name                           a model of the Hugging Face hub, branch `main`
 //! owner/name@revision                  the same at a branch, tag or commit
 //! owner/name:path/file.gguf            one GGUF file of it
+//! owner/name:Q4_K_M                    its only GGUF file with weights of this type
 //! owner/name@revision:path/file.gguf   both
 //! ```
 //!
@@ -15,6 +16,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::error::FetchError;
+use crate::gguf::parts::PartName;
 
 /// The name of the default model.
 pub const DEFAULT_MODEL: &str = "smollm2";
@@ -78,8 +80,10 @@ impl ModelName {
         check_path(revision).map_err(|reason| wrong(format!("the revision {reason}")))?;
         if let Some(file) = file {
             check_path(file).map_err(|reason| wrong(format!("the file {reason}")))?;
-            if !has_extension(file, "gguf") {
-                return Err(wrong("only a .gguf file can be named after `:`".into()));
+            if !has_extension(file, "gguf") && !is_weight_type(file) {
+                return Err(wrong(
+                    "only a .gguf file, or its type such as Q4_K_M, can be named after `:`".into(),
+                ));
             }
         }
         Ok(Self::Hub(HubName {
@@ -157,6 +161,28 @@ pub(crate) fn is_plainly_a_path(text: &str) -> bool {
             && ["gguf", "safetensors"].iter().any(|extension| has_extension(text, extension)))
 }
 
+/// Whether a text is the type of the weights of a GGUF file, as names of files have it: `Q4_K_M`, `IQ2_XXS`, `UD-Q4_K_XL`, `bf16`.
+pub(crate) fn is_weight_type(text: &str) -> bool {
+    let upper = text.to_ascii_uppercase();
+    let plain = upper.strip_prefix("UD-").unwrap_or(&upper);
+    let digit = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
+    let known = ["IQ", "TQ", "Q"].iter().find_map(|start| plain.strip_prefix(start)).is_some_and(digit);
+    let word = plain.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    word && (known || ["F32", "F16", "BF16"].contains(&plain) || plain.starts_with("MXFP4"))
+}
+
+/// Whether the path of a GGUF file says that its weights have this type: `model-Q4_K_M.gguf`, `model.q4_k_m.gguf`,
+/// `Q4_K_M/model-Q4_K_M-00001-of-00002.gguf`.
+pub(crate) fn has_weight_type(path: &str, wanted: &str) -> bool {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    let stem = match PartName::parse(file) {
+        Some(part) => part.stem(),
+        None => file.rsplit_once('.').map_or(file, |(stem, _)| stem),
+    };
+    let (stem, wanted) = (stem.to_ascii_uppercase(), wanted.to_ascii_uppercase());
+    stem == wanted || stem.strip_suffix(&wanted).is_some_and(|before| before.ends_with(['-', '.', '_']))
+}
+
 /// Whether the file name ends in `.extension`, in any case.
 pub(crate) fn has_extension(file: &str, extension: &str) -> bool {
     Path::new(file).extension().is_some_and(|found| found.eq_ignore_ascii_case(extension))
@@ -194,6 +220,7 @@ mod tests {
     #[case("Qwen/Qwen2.5-0.5B-Instruct@refs/pr/3", "Qwen--Qwen2.5-0.5B-Instruct@refs+pr+3")]
     #[case("a/b:q4/model.Q4_1.GGUF", "a--b=q4+model.Q4_1.GGUF")]
     #[case("a/b@v1.0:m.gguf", "a--b@v1.0=m.gguf")]
+    #[case("a/b:Q4_K_M", "a--b=Q4_K_M")]
     fn names_own_one_folder_each(#[case] name: &str, #[case] folder: &str) {
         assert_eq!(ModelName::parse(name).unwrap().folder(), folder);
     }
@@ -218,6 +245,19 @@ mod tests {
     fn bad_names_are_refused(#[case] name: &str, #[case] reason: &str) {
         let message = ModelName::parse(name).unwrap_err().to_string();
         assert!(message.contains(reason), "{message}");
+    }
+
+    #[rstest]
+    #[case("m-Q4_K_M.gguf", "Q4_K_M", true)]
+    #[case("m.q4_k_m.gguf", "Q4_K_M", true)]
+    #[case("Q4_K_M/m-Q4_K_M-00001-of-00002.gguf", "q4_k_m", true)]
+    #[case("m-Q4_K_S.gguf", "Q4_K_M", false)]
+    #[case("m-IQ4_XS.gguf", "Q4_XS", false)]
+    #[case("m-BF16.gguf", "F16", false)]
+    #[case("BF16.gguf", "bf16", true)]
+    fn weight_types_are_found_in_names(#[case] file: &str, #[case] wanted: &str, #[case] found: bool) {
+        assert!(is_weight_type(wanted));
+        assert_eq!(has_weight_type(file, wanted), found);
     }
 
     #[test]

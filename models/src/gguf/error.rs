@@ -181,6 +181,8 @@ pub enum GgufProblem {
     },
     /// There is no such tensor.
     MissingTensor(String),
+    /// It does not belong to the other files of the model.
+    Parts(String),
     /// The tensor is there, but weights of its type cannot be used.
     UnsupportedType {
         /// The tensor.
@@ -280,6 +282,7 @@ impl fmt::Display for GgufProblem {
                 write!(f, "tensor {second} at offset {offset} lies on top of tensor {first}")
             }
             Self::MissingTensor(name) => write!(f, "has no tensor {}", Quoted(name)),
+            Self::Parts(message) => f.write_str(message),
             Self::UnsupportedType { tensor, tensor_type } => {
                 write!(f, "tensor {} has type {tensor_type}, which cannot be used; ", Quoted(tensor))?;
                 write!(f, "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K and MXFP4 can")

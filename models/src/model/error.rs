@@ -46,13 +46,16 @@ pub enum ModelError {
     /// The GGUF file is not valid.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The GGUF file is one of several that belong together.
-    #[error("{} is one of {parts} parts; join them with llama-gguf-split --merge", path.display())]
+    /// The GGUF file is one of several that belong together, but its name does not tell which the others are.
+    #[error(
+        "{} is one of {parts} parts, but is not called so\nhint: give the parts their names back, such as \
+         model-00001-of-{parts:05}.gguf", path.display()
+    )]
     Split {
         /// The file.
         path: PathBuf,
         /// How many parts there are.
-        parts: u32,
+        parts: u64,
     },
     /// A safetensors file is not valid.
     #[error(transparent)]

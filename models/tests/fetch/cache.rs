@@ -153,8 +153,8 @@ fn paths_come_first() {
     let gguf = folder.path().join("m.gguf");
     fs::write(&gguf, b"GGUF").unwrap();
     let model = local(&gguf).unwrap();
-    assert_eq!((model.source, model.weights), (Source::Path, WeightFiles::Gguf(gguf.clone())));
-    assert_eq!(local(folder.path()).unwrap().weights, WeightFiles::Gguf(gguf));
+    assert_eq!((model.source, model.weights), (Source::Path, WeightFiles::Gguf(vec![gguf.clone()])));
+    assert_eq!(local(folder.path()).unwrap().weights, WeightFiles::Gguf(vec![gguf]));
 }
 
 #[rstest]

@@ -152,6 +152,34 @@ fn a_revision_is_encoded_in_addresses_and_cached_by_itself() {
 }
 
 #[test]
+fn a_gguf_file_is_taken_by_the_type_of_its_weights() {
+    let setting = Setting::serving(Repository::new(
+        ID,
+        &[
+            ("m-Q4_K_M.gguf", weights(5000).as_slice()),
+            ("m-Q8_0-00001-of-00002.gguf", weights(400).as_slice()),
+            ("m-Q8_0-00002-of-00002.gguf", weights(300).as_slice()),
+            ("mmproj-m-Q8_0.gguf", weights(200).as_slice()),
+        ],
+    ));
+    let model = resolve("ann/tiny:q4_k_m", &setting.options, &mut Silent).unwrap();
+    let entry = setting.entry("ann--tiny=q4_k_m");
+    assert_eq!(model.weights, WeightFiles::Gguf(vec![entry.join("m-Q4_K_M.gguf")]));
+
+    let model = resolve("ann/tiny:Q8_0", &setting.options, &mut Silent).unwrap();
+    let entry = setting.entry("ann--tiny=Q8_0");
+    let parts = ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"].map(|part| entry.join(part));
+    assert_eq!(model.weights, WeightFiles::Gguf(parts.to_vec()));
+    let again = resolve("ann/tiny:Q8_0", &setting.options, &mut Silent).unwrap();
+    assert_eq!((again.source, again.weights), (Source::Cache, model.weights));
+
+    assert_says(
+        resolve("ann/tiny:Q2_K", &setting.options, &mut Silent),
+        &["no .gguf file", "type Q2_K", "m-Q4_K_M.gguf"],
+    );
+}
+
+#[test]
 fn one_gguf_file_of_many_is_taken_by_name() {
     let setting = Setting::serving(Repository::new(
         ID,
@@ -159,7 +187,7 @@ fn one_gguf_file_of_many_is_taken_by_name() {
     ));
     let model = resolve("ann/tiny:q4/m.Q4_1.gguf", &setting.options, &mut Silent).unwrap();
     let entry = setting.entry("ann--tiny=q4+m.Q4_1.gguf");
-    assert_eq!(model.weights, WeightFiles::Gguf(entry.join("m.Q4_1.gguf")));
+    assert_eq!(model.weights, WeightFiles::Gguf(vec![entry.join("m.Q4_1.gguf")]));
     assert_eq!(files_under(&entry), ["m.Q4_1.gguf", "manifest.json"]);
     assert_says(resolve("ann/tiny:x.gguf", &setting.options, &mut Silent), &["x.gguf", "m.Q8_0.gguf"]);
     assert_says(resolve(ID, &setting.options, &mut Silent), &["ann/tiny:FILE", "q4/m.Q4_1.gguf"]);

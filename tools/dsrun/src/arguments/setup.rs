@@ -27,8 +27,8 @@ pub(crate) struct SetupArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArguments {
-    /// A name (`smollm2`), a path (GGUF file, safetensors file or folder), or a Hugging Face id (`owner/name`,
-    /// `owner/name@revision` or `owner/name:file.gguf`). With --weights random also a preset such as llama-1b.
+    /// A name (`smollm2`), a path (GGUF file or any part of one, safetensors file, or folder), or a Hugging Face id (`owner/name`,
+    /// `owner/name@revision`, `owner/name:file.gguf` or `owner/name:Q4_K_M`). With --weights random also a preset such as llama-1b.
     #[arg(long, short, default_value = dsrun_models::fetch::DEFAULT_MODEL, value_name = "MODEL")]
     pub(crate) model: String,
     /// Where weights come from: the model's file, or random numbers in the shapes of its configuration.
@@ -190,8 +190,9 @@ pub(crate) struct EngineArguments {
     /// Element type of the KV cache, which 16 bits halve beside f32; `keep` is that of the activations.
     #[arg(long, value_enum, default_value_t = Dtype::Keep, hide_possible_values = true, value_name = "keep|f32|bf16|f16")]
     pub(crate) kv_dtype: Dtype,
-    /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given. For `eval
-    /// perplexity` the tokens of a window, 512 if not given.
+    /// Tokens a prompt and its answer may have together. If not given, the model's limit, as far as the memory has room for it (on
+    /// the CPU, a quarter of what is free), and at most 2048 in benchmarks. For `eval perplexity` the tokens of a window, 512 if not
+    /// given.
     #[arg(long, short = 'c', visible_alias = "ctx-size", alias = "max-model-len", value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
     /// The most tokens of a step: longer prompts are split into chunks. 256 if not given; `bench prefill` takes whole prompts.

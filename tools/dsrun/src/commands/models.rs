@@ -11,12 +11,13 @@ use dsrun_engine::Bytes;
 use dsrun_models::fetch::{CachedModel, FetchOptions, WeightFiles, list_cached, remove};
 use serde_json::json;
 
-/// Fetches a model and prints the path of its weights: the file of a GGUF model, or the folder of safetensors.
+/// Fetches a model and prints the path of its weights: the file of a GGUF model or the first of its parts, or the folder of
+/// safetensors.
 pub(crate) fn pull(command: &Pull, terminal: &Terminal) -> Result<()> {
     let hint = "a preset has no files to fetch; run it with random weights, such as by `dsrun bench latency --weights random`";
     let files = find_files(&command.model, command.offline, hint, terminal)?;
     let path = match &files.weights {
-        WeightFiles::Gguf(path) => path,
+        WeightFiles::Gguf(paths) => paths.first().unwrap_or(&files.directory),
         WeightFiles::Safetensors(_) => &files.directory,
     };
     print(&path.display().to_string())
