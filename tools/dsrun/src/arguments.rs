@@ -10,6 +10,7 @@ mod plan;
 mod quantize;
 mod serve;
 mod setup;
+mod shell;
 mod values;
 
 pub(crate) use backends::{Backends, Doctor, Kernels, KernelsBuild, KernelsCommand};
@@ -20,7 +21,7 @@ use clap::{Parser, Subcommand};
 pub(crate) use eval::{Eval, EvalCommand, Perplexity};
 pub(crate) use generate::{Chat, Generate};
 pub(crate) use models::{Inspect, Logits, Models, ModelsCommand, Pull};
-pub(crate) use names::parse;
+pub(crate) use names::{command as command_line, parse};
 pub(crate) use plan::Plan;
 pub(crate) use quantize::Quantize;
 pub(crate) use serve::Serve;
@@ -28,6 +29,7 @@ pub(crate) use setup::{
     DeviceArguments, DevicesArguments, Dtype, EngineArguments, LauncherName, ModelArguments,
     SamplingArguments, SpeculationArguments, Weights, WeightsPlace, mesh, policy, shard_policy,
 };
+pub(crate) use shell::{Completions, Man};
 pub(crate) use values::MemorySize;
 
 /// Generate text with transformer models.
@@ -85,6 +87,10 @@ pub(crate) enum Command {
     Eval(Eval),
     /// Write a model with its weights rounded to integers, for dsrun and other programs.
     Quantize(Quantize),
+    /// Print the script with which a shell completes the command line.
+    Completions(Completions),
+    /// Print the manual page, or write those of all commands to a folder.
+    Man(Man),
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub(crate) mod models;
 pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod serve;
+pub(crate) mod shell;
 
 use anyhow::Result;
 use dsrun_engine::Statistics;

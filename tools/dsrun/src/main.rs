@@ -37,6 +37,8 @@ fn main() -> ExitCode {
         Command::Bench(command) => commands::bench::run(command, &terminal),
         Command::Eval(command) => commands::eval::run(command, &terminal),
         Command::Quantize(command) => commands::quantize::run(command, &terminal),
+        Command::Completions(command) => commands::shell::completions(command),
+        Command::Man(command) => commands::shell::man(command, &terminal),
     };
     match run {
         Ok(()) if interrupt::happened() => ExitCode::from(130),

@@ -40,7 +40,7 @@ pub(crate) fn parse() -> Arguments {
 }
 
 /// The command line.
-pub(super) fn command() -> Command {
+pub(crate) fn command() -> Command {
     let mut command = with_variables(Arguments::command());
     for name in FOR_USERS {
         command = command.mut_subcommand(name, |command| {
