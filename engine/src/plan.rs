@@ -6,6 +6,7 @@
 //! | [`EnginePlan`] | the plan of an engine |
 //! | `programs` | a model's program after all passes, for each kind of step |
 //! | `bucket` | the sizes that steps are compiled for |
+//! | `cache_room` | how much KV cache fits beside the weights, before an engine is planned |
 //! | `step_interface` | the names of a program's segments, inputs, outputs and states |
 //! | `calls` | descriptions of calls and weights for a device |
 //! | `layout` | the storage plan of a step |
@@ -17,6 +18,7 @@
 //! | `compile_ahead` | builds the kernels of every step before the first request |
 
 mod bucket;
+mod cache_room;
 mod calls;
 pub(crate) mod chosen_experts;
 mod compile_ahead;
@@ -42,6 +44,7 @@ use crate::{
     processes::Processes,
 };
 pub(crate) use bucket::{Bucket, FixedSizes};
+pub use cache_room::CacheRoom;
 pub(crate) use calls::{is_cache, state_bytes, weight_desc};
 pub(crate) use compiled_step::CompiledStep;
 use dsrun_core::{device::Device, program::Program};

@@ -14,16 +14,21 @@ use dsrun_engine::{
 };
 use std::{collections::HashSet, error::Error, fmt, sync::Arc};
 
-/// The open devices of one engine, in the order of their ranks; at least one.
+/// The open devices of one engine, in the order of their ranks.
+type Ranks = Vec<Arc<dyn Device>>;
+
+/// The open devices of one engine, at least one.
 #[derive(Clone, Debug)]
 pub(crate) struct Devices {
-    ranks: Vec<Arc<dyn Device>>,
+    ranks: Ranks,
     /// How the user pins the split of weights.
     shard: ShardPolicy,
     /// How layers are divided into stages.
     pipeline: PipelineOptions,
     /// The processes that have devices of the model, if they are several.
     processes: Option<Arc<Processes>>,
+    /// The engines of this process, this one included, that use the same devices.
+    engines: usize,
 }
 
 /// This process has followed another, which has ended. No error, but there is nothing left to do.
@@ -42,12 +47,17 @@ impl Devices {
     /// One device, which holds the whole model.
     pub(crate) fn one(device: Arc<dyn Device>) -> Self {
         let (shard, pipeline) = (ShardPolicy::default(), PipelineOptions::default());
-        Self { ranks: vec![device], shard, pipeline, processes: None }
+        Self { ranks: vec![device], shard, pipeline, processes: None, engines: 1 }
     }
 
     /// The processes that have devices of the model, if they are several.
     pub(crate) fn processes(&self) -> Option<&Arc<Processes>> {
         self.processes.as_ref()
+    }
+
+    /// The engines of this process that use the same devices, the one that these are for included.
+    pub(crate) fn engines(&self) -> usize {
+        self.engines
     }
 
     /// Whether another process has the results.
@@ -171,7 +181,7 @@ pub(crate) fn open_replicas(
              one process with --launcher none"
         );
     }
-    let groups = open_groups(arguments, replicas, launch.as_ref(), terminal)?;
+    let (groups, engines) = open_groups(arguments, replicas, launch.as_ref(), terminal)?;
     let ranks: usize = groups.iter().map(Vec::len).sum();
     let join = |launch: &Launch| {
         terminal.note(&format!("waiting for the other processes: this is {launch}"));
@@ -199,17 +209,18 @@ pub(crate) fn open_replicas(
         shard: shard.clone(),
         pipeline: pipeline.clone(),
         processes: processes.clone(),
+        engines,
     };
     Ok(groups.into_iter().map(devices).collect())
 }
 
-/// Opens the devices of each engine in this process.
+/// Opens the devices of each engine in this process. Returns also how many engines share a device at most.
 fn open_groups(
     arguments: &DevicesArguments,
     replicas: usize,
     launch: Option<&Launch>,
     terminal: &Terminal,
-) -> Result<Vec<Vec<Arc<dyn Device>>>> {
+) -> Result<(Vec<Ranks>, usize)> {
     let backend = find_backend(arguments.device.backend.as_deref())?;
     note_default(arguments, &*backend, terminal)?;
     let (processes, place, local_processes) =
@@ -240,6 +251,8 @@ fn open_groups(
         _ if processes_share || is_host()? => (vec![vec![start; wanted.ranks()]; replicas], local_processes),
         _ => return Err(wanted.too_few(&present, name)),
     };
+    let uses = |index: usize| groups.iter().filter(|group| group.contains(&index)).count();
+    let engines = groups.iter().flatten().map(|index| uses(*index)).max().unwrap_or(1);
     let open_group = |group: Vec<usize>| {
         let open_rank = |index: &usize| {
             let sharing = processes_sharing * group.iter().filter(|other| *other == index).count();
@@ -247,7 +260,8 @@ fn open_groups(
         };
         group.iter().map(open_rank).collect()
     };
-    groups.into_iter().map(open_group).collect()
+    let opened = groups.into_iter().map(open_group).collect::<Result<_>>()?;
+    Ok((opened, engines))
 }
 
 /// Says which backend was chosen where none is named, unless it is the one of a machine without accelerators.

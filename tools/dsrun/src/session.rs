@@ -1,5 +1,7 @@
 //! The way from arguments to a loaded model, which all commands share.
 
+pub(crate) mod fit;
+
 use crate::{
     arguments::{
         DeviceArguments, Dtype, EngineArguments, ModelArguments, SamplingArguments, SpeculationArguments,
@@ -153,6 +155,20 @@ pub(crate) fn load(
     terminal: &Terminal,
 ) -> Result<Pipeline> {
     let engine = load_engine(&model, draft, devices, options, terminal)?;
+    Ok(Pipeline::with_engine(model, engine))
+}
+
+/// Does as [`load`] does, with the context that suits the model and the memory unless one is given.
+pub(crate) fn load_fitted(
+    model: Model,
+    draft: Option<&Arc<Model>>,
+    devices: &Devices,
+    options: EngineOptions,
+    terminal: &Terminal,
+) -> Result<Pipeline> {
+    let (options, note) = fit::for_one_request(&model, draft, devices, options)?;
+    let plan = fit::plan_chosen(&model, draft, devices, &options, note.as_deref(), terminal)?;
+    let engine = load_plan(plan, &model, devices, terminal)?;
     Ok(Pipeline::with_engine(model, engine))
 }
 

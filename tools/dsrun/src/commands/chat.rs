@@ -7,7 +7,7 @@ use crate::{
     arguments::Chat,
     devices::open_devices,
     interrupt,
-    session::{engine_options, generate_options, load, open_draft, open_model},
+    session::{engine_options, generate_options, load_fitted, open_draft, open_model},
     terminal::Terminal,
 };
 use anyhow::{Result, bail};
@@ -35,7 +35,7 @@ pub(crate) fn run(command: &Chat, terminal: &Terminal) -> Result<()> {
     let options = generate_options(&model, &command.sampling)?;
     let speculation = command.speculation.speculation();
     let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
-    let mut pipeline = load(model, draft.as_ref(), &devices, &engine, terminal)?;
+    let mut pipeline = load_fitted(model, draft.as_ref(), &devices, engine, terminal)?;
 
     interrupt::listen()?;
     let mut editor = DefaultEditor::new()?;

@@ -5,7 +5,7 @@ use crate::{
     arguments::Generate,
     devices::open_devices,
     input, interrupt,
-    session::{engine_options, generate_options, load, open_draft, open_model},
+    session::{engine_options, generate_options, load_fitted, open_draft, open_model},
     terminal::Terminal,
 };
 use anyhow::Result;
@@ -29,7 +29,7 @@ pub(crate) fn run(command: &Generate, terminal: &Terminal) -> Result<()> {
     let prompt = as_prompt(text, command, &model);
     let speculation = command.speculation.speculation();
     let engine = EngineOptions { speculation, ..engine_options(&command.setup.engine, 1) };
-    let mut pipeline = load(model, draft.as_ref(), &devices, &engine, terminal)?;
+    let mut pipeline = load_fitted(model, draft.as_ref(), &devices, engine, terminal)?;
 
     interrupt::listen()?;
     let mut writer = (!command.json).then(|| terminal.stream());

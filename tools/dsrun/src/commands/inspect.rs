@@ -4,7 +4,9 @@ use super::{print, print_json};
 use crate::{
     arguments::{Inspect, SamplingArguments},
     devices::{Devices, open_devices},
-    session::{describe_device, engine_options, generate_options, open_draft, open_model, plan_engine},
+    session::{
+        describe_device, engine_options, fit, generate_options, open_draft, open_model, plan_engine,
+    },
     terminal::Terminal,
 };
 use anyhow::Result;
@@ -31,7 +33,8 @@ pub(crate) fn run(command: &Inspect, terminal: &Terminal) -> Result<()> {
     )?;
     let speculation = command.speculation.speculation();
     let options = EngineOptions { speculation, ..engine_options(&command.setup.engine, command.requests) };
-    let plan = plan_engine(&model, draft.as_ref(), &devices, &options)?;
+    let (options, note) = fit::for_one_request(&model, draft.as_ref(), &devices, options)?;
+    let plan = fit::plan_chosen(&model, draft.as_ref(), &devices, &options, note.as_deref(), terminal)?;
     let fits = plan.memory_of_ranks().all(|memory| memory.missing().is_none());
     let forecast = if fits { plan.forecast_streaming(&**devices.first())? } else { None };
     let program = command.program || command.fused || command.step.is_some();

@@ -10,7 +10,11 @@ use crate::{
     commands::print,
     devices::{Devices, launch, open_replicas},
     serve::{App, Loaded, Replicas, ServeSettings, Server, app},
-    session::{calibrated, engine_options, load_plan, load_warm, open_draft, open_model, plan_engine},
+    session::{
+        engine_options,
+        fit::{self, Given},
+        load_plan, load_warm, open_draft, open_model,
+    },
     terminal::Terminal,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -127,12 +131,11 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
     let speculation = SpeculationArguments { speculate: settings.speculate, draft: settings.draft.clone() };
     let draft = open_draft(&speculation, &named, dtype, first, terminal)?;
     let template = settings.chat_template.as_deref().map(|path| read_template(path, &model)).transpose()?;
-    let (tune_step, step_tokens) = settings.step();
     let engine = EngineArguments {
         dtype,
         kv_dtype: settings.kv_dtype.unwrap_or(Dtype::Keep),
         context: settings.context,
-        step_tokens,
+        step_tokens: None,
         no_fuse: settings.no_fuse.unwrap_or(false),
         no_launch_ahead: settings.no_launch_ahead.unwrap_or(false),
         prompts_first: settings.prompts_first.unwrap_or(false),
@@ -147,18 +150,28 @@ fn load(settings: &ServeSettings, model: String, terminal: &Terminal) -> Result<
         resident_layers: settings.resident_layers,
     };
     let options = EngineOptions {
-        kv_tokens: settings.kv_tokens,
         swap_tokens: settings.swap_tokens.unwrap_or(0),
-        tune_step,
         prefix_cache: !settings.no_prefix_cache.unwrap_or(false),
         speculation: speculation.speculation(),
-        ..engine_options(&engine, settings.max_requests())
+        ..engine_options(&engine, 1)
+    };
+    let given =
+        Given { context: settings.context, requests: settings.max_requests, kv_tokens: settings.kv_tokens };
+    let chosen = fit::choose(&model, draft.as_ref(), first, &options, given)?;
+    let (tune_step, step_tokens) = settings.step(chosen.requests);
+    let options = EngineOptions {
+        context: chosen.context,
+        max_requests: chosen.requests,
+        kv_tokens: chosen.kv_tokens,
+        tune_step,
+        step_tokens: step_tokens.unwrap_or_else(|| options.step_tokens.max(chosen.requests)),
+        ..options
     };
     let service = ServiceOptions { queue: settings.queue() };
     let warm = !settings.no_warm_up.unwrap_or(false);
     let start = |devices: &Devices| {
-        let options = calibrated(&model, devices.first(), &options, terminal)?;
-        let plan = plan_engine(&model, draft.as_ref(), devices, &options)?;
+        let note = chosen.note.as_deref();
+        let plan = fit::plan_chosen(&model, draft.as_ref(), devices, &options, note, terminal)?;
         let engine = if warm {
             load_warm(plan, &model, devices, terminal)?
         } else {

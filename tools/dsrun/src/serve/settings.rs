@@ -103,7 +103,7 @@ pub(crate) struct ServeSettings {
     /// `int4g64z_f16`, or a TOML file with a policy for each weight.
     #[arg(help_heading = ENGINE, long, value_name = "POLICY")]
     pub(crate) quantize: Option<String>,
-    /// Tokens a prompt and its answer may have together; the model's limit, at most 2048, if not given.
+    /// Tokens a prompt and its answer may have together; the model's limit, as far as the memory has room for it, if not given.
     #[arg(help_heading = ENGINE, long, short, visible_alias = "ctx-size", alias = "max-model-len", value_name = "TOKENS")]
     pub(crate) context: Option<usize>,
     /// The most tokens of a step. If not given, steps of growing size, up to 2048, are timed when the model is loaded, and the
@@ -119,10 +119,12 @@ pub(crate) struct ServeSettings {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     #[arg(help_heading = ENGINE)]
     pub(crate) no_warm_up: Option<bool>,
-    /// Answers that are generated at the same time; 16 if not given.
+    /// Answers that are generated at the same time. If not given, as many as the memory suggests: up to 256 on accelerators, up to
+    /// 16 on the CPU.
     #[arg(help_heading = ENGINE, long, aliases = ["max-num-seqs", "parallel"], value_name = "COUNT")]
     pub(crate) max_requests: Option<usize>,
-    /// Tokens the KV cache holds over all answers; enough for each one's whole context if not given.
+    /// Tokens the KV cache holds over all answers; if not given, enough for each one's whole context, as far as the memory has room
+    /// (on the CPU, half of what is free).
     #[arg(help_heading = ENGINE, long, value_name = "TOKENS")]
     pub(crate) kv_tokens: Option<usize>,
     /// Tokens of KV cache that are swapped to host memory when an answer is pre-empted; beyond that they are recomputed. 0 if not
@@ -293,15 +295,11 @@ impl ServeSettings {
         self.queue.unwrap_or(512)
     }
 
-    pub(crate) fn max_requests(&self) -> usize {
-        self.max_requests.unwrap_or(16)
-    }
-
-    /// Whether steps are timed, and the most tokens of a step.
-    pub(crate) fn step(&self) -> (bool, Option<usize>) {
+    /// Whether steps are timed, and the most tokens of a step with this many requests.
+    pub(crate) fn step(&self, max_requests: usize) -> (bool, Option<usize>) {
         let tune = self.tune_step.unwrap_or(self.step_tokens.is_none());
         // Leaves room for prompts, however many answers run.
-        let room = TUNED_STEP.max(2 * self.max_requests());
+        let room = TUNED_STEP.max(2 * max_requests);
         (tune, self.step_tokens.or(tune.then_some(room)))
     }
 
@@ -391,14 +389,13 @@ mod tests {
     #[test]
     fn steps_are_timed_unless_their_size_is_given() {
         let step = |tune_step, step_tokens| {
-            ServeSettings { tune_step, step_tokens, ..ServeSettings::default() }.step()
+            ServeSettings { tune_step, step_tokens, ..ServeSettings::default() }.step(16)
         };
         assert_eq!(step(None, None), (true, Some(TUNED_STEP)));
         assert_eq!(step(None, Some(512)), (false, Some(512)));
         assert_eq!(step(Some(true), Some(512)), (true, Some(512)));
         assert_eq!(step(Some(false), None), (false, None));
-        let many = ServeSettings { max_requests: Some(4096), ..ServeSettings::default() };
-        assert_eq!(many.step(), (true, Some(8192)));
+        assert_eq!(ServeSettings::default().step(4096), (true, Some(8192)));
     }
 
     #[test]

@@ -1,0 +1,124 @@
+//! Measures how much KV cache there is room for beside the weights of a model, before an engine is planned.
+
+use super::{
+    EnginePlan,
+    bucket::{Bucket, FixedSizes},
+    calls::{is_cache, weight_desc},
+    memory::{cache_desc, page_bytes},
+    programs::{StepPrograms, preferred_type},
+};
+use crate::{
+    error::Result,
+    memory::available_host_memory,
+    options::{EngineOptions, WeightsIn},
+    passes::quantize::{Calibration, Policy},
+};
+use dsrun_core::{
+    device::Device,
+    op::OperandType,
+    program::{Origin, Program},
+};
+use dsrun_models::model::Model;
+use std::sync::Arc;
+
+/// The share of the devices' free memory that is set aside for what is not counted: one part in this many.
+const UNCOUNTED: u64 = 10;
+
+/// The intermediate results of a step that exist at the same time, in terms of the largest one.
+const LIVE_RESULTS: u64 = 6;
+
+/// How much KV cache there is room for beside the weights of a model and the activations of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheRoom {
+    /// The bytes that a token takes in the KV cache of all layers, that of a draft model included.
+    pub token_bytes: u64,
+    /// The bytes of all devices that are free for KV cache; `None` if a device does not report its free memory.
+    pub free: Option<u64>,
+    /// Whether the devices use the memory of the host, which other programs need, too.
+    pub of_host: bool,
+}
+
+impl CacheRoom {
+    /// Estimates the room for a model, and for a draft model if there is one, on these devices, which this many equal engines
+    /// share. Allocates nothing.
+    ///
+    /// # Errors
+    /// If a program cannot be built, or the device cannot say how large a packed weight is.
+    pub fn estimate(
+        model: &Model,
+        draft: Option<&Model>,
+        devices: &[Arc<dyn Device>],
+        engines: usize,
+        options: &EngineOptions,
+    ) -> Result<Self> {
+        let mut sizes = Sizes::default();
+        let Some(device) = devices.first() else {
+            return Ok(Self { token_bytes: 1, free: None, of_host: false });
+        };
+        // What smoothing needs to know does not change sizes, and takes time.
+        let unsmoothed = |policy: &Policy| Policy { smooth: None, ..policy.clone() };
+        let quantize = options.quantize.as_ref().map(unsmoothed);
+        let options = EngineOptions { quantize, calibration: None::<Arc<Calibration>>, ..options.clone() };
+        sizes.add(model, &**device, &options)?;
+        if let Some(draft) = draft {
+            let own = EngineOptions { quantize: None, context: None, ..options.clone() };
+            sizes.add(draft, &**device, &own)?;
+        }
+        let of_host = devices.iter().all(|device| device.properties().unified_memory);
+        let available: Option<u64> = devices.iter().map(|device| device.memory().free).sum();
+        // Other programs have some of what the device may take.
+        let of_system = available_host_memory().filter(|_| of_host).unwrap_or(u64::MAX);
+        let available = available.map(|bytes| bytes.min(of_system) / engines.max(1) as u64);
+        // Streamed weights leave room for the smallest context only: layers on the device are worth more than a longer one.
+        let weights = if options.weights_in == WeightsIn::Host { u64::MAX } else { sizes.weights };
+        let taken = weights.saturating_add(sizes.activations);
+        let free = available.map(|bytes| (bytes - bytes / UNCOUNTED).saturating_sub(taken));
+        Ok(Self { token_bytes: sizes.token.max(1), free, of_host })
+    }
+
+    /// The tokens of KV cache that there is room for.
+    pub fn tokens(&self) -> Option<usize> {
+        self.free.map(|free| usize::try_from(free / self.token_bytes).unwrap_or(usize::MAX))
+    }
+}
+
+/// Bytes of the parts of a plan.
+#[derive(Debug, Default)]
+struct Sizes {
+    weights: u64,
+    activations: u64,
+    token: u64,
+}
+
+impl Sizes {
+    /// Adds those of a model.
+    fn add(&mut self, model: &Model, device: &dyn Device, options: &EngineOptions) -> Result<()> {
+        let program = StepPrograms::quantized(model, preferred_type(device), options)?;
+        let (_, fixed, limits) = EnginePlan::sizes(model.config().context, options)?;
+        self.activations += activations(&program, limits, fixed)?;
+        for value in &program.values {
+            match (&value.origin, &value.value_type) {
+                (Origin::Weight(_), OperandType::Weight(weight)) => {
+                    self.weights += device.kernels().prepack_query(&weight_desc(weight))?.bytes as u64;
+                }
+                (Origin::State, _) if is_cache(value) => {
+                    let page = page_bytes(&cache_desc(value, limits, fixed)?)?;
+                    self.token += page.div_ceil(options.block_size) as u64;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Estimates the bytes of the intermediate results of the largest step.
+fn activations(program: &Program, limits: Bucket, fixed: FixedSizes) -> Result<u64> {
+    let mut largest = 0;
+    for value in program.values.iter().filter(|value| matches!(value.origin, Origin::Node(_))) {
+        let Some(tensor) = value.tensor_type() else { continue };
+        let elements: usize = tensor.resolve(&limits.sizes(fixed))?.iter().product();
+        largest = largest.max((elements * tensor.dtype.bytes()) as u64);
+    }
+    Ok(largest.saturating_mul(LIVE_RESULTS))
+}
