@@ -221,6 +221,9 @@ fn a_quantised_folder_is_a_model_and_is_never_overwritten() {
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.out.contains("layer") && ran.out.contains("down") && ran.out.contains("int8"), "{}", ran.out);
     assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+    // The tiny model has more embedding than matrices, which the average counts.
+    let bits = ran.out.split(" bits a weight").next().and_then(|text| text.rsplit(' ').next()).unwrap();
+    assert!((8.0..33.0).contains(&bits.parse::<f64>().unwrap()), "{}", ran.out);
     let nll = |model: &PathBuf| {
         let ran = run(dsrun(&["logits", "--prompt", "the sky is", "--json", "-q", "--model"]).arg(model));
         assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -232,6 +235,17 @@ fn a_quantised_folder_is_a_model_and_is_never_overwritten() {
 
     let ran = quantize("w8a16");
     assert!(ran.code == Some(1) && ran.err.contains("exists already"), "{}", ran.err);
+}
+
+#[test]
+fn a_result_that_is_larger_than_its_source_is_said_so() {
+    let parent = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../models/tests/fixtures/gguf/smollm2_q4_1/model.gguf");
+    let folder = parent.path().join("w8a16");
+    let ran = run(dsrun(&["quantize", "--policy", "w8a16", "-o"]).arg(&folder).arg(source));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("more than the") && ran.err.contains("quantise the original"), "{}", ran.err);
 }
 
 #[test]

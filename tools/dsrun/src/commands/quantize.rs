@@ -11,11 +11,12 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use dsrun_core::device::Device;
 use dsrun_engine::{
-    EngineOptions, EnginePlan, FormatFigures, MixedPrecision, Precision, calibration_sequences, check_budget,
-    mixed_precision, sensitivity,
+    Bytes, EngineOptions, EnginePlan, FormatFigures, MixedPrecision, Precision, calibration_sequences,
+    check_budget, mixed_precision, sensitivity,
 };
 use dsrun_models::{
     export::{Export, ExportError, Written},
+    fetch::{ModelFiles, WeightFiles},
     model::Model,
 };
 use serde::Serialize;
@@ -40,6 +41,10 @@ struct Report {
     model: String,
     folder: PathBuf,
     bytes: u64,
+    /// Bytes of the files that the model came from.
+    source_bytes: u64,
+    /// Bits of a weight on average, over all weights: those of the embedding and those that stay as they are included.
+    bits_per_weight: f64,
     /// Size and error of the formats that were chosen, with `--budget`.
     #[serde(skip_serializing_if = "Option::is_none")]
     mixed_precision: Option<FormatFigures>,
@@ -100,15 +105,46 @@ pub(crate) fn run(command: &Quantize, terminal: &Terminal) -> Result<()> {
     for line in &left_out {
         terminal.note(line);
     }
+    let source_bytes = source_bytes(&files);
+    if bytes > source_bytes {
+        terminal.note(&larger_than_source(bytes, source_bytes));
+    }
     let report = Report {
         model: model.name().to_owned(),
         folder: output.to_owned(),
         bytes,
+        source_bytes,
+        bits_per_weight: bytes as f64 * 8.0 / elements(&model).max(1) as f64,
         mixed_precision: mixed.map(|mixed| mixed.figures),
         weights,
         left_out,
     };
     if command.json { print_json(&report) } else { show(&report) }
+}
+
+/// Bytes of the files with the weights of a model.
+fn source_bytes(files: &ModelFiles) -> u64 {
+    let paths = match &files.weights {
+        WeightFiles::Gguf(paths) | WeightFiles::Safetensors(paths) => paths,
+    };
+    paths.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
+}
+
+/// Weights of a model.
+fn elements(model: &Model) -> usize {
+    let weights = model.weights();
+    let of_tensor = |name: &str| weights.tensor_type(name).ok()?.elements().ok();
+    weights.names().into_iter().filter_map(of_tensor).sum()
+}
+
+/// The warning that a result is larger than what it was made from.
+fn larger_than_source(bytes: u64, source: u64) -> String {
+    format!(
+        "the result has {}, more than the {} that the model came from: its weights are quantised already, and those that are \
+         not rounded again are written as floats\nhint: quantise the original model, in 16 bits or more",
+        Bytes(bytes),
+        Bytes(source)
+    )
 }
 
 /// Chooses formats for a budget, and shows their size and error.
@@ -232,7 +268,13 @@ fn show(report: &Report) -> Result<()> {
     for weight in others {
         print(&format!("{}: {} ({})", weight.name, percent(weight), weight.format))?;
     }
-    print(&format!("{} MB in {}", report.bytes / 1_000_000, report.folder.display()))
+    print(&format!(
+        "{} in {}, {:.2} bits a weight with the embedding and all that is kept; the source has {}",
+        Bytes(report.bytes),
+        report.folder.display(),
+        report.bits_per_weight,
+        Bytes(report.source_bytes)
+    ))
 }
 
 fn percent(weight: &Written) -> String {
